@@ -1,0 +1,175 @@
+//! Actor and target: who did it and whose it was, resolved separately.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// Who did it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Actor {
+    /// Where this was learned.
+    pub source: ActorSource,
+    /// How sure it is.
+    pub confidence: Confidence,
+    /// Process id (thread group).
+    pub pid: u32,
+    /// Thread id.
+    pub tid: u32,
+    /// User id in the initial user namespace.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub uid: Option<u32>,
+    /// Name of the thread.
+    pub comm: String,
+    /// Executable.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub exe: Option<String>,
+    /// Arguments, masked, cut at 4 KiB.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cmdline: Option<String>,
+    /// Start on the boot clock, nanoseconds, as a string.
+    pub start_time_ns: String,
+    /// Control group path.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cgroup: Option<String>,
+    /// systemd unit, from the control group.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub unit: Option<String>,
+    /// Network namespace of the process.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub netns: Option<u32>,
+    /// Mount namespace of the process.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub mntns: Option<u32>,
+    /// Nearest first, at most five.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub ancestors: Vec<AncestorRef>,
+    /// Its container.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub container: Option<Container>,
+    /// Its pod.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pod: Option<Pod>,
+    /// How the join with a container went.
+    pub join: Join,
+}
+
+/// Where an actor was learned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ActorSource {
+    /// The task that was current in the kernel.
+    Kernel,
+    /// The port id of a netlink request.
+    NetlinkPort,
+    /// A CNI call that was in progress.
+    CniWindow,
+    /// Found in /proc afterwards.
+    Proc,
+    /// Unknown.
+    None,
+}
+
+/// How sure an answer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Confidence {
+    /// May be.
+    Guess,
+    /// Fits all that is known.
+    Likely,
+    /// Seen.
+    Certain,
+}
+
+/// A process above the actor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AncestorRef {
+    /// Process id.
+    pub pid: u32,
+    /// Command name.
+    pub comm: String,
+    /// Executable.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub exe: Option<String>,
+}
+
+/// How the join of a fact with a container went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Join {
+    /// Found at once.
+    Ok,
+    /// Found after asking.
+    Late,
+    /// Looked for and not found.
+    Missed,
+    /// Belongs to the host.
+    Host,
+}
+
+impl Join {
+    /// As in the JSON and in metric labels.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Late => "late",
+            Self::Missed => "missed",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// Whose it was.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Target {
+    /// The container.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub container: Option<Container>,
+    /// The pod.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pod: Option<Pod>,
+    /// How the join went.
+    pub join: Join,
+}
+
+/// A container, as far as it is known.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Container {
+    /// 64 hex digits.
+    pub id: String,
+    /// Name.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub name: Option<String>,
+    /// Runtime.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub runtime: Option<String>,
+    /// Image reference.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub image: Option<String>,
+    /// Init process on the host.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pid: Option<u32>,
+    /// `running`, `exited`, …
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub state: Option<String>,
+}
+
+/// A pod.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Pod {
+    /// Namespace.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub namespace: Option<String>,
+    /// Name.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub name: Option<String>,
+    /// Uid.
+    pub uid: String,
+    /// Container id of its sandbox.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub sandbox_id: Option<String>,
+    /// Its addresses.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub ip: Vec<IpAddr>,
+}

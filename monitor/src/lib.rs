@@ -1,0 +1,17 @@
+//! kevtmon names who broke a node's network or mounts, the moment it happens.
+//!
+//! ```text
+//! sources ─► Observation ─► core + node model ─► Event ─► sinks
+//!    ▲                          │
+//!    └──────── Request ◄────────┘
+//! ```
+//!
+//! Modules in the order of the pipeline; `ARCHITECTURE.md` has the map and the invariants.
+
+pub mod sources;
+
+pub mod observation;
+
+pub mod event;
+
+pub mod redact;

@@ -1,0 +1,3 @@
+//! The program: arguments, logging, configuration, run, exit code.
+
+fn main() {}

@@ -1,0 +1,174 @@
+//! The one vocabulary between sources and the core.
+//!
+//! A source says an [`Observation`]: one [`Fact`] with the kernel's time, nothing joined. The core may
+//! answer with a [`Request`] for a fact that only I/O can tell; the reply is an observation again, so a
+//! recording of observations is all that a replay needs. Secrets never get this far: sources mask
+//! command lines before they build a fact.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+mod mount;
+mod neighbor;
+mod net;
+mod process;
+mod runtime;
+
+pub use mount::{Access, Holder, HolderReport, MountFacts, UmountAttempt, Verdict};
+pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
+pub use net::{
+    AddressFacts, LinkFacts, NetnsOwner, NetnsSnapshot, PeerLink, RouteFacts, iff, is_default_gateway,
+};
+pub use process::{Ancestor, ProcessState, TaskFacts, TaskKey, TaskRef};
+pub use runtime::{ContainerFacts, ContainerState, PodIdentity};
+
+/// Nanoseconds of `CLOCK_BOOTTIME`, the clock of every kernel record.
+pub type BootNs = u64;
+
+/// Inode number of a namespace, as `/proc/PID/ns/*` shows it (`ns_common.inum`).
+pub type NsInum = u32;
+
+/// One fact from one source.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Observation {
+    /// When it happened by the kernel's stamp, or when it was read where the kernel gives none.
+    pub at: BootNs,
+    /// What was seen.
+    pub fact: Fact,
+}
+
+/// What a source can tell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "fact", rename_all = "snake_case")]
+pub enum Fact {
+    /// `CLOCK_REALTIME` minus `CLOCK_BOOTTIME`, told at start and again when it moves.
+    Clock {
+        /// Nanoseconds to add to a boot time to get wall-clock time.
+        realtime_offset_ns: i64,
+    },
+    /// Who a task is; sent once, before the first fact that refers to it.
+    Task(Box<TaskFacts>),
+    /// A live change of a neighbor entry.
+    Neighbor(Box<NeighborChange>),
+    /// An attempt to unmount, refused or not.
+    Umount(Box<UmountAttempt>),
+    /// All that a network namespace holds; replaces what the model had of it.
+    Netns(Box<NetnsSnapshot>),
+    /// A network namespace is gone, or no handle to it could be found.
+    NetnsGone {
+        /// Its inode number.
+        netns: NsInum,
+    },
+    /// A link appeared or changed (live).
+    Link(Box<LinkFacts>),
+    /// A link was deleted, or left the namespace (live).
+    LinkGone {
+        /// Namespace it was in.
+        netns: NsInum,
+        /// Its index there.
+        ifindex: u32,
+    },
+    /// A route appeared (live).
+    Route(RouteFacts),
+    /// A route was deleted (live).
+    RouteGone(RouteFacts),
+    /// An address appeared (live).
+    Address(AddressFacts),
+    /// An address was deleted (live).
+    AddressGone(AddressFacts),
+    /// A container appeared or changed state.
+    Container(Box<ContainerFacts>),
+    /// A container was removed from its runtime.
+    ContainerGone {
+        /// 64 hex digits.
+        id: String,
+    },
+    /// Every container of one runtime; those of it that are not listed are gone.
+    RuntimeSnapshot {
+        /// `docker`, …
+        runtime: String,
+        /// All its containers, in any state.
+        containers: Vec<ContainerFacts>,
+    },
+    /// Reply to [`Request::ProcessState`].
+    ProcessState(ProcessState),
+    /// Reply to [`Request::Holders`].
+    Holders(Box<HolderReport>),
+    /// A source came up, went down, or settled on a rung.
+    Source(SourceStatus),
+    /// A source read everything anew, because its stream had a gap.
+    Resync {
+        /// Which source.
+        source: String,
+        /// Why: `overrun`, `decode`, `interrupted`, …
+        reason: String,
+    },
+    /// A source lost records.
+    Lost(Loss),
+    /// Time has passed; wakes what waits for a deadline.
+    Tick,
+}
+
+/// What the core asks of the sources.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// Find this network namespace and read it: answered by `Fact::Netns` or `Fact::NetnsGone`.
+    Netns {
+        /// Its inode number.
+        netns: NsInum,
+    },
+    /// Is this process alive? Answered by `Fact::ProcessState`.
+    ProcessState {
+        /// Process id (thread group).
+        tgid: u32,
+    },
+    /// Who pins the mount at this path? Answered by `Fact::Holders` with the same `id`.
+    Holders {
+        /// Chosen by the core.
+        id: u64,
+        /// Mount namespace in which the path was given.
+        mntns: NsInum,
+        /// The process that tried to unmount it; it may be gone already.
+        tgid: u32,
+        /// As the caller gave it; may be relative to the caller's directory.
+        path: String,
+    },
+}
+
+/// The state of one source or hook.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceStatus {
+    /// `netlink`, `docker`, `bpf`, `hook.neighbor`, `hook.umount`, …
+    pub source: String,
+    /// Whether it delivers.
+    pub up: bool,
+    /// The rung of its ladder (`tp_btf`, `tracepoint`, `netlink`, …), where it has one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub rung: Option<String>,
+    /// Why it is down or not on its best rung, in words for an operator.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub reason: Option<String>,
+}
+
+/// Records that a source could not hand over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loss {
+    /// `bpf`, `netlink`, `docker`, …
+    pub source: String,
+    /// `ring-full`, `overrun`, `decode`, …
+    pub reason: String,
+    /// How many; `None` when nobody can know.
+    pub count: Option<u64>,
+}
+
+/// A neighbor, link or address belongs to one interface of one namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct NeighborKey {
+    /// Network namespace.
+    pub netns: NsInum,
+    /// Interface index in it.
+    pub ifindex: u32,
+    /// Protocol address.
+    pub address: IpAddr,
+}

@@ -1,0 +1,123 @@
+//! Unmount attempts, and what pins a mount.
+
+use serde::{Deserialize, Serialize};
+
+use super::{NsInum, TaskRef};
+
+/// One call of umount(2).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct UmountAttempt {
+    /// Who called.
+    pub actor: TaskRef,
+    /// The caller's mount namespace.
+    pub mntns: NsInum,
+    /// As the caller gave it; may be relative.
+    pub path: String,
+    /// `MNT_*` and `UMOUNT_*`.
+    pub flags: u32,
+    /// Positive errno; `None` when the call succeeded.
+    pub errno: Option<u16>,
+}
+
+/// A mount as /proc/PID/mountinfo shows it (proc_pid_mountinfo(5)).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountFacts {
+    /// Mount id.
+    pub id: u64,
+    /// Mount point in the namespace's own view.
+    pub mountpoint: String,
+    /// Path within the file system that is mounted there.
+    pub root: String,
+    /// File system type.
+    pub fstype: String,
+    /// Mount source.
+    pub source: String,
+    /// `major:minor` of the file system.
+    pub device: String,
+    /// Mount namespace.
+    pub mntns: NsInum,
+}
+
+/// How a process pins a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Access {
+    /// An open file descriptor.
+    Fd,
+    /// The current directory.
+    Cwd,
+    /// The root directory.
+    Root,
+    /// The executable.
+    Exe,
+    /// A mapped file.
+    Mmap,
+    /// A copy of the mount in another mount namespace.
+    Mount,
+    /// A mount below it.
+    ChildMount,
+}
+
+/// A process that pins a mount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// Process id.
+    pub tgid: u32,
+    /// Command name.
+    pub comm: String,
+    /// Masked command line.
+    pub cmdline: Option<String>,
+    /// Executable.
+    pub exe: Option<String>,
+    /// How; a process that holds in several ways is listed once for each.
+    pub access: Access,
+    /// What it holds, as the kernel names it.
+    pub path: Option<String>,
+    /// The descriptor, for [`Access::Fd`].
+    pub fd: Option<u32>,
+    /// Control group path.
+    pub cgroup: Option<String>,
+    /// Mount namespace of the holder.
+    pub mntns: Option<NsInum>,
+}
+
+/// What a holder scan concludes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Processes hold it.
+    Processes,
+    /// Only copies in other mount namespaces hold it.
+    MountNamespace,
+    /// Only mounts below it hold it.
+    ChildMount,
+    /// Nobody in user space holds it.
+    Kernel,
+    /// Nobody holds it any more.
+    Transient,
+    /// Nothing is mounted at the path.
+    NotAMount,
+    /// The scan was not made.
+    Skipped,
+    /// The scan could not see everything, and found nobody.
+    Incomplete,
+}
+
+/// Reply to a request for holders.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HolderReport {
+    /// Of the request.
+    pub id: u64,
+    /// Absolute path that was meant.
+    pub path: String,
+    /// The mount, if there is one.
+    pub mount: Option<MountFacts>,
+    /// Who pins it.
+    pub holders: Vec<Holder>,
+    /// Whether every process could be read within the time budget.
+    pub complete: bool,
+    /// The conclusion.
+    pub verdict: Verdict,
+    /// How long the scan took.
+    pub elapsed_ns: u64,
+}

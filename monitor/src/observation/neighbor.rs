@@ -1,0 +1,159 @@
+//! Neighbor facts: states as in `include/uapi/linux/neighbour.h`.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{NeighborKey, TaskRef};
+
+/// A link-layer address, printed as `ee:ee:ee:ee:ee:ee`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LlAddr(pub Vec<u8>);
+
+impl fmt::Display for LlAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, byte) in self.0.iter().enumerate() {
+            if i > 0 {
+                f.write_str(":")?;
+            }
+            write!(f, "{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The kernel's NUD state bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NudState(pub u8);
+
+impl NudState {
+    /// Resolution under way.
+    pub const INCOMPLETE: Self = Self(0x01);
+    /// Resolution or probing failed, or the entry was deleted by request.
+    pub const FAILED: Self = Self(0x20);
+    /// No resolution needed (multicast, loopback).
+    pub const NOARP: Self = Self(0x40);
+    /// Set by an administrator; never ages.
+    pub const PERMANENT: Self = Self(0x80);
+
+    /// Whether an administrator set the entry.
+    #[must_use]
+    pub fn is_permanent(self) -> bool {
+        self.0 & Self::PERMANENT.0 != 0
+    }
+
+    /// The kernel's name in lower case, as `ip neigh` knows it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            0x00 => "none",
+            0x01 => "incomplete",
+            0x02 => "reachable",
+            0x04 => "stale",
+            0x08 => "delay",
+            0x10 => "probe",
+            0x20 => "failed",
+            0x40 => "noarp",
+            0x80 => "permanent",
+            _ => "unknown",
+        }
+    }
+}
+
+/// What happened to an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NeighborOp {
+    /// A permanent entry was set.
+    Added,
+    /// A permanent entry got another address or lost its permanence.
+    Changed,
+    /// Resolution or probing gave up.
+    Failed,
+    /// A permanent entry is gone.
+    Deleted,
+}
+
+/// Why an entry changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NeighborCause {
+    /// By request (netlink, ioctl).
+    Admin,
+    /// By a request that put another entry in its place.
+    Replaced,
+    /// The interface was set down.
+    LinkDown,
+    /// The interface was deleted, from either end of a veth.
+    LinkDeleted,
+    /// The interface got another MAC address.
+    LladdrChanged,
+    /// The interface stopped using ARP.
+    Noarp,
+    /// The interface lost its last address.
+    LastAddressRemoved,
+    /// Garbage collection.
+    Gc,
+    /// The namespace ended.
+    NetnsExit,
+    /// The kernel's record does not tell.
+    Unknown,
+}
+
+impl NeighborCause {
+    /// As in events and metric labels.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Admin => "admin",
+            Self::Replaced => "replaced",
+            Self::LinkDown => "link-down",
+            Self::LinkDeleted => "link-deleted",
+            Self::LladdrChanged => "lladdr-changed",
+            Self::Noarp => "noarp",
+            Self::LastAddressRemoved => "last-address-removed",
+            Self::Gc => "gc",
+            Self::NetnsExit => "netns-exit",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// A live change of one entry.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NeighborChange {
+    /// Which entry.
+    pub key: NeighborKey,
+    /// Name of the interface at that moment.
+    pub ifname: String,
+    /// What happened.
+    pub op: NeighborOp,
+    /// Why.
+    pub cause: NeighborCause,
+    /// State before; `None` where the source cannot know it.
+    pub old_state: Option<NudState>,
+    /// State after; `None` once deleted.
+    pub new_state: Option<NudState>,
+    /// Link-layer address before.
+    pub lladdr: Option<LlAddr>,
+    /// Link-layer address after, when it is another.
+    pub new_lladdr: Option<LlAddr>,
+    /// Who did it, where that is true.
+    pub actor: Option<TaskRef>,
+    /// Netlink port id of the request (0 and absent ones are `None`): a hint, never a name.
+    pub netlink_port: Option<u32>,
+}
+
+/// An entry as a dump shows it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NeighborEntry {
+    /// Interface index.
+    pub ifindex: u32,
+    /// Protocol address.
+    pub address: std::net::IpAddr,
+    /// State now.
+    pub state: NudState,
+    /// Link-layer address, if resolved.
+    pub lladdr: Option<LlAddr>,
+}

@@ -1,0 +1,88 @@
+//! Containers and pods as a runtime reports them.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::NsInum;
+
+/// Lifecycle state, one set for all runtimes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ContainerState {
+    /// Not started yet.
+    Created,
+    /// Runs.
+    Running,
+    /// Frozen.
+    Paused,
+    /// Between two starts.
+    Restarting,
+    /// Being removed.
+    Removing,
+    /// Ended.
+    Exited,
+    /// Removal failed half-way.
+    Dead,
+    /// The runtime said something else.
+    Unknown,
+}
+
+impl ContainerState {
+    /// As in events and metric labels.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Restarting => "restarting",
+            Self::Removing => "removing",
+            Self::Exited => "exited",
+            Self::Dead => "dead",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// The pod a container belongs to, by the kubelet's labels.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodIdentity {
+    /// `io.kubernetes.pod.namespace`.
+    pub namespace: String,
+    /// `io.kubernetes.pod.name`.
+    pub name: String,
+    /// `io.kubernetes.pod.uid`.
+    pub uid: String,
+    /// Container id of the sandbox: the container itself if it is one.
+    pub sandbox_id: Option<String>,
+    /// `io.kubernetes.container.name`; `POD` for the sandbox.
+    pub container_name: Option<String>,
+}
+
+/// A container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerFacts {
+    /// 64 hex digits.
+    pub id: String,
+    /// Without the leading slash.
+    pub name: String,
+    /// `docker`, …
+    pub runtime: String,
+    /// Image reference.
+    pub image: String,
+    /// State.
+    pub state: ContainerState,
+    /// Init process on the host while it runs.
+    pub tgid: Option<u32>,
+    /// Its network namespace, read from /proc.
+    pub netns: Option<NsInum>,
+    /// Its mount namespace, read from /proc.
+    pub mntns: Option<NsInum>,
+    /// Addresses by the runtime's word.
+    pub addresses: Vec<IpAddr>,
+    /// Pod, if the kubelet made it.
+    pub pod: Option<PodIdentity>,
+    /// Whether it is the pod's sandbox.
+    pub sandbox: bool,
+}

@@ -1,0 +1,25 @@
+//! The only modules that touch the kernel, /proc and sockets. Each turns one of them into observations.
+
+use nix::time::{ClockId, clock_gettime};
+
+use crate::observation::{BootNs, Fact, Observation};
+
+pub mod procfs;
+
+/// Where sources put observations. Bounded: a full queue makes the source wait, so that the kernel
+/// buffers and counts what it cannot.
+pub type Sender = tokio::sync::mpsc::Sender<Observation>;
+
+/// Now on the boot clock. The kernel always has this clock, so a failure reads as zero.
+#[must_use]
+pub fn boot_now() -> BootNs {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |t| {
+        u64::try_from(t.tv_sec()).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec()).unwrap_or(0)
+    })
+}
+
+/// A fact that was read now.
+#[must_use]
+pub fn seen(fact: Fact) -> Observation {
+    Observation { at: boot_now(), fact }
+}

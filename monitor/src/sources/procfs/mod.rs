@@ -1,0 +1,200 @@
+//! /proc, read raw and leniently: a process that vanished or may not be read is `None`, never an error.
+//!
+//! The crate for /proc costs four times as much per process, which whole-/proc scans cannot afford.
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use crate::observation::{BootNs, NsInum, TaskKey};
+use crate::redact;
+
+/// `/proc/PID/stat` times are in units of 1/100 s on every architecture that the kernel exports them
+/// for (`USER_HZ`, `include/asm-generic/param.h`).
+const NS_PER_TICK: u64 = 10_000_000;
+
+/// A mounted proc file system; tests give a directory of literal files.
+#[derive(Debug, Clone)]
+pub struct Proc {
+    root: PathBuf,
+}
+
+/// The fields of `/proc/PID/stat` that the project needs (proc_pid_stat(5)).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stat {
+    /// Command name.
+    pub comm: String,
+    /// `R`, `S`, `D`, `Z`, …
+    pub state: char,
+    /// Parent process.
+    pub ppid: u32,
+    /// Start on the boot clock, to 10 ms.
+    pub start_ns: BootNs,
+}
+
+impl Default for Proc {
+    fn default() -> Self {
+        Self::new("/proc")
+    }
+}
+
+impl Proc {
+    /// Reads below `root`.
+    #[must_use]
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// A file of a process.
+    #[must_use]
+    pub fn path(&self, pid: u32, file: &str) -> PathBuf {
+        self.root.join(pid.to_string()).join(file)
+    }
+
+    /// Every process id.
+    ///
+    /// # Errors
+    /// When /proc itself cannot be listed.
+    pub fn pids(&self) -> io::Result<Vec<u32>> {
+        let mut pids: Vec<u32> = fs::read_dir(&self.root)?
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .collect();
+        pids.sort_unstable();
+        Ok(pids)
+    }
+
+    /// `/proc/PID/stat`.
+    #[must_use]
+    pub fn stat(&self, pid: u32) -> Option<Stat> {
+        parse_stat(&String::from_utf8_lossy(&fs::read(self.path(pid, "stat")).ok()?))
+    }
+
+    /// Whether the process runs; a zombie does not.
+    #[must_use]
+    pub fn is_alive(&self, pid: u32) -> bool {
+        self.stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
+    }
+
+    /// Whether the process with this id is still the one of the key, as far as 10 ms can tell.
+    #[must_use]
+    pub fn is_same(&self, key: &TaskKey) -> bool {
+        self.stat(key.tgid).is_some_and(|stat| stat.start_ns / NS_PER_TICK == key.start_ns / NS_PER_TICK)
+    }
+
+    /// Target of `/proc/PID/exe`.
+    #[must_use]
+    pub fn exe(&self, pid: u32) -> Option<String> {
+        self.link(pid, "exe")
+    }
+
+    /// Target of a magic link; never follows it.
+    #[must_use]
+    pub fn link(&self, pid: u32, file: &str) -> Option<String> {
+        let target = fs::read_link(self.path(pid, file)).ok()?;
+        Some(String::from_utf8_lossy(target.as_os_str().as_bytes()).into_owned())
+    }
+
+    /// Masked command line; `None` for kernel threads too.
+    #[must_use]
+    pub fn cmdline(&self, pid: u32) -> Option<String> {
+        let bytes = fs::read(self.path(pid, "cmdline")).ok()?;
+        redact::command_line(&bytes)
+    }
+
+    /// Inode of a namespace (`net`, `mnt`, …), without opening it.
+    #[must_use]
+    pub fn ns(&self, pid: u32, kind: &str) -> Option<NsInum> {
+        parse_ns(&self.link(pid, &format!("ns/{kind}"))?)
+    }
+
+    /// The most telling control group path.
+    #[must_use]
+    pub fn cgroup(&self, pid: u32) -> Option<String> {
+        parse_cgroup(&fs::read_to_string(self.path(pid, "cgroup")).ok()?)
+    }
+
+    /// The root below which it reads.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+}
+
+/// Parses `net:[4026531840]`.
+#[must_use]
+pub fn parse_ns(link: &str) -> Option<NsInum> {
+    link.split_once(":[")?.1.strip_suffix(']')?.parse().ok()
+}
+
+fn parse_stat(text: &str) -> Option<Stat> {
+    // The name may hold blanks and parentheses: it ends at the last one.
+    let (head, tail) = text.rsplit_once(')')?;
+    let comm = head.split_once('(')?.1.to_owned();
+    let fields: Vec<&str> = tail.split_ascii_whitespace().collect();
+    let start: u64 = fields.get(19)?.parse().ok()?;
+    Some(Stat {
+        comm,
+        state: fields.first()?.chars().next()?,
+        ppid: fields.get(1)?.parse().ok()?,
+        start_ns: start.saturating_mul(NS_PER_TICK),
+    })
+}
+
+/// Lines are `ID:CONTROLLERS:PATH`. With v1 some controllers may sit at the root while others name the
+/// container or unit, so the first telling one of a fixed order is taken.
+fn parse_cgroup(text: &str) -> Option<String> {
+    let lines: Vec<(&str, &str)> = text
+        .lines()
+        .filter_map(|line| {
+            let mut parts = line.splitn(3, ':');
+            parts.next()?;
+            Some((parts.next()?, parts.next()?))
+        })
+        .collect();
+    let telling = |wanted: &str| {
+        lines.iter().find(|(controllers, path)| *path != "/" && controllers.split(',').any(|c| c == wanted))
+    };
+    ["name=systemd", "", "pids", "memory", "freezer", "cpu"]
+        .iter()
+        .find_map(|wanted| telling(wanted))
+        .or_else(|| lines.first())
+        .map(|(_, path)| (*path).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_name_with_parentheses_and_blanks_does_not_shift_the_fields() {
+        let line = "42 (a) b (c) S 7 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 0 0";
+        let stat = parse_stat(line).unwrap();
+        assert_eq!(stat.comm, "a) b (c");
+        assert_eq!((stat.state, stat.ppid, stat.start_ns), ('S', 7, 123_450_000_000));
+    }
+
+    #[test]
+    fn a_cut_stat_line_is_none() {
+        assert_eq!(parse_stat("42 (x) S 7"), None);
+        assert_eq!(parse_stat(""), None);
+    }
+
+    #[test]
+    fn a_controller_that_names_the_container_wins_over_one_at_the_root() {
+        let text = "9:name=systemd:/\n8:pids:/docker/abc\n4:memory:/\n0::/\n";
+        assert_eq!(parse_cgroup(text).as_deref(), Some("/docker/abc"));
+        assert_eq!(parse_cgroup("0::/system.slice/x.service\n").as_deref(), Some("/system.slice/x.service"));
+        assert_eq!(parse_cgroup("0::/\n").as_deref(), Some("/"));
+    }
+
+    #[test]
+    fn this_process_reads_itself() {
+        let proc = Proc::default();
+        let me = std::process::id();
+        assert!(proc.is_alive(me));
+        assert!(proc.pids().unwrap().contains(&me));
+        assert!(proc.ns(me, "net").is_some());
+        assert_eq!(proc.stat(u32::MAX), None);
+    }
+}
