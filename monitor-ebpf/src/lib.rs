@@ -1,1 +1,2 @@
+//! Records that the kernel programs write and the daemon reads.
 #![no_std]
