@@ -139,6 +139,8 @@ pub struct NeighborChange {
     pub lladdr: Option<LlAddr>,
     /// Link-layer address after, when it is another.
     pub new_lladdr: Option<LlAddr>,
+    /// Hardware address of the interface at that moment, where the source tells it.
+    pub device_lladdr: Option<LlAddr>,
     /// Who did it, where that is true.
     pub actor: Option<TaskRef>,
     /// Netlink port id of the request (0 and absent ones are `None`): a hint, never a name.

@@ -4,6 +4,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::observation::{BootNs, Fact, Observation};
 
+pub mod bpf;
 pub mod procfs;
 
 /// Where sources put observations. Bounded: a full queue makes the source wait, so that the kernel

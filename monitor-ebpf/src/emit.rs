@@ -1,0 +1,67 @@
+//! The only writer to the ring and to the counters.
+//!
+//! Waking the reader costs whoever is watched more than all else a program does, so a record is submitted
+//! silently unless the reader says, through `ARMED`, that it is about to sleep.
+
+use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
+use aya_ebpf::helpers::generated::bpf_ringbuf_output;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, PerCpuArray, RingBuf};
+use kevtmon_ebpf::{COUNTERS, Counter};
+
+/// Size is set by the daemon at load.
+#[map]
+static EVENTS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
+
+/// Set by the reader before its last look at the ring, cleared by the record that wakes it.
+#[map]
+static ARMED: Array<u32> = Array::with_max_entries(1, 0);
+
+#[map]
+static COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0);
+
+/// Counts one.
+#[inline(always)]
+pub(crate) fn count(counter: Counter) {
+    if let Some(value) = COUNTS.get_ptr_mut(counter as u32) {
+        // SAFETY: the slot belongs to this CPU; a program that interrupts this one can at worst lose one.
+        unsafe { *value += 1 };
+    }
+}
+
+/// Reserves room for a `T`, lets `fill` write every byte of it, and submits it.
+#[inline(always)]
+pub(crate) fn record<T: 'static>(lost: Counter, fill: impl FnOnce(*mut T)) -> bool {
+    let Some(mut entry) = EVENTS.reserve::<T>(0) else {
+        count(lost);
+        return false;
+    };
+    fill(entry.as_mut_ptr());
+    entry.submit(wakeup());
+    true
+}
+
+/// Copies the first `len` bytes of a record that is too large to reserve.
+#[inline(always)]
+pub(crate) fn copied<T: 'static>(lost: Counter, record: *mut T, len: u64) {
+    // SAFETY: the caller's buffer holds a `T`, and `len` does not pass its size.
+    let result =
+        unsafe { bpf_ringbuf_output((&raw const EVENTS).cast_mut().cast(), record.cast(), len, wakeup()) };
+    if result != 0 {
+        count(lost);
+    }
+}
+
+#[inline(always)]
+fn wakeup() -> u64 {
+    if let Some(armed) = ARMED.get_ptr_mut(0) {
+        // SAFETY: a map slot; two programs that both see it set both wake the reader, which is harmless.
+        unsafe {
+            if core::ptr::read_volatile(armed) != 0 {
+                core::ptr::write_volatile(armed, 0);
+                return u64::from(BPF_RB_FORCE_WAKEUP);
+            }
+        }
+    }
+    u64::from(BPF_RB_NO_WAKEUP)
+}

@@ -1,0 +1,108 @@
+//! Reads kernel and user memory at offsets that the daemon resolved.
+
+use aya_ebpf::helpers::generated::{bpf_probe_read_kernel, bpf_probe_read_kernel_str, bpf_probe_read_user};
+use kevtmon_ebpf::{ARGV_CAPACITY, MISSING, NAME_CAPACITY, NAMES_DEPTH, Names, Offsets};
+
+/// Written by the daemon before load; read volatile so that the compiler cannot fold it.
+#[unsafe(no_mangle)]
+static OFFSETS: Offsets = Offsets::ZERO;
+
+/// One offset, by a field of [`Offsets`].
+macro_rules! offset {
+    ($field:ident) => {
+        $crate::memory::volatile(&raw const $crate::memory::offsets().$field)
+    };
+}
+pub(crate) use offset;
+
+#[inline(always)]
+pub(crate) fn offsets() -> &'static Offsets {
+    &OFFSETS
+}
+
+#[inline(always)]
+pub(crate) fn volatile(field: *const u32) -> u32 {
+    // SAFETY: `field` points into `OFFSETS`, which lives as long as the program.
+    unsafe { core::ptr::read_volatile(field) }
+}
+
+/// An address in the kernel; 0 is null.
+#[derive(Clone, Copy)]
+pub(crate) struct Kernel(pub(crate) u64);
+
+impl Kernel {
+    /// Reads a `T` that starts `offset` bytes further; zeros when it cannot be read.
+    #[inline(always)]
+    pub(crate) fn get<T: zerocopy::FromBytes>(self, offset: u32) -> T {
+        let mut value = core::mem::MaybeUninit::<T>::uninit();
+        // SAFETY: `put` writes the whole value.
+        unsafe {
+            self.put(offset, value.as_mut_ptr());
+            value.assume_init()
+        }
+    }
+
+    /// Follows a pointer member.
+    #[inline(always)]
+    pub(crate) fn follow(self, offset: u32) -> Self {
+        Self(self.get(offset))
+    }
+
+    /// Reads a `T` to where it belongs; zeros when it cannot be read. Spares the stack, which is 512 bytes.
+    ///
+    /// # Safety
+    /// `into` must be valid for writes of a `T`.
+    #[inline(always)]
+    pub(crate) unsafe fn put<T: zerocopy::FromBytes>(self, offset: u32, into: *mut T) {
+        // The verifier knows the offsets, so this branch costs nothing. One for a null pointer would double
+        // the paths that it walks, here and in every caller; such a read only fails.
+        if offset == MISSING {
+            // SAFETY: by the caller's promise.
+            return unsafe { into.write_bytes(0, 1) };
+        }
+        let source = self.0.wrapping_add(u64::from(offset)) as *const core::ffi::c_void;
+        // SAFETY: by the caller's promise; probe_read checks the source and zeroes the destination on failure.
+        unsafe { bpf_probe_read_kernel(into.cast(), size_of::<T>() as u32, source) };
+    }
+}
+
+/// Walks up a tree of named nodes (dentries, kernfs nodes) and writes their names, leaf first. Above the root
+/// of kernfs everything reads as empty; the root dentry is its own parent.
+///
+/// # Safety
+/// `into` must be valid for writes.
+#[inline(always)]
+pub(crate) unsafe fn walk_names(leaf: Kernel, parent_offset: u32, name_offset: u32, into: *mut Names) {
+    let mut node = leaf;
+    let mut depth = 0;
+    while depth < NAMES_DEPTH {
+        let name: u64 = node.get(name_offset);
+        // SAFETY: by the caller's promise; probe_read checks the source and zeroes the slot on failure.
+        unsafe {
+            bpf_probe_read_kernel_str(
+                (&raw mut (*into)[depth]).cast(),
+                NAME_CAPACITY as u32,
+                name as *const _,
+            );
+        }
+        node = node.follow(parent_offset);
+        depth += 1;
+    }
+}
+
+/// Copies the arguments of the current task; returns the bytes that count.
+#[inline(always)]
+pub(crate) fn copy_arguments(start: u64, end: u64, into: *mut [u8; ARGV_CAPACITY]) -> u32 {
+    if start == 0 || end <= start {
+        return 0;
+    }
+    let mut len = end - start;
+    if len > ARGV_CAPACITY as u64 {
+        len = ARGV_CAPACITY as u64;
+    }
+    // SAFETY: `len` is at most the size of the destination; probe_read checks the source.
+    match unsafe { bpf_probe_read_user(into.cast(), len as u32, start as *const _) } {
+        0 => len as u32,
+        _ => 0,
+    }
+}

@@ -1,0 +1,204 @@
+//! Neighbor entries: what was removed, replaced, downgraded or failed goes out, the rest is counted.
+//!
+//! The tracepoint `neigh_update` fires before the change, so it shows the state before. A deletion by
+//! request is complete there: the cleanup that follows sees state FAILED, and may come late when something
+//! still holds the entry. A cleanup in state PERMANENT is collateral of a link, address or namespace.
+
+use aya_ebpf::helpers::generated::bpf_ktime_get_boot_ns;
+use aya_ebpf::macros::btf_tracepoint;
+use aya_ebpf::programs::BtfTracePointContext;
+use aya_log_ebpf::debug;
+use kevtmon_ebpf::{
+    Counter, Header, KIND_NEIGHBOR, LLADDR_CAPACITY, NeighborRecord, TaskId, device_mark, operation,
+};
+
+use crate::emit;
+use crate::memory::{Kernel, offset};
+use crate::task;
+
+// NUD_* of include/uapi/linux/neighbour.h.
+const FAILED: u8 = 0x20;
+const NOARP: u8 = 0x40;
+const PERMANENT: u8 = 0x80;
+/// REACHABLE, STALE, DELAY, PROBE: resolved by the protocol.
+const LEARNED: u8 = 0x02 | 0x04 | 0x08 | 0x10;
+/// `NEIGH_UPDATE_F_OVERRIDE` of include/net/neighbour.h, bit 0 in every version.
+const OVERRIDE: u32 = 1;
+const AF_INET: u16 = 2;
+
+/// What a program hands to [`send`].
+struct Change {
+    operation: u8,
+    old_state: u8,
+    new_state: u8,
+    new_lladdr: Kernel,
+    netlink_port: u32,
+}
+
+/// `neigh_update(struct neighbour *n, const u8 *lladdr, u8 new, u32 flags, u32 nlmsg_pid)`, since 5.1.
+#[btf_tracepoint(function = "neigh_update")]
+fn neigh_update(ctx: BtfTracePointContext) -> i32 {
+    let neighbour = Kernel(ctx.arg::<u64>(0));
+    let new_lladdr = Kernel(ctx.arg::<u64>(1));
+    let new_state = ctx.arg::<u64>(2) as u8;
+    let flags = ctx.arg::<u64>(3) as u32;
+    let netlink_port = ctx.arg::<u64>(4) as u32;
+
+    let dead: u8 = neighbour.get(offset!(neighbour_dead));
+    if flags & offset!(admin_flag) == 0 || dead != 0 {
+        return 0;
+    }
+    let old_state: u8 = neighbour.get(offset!(neighbour_nud_state));
+    let mut change = Change { operation: operation::DELETED, old_state, new_state, new_lladdr, netlink_port };
+    if new_state & FAILED != 0 {
+        count_deletion(old_state, Counter::PermanentAdmin, Counter::LearnedAdmin, Counter::NoarpAdmin);
+        if old_state & PERMANENT == 0 {
+            return 0;
+        }
+    } else if old_state & PERMANENT == 0 {
+        return 0;
+    } else {
+        let other = new_lladdr.0 != 0 && differs(neighbour, new_lladdr);
+        // Without OVERRIDE the kernel keeps the old address and does nothing.
+        if (other && flags & OVERRIDE == 0) || (!other && new_state & PERMANENT != 0) {
+            return 0;
+        }
+        change.operation = operation::CHANGED;
+    }
+    match task::current() {
+        Some((current, id)) => {
+            task::tell(current, &id);
+            debug!(&ctx, "neigh_update {:x} -> {:x} by {}", old_state, new_state, id.tgid);
+            send(neighbour, &id, &change);
+        }
+        None => send(neighbour, &task::NOBODY, &change),
+    }
+    0
+}
+
+/// `neigh_cleanup_and_release(struct neighbour *n, int rc)`, since 5.1.
+#[btf_tracepoint(function = "neigh_cleanup_and_release")]
+fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
+    let neighbour = Kernel(ctx.arg::<u64>(0));
+    let old_state: u8 = neighbour.get(offset!(neighbour_nud_state));
+    count_deletion(
+        old_state,
+        Counter::PermanentCollateral,
+        Counter::LearnedCollateral,
+        Counter::NoarpCollateral,
+    );
+    if old_state & PERMANENT == 0 {
+        return 0;
+    }
+    let change = Change {
+        operation: operation::COLLATERAL,
+        old_state,
+        new_state: 0,
+        new_lladdr: Kernel(0),
+        netlink_port: 0,
+    };
+    match task::current() {
+        Some((current, id)) => {
+            task::tell(current, &id);
+            debug!(&ctx, "cleanup of permanent entry by {}", id.tgid);
+            send(neighbour, &id, &change);
+        }
+        None => send(neighbour, &task::NOBODY, &change),
+    }
+    0
+}
+
+/// `neigh_timer_handler(struct neighbour *n, int err)`, since 5.1. Fires after the state changed, in
+/// whatever task the timer interrupted: nobody did it.
+#[btf_tracepoint(function = "neigh_timer_handler")]
+fn neigh_timer_handler(ctx: BtfTracePointContext) -> i32 {
+    let neighbour = Kernel(ctx.arg::<u64>(0));
+    let state: u8 = neighbour.get(offset!(neighbour_nud_state));
+    if state & FAILED != 0 {
+        let change = Change {
+            operation: operation::FAILED,
+            old_state: 0,
+            new_state: state,
+            new_lladdr: Kernel(0),
+            netlink_port: 0,
+        };
+        send(neighbour, &task::NOBODY, &change);
+    }
+    0
+}
+
+#[inline(always)]
+fn count_deletion(old_state: u8, permanent: Counter, learned: Counter, noarp: Counter) {
+    if old_state & PERMANENT != 0 {
+        emit::count(permanent);
+    } else if old_state & LEARNED != 0 {
+        emit::count(learned);
+    } else if old_state & NOARP != 0 {
+        emit::count(noarp);
+    }
+}
+
+/// Whether the entry has another link-layer address than the one given.
+#[inline(always)]
+fn differs(neighbour: Kernel, lladdr: Kernel) -> bool {
+    let device = neighbour.follow(offset!(neighbour_dev));
+    let len: u8 = device.get(offset!(net_device_addr_len));
+    let old: [u8; LLADDR_CAPACITY] = neighbour.get(offset!(neighbour_ha));
+    let new: [u8; LLADDR_CAPACITY] = lladdr.get(0);
+    let mut index = 0;
+    let mut differs = 0;
+    while index < LLADDR_CAPACITY {
+        // All ones for the bytes that count: arithmetic, because a branch here doubles the verifier's paths.
+        let counts = (index as i32 - i32::from(len)) >> 31;
+        differs |= i32::from(old[index] ^ new[index]) & counts;
+        index += 1;
+    }
+    differs != 0
+}
+
+#[inline(always)]
+fn send(neighbour: Kernel, id: &TaskId, change: &Change) {
+    let device = neighbour.follow(offset!(neighbour_dev));
+    let family = neighbour.follow(offset!(neighbour_tbl)).get::<u32>(offset!(neigh_table_family)) as u16;
+    let list = offset!(net_device_unreg_list);
+    let queued: u64 = device.get(list);
+    let unregistering = queued != 0 && queued != device.0 + u64::from(list);
+    let first_address = device.follow(offset!(net_device_ip_ptr)).follow(offset!(in_device_ifa_list));
+
+    let mut marks = 0;
+    if unregistering {
+        marks |= device_mark::UNREGISTERING;
+    }
+    if first_address.0 != 0 {
+        marks |= device_mark::HAS_ADDRESS;
+    }
+    emit::record::<NeighborRecord>(Counter::NeighborRingFull, |record| {
+        // SAFETY: the ring gave memory for a whole, aligned record, and every field is written.
+        unsafe {
+            (*record).header = Header { kind: KIND_NEIGHBOR, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).task = *id;
+            (*record).netns = device.follow(offset!(net_device_nd_net)).get(offset!(net_ns_inum));
+            (*record).ifindex = device.get(offset!(net_device_ifindex));
+            (*record).device_flags = device.get(offset!(net_device_flags));
+            (*record).netlink_port = change.netlink_port;
+            (*record).family = family;
+            (*record).operation = change.operation;
+            (*record).old_state = change.old_state;
+            (*record).new_state = change.new_state;
+            (*record).lladdr_len = device.get(offset!(net_device_addr_len));
+            (*record).device_marks = marks;
+            (*record).has_new_lladdr = u8::from(change.new_lladdr.0 != 0);
+            if family == AF_INET {
+                (*record).address = [0; 16];
+                neighbour.put(offset!(neighbour_primary_key), (&raw mut (*record).address).cast::<[u8; 4]>());
+            } else {
+                neighbour.put(offset!(neighbour_primary_key), &raw mut (*record).address);
+            }
+            neighbour.put(offset!(neighbour_ha), &raw mut (*record).lladdr);
+            change.new_lladdr.put(0, &raw mut (*record).new_lladdr);
+            device.follow(offset!(net_device_dev_addr)).put(0, &raw mut (*record).device_lladdr);
+            (*record).reserved = [0; 4];
+            device.put(offset!(net_device_name), &raw mut (*record).ifname);
+        }
+    });
+}

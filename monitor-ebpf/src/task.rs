@@ -1,0 +1,116 @@
+//! Who is current: an identity in every record, the details once per identity.
+//!
+//! `ip`, `umount` and CNI plugins are gone within milliseconds, so everything that names them is taken here.
+
+use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_ktime_get_boot_ns};
+use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_current_uid_gid};
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::LruHashMap;
+use kevtmon_ebpf::{AncestorRecord, Counter, Header, KIND_TASK, TaskId, TaskRecord};
+
+use crate::emit;
+use crate::memory::{Kernel, copy_arguments, offset, walk_names};
+
+/// `PF_KTHREAD` of `include/linux/sched.h`.
+const PF_KTHREAD: u32 = 0x0020_0000;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Identity {
+    start_ns: u64,
+    tgid: u32,
+    exec_id: u32,
+}
+
+/// Tasks whose details were sent.
+#[map]
+static TOLD: LruHashMap<Identity, u8> = LruHashMap::with_max_entries(1024, 0);
+
+/// No actor.
+pub(crate) const NOBODY: TaskId =
+    TaskId { tgid: 0, tid: 0, start_ns: 0, exec_id: 0, reserved: 0, comm: [0; 16] };
+
+/// The current task, if it is a process: a kernel thread or an idle CPU did nothing on its own account.
+#[inline(always)]
+pub(crate) fn current() -> Option<(Kernel, TaskId)> {
+    // SAFETY: helper without arguments.
+    let task = Kernel(unsafe { bpf_get_current_task() });
+    let ids = bpf_get_current_pid_tgid();
+    let tgid = (ids >> 32) as u32;
+    let flags: u32 = task.get(offset!(task_flags));
+    if tgid == 0 || flags & PF_KTHREAD != 0 {
+        return None;
+    }
+    let leader = task.follow(offset!(task_group_leader));
+    let id = TaskId {
+        tgid,
+        tid: ids as u32,
+        start_ns: leader.get(offset!(task_start_boottime)),
+        exec_id: leader.get(offset!(task_self_exec_id)),
+        reserved: 0,
+        comm: bpf_get_current_comm().unwrap_or_default(),
+    };
+    Some((task, id))
+}
+
+/// Sends the details of a task, unless that was done before.
+#[inline(always)]
+pub(crate) fn tell(task: Kernel, id: &TaskId) {
+    let identity = Identity { start_ns: id.start_ns, tgid: id.tgid, exec_id: id.exec_id };
+    // SAFETY: the map's values are plain bytes.
+    if unsafe { TOLD.get(&identity) }.is_some() {
+        return;
+    }
+    if emit::record::<TaskRecord>(Counter::TaskRingFull, |record| fill(record, task, id)) {
+        let _ = TOLD.insert(&identity, &1, 0);
+    }
+}
+
+/// Mount namespace of a task.
+#[inline(always)]
+pub(crate) fn mount_namespace(task: Kernel) -> u32 {
+    task.follow(offset!(task_nsproxy)).follow(offset!(nsproxy_mnt_ns)).get(offset!(mnt_namespace_inum))
+}
+
+#[inline(always)]
+fn fill(record: *mut TaskRecord, task: Kernel, id: &TaskId) {
+    // SAFETY: the ring gave memory for a whole record; every field is written below, `argv` as far as its
+    // length says, and the daemon reads no further.
+    unsafe {
+        (*record).header = Header { kind: KIND_TASK, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+        (*record).task = *id;
+        (*record).uid = bpf_get_current_uid_gid() as u32;
+        (*record).netns =
+            task.follow(offset!(task_nsproxy)).follow(offset!(nsproxy_net_ns)).get(offset!(net_ns_inum));
+        (*record).mntns = mount_namespace(task);
+
+        let mm = task.follow(offset!(task_mm));
+        (*record).argv_len = copy_arguments(
+            mm.get(offset!(mm_arg_start)),
+            mm.get(offset!(mm_arg_end)),
+            &raw mut (*record).argv,
+        );
+        let dentry = mm.follow(offset!(mm_exe_file)).follow(offset!(file_dentry));
+        walk_names(dentry, offset!(dentry_parent), offset!(dentry_name), &raw mut (*record).exe);
+
+        let css_set = task.follow(offset!(task_cgroups));
+        let v1 =
+            css_set.follow(offset!(css_set_subsys)).follow(offset!(css_cgroup)).follow(offset!(cgroup_kn));
+        walk_names(v1, offset!(kernfs_parent), offset!(kernfs_name), &raw mut (*record).cgroup_v1);
+        let v2 = css_set.follow(offset!(css_set_dfl_cgrp)).follow(offset!(cgroup_kn));
+        walk_names(v2, offset!(kernfs_parent), offset!(kernfs_name), &raw mut (*record).cgroup_v2);
+
+        let mut ancestor = task;
+        let mut index = 0;
+        while index < 3 {
+            ancestor = ancestor.follow(offset!(task_real_parent)).follow(offset!(task_group_leader));
+            (*record).ancestors[index] = AncestorRecord {
+                tgid: ancestor.get(offset!(task_tgid)),
+                reserved: 0,
+                start_ns: ancestor.get(offset!(task_start_boottime)),
+                comm: ancestor.get(offset!(task_comm)),
+            };
+            index += 1;
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! A change of a neighbor entry.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{Header, TaskId};
+
+/// Longest hardware address that is carried: InfiniBand's 20 bytes (the kernel's `MAX_ADDR_LEN` is 32).
+pub const LLADDR_CAPACITY: usize = 20;
+
+/// Values of [`NeighborRecord::operation`].
+pub mod operation {
+    /// A permanent entry was deleted by request.
+    pub const DELETED: u8 = 1;
+    /// A permanent entry got another link-layer address or lost its permanence.
+    pub const CHANGED: u8 = 2;
+    /// Resolution or probing gave up.
+    pub const FAILED: u8 = 3;
+    /// A permanent entry went together with its interface, address or namespace.
+    pub const COLLATERAL: u8 = 4;
+}
+
+/// Bits of [`NeighborRecord::device_marks`].
+pub mod device_mark {
+    /// The interface is queued for deletion (`net_device.unreg_list` is linked).
+    pub const UNREGISTERING: u8 = 1;
+    /// The interface still has an IPv4 address (`in_device.ifa_list`).
+    pub const HAS_ADDRESS: u8 = 2;
+}
+
+/// A change of a neighbor entry; at most 200 bytes, the task's details come in a record of their own.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct NeighborRecord {
+    /// `KIND_NEIGHBOR`.
+    pub header: Header,
+    /// Current task; all zero where the current task has nothing to do with it.
+    pub task: TaskId,
+    /// Namespace of the interface.
+    pub netns: u32,
+    /// Interface index.
+    pub ifindex: u32,
+    /// `net_device.flags`.
+    pub device_flags: u32,
+    /// Netlink port id of the request, 0 for ioctl and kernel.
+    pub netlink_port: u32,
+    /// `AF_INET` or `AF_INET6`.
+    pub family: u16,
+    /// One of [`operation`].
+    pub operation: u8,
+    /// `neighbour.nud_state` before.
+    pub old_state: u8,
+    /// State asked for.
+    pub new_state: u8,
+    /// Bytes of the hardware addresses that count.
+    pub lladdr_len: u8,
+    /// Bits of [`device_mark`].
+    pub device_marks: u8,
+    /// Whether `new_lladdr` is set.
+    pub has_new_lladdr: u8,
+    /// Protocol address, network order; IPv4 in the first four bytes.
+    pub address: [u8; 16],
+    /// Hardware address of the entry before.
+    pub lladdr: [u8; LLADDR_CAPACITY],
+    /// Hardware address of the request.
+    pub new_lladdr: [u8; LLADDR_CAPACITY],
+    /// Hardware address of the interface now.
+    pub device_lladdr: [u8; LLADDR_CAPACITY],
+    /// Zero; rounds up to the alignment.
+    pub reserved: [u8; 4],
+    /// Interface name, NUL-terminated.
+    pub ifname: [u8; 16],
+}
+
+const _: () = assert!(size_of::<NeighborRecord>() == 176);

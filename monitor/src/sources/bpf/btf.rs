@@ -1,0 +1,302 @@
+//! Where the running kernel keeps what the programs read: a small reader of BTF.
+//!
+//! Only structures, unions, typedefs and enums matter here; everything else is stepped over. Layout:
+//! `Documentation/bpf/btf.rst`. Bytes in, offsets out; any bytes give an answer or an error, never a panic.
+
+use kevtmon_ebpf::{MISSING, Offsets};
+use thiserror::Error;
+
+/// What can be wrong with type information.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum BtfError {
+    /// The bytes are no BTF, or cut.
+    #[error("malformed BTF at byte {0}")]
+    Malformed(usize),
+    /// A member that the programs cannot do without.
+    #[error("this kernel's BTF has no {0}")]
+    Missing(&'static str),
+}
+
+const MAGIC: u16 = 0xeb9f;
+
+const KIND_STRUCT: u32 = 4;
+const KIND_UNION: u32 = 5;
+const KIND_ENUM: u32 = 6;
+const KIND_TYPEDEF: u32 = 8;
+
+/// Type information of a kernel.
+pub struct Btf<'a> {
+    bytes: &'a [u8],
+    strings: usize,
+    /// Byte position of each type; type 0 is void.
+    types: Vec<usize>,
+}
+
+#[derive(Clone, Copy)]
+struct Type {
+    at: usize,
+    name: u32,
+    kind: u32,
+    vlen: usize,
+    kind_flag: bool,
+    size_or_type: u32,
+}
+
+impl<'a> Btf<'a> {
+    /// Indexes the types.
+    ///
+    /// # Errors
+    /// When the bytes are not BTF or end early.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, BtfError> {
+        let word = |at| read_u32(bytes, at).ok_or(BtfError::Malformed(at));
+        let magic = bytes.first_chunk::<2>().map(|b| u16::from_ne_bytes(*b));
+        if magic != Some(MAGIC) {
+            return Err(BtfError::Malformed(0));
+        }
+        let header = word(4)? as usize;
+        let start = header + word(8)? as usize;
+        let end = start + word(12)? as usize;
+        let strings = header + word(16)? as usize;
+        let mut btf = Self { bytes, strings, types: vec![0] };
+        let mut at = start;
+        while at < end {
+            let entry = btf.read(at)?;
+            btf.types.push(at);
+            at += 12 + extra(&entry).ok_or(BtfError::Malformed(at))?;
+        }
+        Ok(btf)
+    }
+
+    /// Byte offset of `STRUCT.MEMBER[.MEMBER]`, through anonymous members and typedefs; `None` if this
+    /// kernel has no such member.
+    #[must_use]
+    pub fn offset(&self, path: &str) -> Option<u32> {
+        self.member(path).map(|(offset, _)| offset)
+    }
+
+    /// Size in bytes of the integer that a path ends at.
+    #[must_use]
+    pub fn size(&self, path: &str) -> Option<u32> {
+        let (_, id) = self.member(path)?;
+        Some(self.resolve(id)?.size_or_type)
+    }
+
+    /// Value of an enumerator.
+    #[must_use]
+    pub fn enumerator(&self, of: &str, name: &str) -> Option<u32> {
+        self.named(of, KIND_ENUM).find_map(|entry| {
+            (0..entry.vlen).find_map(|index| {
+                let at = entry.at + 12 + index * 8;
+                (self.string(read_u32(self.bytes, at)?) == Some(name.as_bytes()))
+                    .then(|| read_u32(self.bytes, at + 4))
+                    .flatten()
+            })
+        })
+    }
+
+    fn member(&self, path: &str) -> Option<(u32, u32)> {
+        let mut names = path.split('.');
+        let of = names.next()?;
+        let names: Vec<&str> = names.collect();
+        self.named(of, KIND_STRUCT).find_map(|start| {
+            let mut current = start;
+            let mut offset = 0;
+            let mut id = 0;
+            for name in &names {
+                let (member_offset, member_id) = self.find(&current, name, 0)?;
+                offset += member_offset;
+                id = member_id;
+                current = self.resolve(id)?;
+            }
+            Some((offset, id))
+        })
+    }
+
+    fn find(&self, of: &Type, name: &str, depth: u32) -> Option<(u32, u32)> {
+        if !matches!(of.kind, KIND_STRUCT | KIND_UNION) || depth > 8 {
+            return None;
+        }
+        (0..of.vlen).find_map(|index| {
+            let at = of.at + 12 + index * 12;
+            let name_offset = read_u32(self.bytes, at)?;
+            let id = read_u32(self.bytes, at + 4)?;
+            let mut bits = read_u32(self.bytes, at + 8)?;
+            if of.kind_flag {
+                bits &= 0x00ff_ffff;
+            }
+            let found = self.string(name_offset)?;
+            if found == name.as_bytes() {
+                Some((bits / 8, id))
+            } else if found.is_empty() {
+                let (inner, id) = self.find(&self.resolve(id)?, name, depth + 1)?;
+                Some((bits / 8 + inner, id))
+            } else {
+                None
+            }
+        })
+    }
+
+    /// Follows typedefs and qualifiers.
+    fn resolve(&self, mut id: u32) -> Option<Type> {
+        for _ in 0..32 {
+            let entry = self.read(*self.types.get(id as usize).filter(|at| **at > 0)?).ok()?;
+            // typedef, volatile, const, restrict, type tag
+            if matches!(entry.kind, KIND_TYPEDEF | 9 | 10 | 11 | 18) {
+                id = entry.size_or_type;
+            } else {
+                return Some(entry);
+            }
+        }
+        None
+    }
+
+    fn named<'b>(&'b self, name: &'b str, kind: u32) -> impl Iterator<Item = Type> + 'b {
+        self.types.iter().skip(1).filter_map(move |at| {
+            let entry = self.read(*at).ok()?;
+            (entry.kind == kind && self.string(entry.name) == Some(name.as_bytes())).then_some(entry)
+        })
+    }
+
+    fn string(&self, offset: u32) -> Option<&'a [u8]> {
+        let tail = self.bytes.get(self.strings + offset as usize..)?;
+        Some(&tail[..tail.iter().position(|byte| *byte == 0)?])
+    }
+
+    fn read(&self, at: usize) -> Result<Type, BtfError> {
+        let word = |offset| read_u32(self.bytes, at + offset).ok_or(BtfError::Malformed(at));
+        let info = word(4)?;
+        Ok(Type {
+            at,
+            name: word(0)?,
+            kind: (info >> 24) & 0x1f,
+            vlen: (info & 0xffff) as usize,
+            kind_flag: info >> 31 == 1,
+            size_or_type: word(8)?,
+        })
+    }
+}
+
+/// Bytes that follow a type's common part.
+fn extra(entry: &Type) -> Option<usize> {
+    Some(match entry.kind {
+        1 | 14 | 17 => 4,
+        3 => 12,
+        KIND_STRUCT | KIND_UNION | 15 | 19 => entry.vlen * 12,
+        KIND_ENUM | 13 => entry.vlen * 8,
+        2 | 7..=12 | 16 | 18 => 0,
+        _ => return None,
+    })
+}
+
+fn read_u32(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk::<4>().map(|b| u32::from_ne_bytes(*b))
+}
+
+/// v1 controllers, the likeliest to name a container first.
+const CONTROLLERS: [&str; 4] = ["pids_cgrp_id", "memory_cgrp_id", "freezer_cgrp_id", "cpu_cgrp_id"];
+
+/// Resolves all that the programs read.
+///
+/// # Errors
+/// When a member is missing that a program cannot do without.
+pub fn resolve(btf: &Btf<'_>) -> Result<Offsets, BtfError> {
+    let need = |path: &'static str| btf.offset(path).ok_or(BtfError::Missing(path));
+    let want = |paths: &[&str]| paths.iter().find_map(|path| btf.offset(path)).unwrap_or(MISSING);
+    let controller = CONTROLLERS.iter().find_map(|name| btf.enumerator("cgroup_subsys_id", name));
+    let subsystems = btf.offset("css_set.subsys");
+    Ok(Offsets {
+        neighbour_dev: need("neighbour.dev")?,
+        neighbour_tbl: need("neighbour.tbl")?,
+        neighbour_nud_state: need("neighbour.nud_state")?,
+        neighbour_dead: need("neighbour.dead")?,
+        neighbour_ha: need("neighbour.ha")?,
+        neighbour_primary_key: need("neighbour.primary_key")?,
+        neigh_table_family: need("neigh_table.family")?,
+        net_device_ifindex: need("net_device.ifindex")?,
+        net_device_flags: need("net_device.flags")?,
+        net_device_name: need("net_device.name")?,
+        // possible_net_t holds one pointer.
+        net_device_nd_net: need("net_device.nd_net.net")?,
+        net_device_addr_len: need("net_device.addr_len")?,
+        net_device_dev_addr: need("net_device.dev_addr")?,
+        net_device_unreg_list: need("net_device.unreg_list.next")?,
+        net_device_ip_ptr: need("net_device.ip_ptr")?,
+        in_device_ifa_list: need("in_device.ifa_list")?,
+        net_ns_inum: need("net.ns.inum")?,
+        task_flags: need("task_struct.flags")?,
+        task_group_leader: need("task_struct.group_leader")?,
+        task_real_parent: need("task_struct.real_parent")?,
+        task_tgid: need("task_struct.tgid")?,
+        // Called real_start_time before 5.5.
+        task_start_boottime: want(&["task_struct.start_boottime", "task_struct.real_start_time"]),
+        task_self_exec_id: want(&["task_struct.self_exec_id"]),
+        task_comm: need("task_struct.comm")?,
+        task_mm: need("task_struct.mm")?,
+        task_nsproxy: need("task_struct.nsproxy")?,
+        task_cgroups: want(&["task_struct.cgroups"]),
+        mm_arg_start: need("mm_struct.arg_start")?,
+        mm_arg_end: need("mm_struct.arg_end")?,
+        mm_exe_file: need("mm_struct.exe_file")?,
+        file_dentry: need("file.f_path.dentry")?,
+        dentry_parent: need("dentry.d_parent")?,
+        dentry_name: need("dentry.d_name.name")?,
+        nsproxy_net_ns: need("nsproxy.net_ns")?,
+        nsproxy_mnt_ns: need("nsproxy.mnt_ns")?,
+        mnt_namespace_inum: need("mnt_namespace.ns.inum")?,
+        css_set_subsys: match (subsystems, controller) {
+            (Some(offset), Some(index)) => offset + index * 8,
+            _ => MISSING,
+        },
+        css_set_dfl_cgrp: want(&["css_set.dfl_cgrp"]),
+        css_cgroup: want(&["cgroup_subsys_state.cgroup"]),
+        cgroup_kn: want(&["cgroup.kn"]),
+        // Renamed when it came under RCU, 6.15.
+        kernfs_parent: want(&["kernfs_node.__parent", "kernfs_node.parent"]),
+        kernfs_name: want(&["kernfs_node.name"]),
+        // The flags were renumbered together with the widening of neighbour.flags to 32 bits, 5.16.
+        admin_flag: if btf.size("neighbour.flags") == Some(4) { 1 << 7 } else { 1 << 31 },
+        reserved: 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vmlinux() -> Option<Vec<u8>> {
+        std::fs::read("/sys/kernel/btf/vmlinux").ok()
+    }
+
+    #[test]
+    fn the_running_kernel_has_all_that_the_programs_read() {
+        let Some(bytes) = vmlinux() else {
+            eprintln!("this kernel has no BTF: nothing to resolve");
+            return;
+        };
+        let offsets = resolve(&Btf::parse(&bytes).unwrap()).unwrap();
+        assert_ne!(offsets.task_start_boottime, MISSING);
+        assert_ne!(offsets.net_ns_inum, 0);
+    }
+
+    #[test]
+    fn a_member_of_an_anonymous_union_is_found() {
+        let Some(bytes) = vmlinux() else {
+            eprintln!("this kernel has no BTF: nothing to resolve");
+            return;
+        };
+        let btf = Btf::parse(&bytes).unwrap();
+        assert_eq!(btf.offset("list_head.prev"), Some(8));
+        assert!(btf.offset("sk_buff.next").is_some());
+        assert_eq!(btf.offset("list_head.nonsense"), None);
+        assert_eq!(btf.offset("no_such_struct.member"), None);
+    }
+
+    #[test]
+    fn cut_or_wrong_bytes_are_an_error() {
+        assert_eq!(Btf::parse(&[]).err(), Some(BtfError::Malformed(0)));
+        assert_eq!(Btf::parse(b"ELF is not BTF").err(), Some(BtfError::Malformed(0)));
+        if let Some(bytes) = vmlinux() {
+            assert!(Btf::parse(&bytes[..100]).is_err());
+        }
+    }
+}
