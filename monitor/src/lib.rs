@@ -12,6 +12,9 @@ pub mod sources;
 
 pub mod observation;
 
+pub mod core;
+pub mod node;
+
 pub mod event;
 
 pub mod redact;

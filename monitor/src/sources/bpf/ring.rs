@@ -78,15 +78,10 @@ impl BpfSource {
     /// When the ring cannot be polled at all.
     pub async fn run(mut self, proc: Proc, host_netns: NsInum, tx: Sender) -> Result<(), BpfError> {
         // Polled through a descriptor of its own, since reading borrows the ring.
-        let poll = self
-            .ring
-            .as_fd()
-            .try_clone_to_owned()
-            // SAFETY: an OwnedFd keeps its descriptor open and the same until it is dropped.
-            .and_then(|fd| {
-                unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }.map_err(Into::into)
-            })
-            .map_err(BpfError::Poll)?;
+        let fd = self.ring.as_fd().try_clone_to_owned().map_err(BpfError::Poll)?;
+        // SAFETY: an OwnedFd keeps its descriptor open and the same until it is dropped.
+        let poll = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
+            .map_err(|error| BpfError::Poll(error.into()))?;
         let _log = self.logger.take().map(forward_log);
         for status in std::mem::take(&mut self.statuses) {
             if tx.send(seen(Fact::Source(status))).await.is_err() {

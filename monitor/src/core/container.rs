@@ -1,0 +1,63 @@
+//! Container lifecycle.
+
+use super::Core;
+use super::join::whose;
+use super::neighbor::Wait;
+use crate::event::{Event, Kind, Severity};
+use crate::node::containers::Transition;
+use crate::observation::{BootNs, ContainerFacts, ContainerState};
+
+impl Core {
+    pub(super) fn container(&mut self, at: BootNs, facts: ContainerFacts) {
+        let id = facts.id.clone();
+        let transition = self.containers.put(facts);
+        if let Some(transition) = transition {
+            self.tell_container(at, &transition);
+        }
+        self.answered(at, &Wait::Container(id), true);
+    }
+
+    pub(super) fn container_gone(&mut self, at: BootNs, id: &str) {
+        if let Some(transition) = self.containers.remove(at, id) {
+            self.tell_container(at, &transition);
+        }
+    }
+
+    pub(super) fn runtime_snapshot(&mut self, at: BootNs, runtime: &str, list: Vec<ContainerFacts>) {
+        let ids: Vec<String> = list.iter().map(|facts| facts.id.clone()).collect();
+        // The first list of a runtime is what is, not what happens.
+        let first = !self.containers.counts().keys().any(|(known, _)| known == runtime)
+            && !self.statuses.get(runtime).is_some_and(|status| status.up);
+        for transition in self.containers.replace(at, runtime, list) {
+            if !first {
+                self.tell_container(at, &transition);
+            }
+        }
+        for id in ids {
+            self.answered(at, &Wait::Container(id), true);
+        }
+    }
+
+    fn tell_container(&mut self, at: BootNs, transition: &Transition) {
+        let Some(facts) = self.containers.get(&transition.id) else {
+            return;
+        };
+        let (kind, severity, verb) = match (transition.from, transition.to) {
+            (_, None) => (Kind::ContainerRemoved, Severity::Info, "removed"),
+            (Some(ContainerState::Paused), Some(ContainerState::Running)) => return,
+            (_, Some(ContainerState::Running)) => (Kind::ContainerStarted, Severity::Info, "started"),
+            (_, Some(ContainerState::Created)) => (Kind::ContainerCreated, Severity::Debug, "created"),
+            (_, Some(ContainerState::Exited | ContainerState::Dead)) => {
+                (Kind::ContainerExited, Severity::Info, "exited")
+            }
+            _ => return,
+        };
+        let target = self.target_of(facts);
+        let message = match &target.pod {
+            Some(_) => format!("container {}{} {verb}", facts.name, whose(&target)),
+            None => format!("container {} {verb}", facts.name),
+        };
+        let event = Event { target: Some(target), ..self.event(at, kind, severity, message) };
+        self.emit(event);
+    }
+}

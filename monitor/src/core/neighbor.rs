@@ -1,0 +1,249 @@
+//! Neighbor entries: what was lost, by whom, whose it was.
+
+use super::join::{who, whose};
+use super::{Core, NsInum};
+use crate::event::{Event, Kind, Neighbor, Severity, Target};
+use crate::node::cgroup;
+use crate::node::containers::is_live;
+use crate::observation::{BootNs, NeighborCause, NeighborChange, NeighborOp, Request};
+
+/// An event waits this long for what is missing to name it.
+const PATIENCE_NS: u64 = 500_000_000;
+/// More than this wait only in a storm; then naming late costs more than naming less.
+const HELD_MAX: usize = 1024;
+
+/// What an event waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// The content of a namespace.
+    Netns(NsInum),
+    /// A container that the runtime has not told of yet.
+    Container(String),
+    /// Whether the container's process still lives.
+    Process(u32),
+}
+
+/// A change that waits.
+#[derive(Debug)]
+pub(super) struct Held {
+    at: BootNs,
+    pub(super) deadline: BootNs,
+    change: NeighborChange,
+    wait: Wait,
+    asked: Asked,
+}
+
+/// What was asked already.
+#[derive(Debug, Clone, Copy, Default)]
+struct Asked {
+    netns: bool,
+    container: bool,
+    /// The answer, if it was asked.
+    alive: Option<bool>,
+}
+
+impl Core {
+    pub(super) fn neighbor(&mut self, at: BootNs, change: NeighborChange) {
+        self.hold_or_tell(at, at, change, Asked::default());
+    }
+
+    /// An answer came: what waited for it goes on.
+    pub(super) fn answered(&mut self, now: BootNs, answer: &Wait, positive: bool) {
+        let mut index = 0;
+        while index < self.held.len() {
+            if self.held[index].wait != *answer {
+                index += 1;
+                continue;
+            }
+            let Some(mut held) = self.held.remove(index) else {
+                return;
+            };
+            if let Wait::Process(_) = answer {
+                held.asked.alive = Some(positive);
+            }
+            // It may wait for something else now; that goes to the end, and is not looked at again.
+            self.hold_or_tell(now, held.at, held.change, held.asked);
+        }
+    }
+
+    pub(super) fn release_overdue(&mut self, now: BootNs) {
+        while let Some(position) = self.held.iter().position(|held| held.deadline <= now) {
+            if let Some(held) = self.held.remove(position) {
+                self.tell(held.at, &held.change, held.asked);
+            }
+        }
+    }
+
+    fn hold_or_tell(&mut self, now: BootNs, at: BootNs, change: NeighborChange, mut asked: Asked) {
+        let deadline = at.saturating_add(PATIENCE_NS);
+        let room = self.held.len() < HELD_MAX && now < deadline;
+        let Some(wait) = self.missing(&change, asked).filter(|_| room) else {
+            return self.tell(at, &change, asked);
+        };
+        let asked_before = self.held.iter().any(|held| held.wait == wait);
+        match &wait {
+            Wait::Netns(netns) => {
+                asked.netns = true;
+                if !asked_before {
+                    self.request(Request::Netns { netns: *netns });
+                }
+            }
+            Wait::Container(_) => asked.container = true,
+            Wait::Process(tgid) => {
+                if !asked_before {
+                    self.request(Request::ProcessState { tgid: *tgid });
+                }
+            }
+        }
+        self.held.push_back(Held { at, deadline, change, wait, asked });
+    }
+
+    /// What would have to be known to name this change truthfully.
+    fn missing(&self, change: &NeighborChange, asked: Asked) -> Option<Wait> {
+        let netns = change.key.netns;
+        if !asked.netns && netns != self.settings.host_netns && self.namespaces.get(netns).is_none() {
+            return Some(Wait::Netns(netns));
+        }
+        // A runtime takes a container's links down after its processes are gone. That is no fault, and
+        // whether it was so is told by the process, sooner and surer than by the runtime's own events.
+        let owner = self.containers.in_netns(netns);
+        if let Some(tgid) = owner.filter(|owner| is_live(owner.state)).and_then(|owner| owner.tgid)
+            && asked.alive.is_none()
+            && change.op == NeighborOp::Deleted
+            && !matches!(change.cause, NeighborCause::Admin | NeighborCause::NetnsExit)
+        {
+            return Some(Wait::Process(tgid));
+        }
+        let task = change.actor.as_ref().and_then(|actor| self.tasks.get(&actor.key))?;
+        let id = cgroup::identify(task.cgroup.as_deref()?).container_id?;
+        (!asked.container && self.runtime_is_up() && self.containers.get(&id).is_none())
+            .then_some(Wait::Container(id))
+    }
+
+    fn tell(&mut self, at: BootNs, change: &NeighborChange, asked: Asked) {
+        let key = change.key;
+        let target = self.target(key.netns, asked.netns);
+        let gateway = self.namespaces.get(key.netns).map(|namespace| namespace.is_gateway(at, key.address));
+        let teardown = self.is_teardown(change, asked);
+        let cause = if teardown { NeighborCause::NetnsExit } else { self.checked_cause(at, change) };
+        let actor = change.actor.as_ref().filter(|_| !teardown).map(|task| self.actor(task, asked.container));
+        let (kind, severity) = match (change.op, gateway == Some(true)) {
+            (NeighborOp::Added, _) => (Kind::NeighborAdded, Severity::Info),
+            (NeighborOp::Deleted, _) if cause == NeighborCause::NetnsExit => {
+                (Kind::NeighborDeleted, Severity::Debug)
+            }
+            (NeighborOp::Deleted, true) => (Kind::NeighborDeleted, Severity::Warning),
+            (NeighborOp::Deleted, false) => (Kind::NeighborDeleted, Severity::Notice),
+            (NeighborOp::Changed, true) => (Kind::NeighborChanged, Severity::Warning),
+            (NeighborOp::Changed, false) => (Kind::NeighborChanged, Severity::Notice),
+            (NeighborOp::Failed, true) => (Kind::NeighborFailed, Severity::Warning),
+            (NeighborOp::Failed, false) => (Kind::NeighborFailed, Severity::Debug),
+        };
+        let by = actor.as_ref().map(who);
+        let message = message(change, cause, gateway == Some(true), &target, by.as_deref());
+        let reason = (gateway == Some(true)).then(|| match change.op {
+            NeighborOp::Added => None,
+            NeighborOp::Deleted => Some("missing"),
+            NeighborOp::Failed => Some("failed"),
+            // Another address is wrong; the same one that now can age is not wrong yet.
+            NeighborOp::Changed => change.new_lladdr.is_some().then_some("wrong-lladdr"),
+        });
+        let event = Event {
+            actor,
+            target: Some(target),
+            neighbor: Some(Neighbor {
+                address: key.address,
+                lladdr: change.lladdr.as_ref().map(ToString::to_string),
+                new_lladdr: change.new_lladdr.as_ref().map(ToString::to_string),
+                ifindex: key.ifindex,
+                ifname: change.ifname.clone(),
+                netns: key.netns,
+                state: change.old_state.map(|state| state.name().to_owned()),
+                new_state: change.new_state.map(|state| state.name().to_owned()),
+                cause: cause.name().to_owned(),
+                gateway,
+                reason: reason.flatten().map(str::to_owned),
+            }),
+            ..self.event(at, kind, severity, message)
+        };
+        self.emit(event);
+    }
+
+    /// Whether the container that the entry belonged to had ended already.
+    fn is_teardown(&self, change: &NeighborChange, asked: Asked) -> bool {
+        if asked.alive == Some(false) {
+            return true;
+        }
+        asked.alive.is_none()
+            && self.containers.in_netns(change.key.netns).is_some_and(|owner| !is_live(owner.state))
+    }
+
+    /// The kernel's record shows a change of the hardware address only by exclusion; where the model knows
+    /// that the address is the same as ever, the truth is that nobody knows.
+    fn checked_cause(&self, at: BootNs, change: &NeighborChange) -> NeighborCause {
+        let unchanged = |lladdr| {
+            self.namespaces
+                .get(change.key.netns)
+                .is_some_and(|namespace| namespace.had_lladdr(at, change.key.ifindex, lladdr))
+        };
+        match change.cause {
+            NeighborCause::LladdrChanged if change.device_lladdr.as_ref().is_some_and(unchanged) => {
+                NeighborCause::Unknown
+            }
+            cause => cause,
+        }
+    }
+}
+
+fn message(
+    change: &NeighborChange,
+    cause: NeighborCause,
+    gateway: bool,
+    target: &Target,
+    by: Option<&str>,
+) -> String {
+    let permanent = change.old_state.is_some_and(|state| state.is_permanent());
+    let mut text = String::new();
+    if permanent {
+        text.push_str("static ");
+    }
+    if gateway {
+        text.push_str("gateway ");
+    }
+    let protocol = if change.key.address.is_ipv4() { "ARP" } else { "neighbor" };
+    text.push_str(&format!("{protocol} {} on {}{}", change.key.address, change.ifname, whose(target)));
+    match change.op {
+        NeighborOp::Added => text.push_str(" set"),
+        NeighborOp::Deleted => text.push_str(" deleted"),
+        NeighborOp::Failed => text.push_str(" failed to resolve"),
+        NeighborOp::Changed => match (&change.new_lladdr, change.new_state) {
+            (Some(lladdr), _) => text.push_str(&format!(" replaced with {lladdr}")),
+            (None, Some(state)) => text.push_str(&format!(" downgraded to {}", state.name())),
+            (None, None) => text.push_str(" changed"),
+        },
+    }
+    if let Some(by) = by {
+        text.push_str(&format!(" by {by}"));
+    }
+    text.push_str(because(cause, by.is_some()));
+    text
+}
+
+/// The cause as the end of a sentence, which may have named somebody.
+fn because(cause: NeighborCause, named: bool) -> &'static str {
+    match (cause, named) {
+        (NeighborCause::LinkDown, true) => ", who set the link down",
+        (NeighborCause::LinkDown, false) => " because the link was set down",
+        (NeighborCause::LinkDeleted, true) => ", who deleted the link",
+        (NeighborCause::LinkDeleted, false) => " because the link was deleted",
+        (NeighborCause::LladdrChanged, true) => ", who changed the link's MAC address",
+        (NeighborCause::LladdrChanged, false) => " because the link's MAC address changed",
+        (NeighborCause::Noarp, true) => ", who switched ARP off",
+        (NeighborCause::Noarp, false) => " because ARP was switched off",
+        (NeighborCause::LastAddressRemoved, true) => ", who removed the link's last address",
+        (NeighborCause::LastAddressRemoved, false) => " because the link lost its last address",
+        (NeighborCause::NetnsExit, _) => " because its namespace ended",
+        (NeighborCause::Gc, _) => " by garbage collection",
+        (NeighborCause::Admin | NeighborCause::Replaced | NeighborCause::Unknown, _) => "",
+    }
+}

@@ -1,0 +1,96 @@
+//! The daemon about itself: ready, degraded, stopping, and what was lost.
+
+use super::Core;
+use crate::event::{Daemon, Event, Kind, Lost, Severity, SourceStates};
+use crate::observation::{BootNs, Loss, SourceStatus};
+
+impl Core {
+    pub(super) fn source(&mut self, at: BootNs, status: SourceStatus) {
+        let name = status.source.clone();
+        let old = self.statuses.insert(name.clone(), status.clone());
+        if self.ready {
+            if old.as_ref().is_none_or(|old| old.up != status.up) {
+                self.tell_turn(at, &status);
+            }
+            return;
+        }
+        if self.settings.sources.keys().all(|source| self.statuses.contains_key(source)) {
+            self.ready = true;
+            let missing: Vec<SourceStatus> = self
+                .statuses
+                .values()
+                .filter(|status| !status.up && self.settings.sources.get(&status.source) != Some(&true))
+                .cloned()
+                .collect();
+            let message = match missing.len() {
+                0 => "ready".to_owned(),
+                _ => format!(
+                    "ready without {}",
+                    missing.iter().map(|status| status.source.as_str()).collect::<Vec<_>>().join(", ")
+                ),
+            };
+            self.tell_daemon(at, Kind::DaemonReady, Severity::Info, message);
+            for status in missing {
+                self.tell_turn(at, &status);
+            }
+        }
+    }
+
+    pub(super) fn lost(&mut self, at: BootNs, loss: &Loss) {
+        let count = loss.count.map_or_else(|| "unknown".to_owned(), |count| count.to_string());
+        let message = match loss.count {
+            Some(count) => format!("{count} records lost in {}: {}", loss.source, loss.reason),
+            None => format!("an unknown number of records lost in {}: {}", loss.source, loss.reason),
+        };
+        let event = Event {
+            lost: Some(Lost {
+                source: loss.source.clone(),
+                reason: loss.reason.clone(),
+                count,
+                from: None,
+                to: Some(self.wall_time(at)),
+            }),
+            ..self.event(at, Kind::EventsLost, Severity::Warning, message)
+        };
+        self.emit(event);
+    }
+
+    /// The last event.
+    pub fn stop(&mut self, at: BootNs) {
+        self.tell_daemon(at, Kind::DaemonStopping, Severity::Info, "stopping".to_owned());
+    }
+
+    fn tell_turn(&mut self, at: BootNs, status: &SourceStatus) {
+        let name = &status.source;
+        if status.up {
+            let kind = match self.is_degraded() {
+                true => Kind::DaemonDegraded,
+                false => Kind::DaemonReady,
+            };
+            self.tell_daemon(at, kind, Severity::Info, format!("{name} is back"));
+        } else {
+            let reason = status.reason.as_deref().unwrap_or("no reason given");
+            let message = format!("{name} is down: {reason}");
+            self.tell_daemon(at, Kind::DaemonDegraded, Severity::Warning, message);
+        }
+    }
+
+    fn is_degraded(&self) -> bool {
+        self.statuses
+            .values()
+            .any(|status| !status.up && self.settings.sources.get(&status.source) != Some(&true))
+    }
+
+    fn tell_daemon(&mut self, at: BootNs, kind: Kind, severity: Severity, message: String) {
+        let up = self.statuses.values().filter(|status| status.up);
+        let down = self.statuses.values().filter(|status| !status.up);
+        let sources: SourceStates = up
+            .map(|status| (status.source.clone(), status.rung.clone().unwrap_or_else(|| "up".into())))
+            .collect();
+        let degraded: SourceStates =
+            down.map(|status| (status.source.clone(), status.reason.clone().unwrap_or_default())).collect();
+        let daemon = Daemon { version: self.settings.version.clone(), sources, degraded };
+        let event = Event { daemon: Some(daemon), ..self.event(at, kind, severity, message) };
+        self.emit(event);
+    }
+}

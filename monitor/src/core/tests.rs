@@ -1,0 +1,406 @@
+//! Observations in, events out.
+
+use super::*;
+use crate::event::Join;
+use crate::observation::*;
+
+const HOST: NsInum = 1;
+const POD: NsInum = 7;
+const MS: u64 = 1_000_000;
+
+fn core() -> Core {
+    let mut core = Core::new(Settings {
+        node: "slave-197".into(),
+        boot_id: "b".into(),
+        version: "0".into(),
+        host_netns: HOST,
+        cmdline: Cmdline::Host,
+        sources: BTreeMap::from([("netlink".into(), false), ("docker".into(), true)]),
+    });
+    core.observe(at(0, Fact::Clock { realtime_offset_ns: 0 }));
+    core
+}
+
+fn at(at: BootNs, fact: Fact) -> Observation {
+    Observation { at, fact }
+}
+
+fn status(source: &str, up: bool) -> Fact {
+    Fact::Source(SourceStatus { source: source.into(), up, rung: None, reason: None })
+}
+
+fn snapshot(netns: NsInum) -> Fact {
+    Fact::Netns(Box::new(NetnsSnapshot {
+        netns,
+        name: None,
+        owner: None,
+        links: Vec::new(),
+        addresses: Vec::new(),
+        routes: vec![RouteFacts {
+            netns,
+            destination: None,
+            gateway: "169.254.1.1".parse().ok(),
+            ifindex: Some(2),
+        }],
+        neighbors: Vec::new(),
+    }))
+}
+
+const ID: &str = "94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb9411";
+
+fn container(state: ContainerState) -> Fact {
+    Fact::Container(Box::new(ContainerFacts {
+        id: ID.into(),
+        name: "k8s_POD_etcd1-0_lijiaob_5c94_0".into(),
+        runtime: "docker".into(),
+        image: "pause".into(),
+        state,
+        tgid: Some(16_707),
+        netns: Some(POD),
+        mntns: Some(8),
+        addresses: vec!["192.168.252.66".parse().unwrap()],
+        pod: Some(PodIdentity {
+            namespace: "lijiaob".into(),
+            name: "etcd1-0".into(),
+            uid: "5c948341-c030-4996-b888-f032577d97b0".into(),
+            sandbox_id: Some(ID.into()),
+            container_name: Some("POD".into()),
+        }),
+        sandbox: true,
+    }))
+}
+
+fn key() -> TaskKey {
+    TaskKey { tgid: 28_997, start_ns: 5, exec_id: 2 }
+}
+
+fn task(cgroup: &str) -> Fact {
+    Fact::Task(Box::new(TaskFacts {
+        key: key(),
+        uid: 0,
+        exe: Some("/opt/cni/bin/calico".into()),
+        cmdline: Some("calico".into()),
+        netns: HOST,
+        mntns: 2,
+        cgroup: Some(cgroup.into()),
+        ancestors: vec![Ancestor { tgid: 900, start_ns: 1, comm: "kubelet".into(), exe: None }],
+    }))
+}
+
+fn change(op: NeighborOp, cause: NeighborCause) -> NeighborChange {
+    NeighborChange {
+        key: NeighborKey { netns: POD, ifindex: 2, address: "169.254.1.1".parse().unwrap() },
+        ifname: "eth0".into(),
+        op,
+        cause,
+        old_state: Some(NudState::PERMANENT),
+        new_state: None,
+        lladdr: Some(LlAddr(vec![0xee; 6])),
+        new_lladdr: None,
+        device_lladdr: None,
+        actor: Some(TaskRef { key: key(), tid: 28_997, comm: "calico".into() }),
+        netlink_port: None,
+    }
+}
+
+fn deletion(cause: NeighborCause) -> Fact {
+    Fact::Neighbor(Box::new(change(NeighborOp::Deleted, cause)))
+}
+
+fn events(core: &mut Core) -> Vec<Event> {
+    core.take_output()
+        .filter_map(|output| match output {
+            Output::Event(event) => Some(*event),
+            Output::Request(_) => None,
+        })
+        .collect()
+}
+
+fn requests(core: &mut Core) -> Vec<Request> {
+    core.take_output()
+        .filter_map(|output| match output {
+            Output::Event(_) => None,
+            Output::Request(request) => Some(request),
+        })
+        .collect()
+}
+
+/// A pod's namespace and its sandbox are known, and so is the actor.
+fn settled() -> Core {
+    let mut core = core();
+    for fact in [
+        snapshot(HOST),
+        snapshot(POD),
+        container(ContainerState::Running),
+        task("/system.slice/kubelet.service"),
+    ] {
+        core.observe(at(1, fact));
+    }
+    events(&mut core);
+    core
+}
+
+#[test]
+fn a_deleted_gateway_names_the_actor_and_the_pod() {
+    let mut core = settled();
+    core.observe(at(10, deletion(NeighborCause::Admin)));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!(
+        event.message,
+        "static gateway ARP 169.254.1.1 on eth0 of pod lijiaob/etcd1-0 deleted by calico (pid 28997)"
+    );
+    assert_eq!((event.kind, event.severity), (Kind::NeighborDeleted, Severity::Warning));
+    let actor = event.actor.as_ref().unwrap();
+    assert_eq!(actor.unit.as_deref(), Some("kubelet.service"));
+    assert_eq!((actor.join, actor.cmdline.as_deref()), (Join::Host, Some("calico")));
+    let target = event.target.as_ref().unwrap();
+    assert_eq!(target.join, Join::Ok);
+    assert_eq!(target.pod.as_ref().unwrap().ip[0].to_string(), "192.168.252.66");
+    assert_eq!(event.neighbor.as_ref().unwrap().reason.as_deref(), Some("missing"));
+    assert_eq!(event.time, "1970-01-01T00:00:00.000000010Z");
+}
+
+#[test]
+fn an_event_in_an_unknown_namespace_waits_for_its_snapshot() {
+    let mut core = core();
+    core.observe(at(10, deletion(NeighborCause::Admin)));
+    assert_eq!(requests(&mut core), [Request::Netns { netns: POD }]);
+    core.observe(at(11, container(ContainerState::Running)));
+    events(&mut core);
+    core.observe(at(12, snapshot(POD)));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!(event.target.as_ref().unwrap().join, Join::Late);
+    assert_eq!(event.neighbor.as_ref().unwrap().gateway, Some(true));
+}
+
+#[test]
+fn an_event_does_not_wait_for_ever() {
+    let mut core = core();
+    core.observe(at(10, deletion(NeighborCause::Admin)));
+    let deadline = core.deadline().unwrap();
+    core.observe(at(deadline - 1, Fact::Tick));
+    assert!(events(&mut core).is_empty());
+    core.observe(at(deadline, Fact::Tick));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!(event.target.as_ref().unwrap().join, Join::Missed);
+    assert_eq!(event.neighbor.as_ref().unwrap().gateway, None);
+    assert_eq!(core.deadline(), None);
+}
+
+#[test]
+fn a_storm_in_unknown_namespaces_is_told_and_bounded() {
+    let mut core = core();
+    for index in 0..3_000 {
+        let mut one = change(NeighborOp::Deleted, NeighborCause::Admin);
+        one.key.netns = 100 + index;
+        core.observe(at(10, Fact::Neighbor(Box::new(one))));
+    }
+    let early = events(&mut core).len();
+    assert!(core.held.len() <= 1024);
+    core.observe(at(1_000 * MS, Fact::Tick));
+    assert_eq!(early + events(&mut core).len(), 3_000);
+}
+
+#[test]
+fn links_taken_down_after_the_container_ended_are_no_fault_and_nobody_did_it() {
+    let mut core = settled();
+    core.observe(at(10, deletion(NeighborCause::LinkDown)));
+    assert_eq!(requests(&mut core), [Request::ProcessState { tgid: 16_707 }]);
+    core.observe(at(11, Fact::ProcessState(ProcessState { tgid: 16_707, alive: false })));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!(event.severity, Severity::Debug);
+    assert_eq!(event.actor, None);
+    assert_eq!(event.neighbor.as_ref().unwrap().cause, "netns-exit");
+}
+
+#[test]
+fn links_taken_down_under_a_living_container_are_somebodys_doing() {
+    let mut core = settled();
+    core.observe(at(10, deletion(NeighborCause::LinkDown)));
+    core.observe(at(11, Fact::ProcessState(ProcessState { tgid: 16_707, alive: true })));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!(event.severity, Severity::Warning);
+    assert_eq!(event.neighbor.as_ref().unwrap().cause, "link-down");
+    assert!(event.message.ends_with("by calico (pid 28997), who set the link down"), "{}", event.message);
+}
+
+#[test]
+fn a_container_known_to_have_exited_is_not_asked_about() {
+    let mut core = settled();
+    core.observe(at(9, container(ContainerState::Exited)));
+    events(&mut core);
+    core.observe(at(10, deletion(NeighborCause::LinkDeleted)));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!((event.severity, &event.actor), (Severity::Debug, &None));
+}
+
+#[test]
+fn delete_add_delete_gives_two_events_in_order() {
+    let mut core = settled();
+    core.observe(at(10, deletion(NeighborCause::Admin)));
+    core.observe(at(11, deletion(NeighborCause::Admin)));
+    let seqs: Vec<u64> = events(&mut core).iter().map(|event| event.seq).collect();
+    assert_eq!(seqs.len(), 2);
+    assert_eq!(seqs[1], seqs[0] + 1);
+}
+
+#[test]
+fn an_actor_in_a_container_that_the_runtime_has_not_told_of_is_waited_for() {
+    let mut core = settled();
+    core.observe(at(2, status("docker", true)));
+    let other = "a".repeat(64);
+    core.observe(at(3, task(&format!("/docker/{other}"))));
+    events(&mut core);
+    core.observe(at(10, deletion(NeighborCause::Admin)));
+    assert!(events(&mut core).is_empty());
+    let Fact::Container(mut facts) = container(ContainerState::Running) else { unreachable!() };
+    facts.id.clone_from(&other);
+    facts.name = "culprit".into();
+    facts.netns = Some(9);
+    facts.pod = None;
+    core.observe(at(11, Fact::Container(facts)));
+    let event = events(&mut core).pop().unwrap();
+    let actor = event.actor.unwrap();
+    assert_eq!(actor.container.unwrap().name.as_deref(), Some("culprit"));
+    assert_eq!((actor.join, actor.cmdline), (Join::Late, None));
+}
+
+#[test]
+fn without_a_runtime_the_control_group_names_the_container() {
+    let mut core = core();
+    core.observe(at(1, snapshot(POD)));
+    core.observe(at(1, task(&format!("/docker/{ID}"))));
+    core.observe(at(10, deletion(NeighborCause::Admin)));
+    let event = events(&mut core).pop().unwrap();
+    let actor = event.actor.unwrap();
+    assert_eq!((actor.container.unwrap().id.as_str(), actor.join), (ID, Join::Ok));
+}
+
+fn attempt(errno: Option<u16>) -> Fact {
+    Fact::Umount(Box::new(UmountAttempt {
+        actor: TaskRef { key: key(), tid: 1, comm: "umount".into() },
+        mntns: 2,
+        path: "/mnt/x/".into(),
+        flags: 0,
+        errno,
+    }))
+}
+
+fn report(id: u64) -> Fact {
+    Fact::Holders(Box::new(HolderReport {
+        id,
+        path: "/mnt/x".into(),
+        mount: None,
+        holders: vec![Holder {
+            tgid: 94_549,
+            comm: "glusterfs".into(),
+            cmdline: None,
+            exe: None,
+            access: Access::Cwd,
+            path: Some("/mnt/x".into()),
+            fd: None,
+            cgroup: Some("/system.slice/run-r1.scope".into()),
+            mntns: Some(2),
+        }],
+        complete: true,
+        verdict: Verdict::Processes,
+        elapsed_ns: 1,
+    }))
+}
+
+#[test]
+fn refused_unmounts_are_told_at_attempts_1_2_4_8_with_one_scan_in_ten_seconds() {
+    let mut core = settled();
+    core.observe(at(10, attempt(Some(16))));
+    let asked = requests(&mut core);
+    assert!(matches!(&asked[..], [Request::Holders { id: 1, path, .. }] if path == "/mnt/x/"), "{asked:?}");
+    core.observe(at(11, report(1)));
+    for now in 12..19 {
+        core.observe(at(now, attempt(Some(16))));
+    }
+    let told: Vec<Event> = events(&mut core);
+    let attempts: Vec<_> = told.iter().map(|event| event.mount.as_ref().unwrap().attempts).collect();
+    assert_eq!(attempts, [Some(1), Some(2), Some(4), Some(8)]);
+    assert!(told.iter().all(|event| event.holders.as_ref().unwrap().len() == 1));
+    assert_eq!(
+        told[0].message,
+        "umount of /mnt/x refused: held by glusterfs (pid 94549) as its current directory"
+    );
+}
+
+#[test]
+fn the_unmount_that_succeeds_at_last_is_told_once() {
+    let mut core = settled();
+    core.observe(at(10, attempt(Some(16))));
+    core.observe(at(11, report(1)));
+    events(&mut core);
+    core.observe(at(20, attempt(None)));
+    core.observe(at(21, attempt(None)));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!(event.kind, Kind::MountReleased);
+    assert_eq!(event.mount.as_ref().unwrap().attempts, Some(1));
+}
+
+#[test]
+fn a_scan_that_never_answers_does_not_swallow_the_event() {
+    let mut core = settled();
+    core.observe(at(10, attempt(Some(16))));
+    let deadline = core.deadline().unwrap();
+    core.observe(at(deadline, Fact::Tick));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!(event.holders_verdict, Some(Verdict::Skipped));
+    assert_eq!(event.holders_complete, Some(false));
+}
+
+#[test]
+fn ready_is_told_when_every_source_has_reported_and_names_what_is_missing() {
+    let mut core = core();
+    core.observe(at(1, status("netlink", true)));
+    assert!(events(&mut core).is_empty());
+    core.observe(at(2, status("docker", false)));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!((event.kind, event.message.as_str()), (Kind::DaemonReady, "ready"));
+    assert!(event.daemon.as_ref().unwrap().degraded.contains_key("docker"));
+    core.observe(at(3, status("netlink", false)));
+    assert_eq!(events(&mut core)[0].kind, Kind::DaemonDegraded);
+    core.observe(at(4, status("netlink", true)));
+    assert_eq!(events(&mut core)[0].kind, Kind::DaemonReady);
+}
+
+#[test]
+fn the_first_list_of_a_runtime_is_silent_and_later_ones_tell_what_was_missed() {
+    let mut core = core();
+    let Fact::Container(facts) = container(ContainerState::Running) else { unreachable!() };
+    let list = |containers| Fact::RuntimeSnapshot { runtime: "docker".into(), containers };
+    core.observe(at(1, list(vec![*facts])));
+    assert!(events(&mut core).is_empty());
+    core.observe(at(2, list(Vec::new())));
+    assert_eq!(events(&mut core)[0].kind, Kind::ContainerRemoved);
+}
+
+#[test]
+fn a_link_that_did_not_change_is_silent_and_one_that_did_says_how() {
+    let mut core = settled();
+    let link = |flags| {
+        Fact::Link(Box::new(LinkFacts {
+            netns: POD,
+            ifindex: 2,
+            ifname: "eth0".into(),
+            kind: Some("veth".into()),
+            flags,
+            mac: None,
+            master: None,
+            peer: None,
+        }))
+    };
+    core.observe(at(1, link(iff::UP)));
+    assert_eq!(events(&mut core)[0].kind, Kind::LinkCreated);
+    core.observe(at(2, link(iff::UP)));
+    assert!(events(&mut core).is_empty());
+    core.observe(at(3, link(0)));
+    let told = events(&mut core);
+    assert_eq!(told[0].link.as_ref().unwrap().change, ["down"]);
+    assert_eq!(told[0].message, "veth eth0 of pod lijiaob/etcd1-0 changed: down");
+    core.observe(at(4, Fact::LinkGone { netns: POD, ifindex: 2 }));
+    assert_eq!(events(&mut core)[0].kind, Kind::LinkDeleted);
+}

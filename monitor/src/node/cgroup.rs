@@ -1,0 +1,290 @@
+//! What a control group path says of a process: its container, its pod, its unit.
+//!
+//! In: a path of `/proc/PID/cgroup` or of the kernel, of any driver and runtime. Out: the names in it.
+//! It does not know whether such a container exists: a name is only a name until a runtime confirms it.
+
+/// The names in one control group path.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CgroupIdentity {
+    /// Container id, 64 hex digits: the outermost, which is the one that the node's own runtime made.
+    pub container_id: Option<String>,
+    /// Pod uid with dashes, or 32 hex digits for a static pod.
+    pub pod_uid: Option<String>,
+    /// systemd unit: the deepest one outside the container, `user@UID.service` for all of a user's own.
+    pub unit: Option<String>,
+    /// Runtime, where the path names it.
+    pub runtime: Option<Runtime>,
+    /// What the part of the path says that lies below the container or below a user's service manager.
+    /// The container or the user may choose these names, so they are a hint, to be believed only where
+    /// nothing contradicts them.
+    pub nested: Option<Box<Self>>,
+}
+
+/// A runtime that leaves its name in the path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Runtime {
+    /// dockerd.
+    Docker,
+    /// containerd, by its CRI plugin or nerdctl.
+    Containerd,
+    /// CRI-O.
+    Crio,
+    /// podman.
+    Podman,
+}
+
+impl Runtime {
+    /// As in `ContainerFacts::runtime`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Docker => "docker",
+            Self::Containerd => "containerd",
+            Self::Crio => "crio",
+            Self::Podman => "podman",
+        }
+    }
+
+    /// By the word before a container id, or the name of the group above it.
+    fn named(word: &str) -> Option<Self> {
+        match word {
+            "docker" | "moby" => Some(Self::Docker),
+            "cri-containerd" | "nerdctl" | "k8s.io" => Some(Self::Containerd),
+            "crio" => Some(Self::Crio),
+            "libpod" | "libpod_parent" => Some(Self::Podman),
+            _ => None,
+        }
+    }
+}
+
+impl CgroupIdentity {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Reads the names in a control group path; one that names nothing gives an empty identity.
+#[must_use]
+pub fn identify(path: &str) -> CgroupIdentity {
+    // The kernel appends this in /proc when the group is removed (v2, zombies).
+    let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+    let mut identity = CgroupIdentity::default();
+    let mut parent = "";
+    let mut segments = path.split('/').filter(|segment| !matches!(*segment, "" | "." | ".."));
+    while let Some(segment) = segments.next() {
+        if let Some(uid) = pod_uid(segment) {
+            identity.pod_uid = Some(uid);
+        }
+        if is_unit(segment) {
+            identity.unit = Some(segment.to_owned());
+        }
+        let inner = container(segment);
+        if let Some((id, word)) = inner {
+            identity.container_id = Some(id.to_owned());
+            identity.runtime = Runtime::named(if word.is_empty() { parent } else { word });
+        }
+        if inner.is_some() || is_user_manager(segment) {
+            let below: Vec<&str> = segments.collect();
+            identity.nested = Some(identify(&below.join("/"))).filter(|n| !n.is_empty()).map(Box::new);
+            break;
+        }
+        parent = segment;
+    }
+    identity
+}
+
+fn is_unit(segment: &str) -> bool {
+    [".service", ".scope", ".slice"]
+        .iter()
+        .any(|suffix| segment.strip_suffix(suffix).is_some_and(|stem| !stem.is_empty()))
+}
+
+/// Below it, cgroups are delegated to the user.
+fn is_user_manager(segment: &str) -> bool {
+    segment.starts_with("user@") && segment.ends_with(".service")
+}
+
+/// The container id of one segment and the word before it: `ID`, `crio-ID`, `docker-ID.scope`, and
+/// `X.slice:cri-containerd:ID`, which runc makes of a systemd name when it drives cgroupfs.
+fn container(segment: &str) -> Option<(&str, &str)> {
+    let stem = segment.strip_suffix(".scope").unwrap_or(segment);
+    let (word, id) = match stem.rsplit_once([':', '-']) {
+        Some((head, id)) => (head.rsplit_once(':').map_or(head, |(_, word)| word), id),
+        None => ("", stem),
+    };
+    // conmon watches the container from outside of it, under the container's id.
+    (is_id(id) && !word.split('-').any(|part| part == "conmon")).then_some((id, word))
+}
+
+/// Whether it is a full container id.
+fn is_id(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(is_hex)
+}
+
+fn is_hex(byte: u8) -> bool {
+    matches!(byte, b'0'..=b'9' | b'a'..=b'f')
+}
+
+/// The pod uid of one segment: `podUID`, or the slice `kubepods[-QOS]-podUID.slice` with its dashes made
+/// underscores, because a dash nests slices.
+fn pod_uid(segment: &str) -> Option<String> {
+    let slice = segment.split_once(':').map_or(segment, |(slice, _)| slice);
+    let uid = match slice.strip_suffix(".slice") {
+        Some(stem) => {
+            let (above, uid) = stem.rsplit_once("-pod")?;
+            if !above.split('-').any(|part| part == "kubepods") {
+                return None;
+            }
+            uid.replace('_', "-")
+        }
+        None => slice.strip_prefix("pod")?.to_owned(),
+    };
+    is_pod_uid(&uid).then_some(uid)
+}
+
+/// A UUID, or the 32 hex digits that a static pod has: the hash of its manifest.
+fn is_pod_uid(uid: &str) -> bool {
+    let groups: Vec<&str> = uid.split('-').collect();
+    uid.bytes().all(|byte| byte == b'-' || is_hex(byte))
+        && match *groups {
+            [one] => one.len() == 32,
+            [a, b, c, d, e] => [a.len(), b.len(), c.len(), d.len(), e.len()] == [8, 4, 4, 4, 12],
+            _ => false,
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "eebb8e08-a296-49c3-8679-03a110f0de3f";
+    const SLICE_UID: &str = "eebb8e08_a296_49c3_8679_03a110f0de3f";
+    const STATIC_UID: &str = "0123456789abcdef0123456789abcdef";
+
+    fn id(digit: char) -> String {
+        digit.to_string().repeat(64)
+    }
+
+    /// Fills `{A}`, `{B}` (ids), `{U}` (uid), `{S}` (uid in a slice) and `{T}` (static uid).
+    fn fill(text: &str) -> String {
+        text.replace("{A}", &id('a'))
+            .replace("{B}", &id('b'))
+            .replace("{U}", UID)
+            .replace("{S}", SLICE_UID)
+            .replace("{T}", STATIC_UID)
+    }
+
+    /// Path; container, pod, unit and runtime, `-` for none.
+    #[rustfmt::skip]
+    const FORMS: &[(&str, [&str; 4])] = &[
+        // Kubernetes, cgroupfs driver.
+        ("/kubepods/pod{U}/{A}", ["{A}", "{U}", "-", "-"]),
+        ("/kubepods/burstable/pod{U}/{A}", ["{A}", "{U}", "-", "-"]),
+        ("/kubepods/besteffort/pod{T}/{A}", ["{A}", "{T}", "-", "-"]),
+        ("/kubepods/besteffort/pod{U}/crio-{A}", ["{A}", "{U}", "-", "crio"]),
+        ("/kubepods/besteffort/pod{U}/crio-conmon-{A}", ["-", "{U}", "-", "-"]),
+        ("/kubepods/burstable/pod{U}", ["-", "{U}", "-", "-"]),
+        // Kubernetes, systemd driver.
+        ("/kubepods.slice/kubepods-pod{S}.slice/docker-{A}.scope", ["{A}", "{U}", "docker-{A}.scope", "docker"]),
+        ("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{S}.slice/cri-containerd-{A}.scope",
+            ["{A}", "{U}", "cri-containerd-{A}.scope", "containerd"]),
+        ("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{S}.slice/crio-{A}.scope/container",
+            ["{A}", "{U}", "crio-{A}.scope", "crio"]),
+        ("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{S}.slice/crio-conmon-{A}.scope",
+            ["-", "{U}", "crio-conmon-{A}.scope", "-"]),
+        ("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{T}.slice/docker-{A}.scope",
+            ["{A}", "{T}", "docker-{A}.scope", "docker"]),
+        ("/kubepods.slice/kubepods-pod{S}.slice", ["-", "{U}", "kubepods-pod{S}.slice", "-"]),
+        // A systemd name under the cgroupfs driver of the runtime.
+        ("/system.slice/containerd.service/kubepods-burstable-pod{S}.slice:cri-containerd:{A}",
+            ["{A}", "{U}", "containerd.service", "containerd"]),
+        ("/kubepods-besteffort-pod{T}.slice:cri-containerd:{A}", ["{A}", "{T}", "-", "containerd"]),
+        ("/kubepods-pod{S}.slice:crio:{A}", ["{A}", "{U}", "-", "crio"]),
+        ("/kubepods-pod{S}.slice:docker:{A}", ["{A}", "{U}", "-", "docker"]),
+        ("/system.slice:docker:{A}", ["{A}", "-", "-", "docker"]),
+        // Without Kubernetes.
+        ("/docker/{A}", ["{A}", "-", "-", "docker"]),
+        ("/docker/{A}/init", ["{A}", "-", "-", "docker"]),
+        ("/system.slice/docker-{A}.scope", ["{A}", "-", "docker-{A}.scope", "docker"]),
+        ("/my-group/{A}", ["{A}", "-", "-", "-"]),
+        ("/machine.slice/libpod-{A}.scope/container", ["{A}", "-", "libpod-{A}.scope", "podman"]),
+        ("/machine.slice/libpod-conmon-{A}.scope", ["-", "-", "libpod-conmon-{A}.scope", "-"]),
+        ("/libpod_parent/libpod-{A}", ["{A}", "-", "-", "podman"]),
+        ("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope",
+            ["-", "-", "user@1000.service", "-"]),
+        ("/system.slice/nerdctl-{A}.scope", ["{A}", "-", "nerdctl-{A}.scope", "containerd"]),
+        ("/k8s.io/{A}", ["{A}", "-", "-", "containerd"]),
+        // Prefixes: a kubelet with --cgroup-root, kind, a reader in a cgroup namespace.
+        ("/kubelet/kubepods/burstable/pod{U}/{A}", ["{A}", "{U}", "-", "-"]),
+        ("/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod{S}.slice/cri-containerd-{A}.scope",
+            ["{A}", "{U}", "cri-containerd-{A}.scope", "containerd"]),
+        ("/../../kubepods/pod{U}/{A}", ["{A}", "{U}", "-", "-"]),
+        ("/../cri-containerd-{A}.scope", ["{A}", "-", "cri-containerd-{A}.scope", "containerd"]),
+        ("/docker/{A} (deleted)", ["{A}", "-", "-", "docker"]),
+        // Units.
+        ("/system.slice/kubelet.service", ["-", "-", "kubelet.service", "-"]),
+        ("/system.slice/run-r0123456789abcdef0123456789abcdef.scope",
+            ["-", "-", "run-r0123456789abcdef0123456789abcdef.scope", "-"]),
+        ("/user.slice/user-0.slice/session-3.scope", ["-", "-", "session-3.scope", "-"]),
+        ("/system.slice/system-getty.slice/getty@tty1.service", ["-", "-", "getty@tty1.service", "-"]),
+        ("/system.slice/a.service/child", ["-", "-", "a.service", "-"]),
+        // Nothing, or nearly something.
+        ("/", ["-", "-", "-", "-"]),
+        ("", ["-", "-", "-", "-"]),
+        ("/.service/.slice", ["-", "-", "-", "-"]),
+        ("/docker/0123", ["-", "-", "-", "-"]),
+        ("/docker/{A}a", ["-", "-", "-", "-"]),
+        ("/podium/podcast.slice", ["-", "-", "podcast.slice", "-"]),
+        ("/system.slice/my-pod{S}.slice", ["-", "-", "my-pod{S}.slice", "-"]),
+        ("/pod-eebb8e08a29649c386790-3a110f0de3f", ["-", "-", "-", "-"]),
+        ("/kubepods/podé", ["-", "-", "-", "-"]),
+    ];
+
+    #[test]
+    fn every_known_form_of_a_path_gives_its_names() {
+        for (path, expected) in FORMS {
+            let seen = identify(&fill(path));
+            let seen = [
+                seen.container_id.as_deref().unwrap_or("-"),
+                seen.pod_uid.as_deref().unwrap_or("-"),
+                seen.unit.as_deref().unwrap_or("-"),
+                seen.runtime.map_or("-", Runtime::name),
+            ];
+            assert_eq!(seen, expected.map(fill), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_container_cannot_take_another_name_by_making_groups_below_its_own() {
+        let path = fill("/docker/{A}/kubepods.slice/kubepods-pod{S}.slice/kubelet.service/docker-{B}.scope");
+        let identity = identify(&path);
+        assert_eq!(identity.container_id, Some(id('a')));
+        assert_eq!((identity.pod_uid, identity.unit), (None, None));
+        assert_eq!(identity.runtime, Some(Runtime::Docker));
+        let nested = identity.nested.unwrap();
+        assert_eq!(nested.container_id, Some(id('b')));
+        assert_eq!(nested.pod_uid.as_deref(), Some(UID));
+    }
+
+    #[test]
+    fn a_user_cannot_take_the_name_of_a_container() {
+        let path =
+            fill("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope/container");
+        let identity = identify(&path);
+        assert_eq!((identity.container_id, identity.unit.as_deref()), (None, Some("user@1000.service")));
+        let nested = identity.nested.unwrap();
+        assert_eq!((nested.container_id, nested.runtime), (Some(id('a')), Some(Runtime::Podman)));
+    }
+
+    #[test]
+    fn a_node_that_is_itself_a_container_still_gives_what_runs_in_it() {
+        let identity = identify(&fill("/docker/{A}/kubelet/kubepods/pod{U}/{B}"));
+        assert_eq!(identity.container_id, Some(id('a')));
+        let nested = identity.nested.unwrap();
+        assert_eq!((nested.container_id, nested.pod_uid.as_deref()), (Some(id('b')), Some(UID)));
+        assert_eq!(
+            identify(&fill("/docker/{A}/system.slice/x.service")).nested.unwrap().unit.as_deref(),
+            Some("x.service")
+        );
+    }
+}

@@ -1,0 +1,7 @@
+//! The model of the node: what is known, and whose it is. Pure: no I/O, no clock.
+
+pub mod cgroup;
+pub mod containers;
+pub mod namespaces;
+pub mod tasks;
+pub mod volume;

@@ -1,0 +1,209 @@
+//! Network namespaces: links, addresses, and the routes that make an address a gateway.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+use crate::observation::{
+    AddressFacts, BootNs, LinkFacts, LlAddr, NetnsOwner, NetnsSnapshot, NsInum, RouteFacts,
+    is_default_gateway,
+};
+
+/// A route that is gone still made its next hop the gateway of whatever happened just before: the kernel
+/// drops routes and neighbor entries in one operation, and tells of the one sooner than of the other.
+const FORMER_ROUTE_NS: u64 = 2_000_000_000;
+
+/// All namespaces that were read.
+#[derive(Debug, Default)]
+pub struct Namespaces {
+    known: HashMap<NsInum, Namespace>,
+}
+
+/// What is known of one.
+#[derive(Debug, Default)]
+pub struct Namespace {
+    /// Name below /run/netns.
+    pub name: Option<String>,
+    /// A process in it.
+    pub owner: Option<NetnsOwner>,
+    /// Links by index.
+    pub links: BTreeMap<u32, LinkFacts>,
+    /// Addresses.
+    pub addresses: Vec<AddressFacts>,
+    routes: Vec<RouteFacts>,
+    former_routes: Vec<(BootNs, RouteFacts)>,
+    /// When the hardware address of a link last changed.
+    relabelled: HashMap<u32, BootNs>,
+}
+
+impl Namespaces {
+    /// What is known of a namespace.
+    #[must_use]
+    pub fn get(&self, netns: NsInum) -> Option<&Namespace> {
+        self.known.get(&netns)
+    }
+
+    /// Puts a snapshot in place of what was known. Routes that it no longer has become former ones.
+    pub fn replace(&mut self, at: BootNs, snapshot: NetnsSnapshot) {
+        let old = self.known.remove(&snapshot.netns).unwrap_or_default();
+        let mut new = Namespace {
+            name: snapshot.name,
+            owner: snapshot.owner,
+            links: snapshot.links.into_iter().map(|link| (link.ifindex, link)).collect(),
+            addresses: snapshot.addresses,
+            routes: snapshot.routes.into_iter().filter(|route| route.destination.is_none()).collect(),
+            former_routes: old.former_routes,
+            relabelled: old.relabelled,
+        };
+        for route in old.routes {
+            if !new.routes.contains(&route) {
+                new.remember_former(at, route);
+            }
+        }
+        self.known.insert(snapshot.netns, new);
+    }
+
+    /// Forgets a namespace.
+    pub fn remove(&mut self, netns: NsInum) {
+        self.known.remove(&netns);
+    }
+
+    /// Adds or changes a link; returns what it was.
+    pub fn put_link(&mut self, at: BootNs, link: LinkFacts) -> Option<LinkFacts> {
+        let namespace = self.known.get_mut(&link.netns)?;
+        let ifindex = link.ifindex;
+        let mac = link.mac.clone();
+        let old = namespace.links.insert(ifindex, link);
+        if old.as_ref().is_some_and(|old| old.mac != mac) {
+            namespace.relabelled.insert(ifindex, at);
+        }
+        old
+    }
+
+    /// Removes a link; returns what it was.
+    pub fn remove_link(&mut self, netns: NsInum, ifindex: u32) -> Option<LinkFacts> {
+        let namespace = self.known.get_mut(&netns)?;
+        namespace.relabelled.remove(&ifindex);
+        namespace.addresses.retain(|address| address.ifindex != ifindex);
+        namespace.links.remove(&ifindex)
+    }
+
+    /// Adds an address.
+    pub fn put_address(&mut self, address: AddressFacts) {
+        if let Some(namespace) = self.known.get_mut(&address.netns)
+            && !namespace.addresses.contains(&address)
+        {
+            namespace.addresses.push(address);
+        }
+    }
+
+    /// Removes an address.
+    pub fn remove_address(&mut self, address: &AddressFacts) {
+        if let Some(namespace) = self.known.get_mut(&address.netns) {
+            namespace.addresses.retain(|known| known != address);
+        }
+    }
+
+    /// Adds a default route; returns whether it is new.
+    pub fn put_route(&mut self, route: RouteFacts) -> bool {
+        match self.known.get_mut(&route.netns) {
+            Some(namespace) if !namespace.routes.contains(&route) => {
+                namespace.routes.push(route);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Removes a default route; returns whether it was there.
+    pub fn remove_route(&mut self, at: BootNs, route: &RouteFacts) -> bool {
+        let Some(namespace) = self.known.get_mut(&route.netns) else {
+            return false;
+        };
+        let before = namespace.routes.len();
+        namespace.routes.retain(|known| known != route);
+        let found = namespace.routes.len() < before;
+        if found {
+            namespace.remember_former(at, route.clone());
+        }
+        found
+    }
+
+    /// How many links of a kind a namespace has.
+    #[must_use]
+    pub fn count_links(&self, netns: NsInum, kind: &str) -> usize {
+        self.known.get(&netns).map_or(0, |namespace| {
+            namespace.links.values().filter(|link| link.kind.as_deref() == Some(kind)).count()
+        })
+    }
+}
+
+impl Namespace {
+    /// Whether an address was a default gateway at a moment.
+    #[must_use]
+    pub fn is_gateway(&self, at: BootNs, address: IpAddr) -> bool {
+        let former = self
+            .former_routes
+            .iter()
+            .filter(|(removed, _)| removed.saturating_add(FORMER_ROUTE_NS) >= at)
+            .map(|(_, route)| route);
+        is_default_gateway(self.routes.iter().chain(former), address)
+    }
+
+    /// Whether a link has had this hardware address for longer than a change just before would allow.
+    #[must_use]
+    pub fn had_lladdr(&self, at: BootNs, ifindex: u32, lladdr: &LlAddr) -> bool {
+        let settled =
+            self.relabelled.get(&ifindex).is_none_or(|changed| changed.saturating_add(FORMER_ROUTE_NS) < at);
+        settled && self.links.get(&ifindex).is_some_and(|link| link.mac.as_ref() == Some(lladdr))
+    }
+
+    fn remember_former(&mut self, at: BootNs, route: RouteFacts) {
+        self.former_routes.retain(|(removed, _)| removed.saturating_add(FORMER_ROUTE_NS) >= at);
+        self.former_routes.push((at, route));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(gateway: &str) -> RouteFacts {
+        RouteFacts { netns: 7, destination: None, gateway: gateway.parse().ok(), ifindex: Some(2) }
+    }
+
+    fn with(routes: Vec<RouteFacts>) -> Namespaces {
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, snapshot(routes));
+        namespaces
+    }
+
+    fn snapshot(routes: Vec<RouteFacts>) -> NetnsSnapshot {
+        NetnsSnapshot {
+            netns: 7,
+            name: None,
+            owner: None,
+            links: Vec::new(),
+            addresses: Vec::new(),
+            routes,
+            neighbors: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_address_stays_the_gateway_for_a_moment_after_its_route_went() {
+        let address = "169.254.1.1".parse().unwrap();
+        let mut namespaces = with(vec![route("169.254.1.1")]);
+        assert!(namespaces.remove_route(1_000, &route("169.254.1.1")));
+        let namespace = namespaces.get(7).unwrap();
+        assert!(namespace.is_gateway(900, address));
+        assert!(namespace.is_gateway(1_500, address));
+        assert!(!namespace.is_gateway(5_000_000_000, address));
+    }
+
+    #[test]
+    fn a_snapshot_without_the_route_counts_as_its_removal() {
+        let mut namespaces = with(vec![route("10.0.0.1")]);
+        namespaces.replace(1_000, snapshot(Vec::new()));
+        assert!(namespaces.get(7).unwrap().is_gateway(1_000, "10.0.0.1".parse().unwrap()));
+    }
+}

@@ -1,0 +1,101 @@
+//! A path below the kubelet's directory goes in, the pod volume that it belongs to comes out.
+//!
+//! Layouts (pkg/kubelet/kubelet_getters.go): `ROOT/pods/UID/volumes/PLUGIN/NAME`,
+//! `…/volumeDevices/PLUGIN/NAME`, `…/volume-subpaths/NAME/CONTAINER/INDEX`, each with anything after it (CSI
+//! adds `/mount`). ROOT can be any directory. Knows nothing of whether the pod exists.
+
+use crate::event::Volume;
+
+/// What stands for the plugin of a sub-path mount, whose path does not name it.
+pub const SUBPATH: &str = "subpath";
+
+/// Reads the pod volume from an absolute path.
+#[must_use]
+pub fn of_path(path: &str) -> Option<Volume> {
+    // The root directory may itself have a part of that name, so each is tried.
+    path.match_indices("/pods/").find_map(|(at, marker)| below_pods(&path[at + marker.len()..]))
+}
+
+fn below_pods(path: &str) -> Option<Volume> {
+    let mut parts = path.split('/').filter(|part| !part.is_empty());
+    let pod_uid = parts.next().filter(|part| is_uid(part))?.to_owned();
+    let (plugin, name) = match parts.next()? {
+        "volumes" | "volumeDevices" => (parts.next()?.replace('~', "/"), parts.next()?),
+        "volume-subpaths" => (SUBPATH.to_owned(), parts.next()?),
+        _ => return None,
+    };
+    Some(Volume { pod_uid, plugin, name: name.to_owned() })
+}
+
+/// A UUID, or the 32 hex digits that name a static pod.
+fn is_uid(text: &str) -> bool {
+    let groups: Vec<usize> = text.split('-').map(str::len).collect();
+    matches!(groups[..], [8, 4, 4, 4, 12] | [32])
+        && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "5c948341-c030-4996-b888-f032577d97b0";
+
+    fn volume(pod_uid: &str, plugin: &str, name: &str) -> Option<Volume> {
+        Some(Volume { pod_uid: pod_uid.to_owned(), plugin: plugin.to_owned(), name: name.to_owned() })
+    }
+
+    #[test]
+    fn a_volume_is_named_with_the_slash_of_its_plugin() {
+        let path = format!("/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~glusterfs/cam-pv-50g");
+        assert_eq!(of_path(&path), volume(UID, "kubernetes.io/glusterfs", "cam-pv-50g"));
+    }
+
+    #[test]
+    fn a_csi_mount_is_its_volume() {
+        let path = format!("/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~csi/pvc-1/mount");
+        assert_eq!(of_path(&path), volume(UID, "kubernetes.io/csi", "pvc-1"));
+    }
+
+    #[test]
+    fn the_root_directory_may_be_any() {
+        for root in ["", "/data/pods/kubelet", "/var/snap/microk8s/common/var/lib/kubelet", "/pods/x"] {
+            let path = format!("{root}/pods/{UID}/volumes/kubernetes.io~secret/token//");
+            assert_eq!(of_path(&path), volume(UID, "kubernetes.io/secret", "token"), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_static_pod_has_a_uid_without_dashes() {
+        let uid = "0123456789abcdef0123456789abcdef";
+        let path = format!("/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~host-path/etc");
+        assert_eq!(of_path(&path), volume(uid, "kubernetes.io/host-path", "etc"));
+    }
+
+    #[test]
+    fn a_subpath_mount_is_the_volume_it_was_cut_from() {
+        let path = format!("/var/lib/kubelet/pods/{UID}/volume-subpaths/cam-pv-50g/web/0");
+        assert_eq!(of_path(&path), volume(UID, SUBPATH, "cam-pv-50g"));
+    }
+
+    #[test]
+    fn a_block_volume_is_a_volume() {
+        let path = format!("/var/lib/kubelet/pods/{UID}/volumeDevices/kubernetes.io~csi/pvc-2");
+        assert_eq!(of_path(&path), volume(UID, "kubernetes.io/csi", "pvc-2"));
+    }
+
+    #[test]
+    fn other_paths_are_no_volume() {
+        for path in [
+            "",
+            "/pods/",
+            "/var/lib/kubelet/pods/nginx/volumes/kubernetes.io~secret/token",
+            "/var/lib/kubelet/pods/5c948341-c030-4996-b888/volumes/a/b",
+            "/var/lib/docker/overlay2/abc/merged",
+        ] {
+            assert_eq!(of_path(path), None, "{path}");
+        }
+        assert_eq!(of_path(&format!("/k/pods/{UID}")), None);
+        assert_eq!(of_path(&format!("/k/pods/{UID}/volumes/kubernetes.io~secret")), None);
+        assert_eq!(of_path(&format!("/k/pods/{UID}/etc-hosts")), None);
+    }
+}
