@@ -13,7 +13,7 @@ fn main() -> io::Result<()> {
     let package = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
     let root = package.parent().unwrap_or(&package);
     embed_programs(root, Path::new(&variable("OUT_DIR")?))?;
-    emit(&format!("cargo::rustc-env=KEVTMON_GIT_REVISION={}", revision(root)));
+    println!("cargo::rustc-env=KEVTMON_GIT_REVISION={}", revision(root));
     for input in INPUTS {
         watch(&root.join(input));
     }
@@ -65,15 +65,10 @@ fn git(root: &Path, arguments: &[&str]) -> Option<String> {
 
 fn watch(path: &Path) {
     if path.exists() {
-        emit(&format!("cargo::rerun-if-changed={}", path.display()));
+        println!("cargo::rerun-if-changed={}", path.display());
     }
 }
 
 fn variable(name: &str) -> io::Result<String> {
     env::var(name).map_err(|error| io::Error::other(format!("{name}: {error}")))
-}
-
-#[expect(clippy::print_stdout, reason = "a build script talks to cargo on its standard output")]
-fn emit(instruction: &str) {
-    println!("{instruction}");
 }

@@ -1,1 +1,61 @@
-fn main() {}
+//! The project's own commands: `cargo xtask <command>`, one file per command.
+//!
+//! In: a command line. Out: built files in `target/`, a running daemon, or a verdict as exit code. Each command does
+//! the set-up that it needs; what it knows about machines is in `toolchain`, `packages` and `setup`.
+#![expect(clippy::print_stderr, reason = "a build tool talks to whoever started it")]
+
+mod build;
+mod ebpf;
+mod lint;
+mod run;
+mod test;
+
+mod conformance;
+mod packages;
+mod setup;
+mod static_link;
+mod toolchain;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Builds, runs and tests kevtmon. Each command does the set-up that it needs.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Build the kernel programs into target/bpf/kevtmon-ebpf.o
+    Ebpf,
+    /// Build the kernel programs and the daemon
+    Build(build::Options),
+    /// Build everything and start the daemon in the foreground (needs root: goes through sudo)
+    Run(run::Options),
+    /// Install what the tests need, build, and run them (`e2e` needs root: goes through sudo)
+    Test(test::Options),
+    /// Check formatting, clippy and the house rules
+    Lint,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Ebpf => ebpf::ebpf().map(|_object| ()),
+        Command::Build(options) => build::build(&options).map(|_binary| ()),
+        Command::Run(options) => run::run(&options),
+        Command::Test(options) => test::test(&options),
+        Command::Lint => lint::lint(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

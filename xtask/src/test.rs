@@ -1,0 +1,179 @@
+//! `cargo xtask test`: what the tests need, the build, and the tests; every part runs, whatever the ones before said.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+
+use crate::build;
+use crate::ebpf::ebpf;
+use crate::lint::lint;
+use crate::packages::{self, Apt};
+use crate::setup::{self, Privilege};
+use crate::static_link::is_static;
+use crate::workspace;
+
+/// The package of the end-to-end tests.
+const E2E: &str = "kevtmon-tests";
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Which tests to run
+    #[arg(value_enum, default_value_t)]
+    part: Part,
+    /// Arguments for `cargo test`, such as the name of a test
+    #[arg(last = true)]
+    arguments: Vec<String>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Tests beside the code, without privileges
+    Unit,
+    /// The release daemon against the real kernel and real runtimes, as root
+    E2e,
+    /// Lint and all of the above: what CI runs
+    #[default]
+    All,
+}
+
+/// Runs the tests as asked; an error names the parts that failed.
+pub(crate) fn test(options: &Options) -> Result<()> {
+    let includes = |part| options.part == part || options.part == Part::All;
+    let mut failed = Vec::new();
+    let mut part = |name: &'static str, run: &dyn Fn() -> Result<()>| {
+        eprintln!("xtask: {name}");
+        if let Err(error) = run() {
+            eprintln!("xtask: {name}: {error:#}");
+            failed.push(name);
+        }
+    };
+    if options.part == Part::All {
+        part("lint", &lint);
+    }
+    if includes(Part::Unit) {
+        part("unit tests", &|| unit(&options.arguments));
+    }
+    if includes(Part::E2e) {
+        part("end-to-end tests", &|| end_to_end(&options.arguments));
+    }
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+fn unit(arguments: &[String]) -> Result<()> {
+    ebpf()?;
+    let mut cargo = workspace::cargo("test");
+    cargo.args(["--workspace", "--exclude", E2E, "--no-fail-fast"]).args(arguments);
+    workspace::check(&mut cargo)
+}
+
+fn end_to_end(arguments: &[String]) -> Result<()> {
+    let privilege = Privilege::of_this_user();
+    if privilege == Privilege::None {
+        bail!("the end-to-end tests need root, and there is no sudo here: run `cargo xtask test` as root");
+    }
+    ensure_needs(privilege)?;
+    let daemon = build::release()?;
+    let mut cargo = workspace::cargo("test");
+    cargo.args(["--package", E2E, "--no-fail-fast"]);
+    run_as_root(&mut cargo, privilege, &daemon);
+    workspace::check(cargo.args(arguments))
+}
+
+/// Has cargo compile as this user and start the test executables as root.
+fn run_as_root(cargo: &mut Command, privilege: Privilege, daemon: &Path) {
+    let mut runner = vec!["env".to_owned(), format!("KEVTMON_BIN={}", daemon.display())];
+    // What was found for the tests must be found by them: a user's PATH often lacks the directories of root.
+    runner.extend(std::env::join_paths(setup::search_path()).map(|path| format!("PATH={}", path.display())));
+    if privilege == Privilege::Sudo {
+        eprintln!("xtask: the end-to-end tests need root; starting them through sudo");
+        runner.insert(0, "sudo".to_owned());
+    }
+    let runner: Vec<String> = runner.iter().map(|word| format!("{word:?}")).collect();
+    cargo.args(["--config", &format!("target.'cfg(unix)'.runner = [{}]", runner.join(", "))]);
+}
+
+/// A program that the end-to-end tests start.
+struct Need {
+    program: &'static str,
+    package: &'static str,
+    why: &'static str,
+    /// Whether a dynamic executable will not do.
+    is_static: bool,
+}
+
+const fn need(program: &'static str, package: &'static str, why: &'static str) -> Need {
+    Need { program, package, why, is_static: false }
+}
+
+const NEEDS: [Need; 9] = [
+    need("ip", "iproute2", "makes the network namespaces, veth pairs and neighbors that the tests break"),
+    need("iptables", "iptables", "dockerd sets up its bridge with it"),
+    need("dockerd", "docker.io", "the tests start one of their own"),
+    need("docker", "docker.io", "makes and starts the containers that the tests watch"),
+    need("containerd", "containerd", "dockerd starts one of its own"),
+    Need { is_static: true, ..need("busybox", "busybox-static", "all that is in the containers' image") },
+    need("fuser", "psmisc", "what the holders of a mount are compared with"),
+    need("ps", "procps", "shows what a failed test left running"),
+    need("promtool", "prometheus", "judges the exported metrics"),
+];
+
+fn ensure_needs(privilege: Privilege) -> Result<()> {
+    let directories = setup::search_path();
+    let missing: Vec<&Need> = NEEDS
+        .iter()
+        .filter(|need| {
+            let found = setup::find_program(&directories, need.program);
+            found.is_none_or(|path| need.is_static && !is_static(&path).unwrap_or(false))
+        })
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    eprintln!("xtask: the end-to-end tests miss");
+    for need in &missing {
+        eprintln!("    {} (package {}): {}", need.program, need.package, need.why);
+    }
+    if Apt::of_this_machine().is_none() {
+        bail!("install these programs: only Debian's and Ubuntu's packages are known here");
+    }
+    let mut wanted: Vec<&str> = missing.iter().map(|need| need.package).collect();
+    wanted.dedup();
+    let steps = [packages::update(), packages::install(&wanted)];
+    setup::carry_out(
+        "the end-to-end tests need more programs; their services are not started",
+        &steps,
+        privilege,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arguments(cargo: &Command) -> Vec<String> {
+        cargo.get_args().map(|argument| argument.to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn only_the_test_executables_become_root() {
+        let mut cargo = Command::new("cargo");
+        run_as_root(&mut cargo, Privilege::Sudo, Path::new("/x/kevtmon"));
+        let arguments = arguments(&cargo);
+        assert_eq!(arguments[0], "--config");
+        let runner = "target.'cfg(unix)'.runner = [\"sudo\", \"env\", \"KEVTMON_BIN=/x/kevtmon\", \"PATH=";
+        assert!(arguments[1].starts_with(runner), "{arguments:?}");
+    }
+
+    #[test]
+    fn root_needs_no_sudo() {
+        let mut cargo = Command::new("cargo");
+        run_as_root(&mut cargo, Privilege::Root, Path::new("/x/kevtmon"));
+        let runner = "target.'cfg(unix)'.runner = [\"env\", \"KEVTMON_BIN=/x/kevtmon\", \"PATH=";
+        assert!(arguments(&cargo)[1].starts_with(runner), "{:?}", arguments(&cargo));
+    }
+}
