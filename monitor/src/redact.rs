@@ -1,16 +1,72 @@
 //! Masks secrets in command lines, before anything else sees them.
+//!
+//! In: the raw arguments of a process, which whoever started it chose. Out: one line that is safe to
+//! show: secrets masked, nothing that a terminal obeys, at most [`MAX_LEN`] bytes. It rather hides too
+//! much than too little, and knows nothing of any program's own options.
+
+mod argument;
+mod name;
+
+use argument::{Context, Next};
 
 /// Longest command line that is kept, in bytes.
 pub const MAX_LEN: usize = 4096;
 
+/// How much of the arguments is looked at: what is masked takes less room in the line.
+const MAX_INPUT: usize = 2 * MAX_LEN;
+
+/// What stands for a secret.
+const MASK: &str = "***";
+
+/// What stands for a cut.
+const ELLIPSIS: char = '…';
+
 /// Turns the NUL-separated arguments of a process into one masked, cut line; `None` when there are none.
+///
+/// A missing NUL at the end says that the capture was cut within the last argument, so that what is left
+/// of it may be the beginning of a secret.
 #[must_use]
 pub fn command_line(args: &[u8]) -> Option<String> {
-    let line = args
-        .split(|byte| *byte == 0)
-        .filter(|arg| !arg.is_empty())
-        .map(String::from_utf8_lossy)
-        .collect::<Vec<_>>()
-        .join(" ");
+    let kept = args.get(..MAX_INPUT).unwrap_or(args);
+    let (kept, cut) = match kept.strip_suffix(b"\0") {
+        Some(whole) => (whole, false),
+        None => (kept, true),
+    };
+    let mut line = String::new();
+    let mut next = Next::Plain;
+    let mut previous = String::new();
+    let mut arguments = kept.split(|byte| *byte == 0).map(String::from_utf8_lossy).peekable();
+    while let Some(arg) = arguments.next() {
+        let context = Context {
+            first: line.is_empty(),
+            option_list: argument::announces_options(&previous),
+            cut: cut && arguments.peek().is_none(),
+        };
+        if !arg.is_empty() && !line.is_empty() {
+            line.push(' ');
+        }
+        next = argument::mask(&arg, next, &context, &mut line);
+        previous = arg.into_owned();
+    }
+    let mut line: String = line.chars().map(harmless).collect();
+    if line.len() > MAX_LEN || args.len() > MAX_INPUT {
+        line.truncate(line.floor_char_boundary(MAX_LEN - ELLIPSIS.len_utf8()));
+        line.push(ELLIPSIS);
+    }
     (!line.is_empty()).then_some(line)
 }
+
+/// Arguments are shown on terminals: no escapes, no line breaks, nothing that reorders or hides text.
+fn harmless(c: char) -> char {
+    match c {
+        '\t' => ' ',
+        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' => {
+            char::REPLACEMENT_CHARACTER
+        }
+        c if c.is_control() => char::REPLACEMENT_CHARACTER,
+        c => c,
+    }
+}
+
+#[cfg(test)]
+mod tests;

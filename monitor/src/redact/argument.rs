@@ -1,0 +1,380 @@
+//! Masks the secrets within one argument, which may be a whole shell script, URL, header or JSON text.
+//!
+//! The scanner walks over runs of name characters and asks of each what follows it. Where a value ends
+//! depends on what stood before its name; where that is unclear, it ends with the argument.
+
+use super::MASK;
+use super::name::{is_header, is_scheme, is_secret, is_secret_assigned, is_secret_word, is_user_option};
+
+/// What an argument says about the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Nothing.
+    Plain,
+    /// It is a secret.
+    Secret,
+    /// It is a secret, or the scheme of one that follows.
+    Header,
+    /// It may be `user:password`.
+    User,
+}
+
+/// Where an argument stands.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Context {
+    /// It is the program's name.
+    pub(super) first: bool,
+    /// It is the value of an option that takes a list, as of mount(8).
+    pub(super) option_list: bool,
+    /// It may go on where the capture ends.
+    pub(super) cut: bool,
+}
+
+/// A part of an argument that is masked, and what it says about the next argument.
+struct Found {
+    start: usize,
+    end: usize,
+    next: Next,
+}
+
+/// Whether the argument after this one is a list of mount options.
+pub(super) fn announces_options(arg: &str) -> bool {
+    matches!(arg, "-o" | "-O" | "--options" | "--option" | "--opt")
+}
+
+/// Appends the argument to the line with its secrets masked.
+pub(super) fn mask(arg: &str, expected: Next, context: &Context, line: &mut String) -> Next {
+    match expected {
+        Next::Secret | Next::Header if matches!(arg, "=" | ":") => {
+            line.push_str(arg);
+            return expected;
+        }
+        Next::Header if is_scheme(arg) => {
+            line.push_str(arg);
+            return Next::Secret;
+        }
+        Next::Secret | Next::Header => {
+            if !arg.is_empty() {
+                line.push_str(MASK);
+            }
+            // The option may have been a switch, and this the option that takes the secret.
+            return if is_secret_option(arg) { Next::Secret } else { Next::Plain };
+        }
+        Next::User if let Some(colon) = password_of_user(arg) => {
+            line.push_str(&arg[..=colon]);
+            line.push_str(MASK);
+            return Next::Plain;
+        }
+        Next::User | Next::Plain => {}
+    }
+    scan(arg, context, line)
+}
+
+fn scan(arg: &str, context: &Context, line: &mut String) -> Next {
+    let glued_list = arg.len() > 2 && arg.starts_with("-o");
+    let scanner = Scanner {
+        arg,
+        bytes: arg.as_bytes(),
+        first: context.first,
+        option_list: context.option_list || glued_list || arg.starts_with("--opt"),
+        cut: context.cut,
+        begin: if glued_list { 2 } else { 0 },
+    };
+    let mut next = Next::Plain;
+    let mut copied = 0;
+    let mut at = scanner.begin;
+    while at < arg.len() {
+        let end = scanner.run_end(at);
+        if end == at {
+            at += 1;
+            continue;
+        }
+        let found = scanner.secret(at, end);
+        at = end;
+        if let Some(found) = found {
+            line.push_str(&arg[copied..found.start]);
+            if found.end > found.start {
+                line.push_str(MASK);
+            }
+            (copied, at, next) = (found.end, found.end, found.next);
+        }
+    }
+    line.push_str(&arg[copied..]);
+    next
+}
+
+struct Scanner<'a> {
+    arg: &'a str,
+    bytes: &'a [u8],
+    first: bool,
+    option_list: bool,
+    cut: bool,
+    /// Where names begin: after a glued `-o`.
+    begin: usize,
+}
+
+impl Scanner<'_> {
+    /// What the run of name characters at `start..end` announces.
+    fn secret(&self, start: usize, end: usize) -> Option<Found> {
+        let run = &self.arg[start..end];
+        let name = run.trim_start_matches('-');
+        let dashed = name.len() < run.len();
+        let whole = start == 0 && end == self.arg.len();
+        if self.is_raw_key(name, end) {
+            return Some(plain(end - name.len(), end));
+        }
+        if self.arg[end..].starts_with("://") {
+            return self.user_info(start, end + 3);
+        }
+        if let Some(value) = self.assigned(start, end).filter(|_| is_secret_assigned(name)) {
+            return Some(self.value(start, name, value));
+        }
+        let option = dashed && self.begins_word(start);
+        if (option && is_secret(name)) || (whole && !self.first && is_secret_word(name)) {
+            return self.following_word(end);
+        }
+        if name.eq_ignore_ascii_case("bearer") {
+            return self.following_word(end);
+        }
+        if option && is_user_option(run) {
+            return self.following_user(start, end);
+        }
+        self.glued_password(start, end)
+    }
+
+    /// A key of 128 bits or more as `ip xfrm` takes it: no address is that long.
+    fn is_raw_key(&self, name: &str, end: usize) -> bool {
+        let least = if self.cut && end == self.arg.len() { 9 } else { 32 };
+        name.strip_prefix("0x")
+            .is_some_and(|hex| hex.len() >= least && hex.bytes().all(|b| b.is_ascii_hexdigit()))
+    }
+
+    /// Where the value begins if `=` or `:` follows the name, which may be quoted.
+    fn assigned(&self, start: usize, end: usize) -> Option<usize> {
+        let closed = self.after_quote(end).unwrap_or(end);
+        let sign = self.skip(closed, |b| matches!(b, b' ' | b'\t'));
+        match self.bytes.get(sign)? {
+            b'=' if sign == closed => Some(sign + 1),
+            b'=' => Some(self.skip(sign + 1, |b| b.is_ascii_whitespace())),
+            // `/etc/secret:/etc/secret` is a mount.
+            b':' if self.before(start) != Some(b'/') => {
+                Some(self.skip(sign + 1, |b| b.is_ascii_whitespace()))
+            }
+            _ => None,
+        }
+    }
+
+    fn value(&self, start: usize, name: &str, value: usize) -> Found {
+        if value == self.arg.len() {
+            let colon = self.arg.trim_end().ends_with(':');
+            let next = if is_header(name) { Next::Header } else { Next::Secret };
+            return Found { start: value, end: value, next: if colon { next } else { Next::Plain } };
+        }
+        let name_start = start.max(self.begin);
+        let in_first_word = !self.arg[..name_start].contains(|c: char| c.is_ascii_whitespace());
+        let end = match self.before(name_start) {
+            Some(b'?' | b'&') => {
+                self.find(value, |b| matches!(b, b'&' | b'#' | b'"' | b'\'') || b.is_ascii_whitespace())
+            }
+            Some(b';') => self.find(value, |b| b == b';'),
+            Some(b'{') => self.json_value(value),
+            Some(quote @ (b'"' | b'\'')) => {
+                let name_end =
+                    name_start + self.arg[name_start..value].trim_end_matches([' ', '\t', ':', '=']).len();
+                let name_closed = name_end > name_start && self.bytes[name_end - 1] == quote;
+                if name_closed { self.json_value(value) } else { self.find(value, |b| b == quote) }
+            }
+            _ if self.option_list && in_first_word => self.option_end(value),
+            Some(b',') => self.pair_end(value),
+            _ if in_first_word => self.arg.len(),
+            _ => {
+                let end = self.word_end(value);
+                let scheme = is_header(name) && is_scheme(&self.arg[value..end]);
+                if scheme { self.word_end(self.skip(end, |b| b.is_ascii_whitespace())) } else { end }
+            }
+        };
+        plain(value, end)
+    }
+
+    /// The next shell word, here or in the next argument.
+    fn following_word(&self, end: usize) -> Option<Found> {
+        let start = self.skip(end, |b| b.is_ascii_whitespace());
+        if start == self.arg.len() {
+            return Some(Found { start, end: start, next: Next::Secret });
+        }
+        if start == end {
+            return None;
+        }
+        let mut word = start;
+        let mut word_end = self.word_end(start);
+        // Each of these may be a switch before the option that takes the secret.
+        while is_secret_option(&self.arg[word..word_end]) {
+            word = self.skip(word_end, |b| b.is_ascii_whitespace());
+            if word == self.arg.len() {
+                return Some(Found { start, end: word_end, next: Next::Secret });
+            }
+            word_end = self.word_end(word);
+        }
+        Some(plain(start, word_end))
+    }
+
+    /// The password of the `user:password` that is the next word.
+    fn following_user(&self, start: usize, end: usize) -> Option<Found> {
+        if end == self.arg.len() {
+            return Some(Found { start: end, end, next: Next::User });
+        }
+        let value = self.skip(end, |b| b == b'=' || b.is_ascii_whitespace());
+        let whole = start == 0 && self.bytes[end] == b'=';
+        let value_end = if whole { self.arg.len() } else { self.word_end(value) };
+        let colon = password_of_user(&self.arg[value..value_end])?;
+        Some(plain(value + colon + 1, value_end))
+    }
+
+    /// `-uUSER:PASSWORD`, and `USER:PASSWORD@HOST` without a scheme.
+    fn glued_password(&self, start: usize, end: usize) -> Option<Found> {
+        if self.bytes.get(end) != Some(&b':') || self.before(start) == Some(b':') {
+            return None;
+        }
+        let word_end = self.find(end, |b| b.is_ascii_whitespace());
+        let tail = &self.arg[end + 1..word_end];
+        if self.begins_word(start) && self.arg[start..end].starts_with("-u") {
+            return (!is_number(tail)).then(|| plain(end + 1, word_end));
+        }
+        let host = tail[..tail.find('/').unwrap_or(tail.len())].rfind('@')?;
+        let digest = ["sha256:", "sha512:"].iter().any(|kind| tail[host + 1..].starts_with(kind));
+        (host > 0 && !digest).then(|| plain(end + 1, end + 1 + host))
+    }
+
+    /// The user info of a URL whose authority begins at `authority`.
+    fn user_info(&self, scheme: usize, authority: usize) -> Option<Found> {
+        let quote = self.before(scheme).filter(|b| matches!(b, b'"' | b'\''));
+        let word_end = self.find(authority, |b| Some(b) == quote || b.is_ascii_whitespace());
+        let word = &self.arg[authority..word_end];
+        let host_end = word.find(['/', '?', '#', ',']).unwrap_or(word.len());
+        if let Some(at) = word[..host_end].rfind('@') {
+            return Some(plain(authority, authority + at));
+        }
+        // A password with a raw slash: what looks like the port is none.
+        let port = word[..host_end].split_once(':').map(|(_, port)| port);
+        if !word.starts_with('[')
+            && port.is_some_and(|port| !is_number(port))
+            && let Some(at) = word.rfind('@')
+        {
+            return Some(plain(authority, authority + at));
+        }
+        (self.cut && authority + host_end == self.arg.len() && host_end > 0)
+            .then(|| plain(authority, self.arg.len()))
+    }
+
+    /// A JSON or YAML value.
+    fn json_value(&self, value: usize) -> usize {
+        let Some(inner) = self.after_quote(value) else {
+            let nested = matches!(self.bytes[value], b'{' | b'[');
+            let ends = |b: u8| matches!(b, b',' | b'}') || b.is_ascii_whitespace();
+            return if nested { self.arg.len() } else { self.find(value, ends) };
+        };
+        // JSON in JSON: the closing quote has as many backslashes as the opening one.
+        let (quote, escapes) = (self.bytes[inner - 1], inner - 1 - value);
+        let mut backslashes = 0;
+        for (at, byte) in self.bytes.iter().enumerate().skip(inner) {
+            match *byte {
+                b'\\' => backslashes += 1,
+                b if b == quote && backslashes == escapes => return at + 1,
+                _ => backslashes = 0,
+            }
+        }
+        self.arg.len()
+    }
+
+    /// End of a value in a list of mount options; mount.cifs doubles a comma that belongs to it.
+    fn option_end(&self, value: usize) -> usize {
+        let mut from = value;
+        loop {
+            let end = self.unquoted(from, |b, _| b == b',');
+            if self.bytes.get(end + 1) != Some(&b',') {
+                return end;
+            }
+            from = end + 2;
+        }
+    }
+
+    /// End of a value in a list whose kind is unknown: a comma ends it only where a `name=` follows.
+    fn pair_end(&self, value: usize) -> usize {
+        self.unquoted(value, |b, at| {
+            let name_end = self.run_end(at + 1);
+            b.is_ascii_whitespace()
+                || (b == b',' && name_end > at + 1 && self.bytes.get(name_end) == Some(&b'='))
+        })
+    }
+
+    fn word_end(&self, from: usize) -> usize {
+        self.unquoted(from, |b, _| b.is_ascii_whitespace())
+    }
+
+    /// First byte that `stop` takes and that neither quotes nor a backslash protect.
+    fn unquoted(&self, from: usize, stop: impl Fn(u8, usize) -> bool) -> usize {
+        let mut quote = None;
+        let mut at = from;
+        while let Some(&byte) = self.bytes.get(at) {
+            match (byte, quote) {
+                (b'\\', None | Some(b'"')) => at += 1,
+                (b, Some(open)) if b == open => quote = None,
+                (b'"' | b'\'', None) => quote = Some(byte),
+                (b, None) if stop(b, at) => return at,
+                _ => {}
+            }
+            at += 1;
+        }
+        self.arg.len()
+    }
+
+    fn find(&self, from: usize, stop: impl Fn(u8) -> bool) -> usize {
+        self.skip(from, |b| !stop(b))
+    }
+
+    fn skip(&self, from: usize, over: impl Fn(u8) -> bool) -> usize {
+        self.bytes[from..].iter().position(|b| !over(*b)).map_or(self.arg.len(), |n| from + n)
+    }
+
+    /// Behind a quote, escaped or not, that stands at `at`.
+    fn after_quote(&self, at: usize) -> Option<usize> {
+        let quote = self.skip(at, |b| b == b'\\');
+        matches!(self.bytes.get(quote)?, b'"' | b'\'').then_some(quote + 1)
+    }
+
+    fn before(&self, start: usize) -> Option<u8> {
+        if start == self.begin { None } else { self.bytes.get(start.checked_sub(1)?).copied() }
+    }
+
+    fn begins_word(&self, start: usize) -> bool {
+        self.before(start).is_none_or(|b| b.is_ascii_whitespace() || matches!(b, b'"' | b'\''))
+    }
+
+    fn run_end(&self, from: usize) -> usize {
+        self.bytes
+            .get(from..)
+            .map_or(from, |rest| from + rest.iter().position(|b| !is_name(*b)).unwrap_or(rest.len()))
+    }
+}
+
+fn plain(start: usize, end: usize) -> Found {
+    Found { start, end, next: Next::Plain }
+}
+
+fn is_name(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.')
+}
+
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// An option without its value whose value is a secret.
+fn is_secret_option(word: &str) -> bool {
+    word.starts_with('-') && is_secret(word.trim_start_matches('-'))
+}
+
+/// The colon of `user:password`; `1000:1000` is a user and a group.
+fn password_of_user(text: &str) -> Option<usize> {
+    text.find(':').filter(|colon| !is_number(&text[colon + 1..]))
+}
