@@ -114,10 +114,38 @@ pub struct HolderReport {
     pub mount: Option<MountFacts>,
     /// Who pins it.
     pub holders: Vec<Holder>,
-    /// Whether every process could be read within the time budget.
+    /// Holders that were found and not listed, because the list is bounded.
+    #[serde(default)]
+    pub holders_omitted: u32,
+    /// Mount points of mounts that sit on it, at most as many as listed holders.
+    #[serde(default)]
+    pub child_mounts: Vec<String>,
+    /// Processes that could not be read, whether or not they could pin it.
+    #[serde(default)]
+    pub unreadable: u32,
+    /// Whether every process that could pin it was read within the time budget.
     pub complete: bool,
     /// The conclusion.
     pub verdict: Verdict,
     /// How long the scan took.
     pub elapsed_ns: u64,
+}
+
+impl HolderReport {
+    /// The answer to a request for which no scan is made.
+    #[must_use]
+    pub fn skipped(id: u64, path: impl Into<String>) -> Self {
+        Self {
+            id,
+            path: path.into(),
+            mount: None,
+            holders: Vec::new(),
+            holders_omitted: 0,
+            child_mounts: Vec::new(),
+            unreadable: 0,
+            complete: false,
+            verdict: Verdict::Skipped,
+            elapsed_ns: 0,
+        }
+    }
 }

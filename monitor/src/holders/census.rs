@@ -1,0 +1,142 @@
+//! Which process lives in which mount namespace: /proc goes in, members by namespace come out.
+//!
+//! Threads are asked one by one, since each may have a namespace of its own (dockerd and runc leave such).
+//! Knows nothing of the mount that is asked for.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use super::Deadline;
+use crate::observation::NsInum;
+use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone};
+use crate::sources::procfs::mountinfo::MountTable;
+use crate::sources::procfs::{Proc, parse_ns};
+
+/// A task that can speak for its mount namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Member {
+    pub(super) tgid: u32,
+    pub(super) tid: u32,
+}
+
+/// All processes by mount namespace.
+#[derive(Debug, Default)]
+pub(super) struct Census {
+    /// One member per process, and one per thread that lives elsewhere than its process.
+    pub(super) namespaces: BTreeMap<NsInum, Vec<Member>>,
+    /// Processes whose namespace may not be known.
+    pub(super) refused: Vec<u32>,
+    /// Whether time sufficed for all processes.
+    pub(super) finished: bool,
+}
+
+impl Census {
+    /// Asks every process.
+    pub(super) fn take(proc: &Proc, deadline: &Deadline) -> io::Result<Self> {
+        let mut census = Self { finished: true, ..Self::default() };
+        let mut buffer = Buffer::default();
+        for tgid in proc.pids()? {
+            if deadline.is_over() {
+                census.finished = false;
+                break;
+            }
+            match proc.dir(tgid) {
+                Ok(dir) => census.ask(tgid, &dir, &mut buffer),
+                Err(error) if is_gone(&error) => {}
+                Err(_) => census.refused.push(tgid),
+            }
+        }
+        Ok(census)
+    }
+
+    fn ask(&mut self, tgid: u32, dir: &Dir, buffer: &mut Buffer) {
+        let own = match namespace(dir, buffer) {
+            Ok(own) => own,
+            Err(_) => return self.refused.push(tgid),
+        };
+        if let Some(own) = own {
+            self.add(own, Member { tgid, tid: tgid });
+        }
+        // A leader without a namespace is a zombie; other threads may live on.
+        for tid in threads(tgid, dir, buffer).into_iter().filter(|tid| *tid != tgid) {
+            let Some(task) = task_dir(dir, tid) else { continue };
+            if let Ok(Some(ns)) = namespace(&task, buffer)
+                && Some(ns) != own
+            {
+                self.add(ns, Member { tgid, tid });
+            }
+        }
+    }
+
+    fn add(&mut self, ns: NsInum, member: Member) {
+        self.namespaces.entry(ns).or_default().push(member);
+    }
+
+    /// Members of a namespace.
+    pub(super) fn members(&self, ns: NsInum) -> &[Member] {
+        self.namespaces.get(&ns).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// The mount namespace of a task; `None` when it has ended.
+pub(super) fn namespace(dir: &Dir, buffer: &mut Buffer) -> io::Result<Option<NsInum>> {
+    match dir.link(c"ns/mnt", buffer) {
+        Ok(link) => parse_ns(&link).map(Some).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData)),
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Threads of a process, without a look at the list where there is only one.
+pub(super) fn threads(tgid: u32, dir: &Dir, buffer: &mut Buffer) -> Vec<u32> {
+    let mut tids = Vec::new();
+    if dir.task_count() != Some(1)
+        && let Ok(list) = dir.at(c"task")
+        && list.numbers(buffer, &mut tids).is_ok()
+        && !tids.is_empty()
+    {
+        return tids;
+    }
+    vec![tgid]
+}
+
+/// The directory of a thread.
+pub(super) fn task_dir(dir: &Dir, tid: u32) -> Option<Dir> {
+    dir.at(c"task").ok()?.at(NumberName::new(tid).as_c_str()).ok()
+}
+
+/// Reads the mounts of a namespace from one of its members, best one first: a member in a chroot does not
+/// see all. The text is handed to `wanted` before it is parsed.
+pub(super) fn mounts(
+    proc: &Proc,
+    members: impl IntoIterator<Item = Member>,
+    wanted: impl Fn(&str) -> bool,
+) -> Option<MountTable> {
+    let (mut buffer, mut text) = (Buffer::default(), Vec::new());
+    let mut partial = None;
+    for member in members.into_iter().take(MAX_TRIES) {
+        let Ok(process) = proc.dir(member.tgid) else { continue };
+        let dir = if member.tid == member.tgid { Some(process) } else { task_dir(&process, member.tid) };
+        let Some(dir) = dir else { continue };
+        let Ok(root) = dir.link(c"root", &mut buffer) else { continue };
+        if root != "/" && partial.is_some() {
+            continue;
+        }
+        let Ok(mounts) = dir.text(c"mountinfo", &mut text) else { continue };
+        let table = if wanted(&mounts) { MountTable::parse(&mounts, &root) } else { MountTable::default() };
+        if root == "/" {
+            return Some(table);
+        }
+        partial = Some(table);
+    }
+    partial
+}
+
+/// Members of one namespace that are tried until one can be read and is in no chroot.
+const MAX_TRIES: usize = 64;
+
+/// The mounts that a process sees whose links may not be read; its own root may hide some.
+pub(super) fn mounts_of_refused(proc: &Proc, tgid: u32) -> io::Result<MountTable> {
+    let mut text = Vec::new();
+    Ok(MountTable::parse(&proc.dir(tgid)?.text(c"mountinfo", &mut text)?, "/"))
+}

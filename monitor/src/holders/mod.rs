@@ -1,0 +1,287 @@
+//! Who pins a mount: a path in a mount namespace goes in; the processes, child mounts and copies that pin
+//! what is mounted there come out, with a verdict.
+//!
+//! ```text
+//! census (process ─► namespace) ─► target (path ─► mount) ─► reach (copies) ─► pins (each process) ─► verdict
+//! ```
+//!
+//! Reads /proc only: links, fdinfo, maps and mountinfo, which no hung file server can delay. The target is
+//! never opened and never stat'ed, and nothing of another process stays open after it was read. Knows nothing
+//! of containers and pods; the core joins those by control group.
+//!
+//! Processes whose namespace sees the mount, or a copy that the unmount would take along, are visited first.
+//! Only when none of these pins it are all others: a descriptor can have come from another namespace.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use crate::observation::{Access, Holder, HolderReport, NsInum, Verdict};
+use crate::sources::procfs::Proc;
+use crate::sources::procfs::dir::{Dir, is_gone};
+use crate::sources::procfs::mountinfo::{Mount, MountTable};
+
+use census::{Census, Member};
+use pins::{Mark, Pin, Visitor, Wanted};
+use reach::{Copy, View};
+
+mod census;
+mod pins;
+mod reach;
+mod target;
+#[cfg(test)]
+mod tests;
+pub mod worker;
+
+/// Holders, and child mounts, that one report lists.
+pub const MAX_LISTED: usize = 256;
+
+/// The question.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScanRequest {
+    /// Comes back in the report.
+    pub id: u64,
+    /// Mount namespace in which the path was given.
+    pub mntns: NsInum,
+    /// The process that gave it; it may be gone already.
+    pub tgid: u32,
+    /// As it was given; may be relative to the process' directory.
+    pub path: String,
+}
+
+/// When a scan has to end.
+#[derive(Debug, Clone, Copy)]
+struct Deadline(Instant);
+
+impl Deadline {
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.0
+    }
+}
+
+/// Finds who pins the mount. Blocks for at most about the budget.
+///
+/// `complete` is false when time ran out, and when a process that may see the mount could not be read: as
+/// root without `CAP_SYS_PTRACE` all of them, and even with it some that a security module protects.
+#[must_use]
+pub fn scan(proc: &Proc, request: &ScanRequest, budget: Duration) -> HolderReport {
+    let started = Instant::now();
+    let mut scan = Scan {
+        proc,
+        deadline: Deadline(started + budget),
+        visitor: Visitor::default(),
+        own: own_tgid(proc),
+        in_time: true,
+        report: HolderReport {
+            complete: true,
+            verdict: Verdict::Incomplete,
+            ..HolderReport::skipped(request.id, request.path.clone())
+        },
+    };
+    scan.report.verdict = scan.run(request).unwrap_or_else(|| {
+        scan.report.complete = false;
+        Verdict::Incomplete
+    });
+    scan.report.elapsed_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    scan.report
+}
+
+/// The daemon's own id as this /proc tells it, which may be of another pid namespace.
+fn own_tgid(proc: &Proc) -> Option<u32> {
+    std::fs::read_link(proc.root().join("self")).ok()?.to_str()?.parse().ok()
+}
+
+struct Scan<'p> {
+    proc: &'p Proc,
+    deadline: Deadline,
+    visitor: Visitor,
+    own: Option<u32>,
+    in_time: bool,
+    report: HolderReport,
+}
+
+impl Scan<'_> {
+    /// `None` when the question cannot be answered at all.
+    fn run(&mut self, request: &ScanRequest) -> Option<Verdict> {
+        let census = Census::take(self.proc, &self.deadline).ok()?;
+        self.in_time &= census.finished;
+        self.report.path = target::absolute(self.proc, request)?;
+        let members = self.best_members(&census, request);
+        let table = census::mounts(self.proc, members.iter().copied(), |_| true)?;
+        let Some(target) = table.at(&self.report.path).cloned() else {
+            return Some(Verdict::NotAMount);
+        };
+        self.report.mount = Some(target.facts(request.mntns));
+        let children = table.children(target.id).map(|child| child.mountpoint.clone());
+        self.report.child_mounts = children.take(MAX_LISTED).collect();
+
+        let views = self.views(View { ns: request.mntns, table }, &census, &target);
+        let copies = reach::copies(&views, &target);
+        let mut marks = vec![Mark { ns: request.mntns, mount: &target }];
+        marks.extend(
+            copies.iter().filter(|copy| copy.reached).map(|copy| Mark { ns: copy.ns, mount: copy.mount }),
+        );
+        let wanted = Wanted { marks, tables: views.iter().map(|view| (view.ns, &view.table)).collect() };
+
+        self.judge_refused(&census, &target);
+        self.visit_all(&census, &wanted);
+        let processes = self.report.holders.len();
+        self.add_namespaces(request.mntns, &copies, &census);
+        self.report.complete &= self.in_time;
+        Some(self.verdict(processes > 0, &members, &target))
+    }
+
+    /// Members of the target's namespace: ourselves first, then the caller.
+    fn best_members(&self, census: &Census, request: &ScanRequest) -> Vec<Member> {
+        let mut members = census.members(request.mntns).to_vec();
+        members.sort_by_key(|member| {
+            (Some(member.tgid) != self.own, member.tgid != request.tgid, member.tid != member.tgid)
+        });
+        members
+    }
+
+    /// The target's namespace, and all others in which its file system is mounted.
+    fn views(&mut self, own: View, census: &Census, target: &Mount) -> Vec<View> {
+        let device = format!(" {} ", target.device);
+        let mut views = vec![own];
+        for (ns, members) in &census.namespaces {
+            if *ns == views[0].ns {
+                continue;
+            }
+            if self.deadline.is_over() {
+                self.in_time = false;
+                break;
+            }
+            let table = census::mounts(self.proc, members.iter().copied(), |text| text.contains(&device));
+            if let Some(table) = table.filter(|table| table.iter().any(|mount| mount.is_copy_of(target))) {
+                views.push(View { ns: *ns, table });
+            }
+        }
+        views
+    }
+
+    /// Counts the processes that may not be read. Those that see the mount, or whose mounts cannot be known
+    /// either, could be what is looked for.
+    fn judge_refused(&mut self, census: &Census, target: &Mount) {
+        for tgid in census.refused.iter().copied().filter(|tgid| Some(*tgid) != self.own) {
+            let blind = match census::mounts_of_refused(self.proc, tgid) {
+                Ok(table) => table.iter().any(|mount| mount.is_copy_of(target)),
+                Err(error) if is_gone(&error) => continue,
+                Err(_) => self.proc.is_alive(tgid),
+            };
+            self.report.unreadable += 1;
+            self.report.complete &= !blind;
+        }
+    }
+
+    fn visit_all(&mut self, census: &Census, wanted: &Wanted<'_>) {
+        let marked: BTreeSet<NsInum> = wanted.marks.iter().map(|mark| mark.ns).collect();
+        let (mut near, mut far) = (BTreeSet::new(), BTreeSet::new());
+        for (ns, members) in &census.namespaces {
+            let side = if marked.contains(ns) { &mut near } else { &mut far };
+            side.extend(members.iter().map(|member| member.tgid).filter(|tgid| Some(*tgid) != self.own));
+        }
+        self.visit(near.iter().copied(), true, wanted);
+        if self.report.holders.is_empty() {
+            self.visit(far.difference(&near).copied(), false, wanted);
+        }
+    }
+
+    fn visit(&mut self, tgids: impl Iterator<Item = u32>, near: bool, wanted: &Wanted<'_>) {
+        for tgid in tgids {
+            if self.deadline.is_over() {
+                self.in_time = false;
+                return;
+            }
+            let process = match self.proc.dir(tgid) {
+                Ok(process) => process,
+                Err(error) if is_gone(&error) => continue,
+                Err(_) => {
+                    self.refuse(near);
+                    continue;
+                }
+            };
+            let Some(visit) = self.visitor.visit(tgid, &process, wanted, &self.deadline) else { continue };
+            self.in_time &= !visit.cut;
+            if visit.refused {
+                self.refuse(near);
+            }
+            self.add(tgid, &process, visit.ns, visit.pins);
+        }
+    }
+
+    fn refuse(&mut self, near: bool) {
+        self.report.unreadable += 1;
+        self.report.complete &= !near;
+    }
+
+    /// Describes a process and lists what it pins.
+    fn add(&mut self, tgid: u32, process: &Dir, ns: NsInum, pins: Vec<Pin>) {
+        if pins.is_empty() {
+            return;
+        }
+        let Some(stat) = self.proc.stat(tgid) else { return };
+        let (exe, cmdline, cgroup) = (self.proc.exe(tgid), self.proc.cmdline(tgid), self.proc.cgroup(tgid));
+        // The description was read by id: it is this process' only if that was there until now.
+        if !process.is_there(&mut Vec::new()) {
+            return;
+        }
+        for Pin { access, path, fd } in pins {
+            if self.report.holders.len() >= MAX_LISTED {
+                self.report.holders_omitted += 1;
+                continue;
+            }
+            self.report.holders.push(Holder {
+                tgid,
+                comm: stat.comm.clone(),
+                cmdline: cmdline.clone(),
+                exe: exe.clone(),
+                access,
+                path,
+                fd,
+                cgroup: cgroup.clone(),
+                mntns: Some(ns),
+            });
+        }
+    }
+
+    /// Lists each other namespace with a copy by its oldest process.
+    fn add_namespaces(&mut self, own: NsInum, copies: &[Copy<'_>], census: &Census) {
+        let mut places: BTreeMap<NsInum, Vec<String>> = BTreeMap::new();
+        for copy in copies.iter().filter(|copy| copy.ns != own) {
+            places.entry(copy.ns).or_default().push(copy.mount.mountpoint.clone());
+        }
+        for (ns, paths) in places {
+            let oldest = census
+                .members(ns)
+                .iter()
+                // Kernel threads, which have no executable, live in the first namespace and hold nothing.
+                .filter(|member| self.proc.exe(member.tgid).is_some())
+                .filter_map(|member| Some((self.proc.stat(member.tgid)?.start_ns, member.tgid)))
+                .min();
+            let Some((_, tgid)) = oldest else { continue };
+            let Ok(process) = self.proc.dir(tgid) else { continue };
+            let pin = |path| Pin { access: Access::Mount, path: Some(path), fd: None };
+            self.add(tgid, &process, ns, paths.into_iter().map(pin).collect());
+        }
+    }
+
+    fn verdict(&self, processes: bool, members: &[Member], target: &Mount) -> Verdict {
+        if processes {
+            return Verdict::Processes;
+        }
+        if !self.report.child_mounts.is_empty() {
+            return Verdict::ChildMount;
+        }
+        if !self.in_time {
+            return Verdict::Incomplete;
+        }
+        if !self.report.holders.is_empty() {
+            return Verdict::MountNamespace;
+        }
+        let now = census::mounts(self.proc, members.iter().copied(), |_| true);
+        if now.is_some_and(|now: MountTable| now.by_id(target.id).is_none()) {
+            return Verdict::Transient;
+        }
+        if self.report.complete { Verdict::Kernel } else { Verdict::Incomplete }
+    }
+}

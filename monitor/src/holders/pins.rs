@@ -1,0 +1,279 @@
+//! How one process pins the target: the links, descriptors and mappings of the process go in, its pins come
+//! out.
+//!
+//! The kernel names files from the reader's root, or from the root of a foreign namespace, so names are
+//! compared within the namespace of the process. A name only selects; for a descriptor its mount id decides,
+//! for the rest the mount that covers the name. Opens and stats nothing that is named.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use super::Deadline;
+use super::census::{namespace, task_dir, threads};
+use crate::observation::{Access, NsInum};
+use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
+use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below};
+
+/// A mount whose use is looked for: the target, or a copy that an unmount would take along.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mark<'a> {
+    pub(super) ns: NsInum,
+    pub(super) mount: &'a Mount,
+}
+
+/// What is looked for.
+#[derive(Debug)]
+pub(super) struct Wanted<'a> {
+    pub(super) marks: Vec<Mark<'a>>,
+    /// Tables of the namespaces of the marks.
+    pub(super) tables: BTreeMap<NsInum, &'a MountTable>,
+}
+
+impl Wanted<'_> {
+    /// Whether a file of this name, in this namespace, is on a wanted mount.
+    fn names(&self, ns: NsInum, path: &str) -> bool {
+        self.marks.iter().filter(|mark| mark.ns == ns && is_below(path, &mark.mount.mountpoint)).any(|mark| {
+            let covering = self.tables.get(&ns).and_then(|table| table.covering(path));
+            covering.is_some_and(|covering| covering.id == mark.mount.id)
+        })
+    }
+
+    /// Whether a file of this name may be on a wanted mount, whoever has it open: a descriptor that came from
+    /// another namespace is named from the root of that.
+    fn selects(&self, path: &str) -> bool {
+        self.marks.iter().any(|mark| is_below(path, &mark.mount.mountpoint))
+    }
+
+    /// Whether a mapping, by its name and the device in hexadecimal, is of a file on a wanted mount.
+    fn maps(&self, ns: NsInum, path: &str, device: &str) -> bool {
+        let own = self.names(ns, path);
+        self.marks.iter().filter(|mark| is_below(path, &mark.mount.mountpoint)).any(|mark| {
+            if LAYERED.contains(&mark.mount.fstype.as_str()) {
+                mark.ns == ns && own
+            } else {
+                (mark.ns != ns || own) && is_device(device, &mark.mount.device)
+            }
+        })
+    }
+}
+
+/// File systems whose files can show another device than their mount.
+const LAYERED: [&str; 3] = ["overlay", "btrfs", "bcachefs"];
+
+/// Compares a device of `/proc/PID/maps` with one of mountinfo.
+fn is_device(hexadecimal: &str, decimal: &str) -> bool {
+    let parse = |text: &str, radix| {
+        let (major, minor) = text.split_once(':')?;
+        Some((u32::from_str_radix(major, radix).ok()?, u32::from_str_radix(minor, radix).ok()?))
+    };
+    parse(hexadecimal, 16).is_some_and(|device| parse(decimal, 10) == Some(device))
+}
+
+/// One way in which a process pins the target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Pin {
+    pub(super) access: Access,
+    /// Name of the file; none where the kernel cannot write it down.
+    pub(super) path: Option<String>,
+    pub(super) fd: Option<u32>,
+}
+
+/// What a visit to a process brought.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Visit {
+    /// At most one for each way.
+    pub(super) pins: Vec<Pin>,
+    /// Namespace of the process.
+    pub(super) ns: NsInum,
+    /// Something of it may not be read.
+    pub(super) refused: bool,
+    /// Time ran out within it.
+    pub(super) cut: bool,
+}
+
+impl Visit {
+    fn add(&mut self, access: Access, path: Option<String>, fd: Option<u32>) {
+        if !self.pins.iter().any(|pin| pin.access == access) {
+            self.pins.push(Pin { access, path, fd });
+        }
+    }
+
+    /// Remembers that something could not be read, unless it is just not there.
+    fn read<T>(&mut self, result: io::Result<T>) -> Option<T> {
+        self.refused |= result.as_ref().is_err_and(|error| !is_gone(error));
+        result.ok()
+    }
+}
+
+/// Descriptors between two looks at the clock.
+const FDS_PER_LOOK: usize = 256;
+
+/// Reads processes, with buffers for all.
+#[derive(Debug, Default)]
+pub(super) struct Visitor {
+    buffer: Buffer,
+    text: Vec<u8>,
+    fds: Vec<u32>,
+}
+
+impl Visitor {
+    /// Looks at one process in every way. `None` when it ended, and for a kernel thread.
+    pub(super) fn visit(
+        &mut self,
+        tgid: u32,
+        process: &Dir,
+        wanted: &Wanted<'_>,
+        deadline: &Deadline,
+    ) -> Option<Visit> {
+        let tids = threads(tgid, process, &mut self.buffer);
+        // The leader may end before its other threads: then one of these has the descriptors and mappings.
+        let thread = match process.link(c"exe", &mut self.buffer) {
+            Err(error) if is_gone(&error) => Some(
+                tids.iter()
+                    .filter_map(|tid| task_dir(process, *tid))
+                    .find(|task| task.link(c"exe", &mut self.buffer).is_ok())?,
+            ),
+            _ => None,
+        };
+        let main = thread.as_ref().unwrap_or(process);
+
+        let mut visit = Visit::default();
+        visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
+        let exe = visit.read(main.link(c"exe", &mut self.buffer)).map(|exe| exe.into_owned());
+        if exe.as_ref().is_some_and(|exe| wanted.names(visit.ns, exe)) {
+            visit.add(Access::Exe, exe.clone(), None);
+        }
+        self.directories(main, visit.ns, wanted, &mut visit);
+        for tid in tids.into_iter().filter(|tid| *tid != tgid) {
+            let Some(task) = task_dir(process, tid) else { continue };
+            if let Some(Some(ns)) = visit.read(namespace(&task, &mut self.buffer)) {
+                self.directories(&task, ns, wanted, &mut visit);
+            }
+        }
+        self.descriptors(main, wanted, deadline, &mut visit);
+        self.mappings(main, exe.as_deref(), wanted, &mut visit);
+        Some(visit)
+    }
+
+    /// Current and root directory, which each thread may have of its own.
+    fn directories(&mut self, task: &Dir, ns: NsInum, wanted: &Wanted<'_>, visit: &mut Visit) {
+        for (name, access) in [(c"cwd", Access::Cwd), (c"root", Access::Root)] {
+            if let Some(path) = visit.read(task.link(name, &mut self.buffer))
+                && wanted.names(ns, &path)
+            {
+                visit.add(access, Some(path.into_owned()), None);
+            }
+        }
+    }
+
+    /// The first descriptor of the process that is open on a wanted mount.
+    fn descriptors(&mut self, main: &Dir, wanted: &Wanted<'_>, deadline: &Deadline, visit: &mut Visit) {
+        let Some(list) = visit.read(main.at(c"fd")) else { return };
+        visit.read(list.numbers(&mut self.buffer, &mut self.fds));
+        for (count, fd) in self.fds.iter().copied().enumerate() {
+            if count % FDS_PER_LOOK == FDS_PER_LOOK - 1 && deadline.is_over() {
+                visit.cut = true;
+                return;
+            }
+            let name = NumberName::new(fd);
+            let path = match list.link(name.as_c_str(), &mut self.buffer) {
+                Ok(path) if wanted.selects(&path) => Some(path.into_owned()),
+                Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => None,
+                other => {
+                    visit.read(other);
+                    continue;
+                }
+            };
+            let Some(info) = visit.read(main.at(c"fdinfo")) else { return };
+            let Some(info) = visit.read(info.text(name.as_c_str(), &mut self.text)) else { continue };
+            let held = match (mnt_id(&info), &path) {
+                (Some(id), _) => wanted.marks.iter().any(|mark| mark.mount.id == id),
+                (None, Some(path)) => wanted.names(visit.ns, path),
+                (None, None) => false,
+            };
+            if held {
+                visit.add(Access::Fd, path, Some(fd));
+                return;
+            }
+        }
+    }
+
+    /// The first mapping of a file on a wanted mount, but for the executable itself.
+    fn mappings(&mut self, main: &Dir, exe: Option<&str>, wanted: &Wanted<'_>, visit: &mut Visit) {
+        let Some(maps) = visit.read(main.text(c"maps", &mut self.text)) else { return };
+        let held = maps.lines().filter_map(mapped_file).find(|(path, device)| {
+            Some(*path) != exe && wanted.selects(path) && wanted.maps(visit.ns, path, device)
+        });
+        if let Some((path, _)) = held {
+            visit.add(Access::Mmap, Some(path.replace("\\012", "\n")), None);
+        }
+    }
+}
+
+/// Name and device of a line of `/proc/PID/maps`, if a file is mapped there.
+fn mapped_file(line: &str) -> Option<(&str, &str)> {
+    let (head, _) = line.split_at(line.find(" /")?);
+    let mut fields = head.split_ascii_whitespace();
+    let device = fields.nth(3)?;
+    // A named anonymous mapping has no inode.
+    fields.next().filter(|inode| *inode != "0")?;
+    Some((&line[head.len() + 1..], device))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_maps_gives_name_and_device_of_a_mapped_file() {
+        let line = "7f10-7f20 r-xp 00000000 fe:01 1234                     /srv/a b/lib.so (deleted)";
+        assert_eq!(mapped_file(line), Some(("/srv/a b/lib.so (deleted)", "fe:01")));
+        for line in [
+            "7f10-7f20 rw-p 00000000 00:00 0 ",
+            "7f10-7f20 rw-p 00000000 00:00 0          [heap]",
+            "7f10-7f20 rw-p 00000000 00:00 0          [anon:x /srv/vol]",
+            "7f10-7f20 rw-p",
+            "",
+        ] {
+            assert_eq!(mapped_file(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn devices_are_compared_by_number() {
+        assert!(is_device("fe:01", "254:1"));
+        assert!(is_device("00:2a", "0:42"));
+        assert!(!is_device("00:42", "0:42"));
+        assert!(!is_device("x", "x"));
+    }
+
+    fn mount(text: &str) -> MountTable {
+        MountTable::parse(text, "/")
+    }
+
+    #[test]
+    fn a_name_below_a_nested_mount_is_not_on_the_outer_one() {
+        let table = mount(
+            "1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - tmpfs t rw\n3 2 0:8 / /v/in rw - tmpfs t rw",
+        );
+        let target = table.by_id(2).unwrap();
+        let wanted =
+            Wanted { marks: vec![Mark { ns: 7, mount: target }], tables: BTreeMap::from([(7, &table)]) };
+        assert!(wanted.names(7, "/v") && wanted.names(7, "/v/x (deleted)"));
+        assert!(!wanted.names(7, "/v/in/x"));
+        assert!(!wanted.names(8, "/v/x"), "another namespace has a directory of the same name");
+        assert!(wanted.maps(7, "/v/x", "00:09"));
+        assert!(wanted.maps(8, "/v/x", "00:09"), "a mapping that came from the namespace of the mount");
+        assert!(!wanted.maps(7, "/v/x", "00:08") && !wanted.maps(7, "/v/in/x", "00:09"));
+    }
+
+    #[test]
+    fn a_layered_file_system_is_recognised_by_name_alone() {
+        let table = mount("1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - overlay o rw\n");
+        let target = table.by_id(2).unwrap();
+        let wanted =
+            Wanted { marks: vec![Mark { ns: 7, mount: target }], tables: BTreeMap::from([(7, &table)]) };
+        assert!(wanted.maps(7, "/v/x", "08:01"));
+        assert!(!wanted.maps(8, "/v/x", "08:01"));
+    }
+}

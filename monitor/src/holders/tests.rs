@@ -1,0 +1,401 @@
+//! Real mounts and real holders. They need root, as the scan does.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+use super::*;
+use stage::{Child, Stage, Step, c_path, umount};
+
+mod stage;
+
+/// Long enough that it never ends a scan of a test.
+const AMPLE: Duration = Duration::from_secs(60);
+
+fn own_mntns() -> NsInum {
+    let proc = Proc::default();
+    proc.ns(std::process::id(), "mnt").unwrap()
+}
+
+fn request(path: &Path) -> ScanRequest {
+    let path = path.to_str().unwrap().to_owned();
+    ScanRequest { id: 7, mntns: own_mntns(), tgid: std::process::id(), path }
+}
+
+fn scan_path(path: &Path) -> HolderReport {
+    scan(&Proc::default(), &request(path), AMPLE)
+}
+
+/// The holders by process and access, of a report in which processes hold the mount.
+fn held(report: &HolderReport) -> Vec<(u32, Access)> {
+    assert_eq!(report.verdict, Verdict::Processes, "{report:#?}");
+    report.holders.iter().map(|holder| (holder.tgid, holder.access)).collect()
+}
+
+#[test]
+fn an_open_file_is_found_with_its_descriptor_and_process() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol");
+    fs::write(target.join("f"), "x").unwrap();
+    let child = Child::spawn(vec![Step::Open(c_path(&target.join("f")), libc::O_RDONLY)]);
+    assert_eq!(umount(&target, 0), Err(libc::EBUSY));
+    let report = scan_path(&target);
+    assert_eq!(held(&report), [(child.tgid(), Access::Fd)]);
+    let holder = &report.holders[0];
+    assert_eq!(holder.path.as_deref(), target.join("f").to_str());
+    assert!(holder.fd.is_some() && holder.exe.is_some() && holder.cgroup.is_some());
+    assert_eq!(holder.comm, Proc::default().stat(child.tgid()).unwrap().comm);
+    assert_eq!(holder.mntns, Some(own_mntns()));
+    assert_eq!((report.id, report.path.as_str()), (7, target.to_str().unwrap()));
+    let mount = report.mount.unwrap();
+    assert_eq!((mount.fstype.as_str(), mount.source.as_str(), mount.root.as_str()), ("tmpfs", "target", "/"));
+    assert_eq!(mount.mountpoint, target.to_str().unwrap());
+}
+
+#[test]
+fn a_deleted_file_and_a_path_descriptor_hold_too() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol");
+    fs::write(target.join("f"), "x").unwrap();
+    let deleted = Child::spawn(vec![Step::Open(c_path(&target.join("f")), libc::O_RDONLY)]);
+    fs::remove_file(target.join("f")).unwrap();
+    let path = Child::spawn(vec![Step::Open(c_path(&target), libc::O_PATH)]);
+    let report = scan_path(&target);
+    let mut expected = [(deleted.tgid(), Access::Fd), (path.tgid(), Access::Fd)];
+    expected.sort_unstable();
+    assert_eq!(held(&report), expected);
+    assert!(report.holders.iter().any(|holder| holder.path.as_deref().unwrap().ends_with("/f (deleted)")));
+}
+
+#[test]
+fn current_and_root_directory_are_found_each_with_its_access() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol with blank");
+    fs::create_dir(target.join("d")).unwrap();
+    let cwd = Child::spawn(vec![Step::Chdir(c_path(&target.join("d")))]);
+    assert_eq!(held(&scan_path(&target)), [(cwd.tgid(), Access::Cwd)]);
+    drop(cwd);
+    let root = Child::spawn(vec![Step::Chroot(c_path(&target.join("d")))]);
+    assert_eq!(umount(&target, 0), Err(libc::EBUSY));
+    let report = scan_path(&target);
+    assert_eq!(held(&report), [(root.tgid(), Access::Root)]);
+    assert_eq!(report.holders[0].path.as_deref(), target.join("d").to_str());
+}
+
+#[test]
+fn the_directory_of_a_thread_is_found() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol");
+    let child = Child::spawn(vec![Step::ThreadIn(c_path(&target))]);
+    assert_eq!(umount(&target, 0), Err(libc::EBUSY));
+    assert_eq!(held(&scan_path(&target)), [(child.tgid(), Access::Cwd)]);
+}
+
+#[test]
+fn a_mapped_file_is_found_after_its_descriptor_is_closed() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol");
+    fs::write(target.join("f"), "x").unwrap();
+    let child = Child::spawn(vec![Step::Map(c_path(&target.join("f")))]);
+    assert_eq!(umount(&target, 0), Err(libc::EBUSY));
+    let report = scan_path(&target);
+    assert_eq!(held(&report), [(child.tgid(), Access::Mmap)]);
+    assert_eq!(report.holders[0].path.as_deref(), target.join("f").to_str());
+}
+
+#[test]
+fn a_running_program_is_found_as_executable_only() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol");
+    fs::copy("/bin/cat", target.join("cat")).unwrap();
+    let mut cat = Command::new(target.join("cat")).stdin(Stdio::piped()).spawn().unwrap();
+    let report = scan_path(&target);
+    let found = held(&report);
+    drop(cat.stdin.take());
+    cat.wait().unwrap();
+    assert_eq!(found, [(cat.id(), Access::Exe)]);
+    assert_eq!(report.holders[0].exe.as_deref(), target.join("cat").to_str());
+}
+
+#[test]
+fn a_child_mount_is_reported_and_its_users_are_not() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol");
+    let nested = stage.mount("vol/nested");
+    let _child = Child::spawn(vec![
+        Step::Chdir(c_path(&nested)),
+        Step::Open(c_path(&nested), libc::O_RDONLY | libc::O_DIRECTORY),
+    ]);
+    let report = scan_path(&target);
+    assert_eq!(report.verdict, Verdict::ChildMount);
+    assert_eq!(report.child_mounts, [nested.to_str().unwrap()]);
+    assert_eq!(report.holders, []);
+}
+
+#[test]
+fn the_topmost_of_two_mounts_is_meant() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol");
+    let _below = Child::spawn(vec![Step::Open(c_path(&target), libc::O_RDONLY)]);
+    stage.mount("vol");
+    let above = Child::spawn(vec![Step::Open(c_path(&target), libc::O_RDONLY)]);
+    assert_eq!(held(&scan_path(&target)), [(above.tgid(), Access::Fd)]);
+}
+
+#[test]
+fn a_private_copy_in_another_namespace_is_named_but_its_users_refuse_nothing() {
+    let mut stage = Stage::new();
+    stage.share();
+    let target = stage.mount("vol");
+    let child = Child::spawn(vec![Step::Unshare(libc::MS_PRIVATE), Step::Chdir(c_path(&target))]);
+    let report = scan_path(&target);
+    assert_eq!(report.verdict, Verdict::MountNamespace, "{report:#?}");
+    let [holder] = &report.holders[..] else { panic!("{report:#?}") };
+    assert_eq!((holder.tgid, holder.access), (child.tgid(), Access::Mount));
+    assert_eq!(holder.path.as_deref(), target.to_str());
+    assert_eq!(holder.mntns, Proc::default().ns(child.tgid(), "mnt"));
+    assert_eq!(umount(&target, 0), Ok(()));
+}
+
+#[test]
+fn a_user_of_a_copy_that_the_unmount_reaches_is_a_holder() {
+    let mut stage = Stage::new();
+    stage.share();
+    let target = stage.mount("vol");
+    let child = Child::spawn(vec![Step::Unshare(libc::MS_SLAVE), Step::Chdir(c_path(&target))]);
+    assert_eq!(umount(&target, 0), Err(libc::EBUSY));
+    let report = scan_path(&target);
+    assert_eq!(held(&report), [(child.tgid(), Access::Cwd), (child.tgid(), Access::Mount)]);
+    assert_eq!(report.holders[0].mntns, Proc::default().ns(child.tgid(), "mnt"));
+    drop(child);
+    assert_eq!(umount(&target, 0), Ok(()));
+}
+
+#[test]
+fn a_descriptor_taken_into_another_namespace_still_holds_the_old_mount() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol");
+    let child = Child::spawn(vec![
+        Step::Open(c_path(&target), libc::O_RDONLY),
+        Step::Unshare(libc::MS_PRIVATE),
+        Step::Detach(c_path(&stage.path(""))),
+    ]);
+    assert_eq!(umount(&target, 0), Err(libc::EBUSY));
+    let report = scan_path(&target);
+    assert_eq!(held(&report), [(child.tgid(), Access::Fd)]);
+    assert_ne!(report.holders[0].mntns, Some(own_mntns()));
+}
+
+#[test]
+fn the_question_can_come_from_another_namespace() {
+    let mut stage = Stage::new();
+    let here = stage.mount("vol");
+    let there = Child::spawn(vec![Step::Unshare(libc::MS_PRIVATE), Step::Chdir(c_path(&here))]);
+    let mntns = Proc::default().ns(there.tgid(), "mnt").unwrap();
+    for caller in [there.tgid(), u32::MAX] {
+        let request = ScanRequest { mntns, tgid: caller, ..request(&here) };
+        let report = scan(&Proc::default(), &request, AMPLE);
+        assert_eq!(report.mount.as_ref().unwrap().mntns, mntns);
+        assert_eq!(report.holders[0].tgid, there.tgid());
+        assert_eq!(report.holders[0].access, Access::Cwd);
+    }
+}
+
+#[test]
+fn a_relative_path_is_resolved_with_the_callers_directory() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol");
+    let caller = Child::spawn(vec![Step::Chdir(c_path(&stage.path("")))]);
+    let holder = Child::spawn(vec![Step::Chdir(c_path(&target))]);
+    let relative = ScanRequest { tgid: caller.tgid(), path: "./x/../vol/".to_owned(), ..request(&target) };
+    let report = scan(&Proc::default(), &relative, AMPLE);
+    assert_eq!(report.path, target.to_str().unwrap());
+    assert_eq!(held(&report), [(holder.tgid(), Access::Cwd)]);
+    drop(caller);
+    let late = scan(&Proc::default(), &ScanRequest { tgid: u32::MAX, ..relative }, AMPLE);
+    assert_eq!((late.verdict, late.complete, late.mount), (Verdict::Incomplete, false, None));
+}
+
+#[test]
+fn a_path_where_nothing_is_mounted_is_not_a_mount() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol");
+    fs::create_dir(target.join("d")).unwrap();
+    assert_eq!(scan_path(&target.join("d")).verdict, Verdict::NotAMount);
+    assert_eq!(scan_path(&target.join("none")).verdict, Verdict::NotAMount);
+}
+
+#[test]
+fn the_scan_itself_pins_nothing() {
+    let mut stage = Stage::new();
+    stage.share();
+    let target = stage.mount("vol");
+    let child = Child::spawn(vec![Step::Unshare(libc::MS_SLAVE), Step::Chdir(c_path(&target))]);
+    assert_eq!(scan_path(&target).verdict, Verdict::Processes);
+    let mine = |fd: fs::DirEntry| fs::read_link(fd.path()).unwrap_or_default().to_string_lossy().into_owned();
+    let open: Vec<String> = fs::read_dir("/proc/self/fd").unwrap().map(|fd| mine(fd.unwrap())).collect();
+    let child_dir = format!("/proc/{}", child.tgid());
+    assert!(!open.iter().any(|path| path.starts_with(&child_dir)), "{open:?}");
+    drop(child);
+    assert_eq!(umount(&target, 0), Ok(()));
+}
+
+#[test]
+fn a_file_server_that_never_answers_does_not_hold_up_the_scan() {
+    let mut stage = Stage::new();
+    let (target, server) = stage.mount_hung_fuse("hung");
+    let holder = Child::spawn(vec![Step::Open(c_path(&target), libc::O_PATH)]);
+    let (tell, answer) = sync_channel(1);
+    let path = target.clone();
+    let scanner = std::thread::spawn(move || tell.send(scan_path(&path)));
+    let report = answer.recv_timeout(Duration::from_secs(30));
+    // Ends the connection, and with it any call that waits for the server.
+    drop(server);
+    scanner.join().unwrap().unwrap();
+    let report = report.expect("the scan hangs");
+    assert_eq!(held(&report), [(holder.tgid(), Access::Fd)]);
+    assert_eq!(report.mount.unwrap().fstype, "fuse");
+}
+
+#[test]
+fn without_time_the_report_says_so() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol");
+    let _child = Child::spawn(vec![Step::Chdir(c_path(&target))]);
+    let report = scan(&Proc::default(), &request(&target), Duration::ZERO);
+    assert_eq!((report.verdict, report.complete), (Verdict::Incomplete, false));
+}
+
+/// A /proc of literal files in which namespace 1 has a mount at /vol and namespace 2 has none.
+struct FakeProc(tempfile::TempDir);
+
+const FAKE_TABLE: &str = "1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /vol rw - tmpfs t rw\n";
+
+impl FakeProc {
+    fn new() -> Self {
+        let fake = Self(tempfile::tempdir().unwrap());
+        fake.process(10, 1, FAKE_TABLE);
+        fake
+    }
+
+    fn process(&self, tgid: u32, ns: u32, mountinfo: &str) {
+        let dir = self.0.path().join(tgid.to_string());
+        for sub in ["ns", "fd", "fdinfo"] {
+            fs::create_dir_all(dir.join(sub)).unwrap();
+        }
+        let stat = format!("{tgid} (p{tgid}) S 1{} {tgid} 0 0\n", " 0".repeat(17));
+        for (file, text) in
+            [("stat", stat.as_str()), ("mountinfo", mountinfo), ("maps", ""), ("cmdline", "p\0")]
+        {
+            fs::write(dir.join(file), text).unwrap();
+        }
+        for (link, to) in
+            [("ns/mnt", format!("mnt:[{ns}]").as_str()), ("root", "/"), ("cwd", "/"), ("exe", "/x")]
+        {
+            symlink(to, dir.join(link)).unwrap();
+        }
+    }
+
+    fn open(&self, tgid: u32, fd: u32, path: &str, fdinfo: &str) {
+        let dir = self.0.path().join(tgid.to_string());
+        symlink(path, dir.join(format!("fd/{fd}"))).unwrap();
+        fs::write(dir.join(format!("fdinfo/{fd}")), fdinfo).unwrap();
+    }
+
+    /// Makes a link unreadable: readlink of a regular file is refused, also to root.
+    fn refuse(&self, tgid: u32, link: &str) {
+        let path = self.0.path().join(tgid.to_string()).join(link);
+        fs::remove_file(&path).unwrap();
+        fs::write(path, "").unwrap();
+    }
+
+    fn scan(&self) -> HolderReport {
+        let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned() };
+        scan(&Proc::new(self.0.path()), &request, AMPLE)
+    }
+}
+
+#[test]
+fn when_all_were_read_and_nobody_holds_it_the_kernel_does() {
+    let fake = FakeProc::new();
+    let report = fake.scan();
+    assert_eq!((report.verdict, report.complete, report.unreadable), (Verdict::Kernel, true, 0));
+}
+
+#[test]
+fn a_process_that_may_see_the_mount_and_cannot_be_read_makes_the_answer_incomplete() {
+    let fake = FakeProc::new();
+    fake.process(1, 1, FAKE_TABLE);
+    fake.refuse(1, "ns/mnt");
+    let report = fake.scan();
+    assert_eq!((report.verdict, report.complete, report.unreadable), (Verdict::Incomplete, false, 1));
+
+    let fake = FakeProc::new();
+    fake.process(1, 1, FAKE_TABLE);
+    fake.refuse(1, "cwd");
+    let report = fake.scan();
+    assert_eq!((report.verdict, report.complete, report.unreadable), (Verdict::Incomplete, false, 1));
+}
+
+#[test]
+fn an_unreadable_process_that_does_not_see_the_mount_is_only_counted() {
+    let fake = FakeProc::new();
+    fake.process(1, 2, "5 0 8:1 / / rw - ext4 d rw\n");
+    fake.refuse(1, "ns/mnt");
+    let report = fake.scan();
+    assert_eq!((report.verdict, report.complete, report.unreadable), (Verdict::Kernel, true, 1));
+}
+
+#[test]
+fn processes_that_vanish_half_way_and_garbage_do_not_end_the_scan() {
+    let fake = FakeProc::new();
+    fs::create_dir(fake.0.path().join("11")).unwrap();
+    fake.process(12, 1, FAKE_TABLE);
+    for file in ["maps", "cwd", "fdinfo"] {
+        let path = fake.0.path().join("12").join(file);
+        fs::remove_dir(&path).or_else(|_| fs::remove_file(&path)).unwrap();
+    }
+    fs::write(fake.0.path().join("13"), "not a directory").unwrap();
+    fake.process(14, 1, "\u{fffd} garbage\n\n- - -\n");
+    fake.process(20, 1, FAKE_TABLE);
+    fake.open(20, 3, "/vol/f", "pos:\t0\nmnt_id:\t2\n");
+    let report = fake.scan();
+    assert_eq!(held(&report), [(20, Access::Fd)]);
+    assert_eq!(report.holders[0].fd, Some(3));
+}
+
+#[test]
+fn the_mount_id_of_a_descriptor_decides_and_its_name_where_there_is_none() {
+    let fake = FakeProc::new();
+    fake.open(10, 3, "/vol/other", "mnt_id:\t5\n");
+    assert_eq!(fake.scan().verdict, Verdict::Kernel);
+    fake.open(10, 4, "/vol/old kernel", "pos:\t0\n");
+    let report = fake.scan();
+    assert_eq!(held(&report), [(10, Access::Fd)]);
+    assert_eq!(report.holders[0].fd, Some(4));
+}
+
+#[test]
+fn more_holders_than_a_report_lists_are_counted() {
+    let fake = FakeProc::new();
+    let extra = 3;
+    for tgid in 0..u32::try_from(MAX_LISTED).unwrap() + extra {
+        fake.process(1000 + tgid, 1, FAKE_TABLE);
+        fake.open(1000 + tgid, 3, "/vol/f", "mnt_id:\t2\n");
+    }
+    let report = fake.scan();
+    assert_eq!((report.holders.len(), report.holders_omitted), (MAX_LISTED, extra));
+}
+
+#[test]
+fn without_a_proc_the_answer_is_incomplete() {
+    let empty = tempfile::tempdir().unwrap();
+    for root in [empty.path().to_owned(), empty.path().join("none")] {
+        let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned() };
+        let report = scan(&Proc::new(root), &request, AMPLE);
+        assert_eq!((report.verdict, report.complete), (Verdict::Incomplete, false));
+    }
+}

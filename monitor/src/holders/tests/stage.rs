@@ -1,0 +1,228 @@
+//! Mounts and processes for the tests: made here, undone on drop.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A forked child has all descriptors of this process for a moment, so tests that mount and fork take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A directory for mounts, which are detached on drop, the last first.
+pub(super) struct Stage {
+    mounts: Vec<PathBuf>,
+    dir: tempfile::TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Stage {
+    /// A directory with a private mount of its own, so that nothing propagates out of it.
+    pub(super) fn new() -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stage = Self { mounts: Vec::new(), dir: tempfile::tempdir().unwrap(), _turn: turn };
+        mount("stage", stage.dir.path(), "tmpfs", 0, "");
+        stage.mounts.push(stage.dir.path().to_owned());
+        mount("", stage.dir.path(), "", libc::MS_PRIVATE, "");
+        stage
+    }
+
+    /// Makes what is mounted on this stage propagate to copies of the stage.
+    pub(super) fn share(&self) {
+        mount("", self.dir.path(), "", libc::MS_SHARED, "");
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Mounts a tmpfs at a directory of this name.
+    pub(super) fn mount(&mut self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::create_dir_all(&path).unwrap();
+        mount("target", &path, "tmpfs", 0, "");
+        self.mounts.push(path.clone());
+        path
+    }
+
+    /// Mounts a FUSE file system whose server has died inside: it has the connection and never answers.
+    pub(super) fn mount_hung_fuse(&mut self, name: &str) -> (PathBuf, OwnedFd) {
+        let path = self.path(name);
+        std::fs::create_dir_all(&path).unwrap();
+        let server = File::options().read(true).write(true).open("/dev/fuse").unwrap();
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
+        mount("hung", &path, "fuse", 0, &options);
+        self.mounts.push(path.clone());
+        (path, server.into())
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for path in self.mounts.iter().rev() {
+            let _ = umount(path, libc::MNT_DETACH);
+        }
+    }
+}
+
+fn mount(source: &str, target: &Path, fstype: &str, flags: libc::c_ulong, data: &str) {
+    let [source, fstype, data] = [source, fstype, data].map(|text| CString::new(text).unwrap());
+    let target = c_path(target);
+    // SAFETY: four strings that live for the call.
+    let result = unsafe {
+        libc::mount(source.as_ptr(), target.as_ptr(), fstype.as_ptr(), flags, data.as_ptr().cast())
+    };
+    assert_eq!(result, 0, "mount: {}", std::io::Error::last_os_error());
+}
+
+/// Unmounts; the positive errno when refused.
+pub(super) fn umount(path: &Path, flags: c_int) -> Result<(), i32> {
+    let path = c_path(path);
+    // SAFETY: a string that lives for the call.
+    match unsafe { libc::umount2(path.as_ptr(), flags) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error().raw_os_error().unwrap()),
+    }
+}
+
+pub(super) fn c_path(path: &Path) -> CString {
+    CString::new(path.to_str().unwrap()).unwrap()
+}
+
+/// What a child does before it waits.
+pub(super) enum Step {
+    Open(CString, c_int),
+    Map(CString),
+    Chdir(CString),
+    Chroot(CString),
+    /// A mount namespace of its own, with this propagation from the old one.
+    Unshare(libc::c_ulong),
+    Detach(CString),
+    /// A second thread with a current directory of its own.
+    ThreadIn(CString),
+}
+
+/// A process that keeps what its steps gave it until it is dropped.
+pub(super) struct Child {
+    pid: libc::pid_t,
+    _stay: OwnedFd,
+}
+
+impl Child {
+    /// Forks, takes the steps, and returns when they are done.
+    pub(super) fn spawn(steps: Vec<Step>) -> Self {
+        let (mut ready, tell) = pipe();
+        let (wait, stay) = pipe();
+        // SAFETY: the child only makes system calls on memory that was prepared before.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0);
+        if pid == 0 {
+            // SAFETY: as above; it never returns to the code of the parent.
+            unsafe { act(&steps, tell.as_raw_fd(), wait.as_raw_fd()) }
+        }
+        drop((tell, wait));
+        let child = Self { pid, _stay: stay.into() };
+        let mut byte = [0];
+        assert_eq!(ready.read(&mut byte).unwrap(), 1, "a step failed");
+        child
+    }
+
+    pub(super) fn tgid(&self) -> u32 {
+        u32::try_from(self.pid).unwrap()
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // SAFETY: a child that was not waited for yet, so the id is still its own.
+        unsafe {
+            libc::kill(self.pid, libc::SIGKILL);
+            libc::waitpid(self.pid, ptr::null_mut(), 0);
+        }
+    }
+}
+
+fn pipe() -> (File, File) {
+    let mut ends = [0; 2];
+    // SAFETY: room for two descriptors, which belong to nobody else yet.
+    unsafe {
+        assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+        (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1]))
+    }
+}
+
+/// # Safety
+/// Only in a forked child.
+unsafe fn act(steps: &[Step], tell: c_int, wait: c_int) -> ! {
+    // SAFETY: system calls on strings that live as long as this process. The two pipe ends are moved to the
+    // lowest numbers, and everything else that was inherited is closed.
+    unsafe {
+        let (tell, wait) = (libc::dup2(tell, 1000), libc::dup2(wait, 1001));
+        libc::syscall(libc::SYS_close_range, 0, 999, 0);
+        libc::syscall(libc::SYS_close_range, 1002, u32::MAX, 0);
+        for step in steps {
+            let ok = match step {
+                Step::Open(path, flags) => libc::open(path.as_ptr(), *flags) >= 0,
+                Step::Map(path) => {
+                    let fd = libc::open(path.as_ptr(), libc::O_RDONLY);
+                    let mapped = libc::mmap(ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_PRIVATE, fd, 0);
+                    libc::close(fd);
+                    mapped != libc::MAP_FAILED
+                }
+                Step::Chdir(path) => libc::chdir(path.as_ptr()) == 0,
+                Step::Chroot(path) => libc::chroot(path.as_ptr()) == 0,
+                Step::Unshare(propagation) => {
+                    libc::unshare(libc::CLONE_NEWNS) == 0
+                        && libc::mount(
+                            ptr::null(),
+                            c"/".as_ptr(),
+                            ptr::null(),
+                            libc::MS_REC | *propagation,
+                            ptr::null(),
+                        ) == 0
+                }
+                Step::Detach(path) => libc::umount2(path.as_ptr(), libc::MNT_DETACH) == 0,
+                Step::ThreadIn(path) => start_thread(path),
+            };
+            if !ok {
+                libc::_exit(1);
+            }
+        }
+        libc::write(tell, c"!".as_ptr().cast(), 1);
+        let mut byte = 0_u8;
+        libc::read(wait, (&raw mut byte).cast(), 1);
+        libc::_exit(0)
+    }
+}
+
+/// Starts a thread that goes to a directory of its own, and waits until it is there.
+///
+/// # Safety
+/// Only in a forked child.
+unsafe fn start_thread(path: &CString) -> bool {
+    let (mut ends, mut thread, mut byte) = ([0; 2], 0, 0_u8);
+    // SAFETY: the thread reads its argument before it writes the byte that is awaited here.
+    unsafe {
+        libc::pipe(ends.as_mut_ptr());
+        let argument = (path.as_ptr(), ends[1]);
+        libc::pthread_create(&raw mut thread, ptr::null(), live_in, (&raw const argument).cast_mut().cast())
+            == 0
+            && libc::read(ends[0], (&raw mut byte).cast(), 1) == 1
+            && byte == b'!'
+    }
+}
+
+extern "C" fn live_in(argument: *mut c_void) -> *mut c_void {
+    // SAFETY: the argument that start_thread made, which waits for the byte.
+    unsafe {
+        let (path, tell): (*const c_char, c_int) = argument.cast::<(*const c_char, c_int)>().read();
+        let there = libc::unshare(libc::CLONE_FS) == 0 && libc::chdir(path) == 0;
+        let answer = if there { c"!" } else { c"?" };
+        libc::write(tell, answer.as_ptr().cast(), 1);
+        loop {
+            libc::pause();
+        }
+    }
+}

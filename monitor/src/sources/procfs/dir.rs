@@ -1,0 +1,262 @@
+//! One process or task, reached through an open handle of its directory in /proc.
+//!
+//! The handle belongs to one process for ever: when that is gone every read says so, so an id that was given
+//! to another process meanwhile cannot be mistaken for it. It pins nothing but the id. What is read goes to
+//! memory at once; no file of another process stays open. Knows nothing of what the texts mean.
+
+use std::borrow::Cow;
+use std::ffi::CStr;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::fcntl::{AtFlags, OFlag, open, openat};
+use nix::sys::stat::{Mode, fstatat};
+
+use super::Proc;
+
+/// No text of /proc that is read whole is longer: 100,000 mounts or 600,000 mappings.
+const MAX_TEXT: u64 = 64 << 20;
+
+/// `d_path` gives up beyond this (`PATH_MAX`).
+const MAX_LINK: usize = 4096;
+
+/// Takes some 1,300 entries per call.
+const ENTRIES: usize = 32 << 10;
+
+/// Offset of the record length in `struct linux_dirent64`, whose name follows at [`ENTRY_NAME`].
+const ENTRY_LEN: usize = 16;
+const ENTRY_NAME: usize = 19;
+
+/// An open directory of /proc.
+#[derive(Debug)]
+pub struct Dir(OwnedFd);
+
+/// Where link targets and directory entries are read to; one for a whole scan.
+#[derive(Debug)]
+pub struct Buffer(Box<[u8]>);
+
+impl Default for Buffer {
+    fn default() -> Self {
+        Self(vec![0; ENTRIES.max(MAX_LINK)].into_boxed_slice())
+    }
+}
+
+impl Proc {
+    /// Opens the directory of a process.
+    ///
+    /// # Errors
+    /// `ENOENT` when there is no such process.
+    pub fn dir(&self, tgid: u32) -> io::Result<Dir> {
+        let path = self.root.join(tgid.to_string());
+        Ok(Dir(open(&path, DIRECTORY, Mode::empty())?))
+    }
+}
+
+const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_CLOEXEC);
+
+impl Dir {
+    /// Opens a directory below.
+    ///
+    /// # Errors
+    /// As openat(2).
+    pub fn at(&self, name: &CStr) -> io::Result<Self> {
+        Ok(Self(openat(&self.0, name, DIRECTORY, Mode::empty())?))
+    }
+
+    /// Target of a magic link; never follows it.
+    ///
+    /// # Errors
+    /// As readlink(2); `ENOENT` for a link that this process does not have, `ENAMETOOLONG` for a target
+    /// that the kernel cannot write down.
+    pub fn link<'b>(&self, name: &CStr, buffer: &'b mut Buffer) -> io::Result<Cow<'b, str>> {
+        // SAFETY: the name ends with NUL and the kernel writes at most the length of the buffer, which is
+        // borrowed mutably for the call.
+        let len = unsafe {
+            libc::readlinkat(
+                self.0.as_raw_fd(),
+                name.as_ptr(),
+                buffer.0.as_mut_ptr().cast(),
+                MAX_LINK.min(buffer.0.len()),
+            )
+        };
+        let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+        Ok(String::from_utf8_lossy(&buffer.0[..len]))
+    }
+
+    /// A whole file, read at once and closed.
+    ///
+    /// # Errors
+    /// As openat(2) and read(2); `ESRCH` when the process went away, `EINVAL` for the mounts of a zombie.
+    pub fn text<'b>(&self, name: &CStr, buffer: &'b mut Vec<u8>) -> io::Result<Cow<'b, str>> {
+        let file = File::from(openat(&self.0, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?);
+        buffer.clear();
+        buffer.reserve(4096);
+        file.take(MAX_TEXT).read_to_end(buffer)?;
+        Ok(String::from_utf8_lossy(buffer))
+    }
+
+    /// Entries of this directory that are numbers (descriptors, tasks), in the kernel's order.
+    ///
+    /// # Errors
+    /// As getdents64(2). A handle can be listed once.
+    pub fn numbers(&self, buffer: &mut Buffer, numbers: &mut Vec<u32>) -> io::Result<()> {
+        numbers.clear();
+        loop {
+            // SAFETY: the kernel writes at most the given length to the buffer, which is borrowed mutably.
+            let len = unsafe {
+                libc::syscall(libc::SYS_getdents64, self.0.as_raw_fd(), buffer.0.as_mut_ptr(), buffer.0.len())
+            };
+            let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+            if len == 0 {
+                return Ok(());
+            }
+            numbers.extend(
+                entry_names(&buffer.0[..len]).filter_map(|name| name.to_str().ok()?.parse::<u32>().ok()),
+            );
+        }
+    }
+
+    /// Number of tasks of the process, without listing them; `None` when it cannot be told.
+    #[must_use]
+    pub fn task_count(&self) -> Option<u64> {
+        let stat = fstatat(&self.0, c"task", AtFlags::AT_SYMLINK_NOFOLLOW).ok()?;
+        // The link count of a directory is two and one for each directory in it; some file systems say 1.
+        stat.st_nlink.checked_sub(2)
+    }
+
+    /// Whether the process is still there.
+    #[must_use]
+    pub fn is_there(&self, text: &mut Vec<u8>) -> bool {
+        self.text(c"stat", text).is_ok()
+    }
+}
+
+/// Names in the records that getdents64(2) wrote.
+fn entry_names(mut records: &[u8]) -> impl Iterator<Item = &CStr> {
+    std::iter::from_fn(move || {
+        let len = records.get(ENTRY_LEN..ENTRY_LEN + 2)?;
+        let len = usize::from(u16::from_ne_bytes([len[0], len[1]]));
+        let name = CStr::from_bytes_until_nul(records.get(ENTRY_NAME..len)?).ok()?;
+        records = &records[len..];
+        Some(name)
+    })
+}
+
+/// A number as the name of an entry.
+#[derive(Debug, Clone, Copy)]
+pub struct NumberName([u8; 11]);
+
+impl NumberName {
+    /// Writes the number in decimal.
+    #[must_use]
+    pub fn new(mut number: u32) -> Self {
+        let mut reversed = [0; 10];
+        let mut len = 0;
+        for digit in &mut reversed {
+            // The remainder is below ten.
+            *digit = b'0' + u8::try_from(number % 10).unwrap_or(0);
+            number /= 10;
+            len += 1;
+            if number == 0 {
+                break;
+            }
+        }
+        let mut name = [0; 11];
+        for (to, from) in name.iter_mut().zip(reversed[..len].iter().rev()) {
+            *to = *from;
+        }
+        Self(name)
+    }
+
+    /// As the kernel takes it.
+    #[must_use]
+    pub fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
+    }
+}
+
+/// Whether an error of /proc means that the process, task or descriptor is not there (any more).
+#[must_use]
+pub fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
+}
+
+/// The mount id in the text of `/proc/PID/fdinfo/N`; kernels before 3.15 do not tell it.
+#[must_use]
+pub fn mnt_id(fdinfo: &str) -> Option<u64> {
+    fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_number_is_written_as_the_kernel_names_it() {
+        for number in [0, 7, 10, 255, 4_194_304, u32::MAX] {
+            assert_eq!(NumberName::new(number).as_c_str().to_str().unwrap(), number.to_string());
+        }
+    }
+
+    #[test]
+    fn an_open_descriptor_is_listed_with_its_path_and_mount() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let fd = u32::try_from(file.as_file().as_raw_fd()).unwrap();
+        let dir = Proc::default().dir(std::process::id()).unwrap();
+        let (mut buffer, mut text, mut fds) = (Buffer::default(), Vec::new(), Vec::new());
+        let list = dir.at(c"fd").unwrap();
+        list.numbers(&mut buffer, &mut fds).unwrap();
+        assert!(fds.contains(&fd), "{fd} in {fds:?}");
+        let path = file.path().to_str().unwrap();
+        assert_eq!(list.link(NumberName::new(fd).as_c_str(), &mut buffer).unwrap(), path);
+        let info = dir.at(c"fdinfo").unwrap();
+        let id = mnt_id(&info.text(NumberName::new(fd).as_c_str(), &mut text).unwrap()).unwrap();
+        let own = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(own.lines().any(|line| line.starts_with(&format!("{id} "))), "{id} in {own}");
+    }
+
+    #[test]
+    fn a_process_that_does_not_exist_is_gone_rather_than_refused() {
+        assert!(is_gone(&Proc::default().dir(u32::MAX).unwrap_err()));
+        let dir = Proc::default().dir(std::process::id()).unwrap();
+        assert!(is_gone(&dir.link(c"fd/4000000", &mut Buffer::default()).unwrap_err()));
+        assert!(!is_gone(&io::Error::from_raw_os_error(libc::EACCES)));
+    }
+
+    #[test]
+    fn more_entries_than_fit_into_one_call_are_all_listed() {
+        let root = tempfile::tempdir().unwrap();
+        let fds = root.path().join("7/fd");
+        fs::create_dir_all(&fds).unwrap();
+        for fd in 0..3000 {
+            fs::write(fds.join(fd.to_string()), "").unwrap();
+        }
+        let mut listed = Vec::new();
+        let dir = Proc::new(root.path()).dir(7).unwrap();
+        dir.at(c"fd").unwrap().numbers(&mut Buffer::default(), &mut listed).unwrap();
+        listed.sort_unstable();
+        assert_eq!(listed, (0..3000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_cut_directory_record_ends_the_list() {
+        let mut record = vec![0_u8; 24];
+        record[16] = 24;
+        record[19..21].copy_from_slice(b"42");
+        let mut records = record.clone();
+        records.extend_from_slice(&record[..20]);
+        assert_eq!(entry_names(&records).collect::<Vec<_>>(), [c"42"]);
+        record[16] = 0;
+        assert_eq!(entry_names(&record).count(), 0);
+    }
+
+    #[test]
+    fn fdinfo_of_an_old_kernel_has_no_mount_id() {
+        assert_eq!(mnt_id("pos:\t0\nflags:\t0100002\nmnt_id:\t19\nino:\t63107\n"), Some(19));
+        assert_eq!(mnt_id("pos:\t0\nflags:\t0100002\n"), None);
+    }
+}
