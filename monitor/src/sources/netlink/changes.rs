@@ -1,0 +1,132 @@
+//! What a message means for the model: from a decoded change to facts.
+//!
+//! Routes of IPv4 that vanish with a link, an address or by replacement have no message of their own, so
+//! such changes cast doubt on what is known, and the namespace is read anew.
+
+use std::time::Instant;
+
+use super::message::{self, Change, LinkChange};
+use super::nsid::Name;
+use super::stream::{Closed, Stream};
+use crate::observation::{BootNs, Fact, NsInum, Observation};
+
+type Flow = Result<(), Closed>;
+
+impl Stream {
+    /// Messages came, from the namespace that the host calls so, or from the host itself.
+    pub(super) async fn changed(&mut self, nsid: Option<i32>, datagram: &[u8], at: BootNs) -> Flow {
+        let Some(netns) = nsid.map_or(Some(self.host), |nsid| self.names.get(nsid)) else {
+            // The snapshot that the search leads to will hold what this message says.
+            nsid.into_iter().for_each(|nsid| self.missed(nsid));
+            return Ok(());
+        };
+        for message in message::messages(datagram) {
+            match message.and_then(|message| message::decode(netns, &message)) {
+                Ok(change) => self.apply(netns, change, at).await?,
+                Err(error) => {
+                    tracing::debug!(error = &error as &dyn std::error::Error, netns, "undecoded message");
+                    self.undecoded().await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn apply(&mut self, netns: NsInum, change: Change, at: BootNs) -> Flow {
+        match change {
+            Change::NsidAssigned(nsid) if netns == self.host => {
+                // The survey may have been quicker than this message.
+                if self.names.get(nsid).is_none() {
+                    self.missed(nsid);
+                }
+                return Ok(());
+            }
+            // The kernel takes the number of a dying namespace back before anything else.
+            Change::NsidFreed(nsid) if netns == self.host => {
+                return match self.names.release(nsid) {
+                    Some(netns) => self.gone(netns).await,
+                    None => Ok(()),
+                };
+            }
+            Change::NsidAssigned(nsid) | Change::NsidFreed(nsid) => {
+                self.names.unlearn(netns, nsid);
+                return Ok(());
+            }
+            _ => {}
+        }
+        // Older than the snapshot to come.
+        if !self.known.contains(&netns) && !self.is_reading(netns) {
+            return Ok(());
+        }
+        for fact in self.facts(netns, change) {
+            self.deliver(netns, Observation { at, fact }).await?;
+        }
+        Ok(())
+    }
+
+    fn facts(&mut self, netns: NsInum, change: Change) -> Vec<Fact> {
+        let doubted = match &change {
+            Change::Link(link) => link.went_down,
+            Change::AddressGone(address) => address.address.is_ipv4(),
+            Change::Route { replaced, .. } => *replaced,
+            _ => false,
+        };
+        if doubted {
+            self.agenda.doubt(netns, Instant::now());
+        }
+        let memory = self.memory.as_mut();
+        match change {
+            Change::Link(link) => {
+                memory.into_iter().for_each(|memory| memory.link(&link.facts));
+                vec![self.link(link)]
+            }
+            Change::LinkGone { ifindex } => {
+                memory.into_iter().for_each(|memory| memory.link_gone(netns, ifindex));
+                self.unresolved.remove(&(netns, ifindex));
+                vec![Fact::LinkGone { netns, ifindex }]
+            }
+            Change::Address(address) => vec![Fact::Address(address)],
+            Change::AddressGone(address) => {
+                memory.into_iter().for_each(|memory| memory.address_gone(netns, address.ifindex));
+                vec![Fact::AddressGone(address)]
+            }
+            Change::Route { routes, .. } => routes.into_iter().map(Fact::Route).collect(),
+            Change::RouteGone(routes) => routes.into_iter().map(Fact::RouteGone).collect(),
+            Change::Neighbor { entry, port } => {
+                let change = memory.and_then(|memory| memory.set(netns, &entry, port));
+                change.into_iter().map(|change| Fact::Neighbor(Box::new(change))).collect()
+            }
+            Change::NeighborGone(entry) => {
+                let change = memory.and_then(|memory| memory.gone(netns, &entry));
+                change.into_iter().map(|change| Fact::Neighbor(Box::new(change))).collect()
+            }
+            Change::NsidAssigned(_) | Change::NsidFreed(_) | Change::Other => Vec::new(),
+        }
+    }
+
+    /// A link with the namespace of its peer, as far as that is known by now; else it is told again.
+    fn link(&mut self, link: LinkChange) -> Fact {
+        let LinkChange { mut facts, peer_nsid, .. } = link;
+        let key = (facts.netns, facts.ifindex);
+        self.unresolved.remove(&key);
+        if let Some(nsid) = peer_nsid {
+            match self.names.peer(self.host, facts.netns, nsid) {
+                Name::Known(peer) => {
+                    if let Some(end) = &mut facts.peer {
+                        end.netns = Some(peer);
+                    }
+                }
+                Name::Unknowable => {}
+                Name::Unknown => {
+                    self.unresolved.insert(key, (facts.clone(), nsid));
+                    if facts.netns == self.host {
+                        self.missed(nsid);
+                    } else {
+                        self.agenda.doubt(facts.netns, Instant::now());
+                    }
+                }
+            }
+        }
+        Fact::Link(Box::new(facts))
+    }
+}

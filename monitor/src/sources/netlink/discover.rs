@@ -1,0 +1,223 @@
+//! Which network namespaces exist, by which handles they can be entered, and what the kernel calls them.
+//!
+//! Looks at processes and at the directories where namespaces are bound. A namespace that only a file
+//! descriptor keeps alive is not found. Nothing is held when a function returns.
+
+use std::collections::{BinaryHeap, HashMap};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
+
+use super::message::{self, Change};
+use super::socket::{Questions, RequestError};
+use crate::observation::{BootNs, NetnsOwner, NsInum};
+use crate::sources::procfs::{self, Proc};
+
+/// Processes remembered per namespace: enough that one of them is still there at the dump.
+const PROCESSES: usize = 4;
+/// All questions of a survey together.
+const BUDGET: Duration = Duration::from_secs(1);
+
+/// A namespace other than the host's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) netns: NsInum,
+    /// Name below the first bind directory.
+    pub(super) name: Option<String>,
+    /// What the host's namespace calls it; only then its messages are heard.
+    pub(super) nsid: Option<i32>,
+    paths: Vec<PathBuf>,
+    /// Oldest first, the lower id of two that started together.
+    processes: Vec<u32>,
+}
+
+impl Found {
+    /// Opens the namespace by the first handle that still leads to it.
+    pub(super) fn open(&self, proc: &Proc) -> Option<File> {
+        let by_process = self.processes.iter().map(|tgid| proc.path(*tgid, "ns/net"));
+        self.paths.iter().cloned().chain(by_process).find_map(|path| open_namespace(&path, self.netns).ok())
+    }
+
+    /// The oldest process that is still in it.
+    pub(super) fn owner(&self, proc: &Proc) -> Option<NetnsOwner> {
+        self.processes.iter().find_map(|tgid| {
+            let comm = proc.stat(*tgid)?.comm;
+            let cgroup = proc.cgroup(*tgid);
+            (proc.ns(*tgid, "net")? == self.netns).then_some(NetnsOwner { tgid: *tgid, comm, cgroup })
+        })
+    }
+}
+
+/// The namespace of this process.
+pub(super) fn own_namespace(proc: &Proc) -> io::Result<NsInum> {
+    let link = fs::read_link(proc.root().join("self/ns/net"))?;
+    procfs::parse_ns(&link.to_string_lossy())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "not a namespace link"))
+}
+
+/// Finds every namespace but `host` that can be opened.
+pub(super) fn survey(proc: &Proc, bind_directories: &[PathBuf], host: NsInum) -> HashMap<NsInum, Found> {
+    let mut found = HashMap::new();
+    for (netns, processes) in processes_by_namespace(proc, host) {
+        entry(&mut found, netns).processes = processes;
+    }
+    let mut named = true;
+    for directory in bind_directories {
+        for (netns, path) in bound(directory).into_iter().filter(|(netns, _)| *netns != host) {
+            let found = entry(&mut found, netns);
+            if named && found.name.is_none() {
+                found.name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+            }
+            found.paths.push(path);
+        }
+        named = false;
+    }
+    let mut questions = match Questions::open(BUDGET) {
+        Ok(questions) => Some(questions),
+        Err(error) => {
+            tracing::warn!(%error, "namespace ids cannot be asked");
+            None
+        }
+    };
+    found.retain(|_, found| {
+        let Some(handle) = found.open(proc) else { return false };
+        found.nsid = questions.as_mut().and_then(|questions| nsid_of(questions, &handle).ok().flatten());
+        true
+    });
+    found
+}
+
+/// What the namespace of `questions` calls the opened one; `None` if it has no name for it.
+pub(super) fn nsid_of(questions: &mut Questions, namespace: &File) -> Result<Option<i32>, RequestError> {
+    let fd = u32::try_from(namespace.as_raw_fd()).unwrap_or(u32::MAX);
+    ask_nsid(questions, vec![NsidAttribute::Fd(fd)])
+}
+
+/// What the namespace called `target` calls the one that is called `nsid` here (since Linux 4.20).
+pub(super) fn nsid_in(
+    questions: &mut Questions,
+    target: i32,
+    nsid: i32,
+) -> Result<Option<i32>, RequestError> {
+    ask_nsid(questions, vec![NsidAttribute::Id(nsid), NsidAttribute::TargetNsid(target)])
+}
+
+fn ask_nsid(questions: &mut Questions, about: Vec<NsidAttribute>) -> Result<Option<i32>, RequestError> {
+    let mut request = NsidMessage::default();
+    request.attributes = about;
+    // The answer is about no namespace's content, so any inode serves to decode it.
+    questions.ask(RouteNetlinkMessage::GetNsId(request), |message| match message::decode(0, message) {
+        Ok(Change::NsidAssigned(id)) => Some(id),
+        _ => None,
+    })
+}
+
+/// Opens `path` if it is the namespace `netns`. Non-blocking, as anything could stand in its place.
+pub(super) fn open_namespace(path: &Path, netns: NsInum) -> io::Result<File> {
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.ino() == u64::from(netns) { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
+}
+
+fn entry(found: &mut HashMap<NsInum, Found>, netns: NsInum) -> &mut Found {
+    found.entry(netns).or_insert_with(|| Found {
+        netns,
+        name: None,
+        nsid: None,
+        paths: Vec::new(),
+        processes: Vec::new(),
+    })
+}
+
+/// One pass over all processes; start times are read only outside the host's namespace.
+fn processes_by_namespace(proc: &Proc, host: NsInum) -> HashMap<NsInum, Vec<u32>> {
+    let pids = proc.pids().unwrap_or_else(|error| {
+        tracing::warn!(%error, "processes cannot be listed");
+        Vec::new()
+    });
+    let mut oldest: HashMap<NsInum, BinaryHeap<(BootNs, u32)>> = HashMap::new();
+    for tgid in pids {
+        let Some(netns) = proc.ns(tgid, "net").filter(|netns| *netns != host) else { continue };
+        let Some(stat) = proc.stat(tgid) else { continue };
+        let heap = oldest.entry(netns).or_default();
+        heap.push((stat.start_ns, tgid));
+        if heap.len() > PROCESSES {
+            heap.pop();
+        }
+    }
+    oldest
+        .into_iter()
+        .map(|(netns, heap)| (netns, heap.into_sorted_vec().into_iter().map(|(_, tgid)| tgid).collect()))
+        .collect()
+}
+
+/// Namespaces bound to files of a directory, in the order of their names.
+fn bound(directory: &Path) -> Vec<(NsInum, PathBuf)> {
+    // Namespaces of all kinds live on one internal file system: its device tells them from other files.
+    let Ok(nsfs) = fs::metadata("/proc/self/ns/net").map(|own| own.dev()) else { return Vec::new() };
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    let mut bound: Vec<_> = entries
+        .filter_map(|entry| {
+            let path = entry.ok()?.path();
+            let metadata = fs::metadata(&path).ok().filter(|metadata| metadata.dev() == nsfs)?;
+            Some((NsInum::try_from(metadata.ino()).ok()?, path))
+        })
+        .collect();
+    bound.sort_unstable_by(|a, b| a.1.cmp(&b.1));
+    bound
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn process(root: &Path, pid: u32, start: u64, netns: NsInum) {
+        let dir = root.join(pid.to_string());
+        fs::create_dir_all(dir.join("ns")).unwrap();
+        let stat = format!("{pid} (p{pid}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {start} 0 0");
+        fs::write(dir.join("stat"), stat).unwrap();
+        symlink(format!("net:[{netns}]"), dir.join("ns/net")).unwrap();
+    }
+
+    #[test]
+    fn the_oldest_process_owns_a_namespace_and_the_lower_id_wins_a_tie() {
+        let root = tempfile::tempdir().unwrap();
+        for (pid, start, netns) in [(10, 500, 7), (11, 300, 7), (12, 300, 7), (13, 1, 8), (14, 2, 9)] {
+            process(root.path(), pid, start, netns);
+        }
+        let proc = Proc::new(root.path());
+        let found = processes_by_namespace(&proc, 9);
+        assert_eq!(found.len(), 2, "the host's namespace is left out");
+        assert_eq!(found[&7], [11, 12, 10]);
+        let found = Found { processes: found[&7].clone(), ..entry(&mut HashMap::new(), 7).clone() };
+        assert_eq!(found.owner(&proc).unwrap().comm, "p11");
+        fs::remove_dir_all(root.path().join("11")).unwrap();
+        assert_eq!(found.owner(&proc).unwrap().tgid, 12);
+    }
+
+    #[test]
+    fn a_crowded_namespace_keeps_only_its_oldest_processes() {
+        let root = tempfile::tempdir().unwrap();
+        for pid in 100..150 {
+            process(root.path(), pid, u64::from(1000 - pid), 7);
+        }
+        let found = processes_by_namespace(&Proc::new(root.path()), 9);
+        assert_eq!(found[&7], [149, 148, 147, 146]);
+    }
+
+    #[test]
+    fn files_that_are_no_namespaces_are_not_taken_for_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("plain");
+        fs::write(&file, "").unwrap();
+        assert_eq!(bound(dir.path()), []);
+        let inode = NsInum::try_from(fs::metadata(&file).unwrap().ino()).unwrap();
+        assert!(open_namespace(&file, inode.wrapping_add(1)).is_err());
+    }
+}

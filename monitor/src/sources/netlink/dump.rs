@@ -1,0 +1,203 @@
+//! Reads all that one namespace holds, from inside it.
+//!
+//! Runs on a thread of its own for each namespace, which enters and never comes back: nothing has to be
+//! restored, and socket, descriptors and the thread's own reference end with it. So nothing of a
+//! container is kept alive for longer than a dump.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::thread;
+use std::time::Duration;
+
+use netlink_packet_core::NetlinkBuffer;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::AddressMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
+use netlink_packet_route::neighbour::NeighbourMessage;
+use netlink_packet_route::route::RouteMessage;
+use nix::sched::{CloneFlags, setns};
+use tokio::sync::oneshot;
+
+use super::discover::{self, Found};
+use super::message::{self, Change};
+use super::socket::{Questions, RequestError};
+use crate::observation::{NetnsSnapshot, NsInum};
+use crate::sources::procfs::Proc;
+
+/// All dumps of a namespace together; longer than that nothing of it may be held.
+const BUDGET: Duration = Duration::from_millis(900);
+/// How often a table is read again because it changed under the reader.
+const ATTEMPTS: usize = 4;
+/// Deep enough for a dump; the default of 2 MiB would count for nothing.
+const STACK: usize = 256 * 1024;
+
+/// A namespace that could not be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReadError {
+    #[error("no handle leads to the namespace any more")]
+    Vanished,
+    #[error("the namespace cannot be entered")]
+    Enter(#[source] nix::Error),
+    #[error("the thread that reads namespaces failed")]
+    Thread(#[source] io::Error),
+    #[error("its tables cannot be read")]
+    Tables(#[from] RequestError),
+}
+
+/// Which namespace a number means that another one uses for its peers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PeerName {
+    Host,
+    /// The one that the host calls so.
+    Nsid(i32),
+}
+
+/// What was read.
+#[derive(Debug)]
+pub(super) struct Reading {
+    /// Peers in other namespaces are not resolved yet.
+    pub(super) snapshot: NetnsSnapshot,
+    /// Interface index and `IFLA_LINK_NETNSID` of those.
+    pub(super) peers: Vec<(u32, i32)>,
+    /// What the numbers among `peers` mean, as far as the kernel told. Empty for the host itself.
+    pub(super) names: HashMap<i32, PeerName>,
+    /// A table changed under every attempt: read the namespace again soon.
+    pub(super) interrupted: bool,
+    /// Messages that did not decode.
+    pub(super) undecoded: u64,
+}
+
+/// Runs `work` on a thread of its own.
+pub(super) fn on_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<oneshot::Receiver<T>, ReadError> {
+    let (done, result) = oneshot::channel();
+    let body = move || {
+        // The asker may be gone: then nobody wants to know.
+        let _ = done.send(work());
+    };
+    thread::Builder::new()
+        .name("netns-reader".into())
+        .stack_size(STACK)
+        .spawn(body)
+        .map_err(ReadError::Thread)?;
+    Ok(result)
+}
+
+/// Reads the namespace of this thread.
+pub(super) fn read_host(host: NsInum) -> Result<Reading, ReadError> {
+    Ok(read_tables(&mut Questions::open(BUDGET)?, host)?)
+}
+
+/// Enters a namespace for good and reads it. To be called on a thread that ends with it.
+pub(super) fn read_foreign(found: &Found, proc: &Proc) -> Result<Reading, ReadError> {
+    // Of this process, not of this thread: it stays where the daemon is.
+    let home = File::open("/proc/self/ns/net").map_err(ReadError::Thread)?;
+    let namespace = found.open(proc).ok_or(ReadError::Vanished)?;
+    let owner = found.owner(proc);
+    setns(&namespace, CloneFlags::CLONE_NEWNET).map_err(ReadError::Enter)?;
+    drop(namespace);
+    let mut questions = Questions::open(BUDGET)?;
+    let mut reading = read_tables(&mut questions, found.netns)?;
+    reading.names = name_peers(&mut questions, &home, &reading.peers);
+    reading.snapshot.name.clone_from(&found.name);
+    reading.snapshot.owner = owner;
+    Ok(reading)
+}
+
+/// The host is recognised by its handle; others through the name that the host has for them, which the
+/// kernel tells where the namespace has a name for the host.
+fn name_peers(questions: &mut Questions, home: &File, peers: &[(u32, i32)]) -> HashMap<i32, PeerName> {
+    let mut names = HashMap::new();
+    if peers.is_empty() {
+        return names;
+    }
+    let Ok(Some(host)) = discover::nsid_of(questions, home) else { return names };
+    for (_, nsid) in peers {
+        if *nsid == host {
+            names.insert(*nsid, PeerName::Host);
+        } else if let Ok(Some(name)) = discover::nsid_in(questions, host, *nsid) {
+            names.insert(*nsid, PeerName::Nsid(name));
+        }
+    }
+    names
+}
+
+fn read_tables(questions: &mut Questions, netns: NsInum) -> Result<Reading, RequestError> {
+    let mut links = LinkMessage::default();
+    links.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+    // Without a family each request covers both.
+    let requests = [
+        RouteNetlinkMessage::GetLink(links),
+        RouteNetlinkMessage::GetAddress(AddressMessage::default()),
+        RouteNetlinkMessage::GetRoute(RouteMessage::default()),
+        RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()),
+    ];
+    let mut tables = Tables::default();
+    let mut interrupted = false;
+    for request in requests {
+        let mut table = Tables::default();
+        for attempt in 1..=ATTEMPTS {
+            table = Tables::default();
+            if !questions.dump(request.clone(), |message| table.take(netns, message))? {
+                break;
+            }
+            interrupted |= attempt == ATTEMPTS;
+        }
+        tables.append(table);
+    }
+    Ok(Reading {
+        snapshot: NetnsSnapshot {
+            netns,
+            name: None,
+            owner: None,
+            links: tables.links,
+            addresses: tables.addresses,
+            routes: tables.routes,
+            neighbors: tables.neighbors,
+        },
+        peers: tables.peers,
+        names: HashMap::new(),
+        interrupted,
+        undecoded: tables.undecoded,
+    })
+}
+
+#[derive(Default)]
+struct Tables {
+    links: Vec<crate::observation::LinkFacts>,
+    addresses: Vec<crate::observation::AddressFacts>,
+    routes: Vec<crate::observation::RouteFacts>,
+    neighbors: Vec<crate::observation::NeighborEntry>,
+    peers: Vec<(u32, i32)>,
+    undecoded: u64,
+}
+
+impl Tables {
+    fn take(&mut self, netns: NsInum, message: &NetlinkBuffer<&[u8]>) {
+        match message::decode(netns, message) {
+            Ok(Change::Link(link)) => {
+                self.peers.extend(link.peer_nsid.map(|nsid| (link.facts.ifindex, nsid)));
+                self.links.push(link.facts);
+            }
+            Ok(Change::Address(address)) => self.addresses.push(address),
+            Ok(Change::Route { routes, .. }) => self.routes.extend(routes),
+            Ok(Change::Neighbor { entry, .. }) if !message::is_noarp(&entry) => self.neighbors.push(entry),
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!(%error, netns, "a dumped message does not decode");
+                self.undecoded += 1;
+            }
+        }
+    }
+
+    fn append(&mut self, mut other: Self) {
+        self.links.append(&mut other.links);
+        self.addresses.append(&mut other.addresses);
+        self.routes.append(&mut other.routes);
+        self.neighbors.append(&mut other.neighbors);
+        self.peers.append(&mut other.peers);
+        self.undecoded += other.undecoded;
+    }
+}

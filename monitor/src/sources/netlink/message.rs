@@ -1,0 +1,359 @@
+//! Bytes of one rtnetlink message in, one [`Change`] out; knows no socket, no clock and no state.
+//!
+//! Only the attributes that are used are decoded. A newer kernel's form of another attribute, or a name
+//! that is not UTF-8, must not cost the message: a container could otherwise blind the daemon.
+
+use std::net::IpAddr;
+
+use netlink_packet_core::{NLM_F_REPLACE, NetlinkBuffer, NlasIterator, parse_i32, parse_ip, parse_u32};
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::address::AddressHeader;
+use netlink_packet_route::link::LinkHeader;
+use netlink_packet_route::neighbour::{NeighbourFlags, NeighbourHeader, NeighbourState};
+use netlink_packet_route::nsid::NsidHeader;
+use netlink_packet_route::route::{RouteFlags, RouteHeader, RouteType, RouteVia};
+
+use crate::observation::{
+    AddressFacts, LinkFacts, LlAddr, NeighborEntry, NsInum, NudState, PeerLink, RouteFacts, iff,
+};
+
+/// `NETNSA_NSID` (`include/uapi/linux/net_namespace.h`).
+const NETNSA_NSID: u16 = 1;
+/// Not assigned (`NETNSA_NSID_NOT_ASSIGNED`).
+const NSID_NOT_ASSIGNED: i32 = -1;
+
+/// Fixed part of each message (`ifinfomsg`, `ifaddrmsg`, `rtmsg`, `ndmsg`, `rtgenmsg` with padding).
+const LINK_HEADER: usize = 16;
+const ADDRESS_HEADER: usize = 8;
+const ROUTE_HEADER: usize = 12;
+const NEIGHBOR_HEADER: usize = 12;
+const NSID_HEADER: usize = 4;
+/// `struct rtnexthop`, before its attributes.
+const NEXT_HOP_HEADER: usize = 8;
+
+/// Bytes that are no rtnetlink message.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DecodeError {
+    #[error("a datagram does not divide into messages at byte {offset}")]
+    Framing {
+        offset: usize,
+        #[source]
+        source: netlink_packet_core::DecodeError,
+    },
+    #[error("a message of type {kind} does not decode")]
+    Message {
+        kind: u16,
+        #[source]
+        source: netlink_packet_core::DecodeError,
+    },
+}
+
+/// What one message says.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Change {
+    Link(LinkChange),
+    LinkGone {
+        ifindex: u32,
+    },
+    Address(AddressFacts),
+    AddressGone(AddressFacts),
+    /// One fact per next hop. `replaced`: another route made way without a message of its own.
+    Route {
+        routes: Vec<RouteFacts>,
+        replaced: bool,
+    },
+    RouteGone(Vec<RouteFacts>),
+    /// `port` is the netlink port of the request, 0 for the kernel's own changes.
+    Neighbor {
+        entry: NeighborEntry,
+        port: u32,
+    },
+    NeighborGone(NeighborEntry),
+    NsidAssigned(i32),
+    NsidFreed(i32),
+    /// Of no interest: another table, family or kind of message.
+    Other,
+}
+
+/// A link as its message shows it; a peer in another namespace is not resolved yet.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct LinkChange {
+    pub(super) facts: LinkFacts,
+    /// `IFLA_LINK_NETNSID`, relative to the namespace of the link.
+    pub(super) peer_nsid: Option<i32>,
+    /// The message is about the link being set down.
+    pub(super) went_down: bool,
+}
+
+/// The messages of a datagram.
+pub(super) fn messages(datagram: &[u8]) -> Messages<'_> {
+    Messages { datagram, offset: 0 }
+}
+
+/// Iterator over a datagram; ends after the first framing error.
+pub(super) struct Messages<'a> {
+    datagram: &'a [u8],
+    offset: usize,
+}
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = Result<NetlinkBuffer<&'a [u8]>, DecodeError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let rest = self.datagram.get(self.offset..).filter(|rest| !rest.is_empty())?;
+        match NetlinkBuffer::new_checked(rest) {
+            Ok(message) => {
+                let length = usize::try_from(message.length()).unwrap_or(usize::MAX);
+                self.offset = self.offset.saturating_add(length.next_multiple_of(4));
+                Some(Ok(message))
+            }
+            Err(source) => {
+                let offset = self.offset;
+                self.offset = self.datagram.len();
+                Some(Err(DecodeError::Framing { offset, source }))
+            }
+        }
+    }
+}
+
+/// Decodes one message of the namespace `netns`.
+pub(super) fn decode(netns: NsInum, message: &NetlinkBuffer<&[u8]>) -> Result<Change, DecodeError> {
+    let kind = message.message_type();
+    let payload = message.payload();
+    let replaced = message.flags() & NLM_F_REPLACE != 0;
+    match kind {
+        libc::RTM_NEWLINK => link(netns, payload),
+        libc::RTM_DELLINK => link_gone(payload),
+        libc::RTM_NEWADDR => {
+            address(netns, payload).map(|facts| facts.map_or(Change::Other, Change::Address))
+        }
+        libc::RTM_DELADDR => {
+            address(netns, payload).map(|facts| facts.map_or(Change::Other, Change::AddressGone))
+        }
+        libc::RTM_NEWROUTE => routes(netns, payload)
+            .map(|routes| if routes.is_empty() { Change::Other } else { Change::Route { routes, replaced } }),
+        libc::RTM_DELROUTE => routes(netns, payload)
+            .map(|routes| if routes.is_empty() { Change::Other } else { Change::RouteGone(routes) }),
+        libc::RTM_NEWNEIGH => neighbor(payload).map(|entry| {
+            entry.map_or(Change::Other, |entry| Change::Neighbor { entry, port: message.port_number() })
+        }),
+        libc::RTM_DELNEIGH => {
+            neighbor(payload).map(|entry| entry.map_or(Change::Other, Change::NeighborGone))
+        }
+        libc::RTM_NEWNSID => nsid(payload).map(|id| id.map_or(Change::Other, Change::NsidAssigned)),
+        libc::RTM_DELNSID => nsid(payload).map(|id| id.map_or(Change::Other, Change::NsidFreed)),
+        _ => Ok(Change::Other),
+    }
+    .map_err(|source| DecodeError::Message { kind, source })
+}
+
+type Decoded<T> = Result<T, netlink_packet_core::DecodeError>;
+
+/// Attributes behind a fixed header of `skip` bytes, as (type, value).
+fn attributes(payload: &[u8], skip: usize) -> impl Iterator<Item = Decoded<(u16, &[u8])>> {
+    NlasIterator::new(payload.get(skip..).unwrap_or_default()).map(|attribute| {
+        let attribute = attribute?;
+        let (kind, length) = (attribute.kind(), usize::from(attribute.length()));
+        Ok((kind, attribute.into_inner().get(4..length).unwrap_or_default()))
+    })
+}
+
+fn link(netns: NsInum, payload: &[u8]) -> Decoded<Change> {
+    let header = LinkHeader::parse(payload)?;
+    // AF_BRIDGE messages of the same group speak of a bridge port, not of the link.
+    if header.interface_family != AddressFamily::Unspec {
+        return Ok(Change::Other);
+    }
+    let flags = header.flags.bits();
+    let mut facts = LinkFacts {
+        netns,
+        ifindex: header.index,
+        ifname: String::new(),
+        kind: None,
+        flags,
+        mac: None,
+        master: None,
+        peer: None,
+    };
+    let (mut lower, mut peer_nsid) = (None, None);
+    for attribute in attributes(payload, LINK_HEADER) {
+        match attribute? {
+            (libc::IFLA_IFNAME, value) => facts.ifname = text(value),
+            (libc::IFLA_ADDRESS, value) if !value.is_empty() => facts.mac = Some(LlAddr(value.to_vec())),
+            (libc::IFLA_MASTER, value) => facts.master = Some(parse_u32(value)?),
+            (libc::IFLA_LINK, value) => lower = Some(parse_u32(value)?),
+            (libc::IFLA_LINK_NETNSID, value) => peer_nsid = Some(parse_i32(value)?),
+            (libc::IFLA_LINKINFO, value) => {
+                for info in attributes(value, 0) {
+                    if let (libc::IFLA_INFO_KIND, kind) = info? {
+                        facts.kind = Some(text(kind));
+                    }
+                }
+            }
+            // A wireless driver's event: a NEWLINK without the state of the link.
+            (libc::IFLA_WIRELESS, _) => return Ok(Change::Other),
+            _ => {}
+        }
+    }
+    // Of a vlan or macvlan it is the device below, and 0 says that the other end is gone already.
+    let is_pair = matches!(facts.kind.as_deref(), Some("veth" | "netkit" | "vxcan"));
+    let other_end = lower.filter(|ifindex| is_pair && *ifindex != 0);
+    let peer_nsid = peer_nsid.filter(|_| other_end.is_some());
+    facts.peer = other_end.map(|ifindex| PeerLink { ifindex, netns: peer_nsid.is_none().then_some(netns) });
+    let went_down = header.change_mask.bits() & iff::UP != 0 && flags & iff::UP == 0;
+    Ok(Change::Link(LinkChange { facts, peer_nsid, went_down }))
+}
+
+fn link_gone(payload: &[u8]) -> Decoded<Change> {
+    let header = LinkHeader::parse(payload)?;
+    // In AF_BRIDGE it says that the link left its bridge.
+    Ok(match header.interface_family {
+        AddressFamily::Unspec => Change::LinkGone { ifindex: header.index },
+        _ => Change::Other,
+    })
+}
+
+fn address(netns: NsInum, payload: &[u8]) -> Decoded<Option<AddressFacts>> {
+    let header = AddressHeader::parse(payload)?;
+    if !is_internet(header.family) {
+        return Ok(None);
+    }
+    let (mut local, mut address) = (None, None);
+    for attribute in attributes(payload, ADDRESS_HEADER) {
+        match attribute? {
+            (libc::IFA_LOCAL, value) => local = Some(parse_ip(value)?),
+            (libc::IFA_ADDRESS, value) => address = Some(parse_ip(value)?),
+            _ => {}
+        }
+    }
+    // On a point-to-point link IFA_ADDRESS is the other side's.
+    Ok(local.or(address).map(|address| AddressFacts {
+        netns,
+        ifindex: header.index,
+        address,
+        prefix_len: header.prefix_len,
+    }))
+}
+
+fn routes(netns: NsInum, payload: &[u8]) -> Decoded<Vec<RouteFacts>> {
+    let header = RouteHeader::parse(payload)?;
+    if !is_internet(header.address_family)
+        || header.kind != RouteType::Unicast
+        || header.flags.contains(RouteFlags::Cloned)
+    {
+        return Ok(Vec::new());
+    }
+    let mut table = u32::from(header.table);
+    let mut destination = None;
+    let mut hop = NextHop::default();
+    let mut hops = Vec::new();
+    for attribute in attributes(payload, ROUTE_HEADER) {
+        match attribute? {
+            (libc::RTA_TABLE, value) => table = parse_u32(value)?,
+            (libc::RTA_DST, value) => destination = Some(parse_ip(value)?),
+            (libc::RTA_OIF, value) => hop.ifindex = Some(parse_u32(value)?),
+            (libc::RTA_GATEWAY, value) => hop.gateway = Some(parse_ip(value)?),
+            (libc::RTA_VIA, value) => hop.gateway = via(value)?,
+            (libc::RTA_MULTIPATH, value) => hops = next_hops(value)?,
+            _ => {}
+        }
+    }
+    if table != u32::from(RouteHeader::RT_TABLE_MAIN) {
+        return Ok(Vec::new());
+    }
+    let prefix = header.destination_prefix_length;
+    let destination = destination.filter(|_| prefix != 0).map(|address| (address, prefix));
+    if hops.is_empty() {
+        hops.push(hop);
+    }
+    Ok(hops
+        .into_iter()
+        .map(|hop| RouteFacts { netns, destination, gateway: hop.gateway, ifindex: hop.ifindex })
+        .collect())
+}
+
+#[derive(Default)]
+struct NextHop {
+    gateway: Option<IpAddr>,
+    ifindex: Option<u32>,
+}
+
+/// `RTA_MULTIPATH`: a list of `struct rtnexthop`, each with attributes of its own.
+fn next_hops(mut bytes: &[u8]) -> Decoded<Vec<NextHop>> {
+    let mut hops = Vec::new();
+    while let Some(header) = bytes.first_chunk::<NEXT_HOP_HEADER>() {
+        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        let Some(hop) = bytes.get(..length).filter(|_| length >= NEXT_HOP_HEADER) else {
+            return Err(format!("a next hop of {length} bytes in {}", bytes.len()).into());
+        };
+        let ifindex = Some(parse_u32(&hop[4..NEXT_HOP_HEADER])?);
+        let mut gateway = None;
+        for attribute in attributes(hop, NEXT_HOP_HEADER) {
+            match attribute? {
+                (libc::RTA_GATEWAY, value) => gateway = Some(parse_ip(value)?),
+                (libc::RTA_VIA, value) => gateway = via(value)?,
+                _ => {}
+            }
+        }
+        hops.push(NextHop { gateway, ifindex });
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(hops)
+}
+
+/// A gateway of the other family (`RTA_VIA`).
+fn via(value: &[u8]) -> Decoded<Option<IpAddr>> {
+    Ok(match RouteVia::parse(value)? {
+        RouteVia::Inet(address) => Some(address.into()),
+        RouteVia::Inet6(address) => Some(address.into()),
+        _ => None,
+    })
+}
+
+fn neighbor(payload: &[u8]) -> Decoded<Option<NeighborEntry>> {
+    let header = NeighbourHeader::parse(payload)?;
+    // AF_BRIDGE entries are forwarding tables; proxied addresses are answers, not neighbors.
+    if !is_internet(header.family) || header.flags.contains(NeighbourFlags::Proxy) {
+        return Ok(None);
+    }
+    let (mut address, mut lladdr) = (None, None);
+    for attribute in attributes(payload, NEIGHBOR_HEADER) {
+        match attribute? {
+            (libc::NDA_DST, value) => address = Some(parse_ip(value)?),
+            (libc::NDA_LLADDR, value) => lladdr = Some(LlAddr(value.to_vec())),
+            _ => {}
+        }
+    }
+    let state = NudState(u8::try_from(u16::from(header.state)).unwrap_or(0));
+    Ok(address.filter(|address| !address.is_multicast()).map(|address| NeighborEntry {
+        ifindex: header.ifindex,
+        address,
+        state,
+        lladdr,
+    }))
+}
+
+/// Whether the entry needs no resolution: every link brings and takes such entries.
+pub(super) fn is_noarp(entry: &NeighborEntry) -> bool {
+    entry.state == NudState(u8::try_from(u16::from(NeighbourState::Noarp)).unwrap_or(0))
+}
+
+fn nsid(payload: &[u8]) -> Decoded<Option<i32>> {
+    NsidHeader::parse(payload)?;
+    for attribute in attributes(payload, NSID_HEADER) {
+        if let (NETNSA_NSID, value) = attribute? {
+            return Ok(Some(parse_i32(value)?).filter(|id| *id != NSID_NOT_ASSIGNED));
+        }
+    }
+    Ok(None)
+}
+
+fn is_internet(family: AddressFamily) -> bool {
+    matches!(family, AddressFamily::Inet | AddressFamily::Inet6)
+}
+
+/// A C string as text: whatever is not UTF-8 in it is replaced.
+fn text(value: &[u8]) -> String {
+    let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
+    String::from_utf8_lossy(&value[..end]).into_owned()
+}

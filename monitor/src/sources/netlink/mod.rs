@@ -1,0 +1,121 @@
+//! rtnetlink: links, addresses, routes and neighbors of the host and of every namespace that has a
+//! number here.
+//!
+//! In: the kernel's netlink messages, dumps made inside each namespace, the core's requests. Out:
+//! snapshots first, then every change, each with the inode of its namespace. It does not know containers,
+//! and it names nobody: a netlink message does not tell who caused it.
+//!
+//! The socket listens before the first dump is made. While a namespace is being dumped, changes in it
+//! wait for the snapshot and follow it; the snapshot may contain them already, and as all of them follow
+//! in order, the last word on each object is the newest. What was heard before a dump began is older
+//! than the dump.
+
+mod agenda;
+mod changes;
+mod discover;
+mod dump;
+mod message;
+mod neighbor;
+mod nsid;
+mod socket;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::PathBuf;
+
+use tokio::sync::mpsc;
+
+use self::socket::Subscription;
+use self::stream::Stream;
+use super::Sender;
+use super::procfs::Proc;
+use crate::observation::NsInum;
+
+/// How to listen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NetlinkConfig {
+    /// Report changes of neighbor entries. Only where no probe does: listening to neighbors slows down
+    /// whoever changes them.
+    pub neighbors_live: bool,
+    /// Receive buffer in bytes; what does not fit is lost, and followed by a resync.
+    pub receive_buffer: usize,
+    /// Directories where namespaces are bound to files; names are taken from the first.
+    pub bind_directories: Vec<PathBuf>,
+}
+
+impl Default for NetlinkConfig {
+    fn default() -> Self {
+        Self {
+            neighbors_live: false,
+            receive_buffer: 4 << 20,
+            bind_directories: vec!["/run/netns".into(), "/run/docker/netns".into()],
+        }
+    }
+}
+
+/// Netlink cannot be listened to.
+#[derive(Debug, thiserror::Error)]
+pub enum NetlinkError {
+    /// The socket could not be set up.
+    #[error("netlink: cannot {step}")]
+    Socket {
+        /// What was tried.
+        step: &'static str,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// The own network namespace is unknown, so no fact could be placed.
+    #[error("netlink: cannot read the namespace of this process")]
+    Namespace(#[source] io::Error),
+}
+
+/// The source, listening already.
+#[derive(Debug)]
+pub struct NetlinkSource {
+    config: NetlinkConfig,
+    proc: Proc,
+    host: NsInum,
+    subscription: Subscription,
+}
+
+impl NetlinkSource {
+    /// Starts to listen. The namespace of this process is taken for the host's.
+    ///
+    /// # Errors
+    /// When the socket cannot be had or a group cannot be joined. Hearing no other namespaces is not an
+    /// error: the status that [`Self::run`] sends tells.
+    pub fn open(config: NetlinkConfig, proc: Proc) -> Result<Self, NetlinkError> {
+        let mut groups = vec![
+            libc::RTNLGRP_LINK,
+            libc::RTNLGRP_IPV4_IFADDR,
+            libc::RTNLGRP_IPV6_IFADDR,
+            libc::RTNLGRP_IPV4_ROUTE,
+            libc::RTNLGRP_IPV6_ROUTE,
+        ];
+        if config.neighbors_live {
+            groups.push(libc::RTNLGRP_NEIGH);
+        }
+        let host = discover::own_namespace(&proc).map_err(NetlinkError::Namespace)?;
+        let subscription = Subscription::open(config.receive_buffer, &groups)
+            .map_err(|error| NetlinkError::Socket { step: error.step, source: error.source })?;
+        Ok(Self { config, proc, host, subscription })
+    }
+
+    /// The namespace taken for the host's.
+    #[must_use]
+    pub fn host(&self) -> NsInum {
+        self.host
+    }
+
+    /// Delivers snapshots and changes until nobody receives them. Each namespace that comes by `requests`
+    /// is answered with its snapshot, or with its absence.
+    pub async fn run(self, requests: mpsc::Receiver<NsInum>, tx: Sender) {
+        match self.subscription.watch() {
+            Ok(socket) => Stream::new(self.config, self.proc, self.host, socket, tx).run(requests).await,
+            Err(error) => tracing::error!(%error, "the netlink socket cannot be polled"),
+        }
+    }
+}

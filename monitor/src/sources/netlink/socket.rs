@@ -1,0 +1,280 @@
+//! Netlink sockets: the one that listens for good, and short-lived ones that ask.
+//!
+//! Datagrams come out with their namespace id and whether they were cut; what they say is not known
+//! here. The socket crate reads with `recvfrom`, which drops the namespace id, so reading is done here.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use netlink_packet_core::{
+    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkMessage,
+    parse_i32,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::protocols::NETLINK_ROUTE;
+use netlink_sys::{Socket, SocketAddr};
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::message::{self, DecodeError};
+
+/// Larger than any datagram of the kernel: it fills dumps up to 32 KiB.
+pub(super) const DATAGRAM: usize = 64 * 1024;
+/// Longest wait for one datagram of an answer.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+/// One read of a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Datagram {
+    /// Bytes in the buffer.
+    pub(super) length: usize,
+    /// Namespace id of the sender; `None` means the socket's own namespace.
+    pub(super) nsid: Option<i32>,
+    /// It did not fit.
+    pub(super) truncated: bool,
+    /// Sent by the kernel (port 0), not by a process.
+    pub(super) from_kernel: bool,
+}
+
+/// A socket that could not be set up.
+#[derive(Debug, thiserror::Error)]
+#[error("{step}")]
+pub(super) struct SetupError {
+    pub(super) step: &'static str,
+    #[source]
+    pub(super) source: io::Error,
+}
+
+fn setup(step: &'static str) -> impl FnOnce(io::Error) -> SetupError {
+    move |source| SetupError { step, source }
+}
+
+/// The listening socket.
+#[derive(Debug)]
+pub(super) struct Subscription {
+    socket: Socket,
+    /// Why foreign namespaces are not heard, if so.
+    pub(super) host_only: Option<io::Error>,
+}
+
+impl Subscription {
+    /// Joins the groups; without a right to hear all namespaces it hears its own.
+    pub(super) fn open(receive_buffer: usize, groups: &[u32]) -> Result<Self, SetupError> {
+        let mut socket = Socket::new(NETLINK_ROUTE).map_err(setup("open a netlink socket"))?;
+        enlarge(&socket, receive_buffer).map_err(setup("set the receive buffer"))?;
+        socket.set_non_blocking(true).map_err(setup("make the socket non-blocking"))?;
+        // Both before any group: a message that came earlier would lack its namespace.
+        let mut host_only = socket.set_listen_all_namespaces(true).err();
+        socket.bind(&SocketAddr::new(0, 0)).map_err(setup("bind the netlink socket"))?;
+        for group in groups {
+            socket.add_membership(*group).map_err(setup("join a netlink group"))?;
+        }
+        if let Err(error) = socket.add_membership(libc::RTNLGRP_NSID) {
+            host_only.get_or_insert(error);
+        }
+        Ok(Self { socket, host_only })
+    }
+
+    /// Makes the runtime of this thread watch the socket.
+    pub(super) fn watch(self) -> io::Result<AsyncFd<Self>> {
+        // SAFETY: the descriptor is the one of the socket that is moved in, and stays open and the same
+        // until both are dropped together.
+        unsafe { AsyncFd::register_with_interest(self, Interest::READABLE) }.map_err(Into::into)
+    }
+
+    /// Reads one datagram; `WouldBlock` when there is none, `ENOBUFS` once after the kernel lost some.
+    pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
+        receive(self.socket.as_fd(), buffer)
+    }
+}
+
+impl AsRawFd for Subscription {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+fn enlarge(socket: &Socket, bytes: usize) -> io::Result<()> {
+    if setsockopt(socket, sockopt::RcvBufForce, &bytes).is_ok() {
+        return Ok(());
+    }
+    setsockopt(socket, sockopt::RcvBuf, &bytes)?;
+    // The kernel doubles what it grants, for its own bookkeeping.
+    let granted = socket.get_rx_buf_sz()? / 2;
+    if granted < bytes {
+        tracing::warn!(wanted = bytes, granted, "netlink receive buffer clamped: net.core.rmem_max");
+    }
+    Ok(())
+}
+
+/// A question that was not answered.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RequestError {
+    #[error("socket")]
+    Socket(#[source] io::Error),
+    #[error("the kernel refused a request of type {request}")]
+    Refused {
+        request: u16,
+        #[source]
+        errno: io::Error,
+    },
+    #[error("no answer in time to a request of type {request}")]
+    Timeout { request: u16 },
+    #[error("the answer was cut or did not decode")]
+    Answer(#[source] DecodeError),
+}
+
+/// A blocking socket for questions, in the namespace of the thread that opens it.
+pub(super) struct Questions {
+    socket: Socket,
+    sequence: u32,
+    buffer: Vec<u8>,
+    deadline: Instant,
+}
+
+impl Questions {
+    /// Opens the socket; all answers together must come within `budget`.
+    pub(super) fn open(budget: Duration) -> Result<Self, RequestError> {
+        let mut socket = Socket::new(NETLINK_ROUTE).map_err(RequestError::Socket)?;
+        socket.bind(&SocketAddr::new(0, 0)).map_err(RequestError::Socket)?;
+        let patience = TimeVal::milliseconds(i64::try_from(PATIENCE.as_millis()).unwrap_or(i64::MAX));
+        setsockopt(&socket, sockopt::ReceiveTimeout, &patience)
+            .map_err(|errno| RequestError::Socket(errno.into()))?;
+        Ok(Self { socket, sequence: 0, buffer: vec![0; DATAGRAM], deadline: Instant::now() + budget })
+    }
+
+    /// Dumps a table, message by message. Returns whether the kernel says that it changed meanwhile.
+    pub(super) fn dump(
+        &mut self,
+        request: RouteNetlinkMessage,
+        mut each: impl FnMut(&NetlinkBuffer<&[u8]>),
+    ) -> Result<bool, RequestError> {
+        let kind = self.send(request, NLM_F_DUMP)?;
+        let mut interrupted = false;
+        loop {
+            let datagram = self.read(kind)?;
+            for message in message::messages(&self.buffer[..datagram.length]) {
+                let message = message.map_err(RequestError::Answer)?;
+                if message.sequence_number() != self.sequence {
+                    continue;
+                }
+                interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
+                match message.message_type() {
+                    NLMSG_DONE => return refusal(kind, message.payload()).map(|()| interrupted),
+                    NLMSG_ERROR => return refusal(kind, message.payload()).map(|()| interrupted),
+                    _ => each(&message),
+                }
+            }
+        }
+    }
+
+    /// Asks for one thing and hands over the one message that answers.
+    pub(super) fn ask<T>(
+        &mut self,
+        request: RouteNetlinkMessage,
+        answer: impl FnOnce(&NetlinkBuffer<&[u8]>) -> T,
+    ) -> Result<T, RequestError> {
+        let kind = self.send(request, 0)?;
+        loop {
+            let datagram = self.read(kind)?;
+            for message in message::messages(&self.buffer[..datagram.length]) {
+                let message = message.map_err(RequestError::Answer)?;
+                if message.sequence_number() != self.sequence {
+                    continue;
+                }
+                if message.message_type() == NLMSG_ERROR {
+                    refusal(kind, message.payload())?;
+                }
+                return Ok(answer(&message));
+            }
+        }
+    }
+
+    fn send(&mut self, request: RouteNetlinkMessage, flags: u16) -> Result<u16, RequestError> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let kind = request.message_type();
+        let mut message = NetlinkMessage::from(request);
+        message.header.flags = NLM_F_REQUEST | flags;
+        message.header.sequence_number = self.sequence;
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        self.socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).map_err(RequestError::Socket)?;
+        Ok(kind)
+    }
+
+    fn read(&mut self, request: u16) -> Result<Datagram, RequestError> {
+        loop {
+            if Instant::now() >= self.deadline {
+                return Err(RequestError::Timeout { request });
+            }
+            match receive(self.socket.as_fd(), &mut self.buffer) {
+                Ok(datagram) if datagram.truncated => {
+                    return Err(RequestError::Socket(io::Error::from_raw_os_error(libc::EMSGSIZE)));
+                }
+                Ok(datagram) if datagram.from_kernel => return Ok(datagram),
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(RequestError::Timeout { request });
+                }
+                Err(error) => return Err(RequestError::Socket(error)),
+            }
+        }
+    }
+}
+
+/// The result code in `NLMSG_ERROR` and `NLMSG_DONE`: zero, or a negative errno.
+fn refusal(request: u16, payload: &[u8]) -> Result<(), RequestError> {
+    match payload.get(..4).and_then(|code| parse_i32(code).ok()).unwrap_or(0) {
+        code if code < 0 => {
+            Err(RequestError::Refused { request, errno: io::Error::from_raw_os_error(code.saturating_neg()) })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `recvmsg` with the sender's port and namespace id.
+fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Datagram> {
+    // SAFETY: both are plain C structs for which all zeroes is a valid value.
+    let (mut sender, mut header) =
+        unsafe { (mem::zeroed::<libc::sockaddr_nl>(), mem::zeroed::<libc::msghdr>()) };
+    // Room for the one control message that is asked for; u64 gives cmsghdr its alignment.
+    let mut control = [0_u64; 8];
+    let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    header.msg_name = (&raw mut sender).cast();
+    header.msg_namelen = libc::socklen_t::try_from(size_of_val(&sender)).unwrap_or(0);
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control);
+    // SAFETY: every pointer in the header is to a live local or to `buffer`, with its true length.
+    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, 0) };
+    let length = usize::try_from(length).map_err(|_| io::Error::last_os_error())?;
+    Ok(Datagram {
+        length: length.min(buffer.len()),
+        nsid: sender_nsid(&header),
+        truncated: header.msg_flags & libc::MSG_TRUNC != 0,
+        from_kernel: sender.nl_pid == 0,
+    })
+}
+
+fn sender_nsid(header: &libc::msghdr) -> Option<i32> {
+    // SAFETY: the kernel filled the control buffer that the header points to and set its length; the
+    // macros stay within it, and the payload of this kind is one int (net/netlink/af_netlink.c,
+    // netlink_cmsg_listen_all_nsid), read unaligned.
+    unsafe {
+        let mut control = libc::CMSG_FIRSTHDR(header);
+        while let Some(message) = control.as_ref() {
+            if message.cmsg_level == libc::SOL_NETLINK && message.cmsg_type == libc::NETLINK_LISTEN_ALL_NSID {
+                return Some(libc::CMSG_DATA(control).cast::<i32>().read_unaligned());
+            }
+            control = libc::CMSG_NXTHDR(header, control);
+        }
+    }
+    None
+}

@@ -1,0 +1,168 @@
+use netlink_packet_core::{NLM_F_REPLACE, NetlinkMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
+use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use tokio::sync::mpsc;
+
+use super::super::message::{Change, DecodeError, decode, messages};
+use super::super::socket::Subscription;
+use super::super::stream::Stream;
+use super::*;
+use crate::observation::{Loss, NudState};
+
+fn bytes(message: RouteNetlinkMessage, flags: u16, port: u32) -> Vec<u8> {
+    let mut message = NetlinkMessage::from(message);
+    message.header.flags = flags;
+    message.header.port_number = port;
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    bytes
+}
+
+fn decoded(datagram: &[u8]) -> Result<Vec<Change>, DecodeError> {
+    messages(datagram).map(|message| decode(1, &message?)).collect()
+}
+
+fn route() -> RouteMessage {
+    let mut route = RouteMessage::default();
+    route.header.address_family = AddressFamily::Inet;
+    route.header.table = RouteHeader::RT_TABLE_MAIN;
+    route.header.kind = RouteType::Unicast;
+    route.attributes =
+        vec![RouteAttribute::Gateway(RouteAddress::Inet([10, 0, 0, 1].into())), RouteAttribute::Oif(3)];
+    route
+}
+
+fn neighbor() -> NeighbourMessage {
+    let mut neighbor = NeighbourMessage::default();
+    neighbor.header.family = AddressFamily::Inet;
+    neighbor.header.ifindex = 2;
+    neighbor.header.state = NeighbourState::Permanent;
+    neighbor.attributes = vec![
+        NeighbourAttribute::Destination(address("169.254.1.1").into()),
+        NeighbourAttribute::LinkLayerAddress(vec![0xee; 6]),
+    ];
+    neighbor
+}
+
+fn named_link(family: AddressFamily) -> LinkMessage {
+    let mut link = LinkMessage::default();
+    link.header.interface_family = family;
+    link.header.index = 5;
+    link.attributes = vec![LinkAttribute::IfName("eth0".into()), LinkAttribute::Controller(9)];
+    link
+}
+
+#[test]
+fn every_message_of_a_datagram_is_read() {
+    let mut datagram = bytes(RouteNetlinkMessage::NewRoute(route()), NLM_F_REPLACE, 0);
+    datagram.extend(bytes(RouteNetlinkMessage::NewNeighbour(neighbor()), 0, 77));
+    let changes = decoded(&datagram).unwrap();
+    let [Change::Route { routes, replaced: true }, Change::Neighbor { entry, port: 77 }] = &changes[..]
+    else {
+        panic!("{changes:?}")
+    };
+    assert_eq!((routes[0].gateway, routes[0].destination), (Some(address("10.0.0.1")), None));
+    assert_eq!((entry.state, entry.address), (NudState::PERMANENT, address("169.254.1.1")));
+}
+
+#[test]
+fn a_bridge_port_that_leaves_its_bridge_is_no_deleted_link() {
+    let bridge = bytes(RouteNetlinkMessage::DelLink(named_link(AddressFamily::Bridge)), 0, 0);
+    assert_eq!(decoded(&bridge).unwrap(), [Change::Other]);
+    let deleted = bytes(RouteNetlinkMessage::DelLink(named_link(AddressFamily::Unspec)), 0, 0);
+    assert_eq!(decoded(&deleted).unwrap(), [Change::LinkGone { ifindex: 5 }]);
+}
+
+#[test]
+fn other_tables_and_route_types_are_left_out() {
+    let mut local = route();
+    local.header.table = 255;
+    let mut numbered = route();
+    numbered.attributes.push(RouteAttribute::Table(1000));
+    let mut unreachable = route();
+    unreachable.header.kind = RouteType::Unreachable;
+    for message in [local, numbered, unreachable] {
+        let message = bytes(RouteNetlinkMessage::NewRoute(message), 0, 0);
+        assert_eq!(decoded(&message).unwrap(), [Change::Other]);
+    }
+}
+
+#[test]
+fn a_multicast_neighbor_is_noise() {
+    let mut noise = neighbor();
+    noise.attributes[0] = NeighbourAttribute::Destination(address("224.0.0.22").into());
+    let noise = bytes(RouteNetlinkMessage::DelNeighbour(noise), 0, 0);
+    assert_eq!(decoded(&noise).unwrap(), [Change::Other]);
+}
+
+#[test]
+fn a_name_that_is_not_utf_8_does_not_cost_the_link() {
+    let mut link = bytes(RouteNetlinkMessage::NewLink(named_link(AddressFamily::Unspec)), 0, 0);
+    let name = link.windows(4).position(|window| window == b"eth0").unwrap();
+    link[name] = 0xff;
+    let [Change::Link(link)] = &decoded(&link).unwrap()[..] else { panic!("no link") };
+    assert_eq!(link.facts.ifname, "\u{fffd}th0");
+    assert_eq!(link.facts.master, Some(9));
+}
+
+#[test]
+fn cut_and_garbled_bytes_are_errors_or_nothing_but_never_a_panic() {
+    let mut sample = bytes(RouteNetlinkMessage::NewLink(named_link(AddressFamily::Unspec)), 0, 0);
+    sample.extend(bytes(RouteNetlinkMessage::NewRoute(route()), 0, 0));
+    sample.extend(bytes(RouteNetlinkMessage::NewNeighbour(neighbor()), 0, 0));
+    for length in 1..sample.len() {
+        let cut = decoded(&sample[..length]);
+        assert!(cut.is_err() || cut.unwrap().len() < 3);
+    }
+    // A linear congruential generator: the same garbage in every run.
+    let mut seed = 1_u64;
+    let mut random = move || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(seed >> 40).unwrap()
+    };
+    for _ in 0..50_000 {
+        let mut garbled = sample.clone();
+        for _ in 0..=random() % 8 {
+            let at = random() % garbled.len();
+            garbled[at] = u8::try_from(random() % 256).unwrap();
+        }
+        let _ = decoded(&garbled);
+        let kinds = [16_u8, 17, 20, 21, 24, 25, 28, 29, 88, 89];
+        garbled[4] = kinds[random() % kinds.len()];
+        garbled[5] = 0;
+        let _ = decoded(&garbled);
+    }
+}
+
+#[test]
+fn a_next_hop_that_lies_about_its_length_is_an_error() {
+    let mut multipath = route();
+    let liar = netlink_packet_core::DefaultNla::new(libc::RTA_MULTIPATH, vec![200, 0, 0, 0, 3, 0, 0, 0]);
+    multipath.attributes = vec![RouteAttribute::Other(liar)];
+    let message = bytes(RouteNetlinkMessage::NewRoute(multipath), 0, 0);
+    assert!(decoded(&message).is_err());
+}
+
+#[tokio::test]
+async fn a_message_that_does_not_decode_is_counted_and_followed_by_a_resync() {
+    let config = NetlinkConfig::default();
+    let subscription = Subscription::open(config.receive_buffer, &[]).unwrap();
+    let host = super::super::discover::own_namespace(&Proc::default()).unwrap();
+    let (tx, facts) = mpsc::channel(64);
+    let (requests, asked) = mpsc::channel(1);
+    let socket = subscription.watch().unwrap();
+    let mut stream = Stream::new(config, Proc::default(), host, socket, tx);
+    stream.changed(None, b"this is no netlink message", 0).await.unwrap();
+    tokio::spawn(stream.run(asked));
+    let mut running = Running { host, facts, requests };
+    let lost = Loss { source: "netlink".into(), reason: "decode".into(), count: Some(1) };
+    assert_eq!(running.next().await, Fact::Lost(lost));
+    let host = running.host;
+    running.snapshot(host).await;
+    let resync = Fact::Resync { source: "netlink".into(), reason: "decode".into() };
+    running.find(|fact| (fact == resync).then_some(())).await;
+    drop(running.requests);
+}
