@@ -1,0 +1,189 @@
+//! The containers as last told, so that an event can be reported before its inspect is answered.
+//!
+//! In: lists, inspect answers, changes. Out: the facts that are new. It reads /proc for what Docker does
+//! not know (namespaces, whether a process is still the one it was) and asks Docker nothing.
+
+use std::collections::HashMap;
+
+use super::change::Change;
+use super::facts::{self, is_live};
+use crate::observation::{BootNs, ContainerFacts, ContainerState};
+use crate::sources::procfs::Proc;
+
+/// What is known.
+#[derive(Debug)]
+pub(super) struct Containers {
+    known: HashMap<String, Known>,
+    proc: Proc,
+}
+
+#[derive(Debug)]
+struct Known {
+    facts: ContainerFacts,
+    /// Whether these facts were reported.
+    told: bool,
+    /// Start of the init process, to 10 ms: a pid alone may be another process by now.
+    started: Option<BootNs>,
+    /// Wall clock when the inspect was asked that these facts are from.
+    inspected: i64,
+    /// What an event said of the state, should no inspect confirm it.
+    expected: Option<ContainerState>,
+}
+
+impl Known {
+    fn new(facts: ContainerFacts) -> Self {
+        Self { facts, told: false, started: None, inspected: i64::MIN, expected: None }
+    }
+
+    /// The facts, if they were not reported yet.
+    fn tell(&mut self, facts: ContainerFacts) -> Option<ContainerFacts> {
+        if self.told && self.facts == facts {
+            return None;
+        }
+        self.told = true;
+        self.facts.clone_from(&facts);
+        Some(facts)
+    }
+}
+
+impl Containers {
+    pub(super) fn new(proc: Proc) -> Self {
+        Self { known: HashMap::new(), proc }
+    }
+
+    /// Takes a whole list, which replaces all but what `keep` names. Returns which containers need an
+    /// inspect: those that have a process which is not known, or no longer there.
+    pub(super) fn replace(
+        &mut self,
+        listed: Vec<ContainerFacts>,
+        keep: impl Fn(&str) -> bool,
+    ) -> Vec<String> {
+        let mut before = std::mem::take(&mut self.known);
+        self.known = before.extract_if(|id, _| keep(id)).collect();
+        let mut unclear = Vec::new();
+        for mut facts in listed {
+            if keep(&facts.id) {
+                continue;
+            }
+            let mut known = before.remove(&facts.id).unwrap_or_else(|| Known::new(facts.clone()));
+            let same_run = is_live(facts.state) && self.still_runs(&known);
+            if same_run {
+                facts.tgid = known.facts.tgid;
+            } else {
+                known.started = None;
+                if is_live(facts.state) {
+                    unclear.push(facts.id.clone());
+                }
+            }
+            if same_run || !is_live(facts.state) {
+                facts.netns = known.facts.netns;
+                facts.mntns = known.facts.mntns;
+            }
+            if known.inspected != i64::MIN {
+                // The list has the image's id once its name has moved on.
+                facts.image.clone_from(&known.facts.image);
+            }
+            known.facts = facts;
+            self.known.insert(known.facts.id.clone(), known);
+        }
+        unclear
+    }
+
+    /// All of them, by id; they count as reported.
+    pub(super) fn tell_all(&mut self) -> Vec<ContainerFacts> {
+        let mut all: Vec<ContainerFacts> = self
+            .known
+            .values_mut()
+            .map(|known| {
+                known.told = true;
+                known.facts.clone()
+            })
+            .collect();
+        all.sort_unstable_by(|a, b| a.id.cmp(&b.id));
+        all
+    }
+
+    /// Takes an inspect answer that was asked for at `asked` (wall clock).
+    pub(super) fn inspected(&mut self, mut facts: ContainerFacts, asked: i64) -> Option<ContainerFacts> {
+        let known = self.known.entry(facts.id.clone()).or_insert_with(|| Known::new(facts.clone()));
+        known.inspected = asked;
+        known.expected = None;
+        known.started = None;
+        match facts.tgid {
+            Some(tgid) => {
+                known.started = self.proc.stat(tgid).map(|stat| stat.start_ns);
+                facts.netns = self.proc.ns(tgid, "net");
+                facts.mntns = self.proc.ns(tgid, "mnt");
+            }
+            None => {
+                facts.netns = known.facts.netns;
+                facts.mntns = known.facts.mntns;
+            }
+        }
+        known.tell(facts)
+    }
+
+    /// No inspect answered: what the event said has to do.
+    pub(super) fn not_inspected(&mut self, id: &str) -> Option<ContainerFacts> {
+        let known = self.known.get_mut(id)?;
+        let mut facts = known.facts.clone();
+        facts.state = known.expected.take().unwrap_or(facts.state);
+        known.tell(facts)
+    }
+
+    /// A container appeared; the event has all that can be said of it before it starts.
+    pub(super) fn created(&mut self, change: Change) -> Option<ContainerFacts> {
+        let known = self.entry(change, ContainerState::Created)?;
+        known.tell(known.facts.clone())
+    }
+
+    /// An event says that the container has this state now; an inspect has to confirm it.
+    pub(super) fn expect(&mut self, change: Change, state: ContainerState) {
+        if let Some(known) = self.entry(change, state) {
+            known.expected = Some(state);
+        }
+    }
+
+    /// The container has the name that the event carries.
+    pub(super) fn renamed(&mut self, change: Change) {
+        let state = ContainerState::Unknown;
+        self.entry(change, state);
+    }
+
+    /// The container ended. Reported at once, because an inspect waits until its mounts are gone. `None`
+    /// if an inspect after the event has told more already.
+    pub(super) fn died(&mut self, change: Change) -> Option<ContainerFacts> {
+        let wall = change.wall;
+        let known = self.entry(change, ContainerState::Exited)?;
+        if wall <= known.inspected {
+            return None;
+        }
+        known.started = None;
+        known.expected = None;
+        let facts = ContainerFacts { state: ContainerState::Exited, tgid: None, ..known.facts.clone() };
+        known.tell(facts)
+    }
+
+    /// The container was removed; whether that is news.
+    pub(super) fn removed(&mut self, id: &str) -> bool {
+        self.known.remove(id).is_some_and(|known| known.told)
+    }
+
+    /// Whether it has a process, as far as is known.
+    pub(super) fn runs(&self, id: &str) -> bool {
+        self.known.get(id).is_some_and(|known| is_live(known.facts.state))
+    }
+
+    fn entry(&mut self, change: Change, state: ContainerState) -> Option<&mut Known> {
+        if !self.known.contains_key(&change.id) {
+            let facts = facts::from_event(&change.id, change.attributes, state)?;
+            self.known.insert(change.id.clone(), Known::new(facts));
+        }
+        self.known.get_mut(&change.id)
+    }
+
+    fn still_runs(&self, known: &Known) -> bool {
+        let now = known.facts.tgid.and_then(|tgid| self.proc.stat(tgid));
+        now.is_some_and(|stat| Some(stat.start_ns) == known.started)
+    }
+}

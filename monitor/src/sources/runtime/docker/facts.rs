@@ -1,0 +1,212 @@
+//! Docker's answers as container facts.
+//!
+//! In: a list entry, an inspect answer or an event. Out: facts without namespaces, which only /proc knows.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use bollard::models::{
+    ContainerInspectResponse, ContainerStateStatusEnum, ContainerSummary, ContainerSummaryStateEnum,
+    EndpointSettings,
+};
+
+use super::super::{is_container_id, kubelet};
+use super::RUNTIME;
+use crate::observation::{ContainerFacts, ContainerState};
+
+/// An entry of the list, which has no pid; `None` without a proper id.
+pub(super) fn from_summary(entry: ContainerSummary) -> Option<ContainerFacts> {
+    let names = entry.names.unwrap_or_default();
+    // Legacy links add names of the form `/other/alias`.
+    let name = names.iter().find(|name| !bare(name).contains('/')).or(names.first());
+    let mode = entry.host_config.and_then(|host| host.network_mode);
+    let described = Described {
+        name: name.map(|name| bare(name).to_owned()).unwrap_or_default(),
+        image: entry.image.unwrap_or_default(),
+        labels: entry.labels.unwrap_or_default(),
+        network_mode: mode,
+    };
+    let networks = entry.network_settings.and_then(|settings| settings.networks);
+    described.facts(entry.id?, entry.state.map_or(ContainerState::Unknown, listed), networks)
+}
+
+/// The answer to an inspect; `None` without a proper id.
+pub(super) fn from_inspect(answer: ContainerInspectResponse) -> Option<ContainerFacts> {
+    let config = answer.config.unwrap_or_default();
+    let state = answer.state.unwrap_or_default();
+    let described = Described {
+        name: answer.name.as_deref().map(bare).unwrap_or_default().to_owned(),
+        image: config.image.or(answer.image).unwrap_or_default(),
+        labels: config.labels.unwrap_or_default(),
+        network_mode: answer.host_config.and_then(|host| host.network_mode),
+    };
+    let networks = answer.network_settings.and_then(|settings| settings.networks);
+    let name = state.status.map_or(ContainerState::Unknown, inspected);
+    let mut facts = described.facts(answer.id?, name, networks)?;
+    facts.tgid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
+    Some(facts)
+}
+
+/// What the attributes of an event tell of its container: the labels stand among them.
+pub(super) fn from_event(
+    id: &str,
+    attributes: HashMap<String, String>,
+    state: ContainerState,
+) -> Option<ContainerFacts> {
+    let described = Described {
+        name: attributes.get("name").map(|name| bare(name).to_owned()).unwrap_or_default(),
+        image: attributes.get("image").cloned().unwrap_or_default(),
+        labels: attributes,
+        network_mode: None,
+    };
+    described.facts(id.to_owned(), state, None)
+}
+
+/// Whether the container has a process.
+pub(super) fn is_live(state: ContainerState) -> bool {
+    matches!(state, ContainerState::Running | ContainerState::Paused | ContainerState::Unknown)
+}
+
+struct Described {
+    name: String,
+    image: String,
+    labels: HashMap<String, String>,
+    network_mode: Option<String>,
+}
+
+impl Described {
+    fn facts(
+        self,
+        id: String,
+        state: ContainerState,
+        networks: Option<HashMap<String, EndpointSettings>>,
+    ) -> Option<ContainerFacts> {
+        if !is_container_id(&id) {
+            return None;
+        }
+        let shared = self.network_mode.as_deref().and_then(|mode| mode.strip_prefix("container:"));
+        let member = kubelet::pod_member(&id, &self.name, &self.labels, shared);
+        Some(ContainerFacts {
+            id,
+            name: self.name,
+            runtime: RUNTIME.to_owned(),
+            image: self.image,
+            state,
+            tgid: None,
+            netns: None,
+            mntns: None,
+            addresses: addresses(networks.unwrap_or_default()),
+            sandbox: member.as_ref().is_some_and(|member| member.sandbox),
+            pod: member.map(|member| member.pod),
+        })
+    }
+}
+
+fn bare(name: &str) -> &str {
+    name.strip_prefix('/').unwrap_or(name)
+}
+
+/// Of all networks, sorted, because their order in the answer is random. Absent ones are empty strings.
+fn addresses(networks: HashMap<String, EndpointSettings>) -> Vec<IpAddr> {
+    let mut all: Vec<IpAddr> = networks
+        .into_values()
+        .flat_map(|endpoint| [endpoint.ip_address, endpoint.global_ipv6_address])
+        .filter_map(|address| address?.parse().ok())
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+fn listed(state: ContainerSummaryStateEnum) -> ContainerState {
+    use ContainerSummaryStateEnum as Listed;
+    match state {
+        Listed::CREATED => ContainerState::Created,
+        // It is being stopped: its processes still run.
+        Listed::RUNNING | Listed::STOPPING => ContainerState::Running,
+        Listed::PAUSED => ContainerState::Paused,
+        Listed::RESTARTING => ContainerState::Restarting,
+        Listed::REMOVING => ContainerState::Removing,
+        Listed::EXITED => ContainerState::Exited,
+        Listed::DEAD => ContainerState::Dead,
+        Listed::EMPTY => ContainerState::Unknown,
+    }
+}
+
+fn inspected(state: ContainerStateStatusEnum) -> ContainerState {
+    use ContainerStateStatusEnum as Inspected;
+    match state {
+        Inspected::CREATED => ContainerState::Created,
+        Inspected::RUNNING | Inspected::STOPPING => ContainerState::Running,
+        Inspected::PAUSED => ContainerState::Paused,
+        Inspected::RESTARTING => ContainerState::Restarting,
+        Inspected::REMOVING => ContainerState::Removing,
+        Inspected::EXITED => ContainerState::Exited,
+        Inspected::DEAD => ContainerState::Dead,
+        Inspected::EMPTY => ContainerState::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+
+    fn summary(value: Value) -> Option<ContainerFacts> {
+        from_summary(serde_json::from_value(value).unwrap())
+    }
+
+    #[test]
+    fn a_list_entry_gives_all_but_the_pid() {
+        let facts = summary(json!({
+            "Id": ID, "Names": ["/other/alias", "/web"], "Image": "nginx:1", "State": "exited", "Labels": {},
+            "NetworkSettings": {"Networks": {
+                "b": {"IPAddress": "172.18.0.2", "GlobalIPv6Address": "fd00::2"},
+                "a": {"IPAddress": "10.0.0.1", "GlobalIPv6Address": ""},
+            }},
+        }));
+        let facts = facts.unwrap();
+        assert_eq!((facts.name.as_str(), facts.image.as_str()), ("web", "nginx:1"));
+        assert_eq!((facts.state, facts.tgid), (ContainerState::Exited, None));
+        let expected: Vec<IpAddr> =
+            ["10.0.0.1", "172.18.0.2", "fd00::2"].iter().map(|a| a.parse().unwrap()).collect();
+        assert_eq!(facts.addresses, expected);
+    }
+
+    #[test]
+    fn an_inspect_answer_gives_the_pid_and_the_image_as_it_was_asked_for() {
+        let answer = json!({
+            "Id": ID, "Name": "/web", "Image": "sha256:0123", "State": {"Status": "running", "Pid": 42},
+            "Config": {"Image": "nginx:1"}, "NetworkSettings": {"Networks": {}},
+        });
+        let facts = from_inspect(serde_json::from_value(answer).unwrap()).unwrap();
+        assert_eq!((facts.state, facts.tgid), (ContainerState::Running, Some(42)));
+        assert_eq!((facts.name.as_str(), facts.image.as_str()), ("web", "nginx:1"));
+    }
+
+    #[test]
+    fn a_container_of_a_pod_finds_its_sandbox_by_the_network_it_shares() {
+        let sandbox = "b".repeat(64);
+        let facts = summary(json!({
+            "Id": ID, "Names": ["/k8s_etcd_etcd1-0_lijiaob_u-1_0"],
+            "HostConfig": {"NetworkMode": format!("container:{sandbox}")},
+        }));
+        assert_eq!(facts.unwrap().pod.unwrap().sandbox_id, Some(sandbox));
+    }
+
+    #[test]
+    fn an_entry_without_a_proper_id_is_left_out() {
+        assert_eq!(summary(json!({"Id": "../../version", "Names": ["/x"]})), None);
+        assert_eq!(summary(json!({"Names": ["/x"]})), None);
+    }
+
+    #[test]
+    fn an_entry_with_nulls_is_read() {
+        let facts =
+            summary(json!({"Id": ID, "Names": null, "Labels": null, "NetworkSettings": null})).unwrap();
+        assert_eq!((facts.name.as_str(), facts.state), ("", ContainerState::Unknown));
+    }
+}

@@ -1,0 +1,166 @@
+//! The pod of a container, as the kubelet leaves it in labels and in the name.
+//!
+//! In: labels and name. Out: a pod identity or none. Whoever may start containers on the node may write
+//! these labels, so they say what the kubelet or somebody in its place claims.
+
+use std::collections::HashMap;
+
+use crate::observation::PodIdentity;
+
+/// Name of the sandbox in `io.kubernetes.container.name`.
+const SANDBOX: &str = "POD";
+
+/// Longest name that Kubernetes allows (a DNS subdomain).
+const MAX_NAME: usize = 253;
+
+/// A container's place in a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct PodMember {
+    pub(super) pod: PodIdentity,
+    pub(super) sandbox: bool,
+}
+
+/// Reads labels, else the name `k8s_CONTAINER_POD_NAMESPACE_UID_ATTEMPT`. `shared` is the container whose
+/// network namespace this one shares, which for a pod's container is the sandbox.
+pub(super) fn pod_member(
+    id: &str,
+    name: &str,
+    labels: &HashMap<String, String>,
+    shared: Option<&str>,
+) -> Option<PodMember> {
+    let label = |key: &str| labels.get(key).map(String::as_str).filter(|value| is_name(value));
+    let labelled = || {
+        Some(Names {
+            namespace: label("io.kubernetes.pod.namespace")?,
+            pod: label("io.kubernetes.pod.name")?,
+            uid: label("io.kubernetes.pod.uid")?,
+            container: label("io.kubernetes.container.name"),
+        })
+    };
+    let names = labelled().or_else(|| names_of(name))?;
+    let sandbox = match label("io.kubernetes.docker.type") {
+        Some(kind) => kind == "podsandbox",
+        None => names.container == Some(SANDBOX),
+    };
+    let sandbox_id = if sandbox { Some(id) } else { label("io.kubernetes.sandbox.id").or(shared) };
+    Some(PodMember {
+        sandbox,
+        pod: PodIdentity {
+            namespace: names.namespace.to_owned(),
+            name: names.pod.to_owned(),
+            uid: names.uid.to_owned(),
+            sandbox_id: sandbox_id.filter(|id| super::is_container_id(id)).map(str::to_owned),
+            container_name: names.container.map(str::to_owned),
+        },
+    })
+}
+
+struct Names<'a> {
+    namespace: &'a str,
+    pod: &'a str,
+    uid: &'a str,
+    container: Option<&'a str>,
+}
+
+/// Kubernetes names hold no underscore. A seventh field is random, after a conflict of names; before the
+/// CRI (1.5) a hash followed the container's name behind a dot.
+fn names_of(name: &str) -> Option<Names<'_>> {
+    let fields: Vec<&str> = name.split('_').collect();
+    let (["k8s", container, pod, namespace, uid, _attempt]
+    | ["k8s", container, pod, namespace, uid, _attempt, _]) = fields[..]
+    else {
+        return None;
+    };
+    let container = container.split_once('.').map_or(container, |(name, _hash)| name);
+    [container, pod, namespace, uid].into_iter().all(is_name).then_some(Names {
+        namespace,
+        pod,
+        uid,
+        container: Some(container),
+    })
+}
+
+fn is_name(value: &str) -> bool {
+    !value.is_empty() && value.len() <= MAX_NAME && value.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+    const SANDBOX_ID: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
+
+    fn labels(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        pairs.iter().map(|(k, v)| (format!("io.kubernetes.{k}"), (*v).to_owned())).collect()
+    }
+
+    const POD: [(&str, &str); 3] =
+        [("pod.name", "etcd1-0"), ("pod.namespace", "lijiaob"), ("pod.uid", "u-1")];
+
+    #[test]
+    fn labels_name_the_pod_and_its_sandbox() {
+        let mut all = POD.to_vec();
+        all.extend([("container.name", "etcd"), ("docker.type", "container"), ("sandbox.id", SANDBOX_ID)]);
+        let member = pod_member(ID, "whatever", &labels(&all), None).unwrap();
+        assert!(!member.sandbox);
+        assert_eq!(
+            member.pod,
+            PodIdentity {
+                namespace: "lijiaob".into(),
+                name: "etcd1-0".into(),
+                uid: "u-1".into(),
+                sandbox_id: Some(SANDBOX_ID.into()),
+                container_name: Some("etcd".into()),
+            }
+        );
+    }
+
+    #[test]
+    fn a_sandbox_is_its_own_sandbox() {
+        let mut all = POD.to_vec();
+        all.extend([("container.name", "POD"), ("docker.type", "podsandbox")]);
+        let member = pod_member(ID, "x", &labels(&all), None).unwrap();
+        assert!(member.sandbox);
+        assert_eq!(member.pod.sandbox_id.as_deref(), Some(ID));
+    }
+
+    #[test]
+    fn without_labels_the_name_tells() {
+        for (name, container) in [
+            ("k8s_etcd_etcd1-0_lijiaob_u-1_3", "etcd"),
+            ("k8s_etcd_etcd1-0_lijiaob_u-1_3_0a1b2c3d", "etcd"),
+            ("k8s_etcd.f932fb66_etcd1-0_lijiaob_u-1_5f2a", "etcd"),
+        ] {
+            let member = pod_member(ID, name, &HashMap::new(), Some(SANDBOX_ID)).unwrap();
+            assert_eq!((member.pod.namespace.as_str(), member.pod.name.as_str()), ("lijiaob", "etcd1-0"));
+            assert_eq!(
+                (member.pod.uid.as_str(), member.pod.container_name.as_deref()),
+                ("u-1", Some(container))
+            );
+            assert_eq!(member.pod.sandbox_id.as_deref(), Some(SANDBOX_ID));
+        }
+        let sandbox = pod_member(ID, "k8s_POD.f932fb66_p_n_u_0", &HashMap::new(), None).unwrap();
+        assert!(sandbox.sandbox);
+    }
+
+    #[test]
+    fn what_is_no_pod_has_none() {
+        for name in ["etcd", "k8s_etcd", "k8s_a_b_c_d", "k8s_a_b_c_d_e_f_g", "k8s__b_c_d_0", "k9s_a_b_c_d_0"]
+        {
+            assert_eq!(pod_member(ID, name, &HashMap::new(), None), None, "{name}");
+        }
+        assert_eq!(pod_member(ID, "x", &labels(&POD[..2]), None), None);
+        let escape = labels(&[("pod.name", "a\u{1b}[2J"), ("pod.namespace", "n"), ("pod.uid", "u")]);
+        assert_eq!(pod_member(ID, "x", &escape, None), None);
+        let long = "x".repeat(MAX_NAME + 1);
+        assert_eq!(pod_member(ID, "x", &labels(&[("pod.name", &long), POD[1], POD[2]]), None), None);
+    }
+
+    #[test]
+    fn a_sandbox_id_that_is_none_is_left_out() {
+        let mut all = POD.to_vec();
+        all.push(("sandbox.id", "../../etc"));
+        assert_eq!(pod_member(ID, "x", &labels(&all), None).unwrap().pod.sandbox_id, None);
+    }
+}
