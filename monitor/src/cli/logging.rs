@@ -1,0 +1,80 @@
+//! Logs of the daemon about itself, to standard error: standard output carries events only.
+
+use std::env;
+use std::io::{self, IsTerminal};
+
+use thiserror::Error;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, ParseError};
+use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
+
+use crate::config::names;
+
+names! {
+    /// Form of the logs.
+    LogFormat {
+        /// One readable line each.
+        Text = "text",
+        /// One JSON object a line.
+        Json = "json",
+    }
+}
+
+/// Why logs could not be set up.
+#[derive(Debug, Error)]
+pub enum LoggingError {
+    /// `RUST_LOG` is not a list of directives.
+    #[error("RUST_LOG={value:?} is not valid; try info, or kevtmon=debug,warn")]
+    Directives {
+        /// What it holds.
+        value: String,
+        /// Why it is not valid.
+        #[source]
+        source: ParseError,
+    },
+    /// Logs were set up before.
+    #[error("logs are set up already")]
+    Twice(#[from] TryInitError),
+}
+
+/// Starts logging at `info`, or as `RUST_LOG` says.
+///
+/// # Errors
+/// When `RUST_LOG` cannot be understood.
+pub fn init(format: LogFormat) -> Result<(), LoggingError> {
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(directives(env::var("RUST_LOG").unwrap_or_default())?)
+        .with_writer(io::stderr)
+        .with_ansi(
+            io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
+        );
+    match format {
+        LogFormat::Text => builder.finish().try_init()?,
+        LogFormat::Json => builder.json().flatten_event(true).finish().try_init()?,
+    }
+    Ok(())
+}
+
+fn directives(value: String) -> Result<EnvFilter, LoggingError> {
+    EnvFilter::builder()
+        .with_default_directive(LevelFilter::INFO.into())
+        .parse(&value)
+        .map_err(|source| LoggingError::Directives { value, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_directives_the_level_is_info() {
+        assert_eq!(directives(String::new()).unwrap().max_level_hint(), Some(LevelFilter::INFO));
+        assert_eq!(directives("debug".into()).unwrap().max_level_hint(), Some(LevelFilter::DEBUG));
+    }
+
+    #[test]
+    fn directives_that_mean_nothing_are_refused() {
+        let error = directives("kevtmon=loud".into()).unwrap_err();
+        assert!(error.to_string().contains("kevtmon=loud"), "{error}");
+    }
+}

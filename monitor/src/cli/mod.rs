@@ -1,0 +1,187 @@
+//! The command line: arguments enter, a typed command leaves. It knows neither files nor the kernel.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{Format, Overrides, RuntimeSpec};
+
+pub mod exit;
+pub mod logging;
+
+/// Version of the program.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Revision of the sources it was built from.
+pub const REVISION: &str = match option_env!("KEVTMON_GIT_REVISION") {
+    Some(revision) => revision,
+    None => "unknown",
+};
+
+static VERSION_LINE: LazyLock<String> = LazyLock::new(|| format!("{VERSION} ({REVISION})"));
+
+/// Names who deleted a neighbor entry, changed a link or holds a mount, the moment it happens.
+#[derive(Debug, Parser)]
+#[command(name = "kevtmon", version = VERSION_LINE.as_str(), max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What the program can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Watch this node and tell what happens
+    Run(RunArgs),
+}
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Configuration file; it must exist [default: /etc/kevtmon/kevtmon.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Form of the events on standard output: pretty, json or none [default: pretty on a terminal, else json]
+    #[arg(long, value_name = "FORMAT")]
+    pub output: Option<Format>,
+    /// Address of metrics and health, may be repeated [default: 127.0.0.1:19809]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: Vec<SocketAddr>,
+    /// Socket that queries are answered on [default: /run/kevtmon/kevtmon.sock]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Where state is kept [default: /var/lib/kevtmon]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Name of this node in events [default: KEVTMON_NODE_NAME or the host name]
+    #[arg(long, value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// Container runtime: auto, none or docker=PATH, may be repeated [default: auto]
+    #[arg(long, value_name = "RUNTIME")]
+    pub runtime: Vec<RuntimeSpec>,
+    /// Form of the logs on standard error
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub log_format: logging::LogFormat,
+    /// Also log what the kernel programs say of themselves
+    #[arg(long)]
+    pub log_bpf: bool,
+}
+
+impl RunArgs {
+    /// The arguments that override the configuration.
+    #[must_use]
+    pub fn overrides(&self) -> Overrides {
+        Overrides {
+            file: self.config.clone(),
+            output: self.output,
+            listen: self.listen.clone(),
+            socket: self.socket.clone(),
+            state_dir: self.state_dir.clone(),
+            node_name: self.node_name.clone(),
+            runtimes: self.runtime.clone(),
+        }
+    }
+}
+
+/// Reads the arguments, the program's name first.
+///
+/// # Errors
+/// The exit code, once help, version or the complaint is printed: 0 or [`exit::USAGE`].
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, u8> {
+    Cli::try_parse_from(args).map_err(|complaint| {
+        // Nobody is left to tell when even this cannot be printed.
+        let _ = complaint.print();
+        exit_code(&complaint)
+    })
+}
+
+/// clap's own code for a usage error is 2, which here means something else.
+fn exit_code(complaint: &clap::Error) -> u8 {
+    if complaint.use_stderr() { exit::USAGE } else { exit::OK }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn run(args: &[&str]) -> Result<RunArgs, (u8, String)> {
+        let line = ["kevtmon", "run"].iter().chain(args).copied();
+        match Cli::try_parse_from(line) {
+            Ok(Cli { command: Command::Run(args) }) => Ok(args),
+            Err(complaint) => Err((exit_code(&complaint), complaint.to_string())),
+        }
+    }
+
+    #[test]
+    fn the_declaration_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_of_run_is_understood() {
+        let args = run(&[
+            "--config=/c.toml",
+            "--output",
+            "json",
+            "--listen",
+            "127.0.0.1:1",
+            "--listen",
+            "[::1]:2",
+            "--socket",
+            "/s",
+            "--state-dir",
+            "/d",
+            "--node-name",
+            "n",
+            "--runtime",
+            "docker=/a",
+            "--runtime",
+            "docker=/b",
+            "--log-format",
+            "json",
+            "--log-bpf",
+        ])
+        .unwrap();
+        assert!(args.log_bpf);
+        assert_eq!(args.log_format, logging::LogFormat::Json);
+        let overrides = args.overrides();
+        assert_eq!(overrides.output, Some(Format::Json));
+        assert_eq!(overrides.listen.len(), 2);
+        assert_eq!(overrides.runtimes.len(), 2);
+        assert_eq!(overrides.node_name.as_deref(), Some("n"));
+    }
+
+    #[test]
+    fn a_wrong_value_is_a_usage_error_that_names_the_valid_ones() {
+        let (code, text) = run(&["--output", "xml"]).unwrap_err();
+        assert_eq!(code, exit::USAGE);
+        assert!(text.contains("pretty, json, none"), "{text}");
+        for wrong in [&["--listen", "19809"][..], &["--nonsense"], &["--runtime", "podman"], &["stray"]] {
+            assert_eq!(run(wrong).unwrap_err().0, exit::USAGE, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_runtime_that_this_build_cannot_speak_to_is_refused_clearly() {
+        let (code, text) = run(&["--runtime", "cri=/run/containerd/containerd.sock"]).unwrap_err();
+        assert_eq!(code, exit::USAGE);
+        assert!(text.contains("cri is not supported by this build"), "{text}");
+    }
+
+    #[test]
+    fn help_and_version_succeed_and_no_command_does_not() {
+        let code = |args: &[&str]| exit_code(&Cli::try_parse_from(args).unwrap_err());
+        assert_eq!(code(&["kevtmon", "--help"]), exit::OK);
+        assert_eq!(code(&["kevtmon", "run", "--help"]), exit::OK);
+        assert_eq!(code(&["kevtmon", "--version"]), exit::OK);
+        assert_eq!(code(&["kevtmon"]), exit::USAGE);
+        let version = Cli::try_parse_from(["kevtmon", "--version"]).unwrap_err().to_string();
+        assert_eq!(version.trim(), format!("kevtmon {VERSION} ({REVISION})"));
+    }
+}

@@ -1,0 +1,306 @@
+//! The configuration file as it is written: TOML text enters, settings leave, each absent or valid.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use thiserror::Error as ThisError;
+
+use super::runtime::Runtimes;
+use super::{Cmdline, Format, NeighborHook, UmountHook};
+use crate::event::Severity;
+
+/// Largest ring buffer, in KiB: its pages are mapped twice and count as resident memory.
+const MAX_RING_KIB: u32 = 2048;
+/// Smallest ring buffer that survives a burst, in KiB.
+const MIN_RING_KIB: u32 = 64;
+/// Below this likeness a suggestion would only mislead (Jaro-Winkler, 0 to 1).
+const LIKENESS: f64 = 0.75;
+
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct File {
+    pub(super) node_name: Option<NodeName>,
+    pub(super) socket: Option<PathBuf>,
+    pub(super) state_dir: Option<PathBuf>,
+    pub(super) cmdline: Option<Cmdline>,
+    pub(super) require_ebpf: Option<bool>,
+    pub(super) output: Output,
+    pub(super) metrics: Metrics,
+    pub(super) runtime: Runtime,
+    pub(super) hooks: Hooks,
+}
+
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Output {
+    pub(super) format: Option<Format>,
+    pub(super) min_severity: Option<Severity>,
+}
+
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Metrics {
+    #[serde(deserialize_with = "addresses")]
+    pub(super) listen: Option<Vec<SocketAddr>>,
+}
+
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Runtime {
+    pub(super) sockets: Option<Runtimes>,
+}
+
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Hooks {
+    pub(super) neighbor: Option<NeighborHook>,
+    pub(super) umount: Option<UmountHook>,
+    #[serde(deserialize_with = "ring")]
+    pub(super) ring_kib: Option<u32>,
+}
+
+/// A name that can stand in events and logs.
+#[derive(Debug, PartialEq)]
+pub(super) struct NodeName(pub(super) String);
+
+impl<'de> Deserialize<'de> for NodeName {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(from)?;
+        if name.is_empty() || name.chars().any(|c| c.is_control() || c.is_whitespace()) {
+            return Err(D::Error::custom(format!("{name:?} is not valid: expected a name without blanks")));
+        }
+        Ok(Self(name))
+    }
+}
+
+fn addresses<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<SocketAddr>>, D::Error> {
+    from.deserialize_seq(AddressesVisitor).map(Some)
+}
+
+struct AddressesVisitor;
+
+impl<'de> Visitor<'de> for AddressesVisitor {
+    type Value = Vec<SocketAddr>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(r#"a list such as ["127.0.0.1:19809"]"#)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut addresses = Vec::new();
+        while let Some(Address(address)) = list.next_element()? {
+            addresses.push(address);
+        }
+        Ok(addresses)
+    }
+}
+
+struct Address(SocketAddr);
+
+impl<'de> Deserialize<'de> for Address {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        text.parse().map(Self).map_err(|_| {
+            D::Error::custom(format!(
+                "{text:?} is not valid: expected ADDR:PORT, as in 127.0.0.1:19809 or [::1]:19809"
+            ))
+        })
+    }
+}
+
+fn ring<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    let kib = i64::deserialize(from)?;
+    match u32::try_from(kib) {
+        Ok(kib) if kib.is_power_of_two() && (MIN_RING_KIB..=MAX_RING_KIB).contains(&kib) => Ok(Some(kib)),
+        _ => Err(D::Error::custom(format!(
+            "{kib} is not valid: expected a power of two from {MIN_RING_KIB} to {MAX_RING_KIB}"
+        ))),
+    }
+}
+
+/// A place in a file, printed as `FILE:LINE:COLUMN`; both count from 1.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The file.
+    pub path: PathBuf,
+    /// Line.
+    pub line: usize,
+    /// Column, in characters.
+    pub column: usize,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.path.display(), self.line, self.column)
+    }
+}
+
+/// What is wrong with the text of a file.
+#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+pub enum FileError {
+    /// A key that means nothing there.
+    #[error("{place}: unknown key {key:?}{}", hint(.nearest.as_deref(), .valid))]
+    UnknownKey {
+        /// Where it stands.
+        place: Place,
+        /// The key.
+        key: String,
+        /// The valid key that looks most like it.
+        nearest: Option<String>,
+        /// Every key that is valid there.
+        valid: Vec<String>,
+    },
+    /// Not TOML, or a value of the wrong type or range.
+    #[error("{place}: {message}")]
+    Invalid {
+        /// Where it stands.
+        place: Place,
+        /// What is wrong, and what is valid.
+        message: String,
+    },
+}
+
+fn hint(nearest: Option<&str>, valid: &[String]) -> String {
+    nearest.map_or_else(
+        || format!("; valid keys here: {}", valid.join(", ")),
+        |nearest| format!("; did you mean {nearest:?}?"),
+    )
+}
+
+/// Reads the text; `path` is only for complaints.
+pub(super) fn parse(path: &Path, text: &str) -> Result<File, FileError> {
+    toml::from_str(text).map_err(|error| explain(path, text, &error))
+}
+
+fn explain(path: &Path, text: &str, error: &toml::de::Error) -> FileError {
+    let place = place(path, text, error.span().unwrap_or_default());
+    let message = error.message();
+    // serde hands over the key and the valid ones as text only, in backticks.
+    let mut quoted = message.split('`').skip(1).step_by(2).map(str::to_owned);
+    match (message.starts_with("unknown field"), quoted.next()) {
+        (true, Some(key)) => {
+            let valid: Vec<String> = quoted.collect();
+            FileError::UnknownKey { place, nearest: nearest(&key, &valid), key, valid }
+        }
+        _ => FileError::Invalid { place, message: message.replace('\n', "; ").replace('`', "\"") },
+    }
+}
+
+fn nearest(key: &str, valid: &[String]) -> Option<String> {
+    valid
+        .iter()
+        .map(|candidate| (strsim::jaro_winkler(key, candidate), candidate))
+        .filter(|(likeness, _)| *likeness >= LIKENESS)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, candidate)| candidate.clone())
+}
+
+fn place(path: &Path, text: &str, span: Range<usize>) -> Place {
+    let before = text.get(..span.start).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    Place {
+        path: path.to_owned(),
+        line: before.matches('\n').count() + 1,
+        column: before[line_start..].chars().count() + 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complaint(text: &str) -> String {
+        parse(Path::new("/k.toml"), text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn every_setting_is_understood() {
+        let file = parse(
+            Path::new("/k.toml"),
+            r#"
+            node_name = "slave-197"
+            socket = "/run/k.sock"
+            state_dir = "/var/lib/k"
+            cmdline = "all"
+            require_ebpf = true
+            [output]
+            format = "json"
+            min_severity = "warning"
+            [metrics]
+            listen = ["0.0.0.0:19809", "[::1]:19809"]
+            [runtime]
+            sockets = ["docker=/run/docker.sock"]
+            [hooks]
+            neighbor = "netlink"
+            umount = "off"
+            ring_kib = 512
+            "#,
+        )
+        .unwrap();
+        assert_eq!(file.node_name, Some(NodeName("slave-197".into())));
+        assert_eq!(file.cmdline, Some(Cmdline::All));
+        assert_eq!(file.output.min_severity, Some(Severity::Warning));
+        assert_eq!(file.metrics.listen.unwrap().len(), 2);
+        assert_eq!(file.runtime.sockets, Some(Runtimes::Docker(vec!["/run/docker.sock".into()])));
+        assert_eq!(file.hooks.ring_kib, Some(512));
+    }
+
+    #[test]
+    fn an_empty_file_sets_nothing() {
+        assert_eq!(parse(Path::new("/k.toml"), "").unwrap(), File::default());
+    }
+
+    #[test]
+    fn an_unknown_key_is_told_with_its_place_and_the_nearest_valid_one() {
+        assert_eq!(
+            complaint("node_name = \"a\"\n\n[output]\nfromat = \"json\"\n"),
+            r#"/k.toml:4:1: unknown key "fromat"; did you mean "format"?"#
+        );
+        assert_eq!(
+            complaint("require_epbf = true"),
+            r#"/k.toml:1:1: unknown key "require_epbf"; did you mean "require_ebpf"?"#
+        );
+        assert_eq!(
+            complaint("[hook]\nneighbor = \"off\""),
+            r#"/k.toml:1:2: unknown key "hook"; did you mean "hooks"?"#
+        );
+        assert_eq!(
+            complaint("[output]\nzzz = 1"),
+            r#"/k.toml:2:1: unknown key "zzz"; valid keys here: format, min_severity"#
+        );
+    }
+
+    #[test]
+    fn a_wrong_value_is_told_with_its_place_and_what_is_valid() {
+        for (text, place, valid) in [
+            ("[output]\nformat = \"xml\"", "/k.toml:2:10: ", "one of pretty, json, none"),
+            ("[output]\nformat = 3", "/k.toml:2:10: ", "one of pretty, json, none"),
+            ("[output]\nmin_severity = \"loud\"", "/k.toml:2:16: ", "critical"),
+            ("[hooks]\nneighbor = \"kprobe\"", "/k.toml:2:12: ", "one of auto, tp_btf, netlink, off"),
+            ("[hooks]\numount = \"netlink\"", "/k.toml:2:10: ", "one of auto, tracepoint, off"),
+            ("[hooks]\nring_kib = 1000", "/k.toml:2:12: ", "a power of two from 64 to 2048"),
+            ("[hooks]\nring_kib = 4096", "/k.toml:2:12: ", "a power of two from 64 to 2048"),
+            ("[hooks]\nring_kib = \"1M\"", "/k.toml:2:12: ", "expected"),
+            ("[metrics]\nlisten = [\"localhost\"]", "/k.toml:2:10: ", "ADDR:PORT"),
+            ("[metrics]\nlisten = \"127.0.0.1:1\"", "/k.toml:2:10: ", "a list such as"),
+            ("[runtime]\nsockets = [\"cri=/x\"]", "/k.toml:2:11: ", "cri is not supported by this build"),
+            ("[runtime]\nsockets = true", "/k.toml:2:11: ", "\"auto\", \"none\" or a list"),
+            ("require_ebpf = \"yes\"", "/k.toml:1:16: ", "boolean"),
+            ("cmdline = \"some\"", "/k.toml:1:11: ", "one of off, host, all"),
+            ("node_name = \"a b\"", "/k.toml:1:13: ", "without blanks"),
+        ] {
+            let said = complaint(text);
+            assert!(said.starts_with(place) && said.contains(valid), "{text}: {said}");
+        }
+    }
+
+    #[test]
+    fn text_that_is_not_toml_is_told_with_its_place() {
+        assert!(complaint("a = \n").starts_with("/k.toml:1:"));
+        assert!(complaint("[output]\nformat = \"json\"\nformat = \"json\"").starts_with("/k.toml:3:1: "));
+    }
+}

@@ -1,0 +1,86 @@
+//! Settings that are one of a few names: the list that is parsed is the list that a complaint shows.
+
+/// Defines an enum whose variants have names, read from arguments and from the configuration file.
+macro_rules! names {
+    ($(#[$doc:meta])* $type:ident { $($(#[$variant_doc:meta])* $variant:ident = $name:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $type { $($(#[$variant_doc])* $variant,)+ }
+
+        impl $type {
+            /// Every valid name.
+            pub const NAMES: &'static [&'static str] = &[$($name),+];
+
+            /// As it is written.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)+ }
+            }
+        }
+
+        impl std::str::FromStr for $type {
+            type Err = $crate::config::UnknownName;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                match text {
+                    $($name => Ok(Self::$variant),)+
+                    _ => Err($crate::config::UnknownName { given: text.to_owned(), valid: Self::NAMES }),
+                }
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                $crate::config::name::deserialize(from, Self::NAMES)
+            }
+        }
+    };
+}
+pub(crate) use names;
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::str::FromStr;
+
+use serde::de::{Deserializer, Error, Visitor};
+use thiserror::Error as ThisError;
+
+/// A name that is none of the valid ones.
+#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
+#[error("{given:?} is not valid: expected {}", one_of(.valid))]
+pub struct UnknownName {
+    /// What was given.
+    pub given: String,
+    /// What would be valid.
+    pub valid: &'static [&'static str],
+}
+
+pub(super) fn one_of(valid: &[&str]) -> String {
+    format!("one of {}", valid.join(", "))
+}
+
+/// Reads a name, and names the valid ones when something else stands there.
+pub(crate) fn deserialize<'de, D, T>(from: D, valid: &'static [&'static str]) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err = UnknownName>,
+{
+    from.deserialize_str(NameVisitor { valid, _type: PhantomData })
+}
+
+struct NameVisitor<T> {
+    valid: &'static [&'static str],
+    _type: PhantomData<T>,
+}
+
+impl<T: FromStr<Err = UnknownName>> Visitor<'_> for NameVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&one_of(self.valid))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(E::custom)
+    }
+}

@@ -1,0 +1,226 @@
+//! The text is what monitoring reads, so the tests read the text.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use super::*;
+use crate::event::Severity;
+use crate::observation::Loss;
+use crate::sinks::sample;
+
+fn metrics() -> Metrics {
+    Metrics::new("0.1.0", "abc", Own::default()).unwrap()
+}
+
+fn value(metrics: &Metrics, series: &str) -> Option<f64> {
+    let text = metrics.gather().unwrap();
+    text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
+}
+
+fn seen(fact: Fact) -> Observation {
+    Observation { at: 1_000_000_000, fact }
+}
+
+fn status(source: &str, up: bool, rung: Option<&str>) -> Observation {
+    seen(Fact::Source(SourceStatus {
+        source: source.into(),
+        up,
+        rung: rung.map(str::to_owned),
+        reason: None,
+    }))
+}
+
+/// As on a node with one runtime where everything has happened once.
+fn used() -> Metrics {
+    let metrics = metrics();
+    metrics.set_kernel_counters(Box::new(|| KernelCounters {
+        permanent_admin: 3,
+        permanent_collateral: 4,
+        umount_busy: 2,
+        ..KernelCounters::default()
+    }));
+    for event in sample::all() {
+        metrics.event(&event);
+    }
+    for source in ["bpf", "netlink", "docker", "procfs"] {
+        metrics.observation(&status(source, true, None));
+        metrics.latency(source, 0.000_1);
+    }
+    for hook in ["hook.neighbor", "hook.umount"] {
+        metrics.observation(&status(hook, true, Some("tp_btf")));
+    }
+    metrics.observation(&seen(Fact::Tick));
+    metrics.model(&HashMap::from([(("docker".to_owned(), ContainerState::Running), 20)]), 20);
+    metrics.holders_scan_skipped("rate-limit");
+    metrics.mount_busy_ignored("cgroup");
+    metrics.discarded("stdout", "closed", 2);
+    metrics
+}
+
+#[test]
+fn promtool_finds_nothing_to_complain_about() {
+    let Ok(mut promtool) = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+    else {
+        eprintln!("skipped: promtool is not installed");
+        return;
+    };
+    promtool.stdin.take().unwrap().write_all(used().gather().unwrap().as_bytes()).unwrap();
+    let output = promtool.wait_with_output().unwrap();
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.is_empty(), "{said}");
+}
+
+#[test]
+fn names_and_labels_follow_the_conventions() {
+    let text = used().gather().unwrap();
+    let mut families = Vec::new();
+    for line in text.lines().filter(|line| line.starts_with("# TYPE ")) {
+        let [_, _, name, kind] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };
+        families.push(name.to_owned());
+        assert!(name.starts_with("kevtmon_") || name.starts_with("process_"), "{name}");
+        assert!(text.contains(&format!("# HELP {name} ")), "{name} has no help");
+        assert_eq!(kind == "counter", name.ends_with("_total"), "{name} is a {kind}");
+        assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{name}");
+        let abbreviated = |part| ["ms", "us", "ns", "s", "kb", "mb", "gb", "b"].contains(&part);
+        assert!(!name.split('_').any(abbreviated), "{name} has an abbreviated unit");
+    }
+    assert!(families.len() >= 27, "{families:?}");
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let Some((_, rest)) = line.split_once('{') else { continue };
+        for label in rest.split("\",").map(|pair| pair.split('=').next().unwrap()) {
+            let forbidden =
+                ["pid", "path", "address", "ip", "ifname", "node", "instance", "job", "device", "cluster"];
+            assert!(!forbidden.contains(&label), "{line}");
+        }
+    }
+}
+
+#[test]
+fn an_idle_node_has_few_series() {
+    let text = used().gather().unwrap();
+    let series = text.lines().filter(|line| !line.starts_with('#')).count();
+    assert!(series <= 150, "{series} series");
+    for family in ["kevtmon_holders_scan_seconds", "kevtmon_event_latency_seconds"] {
+        let prefix = format!("{family}_bucket{{");
+        let buckets: BTreeSet<&str> = text
+            .lines()
+            .filter(|line| line.starts_with(&prefix))
+            .map(|line| line.split("le=\"").nth(1).unwrap().split('"').next().unwrap())
+            .collect();
+        assert!((2..=6).contains(&buckets.len()), "{family}: {buckets:?}");
+    }
+}
+
+#[test]
+fn every_kind_of_event_is_there_before_the_first_one() {
+    let metrics = metrics();
+    for kind in Kind::ALL {
+        assert_eq!(value(&metrics, &format!("kevtmon_events_total{{kind=\"{}\"}}", kind.name())), Some(0.0));
+    }
+    assert_eq!(value(&metrics, "kevtmon_build_info{revision=\"abc\",version=\"0.1.0\"}"), Some(1.0));
+}
+
+#[test]
+fn an_event_counts_its_kind_its_joins_and_its_object() {
+    let metrics = metrics();
+    metrics.event(&sample::deletion());
+    metrics.event(&sample::link(Severity::Info));
+    for series in [
+        "kevtmon_events_total{kind=\"neighbor.deleted\"}",
+        "kevtmon_joins_total{result=\"host\",side=\"actor\"}",
+        "kevtmon_joins_total{result=\"ok\",side=\"target\"}",
+        "kevtmon_neighbor_deletions_total{cause=\"admin\",gateway=\"true\"}",
+        "kevtmon_link_changes_total{change=\"down\",link_kind=\"veth\"}",
+    ] {
+        assert_eq!(value(&metrics, series), Some(1.0), "{series}");
+    }
+}
+
+#[test]
+fn losses_count_what_is_known_and_at_least_one() {
+    let metrics = metrics();
+    let loss = |count| seen(Fact::Lost(Loss { source: "netlink".into(), reason: "overrun".into(), count }));
+    metrics.observation(&loss(Some(7)));
+    metrics.observation(&loss(None));
+    assert_eq!(
+        value(&metrics, "kevtmon_events_lost_total{reason=\"overrun\",source=\"netlink\"}"),
+        Some(8.0)
+    );
+}
+
+#[test]
+fn a_hook_has_one_rung_at_a_time() {
+    let metrics = metrics();
+    metrics.observation(&status("hook.neighbor", true, Some("tp_btf")));
+    metrics.observation(&status("hook.neighbor", true, Some("netlink")));
+    assert_eq!(value(&metrics, "kevtmon_hook_info{hook=\"neighbor\",rung=\"tp_btf\"}"), None);
+    assert_eq!(value(&metrics, "kevtmon_hook_info{hook=\"neighbor\",rung=\"netlink\"}"), Some(1.0));
+    metrics.observation(&status("hook.neighbor", false, Some("netlink")));
+    assert_eq!(value(&metrics, "kevtmon_hook_info{hook=\"neighbor\",rung=\"none\"}"), Some(1.0));
+    metrics.observation(&status("docker", false, None));
+    assert_eq!(value(&metrics, "kevtmon_source_up{source=\"docker\"}"), Some(0.0));
+}
+
+#[test]
+fn a_runtime_once_seen_keeps_its_zeros() {
+    let metrics = metrics();
+    let running = |count| HashMap::from([(("docker".to_owned(), ContainerState::Running), count)]);
+    metrics.model(&running(3), 6);
+    metrics.model(&HashMap::new(), 0);
+    assert_eq!(value(&metrics, "kevtmon_containers{runtime=\"docker\",state=\"running\"}"), Some(0.0));
+    assert_eq!(value(&metrics, "kevtmon_containers{runtime=\"docker\",state=\"dead\"}"), Some(0.0));
+    assert_eq!(value(&metrics, "kevtmon_veth_devices"), Some(0.0));
+}
+
+#[test]
+fn kernel_counters_are_read_at_every_scrape_and_not_added_up() {
+    let metrics = used();
+    let series = "kevtmon_kernel_neighbor_deletions_total{origin=\"collateral\",state=\"permanent\"}";
+    assert_eq!(value(&metrics, series), Some(4.0));
+    assert_eq!(value(&metrics, series), Some(4.0));
+    assert_eq!(value(&metrics, "kevtmon_kernel_mount_busy_total{syscall=\"umount2\"}"), Some(5.0));
+}
+
+#[test]
+fn invented_link_kinds_end_up_as_other() {
+    let metrics = metrics();
+    for index in 0..MAX_LINK_KINDS + 10 {
+        let mut event = sample::link(Severity::Info);
+        event.link.as_mut().unwrap().kind = Some(format!("kind{index}"));
+        metrics.event(&event);
+    }
+    let other = "kevtmon_link_changes_total{change=\"down\",link_kind=\"other\"}";
+    assert_eq!(value(&metrics, other), Some(10.0));
+    assert_eq!(value(&metrics, "kevtmon_link_changes_total{change=\"down\",link_kind=\"kind0\"}"), Some(1.0));
+}
+
+#[test]
+fn times_are_told_on_the_wall_clock() {
+    let metrics = metrics();
+    metrics.observation(&seen(Fact::Clock { realtime_offset_ns: 1_700_000_000_000_000_000 }));
+    metrics.observation(&seen(Fact::Tick));
+    assert_eq!(value(&metrics, "kevtmon_core_last_tick_timestamp_seconds"), Some(1_700_000_001.0));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    let start = value(&metrics, "process_start_time_seconds").unwrap();
+    assert!(start > 1.6e9 && start <= now + 1.0, "{start}");
+}
+
+#[test]
+fn this_process_is_measured_at_every_scrape() {
+    let metrics = metrics();
+    for series in [
+        "process_resident_memory_bytes",
+        "process_virtual_memory_bytes",
+        "process_open_fds",
+        "process_max_fds",
+        "process_cpu_seconds_total",
+    ] {
+        assert!(value(&metrics, series).unwrap() > 0.0, "{series}");
+    }
+}

@@ -1,0 +1,116 @@
+//! Which capabilities this process lacks, told before anything is started.
+
+use thiserror::Error;
+
+use crate::sources::procfs::own::Own;
+
+/// A capability of `include/uapi/linux/capability.h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capability {
+    /// Name.
+    pub name: &'static str,
+    bit: u32,
+}
+
+const DAC_READ_SEARCH: Capability = Capability { name: "CAP_DAC_READ_SEARCH", bit: 2 };
+const NET_BROADCAST: Capability = Capability { name: "CAP_NET_BROADCAST", bit: 11 };
+const NET_ADMIN: Capability = Capability { name: "CAP_NET_ADMIN", bit: 12 };
+const SYS_PTRACE: Capability = Capability { name: "CAP_SYS_PTRACE", bit: 19 };
+const SYS_ADMIN: Capability = Capability { name: "CAP_SYS_ADMIN", bit: 21 };
+const PERFMON: Capability = Capability { name: "CAP_PERFMON", bit: 38 };
+const BPF: Capability = Capability { name: "CAP_BPF", bit: 39 };
+
+/// Without one of these there is nothing to say about a node.
+const REQUIRED: [(Capability, &str); 4] = [
+    (NET_ADMIN, "read links and neighbors"),
+    (SYS_ADMIN, "enter network namespaces"),
+    (SYS_PTRACE, "see what other processes hold"),
+    (DAC_READ_SEARCH, "read the descriptors of every process"),
+];
+
+/// What the capabilities at hand allow beyond the required.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Privileges {
+    /// Whether kernel programs may be loaded: BPF and PERFMON (since 5.8), or SYS_ADMIN.
+    pub hooks: bool,
+    /// Whether one socket may listen to all network namespaces: NET_BROADCAST.
+    pub all_namespaces: bool,
+}
+
+/// Why the daemon may not start. It ends with [`crate::cli::exit::PRIVILEGE`].
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum PrivilegeError {
+    /// Required capabilities are missing.
+    #[error("missing capabilities: {}; run as root, or grant them", list(.missing))]
+    Missing {
+        /// What is missing, and what it is for.
+        missing: Vec<(Capability, &'static str)>,
+    },
+    /// /proc does not tell.
+    #[error("cannot read the capabilities of this process from /proc/self/status; is /proc mounted?")]
+    Unreadable,
+}
+
+fn list(missing: &[(Capability, &str)]) -> String {
+    missing
+        .iter()
+        .map(|(capability, what)| format!("{} ({what})", capability.name))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// Checks the effective capabilities of this process.
+///
+/// # Errors
+/// When a required one is missing.
+pub fn check(own: &Own) -> Result<Privileges, PrivilegeError> {
+    judge(own.effective_capabilities().ok_or(PrivilegeError::Unreadable)?)
+}
+
+/// Judges a mask as `CapEff` of proc_pid_status(5) has it.
+///
+/// # Errors
+/// When a required one is missing.
+pub fn judge(mask: u64) -> Result<Privileges, PrivilegeError> {
+    let has = |capability: Capability| mask & (1 << capability.bit) != 0;
+    let missing: Vec<_> = REQUIRED.into_iter().filter(|(capability, _)| !has(*capability)).collect();
+    if !missing.is_empty() {
+        return Err(PrivilegeError::Missing { missing });
+    }
+    Ok(Privileges { hooks: (has(BPF) && has(PERFMON)) || has(SYS_ADMIN), all_namespaces: has(NET_BROADCAST) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mask(capabilities: &[Capability]) -> u64 {
+        capabilities.iter().fold(0, |mask, capability| mask | 1 << capability.bit)
+    }
+
+    #[test]
+    fn root_has_everything() {
+        assert_eq!(judge(0x1ff_ffff_ffff), Ok(Privileges { hooks: true, all_namespaces: true }));
+    }
+
+    #[test]
+    fn nobody_is_told_every_required_capability() {
+        let said = judge(0).unwrap_err().to_string();
+        for name in ["CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"] {
+            assert!(said.contains(name), "{said}");
+        }
+    }
+
+    #[test]
+    fn one_missing_capability_is_named_alone() {
+        let said =
+            judge(mask(&[NET_ADMIN, SYS_ADMIN, DAC_READ_SEARCH, BPF, PERFMON])).unwrap_err().to_string();
+        assert!(said.contains("CAP_SYS_PTRACE") && !said.contains("CAP_NET_ADMIN"), "{said}");
+    }
+
+    #[test]
+    fn listening_to_all_namespaces_is_optional() {
+        let required = mask(&[NET_ADMIN, SYS_ADMIN, SYS_PTRACE, DAC_READ_SEARCH]);
+        assert_eq!(judge(required), Ok(Privileges { hooks: true, all_namespaces: false }));
+    }
+}

@@ -1,0 +1,78 @@
+//! Where events go. Each sink has a bounded queue and a thread of its own: what it cannot take in time is
+//! discarded, counted and summed up in one event, and nothing waits for it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::event::{Event, Severity};
+
+pub mod health;
+pub mod http;
+pub mod json;
+pub mod pretty;
+mod queue;
+pub mod stdout;
+
+pub use queue::{QUEUE, Queue};
+
+/// What a queue's thread hands its events to.
+pub trait Deliver: Send + 'static {
+    /// Takes an event; may hold it back until [`Self::flush`].
+    ///
+    /// # Errors
+    /// When the sink can take no more, ever.
+    fn deliver(&mut self, event: &Event) -> io::Result<()>;
+
+    /// Hands over what was held back; called as soon as nothing waits.
+    ///
+    /// # Errors
+    /// When the sink can take no more, ever.
+    fn flush(&mut self) -> io::Result<()>;
+}
+
+/// Which events a sink wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Filter {
+    /// Least severity; `daemon.*` passes always.
+    pub min_severity: Severity,
+}
+
+impl Filter {
+    /// Whether the sink wants it.
+    #[must_use]
+    pub fn passes(self, event: &Event) -> bool {
+        event.severity >= self.min_severity || event.kind.name().starts_with("daemon.")
+    }
+}
+
+/// All sinks of the daemon.
+#[derive(Default)]
+pub struct Sinks {
+    queues: Vec<Queue>,
+}
+
+impl Sinks {
+    /// Adds a sink.
+    pub fn add(&mut self, queue: Queue) {
+        self.queues.push(queue);
+    }
+
+    /// Gives the event to every sink that wants it; never waits.
+    pub fn offer(&self, event: &Arc<Event>) {
+        for queue in &self.queues {
+            queue.offer(event);
+        }
+    }
+
+    /// Waits until every sink has written what it was given, all together at most this long.
+    pub fn finish(self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
+        for queue in self.queues {
+            queue.finish(deadline);
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod sample;

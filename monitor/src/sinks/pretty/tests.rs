@@ -1,0 +1,71 @@
+//! What a person sees, to the letter.
+
+use super::*;
+use crate::sinks::sample;
+
+fn plain() -> Pretty {
+    Pretty { colour: false, zone: TimeZone::fixed(jiff::tz::offset(2)) }
+}
+
+#[test]
+fn every_kind_of_event_reads_well() {
+    let text: String = sample::all().iter().map(|event| plain().text(event)).collect();
+    let golden = include_str!("golden.txt");
+    assert!(text == golden, "this is what is written now:\n{text}");
+}
+
+#[test]
+fn colour_adds_escapes_and_changes_nothing_else() {
+    let coloured = Pretty { colour: true, ..plain() };
+    for event in sample::all() {
+        let text = coloured.text(&event);
+        assert!(text.contains("\x1b["));
+        let mut bare = String::new();
+        for (index, part) in text.split("\x1b[").enumerate() {
+            bare.push_str(if index == 0 { part } else { part.split_once('m').unwrap().1 });
+        }
+        assert_eq!(bare, plain().text(&event));
+    }
+}
+
+#[test]
+fn what_comes_from_outside_cannot_steer_the_terminal() {
+    let evil = "a\x1b]0;owned\x07\x1b[2J\n\r\t\u{9b}31m\u{202e}\u{7f}";
+    let mut event = sample::busy();
+    event.message = evil.into();
+    event.time = evil.into();
+    let actor = event.actor.as_mut().unwrap();
+    actor.comm = evil.into();
+    actor.exe = Some(evil.into());
+    actor.cmdline = Some(format!("{evil}2"));
+    actor.unit = Some(evil.into());
+    for holder in event.holders.as_mut().unwrap() {
+        holder.comm = evil.into();
+        holder.path = Some(evil.into());
+    }
+    let mount = event.mount.as_mut().unwrap();
+    mount.path = evil.into();
+    mount.source = Some(evil.into());
+    let text = plain().text(&event);
+    assert!(!text.chars().any(|c| (c.is_control() && c != '\n') || c == '\u{202e}'), "{text:?}");
+    assert_eq!(text.lines().filter(|line| !line.starts_with(' ')).count(), 1);
+    assert!(text.contains(r"a\x1b]0;owned\x07\x1b[2J\n\r\t\x9b31m\u{202e}\x7f"), "{text}");
+}
+
+#[test]
+fn a_long_list_of_holders_is_cut_and_counted() {
+    let mut event = sample::busy();
+    let holder = event.holders.as_ref().unwrap()[0].clone();
+    event.holders = Some(vec![holder; MAX_HOLDERS + 5]);
+    let text = plain().text(&event);
+    assert!(text.contains("… and 5 more"), "{text}");
+    assert_eq!(text.matches("etcd (pid 4123)  fd 11").count(), MAX_HOLDERS);
+}
+
+#[test]
+fn a_scan_without_holders_says_what_it_means() {
+    let mut event = sample::busy();
+    event.holders = None;
+    event.holders_verdict = Some(Verdict::Kernel);
+    assert!(plain().text(&event).contains("held   no process holds it: the kernel does\n"));
+}

@@ -1,0 +1,417 @@
+//! The bounded queue and the thread of one sink.
+//!
+//! While the queue is full events are discarded; once its thread has room again, one `events.lost` event
+//! takes their place in the stream. It carries the number and time of the last discarded event, so the
+//! order of a stream holds and every number in a gap is accounted for.
+
+use std::io;
+use std::mem;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use super::{Deliver, Filter};
+use crate::event::{Event, Kind, Lost, SCHEMA, Severity};
+use crate::metrics::Metrics;
+
+/// Most events that wait; as many again may be in the thread's hands. An event takes about 2 KiB.
+pub const QUEUE: usize = 2048;
+/// Yields to the processes being watched, and to the core.
+const NICENESS: libc::c_int = 5;
+
+/// The end of a sink that events are put into.
+pub struct Queue {
+    shared: Arc<Shared>,
+    thread: JoinHandle<()>,
+}
+
+struct Shared {
+    name: &'static str,
+    filter: Filter,
+    bound: usize,
+    metrics: Arc<Metrics>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: Vec<Arc<Event>>,
+    gap: Option<Gap>,
+    phase: Phase,
+}
+
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Open,
+    /// Nothing more comes.
+    Finishing,
+    /// The sink failed, or is done.
+    Closed,
+}
+
+struct Gap {
+    count: u64,
+    from: String,
+    last: Arc<Event>,
+}
+
+impl Queue {
+    /// Starts the thread of a sink.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn start(
+        name: &'static str,
+        filter: Filter,
+        metrics: Arc<Metrics>,
+        sink: impl Deliver,
+    ) -> io::Result<Self> {
+        Self::start_with_bound(name, filter, metrics, sink, QUEUE)
+    }
+
+    fn start_with_bound(
+        name: &'static str,
+        filter: Filter,
+        metrics: Arc<Metrics>,
+        sink: impl Deliver,
+        bound: usize,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            name,
+            filter,
+            bound,
+            metrics,
+            state: Mutex::new(State::default()),
+            changed: Condvar::new(),
+        });
+        let thread = thread::Builder::new().name(format!("sink-{name}")).spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                yield_to_others();
+                shared.run(sink);
+            }
+        })?;
+        Ok(Self { shared, thread })
+    }
+
+    /// Puts the event into the queue if the sink wants it and has room; never waits for the sink.
+    pub fn offer(&self, event: &Arc<Event>) {
+        let shared = &self.shared;
+        if !shared.filter.passes(event) {
+            return;
+        }
+        let mut state = shared.lock();
+        let reason = if state.phase != Phase::Open {
+            "closed"
+        } else if state.gap.is_some() || state.waiting.len() >= shared.bound {
+            state.extend_gap(event);
+            "queue-full"
+        } else {
+            state.waiting.push(Arc::clone(event));
+            let was_idle = state.waiting.len() == 1;
+            drop(state);
+            if was_idle {
+                shared.changed.notify_all();
+            }
+            return;
+        };
+        drop(state);
+        shared.metrics.discarded(shared.name, reason, 1);
+    }
+
+    /// Lets the sink write what waits, until the deadline.
+    pub(super) fn finish(self, deadline: Instant) {
+        let mut state = self.shared.lock();
+        if state.phase == Phase::Open {
+            state.phase = Phase::Finishing;
+            self.shared.changed.notify_all();
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let (state, _) = self
+            .shared
+            .changed
+            .wait_timeout_while(state, left, |state| state.phase == Phase::Finishing)
+            .unwrap_or_else(PoisonError::into_inner);
+        let (phase, waiting) = (state.phase, state.waiting.len());
+        drop(state);
+        if phase == Phase::Closed {
+            // A panic of that thread was printed when it happened.
+            let _ = self.thread.join();
+        } else {
+            tracing::warn!(sink = self.shared.name, waiting, "sink did not finish in time");
+        }
+    }
+}
+
+impl State {
+    fn extend_gap(&mut self, event: &Arc<Event>) {
+        let gap = self.gap.get_or_insert_with(|| Gap {
+            count: 0,
+            from: event.time.clone(),
+            last: Arc::clone(event),
+        });
+        gap.count += 1;
+        gap.last = Arc::clone(event);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, mut sink: impl Deliver) {
+        let mut batch = Vec::new();
+        while let Some(gap) = self.take(&mut batch) {
+            let count = batch.len();
+            if let Err(error) = self.deliver(&mut sink, &mut batch, gap) {
+                tracing::warn!(sink = self.name, %error, "sink closed: it takes no more events");
+                self.close(count);
+                return;
+            }
+        }
+        self.close(0);
+    }
+
+    /// Waits for events or a gap; `None` when nothing more comes.
+    fn take(&self, batch: &mut Vec<Arc<Event>>) -> Option<Option<Gap>> {
+        let mut state = self
+            .changed
+            .wait_while(self.lock(), |state| {
+                state.waiting.is_empty() && state.gap.is_none() && state.phase == Phase::Open
+            })
+            .unwrap_or_else(PoisonError::into_inner);
+        mem::swap(&mut state.waiting, batch);
+        let gap = state.gap.take();
+        (gap.is_some() || !batch.is_empty()).then_some(gap)
+    }
+
+    fn deliver(
+        &self,
+        sink: &mut impl Deliver,
+        batch: &mut Vec<Arc<Event>>,
+        gap: Option<Gap>,
+    ) -> io::Result<()> {
+        for event in batch.drain(..) {
+            sink.deliver(&event)?;
+        }
+        if let Some(gap) = gap {
+            sink.deliver(&gap.summary(self.name))?;
+        }
+        sink.flush()
+    }
+
+    fn close(&self, undelivered: usize) {
+        let mut state = self.lock();
+        let count = undelivered + state.waiting.len();
+        state.waiting = Vec::new();
+        state.gap = None;
+        state.phase = Phase::Closed;
+        drop(state);
+        self.changed.notify_all();
+        if count > 0 {
+            self.metrics.discarded(self.name, "closed", u64::try_from(count).unwrap_or(u64::MAX));
+        }
+    }
+}
+
+impl Gap {
+    fn summary(&self, sink: &str) -> Event {
+        let Self { count, from, last } = self;
+        Event {
+            schema: SCHEMA,
+            time: last.time.clone(),
+            at: last.at,
+            seq: last.seq,
+            boot_id: last.boot_id.clone(),
+            node: last.node.clone(),
+            kind: Kind::EventsLost,
+            severity: Severity::Warning,
+            message: format!("{sink} is read too slowly: {count} events discarded up to number {}", last.seq),
+            actor: None,
+            target: None,
+            neighbor: None,
+            link: None,
+            route: None,
+            mount: None,
+            holders: None,
+            holders_complete: None,
+            holders_verdict: None,
+            lost: Some(Lost {
+                source: format!("sink.{sink}"),
+                reason: "queue-full".to_owned(),
+                count: count.to_string(),
+                from: Some(from.clone()),
+                to: Some(last.time.clone()),
+            }),
+            daemon: None,
+        }
+    }
+}
+
+/// Failing that, the thread just competes on equal terms.
+pub(super) fn yield_to_others() {
+    // SAFETY: plain integers. On Linux 0 means the calling thread alone (setpriority(2), "C library/kernel
+    // differences").
+    let failed = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) } != 0;
+    if failed {
+        tracing::debug!(error = %io::Error::last_os_error(), "cannot lower the priority of a sink's thread");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::sinks::{Sinks, sample};
+    use crate::sources::procfs::own::Own;
+
+    const ALL: Filter = Filter { min_severity: Severity::Debug };
+
+    /// Hands every event out, and waits at each for a permit.
+    struct Gated {
+        delivered: SyncSender<Event>,
+        permits: Receiver<io::Result<()>>,
+    }
+
+    impl Deliver for Gated {
+        fn deliver(&mut self, event: &Event) -> io::Result<()> {
+            self.delivered.send(event.clone()).unwrap();
+            self.permits.recv().unwrap_or(Ok(()))
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    struct Rig {
+        metrics: Arc<Metrics>,
+        queue: Queue,
+        delivered: Receiver<Event>,
+        permits: SyncSender<io::Result<()>>,
+    }
+
+    fn rig(filter: Filter, bound: usize) -> Rig {
+        let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
+        let (delivered_in, delivered) = sync_channel(1000);
+        let (permits, permits_out) = sync_channel(1000);
+        let sink = Gated { delivered: delivered_in, permits: permits_out };
+        let queue = Queue::start_with_bound("test", filter, Arc::clone(&metrics), sink, bound).unwrap();
+        Rig { metrics, queue, delivered, permits }
+    }
+
+    fn event(seq: u64) -> Arc<Event> {
+        Arc::new(Event { seq, time: format!("t{seq}"), ..sample::link(Severity::Info) })
+    }
+
+    fn discarded(metrics: &Metrics, reason: &str) -> u64 {
+        let line = format!("kevtmon_events_discarded_total{{reason=\"{reason}\",sink=\"test\"}} ");
+        let text = metrics.gather().unwrap();
+        text.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |count| count.parse().unwrap())
+    }
+
+    fn finish(queue: Queue) {
+        let mut sinks = Sinks::default();
+        sinks.add(queue);
+        sinks.finish(Duration::from_secs(30));
+    }
+
+    #[test]
+    fn an_event_offered_to_an_idle_sink_is_delivered_at_once() {
+        let rig = rig(ALL, 8);
+        for seq in 1..=3 {
+            rig.queue.offer(&event(seq));
+            assert_eq!(rig.delivered.recv().unwrap().seq, seq);
+            rig.permits.send(Ok(())).unwrap();
+        }
+        finish(rig.queue);
+        assert_eq!(discarded(&rig.metrics, "queue-full"), 0);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_summed_up_once_in_its_place() {
+        let rig = rig(ALL, 4);
+        rig.queue.offer(&event(1));
+        assert_eq!(rig.delivered.recv().unwrap().seq, 1);
+        // The thread now holds number 1; four more fit, ten do not.
+        for seq in 2..=15 {
+            rig.queue.offer(&event(seq));
+        }
+        assert_eq!(discarded(&rig.metrics, "queue-full"), 10);
+        drop(rig.permits);
+        for seq in 2..=5 {
+            assert_eq!(rig.delivered.recv().unwrap().seq, seq);
+        }
+        let summary = rig.delivered.recv().unwrap();
+        assert_eq!((summary.kind, summary.seq), (Kind::EventsLost, 15));
+        assert_eq!(
+            summary.lost.unwrap(),
+            Lost {
+                source: "sink.test".into(),
+                reason: "queue-full".into(),
+                count: "10".into(),
+                from: Some("t6".into()),
+                to: Some("t15".into()),
+            }
+        );
+        rig.queue.offer(&event(16));
+        assert_eq!(rig.delivered.recv().unwrap().seq, 16, "then the stream goes on");
+        finish(rig.queue);
+        assert!(rig.delivered.recv().is_err());
+    }
+
+    #[test]
+    fn a_sink_that_fails_is_closed_and_counts_what_it_is_offered() {
+        let rig = rig(ALL, 4);
+        rig.queue.offer(&event(1));
+        rig.delivered.recv().unwrap();
+        rig.queue.offer(&event(2));
+        rig.permits.send(Err(io::ErrorKind::BrokenPipe.into())).unwrap();
+        // The thread lets go of its end when it is closed.
+        assert!(rig.delivered.recv().is_err());
+        while rig.queue.shared.lock().phase != Phase::Closed {
+            thread::yield_now();
+        }
+        rig.queue.offer(&event(3));
+        let metrics = Arc::clone(&rig.metrics);
+        finish(rig.queue);
+        assert_eq!(discarded(&metrics, "closed"), 3);
+    }
+
+    #[test]
+    fn a_sink_gets_only_what_it_wants_but_always_what_the_daemon_says_of_itself() {
+        let rig = rig(Filter { min_severity: Severity::Notice }, 8);
+        rig.queue.offer(&event(1));
+        rig.queue.offer(&Arc::new(Event { seq: 2, ..sample::daemon(Severity::Info) }));
+        rig.queue.offer(&Arc::new(Event { seq: 3, ..sample::link(Severity::Notice) }));
+        drop(rig.permits);
+        finish(rig.queue);
+        assert_eq!(rig.delivered.iter().map(|event| event.seq).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!(discarded(&rig.metrics, "queue-full"), 0);
+    }
+
+    #[test]
+    fn finishing_delivers_what_waits() {
+        let rig = rig(ALL, 100);
+        for seq in 1..=50 {
+            rig.queue.offer(&event(seq));
+        }
+        drop(rig.permits);
+        finish(rig.queue);
+        assert_eq!(rig.delivered.iter().count(), 50);
+    }
+
+    #[test]
+    fn finishing_gives_up_on_a_sink_that_is_stuck() {
+        let rig = rig(ALL, 4);
+        rig.queue.offer(&event(1));
+        rig.delivered.recv().unwrap();
+        rig.queue.finish(Instant::now() + Duration::from_millis(1));
+        rig.permits.send(Ok(())).unwrap();
+    }
+}

@@ -1,0 +1,247 @@
+//! Events for the tests of sinks, one of each shape.
+
+use std::collections::BTreeMap;
+
+use crate::event::{
+    Actor, ActorSource, AncestorRef, Confidence, Container, Daemon, Event, Join, Kind, Link, LinkPeer, Lost,
+    Mount, MountHolder, Neighbor, Pod, Route, SCHEMA, Severity, Target, Volume,
+};
+use crate::observation::{Access, Verdict};
+
+pub(crate) fn all() -> Vec<Event> {
+    vec![
+        deletion(),
+        busy(),
+        link(Severity::Info),
+        route(),
+        lost(),
+        daemon(Severity::Notice),
+        container_exited(),
+    ]
+}
+
+fn plain(kind: Kind, severity: Severity, message: &str) -> Event {
+    Event {
+        schema: SCHEMA,
+        time: "2026-01-02T03:04:05.678901234Z".into(),
+        at: 42_000_000_000,
+        seq: 42,
+        boot_id: "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11".into(),
+        node: "slave-197".into(),
+        kind,
+        severity,
+        message: message.into(),
+        actor: None,
+        target: None,
+        neighbor: None,
+        link: None,
+        route: None,
+        mount: None,
+        holders: None,
+        holders_complete: None,
+        holders_verdict: None,
+        lost: None,
+        daemon: None,
+    }
+}
+
+fn pod() -> Pod {
+    Pod {
+        namespace: Some("lijiaob".into()),
+        name: Some("etcd1-0".into()),
+        uid: "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f".into(),
+        sandbox_id: None,
+        ip: vec!["10.42.0.7".parse().unwrap()],
+    }
+}
+
+fn container() -> Container {
+    Container {
+        id: "593d8a89ee37".repeat(6)[..64].into(),
+        name: Some("etcd".into()),
+        runtime: Some("docker".into()),
+        image: Some("quay.io/coreos/etcd:v3.2".into()),
+        pid: Some(4100),
+        state: Some("running".into()),
+    }
+}
+
+fn actor() -> Actor {
+    Actor {
+        source: ActorSource::Kernel,
+        confidence: Confidence::Certain,
+        pid: 28997,
+        tid: 28997,
+        uid: Some(0),
+        comm: "calico".into(),
+        exe: Some("/opt/cni/bin/calico".into()),
+        cmdline: Some("/opt/cni/bin/calico --token=***".into()),
+        start_time_ns: "41000000000".into(),
+        cgroup: Some("/system.slice/kubelet.service".into()),
+        unit: Some("kubelet.service".into()),
+        netns: Some(4_026_531_833),
+        mntns: Some(4_026_531_840),
+        ancestors: vec![
+            AncestorRef { pid: 1893, comm: "kubelet".into(), exe: Some("/usr/bin/kubelet".into()) },
+            AncestorRef { pid: 1, comm: "systemd".into(), exe: None },
+        ],
+        container: None,
+        pod: None,
+        join: Join::Host,
+    }
+}
+
+pub(crate) fn deletion() -> Event {
+    Event {
+        actor: Some(actor()),
+        target: Some(Target { container: Some(container()), pod: Some(pod()), join: Join::Ok }),
+        neighbor: Some(Neighbor {
+            address: "169.254.1.1".parse().unwrap(),
+            lladdr: Some("ee:ee:ee:ee:ee:ee".into()),
+            new_lladdr: None,
+            ifindex: 2,
+            ifname: "eth0".into(),
+            netns: 4_026_532_253,
+            state: Some("permanent".into()),
+            new_state: None,
+            cause: "admin".into(),
+            gateway: Some(true),
+            reason: None,
+        }),
+        ..plain(
+            Kind::NeighborDeleted,
+            Severity::Warning,
+            "static gateway ARP 169.254.1.1 on eth0 of pod lijiaob/etcd1-0 deleted by calico (pid 28997)",
+        )
+    }
+}
+
+pub(crate) fn busy() -> Event {
+    let holder = |pid, comm: &str, access| MountHolder {
+        pid,
+        comm: comm.into(),
+        cmdline: None,
+        exe: None,
+        access,
+        path: None,
+        fd: None,
+        unit: None,
+        mntns: None,
+        container: None,
+        pod: None,
+    };
+    let path = "/var/lib/kubelet/pods/3f0f/volumes/kubernetes.io~glusterfs/data";
+    Event {
+        actor: Some(Actor {
+            source: ActorSource::Proc,
+            confidence: Confidence::Likely,
+            comm: "umount".into(),
+            exe: Some("/bin/umount".into()),
+            cmdline: None,
+            ancestors: vec![],
+            ..actor()
+        }),
+        mount: Some(Mount {
+            syscall: "umount2".into(),
+            path: path.into(),
+            errno: Some("EBUSY".into()),
+            flags: vec!["UMOUNT_NOFOLLOW".into()],
+            fstype: Some("fuse.glusterfs".into()),
+            source: Some("10.0.0.5:vol1".into()),
+            device: Some("0:48".into()),
+            mntns: 4_026_531_840,
+            attempts: Some(4),
+            volume: Some(Volume {
+                pod_uid: "3f0f".into(),
+                plugin: "kubernetes.io/glusterfs".into(),
+                name: "data".into(),
+            }),
+        }),
+        holders: Some(vec![
+            MountHolder {
+                path: Some(format!("{path}/member/wal/0.wal")),
+                fd: Some(11),
+                container: Some(container()),
+                pod: Some(pod()),
+                ..holder(4123, "etcd", Access::Fd)
+            },
+            MountHolder { path: Some(path.into()), ..holder(4123, "etcd", Access::Cwd) },
+            MountHolder { unit: Some("backup.service".into()), ..holder(977, "rsync", Access::Mount) },
+        ]),
+        holders_complete: Some(false),
+        holders_verdict: Some(Verdict::Processes),
+        ..plain(
+            Kind::MountBusy,
+            Severity::Warning,
+            "volume data of pod lijiaob/etcd1-0 is held by etcd (pid 4123)",
+        )
+    }
+}
+
+pub(crate) fn link(severity: Severity) -> Event {
+    Event {
+        link: Some(Link {
+            ifindex: 2,
+            ifname: "eth0".into(),
+            kind: Some("veth".into()),
+            netns: 4_026_532_253,
+            peer: Some(LinkPeer { ifindex: 9, netns: Some(4_026_531_833), ifname: Some("cali0123".into()) }),
+            master: None,
+            mac: Some("02:42:ac:11:00:02".into()),
+            up: Some(false),
+            change: vec!["down".into()],
+        }),
+        ..plain(Kind::LinkChanged, severity, "eth0 of pod lijiaob/etcd1-0 was set down")
+    }
+}
+
+fn route() -> Event {
+    Event {
+        route: Some(Route {
+            destination: "default".into(),
+            gateway: Some("169.254.1.1".parse().unwrap()),
+            ifindex: Some(2),
+            netns: 4_026_532_253,
+        }),
+        target: Some(Target { container: None, pod: None, join: Join::Missed }),
+        ..plain(Kind::RouteDeleted, Severity::Notice, "default route of an unknown container deleted")
+    }
+}
+
+fn lost() -> Event {
+    Event {
+        lost: Some(Lost {
+            source: "bpf".into(),
+            reason: "ring-full".into(),
+            count: "1234".into(),
+            from: Some("2026-01-02T03:04:01.000000000Z".into()),
+            to: Some("2026-01-02T03:04:05.000000000Z".into()),
+        }),
+        ..plain(Kind::EventsLost, Severity::Warning, "1234 records lost: the ring buffer was full")
+    }
+}
+
+pub(crate) fn daemon(severity: Severity) -> Event {
+    Event {
+        daemon: Some(Daemon {
+            version: "0.1.0".into(),
+            sources: BTreeMap::from([
+                ("hook.neighbor".into(), "tp_btf".into()),
+                ("netlink".into(), "up".into()),
+            ]),
+            degraded: BTreeMap::from([("docker".into(), "no socket at /run/docker.sock".into())]),
+        }),
+        ..plain(Kind::DaemonReady, severity, "watching slave-197")
+    }
+}
+
+fn container_exited() -> Event {
+    Event {
+        target: Some(Target {
+            container: Some(Container { state: Some("exited".into()), pid: None, ..container() }),
+            pod: None,
+            join: Join::Ok,
+        }),
+        ..plain(Kind::ContainerExited, Severity::Info, "container etcd exited")
+    }
+}

@@ -1,0 +1,167 @@
+//! Standard output: events as JSON or for people, nothing else.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use jiff::tz::TimeZone;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::pretty::Pretty;
+use super::{Deliver, Filter, Queue, json};
+use crate::config::Format;
+use crate::event::Event;
+use crate::metrics::Metrics;
+
+/// How much is put together before it is written, in bytes; less when nothing waits.
+const CHUNK: usize = 64 * 1024;
+
+/// Starts the sink; `None` when nothing is to be written.
+///
+/// # Errors
+/// When standard output cannot be used or no thread can be started.
+pub fn start(
+    format: Format,
+    filter: Filter,
+    colour: bool,
+    metrics: Arc<Metrics>,
+) -> io::Result<Option<Queue>> {
+    let style = match format {
+        Format::None => return Ok(None),
+        Format::Json => Style::Json,
+        Format::Pretty => Style::Pretty(Pretty { colour, zone: TimeZone::system() }),
+    };
+    // The standard library's handle writes line by line; a duplicate of its descriptor takes whole chunks.
+    let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    Queue::start("stdout", filter, metrics, Stream { style, output, chunk: Vec::new() }).map(Some)
+}
+
+enum Style {
+    Json,
+    Pretty(Pretty),
+}
+
+struct Stream<W> {
+    style: Style,
+    output: W,
+    chunk: Vec<u8>,
+}
+
+impl<W: Write + AsFd + Send + 'static> Deliver for Stream<W> {
+    fn deliver(&mut self, event: &Event) -> io::Result<()> {
+        match &self.style {
+            Style::Json => json::write(event, &mut self.chunk)?,
+            Style::Pretty(pretty) => self.chunk.extend_from_slice(pretty.text(event).as_bytes()),
+        }
+        if self.chunk.len() < CHUNK { Ok(()) } else { self.flush() }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let mut rest = self.chunk.as_slice();
+        while !rest.is_empty() {
+            match self.output.write(rest) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(written) => rest = &rest[written..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // Another process may have made the pipe that it shares with us non-blocking.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => await_room(self.output.as_fd())?,
+                Err(error) => return Err(error),
+            }
+        }
+        self.chunk.clear();
+        Ok(())
+    }
+}
+
+fn await_room(output: BorrowedFd<'_>) -> io::Result<()> {
+    let mut wanted = [PollFd::new(output, PollFlags::POLLOUT)];
+    match poll(&mut wanted, PollTimeout::NONE) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, pipe};
+    use std::time::Duration;
+
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+    use super::*;
+    use crate::event::Severity;
+    use crate::sinks::{Sinks, sample};
+    use crate::sources::procfs::own::Own;
+
+    fn metrics() -> Arc<Metrics> {
+        Arc::new(Metrics::new("0", "0", Own::default()).unwrap())
+    }
+
+    fn sinks(style: Style, metrics: &Arc<Metrics>) -> (Sinks, PipeReader, PipeWriter) {
+        let (reader, writer) = pipe().unwrap();
+        let stream = Stream { style, output: writer.try_clone().unwrap(), chunk: Vec::new() };
+        let filter = Filter { min_severity: Severity::Debug };
+        let mut sinks = Sinks::default();
+        sinks.add(Queue::start("stdout", filter, Arc::clone(metrics), stream).unwrap());
+        (sinks, reader, writer)
+    }
+
+    #[test]
+    fn a_reader_gets_each_line_while_the_stream_is_open() {
+        let (sinks, reader, _writer) = sinks(Style::Json, &metrics());
+        let mut lines = BufReader::new(reader).lines();
+        for event in sample::all() {
+            sinks.offer(&Arc::new(event.clone()));
+            let line: Event = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
+            assert_eq!(line.message, event.message);
+        }
+        sinks.finish(Duration::from_secs(30));
+    }
+
+    #[test]
+    fn pretty_events_are_separate_paragraphs_of_text() {
+        let (sinks, mut reader, writer) =
+            sinks(Style::Pretty(Pretty { colour: false, zone: TimeZone::UTC }), &metrics());
+        for event in sample::all() {
+            sinks.offer(&Arc::new(event));
+        }
+        sinks.finish(Duration::from_secs(30));
+        drop(writer);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        let heads = text.lines().filter(|line| !line.starts_with(' ')).count();
+        assert_eq!(heads, sample::all().len());
+    }
+
+    #[test]
+    fn a_reader_that_went_away_closes_the_sink_and_nothing_else() {
+        let metrics = metrics();
+        let (sinks, reader, writer) = sinks(Style::Json, &metrics);
+        drop((reader, writer));
+        for event in sample::all() {
+            sinks.offer(&Arc::new(event));
+        }
+        sinks.finish(Duration::from_secs(30));
+        let count = sample::all().len();
+        let expected =
+            format!("kevtmon_events_discarded_total{{reason=\"closed\",sink=\"stdout\"}} {count}\n");
+        assert!(metrics.gather().unwrap().contains(&expected));
+    }
+
+    #[test]
+    fn a_non_blocking_pipe_loses_nothing() {
+        let metrics = metrics();
+        let (sinks, reader, writer) = sinks(Style::Json, &metrics);
+        fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+        drop(writer);
+        let offered = 2000;
+        for _ in 0..offered {
+            sinks.offer(&Arc::new(sample::deletion()));
+        }
+        let reading = std::thread::spawn(|| BufReader::new(reader).lines().count());
+        sinks.finish(Duration::from_secs(30));
+        assert_eq!(reading.join().unwrap(), offered);
+    }
+}
