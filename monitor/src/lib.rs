@@ -8,13 +8,21 @@
 //!
 //! Modules in the order of the pipeline; `ARCHITECTURE.md` has the map and the invariants.
 
-pub mod sources;
-
 pub mod observation;
+pub mod redact;
+
+pub mod holders;
+pub mod sources;
 
 pub mod core;
 pub mod node;
 
 pub mod event;
 
-pub mod redact;
+pub mod metrics;
+pub mod sinks;
+
+pub mod cli;
+pub mod config;
+pub mod daemon;
+pub mod privilege;

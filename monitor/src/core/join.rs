@@ -1,6 +1,7 @@
 //! Whose process, whose namespace: the join of kernel identities with containers and pods.
 
-use super::{Cmdline, Core};
+use super::Core;
+use crate::config::Cmdline;
 use crate::event::{Actor, ActorSource, AncestorRef, Confidence, Container, Join, MountHolder, Pod, Target};
 use crate::node::cgroup;
 use crate::observation::{ContainerFacts, Holder, NsInum, TaskRef};

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::config::Cmdline;
 use crate::event::{Event, Kind, Severity};
 use crate::node::containers::Containers;
 use crate::node::namespaces::Namespaces;
@@ -18,17 +19,6 @@ mod link;
 mod mount;
 mod neighbor;
 mod status;
-
-/// Whose command lines are shown.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cmdline {
-    /// Nobody's.
-    Off,
-    /// Those of host processes.
-    Host,
-    /// Everybody's.
-    All,
-}
 
 /// What does not change while the daemon runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,9 +67,9 @@ pub struct Core {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Census {
     /// Containers by runtime and state.
-    pub containers: std::collections::HashMap<(String, crate::observation::ContainerState), usize>,
+    pub containers: std::collections::HashMap<(String, crate::observation::ContainerState), i64>,
     /// veth devices of the host.
-    pub veths: usize,
+    pub veths: i64,
 }
 
 impl Core {
@@ -162,6 +152,11 @@ impl Core {
             containers: self.containers.counts(),
             veths: self.namespaces.count_links(self.settings.host_netns, "veth"),
         }
+    }
+
+    /// Whose command lines are shown from now on.
+    pub fn set_cmdline(&mut self, cmdline: Cmdline) {
+        self.settings.cmdline = cmdline;
     }
 
     fn tick(&mut self, now: BootNs) {

@@ -16,12 +16,8 @@ impl Core {
         }
         if self.settings.sources.keys().all(|source| self.statuses.contains_key(source)) {
             self.ready = true;
-            let missing: Vec<SourceStatus> = self
-                .statuses
-                .values()
-                .filter(|status| !status.up && self.settings.sources.get(&status.source) != Some(&true))
-                .cloned()
-                .collect();
+            let missing: Vec<SourceStatus> =
+                self.statuses.values().filter(|status| self.degrades(status)).cloned().collect();
             let message = match missing.len() {
                 0 => "ready".to_owned(),
                 _ => format!(
@@ -62,7 +58,10 @@ impl Core {
 
     fn tell_turn(&mut self, at: BootNs, status: &SourceStatus) {
         let name = &status.source;
-        if status.up {
+        if let (true, Some(rung), Some(reason)) = (status.up, &status.rung, &status.reason) {
+            let message = format!("{name} works by {rung} only: {reason}");
+            self.tell_daemon(at, Kind::DaemonDegraded, Severity::Warning, message);
+        } else if status.up {
             let kind = match self.is_degraded() {
                 true => Kind::DaemonDegraded,
                 false => Kind::DaemonReady,
@@ -75,20 +74,24 @@ impl Core {
         }
     }
 
+    /// Down, or on a lower rung than the best; but not if its absence is an everyday case.
+    fn degrades(&self, status: &SourceStatus) -> bool {
+        status.reason.is_some() && self.settings.sources.get(&status.source) != Some(&true)
+    }
+
     fn is_degraded(&self) -> bool {
-        self.statuses
-            .values()
-            .any(|status| !status.up && self.settings.sources.get(&status.source) != Some(&true))
+        self.statuses.values().any(|status| self.degrades(status))
     }
 
     fn tell_daemon(&mut self, at: BootNs, kind: Kind, severity: Severity, message: String) {
         let up = self.statuses.values().filter(|status| status.up);
-        let down = self.statuses.values().filter(|status| !status.up);
+        let reasons = self.statuses.values().filter(|status| !status.up || status.reason.is_some());
         let sources: SourceStates = up
             .map(|status| (status.source.clone(), status.rung.clone().unwrap_or_else(|| "up".into())))
             .collect();
-        let degraded: SourceStates =
-            down.map(|status| (status.source.clone(), status.reason.clone().unwrap_or_default())).collect();
+        let degraded: SourceStates = reasons
+            .map(|status| (status.source.clone(), status.reason.clone().unwrap_or_default()))
+            .collect();
         let daemon = Daemon { version: self.settings.version.clone(), sources, degraded };
         let event = Event { daemon: Some(daemon), ..self.event(at, kind, severity, message) };
         self.emit(event);

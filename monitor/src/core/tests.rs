@@ -26,7 +26,8 @@ fn at(at: BootNs, fact: Fact) -> Observation {
 }
 
 fn status(source: &str, up: bool) -> Fact {
-    Fact::Source(SourceStatus { source: source.into(), up, rung: None, reason: None })
+    let reason = (!up).then(|| "gone".to_owned());
+    Fact::Source(SourceStatus { source: source.into(), up, rung: None, reason })
 }
 
 fn snapshot(netns: NsInum) -> Fact {

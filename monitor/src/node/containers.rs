@@ -123,7 +123,7 @@ impl Containers {
 
     /// How many there are, by runtime and state; removed ones do not count.
     #[must_use]
-    pub fn counts(&self) -> HashMap<(String, ContainerState), usize> {
+    pub fn counts(&self) -> HashMap<(String, ContainerState), i64> {
         let mut counts = HashMap::new();
         for known in self.known.values().filter(|known| known.removed.is_none()) {
             *counts.entry((known.facts.runtime.clone(), known.facts.state)).or_default() += 1;

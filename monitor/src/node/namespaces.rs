@@ -130,9 +130,9 @@ impl Namespaces {
 
     /// How many links of a kind a namespace has.
     #[must_use]
-    pub fn count_links(&self, netns: NsInum, kind: &str) -> usize {
+    pub fn count_links(&self, netns: NsInum, kind: &str) -> i64 {
         self.known.get(&netns).map_or(0, |namespace| {
-            namespace.links.values().filter(|link| link.kind.as_deref() == Some(kind)).count()
+            namespace.links.values().map(|link| i64::from(link.kind.as_deref() == Some(kind))).sum()
         })
     }
 }

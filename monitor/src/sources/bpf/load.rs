@@ -8,7 +8,7 @@ use aya::programs::{BtfTracePoint, TracePoint};
 use aya::{Btf, Ebpf, EbpfLoader, Endianness};
 use zerocopy::IntoBytes as _;
 
-use super::{BpfConfig, BpfError, CounterReader, NEIGHBOR, UMOUNT, btf, chain, ring, status};
+use super::{BpfConfig, BpfError, CounterReader, NEIGHBOR, SWITCHED_OFF, UMOUNT, btf, chain, ring, status};
 use crate::observation::SourceStatus;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kevtmon-ebpf.o"));
@@ -71,11 +71,11 @@ pub fn load(config: &BpfConfig) -> Result<BpfSource, BpfError> {
 
     let neighbor = match config.neighbor {
         true => attach_neighbor(&mut ebpf, &types).map(|()| "tp_btf"),
-        false => Err("switched off".to_owned()),
+        false => Err(SWITCHED_OFF.to_owned()),
     };
     let umount = match config.umount {
         true => attach_umount(&mut ebpf).map(|()| "tracepoint"),
-        false => Err("switched off".to_owned()),
+        false => Err(SWITCHED_OFF.to_owned()),
     };
     drop(types);
     give_back_memory();

@@ -16,12 +16,15 @@ mod ring;
 
 pub use decode::{DecodeError, record};
 pub use load::{BpfSource, load};
-pub use ring::KernelCounters;
+pub use ring::{KernelCounters, LOSS_REASONS};
 
 /// Names of the hooks in configuration, events and metrics.
 pub const NEIGHBOR: &str = "hook.neighbor";
 /// See [`NEIGHBOR`].
 pub const UMOUNT: &str = "hook.umount";
+
+/// Why a hook that the configuration does not want is down.
+pub const SWITCHED_OFF: &str = "switched off";
 
 /// What to load.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -55,6 +55,17 @@ const LOSSES: [(Counter, &str); 5] = [
     (Counter::MountPathUnreadable, "mount-path-unreadable"),
 ];
 
+/// Reasons for which records are lost in the kernel.
+pub const LOSS_REASONS: [&str; LOSSES.len()] = {
+    let mut reasons = [""; LOSSES.len()];
+    let mut index = 0;
+    while index < LOSSES.len() {
+        reasons[index] = LOSSES[index].1;
+        index += 1;
+    }
+    reasons
+};
+
 fn read(counts: &PerCpuArray<MapData, u64>, counter: Counter) -> u64 {
     counts.get(&(counter as u32), 0).map_or(0, |values| values.iter().sum())
 }

@@ -10,6 +10,10 @@ use std::path::{Path, PathBuf};
 use crate::observation::{BootNs, NsInum, TaskKey};
 use crate::redact;
 
+pub mod dir;
+pub mod mountinfo;
+pub mod own;
+
 /// `/proc/PID/stat` times are in units of 1/100 s on every architecture that the kernel exports them
 /// for (`USER_HZ`, `include/asm-generic/param.h`).
 const NS_PER_TICK: u64 = 10_000_000;
