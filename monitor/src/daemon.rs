@@ -39,8 +39,8 @@ const NETNS_QUEUE: usize = 1024;
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// What the sinks get to write what they have.
 const DRAIN: Duration = Duration::from_secs(3);
-/// A step of the wall clock below this is drift that an event's time need not follow at once.
-const CLOCK_STEP_NS: u64 = 1_000_000;
+/// The wall clock is slewed all the time; an event's time follows once it is off by this much.
+const CLOCK_STEP_NS: u64 = 10_000;
 
 /// Why the daemon could not start, or ended.
 #[derive(Debug, Error)]

@@ -4,6 +4,7 @@
 //! the set-up that it needs; what it knows about machines is in `toolchain`, `packages` and `setup`.
 #![expect(clippy::print_stderr, reason = "a build tool talks to whoever started it")]
 
+mod bench;
 mod build;
 mod ebpf;
 mod lint;
@@ -31,6 +32,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Measure what kevtmon costs and how fast it is (needs root)
+    Bench(bench::Options),
     /// Build the kernel programs into target/bpf/kevtmon-ebpf.o
     Ebpf,
     /// Build the kernel programs and the daemon
@@ -45,6 +48,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
+        Command::Bench(options) => bench::bench(&options),
         Command::Ebpf => ebpf::ebpf().map(|_object| ()),
         Command::Build(options) => build::build(&options).map(|_binary| ()),
         Command::Run(options) => run::run(&options),

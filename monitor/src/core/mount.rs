@@ -176,8 +176,12 @@ impl Core {
         let path = report.as_ref().map_or(place.path.as_str(), |report| report.path.as_str());
         let volume = volume::of_path(path);
         let mount = self.mount(place, attempt, Some(attempts), report.as_ref(), volume);
-        let (complete, verdict) =
-            report.as_ref().map_or((false, Verdict::Skipped), |report| (report.complete, report.verdict));
+        let (complete, verdict) = match &report {
+            // The kernel refused to unmount it, so it was a mount until a moment ago.
+            Some(HolderReport { verdict: Verdict::NotAMount, .. }) => (true, Verdict::Transient),
+            Some(report) => (report.complete, report.verdict),
+            None => (false, Verdict::Skipped),
+        };
         let holders: Vec<MountHolder> = report
             .map(|report| report.holders)
             .unwrap_or_default()
@@ -223,6 +227,7 @@ impl Core {
             mntns: place.mntns,
             attempts,
             volume,
+            child_mounts: report.map_or_else(Vec::new, |report| report.child_mounts.clone()),
         }
     }
 
@@ -257,8 +262,7 @@ fn held_by(holders: &[MountHolder], verdict: Verdict) -> String {
         return match verdict {
             Verdict::ChildMount => "another file system is mounted below it",
             Verdict::Kernel => "no process holds it, so the kernel does",
-            Verdict::Transient => "it was busy for a moment only",
-            Verdict::NotAMount => "nothing is mounted there any more",
+            Verdict::Transient | Verdict::NotAMount => "it was busy for a moment only",
             Verdict::Skipped => "its holders were not looked for",
             Verdict::Incomplete => "no holder found, but not every process could be read",
             Verdict::Processes | Verdict::MountNamespace => "busy",

@@ -127,6 +127,9 @@ pub struct Mount {
     /// The pod volume that is mounted there.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub volume: Option<Volume>,
+    /// Mount points of file systems mounted below it.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub child_mounts: Vec<String>,
 }
 
 /// A kubelet pod volume, read from its path.

@@ -52,6 +52,8 @@ impl Census {
     fn ask(&mut self, tgid: u32, dir: &Dir, buffer: &mut Buffer) {
         let own = match namespace(dir, buffer) {
             Ok(own) => own,
+            // The kernel also refuses what it can no longer find.
+            Err(_) if !dir.is_there(&mut Vec::new()) => return,
             Err(_) => return self.refused.push(tgid),
         };
         if let Some(own) = own {

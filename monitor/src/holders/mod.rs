@@ -65,18 +65,7 @@ impl Deadline {
 #[must_use]
 pub fn scan(proc: &Proc, request: &ScanRequest, budget: Duration) -> HolderReport {
     let started = Instant::now();
-    let mut scan = Scan {
-        proc,
-        deadline: Deadline(started + budget),
-        visitor: Visitor::default(),
-        own: own_tgid(proc),
-        in_time: true,
-        report: HolderReport {
-            complete: true,
-            verdict: Verdict::Incomplete,
-            ..HolderReport::skipped(request.id, request.path.clone())
-        },
-    };
+    let mut scan = Scan::new(proc, request, Deadline(started + budget));
     scan.report.verdict = scan.run(request).unwrap_or_else(|| {
         scan.report.complete = false;
         Verdict::Incomplete
@@ -99,7 +88,19 @@ struct Scan<'p> {
     report: HolderReport,
 }
 
-impl Scan<'_> {
+impl<'p> Scan<'p> {
+    fn new(proc: &'p Proc, request: &ScanRequest, deadline: Deadline) -> Self {
+        let skipped = HolderReport::skipped(request.id, request.path.clone());
+        Self {
+            proc,
+            deadline,
+            visitor: Visitor::default(),
+            own: own_tgid(proc),
+            in_time: true,
+            report: HolderReport { complete: true, verdict: Verdict::Incomplete, ..skipped },
+        }
+    }
+
     /// `None` when the question cannot be answered at all.
     fn run(&mut self, request: &ScanRequest) -> Option<Verdict> {
         let census = Census::take(self.proc, &self.deadline).ok()?;
@@ -202,7 +203,8 @@ impl Scan<'_> {
             };
             let Some(visit) = self.visitor.visit(tgid, &process, wanted, &self.deadline) else { continue };
             self.in_time &= !visit.cut;
-            if visit.refused {
+            // The kernel also refuses what it can no longer find.
+            if visit.refused && process.is_there(&mut Vec::new()) {
                 self.refuse(near);
             }
             self.add(tgid, &process, visit.ns, visit.pins);

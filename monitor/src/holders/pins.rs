@@ -5,6 +5,7 @@
 //! compared within the namespace of the process. A name only selects; for a descriptor its mount id decides,
 //! for the rest the mount that covers the name. Opens and stats nothing that is named.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 
@@ -106,14 +107,30 @@ impl Visit {
 }
 
 /// Descriptors between two looks at the clock.
-const FDS_PER_LOOK: usize = 256;
+const FDS_PER_LOOK: u32 = 256;
+
+/// Numbers that may be unused among the lowest ones before the rest is listed.
+const MAX_GAPS: u64 = 8;
+
+/// The descriptors of a process.
+struct Files<'a> {
+    main: &'a Dir,
+    list: Dir,
+    wanted: &'a Wanted<'a>,
+    deadline: &'a Deadline,
+}
+
+/// Whether a descriptor is in use.
+enum State {
+    Closed,
+    Open,
+}
 
 /// Reads processes, with buffers for all.
 #[derive(Debug, Default)]
 pub(super) struct Visitor {
     buffer: Buffer,
     text: Vec<u8>,
-    fds: Vec<u32>,
 }
 
 impl Visitor {
@@ -126,20 +143,25 @@ impl Visitor {
         deadline: &Deadline,
     ) -> Option<Visit> {
         let tids = threads(tgid, process, &mut self.buffer);
+        let mut exe = process.link(c"exe", &mut self.buffer).map(Cow::into_owned);
         // The leader may end before its other threads: then one of these has the descriptors and mappings.
-        let thread = match process.link(c"exe", &mut self.buffer) {
-            Err(error) if is_gone(&error) => Some(
-                tids.iter()
-                    .filter_map(|tid| task_dir(process, *tid))
-                    .find(|task| task.link(c"exe", &mut self.buffer).is_ok())?,
-            ),
-            _ => None,
-        };
+        let mut thread = None;
+        for tid in &tids {
+            if !exe.as_ref().is_err_and(is_gone) {
+                break;
+            }
+            thread = task_dir(process, *tid);
+            let Some(thread) = &thread else { continue };
+            exe = thread.link(c"exe", &mut self.buffer).map(Cow::into_owned);
+        }
+        if exe.as_ref().is_err_and(is_gone) {
+            return None;
+        }
         let main = thread.as_ref().unwrap_or(process);
 
         let mut visit = Visit::default();
         visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
-        let exe = visit.read(main.link(c"exe", &mut self.buffer)).map(|exe| exe.into_owned());
+        let exe = visit.read(exe);
         if exe.as_ref().is_some_and(|exe| wanted.names(visit.ns, exe)) {
             visit.add(Access::Exe, exe.clone(), None);
         }
@@ -167,35 +189,63 @@ impl Visitor {
     }
 
     /// The first descriptor of the process that is open on a wanted mount.
+    ///
+    /// Listing them would take an eighth of the whole scan. So where the kernel tells how many there are they
+    /// are tried from zero, as long as nearly all numbers are in use.
     fn descriptors(&mut self, main: &Dir, wanted: &Wanted<'_>, deadline: &Deadline, visit: &mut Visit) {
         let Some(list) = visit.read(main.at(c"fd")) else { return };
-        visit.read(list.numbers(&mut self.buffer, &mut self.fds));
-        for (count, fd) in self.fds.iter().copied().enumerate() {
-            if count % FDS_PER_LOOK == FDS_PER_LOOK - 1 && deadline.is_over() {
-                visit.cut = true;
-                return;
+        let files = Files { main, list, wanted, deadline };
+        let count = files.list.size();
+        let (mut next, mut open) = (0, 0);
+        while open < count && u64::from(next) <= open + MAX_GAPS {
+            match self.descriptor(&files, next, visit) {
+                Some(State::Closed) => {}
+                Some(State::Open) => open += 1,
+                None => return,
             }
-            let name = NumberName::new(fd);
-            let path = match list.link(name.as_c_str(), &mut self.buffer) {
-                Ok(path) if wanted.selects(&path) => Some(path.into_owned()),
-                Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => None,
-                other => {
-                    visit.read(other);
-                    continue;
+            next += 1;
+        }
+        if open < count || count == 0 {
+            let mut fds = Vec::new();
+            visit.read(files.list.numbers(&mut self.buffer, &mut fds));
+            for fd in fds.into_iter().filter(|fd| *fd >= next) {
+                if self.descriptor(&files, fd, visit).is_none() {
+                    return;
                 }
-            };
-            let Some(info) = visit.read(main.at(c"fdinfo")) else { return };
-            let Some(info) = visit.read(info.text(name.as_c_str(), &mut self.text)) else { continue };
-            let held = match (mnt_id(&info), &path) {
-                (Some(id), _) => wanted.marks.iter().any(|mark| mark.mount.id == id),
-                (None, Some(path)) => wanted.names(visit.ns, path),
-                (None, None) => false,
-            };
-            if held {
-                visit.add(Access::Fd, path, Some(fd));
-                return;
             }
         }
+    }
+
+    /// Looks at one descriptor. `None` when there is no need to look at another.
+    fn descriptor(&mut self, files: &Files<'_>, fd: u32, visit: &mut Visit) -> Option<State> {
+        if fd % FDS_PER_LOOK == FDS_PER_LOOK - 1 && files.deadline.is_over() {
+            visit.cut = true;
+            return None;
+        }
+        let name = NumberName::new(fd);
+        let path = match files.list.link(name.as_c_str(), &mut self.buffer) {
+            Ok(path) if files.wanted.selects(&path) => Some(path.into_owned()),
+            Ok(_) => return Some(State::Open),
+            Err(error) if is_gone(&error) => return Some(State::Closed),
+            // Where the kernel cannot write the name down the mount id alone has to tell.
+            Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => None,
+            Err(_) => {
+                visit.refused = true;
+                return Some(State::Open);
+            }
+        };
+        let info = visit.read(files.main.at(c"fdinfo"));
+        let info = info.and_then(|info| visit.read(info.text(name.as_c_str(), &mut self.text)));
+        let held = match (info.as_deref().map(mnt_id), &path) {
+            (Some(Some(id)), _) => files.wanted.marks.iter().any(|mark| mark.mount.id == id),
+            (Some(None), Some(path)) => files.wanted.names(visit.ns, path),
+            _ => false,
+        };
+        if held {
+            visit.add(Access::Fd, path, Some(fd));
+            return None;
+        }
+        Some(State::Open)
     }
 
     /// The first mapping of a file on a wanted mount, but for the executable itself.

@@ -71,6 +71,16 @@ fn a_deleted_file_and_a_path_descriptor_hold_too() {
 }
 
 #[test]
+fn a_descriptor_far_above_the_others_is_found() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol");
+    let child = Child::spawn(vec![Step::OpenAt(c_path(&target), 900)]);
+    let report = scan_path(&target);
+    assert_eq!(held(&report), [(child.tgid(), Access::Fd)]);
+    assert_eq!(report.holders[0].fd, Some(900));
+}
+
+#[test]
 fn current_and_root_directory_are_found_each_with_its_access() {
     let mut stage = Stage::new();
     let target = stage.mount("vol with blank");
@@ -92,6 +102,22 @@ fn the_directory_of_a_thread_is_found() {
     let child = Child::spawn(vec![Step::ThreadIn(c_path(&target))]);
     assert_eq!(umount(&target, 0), Err(libc::EBUSY));
     assert_eq!(held(&scan_path(&target)), [(child.tgid(), Access::Cwd)]);
+}
+
+#[test]
+fn a_process_whose_first_thread_ended_is_found_through_another() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol");
+    let child = Child::spawn(vec![
+        Step::Open(c_path(&target), libc::O_RDONLY),
+        Step::ThreadIn(c_path(&stage.path(""))),
+        Step::EndLeader,
+    ]);
+    while Proc::default().stat(child.tgid()).unwrap().state != 'Z' {
+        std::thread::yield_now();
+    }
+    assert_eq!(umount(&target, 0), Err(libc::EBUSY));
+    assert_eq!(held(&scan_path(&target)), [(child.tgid(), Access::Fd)]);
 }
 
 #[test]
@@ -250,7 +276,7 @@ fn a_file_server_that_never_answers_does_not_hold_up_the_scan() {
     let holder = Child::spawn(vec![Step::Open(c_path(&target), libc::O_PATH)]);
     let (tell, answer) = sync_channel(1);
     let path = target.clone();
-    let scanner = std::thread::spawn(move || tell.send(scan_path(&path)));
+    let scanner = std::thread::spawn(move || tell.send(Box::new(scan_path(&path))));
     let report = answer.recv_timeout(Duration::from_secs(30));
     // Ends the connection, and with it any call that waits for the server.
     drop(server);
@@ -326,6 +352,32 @@ fn when_all_were_read_and_nobody_holds_it_the_kernel_does() {
 }
 
 #[test]
+fn a_mount_that_is_gone_after_the_scan_was_held_for_a_moment_only() {
+    let fake = FakeProc::new();
+    let proc = Proc::new(fake.0.path());
+    let target = MountTable::parse(FAKE_TABLE, "/").at("/vol").unwrap().clone();
+    let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned() };
+    let scan = Scan::new(&proc, &request, Deadline(Instant::now() + AMPLE));
+    let members = [Member { tgid: 10, tid: 10 }];
+    assert_eq!(scan.verdict(false, &members, &target), Verdict::Kernel);
+    fs::write(fake.0.path().join("10/mountinfo"), FAKE_TABLE.lines().next().unwrap()).unwrap();
+    assert_eq!(scan.verdict(false, &members, &target), Verdict::Transient);
+}
+
+#[test]
+fn descriptors_are_found_however_their_numbers_lie() {
+    for held in [0, 3, 40, 255, 70_000] {
+        let fake = FakeProc::new();
+        for fd in [0, 1, 2, 50, 1000].into_iter().filter(|fd| *fd != held) {
+            fake.open(10, fd, "/dev/null", "mnt_id:\t1\n");
+        }
+        fake.open(10, held, "/vol/f", "mnt_id:\t2\n");
+        let report = fake.scan();
+        assert_eq!((report.verdict, report.holders[0].fd), (Verdict::Processes, Some(held)));
+    }
+}
+
+#[test]
 fn a_process_that_may_see_the_mount_and_cannot_be_read_makes_the_answer_incomplete() {
     let fake = FakeProc::new();
     fake.process(1, 1, FAKE_TABLE);
@@ -381,13 +433,13 @@ fn the_mount_id_of_a_descriptor_decides_and_its_name_where_there_is_none() {
 #[test]
 fn more_holders_than_a_report_lists_are_counted() {
     let fake = FakeProc::new();
-    let extra = 3;
-    for tgid in 0..u32::try_from(MAX_LISTED).unwrap() + extra {
-        fake.process(1000 + tgid, 1, FAKE_TABLE);
-        fake.open(1000 + tgid, 3, "/vol/f", "mnt_id:\t2\n");
+    let proc = Proc::new(fake.0.path());
+    let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned() };
+    let mut scan = Scan::new(&proc, &request, Deadline(Instant::now() + AMPLE));
+    for fd in 0..u32::try_from(MAX_LISTED).unwrap() + 3 {
+        scan.add(10, &proc.dir(10).unwrap(), 1, vec![Pin { access: Access::Fd, path: None, fd: Some(fd) }]);
     }
-    let report = fake.scan();
-    assert_eq!((report.holders.len(), report.holders_omitted), (MAX_LISTED, extra));
+    assert_eq!((scan.report.holders.len(), scan.report.holders_omitted), (MAX_LISTED, 3));
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn used() -> Metrics {
     metrics.set_kernel_counters(Box::new(|| KernelCounters {
         permanent_admin: 3,
         permanent_collateral: 4,
-        umount_busy: 2,
+        umount_busy: 5,
         ..KernelCounters::default()
     }));
     for event in sample::all() {

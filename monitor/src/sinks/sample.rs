@@ -156,6 +156,7 @@ pub(crate) fn busy() -> Event {
                 plugin: "kubernetes.io/glusterfs".into(),
                 name: "data".into(),
             }),
+            child_mounts: Vec::new(),
         }),
         holders: Some(vec![
             MountHolder {

@@ -94,6 +94,8 @@ pub(super) fn c_path(path: &Path) -> CString {
 /// What a child does before it waits.
 pub(super) enum Step {
     Open(CString, c_int),
+    /// Opens at this descriptor.
+    OpenAt(CString, c_int),
     Map(CString),
     Chdir(CString),
     Chroot(CString),
@@ -102,6 +104,8 @@ pub(super) enum Step {
     Detach(CString),
     /// A second thread with a current directory of its own.
     ThreadIn(CString),
+    /// The first thread ends, so it is the last step.
+    EndLeader,
 }
 
 /// A process that keeps what its steps gave it until it is dropped.
@@ -165,6 +169,10 @@ unsafe fn act(steps: &[Step], tell: c_int, wait: c_int) -> ! {
         for step in steps {
             let ok = match step {
                 Step::Open(path, flags) => libc::open(path.as_ptr(), *flags) >= 0,
+                Step::OpenAt(path, fd) => {
+                    let low = libc::open(path.as_ptr(), libc::O_RDONLY);
+                    libc::dup2(low, *fd) == *fd && libc::close(low) == 0
+                }
                 Step::Map(path) => {
                     let fd = libc::open(path.as_ptr(), libc::O_RDONLY);
                     let mapped = libc::mmap(ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_PRIVATE, fd, 0);
@@ -185,6 +193,11 @@ unsafe fn act(steps: &[Step], tell: c_int, wait: c_int) -> ! {
                 }
                 Step::Detach(path) => libc::umount2(path.as_ptr(), libc::MNT_DETACH) == 0,
                 Step::ThreadIn(path) => start_thread(path),
+                Step::EndLeader => {
+                    libc::write(tell, c"!".as_ptr().cast(), 1);
+                    libc::syscall(libc::SYS_exit, 0);
+                    false
+                }
             };
             if !ok {
                 libc::_exit(1);

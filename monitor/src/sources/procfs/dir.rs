@@ -11,7 +11,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::fcntl::{AtFlags, OFlag, open, openat};
-use nix::sys::stat::{Mode, fstatat};
+use nix::sys::stat::{Mode, fstat, fstatat};
 
 use super::Proc;
 
@@ -123,6 +123,13 @@ impl Dir {
         let stat = fstatat(&self.0, c"task", AtFlags::AT_SYMLINK_NOFOLLOW).ok()?;
         // The link count of a directory is two and one for each directory in it; some file systems say 1.
         stat.st_nlink.checked_sub(2)
+    }
+
+    /// The size that this directory claims. Of `/proc/PID/fd` it is the number of descriptors since 6.2, and
+    /// zero before (`proc_fd_getattr`, fs/proc/fd.c).
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        fstat(&self.0).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
     }
 
     /// Whether the process is still there.

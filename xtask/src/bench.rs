@@ -1,0 +1,47 @@
+//! `cargo xtask bench`: what kevtmon costs and how fast it is, measured side by side in one run.
+
+mod latency;
+mod neighbors;
+mod stage;
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+
+use crate::build;
+use crate::setup::Privilege;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Which one; all of them when not given
+    name: Option<Name>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Name {
+    /// Kernel time stamp to JSON line, at 1,000 neighbor deletions a second
+    Latency,
+    /// What watching costs whoever adds and deletes 100,000 neighbors
+    Neighbors,
+}
+
+pub(crate) fn bench(options: &Options) -> Result<()> {
+    if Privilege::of_this_user() != Privilege::Root {
+        bail!("the benchmarks make network namespaces, which needs root");
+    }
+    let daemon = build::release()?;
+    let wanted = |name| options.name.is_none_or(|given| given == name);
+    if wanted(Name::Latency) {
+        latency::latency(&daemon)?;
+    }
+    if wanted(Name::Neighbors) {
+        neighbors::neighbors(&daemon)?;
+    }
+    Ok(())
+}
+
+/// The middle of a sorted list, and its ends.
+fn spread(values: &mut [f64]) -> (f64, f64, f64) {
+    values.sort_by(f64::total_cmp);
+    let last = values.len().saturating_sub(1);
+    (values[0], values[last / 2], values[last])
+}
