@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
 use crate::config::{Config, Format, NeighborHook, Runtimes, UmountHook};
-use crate::core::{Core, Output, Settings};
+use crate::core::{Core, Output, Resume, Settings};
 use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Refused, Scanner};
 use crate::holders::{self, ScanRequest};
@@ -124,14 +124,15 @@ pub async fn run(
         // Where nobody named a runtime, a node without one is an everyday case.
         sources.insert("docker".to_owned(), config.runtimes == Runtimes::Auto);
     }
-    let core = Core::new(Settings {
+    let settings = Settings {
         node: config.node_name.clone(),
         boot_id: boot_id(),
         version: options.version.to_owned(),
         host_netns,
         cmdline: config.cmdline,
         sources,
-    });
+    };
+    let core = Core::new(settings, Resume::default());
     let scanner = holders::worker::spawn(proc.clone(), tx.clone(), Limits::default())
         .map_err(|source| DaemonError::Start { what: "the holder scan", source })?;
     let (netns_tx, netns_rx) = mpsc::channel(NETNS_QUEUE);

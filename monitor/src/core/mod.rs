@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use crate::config::Cmdline;
 use crate::event::{Event, Kind, Severity};
 use crate::node::containers::Containers;
@@ -21,7 +23,7 @@ mod neighbor;
 mod status;
 
 /// What does not change while the daemon runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// Node name.
     pub node: String,
@@ -36,6 +38,13 @@ pub struct Settings {
     /// Sources that must have reported before the daemon is ready; `true` where absence is an everyday
     /// case and no degradation.
     pub sources: BTreeMap<String, bool>,
+}
+
+/// What an earlier run of the daemon left.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resume {
+    /// Sequence number of the last event of this boot.
+    pub last_seq: u64,
 }
 
 /// What the core says.
@@ -73,13 +82,13 @@ pub struct Census {
 }
 
 impl Core {
-    /// An empty model.
+    /// An empty model that goes on where an earlier run of this boot ended.
     #[must_use]
-    pub fn new(settings: Settings) -> Self {
+    pub fn new(settings: Settings, resume: Resume) -> Self {
         Self {
             settings,
             realtime_offset_ns: 0,
-            seq: 0,
+            seq: resume.last_seq,
             tasks: Tasks::default(),
             namespaces: Namespaces::default(),
             containers: Containers::default(),
@@ -187,6 +196,7 @@ impl Core {
             holders_complete: None,
             holders_verdict: None,
             lost: None,
+            incident: None,
             daemon: None,
         }
     }

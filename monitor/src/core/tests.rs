@@ -9,14 +9,15 @@ const POD: NsInum = 7;
 const MS: u64 = 1_000_000;
 
 fn core() -> Core {
-    let mut core = Core::new(Settings {
+    let settings = Settings {
         node: "slave-197".into(),
         boot_id: "b".into(),
         version: "0".into(),
         host_netns: HOST,
         cmdline: Cmdline::Host,
         sources: BTreeMap::from([("netlink".into(), false), ("docker".into(), true)]),
-    });
+    };
+    let mut core = Core::new(settings, Resume::default());
     core.observe(at(0, Fact::Clock { realtime_offset_ns: 0 }));
     core
 }

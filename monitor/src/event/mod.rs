@@ -8,9 +8,11 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+mod incident;
 mod object;
 mod subject;
 
+pub use incident::{Advice, CloseReason, EVIDENCE_MAX, Incident, Risk};
 pub use object::{Daemon, Link, LinkPeer, Lost, Mount, MountHolder, Neighbor, Route, Volume};
 pub use subject::{Actor, ActorSource, AncestorRef, Confidence, Container, Join, Pod, Target};
 
@@ -69,6 +71,9 @@ pub struct Event {
     /// For `events.lost`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost: Option<Lost>,
+    /// For `incident.*`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub incident: Option<Incident>,
     /// For `daemon.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub daemon: Option<Daemon>,
@@ -140,11 +145,20 @@ pub enum Kind {
     /// A container was removed.
     #[serde(rename = "container.removed")]
     ContainerRemoved,
+    /// An incident opened.
+    #[serde(rename = "incident.opened")]
+    IncidentOpened,
+    /// An open incident was seen again, got worse or is better understood.
+    #[serde(rename = "incident.updated")]
+    IncidentUpdated,
+    /// An incident closed.
+    #[serde(rename = "incident.closed")]
+    IncidentClosed,
 }
 
 impl Kind {
     /// Every kind, in the order of the documentation.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 24] = [
         Self::DaemonReady,
         Self::DaemonDegraded,
         Self::DaemonStopping,
@@ -166,6 +180,9 @@ impl Kind {
         Self::ContainerStarted,
         Self::ContainerExited,
         Self::ContainerRemoved,
+        Self::IncidentOpened,
+        Self::IncidentUpdated,
+        Self::IncidentClosed,
     ];
 
     /// As in the JSON and in metric labels.
@@ -193,6 +210,9 @@ impl Kind {
             Self::ContainerStarted => "container.started",
             Self::ContainerExited => "container.exited",
             Self::ContainerRemoved => "container.removed",
+            Self::IncidentOpened => "incident.opened",
+            Self::IncidentUpdated => "incident.updated",
+            Self::IncidentClosed => "incident.closed",
         }
     }
 }

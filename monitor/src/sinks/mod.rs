@@ -34,7 +34,7 @@ pub trait Deliver: Send + 'static {
 /// Which events a sink wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Filter {
-    /// Least severity; `daemon.*` passes always.
+    /// Least severity; `daemon.*` and `incident.*` pass always.
     pub min_severity: Severity,
 }
 
@@ -42,7 +42,8 @@ impl Filter {
     /// Whether the sink wants it.
     #[must_use]
     pub fn passes(self, event: &Event) -> bool {
-        event.severity >= self.min_severity || event.kind.name().starts_with("daemon.")
+        event.severity >= self.min_severity
+            || ["daemon.", "incident."].iter().any(|family| event.kind.name().starts_with(family))
     }
 }
 

@@ -246,6 +246,7 @@ impl Gap {
                 from: Some(from.clone()),
                 to: Some(last.time.clone()),
             }),
+            incident: None,
             daemon: None,
         }
     }

@@ -41,6 +41,7 @@ fn plain(kind: Kind, severity: Severity, message: &str) -> Event {
         holders_complete: None,
         holders_verdict: None,
         lost: None,
+        incident: None,
         daemon: None,
     }
 }
