@@ -55,11 +55,15 @@ pub fn init(format: LogFormat) -> Result<(), LoggingError> {
     Ok(())
 }
 
+/// Below this level the Docker client writes down whole answers, environments of containers included.
+const QUIET: &str = "bollard=info";
+
 fn directives(value: String) -> Result<EnvFilter, LoggingError> {
-    EnvFilter::builder()
-        .with_default_directive(LevelFilter::INFO.into())
-        .parse(&value)
-        .map_err(|source| LoggingError::Directives { value, source })
+    let parse = || {
+        let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).parse(&value)?;
+        Ok(filter.add_directive(QUIET.parse()?))
+    };
+    parse().map_err(|source| LoggingError::Directives { value: value.clone(), source })
 }
 
 #[cfg(test)]
@@ -70,6 +74,15 @@ mod tests {
     fn without_directives_the_level_is_info() {
         assert_eq!(directives(String::new()).unwrap().max_level_hint(), Some(LevelFilter::INFO));
         assert_eq!(directives("debug".into()).unwrap().max_level_hint(), Some(LevelFilter::DEBUG));
+    }
+
+    #[test]
+    fn the_docker_client_never_logs_what_containers_keep_secret() {
+        for wish in ["debug", "bollard=trace", "bollard=debug,kevtmon=debug"] {
+            let shown = directives(wish.into()).unwrap().to_string();
+            assert!(shown.contains("bollard=info"), "{shown}");
+            assert!(!shown.contains("bollard=trace") && !shown.contains("bollard=debug"), "{shown}");
+        }
     }
 
     #[test]

@@ -75,9 +75,10 @@ pub struct ContainerFacts {
     pub state: ContainerState,
     /// Init process on the host while it runs.
     pub tgid: Option<u32>,
-    /// Its network namespace, read from /proc.
+    /// Its network namespace, read from /proc. Once it has ended, that of its last run, whose inode number
+    /// may be another namespace's by then.
     pub netns: Option<NsInum>,
-    /// Its mount namespace, read from /proc.
+    /// Its mount namespace, read from /proc; the same holds.
     pub mntns: Option<NsInum>,
     /// Addresses by the runtime's word.
     pub addresses: Vec<IpAddr>,

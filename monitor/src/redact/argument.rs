@@ -60,12 +60,14 @@ pub(super) fn mask(arg: &str, expected: Next, context: &Context, line: &mut Stri
             // The option may have been a switch, and this the option that takes the secret.
             return if is_secret_option(arg) { Next::Secret } else { Next::Plain };
         }
-        Next::User if let Some(colon) = password_of_user(arg) => {
-            line.push_str(&arg[..=colon]);
-            line.push_str(MASK);
-            return Next::Plain;
+        Next::User => {
+            if let Some(colon) = password_of_user(arg) {
+                line.push_str(&arg[..=colon]);
+                line.push_str(MASK);
+                return Next::Plain;
+            }
         }
-        Next::User | Next::Plain => {}
+        Next::Plain => {}
     }
     scan(arg, context, line)
 }

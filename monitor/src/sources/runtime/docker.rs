@@ -8,6 +8,7 @@ use std::error::Error as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bollard::errors::Error as ClientError;
 use thiserror::Error;
 use tokio::time::{Instant, sleep};
 
@@ -74,11 +75,16 @@ pub enum DockerError {
         /// The path.
         path: PathBuf,
     },
-    /// The daemon hangs, or is overloaded.
-    #[error("no answer to {request} within {after:?}")]
+    /// Nobody listens there, or not to us.
+    #[error("cannot connect to the socket")]
+    Connect {
+        /// What went wrong.
+        #[source]
+        source: ClientError,
+    },
+    /// The daemon hangs, starts, or is overloaded.
+    #[error("no answer within {after:?}")]
     Timeout {
-        /// What was asked.
-        request: &'static str,
         /// How long it was waited for.
         after: Duration,
     },
@@ -89,7 +95,14 @@ pub enum DockerError {
         request: &'static str,
         /// What went wrong.
         #[source]
-        source: bollard::errors::Error,
+        source: ClientError,
+    },
+    /// The event stream broke off, or makes no sense.
+    #[error("the event stream failed")]
+    Events {
+        /// What went wrong.
+        #[source]
+        source: ClientError,
     },
     /// The daemon stopped.
     #[error("the event stream ended")]
@@ -101,10 +114,21 @@ impl DockerError {
     fn gap(&self) -> &'static str {
         match self {
             Self::NoSocket { .. } | Self::SocketPath { .. } => "no-socket",
+            Self::Connect { .. } => "refused",
             Self::Timeout { .. } => "timeout",
+            Self::Request { source, .. } | Self::Events { source } if is_nonsense(source) => "decode",
             Self::Request { .. } => "request-failed",
+            Self::Events { .. } => "stream-failed",
             Self::EventsEnded => "stream-ended",
         }
+    }
+
+    /// Whether the daemon says that there is no such container.
+    fn is_absence(&self) -> bool {
+        matches!(
+            self,
+            Self::Request { source: ClientError::DockerResponseServerError { status_code: 404, .. }, .. }
+        )
     }
 
     /// For an operator: what failed, and the innermost cause.
@@ -116,6 +140,10 @@ impl DockerError {
         let text = cause.map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"));
         text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect()
     }
+}
+
+fn is_nonsense(error: &ClientError) -> bool {
+    matches!(error, ClientError::JsonDataError { .. } | ClientError::JsonSerdeError { .. })
 }
 
 /// The socket of the local Docker daemon, if there is one.
@@ -180,5 +208,7 @@ fn reachable(socket: &Path, proc: &Proc) -> PathBuf {
         .unwrap_or_else(|| socket.to_owned())
 }
 
+#[cfg(test)]
+mod fake;
 #[cfg(test)]
 mod tests;

@@ -26,13 +26,15 @@ struct Known {
     started: Option<BootNs>,
     /// Wall clock when the inspect was asked that these facts are from.
     inspected: i64,
-    /// What an event said of the state, should no inspect confirm it.
-    expected: Option<ContainerState>,
+    /// What an event said of the state, and when, as long as no inspect confirms it.
+    expected: Option<(ContainerState, BootNs)>,
+    /// An event said that it ended, and no inspect was answered since.
+    died: bool,
 }
 
 impl Known {
     fn new(facts: ContainerFacts) -> Self {
-        Self { facts, told: false, started: None, inspected: i64::MIN, expected: None }
+        Self { facts, told: false, started: None, inspected: i64::MIN, expected: None, died: false }
     }
 
     /// The facts, if they were not reported yet.
@@ -66,14 +68,19 @@ impl Containers {
                 continue;
             }
             let mut known = before.remove(&facts.id).unwrap_or_else(|| Known::new(facts.clone()));
+            if known.died && is_live(facts.state) {
+                // Older daemons list it as running until its mounts are gone (daemon/monitor.go in moby).
+                facts.state = ContainerState::Exited;
+                unclear.push(facts.id.clone());
+            }
             let same_run = is_live(facts.state) && self.still_runs(&known);
             if same_run {
                 facts.tgid = known.facts.tgid;
             } else {
                 known.started = None;
-                if is_live(facts.state) {
-                    unclear.push(facts.id.clone());
-                }
+            }
+            if is_live(facts.state) && known.started.is_none() {
+                unclear.push(facts.id.clone());
             }
             if same_run || !is_live(facts.state) {
                 facts.netns = known.facts.netns;
@@ -108,6 +115,7 @@ impl Containers {
         let known = self.known.entry(facts.id.clone()).or_insert_with(|| Known::new(facts.clone()));
         known.inspected = asked;
         known.expected = None;
+        known.died = false;
         known.started = None;
         match facts.tgid {
             Some(tgid) => {
@@ -123,12 +131,12 @@ impl Containers {
         known.tell(facts)
     }
 
-    /// No inspect answered: what the event said has to do.
-    pub(super) fn not_inspected(&mut self, id: &str) -> Option<ContainerFacts> {
+    /// What an event said and no inspect has confirmed, and when that was.
+    pub(super) fn unconfirmed(&mut self, id: &str) -> Option<(BootNs, ContainerFacts)> {
         let known = self.known.get_mut(id)?;
-        let mut facts = known.facts.clone();
-        facts.state = known.expected.take().unwrap_or(facts.state);
-        known.tell(facts)
+        let (state, at) = known.expected.take()?;
+        let facts = ContainerFacts { state, ..known.facts.clone() };
+        Some((at, known.tell(facts)?))
     }
 
     /// A container appeared; the event has all that can be said of it before it starts.
@@ -138,19 +146,15 @@ impl Containers {
     }
 
     /// An event says that the container has this state now; an inspect has to confirm it.
-    pub(super) fn expect(&mut self, change: Change, state: ContainerState) {
-        if let Some(known) = self.entry(change, state) {
-            known.expected = Some(state);
+    pub(super) fn expect(&mut self, change: Change, state: ContainerState, at: BootNs) {
+        let wall = change.wall;
+        if let Some(known) = self.entry(change, state).filter(|known| wall > known.inspected) {
+            known.expected = Some((state, at));
+            known.died = false;
         }
     }
 
-    /// The container has the name that the event carries.
-    pub(super) fn renamed(&mut self, change: Change) {
-        let state = ContainerState::Unknown;
-        self.entry(change, state);
-    }
-
-    /// The container ended. Reported at once, because an inspect waits until its mounts are gone. `None`
+    /// The container ended. Reported at once, because an inspect may have to wait until its mounts are gone. `None`
     /// if an inspect after the event has told more already.
     pub(super) fn died(&mut self, change: Change) -> Option<ContainerFacts> {
         let wall = change.wall;
@@ -160,6 +164,7 @@ impl Containers {
         }
         known.started = None;
         known.expected = None;
+        known.died = true;
         let facts = ContainerFacts { state: ContainerState::Exited, tgid: None, ..known.facts.clone() };
         known.tell(facts)
     }
@@ -182,8 +187,9 @@ impl Containers {
         self.known.get_mut(&change.id)
     }
 
+    /// Whether its process is still the one it was; one that could never be read passes for it.
     fn still_runs(&self, known: &Known) -> bool {
-        let now = known.facts.tgid.and_then(|tgid| self.proc.stat(tgid));
-        now.is_some_and(|stat| Some(stat.start_ns) == known.started)
+        let start = |tgid| self.proc.stat(tgid).map(|stat| stat.start_ns);
+        known.facts.tgid.is_some_and(|tgid| start(tgid) == known.started)
     }
 }

@@ -17,16 +17,12 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{Stream, StreamExt};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::change::{self, Change, Kind};
+use super::change::{self, Kind};
 use super::containers::Containers;
 use super::refresh::{Landing, Refresh};
 use super::{DockerConfig, DockerError, RUNTIME, facts};
-use crate::observation::{BootNs, ContainerState, Fact, Observation, SourceStatus};
+use crate::observation::{BootNs, ContainerFacts, ContainerState, Fact, Observation, SourceStatus};
 use crate::sources::{Sender, boot_now};
-
-/// dockerd writes the state that it lists a moment after the event (daemon/monitor.go, moby 20.10), so a
-/// list says nothing about a container that changed this shortly before.
-const LIST_LAG: Duration = Duration::from_secs(1);
 
 /// Why a session ended.
 pub(super) enum End {
@@ -62,7 +58,7 @@ pub(super) struct Session<'a> {
     refresh: Refresh,
     inspects: FuturesUnordered<Inspect>,
     listing: Option<(Instant, Listing)>,
-    /// When containers changed last, as far as a list may not know of it.
+    /// When containers changed last: a list that was asked for before does not know of it.
     changed: HashMap<String, Instant>,
     /// Whether the first snapshot was sent.
     live: bool,
@@ -120,7 +116,9 @@ impl<'a> Session<'a> {
                 () = self.tx.closed() => return Err(End::Closed),
                 event = events.next() => match event {
                     None => return Err(DockerError::EventsEnded.into()),
-                    Some(Err(source)) => return Err(self.failed("GET /events", source).into()),
+                    Some(Err(source)) => {
+                        return Err(failure(source, self.config.timeout, |source| DockerError::Events { source }).into());
+                    }
                     Some(Ok(message)) => self.changed(message).await?,
                 },
                 Some(inspected) = self.inspects.next(), if !self.inspects.is_empty() => {
@@ -160,7 +158,7 @@ impl<'a> Session<'a> {
     async fn listed(&mut self, answer: Result<Vec<ContainerSummary>, DockerError>) -> Result<(), End> {
         let asked = self.listing.take().map_or_else(Instant::now, |(asked, _)| asked);
         let entries = answer?.into_iter().filter_map(facts::from_summary).collect();
-        self.changed.retain(|_, changed| *changed + LIST_LAG > asked);
+        self.changed.retain(|_, changed| *changed >= asked);
         for id in self.containers.replace(entries, |id| self.changed.contains_key(id)) {
             self.refresh.request(&id, None);
         }
@@ -182,6 +180,7 @@ impl<'a> Session<'a> {
             Kind::Created => self.containers.created(change),
             Kind::Died => {
                 self.refresh.outdate(&id);
+                self.unconfirmed(&id).await?;
                 self.containers.died(change)
             }
             Kind::Destroyed => {
@@ -190,53 +189,47 @@ impl<'a> Session<'a> {
             }
             // A container that starts is connected first; its start brings the inspect.
             Kind::Network if !self.containers.runs(&id) => return Ok(()),
-            Kind::Network => None,
-            Kind::Renamed => {
-                self.containers.renamed(change);
-                None
-            }
+            Kind::Network | Kind::Renamed => None,
             Kind::Paused => {
-                self.containers.expect(change, ContainerState::Paused);
+                self.containers.expect(change, ContainerState::Paused, at);
                 None
             }
             Kind::Started | Kind::Unpaused => {
-                self.containers.expect(change, ContainerState::Running);
+                self.containers.expect(change, ContainerState::Running, at);
                 None
             }
         };
         self.refresh.request(&id, Some(at));
-        match news.filter(|_| self.live) {
-            Some(facts) => self.send(Some(at), Fact::Container(Box::new(facts))).await,
-            None => Ok(()),
-        }
+        self.tell(Some(at), news).await
     }
 
     async fn inspected(&mut self, inspected: Inspected) -> Result<(), End> {
         let Inspected { id, asked, answer } = inspected;
-        let (at, news) = match answer {
-            Ok(answer) => match self.refresh.land(&id) {
-                Landing::Use(at) => {
-                    let facts = facts::from_inspect(answer).filter(|facts| facts.id == id);
-                    (at, facts.and_then(|facts| self.containers.inspected(facts, asked)))
-                }
-                Landing::Outdated | Landing::Forgotten => return Ok(()),
-            },
-            Err(DockerError::Request {
-                source: ClientError::DockerResponseServerError { status_code: 404, .. },
-                ..
-            }) => {
-                self.refresh.land(&id);
-                self.refresh.forget(&id);
-                return self.removed(id, None).await;
+        let error = match answer {
+            Ok(answer) => {
+                let Landing::Use(at) = self.refresh.land(&id) else { return Ok(()) };
+                let facts = facts::from_inspect(answer).filter(|facts| facts.id == id);
+                let news = facts.and_then(|facts| self.containers.inspected(facts, asked));
+                return self.tell(at, news).await;
             }
-            Err(error) => {
-                tracing::debug!(container = %id, reason = %error.reason(), "container not inspected");
-                if self.refresh.retry(&id) {
-                    return Ok(());
-                }
-                (None, self.containers.not_inspected(&id))
-            }
+            Err(error) => error,
         };
+        if error.is_absence() {
+            self.refresh.land(&id);
+            self.refresh.forget(&id);
+            return self.removed(id, None).await;
+        }
+        tracing::debug!(container = %id, reason = %error.reason(), "container not inspected");
+        if self.refresh.retry(&id) { Ok(()) } else { self.unconfirmed(&id).await }
+    }
+
+    async fn unconfirmed(&mut self, id: &str) -> Result<(), End> {
+        let Some((at, facts)) = self.containers.unconfirmed(id) else { return Ok(()) };
+        self.tell(Some(at), Some(facts)).await
+    }
+
+    /// Before the first snapshot nothing is told: that has it all.
+    async fn tell(&mut self, at: Option<BootNs>, news: Option<ContainerFacts>) -> Result<(), End> {
         match news.filter(|_| self.live) {
             Some(facts) => self.send(at, Fact::Container(Box::new(facts))).await,
             None => Ok(()),
@@ -250,20 +243,22 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    async fn send(&self, at: Option<BootNs>, fact: Fact) -> Result<(), End> {
+    async fn send(&mut self, at: Option<BootNs>, fact: Fact) -> Result<(), End> {
         let observation = Observation { at: at.unwrap_or_else(boot_now), fact };
         self.tx.send(observation).await.map_err(|_| End::Closed)
     }
-
-    fn failed(&self, request: &'static str, source: ClientError) -> DockerError {
-        failure(request, source, self.config.timeout)
-    }
 }
 
-fn failure(request: &'static str, source: ClientError, after: Duration) -> DockerError {
+/// What a client error means, where it is not about what was asked: that, `asked` says.
+fn failure(
+    source: ClientError,
+    after: Duration,
+    asked: impl FnOnce(ClientError) -> DockerError,
+) -> DockerError {
     match source {
-        ClientError::RequestTimeoutError => DockerError::Timeout { request, after },
-        source => DockerError::Request { request, source },
+        ClientError::RequestTimeoutError => DockerError::Timeout { after },
+        ClientError::HyperLegacyError { ref err } if err.is_connect() => DockerError::Connect { source },
+        source => asked(source),
     }
 }
 
@@ -271,35 +266,38 @@ fn connect(socket: &Path, patience: Duration) -> Result<Docker, DockerError> {
     let path = socket.to_str().ok_or_else(|| DockerError::SocketPath { path: socket.to_owned() })?;
     // The library's own patience has whole seconds; it is what bounds the start of the event stream.
     let seconds = patience.as_secs() + u64::from(patience.subsec_nanos() > 0);
-    match Docker::connect_with_unix(path, seconds, API_DEFAULT_VERSION) {
-        Ok(docker) => Ok(docker),
-        Err(ClientError::SocketNotFoundError(_)) => Err(DockerError::NoSocket { path: socket.to_owned() }),
-        Err(source) => Err(failure("connect", source, patience)),
-    }
+    Docker::connect_with_unix(path, seconds, API_DEFAULT_VERSION).map_err(|source| match source {
+        ClientError::SocketNotFoundError(_) => DockerError::NoSocket { path: socket.to_owned() },
+        source => DockerError::Connect { source },
+    })
 }
 
 fn list(docker: Docker, patience: Duration) -> Listing {
     Box::pin(async move {
-        let request = "GET /containers/json";
         let options = ListContainersOptionsBuilder::default().all(true).build();
-        match timeout(patience, docker.list_containers(Some(options))).await {
-            Ok(answer) => answer.map_err(|source| failure(request, source, patience)),
-            Err(_) => Err(DockerError::Timeout { request, after: patience }),
-        }
+        ask("GET /containers/json", docker.list_containers(Some(options)), patience).await
     })
 }
 
 fn inspect(docker: Docker, id: String, patience: Duration) -> Inspect {
     Box::pin(async move {
-        let request = "GET /containers/ID/json";
         let asked = change::wall_now();
-        let answer =
-            match timeout(patience, docker.inspect_container(&id, None::<InspectContainerOptions>)).await {
-                Ok(answer) => answer.map_err(|source| failure(request, source, patience)),
-                Err(_) => Err(DockerError::Timeout { request, after: patience }),
-            };
+        let request = docker.inspect_container(&id, None::<InspectContainerOptions>);
+        let answer = ask("GET /containers/ID/json", request, patience).await;
         Inspected { id, asked, answer }
     })
+}
+
+async fn ask<T>(
+    request: &'static str,
+    answer: impl Future<Output = Result<T, ClientError>>,
+    patience: Duration,
+) -> Result<T, DockerError> {
+    match timeout(patience, answer).await {
+        Ok(answer) => answer
+            .map_err(|source| failure(source, patience, |source| DockerError::Request { request, source })),
+        Err(_) => Err(DockerError::Timeout { after: patience }),
+    }
 }
 
 async fn answered(listing: &mut Option<(Instant, Listing)>) -> Result<Vec<ContainerSummary>, DockerError> {

@@ -1,1 +1,448 @@
+//! The source against a daemon that starts, changes, hangs, lies and dies.
 
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::Frame;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::fake::{FakeDocker, Mood};
+use super::{DockerConfig, run};
+use crate::observation::{ContainerFacts, ContainerState, Fact, Observation, SourceStatus};
+use crate::sources::boot_now;
+use crate::sources::procfs::Proc;
+
+/// How long a condition may take on a loaded machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const LONG: Duration = Duration::from_secs(600);
+
+/// The source under test and all that it has told.
+struct Told {
+    rx: mpsc::Receiver<Observation>,
+    seen: Vec<Fact>,
+    task: JoinHandle<()>,
+}
+
+impl Told {
+    /// Patient, and without a periodic list.
+    fn by(fake: &FakeDocker) -> Self {
+        Self::with(DockerConfig { reconcile: LONG, timeout: PATIENCE, ..DockerConfig::new(fake.socket()) })
+    }
+
+    /// Gives up on an answer soon.
+    fn impatient(fake: &FakeDocker) -> Self {
+        let timeout = Duration::from_millis(200);
+        Self::with(DockerConfig { reconcile: LONG, timeout, ..DockerConfig::new(fake.socket()) })
+    }
+
+    fn with(config: DockerConfig) -> Self {
+        let (tx, rx) = mpsc::channel(8);
+        let task = tokio::spawn(run(config, Proc::default(), tx));
+        Self { rx, seen: Vec::new(), task }
+    }
+
+    async fn next(&mut self) -> Fact {
+        match tokio::time::timeout(PATIENCE, self.rx.recv()).await {
+            Ok(Some(observation)) => {
+                assert!(observation.at <= boot_now());
+                self.seen.push(observation.fact.clone());
+                observation.fact
+            }
+            other => panic!("{other:?} after {:#?}", self.seen),
+        }
+    }
+
+    /// Skips facts until one that `wanted` makes something of.
+    async fn until<T>(&mut self, wanted: impl Fn(&Fact) -> Option<T>) -> T {
+        loop {
+            if let Some(found) = wanted(&self.next().await) {
+                return found;
+            }
+        }
+    }
+
+    async fn snapshot(&mut self) -> Vec<ContainerFacts> {
+        self.until(|fact| match fact {
+            Fact::RuntimeSnapshot { containers, .. } => Some(containers.clone()),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn up(&mut self) {
+        self.until(|fact| matches!(fact, Fact::Source(SourceStatus { up: true, .. })).then_some(())).await;
+    }
+
+    /// The reason of the next status that says down.
+    async fn down(&mut self) -> String {
+        self.until(|fact| match fact {
+            Fact::Source(SourceStatus { up: false, reason, .. }) => Some(reason.clone().unwrap_or_default()),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn container(&mut self) -> ContainerFacts {
+        self.until(|fact| match fact {
+            Fact::Container(facts) => Some((**facts).clone()),
+            _ => None,
+        })
+        .await
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn id(digit: char) -> String {
+    digit.to_string().repeat(64)
+}
+
+fn me() -> u32 {
+    std::process::id()
+}
+
+#[tokio::test]
+async fn a_snapshot_with_pids_and_namespaces_comes_before_the_source_is_up() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "running", me());
+    fake.put(&id('b'), "exited", 0);
+    let mut told = Told::by(&fake);
+    let Fact::RuntimeSnapshot { runtime, containers } = told.next().await else { panic!("{:?}", told.seen) };
+    assert_eq!((runtime.as_str(), containers.len()), ("docker", 2));
+    let (a, b) = (&containers[0], &containers[1]);
+    assert_eq!((a.id.as_str(), a.name.as_str(), a.image.as_str()), (id('a').as_str(), "c-aa", "busybox:1"));
+    assert_eq!((a.state, a.tgid), (ContainerState::Running, Some(me())));
+    assert_eq!((a.netns, a.mntns), (Proc::default().ns(me(), "net"), Proc::default().ns(me(), "mnt")));
+    assert!(a.netns.is_some());
+    assert_eq!((b.state, b.tgid, b.netns), (ContainerState::Exited, None, None));
+    let up = SourceStatus { source: "docker".into(), up: true, rung: None, reason: None };
+    assert_eq!(told.next().await, Fact::Source(up), "no resync the first time");
+    assert_eq!(fake.inspects(), 1, "an exited container needs no inspect");
+}
+
+#[tokio::test]
+async fn only_gets_are_sent() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "running", me());
+    let mut told = Told::by(&fake);
+    told.up().await;
+    fake.subscribed().await;
+    fake.event("pause", &id('a')).await;
+    fake.put(&id('a'), "paused", me());
+    told.container().await;
+    assert!(fake.requests().iter().all(|request| request.starts_with("GET /")), "{:?}", fake.requests());
+}
+
+#[tokio::test]
+async fn the_life_of_a_container_is_told_in_order() {
+    let fake = FakeDocker::started();
+    let mut told = Told::by(&fake);
+    told.up().await;
+    fake.subscribed().await;
+    fake.put(&id('a'), "created", 0);
+    fake.event("create", &id('a')).await;
+    let created = told.container().await;
+    assert_eq!((created.state, created.name.as_str()), (ContainerState::Created, "c-aa"));
+    fake.put(&id('a'), "running", me());
+    fake.event("start", &id('a')).await;
+    let started = told
+        .until(|fact| match fact {
+            Fact::Container(facts) if facts.state == ContainerState::Running => Some(facts.clone()),
+            _ => None,
+        })
+        .await;
+    assert_eq!((started.tgid, started.netns), (Some(me()), Proc::default().ns(me(), "net")));
+    fake.put(&id('a'), "exited", 0);
+    fake.event("die", &id('a')).await;
+    let exited = told.container().await;
+    assert_eq!((exited.state, exited.tgid, exited.netns), (ContainerState::Exited, None, started.netns));
+    fake.remove(&id('a'));
+    fake.event("destroy", &id('a')).await;
+    let gone = told.until(|fact| matches!(fact, Fact::ContainerGone { .. }).then(|| fact.clone())).await;
+    assert_eq!(gone, Fact::ContainerGone { id: id('a') });
+}
+
+#[tokio::test]
+async fn a_death_is_told_even_if_the_daemon_never_answers_an_inspect() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "running", me());
+    let mut told = Told::by(&fake);
+    told.up().await;
+    fake.subscribed().await;
+    fake.mood(Mood::InspectHangs);
+    fake.event("die", &id('a')).await;
+    let exited = told.container().await;
+    assert_eq!((exited.state, exited.tgid), (ContainerState::Exited, None));
+    assert_eq!(exited.image, "busybox:1");
+}
+
+#[tokio::test]
+async fn a_list_that_is_behind_does_not_revive_the_dead() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "running", me());
+    let reconcile = Duration::from_millis(50);
+    let mut told =
+        Told::with(DockerConfig { reconcile, timeout: PATIENCE, ..DockerConfig::new(fake.socket()) });
+    told.up().await;
+    fake.subscribed().await;
+    fake.mood(Mood::InspectHangs);
+    fake.event("die", &id('a')).await;
+    assert_eq!(told.container().await.state, ContainerState::Exited);
+    for _ in 0..3 {
+        assert_eq!(told.snapshot().await[0].state, ContainerState::Exited);
+    }
+}
+
+#[tokio::test]
+async fn a_start_is_told_without_a_pid_when_no_inspect_is_answered() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "exited", 0);
+    let mut told = Told::impatient(&fake);
+    told.up().await;
+    fake.subscribed().await;
+    fake.mood(Mood::InspectHangs);
+    fake.event("start", &id('a')).await;
+    let started = told.container().await;
+    assert_eq!((started.state, started.tgid), (ContainerState::Running, None));
+}
+
+#[tokio::test]
+async fn an_answer_that_is_older_than_the_death_does_not_revive_the_container() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "running", me());
+    let mut told = Told::by(&fake);
+    told.up().await;
+    fake.subscribed().await;
+    fake.mood(Mood::InspectSlow);
+    fake.event("rename", &id('a')).await;
+    while fake.inspects() < 2 {
+        tokio::task::yield_now().await;
+    }
+    fake.put(&id('a'), "paused", me());
+    fake.event("die", &id('a')).await;
+    assert_eq!(told.container().await.state, ContainerState::Exited);
+    fake.put(&id('a'), "dead", 0);
+    assert_eq!(told.container().await.state, ContainerState::Dead, "the next word is from after the death");
+}
+
+#[tokio::test]
+async fn a_container_that_lives_shorter_than_an_inspect_is_told_from_its_events() {
+    let fake = FakeDocker::started();
+    let mut told = Told::by(&fake);
+    told.up().await;
+    fake.subscribed().await;
+    fake.mood(Mood::InspectHangs);
+    for action in ["start", "die", "destroy"] {
+        fake.event(action, &id('a')).await;
+    }
+    for state in [ContainerState::Running, ContainerState::Exited] {
+        let facts = told.container().await;
+        assert_eq!((facts.id, facts.name.as_str(), facts.state, facts.tgid), (id('a'), "c-aa", state, None));
+    }
+    assert_eq!(told.next().await, Fact::ContainerGone { id: id('a') });
+}
+
+#[tokio::test]
+async fn a_burst_of_events_needs_no_burst_of_inspects() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "running", me());
+    let mut told = Told::by(&fake);
+    told.up().await;
+    fake.subscribed().await;
+    fake.mood(Mood::InspectSlow);
+    let before = fake.inspects();
+    for _ in 0..20 {
+        fake.event("rename", &id('a')).await;
+    }
+    fake.put(&id('b'), "running", me());
+    fake.event("start", &id('b')).await;
+    told.container().await;
+    fake.event("destroy", &id('b')).await;
+    told.until(|fact| matches!(fact, Fact::ContainerGone { .. }).then_some(())).await;
+    assert!(fake.inspects() - before <= 4, "{}", fake.inspects() - before);
+}
+
+#[tokio::test]
+async fn a_container_that_vanishes_between_list_and_inspect_is_left_out() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "running", me());
+    fake.mood(Mood::InspectGone);
+    let mut told = Told::by(&fake);
+    assert_eq!(told.snapshot().await, []);
+    told.up().await;
+}
+
+#[tokio::test]
+async fn one_container_that_cannot_be_inspected_does_not_hold_up_the_others() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "running", me());
+    fake.mood(Mood::InspectHangs);
+    let mut told = Told::impatient(&fake);
+    let snapshot = told.snapshot().await;
+    assert_eq!((snapshot[0].state, snapshot[0].tgid), (ContainerState::Running, None));
+    told.up().await;
+    fake.mood(Mood::Well);
+    assert_eq!(told.container().await.tgid, Some(me()), "it is tried again");
+}
+
+#[tokio::test]
+async fn without_a_socket_it_is_down_until_one_appears() {
+    let mut fake = FakeDocker::stopped();
+    fake.put(&id('a'), "running", me());
+    let mut told = Told::by(&fake);
+    assert!(told.down().await.starts_with("there is no socket at "));
+    fake.start();
+    assert_eq!(told.snapshot().await.len(), 1);
+    told.up().await;
+}
+
+#[tokio::test]
+async fn a_socket_that_refuses_makes_it_down_and_says_why() {
+    let mut fake = FakeDocker::started();
+    fake.stop(false).await;
+    let mut told = Told::by(&fake);
+    let reason = told.down().await;
+    assert!(reason.starts_with("cannot connect to the socket: Connection refused"), "{reason}");
+    std::fs::remove_file(fake.socket()).unwrap();
+    fake.start();
+    told.up().await;
+}
+
+#[tokio::test]
+async fn nonsense_makes_it_down_until_it_stops() {
+    for mood in [Mood::Garbage, Mood::NoJson, Mood::Broken] {
+        let fake = FakeDocker::started();
+        fake.mood(mood);
+        let mut told = Told::by(&fake);
+        let reason = told.down().await;
+        assert!(!reason.is_empty() && !reason.contains(char::is_control), "{reason}");
+        fake.mood(Mood::Well);
+        told.up().await;
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_that_never_answers_makes_it_down_until_it_does() {
+    let fake = FakeDocker::started();
+    fake.mood(Mood::Silent);
+    let mut told = Told::impatient(&fake);
+    assert!(told.down().await.starts_with("no answer within "));
+    fake.mood(Mood::Well);
+    told.up().await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_hangs_later_is_noticed_by_the_periodic_list() {
+    let fake = FakeDocker::started();
+    let timeout = Duration::from_millis(200);
+    let reconcile = Duration::from_millis(50);
+    let mut told = Told::with(DockerConfig { reconcile, timeout, ..DockerConfig::new(fake.socket()) });
+    told.up().await;
+    fake.mood(Mood::Silent);
+    assert!(told.down().await.starts_with("no answer within "));
+    fake.mood(Mood::Well);
+    told.until(|fact| matches!(fact, Fact::Resync { reason, .. } if reason == "timeout").then_some(())).await;
+    told.up().await;
+}
+
+#[tokio::test]
+async fn a_restart_of_the_daemon_gives_a_new_snapshot_and_a_resync() {
+    let mut fake = FakeDocker::started();
+    fake.put(&id('a'), "running", me());
+    let mut told = Told::by(&fake);
+    told.up().await;
+    fake.subscribed().await;
+    fake.stop(true).await;
+    told.down().await;
+    fake.remove(&id('a'));
+    fake.put(&id('b'), "exited", 0);
+    fake.start();
+    let snapshot = told.snapshot().await;
+    assert_eq!(snapshot.iter().map(|facts| facts.id.clone()).collect::<Vec<_>>(), [id('b')]);
+    let Fact::Resync { source, .. } = told.next().await else { panic!("{:?}", told.seen) };
+    assert_eq!(source, "docker");
+    told.up().await;
+}
+
+#[tokio::test]
+async fn however_the_event_stream_ends_it_is_read_anew() {
+    let fake = FakeDocker::started();
+    let mut told = Told::by(&fake);
+    told.up().await;
+    let partial = || Ok(Frame::data(Bytes::from_static(b"{\"Type\":\"contai")));
+    let nonsense = || Ok(Frame::data(Bytes::from_static(b"{\"Type\":[]}\n")));
+    for expected in ["stream-ended", "stream-failed", "decode"] {
+        fake.subscribed().await;
+        match expected {
+            "stream-ended" => fake.end_events(),
+            "stream-failed" => {
+                fake.raw_event(partial()).await;
+                fake.raw_event(Err(io::ErrorKind::BrokenPipe.into())).await;
+            }
+            _ => fake.raw_event(nonsense()).await,
+        }
+        fake.end_events();
+        let reason = told
+            .until(|fact| match fact {
+                Fact::Resync { reason, .. } => Some(reason.clone()),
+                _ => None,
+            })
+            .await;
+        assert_eq!(reason, expected);
+        told.up().await;
+    }
+}
+
+#[tokio::test]
+async fn the_periodic_list_finds_what_no_event_told() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "running", me());
+    fake.put(&id('c'), "running", me());
+    let reconcile = Duration::from_millis(50);
+    let mut told =
+        Told::with(DockerConfig { reconcile, timeout: PATIENCE, ..DockerConfig::new(fake.socket()) });
+    told.up().await;
+    let inspects = fake.inspects();
+    for _ in 0..3 {
+        assert_eq!(told.snapshot().await[0].tgid, Some(me()));
+    }
+    assert_eq!(fake.inspects(), inspects, "nothing changed, nothing is inspected");
+    fake.remove(&id('a'));
+    fake.put(&id('b'), "running", me());
+    fake.put(&id('c'), "dead", 0);
+    let late = told.container().await;
+    assert_eq!((late.id, late.tgid), (id('b'), Some(me())));
+    let snapshot = told.snapshot().await;
+    let states: Vec<_> = snapshot.iter().map(|facts| (facts.id.clone(), facts.state)).collect();
+    assert_eq!(states, [(id('b'), ContainerState::Running), (id('c'), ContainerState::Dead)]);
+}
+
+#[tokio::test]
+async fn the_socket_of_pid_1_is_preferred() {
+    let fake = FakeDocker::started();
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(root.path().join("1/root/run")).unwrap();
+    std::os::unix::fs::symlink(fake.socket(), root.path().join("1/root/run/d.sock")).unwrap();
+    let (tx, rx) = mpsc::channel(8);
+    let task = tokio::spawn(run(DockerConfig::new("/run/d.sock"), Proc::new(root.path()), tx));
+    Told { rx, seen: Vec::new(), task }.up().await;
+}
+
+#[tokio::test]
+async fn it_ends_when_nobody_listens_any_more() {
+    for mood in [Mood::Well, Mood::Silent, Mood::Broken] {
+        let fake = FakeDocker::started();
+        fake.mood(mood);
+        let (tx, rx) = mpsc::channel(8);
+        let task = tokio::spawn(run(DockerConfig::new(fake.socket()), Proc::default(), tx));
+        drop(rx);
+        tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,260 @@
+//! A Docker daemon for tests: real sockets and HTTP, made-up containers, every fault on demand.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::change::wall_now;
+
+/// How the daemon behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mood {
+    Well,
+    /// Accepts connections and never says a word.
+    Silent,
+    /// Answers anything but HTTP.
+    Garbage,
+    /// Answers HTTP that is no JSON.
+    NoJson,
+    /// Answers 500.
+    Broken,
+    /// Lists, but never answers an inspect.
+    InspectHangs,
+    /// Lists, but says 404 to an inspect.
+    InspectGone,
+    /// Takes 50 ms for an inspect.
+    InspectSlow,
+}
+
+type Body = BoxBody<Bytes, io::Error>;
+type Events = mpsc::Sender<Result<Frame<Bytes>, io::Error>>;
+
+#[derive(Debug)]
+struct State {
+    mood: Mood,
+    /// Inspect answers by id.
+    containers: BTreeMap<String, Value>,
+    /// `METHOD path?query`.
+    requests: Vec<String>,
+    subscribers: Vec<Events>,
+}
+
+/// The daemon; it ends when dropped.
+pub(super) struct FakeDocker {
+    dir: tempfile::TempDir,
+    state: Arc<Mutex<State>>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl FakeDocker {
+    /// A daemon that does not listen yet.
+    pub(super) fn stopped() -> Self {
+        let state = State {
+            mood: Mood::Well,
+            containers: BTreeMap::new(),
+            requests: Vec::new(),
+            subscribers: Vec::new(),
+        };
+        Self { dir: tempfile::tempdir().unwrap(), state: Arc::new(Mutex::new(state)), server: None }
+    }
+
+    pub(super) fn started() -> Self {
+        let mut fake = Self::stopped();
+        fake.start();
+        fake
+    }
+
+    pub(super) fn start(&mut self) {
+        let listener = UnixListener::bind(self.socket()).unwrap();
+        self.server = Some(tokio::spawn(serve(listener, Arc::clone(&self.state))));
+    }
+
+    /// Closes all connections; the socket file stays, as after a crash, unless `remove`.
+    pub(super) async fn stop(&mut self, remove: bool) {
+        if let Some(server) = self.server.take() {
+            server.abort();
+            let _ = server.await;
+        }
+        self.state.lock().unwrap().subscribers.clear();
+        if remove {
+            std::fs::remove_file(self.socket()).unwrap();
+        }
+    }
+
+    pub(super) fn socket(&self) -> PathBuf {
+        self.path().join("d.sock")
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(super) fn mood(&self, mood: Mood) {
+        self.state.lock().unwrap().mood = mood;
+    }
+
+    /// Adds or replaces a container.
+    pub(super) fn put(&self, id: &str, state: &str, pid: u32) {
+        let container = json!({
+            "Id": id, "Name": format!("/c-{}", &id[..2]), "Image": "sha256:0",
+            "State": {"Status": state, "Pid": pid},
+            "Config": {"Image": "busybox:1", "Labels": {"a": "b"}},
+            "HostConfig": {"NetworkMode": "default"},
+            "NetworkSettings": {"Networks": {"bridge": {"IPAddress": "172.17.0.2"}}},
+        });
+        self.state.lock().unwrap().containers.insert(id.to_owned(), container);
+    }
+
+    pub(super) fn remove(&self, id: &str) {
+        self.state.lock().unwrap().containers.remove(id);
+    }
+
+    /// Sends an event of now to all who listen.
+    pub(super) async fn event(&self, action: &str, id: &str) {
+        let attributes = json!({"name": format!("c-{}", &id[..2]), "image": "busybox:1"});
+        let event = json!({
+            "Type": "container", "Action": action, "timeNano": wall_now(),
+            "Actor": {"ID": id, "Attributes": attributes},
+        });
+        self.raw_event(Ok(Frame::data(Bytes::from(format!("{event}\n"))))).await;
+    }
+
+    /// Sends bytes, or breaks the stream off.
+    pub(super) async fn raw_event(&self, frame: Result<Frame<Bytes>, io::Error>) {
+        let subscribers = self.state.lock().unwrap().subscribers.clone();
+        for subscriber in subscribers {
+            let frame = match &frame {
+                Ok(data) => Ok(Frame::data(data.data_ref().unwrap().clone())),
+                Err(error) => Err(io::Error::from(error.kind())),
+            };
+            let _ = subscriber.send(frame).await;
+        }
+    }
+
+    /// Ends all event streams as a daemon does that shuts down.
+    pub(super) fn end_events(&self) {
+        self.state.lock().unwrap().subscribers.clear();
+    }
+
+    /// Waits until somebody listens to events.
+    pub(super) async fn subscribed(&self) {
+        while self.state.lock().unwrap().subscribers.is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    pub(super) fn requests(&self) -> Vec<String> {
+        self.state.lock().unwrap().requests.clone()
+    }
+
+    pub(super) fn inspects(&self) -> usize {
+        let is_inspect =
+            |request: &&String| request.contains("/containers/") && !request.contains("/containers/json");
+        self.requests().iter().filter(is_inspect).count()
+    }
+}
+
+impl Drop for FakeDocker {
+    fn drop(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.abort();
+        }
+    }
+}
+
+async fn serve(listener: UnixListener, state: Arc<Mutex<State>>) {
+    let mut connections = JoinSet::new();
+    while let Ok((stream, _)) = listener.accept().await {
+        connections.spawn(connection(stream, Arc::clone(&state)));
+    }
+}
+
+async fn connection(mut stream: UnixStream, state: Arc<Mutex<State>>) {
+    let mood = state.lock().unwrap().mood;
+    match mood {
+        Mood::Silent => std::future::pending().await,
+        Mood::Garbage => {
+            let _ = stream.read(&mut [0; 4096]).await;
+            let _ = stream.write_all(b"\x00\xffSSH-2.0-nonsense\r\n\r\n").await;
+        }
+        _ => {
+            let service = service_fn(|request| answer(request, &state));
+            let http = hyper::server::conn::http1::Builder::new();
+            let _ = http.serve_connection(TokioIo::new(stream), service).await;
+        }
+    }
+}
+
+async fn answer(request: Request<Incoming>, state: &Mutex<State>) -> Result<Response<Body>, Infallible> {
+    let path = request.uri().path().to_owned();
+    let target = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
+    let mood = {
+        let mut state = state.lock().unwrap();
+        state.requests.push(format!("{} {target}", request.method()));
+        state.mood
+    };
+    if mood == Mood::Broken {
+        return Ok(reply(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            &json!({"message": "layer\u{1b} not known"}).to_string(),
+        ));
+    }
+    if path == "/events" {
+        let (tx, rx) = mpsc::channel(64);
+        state.lock().unwrap().subscribers.push(tx);
+        let frames = stream::unfold(rx, |mut rx| async { rx.recv().await.map(|frame| (frame, rx)) });
+        return Ok(Response::new(BodyExt::boxed(StreamBody::new(frames))));
+    }
+    if mood == Mood::NoJson {
+        return Ok(reply(StatusCode::OK, "<html>"));
+    }
+    if path == "/containers/json" {
+        let containers = state.lock().unwrap().containers.clone();
+        let list: Vec<Value> = containers.into_values().map(entry).collect();
+        return Ok(reply(StatusCode::OK, &json!(list).to_string()));
+    }
+    match mood {
+        Mood::InspectHangs => std::future::pending().await,
+        Mood::InspectSlow => tokio::time::sleep(Duration::from_millis(50)).await,
+        _ => {}
+    }
+    let id = path.trim_start_matches("/containers/").trim_end_matches("/json");
+    let container = state.lock().unwrap().containers.get(id).cloned();
+    Ok(match container.filter(|_| mood != Mood::InspectGone) {
+        Some(container) => reply(StatusCode::OK, &container.to_string()),
+        None => reply(StatusCode::NOT_FOUND, &json!({"message": "No such container"}).to_string()),
+    })
+}
+
+/// The list's view of an inspect answer.
+fn entry(container: Value) -> Value {
+    json!({
+        "Id": container["Id"], "Names": [container["Name"]], "Image": container["Config"]["Image"],
+        "State": container["State"]["Status"], "Labels": container["Config"]["Labels"],
+        "HostConfig": container["HostConfig"], "NetworkSettings": container["NetworkSettings"],
+    })
+}
+
+fn reply(status: StatusCode, text: &str) -> Response<Body> {
+    let body = Full::new(Bytes::from(text.to_owned())).map_err(|never: Infallible| match never {}).boxed();
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response
+}
