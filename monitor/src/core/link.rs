@@ -16,10 +16,6 @@ impl Core {
         if old.is_some() && change.is_empty() {
             return;
         }
-        if change.contains(&"down") {
-            // The kernel drops the routes of a link that goes down without a word.
-            self.request(Request::Netns { netns: link.netns });
-        }
         let kind = if old.is_some() { Kind::LinkChanged } else { Kind::LinkCreated };
         let verb = if old.is_some() { format!("changed: {}", change.join(", ")) } else { "created".into() };
         self.tell_link(at, kind, &link, &change, &verb);

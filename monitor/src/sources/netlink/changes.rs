@@ -7,10 +7,8 @@ use std::time::Instant;
 
 use super::message::{self, Change, LinkChange};
 use super::nsid::Name;
-use super::stream::{Closed, Stream};
+use super::stream::{Flow, Stream};
 use crate::observation::{BootNs, Fact, NsInum, Observation};
-
-type Flow = Result<(), Closed>;
 
 impl Stream {
     /// Messages came, from the namespace that the host calls so, or from the host itself.

@@ -93,7 +93,7 @@ pub(super) fn read_host(host: NsInum) -> Result<Reading, ReadError> {
 /// Enters a namespace for good and reads it. To be called on a thread that ends with it.
 pub(super) fn read_foreign(found: &Found, proc: &Proc) -> Result<Reading, ReadError> {
     // Of this process, not of this thread: it stays where the daemon is.
-    let home = File::open("/proc/self/ns/net").map_err(ReadError::Thread)?;
+    let home = File::open(proc.root().join("self/ns/net")).map_err(ReadError::Thread)?;
     let namespace = found.open(proc).ok_or(ReadError::Vanished)?;
     let owner = found.owner(proc);
     setns(&namespace, CloneFlags::CLONE_NEWNET).map_err(ReadError::Enter)?;

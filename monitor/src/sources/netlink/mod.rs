@@ -17,6 +17,7 @@ mod dump;
 mod message;
 mod neighbor;
 mod nsid;
+mod snapshots;
 mod socket;
 mod stream;
 #[cfg(test)]

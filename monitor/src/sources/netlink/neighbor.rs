@@ -41,21 +41,29 @@ struct Link {
     ifname: String,
     flags: u32,
     mac: Option<LlAddr>,
+    has_peer: bool,
     /// What the last message about the link would explain.
     explains: Option<NeighborCause>,
 }
 
 impl Link {
     fn of(facts: &LinkFacts) -> Self {
-        Self { ifname: facts.ifname.clone(), flags: facts.flags, mac: facts.mac.clone(), explains: None }
+        Self {
+            ifname: facts.ifname.clone(),
+            flags: facts.flags,
+            mac: facts.mac.clone(),
+            has_peer: facts.peer.is_some(),
+            explains: None,
+        }
     }
 
     /// Why an entry vanished without a request: the kernel announces the link's change first.
     fn cause(&self) -> NeighborCause {
-        if self.flags & iff::UP == 0 {
-            return NeighborCause::LinkDown;
+        match self.explains {
+            Some(NeighborCause::LinkDeleted) => NeighborCause::LinkDeleted,
+            _ if self.flags & iff::UP == 0 => NeighborCause::LinkDown,
+            explained => explained.unwrap_or(NeighborCause::Unknown),
         }
-        self.explains.unwrap_or(NeighborCause::Unknown)
     }
 }
 
@@ -66,7 +74,10 @@ impl NeighborMemory {
         let links = &mut self.namespaces.entry(facts.netns).or_default().links;
         let mut link = Link::of(facts);
         if let Some(before) = links.get(&facts.ifindex) {
-            if before.mac != link.mac {
+            // A pair is parted first and then set down, from whichever end it is deleted.
+            if before.has_peer && !link.has_peer {
+                link.explains = Some(NeighborCause::LinkDeleted);
+            } else if before.mac != link.mac {
                 link.explains = Some(NeighborCause::LladdrChanged);
             } else if before.flags & iff::NOARP == 0 && link.flags & iff::NOARP != 0 {
                 link.explains = Some(NeighborCause::Noarp);
@@ -141,8 +152,10 @@ impl NeighborMemory {
     pub(super) fn gone(&mut self, netns: NsInum, last: &NeighborEntry) -> Option<NeighborChange> {
         self.touch(netns, last.ifindex, Some(last.address));
         let namespace = self.namespaces.entry(netns).or_default();
-        let old = namespace.entries.remove(&(last.ifindex, last.address));
-        let old = old.or_else(|| Some(Entry { state: last.state, lladdr: last.lladdr.clone() }))?;
+        let old = namespace
+            .entries
+            .remove(&(last.ifindex, last.address))
+            .unwrap_or_else(|| Entry { state: last.state, lladdr: last.lladdr.clone() });
         if !old.state.is_permanent() {
             return None;
         }

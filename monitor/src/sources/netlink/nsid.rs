@@ -111,9 +111,9 @@ impl NsidTable {
         self.host.values().any(|heard| *heard == netns)
     }
 
-    /// The namespace is gone.
+    /// The namespace is gone, or out of reach. The host's number for it stays until it is taken back:
+    /// messages under it are nobody's news.
     pub(super) fn forget(&mut self, netns: NsInum) {
-        self.host.retain(|_, named| *named != netns);
         self.others.retain(|(namer, _), named| *namer != netns && *named != Some(netns));
     }
 }
@@ -169,6 +169,6 @@ mod tests {
         assert_eq!(table.peer(1, 100, 8), Name::Unknown);
         table.forget(100);
         assert_eq!(table.peer(1, 100, 0), Name::Unknown);
-        assert_eq!(table.get(0), None);
+        assert_eq!(table.get(0), Some(100));
     }
 }

@@ -1,6 +1,6 @@
 //! The loop: one socket that is heard all the time, one reading job at a time.
 //!
-//! Decides what is read when; what a message means for the model is in `changes`.
+//! Decides what is read when; what it means for the model is in `changes` and `snapshots`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future;
@@ -14,9 +14,9 @@ use tokio::sync::{mpsc, oneshot};
 use super::NetlinkConfig;
 use super::agenda::{Agenda, Cycle, Work};
 use super::discover::{self, Found};
-use super::dump::{self, PeerName, ReadError, Reading};
+use super::dump::{self, ReadError, Reading};
 use super::neighbor::NeighborMemory;
-use super::nsid::{Name, NsidTable};
+use super::nsid::NsidTable;
 use super::socket::{DATAGRAM, Datagram, Subscription};
 use crate::observation::{Fact, LinkFacts, Loss, NsInum, Observation, SourceStatus};
 use crate::sources::procfs::Proc;
@@ -32,7 +32,7 @@ const DRAIN: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Closed;
 
-type Flow = Result<(), Closed>;
+pub(super) type Flow = Result<(), Closed>;
 
 /// A reading job under way.
 #[derive(Debug)]
@@ -65,18 +65,20 @@ pub(super) struct Stream {
     tx: Sender,
     pub(super) names: NsidTable,
     pub(super) agenda: Agenda,
-    found: HashMap<NsInum, Found>,
+    pub(super) found: HashMap<NsInum, Found>,
     /// Their snapshot was delivered.
     pub(super) known: HashSet<NsInum>,
     /// Asked for by the core, and not answered yet, with the time of the question.
-    wanted: HashMap<NsInum, Instant>,
+    pub(super) wanted: HashMap<NsInum, Instant>,
     /// Links delivered without the namespace of their peer, with its number.
     pub(super) unresolved: HashMap<(NsInum, u32), (LinkFacts, i32)>,
     /// Only where neighbors are heard.
     pub(super) memory: Option<NeighborMemory>,
     job: Option<Job>,
     /// Changes in the namespace that is being read.
-    held: VecDeque<Observation>,
+    pub(super) held: VecDeque<Observation>,
+    /// Why a namespace could not be entered.
+    pub(super) refused: Option<String>,
     /// What was last said of the source.
     up: Option<bool>,
 }
@@ -105,6 +107,7 @@ impl Stream {
             memory: config.neighbors_live.then(NeighborMemory::default),
             job: None,
             held: VecDeque::new(),
+            refused: None,
             up: None,
         }
     }
@@ -228,150 +231,12 @@ impl Stream {
 
     fn status(&self) -> SourceStatus {
         let refused = self.socket.get_ref().host_only.as_ref();
+        let unheard = refused.map(|error| format!("other namespaces cannot be heard: {error}"));
         let rung = if refused.is_some() { "host-only" } else { "all-nsid" };
-        let reason = refused.map(|error| format!("other namespaces cannot be heard: {error}"));
+        let unread = self.refused.as_ref().map(|error| format!("other namespaces cannot be read: {error}"));
+        let reasons: Vec<String> = unheard.into_iter().chain(unread).collect();
+        let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
         SourceStatus { source: SOURCE.into(), up: true, rung: Some(rung.into()), reason }
-    }
-
-    async fn surveyed(&mut self, all: bool, began: Instant, found: HashMap<NsInum, Found>) -> Flow {
-        let took = began.elapsed();
-        // What is in the socket by now was sent under the names as they were before.
-        self.drain().await?;
-        let now = Instant::now();
-        self.agenda.surveyed(now, took);
-        self.found = found;
-        let named = self.found.values().filter_map(|found| Some((found.nsid?, found.netns)));
-        let gained = self.names.surveyed(named, all);
-        // A question that came later than the survey began waits for the next one.
-        let asked = |netns: &NsInum| self.wanted.get(netns).is_some_and(|asked| *asked <= began);
-        let is_lost = |netns: &NsInum| {
-            *netns != self.host
-                && !self.found.contains_key(netns)
-                && (asked(netns) || self.known.contains(netns) && !self.names.hears(*netns))
-        };
-        let lost: HashSet<NsInum> =
-            self.known.iter().chain(self.wanted.keys()).filter(|netns| is_lost(netns)).copied().collect();
-        for netns in lost {
-            self.gone(netns).await?;
-        }
-        if all {
-            self.agenda.read(self.host);
-        }
-        let is_due = |netns: &NsInum| {
-            all || !self.known.contains(netns) || gained.contains(netns) || self.wanted.contains_key(netns)
-        };
-        let mut due: Vec<NsInum> = self.found.keys().copied().filter(is_due).collect();
-        due.sort_unstable();
-        due.into_iter().for_each(|netns| self.agenda.read(netns));
-        if self.wanted.keys().any(|netns| *netns != self.host && !self.found.contains_key(netns)) {
-            self.agenda.look(now, 0);
-        }
-        if let Some(tries) = self.names.tries() {
-            self.agenda.look(now, tries);
-        }
-        Ok(())
-    }
-
-    async fn read(&mut self, netns: NsInum, reading: Result<Box<Reading>, ReadError>) -> Flow {
-        let held = std::mem::take(&mut self.held);
-        let now = Instant::now();
-        match reading {
-            Ok(reading) => {
-                if reading.interrupted {
-                    self.agenda.doubt(netns, now);
-                }
-                self.agenda.done(netns, now);
-                self.known.insert(netns);
-                self.wanted.remove(&netns);
-                let undecoded = reading.undecoded;
-                let snapshot = self.adopt(*reading, &held);
-                self.send(seen(Fact::Netns(Box::new(snapshot)))).await?;
-                self.send_all(held).await?;
-                if undecoded > 0 { self.lost("decode", Some(undecoded)).await } else { Ok(()) }
-            }
-            Err(error) => {
-                let error_text = chain(&error);
-                tracing::debug!(netns, error = error_text, "a namespace cannot be read");
-                if self.known.contains(&netns) {
-                    self.send_all(held).await?;
-                }
-                if matches!(error, ReadError::Vanished) {
-                    self.agenda.look(now, 0);
-                }
-                if netns == self.host {
-                    self.down(error_text).await?;
-                }
-                if self.agenda.failed(netns, now, netns == self.host) {
-                    return Ok(());
-                }
-                tracing::warn!(netns, error = chain(&error), "a namespace is given up");
-                self.gone(netns).await
-            }
-        }
-    }
-
-    /// Learns the names that a dump told, and puts them into its links.
-    fn adopt(&mut self, reading: Reading, held: &VecDeque<Observation>) -> crate::observation::NetnsSnapshot {
-        let Reading { mut snapshot, peers, names, .. } = reading;
-        let netns = snapshot.netns;
-        // A link that changed meanwhile is newer than the dump.
-        let newer: HashSet<u32> = held
-            .iter()
-            .filter_map(|observation| match &observation.fact {
-                Fact::Link(link) => Some(link.ifindex),
-                _ => None,
-            })
-            .collect();
-        self.unresolved.retain(|(of, ifindex), _| *of != netns || newer.contains(ifindex));
-        for (ifindex, nsid) in peers {
-            if netns != self.host {
-                let peer = match names.get(&nsid) {
-                    Some(PeerName::Host) => Some(self.host),
-                    Some(PeerName::Nsid(name)) => self.names.get(*name),
-                    None => None,
-                };
-                self.names.learn(netns, nsid, peer);
-            }
-            let Some(link) = snapshot.links.iter_mut().find(|link| link.ifindex == ifindex) else { continue };
-            match self.names.peer(self.host, netns, nsid) {
-                Name::Known(peer) => {
-                    if let Some(end) = &mut link.peer {
-                        end.netns = Some(peer);
-                    }
-                }
-                Name::Unknowable => {}
-                Name::Unknown => {
-                    self.unresolved.entry((netns, ifindex)).or_insert_with(|| (link.clone(), nsid));
-                    self.missed(nsid);
-                }
-            }
-        }
-        if let Some(memory) = &mut self.memory {
-            memory.dumped(&snapshot);
-        }
-        snapshot
-    }
-
-    /// Tells links whose peer has become known.
-    async fn resolve(&mut self) -> Flow {
-        let (names, host) = (&self.names, self.host);
-        let mut resolved = Vec::new();
-        self.unresolved.retain(|(netns, _), (link, nsid)| match names.peer(host, *netns, *nsid) {
-            Name::Unknown => true,
-            Name::Unknowable => false,
-            Name::Known(peer) => {
-                let mut link = link.clone();
-                if let Some(end) = &mut link.peer {
-                    end.netns = Some(peer);
-                }
-                resolved.push(link);
-                false
-            }
-        });
-        for link in resolved {
-            self.send(seen(Fact::Link(Box::new(link)))).await?;
-        }
-        Ok(())
     }
 
     /// A host's number for a namespace was heard that nobody explained yet.
@@ -381,7 +246,7 @@ impl Stream {
         }
     }
 
-    async fn drain(&mut self) -> Flow {
+    pub(super) async fn drain(&mut self) -> Flow {
         for _ in 0..DRAIN {
             match self.socket.get_ref().receive(&mut self.buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -416,11 +281,11 @@ impl Stream {
         self.lost("decode", Some(1)).await
     }
 
-    async fn lost(&mut self, reason: &str, count: Option<u64>) -> Flow {
+    pub(super) async fn lost(&mut self, reason: &str, count: Option<u64>) -> Flow {
         self.send(seen(Fact::Lost(Loss { source: SOURCE.into(), reason: reason.into(), count }))).await
     }
 
-    async fn down(&mut self, reason: String) -> Flow {
+    pub(super) async fn down(&mut self, reason: String) -> Flow {
         if self.up.replace(false) == Some(false) {
             return Ok(());
         }
@@ -460,22 +325,16 @@ impl Stream {
         self.send(observation).await
     }
 
-    async fn send_all(&mut self, observations: VecDeque<Observation>) -> Flow {
+    pub(super) async fn send_all(&mut self, observations: VecDeque<Observation>) -> Flow {
         for observation in observations {
             self.send(observation).await?;
         }
         Ok(())
     }
 
-    async fn send(&mut self, observation: Observation) -> Flow {
+    pub(super) async fn send(&mut self, observation: Observation) -> Flow {
         self.tx.send(observation).await.map_err(|_| Closed)
     }
-}
-
-/// An error with its causes, for a status.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 async fn until(deadline: Option<Instant>) {

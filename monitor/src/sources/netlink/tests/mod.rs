@@ -14,10 +14,10 @@ use super::{NetlinkConfig, NetlinkSource};
 use crate::observation::{Fact, LinkFacts, NetnsSnapshot, NsInum, Observation};
 use crate::sources::procfs::Proc;
 
+mod consistency;
 mod decode;
 mod namespaces;
 mod neighbors;
-mod overrun;
 
 /// Longest wait for a condition.
 fn patience() -> Duration {

@@ -79,7 +79,7 @@ async fn what_happened_to_the_link_explains_the_loss_of_its_entries() {
         ("link set eth0 address 02:00:00:00:00:07", NeighborCause::LladdrChanged),
         ("link set eth0 arp off", NeighborCause::Noarp),
         ("addr del 10.9.0.2/24 dev eth0", NeighborCause::LastAddressRemoved),
-        ("link del eth0", NeighborCause::LinkDown),
+        ("link del eth0", NeighborCause::LinkDeleted),
     ] {
         netns.ip(done);
         let deleted = change(&mut source, &netns).await;
@@ -93,4 +93,13 @@ async fn what_happened_to_the_link_explains_the_loss_of_its_entries() {
         add_gateway(&netns);
         assert_eq!(change(&mut source, &netns).await.op, NeighborOp::Added, "after {done}");
     }
+}
+
+#[tokio::test]
+async fn a_pair_deleted_from_the_host_is_told_from_a_link_set_down() {
+    let netns = Netns::new();
+    netns.connect();
+    let mut source = listening(&netns).await;
+    ip(&format!("link del {}", netns.veth()));
+    assert_eq!(change(&mut source, &netns).await.cause, NeighborCause::LinkDeleted);
 }
