@@ -86,24 +86,29 @@ impl Core {
     pub(super) fn target(&self, netns: NsInum, late: bool) -> Target {
         let found = |join| if late { Join::Late } else { join };
         if netns == self.settings.host_netns {
-            return Target { container: None, pod: None, join: Join::Host };
+            return nobody(Join::Host);
         }
         if let Some(facts) = self.containers.in_netns(netns) {
-            return Target { container: Some(container(facts)), pod: self.pod(facts), join: found(Join::Ok) };
+            return Target { join: found(Join::Ok), ..self.target_of(facts) };
         }
-        let process = self.namespaces.get(netns).and_then(|namespace| namespace.owner.as_ref());
-        let Some(process) = process else {
-            return Target { container: None, pod: None, join: Join::Missed };
+        let Some(namespace) = self.namespaces.get(netns) else {
+            return nobody(Join::Missed);
         };
-        let mut owner = self.owner(process.cgroup.as_deref());
-        if let Some(container) = &mut owner.container {
-            container.pid.get_or_insert(process.tgid);
-        }
-        Target { container: owner.container, pod: owner.pod, join: owner.join }
+        let owner = namespace.owner.as_ref().map(|process| {
+            let mut owner = self.owner(process.cgroup.as_deref());
+            if let Some(container) = &mut owner.container {
+                container.pid.get_or_insert(process.tgid);
+            }
+            owner
+        });
+        let (container, pod, join) =
+            owner.map_or((None, None, Join::Missed), |owner| (owner.container, owner.pod, owner.join));
+        let netns_name = namespace.name.clone().filter(|_| container.is_none());
+        Target { container, pod, netns_name, join }
     }
 
     pub(super) fn target_of(&self, facts: &ContainerFacts) -> Target {
-        Target { container: Some(container(facts)), pod: self.pod(facts), join: Join::Ok }
+        Target { container: Some(container(facts)), pod: self.pod(facts), netns_name: None, join: Join::Ok }
     }
 
     /// A holder of a mount, with its container and pod.
@@ -181,8 +186,15 @@ pub(super) fn whose(target: &Target) -> String {
         }
         (Some(pod), _) => format!(" of pod {}", pod.uid),
         (None, Some(container)) => format!(" of container {}", container_label(container)),
-        (None, None) => String::new(),
+        (None, None) => {
+            target.netns_name.as_ref().map_or_else(String::new, |name| format!(" in namespace {name}"))
+        }
     }
+}
+
+/// A target of which nothing is known.
+pub(super) fn nobody(join: Join) -> Target {
+    Target { container: None, pod: None, netns_name: None, join }
 }
 
 /// A container's name, or the short form of its id.

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use super::Core;
-use super::join::{container_label, who};
-use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Volume};
+use super::join::{container_label, nobody, who};
+use crate::event::{Event, Join, Kind, Mount, MountHolder, Severity, Target, Volume};
 use crate::node::volume;
 use crate::observation::{Access, BootNs, HolderReport, NsInum, Request, UmountAttempt, Verdict};
 
@@ -232,11 +232,7 @@ impl Core {
     }
 
     fn volume_target(&self, volume: &Volume) -> Target {
-        self.containers
-            .of_pod(&volume.pod_uid)
-            .map_or(Target { container: None, pod: None, join: crate::event::Join::Missed }, |facts| {
-                self.target_of(facts)
-            })
+        self.containers.of_pod(&volume.pod_uid).map_or(nobody(Join::Missed), |facts| self.target_of(facts))
     }
 
     fn make_room(&mut self) {

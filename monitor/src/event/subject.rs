@@ -129,6 +129,9 @@ pub struct Target {
     /// The pod.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Pod>,
+    /// Name of the network namespace below /run/netns, where no container is known in it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub netns_name: Option<String>,
     /// How the join went.
     pub join: Join,
 }

@@ -9,8 +9,8 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
 use crate::event::{
-    Actor, ActorSource, Confidence, Container, Daemon, Event, Join, Link, Lost, Mount, MountHolder, Neighbor,
-    Pod, Route, Severity, Target,
+    Actor, ActorSource, Confidence, Container, Daemon, Event, Link, Lost, Mount, MountHolder, Neighbor, Pod,
+    Route, Severity, Target,
 };
 use crate::observation::{Access, Verdict};
 
@@ -220,8 +220,7 @@ fn target(target: &Target) -> Option<String> {
     let words: Vec<String> = owner(target.container.as_ref(), target.pod.as_ref()).collect();
     match target.join {
         _ if !words.is_empty() => Some(words.join(" · ")),
-        Join::Missed => Some("a container that no runtime knows".to_owned()),
-        Join::Ok | Join::Late | Join::Host => None,
+        _ => target.netns_name.as_ref().map(|name| format!("network namespace {}", Shown(name))),
     }
 }
 

@@ -95,7 +95,12 @@ fn actor() -> Actor {
 pub(crate) fn deletion() -> Event {
     Event {
         actor: Some(actor()),
-        target: Some(Target { container: Some(container()), pod: Some(pod()), join: Join::Ok }),
+        target: Some(Target {
+            container: Some(container()),
+            pod: Some(pod()),
+            netns_name: None,
+            join: Join::Ok,
+        }),
         neighbor: Some(Neighbor {
             address: "169.254.1.1".parse().unwrap(),
             lladdr: Some("ee:ee:ee:ee:ee:ee".into()),
@@ -205,7 +210,12 @@ fn route() -> Event {
             ifindex: Some(2),
             netns: 4_026_532_253,
         }),
-        target: Some(Target { container: None, pod: None, join: Join::Missed }),
+        target: Some(Target {
+            container: None,
+            pod: None,
+            netns_name: Some("blue\u{1b}[0m".into()),
+            join: Join::Missed,
+        }),
         ..plain(Kind::RouteDeleted, Severity::Notice, "default route of an unknown container deleted")
     }
 }
@@ -242,6 +252,7 @@ fn container_exited() -> Event {
         target: Some(Target {
             container: Some(Container { state: Some("exited".into()), pid: None, ..container() }),
             pod: None,
+            netns_name: None,
             join: Join::Ok,
         }),
         ..plain(Kind::ContainerExited, Severity::Info, "container etcd exited")
