@@ -202,8 +202,12 @@ impl Daemon {
                 .map(|at| Instant::now() + Duration::from_nanos(at.saturating_sub(boot_now())));
             tokio::select! {
                 _ = rx.recv_many(&mut batch, BATCH) => {
+                    let counted = batch.iter().any(changes_census);
                     for observation in batch.drain(..) {
                         self.observe(observation);
+                    }
+                    if counted {
+                        self.take_census();
                     }
                 }
                 () = async { match deadline {
@@ -278,9 +282,12 @@ impl Daemon {
             self.observe(Observation { at: now, fact: Fact::Clock { realtime_offset_ns: offset_ns } });
         }
         self.observe(Observation { at: now, fact: Fact::Tick });
+        self.health.tick(now);
+    }
+
+    fn take_census(&self) {
         let census = self.core.census();
         self.metrics.model(&census.containers, census.veths);
-        self.health.tick(now);
     }
 
     fn reconfigure(&mut self, config: Config) {
@@ -335,6 +342,19 @@ impl Daemon {
         }
         self.sinks.finish(DRAIN);
     }
+}
+
+/// Whether an observation can change what is counted of the model.
+fn changes_census(observation: &Observation) -> bool {
+    matches!(
+        observation.fact,
+        Fact::Container(_)
+            | Fact::ContainerGone { .. }
+            | Fact::RuntimeSnapshot { .. }
+            | Fact::Link(_)
+            | Fact::LinkGone { .. }
+            | Fact::Netns(_)
+    )
 }
 
 struct Signals {

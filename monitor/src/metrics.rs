@@ -134,7 +134,7 @@ impl Metrics {
                 &["link_kind", "change"],
             )?,
             containers: house.gauges("kevtmon_containers", "Containers, by state.", &["runtime", "state"])?,
-            veths: house.gauge("kevtmon_veth_devices", "Veth devices in all known network namespaces.")?,
+            veths: house.gauge("kevtmon_veth_devices", "Veth devices of the host.")?,
             holders_scan: house.histogram(
                 "kevtmon_holders_scan_seconds",
                 "Time that a scan for the holders of a mount took.",
