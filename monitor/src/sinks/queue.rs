@@ -2,7 +2,8 @@
 //!
 //! While the queue is full events are discarded; once its thread has room again, one `events.lost` event
 //! takes their place in the stream. It carries the number and time of the last discarded event, so the
-//! order of a stream holds and every number in a gap is accounted for.
+//! order of a stream holds and every number in a gap is accounted for. Incidents, losses and what the daemon
+//! says of itself have places of their own: a storm of other events does not displace them.
 
 use std::io;
 use std::mem;
@@ -16,6 +17,8 @@ use crate::metrics::Metrics;
 
 /// Most events that wait; as many again may be in the thread's hands. An event takes about 2 KiB.
 pub const QUEUE: usize = 2048;
+/// Places beyond the bound for events that must not be displaced, each with the gap before it.
+const RESERVED: usize = 256;
 /// Yields to the processes being watched, and to the core.
 const NICENESS: libc::c_int = 5;
 
@@ -105,10 +108,13 @@ impl Queue {
         let mut state = shared.lock();
         let reason = if state.phase != Phase::Open {
             "closed"
-        } else if state.gap.is_some() || state.waiting.len() >= shared.bound {
+        } else if !state.has_place(event, shared.bound) {
             state.extend_gap(event);
             "queue-full"
         } else {
+            if let Some(gap) = state.gap.take() {
+                state.waiting.push(Arc::new(gap.summary(shared.name)));
+            }
             state.waiting.push(Arc::clone(event));
             let was_idle = state.waiting.len() == 1;
             drop(state);
@@ -146,6 +152,14 @@ impl Queue {
 }
 
 impl State {
+    /// While there is a gap, only what must not be displaced ends it.
+    fn has_place(&self, event: &Event, bound: usize) -> bool {
+        match is_reserved_for(event.kind) {
+            true => self.waiting.len() < bound + RESERVED,
+            false => self.gap.is_none() && self.waiting.len() < bound,
+        }
+    }
+
     fn extend_gap(&mut self, event: &Arc<Event>) {
         let gap = self.gap.get_or_insert_with(|| Gap {
             count: 0,
@@ -215,6 +229,10 @@ impl Shared {
             self.metrics.discarded(self.name, "closed", u64::try_from(count).unwrap_or(u64::MAX));
         }
     }
+}
+
+fn is_reserved_for(kind: Kind) -> bool {
+    kind == Kind::EventsLost || ["daemon.", "incident."].iter().any(|family| kind.name().starts_with(family))
 }
 
 impl Gap {
@@ -364,6 +382,37 @@ mod tests {
         assert_eq!(rig.delivered.recv().unwrap().seq, 16, "then the stream goes on");
         finish(rig.queue);
         assert!(rig.delivered.recv().is_err());
+    }
+
+    #[test]
+    fn a_storm_does_not_displace_what_the_daemon_says_of_itself() {
+        let rig = rig(ALL, 4);
+        rig.queue.offer(&event(1));
+        assert_eq!(rig.delivered.recv().unwrap().seq, 1);
+        for seq in 2..=8 {
+            rig.queue.offer(&event(seq));
+        }
+        rig.queue.offer(&Arc::new(Event { seq: 9, kind: Kind::IncidentOpened, ..(*event(9)).clone() }));
+        rig.queue.offer(&event(10));
+        drop(rig.permits);
+        let rest: Vec<(u64, Kind)> =
+            rig.delivered.iter().take(7).map(|event| (event.seq, event.kind)).collect();
+        let expected = [
+            (2, Kind::LinkCreated),
+            (3, Kind::LinkCreated),
+            (4, Kind::LinkCreated),
+            (5, Kind::LinkCreated),
+            (8, Kind::EventsLost),
+            (9, Kind::IncidentOpened),
+            (10, Kind::EventsLost),
+        ];
+        let plain =
+            |(seq, kind): &(u64, Kind)| (*seq, *kind == Kind::EventsLost, *kind == Kind::IncidentOpened);
+        assert_eq!(
+            rest.iter().map(plain).collect::<Vec<_>>(),
+            expected.iter().map(plain).collect::<Vec<_>>()
+        );
+        finish(rig.queue);
     }
 
     #[test]
