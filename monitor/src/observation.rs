@@ -68,6 +68,9 @@ pub enum Fact {
         netns: NsInum,
         /// Its index there.
         ifindex: u32,
+        /// Where it is now, if it was moved.
+        #[serde(default)]
+        moved_to: Option<PeerLink>,
     },
     /// A route appeared (live).
     Route(RouteFacts),

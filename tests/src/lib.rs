@@ -1,1 +1,33 @@
+//! The stage for end-to-end tests: a real kernel, real namespaces, mounts, containers, and the real daemon.
+//!
+//! A scenario builds its stage from guards, starts the daemon, lets a short-lived process do the harm, and
+//! waits for what the daemon prints. Every guard cleans up when dropped; what a killed test process leaves
+//! behind is cleaned up by the [`reaper`]. Names are unique, so scenarios run side by side. The harness
+//! knows the daemon's command line, its JSON and its metrics, and nothing of its insides.
 
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a stage that cannot be built must fail its test, with a backtrace"
+)]
+
+pub mod patience;
+pub mod reaper;
+
+pub mod process;
+pub mod unique;
+
+pub mod mount;
+pub mod netns;
+pub mod pod;
+
+pub mod container;
+pub mod dockerd;
+pub mod image;
+
+pub mod daemon;
+pub mod event;
+pub mod http;
+pub mod scrape;
+
+pub mod quiet;

@@ -6,6 +6,7 @@
 
 mod bench;
 mod build;
+mod demo;
 mod ebpf;
 mod lint;
 mod run;
@@ -40,6 +41,8 @@ enum Command {
     Build(build::Options),
     /// Build everything and start the daemon in the foreground (needs root: goes through sudo)
     Run(run::Options),
+    /// Build the daemon and show what it says of two faults, provoked for real (needs root: goes through sudo)
+    Demo(demo::Options),
     /// Install what the tests need, build, and run them (`e2e` needs root: goes through sudo)
     Test(test::Options),
     /// Check formatting, clippy and the house rules
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Ebpf => ebpf::ebpf().map(|_object| ()),
         Command::Build(options) => build::build(&options).map(|_binary| ()),
         Command::Run(options) => run::run(&options),
+        Command::Demo(options) => demo::demo(&options),
         Command::Test(options) => test::test(&options),
         Command::Lint => lint::lint(),
     };

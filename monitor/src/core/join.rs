@@ -174,7 +174,7 @@ fn bare_container(id: String, runtime: Option<String>, pid: Option<u32>) -> Cont
     Container { id, name: None, runtime, image: None, pid, state: None }
 }
 
-fn bare_pod(uid: String) -> Pod {
+pub(super) fn bare_pod(uid: String) -> Pod {
     Pod { namespace: None, name: None, uid, sandbox_id: None, ip: Vec::new() }
 }
 

@@ -2,33 +2,79 @@
 
 use super::Core;
 use super::join::whose;
+use super::neighbor::Wait;
 use crate::event::{Event, Kind, Link, LinkPeer, Route, Severity, Target};
-use crate::observation::{BootNs, LinkFacts, NsInum, Request, RouteFacts, iff};
+use crate::observation::{BootNs, LinkFacts, NetnsSnapshot, NsInum, PeerLink, Request, RouteFacts, iff};
 
 impl Core {
-    pub(super) fn link(&mut self, at: BootNs, link: LinkFacts) {
-        if self.namespaces.get(link.netns).is_none() {
-            // Its snapshot will hold the link.
-            return self.request(Request::Netns { netns: link.netns });
+    /// A namespace was read. The first time that is what is; later, what differs happened without a message.
+    pub(super) fn snapshot(&mut self, at: BootNs, snapshot: NetnsSnapshot) {
+        let netns = snapshot.netns;
+        let old = self.namespaces.replace(at, snapshot, !self.ready);
+        if let (Some(old), Some(new)) = (old, self.namespaces.get(netns)) {
+            let (links, routes) = (new.links.clone(), new.routes.clone());
+            for link in old.links.values() {
+                match links.get(&link.ifindex) {
+                    Some(new) => self.tell_change(at, link, new),
+                    None => self.tell_link(at, Kind::LinkDeleted, link, &[], "deleted"),
+                }
+            }
+            for link in links.values().filter(|link| !old.links.contains_key(&link.ifindex)) {
+                self.tell_link(at, Kind::LinkCreated, link, &[], "created");
+            }
+            for route in old.routes.iter().filter(|route| !routes.contains(route)) {
+                self.tell_route(at, Kind::RouteDeleted, route, "deleted");
+            }
+            for route in routes.iter().filter(|route| !old.routes.contains(route)) {
+                self.tell_route(at, Kind::RouteAdded, route, "added");
+            }
         }
-        let old = self.namespaces.put_link(at, link.clone());
-        let change = old.as_ref().map_or_else(Vec::new, |old| changes(old, &link));
-        if old.is_some() && change.is_empty() {
-            return;
-        }
-        let kind = if old.is_some() { Kind::LinkChanged } else { Kind::LinkCreated };
-        let verb = if old.is_some() { format!("changed: {}", change.join(", ")) } else { "created".into() };
-        self.tell_link(at, kind, &link, &change, &verb);
+        self.answered(at, &Wait::Netns(netns), true);
     }
 
-    pub(super) fn link_gone(&mut self, at: BootNs, netns: NsInum, ifindex: u32) {
-        if let Some(link) = self.namespaces.remove_link(netns, ifindex) {
-            self.tell_link(at, Kind::LinkDeleted, &link, &[], "deleted");
+    pub(super) fn link(&mut self, at: BootNs, mut link: LinkFacts) {
+        let Some(namespace) = self.namespaces.get(link.netns) else {
+            // Its snapshot will hold the link.
+            return self.request(Request::Netns { netns: link.netns });
+        };
+        // A pair that is being deleted no longer tells its other end.
+        if link.peer.is_none() {
+            link.peer = namespace.links.get(&link.ifindex).and_then(|old| old.peer.clone());
+        }
+        match self.namespaces.put_link(at, link.clone()) {
+            Some(old) => self.tell_change(at, &old, &link),
+            None => self.tell_link(at, Kind::LinkCreated, &link, &[], "created"),
+        }
+    }
+
+    fn tell_change(&mut self, at: BootNs, old: &LinkFacts, new: &LinkFacts) {
+        let change = changes(old, new);
+        if !change.is_empty() {
+            self.tell_link(at, Kind::LinkChanged, new, &change, &format!("changed: {}", change.join(", ")));
+        }
+    }
+
+    pub(super) fn link_gone(&mut self, at: BootNs, netns: NsInum, ifindex: u32, moved_to: Option<PeerLink>) {
+        let Some(link) = self.namespaces.remove_link(netns, ifindex) else {
+            return;
+        };
+        match moved_to {
+            Some(place) => {
+                let whose = place.netns.map(|netns| whose(&self.target(netns, false))).unwrap_or_default();
+                let verb = format!("moved to another namespace{whose}");
+                let mut event = self.link_event(at, Kind::LinkMoved, &link, &["netns"], &verb);
+                if let Some(link) = &mut event.link {
+                    link.moved_to =
+                        Some(LinkPeer { ifindex: place.ifindex, netns: place.netns, ifname: None });
+                }
+                self.emit(event);
+            }
+            None => self.tell_link(at, Kind::LinkDeleted, &link, &[], "deleted"),
         }
     }
 
     pub(super) fn route(&mut self, at: BootNs, route: RouteFacts) {
-        if route.destination.is_none() && self.namespaces.put_route(route.clone()) {
+        if route.destination.is_none() && self.namespaces.put_route(at, route.clone()) {
             self.tell_route(at, Kind::RouteAdded, &route, "added");
         }
     }
@@ -40,6 +86,11 @@ impl Core {
     }
 
     fn tell_link(&mut self, at: BootNs, kind: Kind, link: &LinkFacts, change: &[&str], verb: &str) {
+        let event = self.link_event(at, kind, link, change, verb);
+        self.emit(event);
+    }
+
+    fn link_event(&self, at: BootNs, kind: Kind, link: &LinkFacts, change: &[&str], verb: &str) -> Event {
         let target = self.link_target(link);
         let severity = match kind {
             Kind::LinkChanged if target.container.is_none() => Severity::Debug,
@@ -55,7 +106,7 @@ impl Core {
                 .and_then(|netns| self.namespaces.get(netns)?.links.get(&peer.ifindex))
                 .map(|link| link.ifname.clone()),
         });
-        let event = Event {
+        Event {
             target: Some(target),
             link: Some(Link {
                 ifindex: link.ifindex,
@@ -65,12 +116,13 @@ impl Core {
                 peer,
                 master: link.master,
                 mac: link.mac.as_ref().map(ToString::to_string),
-                up: (kind != Kind::LinkDeleted).then_some(link.flags & iff::UP != 0),
+                up: matches!(kind, Kind::LinkCreated | Kind::LinkChanged)
+                    .then_some(link.flags & iff::UP != 0),
                 change: change.iter().map(|change| (*change).to_owned()).collect(),
+                moved_to: None,
             }),
             ..self.event(at, kind, severity, message)
-        };
-        self.emit(event);
+        }
     }
 
     /// A host's veth is whose the other end is.

@@ -108,18 +108,14 @@ impl Core {
             Fact::Neighbor(change) => self.neighbor(at, *change),
             Fact::Umount(attempt) => self.umount(at, *attempt),
             Fact::Holders(report) => self.holders(*report),
-            Fact::Netns(snapshot) => {
-                let netns = snapshot.netns;
-                self.namespaces.replace(at, *snapshot);
-                self.answered(at, &neighbor::Wait::Netns(netns), true);
-            }
+            Fact::Netns(snapshot) => self.snapshot(at, *snapshot),
             Fact::NetnsGone { netns } => {
                 self.answered(at, &neighbor::Wait::Netns(netns), false);
                 self.namespaces.remove(netns);
                 self.containers.forget_netns(netns);
             }
             Fact::Link(link) => self.link(at, *link),
-            Fact::LinkGone { netns, ifindex } => self.link_gone(at, netns, ifindex),
+            Fact::LinkGone { netns, ifindex, moved_to } => self.link_gone(at, netns, ifindex, moved_to),
             Fact::Route(route) => self.route(at, route),
             Fact::RouteGone(route) => self.route_gone(at, &route),
             Fact::Address(address) => self.namespaces.put_address(address),

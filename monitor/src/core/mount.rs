@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::Core;
-use super::join::{container_label, nobody, who};
+use super::join::{bare_pod, container_label, nobody, who, whose};
 use crate::event::{Event, Join, Kind, Mount, MountHolder, Severity, Target, Volume};
 use crate::node::volume;
 use crate::observation::{Access, BootNs, HolderReport, NsInum, Request, UmountAttempt, Verdict};
@@ -156,12 +156,21 @@ impl Core {
             (_, None) => Severity::Debug,
         };
         let actor = self.actor(&attempt.actor, false);
-        let refused =
-            attempts.map_or_else(String::new, |attempts| format!(" after {attempts} refused attempts"));
-        let message = format!("{} {verb}{refused} by {}", place.path, who(&actor));
+        let refused = match attempts {
+            None => String::new(),
+            Some(1) => " after one refused attempt".to_owned(),
+            Some(attempts) => format!(" after {attempts} refused attempts"),
+        };
+        let target = volume.as_ref().map(|volume| self.volume_target(volume));
+        let what = named(&place.path, volume.as_ref(), target.as_ref());
+        let message = format!("{what} {verb}{refused} by {}", who(&actor));
         let mount = self.mount(place, attempt, attempts, busy.and_then(|busy| busy.report).as_ref(), volume);
-        let event =
-            Event { actor: Some(actor), mount: Some(mount), ..self.event(at, kind, severity, message) };
+        let event = Event {
+            actor: Some(actor),
+            target,
+            mount: Some(mount),
+            ..self.event(at, kind, severity, message)
+        };
         self.emit(event);
     }
 
@@ -189,8 +198,9 @@ impl Core {
             .map(|holder| self.mount_holder(holder))
             .collect();
         let actor = self.actor(&attempt.actor, false);
-        let message = format!("umount of {} refused: {}", mount.path, held_by(&holders, verdict));
         let target = mount.volume.as_ref().map(|volume| self.volume_target(volume));
+        let what = named(&mount.path, mount.volume.as_ref(), target.as_ref());
+        let message = format!("umount of {what} refused: {}", held_by(&holders, verdict));
         let event = Event {
             actor: Some(actor),
             target,
@@ -231,8 +241,12 @@ impl Core {
         }
     }
 
+    /// The pod of a volume; where no runtime knows it, its uid still stands in the path.
     fn volume_target(&self, volume: &Volume) -> Target {
-        self.containers.of_pod(&volume.pod_uid).map_or(nobody(Join::Missed), |facts| self.target_of(facts))
+        match self.containers.of_pod(&volume.pod_uid) {
+            Some(facts) => self.target_of(facts),
+            None => Target { pod: Some(bare_pod(volume.pod_uid.clone())), ..nobody(Join::Missed) },
+        }
     }
 
     fn make_room(&mut self) {
@@ -250,6 +264,14 @@ fn trimmed(path: &str) -> &str {
     match path.trim_end_matches('/') {
         "" if path.starts_with('/') => "/",
         trimmed => trimmed,
+    }
+}
+
+/// A pod's volume by its name, anything else by its path.
+fn named(path: &str, volume: Option<&Volume>, target: Option<&Target>) -> String {
+    match (volume, target) {
+        (Some(volume), Some(target)) => format!("volume {}{}", volume.name, whose(target)),
+        _ => path.to_owned(),
     }
 }
 

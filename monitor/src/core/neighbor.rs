@@ -33,10 +33,17 @@ pub(super) struct Held {
     asked: Asked,
 }
 
+/// Whether a question was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    Awaited,
+    Come,
+}
+
 /// What was asked already.
 #[derive(Debug, Clone, Copy, Default)]
 struct Asked {
-    netns: bool,
+    netns: Option<Answer>,
     container: bool,
     /// The answer, if it was asked.
     alive: Option<bool>,
@@ -58,8 +65,10 @@ impl Core {
             let Some(mut held) = self.held.remove(index) else {
                 return;
             };
-            if let Wait::Process(_) = answer {
-                held.asked.alive = Some(positive);
+            match answer {
+                Wait::Process(_) => held.asked.alive = Some(positive),
+                Wait::Netns(_) if positive => held.asked.netns = Some(Answer::Come),
+                Wait::Netns(_) | Wait::Container(_) => {}
             }
             // It may wait for something else now; that goes to the end, and is not looked at again.
             self.hold_or_tell(now, held.at, held.change, held.asked);
@@ -77,13 +86,13 @@ impl Core {
     fn hold_or_tell(&mut self, now: BootNs, at: BootNs, change: NeighborChange, mut asked: Asked) {
         let deadline = at.saturating_add(PATIENCE_NS);
         let room = self.held.len() < HELD_MAX && now < deadline;
-        let Some(wait) = self.missing(&change, asked).filter(|_| room) else {
+        let Some(wait) = self.missing(at, &change, asked).filter(|_| room) else {
             return self.tell(at, &change, asked);
         };
         let asked_before = self.held.iter().any(|held| held.wait == wait);
         match &wait {
             Wait::Netns(netns) => {
-                asked.netns = true;
+                asked.netns = Some(Answer::Awaited);
                 if !asked_before {
                     self.request(Request::Netns { netns: *netns });
                 }
@@ -99,9 +108,10 @@ impl Core {
     }
 
     /// What would have to be known to name this change truthfully.
-    fn missing(&self, change: &NeighborChange, asked: Asked) -> Option<Wait> {
+    fn missing(&self, at: BootNs, change: &NeighborChange, asked: Asked) -> Option<Wait> {
         let netns = change.key.netns;
-        if !asked.netns && netns != self.settings.host_netns && self.namespaces.get(netns).is_none() {
+        if asked.netns.is_none() && netns != self.settings.host_netns && !self.is_sure_of_gateway(at, change)
+        {
             return Some(Wait::Netns(netns));
         }
         // A runtime takes a container's links down after its processes are gone. That is no fault, and
@@ -120,10 +130,22 @@ impl Core {
             .then_some(Wait::Container(id))
     }
 
+    /// Whether the model can tell if this was a gateway. That it was is enough; that it was not takes a model
+    /// that nothing can have overtaken.
+    fn is_sure_of_gateway(&self, at: BootNs, change: &NeighborChange) -> bool {
+        self.namespaces.get(change.key.netns).is_some_and(|namespace| {
+            namespace.is_gateway(at, change.key.address) || namespace.is_settled(at, change.key.ifindex)
+        })
+    }
+
     fn tell(&mut self, at: BootNs, change: &NeighborChange, asked: Asked) {
         let key = change.key;
-        let target = self.target(key.netns, asked.netns);
-        let gateway = self.namespaces.get(key.netns).map(|namespace| namespace.is_gateway(at, key.address));
+        let target = self.target(key.netns, asked.netns == Some(Answer::Come));
+        let known = key.netns == self.settings.host_netns
+            || asked.netns == Some(Answer::Come)
+            || self.is_sure_of_gateway(at, change);
+        let namespace = self.namespaces.get(key.netns).filter(|_| known);
+        let gateway = namespace.map(|namespace| namespace.is_gateway(at, key.address));
         let teardown = self.is_teardown(change, asked);
         let cause = if teardown { NeighborCause::NetnsExit } else { self.checked_cause(at, change) };
         let actor = change.actor.as_ref().filter(|_| !teardown).map(|task| self.actor(task, asked.container));

@@ -69,6 +69,7 @@ fn container(state: ContainerState) -> Fact {
             container_name: Some("POD".into()),
         }),
         sandbox: true,
+        joined_netns: false,
     }))
 }
 
@@ -173,6 +174,74 @@ fn an_event_in_an_unknown_namespace_waits_for_its_snapshot() {
     let [event] = &events(&mut core)[..] else { panic!("not one event") };
     assert_eq!(event.target.as_ref().unwrap().join, Join::Late);
     assert_eq!(event.neighbor.as_ref().unwrap().gateway, Some(true));
+}
+
+#[test]
+fn an_entry_of_a_namespace_that_is_being_built_is_not_said_to_be_no_gateway() {
+    let mut core = core();
+    core.observe(at(1, status("netlink", true)));
+    core.observe(at(1, status("docker", false)));
+    let Fact::Netns(bare) = snapshot(POD) else { unreachable!() };
+    core.observe(at(2, Fact::Netns(Box::new(NetnsSnapshot { routes: Vec::new(), ..*bare }))));
+    events(&mut core);
+    core.observe(at(10, deletion(NeighborCause::Admin)));
+    assert_eq!(requests(&mut core), [Request::Netns { netns: POD }]);
+    core.observe(at(11, snapshot(POD)));
+    let told: Vec<Event> =
+        events(&mut core).into_iter().filter(|event| event.kind == Kind::NeighborDeleted).collect();
+    assert_eq!(told.len(), 1);
+    assert_eq!(told[0].neighbor.as_ref().unwrap().gateway, Some(true));
+}
+
+#[test]
+fn a_snapshot_tells_what_changed_without_a_message() {
+    let mut core = core();
+    let link = |ifname: &str, flags| LinkFacts {
+        netns: POD,
+        ifindex: 2,
+        ifname: ifname.into(),
+        kind: Some("veth".into()),
+        flags,
+        mac: None,
+        master: None,
+        peer: Some(PeerLink { ifindex: 9, netns: Some(HOST) }),
+    };
+    let with = |links: Vec<LinkFacts>| {
+        let Fact::Netns(bare) = snapshot(POD) else { unreachable!() };
+        Fact::Netns(Box::new(NetnsSnapshot { links, ..*bare }))
+    };
+    core.observe(at(1, with(vec![link("eth0", iff::UP)])));
+    assert!(events(&mut core).is_empty(), "the first one is what is");
+    core.observe(at(2, with(vec![LinkFacts { peer: None, ..link("eth0", 0) }])));
+    let told = events(&mut core);
+    assert_eq!(told[0].link.as_ref().unwrap().change, ["down"]);
+    assert_eq!(told[0].link.as_ref().unwrap().peer.as_ref().unwrap().ifindex, 9, "the other end stays known");
+    core.observe(at(3, with(Vec::new())));
+    assert_eq!(events(&mut core)[0].kind, Kind::LinkDeleted);
+    core.observe(at(4, Fact::LinkGone { netns: POD, ifindex: 2, moved_to: None }));
+    assert!(events(&mut core).is_empty(), "the message that comes late is no second event");
+}
+
+#[test]
+fn a_link_that_goes_to_another_namespace_has_moved() {
+    let mut core = core();
+    let Fact::Netns(bare) = snapshot(HOST) else { unreachable!() };
+    let link = LinkFacts {
+        netns: HOST,
+        ifindex: 2,
+        ifname: "tmp0".into(),
+        kind: Some("veth".into()),
+        flags: 0,
+        mac: None,
+        master: None,
+        peer: None,
+    };
+    core.observe(at(1, Fact::Netns(Box::new(NetnsSnapshot { links: vec![link], ..*bare }))));
+    let moved_to = Some(PeerLink { ifindex: 3, netns: Some(POD) });
+    core.observe(at(2, Fact::LinkGone { netns: HOST, ifindex: 2, moved_to }));
+    let told = events(&mut core);
+    assert_eq!(told[0].kind, Kind::LinkMoved);
+    assert_eq!(told[0].link.as_ref().unwrap().moved_to.as_ref().unwrap().netns, Some(POD));
 }
 
 #[test]
@@ -400,6 +469,26 @@ fn a_link_that_did_not_change_is_silent_and_one_that_did_says_how() {
     let told = events(&mut core);
     assert_eq!(told[0].link.as_ref().unwrap().change, ["down"]);
     assert_eq!(told[0].message, "veth eth0 of pod lijiaob/etcd1-0 changed: down");
-    core.observe(at(4, Fact::LinkGone { netns: POD, ifindex: 2 }));
+    core.observe(at(4, Fact::LinkGone { netns: POD, ifindex: 2, moved_to: None }));
     assert_eq!(events(&mut core)[0].kind, Kind::LinkDeleted);
+}
+
+#[test]
+fn a_busy_volume_names_its_pod_even_where_no_runtime_knows_it() {
+    let mut core = core();
+    let path = "/var/lib/kubelet/pods/5c948341-c030-4996-b888-f032577d97b0/volumes/kubernetes.io~glusterfs/cam-pv-50g";
+    let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
+    core.observe(at(10, Fact::Umount(Box::new(UmountAttempt { path: path.into(), ..*attempt.clone() }))));
+    core.observe(at(11, Fact::Holders(Box::new(HolderReport::skipped(1, path)))));
+    core.observe(at(
+        12,
+        Fact::Umount(Box::new(UmountAttempt { path: path.into(), errno: None, ..*attempt })),
+    ));
+    let told = events(&mut core);
+    assert_eq!(told[0].target.as_ref().unwrap().pod.as_ref().unwrap().uid, &path[22..58]);
+    assert_eq!(told[0].mount.as_ref().unwrap().volume.as_ref().unwrap().plugin, "kubernetes.io/glusterfs");
+    assert_eq!(
+        told[1].message,
+        "volume cam-pv-50g of pod 5c948341-c030-4996-b888-f032577d97b0 unmounted after one refused attempt by umount (pid 28997)"
+    );
 }

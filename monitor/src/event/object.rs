@@ -64,9 +64,12 @@ pub struct Link {
     /// Whether it is administratively up.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub up: Option<bool>,
-    /// What changed: `up`, `down`, `carrier-up`, `carrier-down`, `mac`, `name`, `master`, `peer`.
+    /// What changed: `up`, `down`, `carrier-up`, `carrier-down`, `mac`, `name`, `master`, `peer`, `netns`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub change: Vec<String>,
+    /// Where it is now, for `link.moved`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub moved_to: Option<LinkPeer>,
 }
 
 /// The other end of a pair.

@@ -39,7 +39,7 @@ impl Containers {
     }
 
     /// The container that a network namespace belongs to: one that lives before one that does not, the
-    /// pod's sandbox before those that joined it.
+    /// pod's sandbox before the others, the one that made it before those that joined it.
     #[must_use]
     pub fn in_netns(&self, netns: NsInum) -> Option<&ContainerFacts> {
         self.known
@@ -47,7 +47,12 @@ impl Containers {
             .filter(|known| known.facts.netns == Some(netns))
             .max_by_key(|known| {
                 let facts = &known.facts;
-                (known.removed.is_none() && is_live(facts.state), facts.sandbox, facts.id.as_str())
+                (
+                    known.removed.is_none() && is_live(facts.state),
+                    facts.sandbox,
+                    !facts.joined_netns,
+                    facts.id.as_str(),
+                )
             })
             .map(|known| &known.facts)
     }
@@ -155,6 +160,7 @@ mod tests {
             addresses: Vec::new(),
             pod: None,
             sandbox,
+            joined_netns: false,
         }
     }
 
@@ -165,6 +171,16 @@ mod tests {
         containers.put(container("pause", ContainerState::Running, Some(7), true));
         containers.put(container("dead", ContainerState::Exited, Some(7), true));
         assert_eq!(containers.in_netns(7).unwrap().id, "pause");
+    }
+
+    #[test]
+    fn a_namespace_belongs_to_the_container_that_made_it_not_to_one_that_joined() {
+        let mut containers = Containers::default();
+        let owner = container("a", ContainerState::Running, Some(7), false);
+        let guest = ContainerFacts { id: "z".into(), joined_netns: true, ..owner.clone() };
+        containers.put(owner);
+        containers.put(guest);
+        assert_eq!(containers.in_netns(7).unwrap().id, "a");
     }
 
     #[test]

@@ -11,6 +11,9 @@ use crate::observation::{
 /// A route that is gone still made its next hop the gateway of whatever happened just before: the kernel
 /// drops routes and neighbor entries in one operation, and tells of the one sooner than of the other.
 const FORMER_ROUTE_NS: u64 = 2_000_000_000;
+/// What was built up within this time before a moment may not have been told yet: the kernel's records and
+/// netlink's messages come by different ways.
+const SETTLING_NS: u64 = 1_000_000_000;
 
 /// All namespaces that were read.
 #[derive(Debug, Default)]
@@ -29,10 +32,13 @@ pub struct Namespace {
     pub links: BTreeMap<u32, LinkFacts>,
     /// Addresses.
     pub addresses: Vec<AddressFacts>,
-    routes: Vec<RouteFacts>,
+    /// Default routes.
+    pub routes: Vec<RouteFacts>,
     former_routes: Vec<(BootNs, RouteFacts)>,
     /// When the hardware address of a link last changed.
     relabelled: HashMap<u32, BootNs>,
+    /// When a link or route last came or changed.
+    changed: BootNs,
 }
 
 impl Namespaces {
@@ -42,24 +48,33 @@ impl Namespaces {
         self.known.get(&netns)
     }
 
-    /// Puts a snapshot in place of what was known. Routes that it no longer has become former ones.
-    pub fn replace(&mut self, at: BootNs, snapshot: NetnsSnapshot) {
-        let old = self.known.remove(&snapshot.netns).unwrap_or_default();
+    /// Puts a snapshot in place of what was known, and returns that. Routes that it no longer has become
+    /// former ones; the other end of a pair stays known. `settled`: nothing in it is known to be new.
+    pub fn replace(&mut self, at: BootNs, mut snapshot: NetnsSnapshot, settled: bool) -> Option<Namespace> {
+        let old = self.known.remove(&snapshot.netns);
+        if let Some(old) = &old {
+            for link in snapshot.links.iter_mut().filter(|link| link.peer.is_none()) {
+                link.peer = old.links.get(&link.ifindex).and_then(|old| old.peer.clone());
+            }
+        }
+        let changed = if settled { 0 } else { at };
         let mut new = Namespace {
             name: snapshot.name,
             owner: snapshot.owner,
             links: snapshot.links.into_iter().map(|link| (link.ifindex, link)).collect(),
             addresses: snapshot.addresses,
             routes: snapshot.routes.into_iter().filter(|route| route.destination.is_none()).collect(),
-            former_routes: old.former_routes,
-            relabelled: old.relabelled,
+            former_routes: old.as_ref().map(|old| old.former_routes.clone()).unwrap_or_default(),
+            relabelled: old.as_ref().map(|old| old.relabelled.clone()).unwrap_or_default(),
+            changed: old.as_ref().map_or(changed, |old| old.changed),
         };
-        for route in old.routes {
-            if !new.routes.contains(&route) {
-                new.remember_former(at, route);
+        for route in old.iter().flat_map(|old| &old.routes) {
+            if !new.routes.contains(route) {
+                new.remember_former(at, route.clone());
             }
         }
         self.known.insert(snapshot.netns, new);
+        old
     }
 
     /// Forgets a namespace.
@@ -72,6 +87,7 @@ impl Namespaces {
         let namespace = self.known.get_mut(&link.netns)?;
         let ifindex = link.ifindex;
         let mac = link.mac.clone();
+        namespace.changed = at;
         let old = namespace.links.insert(ifindex, link);
         if old.as_ref().is_some_and(|old| old.mac != mac) {
             namespace.relabelled.insert(ifindex, at);
@@ -104,9 +120,10 @@ impl Namespaces {
     }
 
     /// Adds a default route; returns whether it is new.
-    pub fn put_route(&mut self, route: RouteFacts) -> bool {
+    pub fn put_route(&mut self, at: BootNs, route: RouteFacts) -> bool {
         match self.known.get_mut(&route.netns) {
             Some(namespace) if !namespace.routes.contains(&route) => {
+                namespace.changed = at;
                 namespace.routes.push(route);
                 true
             }
@@ -149,6 +166,12 @@ impl Namespace {
         is_default_gateway(self.routes.iter().chain(former), address)
     }
 
+    /// Whether the model shows this interface as it was at a moment: it is known, and nothing changed just before.
+    #[must_use]
+    pub fn is_settled(&self, at: BootNs, ifindex: u32) -> bool {
+        self.links.contains_key(&ifindex) && self.changed.saturating_add(SETTLING_NS) < at
+    }
+
     /// Whether a link has had this hardware address for longer than a change just before would allow.
     #[must_use]
     pub fn had_lladdr(&self, at: BootNs, ifindex: u32, lladdr: &LlAddr) -> bool {
@@ -173,7 +196,7 @@ mod tests {
 
     fn with(routes: Vec<RouteFacts>) -> Namespaces {
         let mut namespaces = Namespaces::default();
-        namespaces.replace(0, snapshot(routes));
+        namespaces.replace(0, snapshot(routes), true);
         namespaces
     }
 
@@ -203,7 +226,7 @@ mod tests {
     #[test]
     fn a_snapshot_without_the_route_counts_as_its_removal() {
         let mut namespaces = with(vec![route("10.0.0.1")]);
-        namespaces.replace(1_000, snapshot(Vec::new()));
+        namespaces.replace(1_000, snapshot(Vec::new()), true);
         assert!(namespaces.get(7).unwrap().is_gateway(1_000, "10.0.0.1".parse().unwrap()));
     }
 }

@@ -86,4 +86,7 @@ pub struct ContainerFacts {
     pub pod: Option<PodIdentity>,
     /// Whether it is the pod's sandbox.
     pub sandbox: bool,
+    /// Whether it joined the network namespace of another container.
+    #[serde(default)]
+    pub joined_netns: bool,
 }

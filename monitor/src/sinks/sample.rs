@@ -197,6 +197,7 @@ pub(crate) fn link(severity: Severity) -> Event {
             mac: Some("02:42:ac:11:00:02".into()),
             up: Some(false),
             change: vec!["down".into()],
+            moved_to: None,
         }),
         ..plain(Kind::LinkChanged, severity, "eth0 of pod lijiaob/etcd1-0 was set down")
     }

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::message::{self, Change, LinkChange};
 use super::nsid::Name;
 use super::stream::{Flow, Stream};
-use crate::observation::{BootNs, Fact, NsInum, Observation};
+use crate::observation::{BootNs, Fact, NsInum, Observation, PeerLink};
 
 impl Stream {
     /// Messages came, from the namespace that the host calls so, or from the host itself.
@@ -78,10 +78,17 @@ impl Stream {
                 memory.into_iter().for_each(|memory| memory.link(&link.facts));
                 vec![self.link(link)]
             }
-            Change::LinkGone { ifindex } => {
+            Change::LinkGone { ifindex, moved_to } => {
                 memory.into_iter().for_each(|memory| memory.link_gone(netns, ifindex));
                 self.unresolved.remove(&(netns, ifindex));
-                vec![Fact::LinkGone { netns, ifindex }]
+                let moved_to = moved_to.map(|(nsid, ifindex)| PeerLink {
+                    ifindex,
+                    netns: match self.names.peer(self.host, netns, nsid) {
+                        Name::Known(netns) => Some(netns),
+                        Name::Unknown | Name::Unknowable => None,
+                    },
+                });
+                vec![Fact::LinkGone { netns, ifindex, moved_to }]
             }
             Change::Address(address) => vec![Fact::Address(address)],
             Change::AddressGone(address) => {

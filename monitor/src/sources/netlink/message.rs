@@ -19,6 +19,9 @@ use crate::observation::{
 
 /// `NETNSA_NSID` (`include/uapi/linux/net_namespace.h`).
 const NETNSA_NSID: u16 = 1;
+/// `IFLA_NEW_NETNSID` and `IFLA_NEW_IFINDEX` of include/uapi/linux/if_link.h, since 4.15.
+const IFLA_NEW_NETNSID: u16 = 45;
+const IFLA_NEW_IFINDEX: u16 = 49;
 /// Not assigned (`NETNSA_NSID_NOT_ASSIGNED`).
 const NSID_NOT_ASSIGNED: i32 = -1;
 
@@ -54,6 +57,8 @@ pub(super) enum Change {
     Link(LinkChange),
     LinkGone {
         ifindex: u32,
+        /// Number of its new namespace, as the old one counts, and its index there.
+        moved_to: Option<(i32, u32)>,
     },
     Address(AddressFacts),
     AddressGone(AddressFacts),
@@ -207,10 +212,18 @@ fn link(netns: NsInum, payload: &[u8]) -> Decoded<Change> {
 fn link_gone(payload: &[u8]) -> Decoded<Change> {
     let header = LinkHeader::parse(payload)?;
     // In AF_BRIDGE it says that the link left its bridge.
-    Ok(match header.interface_family {
-        AddressFamily::Unspec => Change::LinkGone { ifindex: header.index },
-        _ => Change::Other,
-    })
+    if header.interface_family != AddressFamily::Unspec {
+        return Ok(Change::Other);
+    }
+    let (mut nsid, mut new_index) = (None, header.index);
+    for attribute in attributes(payload, LINK_HEADER) {
+        match attribute? {
+            (IFLA_NEW_NETNSID, value) => nsid = Some(parse_i32(value)?),
+            (IFLA_NEW_IFINDEX, value) => new_index = parse_u32(value)?,
+            _ => {}
+        }
+    }
+    Ok(Change::LinkGone { ifindex: header.index, moved_to: nsid.map(|nsid| (nsid, new_index)) })
 }
 
 fn address(netns: NsInum, payload: &[u8]) -> Decoded<Option<AddressFacts>> {

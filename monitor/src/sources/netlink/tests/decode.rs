@@ -73,7 +73,7 @@ fn a_bridge_port_that_leaves_its_bridge_is_no_deleted_link() {
     let bridge = bytes(RouteNetlinkMessage::DelLink(named_link(AddressFamily::Bridge)), 0, 0);
     assert_eq!(decoded(&bridge).unwrap(), [Change::Other]);
     let deleted = bytes(RouteNetlinkMessage::DelLink(named_link(AddressFamily::Unspec)), 0, 0);
-    assert_eq!(decoded(&deleted).unwrap(), [Change::LinkGone { ifindex: 5 }]);
+    assert_eq!(decoded(&deleted).unwrap(), [Change::LinkGone { ifindex: 5, moved_to: None }]);
 }
 
 #[test]

@@ -96,6 +96,7 @@ impl Described {
             netns: None,
             mntns: None,
             addresses: addresses(networks.unwrap_or_default()),
+            joined_netns: shared.is_some(),
             sandbox: member.as_ref().is_some_and(|member| member.sandbox),
             pod: member.map(|member| member.pod),
         })

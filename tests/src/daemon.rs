@@ -1,0 +1,412 @@
+//! The daemon under test: started as a user would, read by its standard output.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdout, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::event::Event;
+use crate::http::{self, Answer};
+use crate::mount::{Mount, Scratch};
+use crate::patience::{patience, wait_until};
+use crate::pod::Pod;
+use crate::process::{Ran, Running, finish};
+use crate::scrape::Scrape;
+use crate::unique;
+
+/// The program under test: `KEVTMON_BIN`, else the one built beside these tests.
+#[must_use]
+pub fn program() -> PathBuf {
+    let given = std::env::var_os("KEVTMON_BIN").map(PathBuf::from);
+    let path = given.unwrap_or_else(|| {
+        let test = std::env::current_exe().expect("a test has a path");
+        test.ancestors().nth(2).expect("tests lie in target/*/deps").join("kevtmon")
+    });
+    assert!(path.is_file(), "{} is missing: build it, or set KEVTMON_BIN", path.display());
+    path
+}
+
+/// A port of the loopback that is free now.
+#[must_use]
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    listener.local_addr().expect("a listener has an address").port()
+}
+
+/// How the daemon is to be started.
+#[derive(Debug)]
+pub struct Launch {
+    scratch: Scratch,
+    program: PathBuf,
+    prefix: Vec<OsString>,
+    arguments: Vec<OsString>,
+    runtime: Option<String>,
+    output: &'static str,
+    address: SocketAddr,
+    stdout: Option<File>,
+    read_later: bool,
+}
+
+/// `kevtmon run` with files and a port of its own, no runtime and JSON on standard output, until told otherwise.
+#[must_use]
+pub fn launch() -> Launch {
+    Launch {
+        scratch: Scratch::new(),
+        program: program(),
+        prefix: Vec::new(),
+        arguments: Vec::new(),
+        runtime: Some("none".to_owned()),
+        output: "json",
+        address: SocketAddr::from(([127, 0, 0, 1], free_port())),
+        stdout: None,
+        read_later: false,
+    }
+}
+
+impl Launch {
+    /// `--runtime`.
+    #[must_use]
+    pub fn runtime(mut self, runtime: impl Into<String>) -> Self {
+        self.runtime = Some(runtime.into());
+        self
+    }
+
+    /// Another argument.
+    #[must_use]
+    pub fn argument(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.arguments.push(argument.as_ref().to_owned());
+        self
+    }
+
+    /// A configuration file with this text.
+    #[must_use]
+    pub fn config(self, text: &str) -> Self {
+        let path = self.scratch.path().join("kevtmon.toml");
+        std::fs::write(&path, text).expect("a file can be written");
+        self.argument("--config").argument(path)
+    }
+
+    /// A command that starts the daemon as its own process: `setpriv …`.
+    #[must_use]
+    pub fn through<S: AsRef<OsStr>>(mut self, command: &[S]) -> Self {
+        self.prefix = command.iter().map(|word| word.as_ref().to_owned()).collect();
+        self
+    }
+
+    /// A copy of the program in its own directory, that everybody may run: the build directory may be closed.
+    #[must_use]
+    pub fn copied(mut self) -> Self {
+        let copy = self.scratch.path().join("kevtmon");
+        std::fs::copy(&self.program, &copy).expect("the program can be copied");
+        self.program = copy;
+        self
+    }
+
+    /// Where to listen, instead of a free port.
+    #[must_use]
+    pub fn listen(mut self, address: SocketAddr) -> Self {
+        self.address = address;
+        self
+    }
+
+    /// `--output`.
+    #[must_use]
+    pub fn output(mut self, output: &'static str) -> Self {
+        self.output = output;
+        self
+    }
+
+    /// Another standard output than a pipe that is read.
+    #[must_use]
+    pub fn stdout(mut self, file: File) -> Self {
+        self.stdout = Some(file);
+        self
+    }
+
+    /// Nobody reads the standard output until [`Daemon::read`].
+    #[must_use]
+    pub fn read_later(mut self) -> Self {
+        self.read_later = true;
+        self
+    }
+
+    /// A directory that lives as long as the daemon.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    fn command(&self) -> Command {
+        let directory = self.scratch.path();
+        let mut words = self.prefix.clone();
+        words.push(self.program.clone().into());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args(["run", "--output", self.output]);
+        command.arg("--listen").arg(self.address.to_string());
+        command.arg("--socket").arg(directory.join("kevtmon.sock"));
+        command.arg("--state-dir").arg(directory.join("state"));
+        if let Some(runtime) = &self.runtime {
+            command.arg("--runtime").arg(runtime);
+        }
+        command.args(&self.arguments).env("RUST_BACKTRACE", "1").env_remove("RUST_LOG").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it where it is expected to end by itself.
+    #[must_use]
+    pub fn run_to_end(self) -> Ran {
+        let mut command = Command::new("timeout");
+        // A daemon that does not end is ended: status 124 says so.
+        command.arg(patience().as_secs().to_string());
+        let inner = self.command();
+        command.arg(inner.get_program()).args(inner.get_args()).stdin(Stdio::null());
+        finish(&mut command, "kevtmon".as_ref())
+    }
+
+    /// Starts it and does not wait until it is ready.
+    #[must_use]
+    pub fn spawn(mut self) -> Daemon {
+        let complaints = self.scratch.path().join("stderr");
+        let mut command = self.command();
+        command.stderr(File::create(&complaints).expect("a file can be made"));
+        let piped = self.stdout.is_none();
+        command.stdout(self.stdout.take().map_or_else(Stdio::piped, Stdio::from));
+        let mut process = Running::spawn(&mut command);
+        let pipe = process.child().stdout.take();
+        let mut daemon = Daemon {
+            process,
+            pipe,
+            lines: Arc::default(),
+            address: self.address,
+            complaints,
+            stopped: false,
+            scratch: self.scratch,
+        };
+        if piped && !self.read_later {
+            daemon.read();
+        }
+        daemon
+    }
+
+    /// Starts it and waits until it is ready.
+    #[must_use]
+    pub fn start(self) -> Daemon {
+        let mut daemon = self.spawn();
+        daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+        daemon
+    }
+}
+
+/// What was read so far.
+#[derive(Debug, Default)]
+struct Lines {
+    state: Mutex<Read>,
+    news: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Read {
+    events: Vec<Event>,
+    bad: Option<String>,
+    ended: bool,
+}
+
+impl Lines {
+    fn lock(&self) -> MutexGuard<'_, Read> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A daemon that runs.
+#[derive(Debug)]
+pub struct Daemon {
+    process: Running,
+    pipe: Option<ChildStdout>,
+    lines: Arc<Lines>,
+    address: SocketAddr,
+    complaints: PathBuf,
+    stopped: bool,
+    scratch: Scratch,
+}
+
+impl Daemon {
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Directory of its files.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// What it logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.complaints).unwrap_or_default()
+    }
+
+    /// Begins to read its standard output.
+    pub fn read(&mut self) {
+        let pipe = self.pipe.take().expect("the standard output is read once");
+        let lines = Arc::clone(&self.lines);
+        std::thread::spawn(move || {
+            for line in BufReader::new(pipe).lines() {
+                let parsed = line.map_err(|error| error.to_string()).and_then(|line| Event::parse(&line));
+                let mut state = lines.lock();
+                match parsed {
+                    Ok(event) => state.events.push(event),
+                    Err(bad) => state.bad = Some(bad),
+                }
+                lines.news.notify_all();
+            }
+            lines.lock().ended = true;
+            lines.news.notify_all();
+        });
+    }
+
+    /// Closes its standard output, as a reader does that goes away.
+    pub fn close_stdout(&mut self) {
+        drop(self.pipe.take().expect("a pipe that is not read yet"));
+    }
+
+    /// All that was printed so far.
+    #[must_use]
+    pub fn events(&self) -> Vec<Event> {
+        self.lines.lock().events.clone()
+    }
+
+    /// Waits for an event; one that was printed before counts too.
+    pub fn wait_for(&mut self, what: &str, fits: impl Fn(&Event) -> bool) -> Event {
+        let deadline = Instant::now() + patience();
+        let lines = Arc::clone(&self.lines);
+        let mut state = lines.lock();
+        let mut seen = 0;
+        loop {
+            if let Some(found) = state.events[seen..].iter().find(|event| fits(event)) {
+                return found.clone();
+            }
+            seen = state.events.len();
+            assert!(state.bad.is_none(), "a line is not an event: {:?}", state.bad);
+            assert!(!state.ended, "the daemon ended before it printed {what}");
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "the daemon did not print {what}");
+            let look = left.min(Duration::from_secs(1));
+            state = lines.news.wait_timeout(state, look).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits for the deletion of an entry.
+    pub fn wait_for_deletion(&mut self, netns: u64, address: &str) -> Event {
+        let what = format!("neighbor.deleted of {address} in {netns}");
+        self.wait_for(&what, |event| event.is_deletion(netns, address))
+    }
+
+    /// As [`Daemon::wait_for_deletion`], of a deletion by this process: for namespaces younger than the daemon, whose
+    /// inode number may have been another's.
+    pub fn wait_for_deletion_by(&mut self, pid: u32, netns: u64, address: &str) -> Event {
+        let what = format!("neighbor.deleted of {address} in {netns} by {pid}");
+        self.wait_for(&what, |event| {
+            event.is_deletion(netns, address) && event.number("/actor/pid") == Some(pid.into())
+        })
+    }
+
+    /// All events printed before a deletion that happens now in the same namespace: what is not
+    /// among them was not said about anything that happened before this call.
+    pub fn fence(&mut self, pod: &Pod) -> Vec<Event> {
+        let address = unique::address(250);
+        pod.place().ip_batch(&format!(
+            "neigh replace {address} lladdr 02:00:00:00:00:fe dev eth0 nud permanent\n\
+             neigh del {address} dev eth0\n"
+        ));
+        self.wait_for_deletion(pod.inum(), &address);
+        self.until(|event| event.is_deletion(pod.inum(), &address))
+    }
+
+    /// As [`Daemon::fence`], for mounts: everything printed before an unmount that is refused now.
+    pub fn mount_fence(&mut self) -> Vec<Event> {
+        let mount = Mount::new();
+        let holder = crate::process::hold_by_cwd(mount.point());
+        mount.umount_in_vain();
+        let path = mount.point().to_string_lossy().into_owned();
+        let fits = |event: &Event| event.kind() == "mount.busy" && event.text("/mount/path") == path;
+        self.wait_for("the refused unmount of the fence", fits);
+        drop(holder);
+        self.until(fits)
+    }
+
+    fn until(&self, fits: impl Fn(&Event) -> bool) -> Vec<Event> {
+        self.events().into_iter().take_while(|event| !fits(event)).collect()
+    }
+
+    /// Asks its HTTP side once.
+    #[must_use]
+    pub fn get(&self, path: &str) -> Option<Answer> {
+        http::get(self.address, path)
+    }
+
+    /// Its metrics now.
+    #[must_use]
+    pub fn metrics(&self) -> Scrape {
+        let answer = self.get("/metrics").expect("the daemon serves metrics");
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        Scrape::parse(answer.body)
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    /// Waits for its end; the exit code, `None` when a signal killed it.
+    pub fn wait(&mut self) -> Option<i32> {
+        let status = wait_until("the daemon ends", || self.process.ended());
+        self.stopped = true;
+        status.code()
+    }
+
+    /// Waits until its standard output is read to the end.
+    pub fn wait_for_end_of_output(&self) -> Vec<Event> {
+        wait_until("the output ends", || self.lines.lock().ended.then_some(()));
+        self.events()
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.process.ended().is_some()
+    }
+
+    /// Ends it as a service manager does; panics unless it ends well.
+    pub fn stop(&mut self) {
+        self.signal(Signal::SIGTERM);
+        assert_eq!(self.wait(), Some(0), "exit code after SIGTERM; log:\n{}", self.log());
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut text = format!("--- log of the daemon\n{}--- its last events\n", self.log());
+            let events = self.events();
+            for event in events.iter().skip(events.len().saturating_sub(20)) {
+                text.push_str(&format!("{event}\n"));
+            }
+            show(&text);
+        } else if !self.stopped && !self.has_ended() {
+            self.stop();
+        }
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "the test runner shows it with the failure")]
+fn show(text: &str) {
+    eprintln!("{text}");
+}

@@ -1,0 +1,213 @@
+//! A Docker daemon of the tests' own: its data, socket, bridge and control group, and nothing of the host's.
+//!
+//! It sets no packet filter and does not forward, so it leaves the host's network alone. Containers survive its restart
+//! (live-restore). Its end is a shell script, because the shared one is ended by the [`crate::reaper`].
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use crate::eventually;
+use crate::image;
+use crate::mount::Scratch;
+use crate::patience::wait_until;
+use crate::process::{Ran, attempt, run};
+use crate::reaper::Will;
+use crate::unique;
+
+/// Name of the image that every daemon has.
+pub const IMAGE: &str = "kevtmon-test:1";
+
+/// Ends everything under `$dir`: daemon, shims, containers, mounts, bridge, control groups, files.
+const END: &str = r#"
+members() { find /sys/fs/cgroup -path "*/$name/*" -name cgroup.procs -exec cat {} + 2>/dev/null; }
+processes() {
+    for p in /proc/[0-9]*; do
+        case "$(tr '\0' ' ' <"$p/cmdline" 2>/dev/null)" in *"$dir/"*) echo "${p#/proc/}";; esac
+    done 2>/dev/null
+    members
+}
+for round in $(seq 100); do
+    pids=$(processes)
+    [ -z "$pids" ] && break
+    kill -9 $pids 2>/dev/null
+    sleep 0.1
+done
+for round in $(seq 20); do
+    points=$(awk -v d="$dir/" 'index($5, d) == 1 { print $5 }' /proc/self/mountinfo | sort -r)
+    [ -z "$points" ] && break
+    for point in $points; do umount -l "$point"; done
+done 2>/dev/null
+ip link del "$name" 2>/dev/null
+for round in $(seq 50); do
+    groups=$(find /sys/fs/cgroup -depth -type d \( -name "$name" -o -path "*/$name/*" \) 2>/dev/null)
+    [ -z "$groups" ] && break
+    rmdir $groups 2>/dev/null || sleep 0.1
+done
+rm -rf --one-file-system "$dir"
+"#;
+
+/// A Docker daemon.
+#[derive(Debug)]
+pub struct Dockerd {
+    /// Name of its bridge and of its control group.
+    name: String,
+    client: PathBuf,
+    process: Mutex<Option<Child>>,
+    _will: Will,
+    /// Dropped last: it holds all files.
+    scratch: Scratch,
+}
+
+impl Dockerd {
+    /// The daemon that all tests of this process share; it lives until the process ends.
+    #[must_use]
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Dockerd> = OnceLock::new();
+        SHARED.get_or_init(Self::start)
+    }
+
+    /// Starts a daemon of the caller's own and gives it the image.
+    #[must_use]
+    pub fn start() -> Self {
+        let dockerd = Self::prepare();
+        dockerd.launch();
+        dockerd
+    }
+
+    /// Prepares everything but does not start: the socket does not exist yet.
+    #[must_use]
+    pub fn prepare() -> Self {
+        let scratch = Scratch::new();
+        let name = unique::name("kvd");
+        let will = Will::new(&format!("dir={}\nname={name}\n{END}", scratch.path().display()));
+        run(&format!("ip link add {name} type bridge"));
+        run(&format!("ip address add {}/24 dev {name}", gateway()));
+        run(&format!("ip link set {name} up"));
+        // The client beside the daemon fits it best; any other that is installed may be of another make.
+        let client = image::find("dockerd").with_file_name("docker");
+        let client = [client, "/usr/bin/docker".into()].into_iter().find(|file| file.is_file());
+        let client = client.unwrap_or_else(|| image::find("docker"));
+        Self { name, client, process: Mutex::new(None), _will: will, scratch }
+    }
+
+    /// Starts the prepared daemon, and waits until it answers.
+    pub fn launch(&self) {
+        let directory = self.scratch.path();
+        let log = File::options().create(true).append(true).open(self.log()).expect("a log file");
+        let mut command = Command::new(image::find("dockerd"));
+        command.arg("--data-root").arg(directory.join("data"));
+        command.arg("--exec-root").arg(directory.join("exec"));
+        command.arg("--pidfile").arg(directory.join("pid"));
+        command.arg("--host").arg(format!("unix://{}", self.socket().display()));
+        command.arg(format!("--bridge={}", self.name)).arg(format!("--cgroup-parent=/{}", self.name));
+        command.args(["--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]);
+        command.args(["--userland-proxy=false", "--live-restore"]);
+        command.args(["--exec-opt", "native.cgroupdriver=cgroupfs"]);
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
+        let child = command.spawn().expect("dockerd (package docker.io) starts");
+        *self.process.lock().unwrap_or_else(PoisonError::into_inner) = Some(child);
+        wait_until("dockerd answers", || {
+            let answer = self.attempt(&["version"]);
+            let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+            let ended = process.as_mut().and_then(|child| child.try_wait().ok().flatten());
+            assert!(
+                ended.is_none(),
+                "dockerd ended: {}",
+                std::fs::read_to_string(self.log()).unwrap_or_default()
+            );
+            answer.status.success().then_some(())
+        });
+        if !self.attempt(&["image", "inspect", IMAGE]).status.success() {
+            let archive = image::archive(&self.scratch);
+            self.docker(&["import", &archive.to_string_lossy(), IMAGE]);
+        }
+    }
+
+    /// Kills it at once; its containers live on.
+    pub fn kill(&self) {
+        let child = self.process.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut child = child.expect("dockerd runs");
+        child.kill().expect("dockerd can be killed");
+        child.wait().expect("dockerd can be waited for");
+        // Its containerd dies with it. The next daemon must not take the dying one for a live one.
+        for file in ["pid", "exec/containerd/containerd.pid"].map(|name| self.scratch.path().join(name)) {
+            let pid = std::fs::read_to_string(&file).unwrap_or_default();
+            eventually!(is_dead(pid.trim()), "the process of {} ends", file.display());
+            drop(std::fs::remove_file(&file));
+        }
+    }
+
+    /// Path of its socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.scratch.path().join("docker.sock")
+    }
+
+    /// What the daemon under test takes as `--runtime`.
+    #[must_use]
+    pub fn runtime(&self) -> String {
+        format!("docker={}", self.socket().display())
+    }
+
+    /// Name of its bridge, and of the control group above its containers.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Runs the client, whatever comes of it.
+    pub fn attempt<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ran {
+        attempt(&self.words(arguments))
+    }
+
+    /// Runs the client; panics unless it succeeds.
+    pub fn docker<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ran {
+        let words = self.words(arguments);
+        attempt(&words).succeeded(&format!("{words:?}"))
+    }
+
+    /// The client's command line.
+    #[must_use]
+    pub fn words<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Vec<std::ffi::OsString> {
+        let host = format!("unix://{}", self.socket().display());
+        let start = [self.client.as_os_str(), "-H".as_ref(), host.as_ref()];
+        start.into_iter().chain(arguments.iter().map(AsRef::as_ref)).map(OsStr::to_owned).collect()
+    }
+
+    /// Where its log is.
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.scratch.path().join("log")
+    }
+
+    /// Directory of all its files.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.scratch.path()
+    }
+}
+
+impl Drop for Dockerd {
+    fn drop(&mut self) {
+        // Reaped here, else the script would see a zombie. The script does the rest.
+        if let Some(mut child) = self.process.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            drop(child.kill());
+            drop(child.wait());
+        }
+    }
+}
+
+fn is_dead(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
+}
+
+/// Address of a bridge, in a /24 that few others use.
+fn gateway() -> String {
+    let [_, _, middle, low] =
+        (std::process::id().wrapping_mul(7).wrapping_add(unique::number())).to_be_bytes();
+    format!("10.{}.{low}.1", 192 + (middle & 0x3f))
+}

@@ -1,0 +1,46 @@
+//! The daemon's HTTP side, asked over a plain connection.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use crate::patience::patience;
+
+/// An answer.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Status code.
+    pub status: u16,
+    /// Header lines.
+    pub head: String,
+    /// The rest.
+    pub body: String,
+}
+
+/// Asks once; `None` when nobody answers.
+#[must_use]
+pub fn get(address: SocketAddr, path: &str) -> Option<Answer> {
+    let mut stream = TcpStream::connect_timeout(&address, patience()).ok()?;
+    stream.set_read_timeout(Some(patience())).ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").ok()?;
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).ok()?;
+    let text = String::from_utf8(bytes).ok()?;
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let status = head.split_whitespace().nth(1)?.parse().ok()?;
+    let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+    let body = if chunked { unchunk(body)? } else { body.to_owned() };
+    Some(Answer { status, head: head.to_owned(), body })
+}
+
+fn unchunk(mut rest: &str) -> Option<String> {
+    let mut body = String::new();
+    loop {
+        let (size, tail) = rest.split_once("\r\n")?;
+        let size = usize::from_str_radix(size.trim(), 16).ok()?;
+        if size == 0 {
+            return Some(body);
+        }
+        body.push_str(tail.get(..size)?);
+        rest = tail.get(size + 2..)?;
+    }
+}

@@ -1,0 +1,106 @@
+//! Mounts of a test, on tmpfs in a directory of their own.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use crate::process::{Ran, attempt};
+use crate::reaper::Will;
+use crate::unique;
+
+/// A directory that is removed with all mounts in it.
+#[derive(Debug)]
+pub struct Scratch {
+    path: PathBuf,
+    _will: Will,
+}
+
+impl Scratch {
+    /// Makes one that everybody may enter.
+    #[must_use]
+    pub fn new() -> Self {
+        let path = std::env::temp_dir().join(unique::name("kvm"));
+        // Mounts are detached from the deepest up; only then may files be deleted.
+        let will = Will::new(&format!(
+            "for pass in 1 2 3 4 5 6 7 8; do\n\
+             awk -v d='{0}' '$5 == d || index($5, d \"/\") == 1 {{ print $5 }}' /proc/self/mountinfo | sort -r |\n\
+             while read -r m; do umount -l \"$(printf '%b' \"$m\")\"; done; done 2>/dev/null\n\
+             rm -rf --one-file-system '{0}'\n",
+            path.display()
+        ));
+        std::fs::create_dir(&path).expect("a directory can be made");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&path, mode).expect("a mode can be set");
+        Self { path, _will: will }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A tmpfs with a file in it.
+#[derive(Debug)]
+pub struct Mount {
+    point: PathBuf,
+    _scratch: Option<Scratch>,
+}
+
+impl Mount {
+    /// Mounts one in a directory of its own, on a path that contains a space.
+    #[must_use]
+    pub fn new() -> Self {
+        let scratch = Scratch::new();
+        let mut mount = Self::at(&scratch.path().join("pod volume"));
+        mount._scratch = Some(scratch);
+        mount
+    }
+
+    /// Mounts one at a path whose directory somebody else keeps.
+    #[must_use]
+    pub fn at(point: &Path) -> Self {
+        std::fs::create_dir_all(point).expect("a mount point can be made");
+        let tmpfs: [&OsStr; 5] =
+            ["mount".as_ref(), "-t".as_ref(), "tmpfs".as_ref(), "kevtmon".as_ref(), point.as_ref()];
+        let _ = attempt(&tmpfs).succeeded("mount");
+        std::fs::write(point.join("file"), "held\n").expect("a file can be written");
+        Self { point: point.to_owned(), _scratch: None }
+    }
+
+    /// Where it is mounted.
+    #[must_use]
+    pub fn point(&self) -> &Path {
+        &self.point
+    }
+
+    /// The file in it.
+    #[must_use]
+    pub fn file(&self) -> PathBuf {
+        self.point.join("file")
+    }
+
+    /// Tries to unmount it, by a process that ends at once.
+    pub fn umount(&self) -> Ran {
+        attempt::<&OsStr>(&["umount".as_ref(), self.point.as_ref()])
+    }
+
+    /// Tries to unmount it and is refused.
+    pub fn umount_in_vain(&self) -> Ran {
+        let ran = self.umount();
+        assert!(!ran.status.success(), "{} was not busy", self.point.display());
+        ran
+    }
+}
+
+impl Default for Mount {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,36 @@
+//! Waiting for a condition: how long a test is ready to wait, and nothing about how long things take.
+
+use std::time::{Duration, Instant};
+
+/// How long a test waits for something that must happen: `KEVTMON_TEST_PATIENCE` in seconds, else 30.
+#[must_use]
+pub fn patience() -> Duration {
+    let seconds = std::env::var("KEVTMON_TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(30))
+}
+
+/// Looks again and again until there is an answer; panics with `what` when patience ends.
+pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + patience();
+    loop {
+        if let Some(answer) = look() {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "waited in vain: {what}");
+        pause();
+    }
+}
+
+/// The time between two looks at a condition that nothing announces.
+#[expect(clippy::disallowed_methods, reason = "the pause between two looks of a bounded wait")]
+fn pause() {
+    std::thread::sleep(Duration::from_millis(10));
+}
+
+/// Waits until an expression is true: `eventually!(path.exists(), "{path:?} appears")`.
+#[macro_export]
+macro_rules! eventually {
+    ($condition:expr, $($what:tt)+) => {
+        $crate::patience::wait_until(&format!($($what)+), || ($condition).then_some(()))
+    };
+}

@@ -1,0 +1,175 @@
+//! Child processes: short ones that do something and end, and long ones that hold something.
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use crate::patience::wait_until;
+use crate::reaper::Will;
+
+/// A process that has ended.
+#[derive(Debug, Clone)]
+pub struct Ran {
+    /// Its id while it lived.
+    pub pid: u32,
+    /// How it ended.
+    pub status: ExitStatus,
+    /// What it printed.
+    pub stdout: String,
+    /// What it complained about.
+    pub stderr: String,
+}
+
+impl Ran {
+    /// Panics with the complaint unless the process succeeded.
+    #[must_use]
+    pub fn succeeded(self, what: &str) -> Self {
+        assert!(self.status.success(), "{what}: {}\n{}{}", self.status, self.stdout, self.stderr);
+        self
+    }
+}
+
+/// Runs a command to its end, whatever that is.
+pub fn attempt<S: AsRef<OsStr>>(command: &[S]) -> Ran {
+    let (program, arguments) = command.split_first().expect("a command has a name");
+    finish(Command::new(program).args(arguments).stdin(Stdio::null()), program.as_ref())
+}
+
+/// Runs a prepared command to its end and collects what it printed.
+pub fn finish(command: &mut Command, name: &OsStr) -> Ran {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.unwrap_or_else(|error| panic!("{} does not start: {error}", name.display()));
+    collect(child)
+}
+
+fn collect(child: Child) -> Ran {
+    let pid = child.id();
+    let output = child.wait_with_output().expect("a child can be waited for");
+    Ran {
+        pid,
+        status: output.status,
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// Runs a command line without quoting rules; panics unless it succeeds.
+pub fn run(line: &str) -> Ran {
+    attempt(&line.split_whitespace().collect::<Vec<_>>()).succeeded(line)
+}
+
+/// As [`run`], with text for its standard input.
+pub fn run_with_input(line: &str, input: &str) -> Ran {
+    let words = line.split_whitespace().collect::<Vec<_>>();
+    let (program, arguments) = words.split_first().expect("a command has a name");
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap_or_else(|error| panic!("{program} does not start: {error}"));
+    let mut stdin = child.stdin.take().expect("standard input is a pipe");
+    stdin.write_all(input.as_bytes()).expect("the child reads its input");
+    drop(stdin);
+    collect(child).succeeded(line)
+}
+
+/// A process that lives until it is dropped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    will: Option<Will>,
+}
+
+impl Running {
+    /// Starts it; it runs its program when this returns.
+    pub fn spawn(command: &mut Command) -> Self {
+        let name = command.get_program().to_owned();
+        let child = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", name.display()));
+        let will = Will::new(&format!("kill -9 {} 2>/dev/null\n", child.id()));
+        Self { child, will: Some(will) }
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The child itself.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child can be asked")
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.child.id()).expect("a pid fits"));
+        nix::sys::signal::kill(pid, signal).expect("a child can be signalled");
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+        if let Some(will) = self.will.take() {
+            will.revoke();
+        }
+    }
+}
+
+/// A command that does nothing until it is killed.
+#[must_use]
+pub fn idle() -> Command {
+    let mut command = Command::new("sleep");
+    command.arg("1000000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+/// Holds a directory by being in it.
+#[must_use]
+pub fn hold_by_cwd(directory: &Path) -> Running {
+    Running::spawn(idle().current_dir(directory))
+}
+
+/// Holds a file by descriptor 7. The child opens it, so this process never holds it.
+#[must_use]
+pub fn hold_by_fd(file: &Path) -> Running {
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec 7<\"$1\"; exec sleep 1000000", "sh"]).arg(file);
+    let holder = Running::spawn(command.stdin(Stdio::null()).stdout(Stdio::null()));
+    let link = format!("/proc/{}/fd/7", holder.pid());
+    wait_until("the holder opens its file", || {
+        let opened = std::fs::read_link(&link).is_ok_and(|target| target == file);
+        (opened && comm(holder.pid()).as_deref() == Some("sleep")).then_some(())
+    });
+    holder
+}
+
+/// Burns one CPU and changes nothing.
+#[must_use]
+pub fn burn() -> Running {
+    let mut command = Command::new("sh");
+    command.arg0("kevtmon-burner").args(["-c", "while :; do :; done"]);
+    Running::spawn(command.stdin(Stdio::null()))
+}
+
+/// Asks the kernel for neighbors of the network namespace at `netns`, again and again.
+#[must_use]
+pub fn chatter(netns: &Path) -> Running {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net={}", netns.display()));
+    command.args(["sh", "-c", "while :; do ip neigh show >/dev/null; done"]).stdin(Stdio::null());
+    // A group of its own, so that the `ip` that runs when the loop is killed is the only one left.
+    Running::spawn(command.process_group(0))
+}
+
+/// The command name of a process that lives.
+#[must_use]
+pub fn comm(pid: u32) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|text| text.trim_end().to_owned())
+}

@@ -1,0 +1,128 @@
+//! Links of pods: what is said when one comes, changes, moves and goes.
+
+use std::os::unix::fs::MetadataExt;
+
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::netns::Netns;
+use kevtmon_tests::pod::{GATEWAY_LLADDR, Pod};
+use kevtmon_tests::process::run;
+
+/// The namespace of these tests, which is the host's.
+fn host() -> u64 {
+    std::fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino())
+}
+
+fn wait_for_link(daemon: &mut Daemon, kind: &str, netns: u64, ifname: &str) -> Event {
+    daemon.wait_for(&format!("{kind} of {ifname}"), |event| {
+        event.kind() == kind && event.is_in(netns) && event.text("/link/ifname") == ifname
+    })
+}
+
+fn wait_for_change(daemon: &mut Daemon, netns: u64, ifname: &str, change: &str) -> Event {
+    daemon.wait_for(&format!("{change} of {ifname}"), |event| {
+        let changes = event.list("/link/change");
+        event.kind() == "link.changed"
+            && event.is_in(netns)
+            && event.text("/link/ifname") == ifname
+            && changes.iter().any(|item| item == change)
+    })
+}
+
+#[test]
+fn a_new_pair_is_told_with_its_other_end() {
+    let mut daemon = launch().start();
+    let pod = Pod::new();
+    let event = wait_for_link(&mut daemon, "link.created", host(), pod.host_end());
+    event.expect("/link/kind", "veth");
+    event.expect("/link/mac", GATEWAY_LLADDR);
+    assert!(event.number("/link/peer/ifindex").is_some(), "{event}");
+    // Whose namespace that is may take a moment to find out.
+    let (name, netns) = (pod.host_end().to_owned(), pod.inum());
+    daemon.wait_for("the namespace of the other end", |event| {
+        event.text("/link/ifname") == name && event.number("/link/peer/netns") == Some(netns)
+    });
+}
+
+#[test]
+fn an_interface_set_down_in_the_pod_has_changed() {
+    let pod = Pod::new();
+    let mut daemon = launch().start();
+    pod.ip("link set eth0 down");
+    let event = wait_for_change(&mut daemon, pod.inum(), "eth0", "down");
+    event.expect("/link/up", false);
+    pod.ip("link set eth0 up");
+    wait_for_change(&mut daemon, pod.inum(), "eth0", "up").expect("/link/up", true);
+}
+
+#[test]
+fn a_host_end_set_down_has_changed_and_its_peer_lost_carrier() {
+    let pod = Pod::new();
+    let mut daemon = launch().start();
+    run(&format!("ip link set {} down", pod.host_end()));
+    let event = wait_for_change(&mut daemon, host(), pod.host_end(), "down");
+    event.expect("/link/peer/netns", pod.inum());
+    wait_for_change(&mut daemon, pod.inum(), "eth0", "carrier-down");
+}
+
+#[test]
+fn a_new_mac_address_is_a_change() {
+    let pod = Pod::new();
+    let mut daemon = launch().start();
+    pod.ip("link set eth0 address 02:00:00:00:00:0d");
+    let event = wait_for_change(&mut daemon, pod.inum(), "eth0", "mac");
+    event.expect("/link/mac", "02:00:00:00:00:0d");
+}
+
+#[test]
+fn a_deleted_host_end_is_told_with_the_namespace_it_served() {
+    let pod = Pod::new();
+    let mut daemon = launch().start();
+    run(&format!("ip link del {}", pod.host_end()));
+    let event = wait_for_link(&mut daemon, "link.deleted", host(), pod.host_end());
+    event.expect("/link/peer/netns", pod.inum());
+}
+
+#[test]
+fn every_link_that_comes_and_goes_is_told_once() {
+    let witness = Pod::new();
+    let mut daemon = launch().start();
+    let mut names = Vec::new();
+    for _ in 0..15 {
+        let pods = [Pod::new(), Pod::new()];
+        names.extend(pods.iter().map(|pod| pod.host_end().to_owned()));
+        for pod in &pods {
+            run(&format!("ip link del {}", pod.host_end()));
+        }
+    }
+    daemon.fence(&witness);
+    for name in &names {
+        wait_for_link(&mut daemon, "link.deleted", host(), name);
+    }
+    let events = daemon.events();
+    for kind in ["link.created", "link.deleted"] {
+        let told = events.iter().filter(|event| event.kind() == kind && event.is_in(host()));
+        let mut told = told.map(|event| event.text("/link/ifname").to_owned()).collect::<Vec<_>>();
+        told.retain(|name| names.contains(name));
+        told.sort();
+        let mut expected = names.clone();
+        expected.sort();
+        assert_eq!(told, expected, "{kind}");
+    }
+}
+
+#[test]
+fn a_link_that_goes_to_another_namespace_has_moved_and_is_not_deleted() {
+    let pod = Pod::new();
+    let other = Netns::new();
+    let mut daemon = launch().start();
+    let name = pod.host_end().to_owned();
+    run(&format!("ip link set {name} netns {}", other.name()));
+    let event = daemon
+        .wait_for("link.moved", |event| event.kind() == "link.moved" && event.text("/link/ifname") == name);
+    assert!(event.is_in(host()) || event.is_in(other.place().inum()), "{event}");
+    let events = daemon.fence(&pod);
+    let deleted =
+        events.iter().find(|event| event.kind() == "link.deleted" && event.text("/link/ifname") == name);
+    assert_eq!(deleted.map(ToString::to_string), None);
+}

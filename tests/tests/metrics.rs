@@ -1,0 +1,144 @@
+//! What Prometheus reads: exact counts, the promised names, few series, and a format without complaints.
+
+use kevtmon_tests::daemon::launch;
+use kevtmon_tests::eventually;
+use kevtmon_tests::mount::Mount;
+use kevtmon_tests::pod::Pod;
+use kevtmon_tests::process::{hold_by_cwd, run_with_input};
+use kevtmon_tests::quiet::Quiet;
+
+/// Families that dashboards and alerts rely on.
+const PROMISED: [&str; 19] = [
+    "kevtmon_build_info",
+    "kevtmon_events_total",
+    "kevtmon_events_lost_total",
+    "kevtmon_events_discarded_total",
+    "kevtmon_joins_total",
+    "kevtmon_kernel_neighbor_deletions_total",
+    "kevtmon_kernel_mount_busy_total",
+    "kevtmon_neighbor_deletions_total",
+    "kevtmon_mount_busy_total",
+    "kevtmon_link_changes_total",
+    "kevtmon_veth_devices",
+    "kevtmon_holders_scan_seconds",
+    "kevtmon_event_latency_seconds",
+    "kevtmon_netlink_resyncs_total",
+    "kevtmon_source_up",
+    "kevtmon_hook_info",
+    "kevtmon_self_pins",
+    "kevtmon_core_last_tick_timestamp_seconds",
+    "process_resident_memory_bytes",
+];
+
+/// The most series that an idle node may have.
+const SERIES: usize = 150;
+
+#[test]
+fn deletions_are_counted_exactly() {
+    let _quiet = Quiet::take();
+    let pod = Pod::new();
+    let daemon = launch().start();
+    let admin = [("state", "permanent"), ("origin", "admin")];
+    let collateral = [("state", "permanent"), ("origin", "collateral")];
+    let name = "kevtmon_kernel_neighbor_deletions_total";
+    let before = daemon.metrics();
+    for _ in 0..7 {
+        pod.delete_gateway();
+        pod.set_gateway();
+    }
+    pod.ip("link set eth0 down");
+    pod.ip("link set eth0 up");
+    let rise = |labels: &[(&str, &str)]| daemon.metrics().count(name, labels) - before.count(name, labels);
+    eventually!(rise(&collateral) >= 1.0, "the last deletion is counted");
+    assert_eq!(rise(&admin), 7.0);
+    assert_eq!(rise(&collateral), 1.0);
+
+    let told = || {
+        let now = daemon.metrics();
+        now.count("kevtmon_neighbor_deletions_total", &[("cause", "admin"), ("gateway", "true")])
+    };
+    eventually!(told() >= 7.0, "the events are counted");
+    assert_eq!(told(), 7.0);
+}
+
+#[test]
+fn a_storm_is_counted_exactly() {
+    const TIMES: u32 = 10_000;
+    let _quiet = Quiet::take();
+    let pod = Pod::new();
+    let daemon = launch().output("none").argument("--node-name").argument("storm").spawn();
+    eventually!(daemon.get("/readyz").is_some_and(|answer| answer.status == 200), "the daemon is ready");
+    let count = || {
+        let labels = [("state", "permanent"), ("origin", "admin")];
+        daemon.metrics().count("kevtmon_kernel_neighbor_deletions_total", &labels)
+    };
+    let before = count();
+    let address = kevtmon_tests::unique::address(92);
+    let lines = format!(
+        "neigh replace {address} lladdr 02:00:00:00:00:10 dev eth0 nud permanent\n\
+         neigh del {address} dev eth0\n"
+    );
+    pod.place().ip_batch(&lines.repeat(TIMES as usize));
+    eventually!(count() >= before + f64::from(TIMES), "the storm is counted");
+    assert_eq!(count(), before + f64::from(TIMES));
+    let told = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
+    let lost = || daemon.metrics().count("kevtmon_events_lost_total", &[]);
+    eventually!(told() + lost() >= f64::from(TIMES), "what was not told was lost, and counted");
+}
+
+#[test]
+fn refused_unmounts_are_counted() {
+    let mount = Mount::new();
+    let daemon = launch().start();
+    let holder = hold_by_cwd(mount.point());
+    for _ in 0..3 {
+        mount.umount_in_vain();
+    }
+    let kernel = || daemon.metrics().count("kevtmon_kernel_mount_busy_total", &[]);
+    eventually!(kernel() >= 3.0, "the kernel counts each refusal");
+    drop(holder);
+}
+
+#[test]
+fn every_promised_family_is_there() {
+    let pod = Pod::new();
+    let mount = Mount::new();
+    let mut daemon = launch().start();
+    // Families with labels appear with their first sample.
+    pod.ip("link set eth0 down");
+    pod.ip("link set eth0 up");
+    let _holder = hold_by_cwd(mount.point());
+    mount.umount_in_vain();
+    daemon.mount_fence();
+    daemon.fence(&pod);
+    let metrics = daemon.metrics();
+    let families = metrics.families();
+    let missing = PROMISED.iter().filter(|name| !families.contains(name)).collect::<Vec<_>>();
+    assert!(missing.is_empty(), "{missing:?} in\n{}", metrics.text);
+    let foreign =
+        families.iter().filter(|name| !name.starts_with("kevtmon_") && !name.starts_with("process_"));
+    assert_eq!(foreign.collect::<Vec<_>>(), Vec::<&&str>::new());
+}
+
+#[test]
+fn an_idle_node_has_few_series_and_no_label_grows() {
+    let daemon = launch().start();
+    let metrics = daemon.metrics();
+    assert!(metrics.samples.len() <= SERIES, "{} series:\n{}", metrics.samples.len(), metrics.text);
+    for sample in &metrics.samples {
+        for label in ["pid", "path", "address", "netns", "ifname"] {
+            assert!(!sample.labels.contains_key(label), "{sample:?}");
+        }
+    }
+}
+
+#[test]
+fn prometheus_has_nothing_to_complain_about() {
+    let pod = Pod::new();
+    let mut daemon = launch().start();
+    pod.delete_gateway();
+    daemon.fence(&pod);
+    run_with_input("promtool check metrics", &daemon.metrics().text);
+    let answer = daemon.get("/metrics").map(|answer| answer.head.to_lowercase()).unwrap_or_default();
+    assert!(answer.contains("content-type: text/plain; version=0.0.4"), "{answer}");
+}

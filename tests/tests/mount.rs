@@ -1,0 +1,225 @@
+//! Mounts that will not go: who holds them, who tried, how often, and what is said when they go at last.
+
+#![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
+
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use kevtmon_tests::container::Container;
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::dockerd::Dockerd;
+use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
+use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::process::{Running, comm, hold_by_cwd, hold_by_fd, idle, run};
+use serde_json::Value;
+
+fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
+    event.kind() == kind && event.text("/mount/path") == path.to_string_lossy()
+}
+
+fn wait_for(daemon: &mut Daemon, kind: &str, path: &Path) -> Event {
+    daemon.wait_for(&format!("{kind} of {}", path.display()), |event| is_about(event, kind, path))
+}
+
+fn holder(event: &Event, pid: u32, access: &str) -> Value {
+    let holders = event.list("/holders");
+    let found = holders.iter().find(|holder| holder["pid"] == pid && holder["access"] == access);
+    found.unwrap_or_else(|| unreachable!("{access} of {pid} among the holders of {event}")).clone()
+}
+
+#[test]
+fn a_refused_unmount_names_the_caller_and_who_is_in_the_mount() {
+    let mount = Mount::new();
+    let mut daemon = launch().start();
+    let culprit = hold_by_cwd(mount.point());
+    let umount = mount.umount_in_vain();
+
+    let event = wait_for(&mut daemon, "mount.busy", mount.point());
+    event.expect("/mount/syscall", "umount2");
+    event.expect("/mount/errno", "EBUSY");
+    event.expect("/mount/fstype", "tmpfs");
+    event.expect("/mount/source", "kevtmon");
+    event.expect("/mount/attempts", 1);
+    let mntns = std::fs::metadata("/proc/self/ns/mnt").expect("a namespace").ino();
+    event.expect("/mount/mntns", mntns);
+    event.expect_actor(umount.pid, "umount");
+    assert!(event.text("/actor/exe").ends_with("/umount"), "{event}");
+    event.expect("/actor/ancestors/0/pid", std::process::id());
+    event.expect("/holders_verdict", "processes");
+    let found = holder(&event, culprit.pid(), "cwd");
+    assert_eq!(found["comm"], "sleep", "{event}");
+    assert_eq!(found["cmdline"], "sleep 1000000", "{event}");
+    for word in [&*mount.point().to_string_lossy(), "sleep", &culprit.pid().to_string()] {
+        assert!(event.text("/message").contains(word), "{word} in the message of {event}");
+    }
+}
+
+#[test]
+fn an_open_file_holds_a_mount() {
+    let mount = Mount::new();
+    let mut daemon = launch().start();
+    let culprit = hold_by_fd(&mount.file());
+    mount.umount_in_vain();
+    let event = wait_for(&mut daemon, "mount.busy", mount.point());
+    let found = holder(&event, culprit.pid(), "fd");
+    assert_eq!(found["fd"], 7, "{event}");
+    assert_eq!(found["path"], *mount.file().to_string_lossy(), "{event}");
+}
+
+#[test]
+fn a_program_that_runs_from_a_mount_holds_it() {
+    let mount = Mount::new();
+    let program = mount.point().join("busybox");
+    std::fs::copy(kevtmon_tests::image::find("busybox"), &program).expect("busybox can be copied");
+    let mut daemon = launch().start();
+    let culprit = Running::spawn(Command::new(&program).args(["sleep", "1000000"]));
+    mount.umount_in_vain();
+    let event = wait_for(&mut daemon, "mount.busy", mount.point());
+    holder(&event, culprit.pid(), "exe");
+}
+
+#[test]
+fn a_root_directory_in_a_mount_holds_it() {
+    let mount = Mount::new();
+    let program = mount.point().join("busybox");
+    std::fs::copy(kevtmon_tests::image::find("busybox"), &program).expect("busybox can be copied");
+    let mut daemon = launch().start();
+    let mut command = Command::new("chroot");
+    let culprit = Running::spawn(command.arg(mount.point()).args(["/busybox", "sleep", "1000000"]));
+    eventually!(comm(culprit.pid()).as_deref() == Some("busybox"), "the program changes its root");
+    mount.umount_in_vain();
+    let event = wait_for(&mut daemon, "mount.busy", mount.point());
+    holder(&event, culprit.pid(), "root");
+}
+
+#[test]
+fn a_mount_below_holds_the_one_above() {
+    let mount = Mount::new();
+    let child = Mount::at(&mount.point().join("below"));
+    let mut daemon = launch().start();
+    mount.umount_in_vain();
+    let event = wait_for(&mut daemon, "mount.busy", mount.point());
+    event.expect("/holders_verdict", "child-mount");
+    let below = child.point().to_string_lossy();
+    assert!(event.to_string().contains(&*below), "{below} is not named: {event}");
+}
+
+#[test]
+fn a_process_in_a_container_is_found_with_its_container() {
+    let dockerd = Dockerd::shared();
+    // The container sees the volume through a slave of a shared mount, as with HostToContainer.
+    let scratch = Scratch::new();
+    let base = Mount::at(&scratch.path().join("base"));
+    run(&format!("mount --make-shared {}", base.point().display()));
+    let volume = Mount::at(&base.point().join("volume"));
+    let bind = format!("{}:/data:rslave", base.point().display());
+    let container =
+        Container::start(dockerd, &["-v", &bind], &["sh", "-c", "cd /data/volume; exec sleep 1000000"]);
+    eventually!(comm(container.pid()).as_deref() == Some("sleep"), "the container is in the volume");
+    let mut daemon = launch().runtime(dockerd.runtime()).start();
+    volume.umount_in_vain();
+
+    let event = wait_for(&mut daemon, "mount.busy", volume.point());
+    event.expect("/holders_verdict", "processes");
+    let found = holder(&event, container.pid(), "cwd");
+    assert_eq!(found["container"]["id"], container.id(), "{event}");
+    assert_eq!(found["container"]["name"], container.name(), "{event}");
+    let mntns = std::fs::metadata(format!("/proc/{}/ns/mnt", container.pid())).expect("a namespace").ino();
+    assert_eq!(found["mntns"], mntns, "{event}");
+}
+
+#[test]
+fn repeated_refusals_are_told_at_each_doubling() {
+    let mount = Mount::new();
+    let mut daemon = launch().start();
+    let culprit = hold_by_cwd(mount.point());
+    for _ in 0..9 {
+        mount.umount_in_vain();
+    }
+    let events = daemon.mount_fence();
+    let told = events.iter().filter(|event| is_about(event, "mount.busy", mount.point()));
+    let attempts = told.filter_map(|event| event.number("/mount/attempts")).collect::<Vec<_>>();
+    assert_eq!(attempts, [1, 2, 4, 8]);
+    drop(culprit);
+}
+
+#[test]
+fn a_mount_that_goes_at_last_is_released() {
+    let mount = Mount::new();
+    let mut daemon = launch().start();
+    let culprit = hold_by_cwd(mount.point());
+    mount.umount_in_vain();
+    wait_for(&mut daemon, "mount.busy", mount.point());
+    drop(culprit);
+    let umount = kevtmon_tests::patience::wait_until("the mount is free", || {
+        let ran = mount.umount();
+        ran.status.success().then_some(ran)
+    });
+    let event = wait_for(&mut daemon, "mount.released", mount.point());
+    event.expect_actor(umount.pid, "umount");
+    event.expect_none("/mount/errno");
+}
+
+#[test]
+fn a_busy_mount_that_is_detached_is_not_released() {
+    let mount = Mount::new();
+    let mut daemon = launch().start();
+    let culprit = hold_by_cwd(mount.point());
+    mount.umount_in_vain();
+    wait_for(&mut daemon, "mount.busy", mount.point());
+    let umount = kevtmon_tests::process::attempt::<&std::ffi::OsStr>(&[
+        "umount".as_ref(),
+        "-l".as_ref(),
+        mount.point().as_ref(),
+    ]);
+    let umount = umount.succeeded("umount -l");
+    let event = wait_for(&mut daemon, "mount.detached", mount.point());
+    event.expect_actor(umount.pid, "umount");
+    let events = daemon.mount_fence();
+    assert!(!events.iter().any(|event| is_about(event, "mount.released", mount.point())));
+    drop(culprit);
+}
+
+#[test]
+fn an_unmount_that_succeeds_at_once_is_nothing_to_tell() {
+    let mount = Mount::new();
+    let mut daemon = launch().start();
+    eventually!(mount.umount().status.success(), "nobody holds the mount");
+    let events = daemon.mount_fence();
+    let told = events.iter().find(|event| is_about(event, "mount.released", mount.point()));
+    assert_eq!(told.map(ToString::to_string), None);
+}
+
+#[test]
+fn unmounting_what_is_no_mount_is_nothing_to_tell() {
+    let scratch = Scratch::new();
+    let mut daemon = launch().start();
+    let refused = kevtmon_tests::process::attempt(&["busybox", "umount", &scratch.path().to_string_lossy()]);
+    assert!(!refused.status.success());
+    let events = daemon.mount_fence();
+    assert!(!events.iter().any(|event| event.text("/mount/path") == scratch.path().to_string_lossy()));
+}
+
+#[test]
+fn a_relative_path_is_told_as_an_absolute_one() {
+    let mount = Mount::new();
+    let above = mount.point().parent().expect("a mount point has a directory").to_owned();
+    let mut daemon = launch().start();
+    let culprit = hold_by_cwd(mount.point());
+    let mut command = idle();
+    // SAFETY: between fork and exec only chdir and umount2 are called, which are async-signal-safe.
+    unsafe {
+        command.pre_exec(move || {
+            std::env::set_current_dir(&above)?;
+            libc::umount2(c"pod volume".as_ptr(), 0);
+            Ok(())
+        });
+    }
+    let caller = Running::spawn(&mut command);
+    let event = wait_for(&mut daemon, "mount.busy", mount.point());
+    event.expect("/actor/pid", caller.pid());
+    drop(culprit);
+}

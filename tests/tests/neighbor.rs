@@ -1,0 +1,334 @@
+//! Neighbor entries that go, each way they can go: what is said, who is named, and when nothing may be said.
+
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::netns::Netns;
+use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
+use kevtmon_tests::process::{Ran, burn, chatter, run};
+use kevtmon_tests::quiet::Quiet;
+use kevtmon_tests::unique;
+
+/// A pod that the daemon finds at its start.
+fn pod_and_daemon() -> (Pod, Daemon) {
+    let pod = Pod::new();
+    let daemon = launch().start();
+    (pod, daemon)
+}
+
+/// How often the deletion of an entry was printed.
+fn deletions(events: &[Event], netns: u64, address: &str) -> usize {
+    events.iter().filter(|event| event.is_deletion(netns, address)).count()
+}
+
+/// Panics when anything printed about the namespace alarms somebody or names somebody.
+#[track_caller]
+fn expect_no_blame(events: &[Event], netns: u64) {
+    for event in events.iter().filter(|event| event.kind().starts_with("neighbor.") && event.is_in(netns)) {
+        event.expect_none("/actor");
+        assert!(!event.alarms(), "an alarm for nothing: {event}");
+    }
+}
+
+/// Lets a process take the gateway's entry along, and returns what was said, checked for the actor.
+fn collateral(act: impl FnOnce(&Pod) -> Ran, cause: &str) -> Event {
+    let (pod, mut daemon) = pod_and_daemon();
+    let ip = act(&pod);
+    let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+    event.expect_actor(ip.pid, "ip");
+    event.expect("/neighbor/cause", cause);
+    event.expect("/neighbor/state", "permanent");
+    event.expect("/neighbor/lladdr", GATEWAY_LLADDR);
+    event.expect("/neighbor/ifname", "eth0");
+    event.expect("/neighbor/gateway", true);
+    event
+}
+
+#[test]
+fn a_deleted_gateway_entry_names_the_process_that_did_it() {
+    let (pod, mut daemon) = pod_and_daemon();
+    let ip = run(&format!("ip -n {} neigh del {GATEWAY} dev eth0", pod.netns_name()));
+    let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+
+    event.expect("/schema", 1);
+    event.expect("/severity", "warning");
+    event.expect("/neighbor/cause", "admin");
+    event.expect("/neighbor/state", "permanent");
+    event.expect("/neighbor/lladdr", GATEWAY_LLADDR);
+    event.expect("/neighbor/ifname", "eth0");
+    event.expect("/neighbor/gateway", true);
+    event.expect_none("/neighbor/new_state");
+    event.expect_actor(ip.pid, "ip");
+    event.expect("/actor/tid", ip.pid);
+    event.expect("/actor/uid", 0);
+    assert!(event.text("/actor/exe").ends_with("/ip"), "{event}");
+    let expected = format!("ip -n {} neigh del {GATEWAY} dev eth0", pod.netns_name());
+    event.expect("/actor/cmdline", expected);
+    assert!(event.text("/actor/start_time_ns").parse::<u64>().is_ok_and(|ns| ns > 0), "{event}");
+    event.expect("/actor/ancestors/0/pid", std::process::id());
+    assert!(event.list("/actor/ancestors").len() <= 5, "{event}");
+    event.expect_none("/actor/container");
+    for word in [GATEWAY, "eth0", &format!("ip (pid {})", ip.pid)] {
+        assert!(event.text("/message").contains(word), "{word} in the message of {event}");
+    }
+}
+
+#[test]
+fn the_gateway_of_a_pod_that_came_later_is_known_too() {
+    let mut daemon = launch().start();
+    let pod = Pod::new();
+    let ip = pod.delete_gateway();
+    let event = daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
+    event.expect_actor(ip.pid, "ip");
+    event.expect("/neighbor/gateway", true);
+}
+
+#[test]
+fn a_deletion_by_ioctl_names_the_process_too() {
+    let (pod, mut daemon) = pod_and_daemon();
+    let arp = pod.place().run(&format!("busybox arp -i eth0 -d {GATEWAY}"));
+    let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+    event.expect_actor(arp.pid, "busybox");
+    event.expect("/neighbor/cause", "admin");
+    event.expect("/neighbor/gateway", true);
+}
+
+#[test]
+fn an_entry_that_is_not_the_gateway_is_said_to_be_none() {
+    let (pod, mut daemon) = pod_and_daemon();
+    let address = unique::address(90);
+    pod.ip(&format!("neigh replace {address} lladdr 02:00:00:00:00:07 dev eth0 nud permanent"));
+    let ip = pod.ip(&format!("neigh del {address} dev eth0"));
+    let event = daemon.wait_for_deletion(pod.inum(), &address);
+    event.expect_actor(ip.pid, "ip");
+    event.expect("/neighbor/gateway", false);
+    event.expect("/neighbor/lladdr", "02:00:00:00:00:07");
+}
+
+#[test]
+fn an_ipv6_entry_is_seen_like_any_other() {
+    let (pod, mut daemon) = pod_and_daemon();
+    pod.ip("-6 neigh replace fe80::1 lladdr 02:00:00:00:00:08 dev eth0 nud permanent");
+    let ip = pod.ip("-6 neigh del fe80::1 dev eth0");
+    let event = daemon.wait_for_deletion(pod.inum(), "fe80::1");
+    event.expect_actor(ip.pid, "ip");
+    event.expect("/neighbor/cause", "admin");
+}
+
+#[test]
+fn an_interface_set_down_takes_the_entry_with_it() {
+    collateral(|pod| pod.ip("link set eth0 down"), "link-down");
+}
+
+#[test]
+fn a_new_mac_address_takes_the_entry_with_it() {
+    collateral(|pod| pod.ip("link set eth0 address 02:00:00:00:00:09"), "lladdr-changed");
+}
+
+#[test]
+fn removing_the_last_address_takes_the_entry_with_it() {
+    collateral(|pod| pod.ip(&format!("address del {}/32 dev eth0", pod.address())), "last-address-removed");
+}
+
+#[test]
+fn turning_arp_off_takes_the_entry_with_it() {
+    collateral(|pod| pod.ip("link set eth0 arp off"), "noarp");
+}
+
+#[test]
+fn deleting_the_interface_in_the_pod_takes_the_entry_with_it() {
+    collateral(|pod| pod.ip("link del eth0"), "link-deleted");
+}
+
+#[test]
+fn deleting_the_host_end_takes_the_entry_with_it() {
+    collateral(|pod| run(&format!("ip link del {}", pod.host_end())), "link-deleted");
+}
+
+#[test]
+fn multicast_entries_that_go_with_an_interface_are_noise() {
+    let (pod, mut daemon) = pod_and_daemon();
+    pod.ip("link set eth0 down");
+    pod.ip("link set eth0 up");
+    let events = daemon.fence(&pod);
+    let deleted = events.iter().filter(|event| event.kind() == "neighbor.deleted" && event.is_in(pod.inum()));
+    let addresses = deleted.map(|event| event.text("/neighbor/address")).collect::<Vec<_>>();
+    assert_eq!(addresses, [GATEWAY]);
+}
+
+#[test]
+fn a_flush_that_spares_permanent_entries_is_no_deletion() {
+    let (pod, mut daemon) = pod_and_daemon();
+    pod.ip("neigh replace 10.99.0.1 lladdr 02:00:00:00:00:0a dev eth0 nud reachable");
+    pod.ip("neigh flush dev eth0");
+    assert!(pod.ip("neigh show").stdout.contains("PERMANENT"));
+    let events = daemon.fence(&pod);
+    expect_no_blame(&events, pod.inum());
+    assert_eq!(deletions(&events, pod.inum(), GATEWAY), 0);
+}
+
+#[test]
+fn a_flush_that_asks_for_permanent_entries_is_a_deletion() {
+    let (pod, mut daemon) = pod_and_daemon();
+    let ip = pod.ip("neigh flush dev eth0 nud permanent");
+    let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+    event.expect_actor(ip.pid, "ip");
+    event.expect("/neighbor/cause", "admin");
+}
+
+#[test]
+fn lost_carrier_is_no_deletion() {
+    let (pod, mut daemon) = pod_and_daemon();
+    pod.ip("neigh replace 10.99.0.2 lladdr 02:00:00:00:00:0b dev eth0 nud reachable");
+    run(&format!("ip link set {} down", pod.host_end()));
+    let events = daemon.fence(&pod);
+    expect_no_blame(&events, pod.inum());
+    assert_eq!(deletions(&events, pod.inum(), GATEWAY), 0);
+}
+
+#[test]
+fn learned_entries_come_and_go_without_blame() {
+    let pod = Pod::new();
+    let peer = Netns::new();
+    // A second link to a neighbor that answers.
+    let link = unique::name("kvl");
+    run(&format!(
+        "ip link add {link} netns {} type veth peer name eth1 netns {}",
+        pod.netns_name(),
+        peer.name()
+    ));
+    pod.ip(&format!("address add 10.98.0.1/24 dev {link}"));
+    pod.ip(&format!("link set {link} up"));
+    peer.place().run("ip address add 10.98.0.2/24 dev eth1");
+    peer.place().run("ip link set eth1 up");
+    let mut daemon = launch().start();
+
+    for _ in 0..3 {
+        pod.place().run("busybox ping -c 1 -w 10 10.98.0.2");
+        assert!(pod.ip("neigh show 10.98.0.2").stdout.contains("lladdr"));
+        pod.ip(&format!("neigh flush dev {link}"));
+        pod.place().run("busybox ping -c 1 -w 10 10.98.0.2");
+        pod.ip(&format!("neigh del 10.98.0.2 dev {link}"));
+    }
+    let events = daemon.fence(&pod);
+    expect_no_blame(&events, pod.inum());
+    expect_no_blame(&events, peer.place().inum());
+    assert_eq!(deletions(&events, pod.inum(), "10.98.0.2"), 0);
+}
+
+#[test]
+fn a_learned_gateway_that_stops_answering_has_failed_and_nobody_is_named() {
+    let pod = Pod::new();
+    pod.ip(&format!("neigh del {GATEWAY} dev eth0"));
+    pod.place().run("busybox sysctl -q -w net.ipv4.neigh.eth0.retrans_time_ms=50");
+    let mut daemon = launch().start();
+    // Nobody answers: the host's end has no address and no proxy ARP.
+    let _ = pod.place().attempt("busybox ping -c 1 -w 1 10.97.0.1");
+    let event = daemon.wait_for("neighbor.failed of the gateway", |event| {
+        event.kind() == "neighbor.failed" && event.is_neighbor(pod.inum(), GATEWAY)
+    });
+    event.expect_none("/actor");
+    event.expect("/neighbor/gateway", true);
+}
+
+#[test]
+fn a_namespace_that_ends_takes_its_entries_quietly() {
+    let (mut pod, mut daemon) = pod_and_daemon();
+    let netns = pod.inum();
+    pod.delete_netns();
+    let event = daemon.wait_for_deletion(netns, GATEWAY);
+    event.expect("/neighbor/cause", "netns-exit");
+    event.expect("/severity", "debug");
+    event.expect_none("/actor");
+}
+
+#[test]
+fn a_replaced_entry_has_changed_and_names_who_replaced_it() {
+    let (pod, mut daemon) = pod_and_daemon();
+    let ip = pod.ip(&format!("neigh replace {GATEWAY} lladdr 02:00:00:00:00:0c dev eth0 nud permanent"));
+    let event = daemon.wait_for("neighbor.changed", |event| {
+        event.kind() == "neighbor.changed" && event.is_neighbor(pod.inum(), GATEWAY)
+    });
+    event.expect_actor(ip.pid, "ip");
+    event.expect("/neighbor/cause", "replaced");
+    event.expect("/neighbor/lladdr", GATEWAY_LLADDR);
+    event.expect("/neighbor/new_lladdr", "02:00:00:00:00:0c");
+    event.expect("/neighbor/gateway", true);
+    let events = daemon.fence(&pod);
+    assert_eq!(deletions(&events, pod.inum(), GATEWAY), 0);
+}
+
+#[test]
+fn an_entry_that_loses_its_permanence_has_changed() {
+    let (pod, mut daemon) = pod_and_daemon();
+    let ip = pod.ip(&format!("neigh replace {GATEWAY} lladdr {GATEWAY_LLADDR} dev eth0 nud reachable"));
+    let event = daemon.wait_for("neighbor.changed", |event| {
+        event.kind() == "neighbor.changed" && event.is_neighbor(pod.inum(), GATEWAY)
+    });
+    event.expect_actor(ip.pid, "ip");
+    event.expect("/neighbor/cause", "replaced");
+    event.expect("/neighbor/state", "permanent");
+    event.expect("/neighbor/new_state", "reachable");
+}
+
+#[test]
+fn an_entry_set_again_to_what_it_was_has_not_changed() {
+    let (pod, mut daemon) = pod_and_daemon();
+    pod.set_gateway();
+    let events = daemon.fence(&pod);
+    let mut about = events.iter().filter(|event| event.is_neighbor(pod.inum(), GATEWAY));
+    assert_eq!(about.next().map(ToString::to_string), None);
+}
+
+#[test]
+fn one_deletion_is_one_event() {
+    let (pod, mut daemon) = pod_and_daemon();
+    pod.delete_gateway();
+    let events = daemon.fence(&pod);
+    assert_eq!(deletions(&events, pod.inum(), GATEWAY), 1);
+}
+
+#[test]
+fn a_delete_an_add_and_a_delete_in_one_breath_are_two_events() {
+    let (pod, mut daemon) = pod_and_daemon();
+    let ip = pod.place().ip_batch(&format!(
+        "neigh del {GATEWAY} dev eth0\n\
+         neigh add {GATEWAY} lladdr {GATEWAY_LLADDR} dev eth0 nud permanent\n\
+         neigh del {GATEWAY} dev eth0\n"
+    ));
+    let events = daemon.fence(&pod);
+    let deleted = events.iter().filter(|event| event.is_deletion(pod.inum(), GATEWAY)).collect::<Vec<_>>();
+    assert_eq!(deleted.len(), 2);
+    for event in deleted {
+        event.expect_actor(ip.pid, "ip");
+        event.expect("/neighbor/cause", "admin");
+        event.expect("/neighbor/lladdr", GATEWAY_LLADDR);
+    }
+}
+
+#[test]
+fn a_process_that_only_keeps_the_cpu_busy_is_never_named() {
+    // Interrupts hit whoever runs: alone on the machine that is a burner, almost always.
+    let _quiet = Quiet::take();
+    let pod = Pod::new();
+    pod.place().run("busybox sysctl -q -w net.ipv4.neigh.eth0.retrans_time_ms=10");
+    let mut daemon = launch().start();
+    let cpus = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+    let burners = (0..cpus).map(|_| burn()).collect::<Vec<_>>();
+    let talker = chatter(pod.place().path());
+    let mut actors = Vec::new();
+    for round in 0..20 {
+        // An entry that fails in a timer, and one that a process deletes.
+        pod.ip(&format!("neigh replace 10.96.0.{} dev eth0 use", round + 1));
+        actors.push(pod.delete_gateway().pid);
+        pod.set_gateway();
+    }
+    let events = daemon.fence(&pod);
+    let deleted = events.iter().filter(|event| event.is_deletion(pod.inum(), GATEWAY)).collect::<Vec<_>>();
+    assert_eq!(deleted.iter().filter_map(|event| event.number("/actor/pid")).collect::<Vec<_>>(), {
+        actors.iter().map(|pid| u64::from(*pid)).collect::<Vec<_>>()
+    });
+    let idle = burners.iter().chain([&talker]).map(|process| u64::from(process.pid())).collect::<Vec<_>>();
+    for event in &events {
+        assert!(!event.number("/actor/pid").is_some_and(|pid| idle.contains(&pid)), "{event}");
+    }
+}

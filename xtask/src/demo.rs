@@ -1,0 +1,210 @@
+//! `cargo xtask demo`: a daemon, two faults provoked for real, and what the daemon says of them.
+//!
+//! In: a daemon, built or given. Out: its events and metrics with a line of explanation before each step, and a
+//! verdict: an event that does not come, or one too many, is an error. Knows the plot; how the faults are made is
+//! in `stage`, how the daemon is run and heard in `daemon`.
+
+mod daemon;
+mod scrape;
+mod stage;
+mod transcript;
+
+use std::env;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+
+use self::daemon::{Daemon, Hearing};
+use self::stage::{GATEWAY, Pod, Stage};
+use crate::build;
+use crate::packages::{self, Apt};
+use crate::setup::{self, Privilege};
+use crate::workspace;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Show this daemon instead of building one
+    #[arg(long, value_name = "FILE")]
+    daemon: Option<PathBuf>,
+}
+
+/// Returns when everything was shown, and nothing of it is left.
+pub(crate) fn demo(options: &Options) -> Result<()> {
+    let privilege = Privilege::of_this_user();
+    if privilege == Privilege::None {
+        bail!("the demo needs root, and there is no sudo here: run `cargo xtask demo` as root");
+    }
+    ensure_needs(privilege)?;
+    let daemon = match &options.daemon {
+        Some(daemon) => daemon.canonicalize().with_context(|| format!("cannot find {}", daemon.display()))?,
+        None => build::release()?,
+    };
+    if privilege == Privilege::Root {
+        return show(&daemon);
+    }
+    eprintln!("xtask: the demo makes namespaces and watches the kernel; starting it through sudo");
+    again_as_root(privilege, &daemon)
+}
+
+/// Programs that the demo starts besides the shell, and their packages.
+const NEEDS: [(&str, &str); 2] = [("ip", "iproute2"), ("umount", "mount")];
+
+fn ensure_needs(privilege: Privilege) -> Result<()> {
+    let directories = setup::search_path();
+    let (programs, wanted): (Vec<_>, Vec<_>) = NEEDS
+        .into_iter()
+        .filter(|(program, _package)| setup::find_program(&directories, program).is_none())
+        .unzip();
+    if programs.is_empty() {
+        return Ok(());
+    }
+    let why = format!("the demo needs {}", programs.join(" and "));
+    if Apt::of_this_machine().is_none() {
+        bail!("{why}: install iproute2 and util-linux");
+    }
+    setup::carry_out(&why, &[packages::update(), packages::install(&wanted)], privilege)
+}
+
+/// Becomes the same command as root, with the daemon that this user built.
+fn again_as_root(privilege: Privilege, daemon: &Path) -> Result<()> {
+    let this = env::current_exe().context("cannot find the executable of this command")?;
+    let argv =
+        [&this.display().to_string(), "demo", "--daemon", &daemon.display().to_string()].map(str::to_owned);
+    // sudo drops the environment; these steer what is shown.
+    let environment: Vec<(String, String)> = ["NO_COLOR", "RUST_LOG"]
+        .into_iter()
+        .filter_map(|name| env::var(name).ok().map(|value| (name.to_owned(), value)))
+        .collect();
+    let Some(mut command) = privilege.as_root(&argv, &environment) else {
+        bail!("the demo needs root");
+    };
+    Err(command.exec()).with_context(|| format!("cannot start {}", workspace::written(&command)))
+}
+
+fn show(program: &Path) -> Result<()> {
+    let hearing = Hearing::with_signals()?;
+    // Dropped in the order stage, daemon, directory, whatever happens from here on.
+    let directory =
+        tempfile::Builder::new().prefix("kevtmon-demo-").tempdir().context("cannot make a directory")?;
+    let narrator = Narrator::new();
+    narrator.title(
+        "kevtmon says who did it. Two faults are provoked on this machine, for real, in namespaces that end with\n\
+         this demo. Only the cast is played: shell scripts named kubelet, calico, etcd, glusterfs and nginx.",
+    )?;
+
+    narrator.step("Start the daemon: kevtmon run --output pretty --runtime none")?;
+    let mut daemon = Daemon::start(program, directory.path(), hearing)?;
+    daemon.expect("daemon.ready", &[])?;
+    let stage = Stage::set(directory.path())?;
+    let pod = gateway_is_lost(&narrator, &mut daemon, &stage)?;
+    volume_is_busy(&narrator, &mut daemon, &stage)?;
+
+    narrator.step("The same for Prometheus:")?;
+    let metrics = scrape::get(daemon.address())?;
+    for series in scrape::changed(&metrics, &METRICS)? {
+        print(series)?;
+    }
+
+    narrator.step("Stop the daemon:")?;
+    daemon.stop()?;
+    let told = daemon.told("neighbor.", &in_netns(&pod));
+    if told != 2 {
+        bail!("two neighbor events were due, and the daemon told {told}");
+    }
+    drop((pod, stage, daemon));
+    directory.close().context("cannot remove the daemon's files")?;
+    print("")?;
+    narrator.title(
+        "That was all: no event for the learned entries, and nothing of the demo is left on this machine.\n\
+         Next: `cargo xtask run` watches this node until Ctrl-C, and names containers and pods where Docker runs.",
+    )
+}
+
+/// Series that the plot must have moved.
+const METRICS: [&str; 5] = [
+    r#"kevtmon_neighbor_deletions_total{cause="admin",gateway="true"}"#,
+    r#"kevtmon_neighbor_deletions_total{cause="link-down",gateway="true"}"#,
+    r#"kevtmon_kernel_neighbor_deletions_total{origin="admin",state="learned"}"#,
+    r#"kevtmon_mount_busy_total{syscall="umount2"}"#,
+    r#"kevtmon_events_total{kind="mount.released"}"#,
+];
+
+/// A pod loses its gateway twice by somebody's fault, and then in a way that is nobody's business.
+fn gateway_is_lost(narrator: &Narrator, daemon: &mut Daemon, stage: &Stage) -> Result<Pod> {
+    narrator.step(&format!(
+        "A pod's network as Calico makes it: everything goes via {GATEWAY}, whose MAC is a static ARP entry.\n  \
+         kubelet has calico clean up after an older pod of the same name, and calico hits this one:"
+    ))?;
+    let pod = stage.pod()?;
+    let netns = in_netns(&pod);
+    stage.kubelet(&["calico", &pod.netns])?.succeeded()?;
+    daemon.expect("neighbor.deleted", &["← calico(", "← kubelet(", "cause admin", &netns])?;
+
+    narrator.step(
+        "The entry is put back. Now somebody sets the link down, and the kernel drops the entry with it:",
+    )?;
+    pod.set_gateway(stage)?;
+    pod.take_link_down(stage)?;
+    daemon.expect("neighbor.deleted", &["link set eth0 down", "cause link-down", &netns])?;
+
+    narrator.step("Six learned entries come and are flushed, as happens all day: counted, not told.")?;
+    pod.flush_learned(stage)?;
+    Ok(pod)
+}
+
+/// How the daemon's lines name the pod's network.
+fn in_netns(pod: &Pod) -> String {
+    format!("in netns {}", pod.inode)
+}
+
+/// An unmount is refused until its holders are gone.
+fn volume_is_busy(narrator: &Narrator, daemon: &mut Daemon, stage: &Stage) -> Result<()> {
+    let volume = stage.volume()?;
+    let path = volume.display().to_string();
+    let log = volume.join("access.log").display().to_string();
+    let holders = (stage.play("glusterfs", &[], &volume)?, stage.play("nginx", &[&log], Path::new("/"))?);
+    narrator.step(
+        "A pod hangs in Terminating, since its volume does not unmount. All that kubelet gets to log is",
+    )?;
+    let refused = stage.kubelet(&["umount", &path])?;
+    if refused.status.success() {
+        bail!("umount of {path} should have been refused");
+    }
+    print(&refused.complaint)?;
+    narrator.title("  and kevtmon says who holds it:")?;
+    daemon.expect("mount.busy", &["← kubelet(", "glusterfs (pid ", "nginx (pid ", "…/access.log"])?;
+
+    narrator.step("The two end, and kubelet tries again:")?;
+    drop(holders);
+    stage.kubelet(&["umount", &path])?.succeeded()?;
+    daemon.expect("mount.released", &["← kubelet(", &path, "umount2"])
+}
+
+/// Says what is about to happen, between the daemon's lines.
+struct Narrator {
+    bold: bool,
+}
+
+impl Narrator {
+    fn new() -> Self {
+        let colour = env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
+        Self { bold: colour && io::stdout().is_terminal() }
+    }
+
+    fn step(&self, text: &str) -> Result<()> {
+        print("")?;
+        self.title(&format!("▶ {text}"))
+    }
+
+    fn title(&self, text: &str) -> Result<()> {
+        if self.bold { print(&format!("\x1b[1m{text}\x1b[0m")) } else { print(text) }
+    }
+}
+
+/// A line for the terminal; that nobody reads any more ends the demo.
+fn print(line: &str) -> Result<()> {
+    writeln!(io::stdout(), "{line}").context("cannot write to standard output")
+}

@@ -1,0 +1,229 @@
+//! Where the demo's faults happen: a pod's network, a kubelet's volume, and the cast.
+//!
+//! All of it hangs on a mount namespace of this thread: what is mounted there, the names of network namespaces
+//! included, is seen by nobody else and ends with it. The cast reads from pipes of this process and ends with them.
+//! So nothing is left behind even by a demo that was killed, save a directory with the daemon's files.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+
+use crate::setup;
+use crate::workspace;
+
+/// The gateway of every pod of Calico.
+pub(super) const GATEWAY: &str = "169.254.1.1";
+
+/// Where iproute2 keeps the names of network namespaces.
+const NAMES: &str = "/var/run/netns";
+
+/// Starts its arguments as a child and ends like it.
+const KUBELET: &str = "#!/bin/sh\n\"$@\"\nexit\n";
+
+/// Deletes the gateway's entry in the network namespace that it is given.
+const CALICO: &str = "#!/bin/sh\nip -n \"$1\" neigh del 169.254.1.1 dev eth0\nexit\n";
+
+/// Opens the file that it is given, if any, and waits for the end of the demo.
+const BYSTANDER: &str = "#!/bin/sh\n[ $# -eq 0 ] || exec 3>>\"$1\"\necho ready\nread -r line\n";
+
+const CAST: [(&str, &str); 5] = [
+    ("kubelet", KUBELET),
+    ("calico", CALICO),
+    ("etcd", BYSTANDER),
+    ("glusterfs", BYSTANDER),
+    ("nginx", BYSTANDER),
+];
+
+/// The place; what hangs on it goes with it.
+pub(super) struct Stage {
+    /// The kubelet's directory.
+    root: PathBuf,
+    /// PATH of the cast.
+    path: String,
+}
+
+impl Stage {
+    /// Sets the stage below `directory`, for this thread.
+    pub(super) fn set(directory: &Path) -> Result<Self> {
+        unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace")?;
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+            .context("cannot make the mount namespace private")?;
+        let root = directory.join("kubelet");
+        let bin = root.join("bin");
+        let path = std::env::join_paths([bin.clone()].into_iter().chain(setup::search_path()))?;
+        let path = path.into_string().ok().context("PATH is not UTF-8")?;
+        let stage = Self { root, path };
+        // A file system of its own: that of temporary directories often refuses to execute.
+        mount_tmpfs("kevtmon-demo", &stage.root)?;
+        mount_tmpfs("kevtmon-demo", Path::new(NAMES))?;
+        fs::create_dir(&bin)?;
+        for (name, script) in CAST {
+            let file = bin.join(name);
+            fs::write(&file, script)
+                .and_then(|()| fs::set_permissions(&file, fs::Permissions::from_mode(0o755)))
+                .with_context(|| format!("cannot write {}", file.display()))?;
+        }
+        Ok(stage)
+    }
+
+    /// A pod's network as Calico makes it, with a process in it.
+    pub(super) fn pod(&self) -> Result<Pod> {
+        let netns = format!("kevtmon-demo-{}", std::process::id());
+        let node = format!("{netns}-node");
+        self.ip(&["netns", "add", &netns])?;
+        self.ip(&["netns", "add", &node])?;
+        // The other end is not in the host's namespace, where a network manager might take an interest in it.
+        let host_end = ["link", "add", "cali9118ebbb10b", "netns", &node, "up", "type", "veth"];
+        self.ip(&[&host_end[..], &["peer", "name", "eth0", "netns", &netns]].concat())?;
+        self.ip(&["-n", &netns, "addr", "add", "192.168.252.66/32", "dev", "eth0"])?;
+        let inode = fs::metadata(Path::new(NAMES).join(&netns))?.ino();
+        let process = self.play("ip", &["netns", "exec", &netns, "etcd"], Path::new("/"))?;
+        let pod = Pod { netns, inode, _process: process };
+        pod.bring_link_up(self)?;
+        pod.set_gateway(self)?;
+        Ok(pod)
+    }
+
+    /// Mounts a pod's volume where a kubelet does, and returns the place.
+    pub(super) fn volume(&self) -> Result<PathBuf> {
+        const BELOW: &str =
+            "pods/5c948341-c030-4996-b888-f032577d97b0/volumes/kubernetes.io~glusterfs/cam-pv-50g";
+        let path = self.root.join(BELOW);
+        mount_tmpfs("cam-pv-50g", &path)?;
+        Ok(path)
+    }
+
+    /// Has the kubelet run `argv` to its end.
+    pub(super) fn kubelet(&self, argv: &[&str]) -> Result<Ended> {
+        self.run("kubelet", argv)
+    }
+
+    /// Starts one of the cast, in `directory`, who stays until dropped.
+    pub(super) fn play(&self, program: &str, arguments: &[&str], directory: &Path) -> Result<Player> {
+        let mut command = self.command(program, arguments);
+        command.current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let written = workspace::written(&command);
+        let mut player = Player(command.spawn().with_context(|| format!("cannot start {written}"))?);
+        let mut line = String::new();
+        if let Some(output) = player.0.stdout.take() {
+            BufReader::new(output).read_line(&mut line).with_context(|| format!("cannot hear {written}"))?;
+        }
+        if line.trim_end() != "ready" {
+            bail!("{written} did not get ready");
+        }
+        Ok(player)
+    }
+
+    fn ip(&self, arguments: &[&str]) -> Result<()> {
+        self.run("ip", arguments)?.succeeded()
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) -> Result<Ended> {
+        let mut command = self.command(program, arguments);
+        let written = workspace::written(&command);
+        let output =
+            command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {written}"))?;
+        let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Ok(Ended { command: written, status: output.status, complaint })
+    }
+
+    fn command(&self, program: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(arguments).env("PATH", &self.path).env("LC_ALL", "C");
+        command
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        // In a mount namespace of its own; what cannot be unmounted now ends with that.
+        for place in [self.root.as_path(), Path::new(NAMES)] {
+            let _ = umount2(place, MntFlags::MNT_DETACH);
+        }
+    }
+}
+
+/// A network namespace with a process.
+pub(super) struct Pod {
+    /// Its name for `ip`.
+    pub(super) netns: String,
+    /// Its number, which is how the daemon calls it.
+    pub(super) inode: u64,
+    _process: Player,
+}
+
+impl Pod {
+    /// Sets the static entry without which the gateway is not reached.
+    pub(super) fn set_gateway(&self, stage: &Stage) -> Result<()> {
+        stage.ip(&self.inside(&["neigh", "add", GATEWAY, "lladdr", "ee:ee:ee:ee:ee:ee", "dev", "eth0"]))
+    }
+
+    pub(super) fn take_link_down(&self, stage: &Stage) -> Result<()> {
+        stage.ip(&self.inside(&["link", "set", "eth0", "down"]))
+    }
+
+    /// Lets learned entries come and go, that of the gateway among them.
+    pub(super) fn flush_learned(&self, stage: &Stage) -> Result<()> {
+        self.bring_link_up(stage)?;
+        for state in ["reachable", "stale"] {
+            for address in [GATEWAY, "192.168.252.67", "192.168.252.68"] {
+                let entry = ["neigh", "add", address, "lladdr", "32:76:e6:6f:ff:22", "dev", "eth0"];
+                stage.ip(&self.inside(&[&entry[..], &["nud", state]].concat()))?;
+            }
+            stage.ip(&self.inside(&["neigh", "flush", "dev", "eth0"]))?;
+        }
+        Ok(())
+    }
+
+    /// The routes go whenever the link goes down.
+    fn bring_link_up(&self, stage: &Stage) -> Result<()> {
+        stage.ip(&self.inside(&["link", "set", "eth0", "up"]))?;
+        stage.ip(&self.inside(&["route", "add", GATEWAY, "dev", "eth0", "scope", "link"]))?;
+        stage.ip(&self.inside(&["route", "add", "default", "via", GATEWAY, "dev", "eth0"]))
+    }
+
+    fn inside<'a>(&'a self, arguments: &[&'a str]) -> Vec<&'a str> {
+        [&["-n", self.netns.as_str()], arguments].concat()
+    }
+}
+
+/// One of the cast; leaves when dropped.
+pub(super) struct Player(Child);
+
+impl Drop for Player {
+    fn drop(&mut self) {
+        // It may have left by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// How a command ended.
+pub(super) struct Ended {
+    command: String,
+    pub(super) status: ExitStatus,
+    /// What it wrote to standard error.
+    pub(super) complaint: String,
+}
+
+impl Ended {
+    pub(super) fn succeeded(&self) -> Result<()> {
+        if !self.status.success() {
+            bail!("{} failed ({}): {}", self.command, self.status, self.complaint);
+        }
+        Ok(())
+    }
+}
+
+fn mount_tmpfs(source: &str, target: &Path) -> Result<()> {
+    let context = || format!("cannot mount a file system at {}", target.display());
+    fs::create_dir_all(target).with_context(context)?;
+    mount(Some(source), target, Some("tmpfs"), MsFlags::empty(), Some("mode=0755")).with_context(context)
+}
