@@ -20,7 +20,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &RunArgs) -> u8 {
-    if let Err(error) = logging::init(args.log_format) {
+    if let Err(error) = logging::init(args.log_format, args.log_bpf) {
         return fail(&error, exit::USAGE);
     }
     let overrides = args.overrides();

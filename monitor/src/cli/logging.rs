@@ -41,9 +41,9 @@ pub enum LoggingError {
 ///
 /// # Errors
 /// When `RUST_LOG` cannot be understood.
-pub fn init(format: LogFormat) -> Result<(), LoggingError> {
+pub fn init(format: LogFormat, programs: bool) -> Result<(), LoggingError> {
     let builder = tracing_subscriber::fmt()
-        .with_env_filter(directives(env::var("RUST_LOG").unwrap_or_default())?)
+        .with_env_filter(directives(env::var("RUST_LOG").unwrap_or_default(), programs)?)
         .with_writer(io::stderr)
         .with_ansi(
             io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()),
@@ -57,11 +57,14 @@ pub fn init(format: LogFormat) -> Result<(), LoggingError> {
 
 /// Below this level the Docker client writes down whole answers, environments of containers included.
 const QUIET: &str = "bollard=info";
+/// Whoever asks for the kernel programs' own log wants to see it.
+const PROGRAMS: &str = "kevtmon_ebpf=debug";
 
-fn directives(value: String) -> Result<EnvFilter, LoggingError> {
+fn directives(value: String, programs: bool) -> Result<EnvFilter, LoggingError> {
     let parse = || {
         let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).parse(&value)?;
-        Ok(filter.add_directive(QUIET.parse()?))
+        let filter = filter.add_directive(QUIET.parse()?);
+        Ok(if programs { filter.add_directive(PROGRAMS.parse()?) } else { filter })
     };
     parse().map_err(|source| LoggingError::Directives { value: value.clone(), source })
 }
@@ -72,14 +75,14 @@ mod tests {
 
     #[test]
     fn without_directives_the_level_is_info() {
-        assert_eq!(directives(String::new()).unwrap().max_level_hint(), Some(LevelFilter::INFO));
-        assert_eq!(directives("debug".into()).unwrap().max_level_hint(), Some(LevelFilter::DEBUG));
+        assert_eq!(directives(String::new(), false).unwrap().max_level_hint(), Some(LevelFilter::INFO));
+        assert_eq!(directives("debug".into(), false).unwrap().max_level_hint(), Some(LevelFilter::DEBUG));
     }
 
     #[test]
     fn the_docker_client_never_logs_what_containers_keep_secret() {
         for wish in ["debug", "bollard=trace", "bollard=debug,kevtmon=debug"] {
-            let shown = directives(wish.into()).unwrap().to_string();
+            let shown = directives(wish.into(), false).unwrap().to_string();
             assert!(shown.contains("bollard=info"), "{shown}");
             assert!(!shown.contains("bollard=trace") && !shown.contains("bollard=debug"), "{shown}");
         }
@@ -87,7 +90,7 @@ mod tests {
 
     #[test]
     fn directives_that_mean_nothing_are_refused() {
-        let error = directives("kevtmon=loud".into()).unwrap_err();
+        let error = directives("kevtmon=loud".into(), false).unwrap_err();
         assert!(error.to_string().contains("kevtmon=loud"), "{error}");
     }
 }
