@@ -53,6 +53,19 @@ fn every_event_says_where_and_in_which_order_it_was_told() {
 }
 
 #[test]
+fn the_programs_log_only_when_asked() {
+    let pod = Pod::new();
+    let mut quiet = launch().start();
+    let mut asked = launch().argument("--log-bpf").start();
+    pod.delete_gateway();
+    eventually!(asked.log().contains("kevtmon_ebpf"), "the programs log the deletion");
+    quiet.fence(&pod);
+    quiet.stop();
+    assert!(!quiet.log().contains("kevtmon_ebpf"), "{}", quiet.log());
+    asked.stop();
+}
+
+#[test]
 fn a_termination_is_said_and_ends_well() {
     let mut daemon = launch().start();
     daemon.stop();
