@@ -5,6 +5,11 @@
 //! through [`kevtmon_ebpf::Offsets`].
 #![no_std]
 #![no_main]
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "registers hold narrower values of the kernel; a checked conversion is a branch that the verifier walks"
+)]
 
 mod emit;
 mod memory;

@@ -39,7 +39,7 @@ fn sys_enter_umount(ctx: TracePointContext) -> u32 {
     // SAFETY: offsets of the tracepoint's format, which the verifier bounds.
     let (path, flags) = unsafe { (ctx.read_at::<u64>(16), ctx.read_at::<u64>(24)) };
     if let (Ok(path), Ok(flags)) = (path, flags)
-        && PENDING.insert(&ctx.pid(), &Pending { path, flags }, 0).is_err()
+        && PENDING.insert(ctx.pid(), Pending { path, flags }, 0).is_err()
     {
         emit::count(Counter::MountPendingFull);
     }
@@ -51,10 +51,10 @@ fn sys_enter_umount(ctx: TracePointContext) -> u32 {
 fn sys_exit_umount(ctx: TracePointContext) -> u32 {
     let tid = bpf_get_current_pid_tgid() as u32;
     // SAFETY: the map's values are plain bytes.
-    let Some(pending) = (unsafe { PENDING.get(&tid) }).copied() else {
+    let Some(pending) = (unsafe { PENDING.get(tid) }).copied() else {
         return 0;
     };
-    let _ = PENDING.remove(&tid);
+    let _ = PENDING.remove(tid);
     // SAFETY: offset of the tracepoint's format, which the verifier bounds.
     let Ok(result) = (unsafe { ctx.read_at::<i64>(16) }) else {
         return 0;

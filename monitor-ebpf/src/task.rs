@@ -58,11 +58,11 @@ pub(crate) fn current() -> Option<(Kernel, TaskId)> {
 pub(crate) fn tell(task: Kernel, id: &TaskId) {
     let identity = Identity { start_ns: id.start_ns, tgid: id.tgid, exec_id: id.exec_id };
     // SAFETY: the map's values are plain bytes.
-    if unsafe { TOLD.get(&identity) }.is_some() {
+    if unsafe { TOLD.get(identity) }.is_some() {
         return;
     }
     if emit::record::<TaskRecord>(Counter::TaskRingFull, |record| fill(record, task, id)) {
-        let _ = TOLD.insert(&identity, &1, 0);
+        let _ = TOLD.insert(identity, 1, 0);
     }
 }
 
