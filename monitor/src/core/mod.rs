@@ -173,27 +173,11 @@ impl Core {
     /// An event without objects; the caller adds what it is about and hands it to [`Self::emit`].
     fn event(&self, at: BootNs, kind: Kind, severity: Severity, message: String) -> Event {
         Event {
-            schema: crate::event::SCHEMA,
             time: self.wall_time(at),
             at,
-            seq: 0,
             boot_id: self.settings.boot_id.clone(),
             node: self.settings.node.clone(),
-            kind,
-            severity,
-            message,
-            actor: None,
-            target: None,
-            neighbor: None,
-            link: None,
-            route: None,
-            mount: None,
-            holders: None,
-            holders_complete: None,
-            holders_verdict: None,
-            lost: None,
-            incident: None,
-            daemon: None,
+            ..Event::new(kind, severity, message)
         }
     }
 

@@ -79,6 +79,36 @@ pub struct Event {
     pub daemon: Option<Daemon>,
 }
 
+impl Event {
+    /// An event that is about nothing yet and was told by nobody.
+    #[must_use]
+    pub fn new(kind: Kind, severity: Severity, message: String) -> Self {
+        Self {
+            schema: SCHEMA,
+            time: String::new(),
+            at: 0,
+            seq: 0,
+            boot_id: String::new(),
+            node: String::new(),
+            kind,
+            severity,
+            message,
+            actor: None,
+            target: None,
+            neighbor: None,
+            link: None,
+            route: None,
+            mount: None,
+            holders: None,
+            holders_complete: None,
+            holders_verdict: None,
+            lost: None,
+            incident: None,
+            daemon: None,
+        }
+    }
+}
+
 /// Kinds of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Kind {

@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use super::{Deliver, Filter};
-use crate::event::{Event, Kind, Lost, SCHEMA, Severity};
+use crate::event::{Event, Kind, Lost, Severity};
 use crate::metrics::Metrics;
 
 /// Most events that wait; as many again may be in the thread's hands. An event takes about 2 KiB.
@@ -238,25 +238,14 @@ fn is_reserved_for(kind: Kind) -> bool {
 impl Gap {
     fn summary(&self, sink: &str) -> Event {
         let Self { count, from, last } = self;
+        let message =
+            format!("{sink} is read too slowly: {count} events discarded up to number {}", last.seq);
         Event {
-            schema: SCHEMA,
             time: last.time.clone(),
             at: last.at,
             seq: last.seq,
             boot_id: last.boot_id.clone(),
             node: last.node.clone(),
-            kind: Kind::EventsLost,
-            severity: Severity::Warning,
-            message: format!("{sink} is read too slowly: {count} events discarded up to number {}", last.seq),
-            actor: None,
-            target: None,
-            neighbor: None,
-            link: None,
-            route: None,
-            mount: None,
-            holders: None,
-            holders_complete: None,
-            holders_verdict: None,
             lost: Some(Lost {
                 source: format!("sink.{sink}"),
                 reason: "queue-full".to_owned(),
@@ -264,8 +253,7 @@ impl Gap {
                 from: Some(from.clone()),
                 to: Some(last.time.clone()),
             }),
-            incident: None,
-            daemon: None,
+            ..Event::new(Kind::EventsLost, Severity::Warning, message)
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::event::{
     Actor, ActorSource, AncestorRef, Confidence, Container, Daemon, Event, Join, Kind, Link, LinkPeer, Lost,
-    Mount, MountHolder, Neighbor, Pod, Route, SCHEMA, Severity, Target, Volume,
+    Mount, MountHolder, Neighbor, Pod, Route, Severity, Target, Volume,
 };
 use crate::observation::{Access, Verdict};
 
@@ -22,27 +22,12 @@ pub(crate) fn all() -> Vec<Event> {
 
 fn plain(kind: Kind, severity: Severity, message: &str) -> Event {
     Event {
-        schema: SCHEMA,
         time: "2026-01-02T03:04:05.678901234Z".into(),
         at: 42_000_000_000,
         seq: 42,
         boot_id: "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11".into(),
         node: "slave-197".into(),
-        kind,
-        severity,
-        message: message.into(),
-        actor: None,
-        target: None,
-        neighbor: None,
-        link: None,
-        route: None,
-        mount: None,
-        holders: None,
-        holders_complete: None,
-        holders_verdict: None,
-        lost: None,
-        incident: None,
-        daemon: None,
+        ..Event::new(kind, severity, message.into())
     }
 }
 

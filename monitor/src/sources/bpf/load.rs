@@ -8,7 +8,9 @@ use aya::programs::{BtfTracePoint, TracePoint};
 use aya::{Btf, Ebpf, EbpfLoader, Endianness};
 use zerocopy::IntoBytes as _;
 
-use super::{BpfConfig, BpfError, CounterReader, NEIGHBOR, SWITCHED_OFF, UMOUNT, btf, chain, ring, status};
+use super::{
+    BpfConfig, BpfError, CounterReader, NEIGHBOR, SWITCHED_OFF, UMOUNT, btf, chain, counters, status,
+};
 use crate::observation::SourceStatus;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kevtmon-ebpf.o"));
@@ -37,7 +39,7 @@ impl BpfSource {
     #[must_use]
     pub fn counters(&self) -> CounterReader {
         let counts = Arc::clone(&self.counts);
-        Arc::new(move || ring::read_counters(&counts))
+        Arc::new(move || counters::read_counters(&counts))
     }
 
     /// Whether a hook is attached.

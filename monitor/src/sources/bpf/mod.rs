@@ -10,13 +10,14 @@ use thiserror::Error;
 use crate::observation::SourceStatus;
 
 pub mod btf;
+mod counters;
 mod decode;
 mod load;
 mod ring;
 
+pub use counters::{KernelCounters, LOSS_REASONS};
 pub use decode::{DecodeError, record};
 pub use load::{BpfSource, load};
-pub use ring::{KernelCounters, LOSS_REASONS};
 
 /// Names of the hooks in configuration, events and metrics.
 pub const NEIGHBOR: &str = "hook.neighbor";
