@@ -11,10 +11,12 @@ use serde::{Deserialize, Serialize};
 mod incident;
 mod object;
 mod subject;
+mod time;
 
 pub use incident::{Advice, CloseReason, EVIDENCE_MAX, Incident, Risk};
-pub use object::{Daemon, Link, LinkPeer, Lost, Mount, MountHolder, Neighbor, Route, Volume};
+pub use object::{Daemon, Link, LinkPeer, Lost, Mount, MountHolder, Neighbor, Route, Serves, Volume};
 pub use subject::{Actor, ActorSource, AncestorRef, Confidence, Container, Join, Pod, Target};
+pub use time::WallClock;
 
 /// Version of the schema, in every event.
 pub const SCHEMA: u32 = 1;
@@ -184,10 +186,13 @@ pub enum Kind {
     /// An incident closed.
     #[serde(rename = "incident.closed")]
     IncidentClosed,
+    /// A kind of a newer version; only a reader that is lenient makes it.
+    #[serde(rename = "unknown", skip_deserializing)]
+    Unknown,
 }
 
 impl Kind {
-    /// Every kind, in the order of the documentation.
+    /// Every kind that is written, in the order of the documentation.
     pub const ALL: [Self; 24] = [
         Self::DaemonReady,
         Self::DaemonDegraded,
@@ -243,6 +248,7 @@ impl Kind {
             Self::IncidentOpened => "incident.opened",
             Self::IncidentUpdated => "incident.updated",
             Self::IncidentClosed => "incident.closed",
+            Self::Unknown => "unknown",
         }
     }
 }
@@ -264,6 +270,9 @@ pub enum Severity {
 }
 
 impl Severity {
+    /// Every severity, least first.
+    pub const ALL: [Self; 5] = [Self::Debug, Self::Info, Self::Notice, Self::Warning, Self::Critical];
+
     /// As in the JSON.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -179,6 +179,18 @@ pub struct MountHolder {
     /// Its pod.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Pod>,
+    /// The pod volume that it is the file server of, by its command line.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub serves: Option<Serves>,
+}
+
+/// A pod volume that a process on the host is the file server of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Serves {
+    /// Where the volume is mounted.
+    pub mountpoint: String,
+    /// Whose it is.
+    pub pod: Pod,
 }
 
 /// What was lost.

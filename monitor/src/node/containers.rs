@@ -1,9 +1,9 @@
 //! Containers of all runtimes, by id and by network namespace. The dead are remembered for a while, since
 //! what is theirs goes later than they do.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use crate::observation::{BootNs, ContainerFacts, ContainerState, NsInum};
+use crate::observation::{BootNs, ContainerFacts, ContainerState, Fact, NsInum, Observation};
 
 /// How long a removed container can still be named.
 const REMEMBER_NS: u64 = 600 * 1_000_000_000;
@@ -12,12 +12,16 @@ const REMEMBER_NS: u64 = 600 * 1_000_000_000;
 #[derive(Debug, Default)]
 pub struct Containers {
     known: HashMap<String, Known>,
+    /// Ids by the namespace they are in: the question that every neighbor event asks.
+    by_netns: BTreeMap<NsInum, BTreeSet<String>>,
 }
 
 #[derive(Debug)]
 struct Known {
     facts: ContainerFacts,
     removed: Option<BootNs>,
+    /// When it was seen to start; `None` if it ran before it was known.
+    started: Option<BootNs>,
 }
 
 /// A change of a container's lifecycle.
@@ -42,9 +46,10 @@ impl Containers {
     /// pod's sandbox before the others, the one that made it before those that joined it.
     #[must_use]
     pub fn in_netns(&self, netns: NsInum) -> Option<&ContainerFacts> {
-        self.known
-            .values()
-            .filter(|known| known.facts.netns == Some(netns))
+        self.by_netns
+            .get(&netns)?
+            .iter()
+            .filter_map(|id| self.known.get(id))
             .max_by_key(|known| {
                 let facts = &known.facts;
                 (
@@ -55,6 +60,20 @@ impl Containers {
                 )
             })
             .map(|known| &known.facts)
+    }
+
+    /// Every network namespace that a living container is in, with the container it belongs to.
+    pub fn live_netns(&self) -> impl Iterator<Item = (NsInum, &ContainerFacts)> {
+        self.by_netns
+            .keys()
+            .filter_map(|netns| Some((*netns, self.in_netns(*netns)?)))
+            .filter(|(_, facts)| is_live(facts.state))
+    }
+
+    /// When a container was seen to start; `None` if it ran before it was known.
+    #[must_use]
+    pub fn started(&self, id: &str) -> Option<BootNs> {
+        self.known.get(id)?.started
     }
 
     /// A container of a pod: its sandbox rather than another, a living one rather than a dead one.
@@ -71,10 +90,18 @@ impl Containers {
     }
 
     /// Adds or changes a container; tells when its state is another.
-    pub fn put(&mut self, mut facts: ContainerFacts) -> Option<Transition> {
+    pub fn put(&mut self, at: BootNs, facts: ContainerFacts) -> Option<Transition> {
+        self.keep(at, facts, true)
+    }
+
+    /// `live`: told when it happened, so that one which was unknown has just begun.
+    fn keep(&mut self, at: BootNs, mut facts: ContainerFacts, live: bool) -> Option<Transition> {
         let old = self.known.remove(&facts.id);
         let from = old.as_ref().filter(|old| old.removed.is_none()).map(|old| old.facts.state);
+        let mut started = None;
         if let Some(old) = old {
+            self.leave(old.facts.netns, &old.facts.id);
+            started = old.started;
             // A process that is gone no longer tells its namespaces; they were these.
             facts.netns = facts.netns.or(old.facts.netns);
             facts.mntns = facts.mntns.or(old.facts.mntns);
@@ -82,8 +109,14 @@ impl Containers {
                 facts.addresses = old.facts.addresses;
             }
         }
+        if is_live(facts.state) && !from.is_some_and(is_live) {
+            started = (live || from.is_some()).then_some(at);
+        }
+        if let Some(netns) = facts.netns {
+            self.by_netns.entry(netns).or_default().insert(facts.id.clone());
+        }
         let transition = Transition { id: facts.id.clone(), from, to: Some(facts.state) };
-        self.known.insert(facts.id.clone(), Known { facts, removed: None });
+        self.known.insert(facts.id.clone(), Known { facts, removed: None, started });
         (transition.from != transition.to).then_some(transition)
     }
 
@@ -98,32 +131,89 @@ impl Containers {
 
     /// Takes the full list of a runtime.
     pub fn replace(&mut self, at: BootNs, runtime: &str, list: Vec<ContainerFacts>) -> Vec<Transition> {
+        let listed: HashSet<&str> = list.iter().map(|facts| facts.id.as_str()).collect();
         let mut gone: Vec<String> = self
             .known
             .values()
             .filter(|known| known.removed.is_none() && known.facts.runtime == runtime)
+            .filter(|known| !listed.contains(known.facts.id.as_str()))
             .map(|known| known.facts.id.clone())
-            .filter(|id| !list.iter().any(|facts| facts.id == *id))
             .collect();
         gone.sort_unstable();
         let mut transitions: Vec<Transition> = gone.iter().filter_map(|id| self.remove(at, id)).collect();
-        transitions.extend(list.into_iter().filter_map(|facts| self.put(facts)));
+        transitions.extend(list.into_iter().filter_map(|facts| self.keep(at, facts, false)));
         transitions
     }
 
     /// Forgets what was removed long ago.
     pub fn expire(&mut self, now: BootNs) {
-        self.known
-            .retain(|_, known| known.removed.is_none_or(|removed| removed.saturating_add(REMEMBER_NS) > now));
+        let old =
+            |known: &Known| known.removed.is_some_and(|removed| removed.saturating_add(REMEMBER_NS) <= now);
+        let forgotten: Vec<String> =
+            self.known.iter().filter(|(_, known)| old(known)).map(|(id, _)| id.clone()).collect();
+        for id in forgotten {
+            if let Some(known) = self.known.remove(&id) {
+                self.leave(known.facts.netns, &id);
+            }
+        }
     }
 
     /// Dead containers no longer own a namespace whose inode is used again.
     pub fn forget_netns(&mut self, netns: NsInum) {
-        for known in self.known.values_mut() {
-            if known.facts.netns == Some(netns) && !is_live(known.facts.state) {
+        let Some(mut ids) = self.by_netns.remove(&netns) else {
+            return;
+        };
+        ids.retain(|id| match self.known.get_mut(id) {
+            Some(known) if !is_live(known.facts.state) => {
                 known.facts.netns = None;
+                false
+            }
+            known => known.is_some(),
+        });
+        if !ids.is_empty() {
+            self.by_netns.insert(netns, ids);
+        }
+    }
+
+    fn leave(&mut self, netns: Option<NsInum>, id: &str) {
+        let Some(netns) = netns else {
+            return;
+        };
+        if let Some(ids) = self.by_netns.get_mut(&netns) {
+            ids.remove(id);
+            if ids.is_empty() {
+                self.by_netns.remove(&netns);
             }
         }
+    }
+
+    /// Those that are not removed.
+    pub fn present(&self) -> impl Iterator<Item = &ContainerFacts> {
+        self.known.values().filter(|known| known.removed.is_none()).map(|known| &known.facts)
+    }
+
+    /// All of them as observations that make another model equal to this one; `now` is when they are made.
+    pub fn observations(&self, now: BootNs) -> impl Iterator<Item = Observation> {
+        let mut known: Vec<&Known> = self.known.values().collect();
+        known.sort_unstable_by_key(|known| &known.facts.id);
+        let (gone, present): (Vec<&Known>, Vec<&Known>) =
+            known.into_iter().partition(|known| known.removed.is_some());
+        let mut lists = BTreeMap::<String, Vec<ContainerFacts>>::new();
+        for Known { facts, .. } in present {
+            lists.entry(facts.runtime.clone()).or_default().push(facts.clone());
+        }
+        let lists = lists.into_iter().map(move |(runtime, containers)| Observation {
+            at: now,
+            fact: Fact::RuntimeSnapshot { runtime, containers },
+        });
+        // A list takes those of its runtime that it lacks for removed now: they come after it.
+        let gone = gone.into_iter().flat_map(move |Known { facts, removed, .. }| {
+            let at = removed.unwrap_or(now);
+            let id = facts.id.clone();
+            [Fact::Container(Box::new(facts.clone())), Fact::ContainerGone { id }]
+                .map(|fact| Observation { at, fact })
+        });
+        lists.chain(gone)
     }
 
     /// How many there are, by runtime and state; removed ones do not count.
@@ -167,9 +257,9 @@ mod tests {
     #[test]
     fn a_namespace_belongs_to_the_sandbox_and_to_the_living() {
         let mut containers = Containers::default();
-        containers.put(container("app", ContainerState::Running, Some(7), false));
-        containers.put(container("pause", ContainerState::Running, Some(7), true));
-        containers.put(container("dead", ContainerState::Exited, Some(7), true));
+        containers.put(0, container("app", ContainerState::Running, Some(7), false));
+        containers.put(0, container("pause", ContainerState::Running, Some(7), true));
+        containers.put(0, container("dead", ContainerState::Exited, Some(7), true));
         assert_eq!(containers.in_netns(7).unwrap().id, "pause");
     }
 
@@ -178,16 +268,16 @@ mod tests {
         let mut containers = Containers::default();
         let owner = container("a", ContainerState::Running, Some(7), false);
         let guest = ContainerFacts { id: "z".into(), joined_netns: true, ..owner.clone() };
-        containers.put(owner);
-        containers.put(guest);
+        containers.put(1, owner);
+        containers.put(1, guest);
         assert_eq!(containers.in_netns(7).unwrap().id, "a");
     }
 
     #[test]
     fn an_exited_container_keeps_its_namespace_until_that_is_gone() {
         let mut containers = Containers::default();
-        containers.put(container("a", ContainerState::Running, Some(7), false));
-        containers.put(container("a", ContainerState::Exited, None, false));
+        containers.put(0, container("a", ContainerState::Running, Some(7), false));
+        containers.put(0, container("a", ContainerState::Exited, None, false));
         assert_eq!(containers.in_netns(7).unwrap().id, "a");
         containers.forget_netns(7);
         assert!(containers.in_netns(7).is_none());
@@ -196,7 +286,7 @@ mod tests {
     #[test]
     fn a_container_that_a_list_no_longer_has_is_removed_and_remembered_for_ten_minutes() {
         let mut containers = Containers::default();
-        containers.put(container("a", ContainerState::Running, None, false));
+        containers.put(0, container("a", ContainerState::Running, None, false));
         let transitions = containers.replace(1, "docker", Vec::new());
         assert_eq!(transitions[0].to, None);
         containers.expire(2);
@@ -206,9 +296,32 @@ mod tests {
     }
 
     #[test]
+    fn a_container_that_moves_to_another_namespace_leaves_the_old_one() {
+        let mut containers = Containers::default();
+        containers.put(0, container("a", ContainerState::Running, Some(7), false));
+        containers.put(0, container("a", ContainerState::Exited, None, false));
+        containers.put(0, container("a", ContainerState::Running, Some(8), false));
+        assert!(containers.in_netns(7).is_none());
+        assert_eq!(containers.live_netns().map(|(netns, _)| netns).collect::<Vec<_>>(), [8]);
+        containers.remove(0, "a");
+        containers.expire(REMEMBER_NS);
+        assert!(containers.by_netns.is_empty());
+    }
+
+    #[test]
+    fn a_start_is_known_only_where_it_was_seen() {
+        let mut containers = Containers::default();
+        let running = |id| container(id, ContainerState::Running, None, false);
+        containers.replace(5, "docker", vec![running("old")]);
+        containers.put(6, running("new"));
+        containers.put(7, running("old"));
+        assert_eq!((containers.started("old"), containers.started("new")), (None, Some(6)));
+    }
+
+    #[test]
     fn the_same_state_twice_is_no_transition() {
         let mut containers = Containers::default();
-        assert!(containers.put(container("a", ContainerState::Running, None, false)).is_some());
-        assert!(containers.put(container("a", ContainerState::Running, None, false)).is_none());
+        assert!(containers.put(0, container("a", ContainerState::Running, None, false)).is_some());
+        assert!(containers.put(0, container("a", ContainerState::Running, None, false)).is_none());
     }
 }

@@ -2,6 +2,9 @@
 
 pub mod cgroup;
 pub mod containers;
+pub mod gateways;
 pub mod namespaces;
+pub mod pods;
 pub mod tasks;
+pub mod view;
 pub mod volume;

@@ -1,11 +1,12 @@
-//! Network namespaces: links, addresses, and the routes that make an address a gateway.
+//! Network namespaces: links, addresses, the routes that make an address a gateway, and its neighbor entry.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
+use super::gateways::{Gateway, Gateways};
 use crate::observation::{
-    AddressFacts, BootNs, LinkFacts, LlAddr, NetnsOwner, NetnsSnapshot, NsInum, RouteFacts,
-    is_default_gateway,
+    AddressFacts, BootNs, Fact, LinkFacts, LlAddr, NeighborChange, NetnsOwner, NetnsSnapshot, NsInum,
+    Observation, RouteFacts, is_default_gateway,
 };
 
 /// A route that is gone still made its next hop the gateway of whatever happened just before: the kernel
@@ -34,6 +35,7 @@ pub struct Namespace {
     pub addresses: Vec<AddressFacts>,
     /// Default routes.
     pub routes: Vec<RouteFacts>,
+    gateways: Gateways,
     former_routes: Vec<(BootNs, RouteFacts)>,
     /// When the hardware address of a link last changed.
     relabelled: HashMap<u32, BootNs>,
@@ -46,6 +48,11 @@ impl Namespaces {
     #[must_use]
     pub fn get(&self, netns: NsInum) -> Option<&Namespace> {
         self.known.get(&netns)
+    }
+
+    /// All of them, in no order.
+    pub fn all(&self) -> impl Iterator<Item = (NsInum, &Namespace)> {
+        self.known.iter().map(|(netns, namespace)| (*netns, namespace))
     }
 
     /// Puts a snapshot in place of what was known, and returns that. Routes that it no longer has become
@@ -64,10 +71,12 @@ impl Namespaces {
             links: snapshot.links.into_iter().map(|link| (link.ifindex, link)).collect(),
             addresses: snapshot.addresses,
             routes: snapshot.routes.into_iter().filter(|route| route.destination.is_none()).collect(),
+            gateways: old.as_ref().map(|old| old.gateways.clone()).unwrap_or_default(),
             former_routes: old.as_ref().map(|old| old.former_routes.clone()).unwrap_or_default(),
             relabelled: old.as_ref().map(|old| old.relabelled.clone()).unwrap_or_default(),
             changed: old.as_ref().map_or(changed, |old| old.changed),
         };
+        new.gateways.replace(at, &new.routes, &snapshot.neighbors);
         for route in old.iter().flat_map(|old| &old.routes) {
             if !new.routes.contains(route) {
                 new.remember_former(at, route.clone());
@@ -145,6 +154,21 @@ impl Namespaces {
         found
     }
 
+    /// All of them as observations that make another model equal to this one; `now` is when they are made.
+    pub fn observations(&self, now: BootNs) -> impl Iterator<Item = Observation> {
+        let mut known: Vec<_> = self.known.iter().collect();
+        known.sort_unstable_by_key(|(netns, _)| **netns);
+        known.into_iter().flat_map(move |(netns, namespace)| namespace.observations(*netns, now))
+    }
+
+    /// Takes a live change of a neighbor entry, if it is that of a gateway.
+    pub fn put_neighbor(&mut self, at: BootNs, change: &NeighborChange) {
+        if let Some(namespace) = self.known.get_mut(&change.key.netns) {
+            let is_gateway = namespace.is_gateway(at, change.key.address);
+            namespace.gateways.change(at, change, is_gateway);
+        }
+    }
+
     /// How many links of a kind a namespace has.
     #[must_use]
     pub fn count_links(&self, netns: NsInum, kind: &str) -> i64 {
@@ -155,6 +179,23 @@ impl Namespaces {
 }
 
 impl Namespace {
+    /// The neighbor entries of its default gateways, present and former.
+    pub fn gateways(&self) -> impl Iterator<Item = (u32, IpAddr, &Gateway)> {
+        self.gateways.iter()
+    }
+
+    /// The neighbor entry of a default gateway; `None` when nothing is known of it.
+    #[must_use]
+    pub fn gateway(&self, ifindex: u32, address: IpAddr) -> Option<&Gateway> {
+        self.gateways.get(ifindex, address)
+    }
+
+    /// The default routes.
+    #[must_use]
+    pub fn routes(&self) -> &[RouteFacts] {
+        &self.routes
+    }
+
     /// Whether an address was a default gateway at a moment.
     #[must_use]
     pub fn is_gateway(&self, at: BootNs, address: IpAddr) -> bool {
@@ -178,6 +219,47 @@ impl Namespace {
         let settled =
             self.relabelled.get(&ifindex).is_none_or(|changed| changed.saturating_add(FORMER_ROUTE_NS) < at);
         settled && self.links.get(&ifindex).is_some_and(|link| link.mac.as_ref() == Some(lladdr))
+    }
+
+    /// What ended a moment ago still counts, so it begins and ends once more.
+    fn observations(&self, netns: NsInum, now: BootNs) -> Vec<Observation> {
+        let recent = |at: BootNs| at.saturating_add(FORMER_ROUTE_NS) >= now;
+        let relabelled = |ifindex| self.relabelled.get(&ifindex).copied().filter(|at| recent(*at));
+        let mut links: Vec<LinkFacts> = self.links.values().cloned().collect();
+        let mut later = Vec::new();
+        for link in &mut links {
+            if let Some(at) = relabelled(link.ifindex) {
+                later.push(Observation { at, fact: Fact::Link(Box::new(link.clone())) });
+                link.mac = match link.mac {
+                    Some(_) => None,
+                    None => Some(LlAddr(Vec::new())),
+                };
+            }
+        }
+        let former = self.former_routes.iter().filter(|(_, route)| !self.routes.contains(route));
+        for (at, route) in former.filter(|(at, _)| recent(*at)) {
+            for fact in [Fact::Route(route.clone()), Fact::RouteGone(route.clone())] {
+                later.push(Observation { at: *at, fact });
+            }
+        }
+        // Telling a link again sets when something last changed.
+        if let Some(link) = self.links.values().next()
+            && (recent(self.changed) || !later.is_empty())
+        {
+            later.push(Observation { at: self.changed, fact: Fact::Link(Box::new(link.clone())) });
+        }
+        let snapshot = NetnsSnapshot {
+            netns,
+            name: self.name.clone(),
+            owner: self.owner.clone(),
+            links,
+            addresses: self.addresses.clone(),
+            routes: self.routes.clone(),
+            neighbors: self.gateways.entries(&self.routes),
+        };
+        let mut all = vec![Observation { at: now, fact: Fact::Netns(Box::new(snapshot)) }];
+        all.append(&mut later);
+        all
     }
 
     fn remember_former(&mut self, at: BootNs, route: RouteFacts) {

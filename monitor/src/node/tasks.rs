@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 
-use crate::observation::{TaskFacts, TaskKey};
+use crate::observation::{BootNs, Fact, Observation, TaskFacts, TaskKey};
 
 /// Twice what the kernel remembers having told.
 const CAPACITY: usize = 2048;
@@ -37,6 +37,17 @@ impl Tasks {
         let known = self.known.get(key)?;
         known.used.set(self.next_use());
         Some(&known.facts)
+    }
+
+    /// The most recently used, at most this many, as observations in the order of their use.
+    pub fn observations(&self, now: BootNs, most: usize) -> impl Iterator<Item = Observation> {
+        let mut known: Vec<&Known> = self.known.values().collect();
+        known.sort_unstable_by_key(|known| known.used.get());
+        let first = known.len().saturating_sub(most);
+        known.into_iter().skip(first).map(move |Known { facts, .. }| Observation {
+            at: now,
+            fact: Fact::Task(Box::new(facts.clone())),
+        })
     }
 
     fn next_use(&self) -> u64 {

@@ -16,6 +16,19 @@ pub fn of_path(path: &str) -> Option<Volume> {
     path.match_indices("/pods/").find_map(|(at, marker)| below_pods(&path[at + marker.len()..]))
 }
 
+/// File servers in user space whose command line ends in, or holds, the place where they are mounted.
+const SERVERS: [&str; 6] = ["glusterfs", "fuse", "s3fs", "sshfs", "juicefs", "rclone"];
+
+/// The pod volume that a process serves: a FUSE server is told its mount point by an argument.
+#[must_use]
+pub fn served<'a>(comm: &str, cmdline: &'a str) -> Option<(&'a str, Volume)> {
+    if !SERVERS.iter().any(|server| comm.contains(server)) {
+        return None;
+    }
+    let paths = cmdline.split(' ').filter(|word| word.starts_with('/'));
+    paths.rev().find_map(|path| Some((path, of_path(path)?)))
+}
+
 fn below_pods(path: &str) -> Option<Volume> {
     let mut parts = path.split('/').filter(|part| !part.is_empty());
     let pod_uid = parts.next().filter(|part| is_uid(part))?.to_owned();
@@ -81,6 +94,16 @@ mod tests {
     fn a_block_volume_is_a_volume() {
         let path = format!("/var/lib/kubelet/pods/{UID}/volumeDevices/kubernetes.io~csi/pvc-2");
         assert_eq!(of_path(&path), volume(UID, "kubernetes.io/csi", "pvc-2"));
+    }
+
+    #[test]
+    fn a_file_server_serves_the_volume_that_its_command_line_names() {
+        let path = format!("/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~glusterfs/cam-pv-50g");
+        let cmdline = format!("/usr/sbin/glusterfs --log-file=/var/log/x.log --volfile-id=a {path}");
+        let served_volume = volume(UID, "kubernetes.io/glusterfs", "cam-pv-50g").unwrap();
+        assert_eq!(served("glusterfs", &cmdline), Some((path.as_str(), served_volume)));
+        assert_eq!(served("tar", &cmdline), None);
+        assert_eq!(served("glusterfs", "/usr/sbin/glusterfs /mnt"), None);
     }
 
     #[test]

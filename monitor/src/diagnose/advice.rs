@@ -1,0 +1,56 @@
+//! Commands that an operator can paste: whatever the node itself could name is quoted.
+
+use crate::event::{Advice, Risk};
+
+/// One next step; the words of the command are quoted where they need it.
+pub(super) fn advice(text: &str, risk: Risk, command: &[&str]) -> Advice {
+    let words: Vec<String> = command.iter().map(|word| quoted(word)).collect();
+    Advice { text: text.to_owned(), command: words.join(" "), risk }
+}
+
+/// As a POSIX shell reads it back; control characters in the way of bash and zsh, so that none is sent to a
+/// terminal.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+~".contains(c);
+    if !word.is_empty() && word.chars().all(plain) && !word.starts_with('~') {
+        return word.to_owned();
+    }
+    if !word.chars().any(char::is_control) {
+        return format!("'{}'", word.replace('\'', r"'\''"));
+    }
+    let mut text = String::from("$'");
+    for c in word.chars() {
+        match c {
+            '\'' | '\\' => text.extend(['\\', c]),
+            c if c.is_control() => text.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => text.push(c),
+        }
+    }
+    text.push('\'');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_somebody_chose_cannot_become_a_command() {
+        for (word, shown) in [
+            ("eth0", "eth0"),
+            (
+                "/var/lib/kubelet/pods/kubernetes.io~glusterfs",
+                "/var/lib/kubelet/pods/kubernetes.io~glusterfs",
+            ),
+            ("a;rm -rf /", "'a;rm -rf /'"),
+            ("it's", r"'it'\''s'"),
+            ("$(reboot)", "'$(reboot)'"),
+            ("~root", "'~root'"),
+            ("", "''"),
+            ("a\nb'\\", r"$'a\u000ab\'\\'"),
+            ("\u{1b}[2J", r"$'\u001b[2J'"),
+        ] {
+            assert_eq!(quoted(word), shown, "{word:?}");
+        }
+    }
+}

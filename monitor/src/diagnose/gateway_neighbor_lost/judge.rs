@@ -1,0 +1,169 @@
+//! Whether a gateway's neighbor entry is what it should be, by the model alone.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use crate::config::Thresholds;
+use crate::event::Target;
+use crate::node::containers::is_live;
+use crate::node::view::NodeView;
+use crate::observation::{ContainerState, LinkFacts, LlAddr, NeighborKey, NsInum};
+
+/// The state of a gateway's entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Health {
+    /// The namespace or the gateway was never read.
+    Unknown,
+    /// Static, and the host's end answers to its address.
+    Right,
+    /// Static; who answers to its address is not known.
+    Static,
+    /// Static, and the host's end has another address.
+    Wrong,
+    /// Learned.
+    Learned,
+    /// Being resolved, or given up.
+    Unresolved,
+    /// There is no entry.
+    Absent,
+}
+
+/// Reads it from the model.
+pub(super) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
+    let Some(gateway) =
+        node.namespaces.get(key.netns).and_then(|namespace| namespace.gateway(key.ifindex, key.address))
+    else {
+        return Health::Unknown;
+    };
+    if gateway.is_static() {
+        return match (expected(node, key), gateway.lladdr()) {
+            (Some(expected), Some(lladdr)) if expected == lladdr => Health::Right,
+            (Some(_), Some(_)) => Health::Wrong,
+            _ => Health::Static,
+        };
+    }
+    if gateway.is_learned() {
+        Health::Learned
+    } else if gateway.is_unresolved() {
+        Health::Unresolved
+    } else {
+        Health::Absent
+    }
+}
+
+/// The link-layer address that a packet to the gateway has to carry, where that is certain: that of the host's
+/// end of the pair, which routes it; or that of the bridge it is a port of, if that has the gateway's address.
+pub(super) fn expected<'a>(node: &NodeView<'a>, key: NeighborKey) -> Option<&'a LlAddr> {
+    let end = host_end(node, key.netns, key.ifindex)?;
+    let Some(bridge) = end.master else {
+        return end.mac.as_ref();
+    };
+    let host = node.namespaces.get(end.netns)?;
+    let has_address =
+        host.addresses.iter().any(|known| known.ifindex == bridge && known.address == key.address);
+    host.links.get(&bridge).filter(|_| has_address)?.mac.as_ref()
+}
+
+/// The other end of a veth pair. Other kinds of links name their lower device as a peer.
+pub(super) fn host_end<'a>(node: &NodeView<'a>, netns: NsInum, ifindex: u32) -> Option<&'a LinkFacts> {
+    let is_veth = |link: &&LinkFacts| link.kind.as_deref() == Some("veth");
+    let link = node.namespaces.get(netns)?.links.get(&ifindex).filter(is_veth)?;
+    let peer = link.peer.as_ref()?;
+    let end = node.namespaces.get(peer.netns?)?.links.get(&peer.ifindex).filter(is_veth)?;
+    end.peer.as_ref().is_none_or(|back| back.ifindex == ifindex).then_some(end)
+}
+
+/// Whose namespace it is, if it is that of a container that lives.
+pub(super) fn live_target(node: &NodeView<'_>, netns: NsInum) -> Option<Target> {
+    if netns == node.host_netns {
+        return None;
+    }
+    if let Some(facts) = node.containers.in_netns(netns) {
+        return is_live(facts.state).then(|| node.target_of(facts));
+    }
+    Some(node.target(netns)).filter(is_live_container)
+}
+
+/// A container without a state was found by the control group of a process that lives in it.
+pub(super) fn is_live_container(target: &Target) -> bool {
+    let live = [ContainerState::Running.name(), ContainerState::Paused.name()];
+    target
+        .container
+        .as_ref()
+        .is_some_and(|container| container.state.as_deref().is_none_or(|state| live.contains(&state)))
+}
+
+/// A gateway that lacks what those like it have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Odd {
+    pub(super) key: NeighborKey,
+    /// How many of those like it have a static entry, and how many there are.
+    pub(super) others: (usize, usize),
+    /// What makes them alike: the beginning of the name of the host's end.
+    pub(super) prefix: String,
+}
+
+/// Gateways without an entry, where nearly all others of the same network plugin have a static one.
+pub(super) fn odd_ones(node: &NodeView<'_>, thresholds: &Thresholds) -> Vec<Odd> {
+    #[derive(Default)]
+    struct Group {
+        with: usize,
+        all: usize,
+        without: Vec<NeighborKey>,
+    }
+    let mut groups: BTreeMap<(&str, bool), Group> = BTreeMap::new();
+    for (netns, _) in node.containers.live_netns().filter(|(netns, _)| *netns != node.host_netns) {
+        let Some(namespace) = node.namespaces.get(netns) else { continue };
+        for (ifindex, address, gateway) in namespace.gateways() {
+            let is_current = |address: IpAddr| {
+                namespace
+                    .routes
+                    .iter()
+                    .any(|route| route.gateway == Some(address) && route.ifindex == Some(ifindex))
+            };
+            let Some(end) = host_end(node, netns, ifindex).filter(|_| is_current(address)) else { continue };
+            let group = groups.entry((prefix(&end.ifname), address.is_ipv4())).or_default();
+            group.all += 1;
+            if gateway.is_static() {
+                group.with += 1;
+            } else if !gateway.is_learned() {
+                group.without.push(NeighborKey { netns, ifindex, address });
+            }
+        }
+    }
+    let is_rule = |group: &Group| {
+        group.with >= thresholds.gateway_static_pods as usize
+            && group.with * 100 >= group.all * thresholds.gateway_static_percent as usize
+    };
+    groups
+        .into_iter()
+        .filter(|(_, group)| is_rule(group))
+        .flat_map(|((prefix, _), group)| {
+            let others = (group.with, group.all);
+            group.without.into_iter().map(move |key| Odd { key, others, prefix: prefix.to_owned() })
+        })
+        .collect()
+}
+
+/// What a network plugin puts before the hash or number of an interface name: `cali9118ebbb10b` is `cali`.
+/// Where the prefix ends in hex digits they count as part of the hash, for all of its interfaces alike.
+fn prefix(ifname: &str) -> &str {
+    ifname.trim_end_matches(|c: char| c.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_ends_where_the_hash_begins() {
+        for (ifname, expected) in [
+            ("cali9118ebbb10b", "cali"),
+            ("eni0a1b2c", "eni"),
+            ("veth1a2b3c4", "veth"),
+            ("web-tap", "web-tap"),
+        ] {
+            assert_eq!(prefix(ifname), expected);
+        }
+    }
+}

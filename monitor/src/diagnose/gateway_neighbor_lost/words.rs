@@ -1,0 +1,96 @@
+//! What is said of a lost gateway: the sentence and the next steps.
+
+use super::judge::expected;
+use super::{Reason, Trouble};
+use crate::core::{because, who};
+use crate::diagnose::advice::advice;
+use crate::event::{Advice, Event, Pod, Risk, Target};
+use crate::node::view::NodeView;
+use crate::observation::NeighborKey;
+
+/// What an event says of who did what to the entry: `was deleted by calico (pid 28997)`.
+pub(super) fn deed(event: &Event) -> String {
+    let Some(neighbor) = &event.neighbor else {
+        return String::new();
+    };
+    let mut text = match (&neighbor.new_lladdr, &neighbor.new_state) {
+        (Some(lladdr), _) => format!("was replaced with {lladdr}"),
+        (None, Some(state)) => format!("was downgraded to {state}"),
+        (None, None) => "was deleted".to_owned(),
+    };
+    if let Some(actor) = &event.actor {
+        text.push_str(&format!(" by {}", who(actor)));
+    }
+    text.push_str(because(&neighbor.cause, event.actor.is_some()));
+    text
+}
+
+/// The incident in one sentence.
+pub(super) fn summary(trouble: &Trouble, key: NeighborKey) -> String {
+    let Trouble { owner, ifname, deed, .. } = trouble;
+    let (label, address) = (&owner.label, key.address);
+    let protocol = if address.is_ipv4() { "ARP" } else { "neighbor" };
+    match trouble.reason {
+        Reason::Missing => {
+            format!("{label} has lost its gateway {address}: its static {protocol} entry on {ifname} {deed}")
+        }
+        Reason::WrongLladdr => {
+            format!(
+                "{label} cannot reach its gateway {address}: its static {protocol} entry on {ifname} {deed}"
+            )
+        }
+        Reason::Failed => {
+            format!(
+                "{label} cannot reach its gateway {address}: nothing answers its {protocol} requests on {ifname}"
+            )
+        }
+    }
+}
+
+/// What to do about it.
+pub(super) fn steps(
+    node: &NodeView<'_>,
+    trouble: &Trouble,
+    key: NeighborKey,
+    target: &Target,
+) -> Vec<Advice> {
+    let mut steps = Vec::new();
+    let ifname = trouble.ifname.as_str();
+    let pid = target.container.as_ref().and_then(|container| container.pid).map(|pid| pid.to_string());
+    if let Some(pid) = &pid {
+        let inside = ["nsenter", "-t", pid, "-n", "ip", "neigh"];
+        steps.push(advice(
+            "look at the entry",
+            Risk::Read,
+            &[&inside[..], &["show", "dev", ifname]].concat(),
+        ));
+        let former = node.namespaces.get(key.netns).and_then(|known| known.gateway(key.ifindex, key.address));
+        let lladdr = expected(node, key)
+            .or_else(|| former.and_then(|gateway| gateway.static_lladdr.as_ref()))
+            .filter(|_| trouble.reason != Reason::Failed)
+            .map(ToString::to_string);
+        if let Some(lladdr) = lladdr {
+            let address = key.address.to_string();
+            let replace = ["replace", &address, "lladdr", &lladdr, "nud", "permanent", "dev", ifname];
+            steps.push(advice(
+                "put the entry back; packets flow again at once",
+                Risk::Restart,
+                &[&inside[..], &replace].concat(),
+            ));
+        }
+    }
+    match (&target.pod, &target.container) {
+        (Some(Pod { namespace: Some(namespace), name: Some(name), .. }), _) => steps.push(advice(
+            "delete the pod; its controller makes a new one with a new network",
+            Risk::Restart,
+            &["kubectl", "-n", namespace, "delete", "pod", name],
+        )),
+        (None, Some(container)) if container.runtime.as_deref() == Some("docker") => steps.push(advice(
+            "restart the container with a new network",
+            Risk::Restart,
+            &["docker", "restart", &container.id],
+        )),
+        _ => {}
+    }
+    steps
+}

@@ -1,0 +1,382 @@
+//! A node to diagnose in tests: it answers the core's questions from tables that a test can change.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use crate::config::{Cmdline, Thresholds};
+use crate::core::{Core, Output, Resume, Settings};
+use crate::event::{Event, Incident, Kind};
+use crate::observation::*;
+
+pub(super) const HOST: NsInum = 4_026_531_833;
+pub(super) const S: BootNs = 1_000_000_000;
+pub(super) const MS: BootNs = 1_000_000;
+/// The new sandbox of lijiaob/etcd1-0, and its namespace.
+pub(super) const ETCD: NsInum = 4_026_532_253;
+pub(super) const SANDBOX: &str = "291716a39be991716a39be991716a39be991716a39be991716a39be991716a39";
+pub(super) const CAM_UID: &str = "5c948341-c030-4996-b888-f032577d97b0";
+pub(super) const WEB_UID: &str = "0b7a2f50-9d1c-4a3e-8f6d-2c5b1e0a9d84";
+
+/// The wall clock of the boot: 2018-03-05T20:00:00Z.
+const BOOTED_AT: i64 = 1_520_280_000_000_000_000;
+
+pub(super) struct Stage {
+    pub(super) core: Core,
+    pub(super) told: Vec<Event>,
+    pub(super) asked: Vec<Request>,
+    pub(super) observed: Vec<Observation>,
+    pub(super) tables: BTreeMap<NsInum, NetnsSnapshot>,
+    pub(super) mounted: bool,
+    pub(super) now: BootNs,
+}
+
+pub(super) fn settings() -> Settings {
+    Settings {
+        node: "slave-197".into(),
+        boot_id: "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11".into(),
+        version: "0".into(),
+        host_netns: HOST,
+        cmdline: Cmdline::Host,
+        incidents: Thresholds::default(),
+        sources: BTreeMap::from([("netlink".into(), false), ("docker".into(), true)]),
+    }
+}
+
+impl Stage {
+    /// A node that has just booted, with nothing on it.
+    pub(super) fn bare(resume: Resume) -> Self {
+        let mut stage = Self {
+            core: Core::new(settings(), resume),
+            told: Vec::new(),
+            asked: Vec::new(),
+            observed: Vec::new(),
+            tables: BTreeMap::new(),
+            mounted: true,
+            now: 0,
+        };
+        stage.tables.insert(HOST, empty(HOST));
+        stage.say(Fact::Clock { realtime_offset_ns: BOOTED_AT });
+        stage
+    }
+
+    /// The daemon has been up for a second, with these containers.
+    pub(super) fn start(&mut self, containers: Vec<ContainerFacts>) {
+        for netns in self.tables.keys().copied().collect::<Vec<_>>() {
+            self.read(netns);
+        }
+        self.say(Fact::RuntimeSnapshot { runtime: "docker".into(), containers });
+        for source in ["netlink", "docker"] {
+            self.say(up(source));
+        }
+        self.run_until(S);
+    }
+
+    /// lijiaob/etcd1-0 has run for a while, with a static gateway.
+    pub(super) fn settled() -> Self {
+        let mut stage = Self::bare(Resume::default());
+        stage.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
+        stage.start(vec![sandbox(
+            SANDBOX,
+            ETCD,
+            "lijiaob",
+            "etcd1-0",
+            "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f",
+        )]);
+        stage.say(calico());
+        stage.told.clear();
+        stage
+    }
+
+    /// Gives a namespace the tables of a Calico pod: eth0, a default route, and a gateway entry.
+    pub(super) fn add_pod(&mut self, netns: NsInum, host_end: &str, state: NudState) {
+        let ifindex = u32::try_from(self.tables.len()).unwrap() + 10;
+        let mut end = veth(HOST, ifindex, host_end, netns, 2);
+        end.mac = Some(host_mac());
+        self.tables.get_mut(&HOST).unwrap().links.push(end);
+        let mut tables = empty(netns);
+        tables.links.push(veth(netns, 2, "eth0", HOST, ifindex));
+        tables.routes.push(RouteFacts {
+            netns,
+            destination: None,
+            gateway: Some(gateway()),
+            ifindex: Some(2),
+        });
+        self.tables.insert(netns, tables);
+        self.set_entry(netns, Some((state, Some(host_mac()))));
+    }
+
+    /// Changes the gateway's entry without anybody being told.
+    pub(super) fn set_entry(&mut self, netns: NsInum, entry: Option<(NudState, Option<LlAddr>)>) {
+        let tables = self.tables.get_mut(&netns).unwrap();
+        tables.neighbors = entry
+            .into_iter()
+            .map(|(state, lladdr)| NeighborEntry { ifindex: 2, address: gateway(), state, lladdr })
+            .collect();
+    }
+
+    pub(super) fn read(&mut self, netns: NsInum) {
+        let fact = match self.tables.get(&netns) {
+            Some(tables) => Fact::Netns(Box::new(tables.clone())),
+            None => Fact::NetnsGone { netns },
+        };
+        self.say(fact);
+    }
+
+    /// Deletes the entry as `ip neigh del` does, seen by the kernel hook.
+    pub(super) fn delete_entry(&mut self, netns: NsInum, cause: NeighborCause) {
+        self.set_entry(netns, None);
+        self.say(Fact::Neighbor(Box::new(deletion(netns, cause))));
+    }
+
+    /// One observation, a millisecond after the one before.
+    pub(super) fn say(&mut self, fact: Fact) {
+        self.now += MS;
+        self.observe(fact);
+    }
+
+    fn observe(&mut self, fact: Fact) {
+        let observation = Observation { at: self.now, fact };
+        self.observed.push(observation.clone());
+        self.core.observe(observation);
+        let mut questions = Vec::new();
+        for output in self.core.take_output() {
+            match output {
+                Output::Event(event) => self.told.push(*event),
+                Output::Request(request) => questions.push(request),
+            }
+        }
+        for question in questions {
+            self.asked.push(question.clone());
+            self.answer(question);
+        }
+    }
+
+    fn answer(&mut self, request: Request) {
+        match request {
+            Request::Netns { netns } => self.read(netns),
+            Request::ProcessState { tgid } => {
+                self.say(Fact::ProcessState(ProcessState { tgid, alive: true }));
+            }
+            Request::Holders { id, path, .. } => {
+                let report = if self.mounted { holders(id, &path) } else { not_a_mount(id, &path) };
+                self.say(Fact::Holders(Box::new(report)));
+            }
+        }
+    }
+
+    /// Lets time pass: ticks come exactly when the core wants them.
+    pub(super) fn run_until(&mut self, until: BootNs) {
+        while let Some(deadline) = self.core.deadline().filter(|deadline| *deadline <= until) {
+            assert!(deadline + S >= self.now, "a deadline that is never met: {deadline}");
+            self.now = self.now.max(deadline);
+            self.observe(Fact::Tick);
+        }
+        self.now = self.now.max(until);
+    }
+
+    pub(super) fn run_for(&mut self, span: BootNs) {
+        self.run_until(self.now + span);
+    }
+
+    /// The incident events that were told.
+    pub(super) fn incidents(&self) -> Vec<(Kind, &Incident)> {
+        self.told.iter().filter_map(|event| Some((event.kind, event.incident.as_ref()?))).collect()
+    }
+
+    pub(super) fn kinds(&self) -> Vec<&'static str> {
+        self.incidents().iter().map(|(kind, _)| kind.name()).collect()
+    }
+
+    /// The newest event of an incident.
+    pub(super) fn last_incident(&self) -> &Event {
+        self.told.iter().rfind(|event| event.incident.is_some()).expect("no incident was told")
+    }
+
+    pub(super) fn open(&self) -> Vec<Incident> {
+        self.core.incidents().map(|(incident, _)| incident).collect()
+    }
+
+    /// What a store would hand to the next run.
+    pub(super) fn left(&self) -> Resume {
+        let open: Vec<String> = self.open().into_iter().map(|incident| incident.id).collect();
+        let newest = |id: &String| {
+            let of_it = |event: &&Event| event.incident.as_ref().is_some_and(|incident| incident.id == *id);
+            let json = serde_json::to_string(self.told.iter().rfind(of_it).unwrap()).unwrap();
+            serde_json::from_str(&json).unwrap()
+        };
+        Resume {
+            last_seq: self.told.last().unwrap().seq,
+            incidents: open.iter().map(newest).collect(),
+            ..Resume::default()
+        }
+    }
+}
+
+pub(super) fn gateway() -> IpAddr {
+    "169.254.1.1".parse().unwrap()
+}
+
+pub(super) fn host_mac() -> LlAddr {
+    LlAddr(vec![0xee; 6])
+}
+
+pub(super) fn mac(last: u8) -> LlAddr {
+    LlAddr(vec![0x32, 0x76, 0xe6, 0x6f, 0xff, last])
+}
+
+pub(super) fn up(source: &str) -> Fact {
+    Fact::Source(SourceStatus { source: source.into(), up: true, rung: None, reason: None })
+}
+
+fn empty(netns: NsInum) -> NetnsSnapshot {
+    NetnsSnapshot {
+        netns,
+        name: None,
+        owner: None,
+        links: Vec::new(),
+        addresses: Vec::new(),
+        routes: Vec::new(),
+        neighbors: Vec::new(),
+    }
+}
+
+pub(super) fn veth(netns: NsInum, ifindex: u32, ifname: &str, peer_netns: NsInum, peer: u32) -> LinkFacts {
+    LinkFacts {
+        netns,
+        ifindex,
+        ifname: ifname.into(),
+        kind: Some("veth".into()),
+        flags: iff::UP | iff::LOWER_UP,
+        mac: Some(mac(1)),
+        master: None,
+        peer: Some(PeerLink { ifindex: peer, netns: Some(peer_netns) }),
+    }
+}
+
+pub(super) fn sandbox(id: &str, netns: NsInum, namespace: &str, name: &str, uid: &str) -> ContainerFacts {
+    ContainerFacts {
+        id: id.into(),
+        name: format!("k8s_POD_{name}_{namespace}_{uid}_0"),
+        runtime: "docker".into(),
+        image: "pause".into(),
+        state: ContainerState::Running,
+        tgid: Some(16_707),
+        netns: Some(netns),
+        mntns: Some(8),
+        addresses: vec!["192.168.252.66".parse().unwrap()],
+        pod: Some(PodIdentity {
+            namespace: namespace.into(),
+            name: name.into(),
+            uid: uid.into(),
+            sandbox_id: Some(id.into()),
+            container_name: Some("POD".into()),
+        }),
+        sandbox: true,
+        joined_netns: false,
+    }
+}
+
+pub(super) fn etcd(state: ContainerState) -> Fact {
+    let facts = sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f");
+    Fact::Container(Box::new(ContainerFacts { state, ..facts }))
+}
+
+pub(super) fn task_key(tgid: u32) -> TaskKey {
+    TaskKey { tgid, start_ns: 5, exec_id: 2 }
+}
+
+pub(super) fn task(tgid: u32, exe: &str) -> Fact {
+    Fact::Task(Box::new(TaskFacts {
+        key: task_key(tgid),
+        uid: 0,
+        exe: Some(exe.into()),
+        cmdline: Some(exe.into()),
+        netns: HOST,
+        mntns: 2,
+        cgroup: Some("/system.slice/kubelet.service".into()),
+        ancestors: Vec::new(),
+    }))
+}
+
+/// The stale CNI DEL of the old sandbox runs this.
+pub(super) fn calico() -> Fact {
+    task(28_997, "/opt/cni/bin/calico")
+}
+
+pub(super) fn deletion(netns: NsInum, cause: NeighborCause) -> NeighborChange {
+    NeighborChange {
+        key: NeighborKey { netns, ifindex: 2, address: gateway() },
+        ifname: "eth0".into(),
+        op: NeighborOp::Deleted,
+        cause,
+        old_state: Some(NudState::PERMANENT),
+        new_state: None,
+        lladdr: Some(host_mac()),
+        new_lladdr: None,
+        device_lladdr: None,
+        actor: Some(TaskRef { key: task_key(28_997), tid: 28_997, comm: "calico".into() }),
+        netlink_port: None,
+    }
+}
+
+pub(super) fn failure(netns: NsInum) -> Fact {
+    Fact::Neighbor(Box::new(NeighborChange {
+        op: NeighborOp::Failed,
+        cause: NeighborCause::Unknown,
+        old_state: None,
+        new_state: Some(NudState::FAILED),
+        lladdr: None,
+        actor: None,
+        ..deletion(netns, NeighborCause::Unknown)
+    }))
+}
+
+pub(super) fn volume_path() -> String {
+    format!("/var/lib/kubelet/pods/{CAM_UID}/volumes/kubernetes.io~glusterfs/cam-pv-50g")
+}
+
+pub(super) fn umount(errno: Option<u16>) -> Fact {
+    Fact::Umount(Box::new(UmountAttempt {
+        actor: TaskRef { key: task_key(30_001), tid: 30_001, comm: "umount".into() },
+        mntns: 4_026_531_840,
+        path: volume_path(),
+        flags: 0,
+        errno,
+    }))
+}
+
+/// A glusterfs that serves another pod's volume holds a file in it.
+fn holders(id: u64, path: &str) -> HolderReport {
+    let serves = format!("/var/lib/kubelet/pods/{WEB_UID}/volumes/kubernetes.io~glusterfs/web-pv");
+    HolderReport {
+        mount: Some(MountFacts {
+            id: 410,
+            mountpoint: path.into(),
+            root: "/".into(),
+            fstype: "fuse.glusterfs".into(),
+            source: "10.47.136.60:cam".into(),
+            device: "0:77".into(),
+            mntns: 4_026_531_840,
+        }),
+        holders: vec![Holder {
+            tgid: 94_549,
+            comm: "glusterfs".into(),
+            cmdline: Some(format!(
+                "/usr/sbin/glusterfs --volfile-server=10.47.136.60 --volfile-id=web {serves}"
+            )),
+            exe: Some("/usr/sbin/glusterfsd".into()),
+            access: Access::Fd,
+            path: Some(format!("{path}/.lock")),
+            fd: Some(9),
+            cgroup: Some("/system.slice/run-r77.scope".into()),
+            mntns: Some(4_026_531_840),
+        }],
+        complete: true,
+        verdict: Verdict::Processes,
+        ..HolderReport::skipped(id, path)
+    }
+}
+
+fn not_a_mount(id: u64, path: &str) -> HolderReport {
+    HolderReport { verdict: Verdict::NotAMount, complete: true, ..HolderReport::skipped(id, path) }
+}

@@ -1,0 +1,352 @@
+//! The engine, and whole stories through the core.
+
+use super::stage::*;
+use super::*;
+use crate::core::{Core, Output, Resume};
+use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Kind, Severity};
+use crate::node::containers::Containers;
+use crate::node::namespaces::Namespaces;
+use crate::node::pods::PodNames;
+use crate::observation::*;
+
+/// Says what it is told to say.
+#[derive(Debug)]
+struct Fake {
+    kind: &'static str,
+    next: Vec<Finding>,
+}
+
+impl Diagnosis for Fake {
+    fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    fn event(&mut self, _: &Seen<'_>, _: &Event, _: &mut Findings) {}
+
+    fn tick(&mut self, _: &Seen<'_>, findings: &mut Findings) {
+        findings.said.append(&mut self.next);
+    }
+
+    fn resume(&mut self, _: &Seen<'_>, _: &Event) -> Option<String> {
+        None
+    }
+}
+
+fn report(subject: &str, caused_by: Vec<Key>) -> Report {
+    Report {
+        subject: subject.into(),
+        severity: Severity::Warning,
+        confidence: Confidence::Likely,
+        summary: "something is wrong".into(),
+        advice: None,
+        about: About::default(),
+        first: 1,
+        last: 1,
+        evidence: vec![1],
+        count: Count::More(1),
+        found_at_start: false,
+        caused_by,
+    }
+}
+
+fn found(subject: &str) -> Finding {
+    Finding::Report(Box::new(report(subject, Vec::new())))
+}
+
+fn cause(subject: &str) -> Key {
+    Key { kind: "cause", subject: subject.into() }
+}
+
+/// Runs one tick in which the kinds `cause` and `effect` say these.
+fn tick(engine: &mut Engine, causes: Vec<Finding>, effects: Vec<Finding>) -> Vec<Told> {
+    let (containers, namespaces, pods) = (Containers::default(), Namespaces::default(), PodNames::default());
+    let node = NodeView {
+        containers: &containers,
+        namespaces: &namespaces,
+        pods: &pods,
+        host_netns: 1,
+        runtime_up: false,
+    };
+    engine.replace_diagnoses(vec![
+        Box::new(Fake { kind: "cause", next: causes }),
+        Box::new(Fake { kind: "effect", next: effects }),
+    ]);
+    engine.tick(&node, 10);
+    engine.take_told()
+}
+
+fn engine() -> Engine {
+    Engine::new(Vec::new(), "slave-197", "b")
+}
+
+#[test]
+fn an_effect_names_a_cause_that_was_found_in_the_same_moment() {
+    let mut engine = engine();
+    let effect = Finding::Report(Box::new(report("pod", vec![cause("del"), cause("never-seen")])));
+    let told = tick(&mut engine, vec![found("del")], vec![effect]);
+    assert_eq!(told[1].incident.caused_by, [told[0].incident.id.as_str()]);
+}
+
+#[test]
+fn a_cause_that_is_understood_later_is_linked_then_and_told_once() {
+    let mut engine = engine();
+    tick(&mut engine, vec![], vec![found("pod")]);
+    let link =
+        || Finding::Link { effect: Key { kind: "effect", subject: "pod".into() }, cause: cause("del") };
+    assert_eq!(tick(&mut engine, vec![link()], vec![]), [], "there is no such cause");
+    let told = tick(&mut engine, vec![found("del"), link(), link()], vec![]);
+    let kinds: Vec<Kind> = told.iter().map(|told| told.kind).collect();
+    assert_eq!(kinds, [Kind::IncidentOpened, Kind::IncidentUpdated]);
+    assert_eq!(told[1].incident.caused_by, [told[0].incident.id.as_str()]);
+}
+
+#[test]
+fn a_cause_that_is_over_can_still_be_named() {
+    let mut engine = engine();
+    let close = Finding::Close { subject: "del".into(), reason: CloseReason::Resolved, evidence: None };
+    tick(&mut engine, vec![found("del"), close], vec![]);
+    let effect = Finding::Report(Box::new(report("pod", vec![cause("del")])));
+    assert_eq!(tick(&mut engine, vec![], vec![effect])[0].incident.caused_by.len(), 1);
+}
+
+#[test]
+fn severity_and_confidence_rise_and_never_fall() {
+    let mut engine = engine();
+    let with = |severity, confidence| {
+        Finding::Report(Box::new(Report {
+            severity,
+            confidence,
+            count: Count::More(0),
+            ..report("s", Vec::new())
+        }))
+    };
+    let told = tick(
+        &mut engine,
+        vec![
+            with(Severity::Info, Confidence::Guess),
+            with(Severity::Critical, Confidence::Guess),
+            with(Severity::Info, Confidence::Certain),
+            with(Severity::Info, Confidence::Guess),
+        ],
+        vec![],
+    );
+    let seen: Vec<_> = told.iter().map(|told| (told.incident.severity, told.incident.confidence)).collect();
+    assert_eq!(
+        seen,
+        [
+            (Severity::Info, Confidence::Guess),
+            (Severity::Critical, Confidence::Guess),
+            (Severity::Critical, Confidence::Certain),
+        ]
+    );
+}
+
+#[test]
+fn the_evidence_is_the_first_and_the_newest() {
+    let mut engine = engine();
+    let again = |seq| {
+        Finding::Repeat(Repeat {
+            subject: "s".into(),
+            last: 1,
+            evidence: Some(seq),
+            count: Count::More(1),
+            severity: None,
+        })
+    };
+    let told = tick(&mut engine, [found("s")].into_iter().chain((2..=128).map(again)).collect(), vec![]);
+    let last = &told.last().unwrap().incident;
+    assert_eq!((last.count, last.evidence.len(), last.evidence_omitted), (128, EVIDENCE_MAX, 96));
+    assert_eq!((last.evidence[15], last.evidence[16], last.evidence[31]), (16, 113, 128));
+    assert_eq!(told.len(), 8, "opened, and updates at 2, 4, 8, 16, 32, 64, 128");
+}
+
+#[test]
+fn a_summary_that_never_settles_is_not_told_for_ever() {
+    let mut engine = engine();
+    let changing = |index| {
+        Finding::Report(Box::new(Report {
+            summary: format!("by pid {index}"),
+            count: Count::More(0),
+            ..report("s", Vec::new())
+        }))
+    };
+    assert_eq!(tick(&mut engine, (0..1_000).map(changing).collect(), vec![]).len(), 17);
+}
+
+#[test]
+fn a_resumed_incident_that_nobody_knows_how_to_go_on_with_ends_at_the_start() {
+    let before = {
+        let mut stage = Stage::settled();
+        stage.delete_entry(ETCD, NeighborCause::Admin);
+        stage.left()
+    };
+    let mut resume = before.clone();
+    resume.incidents[0].incident.as_mut().unwrap().kind = "of-a-newer-version".into();
+    let mut stage = Stage::bare(resume);
+    assert_eq!(stage.open().len(), 1);
+    stage.start(Vec::new());
+    assert_eq!(stage.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Expired));
+
+    let mut other_boot = before;
+    other_boot.incidents[0].boot_id = "another".into();
+    assert!(Stage::bare(other_boot).open().is_empty());
+}
+
+/// Stale CNI DEL: the old sandbox 94feeebc95fb is deleted by pod name, and takes the new one's gateway.
+fn story_of_the_stale_deletion() -> Stage {
+    let mut stage = Stage::bare(Resume::default());
+    let uid = "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f";
+    let mut old = sandbox(
+        &"94feeebc95fb".repeat(6)[..64],
+        7,
+        "lijiaob",
+        "etcd1-0",
+        "1d0c6a51-77b0-4b4f-9d7b-0a6f1e2d3c4b",
+    );
+    old.state = ContainerState::Exited;
+    old.tgid = None;
+    stage.start(vec![old]);
+    stage.run_until(1_287 * S);
+    stage.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
+    stage.read(ETCD);
+    stage.read(HOST);
+    stage.say(Fact::Container(Box::new(sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", uid))));
+    stage.run_until(1_344 * S);
+    stage.say(calico());
+    stage.delete_entry(ETCD, NeighborCause::Admin);
+    stage.run_for(3 * S);
+    stage.say(failure(ETCD));
+    stage.run_until(1_420 * S);
+    stage.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
+    stage.run_until(1_500 * S);
+    stage
+}
+
+fn lines(stage: &Stage) -> Vec<String> {
+    stage
+        .told
+        .iter()
+        .map(|event| {
+            format!(
+                "{} {} {} {}",
+                &event.time[11..19],
+                event.severity.name(),
+                event.kind.name(),
+                event.message
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn the_story_of_the_stale_deletion() {
+    let trouble = "pod lijiaob/etcd1-0 has lost its gateway 169.254.1.1: its static ARP entry on eth0 was deleted \
+                   by calico (pid 28997)";
+    assert_eq!(
+        lines(&story_of_the_stale_deletion()),
+        [
+            "20:00:00 info daemon.ready ready".to_owned(),
+            "20:21:27 info link.created veth cali9118ebbb10b created".to_owned(),
+            "20:21:27 info container.started container k8s_POD_etcd1-0_lijiaob_3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f_0 \
+             of pod lijiaob/etcd1-0 started"
+                .to_owned(),
+            "20:22:24 warning neighbor.deleted static gateway ARP 169.254.1.1 on eth0 of pod lijiaob/etcd1-0 deleted \
+             by calico (pid 28997)"
+                .to_owned(),
+            format!("20:22:24 warning incident.opened {trouble}"),
+            "20:22:27 warning neighbor.failed gateway ARP 169.254.1.1 on eth0 of pod lijiaob/etcd1-0 failed to \
+             resolve"
+                .to_owned(),
+            format!("20:22:27 warning incident.updated {trouble} (2 times)"),
+            format!("20:23:24 critical incident.updated {trouble} (2 times)"),
+            format!("20:23:42 notice incident.closed resolved: {trouble}"),
+        ]
+    );
+}
+
+/// A glusterfs of another pod's volume holds a file.
+fn story_of_the_busy_volume() -> Stage {
+    let mut stage = Stage::bare(Resume::default());
+    let web = sandbox(&"d".repeat(64), 72, "cam", "web-fddf96444-stxpf", WEB_UID);
+    let cam = sandbox(&"c".repeat(64), 71, "cam", "cam1-78b6fc6bc8-cjsw5", CAM_UID);
+    stage.start(vec![web, cam]);
+    stage.say(Fact::ContainerGone { id: "c".repeat(64) });
+    stage.say(task(30_001, "/bin/umount"));
+    // kubelet doubles its delay from half a second.
+    for delay in [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000] {
+        stage.say(umount(Some(16)));
+        stage.run_for(delay * MS);
+    }
+    stage.mounted = false;
+    stage.say(umount(None));
+    stage
+}
+
+#[test]
+fn the_story_of_the_volume_that_will_not_unmount() {
+    let stage = story_of_the_busy_volume();
+    let volume = "volume cam-pv-50g of pod cam/cam1-78b6fc6bc8-cjsw5";
+    let held = "held by glusterfs (pid 94549) with an open file";
+    let busy = format!("warning mount.busy umount of {volume} refused: {held}");
+
+    let trouble = format!(
+        "volume cam-pv-50g (kubernetes.io/glusterfs) of pod cam/cam1-78b6fc6bc8-cjsw5 cannot be unmounted by umount \
+         of kubelet.service: {held}, which serves a volume of pod cam/web-fddf96444-stxpf"
+    );
+    assert_eq!(
+        lines(&stage)[2..],
+        [
+            format!("20:00:01 {busy}"),
+            format!("20:00:01 info incident.opened {trouble}"),
+            format!("20:00:01 {busy}"),
+            format!("20:00:01 info incident.updated {trouble} (2 times)"),
+            format!("20:00:02 warning incident.updated {trouble} (3 times)"),
+            format!("20:00:04 {busy}"),
+            format!("20:00:04 warning incident.updated {trouble} (4 times)"),
+            format!("20:01:04 {busy}"),
+            format!("20:01:04 warning incident.updated {trouble} (8 times)"),
+            format!(
+                "20:02:08 info mount.released {volume} unmounted after 8 refused attempts by umount (pid 30001)"
+            ),
+            format!("20:02:08 notice incident.closed resolved: {trouble}"),
+        ]
+    );
+}
+
+#[test]
+fn the_same_observations_give_the_same_bytes() {
+    for stage in [story_of_the_stale_deletion(), story_of_the_busy_volume()] {
+        let mut core = Core::new(settings(), Resume::default());
+        let mut again = Vec::new();
+        for observation in &stage.observed {
+            let json = serde_json::to_string(observation).unwrap();
+            core.observe(serde_json::from_str(&json).unwrap());
+            again.extend(core.take_output().filter_map(|said| match said {
+                Output::Event(event) => Some(serde_json::to_string(&event).unwrap()),
+                Output::Request(_) => None,
+            }));
+        }
+        let told: Vec<String> =
+            stage.told.iter().map(|event| serde_json::to_string(event).unwrap()).collect();
+        assert_eq!(told, again);
+    }
+}
+
+#[test]
+fn a_hundred_thousand_repeats_are_one_incident_of_bounded_size() {
+    let mut stage = Stage::settled();
+    let mut told = 0;
+    for index in 0..100_000 {
+        let fact = Fact::Neighbor(Box::new(deletion(ETCD, NeighborCause::Admin)));
+        stage.core.observe(Observation { at: 2 * S + index, fact });
+        told += stage
+            .core
+            .take_output()
+            .filter(|said| matches!(said, Output::Event(event) if event.incident.is_some()))
+            .count();
+    }
+    let incident = &stage.open()[0];
+    assert_eq!((stage.open().len(), incident.count), (1, 100_000));
+    assert_eq!((incident.evidence.len(), incident.evidence_omitted), (EVIDENCE_MAX, 100_000 - 32));
+    assert_eq!(told, 17, "opened, and updates at powers of two");
+}

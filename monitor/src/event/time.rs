@@ -1,0 +1,40 @@
+//! Wall-clock times of events, and the way back to the boot clock.
+
+/// What to add to a boot time to get wall-clock time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WallClock {
+    /// Nanoseconds.
+    pub offset_ns: i64,
+}
+
+impl WallClock {
+    /// RFC 3339, UTC, nanoseconds. A time outside the calendar is a broken clock: it shows as the epoch.
+    #[must_use]
+    pub fn text(self, at: u64) -> String {
+        let since_epoch = i128::from(at) + i128::from(self.offset_ns);
+        let time = jiff::Timestamp::from_nanosecond(since_epoch).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
+        format!("{time:.9}")
+    }
+
+    /// The boot time of a text; `None` if it is no time, or one before the boot.
+    #[must_use]
+    pub fn boot_ns(self, text: &str) -> Option<u64> {
+        let time: jiff::Timestamp = text.parse().ok()?;
+        u64::try_from(time.as_nanosecond() - i128::from(self.offset_ns)).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_reads_back_to_the_nanosecond() {
+        let clock = WallClock { offset_ns: 1_700_000_000_000_000_000 };
+        let text = clock.text(123_456_789);
+        assert_eq!(text, "2023-11-14T22:13:20.123456789Z");
+        assert_eq!(clock.boot_ns(&text), Some(123_456_789));
+        assert_eq!(clock.boot_ns("1999-01-01T00:00:00Z"), None);
+        assert_eq!(clock.boot_ns("yesterday"), None);
+    }
+}

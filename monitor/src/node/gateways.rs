@@ -1,0 +1,253 @@
+//! Neighbor entries of default gateways: what they are, and whether they were static before.
+//!
+//! Snapshots and live changes go in. A snapshot is as old as its reading took, so a change that came live
+//! just before counts for more. Whether an entry is what it should be is not known here.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use crate::observation::{
+    BootNs, LlAddr, NeighborChange, NeighborEntry, NeighborOp, NudState, RouteFacts, is_default_gateway,
+};
+
+/// Reading a namespace takes less than that, so a snapshot that comes later was read after the change.
+const READING_NS: u64 = 1_000_000_000;
+/// A learned entry that is confirmed this long after the static one went has taken its place.
+const SETTLED_NS: u64 = 60_000_000_000;
+/// Gateways of one namespace that are remembered.
+const CAPACITY: usize = 16;
+
+/// States in which the kernel has a link-layer address to send to: REACHABLE, STALE, DELAY, PROBE.
+const USABLE: u8 = 0x02 | 0x04 | 0x08 | 0x10;
+
+/// The neighbor entry of one gateway.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Gateway {
+    /// State and link-layer address; `None` when there is no entry.
+    pub entry: Option<(NudState, Option<LlAddr>)>,
+    /// Link-layer address of the static entry that is there, or was and is missed.
+    pub static_lladdr: Option<LlAddr>,
+    /// Whether a learned entry was ever seen with a link-layer address.
+    pub worked: bool,
+    /// When the static entry was last known to be there.
+    static_at: BootNs,
+    changed_at: Option<BootNs>,
+}
+
+impl Gateway {
+    /// Whether an administrator's entry is there.
+    #[must_use]
+    pub fn is_static(&self) -> bool {
+        self.entry.as_ref().is_some_and(|(state, _)| state.is_permanent())
+    }
+
+    /// Whether a learned entry is there that the kernel would send to.
+    #[must_use]
+    pub fn is_learned(&self) -> bool {
+        self.entry.as_ref().is_some_and(|(state, _)| state.0 & USABLE != 0)
+    }
+
+    /// Whether resolution is under way or gave up.
+    #[must_use]
+    pub fn is_unresolved(&self) -> bool {
+        let unresolved = NudState::FAILED.0 | NudState::INCOMPLETE.0;
+        self.entry.as_ref().is_some_and(|(state, _)| state.0 & unresolved != 0)
+    }
+
+    /// Whether a live change of it came since then.
+    #[must_use]
+    pub fn changed_since(&self, at: BootNs) -> bool {
+        self.changed_at.is_some_and(|changed| changed >= at)
+    }
+
+    /// Where packets go, if anywhere.
+    #[must_use]
+    pub fn lladdr(&self) -> Option<&LlAddr> {
+        self.entry.as_ref().and_then(|(_, lladdr)| lladdr.as_ref())
+    }
+
+    fn set(&mut self, at: BootNs, entry: Option<(NudState, Option<LlAddr>)>) {
+        self.entry = entry;
+        if self.is_static() {
+            self.static_lladdr = self.lladdr().cloned();
+            self.static_at = at;
+        } else if self.is_learned() {
+            self.worked = true;
+            let confirmed = self.entry.as_ref().is_some_and(|(state, _)| *state == NudState(0x02));
+            if confirmed && self.static_at.saturating_add(SETTLED_NS) <= at {
+                self.static_lladdr = None;
+            }
+        }
+    }
+}
+
+/// The gateways of one namespace, by interface index and address.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Gateways {
+    known: BTreeMap<(u32, IpAddr), Gateway>,
+}
+
+impl Gateways {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, IpAddr, &Gateway)> {
+        self.known.iter().map(|((ifindex, address), gateway)| (*ifindex, *address, gateway))
+    }
+
+    /// The entries of those that are gateways now, as a dump would show them.
+    pub(super) fn entries(&self, routes: &[RouteFacts]) -> Vec<NeighborEntry> {
+        self.iter()
+            .filter(|(_, address, _)| is_default_gateway(routes.iter(), *address))
+            .filter_map(|(ifindex, address, gateway)| {
+                let (state, lladdr) = gateway.entry.clone()?;
+                Some(NeighborEntry { ifindex, address, state, lladdr })
+            })
+            .collect()
+    }
+
+    pub(super) fn get(&self, ifindex: u32, address: IpAddr) -> Option<&Gateway> {
+        self.known.get(&(ifindex, address))
+    }
+
+    /// Takes the tables of a snapshot.
+    pub(super) fn replace(&mut self, at: BootNs, routes: &[RouteFacts], neighbors: &[NeighborEntry]) {
+        for route in routes.iter().filter(|route| route.destination.is_none()) {
+            if let (Some(gateway), Some(ifindex)) = (route.gateway, route.ifindex) {
+                self.known.entry((ifindex, gateway)).or_default();
+            }
+        }
+        // What was static once is waited for, even while it is nobody's gateway.
+        self.known.retain(|(_, address), gateway| {
+            gateway.static_lladdr.is_some() || is_default_gateway(routes.iter(), *address)
+        });
+        while self.known.len() > CAPACITY {
+            self.known.pop_last();
+        }
+        let mut seen: BTreeMap<(u32, IpAddr), &NeighborEntry> = neighbors
+            .iter()
+            .filter(|entry| self.known.contains_key(&(entry.ifindex, entry.address)))
+            .map(|entry| ((entry.ifindex, entry.address), entry))
+            .collect();
+        for (key, gateway) in &mut self.known {
+            if gateway.changed_at.is_some_and(|changed| at < changed.saturating_add(READING_NS)) {
+                continue;
+            }
+            let entry = seen.remove(key).map(|entry| (entry.state, entry.lladdr.clone()));
+            gateway.set(at, entry);
+        }
+    }
+
+    /// Takes a live change.
+    pub(super) fn change(&mut self, at: BootNs, change: &NeighborChange, is_gateway: bool) {
+        let key = (change.key.ifindex, change.key.address);
+        if !self.known.contains_key(&key) && (!is_gateway || self.known.len() >= CAPACITY) {
+            return;
+        }
+        let gateway = self.known.entry(key).or_default();
+        if change.old_state.is_some_and(NudState::is_permanent) {
+            gateway.static_lladdr = change.lladdr.clone().or(gateway.static_lladdr.take());
+            gateway.static_at = at;
+        }
+        let entry = match change.op {
+            NeighborOp::Deleted => None,
+            NeighborOp::Failed => Some((NudState::FAILED, None)),
+            NeighborOp::Added | NeighborOp::Changed => {
+                let lladdr = change.new_lladdr.clone().or_else(|| change.lladdr.clone());
+                change.new_state.map(|state| (state, lladdr))
+            }
+        };
+        gateway.set(at, entry);
+        gateway.changed_at = Some(at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observation::{NeighborCause, NeighborKey};
+
+    const S: u64 = 1_000_000_000;
+
+    fn address() -> IpAddr {
+        "169.254.1.1".parse().unwrap()
+    }
+
+    fn lladdr() -> LlAddr {
+        LlAddr(vec![0xee; 6])
+    }
+
+    fn route() -> Vec<RouteFacts> {
+        vec![RouteFacts { netns: 7, destination: None, gateway: Some(address()), ifindex: Some(2) }]
+    }
+
+    fn entry(state: u8) -> Vec<NeighborEntry> {
+        let lladdr = (state & 0x21 == 0).then(lladdr);
+        vec![NeighborEntry { ifindex: 2, address: address(), state: NudState(state), lladdr }]
+    }
+
+    fn deletion() -> NeighborChange {
+        NeighborChange {
+            key: NeighborKey { netns: 7, ifindex: 2, address: address() },
+            ifname: "eth0".into(),
+            op: NeighborOp::Deleted,
+            cause: NeighborCause::Admin,
+            old_state: Some(NudState::PERMANENT),
+            new_state: None,
+            lladdr: Some(lladdr()),
+            new_lladdr: None,
+            device_lladdr: None,
+            actor: None,
+            netlink_port: None,
+        }
+    }
+
+    #[test]
+    fn a_static_entry_is_missed_when_it_is_gone_even_without_its_route() {
+        let mut gateways = Gateways::default();
+        gateways.replace(S, &route(), &entry(0x80));
+        assert!(gateways.get(2, address()).unwrap().is_static());
+        gateways.replace(2 * S, &[], &[]);
+        let gateway = gateways.get(2, address()).unwrap();
+        assert_eq!((gateway.entry.as_ref(), gateway.static_lladdr.as_ref()), (None, Some(&lladdr())));
+    }
+
+    #[test]
+    fn a_snapshot_that_was_being_read_does_not_undo_a_change_that_came_live() {
+        let mut gateways = Gateways::default();
+        gateways.replace(S, &route(), &entry(0x80));
+        gateways.change(2 * S, &deletion(), true);
+        gateways.replace(2 * S + S / 2, &route(), &entry(0x80));
+        assert!(!gateways.get(2, address()).unwrap().is_static());
+        gateways.replace(3 * S, &route(), &entry(0x80));
+        assert!(gateways.get(2, address()).unwrap().is_static());
+    }
+
+    #[test]
+    fn a_learned_entry_takes_the_place_of_a_static_one_once_it_is_confirmed_a_minute_later() {
+        let mut gateways = Gateways::default();
+        gateways.replace(S, &route(), &entry(0x80));
+        gateways.replace(20 * S, &route(), &entry(0x02));
+        assert!(gateways.get(2, address()).unwrap().static_lladdr.is_some());
+        gateways.replace(62 * S, &route(), &entry(0x04));
+        assert!(gateways.get(2, address()).unwrap().static_lladdr.is_some(), "stale is not confirmed");
+        gateways.replace(63 * S, &route(), &entry(0x02));
+        assert!(gateways.get(2, address()).unwrap().static_lladdr.is_none());
+    }
+
+    #[test]
+    fn neighbors_that_are_no_gateway_are_not_kept() {
+        let mut gateways = Gateways::default();
+        gateways.replace(S, &[], &entry(0x80));
+        gateways.change(S, &deletion(), false);
+        assert_eq!(gateways.iter().count(), 0);
+    }
+
+    #[test]
+    fn gateways_are_bounded() {
+        let mut gateways = Gateways::default();
+        for index in 0..1000_u32 {
+            let mut one = deletion();
+            one.key.ifindex = index;
+            gateways.change(S, &one, true);
+        }
+        assert_eq!(gateways.iter().count(), CAPACITY);
+    }
+}

@@ -1,0 +1,160 @@
+//! The model for reading: whose process, whose namespace, whose volume.
+//!
+//! What a join says of itself is part of the answer: found, missed, or no container at all.
+
+use super::cgroup;
+use super::containers::Containers;
+use super::namespaces::Namespaces;
+use super::pods::PodNames;
+use crate::event::{Container, Join, Pod, Target};
+use crate::observation::{ContainerFacts, NsInum};
+
+/// All that is known of the node.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeView<'a> {
+    /// Containers.
+    pub containers: &'a Containers,
+    /// Network namespaces.
+    pub namespaces: &'a Namespaces,
+    /// Names of pods, those included whose containers are gone.
+    pub pods: &'a PodNames,
+    /// The host's network namespace.
+    pub host_netns: NsInum,
+    /// Whether a runtime can be asked for containers.
+    pub runtime_up: bool,
+}
+
+/// What a control group tells.
+#[derive(Debug)]
+pub struct Owner {
+    /// The container.
+    pub container: Option<Container>,
+    /// Its pod.
+    pub pod: Option<Pod>,
+    /// The systemd unit.
+    pub unit: Option<String>,
+    /// How the join went.
+    pub join: Join,
+}
+
+impl NodeView<'_> {
+    /// Container and pod of a control group path.
+    #[must_use]
+    pub fn owner(&self, cgroup: Option<&str>) -> Owner {
+        let Some(path) = cgroup else {
+            return Owner { container: None, pod: None, unit: None, join: Join::Missed };
+        };
+        let identity = cgroup::identify(path);
+        let Some(id) = identity.container_id else {
+            return Owner { container: None, pod: None, unit: identity.unit, join: Join::Host };
+        };
+        let uid = identity.pod_uid;
+        match self.containers.get(&id) {
+            Some(facts) => Owner {
+                container: Some(container(facts)),
+                pod: self.pod(facts).or_else(|| uid.map(|uid| self.pod_of_uid(uid))),
+                unit: identity.unit,
+                join: Join::Ok,
+            },
+            None => Owner {
+                container: Some(Container {
+                    id,
+                    name: None,
+                    runtime: identity.runtime.map(|runtime| runtime.name().to_owned()),
+                    image: None,
+                    pid: None,
+                    state: None,
+                }),
+                pod: uid.map(|uid| self.pod_of_uid(uid)),
+                unit: identity.unit,
+                // Where no runtime can be asked, the control group is all there is to know.
+                join: if self.runtime_up { Join::Missed } else { Join::Ok },
+            },
+        }
+    }
+
+    /// Whose a network namespace is.
+    #[must_use]
+    pub fn target(&self, netns: NsInum) -> Target {
+        if netns == self.host_netns {
+            return nobody(Join::Host);
+        }
+        if let Some(facts) = self.containers.in_netns(netns) {
+            return self.target_of(facts);
+        }
+        let Some(namespace) = self.namespaces.get(netns) else {
+            return nobody(Join::Missed);
+        };
+        let owner = namespace.owner.as_ref().map(|process| {
+            let mut owner = self.owner(process.cgroup.as_deref());
+            if let Some(container) = &mut owner.container {
+                container.pid.get_or_insert(process.tgid);
+            }
+            owner
+        });
+        let (container, pod, join) =
+            owner.map_or((None, None, Join::Missed), |owner| (owner.container, owner.pod, owner.join));
+        let netns_name = namespace.name.clone().filter(|_| container.is_none());
+        Target { container, pod, netns_name, join }
+    }
+
+    /// A container as a target.
+    #[must_use]
+    pub fn target_of(&self, facts: &ContainerFacts) -> Target {
+        Target { container: Some(container(facts)), pod: self.pod(facts), netns_name: None, join: Join::Ok }
+    }
+
+    /// The pod that a uid names, though its containers may be gone.
+    #[must_use]
+    pub fn target_of_pod(&self, uid: &str) -> Target {
+        if let Some(facts) = self.containers.of_pod(uid) {
+            return self.target_of(facts);
+        }
+        let join = if self.pods.get(uid).is_some() { Join::Ok } else { Join::Missed };
+        Target { pod: Some(self.pod_of_uid(uid.to_owned())), ..nobody(join) }
+    }
+
+    /// A pod, as far as it can be named.
+    #[must_use]
+    pub fn pod_of(&self, uid: &str) -> Pod {
+        let known = self.containers.of_pod(uid).and_then(|facts| self.pod(facts));
+        known.unwrap_or_else(|| self.pod_of_uid(uid.to_owned()))
+    }
+
+    pub(crate) fn pod(&self, facts: &ContainerFacts) -> Option<Pod> {
+        let identity = facts.pod.as_ref()?;
+        // The sandbox owns the addresses; those that joined its namespace have none of their own.
+        let sandbox = identity.sandbox_id.as_deref().and_then(|id| self.containers.get(id));
+        let mut ip = sandbox.filter(|_| facts.addresses.is_empty()).unwrap_or(facts).addresses.clone();
+        ip.sort_unstable();
+        Some(Pod {
+            namespace: Some(identity.namespace.clone()),
+            name: Some(identity.name.clone()),
+            uid: identity.uid.clone(),
+            sandbox_id: identity.sandbox_id.clone(),
+            ip,
+        })
+    }
+
+    fn pod_of_uid(&self, uid: String) -> Pod {
+        let (namespace, name) = self.pods.get(&uid).unzip();
+        let (namespace, name) = (namespace.map(str::to_owned), name.map(str::to_owned));
+        Pod { namespace, name, uid, sandbox_id: None, ip: Vec::new() }
+    }
+}
+
+pub(crate) fn container(facts: &ContainerFacts) -> Container {
+    Container {
+        id: facts.id.clone(),
+        name: Some(facts.name.clone()),
+        runtime: Some(facts.runtime.clone()),
+        image: Some(facts.image.clone()),
+        pid: facts.tgid,
+        state: Some(facts.state.name().to_owned()),
+    }
+}
+
+/// A target of which nothing is known.
+fn nobody(join: Join) -> Target {
+    Target { container: None, pod: None, netns_name: None, join }
+}
