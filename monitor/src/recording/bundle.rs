@@ -1,0 +1,141 @@
+//! Packs what is kept of an incident into one file: the incident, the configuration, the model, and the recording
+//! of its window, which replays like any other.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use super::flight::numbered;
+use super::format::{BUNDLE, BundleHeader, VERSION, Writer, write_line};
+use super::replay::{ReplayError, play};
+use super::window::{DIRECTORY, is_id, list, read_incident};
+
+/// Why there is no bundle.
+#[derive(Debug, Error)]
+pub enum BundleError {
+    /// Nothing is kept of such an incident.
+    #[error("nothing is kept of incident {wanted:?} in {}; there {}", .looked.display(), listed(.known))]
+    Unknown {
+        /// What was asked for.
+        wanted: String,
+        /// Where it was looked for.
+        looked: PathBuf,
+        /// What is there.
+        known: Vec<String>,
+    },
+    /// Several begin like that.
+    #[error("{wanted:?} is the beginning of several: {}", .candidates.join(", "))]
+    Ambiguous {
+        /// What was asked for.
+        wanted: String,
+        /// What it could mean.
+        candidates: Vec<String>,
+    },
+    /// What is kept cannot be read.
+    #[error("cannot read {}", .path.display())]
+    Read {
+        /// Directory or file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The recording is damaged.
+    #[error("the recording in {} cannot be replayed", .path.display())]
+    Replay {
+        /// Directory of the window.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: ReplayError,
+    },
+    /// The bundle cannot be written.
+    #[error("cannot write the bundle")]
+    Write(#[source] io::Error),
+}
+
+fn listed(ids: &[String]) -> String {
+    if ids.is_empty() { "is none".to_owned() } else { format!("are {}", ids.join(", ")) }
+}
+
+/// Writes the bundle of the incident with this id, or with the only id that begins like this. Works while the
+/// daemon runs, and after it.
+///
+/// # Errors
+/// When nothing is kept of it, or files cannot be read or written.
+pub fn bundle(
+    state_dir: &Path,
+    wanted: &str,
+    writer: &Writer,
+    created: String,
+    mut out: impl Write,
+) -> Result<(), BundleError> {
+    let window = find(state_dir, wanted)?;
+    let failed = |source| BundleError::Read { path: window.clone(), source };
+    let incident = read_incident(&window).map_err(failed)?;
+    let segments: Vec<PathBuf> =
+        numbered(&window).map_err(failed)?.into_iter().map(|(_, path)| path).collect();
+
+    let mut all: Box<dyn Read> = Box::new(io::empty());
+    for segment in &segments {
+        // A newline ends a line that was cut, and is nothing where none was.
+        all = Box::new(all.chain(open(segment)?).chain(&b"\n"[..]));
+    }
+    let played = play(BufReader::new(all), None, |_event| Ok(()))
+        .map_err(|source| BundleError::Replay { path: window.clone(), source })?;
+    let until = played.summary.until;
+    let header = BundleHeader {
+        format: BUNDLE.to_owned(),
+        version: VERSION,
+        writer: Writer {
+            config: played.header.map(|header| header.writer.config).unwrap_or_default(),
+            ..writer.clone()
+        },
+        created,
+        incident,
+        state: played.core.map(|core| core.model(until).collect()).unwrap_or_default(),
+    };
+    let mut line = Vec::new();
+    write_line(&header, &mut line).and_then(|()| out.write_all(&line)).map_err(BundleError::Write)?;
+    for segment in &segments {
+        copy(segment, &mut out)?;
+    }
+    out.flush().map_err(BundleError::Write)
+}
+
+fn find(state_dir: &Path, wanted: &str) -> Result<PathBuf, BundleError> {
+    let looked = state_dir.join(DIRECTORY);
+    let windows = match list(&looked) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        windows => windows.map_err(|source| BundleError::Read { path: looked.clone(), source })?,
+    };
+    let name = |window: &Path| window.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let names: Vec<String> = windows.iter().map(|(window, _)| name(window)).collect();
+    let candidates: Vec<String> =
+        names.iter().filter(|name| is_id(wanted) && name.starts_with(wanted)).cloned().collect();
+    match &candidates[..] {
+        [only] => Ok(looked.join(only)),
+        [] => Err(BundleError::Unknown { wanted: wanted.to_owned(), looked, known: names }),
+        _ if candidates.iter().any(|name| name == wanted) => Ok(looked.join(wanted)),
+        _ => Err(BundleError::Ambiguous { wanted: wanted.to_owned(), candidates }),
+    }
+}
+
+/// Copies whole lines: one that is still being written is ended.
+fn copy(segment: &Path, out: &mut impl Write) -> Result<(), BundleError> {
+    let mut file = open(segment)?;
+    let copied = io::copy(&mut file, out).map_err(BundleError::Write)?;
+    let failed = |source| BundleError::Read { path: segment.to_owned(), source };
+    if copied == 0 {
+        return Ok(());
+    }
+    let mut last = [0];
+    file.seek(SeekFrom::Start(copied - 1)).and_then(|_| file.read_exact(&mut last)).map_err(failed)?;
+    if last != *b"\n" { out.write_all(b"\n").map_err(BundleError::Write) } else { Ok(()) }
+}
+
+fn open(path: &Path) -> Result<File, BundleError> {
+    File::open(path).map_err(|source| BundleError::Read { path: path.to_owned(), source })
+}

@@ -1,0 +1,148 @@
+//! The flight recorder's files: the last minutes in segments, each of which replays alone.
+
+use std::collections::VecDeque;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::file::create_private;
+use super::tape::{Begin, Reel};
+use super::window::Windows;
+use crate::event::Incident;
+
+/// Directory of the segments, in the state directory.
+pub(super) const DIRECTORY: &str = "recorder";
+/// Ending of their names.
+pub(super) const SUFFIX: &str = "ndjson";
+
+/// The segments on disk.
+#[derive(Debug)]
+pub(super) struct Segments {
+    directory: PathBuf,
+    age: Duration,
+    max_bytes: u64,
+    /// Oldest first; the last one is written to.
+    known: VecDeque<Segment>,
+    file: Option<File>,
+    next: u64,
+    windows: Windows,
+}
+
+#[derive(Debug)]
+struct Segment {
+    path: PathBuf,
+    bytes: u64,
+    written: SystemTime,
+}
+
+impl Segments {
+    /// Goes on with what an earlier run left: the minutes before a crash are worth having.
+    pub(super) fn open(state_dir: &Path, age: Duration, max_bytes: u64) -> io::Result<Self> {
+        let directory = state_dir.join(DIRECTORY);
+        create_directory(&directory)?;
+        let windows = Windows::open(state_dir)?;
+        let mut known = VecDeque::new();
+        let mut next = 0;
+        for (number, path) in numbered(&directory)? {
+            let there = fs::metadata(&path)?;
+            known.push_back(Segment { path, bytes: there.len(), written: there.modified()? });
+            next = number + 1;
+        }
+        let mut segments = Self { directory, age, max_bytes, known, file: None, next, windows };
+        // Finds out now whether anything can be written.
+        let probe = segments.directory.join(".probe");
+        create_private(&probe)?;
+        fs::remove_file(&probe)?;
+        segments.trim();
+        Ok(segments)
+    }
+
+    /// Removes what is too old or too much; never the one that is written to.
+    fn trim(&mut self) {
+        let now = SystemTime::now();
+        let mut total: u64 = self.known.iter().map(|segment| segment.bytes).sum();
+        let kept = usize::from(self.file.is_some());
+        while self.known.len() > kept
+            && let Some(oldest) = self.known.front()
+            // A clock that was set back makes nothing old.
+            && (total > self.max_bytes
+                || now.duration_since(oldest.written).is_ok_and(|age| age > self.age))
+        {
+            if let Err(error) = fs::remove_file(&oldest.path) {
+                tracing::debug!(path = %oldest.path.display(), %error, "an old segment cannot be removed");
+            }
+            total -= oldest.bytes;
+            self.known.pop_front();
+        }
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.known.iter().map(|segment| segment.path.as_path())
+    }
+}
+
+impl Reel for Segments {
+    fn begin(&mut self, _begin: Begin) -> io::Result<()> {
+        if let (Some(_), Some(ended)) = (&self.file, self.known.back()) {
+            self.windows.keep(&ended.path);
+        }
+        self.file = None;
+        self.trim();
+        let path = self.directory.join(format!("{:012}.{SUFFIX}", self.next));
+        self.file = Some(create_private(&path)?);
+        self.next += 1;
+        self.windows.keep(&path);
+        self.known.push_back(Segment { path, bytes: 0, written: SystemTime::now() });
+        Ok(())
+    }
+
+    fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+        if lines.is_empty() {
+            return Ok(());
+        }
+        let (Some(file), Some(segment)) = (&mut self.file, self.known.back_mut()) else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        file.write_all(lines)?;
+        segment.bytes += u64::try_from(lines.len()).unwrap_or(u64::MAX);
+        segment.written = SystemTime::now();
+        Ok(())
+    }
+
+    fn note(&mut self, incident: &Incident, opened: bool) {
+        if opened {
+            let paths: Vec<PathBuf> = self.paths().map(Path::to_owned).collect();
+            self.windows.freeze(incident, &paths);
+        } else {
+            self.windows.update(incident);
+        }
+    }
+
+    fn rest(&mut self) {
+        self.trim();
+        if let Some(current) = self.known.back() {
+            self.windows.rest(&current.path);
+        }
+    }
+}
+
+/// Makes a directory that only its owner reads.
+pub(super) fn create_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// The segments in a directory, oldest first.
+pub(super) fn numbered(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        let number = path.file_stem().and_then(|stem| stem.to_str()?.parse().ok());
+        if let (Some(number), true) = (number, path.extension().is_some_and(|suffix| suffix == SUFFIX)) {
+            found.push((number, path));
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}

@@ -1,0 +1,134 @@
+//! Recordings with a reviewed answer: `tests/fixtures/NAME.ndjson` must say what `NAME.golden` says. With
+//! `KEVTMON_BLESS=1` the answer is written anew; its diff is what to review.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use jiff::tz::TimeZone;
+
+use super::format::Header;
+use super::reader::{Line, Reader};
+use super::replay::{Summary, replay};
+use crate::core::{Core, Output, Resume};
+use crate::event::Kind;
+use crate::observation::{Fact, Observation};
+use crate::sinks::pretty::Pretty;
+
+fn fixtures() -> Vec<PathBuf> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|suffix| suffix == "ndjson"));
+    paths.sort();
+    assert!(paths.len() >= 2, "fixtures are missing in {}", directory.display());
+    paths
+}
+
+/// Each event as a person reads it, and below it as a program does.
+fn answer(recording: &[u8]) -> (String, Summary) {
+    let pretty = Pretty { colour: false, zone: TimeZone::UTC };
+    let mut text = String::new();
+    let summary = replay(recording, None, |event| {
+        text.push_str(&pretty.text(&event));
+        writeln!(text, "  {}\n", serde_json::to_string(&event).unwrap()).unwrap();
+        Ok(())
+    })
+    .unwrap();
+    (text, summary)
+}
+
+#[test]
+fn every_fixture_says_what_was_reviewed() {
+    let bless = std::env::var_os("KEVTMON_BLESS").is_some();
+    for path in fixtures() {
+        let (said, summary) = answer(&fs::read(&path).unwrap());
+        assert_eq!((summary.skipped, &summary.cut[..]), (0, &[][..]), "{}: {summary:?}", path.display());
+        let golden = path.with_extension("golden");
+        if bless {
+            fs::write(&golden, &said).unwrap();
+        }
+        let reviewed = fs::read_to_string(&golden).unwrap_or_default();
+        let differs = said.lines().zip(reviewed.lines()).find(|(said, reviewed)| said != reviewed);
+        assert!(
+            said == reviewed,
+            "{} says something else; see the difference with KEVTMON_BLESS=1 and git diff\nfirst: {differs:#?}",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn a_replay_gives_the_same_bytes_twice() {
+    for path in fixtures() {
+        let recording = fs::read(&path).unwrap();
+        assert_eq!(answer(&recording), answer(&recording), "{}", path.display());
+    }
+}
+
+fn observations(path: &Path) -> (Header, Vec<Observation>) {
+    let recording = fs::read(path).unwrap();
+    let mut reader = Reader::new(&recording[..]);
+    let Some(Line::Part(header)) = reader.next_line().unwrap() else { panic!("no header") };
+    let observations = std::iter::from_fn(|| match reader.next_line().unwrap()? {
+        Line::Observation(observation) => Some(observation),
+        other => panic!("{other:?}"),
+    });
+    (*header, observations.collect())
+}
+
+fn feed(core: &mut Core, observations: &[Observation]) -> Vec<Output> {
+    let mut said = Vec::new();
+    for observation in observations {
+        core.observe(observation.clone());
+        said.extend(core.take_output());
+    }
+    said
+}
+
+/// What is told of facts, without numbers. What the diagnoses had seen before a recording began is not in it,
+/// so that incidents of a recording that begins in the middle can open later than they did.
+fn facts(said: Vec<Output>) -> Vec<(Kind, String, String)> {
+    said.into_iter()
+        .filter_map(|output| match output {
+            Output::Event(event) if event.incident.is_none() => Some((event.kind, event.time, event.message)),
+            Output::Event(_) | Output::Request(_) => None,
+        })
+        .collect()
+}
+
+#[test]
+fn a_recording_can_begin_at_any_moment_and_goes_on_as_the_core_did() {
+    for path in fixtures() {
+        let (header, observations) = observations(&path);
+        for cut in 0..observations.len() {
+            let (before, after) = observations.split_at(cut);
+            let mut core = Core::new(header.settings.clone(), Resume::default());
+            feed(&mut core, before);
+            let now = before.last().map_or(0, |observation| observation.at);
+
+            let model: Vec<Observation> = core.model(now).collect();
+            let written = serde_json::to_vec(&(core.settings(), core.resume(), model)).unwrap();
+            let (settings, resume, model): (_, _, Vec<Observation>) =
+                serde_json::from_slice(&written).unwrap();
+            let mut restored = Core::restore(settings, resume, model);
+            assert!(restored.take_output().next().is_none(), "restoring says nothing");
+            let again = (restored.settings(), restored.resume(), restored.model(now).collect::<Vec<_>>());
+            assert_eq!(serde_json::to_vec(&again).unwrap(), written, "{} at {cut}", path.display());
+            assert_eq!(
+                facts(feed(&mut restored, after)),
+                facts(feed(&mut core, after)),
+                "{} at {cut}",
+                path.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn every_fixture_is_a_daemon_that_became_ready_and_ended() {
+    for path in fixtures() {
+        let (_, observations) = observations(&path);
+        assert_eq!(observations.last().unwrap().fact, Fact::Stop, "{}", path.display());
+    }
+}

@@ -1,0 +1,175 @@
+//! Feeds a recording to a core: the same observations, the same events. Needs nothing of the node it runs on.
+
+use std::io::{self, BufRead};
+use std::mem;
+
+use thiserror::Error;
+
+use super::format::{Gap, Header};
+use super::reader::{Line, ReadError, Reader, Skipped};
+use crate::config::Config;
+use crate::core::{Core, Output};
+use crate::event::Event;
+use crate::observation::{BootNs, Fact, Observation};
+
+/// Skipped lines that are told one by one.
+const TOLD: usize = 10;
+
+/// Why a replay ended early.
+#[derive(Debug, Error)]
+pub enum ReplayError {
+    /// The recording cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// Nobody takes the events any more.
+    #[error("cannot write events")]
+    Write(#[from] io::Error),
+}
+
+/// What was replayed, and what could not be.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Time of the last observation.
+    pub until: BootNs,
+    /// Observations that the core took.
+    pub observations: u64,
+    /// Events that it said.
+    pub events: u64,
+    /// Lines that were not understood.
+    pub skipped: u64,
+    /// The first of them.
+    pub first_skipped: Vec<Skipped>,
+    /// Gaps of the recording.
+    pub gaps: Vec<Gap>,
+    /// Lines that were cut: the daemon was killed, or still writes.
+    pub cut: Vec<u64>,
+}
+
+/// Replays all of it. With a configuration, what it says of thresholds and policy holds instead of what was
+/// recorded; the node, its boot and its sources stay as they were.
+///
+/// # Errors
+/// When it is no recording, cannot be read, or an event cannot be written.
+pub fn replay(
+    input: impl BufRead,
+    config: Option<&Config>,
+    tell: impl FnMut(Event) -> io::Result<()>,
+) -> Result<Summary, ReplayError> {
+    play(input, config, tell).map(|played| played.summary)
+}
+
+/// A replay that came to its end.
+pub(super) struct Played {
+    /// As it is at the end; `None` if there was no part.
+    pub(super) core: Option<Core>,
+    /// Of the last part.
+    pub(super) header: Option<Header>,
+    pub(super) summary: Summary,
+}
+
+/// As [`replay`].
+pub(super) fn play(
+    input: impl BufRead,
+    config: Option<&Config>,
+    mut tell: impl FnMut(Event) -> io::Result<()>,
+) -> Result<Played, ReplayError> {
+    let mut reader = Reader::new(input);
+    let mut player = Player { config, ..Player::default() };
+    while let Some(line) = reader.next_line()? {
+        match line {
+            Line::Bundle(_) => {}
+            Line::Part(header) => player.begin(*header),
+            Line::Observation(observation) if player.model_lines > 0 => player.remodel(Some(observation)),
+            Line::Observation(observation) => player.observe(observation, &mut tell)?,
+            Line::Skipped(skipped) => player.skip(skipped),
+            Line::Cut { line } => player.summary.cut.push(line),
+        }
+    }
+    player.settle();
+    Ok(Played { core: player.core, header: player.header, summary: player.summary })
+}
+
+#[derive(Default)]
+struct Player<'a> {
+    config: Option<&'a Config>,
+    /// Of the part that is read.
+    header: Option<Header>,
+    /// Lines of the model that are still to come.
+    model_lines: u64,
+    model: Vec<Observation>,
+    /// `None` until the model is complete.
+    core: Option<Core>,
+    summary: Summary,
+}
+
+impl Player<'_> {
+    fn begin(&mut self, mut header: Header) {
+        self.settle();
+        if !self.header.as_ref().is_some_and(|earlier| header.continues(earlier)) {
+            self.core = None;
+        }
+        // What is missing before the recording begins is no gap of it.
+        self.summary.gaps.extend(header.gap.clone().filter(|_| self.header.is_some()));
+        if let Some(config) = self.config {
+            config.govern(&mut header.settings);
+        }
+        self.model_lines = header.model_lines;
+        self.header = Some(header);
+        if self.model_lines == 0 {
+            self.settle();
+        }
+    }
+
+    /// Takes a line of the model; what is known already is not learned again.
+    fn remodel(&mut self, observation: Option<Observation>) {
+        if self.core.is_none() {
+            self.model.extend(observation);
+        }
+        self.model_lines -= 1;
+        if self.model_lines == 0 {
+            self.settle();
+        }
+    }
+
+    /// Ends the model with what there is of it.
+    fn settle(&mut self) {
+        self.model_lines = 0;
+        if let (None, Some(header)) = (&self.core, &mut self.header) {
+            let resume = mem::take(&mut header.resume);
+            let model = mem::take(&mut self.model);
+            self.core = Some(Core::restore(header.settings.clone(), resume, model));
+        }
+    }
+
+    fn observe(
+        &mut self,
+        mut observation: Observation,
+        tell: &mut impl FnMut(Event) -> io::Result<()>,
+    ) -> io::Result<()> {
+        if let (Some(config), Fact::Settings(settings)) = (self.config, &mut observation.fact) {
+            config.govern(settings);
+        }
+        // There is none only in a bundle without recording.
+        let Some(core) = &mut self.core else { return Ok(()) };
+        self.summary.observations += 1;
+        self.summary.until = observation.at;
+        core.observe(observation);
+        for output in core.take_output() {
+            if let Output::Event(event) = output {
+                self.summary.events += 1;
+                tell(*event)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, skipped: Skipped) {
+        self.summary.skipped += 1;
+        if self.summary.first_skipped.len() < TOLD {
+            self.summary.first_skipped.push(skipped);
+        }
+        if self.model_lines > 0 {
+            self.remodel(None);
+        }
+    }
+}

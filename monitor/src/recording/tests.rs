@@ -1,0 +1,478 @@
+//! From a core to a file and back, through everything between.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::bundle::{BundleError, bundle};
+use super::flight::numbered;
+use super::format::{BundleHeader, Gap, Writer};
+use super::reader::{Line, Reader};
+use super::recorder::{Record, Recorder};
+use super::replay::{Summary, replay};
+use crate::config::{Cmdline, Config, Overrides, Recorder as FlightConfig};
+use crate::core::{Core, Output, Resume, Settings};
+use crate::event::{Confidence, Event, Incident, Kind, Severity};
+use crate::metrics::Metrics;
+use crate::observation::*;
+use crate::sinks::{json, sample};
+use crate::sources::procfs::own::Own;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const FLIGHT: FlightConfig = FlightConfig { enabled: true, minutes: 15, max_mib: 16 };
+const SECOND: u64 = 1_000_000_000;
+
+fn settings() -> Settings {
+    Settings {
+        node: "slave-197".into(),
+        boot_id: "b".into(),
+        version: "0".into(),
+        host_netns: 1,
+        cmdline: Cmdline::Host,
+        sources: BTreeMap::from([("netlink".into(), false)]),
+        incidents: Default::default(),
+    }
+}
+
+/// A daemon without sources: what it is told is recorded and goes to a core.
+struct Live {
+    core: Core,
+    recorder: Recorder,
+    metrics: Arc<Metrics>,
+    said: Vec<u8>,
+}
+
+impl Live {
+    fn new() -> Self {
+        let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
+        let writer = Writer { kevtmon: "0".into(), ..Writer::default() };
+        let recorder = Recorder::new(writer, 7, Arc::clone(&metrics));
+        Self { core: Core::new(settings(), Resume::default()), recorder, metrics, said: Vec::new() }
+    }
+
+    fn observe(&mut self, at: BootNs, fact: Fact) {
+        let observation = Observation { at, fact };
+        self.recorder.record(&observation, &self.core);
+        self.core.observe(observation);
+        for output in self.core.take_output() {
+            if let Output::Event(event) = output {
+                json::write(&event, &mut self.said).unwrap();
+            }
+        }
+    }
+
+    fn begin(&mut self) {
+        self.observe(1, Fact::Clock { realtime_offset_ns: 5 });
+        let up = SourceStatus { source: "netlink".into(), up: true, rung: None, reason: None };
+        self.observe(2, Fact::Source(up));
+        self.observe(3, task());
+    }
+
+    /// A link that comes and goes, and a mount that is refused.
+    fn bustle(&mut self, from: BootNs, rounds: u64) {
+        for round in 0..rounds {
+            let at = from + round * 1_000;
+            let netns = u32::try_from(10 + round % 5).unwrap();
+            self.observe(at, netns_snapshot(netns));
+            self.observe(at + 1, link(netns, 3, iff::UP));
+            self.observe(at + 2, link(netns, 3, 0));
+            self.observe(at + 3, Fact::LinkGone { netns, ifindex: 3, moved_to: None });
+            self.observe(at + 4, busy(&format!("/mnt/{}", round % 7)));
+            self.observe(at + 5, Fact::Holders(Box::new(HolderReport::skipped(round, "/mnt/x"))));
+        }
+    }
+
+    fn open_incident(&mut self, id: &str, opened: u32) {
+        let event = Event { incident: Some(incident(id, opened)), kind: Kind::IncidentOpened, ..plain() };
+        self.recorder.event(&event);
+    }
+
+    fn finish(self) -> Vec<u8> {
+        self.recorder.finish(&self.core, 0, PATIENCE);
+        self.said
+    }
+
+    fn discarded(&self, sink: &str, reason: &str) -> u64 {
+        let start = format!("kevtmon_events_discarded_total{{reason=\"{reason}\",sink=\"{sink}\"}} ");
+        let text = self.metrics.gather().unwrap();
+        text.lines().find_map(|line| line.strip_prefix(&start)).map_or(0, |count| count.parse().unwrap())
+    }
+}
+
+fn plain() -> Event {
+    sample::daemon(Severity::Info)
+}
+
+fn incident(id: &str, opened: u32) -> Incident {
+    Incident {
+        id: id.into(),
+        kind: "volume-busy".into(),
+        severity: Severity::Warning,
+        confidence: Confidence::Certain,
+        opened: format!("2018-06-12T20:{opened:02}:00Z"),
+        closed: None,
+        first_seen: String::new(),
+        last_seen: String::new(),
+        count: 1,
+        close_reason: None,
+        found_at_start: false,
+        caused_by: Vec::new(),
+        summary: "s".into(),
+        advice: Vec::new(),
+        evidence: Vec::new(),
+        evidence_omitted: 0,
+    }
+}
+
+fn key() -> TaskKey {
+    TaskKey { tgid: 28_997, start_ns: 5, exec_id: 2 }
+}
+
+fn task() -> Fact {
+    Fact::Task(Box::new(TaskFacts {
+        key: key(),
+        uid: 0,
+        exe: Some("/usr/bin/umount".into()),
+        cmdline: Some("umount".into()),
+        netns: 1,
+        mntns: 2,
+        cgroup: Some("/system.slice/kubelet.service".into()),
+        ancestors: Vec::new(),
+    }))
+}
+
+fn netns_snapshot(netns: NsInum) -> Fact {
+    Fact::Netns(Box::new(NetnsSnapshot {
+        netns,
+        name: Some("x".repeat(200)),
+        owner: None,
+        links: Vec::new(),
+        addresses: Vec::new(),
+        routes: Vec::new(),
+        neighbors: Vec::new(),
+    }))
+}
+
+fn link(netns: NsInum, ifindex: u32, flags: u32) -> Fact {
+    Fact::Link(Box::new(LinkFacts {
+        netns,
+        ifindex,
+        ifname: "eth0".into(),
+        kind: Some("veth".into()),
+        flags,
+        mac: None,
+        master: None,
+        peer: None,
+    }))
+}
+
+fn busy(path: &str) -> Fact {
+    Fact::Umount(Box::new(UmountAttempt {
+        actor: TaskRef { key: key(), tid: 28_997, comm: "umount".into() },
+        mntns: 2,
+        path: path.into(),
+        flags: 0,
+        errno: Some(16),
+    }))
+}
+
+fn replayed(recording: &[u8]) -> (Vec<u8>, Summary) {
+    let mut said = Vec::new();
+    let summary = replay(recording, None, |event| json::write(&event, &mut said)).unwrap();
+    (said, summary)
+}
+
+fn segments(directory: &Path) -> Vec<u8> {
+    numbered(directory).unwrap().into_iter().flat_map(|(_, path)| fs::read(path).unwrap()).collect()
+}
+
+#[test]
+fn a_recording_replays_to_the_bytes_that_were_said_live() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("r.ndjson");
+    let mut live = Live::new();
+    live.recorder.add_file(&Record { path: path.clone(), max_bytes: 64 << 20 }).unwrap();
+    live.begin();
+    live.bustle(10, 50);
+    live.observe(SECOND, Fact::Settings(Box::new(Settings { cmdline: Cmdline::Off, ..settings() })));
+    live.observe(SECOND + 1, busy("/mnt/last"));
+    live.observe(10 * SECOND, Fact::Tick);
+    live.observe(10 * SECOND, Fact::Stop);
+    let said = live.finish();
+    let (again, summary) = replayed(&fs::read(&path).unwrap());
+    assert!(said.len() > 1000);
+    assert_eq!(String::from_utf8(again).unwrap(), String::from_utf8(said).unwrap());
+    assert_eq!((summary.skipped, summary.gaps.len(), summary.cut.len()), (0, 0, 0));
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn a_full_file_becomes_the_older_one_and_each_replays_alone_and_both_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("r.ndjson");
+    let mut live = Live::new();
+    live.recorder.add_file(&Record { path: path.clone(), max_bytes: 20_000 }).unwrap();
+    live.begin();
+    live.bustle(10, 100);
+    live.observe(10 * SECOND, Fact::Stop);
+    let said = String::from_utf8(live.finish()).unwrap();
+    let newer = fs::read(&path).unwrap();
+    let older = fs::read(dir.path().join("r.ndjson.1")).unwrap();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    for file in [&older, &newer] {
+        let model = 5_000;
+        assert!(file.len() < 20_000 + model, "{}", file.len());
+    }
+    let (last, _) = replayed(&newer);
+    assert!(!last.is_empty() && said.ends_with(std::str::from_utf8(&last).unwrap()));
+    let (both, summary) = replayed(&[older, newer].concat());
+    assert!(both.len() > last.len() && said.ends_with(std::str::from_utf8(&both).unwrap()));
+    assert_eq!(summary.gaps, []);
+}
+
+#[test]
+fn what_was_recorded_before_is_kept_as_the_older_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("r");
+    fs::write(&path, "precious").unwrap();
+    let mut live = Live::new();
+    live.recorder.add_file(&Record { path: path.clone(), max_bytes: 20_000 }).unwrap();
+    live.finish();
+    assert_eq!(fs::read_to_string(dir.path().join("r.1")).unwrap(), "precious");
+}
+
+#[test]
+fn a_file_that_cannot_be_made_is_an_error_that_names_it() {
+    let dir = tempfile::tempdir().unwrap();
+    for path in [dir.path().join("missing/r"), dir.path().to_owned()] {
+        let mut live = Live::new();
+        let error = live.recorder.add_file(&Record { path: path.clone(), max_bytes: 1 }).unwrap_err();
+        assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+        live.finish();
+    }
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_written_costs_only_the_flight_recorder() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let mut live = Live::new();
+    live.recorder.add_flight(&file.join("state"), &FLIGHT).unwrap();
+    live.begin();
+    assert!(!live.finish().is_empty());
+}
+
+#[test]
+fn the_flight_recorder_cuts_segments_that_go_on_from_each_other_and_stay_within_their_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut live = Live::new();
+    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
+    live.begin();
+    // Every segment reaches three minutes.
+    for minute in 0..20 {
+        live.bustle(minute * 60 * SECOND + 10, 5);
+    }
+    live.observe(2000 * SECOND, Fact::Stop);
+    let said = live.finish();
+    let directory = dir.path().join("recorder");
+    assert_eq!(numbered(&directory).unwrap().len(), 8);
+    let (again, summary) = replayed(&segments(&directory));
+    assert_eq!(String::from_utf8(again).unwrap(), String::from_utf8(said.clone()).unwrap());
+    assert_eq!(summary.gaps, []);
+    let (_, last) = numbered(&directory).unwrap().pop().unwrap();
+    let (tail, _) = replayed(&fs::read(last).unwrap());
+    assert!(!tail.is_empty() && said.ends_with(&tail));
+}
+
+#[test]
+fn a_storm_is_not_written_whole_and_the_gap_is_counted_and_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut live = Live::new();
+    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
+    live.begin();
+    live.bustle(10, 5_000);
+    let missing = live.discarded("recorder", "queue-full");
+    assert!(missing > 0);
+    live.finish();
+    let recording = segments(&dir.path().join("recorder"));
+    assert!(recording.len() < 3 << 20, "{}", recording.len());
+    let (_, summary) = replayed(&recording);
+    assert_eq!(summary.gaps, [Gap { discarded: missing, reason: "queue-full".into() }]);
+    assert_eq!(summary.observations + missing, 30_003);
+}
+
+#[test]
+fn after_a_gap_the_model_is_right_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut live = Live::new();
+    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
+    live.begin();
+    live.bustle(10, 5_000);
+    assert!(live.discarded("recorder", "queue-full") > 0);
+    // Told only in the gap.
+    live.observe(SECOND, netns_snapshot(99));
+    let before = live.said.len();
+    let from = 20 * SECOND;
+    let deadline = Instant::now() + PATIENCE;
+    let mut at = from;
+    loop {
+        let missing = live.discarded("recorder", "queue-full");
+        live.observe(at, Fact::Tick);
+        at += 1;
+        if live.discarded("recorder", "queue-full") == missing {
+            break;
+        }
+        assert!(Instant::now() < deadline, "the gap does not end");
+        std::thread::yield_now();
+    }
+    live.observe(at, link(99, 3, iff::UP));
+    live.observe(at, Fact::Stop);
+    let said = live.finish();
+    let (again, _) = replayed(&segments(&dir.path().join("recorder")));
+    assert!(said.len() > before && again.ends_with(&said[before..]));
+}
+
+#[test]
+fn an_incident_freezes_its_window_and_becomes_a_bundle_that_replays() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut live = Live::new();
+    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
+    live.begin();
+    live.bustle(10, 5);
+    live.open_incident("a1b2c3", 1);
+    live.bustle(SECOND, 5);
+    let closed = Incident { closed: Some("later".into()), ..incident("a1b2c3", 1) };
+    let event = Event { incident: Some(closed.clone()), kind: Kind::IncidentClosed, ..plain() };
+    live.recorder.event(&event);
+    live.observe(2 * SECOND, Fact::Stop);
+    let said = live.finish();
+
+    let mut packed = Vec::new();
+    let writer = Writer { kevtmon: "9".into(), ..Writer::default() };
+    bundle(dir.path(), "a1b", &writer, "now".into(), &mut packed).unwrap();
+    let (again, summary) = replayed(&packed);
+    assert_eq!(String::from_utf8(again).unwrap(), String::from_utf8(said).unwrap());
+    assert_eq!(summary.skipped, 0);
+    let Some(Line::Bundle(header)) = Reader::new(&packed[..]).next_line().unwrap() else { panic!() };
+    let BundleHeader { incident, writer, state, .. } = *header;
+    assert_eq!((incident, writer.kevtmon.as_str()), (closed, "9"));
+    assert!(state.iter().any(|observation| matches!(observation.fact, Fact::Netns(_))));
+}
+
+#[test]
+fn old_windows_go_closed_ones_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut live = Live::new();
+    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
+    live.begin();
+    for number in 0..25 {
+        live.open_incident(&format!("id{number:02}"), number);
+        if number == 10 {
+            let closed = Incident { closed: Some("later".into()), ..incident("id10", 10) };
+            let event = Event { incident: Some(closed), kind: Kind::IncidentClosed, ..plain() };
+            live.recorder.event(&event);
+        }
+    }
+    live.finish();
+    let mut left: Vec<String> = fs::read_dir(dir.path().join("incidents"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    let expected: Vec<String> =
+        (4..25).filter(|number| *number != 10).map(|number| format!("id{number:02}")).collect();
+    assert_eq!(left, expected);
+}
+
+#[test]
+fn a_bundle_of_what_nobody_kept_names_what_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let pack = |wanted: &str| bundle(dir.path(), wanted, &Writer::default(), String::new(), io::sink());
+    let error = pack("x").unwrap_err().to_string();
+    assert!(error.ends_with("there is none") && error.contains("incidents"), "{error}");
+    let mut live = Live::new();
+    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
+    live.begin();
+    live.open_incident("aa1", 1);
+    live.open_incident("aa2", 2);
+    live.finish();
+    assert!(pack("x").unwrap_err().to_string().ends_with("there are aa1, aa2"));
+    assert!(matches!(pack("aa").unwrap_err(), BundleError::Ambiguous { .. }));
+    for outside in ["../recorder", ".", ""] {
+        assert!(pack(outside).is_err(), "{outside}");
+    }
+    pack("aa2").unwrap();
+}
+
+#[test]
+fn an_incident_whose_id_is_no_name_reaches_no_other_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut live = Live::new();
+    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
+    live.begin();
+    live.open_incident("../recorder", 1);
+    live.finish();
+    assert_eq!(numbered(&dir.path().join("recorder")).unwrap().len(), 1);
+    assert_eq!(fs::read_dir(dir.path().join("incidents")).unwrap().count(), 0);
+}
+
+#[test]
+fn what_a_killed_daemon_left_is_part_of_the_next_window() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut first = Live::new();
+    first.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
+    first.begin();
+    let said = first.finish();
+    let (_, segment) = numbered(&dir.path().join("recorder")).unwrap().pop().unwrap();
+    let mut cut = fs::read(&segment).unwrap();
+    cut.truncate(cut.len() - 5);
+    fs::write(&segment, cut).unwrap();
+
+    let mut second = Live::new();
+    second.recorder = Recorder::new(Writer::default(), 8, Arc::clone(&second.metrics));
+    second.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
+    second.begin();
+    second.open_incident("abc", 1);
+    let said_later = second.finish();
+    let mut packed = Vec::new();
+    bundle(dir.path(), "abc", &Writer::default(), String::new(), &mut packed).unwrap();
+    let (again, summary) = replayed(&packed);
+    assert_eq!(again, [said, said_later].concat());
+    assert_eq!(summary.cut.len(), 1);
+}
+
+#[test]
+fn another_configuration_shows_what_it_would_have_changed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("r");
+    let mut live = Live::new();
+    live.recorder.add_file(&Record { path: path.clone(), max_bytes: 64 << 20 }).unwrap();
+    live.begin();
+    live.observe(10, busy("/mnt/x"));
+    live.observe(11, Fact::Holders(Box::new(HolderReport::skipped(1, "/mnt/x"))));
+    live.observe(12, Fact::Settings(Box::new(settings())));
+    live.observe(20 * SECOND, busy("/mnt/x"));
+    live.observe(40 * SECOND, Fact::Tick);
+    let said = live.finish();
+    assert_eq!(String::from_utf8(said).unwrap().matches("\"cmdline\"").count(), 2);
+    let toml = dir.path().join("c.toml");
+    fs::write(&toml, "cmdline = \"off\"").unwrap();
+    let overrides = Overrides { file: Some(toml), node_name: Some("n".into()), ..Overrides::default() };
+    let config = Config::load(&overrides).unwrap();
+    let mut events = Vec::new();
+    replay(&fs::read(&path).unwrap()[..], Some(&config), |event| {
+        events.push(event);
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(events.iter().filter(|event| event.kind == Kind::MountBusy).count(), 2);
+    for event in events {
+        assert!(event.actor.is_none_or(|actor| actor.cmdline.is_none()));
+        assert_eq!(event.node, "slave-197");
+    }
+}

@@ -1,0 +1,184 @@
+//! Windows of incidents: the segments around the moment when one opened, kept when the flight recorder goes on.
+//!
+//! ```text
+//! STATE/incidents/ID/incident.json      the incident, as last told
+//! STATE/incidents/ID/000000000017.ndjson …   segments, hard links where the file system has them
+//! ```
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::file::create_private;
+use super::flight::{create_directory, numbered};
+use crate::event::Incident;
+
+/// Directory of the windows, in the state directory.
+pub(super) const DIRECTORY: &str = "incidents";
+/// The incident itself.
+pub(super) const INCIDENT: &str = "incident.json";
+/// A window reaches this far beyond the moment when its incident opened.
+const AFTER: Duration = Duration::from_secs(60);
+/// Windows that are kept.
+const WINDOWS: usize = 20;
+/// Bytes of all windows together; a segment that several share counts once.
+const BYTES: u64 = 64 << 20;
+
+/// The windows on disk.
+#[derive(Debug)]
+pub(super) struct Windows {
+    directory: PathBuf,
+    /// Those that still grow.
+    growing: Vec<(PathBuf, Instant)>,
+}
+
+impl Windows {
+    pub(super) fn open(state_dir: &Path) -> io::Result<Self> {
+        let directory = state_dir.join(DIRECTORY);
+        create_directory(&directory)?;
+        Ok(Self { directory, growing: Vec::new() })
+    }
+
+    /// Keeps these segments and those of the next minute. An earlier window of the same incident goes: it was
+    /// another opening.
+    pub(super) fn freeze(&mut self, incident: &Incident, segments: &[PathBuf]) {
+        let Some(window) = self.window(&incident.id) else { return };
+        self.growing.retain(|(known, _)| *known != window);
+        let frozen = remove(&window).and_then(|()| create_directory(&window)).and_then(|()| {
+            write_incident(&window, incident)?;
+            segments.iter().try_for_each(|segment| link(segment, &window))
+        });
+        if let Err(error) = frozen {
+            tracing::warn!(incident = incident.id, %error, "the observations around it cannot be kept");
+        }
+        if let Some(until) = Instant::now().checked_add(AFTER) {
+            self.growing.push((window.clone(), until));
+        }
+        self.make_room(&window);
+    }
+
+    /// Notes the newest word on an incident, if its window is still there.
+    pub(super) fn update(&mut self, incident: &Incident) {
+        if let Some(window) = self.window(&incident.id).filter(|window| window.is_dir())
+            && let Err(error) = write_incident(&window, incident)
+        {
+            tracing::debug!(incident = incident.id, %error, "its newest state cannot be kept");
+        }
+    }
+
+    /// Adds a segment to the windows that still grow.
+    pub(super) fn keep(&mut self, segment: &Path) {
+        for (window, _) in &self.growing {
+            if let Err(error) = link(segment, window) {
+                tracing::debug!(window = %window.display(), %error, "a segment cannot be kept");
+            }
+        }
+    }
+
+    /// Completes the windows whose time is over.
+    pub(super) fn rest(&mut self, current: &Path) {
+        let now = Instant::now();
+        if self.growing.iter().any(|(_, until)| *until <= now) {
+            self.keep(current);
+            self.growing.retain(|(_, until)| *until > now);
+            self.make_room(Path::new(""));
+        }
+    }
+
+    /// `None` where an id could not be the name of a directory.
+    fn window(&self, id: &str) -> Option<PathBuf> {
+        is_id(id).then(|| self.directory.join(id))
+    }
+
+    /// Removes windows until they are few and small enough: those of closed incidents first, the oldest first.
+    fn make_room(&mut self, spared: &Path) {
+        let Ok(mut windows) = list(&self.directory) else { return };
+        windows.sort_by(|(_, a), (_, b)| {
+            let rank = |incident: &Option<Incident>| {
+                incident.as_ref().map(|incident| (incident.closed.is_none(), incident.opened.clone()))
+            };
+            rank(a).cmp(&rank(b))
+        });
+        let mut left = windows.len();
+        for (window, _) in windows.iter().filter(|(window, _)| window != spared) {
+            if left <= WINDOWS && size(&self.directory) <= BYTES {
+                return;
+            }
+            if let Err(error) = remove(window) {
+                tracing::debug!(window = %window.display(), %error, "an old window cannot be removed");
+            }
+            self.growing.retain(|(growing, _)| growing != window);
+            left -= 1;
+        }
+    }
+}
+
+/// The windows below a directory, each with its incident where that can be read.
+pub(super) fn list(directory: &Path) -> io::Result<Vec<(PathBuf, Option<Incident>)>> {
+    let mut windows = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let window = entry?.path();
+        if window.is_dir() {
+            let incident = read_incident(&window).ok();
+            windows.push((window, incident));
+        }
+    }
+    windows.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(windows)
+}
+
+/// The incident of a window.
+pub(super) fn read_incident(window: &Path) -> io::Result<Incident> {
+    Ok(serde_json::from_slice(&fs::read(window.join(INCIDENT))?)?)
+}
+
+/// Whether it can be the id of an incident, and so the name of a directory.
+pub(super) fn is_id(text: &str) -> bool {
+    (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}
+
+fn write_incident(window: &Path, incident: &Incident) -> io::Result<()> {
+    let new = window.join(".incident.json.new");
+    create_private(&new)?.write_all(&serde_json::to_vec(incident)?)?;
+    fs::rename(&new, window.join(INCIDENT))
+}
+
+/// A link grows with its segment; a copy is made anew when the segment is complete.
+fn link(segment: &Path, window: &Path) -> io::Result<()> {
+    let Some(name) = segment.file_name() else { return Ok(()) };
+    let kept = window.join(name);
+    if let (Ok(there), Ok(segment)) = (fs::metadata(&kept), fs::metadata(segment))
+        && (there.dev(), there.ino()) == (segment.dev(), segment.ino())
+    {
+        return Ok(());
+    }
+    match fs::hard_link(segment, &kept) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(error),
+        Err(_) => {
+            io::copy(&mut fs::File::open(segment)?, &mut create_private(&kept)?)?;
+            Ok(())
+        }
+        Ok(()) => Ok(()),
+    }
+}
+
+fn remove(window: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(window) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+fn size(directory: &Path) -> u64 {
+    let mut counted = HashSet::new();
+    let windows = list(directory).unwrap_or_default();
+    let segments = windows.iter().flat_map(|(window, _)| numbered(window).unwrap_or_default());
+    segments
+        .filter_map(|(_, path)| fs::metadata(path).ok())
+        .filter(|there| counted.insert((there.dev(), there.ino())))
+        .map(|there| there.len())
+        .sum()
+}
