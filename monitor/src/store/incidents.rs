@@ -1,0 +1,73 @@
+//! Incidents: one row each, its newest event as it was told.
+
+use rusqlite::params;
+
+use super::{StoreError, Writer, failed, time};
+use crate::event::{CloseReason, Event, Incident, Kind};
+
+/// Closed incidents that are kept, however young; an incident takes about 2 KiB.
+const MOST_CLOSED: i64 = 2000;
+
+impl Writer {
+    pub(super) fn put_incident(
+        &self,
+        event: &Event,
+        incident: &Incident,
+        json: &str,
+    ) -> Result<(), StoreError> {
+        let open = event.kind != Kind::IncidentClosed;
+        self.connection
+            .prepare_cached(
+                "INSERT OR REPLACE INTO incidents
+                 (id, kind, severity, open, opened, last_seen, closed, boot_id, json)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+            )
+            .and_then(|mut put| {
+                put.execute(params![
+                    incident.id,
+                    incident.kind,
+                    incident.severity as i64,
+                    open,
+                    time::nanos(&incident.opened),
+                    time::nanos(&incident.last_seen),
+                    incident.closed.as_deref().map(time::nanos),
+                    event.boot_id,
+                    json,
+                ])
+            })
+            .map_err(failed("write"))?;
+        Ok(())
+    }
+
+    /// The newest event of each open incident; what cannot be read was written by a newer program.
+    pub(super) fn open_incidents(&self) -> Result<Vec<Event>, StoreError> {
+        let read = || -> rusqlite::Result<Vec<String>> {
+            let mut select =
+                self.connection.prepare("SELECT json FROM incidents WHERE open = 1 ORDER BY opened, id")?;
+            select.query_map([], |row| row.get(0))?.collect()
+        };
+        let rows = read().map_err(failed("open"))?;
+        Ok(rows.iter().filter_map(|json| serde_json::from_str(json).ok()).collect())
+    }
+
+    pub(super) fn expire_incident(&mut self, mut event: Event, closed: i64) -> Result<(), StoreError> {
+        let Some(mut incident) = event.incident.take() else { return Ok(()) };
+        incident.closed = Some(time::text(closed));
+        incident.close_reason = Some(CloseReason::Expired);
+        event.kind = Kind::IncidentClosed;
+        event.time = time::text(closed);
+        event.incident = Some(incident.clone());
+        let json = serde_json::to_string(&event).unwrap_or_default();
+        self.put_incident(&event, &incident, &json)
+    }
+
+    pub(super) fn forget_incidents(&self, before: i64) -> rusqlite::Result<()> {
+        self.connection
+            .prepare_cached(
+                "DELETE FROM incidents WHERE open = 0 AND (last_seen < ?1 OR last_seen <
+                 (SELECT last_seen FROM incidents WHERE open = 0 ORDER BY last_seen DESC LIMIT 1 OFFSET ?2))",
+            )?
+            .execute(params![before, MOST_CLOSED])?;
+        Ok(())
+    }
+}

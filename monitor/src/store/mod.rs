@@ -1,0 +1,185 @@
+//! What happened and what was wrong, kept in a file: events and incidents enter, answers to questions leave.
+//!
+//! One SQLite file in the state directory, its write-ahead log beside it. One [`Writer`] at a time, any
+//! number of [`Reader`]s, with or without a daemon. It knows nothing of sinks, threads and retries: whoever
+//! drives it decides when to commit and what to do when the disk fails.
+//!
+//! The log is synchronous only when it is copied into the file (`synchronous = NORMAL`). What was committed
+//! is in the kernel's hands, so it survives the end of this process however that comes about; a power
+//! failure may cost the last commits, but never the file. In exchange a commit waits for no disk, and a
+//! database that shares the disk is not slowed down by ours.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thiserror::Error;
+
+mod archive;
+mod checkpoint;
+mod incidents;
+mod lookup;
+mod open;
+mod pods;
+mod reader;
+mod retention;
+mod runs;
+mod schema;
+mod streams;
+mod time;
+mod writer;
+
+pub use archive::Archive;
+pub use checkpoint::Log;
+pub use open::Aside;
+pub use reader::Reader;
+pub use runs::{Left, RESERVE};
+pub use schema::VERSION;
+pub use writer::Writer;
+
+/// Name of the file in the state directory.
+pub const FILE: &str = "events.db";
+
+/// How much is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Limits {
+    /// Older events are forgotten.
+    pub max_age: Duration,
+    /// Most bytes on disk, the log included; the oldest events make room.
+    pub max_bytes: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_age: Duration::from_secs(7 * 86_400), max_bytes: 64 << 20 }
+    }
+}
+
+impl Limits {
+    /// What the file itself may take; the rest is for the log, which holds a second's worth in a storm.
+    fn data_bytes(self) -> u64 {
+        self.max_bytes / 16 * 9
+    }
+
+    /// The log is copied into the file from this size on.
+    fn checkpoint_bytes(self) -> u64 {
+        (self.max_bytes / 16).min(4 << 20)
+    }
+
+    /// Most text of events in one transaction: their index entries take up to half as much in the log.
+    fn transaction_bytes(self) -> u64 {
+        self.max_bytes / 16 * 3
+    }
+
+    /// Pages kept in memory.
+    fn cache_kib(self) -> u64 {
+        (self.max_bytes / 16 / 1024).clamp(256, 4096)
+    }
+}
+
+/// Why the store cannot be used.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// The state directory cannot be made.
+    #[error("cannot make {}", .path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A file cannot be made, locked or moved.
+    #[error("cannot use {}", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Another daemon writes to it.
+    #[error("{} is in use by another kevtmon", .path.display())]
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It was made by a newer program.
+    #[error("{} has schema {found}, made by a newer kevtmon; this one knows schema {known}", .path.display())]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its schema.
+        found: u32,
+        /// [`VERSION`].
+        known: u32,
+    },
+    /// There is none.
+    #[error("there is no event store in {}", .directory.display())]
+    Missing {
+        /// The state directory.
+        directory: PathBuf,
+    },
+    /// The content makes no sense.
+    #[error("{} is damaged: {what}", .path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// An operation failed.
+    #[error("the event store cannot {op}")]
+    Failed {
+        /// What was tried: `open`, `write`, `commit`, …
+        op: &'static str,
+        /// Why.
+        #[source]
+        source: rusqlite::Error,
+    },
+}
+
+impl StoreError {
+    /// What was tried, as a metric label.
+    #[must_use]
+    pub fn op(&self) -> &'static str {
+        match self {
+            Self::Failed { op, .. } => op,
+            Self::Damaged { .. } => "check",
+            _ => "open",
+        }
+    }
+
+    /// Whether the file itself is broken, so that another one has to take its place.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Damaged { .. } => true,
+            Self::Failed { source, .. } => is_damage(source),
+            _ => false,
+        }
+    }
+}
+
+/// SQLite finds broken pages, we find broken content: what was written as text comes back as text.
+fn is_damage(error: &rusqlite::Error) -> bool {
+    use rusqlite::Error;
+    match error {
+        Error::Utf8Error(..)
+        | Error::FromSqlConversionFailure(..)
+        | Error::InvalidColumnType(..)
+        | Error::IntegralValueOutOfRange(..)
+        | Error::QueryReturnedNoRows => true,
+        other => matches!(
+            other.sqlite_error_code(),
+            Some(rusqlite::ErrorCode::DatabaseCorrupt | rusqlite::ErrorCode::NotADatabase)
+        ),
+    }
+}
+
+fn failed(op: &'static str) -> impl Fn(rusqlite::Error) -> StoreError {
+    move |source| StoreError::Failed { op, source }
+}
+
+#[cfg(test)]
+mod tests;

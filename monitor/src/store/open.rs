@@ -1,0 +1,205 @@
+//! Finds or makes the file to write to: a state directory enters, a connection that is ours alone leaves.
+//!
+//! A file of a newer schema is left as it is, and another one is used beside it. A damaged file is moved
+//! aside; the last one is kept for whoever wants to look.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, OpenFlags};
+
+use super::schema::{self, APPLICATION, STEPS, VERSION};
+use super::{FILE, Limits, StoreError, failed, is_damage};
+
+/// Holds the lock of the one writer.
+const LOCK: &str = "events.lock";
+/// In the name of a damaged file that was moved aside.
+const ASIDE: &str = ".corrupt-";
+/// What SQLite keeps beside a file, by suffix.
+const BESIDE: [&str; 2] = ["-wal", "-shm"];
+/// A reader never holds the lock of the writer for long.
+const BUSY: Duration = Duration::from_millis(250);
+/// Prepared statements that are kept; there are fewer.
+pub(super) const STATEMENTS: usize = 64;
+
+/// A file that was not used, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Aside {
+    /// Where it lies now.
+    pub path: PathBuf,
+    /// Why it is not used, in words for an operator.
+    pub reason: String,
+}
+
+pub(super) struct Opened {
+    pub(super) connection: Connection,
+    pub(super) path: PathBuf,
+    pub(super) lock: File,
+    pub(super) aside: Vec<Aside>,
+}
+
+/// The file that a newer program's file is left alone for.
+pub(super) fn beside_newer() -> String {
+    format!("events-v{VERSION}.db")
+}
+
+pub(super) fn open(directory: &Path, limits: Limits) -> Result<Opened, StoreError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .map_err(|source| StoreError::Directory { path: directory.to_owned(), source })?;
+    let lock = lock(directory)?;
+    let mut aside = Vec::new();
+    let mut newer = None;
+    for name in [FILE.to_owned(), beside_newer()] {
+        let path = directory.join(name);
+        touch(&path)?;
+        match connect(&path, limits) {
+            Ok(connection) => return Ok(Opened { connection, path, lock, aside }),
+            Err(error @ StoreError::Newer { .. }) => {
+                aside.push(Aside { path, reason: error.to_string() });
+                newer = Some(error);
+            }
+            Err(error) if error.is_damage() => {
+                aside.push(set_aside(&path, &error)?);
+                touch(&path)?;
+                let connection = connect(&path, limits)?;
+                return Ok(Opened { connection, path, lock, aside });
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(newer.unwrap_or_else(|| StoreError::Missing { directory: directory.to_owned() }))
+}
+
+fn lock(directory: &Path) -> Result<File, StoreError> {
+    let path = directory.join(LOCK);
+    let file = open_file(&path)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(StoreError::InUse { path: directory.join(FILE) }),
+        Err(TryLockError::Error(source)) => Err(StoreError::File { path, source }),
+    }
+}
+
+/// Makes the file for nobody but us; SQLite gives what lies beside it the same mode.
+fn touch(path: &Path) -> Result<(), StoreError> {
+    open_file(path).map(drop)
+}
+
+/// Refuses links and does not wait for the other end of a pipe: somebody else may have put it there.
+fn open_file(path: &Path) -> Result<File, StoreError> {
+    let failed = |source| StoreError::File { path: path.to_owned(), source };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(path)
+        .map_err(failed)?;
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")));
+    }
+    Ok(file)
+}
+
+fn connect(path: &Path, limits: Limits) -> Result<Connection, StoreError> {
+    inspect(path)?;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(path, flags).map_err(failed("open"))?;
+    set_up(&mut connection, limits).map_err(failed("open"))?;
+    Ok(connection)
+}
+
+/// Looks without changing a byte: whose file it is, and which schema it has.
+fn inspect(path: &Path) -> Result<(), StoreError> {
+    let looked = (|| {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(path, flags)?;
+        connection.busy_timeout(BUSY)?;
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        let found = schema::version(&connection)?;
+        let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
+        let empty = connection
+            .query_row("SELECT NOT EXISTS (SELECT 1 FROM sqlite_schema)", [], |row| row.get::<_, bool>(0))?;
+        Ok((found, application, empty))
+    })();
+    match looked.map_err(failed("open"))? {
+        (0, _, true) => Ok(()),
+        (_, application, _) if application != APPLICATION => {
+            Err(StoreError::Damaged { path: path.to_owned(), what: "not an event store".to_owned() })
+        }
+        (found, ..) if found > VERSION => {
+            Err(StoreError::Newer { path: path.to_owned(), found, known: VERSION })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn set_up(connection: &mut Connection, limits: Limits) -> rusqlite::Result<()> {
+    connection.busy_timeout(BUSY)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    // Only before the first table is made does this take effect.
+    connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
+    connection.pragma_update_and_check(None, "journal_mode", "WAL", |_row| Ok(()))?;
+    connection.pragma_update(None, "synchronous", "NORMAL")?;
+    connection.pragma_update_and_check(None, "wal_autocheckpoint", 0, |_row| Ok(()))?;
+    connection.pragma_update_and_check(
+        None,
+        "journal_size_limit",
+        i64::try_from(limits.checkpoint_bytes()).unwrap_or(i64::MAX),
+        |_row| Ok(()),
+    )?;
+    let cache = i64::try_from(limits.cache_kib()).unwrap_or(i64::MAX);
+    connection.pragma_update(None, "cache_size", -cache)?;
+    connection.pragma_update(None, "temp_store", "MEMORY")?;
+    schema::migrate(connection, STEPS)
+}
+
+/// Moves a damaged file away, with what SQLite keeps beside it.
+pub(super) fn set_aside(path: &Path, why: &StoreError) -> Result<Aside, StoreError> {
+    let failed = |source| StoreError::File { path: path.to_owned(), source };
+    let stem = format!("{}{ASIDE}", path.file_name().unwrap_or_default().to_string_lossy());
+    let directory = path.parent().unwrap_or_else(|| Path::new("."));
+    // A disk that damages files again and again is not filled with them.
+    for entry in fs::read_dir(directory).map_err(failed)?.filter_map(Result::ok) {
+        if entry.file_name().to_string_lossy().starts_with(&stem) {
+            fs::remove_file(entry.path()).map_err(failed)?;
+        }
+    }
+    let to = directory.join(format!("{stem}{}", Timestamp::now().strftime("%Y%m%dT%H%M%SZ")));
+    fs::rename(path, &to).map_err(failed)?;
+    for suffix in BESIDE {
+        match fs::rename(with_suffix(path, suffix), with_suffix(&to, suffix)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+    }
+    let reason = match why {
+        StoreError::Failed { source, .. } if is_damage(source) => source.to_string(),
+        other => other.to_string(),
+    };
+    Ok(Aside { path: to, reason })
+}
+
+pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Bytes on disk: the file and what lies beside it.
+pub(super) fn bytes(path: &Path) -> u64 {
+    let length = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
+    length(path) + BESIDE.iter().map(|suffix| length(&with_suffix(path, suffix))).sum::<u64>()
+}

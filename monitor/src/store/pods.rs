@@ -1,0 +1,94 @@
+//! Names of pods, remembered for a day after the pod: what a pod leaves behind bears only its uid.
+
+use std::collections::HashMap;
+
+use rusqlite::{Row, params};
+
+use super::{StoreError, Writer, failed};
+use crate::event::{Event, Kind, Pod};
+
+/// How long a pod that is gone can still be named, in nanoseconds.
+const REMEMBER_NS: i64 = 86_400 * 1_000_000_000;
+/// A pod that events keep mentioning is written this often, in nanoseconds.
+const REFRESH_NS: i64 = 60 * 1_000_000_000;
+/// Pods whose state is kept in memory; a node runs a few hundred.
+const CACHED: usize = 4096;
+/// Most pods in the file.
+const MOST: i64 = 20_000;
+
+/// What was last written of each pod.
+#[derive(Default)]
+pub(super) struct Written(HashMap<String, Seen>);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Seen {
+    at: i64,
+    gone: bool,
+}
+
+/// Of uid, namespace, name and addresses, in this order.
+pub(super) fn from_row(row: &Row<'_>) -> rusqlite::Result<Pod> {
+    Ok(Pod {
+        uid: row.get(0)?,
+        namespace: row.get(1)?,
+        name: row.get(2)?,
+        sandbox_id: None,
+        ip: serde_json::from_str(&row.get::<_, String>(3)?).unwrap_or_default(),
+    })
+}
+
+impl Writer {
+    pub(super) fn note_pods(&mut self, event: &Event, now: i64) -> Result<(), StoreError> {
+        let actor = event.actor.as_ref().and_then(|actor| actor.pod.as_ref());
+        let target = event.target.as_ref().and_then(|target| target.pod.as_ref());
+        // The end of one container is the end of the pod unless another one shows signs of life.
+        let gone = event.kind == Kind::ContainerRemoved;
+        for (pod, gone) in actor.map(|pod| (pod, false)).into_iter().chain(target.map(|pod| (pod, gone))) {
+            self.note_pod(pod, gone, now)?;
+        }
+        Ok(())
+    }
+
+    fn note_pod(&mut self, pod: &Pod, gone: bool, now: i64) -> Result<(), StoreError> {
+        let (Some(namespace), Some(name)) = (&pod.namespace, &pod.name) else { return Ok(()) };
+        let fresh = |seen: &Seen| seen.gone == gone && now.saturating_sub(seen.at) < REFRESH_NS;
+        if self.pods.0.get(&pod.uid).is_some_and(fresh) {
+            return Ok(());
+        }
+        let ips = serde_json::to_string(&pod.ip).unwrap_or_default();
+        self.connection
+            .prepare_cached(
+                "INSERT INTO pods (uid, namespace, name, ips, last_seen, gone) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+                 ON CONFLICT (uid) DO UPDATE SET last_seen = ?5, gone = ?6,
+                     ips = CASE WHEN ?4 = '[]' THEN ips ELSE ?4 END",
+            )
+            .and_then(|mut put| {
+                put.execute(params![pod.uid, namespace, name, ips, now, gone.then_some(now)])
+            })
+            .map_err(failed("write"))?;
+        if self.pods.0.len() >= CACHED {
+            self.pods.0.clear();
+        }
+        self.pods.0.insert(pod.uid.clone(), Seen { at: now, gone });
+        Ok(())
+    }
+
+    pub(super) fn remembered_pods(&self) -> Result<Vec<Pod>, StoreError> {
+        let read = || -> rusqlite::Result<Vec<Pod>> {
+            let mut select =
+                self.connection.prepare("SELECT uid, namespace, name, ips FROM pods ORDER BY uid")?;
+            select.query_map([], from_row)?.collect()
+        };
+        read().map_err(failed("open"))
+    }
+
+    pub(super) fn forget_pods(&self, now: i64, unseen_since: i64) -> rusqlite::Result<()> {
+        self.connection
+            .prepare_cached(
+                "DELETE FROM pods WHERE gone < ?1 OR last_seen < ?2 OR last_seen <
+                 (SELECT last_seen FROM pods ORDER BY last_seen DESC LIMIT 1 OFFSET ?3)",
+            )?
+            .execute(params![now.saturating_sub(REMEMBER_NS), unseen_since, MOST])?;
+        Ok(())
+    }
+}

@@ -1,0 +1,127 @@
+//! Forgets what is too old or too much, the oldest first, in small steps within the caller's transaction.
+
+use std::collections::BTreeSet;
+
+use rusqlite::params;
+
+use super::{StoreError, Writer, failed, time};
+
+/// Events deleted in one step.
+const STEP: i64 = 256;
+/// Most steps at once: a lowered limit is reached over several commits.
+const STEPS: usize = 16;
+/// Room is looked for after this many bytes of events.
+const TRIM_BYTES: u64 = 256 * 1024;
+/// How often what is too old is looked for, in nanoseconds.
+const PRUNE_NS: i64 = 60 * 1_000_000_000;
+/// Free pages at the end of the file that are given back in one commit.
+const VACUUM: u32 = 512;
+
+impl Writer {
+    pub(super) fn trim_if_due(&mut self) -> Result<(), StoreError> {
+        if self.untrimmed_bytes < TRIM_BYTES {
+            return Ok(());
+        }
+        self.trim().map_err(failed("retain"))
+    }
+
+    /// What is due before a commit.
+    pub(super) fn retain(&mut self) -> Result<(), StoreError> {
+        let now = time::now();
+        let result = (|| {
+            if now >= self.next_prune {
+                self.prune(now)?;
+            }
+            self.trim()?;
+            self.give_back()
+        })();
+        result.map_err(failed("retain"))
+    }
+
+    fn trim(&mut self) -> rusqlite::Result<()> {
+        self.untrimmed_bytes = 0;
+        for _ in 0..STEPS {
+            let (pages, free, size) = self.pages()?;
+            let fits = (pages - free) * size <= self.limits.data_bytes();
+            if fits || self.forget(i64::MAX)? == 0 {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn prune(&mut self, now: i64) -> rusqlite::Result<()> {
+        let age = i64::try_from(self.limits.max_age.as_nanos()).unwrap_or(i64::MAX);
+        let before = now.saturating_sub(age);
+        for _ in 0..STEPS {
+            if self.forget(before)? < STEP {
+                self.forget_incidents(before)?;
+                self.forget_pods(now, before)?;
+                self.connection
+                    .prepare_cached("DELETE FROM runs WHERE alive < ?1 AND run <> ?2")?
+                    .execute(params![before, self.run])?;
+                self.next_prune = now.saturating_add(PRUNE_NS);
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes one step of events, the oldest, as far as they happened before this time.
+    fn forget(&mut self, before: i64) -> rusqlite::Result<i64> {
+        let mut last = None;
+        let mut entries = BTreeSet::new();
+        {
+            let mut select = self
+                .connection
+                .prepare_cached("SELECT id, time, class, keys FROM events ORDER BY id LIMIT ?1")?;
+            let mut rows = select.query([STEP])?;
+            while let Some(row) = rows.next()? {
+                if row.get::<_, i64>(1)? >= before {
+                    break;
+                }
+                last = Some(row.get::<_, i64>(0)?);
+                let class: i64 = row.get(2)?;
+                let (keys, _) = row.get_ref(3)?.as_blob()?.as_chunks::<8>();
+                entries.extend(keys.iter().map(|key| (i64::from_le_bytes(*key), class)));
+            }
+        }
+        let Some(last) = last else { return Ok(0) };
+        let mut delete = self
+            .connection
+            .prepare_cached("DELETE FROM lookup WHERE key = ?1 AND class = ?2 AND id <= ?3")?;
+        for (key, class) in entries {
+            delete.execute(params![key, class, last])?;
+        }
+        let mut delete = self.connection.prepare_cached("DELETE FROM events WHERE id <= ?1")?;
+        Ok(i64::try_from(delete.execute([last])?).unwrap_or(i64::MAX))
+    }
+
+    /// Shortens the file where it is longer than it may be.
+    fn give_back(&self) -> rusqlite::Result<()> {
+        let (pages, free, size) = self.pages()?;
+        if free == 0 || pages * size <= self.limits.data_bytes() {
+            return Ok(());
+        }
+        let mut vacuum = self.connection.prepare(&format!("PRAGMA incremental_vacuum({VACUUM})"))?;
+        let mut rows = vacuum.query([])?;
+        while rows.next()?.is_some() {}
+        Ok(())
+    }
+
+    /// Pages, free ones among them, and bytes of each.
+    fn pages(&self) -> rusqlite::Result<(u64, u64, u64)> {
+        let number = |pragma| {
+            self.connection
+                .pragma_query_value(None, pragma, |row| row.get::<_, i64>(0))
+                .map(|value| u64::try_from(value).unwrap_or(0))
+        };
+        Ok((number("page_count")?, number("freelist_count")?, number("page_size")?))
+    }
+
+    /// Whether the file is still bigger than it may be.
+    #[must_use]
+    pub fn is_too_big(&self) -> bool {
+        self.pages().is_ok_and(|(pages, _free, size)| pages * size > self.limits.data_bytes())
+    }
+}

@@ -1,0 +1,119 @@
+//! What an earlier run of the daemon left, and where this one begins.
+
+use rusqlite::{OptionalExtension as _, params};
+
+use super::{StoreError, Writer, failed, time};
+use crate::event::{Event, Pod};
+use crate::observation::BootNs;
+use crate::sources::boot_now;
+
+/// Numbers skipped after a run that did not stop in good order: its last second of events is not in the
+/// store, but others have read their numbers.
+pub const RESERVE: u64 = 1 << 16;
+
+/// What an earlier run of this boot left.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Left {
+    /// Events of this run are numbered from here on, exclusively.
+    pub last_seq: u64,
+    /// When it was last alive; `None` when there was none in this boot.
+    pub alive: Option<BootNs>,
+    /// The newest event of each incident that it left open.
+    pub incidents: Vec<Event>,
+    /// Pods that existed, or were gone for less than a day.
+    pub pods: Vec<Pod>,
+}
+
+/// The newest run in the file.
+pub(super) struct Previous {
+    pub(super) boot_id: String,
+    base: i64,
+    last_seq: u64,
+    alive: i64,
+    alive_boot: u64,
+    pub(super) ended: bool,
+}
+
+impl Writer {
+    pub(super) fn previous(&self) -> Result<Option<Previous>, StoreError> {
+        self.connection
+            .query_row(
+                "SELECT boot_id, base, last_seq, alive, alive_boot, ended FROM runs ORDER BY run DESC LIMIT 1",
+                [],
+                |row| {
+                    Ok(Previous {
+                        boot_id: row.get(0)?,
+                        base: row.get(1)?,
+                        last_seq: row.get::<_, i64>(2)?.try_into().unwrap_or(0),
+                        alive: row.get(3)?,
+                        alive_boot: row.get::<_, i64>(4)?.try_into().unwrap_or(0),
+                        ended: row.get(5)?,
+                    })
+                },
+            )
+            .optional()
+            .map_err(failed("open"))
+    }
+
+    /// What the previous run left, if it was one of this boot.
+    pub(super) fn left(&self, previous: Option<&Previous>) -> Result<Left, StoreError> {
+        let pods = self.remembered_pods()?;
+        let Some(previous) = previous.filter(|previous| previous.boot_id == self.boot_id) else {
+            return Ok(Left { pods, ..Left::default() });
+        };
+        let skipped = if previous.ended { 0 } else { RESERVE };
+        Ok(Left {
+            last_seq: previous.last_seq + skipped,
+            alive: Some(previous.alive_boot),
+            incidents: self.open_incidents()?,
+            pods,
+        })
+    }
+
+    /// Begins the run whose next event has this number.
+    pub(super) fn begin_run(&mut self, previous: Option<&Previous>, next_seq: u64) -> Result<(), StoreError> {
+        let (newest, high): (i64, i64) = self
+            .connection
+            .query_row("SELECT id, high FROM events ORDER BY id DESC LIMIT 1", [], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })
+            .optional()
+            .map_err(failed("open"))?
+            .unwrap_or((0, 0));
+        let next = i64::try_from(next_seq).unwrap_or(i64::MAX / 2);
+        // Numbers that go on where they ended keep their relation to ids; else ids go on behind the newest.
+        self.base = previous
+            .filter(|previous| previous.boot_id == self.boot_id && previous.base + next > newest)
+            .map_or_else(|| (newest + 1 - next).max(0), |previous| previous.base);
+        self.high = high;
+        self.last_seq = next_seq.saturating_sub(1);
+        let lag = "SELECT value FROM meta WHERE name = 'lag'";
+        self.lag = self.connection.query_row(lag, [], |row| row.get(0)).map_err(failed("open"))?;
+        let now = time::now();
+        let boot = i64::try_from(boot_now()).unwrap_or(i64::MAX);
+        self.connection
+            .execute(
+                "INSERT INTO runs (boot_id, base, last_seq, started, alive, alive_boot, ended)
+                 VALUES (?1, ?2, ?3, ?4, ?4, ?5, 0)",
+                params![self.boot_id, self.base, i64::try_from(self.last_seq).unwrap_or(0), now, boot],
+            )
+            .map_err(failed("write"))?;
+        self.run = self.connection.last_insert_rowid();
+        Ok(())
+    }
+
+    /// Closes what a run left open whose boot is over: nobody will hear of it again.
+    pub(super) fn expire_incidents(
+        &mut self,
+        previous: Option<&Previous>,
+        stays: impl Fn(&Event) -> bool,
+    ) -> Result<(), StoreError> {
+        let closed = previous.map_or_else(time::now, |previous| previous.alive);
+        for event in self.open_incidents()? {
+            if !stays(&event) {
+                self.expire_incident(event, closed)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,168 @@
+//! The tables, and the way from older ones to them.
+//!
+//! An event is one row with its full JSON. Whatever it can be found by is a number in `lookup`, together
+//! with its class (kind and severity): so any subject, kind and severity, alone or combined, is one range of
+//! one index, already in order.
+
+use rusqlite::{Connection, Transaction};
+
+/// Marks a file as ours (`application_id`): "kevt".
+pub(super) const APPLICATION: i32 = 0x6b65_7674;
+
+/// One step from a schema to the next; runs in a transaction of its own.
+pub(super) type Step = fn(&Transaction<'_>) -> rusqlite::Result<()>;
+
+/// Step `n` leads from schema `n` to schema `n + 1`; 0 is an empty file.
+pub(super) const STEPS: &[Step] = &[create];
+
+/// The schema that this program writes.
+pub const VERSION: u32 = 1;
+const _: () = assert!(STEPS.len() == VERSION as usize);
+
+fn create(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+    transaction.pragma_update(None, "application_id", APPLICATION)?;
+    transaction.execute_batch(
+        "
+        -- One row per start of the daemon. The id of an event is base + seq.
+        CREATE TABLE runs (
+            run        INTEGER PRIMARY KEY,
+            boot_id    TEXT NOT NULL,
+            base       INTEGER NOT NULL,
+            last_seq   INTEGER NOT NULL,
+            started    INTEGER NOT NULL, -- ns since the epoch
+            alive      INTEGER NOT NULL, -- ns since the epoch
+            alive_boot INTEGER NOT NULL, -- the same moment on the boot clock, ns
+            ended      INTEGER NOT NULL  -- 1 when it stopped in good order
+        );
+        CREATE TABLE kinds (
+            kind INTEGER PRIMARY KEY,
+            name TEXT NOT NULL UNIQUE
+        );
+        CREATE TABLE events (
+            id    INTEGER PRIMARY KEY,
+            time  INTEGER NOT NULL, -- ns since the epoch
+            high  INTEGER NOT NULL, -- newest time up to this row: rises with id, so it can be searched
+            class INTEGER NOT NULL, -- kind * 8 + severity
+            keys  BLOB NOT NULL,    -- what it stands under in lookup, 8 bytes each, little-endian
+            json  TEXT NOT NULL
+        );
+        CREATE TABLE lookup (
+            key   INTEGER NOT NULL,
+            class INTEGER NOT NULL,
+            id    INTEGER NOT NULL,
+            PRIMARY KEY (key, class, id)
+        ) WITHOUT ROWID;
+        CREATE TABLE incidents (
+            id        TEXT PRIMARY KEY,
+            kind      TEXT NOT NULL,
+            severity  INTEGER NOT NULL,
+            open      INTEGER NOT NULL,
+            opened    INTEGER NOT NULL, -- ns since the epoch
+            last_seen INTEGER NOT NULL,
+            closed    INTEGER,
+            boot_id   TEXT NOT NULL,
+            json      TEXT NOT NULL     -- its newest event
+        ) WITHOUT ROWID;
+        CREATE INDEX incidents_by_time ON incidents (open, last_seen);
+        CREATE TABLE pods (
+            uid       TEXT PRIMARY KEY,
+            namespace TEXT NOT NULL,
+            name      TEXT NOT NULL,
+            ips       TEXT NOT NULL,    -- JSON list
+            last_seen INTEGER NOT NULL, -- ns since the epoch
+            gone      INTEGER           -- when a container of it was removed and none appeared since
+        ) WITHOUT ROWID;
+        -- lag: how far, at most, the time of an event was behind an earlier row's, ns.
+        CREATE TABLE meta (
+            name  TEXT PRIMARY KEY,
+            value INTEGER NOT NULL
+        ) WITHOUT ROWID;
+        INSERT INTO meta VALUES ('lag', 0);
+        ",
+    )
+}
+
+/// The schema of an open file.
+pub(super) fn version(connection: &Connection) -> rusqlite::Result<u32> {
+    connection.pragma_query_value(None, "user_version", |row| row.get(0))
+}
+
+/// Takes the steps that are missing, each as a whole or not at all.
+pub(super) fn migrate(connection: &mut Connection, steps: &[Step]) -> rusqlite::Result<()> {
+    let from = version(connection)?;
+    for (number, step) in (1_u32..).zip(steps).skip(from as usize) {
+        let transaction = connection.transaction()?;
+        step(&transaction)?;
+        transaction.pragma_update(None, "user_version", number)?;
+        transaction.commit()?;
+        if from > 0 {
+            tracing::info!(schema = number, "took the event store to a newer schema");
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn older(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+        transaction.execute_batch("CREATE TABLE events (seq INTEGER, json TEXT)")
+    }
+
+    fn with_time(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+        transaction.execute_batch(
+            "ALTER TABLE events ADD COLUMN time TEXT;
+             UPDATE events SET time = json_extract(json, '$.time')",
+        )
+    }
+
+    fn failing(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+        transaction.execute_batch("DROP TABLE events; CREATE TABLE events (x); SELECT nonsense")
+    }
+
+    fn old_file() -> (tempfile::TempDir, Connection) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut connection = Connection::open(dir.path().join("old.db")).unwrap();
+        migrate(&mut connection, &[older]).unwrap();
+        connection.execute(r#"INSERT INTO events VALUES (7, '{"time":"then"}')"#, []).unwrap();
+        (dir, connection)
+    }
+
+    fn rows(connection: &Connection, columns: &str) -> String {
+        connection
+            .query_row(&format!("SELECT group_concat({columns}) FROM events"), [], |row| row.get(0))
+            .unwrap()
+    }
+
+    #[test]
+    fn an_older_file_is_taken_forward_with_what_it_holds() {
+        let (_dir, mut connection) = old_file();
+        assert_eq!(version(&connection).unwrap(), 1);
+        migrate(&mut connection, &[older, with_time]).unwrap();
+        assert_eq!(version(&connection).unwrap(), 2);
+        assert_eq!(rows(&connection, "seq || time"), "7then");
+        migrate(&mut connection, &[older, with_time]).unwrap();
+        assert_eq!(rows(&connection, "seq || time"), "7then", "taken once only");
+    }
+
+    #[test]
+    fn a_step_that_fails_leaves_the_file_as_it_was() {
+        let (_dir, mut connection) = old_file();
+        migrate(&mut connection, &[older, failing]).unwrap_err();
+        assert_eq!(version(&connection).unwrap(), 1);
+        assert_eq!(rows(&connection, "seq"), "7");
+        migrate(&mut connection, &[older, with_time]).unwrap();
+        assert_eq!(rows(&connection, "time"), "then");
+    }
+
+    #[test]
+    fn an_empty_file_gets_every_table() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        migrate(&mut connection, STEPS).unwrap();
+        assert_eq!(version(&connection).unwrap(), VERSION);
+        for table in ["runs", "kinds", "events", "lookup", "incidents", "pods", "meta"] {
+            connection.prepare(&format!("SELECT * FROM {table}")).unwrap();
+        }
+    }
+}

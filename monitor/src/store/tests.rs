@@ -1,0 +1,495 @@
+//! Writer and reader together, on a directory of the test's own.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use rusqlite::Connection;
+
+use super::*;
+use crate::event::{Confidence, Event, Incident, Kind, Severity};
+use crate::query::filter::{EventFilter, IncidentFilter, Order};
+use crate::query::history::{History as _, Page};
+use crate::query::key::{self, Family, Key, Lookup};
+use crate::query::{self as query_stage, sample::Memory};
+use crate::sinks::sample;
+
+const BOOT: &str = "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11";
+const SECOND: i64 = 1_000_000_000;
+const SMALL: Limits = Limits { max_age: Duration::from_secs(7 * 86_400), max_bytes: 8 << 20 };
+
+/// Now, so that nothing is too old; then by seconds.
+fn at(seconds: i64) -> String {
+    static START: std::sync::LazyLock<i64> = std::sync::LazyLock::new(time::now);
+    time::text(*START + seconds * SECOND)
+}
+
+fn numbered(event: Event, seq: u64) -> Event {
+    Event { seq, time: at(i64::try_from(seq).unwrap()), boot_id: BOOT.into(), ..event }
+}
+
+pub(super) fn incident(id: &str, kind: Kind, seq: u64) -> Event {
+    let closed = kind == Kind::IncidentClosed;
+    let incident = Incident {
+        id: id.into(),
+        kind: "volume-busy".into(),
+        severity: Severity::Warning,
+        confidence: Confidence::Certain,
+        opened: at(0),
+        closed: closed.then(|| at(9)),
+        first_seen: at(0),
+        last_seen: at(i64::try_from(seq).unwrap()),
+        count: seq,
+        close_reason: closed.then_some(crate::event::CloseReason::Resolved),
+        found_at_start: false,
+        caused_by: vec![],
+        summary: "held".into(),
+        advice: vec![],
+        evidence: vec![],
+        evidence_omitted: 0,
+    };
+    numbered(Event { kind, incident: Some(incident), ..sample::busy() }, seq)
+}
+
+fn resume(dir: &Path, boot: &str) -> (Writer, Left) {
+    let (writer, left, aside) = Writer::resume(dir, SMALL, boot).unwrap();
+    assert_eq!(aside, []);
+    (writer, left)
+}
+
+fn reader(dir: &Path) -> Reader {
+    Reader::open_read_only(dir).unwrap()
+}
+
+fn seqs(page: &Page) -> Vec<u64> {
+    page.events.iter().map(|found| found.position.seq).collect()
+}
+
+/// All of them, page after page.
+fn query(reader: &Reader, mut filter: EventFilter) -> Vec<u64> {
+    let mut all = Vec::new();
+    loop {
+        let page = reader.events(&filter).unwrap();
+        match filter.order {
+            Order::Newest => all.splice(0..0, seqs(&page)),
+            Order::Oldest => all.splice(all.len().., seqs(&page)),
+        };
+        match page.next {
+            Some(_) => filter.cursor = page.next,
+            None => return all,
+        }
+    }
+}
+
+fn everything(reader: &Reader) -> Vec<u64> {
+    query(reader, EventFilter { limit: 1000, ..EventFilter::default() })
+}
+
+#[test]
+fn what_was_committed_is_read_as_it_was_told_and_nothing_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    let told: Vec<Event> = (1..).zip(sample::all()).map(|(seq, event)| numbered(event, seq)).collect();
+    for event in &told {
+        writer.insert(event).unwrap();
+    }
+    let reader = reader(dir.path());
+    assert_eq!(everything(&reader), [0_u64; 0]);
+    writer.commit().unwrap();
+    let page = reader.events(&EventFilter::default()).unwrap();
+    let lines: Vec<&str> = page.events.iter().map(|found| &*found.line).collect();
+    assert_eq!(lines, told.iter().map(|event| serde_json::to_string(event).unwrap()).collect::<Vec<_>>());
+}
+
+/// Events of every shape, some of whose times are out of order.
+fn mixed() -> Vec<Event> {
+    let shapes = sample::all().into_iter().cycle();
+    (1..=300)
+        .zip(shapes)
+        .map(|(seq, event)| {
+            let off = match seq % 11 {
+                2 => 5,
+                4 => -20,
+                10 => 3,
+                _ => 0,
+            };
+            let seconds = i64::try_from(seq).unwrap() + off;
+            let severity = if seq % 50 == 0 { Severity::Critical } else { event.severity };
+            Event { time: at(seconds), severity, ..numbered(event, seq) }
+        })
+        .collect()
+}
+
+#[test]
+fn every_question_has_the_answer_that_reading_everything_gives() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    for event in mixed() {
+        writer.insert(&event).unwrap();
+    }
+    writer.commit().unwrap();
+    let (reader, reference) = (reader(dir.path()), Memory::of(mixed()));
+    let any = EventFilter::default;
+    let mut filters = vec![any(), EventFilter { boot_id: Some("another".into()), ..any() }];
+    for kind in ["neighbor.", "mount.busy", "events.lost", "nonsense"] {
+        filters.push(EventFilter { kinds: vec![kind.into()], ..any() });
+    }
+    for severity in Severity::ALL {
+        filters.push(EventFilter { severity: Some(severity), ..any() });
+    }
+    let keys: BTreeSet<Key> = sample::all().iter().flat_map(key::keys).map(|(key, _role)| key).collect();
+    for key in keys {
+        filters.push(EventFilter { about: vec![Lookup::Exact(key.clone())], ..any() });
+        filters.push(EventFilter { about: vec![Lookup::Prefix(key)], ..any() });
+    }
+    for path in ["/", "/var/lib/kubelet/", "/var/lib/kubele/", "/mnt/"] {
+        filters.push(EventFilter { about: vec![Lookup::prefix(Family::Path, path)], ..any() });
+    }
+    for container in ["5", "593d", "593d8a89ee37", "593d8a89ee37593d", "593d8a89ee38", "6"] {
+        let container = query_stage::filter::container(container).ok();
+        filters.push(EventFilter { container: container.clone(), ..any() });
+        let pod = query_stage::filter::pod("lijiaob/etcd1-0").ok();
+        filters.push(EventFilter { container, pod: pod.clone(), kinds: vec!["mount.".into()], ..any() });
+        filters.push(EventFilter { pod, about: vec![Lookup::exact(Family::Pid, "977")], ..any() });
+    }
+    let time = |seconds| time::nanos(&at(seconds));
+    let moment = |seconds| jiff::Timestamp::from_nanosecond(time(seconds).into()).unwrap();
+    for (since, until) in [(None, Some(100)), (Some(100), None), (Some(50), Some(60)), (Some(400), None)] {
+        filters.push(EventFilter { since: since.map(moment), until: until.map(moment), ..any() });
+    }
+    filters.push(EventFilter { after: Some(290), ..any() });
+    filters.push(EventFilter { seqs: vec![7, 5000, 9, 12], boot_id: Some(BOOT.into()), ..any() });
+    filters.push(EventFilter { seqs: vec![7, 8, 9], kinds: vec!["mount.".into()], ..any() });
+    for filter in filters {
+        for order in [Order::Newest, Order::Oldest] {
+            for limit in [1, 7, 100, 1000] {
+                let filter = EventFilter { order, limit, ..filter.clone() };
+                let (page, expected) = (reader.events(&filter).unwrap(), reference.events(&filter).unwrap());
+                assert_eq!(page, expected, "{filter:?}");
+                if let Some(next) = page.next {
+                    let filter = EventFilter { cursor: Some(next), ..filter };
+                    assert_eq!(
+                        reader.events(&filter).unwrap(),
+                        reference.events(&filter).unwrap(),
+                        "{filter:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_run_that_stopped_in_good_order_is_continued_without_a_gap_in_numbers() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, left) = resume(dir.path(), BOOT);
+    assert_eq!((left.last_seq, left.alive), (0, None));
+    writer.insert(&numbered(sample::deletion(), 1)).unwrap();
+    writer.stop().unwrap();
+    let (_writer, left) = resume(dir.path(), BOOT);
+    assert_eq!(left.last_seq, 1);
+    assert!(left.alive.is_some());
+}
+
+#[test]
+fn a_run_that_was_killed_leaves_all_it_committed_and_its_numbers_are_not_used_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    writer.insert(&numbered(sample::deletion(), 1)).unwrap();
+    writer.insert(&incident("one", Kind::IncidentOpened, 2)).unwrap();
+    writer.insert(&incident("two", Kind::IncidentOpened, 3)).unwrap();
+    writer.insert(&incident("two", Kind::IncidentClosed, 4)).unwrap();
+    writer.commit().unwrap();
+    writer.insert(&numbered(sample::busy(), 5)).unwrap();
+    drop(writer);
+    let (mut writer, left) = resume(dir.path(), BOOT);
+    assert_eq!(left.last_seq, 4 + RESERVE);
+    assert_eq!(
+        left.incidents.iter().map(|event| event.incident.as_ref().unwrap().id.as_str()).collect::<Vec<_>>(),
+        ["one"]
+    );
+    let next = left.last_seq + 1;
+    writer.insert(&Event { seq: next, ..numbered(sample::busy(), 6) }).unwrap();
+    writer.commit().unwrap();
+    let reader = reader(dir.path());
+    assert_eq!(everything(&reader), [1, 2, 3, 4, next]);
+    let evidence = EventFilter { seqs: vec![1, next], boot_id: Some(BOOT.into()), ..EventFilter::default() };
+    assert_eq!(query(&reader, evidence), [1, next]);
+}
+
+#[test]
+fn what_another_boot_left_open_is_closed_as_expired() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    writer.insert(&incident("one", Kind::IncidentOpened, 1)).unwrap();
+    writer.commit().unwrap();
+    drop(writer);
+    let (mut writer, left) = resume(dir.path(), "another boot");
+    assert_eq!((left.last_seq, left.alive, left.incidents.len()), (0, None, 0));
+    writer
+        .insert(&Event { boot_id: "another boot".into(), time: at(9), ..numbered(sample::busy(), 1) })
+        .unwrap();
+    writer.commit().unwrap();
+    let reader = reader(dir.path());
+    assert_eq!(reader.incidents(&IncidentFilter::default()).unwrap(), []);
+    let all = reader.incidents(&IncidentFilter { all: true, ..IncidentFilter::default() }).unwrap();
+    assert!(!all[0].is_open());
+    assert_eq!(all[0].incident.close_reason, Some(crate::event::CloseReason::Expired));
+    assert_eq!(everything(&reader), [1, 1], "numbers begin anew, places do not");
+}
+
+#[test]
+fn incidents_are_one_row_each_with_their_newest_event() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    writer.insert(&incident("aa1", Kind::IncidentOpened, 1)).unwrap();
+    writer.insert(&incident("ab2", Kind::IncidentOpened, 2)).unwrap();
+    writer.insert(&incident("aa1", Kind::IncidentUpdated, 3)).unwrap();
+    writer.insert(&incident("ab2", Kind::IncidentClosed, 4)).unwrap();
+    writer.commit().unwrap();
+    let reader = reader(dir.path());
+    let numbers = |filter: IncidentFilter| {
+        reader.incidents(&filter).unwrap().iter().map(|view| view.seq).collect::<Vec<_>>()
+    };
+    let any = IncidentFilter::default;
+    let moment = jiff::Timestamp::from_nanosecond(time::nanos(&at(4)).into()).unwrap();
+    assert_eq!(numbers(any()), [3]);
+    assert_eq!(numbers(IncidentFilter { all: true, ..any() }), [3, 4]);
+    assert_eq!(numbers(IncidentFilter { all: true, since: Some(moment), ..any() }), [4]);
+    assert_eq!(numbers(IncidentFilter { ids: vec!["ab2".into(), "%".into()], ..any() }), [4]);
+}
+
+#[test]
+fn the_name_of_a_pod_stays_when_the_pod_has_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    writer.insert(&numbered(sample::deletion(), 1)).unwrap();
+    writer.insert(&numbered(Event { kind: Kind::ContainerRemoved, ..sample::deletion() }, 2)).unwrap();
+    writer.commit().unwrap();
+    let pod = &writer.remembered_pods().unwrap()[0];
+    assert_eq!((pod.namespace.as_deref(), pod.name.as_deref()), (Some("lijiaob"), Some("etcd1-0")));
+    assert_eq!(pod.ip.len(), 1);
+    writer.connection.execute("UPDATE pods SET gone = gone - ?1", [86_410 * SECOND]).unwrap();
+    writer.next_prune = 0;
+    writer.stop().unwrap();
+    let (_writer, left) = resume(dir.path(), BOOT);
+    assert_eq!(left.pods, [], "for a day");
+}
+
+#[test]
+fn the_size_limit_holds_at_every_moment_of_a_storm() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    let mut most = 0;
+    for seq in 1..=30_000_u64 {
+        let mut event = numbered(sample::deletion(), seq);
+        if let Some(neighbor) = &mut event.neighbor {
+            neighbor.address = std::net::Ipv4Addr::from(u32::try_from(seq).unwrap()).into();
+        }
+        writer.insert(&event).unwrap();
+        if writer.is_full() || seq % 5000 == 0 {
+            writer.commit().unwrap();
+            assert_ne!(writer.checkpoint().unwrap(), Log::Held);
+        }
+        if seq % 100 == 0 {
+            most = most.max(writer.bytes());
+        }
+    }
+    writer.commit().unwrap();
+    assert!(most <= SMALL.max_bytes, "{most} bytes");
+    let reader = reader(dir.path());
+    let left = everything(&reader);
+    assert_eq!(left.last(), Some(&30_000));
+    assert!(left.len() > 500 && left.windows(2).all(|pair| pair[1] == pair[0] + 1), "the newest stay");
+    let about = |address: &str| {
+        let about = vec![Lookup::exact(Family::Neighbor, address)];
+        query(&reader, EventFilter { about, ..EventFilter::default() })
+    };
+    assert_eq!((about("0.0.0.1"), about("0.0.117.48")), (vec![], vec![30_000]));
+    let entries = "SELECT count(*) FROM lookup WHERE id < (SELECT min(id) FROM events)";
+    let entries: i64 = writer.connection.query_row(entries, [], |row| row.get(0)).unwrap();
+    assert_eq!(entries, 0, "nothing points to what was deleted");
+}
+
+#[test]
+fn a_lowered_limit_is_reached_in_steps_and_the_file_gets_shorter() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _, _) =
+        Writer::resume(dir.path(), Limits { max_bytes: 64 << 20, ..SMALL }, BOOT).unwrap();
+    for seq in 1..=8000 {
+        writer.insert(&numbered(sample::busy(), seq)).unwrap();
+    }
+    writer.stop().unwrap();
+    let file = dir.path().join(FILE);
+    assert!(fs::metadata(&file).unwrap().len() > SMALL.max_bytes);
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    let mut commits = 0;
+    while writer.is_too_big() {
+        writer.commit().unwrap();
+        writer.checkpoint().unwrap();
+        commits += 1;
+        assert!(commits < 100, "it gets there");
+    }
+    writer.stop().unwrap();
+    assert!(fs::metadata(&file).unwrap().len() <= SMALL.max_bytes);
+}
+
+#[test]
+fn what_is_older_than_the_limit_is_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    for seq in 1..=600 {
+        let time = at(-8 * 86_400 + i64::try_from(seq).unwrap());
+        writer.insert(&Event { time, ..numbered(sample::deletion(), seq) }).unwrap();
+    }
+    writer.insert(&numbered(sample::deletion(), 601)).unwrap();
+    writer.commit().unwrap();
+    let reader = reader(dir.path());
+    assert_eq!(everything(&reader), [601]);
+}
+
+#[test]
+fn only_its_owner_can_read_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("a/state");
+    let (mut writer, _) = resume(&state, BOOT);
+    writer.insert(&numbered(sample::deletion(), 1)).unwrap();
+    writer.commit().unwrap();
+    assert_eq!(fs::metadata(&state).unwrap().mode() & 0o777, 0o700);
+    let files: Vec<_> = fs::read_dir(&state).unwrap().map(Result::unwrap).collect();
+    assert!(files.len() >= 3, "{files:?}");
+    for file in files {
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{file:?}");
+    }
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_a_reader_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_writer, _) = resume(dir.path(), BOOT);
+    let refused = Writer::resume(dir.path(), SMALL, BOOT).err().unwrap();
+    assert!(matches!(refused, StoreError::InUse { .. }), "{refused}");
+    Reader::open_read_only(dir.path()).unwrap();
+}
+
+#[test]
+fn a_file_of_a_newer_program_is_left_alone_and_another_one_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(FILE);
+    let newer = Connection::open(&path).unwrap();
+    newer
+        .execute_batch(&format!(
+            "PRAGMA journal_mode = WAL; PRAGMA application_id = {}; PRAGMA user_version = {};
+             CREATE TABLE future (x)",
+            schema::APPLICATION,
+            VERSION + 1
+        ))
+        .unwrap();
+    // As a crash leaves it: the log was not copied.
+    let log = open::with_suffix(&path, "-wal");
+    let (file_bytes, log_bytes) = (fs::read(&path).unwrap(), fs::read(&log).unwrap());
+    std::mem::forget(newer);
+    let refused = Reader::open_read_only(dir.path()).err().unwrap();
+    assert!(matches!(refused, StoreError::Newer { found, .. } if found == VERSION + 1), "{refused}");
+    for aside in [1, 1] {
+        let (mut writer, _, told) = Writer::resume(dir.path(), SMALL, BOOT).unwrap();
+        assert_eq!(told.len(), aside);
+        assert!(told[0].reason.contains("newer"), "{told:?}");
+        writer.insert(&numbered(sample::deletion(), 1)).unwrap();
+        writer.stop().unwrap();
+    }
+    assert_eq!(fs::read(&path).unwrap(), file_bytes);
+    assert_eq!(fs::read(&log).unwrap(), log_bytes);
+    let reader = reader(dir.path());
+    assert_eq!(everything(&reader), [1]);
+}
+
+#[test]
+fn a_file_that_makes_no_sense_is_moved_aside_with_all_its_bytes() {
+    for (content, why) in [
+        (b"SQLite format 3\0 and then nothing that makes sense".repeat(200), "not a database"),
+        (vec![0xa5; 4096], "not a database"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FILE), &content).unwrap();
+        let (mut writer, _, aside) = Writer::resume(dir.path(), SMALL, BOOT).unwrap();
+        assert!(aside[0].reason.contains(why), "{aside:?}");
+        assert!(aside[0].path.to_str().unwrap().contains("events.db.corrupt-"), "{aside:?}");
+        assert_eq!(fs::read(&aside[0].path).unwrap(), content);
+        writer.insert(&numbered(sample::deletion(), 1)).unwrap();
+        writer.commit().unwrap();
+    }
+    let dir = tempfile::tempdir().unwrap();
+    Connection::open(dir.path().join(FILE)).unwrap().execute_batch("CREATE TABLE letters (x)").unwrap();
+    let (.., aside) = Writer::resume(dir.path(), SMALL, BOOT).unwrap();
+    assert!(aside[0].reason.contains("not an event store"), "{aside:?}");
+}
+
+#[test]
+fn a_power_failure_that_broke_pages_is_found_at_the_next_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    for seq in 1..=500 {
+        writer.insert(&numbered(sample::deletion(), seq)).unwrap();
+    }
+    writer.stop().unwrap();
+    let path = dir.path().join(FILE);
+    // As if it had not ended in good order.
+    Connection::open(&path).unwrap().execute("UPDATE runs SET ended = 0", []).unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    let middle = bytes.len() / 4096 / 2 * 4096;
+    bytes[middle..middle + 8192].fill(0xee);
+    fs::write(&path, bytes).unwrap();
+    let (mut writer, _, aside) = Writer::resume(dir.path(), SMALL, "the next boot").unwrap();
+    assert!(aside[0].reason.contains("damaged"), "{aside:?}");
+    writer.insert(&numbered(sample::deletion(), 1)).unwrap();
+    writer.commit().unwrap();
+    let reader = reader(dir.path());
+    assert_eq!(everything(&reader), [1]);
+}
+
+#[test]
+fn links_and_pipes_in_place_of_the_file_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join(FILE);
+    std::os::unix::fs::symlink("/etc/hostname", &path).unwrap();
+    assert!(matches!(Writer::resume(dir.path(), SMALL, BOOT).err(), Some(StoreError::File { .. })));
+    fs::remove_file(&path).unwrap();
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert!(matches!(Writer::resume(dir.path(), SMALL, BOOT).err(), Some(StoreError::File { .. })));
+}
+
+#[test]
+fn there_is_an_answer_where_there_is_no_store() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(Reader::open_read_only(dir.path()).err(), Some(StoreError::Missing { .. })));
+    assert!(matches!(
+        Reader::open_read_only(&dir.path().join("nothing")).err(),
+        Some(StoreError::Missing { .. })
+    ));
+}
+
+#[test]
+fn a_reader_that_stands_still_makes_the_log_grow_and_that_is_found_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    writer.insert(&numbered(sample::deletion(), 1)).unwrap();
+    writer.commit().unwrap();
+    let stuck = Connection::open(dir.path().join(FILE)).unwrap();
+    stuck.execute_batch("BEGIN; SELECT count(*) FROM events").unwrap();
+    let mut log = Log::Short;
+    for seq in 2..5000 {
+        writer.insert(&numbered(sample::deletion(), seq)).unwrap();
+        if writer.is_full() {
+            writer.commit().unwrap();
+            log = writer.checkpoint().unwrap();
+            if log == Log::Held {
+                break;
+            }
+        }
+    }
+    assert_eq!(log, Log::Held);
+    stuck.execute_batch("COMMIT").unwrap();
+    assert_eq!(writer.checkpoint().unwrap(), Log::Copied);
+}

@@ -1,0 +1,306 @@
+//! The one writer: events enter, rows leave in transactions that the caller ends.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, OptionalExtension as _, params};
+
+use super::open::{self, Aside};
+use super::pods::Written;
+use super::runs::Left;
+use super::{Limits, StoreError, failed, lookup, time};
+use crate::event::{Event, Severity};
+use crate::sources::boot_now;
+
+/// Writes to the store; there is one at a time.
+pub struct Writer {
+    pub(super) connection: Connection,
+    pub(super) path: PathBuf,
+    _lock: File,
+    pub(super) limits: Limits,
+    pub(super) boot_id: String,
+    kinds: HashMap<String, i64>,
+    pub(super) pods: Written,
+    pub(super) run: i64,
+    /// Added to an event's number it gives its id.
+    pub(super) base: i64,
+    pub(super) last_seq: u64,
+    /// Newest time of any event.
+    pub(super) high: i64,
+    /// How far, at most, an event's time was behind `high`.
+    pub(super) lag: i64,
+    in_transaction: bool,
+    /// Text of events in this transaction, in bytes.
+    pending_bytes: u64,
+    pub(super) untrimmed_bytes: u64,
+    pub(super) next_prune: i64,
+    json: Vec<u8>,
+}
+
+impl Writer {
+    /// Opens or makes the store. The daemon's first attempt takes over what an earlier run left.
+    ///
+    /// # Errors
+    /// When there is no usable directory or file, or another daemon uses it.
+    pub fn resume(
+        directory: &Path,
+        limits: Limits,
+        boot_id: &str,
+    ) -> Result<(Self, Left, Vec<Aside>), StoreError> {
+        let (mut writer, mut aside) = Self::open(directory, limits, boot_id)?;
+        let left = match writer.take_over() {
+            Err(error) if error.is_damage() => {
+                aside.push(writer.set_aside(&error)?);
+                let (fresh, more) = Self::open(directory, limits, boot_id)?;
+                aside.extend(more);
+                writer = fresh;
+                writer.take_over()?
+            }
+            left => left?,
+        };
+        Ok((writer, left, aside))
+    }
+
+    fn take_over(&mut self) -> Result<Left, StoreError> {
+        let previous = self.previous()?;
+        // The end of a process breaks no file; a power failure can, on a disk that does not keep its word.
+        if previous.as_ref().is_some_and(|previous| !previous.ended && previous.boot_id != self.boot_id) {
+            self.check()?;
+        }
+        let (left, previous) = (self.left(previous.as_ref())?, previous.as_ref());
+        self.begin_run(previous, left.last_seq + 1)?;
+        let boot_id = self.boot_id.clone();
+        self.expire_incidents(previous, |event| event.boot_id == boot_id)?;
+        Ok(left)
+    }
+
+    /// Opens or makes the store for a daemon that runs already and goes on with this number. Open incidents
+    /// in it that the daemon does not know are closed.
+    ///
+    /// # Errors
+    /// When there is no usable directory or file, or another daemon uses it.
+    pub fn reopen(
+        directory: &Path,
+        limits: Limits,
+        boot_id: &str,
+        next_seq: u64,
+        is_open: impl Fn(&str) -> bool,
+    ) -> Result<(Self, Vec<Aside>), StoreError> {
+        let (mut writer, aside) = Self::open(directory, limits, boot_id)?;
+        let previous = writer.previous()?;
+        writer.begin_run(previous.as_ref(), next_seq)?;
+        writer.expire_incidents(previous.as_ref(), |event| {
+            event.incident.as_ref().is_some_and(|incident| is_open(&incident.id))
+        })?;
+        Ok((writer, aside))
+    }
+
+    fn open(directory: &Path, limits: Limits, boot_id: &str) -> Result<(Self, Vec<Aside>), StoreError> {
+        let opened = open::open(directory, limits)?;
+        let writer = Self {
+            connection: opened.connection,
+            path: opened.path,
+            _lock: opened.lock,
+            limits,
+            boot_id: boot_id.to_owned(),
+            kinds: HashMap::new(),
+            pods: Written::default(),
+            run: 0,
+            base: 0,
+            last_seq: 0,
+            high: 0,
+            lag: 0,
+            in_transaction: false,
+            pending_bytes: 0,
+            untrimmed_bytes: 0,
+            next_prune: 0,
+            json: Vec::new(),
+        };
+        Ok((writer, opened.aside))
+    }
+
+    /// Reads the whole file, as after a power failure.
+    fn check(&self) -> Result<(), StoreError> {
+        let said: String = self
+            .connection
+            .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
+            .map_err(failed("check"))?;
+        match said.as_str() {
+            "ok" => Ok(()),
+            _ => Err(StoreError::Damaged { path: self.path.clone(), what: said }),
+        }
+    }
+
+    /// Takes an event into the transaction, which begins with the first one.
+    ///
+    /// # Errors
+    /// When it cannot be written; then the transaction is lost, and the caller lets go of the store.
+    pub fn insert(&mut self, event: &Event) -> Result<(), StoreError> {
+        self.begin()?;
+        let mut json = std::mem::take(&mut self.json);
+        json.clear();
+        let done = match serde_json::to_writer(&mut json, event) {
+            Ok(()) => self.insert_json(event, &json),
+            // Nothing in an event can fail to become JSON; were it so, the event is not worth the store.
+            Err(_) => Ok(()),
+        };
+        self.json = json;
+        done
+    }
+
+    fn insert_json(&mut self, event: &Event, json: &[u8]) -> Result<(), StoreError> {
+        let json = std::str::from_utf8(json).unwrap_or_default();
+        let time = time::nanos(&event.time);
+        self.high = self.high.max(time);
+        self.lag = self.lag.max(self.high - time);
+        let id = self.base.saturating_add(i64::try_from(event.seq).unwrap_or(i64::MAX));
+        let class = class(self.kind(event.kind.name())?, event.severity);
+        let keys = lookup::numbers(event);
+        let blob: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
+        let added = self
+            .connection
+            .prepare_cached(
+                "INSERT OR IGNORE INTO events (id, time, high, class, keys, json) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            )
+            .and_then(|mut put| put.execute(params![id, time, self.high, class, blob, json]))
+            .map_err(failed("write"))?;
+        if added == 0 {
+            return Ok(());
+        }
+        {
+            let mut put = self
+                .connection
+                .prepare_cached("INSERT OR IGNORE INTO lookup (key, class, id) VALUES (?1, ?2, ?3)")
+                .map_err(failed("write"))?;
+            for key in &keys {
+                put.execute(params![key, class, id]).map_err(failed("write"))?;
+            }
+        }
+        if let Some(incident) = &event.incident {
+            self.put_incident(event, incident, json)?;
+        }
+        self.note_pods(event, self.high)?;
+        self.last_seq = self.last_seq.max(event.seq);
+        let bytes = u64::try_from(json.len() + 24 * keys.len()).unwrap_or(u64::MAX);
+        self.pending_bytes += bytes;
+        self.untrimmed_bytes += bytes;
+        self.trim_if_due()
+    }
+
+    /// Writes an incident whose events are not in the store: they came while it was not there.
+    ///
+    /// # Errors
+    /// When it cannot be written; then the transaction is lost, and the caller lets go of the store.
+    pub fn restore_incident(&mut self, event: &Event) -> Result<(), StoreError> {
+        self.begin()?;
+        let json = serde_json::to_string(event).unwrap_or_default();
+        event.incident.as_ref().map_or(Ok(()), |incident| self.put_incident(event, incident, &json))
+    }
+
+    /// Whether the transaction is as big as one may be.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.pending_bytes >= self.limits.transaction_bytes()
+    }
+
+    /// Whether something waits for [`Self::commit`].
+    #[must_use]
+    pub fn has_pending(&self) -> bool {
+        self.in_transaction
+    }
+
+    /// Ends the transaction, and notes that the daemon is alive. What was inserted is then safe from the end
+    /// of this process.
+    ///
+    /// # Errors
+    /// When it cannot be written; then the transaction is lost, and the caller lets go of the store.
+    pub fn commit(&mut self) -> Result<(), StoreError> {
+        self.end(false)
+    }
+
+    /// The last commit: the daemon stops in good order.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn stop(mut self) -> Result<(), StoreError> {
+        self.end(true)?;
+        // The last connection copies the log into the file and removes it.
+        self.connection.close().map_err(|(_connection, source)| StoreError::Failed { op: "close", source })
+    }
+
+    fn end(&mut self, ended: bool) -> Result<(), StoreError> {
+        self.begin()?;
+        self.retain()?;
+        let boot = i64::try_from(boot_now()).unwrap_or(i64::MAX);
+        let last_seq = i64::try_from(self.last_seq).unwrap_or(i64::MAX);
+        self.connection
+            .prepare_cached(
+                "UPDATE runs SET last_seq = ?2, alive = ?3, alive_boot = ?4, ended = ?5 WHERE run = ?1",
+            )
+            .and_then(|mut put| put.execute(params![self.run, last_seq, time::now(), boot, ended]))
+            .map_err(failed("write"))?;
+        self.connection
+            .prepare_cached("UPDATE meta SET value = ?1 WHERE name = 'lag' AND value <> ?1")
+            .and_then(|mut put| put.execute([self.lag]))
+            .map_err(failed("write"))?;
+        self.connection.execute_batch("COMMIT").map_err(failed("commit"))?;
+        self.in_transaction = false;
+        self.pending_bytes = 0;
+        Ok(())
+    }
+
+    fn begin(&mut self) -> Result<(), StoreError> {
+        if !self.in_transaction {
+            self.connection.execute_batch("BEGIN IMMEDIATE").map_err(failed("write"))?;
+            self.in_transaction = true;
+        }
+        Ok(())
+    }
+
+    /// Bytes on disk.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        open::bytes(&self.path)
+    }
+
+    /// Moves the file aside because of this damage, so that the next attempt makes a new one.
+    ///
+    /// # Errors
+    /// When it cannot be moved.
+    pub fn set_aside(self, why: &StoreError) -> Result<Aside, StoreError> {
+        let Self { connection, path, _lock: lock, .. } = self;
+        drop(connection);
+        let aside = open::set_aside(&path, why);
+        drop(lock);
+        aside
+    }
+
+    /// The number of a kind in this file.
+    fn kind(&mut self, name: &str) -> Result<i64, StoreError> {
+        if let Some(kind) = self.kinds.get(name) {
+            return Ok(*kind);
+        }
+        let find = || {
+            self.connection
+                .query_row("SELECT kind FROM kinds WHERE name = ?1", [name], |row| row.get(0))
+                .optional()
+        };
+        let kind = match find().map_err(failed("write"))? {
+            Some(kind) => kind,
+            None => {
+                self.connection
+                    .execute("INSERT INTO kinds (name) VALUES (?1)", [name])
+                    .map_err(failed("write"))?;
+                self.connection.last_insert_rowid()
+            }
+        };
+        self.kinds.insert(name.to_owned(), kind);
+        Ok(kind)
+    }
+}
+
+/// Kind and severity in one number.
+pub(super) fn class(kind: i64, severity: Severity) -> i64 {
+    kind * 8 + severity as i64
+}
