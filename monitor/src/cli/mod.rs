@@ -8,9 +8,15 @@ use std::sync::LazyLock;
 use clap::{Args, Parser, Subcommand};
 
 use crate::config::{Format, Overrides, RuntimeSpec};
+use crate::recording::recorder::Record;
 
 pub mod exit;
 pub mod logging;
+pub mod query;
+pub mod recording;
+pub mod reference;
+
+pub use recording::{BundleArgs, ReplayArgs};
 
 /// Version of the program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -37,6 +43,16 @@ pub struct Cli {
 pub enum Command {
     /// Watch this node and tell what happens
     Run(RunArgs),
+    /// Say again what a recording led to, on any machine
+    Replay(ReplayArgs),
+    /// Pack what is kept of an incident into one file
+    Bundle(BundleArgs),
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would show it in the help")]
+    Query(query::Query),
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would show it in the help")]
+    Reference(reference::Reference),
 }
 
 /// Arguments of `run`.
@@ -69,9 +85,22 @@ pub struct RunArgs {
     /// Also log what the kernel programs say of themselves
     #[arg(long)]
     pub log_bpf: bool,
+    /// Record everything for `replay`; a full file becomes FILE.1
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+    /// Size at which a recording is full
+    #[arg(long, value_name = "MIB", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub record_max_mib: u64,
 }
 
 impl RunArgs {
+    /// What is to be recorded.
+    #[must_use]
+    pub fn record(&self) -> Option<Record> {
+        let path = self.record.clone()?;
+        Some(Record { path, max_bytes: self.record_max_mib << 20 })
+    }
+
     /// The arguments that override the configuration.
     #[must_use]
     pub fn overrides(&self) -> Overrides {
@@ -114,6 +143,7 @@ mod tests {
         let line = ["kevtmon", "run"].iter().chain(args).copied();
         match Cli::try_parse_from(line) {
             Ok(Cli { command: Command::Run(args) }) => Ok(args),
+            Ok(other) => panic!("another command: {other:?}"),
             Err(complaint) => Err((exit_code(&complaint), complaint.to_string())),
         }
     }
@@ -146,8 +176,11 @@ mod tests {
             "--log-format",
             "json",
             "--log-bpf",
+            "--record=/r",
+            "--record-max-mib=1",
         ])
         .unwrap();
+        assert_eq!(args.record(), Some(Record { path: "/r".into(), max_bytes: 1 << 20 }));
         assert!(args.log_bpf);
         assert_eq!(args.log_format, logging::LogFormat::Json);
         let overrides = args.overrides();

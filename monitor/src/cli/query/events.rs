@@ -1,0 +1,212 @@
+//! `events`: what happened, and what happens now.
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::ops::ControlFlow;
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use jiff::Timestamp;
+
+use super::{Desk, Failure, Place, Source};
+use crate::cli::exit;
+use crate::query::filter::{self, DEFAULT_LIMIT, EventFilter, MAX_LIMIT, Order};
+use crate::query::history::HistoryError;
+use crate::query::moment;
+use crate::query::record::Record;
+use crate::query::remote::Remote;
+use crate::sources::bpf::chain;
+
+/// First pause before a daemon that went away is looked for again; doubles each time.
+const PAUSE: Duration = Duration::from_millis(250);
+/// Times that it is looked for: a restart takes seconds.
+const TRIES: u32 = 7;
+
+/// Arguments of `events`.
+#[derive(Debug, Default, Args)]
+pub struct EventsArgs {
+    /// Go on with what happens now
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Not before: how long ago (90s, 15m, 1h30m, 2d), or a time (2026-01-02T03:04:05Z)
+    #[arg(long, value_name = "WHEN")]
+    pub since: Option<String>,
+    /// Before
+    #[arg(long, value_name = "WHEN")]
+    pub until: Option<String>,
+    /// Kind, or a family such as `neighbor.`; may be repeated
+    #[arg(long, value_name = "KIND")]
+    pub kind: Vec<String>,
+    /// Pod that plays a part, by name or uid
+    #[arg(long, value_name = "NS/NAME")]
+    pub pod: Option<String>,
+    /// Container that plays a part, by the first digits of its id
+    #[arg(long, value_name = "ID")]
+    pub container: Option<String>,
+    /// Least severity: debug, info, notice, warning or critical
+    #[arg(long, value_name = "SEVERITY")]
+    pub severity: Option<String>,
+    /// Only the newest so many [default: 100, or all since --since]
+    #[arg(long, value_name = "COUNT")]
+    pub limit: Option<usize>,
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would show it in the help")]
+    pub place: Place,
+}
+
+fn parsed<T, E: Display>(
+    name: &str,
+    text: Option<&String>,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<Option<T>, Failure> {
+    let wrong = |error| Failure::Question(format!("--{name}: {error}"));
+    text.map(|text| parse(text).map_err(wrong)).transpose()
+}
+
+impl EventsArgs {
+    fn filter(&self, now: Timestamp) -> Result<EventFilter, Failure> {
+        if self.follow && self.until.is_some() {
+            return Err(Failure::Question("--until cannot be combined with --follow".to_owned()));
+        }
+        if self.limit == Some(0) {
+            return Err(Failure::Question("--limit is at least 1".to_owned()));
+        }
+        let kinds = self.kind.iter().map(|kind| parsed("kind", Some(kind), filter::kind));
+        let moment = |text: &str| moment::parse(text, now);
+        Ok(EventFilter {
+            kinds: kinds.filter_map(Result::transpose).collect::<Result<_, _>>()?,
+            severity: parsed("severity", self.severity.as_ref(), filter::severity)?,
+            since: parsed("since", self.since.as_ref(), moment)?,
+            until: parsed("until", self.until.as_ref(), moment)?,
+            pod: parsed("pod", self.pod.as_ref(), filter::pod)?,
+            container: parsed("container", self.container.as_ref(), filter::container)?,
+            ..EventFilter::default()
+        })
+    }
+
+    pub(super) fn answer(&self, desk: &mut Desk<'_>) -> Result<u8, Failure> {
+        let filter = self.filter(desk.clock.now)?;
+        if !self.follow {
+            let found = self.show_past(desk, filter, |_| true)?;
+            return Ok(if found > 0 { exit::OK } else { desk.nothing("no such events") });
+        }
+        let source = desk.source;
+        let Source::Daemon(remote) = source else {
+            return Err(Failure::Question("--follow needs a running daemon".to_owned()));
+        };
+        // What comes while the past is read is left to the stream.
+        let extent = source.history().extent()?;
+        if self.since.is_some() || self.limit.is_some() {
+            self.show_past(desk, filter.clone(), |record| {
+                record.event.boot_id != extent.boot_id || record.event.seq <= extent.last_seq
+            })?;
+        }
+        let after = Some(extent.last_seq);
+        self.follow(desk, remote, EventFilter { since: None, after, boot_id: Some(extent.boot_id), ..filter })
+    }
+
+    /// Shows what is remembered, the oldest first; returns how many.
+    fn show_past(
+        &self,
+        desk: &mut Desk<'_>,
+        mut filter: EventFilter,
+        wanted: impl Fn(&Record) -> bool,
+    ) -> Result<usize, Failure> {
+        let history = desk.source.history();
+        let mut left = match (self.limit, self.since.is_some()) {
+            (Some(limit), _) => limit,
+            (None, false) => DEFAULT_LIMIT,
+            (None, true) => {
+                filter.order = Order::Oldest;
+                usize::MAX
+            }
+        };
+        let mut shown = 0;
+        let mut newest = VecDeque::new();
+        while left > 0 {
+            filter.limit = left.min(MAX_LIMIT);
+            let page = history.events(&filter)?;
+            let records =
+                page.events.into_iter().map(|found| Record::read(found.line)).collect::<Result<Vec<_>, _>>();
+            let records = records.map_err(HistoryError::from)?;
+            left = left.saturating_sub(records.len());
+            let records = records.into_iter().filter(&wanted);
+            match filter.order {
+                Order::Oldest => {
+                    for record in records {
+                        self.show(desk, &record, false)?;
+                        shown += 1;
+                    }
+                }
+                Order::Newest => records.rev().for_each(|record| newest.push_front(record)),
+            }
+            filter.cursor = page.next;
+            if filter.cursor.is_none() {
+                break;
+            }
+        }
+        for record in &newest {
+            self.show(desk, record, false)?;
+        }
+        Ok(shown + newest.len())
+    }
+
+    fn show(&self, desk: &mut Desk<'_>, record: &Record, live: bool) -> Result<(), Failure> {
+        if self.json {
+            return Ok(writeln!(desk.out, "{}", record.line)?);
+        }
+        let when = match live {
+            true => desk.clock.local(record.time()),
+            false => desk.clock.local_and_age(record.time()),
+        };
+        let text = desk.pretty.paragraph(&record.event, &record.kind, &when);
+        Ok(desk.out.write_all(text.as_bytes())?)
+    }
+
+    /// Follows the stream; goes on where it broke off, and waits for a daemon that is being restarted.
+    fn follow(&self, desk: &mut Desk<'_>, remote: &Remote, mut filter: EventFilter) -> Result<u8, Failure> {
+        let mut tries = 0;
+        loop {
+            let (mut last, mut failed) = (None, None);
+            let ended = remote.follow(&filter, |line| match self.show_live(desk, line) {
+                Ok(record) => {
+                    last = Some((record.event.boot_id, record.event.seq));
+                    ControlFlow::Continue(())
+                }
+                Err(error) => {
+                    failed = Some(error);
+                    ControlFlow::Break(())
+                }
+            });
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            if let Some((boot_id, seq)) = last {
+                (filter.boot_id, filter.after) = (Some(boot_id), Some(seq));
+                tries = 0;
+            }
+            match ended {
+                Err(error) if !error.is_dead() => return Err(HistoryError::from(error).into()),
+                Ok(()) if tries == 0 => desk.say(&"the daemon ended the stream; waiting for it to come back"),
+                Err(error) if tries == 0 => desk.say(&format!("{}; trying again", chain(&error))),
+                Err(error) if tries == TRIES => return Err(HistoryError::from(error).into()),
+                Ok(()) | Err(_) => {}
+            }
+            // Nothing wakes this thread early, and it would do no harm.
+            thread::park_timeout(PAUSE * 2_u32.saturating_pow(tries));
+            tries = (tries + 1).min(TRIES);
+        }
+    }
+
+    fn show_live(&self, desk: &mut Desk<'_>, line: &str) -> Result<Record, Failure> {
+        let record = Record::read(line).map_err(HistoryError::from)?;
+        desk.clock.now = Timestamp::now();
+        self.show(desk, &record, true)?;
+        desk.out.flush()?;
+        Ok(record)
+    }
+}

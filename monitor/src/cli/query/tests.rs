@@ -1,0 +1,234 @@
+//! What a person and a program see, to the letter. The clock stands; the history is a list.
+
+use jiff::tz;
+
+use super::*;
+use crate::core::state::{ContainerPlace, Counts};
+use crate::event::{Container, Event, Kind};
+use crate::observation::SourceStatus;
+use crate::query::sample::{Memory, event, incident, numbered, time};
+use crate::query::story::tests::{gateway_lost, volume_busy};
+use crate::query::subject;
+use crate::sinks::sample;
+
+struct Said {
+    code: u8,
+    out: String,
+    err: String,
+}
+
+fn answer(memory: Memory, query: &Query) -> Said {
+    let source = Source::Store { history: Box::new(memory), dir: "/var/lib/k".into() };
+    let zone = TimeZone::fixed(tz::offset(2));
+    // Five minutes after the first event.
+    let clock = Clock { now: "2026-01-02T03:05:00Z".parse().unwrap(), zone: zone.clone() };
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let pretty = Pretty { colour: false, zone };
+    let mut desk = Desk { source: &source, clock, pretty, out: &mut out, err: &mut err };
+    let code = query.answer(&mut desk).unwrap_or_else(|error| {
+        desk.say(&error);
+        exit::QUERY
+    });
+    Said { code, out: String::from_utf8(out).unwrap(), err: String::from_utf8(err).unwrap() }
+}
+
+fn why(word: &str) -> Query {
+    Query::Why(WhyArgs { word: word.into(), ..WhyArgs::default() })
+}
+
+#[track_caller]
+fn golden(said: &Said, expected: &str) {
+    assert!(said.out == expected, "this is what is written now:\n{}", said.out);
+    assert_eq!(said.code, exit::OK);
+}
+
+#[test]
+fn the_story_of_a_lost_gateway_reads_well() {
+    golden(&answer(gateway_lost(), &why("etcd1-0")), include_str!("golden/gateway.txt"));
+}
+
+#[test]
+fn the_story_of_a_busy_volume_reads_well_though_the_daemon_is_dead() {
+    golden(&answer(volume_busy(), &why("4123")), include_str!("golden/volume.txt"));
+}
+
+#[test]
+fn incidents_read_well() {
+    let memory = || {
+        let mut closed = incident("b", 30);
+        (closed.closed, closed.count, closed.found_at_start) = (Some(time(90)), 3, true);
+        closed.close_reason = Some(crate::event::CloseReason::SubjectGone);
+        gateway_lost().with_incident(closed)
+    };
+    let all = Query::Incidents(IncidentsArgs { all: true, ..IncidentsArgs::default() });
+    golden(&answer(memory(), &all), include_str!("golden/incidents.txt"));
+    let open = Query::Incidents(IncidentsArgs { json: true, ..IncidentsArgs::default() });
+    let said = answer(memory(), &open);
+    let ids: Vec<String> = said
+        .out
+        .lines()
+        .map(|line| {
+            serde_json::from_str::<serde_json::Value>(line).unwrap()["id"].as_str().unwrap().to_owned()
+        })
+        .collect();
+    assert_eq!(ids, ["stale", "lost"]);
+}
+
+#[test]
+fn the_state_reads_well() {
+    let mut state = subject::tests::state();
+    state.sources = vec![
+        SourceStatus { source: "docker".into(), up: false, rung: None, reason: Some("no socket".into()) },
+        SourceStatus { source: "hook.neighbor".into(), up: true, rung: Some("tp_btf".into()), reason: None },
+    ];
+    state.counts = Counts::default();
+    state.pods[0].host_links = vec!["cali-a".into()];
+    state.containers = vec![ContainerPlace {
+        container: Container {
+            id: "593d8a89ee37".repeat(6)[..64].into(),
+            name: Some("etcd\u{1b}[2J".into()),
+            runtime: Some("docker".into()),
+            image: None,
+            pid: Some(4100),
+            state: Some("running".into()),
+        },
+        pod: Some(state.pods[0].pod.clone()),
+        sandbox: false,
+        netns: Some(71),
+        mntns: None,
+        ip: Vec::new(),
+    }];
+    let memory = || Memory::default().with_state(state.clone());
+    golden(&answer(memory(), &Query::State(StateArgs::default())), include_str!("golden/state.txt"));
+    let json = answer(memory(), &Query::State(StateArgs { json: true, ..StateArgs::default() }));
+    assert_eq!(serde_json::from_str::<crate::core::state::State>(&json.out).unwrap(), state);
+    let without = answer(Memory::default(), &Query::State(StateArgs::default()));
+    assert_eq!((without.code, without.out.as_str()), (exit::FAILED, ""));
+}
+
+fn events(args: EventsArgs) -> Query {
+    Query::Events(args)
+}
+
+#[test]
+fn events_are_the_newest_hundred_or_all_since_a_moment() {
+    let seqs = |args: EventsArgs| {
+        let said = answer(Memory::of((1..=250).map(event)), &events(EventsArgs { json: true, ..args }));
+        assert_eq!(said.code, exit::OK, "{}", said.err);
+        said.out.lines().map(|line| serde_json::from_str::<Event>(line).unwrap().seq).collect::<Vec<_>>()
+    };
+    assert_eq!(seqs(EventsArgs::default()), (151..=250).collect::<Vec<_>>());
+    assert_eq!(seqs(EventsArgs { limit: Some(3), ..EventsArgs::default() }), [248, 249, 250]);
+    let since = || Some("4m".to_owned());
+    assert_eq!(seqs(EventsArgs { since: since(), ..EventsArgs::default() }), (60..=250).collect::<Vec<_>>());
+    let both = EventsArgs { since: since(), until: Some("3m55s".into()), ..EventsArgs::default() };
+    assert_eq!(seqs(both), (60..=64).collect::<Vec<_>>());
+    let newest = EventsArgs { since: since(), limit: Some(2), ..EventsArgs::default() };
+    assert_eq!(seqs(newest), [249, 250]);
+}
+
+#[test]
+fn an_event_is_shown_in_local_time_with_its_age_and_a_newer_kind_by_its_message() {
+    let mut strange =
+        serde_json::to_value(numbered(60, sample::daemon(crate::event::Severity::Info))).unwrap();
+    strange["kind"] = "disk.full".into();
+    strange["message"] = "the disk\u{1b}[2J is full".into();
+    let memory = Memory::of_lines([serde_json::to_string(&event(1)).unwrap(), strange.to_string()]);
+    let said = answer(memory, &events(EventsArgs::default()));
+    let heads: Vec<&str> = said.out.lines().filter(|line| !line.starts_with(' ')).collect();
+    assert!(
+        heads[0].starts_with("05:00:01 (4 min ago) warning  neighbor.deleted  static gateway ARP"),
+        "{heads:?}"
+    );
+    assert_eq!(heads[1], "05:01:00 (4 min ago) info     disk.full         the disk\\x1b[2J is full");
+}
+
+#[test]
+fn a_wrong_question_is_named_with_what_would_be_right() {
+    for (args, expected) in [
+        (
+            EventsArgs { since: Some("soon".into()), ..EventsArgs::default() },
+            "--since: \"soon\" is not a moment",
+        ),
+        (EventsArgs { kind: vec!["mount.bzy".into()], ..EventsArgs::default() }, "mount.busy"),
+        (EventsArgs { pod: Some("etcd".into()), ..EventsArgs::default() }, "NAMESPACE/NAME"),
+        (EventsArgs { container: Some("etcd".into()), ..EventsArgs::default() }, "first digits"),
+        (EventsArgs { severity: Some("loud".into()), ..EventsArgs::default() }, "critical"),
+        (EventsArgs { limit: Some(0), ..EventsArgs::default() }, "--limit"),
+        (EventsArgs { follow: true, ..EventsArgs::default() }, "needs a running daemon"),
+    ] {
+        let said = answer(Memory::of([event(1)]), &events(args));
+        assert_eq!((said.code, said.out.as_str()), (exit::QUERY, ""));
+        assert!(said.err.contains(expected), "{}", said.err);
+    }
+}
+
+#[test]
+fn nothing_found_says_where_it_was_looked() {
+    let kind = vec![Kind::MountBusy.name().to_owned()];
+    let nothing = [
+        events(EventsArgs { kind, ..EventsArgs::default() }),
+        Query::Incidents(IncidentsArgs::default()),
+        why("nobody"),
+    ];
+    for query in nothing {
+        let said = answer(Memory::of([event(1)]), &query);
+        assert_eq!((said.code, said.out.as_str()), (exit::FAILED, ""));
+        assert!(
+            said.err
+                .contains("looked in the store in /var/lib/k, which reaches back to 05:00:01 (4 min ago)"),
+            "{}",
+            said.err
+        );
+    }
+}
+
+#[test]
+fn a_word_that_means_several_things_lists_them_as_they_can_be_asked_for() {
+    let said = answer(gateway_lost(), &why("web"));
+    assert_eq!((said.code, said.out.as_str()), (exit::QUERY, ""));
+    assert!(said.err.contains("web can mean 2 things"), "{}", said.err);
+    assert!(said.err.contains("\n  pod:a/web  pod a/web\n  pod:b/web  pod b/web\n"), "{}", said.err);
+    let json = Query::Why(WhyArgs { word: "web".into(), json: true, ..WhyArgs::default() });
+    let value: serde_json::Value = serde_json::from_str(&answer(gateway_lost(), &json).out).unwrap();
+    assert_eq!(value["candidates"][1]["handle"], "pod:b/web");
+}
+
+#[test]
+fn a_story_as_json_is_one_object() {
+    let json = Query::Why(WhyArgs { word: "etcd1-0".into(), json: true, ..WhyArgs::default() });
+    let value: serde_json::Value = serde_json::from_str(&answer(gateway_lost(), &json).out).unwrap();
+    assert_eq!(value["subject"]["handle"], "pod:lijiaob/etcd1-0");
+    assert_eq!(value["incidents"][1]["caused_by"][0]["confidence"], "likely");
+    assert_eq!(value["verdict"]["open"], true);
+    assert_eq!(value["steps"][0]["evidence_of"][0], "stale");
+}
+
+#[test]
+fn what_comes_from_outside_cannot_steer_the_terminal() {
+    let evil = "\u{1b}[2J\n\r\u{202e}evil";
+    let mut odd = event(1);
+    odd.message = evil.into();
+    odd.actor.as_mut().unwrap().comm = evil.into();
+    let mut trouble = incident(evil, 1);
+    (trouble.kind, trouble.summary, trouble.evidence) = (evil.into(), evil.into(), vec![1]);
+    trouble.caused_by = vec![evil.into()];
+    let memory = || Memory::of([odd.clone()]).with_incident(trouble.clone());
+    for query in [why("28997"), events(EventsArgs::default()), Query::Incidents(IncidentsArgs::default())] {
+        let said = answer(memory(), &query);
+        assert_eq!(said.code, exit::OK, "{}", said.err);
+        let steers = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+        assert!(!said.out.contains(steers) && said.out.contains(r"\x1b[2J"), "{:?}", said.out);
+    }
+}
+
+#[test]
+fn without_daemon_and_store_both_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place { socket: Some(dir.path().join("k.sock")), state_dir: Some(dir.path().join("state")) };
+    let mut err = Vec::new();
+    assert!(place.reach(&mut err).is_err());
+    let err = String::from_utf8(err).unwrap();
+    assert!(err.contains("no daemon listens on") && err.contains("k.sock"), "{err}");
+    assert!(err.contains("no event store in") && err.contains("/state"), "{err}");
+}

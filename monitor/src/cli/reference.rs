@@ -1,0 +1,85 @@
+//! The commands that tell of the program itself: schema of events, completions, configuration.
+
+use std::io::{self, ErrorKind, Write};
+use std::path::PathBuf;
+
+use clap::{CommandFactory, Subcommand};
+use clap_complete::Shell;
+
+use super::{Cli, exit};
+use crate::config::{self, Config, ConfigError, Overrides};
+use crate::sources::bpf::chain;
+
+/// JSON Schema of events.
+pub const SCHEMA: &str = include_str!("../event/schema.json");
+
+/// The commands that tell of the program itself.
+#[derive(Debug, Subcommand)]
+pub enum Reference {
+    /// Print the JSON Schema of events
+    Schema,
+    /// Print completions for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Show or check the configuration
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+/// What to do with the configuration.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Print a configuration file with every setting, explained, at its default
+    Default,
+    /// Check a configuration file, and print what it comes to
+    Check {
+        /// The file [default: /etc/kevtmon/kevtmon.toml, if it is there]
+        file: Option<PathBuf>,
+    },
+}
+
+impl Reference {
+    /// Prints what was asked for; returns the exit code.
+    #[must_use]
+    pub fn run(&self) -> u8 {
+        let mut text = Vec::new();
+        match self {
+            Self::Schema => text.extend_from_slice(SCHEMA.as_bytes()),
+            Self::Completions { shell } => {
+                clap_complete::generate(*shell, &mut Cli::command(), "kevtmon", &mut text);
+            }
+            Self::Config(ConfigCommand::Default) => text = config::default_file().into_bytes(),
+            Self::Config(ConfigCommand::Check { file }) => match load(file.clone()) {
+                Ok(config) => text = config::effective(&config).into_bytes(),
+                Err(error) => {
+                    complain(&chain(&error));
+                    return exit::USAGE;
+                }
+            },
+        }
+        let mut out = io::stdout().lock();
+        match out.write_all(&text).and_then(|()| out.flush()) {
+            Ok(()) => exit::OK,
+            // Whoever read has read enough.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => exit::OK,
+            Err(error) => {
+                complain(&format!("cannot write: {error}"));
+                exit::FAILED
+            }
+        }
+    }
+}
+
+fn load(file: Option<PathBuf>) -> Result<Config, ConfigError> {
+    Config::load(&Overrides { file, ..Overrides::default() })
+}
+
+fn complain(what: &str) {
+    // Nobody is left to tell when even this cannot be printed.
+    let _ = writeln!(io::stderr(), "kevtmon: {what}");
+}
+
+#[cfg(test)]
+mod tests;

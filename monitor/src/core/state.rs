@@ -1,0 +1,272 @@
+//! The model as an operator sees it: built on demand, sorted, and free of what only the joins need.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::Core;
+use crate::event::{Container, Link, LinkPeer, Pod, Target};
+use crate::node::namespaces::Namespace;
+use crate::node::view::container;
+use crate::observation::{BootNs, ContainerFacts, LinkFacts, NsInum, SourceStatus, iff};
+
+/// The model at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    /// When it was looked at, RFC 3339.
+    pub time: String,
+    /// Node name.
+    pub node: String,
+    /// Identity of this boot.
+    pub boot_id: String,
+    /// Version of the program.
+    pub version: String,
+    /// Sequence number of the newest event.
+    pub seq: u64,
+    /// Whether every source has reported.
+    pub ready: bool,
+    /// The host's network namespace.
+    pub host_netns: NsInum,
+    /// Sources and hooks, by name.
+    #[serde(default)]
+    pub sources: Vec<SourceStatus>,
+    /// How many there are of what.
+    #[serde(default)]
+    pub counts: Counts,
+    /// Pods that have a container, by namespace and name.
+    #[serde(default)]
+    pub pods: Vec<PodState>,
+    /// Containers that are not removed, by id.
+    #[serde(default)]
+    pub containers: Vec<ContainerPlace>,
+    /// Network namespaces that were read, by inode number.
+    #[serde(default)]
+    pub namespaces: Vec<NetnsState>,
+}
+
+/// How many there are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Containers by state.
+    #[serde(default)]
+    pub containers: BTreeMap<String, u64>,
+    /// Pods.
+    #[serde(default)]
+    pub pods: u64,
+    /// Network namespaces.
+    #[serde(default)]
+    pub namespaces: u64,
+    /// Links in all of them.
+    #[serde(default)]
+    pub links: u64,
+}
+
+/// A pod and its network.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PodState {
+    /// Name, uid, addresses.
+    #[serde(flatten)]
+    pub pod: Pod,
+    /// Its network namespace.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub netns: Option<NsInum>,
+    /// Next hops of its default routes.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub gateways: Vec<IpAddr>,
+    /// Host interfaces whose other end is in its namespace.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub host_links: Vec<String>,
+    /// Ids of its containers.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub containers: Vec<String>,
+}
+
+/// A container and where it lives.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ContainerPlace {
+    /// The container.
+    #[serde(flatten)]
+    pub container: Container,
+    /// Its pod.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pod: Option<Pod>,
+    /// Whether it is its pod's sandbox.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub sandbox: bool,
+    /// Its network namespace.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub netns: Option<NsInum>,
+    /// Its mount namespace.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub mntns: Option<NsInum>,
+    /// Its addresses, by the runtime's word.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub ip: Vec<IpAddr>,
+}
+
+/// A network namespace.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NetnsState {
+    /// Inode number.
+    pub netns: NsInum,
+    /// Name below /run/netns.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub name: Option<String>,
+    /// Process id of a process in it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pid: Option<u32>,
+    /// Command name of that process.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub comm: Option<String>,
+    /// Whose it is.
+    pub owner: Target,
+    /// Next hops of its default routes.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub gateways: Vec<IpAddr>,
+    /// Its addresses, with the length of the prefix.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub addresses: Vec<String>,
+    /// Its links, by index.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub links: Vec<Link>,
+}
+
+impl Core {
+    /// The model as it is; `at` only says when that is.
+    #[must_use]
+    pub fn state(&self, at: BootNs) -> State {
+        let mut containers: Vec<ContainerPlace> =
+            self.containers.present().map(|facts| self.container_place(facts)).collect();
+        containers.sort_unstable_by(|a, b| a.container.id.cmp(&b.container.id));
+        let mut namespaces: Vec<NetnsState> =
+            self.namespaces.all().map(|(netns, namespace)| self.netns_state(netns, namespace)).collect();
+        namespaces.sort_unstable_by_key(|namespace| namespace.netns);
+        let pods = self.pod_states(&containers);
+        let mut counts = Counts {
+            containers: BTreeMap::new(),
+            pods: number(pods.len()),
+            namespaces: number(namespaces.len()),
+            links: number(namespaces.iter().map(|namespace| namespace.links.len()).sum()),
+        };
+        for place in &containers {
+            *counts.containers.entry(place.container.state.clone().unwrap_or_default()).or_default() += 1;
+        }
+        State {
+            time: self.wall_time(at),
+            node: self.settings.node.clone(),
+            boot_id: self.settings.boot_id.clone(),
+            version: self.settings.version.clone(),
+            seq: self.seq,
+            ready: self.ready,
+            host_netns: self.settings.host_netns,
+            sources: self.statuses.values().cloned().collect(),
+            counts,
+            pods,
+            containers,
+            namespaces,
+        }
+    }
+
+    fn container_place(&self, facts: &ContainerFacts) -> ContainerPlace {
+        ContainerPlace {
+            container: container(facts),
+            pod: self.node().pod(facts),
+            sandbox: facts.sandbox,
+            netns: facts.netns,
+            mntns: facts.mntns,
+            ip: facts.addresses.clone(),
+        }
+    }
+
+    fn pod_states(&self, containers: &[ContainerPlace]) -> Vec<PodState> {
+        let mut pods: BTreeMap<&str, PodState> = BTreeMap::new();
+        for place in containers {
+            let Some(pod) = &place.pod else { continue };
+            let state = pods.entry(&pod.uid).or_insert_with(|| PodState {
+                pod: pod.clone(),
+                netns: None,
+                gateways: Vec::new(),
+                host_links: Vec::new(),
+                containers: Vec::new(),
+            });
+            state.containers.push(place.container.id.clone());
+            // Containers join their sandbox's namespace; only the host's own is no property of a pod.
+            state.netns = state.netns.or(place.netns.filter(|netns| *netns != self.settings.host_netns));
+        }
+        let mut pods: Vec<PodState> = pods.into_values().collect();
+        for pod in &mut pods {
+            let Some(netns) = pod.netns else { continue };
+            if let Some(namespace) = self.namespaces.get(netns) {
+                pod.gateways = gateways(namespace);
+            }
+            if let Some(host) = self.namespaces.get(self.settings.host_netns) {
+                pod.host_links = host
+                    .links
+                    .values()
+                    .filter(|link| link.peer.as_ref().is_some_and(|peer| peer.netns == Some(netns)))
+                    .map(|link| link.ifname.clone())
+                    .collect();
+            }
+        }
+        pods.sort_unstable_by(|a, b| {
+            let name =
+                |pod: &PodState| (pod.pod.namespace.clone(), pod.pod.name.clone(), pod.pod.uid.clone());
+            name(a).cmp(&name(b))
+        });
+        pods
+    }
+
+    fn netns_state(&self, netns: NsInum, namespace: &Namespace) -> NetnsState {
+        let mut addresses: Vec<String> = namespace
+            .addresses
+            .iter()
+            .map(|address| format!("{}/{}", address.address, address.prefix_len))
+            .collect();
+        addresses.sort_unstable();
+        NetnsState {
+            netns,
+            name: namespace.name.clone(),
+            pid: namespace.owner.as_ref().map(|owner| owner.tgid),
+            comm: namespace.owner.as_ref().map(|owner| owner.comm.clone()),
+            owner: self.target(netns, false),
+            gateways: gateways(namespace),
+            addresses,
+            links: namespace.links.values().map(|link| self.link_state(link)).collect(),
+        }
+    }
+
+    /// A link in the words of the schema; nothing of it changed.
+    pub(super) fn link_state(&self, link: &LinkFacts) -> Link {
+        Link {
+            ifindex: link.ifindex,
+            ifname: link.ifname.clone(),
+            kind: link.kind.clone(),
+            netns: link.netns,
+            peer: link.peer.as_ref().map(|peer| LinkPeer {
+                ifindex: peer.ifindex,
+                netns: peer.netns,
+                ifname: peer
+                    .netns
+                    .and_then(|netns| self.namespaces.get(netns)?.links.get(&peer.ifindex))
+                    .map(|link| link.ifname.clone()),
+            }),
+            master: link.master,
+            mac: link.mac.as_ref().map(ToString::to_string),
+            up: Some(link.flags & iff::UP != 0),
+            change: Vec::new(),
+            moved_to: None,
+        }
+    }
+}
+
+fn gateways(namespace: &Namespace) -> Vec<IpAddr> {
+    let mut gateways: Vec<IpAddr> = namespace.routes.iter().filter_map(|route| route.gateway).collect();
+    gateways.sort_unstable();
+    gateways.dedup();
+    gateways
+}
+
+fn number(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,276 @@
+//! What could not be seen: sources that were down, records that were lost, times without a daemon.
+//!
+//! What the daemon said about itself enters, with its state now; a list leaves that a reader can weigh a story
+//! with. Pure.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::history::Extent;
+use super::record::{Record, timestamp};
+use crate::core::state::State;
+use crate::event::{Kind, SourceStates};
+
+/// Something that could not be seen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Unseen {
+    /// What is missing.
+    #[serde(flatten)]
+    pub what: Missing,
+    /// From when, RFC 3339; open where nobody knows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// Until when.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+}
+
+/// Why something could not be seen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "missing", rename_all = "kebab-case")]
+pub enum Missing {
+    /// No daemon runs.
+    Daemon,
+    /// The daemon did not run, or did not say that it would end.
+    Gap,
+    /// A source or hook delivers nothing, or is not on its best rung.
+    Source {
+        /// Its name.
+        source: String,
+        /// Why.
+        reason: String,
+    },
+    /// Records were lost or discarded.
+    Lost {
+        /// Where.
+        source: String,
+        /// Why.
+        reason: String,
+        /// How many; at least as many where some losses could not be counted.
+        count: u64,
+        /// Whether that is all of them.
+        exact: bool,
+    },
+    /// Nobody was seen doing it.
+    Actor {
+        /// The kind of the event.
+        kind: String,
+        /// Its number.
+        seq: u64,
+    },
+    /// Only so many of its events were looked at.
+    Older {
+        /// How many.
+        looked_at: usize,
+    },
+    /// What happened earlier is not remembered.
+    Forgotten,
+}
+
+/// What the daemon said about itself and what it is now.
+#[derive(Debug, Clone, Copy)]
+pub struct Watch<'a> {
+    /// Its `daemon.*` and `events.lost` events, in order, from the last one before the story on.
+    pub said: &'a [Record],
+    /// Its state, if it runs.
+    pub state: Option<&'a State>,
+    /// How far its memory reaches.
+    pub extent: &'a Extent,
+}
+
+impl Watch<'_> {
+    /// All that could not be seen since a moment.
+    #[must_use]
+    pub fn unseen(&self, since: Timestamp) -> Vec<Unseen> {
+        let mut unseen = self.sources(since);
+        unseen.extend(self.losses(since));
+        unseen.extend(self.gaps(since));
+        if self.state.is_none() {
+            unseen.push(Unseen { what: Missing::Daemon, from: self.extent.to.clone(), to: None });
+        }
+        if let Some(from) = &self.extent.from {
+            unseen.push(Unseen { what: Missing::Forgotten, from: None, to: Some(from.clone()) });
+        }
+        unseen
+    }
+
+    /// What is missing now, then what was missing meanwhile.
+    fn sources(&self, since: Timestamp) -> Vec<Unseen> {
+        let mut missing: BTreeMap<(String, String), (Option<String>, Option<String>)> = BTreeMap::new();
+        let mut current = SourceStates::new();
+        for record in self.said {
+            let Some(daemon) = &record.event.daemon else { continue };
+            let time = &record.event.time;
+            for (source, reason) in &daemon.degraded {
+                if current.get(source) != Some(reason) {
+                    let since = (record.time() >= since).then(|| time.clone());
+                    missing.entry((source.clone(), reason.clone())).or_insert((since, None));
+                }
+            }
+            for (source, reason) in &current {
+                if daemon.degraded.get(source) != Some(reason)
+                    && let Some((_, until)) = missing.get_mut(&(source.clone(), reason.clone()))
+                {
+                    *until = Some(time.clone());
+                }
+            }
+            current = daemon.degraded.clone();
+        }
+        if let Some(state) = self.state {
+            for status in state.sources.iter().filter(|status| !status.up || status.reason.is_some()) {
+                let reason = status.reason.clone().unwrap_or_else(|| "no reason given".to_owned());
+                let entry = missing.entry((status.source.clone(), reason)).or_default();
+                entry.1 = None;
+            }
+        }
+        missing
+            .into_iter()
+            .filter(|(_, (_, to))| to.as_ref().is_none_or(|to| timestamp(to) >= since))
+            .map(|((source, reason), (from, to))| Unseen {
+                what: Missing::Source { source, reason },
+                from,
+                to,
+            })
+            .collect()
+    }
+
+    fn losses(&self, since: Timestamp) -> Vec<Unseen> {
+        let mut sums: BTreeMap<(String, String), (u64, bool, String, String)> = BTreeMap::new();
+        for record in self.said.iter().filter(|record| record.time() >= since) {
+            let Some(lost) = &record.event.lost else { continue };
+            let time = &record.event.time;
+            let from = lost.from.as_ref().unwrap_or(time).clone();
+            let (count, exact, _, to) = sums
+                .entry((lost.source.clone(), lost.reason.clone()))
+                .or_insert_with(|| (0, true, from, String::new()));
+            let known = lost.count.parse::<u64>();
+            *exact &= known.is_ok();
+            *count = count.saturating_add(known.unwrap_or(1));
+            *to = lost.to.as_ref().unwrap_or(time).clone();
+        }
+        sums.into_iter()
+            .map(|((source, reason), (count, exact, from, to))| Unseen {
+                what: Missing::Lost { source, reason, count, exact },
+                from: Some(from),
+                to: Some(to),
+            })
+            .collect()
+    }
+
+    fn gaps(&self, since: Timestamp) -> Vec<Unseen> {
+        let ends = |record: &Record| record.event.kind == Kind::DaemonStopping;
+        self.said
+            .windows(2)
+            .filter(|pair| ends(&pair[0]) || pair[0].event.boot_id != pair[1].event.boot_id)
+            .filter(|pair| pair[1].time() >= since)
+            .map(|pair| Unseen {
+                what: Missing::Gap,
+                from: Some(pair[0].event.time.clone()),
+                to: Some(pair[1].event.time.clone()),
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Event, Severity};
+    use crate::query::sample::{event, numbered, time};
+    use crate::query::subject;
+    use crate::sinks::sample;
+
+    fn daemon(seq: u64, kind: Kind, degraded: &[(&str, &str)]) -> Record {
+        let mut event = numbered(seq, sample::daemon(Severity::Info));
+        event.kind = kind;
+        let degraded = degraded.iter().map(|(source, why)| ((*source).to_owned(), (*why).to_owned()));
+        event.daemon.as_mut().unwrap().degraded = degraded.collect();
+        record(&event)
+    }
+
+    fn record(event: &Event) -> Record {
+        Record::read(serde_json::to_string(event).unwrap()).unwrap()
+    }
+
+    fn unseen(said: &[Record], since: u64) -> Vec<Unseen> {
+        let state = subject::tests::state();
+        let extent = Extent::default();
+        Watch { said, state: Some(&state), extent: &extent }.unseen(timestamp(&time(since)))
+    }
+
+    #[test]
+    fn a_daemon_that_saw_everything_leaves_nothing_to_say() {
+        assert_eq!(unseen(&[daemon(1, Kind::DaemonReady, &[])], 0), []);
+        assert_eq!(unseen(&[], 0), []);
+    }
+
+    #[test]
+    fn a_source_that_was_down_meanwhile_is_told_with_its_time() {
+        let said = [
+            daemon(1, Kind::DaemonReady, &[]),
+            daemon(5, Kind::DaemonDegraded, &[("docker", "gone")]),
+            daemon(9, Kind::DaemonReady, &[]),
+        ];
+        let source = Missing::Source { source: "docker".into(), reason: "gone".into() };
+        let expected = Unseen { what: source, from: Some(time(5)), to: Some(time(9)) };
+        assert_eq!(unseen(&said, 3), [expected]);
+        assert_eq!(unseen(&said, 10), [], "it was back before");
+    }
+
+    #[test]
+    fn what_is_missing_now_is_told_even_if_nothing_was_said_of_it() {
+        let mut state = subject::tests::state();
+        state.sources = vec![crate::observation::SourceStatus {
+            source: "hook.neighbor".into(),
+            up: true,
+            rung: Some("netlink".into()),
+            reason: Some("no BTF".into()),
+        }];
+        let extent = Extent::default();
+        let unseen = Watch { said: &[], state: Some(&state), extent: &extent }.unseen(Timestamp::UNIX_EPOCH);
+        let source = Missing::Source { source: "hook.neighbor".into(), reason: "no BTF".into() };
+        assert_eq!(unseen, [Unseen { what: source, from: None, to: None }]);
+    }
+
+    #[test]
+    fn losses_of_one_kind_are_added_up() {
+        let lost = |seq, count: &str| {
+            let mut event = sample::all().into_iter().find(|event| event.lost.is_some()).unwrap();
+            let lost = event.lost.as_mut().unwrap();
+            lost.count = count.into();
+            (lost.from, lost.to) = (None, None);
+            record(&numbered(seq, event))
+        };
+        let said = [lost(1, "5"), lost(4, "10"), lost(6, "unknown")];
+        let Unseen { what: Missing::Lost { count, exact, .. }, from, to } = &unseen(&said, 2)[0] else {
+            panic!()
+        };
+        assert_eq!((*count, *exact, from, to), (11, false, &Some(time(4)), &Some(time(6))));
+    }
+
+    #[test]
+    fn a_time_without_a_daemon_is_told() {
+        let said = [
+            daemon(1, Kind::DaemonReady, &[]),
+            daemon(5, Kind::DaemonStopping, &[]),
+            daemon(8, Kind::DaemonReady, &[]),
+        ];
+        assert_eq!(unseen(&said, 3), [Unseen { what: Missing::Gap, from: Some(time(5)), to: Some(time(8)) }]);
+        let mut rebooted = numbered(8, sample::daemon(Severity::Info));
+        rebooted.boot_id = "another".into();
+        rebooted.daemon.as_mut().unwrap().degraded.clear();
+        let said = [daemon(1, Kind::DaemonReady, &[]), record(&rebooted)];
+        assert!(matches!(unseen(&said, 3)[..], [Unseen { what: Missing::Gap, .. }]));
+    }
+
+    #[test]
+    fn a_dead_daemon_and_the_limit_of_memory_are_told() {
+        let extent = Extent { from: Some(time(2)), to: Some(time(7)), ..Extent::default() };
+        let said = [record(&event(3))];
+        let unseen = Watch { said: &said, state: None, extent: &extent }.unseen(Timestamp::UNIX_EPOCH);
+        assert_eq!(unseen[0], Unseen { what: Missing::Daemon, from: Some(time(7)), to: None });
+        assert_eq!(unseen[1], Unseen { what: Missing::Forgotten, from: None, to: Some(time(2)) });
+    }
+}

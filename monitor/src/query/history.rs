@@ -1,0 +1,313 @@
+//! Something that remembers events: the daemon's memory, its socket, a store. One interface for all.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::filter::{EventFilter, IncidentFilter, Order, Position};
+use super::record::timestamp;
+use crate::core::state::State;
+use crate::event::{Actor, Incident, Target};
+
+/// Most bytes of JSON on one page; at least one event is always on it.
+pub const PAGE_BYTES: usize = 4 << 20;
+
+/// Answers questions about the past. It is asked from several threads.
+pub trait History: Send + Sync {
+    /// Events that meet every condition: at most `filter.limit` and [`PAGE_BYTES`], the oldest first in
+    /// either order.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn events(&self, filter: &EventFilter) -> Result<Page, HistoryError>;
+
+    /// The latest word on each incident, the oldest first.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError>;
+
+    /// How far it reaches.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn extent(&self) -> Result<Extent, HistoryError>;
+
+    /// The model of the node, where it is known.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn state(&self) -> Result<Option<State>, HistoryError> {
+        Ok(None)
+    }
+}
+
+/// Why a question was not answered.
+#[derive(Debug, Error)]
+pub enum HistoryError {
+    /// The daemon's socket did not answer it.
+    #[error(transparent)]
+    Remote(#[from] super::remote::RemoteError),
+    /// What was found is no event.
+    #[error(transparent)]
+    Record(#[from] super::record::RecordError),
+    /// What was kept on disk cannot be read.
+    #[error("cannot read {what}")]
+    Unreadable {
+        /// The file or table.
+        what: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// An event as it was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Where it stands.
+    pub position: Position,
+    /// Its JSON.
+    pub line: Arc<str>,
+}
+
+/// Some of the events that were asked for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Page {
+    /// The events, the oldest first.
+    pub events: Vec<Found>,
+    /// The cursor of the page after this one, if there is more.
+    pub next: Option<Position>,
+}
+
+impl Page {
+    /// Cuts what was found to one page. `found` holds everything that was asked for up to one more than
+    /// the limit, in any order.
+    #[must_use]
+    pub fn cut(mut found: Vec<Found>, filter: &EventFilter) -> Self {
+        found.sort_unstable_by_key(|found| found.position);
+        found.dedup_by_key(|found| found.position);
+        if filter.order == Order::Newest {
+            found.reverse();
+        }
+        let mut bytes = 0_usize;
+        let fits = found
+            .iter()
+            .take(filter.limit)
+            .take_while(|found| {
+                let first = bytes == 0;
+                bytes = bytes.saturating_add(found.line.len());
+                first || bytes <= PAGE_BYTES
+            })
+            .count();
+        let more = found.len() > fits;
+        found.truncate(fits);
+        let next = found.last().map(|last| last.position).filter(|_| more);
+        if filter.order == Order::Newest {
+            found.reverse();
+        }
+        Self { events: found, next }
+    }
+}
+
+/// How far a memory reaches.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    /// Time of the oldest event it has, RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub from: Option<String>,
+    /// Time of the newest.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub to: Option<String>,
+    /// Number of the newest event.
+    #[serde(default)]
+    pub last_seq: u64,
+    /// The boot that it belongs to.
+    #[serde(default)]
+    pub boot_id: String,
+    /// The node.
+    #[serde(default)]
+    pub node: String,
+}
+
+/// An incident, with whom its newest event names.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct IncidentView {
+    /// The incident.
+    #[serde(flatten)]
+    pub incident: Incident,
+    /// Who did it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub actor: Option<Actor>,
+    /// Whose it was.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub target: Option<Target>,
+    /// Boot that its evidence numbers belong to.
+    #[serde(default)]
+    pub boot_id: String,
+    /// Number of its newest event.
+    #[serde(default)]
+    pub seq: u64,
+}
+
+impl IncidentView {
+    /// Whether it goes on.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.incident.closed.is_none()
+    }
+
+    /// When it was last seen.
+    #[must_use]
+    pub fn last_seen(&self) -> Timestamp {
+        timestamp(&self.incident.last_seen)
+    }
+}
+
+/// A short memory that knows the newest, before a long one that reaches further back.
+pub struct Layered {
+    newest: Arc<dyn History>,
+    older: Arc<dyn History>,
+}
+
+impl Layered {
+    /// Asks both; what both know is told once.
+    #[must_use]
+    pub fn new(newest: Arc<dyn History>, older: Arc<dyn History>) -> Self {
+        Self { newest, older }
+    }
+}
+
+impl fmt::Debug for Layered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Layered")
+    }
+}
+
+impl History for Layered {
+    fn events(&self, filter: &EventFilter) -> Result<Page, HistoryError> {
+        let (new, old) = (self.newest.events(filter)?, self.older.events(filter)?);
+        // Beyond where one of them stopped, only it could say what comes.
+        let stop = match filter.order {
+            Order::Newest => new.next.into_iter().chain(old.next).max(),
+            Order::Oldest => new.next.into_iter().chain(old.next).min(),
+        };
+        let mut found: Vec<Found> = new.events.into_iter().chain(old.events).collect();
+        if let Some(stop) = stop {
+            found.retain(|found| match filter.order {
+                Order::Newest => found.position >= stop,
+                Order::Oldest => found.position <= stop,
+            });
+        }
+        let mut page = Page::cut(found, filter);
+        page.next = page.next.or(stop);
+        Ok(page)
+    }
+
+    fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
+        // The older memory may not have heard yet that one closed, nor that one was seen again.
+        let everything = IncidentFilter { all: true, since: None, ..filter.clone() };
+        let mut latest: BTreeMap<String, IncidentView> = BTreeMap::new();
+        for view in self.older.incidents(filter)?.into_iter().chain(self.newest.incidents(&everything)?) {
+            let known = latest.get(&view.incident.id);
+            if known.is_none_or(|known| known.last_seen() <= view.last_seen()) {
+                latest.insert(view.incident.id.clone(), view);
+            }
+        }
+        let mut views: Vec<IncidentView> = latest.into_values().filter(|view| filter.wants(view)).collect();
+        views.sort_by(|a, b| a.incident.opened.cmp(&b.incident.opened));
+        Ok(views)
+    }
+
+    fn extent(&self) -> Result<Extent, HistoryError> {
+        let (new, old) = (self.newest.extent()?, self.older.extent()?);
+        let from = old.from.clone().or_else(|| new.from.clone());
+        Ok(Extent { from, ..if new.to.is_some() { new } else { old } })
+    }
+
+    fn state(&self) -> Result<Option<State>, HistoryError> {
+        match self.newest.state()? {
+            Some(state) => Ok(Some(state)),
+            None => self.older.state(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::query::sample::{Memory, event, incident};
+
+    fn seqs(page: &Page) -> Vec<u64> {
+        page.events.iter().map(|found| found.position.seq).collect()
+    }
+
+    /// The newest ten, and the first ninety-five: half a page is known to both.
+    fn layered() -> Layered {
+        let memory = |from, to| Arc::new(Memory::of((from..=to).map(event)));
+        Layered::new(memory(91, 100), memory(1, 95))
+    }
+
+    #[test]
+    fn pages_follow_each_other_without_gap_or_repetition_in_both_orders() {
+        for order in [Order::Newest, Order::Oldest] {
+            for limit in [1, 7, 10, 99, 100, 101] {
+                let mut filter = EventFilter { order, limit, ..EventFilter::default() };
+                let mut all = Vec::new();
+                loop {
+                    let page = layered().events(&filter).unwrap();
+                    let seqs = seqs(&page);
+                    assert!(seqs.is_sorted() && seqs.len() <= limit);
+                    match order {
+                        Order::Newest => all.splice(0..0, seqs),
+                        Order::Oldest => all.splice(all.len().., seqs),
+                    };
+                    match page.next {
+                        Some(_) => filter.cursor = page.next,
+                        None => break,
+                    }
+                }
+                assert_eq!(all, (1..=100).collect::<Vec<_>>(), "{order:?} {limit}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_is_bounded_in_bytes_but_never_empty_for_it() {
+        let found = |seq, len: usize| Found {
+            position: Position { time: Timestamp::UNIX_EPOCH, seq },
+            line: "x".repeat(len).into(),
+        };
+        let filter = EventFilter::default();
+        let page = Page::cut(vec![found(1, PAGE_BYTES), found(2, PAGE_BYTES + 1), found(3, 1)], &filter);
+        assert_eq!((seqs(&page), page.next.map(|next| next.seq)), (vec![3], Some(3)));
+        let page = Page::cut(vec![found(2, PAGE_BYTES + 1)], &filter);
+        assert_eq!((seqs(&page), page.next), (vec![2], None));
+    }
+
+    #[test]
+    fn the_newer_word_on_an_incident_counts() {
+        let mut closed = incident("a", 20);
+        closed.closed = Some(closed.last_seen.clone());
+        let new = Memory::default().with_incident(closed).with_incident(incident("b", 21));
+        let old = Memory::default().with_incident(incident("a", 10)).with_incident(incident("c", 5));
+        let layered = Layered::new(Arc::new(new), Arc::new(old));
+        let ids = |filter: &IncidentFilter| {
+            layered.incidents(filter).unwrap().into_iter().map(|view| view.incident.id).collect::<Vec<_>>()
+        };
+        assert_eq!(ids(&IncidentFilter::default()), ["c", "b"]);
+        assert_eq!(ids(&IncidentFilter { all: true, ..IncidentFilter::default() }).len(), 3);
+        assert_eq!(ids(&IncidentFilter { ids: vec!["a".into()], ..IncidentFilter::default() }), ["a"]);
+    }
+
+    #[test]
+    fn the_extent_is_that_of_both() {
+        let extent = layered().extent().unwrap();
+        assert_eq!(extent.last_seq, 100);
+        assert_eq!((extent.from, extent.to), (Some(event(1).time), Some(event(100).time)));
+    }
+}

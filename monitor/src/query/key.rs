@@ -1,0 +1,339 @@
+//! Under which names an event can be found: an event enters, its keys leave, each with the part that its
+//! bearer plays in the event. A store may index them; nothing here knows how.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::event::{Container, Event, Pod};
+
+/// Holders whose names become keys; a mount can have hundreds.
+const HOLDERS: usize = 32;
+
+/// What a key names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// `NAMESPACE/NAME` of a pod.
+    Pod,
+    /// Name of a pod alone.
+    PodName,
+    /// Uid of a pod.
+    Uid,
+    /// Container id.
+    Container,
+    /// Container name.
+    ContainerName,
+    /// Address of a pod.
+    Ip,
+    /// Address of a neighbor entry or gateway.
+    Neighbor,
+    /// Mount point.
+    Path,
+    /// Interface name.
+    Link,
+    /// Interface by `NETNS/IFINDEX`.
+    Interface,
+    /// Process id.
+    Pid,
+}
+
+impl Family {
+    /// Every family.
+    pub const ALL: [Self; 11] = [
+        Self::Pod,
+        Self::PodName,
+        Self::Uid,
+        Self::Container,
+        Self::ContainerName,
+        Self::Ip,
+        Self::Neighbor,
+        Self::Path,
+        Self::Link,
+        Self::Interface,
+        Self::Pid,
+    ];
+
+    /// As it stands before the colon of a key.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pod => "pod",
+            Self::PodName => "pod-name",
+            Self::Uid => "uid",
+            Self::Container => "container",
+            Self::ContainerName => "container-name",
+            Self::Ip => "ip",
+            Self::Neighbor => "neighbor",
+            Self::Path => "path",
+            Self::Link => "link",
+            Self::Interface => "interface",
+            Self::Pid => "pid",
+        }
+    }
+}
+
+/// One name of something; written `FAMILY:VALUE`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// What it names.
+    pub family: Family,
+    /// The name.
+    pub value: String,
+}
+
+impl Key {
+    /// A key.
+    #[must_use]
+    pub fn new(family: Family, value: impl Into<String>) -> Self {
+        Self { family, value: value.into() }
+    }
+
+    /// Text that the JSON of every event with this key holds.
+    #[must_use]
+    pub fn needle(&self) -> String {
+        let part = match self.family {
+            Family::Pod => self.value.rsplit('/').next().unwrap_or_default(),
+            Family::Interface => self.value.split('/').next().unwrap_or_default(),
+            _ => &self.value,
+        };
+        // Strings stand in JSON as JSON writes them; the quotes are not part of a prefix.
+        let quoted = serde_json::Value::from(part).to_string();
+        quoted[1..quoted.len() - 1].to_owned()
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.family.name(), self.value)
+    }
+}
+
+impl std::str::FromStr for Key {
+    type Err = NotAKey;
+
+    fn from_str(text: &str) -> Result<Self, NotAKey> {
+        let (family, value) = text.split_once(':').ok_or_else(|| NotAKey(text.to_owned()))?;
+        let family = Family::ALL.into_iter().find(|known| known.name() == family);
+        match (family, value) {
+            (Some(family), value) if !value.is_empty() => Ok(Self::new(family, value)),
+            _ => Err(NotAKey(text.to_owned())),
+        }
+    }
+}
+
+/// Text that is no key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not valid: expected FAMILY:VALUE, as in pod:default/web or pid:1")]
+pub struct NotAKey(pub String);
+
+/// A condition on keys.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Lookup {
+    /// This key.
+    Exact(Key),
+    /// Every key of the family that begins like this.
+    Prefix(Key),
+}
+
+impl Lookup {
+    /// This very name.
+    #[must_use]
+    pub fn exact(family: Family, value: impl Into<String>) -> Self {
+        Self::Exact(Key::new(family, value))
+    }
+
+    /// Every name that begins like this.
+    #[must_use]
+    pub fn prefix(family: Family, value: impl Into<String>) -> Self {
+        Self::Prefix(Key::new(family, value))
+    }
+
+    /// Whether a key meets the condition.
+    #[must_use]
+    pub fn matches(&self, key: &Key) -> bool {
+        match self {
+            Self::Exact(wanted) => key == wanted,
+            Self::Prefix(wanted) => key.family == wanted.family && key.value.starts_with(&wanted.value),
+        }
+    }
+
+    /// The key, or the beginning of one.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        match self {
+            Self::Exact(key) | Self::Prefix(key) => key,
+        }
+    }
+}
+
+/// The part that something plays in an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// It is what the event is about: the entry, the link, the mount.
+    Object,
+    /// It happened to it.
+    Target,
+    /// It did it.
+    Actor,
+    /// It holds the mount.
+    Holder,
+    /// It is the other end.
+    Peer,
+}
+
+/// All keys of an event, sorted, each once with every part it plays.
+#[must_use]
+pub fn keys(event: &Event) -> BTreeSet<(Key, Role)> {
+    let mut keys = Keys::default();
+    if let Some(target) = &event.target {
+        keys.owner(Role::Target, target.container.as_ref(), target.pod.as_ref());
+    }
+    if let Some(actor) = &event.actor {
+        keys.put(Role::Actor, Family::Pid, actor.pid.to_string());
+        keys.owner(Role::Actor, actor.container.as_ref(), actor.pod.as_ref());
+    }
+    if let Some(neighbor) = &event.neighbor {
+        keys.put(Role::Object, Family::Neighbor, neighbor.address.to_string());
+        keys.interface(Role::Object, neighbor.netns, neighbor.ifindex, Some(&neighbor.ifname));
+    }
+    if let Some(link) = &event.link {
+        keys.interface(Role::Object, link.netns, link.ifindex, Some(&link.ifname));
+        if let Some(peer) = &link.peer {
+            match peer.netns {
+                Some(netns) => keys.interface(Role::Peer, netns, peer.ifindex, peer.ifname.as_ref()),
+                None => keys.name(Role::Peer, peer.ifname.as_ref()),
+            }
+        }
+    }
+    if let Some(route) = &event.route {
+        if let Some(gateway) = route.gateway {
+            keys.put(Role::Object, Family::Neighbor, gateway.to_string());
+        }
+        if let Some(ifindex) = route.ifindex {
+            keys.interface(Role::Object, route.netns, ifindex, None);
+        }
+    }
+    if let Some(mount) = &event.mount {
+        keys.put(Role::Object, Family::Path, mount.path.clone());
+        if let Some(volume) = &mount.volume {
+            keys.put(Role::Target, Family::Uid, volume.pod_uid.clone());
+        }
+    }
+    for holder in event.holders.iter().flatten().take(HOLDERS) {
+        keys.put(Role::Holder, Family::Pid, holder.pid.to_string());
+        keys.owner(Role::Holder, holder.container.as_ref(), holder.pod.as_ref());
+    }
+    keys.0
+}
+
+#[derive(Default)]
+struct Keys(BTreeSet<(Key, Role)>);
+
+impl Keys {
+    fn put(&mut self, role: Role, family: Family, value: String) {
+        if !value.is_empty() {
+            self.0.insert((Key { family, value }, role));
+        }
+    }
+
+    fn owner(&mut self, role: Role, container: Option<&Container>, pod: Option<&Pod>) {
+        if let Some(container) = container {
+            self.put(role, Family::Container, container.id.clone());
+            self.put(role, Family::ContainerName, container.name.clone().unwrap_or_default());
+            if let Some(pid) = container.pid {
+                self.put(role, Family::Pid, pid.to_string());
+            }
+        }
+        let Some(pod) = pod else { return };
+        self.put(role, Family::Uid, pod.uid.clone());
+        if let (Some(namespace), Some(name)) = (&pod.namespace, &pod.name) {
+            self.put(role, Family::Pod, format!("{namespace}/{name}"));
+            self.put(role, Family::PodName, name.clone());
+        }
+        for ip in &pod.ip {
+            self.put(role, Family::Ip, ip.to_string());
+        }
+    }
+
+    fn interface(&mut self, role: Role, netns: u32, ifindex: u32, ifname: Option<&String>) {
+        self.put(role, Family::Interface, format!("{netns}/{ifindex}"));
+        self.name(role, ifname);
+    }
+
+    fn name(&mut self, role: Role, ifname: Option<&String>) {
+        self.put(role, Family::Link, ifname.cloned().unwrap_or_default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Severity;
+    use crate::sinks::sample;
+
+    fn roles(event: &Event, key: &str) -> Vec<Role> {
+        let key: Key = key.parse().unwrap();
+        keys(event).into_iter().filter(|(known, _)| *known == key).map(|(_, role)| role).collect()
+    }
+
+    #[test]
+    fn a_deletion_is_found_by_pod_container_actor_address_and_interface() {
+        let event = sample::deletion();
+        assert_eq!(roles(&event, "pod:lijiaob/etcd1-0"), [Role::Target]);
+        assert_eq!(roles(&event, "pod-name:etcd1-0"), [Role::Target]);
+        assert_eq!(roles(&event, "ip:10.42.0.7"), [Role::Target]);
+        assert_eq!(roles(&event, "pid:28997"), [Role::Actor]);
+        assert_eq!(roles(&event, "neighbor:169.254.1.1"), [Role::Object]);
+        assert_eq!(roles(&event, "interface:4026532253/2"), [Role::Object]);
+        assert_eq!(roles(&event, "pod:lijiaob/etcd1-1"), []);
+    }
+
+    #[test]
+    fn a_busy_mount_is_found_by_its_path_its_pod_and_its_holders() {
+        let event = sample::busy();
+        let path = event.mount.as_ref().unwrap().path.clone();
+        assert_eq!(roles(&event, &format!("path:{path}")), [Role::Object]);
+        assert_eq!(roles(&event, "uid:3f0f"), [Role::Target]);
+        assert_eq!(roles(&event, "pid:4123"), [Role::Holder]);
+        assert_eq!(roles(&event, "pod:lijiaob/etcd1-0"), [Role::Holder]);
+    }
+
+    #[test]
+    fn both_ends_of_a_pair_find_it() {
+        let event = sample::link(Severity::Info);
+        assert_eq!(roles(&event, "link:cali0123"), [Role::Peer]);
+        assert_eq!(roles(&event, "interface:4026532253/2"), [Role::Object]);
+    }
+
+    #[test]
+    fn the_needle_of_each_key_stands_in_the_json() {
+        let mut odd = sample::busy();
+        odd.mount.as_mut().unwrap().path = "/mnt/a \"b\"\\é\u{1}".into();
+        for event in sample::all().into_iter().chain([odd]) {
+            let json = serde_json::to_string(&event).unwrap();
+            for (key, _) in keys(&event) {
+                assert!(json.contains(&key.needle()), "{key}: {} not in {json}", key.needle());
+            }
+        }
+    }
+
+    #[test]
+    fn keys_are_read_as_they_are_written() {
+        for (key, _) in sample::all().iter().flat_map(keys) {
+            assert_eq!(key.to_string().parse(), Ok(key));
+        }
+        assert!("pid".parse::<Key>().is_err());
+        assert!("shoe:42".parse::<Key>().is_err());
+        assert!("pid:".parse::<Key>().is_err());
+    }
+
+    #[test]
+    fn a_prefix_stays_in_its_family() {
+        let lookup = Lookup::prefix(Family::Container, "593d");
+        assert!(lookup.matches(&Key::new(Family::Container, "593d8a")));
+        assert!(!lookup.matches(&Key::new(Family::Container, "493d8a")));
+        assert!(!lookup.matches(&Key::new(Family::ContainerName, "593d8a")));
+    }
+}

@@ -1,0 +1,261 @@
+//! The running daemon, asked over its socket.
+
+use std::io::{self, ErrorKind};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::header::HOST;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use thiserror::Error;
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
+
+use super::filter::{EventFilter, IncidentFilter};
+use super::history::{Extent, History, HistoryError, IncidentView, Page};
+use super::wire::{self, IncidentsAnswer, VersionAnswer};
+use super::{API, API_HEADER};
+use crate::core::state::State;
+
+/// Time to connect and to get the head of an answer.
+const HEAD_TIME: Duration = Duration::from_secs(10);
+/// Time to get a whole answer, after its head.
+const BODY_TIME: Duration = Duration::from_secs(30);
+/// Most bytes of an answer.
+const ANSWER_BYTES: usize = 256 << 20;
+/// Longest event of a stream, in bytes.
+const LINE_BYTES: usize = 16 << 20;
+
+/// Why the daemon did not answer.
+#[derive(Debug, Error)]
+pub enum RemoteError {
+    /// Nobody listens.
+    #[error("no daemon listens on {}", .path.display())]
+    Dead {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The socket is not for this user.
+    #[error("this user may not ask the daemon at {}: be root, or in the socket's group", .path.display())]
+    Denied {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// No connection for another reason.
+    #[error("cannot connect to {}", .path.display())]
+    Connect {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// No answer in time.
+    #[error("the daemon at {} does not answer", .path.display())]
+    Silent {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The connection broke.
+    #[error("the connection to {} broke", .path.display())]
+    Broken {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Something else listens there.
+    #[error("{} is not a kevtmon's socket", .path.display())]
+    Stranger {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// It speaks another major version.
+    #[error("the daemon at {} speaks interface {theirs}, this kevtmon speaks {API}; use the kevtmon of the daemon's version", .path.display())]
+    Version {
+        /// The socket.
+        path: PathBuf,
+        /// Its version.
+        theirs: String,
+    },
+    /// It did not like the question, or failed.
+    #[error("the daemon says: {said}")]
+    Refused {
+        /// Its words.
+        said: String,
+    },
+    /// Its answer cannot be read.
+    #[error("the daemon's answer cannot be read")]
+    Answer(#[from] serde_json::Error),
+    /// The client's own machinery.
+    #[error("cannot ask the daemon")]
+    Start(#[source] io::Error),
+}
+
+impl RemoteError {
+    /// Whether what the daemon left on disk may be asked in its place.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        matches!(self, Self::Dead { .. } | Self::Silent { .. } | Self::Broken { .. } | Self::Connect { .. })
+    }
+}
+
+/// A daemon's socket.
+#[derive(Debug)]
+pub struct Remote {
+    path: PathBuf,
+    runtime: Runtime,
+}
+
+impl Remote {
+    /// Connects once, to see that a daemon is there that can be understood.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn connect(path: &Path) -> Result<Self, RemoteError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(RemoteError::Start)?;
+        let remote = Self { path: path.to_owned(), runtime };
+        remote.version()?;
+        Ok(remote)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its versions.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn version(&self) -> Result<VersionAnswer, RemoteError> {
+        Ok(serde_json::from_str(&self.get("/v1/version")?)?)
+    }
+
+    /// Hands over each event to come, as JSON, until told to stop or the stream ends.
+    ///
+    /// # Errors
+    /// When the daemon does not answer or the connection breaks.
+    pub fn follow(
+        &self,
+        filter: &EventFilter,
+        mut each: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<(), RemoteError> {
+        self.runtime.block_on(async {
+            let answer = self.head(&format!("/v1/events?{}", wire::write_events(filter, true))).await?;
+            let mut body = answer.into_body();
+            let mut rest = Vec::new();
+            while let Some(frame) = body.frame().await {
+                let Ok(data) = frame.map_err(|error| self.broken(error))?.into_data() else { continue };
+                rest.extend_from_slice(&data);
+                let mut begin = 0;
+                while let Some(length) = rest[begin..].iter().position(|byte| *byte == b'\n') {
+                    let line = String::from_utf8_lossy(&rest[begin..begin + length]);
+                    if each(&line).is_break() {
+                        return Ok(());
+                    }
+                    begin += length + 1;
+                }
+                rest.drain(..begin);
+                if rest.len() > LINE_BYTES {
+                    return Err(RemoteError::Stranger { path: self.path.clone() });
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn get(&self, target: &str) -> Result<String, RemoteError> {
+        self.runtime.block_on(async {
+            let answer = self.head(target).await?;
+            self.body(answer).await
+        })
+    }
+
+    /// Sends the question and reads the head of the answer; refusals are errors.
+    async fn head(&self, target: &str) -> Result<Response<Incoming>, RemoteError> {
+        let asked = timeout(HEAD_TIME, async {
+            let stream =
+                UnixStream::connect(&self.path).await.map_err(|source| self.not_connected(source))?;
+            let (mut sender, connection) =
+                http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(error))?;
+            // Ends with its connection, whose errors the answer's body shows as well.
+            tokio::spawn(connection);
+            let request = Request::get(target)
+                .header(HOST, "kevtmon")
+                .header(API_HEADER, API)
+                .body(Empty::<Bytes>::new())
+                .map_err(|error| self.broken(error))?;
+            sender.send_request(request).await.map_err(|error| self.broken(error))
+        });
+        let answer = asked.await.map_err(|_| RemoteError::Silent { path: self.path.clone() })??;
+        let theirs = answer
+            .headers()
+            .get(API_HEADER)
+            .map(|theirs| String::from_utf8_lossy(theirs.as_bytes()).into_owned())
+            .ok_or_else(|| RemoteError::Stranger { path: self.path.clone() })?;
+        if theirs != API.to_string() {
+            return Err(RemoteError::Version { path: self.path.clone(), theirs });
+        }
+        match answer.status() {
+            StatusCode::OK => Ok(answer),
+            StatusCode::FORBIDDEN => Err(RemoteError::Denied { path: self.path.clone() }),
+            _ => Err(RemoteError::Refused { said: self.body(answer).await?.trim_end().to_owned() }),
+        }
+    }
+
+    async fn body(&self, answer: Response<Incoming>) -> Result<String, RemoteError> {
+        let whole = timeout(BODY_TIME, Limited::new(answer.into_body(), ANSWER_BYTES).collect()).await;
+        let whole = whole.map_err(|_| RemoteError::Silent { path: self.path.clone() })?;
+        let bytes =
+            whole.map_err(|source| RemoteError::Broken { path: self.path.clone(), source })?.to_bytes();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn not_connected(&self, source: io::Error) -> RemoteError {
+        let path = self.path.clone();
+        match source.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => RemoteError::Dead { path },
+            ErrorKind::PermissionDenied => RemoteError::Denied { path },
+            _ => RemoteError::Connect { path, source },
+        }
+    }
+
+    fn broken(&self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> RemoteError {
+        RemoteError::Broken { path: self.path.clone(), source: source.into() }
+    }
+}
+
+impl History for Remote {
+    fn events(&self, filter: &EventFilter) -> Result<Page, HistoryError> {
+        let body = self.get(&format!("/v1/events?{}", wire::write_events(filter, false)))?;
+        Ok(wire::read_page(&body).map_err(RemoteError::from)?.0)
+    }
+
+    fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
+        let body = self.get(&format!("/v1/incidents?{}", wire::write_incidents(filter)))?;
+        let answer: IncidentsAnswer = serde_json::from_str(&body).map_err(RemoteError::from)?;
+        Ok(answer.incidents)
+    }
+
+    fn extent(&self) -> Result<Extent, HistoryError> {
+        let body = self.get("/v1/events?limit=1")?;
+        Ok(wire::read_page(&body).map_err(RemoteError::from)?.1)
+    }
+
+    fn state(&self) -> Result<Option<State>, HistoryError> {
+        Ok(Some(serde_json::from_str(&self.get("/v1/state")?).map_err(RemoteError::from)?))
+    }
+}

@@ -1,0 +1,230 @@
+//! Stories of the two failures that everybody knows, and what makes a story hard.
+
+use super::*;
+use crate::event::{Event, Incident, Risk};
+use crate::query::gather::{Outcome, why};
+use crate::query::history::History;
+use crate::query::sample::{self as memory, Memory, numbered, time};
+use crate::sinks::sample;
+
+fn chatter(seq: u64, kind: Kind, severity: Severity, message: &str) -> Event {
+    Event {
+        kind,
+        severity,
+        message: message.into(),
+        target: sample::deletion().target,
+        daemon: None,
+        ..numbered(seq, sample::daemon(severity))
+    }
+}
+
+fn incident_event(seq: u64, kind: Kind, incident: Incident, of: Event) -> Event {
+    let message = incident.summary.clone();
+    Event { kind, severity: incident.severity, message, incident: Some(incident), ..numbered(seq, of) }
+}
+
+/// A gateway entry deleted by a retried deletion of the pod's old sandbox.
+pub(crate) fn gateway_lost() -> Memory {
+    let cause = Incident {
+        kind: "stale-cni-del".into(),
+        severity: Severity::Warning,
+        confidence: Confidence::Likely,
+        opened: time(2),
+        first_seen: time(1),
+        last_seen: time(30),
+        count: 12,
+        summary: "the CNI DEL of the old sandbox 94feeebc95fb of pod lijiaob/etcd1-0 is retried.".into(),
+        evidence: vec![1, 30],
+        ..memory::incident("stale", 2)
+    };
+    let effect = Incident {
+        opened: time(40),
+        first_seen: time(40),
+        last_seen: time(40),
+        caused_by: vec!["stale".into()],
+        summary: "pod lijiaob/etcd1-0 lost its gateway ARP 169.254.1.1, deleted by calico (pid 28997)".into(),
+        evidence: vec![40],
+        advice: vec![Advice {
+            text: "set the entry again".into(),
+            command: "nsenter -t 4100 -n ip neigh replace 169.254.1.1 lladdr ee:ee:ee:ee:ee:ee dev eth0 nud permanent"
+                .into(),
+            risk: Risk::Restart,
+        }],
+        ..memory::incident("lost", 40)
+    };
+    let old = |seq| {
+        let said = "CNI DEL of sandbox 94feeebc95fb failed";
+        Event { target: None, ..chatter(seq, Kind::ContainerExited, Severity::Notice, said) }
+    };
+    let stranger = |event: Event| Event { actor: None, neighbor: None, ..event };
+    Memory::of([
+        old(1),
+        chatter(20, Kind::ContainerStarted, Severity::Info, "container etcd of pod lijiaob/etcd1-0 started"),
+        chatter(21, Kind::LinkChanged, Severity::Debug, "veth cali91 changed: carrier-up"),
+        old(30),
+        memory::event(40),
+        incident_event(41, Kind::IncidentOpened, effect.clone(), stranger(memory::event(41))),
+    ])
+    .with_incident(cause)
+    .with_incident(effect)
+    .with_state(crate::query::subject::tests::state())
+}
+
+/// A volume that did not unmount, and then did.
+pub(crate) fn volume_busy() -> Memory {
+    let uid = "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f";
+    let busy = |seq, attempts| {
+        let mut event = numbered(seq, sample::busy());
+        let mount = event.mount.as_mut().unwrap();
+        mount.attempts = Some(attempts);
+        mount.volume.as_mut().unwrap().pod_uid = uid.into();
+        event.target = sample::deletion().target;
+        event
+    };
+    let incident = Incident {
+        kind: "volume-busy".into(),
+        severity: Severity::Warning,
+        opened: time(10),
+        first_seen: time(10),
+        last_seen: time(30),
+        closed: Some(time(40)),
+        close_reason: Some(CloseReason::Resolved),
+        count: 4,
+        summary: "volume data of pod lijiaob/etcd1-0 does not unmount: held by etcd (pid 4123)".into(),
+        evidence: vec![10, 20, 30],
+        ..memory::incident("busy", 10)
+    };
+    let released = Event {
+        kind: Kind::MountReleased,
+        severity: Severity::Info,
+        message: "volume data unmounted after 4 refused attempts by umount (pid 29001)".into(),
+        holders: None,
+        ..busy(40, 4)
+    };
+    Memory::of([
+        busy(10, 1),
+        busy(20, 2),
+        busy(30, 4),
+        released,
+        incident_event(41, Kind::IncidentClosed, incident.clone(), memory::event(41)),
+    ])
+    .with_incident(incident)
+}
+
+pub(crate) fn told(history: &dyn History, word: &str) -> Story {
+    match why(history, word).unwrap() {
+        Outcome::Told(story) => *story,
+        other => panic!("{word}: {other:?}"),
+    }
+}
+
+fn ids(story: &Story) -> Vec<&str> {
+    story.incidents.iter().map(|chapter| chapter.id.as_str()).collect()
+}
+
+#[test]
+fn a_cause_stands_before_its_effect_and_the_link_is_no_surer_than_either_end() {
+    let story = told(&gateway_lost(), "lijiaob/etcd1-0");
+    assert_eq!(ids(&story), ["stale", "lost"]);
+    assert_eq!(
+        story.incidents[1].caused_by,
+        [Cause { id: "stale".into(), confidence: Some(Confidence::Likely) }]
+    );
+    assert_eq!(story.incidents[1].confidence, Confidence::Certain);
+    assert_eq!(
+        story.verdict.sentence,
+        "pod lijiaob/etcd1-0 lost its gateway ARP 169.254.1.1, deleted by calico (pid 28997), likely because: \
+         the CNI DEL of the old sandbox 94feeebc95fb of pod lijiaob/etcd1-0 is retried"
+    );
+    assert!(story.verdict.open);
+    assert_eq!(story.advice.len(), 1);
+}
+
+#[test]
+fn the_story_has_its_events_in_order_with_what_explains_them_and_without_noise() {
+    let story = told(&gateway_lost(), "lijiaob/etcd1-0");
+    let steps: Vec<(u64, bool)> = story.steps.iter().map(|step| (step.seq, step.roles.is_empty())).collect();
+    assert_eq!(steps, [(1, true), (20, false), (30, true), (40, false), (41, false)]);
+    assert_eq!(story.steps[3].evidence_of, ["lost"]);
+    assert_eq!(story.steps[3].roles, [Role::Target]);
+}
+
+#[test]
+fn the_same_story_is_found_by_whatever_is_at_hand() {
+    let whole = told(&gateway_lost(), "lijiaob/etcd1-0");
+    for word in ["etcd1-0", "10.42.0.7", "593d8a89", "28997", "169.254.1.1", "interface:4026532253/2"] {
+        let story = told(&gateway_lost(), word);
+        assert_eq!(story.verdict, whole.verdict, "{word}");
+    }
+    assert_eq!(told(&gateway_lost(), "28997").steps[0].roles, []);
+}
+
+#[test]
+fn trouble_that_is_over_says_so() {
+    let story = told(&volume_busy(), "lijiaob/etcd1-0");
+    assert_eq!((story.verdict.open, story.verdict.until.clone()), (false, Some(time(40))));
+    assert_eq!(story.verdict.close_reason, Some(CloseReason::Resolved));
+    assert!(story.advice.is_empty());
+    assert!(story.steps[0].roles.contains(&Role::Holder) && story.steps[0].roles.contains(&Role::Target));
+    assert!(story.unseen.iter().any(|unseen| unseen.what == Missing::Daemon), "no state, so no daemon");
+}
+
+#[test]
+fn a_circle_of_causes_ends() {
+    let mut one = memory::incident("a", 40);
+    (one.caused_by, one.evidence) = (vec!["b".into()], vec![40]);
+    let mut other = memory::incident("b", 41);
+    other.caused_by = vec!["a".into(), "forgotten".into()];
+    let memory = Memory::of([memory::event(40)]).with_incident(one).with_incident(other);
+    let story = told(&memory, "lijiaob/etcd1-0");
+    assert_eq!(ids(&story), ["a", "b"]);
+    assert_eq!(story.incidents[1].caused_by[1].confidence, None, "no longer known");
+}
+
+#[test]
+fn without_an_incident_the_worst_event_is_the_verdict() {
+    let story = told(&Memory::of([memory::event(1)]), "lijiaob/etcd1-0");
+    assert!(story.verdict.sentence.ends_with("deleted by calico (pid 28997); no incident is known of it"));
+    assert_eq!(story.verdict.confidence, Some(Confidence::Certain));
+}
+
+#[test]
+fn a_quiet_life_is_told_as_one() {
+    let started = chatter(1, Kind::ContainerStarted, Severity::Info, "container etcd started");
+    let story = told(&Memory::of([started]), "lijiaob/etcd1-0");
+    assert_eq!(story.verdict.sentence, "nothing wrong was seen; container etcd started");
+    let story = told(&Memory::default().with_state(crate::query::subject::tests::state()), "a/web");
+    assert_eq!(story.verdict.sentence, "nothing was recorded about it");
+}
+
+#[test]
+fn harm_that_nobody_was_seen_doing_is_said() {
+    let anonymous = Event { actor: None, ..memory::event(3) };
+    let story = told(&Memory::of([anonymous]), "lijiaob/etcd1-0");
+    let missing = Missing::Actor { kind: "neighbor.deleted".into(), seq: 3 };
+    assert!(story.unseen.iter().any(|unseen| unseen.what == missing));
+}
+
+#[test]
+fn a_long_story_keeps_what_weighs_most() {
+    let mut events: Vec<Event> =
+        (1..=300).map(|seq| chatter(seq, Kind::ContainerStarted, Severity::Info, "started")).collect();
+    events[4] = memory::event(5);
+    let story = told(&Memory::of(events), "lijiaob/etcd1-0");
+    assert_eq!((story.steps.len(), story.steps_omitted), (STEPS, 240));
+    assert_eq!((story.steps[0].seq, story.steps[1].seq), (5, 242));
+}
+
+#[test]
+fn a_story_that_does_not_reach_back_to_the_first_event_says_so() {
+    let story = told(&Memory::of((1..=600).map(memory::event)), "lijiaob/etcd1-0");
+    assert!(story.unseen.iter().any(|unseen| unseen.what == Missing::Older { looked_at: 500 }));
+}
+
+#[test]
+fn a_word_with_several_meanings_gives_them_and_one_without_gives_none() {
+    let memory = gateway_lost();
+    let Outcome::Ambiguous(subjects) = why(&memory, "web").unwrap() else { panic!() };
+    assert_eq!(subjects.len(), 2);
+    assert_eq!(why(&memory, "nobody").unwrap(), Outcome::Unknown);
+}

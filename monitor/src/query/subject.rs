@@ -1,0 +1,417 @@
+//! What an operator means by a word: a pod, container, address, path, interface or process.
+//!
+//! The word enters, then what the node's model and the events know under it; the one thing that is meant
+//! leaves, or all that could be. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use serde::Serialize;
+
+use super::Record;
+use super::filter::is_uid;
+use super::key::{Family, Key, Lookup, keys};
+use crate::core::state::State;
+use crate::event::{Container, Event, Pod};
+
+/// A bare word this short that looks like the beginning of a container id is a coincidence.
+const SHORTEST_PREFIX: usize = 4;
+
+/// What kind of thing it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SubjectKind {
+    /// A pod, or pods that followed each other under one name.
+    Pod,
+    /// A container.
+    Container,
+    /// An interface.
+    Interface,
+    /// A process id.
+    Process,
+    /// An address.
+    Address,
+    /// A mount point, or all mount points below a directory.
+    Path,
+}
+
+/// The thing that a story is about.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Subject {
+    /// What it is.
+    pub kind: SubjectKind,
+    /// What to call it.
+    pub label: String,
+    /// A word that means only this.
+    pub handle: String,
+    /// How its events are found.
+    #[serde(skip)]
+    pub lookups: Vec<Lookup>,
+}
+
+/// Where events may be found that tell what the word means.
+#[must_use]
+pub fn probes(word: &str) -> Vec<Lookup> {
+    let prefixed = |family: Family, value: &str| match family {
+        Family::Container => vec![Lookup::prefix(family, value)],
+        Family::Ip | Family::Neighbor => address_lookups(value),
+        Family::Path => path_lookups(value),
+        _ => vec![Lookup::exact(family, value)],
+    };
+    if let Some(Key { family, value }) = handle(word) {
+        return prefixed(family, &value);
+    }
+    if word.starts_with('/') {
+        return path_lookups(word);
+    }
+    if word.parse::<IpAddr>().is_ok() {
+        return address_lookups(word);
+    }
+    if word.contains('/') {
+        return vec![Lookup::exact(Family::Pod, word)];
+    }
+    let mut probes: Vec<Lookup> = [Family::PodName, Family::ContainerName, Family::Link]
+        .into_iter()
+        .map(|family| Lookup::exact(family, word))
+        .collect();
+    if is_uid(word) {
+        probes.push(Lookup::exact(Family::Uid, word));
+    }
+    if word.parse::<u32>().is_ok() {
+        probes.push(Lookup::exact(Family::Pid, word));
+    }
+    if is_id_prefix(word) {
+        probes.push(Lookup::prefix(Family::Container, word));
+    }
+    probes
+}
+
+/// Everything that the word can mean, each once, in a stable order.
+#[must_use]
+pub fn candidates(word: &str, state: Option<&State>, records: &[Record]) -> Vec<Subject> {
+    let probes = probes(word);
+    let mut known = Known { probes: &probes, ..Known::default() };
+    if let Some(state) = state {
+        known.take_state(state);
+    }
+    for record in records {
+        known.take_event(&record.event);
+    }
+    let mut subjects = known.subjects(state);
+    if let Some(path) = word.strip_prefix("path:").or_else(|| word.starts_with('/').then_some(word)) {
+        subjects.extend(path_subject(path, records));
+    }
+    // An interface may have had several names.
+    let mut handles = BTreeSet::new();
+    subjects.retain(|subject| handles.insert(subject.handle.clone()));
+    // Whoever has the address is meant, rather than the address.
+    if subjects.is_empty()
+        && let Some(address) = address(word)
+        && known.addresses.contains(&address)
+    {
+        subjects.push(Subject {
+            kind: SubjectKind::Address,
+            label: format!("address {address}"),
+            handle: format!("ip:{address}"),
+            lookups: address_lookups(&address.to_string()),
+        });
+    }
+    subjects
+}
+
+fn handle(word: &str) -> Option<Key> {
+    let (family, _) = word.split_once(':')?;
+    // An IPv6 address has colons too, but no such name before the first.
+    Family::ALL.into_iter().any(|known| known.name() == family).then(|| word.parse().ok())?
+}
+
+fn address(word: &str) -> Option<IpAddr> {
+    word.strip_prefix("ip:").or_else(|| word.strip_prefix("neighbor:")).unwrap_or(word).parse().ok()
+}
+
+fn is_id_prefix(word: &str) -> bool {
+    (SHORTEST_PREFIX..=64).contains(&word.len())
+        && word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+fn address_lookups(value: &str) -> Vec<Lookup> {
+    vec![Lookup::exact(Family::Ip, value), Lookup::exact(Family::Neighbor, value)]
+}
+
+/// The path itself, mounts below it, and mounts that it may lie in.
+fn path_lookups(path: &str) -> Vec<Lookup> {
+    let path = trimmed(path);
+    let mut lookups = vec![Lookup::exact(Family::Path, path), below(path)];
+    let mut above = path;
+    while let Some((parent, _)) = above.rsplit_once('/').filter(|(parent, _)| !parent.is_empty()) {
+        lookups.push(Lookup::exact(Family::Path, parent));
+        above = parent;
+    }
+    lookups
+}
+
+fn below(path: &str) -> Lookup {
+    Lookup::prefix(Family::Path, format!("{}/", path.trim_end_matches('/')))
+}
+
+fn trimmed(path: &str) -> &str {
+    match path.trim_end_matches('/') {
+        "" => "/",
+        trimmed => trimmed,
+    }
+}
+
+/// The mount at the path, else the one that it lies in, else all below it.
+fn path_subject(path: &str, records: &[Record]) -> Option<Subject> {
+    let path = trimmed(path);
+    let mounts: BTreeSet<&str> = records
+        .iter()
+        .filter_map(|record| record.event.mount.as_ref())
+        .map(|mount| mount.path.as_str())
+        .collect();
+    let is_above = |mount: &&&str| {
+        path.strip_prefix(**mount).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let subject = |label: String, handle: &str, lookup| Subject {
+        kind: SubjectKind::Path,
+        label,
+        handle: format!("path:{handle}"),
+        lookups: vec![lookup],
+    };
+    if let Some(mount) = mounts.iter().filter(is_above).max_by_key(|mount| mount.len()) {
+        return Some(subject(format!("mount {mount}"), mount, Lookup::exact(Family::Path, *mount)));
+    }
+    let lookup = below(path);
+    let any = mounts.iter().any(|mount| lookup.matches(&Key::new(Family::Path, *mount)));
+    any.then(|| subject(format!("mounts below {path}"), path, lookup))
+}
+
+/// What answers to the probes.
+#[derive(Default)]
+struct Known<'a> {
+    probes: &'a [Lookup],
+    /// By `NAMESPACE/NAME`, or by uid where nobody tells the name.
+    pods: BTreeMap<String, PodNames>,
+    /// By id.
+    containers: BTreeMap<String, Container>,
+    /// By namespace and name: one that is made again has another index.
+    interfaces: BTreeMap<(u32, String), BTreeSet<u32>>,
+    processes: BTreeMap<u32, String>,
+    addresses: BTreeSet<IpAddr>,
+}
+
+#[derive(Default)]
+struct PodNames {
+    named: bool,
+    uids: BTreeSet<String>,
+}
+
+impl Known<'_> {
+    fn is_meant(&self, family: Family, value: &str) -> bool {
+        let key = Key::new(family, value);
+        self.probes.iter().any(|probe| probe.matches(&key))
+    }
+
+    fn take_state(&mut self, state: &State) {
+        for pod in &state.pods {
+            self.take_pod(&pod.pod);
+        }
+        for place in &state.containers {
+            self.take_container(&place.container);
+        }
+        for namespace in &state.namespaces {
+            for link in &namespace.links {
+                self.take_interface(link.netns, link.ifindex, &link.ifname);
+            }
+            if let (Some(pid), Some(comm)) = (namespace.pid, &namespace.comm) {
+                self.take_process(pid, comm);
+            }
+            self.addresses.extend(&namespace.gateways);
+            let own = namespace
+                .addresses
+                .iter()
+                .filter_map(|address| address.split('/').next()?.parse::<IpAddr>().ok());
+            self.addresses.extend(own);
+        }
+    }
+
+    fn take_event(&mut self, event: &Event) {
+        let holders = event.holders.iter().flatten();
+        let owners = [
+            event.target.as_ref().map(|target| (&target.container, &target.pod)),
+            event.actor.as_ref().map(|actor| (&actor.container, &actor.pod)),
+        ];
+        for (container, pod) in
+            owners.into_iter().flatten().chain(holders.clone().map(|holder| (&holder.container, &holder.pod)))
+        {
+            container.iter().for_each(|container| self.take_container(container));
+            pod.iter().for_each(|pod| self.take_pod(pod));
+        }
+        if let Some(neighbor) = &event.neighbor {
+            self.take_interface(neighbor.netns, neighbor.ifindex, &neighbor.ifname);
+        }
+        if let Some(link) = &event.link {
+            self.take_interface(link.netns, link.ifindex, &link.ifname);
+            if let Some((netns, ifname, ifindex)) =
+                link.peer.as_ref().and_then(|peer| Some((peer.netns?, peer.ifname.as_ref()?, peer.ifindex)))
+            {
+                self.take_interface(netns, ifindex, ifname);
+            }
+        }
+        event.actor.iter().for_each(|actor| self.take_process(actor.pid, &actor.comm));
+        holders.for_each(|holder| self.take_process(holder.pid, &holder.comm));
+        for (key, _) in keys(event) {
+            if matches!(key.family, Family::Neighbor | Family::Ip) {
+                self.addresses.extend(key.value.parse::<IpAddr>());
+            }
+        }
+    }
+
+    fn take_pod(&mut self, pod: &Pod) {
+        let full = pod.namespace.as_ref().zip(pod.name.as_ref()).map(|(ns, name)| format!("{ns}/{name}"));
+        let is_meant = self.is_meant(Family::Uid, &pod.uid)
+            || full.as_ref().is_some_and(|full| self.is_meant(Family::Pod, full))
+            || pod.name.as_ref().is_some_and(|name| self.is_meant(Family::PodName, name))
+            || pod.ip.iter().any(|ip| self.is_meant(Family::Ip, &ip.to_string()));
+        if is_meant {
+            let named = full.is_some();
+            let names = self.pods.entry(full.unwrap_or_else(|| pod.uid.clone())).or_default();
+            names.named = named;
+            names.uids.insert(pod.uid.clone());
+        }
+    }
+
+    fn take_container(&mut self, container: &Container) {
+        let is_meant = self.is_meant(Family::Container, &container.id)
+            || container.name.as_ref().is_some_and(|name| self.is_meant(Family::ContainerName, name));
+        if is_meant {
+            let known = self.containers.entry(container.id.clone()).or_insert_with(|| container.clone());
+            if known.name.is_none() {
+                known.name.clone_from(&container.name);
+            }
+        }
+        if let Some(pid) = container.pid {
+            self.take_process(pid, container.name.as_deref().unwrap_or(&container.id));
+        }
+    }
+
+    fn take_interface(&mut self, netns: u32, ifindex: u32, ifname: &str) {
+        if self.is_meant(Family::Link, ifname)
+            || self.is_meant(Family::Interface, &format!("{netns}/{ifindex}"))
+        {
+            self.interfaces.entry((netns, ifname.to_owned())).or_default().insert(ifindex);
+        }
+    }
+
+    fn take_process(&mut self, pid: u32, comm: &str) {
+        if self.is_meant(Family::Pid, &pid.to_string()) {
+            self.processes.entry(pid).or_insert_with(|| comm.to_owned());
+        }
+    }
+
+    fn subjects(&self, state: Option<&State>) -> Vec<Subject> {
+        let pods = self.pods.iter().map(|(name, names)| pod_subject(name, names, state));
+        let containers = self.containers.values().map(|container| container_subject(container, state));
+        let interfaces = self
+            .interfaces
+            .iter()
+            .map(|((netns, ifname), indexes)| interface_subject(*netns, ifname, indexes, state));
+        let processes = self.processes.iter().map(|(pid, comm)| Subject {
+            kind: SubjectKind::Process,
+            label: format!("process {pid} ({comm})"),
+            handle: format!("pid:{pid}"),
+            lookups: vec![Lookup::exact(Family::Pid, pid.to_string())],
+        });
+        pods.chain(containers).chain(interfaces).chain(processes).collect()
+    }
+}
+
+fn pod_subject(name: &str, names: &PodNames, state: Option<&State>) -> Subject {
+    let mut lookups: Vec<Lookup> = names.uids.iter().map(|uid| Lookup::exact(Family::Uid, uid)).collect();
+    if names.named {
+        lookups.push(Lookup::exact(Family::Pod, name));
+    }
+    if let Some(state) = state {
+        for pod in state.pods.iter().filter(|pod| names.uids.contains(&pod.pod.uid)) {
+            let Some(netns) = pod.netns else { continue };
+            lookups.extend(interfaces_of(state, netns));
+            // What the host's neighbor table says of it.
+            lookups.extend(pod.pod.ip.iter().map(|ip| Lookup::exact(Family::Neighbor, ip.to_string())));
+        }
+    }
+    let family = if names.named { Family::Pod } else { Family::Uid };
+    Subject {
+        kind: SubjectKind::Pod,
+        label: format!("pod {name}"),
+        handle: Key::new(family, name).to_string(),
+        lookups,
+    }
+}
+
+fn container_subject(container: &Container, state: Option<&State>) -> Subject {
+    let short = container.id.get(..12).unwrap_or(&container.id);
+    let mut lookups = vec![Lookup::exact(Family::Container, &container.id)];
+    if let Some(state) = state
+        && let Some(place) = state.containers.iter().find(|place| place.container.id == container.id)
+        && let Some(netns) = place.netns.filter(|netns| *netns != state.host_netns)
+    {
+        lookups.extend(interfaces_of(state, netns));
+    }
+    Subject {
+        kind: SubjectKind::Container,
+        label: match &container.name {
+            Some(name) => format!("container {name} ({short})"),
+            None => format!("container {short}"),
+        },
+        handle: format!("container:{short}"),
+        lookups,
+    }
+}
+
+/// All links of a namespace, and their other ends.
+fn interfaces_of(state: &State, netns: u32) -> Vec<Lookup> {
+    let links = state.namespaces.iter().filter(|namespace| namespace.netns == netns).flat_map(|n| &n.links);
+    links
+        .filter(|link| link.ifname != "lo")
+        .flat_map(|link| {
+            let peer = link.peer.as_ref().and_then(|peer| Some((peer.netns?, peer.ifindex)));
+            [Some((link.netns, link.ifindex)), peer]
+        })
+        .flatten()
+        .map(|(netns, ifindex)| Lookup::exact(Family::Interface, format!("{netns}/{ifindex}")))
+        .collect()
+}
+
+fn interface_subject(netns: u32, ifname: &str, indexes: &BTreeSet<u32>, state: Option<&State>) -> Subject {
+    let mut lookups: Vec<Lookup> = indexes
+        .iter()
+        .map(|ifindex| Lookup::exact(Family::Interface, format!("{netns}/{ifindex}")))
+        .collect();
+    let namespace = state.and_then(|state| state.namespaces.iter().find(|known| known.netns == netns));
+    let peers = namespace
+        .iter()
+        .flat_map(|namespace| &namespace.links)
+        .filter(|link| indexes.contains(&link.ifindex))
+        .filter_map(|link| link.peer.as_ref());
+    lookups.extend(peers.filter_map(|peer| {
+        Some(Lookup::exact(Family::Interface, format!("{}/{}", peer.netns?, peer.ifindex)))
+    }));
+    let owner = namespace.and_then(|namespace| namespace.owner.pod.as_ref());
+    let place = match owner.and_then(|pod| pod.namespace.as_ref().zip(pod.name.as_ref())) {
+        Some((namespace, name)) => format!("pod {namespace}/{name}"),
+        None if state.is_some_and(|state| state.host_netns == netns) => "the host".to_owned(),
+        None => namespace
+            .and_then(|namespace| namespace.name.as_ref())
+            .map_or_else(|| format!("netns {netns}"), |name| format!("/run/netns/{name}")),
+    };
+    let newest = indexes.last().copied().unwrap_or_default();
+    Subject {
+        kind: SubjectKind::Interface,
+        label: format!("interface {ifname} of {place}"),
+        handle: format!("interface:{netns}/{newest}"),
+        lookups,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,169 @@
+//! Words of an operator, on a node with two pods of one name and a busy mount.
+
+use super::*;
+use crate::core::state::{Counts, NetnsState, PodState};
+use crate::event::{Join, Link, LinkPeer, Target};
+use crate::query::sample as memory;
+use crate::sinks::sample;
+
+const HOST: u32 = 4_026_531_833;
+
+fn record(event: &Event) -> Record {
+    Record::read(serde_json::to_string(event).unwrap()).unwrap()
+}
+
+fn link(netns: u32, ifindex: u32, ifname: &str, peer: (u32, u32)) -> Link {
+    Link {
+        ifindex,
+        ifname: ifname.into(),
+        kind: Some("veth".into()),
+        netns,
+        peer: Some(LinkPeer { ifindex: peer.1, netns: Some(peer.0), ifname: None }),
+        master: None,
+        mac: None,
+        up: Some(true),
+        change: Vec::new(),
+        moved_to: None,
+    }
+}
+
+fn pod(namespace: &str, name: &str, uid: &str, ip: &str, netns: u32) -> PodState {
+    let pod = Pod {
+        namespace: Some(namespace.into()),
+        name: Some(name.into()),
+        uid: uid.into(),
+        sandbox_id: None,
+        ip: vec![ip.parse().unwrap()],
+    };
+    PodState { pod, netns: Some(netns), gateways: Vec::new(), host_links: Vec::new(), containers: Vec::new() }
+}
+
+fn namespace(netns: u32, owner: Option<Pod>, links: Vec<Link>) -> NetnsState {
+    NetnsState {
+        netns,
+        name: None,
+        pid: None,
+        comm: None,
+        owner: Target { container: None, pod: owner, netns_name: None, join: Join::Ok },
+        gateways: vec!["169.254.1.1".parse().unwrap()],
+        addresses: Vec::new(),
+        links,
+    }
+}
+
+/// Pods `a/web` and `b/web`, each with an `eth0` and a host interface.
+pub(crate) fn state() -> State {
+    let pods = vec![pod("a", "web", "uid-a", "10.0.0.1", 71), pod("b", "web", "uid-b", "10.0.0.2", 72)];
+    let inner = |index: usize, netns, host| {
+        namespace(netns, Some(pods[index].pod.clone()), vec![link(netns, 2, "eth0", (HOST, host))])
+    };
+    State {
+        time: memory::time(0),
+        node: "slave-197".into(),
+        boot_id: "b".into(),
+        version: "0".into(),
+        seq: 0,
+        ready: true,
+        host_netns: HOST,
+        sources: Vec::new(),
+        counts: Counts::default(),
+        containers: Vec::new(),
+        namespaces: vec![
+            inner(0, 71, 8),
+            inner(1, 72, 9),
+            namespace(HOST, None, vec![link(HOST, 8, "cali-a", (71, 2)), link(HOST, 9, "cali-b", (72, 2))]),
+        ],
+        pods,
+    }
+}
+
+/// Handles of what a word means, by model and events.
+fn meant(word: &str) -> Vec<String> {
+    let probes = probes(word);
+    let records: Vec<Record> = sample::all()
+        .iter()
+        .map(record)
+        .filter(|record| {
+            keys(&record.event).iter().any(|(key, _)| probes.iter().any(|probe| probe.matches(key)))
+        })
+        .collect();
+    candidates(word, Some(&state()), &records).into_iter().map(|subject| subject.handle).collect()
+}
+
+const VOLUME: &str = "/var/lib/kubelet/pods/3f0f/volumes/kubernetes.io~glusterfs/data";
+
+#[test]
+fn everything_that_an_operator_has_at_hand_is_understood() {
+    for (word, handle) in [
+        ("a/web", "pod:a/web"),
+        ("pod:a/web", "pod:a/web"),
+        ("uid:uid-b", "pod:b/web"),
+        ("etcd1-0", "pod:lijiaob/etcd1-0"),
+        ("3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f", "pod:lijiaob/etcd1-0"),
+        ("10.0.0.2", "pod:b/web"),
+        ("10.42.0.7", "pod:lijiaob/etcd1-0"),
+        ("169.254.1.1", "ip:169.254.1.1"),
+        ("593d8a", "container:593d8a89ee37"),
+        ("etcd", "container:593d8a89ee37"),
+        ("container:5", "container:593d8a89ee37"),
+        ("28997", "pid:28997"),
+        ("977", "pid:977"),
+        ("cali-a", "interface:4026531833/8"),
+        ("interface:71/2", "interface:71/2"),
+        (VOLUME, &format!("path:{VOLUME}")),
+        (&format!("{VOLUME}/"), &format!("path:{VOLUME}")),
+        (&format!("{VOLUME}/member/wal/0.wal"), &format!("path:{VOLUME}")),
+        ("/var/lib/kubelet/pods/3f0f", "path:/var/lib/kubelet/pods/3f0f"),
+    ] {
+        assert_eq!(meant(word), [handle], "{word}");
+    }
+}
+
+#[test]
+fn what_can_mean_several_things_gives_them_all() {
+    assert_eq!(meant("web"), ["pod:a/web", "pod:b/web"]);
+    let eth0 = meant("eth0");
+    assert!(eth0.contains(&"interface:71/2".to_owned()) && eth0.contains(&"interface:72/2".to_owned()));
+    let labels: Vec<String> = candidates("eth0", Some(&state()), &[]).into_iter().map(|s| s.label).collect();
+    assert_eq!(labels, ["interface eth0 of pod a/web", "interface eth0 of pod b/web"]);
+}
+
+#[test]
+fn every_handle_means_what_it_was_made_for() {
+    for word in ["web", "eth0", "etcd1-0", "10.0.0.1", "593d", "28997", "cali-b", VOLUME, "169.254.1.1"] {
+        for handle in meant(word) {
+            assert_eq!(meant(&handle), [handle.as_str()], "{word}");
+        }
+    }
+}
+
+#[test]
+fn what_nobody_has_heard_of_means_nothing() {
+    for word in
+        ["c/web", "nobody", "10.9.9.9", "::1", "/mnt", "ffffff", "1", "", ":", "pod:", "interface:1/1"]
+    {
+        assert_eq!(meant(word), Vec::<String>::new(), "{word}");
+    }
+}
+
+#[test]
+fn without_a_model_the_events_tell() {
+    let records = vec![record(&sample::deletion())];
+    let subjects = candidates("10.42.0.7", None, &records);
+    assert_eq!(subjects[0].handle, "pod:lijiaob/etcd1-0");
+    assert!(
+        subjects[0].lookups.contains(&Lookup::exact(Family::Uid, "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f"))
+    );
+}
+
+#[test]
+fn a_pod_is_also_found_by_its_interfaces_and_by_its_entry_on_the_host() {
+    let subjects = candidates("a/web", Some(&state()), &[]);
+    for lookup in [
+        Lookup::exact(Family::Interface, "71/2"),
+        Lookup::exact(Family::Interface, format!("{HOST}/8")),
+        Lookup::exact(Family::Neighbor, "10.0.0.1"),
+    ] {
+        assert!(subjects[0].lookups.contains(&lookup), "{lookup:?}");
+    }
+}

@@ -1,0 +1,389 @@
+//! How questions and answers are written between client and daemon: query strings and JSON bodies.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use thiserror::Error;
+
+use super::filter::{self, EventFilter, IncidentFilter, MAX_LIMIT, Order, Position};
+use super::history::{Extent, Found, IncidentView, Page};
+use super::key::Lookup;
+use super::moment;
+use super::record::timestamp;
+
+/// A question that cannot be understood.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum QuestionError {
+    /// A parameter that this version does not know: to ignore it would give a wrong answer.
+    #[error("unknown parameter {name:?}: this daemon knows {}", .valid.join(", "))]
+    Unknown {
+        /// Its name.
+        name: String,
+        /// What is known.
+        valid: &'static [&'static str],
+    },
+    /// A value that cannot be read.
+    #[error("{name}: {reason}")]
+    Value {
+        /// Its parameter.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Parameters that contradict each other.
+    #[error("{name} cannot be combined with follow")]
+    WithFollow {
+        /// The other one.
+        name: &'static str,
+    },
+}
+
+/// What a request for events says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EventsQuestion {
+    /// Which.
+    pub filter: EventFilter,
+    /// Whether those to come are wanted.
+    pub follow: bool,
+}
+
+const EVENTS: &[&str] = &[
+    "kind",
+    "severity",
+    "since",
+    "until",
+    "pod",
+    "container",
+    "about",
+    "about_prefix",
+    "seq",
+    "after",
+    "boot",
+    "order",
+    "limit",
+    "cursor",
+    "follow",
+];
+const INCIDENTS: &[&str] = &["all", "since", "id"];
+
+/// Reads the query string of `/v1/events`.
+///
+/// # Errors
+/// When a parameter is unknown or not readable.
+pub fn read_events(query: &str, now: Timestamp) -> Result<EventsQuestion, QuestionError> {
+    let mut filter = EventFilter::default();
+    let mut follow = false;
+    for (name, value) in pairs(query) {
+        let (name, value) = (name.as_ref(), value.as_ref());
+        let moment = || moment::parse(value, now).map(Some).map_err(bad(name));
+        match name {
+            // Of a newer client: no event here has such a kind, which is an answer.
+            "kind" => filter.kinds.push(filter::kind(value).unwrap_or_else(|_| value.to_owned())),
+            "severity" => filter.severity = Some(filter::severity(value).map_err(bad(name))?),
+            "since" => filter.since = moment()?,
+            "until" => filter.until = moment()?,
+            "pod" => filter.pod = Some(filter::pod(value).map_err(bad(name))?),
+            "container" => filter.container = Some(filter::container(value).map_err(bad(name))?),
+            "about" => filter.about.push(Lookup::Exact(value.parse().map_err(bad(name))?)),
+            "about_prefix" => filter.about.push(Lookup::Prefix(value.parse().map_err(bad(name))?)),
+            "seq" => filter.seqs.push(value.parse().map_err(bad(name))?),
+            "after" => filter.after = Some(value.parse().map_err(bad(name))?),
+            "boot" => filter.boot_id = Some(value.to_owned()),
+            "order" => filter.order = order(value)?,
+            "limit" => filter.limit = value.parse::<usize>().map_err(bad(name))?.clamp(1, MAX_LIMIT),
+            "cursor" => filter.cursor = Some(value.parse::<Position>().map_err(bad(name))?),
+            "follow" => follow = flag(name, value)?,
+            _ => return Err(QuestionError::Unknown { name: name.to_owned(), valid: EVENTS }),
+        }
+    }
+    let given = |name: &str| pairs(query).any(|(given, _)| given == name);
+    let clash = ["since", "until", "seq", "order", "limit", "cursor"].into_iter().find(|name| given(name));
+    match clash {
+        Some(name) if follow => Err(QuestionError::WithFollow { name }),
+        _ => Ok(EventsQuestion { filter, follow }),
+    }
+}
+
+/// Writes the query string of `/v1/events`.
+#[must_use]
+pub fn write_events(filter: &EventFilter, follow: bool) -> String {
+    let mut query = Query::default();
+    filter.kinds.iter().for_each(|kind| query.put("kind", kind));
+    filter.severity.iter().for_each(|severity| query.put("severity", severity.name()));
+    for (name, lookup) in [("pod", &filter.pod), ("container", &filter.container)] {
+        lookup.iter().for_each(|lookup| query.put(name, &lookup.key().value));
+    }
+    for lookup in &filter.about {
+        let name = match lookup {
+            Lookup::Exact(_) => "about",
+            Lookup::Prefix(_) => "about_prefix",
+        };
+        query.put(name, &lookup.key().to_string());
+    }
+    filter.after.iter().for_each(|after| query.put("after", &after.to_string()));
+    filter.boot_id.iter().for_each(|boot| query.put("boot", boot));
+    if follow {
+        query.put("follow", "1");
+        return query.0;
+    }
+    filter.since.iter().for_each(|since| query.put("since", &since.to_string()));
+    filter.until.iter().for_each(|until| query.put("until", &until.to_string()));
+    filter.seqs.iter().for_each(|seq| query.put("seq", &seq.to_string()));
+    if filter.order == Order::Oldest {
+        query.put("order", "oldest");
+    }
+    query.put("limit", &filter.limit.to_string());
+    filter.cursor.iter().for_each(|cursor| query.put("cursor", &cursor.to_string()));
+    query.0
+}
+
+/// Reads the query string of `/v1/incidents`.
+///
+/// # Errors
+/// When a parameter is unknown or not readable.
+pub fn read_incidents(query: &str, now: Timestamp) -> Result<IncidentFilter, QuestionError> {
+    let mut filter = IncidentFilter::default();
+    for (name, value) in pairs(query) {
+        match name.as_ref() {
+            "all" => filter.all = flag("all", &value)?,
+            "since" => filter.since = Some(moment::parse(&value, now).map_err(bad("since"))?),
+            "id" => filter.ids.push(value.into_owned()),
+            name => return Err(QuestionError::Unknown { name: name.to_owned(), valid: INCIDENTS }),
+        }
+    }
+    Ok(filter)
+}
+
+/// Writes the query string of `/v1/incidents`.
+#[must_use]
+pub fn write_incidents(filter: &IncidentFilter) -> String {
+    let mut query = Query::default();
+    if filter.all {
+        query.put("all", "1");
+    }
+    filter.since.iter().for_each(|since| query.put("since", &since.to_string()));
+    filter.ids.iter().for_each(|id| query.put("id", id));
+    query.0
+}
+
+fn bad<E: ToString>(name: &str) -> impl Fn(E) -> QuestionError {
+    let name = name.to_owned();
+    move |error| QuestionError::Value { name: name.clone(), reason: error.to_string() }
+}
+
+fn order(value: &str) -> Result<Order, QuestionError> {
+    match value {
+        "newest" => Ok(Order::Newest),
+        "oldest" => Ok(Order::Oldest),
+        _ => Err(bad("order")(format!("{value:?} is not newest or oldest"))),
+    }
+}
+
+fn flag(name: &str, value: &str) -> Result<bool, QuestionError> {
+    match value {
+        "1" | "true" | "" => Ok(true),
+        "0" | "false" => Ok(false),
+        _ => Err(bad(name)(format!("{value:?} is not 1 or 0"))),
+    }
+}
+
+#[derive(Default)]
+struct Query(String);
+
+impl Query {
+    fn put(&mut self, name: &str, value: &str) {
+        if !self.0.is_empty() {
+            self.0.push('&');
+        }
+        self.0.push_str(name);
+        self.0.push('=');
+        for byte in value.bytes() {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' | b':' => {
+                    self.0.push(char::from(byte));
+                }
+                _ => self.0.push_str(&format!("%{byte:02X}")),
+            }
+        }
+    }
+}
+
+fn pairs(query: &str) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
+    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (decoded(name), decoded(value))
+    })
+}
+
+/// A percent sign that begins no byte stands for itself.
+fn decoded(text: &str) -> Cow<'_, str> {
+    if !text.contains(['%', '+']) {
+        return Cow::Borrowed(text);
+    }
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let byte = match (first, tail) {
+            (b'%', [high, low, ..]) => hex(*high).zip(hex(*low)).map(|(high, low)| high << 4 | low),
+            _ => None,
+        };
+        rest = if byte.is_some() { &tail[2..] } else { tail };
+        bytes.push(byte.unwrap_or(if *first == b'+' { b' ' } else { *first }));
+    }
+    Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
+}
+
+/// Answer of `/v1/events`.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct EventsAnswer<'a> {
+    /// How far the memory reaches that was asked.
+    pub extent: Extent,
+    /// Cursor of the next page.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub next: Option<String>,
+    /// The events, as they were written.
+    #[serde(borrow)]
+    pub events: Vec<&'a RawValue>,
+}
+
+/// Answer of `/v1/incidents`.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct IncidentsAnswer {
+    /// Each with its latest word.
+    pub incidents: Vec<IncidentView>,
+}
+
+/// Answer of `/v1/version`.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct VersionAnswer {
+    /// Major version of the interface.
+    pub api: u32,
+    /// Version of the event schema.
+    pub schema: u32,
+    /// Version of the program.
+    pub version: String,
+    /// Git revision of the program.
+    pub revision: String,
+    /// Node name.
+    pub node: String,
+}
+
+/// A page as a body.
+///
+/// # Errors
+/// When an event that was found is no JSON.
+pub fn write_page(page: &Page, extent: Extent) -> Result<String, serde_json::Error> {
+    let events: Vec<&RawValue> =
+        page.events.iter().map(|found| serde_json::from_str(&found.line)).collect::<Result<_, _>>()?;
+    serde_json::to_string(&EventsAnswer { extent, next: page.next.map(|next| next.to_string()), events })
+}
+
+/// A body as a page.
+///
+/// # Errors
+/// When it is none.
+pub fn read_page(body: &str) -> Result<(Page, Extent), serde_json::Error> {
+    let answer: EventsAnswer<'_> = serde_json::from_str(body)?;
+    let events = answer.events.into_iter().map(|event| found(event.get())).collect::<Result<_, _>>()?;
+    let next = answer.next.map(|next| next.parse().map_err(serde::de::Error::custom)).transpose()?;
+    Ok((Page { events, next }, answer.extent))
+}
+
+/// The place of an event, read from its JSON.
+///
+/// # Errors
+/// When it has none.
+pub fn found(line: &str) -> Result<Found, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Place<'a> {
+        time: Cow<'a, str>,
+        seq: u64,
+    }
+    let place: Place<'_> = serde_json::from_str(line)?;
+    Ok(Found { position: Position { time: timestamp(&place.time), seq: place.seq }, line: Arc::from(line) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::query::key::{Family, Key};
+    use crate::query::sample;
+
+    fn now() -> Timestamp {
+        "2026-01-02T03:04:05Z".parse().unwrap()
+    }
+
+    #[test]
+    fn a_question_is_read_as_it_is_written() {
+        let filter = EventFilter {
+            kinds: vec!["mount.busy".into(), "neighbor.".into()],
+            severity: filter::severity("notice").ok(),
+            since: Some(now()),
+            until: Some(now()),
+            pod: filter::pod("lijiaob/etcd1-0").ok(),
+            container: filter::container("593d").ok(),
+            about: vec![
+                Lookup::exact(Family::Path, "/mnt/a b&c=d%41+é"),
+                Lookup::Prefix(Key::new(Family::Container, "0")),
+            ],
+            seqs: vec![1, 2],
+            after: Some(7),
+            boot_id: Some("b".into()),
+            order: Order::Oldest,
+            limit: 17,
+            cursor: Some(Position { time: now(), seq: 3 }),
+        };
+        let read = read_events(&write_events(&filter, false), now()).unwrap();
+        assert_eq!(read, EventsQuestion { filter, follow: false });
+        let plain = EventFilter { kinds: vec!["link.".into()], after: Some(9), ..EventFilter::default() };
+        let read = read_events(&write_events(&plain, true), now()).unwrap();
+        assert_eq!(read, EventsQuestion { filter: plain, follow: true });
+        let incidents = IncidentFilter { all: true, since: Some(now()), ids: vec!["a b".into()] };
+        assert_eq!(read_incidents(&write_incidents(&incidents), now()), Ok(incidents));
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_refused_and_named() {
+        let said = |query: &str| read_events(query, now()).unwrap_err().to_string();
+        assert!(said("colour=red").contains("unknown parameter \"colour\": this daemon knows kind, "));
+        assert!(said("severity=loud").starts_with("severity: "));
+        assert!(said("since=yesterday").contains("1h30m"));
+        assert!(said("limit=-1").starts_with("limit: "));
+        assert!(said("cursor=1").contains("next"));
+        assert!(said("follow=1&limit=3").contains("limit cannot be combined with follow"));
+        assert!(read_incidents("every=1", now()).is_err());
+    }
+
+    #[test]
+    fn every_parameter_is_documented() {
+        let manual = include_str!("../../../docs/queries.md");
+        for name in EVENTS.iter().chain(INCIDENTS) {
+            assert!(manual.contains(&format!("`{name}`")) || manual.contains(&format!("`{name}=")), "{name}");
+        }
+        for family in Family::ALL {
+            assert!(manual.contains(&format!("`{}`", family.name())), "{}", family.name());
+        }
+    }
+
+    #[test]
+    fn a_limit_is_held_within_bounds() {
+        let limit = |query: &str| read_events(query, now()).unwrap().filter.limit;
+        assert_eq!((limit("limit=0"), limit("limit=999999"), limit("")), (1, MAX_LIMIT, 100));
+    }
+
+    #[test]
+    fn a_page_is_read_as_it_is_written_to_the_letter() {
+        let events: Vec<Found> =
+            (1..4).map(|seq| found(&serde_json::to_string(&sample::event(seq)).unwrap()).unwrap()).collect();
+        let page = Page { next: Some(events[0].position), events };
+        let extent = Extent { last_seq: 9, node: "n".into(), ..Extent::default() };
+        assert_eq!(read_page(&write_page(&page, extent.clone()).unwrap()).unwrap(), (page, extent));
+    }
+}

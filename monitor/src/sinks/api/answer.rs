@@ -1,0 +1,264 @@
+//! Which question gets which answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use jiff::Timestamp;
+use serde_json::json;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use super::Question;
+use super::memory::{Memory, Subscription};
+use super::peer::Refused;
+use super::stream::{self, Body, Link};
+use crate::event::{Kind, SCHEMA, Severity};
+use crate::query::filter::{EventFilter, MAX_LIMIT, Order};
+use crate::query::history::{History, HistoryError};
+use crate::query::wire::{self, VersionAnswer};
+use crate::query::{API, API_HEADER};
+use crate::sources::bpf::chain;
+
+/// Most events that a stream catches up on.
+const BACKLOG: usize = 10_000;
+/// Time for the core to answer.
+const CORE_TIME: Duration = Duration::from_secs(5);
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+
+type Answer = Response<Body>;
+
+/// Who answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// Node name.
+    pub node: String,
+    /// Version of the program.
+    pub version: String,
+    /// Git revision of the program.
+    pub revision: String,
+}
+
+pub(super) struct Answers {
+    pub(super) identity: Identity,
+    pub(super) memory: Arc<Memory>,
+    /// The memory, and whatever reaches further back.
+    pub(super) history: Arc<dyn History>,
+    /// Whether it does.
+    pub(super) complete: bool,
+    pub(super) questions: mpsc::Sender<Question>,
+}
+
+impl Answers {
+    pub(super) async fn answer(&self, request: &Request<Incoming>, link: Arc<Link>) -> Answer {
+        if request.method() != Method::GET {
+            let mut refusal = text(StatusCode::METHOD_NOT_ALLOWED, "only GET");
+            refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+            return refusal;
+        }
+        let theirs = request.headers().get(API_HEADER).map(HeaderValue::as_bytes);
+        if theirs.is_some_and(|theirs| theirs != API.to_string().as_bytes()) {
+            let theirs = String::from_utf8_lossy(theirs.unwrap_or_default()).into_owned();
+            let both = format!("this daemon speaks interface {API}, the client {theirs}");
+            return text(StatusCode::BAD_REQUEST, both);
+        }
+        let query = request.uri().query().unwrap_or_default();
+        match request.uri().path() {
+            "/v1/events" => self.events(query, link).await,
+            "/v1/incidents" => self.incidents(query).await,
+            "/v1/state" => self.state().await,
+            "/v1/version" => self.version(),
+            path => text(
+                StatusCode::NOT_FOUND,
+                format!(
+                    "{path} is not there: this daemon has /v1/events, /v1/incidents, /v1/state, /v1/version"
+                ),
+            ),
+        }
+    }
+
+    async fn events(&self, query: &str, link: Arc<Link>) -> Answer {
+        let question = match wire::read_events(query, Timestamp::now()) {
+            Ok(question) => question,
+            Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
+        };
+        if question.follow {
+            return self.follow(question.filter, link).await;
+        }
+        let history = Arc::clone(&self.history);
+        searched(move || {
+            let page = history.events(&question.filter)?;
+            wire::write_page(&page, history.extent()?).map_err(broken)
+        })
+        .await
+    }
+
+    async fn incidents(&self, query: &str) -> Answer {
+        let filter = match wire::read_incidents(query, Timestamp::now()) {
+            Ok(filter) => filter,
+            Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
+        };
+        let history = Arc::clone(&self.history);
+        searched(move || {
+            let incidents = history.incidents(&filter)?;
+            serde_json::to_string(&wire::IncidentsAnswer { incidents }).map_err(broken)
+        })
+        .await
+    }
+
+    async fn state(&self) -> Answer {
+        let (question, answer) = oneshot::channel();
+        if self.questions.try_send(question).is_err() {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "too many ask for the state, or the daemon ends");
+        }
+        match timeout(CORE_TIME, answer).await {
+            Ok(Ok(state)) => searched(move || serde_json::to_string(&state).map_err(broken)).await,
+            Ok(Err(_)) | Err(_) => text(StatusCode::SERVICE_UNAVAILABLE, "the core does not answer"),
+        }
+    }
+
+    fn version(&self) -> Answer {
+        let Identity { node, version, revision } = self.identity.clone();
+        match serde_json::to_string(&VersionAnswer { api: API, schema: SCHEMA, version, revision, node }) {
+            Ok(body) => answer(StatusCode::OK, JSON, whole(body)),
+            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+        }
+    }
+
+    async fn follow(&self, mut filter: EventFilter, link: Arc<Link>) -> Answer {
+        let after = filter.after.take().map(|after| self.continued(after, filter.boot_id.as_deref()));
+        filter.boot_id = None;
+        let Some(subscription) = self.memory.subscribe(filter.clone(), Arc::clone(&link)) else {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "too many readers, or the daemon ends");
+        };
+        let backlog = match after {
+            Some(after) => match self.missed(filter, after, &subscription).await {
+                Ok(backlog) => backlog,
+                Err(error) => return error,
+            },
+            None => Vec::new(),
+        };
+        link.set_stream();
+        let (chunks, body) = stream::stream();
+        // Ends when its body is dropped with the connection.
+        tokio::spawn(stream::feed(backlog, Arc::clone(&self.memory), subscription, chunks));
+        answer(StatusCode::OK, LINES, body)
+    }
+
+    /// Numbers begin anew with each boot, and with a daemon that forgot where it was: then all is new.
+    fn continued(&self, after: u64, boot_id: Option<&str>) -> u64 {
+        let same_boot = boot_id.is_none_or(|boot| boot == self.memory.boot_id());
+        if same_boot && after <= self.memory.last_seq() { after } else { 0 }
+    }
+
+    /// What happened after the number and before the subscription. What is no longer remembered is told as one
+    /// event at its place.
+    async fn missed(
+        &self,
+        filter: EventFilter,
+        after: u64,
+        subscription: &Subscription,
+    ) -> Result<Vec<Arc<str>>, Answer> {
+        let history = Arc::clone(&self.history);
+        let (boot_id, last_seq) = (self.memory.boot_id().to_owned(), subscription.last_seq);
+        let search = move || -> Result<_, HistoryError> {
+            let mut filter = EventFilter {
+                after: Some(after),
+                boot_id: Some(boot_id),
+                order: Order::Newest,
+                limit: MAX_LIMIT,
+                ..filter
+            };
+            let mut found = Vec::new();
+            loop {
+                let page = history.events(&filter)?;
+                filter.cursor = page.next;
+                found.extend(page.events);
+                if filter.cursor.is_none() || found.len() >= BACKLOG {
+                    break;
+                }
+            }
+            found.retain(|found| found.position.seq <= last_seq);
+            found.sort_unstable_by_key(|found| found.position.seq);
+            Ok((found, filter.cursor.is_some()))
+        };
+        let (found, more) = match spawn_blocking(search).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => return Err(failed(&error)),
+            Err(error) => return Err(text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
+        };
+        let forgotten =
+            (!self.complete && subscription.first_seq > after + 1).then(|| subscription.first_seq - 1);
+        let gap_end = match found.first() {
+            Some(first) if more => Some(first.position.seq - 1),
+            _ => forgotten,
+        };
+        let gap = gap_end.map(|last| Arc::from(self.gap(after, last)));
+        Ok(gap.into_iter().chain(found.into_iter().map(|found| found.line)).collect())
+    }
+
+    fn gap(&self, after: u64, last: u64) -> String {
+        let count = last - after;
+        let message = format!("up to {count} events after number {after} are no longer remembered here");
+        json!({
+            "schema": SCHEMA,
+            "time": format!("{:.9}", Timestamp::now()),
+            "seq": last,
+            "boot_id": self.memory.boot_id(),
+            "node": self.identity.node,
+            "kind": Kind::EventsLost,
+            "severity": Severity::Warning,
+            "message": message,
+            "lost": {"source": "sink.api", "reason": "forgotten", "count": count.to_string()},
+        })
+        .to_string()
+    }
+}
+
+/// Searches on a thread of its own, so that streams go on meanwhile.
+async fn searched(search: impl FnOnce() -> Result<String, HistoryError> + Send + 'static) -> Answer {
+    match spawn_blocking(search).await {
+        Ok(Ok(body)) => answer(StatusCode::OK, JSON, whole(body)),
+        Ok(Err(error)) => failed(&error),
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+    }
+}
+
+fn failed(error: &HistoryError) -> Answer {
+    let error = chain(error);
+    tracing::error!(error, "a query failed");
+    text(StatusCode::INTERNAL_SERVER_ERROR, error)
+}
+
+fn broken(source: serde_json::Error) -> HistoryError {
+    HistoryError::Unreadable { what: "an answer".to_owned(), source: Box::new(source) }
+}
+
+pub(super) fn refusal(refused: &Refused) -> Answer {
+    text(StatusCode::FORBIDDEN, refused.to_string())
+}
+
+fn text(status: StatusCode, said: impl Into<String>) -> Answer {
+    let mut said = said.into();
+    said.push('\n');
+    answer(status, TEXT, whole(said))
+}
+
+fn whole(body: String) -> Body {
+    Body::Whole(Some(Bytes::from(body)))
+}
+
+fn answer(status: StatusCode, content_type: HeaderValue, body: Body) -> Answer {
+    let mut answer = Response::new(body);
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(CONTENT_TYPE, content_type);
+    answer.headers_mut().insert(API_HEADER, HeaderValue::from(API));
+    answer
+}

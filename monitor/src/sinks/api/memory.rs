@@ -1,0 +1,436 @@
+//! The newest events as JSON, the incidents, and the readers that wait for what comes next.
+//!
+//! All under one lock, held for a short time only: so a reader that joins misses nothing and gets nothing
+//! twice. Readers take from the memory at their own pace. Nothing waits for them: one whose place is forgotten
+//! is cut off, so it costs the same to have one reader or hundreds.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tokio::sync::watch;
+
+use super::stream::Link;
+use crate::event::{Event, Severity};
+use crate::metrics::Metrics;
+use crate::query::filter::{EventFilter, IncidentFilter, Position};
+use crate::query::history::{Extent, Found, History, HistoryError, IncidentView, Page};
+use crate::query::record::{Record, timestamp};
+
+/// Most events.
+const EVENTS: usize = 4096;
+/// Most bytes of their JSON.
+const BYTES: usize = 4 << 20;
+/// Most incidents; closed ones go first.
+const INCIDENTS: usize = 1024;
+/// Most readers of the stream, so that questions find a place too.
+pub(super) const READERS: usize = 384;
+/// Forgotten events after which it is looked who has not read them.
+const SWEEP: u64 = 64;
+
+/// The newest that happened.
+pub struct Memory {
+    inner: Mutex<Inner>,
+    /// Changes when there is something to read, or nothing more to come.
+    changed: watch::Sender<()>,
+    metrics: Arc<Metrics>,
+    node: String,
+    boot_id: String,
+}
+
+#[derive(Default)]
+struct Inner {
+    kept: VecDeque<Kept>,
+    /// How many were forgotten: the place of the oldest, counted from the first ever.
+    forgotten: u64,
+    bytes: usize,
+    last_seq: u64,
+    incidents: BTreeMap<String, IncidentView>,
+    readers: Vec<Weak<Reader>>,
+    closed: bool,
+}
+
+#[derive(Clone)]
+struct Kept {
+    found: Found,
+    kind: &'static str,
+    severity: Severity,
+}
+
+/// Somebody who reads what comes. Readers share the memory; all that each has is a place in it.
+pub(super) struct Reader {
+    filter: EventFilter,
+    place: AtomicU64,
+    cut: AtomicBool,
+    link: Arc<Link>,
+}
+
+/// What a new reader needs to know.
+pub(super) struct Subscription {
+    pub(super) reader: Arc<Reader>,
+    /// Tells when to look again.
+    pub(super) changed: watch::Receiver<()>,
+    /// Number of the newest event that will not come.
+    pub(super) last_seq: u64,
+    /// Number of the oldest event that is remembered.
+    pub(super) first_seq: u64,
+}
+
+/// What there is for a reader.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// These lines.
+    Lines(Vec<Arc<str>>),
+    /// Nothing until [`Subscription::changed`] says so.
+    Wait,
+    /// Nothing ever: the daemon ends, or the reader fell behind.
+    End,
+}
+
+impl Memory {
+    /// An empty memory of a node's boot.
+    #[must_use]
+    pub fn new(node: &str, boot_id: &str, metrics: Arc<Metrics>) -> Self {
+        Self {
+            inner: Mutex::default(),
+            changed: watch::Sender::new(()),
+            metrics,
+            node: node.to_owned(),
+            boot_id: boot_id.to_owned(),
+        }
+    }
+
+    /// Takes an event and its JSON. Readers learn of it by [`Self::wake`].
+    pub fn push(&self, event: &Event, line: &str) {
+        let line: Arc<str> = line.into();
+        let position = Position { time: timestamp(&event.time), seq: event.seq };
+        let mut inner = self.lock();
+        inner.last_seq = inner.last_seq.max(event.seq);
+        inner.note_incident(event);
+        inner.bytes += line.len();
+        inner.kept.push_back(Kept {
+            found: Found { position, line },
+            kind: event.kind.name(),
+            severity: event.severity,
+        });
+        while inner.kept.len() > EVENTS || inner.bytes > BYTES {
+            let Some(oldest) = inner.kept.pop_front() else { break };
+            inner.bytes -= oldest.found.line.len();
+            inner.forgotten += 1;
+            if inner.forgotten.is_multiple_of(SWEEP) {
+                self.sweep(&mut inner);
+            }
+        }
+    }
+
+    /// Lets readers look for what came.
+    pub fn wake(&self) {
+        self.changed.send_replace(());
+    }
+
+    /// Gives up those who did not read what is forgotten.
+    fn sweep(&self, inner: &mut Inner) {
+        let (forgotten, end) = (inner.forgotten, inner.end());
+        inner.readers.retain(|reader| match reader.upgrade() {
+            Some(reader) if reader.place.load(Ordering::Relaxed) < forgotten => {
+                self.give_up(&reader, end);
+                false
+            }
+            reader => reader.is_some(),
+        });
+    }
+
+    fn give_up(&self, reader: &Reader, end: u64) {
+        if !reader.cut.swap(true, Ordering::Relaxed) {
+            let unread = end.saturating_sub(reader.place.load(Ordering::Relaxed));
+            self.metrics.discarded("api", "slow-reader", unread);
+            reader.link.cut();
+        }
+    }
+
+    /// Joins the readers; `None` when there are too many, or when the daemon ends.
+    pub(super) fn subscribe(&self, filter: EventFilter, link: Arc<Link>) -> Option<Subscription> {
+        let mut inner = self.lock();
+        inner.readers.retain(|reader| reader.strong_count() > 0);
+        if inner.closed || inner.readers.len() >= READERS {
+            return None;
+        }
+        let place = AtomicU64::new(inner.end());
+        let reader = Arc::new(Reader { filter, place, cut: AtomicBool::new(false), link });
+        inner.readers.push(Arc::downgrade(&reader));
+        let last_seq = inner.last_seq;
+        let first_seq = inner.kept.front().map_or(last_seq + 1, |kept| kept.found.position.seq);
+        Some(Subscription { reader, changed: self.changed.subscribe(), last_seq, first_seq })
+    }
+
+    /// What a reader has not read yet, up to about so many bytes.
+    pub(super) fn next(&self, reader: &Reader, most: usize) -> Next {
+        let inner = self.lock();
+        let place = reader.place.load(Ordering::Relaxed);
+        let Some(skip) = place.checked_sub(inner.forgotten) else {
+            self.give_up(reader, inner.end());
+            return Next::End;
+        };
+        let mut bytes = 0_usize;
+        let unread: Vec<Kept> = inner
+            .kept
+            .iter()
+            .skip(usize::try_from(skip).unwrap_or(usize::MAX))
+            .take_while(|kept| {
+                let fits = bytes < most;
+                bytes = bytes.saturating_add(kept.found.line.len());
+                fits
+            })
+            .cloned()
+            .collect();
+        let closed = inner.closed;
+        drop(inner);
+        if unread.is_empty() {
+            return if closed { Next::End } else { Next::Wait };
+        }
+        reader.place.store(place + unread.len() as u64, Ordering::Relaxed);
+        let wanted = unread.into_iter().filter(|kept| kept.is_wanted(&reader.filter));
+        Next::Lines(wanted.map(|kept| kept.found.line).collect())
+    }
+
+    /// Ends every stream, once its reader took what there is.
+    pub(super) fn close(&self) {
+        self.lock().closed = true;
+        self.wake();
+    }
+
+    /// Number of the newest event.
+    pub(super) fn last_seq(&self) -> u64 {
+        self.lock().last_seq
+    }
+
+    pub(super) fn boot_id(&self) -> &str {
+        &self.boot_id
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// The place of the next event.
+    fn end(&self) -> u64 {
+        self.forgotten + self.kept.len() as u64
+    }
+
+    fn note_incident(&mut self, event: &Event) {
+        let Some(incident) = &event.incident else { return };
+        let view = IncidentView {
+            incident: incident.clone(),
+            actor: event.actor.clone(),
+            target: event.target.clone(),
+            boot_id: event.boot_id.clone(),
+            seq: event.seq,
+        };
+        self.incidents.insert(incident.id.clone(), view);
+        while self.incidents.len() > INCIDENTS {
+            let oldest = self.incidents.values().min_by_key(|view| (view.is_open(), view.last_seen()));
+            let Some(id) = oldest.map(|view| view.incident.id.clone()) else { break };
+            self.incidents.remove(&id);
+        }
+    }
+}
+
+impl Kept {
+    /// Whether it meets the conditions, but for those on its place.
+    fn is_wanted(&self, filter: &EventFilter) -> bool {
+        filter.wants_kind(self.kind)
+            && filter.severity.is_none_or(|least| self.severity >= least)
+            && (!filter.names_something()
+                || filter.may_match(&self.found.line)
+                    && Record::read(Arc::clone(&self.found.line))
+                        .is_ok_and(|record| filter.wants_names(&record.event)))
+    }
+}
+
+impl History for Memory {
+    fn events(&self, filter: &EventFilter) -> Result<Page, HistoryError> {
+        if filter.boot_id.as_ref().is_some_and(|boot| *boot != self.boot_id) {
+            return Ok(Page::default());
+        }
+        let inner = self.lock();
+        let kept = inner.kept.iter().filter(|kept| filter.wants_position(kept.found.position));
+        let kept: Vec<Kept> = kept.cloned().collect();
+        // The search is left to the time after the lock.
+        drop(inner);
+        let found = kept.into_iter().filter(|kept| kept.is_wanted(filter)).map(|kept| kept.found).collect();
+        Ok(Page::cut(found, filter))
+    }
+
+    fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
+        let mut views: Vec<IncidentView> =
+            self.lock().incidents.values().filter(|view| filter.wants(view)).cloned().collect();
+        views.sort_by(|a, b| a.incident.opened.cmp(&b.incident.opened));
+        Ok(views)
+    }
+
+    fn extent(&self) -> Result<Extent, HistoryError> {
+        let inner = self.lock();
+        let time = |kept: &Kept| format!("{:.9}", kept.found.position.time);
+        Ok(Extent {
+            from: inner.kept.front().map(time),
+            to: inner.kept.back().map(time),
+            last_seq: inner.last_seq,
+            boot_id: self.boot_id.clone(),
+            node: self.node.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Kind;
+    use crate::query::filter::{self, Order};
+    use crate::query::sample;
+    use crate::sources::procfs::own::Own;
+
+    fn memory() -> Memory {
+        Memory::new(
+            "n",
+            "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11",
+            Arc::new(Metrics::new("0", "0", Own::default()).unwrap()),
+        )
+    }
+
+    fn push(memory: &Memory, event: &Event) {
+        memory.push(event, &serde_json::to_string(event).unwrap());
+    }
+
+    #[test]
+    fn it_answers_as_a_search_of_everything_would() {
+        let memory = memory();
+        let samples = crate::sinks::sample::all();
+        let events: Vec<Event> = samples
+            .into_iter()
+            .cycle()
+            .zip(1..100)
+            .map(|(event, seq)| sample::numbered(seq, event))
+            .collect();
+        events.iter().for_each(|event| push(&memory, event));
+        let reference = sample::Memory::of(events);
+        for filter in [
+            EventFilter::default(),
+            EventFilter { limit: 7, order: Order::Oldest, ..EventFilter::default() },
+            EventFilter { kinds: vec!["mount.".into()], limit: 3, ..EventFilter::default() },
+            EventFilter {
+                pod: filter::pod("lijiaob/etcd1-0").ok(),
+                after: Some(50),
+                ..EventFilter::default()
+            },
+            EventFilter {
+                severity: filter::severity("warning").ok(),
+                seqs: vec![1, 2, 3],
+                ..EventFilter::default()
+            },
+            EventFilter { boot_id: Some("other".into()), ..EventFilter::default() },
+        ] {
+            assert_eq!(memory.events(&filter).unwrap(), reference.events(&filter).unwrap(), "{filter:?}");
+        }
+    }
+
+    #[test]
+    fn it_holds_so_many_events_and_bytes_and_no_more() {
+        let many = memory();
+        (1..=5_000).for_each(|seq| many.push(&sample::event(seq), "{}"));
+        assert_eq!(many.lock().kept.len(), EVENTS);
+        assert_eq!(many.extent().unwrap().last_seq, 5_000);
+        let large = memory();
+        let line = "x".repeat(BYTES / 10);
+        (1..=100).for_each(|seq| large.push(&sample::event(seq), &line));
+        let inner = large.lock();
+        assert!(inner.bytes <= BYTES && inner.kept.len() == 10, "{}", inner.kept.len());
+    }
+
+    #[test]
+    fn open_incidents_outlive_closed_ones_and_the_events() {
+        let memory = memory();
+        for number in 0..2 * INCIDENTS as u64 {
+            let mut incident = sample::incident(&number.to_string(), number);
+            // One in four stays open.
+            incident.closed = (number % 4 != 0).then(|| sample::time(number));
+            let event = Event {
+                kind: Kind::IncidentClosed,
+                incident: Some(incident),
+                ..crate::sinks::sample::daemon(Severity::Info)
+            };
+            memory.push(&sample::numbered(number, event), "{}");
+        }
+        let open = memory.incidents(&IncidentFilter::default()).unwrap();
+        assert_eq!(open.len(), INCIDENTS / 2);
+        let all = memory.incidents(&IncidentFilter { all: true, ..IncidentFilter::default() }).unwrap();
+        assert_eq!(all.len(), INCIDENTS);
+    }
+
+    fn seqs(next: Next) -> Vec<u64> {
+        let Next::Lines(lines) = next else { panic!("{next:?}") };
+        lines.into_iter().map(|line| Record::read(line).unwrap().event.seq).collect()
+    }
+
+    #[test]
+    fn a_reader_gets_what_it_wants_from_then_on() {
+        let memory = memory();
+        push(&memory, &sample::event(1));
+        let filter = EventFilter { kinds: vec!["mount.busy".into()], ..EventFilter::default() };
+        let mut subscription = memory.subscribe(filter, Arc::default()).unwrap();
+        assert_eq!((subscription.first_seq, subscription.last_seq), (1, 1));
+        assert_eq!(memory.next(&subscription.reader, usize::MAX), Next::Wait);
+        push(&memory, &sample::event(2));
+        push(&memory, &sample::numbered(3, crate::sinks::sample::busy()));
+        assert!(!subscription.changed.has_changed().unwrap());
+        memory.wake();
+        assert!(subscription.changed.has_changed().unwrap());
+        assert_eq!(seqs(memory.next(&subscription.reader, usize::MAX)), [3]);
+        subscription.changed.mark_unchanged();
+        push(&memory, &sample::numbered(4, crate::sinks::sample::busy()));
+        memory.close();
+        assert!(subscription.changed.has_changed().unwrap());
+        assert_eq!(seqs(memory.next(&subscription.reader, usize::MAX)), [4], "the last ones are not lost");
+        assert_eq!(memory.next(&subscription.reader, usize::MAX), Next::End);
+        assert!(memory.subscribe(EventFilter::default(), Arc::default()).is_none());
+    }
+
+    #[test]
+    fn a_reader_is_handed_little_at_a_time_and_all_in_the_end() {
+        let memory = memory();
+        let subscription = memory.subscribe(EventFilter::default(), Arc::default()).unwrap();
+        (1..=10).for_each(|seq| push(&memory, &sample::event(seq)));
+        assert_eq!(seqs(memory.next(&subscription.reader, 1)), [1]);
+        assert_eq!(seqs(memory.next(&subscription.reader, usize::MAX)), (2..=10).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_reader_that_falls_behind_is_cut_off_and_counted_once() {
+        let memory = memory();
+        let subscription = memory.subscribe(EventFilter::default(), Arc::default()).unwrap();
+        let other = memory.subscribe(EventFilter::default(), Arc::default()).unwrap();
+        let end = EVENTS as u64 + SWEEP;
+        for seq in 1..=end {
+            memory.push(&sample::event(seq), "{}");
+            memory.next(&other.reader, usize::MAX);
+        }
+        assert_eq!(memory.lock().readers.len(), 1);
+        assert_eq!(memory.next(&subscription.reader, usize::MAX), Next::End);
+        let text = memory.metrics.gather().unwrap();
+        let counted =
+            format!("kevtmon_events_discarded_total{{reason=\"slow-reader\",sink=\"api\"}} {end}\n");
+        assert!(text.contains(&counted), "{text}");
+    }
+
+    #[test]
+    fn readers_that_went_away_make_room() {
+        let memory = memory();
+        let join = || memory.subscribe(EventFilter::default(), Arc::default());
+        let first: Vec<_> = (0..READERS).map(|_| join()).collect();
+        assert!(first.iter().all(Option::is_some));
+        assert!(join().is_none());
+        drop(first);
+        assert!(join().is_some());
+    }
+}

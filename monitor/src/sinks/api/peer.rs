@@ -1,0 +1,108 @@
+//! Who may ask: root, the daemon's own user, and members of the socket's group. The mode of the socket says the
+//! same; this holds even where somebody widened it, or handed over a descriptor.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::geteuid;
+use thiserror::Error;
+use tokio::net::UnixStream;
+
+/// Supplementary groups of one peer that are looked at; the kernel allows 65,536.
+const GROUPS: usize = 1024;
+/// include/uapi/asm-generic/socket.h
+const SO_PEERGROUPS: libc::c_int = 59;
+
+/// Somebody who may not ask.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub(super) enum Refused {
+    /// Neither root nor in the group.
+    #[error("user {uid} may not ask: be root, or in group {group} of the socket")]
+    Stranger {
+        /// Who it is.
+        uid: u32,
+        /// Group of the socket.
+        group: u32,
+    },
+    /// The kernel does not tell who it is.
+    #[error("cannot tell who asks")]
+    Unknown,
+}
+
+/// Decides by the socket file as it is at the moment.
+#[derive(Debug)]
+pub(super) struct Gate {
+    path: PathBuf,
+    own: u32,
+}
+
+impl Gate {
+    pub(super) fn new(path: &Path) -> Self {
+        Self { path: path.to_owned(), own: geteuid().as_raw() }
+    }
+
+    pub(super) fn check(&self, stream: &UnixStream) -> Result<(), Refused> {
+        let peer = stream.peer_cred().map_err(|_| Refused::Unknown)?;
+        // Its group may have been changed by whoever set the node up.
+        let group = fs::metadata(&self.path).map_err(|_| Refused::Unknown)?.gid();
+        // Before Linux 4.13 only the primary group is known.
+        let groups = groups(stream.as_fd()).unwrap_or_default();
+        match is_allowed(self.own, peer.uid(), peer.gid(), &groups, group) {
+            true => Ok(()),
+            false => Err(Refused::Stranger { uid: peer.uid(), group }),
+        }
+    }
+}
+
+fn is_allowed(own: u32, uid: u32, gid: u32, groups: &[u32], group: u32) -> bool {
+    uid == 0 || uid == own || gid == group || groups.contains(&group)
+}
+
+/// Supplementary groups that the peer had when it connected (`SO_PEERGROUPS`).
+fn groups(stream: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let mut groups = vec![0_u32; GROUPS];
+    let mut bytes = libc::socklen_t::try_from(GROUPS * size_of::<libc::gid_t>()).map_err(io::Error::other)?;
+    // SAFETY: the kernel writes at most `bytes` bytes to the vector, which has that many, and stores how many
+    // in `bytes`. gid_t is u32.
+    let failed = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERGROUPS,
+            groups.as_mut_ptr().cast(),
+            &raw mut bytes,
+        )
+    } != 0;
+    if failed {
+        return Err(io::Error::last_os_error());
+    }
+    groups.truncate(usize::try_from(bytes).map_err(io::Error::other)? / size_of::<libc::gid_t>());
+    Ok(groups)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_the_daemons_user_and_the_sockets_group_may_ask() {
+        assert!(is_allowed(0, 0, 5, &[], 7));
+        assert!(is_allowed(33, 33, 5, &[], 7));
+        assert!(is_allowed(0, 1000, 7, &[], 7));
+        assert!(is_allowed(0, 1000, 1000, &[4, 7], 7));
+        assert!(!is_allowed(0, 1000, 1000, &[4, 8], 7));
+    }
+
+    #[test]
+    fn the_kernel_tells_the_groups_of_a_peer() {
+        let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut own: Vec<u32> = nix::unistd::getgroups().unwrap().iter().map(|gid| gid.as_raw()).collect();
+        let mut told = groups(one.as_fd()).unwrap();
+        own.sort_unstable();
+        told.sort_unstable();
+        assert_eq!(told, own);
+    }
+}

@@ -1,0 +1,351 @@
+//! A real socket, a memory, and a core that is a thread.
+
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::config::Cmdline;
+use crate::core::{Core, Resume, Settings};
+use crate::query::filter::{EventFilter, IncidentFilter, Order};
+use crate::query::remote::{Remote, RemoteError};
+use crate::query::sample;
+use crate::sources::procfs::own::Own;
+
+const BOOT: &str = "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11";
+/// Enough on any machine; what is awaited comes in milliseconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Rig {
+    server: Option<Server>,
+    memory: Arc<Memory>,
+    metrics: Arc<Metrics>,
+    path: PathBuf,
+    _dir: TempDir,
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self::with(None)
+    }
+
+    fn with(older: Option<Arc<dyn History>>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        let path = dir.path().join("run/k.sock");
+        let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
+        let memory = Arc::new(Memory::new("n", BOOT, Arc::clone(&metrics)));
+        let (asking, mut asked) = questions();
+        thread::spawn(move || {
+            let settings = Settings {
+                node: "n".into(),
+                boot_id: BOOT.into(),
+                version: "0".into(),
+                host_netns: 1,
+                cmdline: Cmdline::Host,
+                sources: Default::default(),
+                incidents: Default::default(),
+            };
+            let core = Core::new(settings, Resume::default());
+            while let Some(question) = asked.blocking_recv() {
+                let _ = question.send(Box::new(core.state(0)));
+            }
+        });
+        let identity = Identity { node: "n".into(), version: "0".into(), revision: "r".into() };
+        let server = Server::start(&path, identity, Arc::clone(&memory), older, asking).unwrap();
+        Self { server: Some(server), memory, metrics, path, _dir: dir }
+    }
+
+    fn push(&self, seqs: impl IntoIterator<Item = u64>) {
+        for seq in seqs {
+            let event = sample::event(seq);
+            self.memory.push(&event, &serde_json::to_string(&event).unwrap());
+        }
+        self.memory.wake();
+    }
+
+    fn ask(&self, target: &str) -> String {
+        ask(&self.path, &format!("GET {target} HTTP/1.1\r\nHost: x\r\n\r\n"))
+    }
+
+    fn remote(&self) -> Remote {
+        Remote::connect(&self.path).unwrap()
+    }
+
+    /// A stream whose head was read.
+    fn stream(&self, query: &str) -> BufReader<UnixStream> {
+        let mut stream = BufReader::new(UnixStream::connect(&self.path).unwrap());
+        write!(stream.get_mut(), "GET /v1/events?follow=1{query} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut line = String::new();
+        while line != "\r\n" {
+            line.clear();
+            assert!(stream.read_line(&mut line).unwrap() > 0);
+        }
+        stream
+    }
+}
+
+fn ask(path: &Path, request: &str) -> String {
+    let mut stream = UnixStream::connect(path).unwrap();
+    // The server may refuse before it has read all.
+    let _ = stream.write_all(request.as_bytes());
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    answer
+}
+
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        thread::park_timeout(Duration::from_millis(2));
+    }
+}
+
+/// Numbers of the next events of a stream.
+fn next(remote: &Remote, filter: &EventFilter, count: usize) -> Vec<u64> {
+    let mut seqs = Vec::new();
+    remote
+        .follow(filter, |line| {
+            seqs.push(serde_json::from_str::<Event>(line).unwrap().seq);
+            if seqs.len() < count { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })
+        .unwrap();
+    seqs
+}
+
+#[test]
+fn a_client_gets_what_the_daemon_remembers() {
+    let rig = Rig::new();
+    rig.push(1..=30);
+    let remote = rig.remote();
+    assert_eq!(
+        (remote.version().unwrap().node.as_str(), remote.version().unwrap().revision.as_str()),
+        ("n", "r")
+    );
+    let filter = EventFilter { limit: 7, order: Order::Oldest, ..EventFilter::default() };
+    assert_eq!(remote.events(&filter).unwrap(), rig.memory.events(&filter).unwrap());
+    assert_eq!(remote.extent().unwrap(), rig.memory.extent().unwrap());
+    assert_eq!(remote.incidents(&IncidentFilter::default()).unwrap(), []);
+    assert_eq!(remote.state().unwrap().unwrap().host_netns, 1);
+}
+
+#[test]
+fn every_answer_names_the_interface_and_another_one_is_refused_naming_both() {
+    let rig = Rig::new();
+    for target in ["/v1/version", "/v1/events", "/v1/nothing", "/"] {
+        assert!(rig.ask(target).contains("\r\nkevtmon-api: 1\r\n"), "{target}");
+    }
+    let refusal = ask(&rig.path, "GET /v1/version HTTP/1.1\r\nHost: x\r\nkevtmon-api: 2\r\n\r\n");
+    assert!(refusal.starts_with("HTTP/1.1 400 "), "{refusal}");
+    assert!(refusal.contains("speaks interface 1, the client 2"), "{refusal}");
+}
+
+#[test]
+fn what_is_not_there_or_not_understood_is_said() {
+    let rig = Rig::new();
+    assert!(rig.ask("/v2/events").starts_with("HTTP/1.1 404 "));
+    assert!(rig.ask("/v1/events?colour=red").starts_with("HTTP/1.1 400 "));
+    assert!(rig.ask("/v1/incidents?colour=red").contains("this daemon knows all, since, id"));
+    let refusal = ask(&rig.path, "POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n");
+    assert!(refusal.starts_with("HTTP/1.1 405 ") && refusal.contains("allow: GET\r\n"), "{refusal}");
+    let large = format!("GET /v1/events HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(REQUEST_BYTES));
+    let refusal = ask(&rig.path, &large);
+    assert!(!refusal.starts_with("HTTP/1.1 200"), "{refusal}");
+    assert!(ask(&rig.path, "nonsense\r\n\r\n").starts_with("HTTP/1.1 400 "));
+    assert!(rig.ask("/v1/version").starts_with("HTTP/1.1 200 "));
+}
+
+#[test]
+fn a_stream_goes_on_after_a_number_without_gap_or_repetition() {
+    let rig = Rig::new();
+    rig.push(1..=10);
+    let remote = rig.remote();
+    let after = |after, boot: &str| EventFilter {
+        after: Some(after),
+        boot_id: Some(boot.into()),
+        ..EventFilter::default()
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| rig.push(11..=500));
+        assert_eq!(next(&remote, &after(4, BOOT), 496), (5..=500).collect::<Vec<_>>());
+    });
+    assert_eq!(next(&remote, &after(499, "another boot"), 500), (1..=500).collect::<Vec<_>>());
+    assert_eq!(next(&remote, &after(9_999, BOOT), 500).len(), 500, "numbers began anew");
+}
+
+#[test]
+fn a_stream_that_goes_on_beyond_what_is_remembered_says_so_first() {
+    let rig = Rig::new();
+    rig.push(101..=110);
+    let mut stream = rig.stream("&after=50");
+    // The size of a chunk stands before it.
+    let lines = stream.by_ref().lines().map(Result::unwrap).filter(|line| line.starts_with('{'));
+    let events: Vec<Event> = lines.take(2).map(|line| serde_json::from_str(&line).unwrap()).collect();
+    assert_eq!((events[0].kind.name(), events[0].seq, events[1].seq), ("events.lost", 100, 101));
+    assert_eq!(events[0].lost.as_ref().unwrap().count, "50");
+}
+
+#[test]
+fn what_the_memory_has_forgotten_comes_from_what_reaches_further_back() {
+    let older = sample::shared(sample::Memory::of((1..=100).map(sample::event)));
+    let rig = Rig::with(Some(older));
+    rig.push(90..=110);
+    let remote = rig.remote();
+    let filter = EventFilter { after: Some(40), ..EventFilter::default() };
+    assert_eq!(next(&remote, &filter, 70), (41..=110).collect::<Vec<_>>());
+    assert_eq!(
+        remote.events(&EventFilter { limit: 1_000, ..EventFilter::default() }).unwrap().events.len(),
+        110
+    );
+}
+
+#[test]
+fn a_stream_carries_only_what_was_asked_for() {
+    let rig = Rig::new();
+    let remote = rig.remote();
+    let filter = EventFilter { kinds: vec!["mount.".into()], ..EventFilter::default() };
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| next(&remote, &filter, 1));
+        let mut seq = 0;
+        while !reading.is_finished() {
+            seq += 2;
+            rig.push([seq]);
+            let busy = sample::numbered(seq + 1, crate::sinks::sample::busy());
+            rig.memory.push(&busy, &serde_json::to_string(&busy).unwrap());
+        }
+        assert_eq!(reading.join().unwrap()[0] % 2, 1);
+    });
+}
+
+#[test]
+fn two_hundred_readers_get_everything_though_one_of_them_never_reads() {
+    const READERS: usize = 200;
+    const BATCH: u64 = 500;
+    let rig = Rig::new();
+    let mute = rig.stream("");
+    let (done, all_done) = sync_channel(READERS);
+    let read: Vec<AtomicU64> = (0..READERS - 1).map(|_| AtomicU64::new(0)).collect();
+    let joined = AtomicUsize::new(0);
+    let cut = || {
+        let text = rig.metrics.gather().unwrap();
+        !text.contains("kevtmon_events_discarded_total{reason=\"slow-reader\",sink=\"api\"} 0\n")
+    };
+    thread::scope(|scope| {
+        for read in &read {
+            let (done, joined, rig) = (done.clone(), &joined, &rig);
+            scope.spawn(move || {
+                let stream = rig.stream("");
+                joined.fetch_add(1, Ordering::Relaxed);
+                for line in stream.lines().map(Result::unwrap).filter(|line| line.starts_with('{')) {
+                    let event: Event = serde_json::from_str(&line).unwrap();
+                    let before = read.swap(event.seq, Ordering::Relaxed);
+                    assert_eq!(event.seq, before + 1, "nothing is left out and all is in order");
+                }
+                done.send(()).unwrap();
+            });
+        }
+        eventually("all have joined", || joined.load(Ordering::Relaxed) == READERS - 1);
+        let mut seq = 0;
+        // Whoever reads gets time to; whoever does not is given up, without harm to the others.
+        while !cut() {
+            rig.push(seq + 1..=seq + BATCH);
+            seq += BATCH;
+            eventually("all have read a batch", || {
+                read.iter().all(|read| read.load(Ordering::Relaxed) == seq)
+            });
+            assert!(seq < 1_000_000, "the one that never reads is never cut off");
+        }
+        // The daemon ends, and with it the streams, in order.
+        rig.memory.close();
+        for _ in 1..READERS {
+            all_done.recv_timeout(PATIENCE).unwrap();
+        }
+    });
+    drop(mute);
+}
+
+#[test]
+fn questions_are_answered_while_every_reader_is_there() {
+    let rig = Rig::new();
+    let streams: Vec<_> = (0..memory::READERS).map(|_| rig.stream("")).collect();
+    assert!(rig.ask("/v1/events?follow=1").starts_with("HTTP/1.1 503 "));
+    assert!(rig.ask("/v1/version").starts_with("HTTP/1.1 200 "));
+    drop(streams);
+}
+
+#[test]
+fn the_end_of_the_daemon_ends_streams_and_removes_the_socket() {
+    let mut rig = Rig::new();
+    rig.push([1]);
+    let mut stream = rig.stream("&after=0");
+    drop(rig.server.take());
+    let mut rest = String::new();
+    let _ = stream.read_to_string(&mut rest);
+    assert!(rest.contains("\"seq\":1"), "{rest}");
+    assert!(!rig.path.exists());
+    assert!(matches!(Remote::connect(&rig.path), Err(RemoteError::Dead { .. })));
+}
+
+#[test]
+fn something_else_that_listens_is_not_taken_for_the_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("other.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let answers =
+        ["HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}", "HTTP/1.1 200 OK\r\nkevtmon-api: 7\r\n\r\n"];
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for answer in answers {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut line = String::new();
+                BufReader::new(stream.try_clone().unwrap()).read_line(&mut line).unwrap();
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        assert!(matches!(Remote::connect(&path), Err(RemoteError::Stranger { .. })));
+        let error = Remote::connect(&path).unwrap_err().to_string();
+        assert!(error.contains("speaks interface 7, this kevtmon speaks 1"), "{error}");
+    });
+}
+
+/// Makes the calling thread, and only it, somebody else: the raw calls know nothing of the other threads.
+fn become_nobody(group: libc::gid_t) {
+    const NOBODY: libc::uid_t = 65_534;
+    // SAFETY: setgroups(2) reads no list of length 0; the other calls take plain integers.
+    let failed = unsafe {
+        libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) != 0
+            || libc::syscall(libc::SYS_setresgid, group, group, group) != 0
+            || libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) != 0
+    };
+    assert!(!failed, "{}", io::Error::last_os_error());
+}
+
+#[test]
+fn a_stranger_is_refused_even_where_the_socket_is_open_to_all_and_a_member_of_its_group_is_not() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root can become somebody else");
+        return;
+    }
+    let rig = Rig::new();
+    let ask_as = |group| {
+        thread::scope(|scope| {
+            let asking = scope.spawn(|| {
+                become_nobody(group);
+                Remote::connect(&rig.path).map(|remote| remote.path().to_owned())
+            });
+            asking.join().unwrap()
+        })
+    };
+    assert!(matches!(ask_as(65_534), Err(RemoteError::Denied { .. })), "by the mode of the socket");
+    fs::set_permissions(&rig.path, Permissions::from_mode(0o666)).unwrap();
+    assert!(matches!(ask_as(65_534), Err(RemoteError::Denied { .. })), "by the daemon");
+    assert!(ask_as(0).is_ok());
+}
