@@ -1,5 +1,7 @@
 //! Puts the pipeline together: sources to the core, the core to the sinks, its questions back to the sources.
 
+mod programs;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use crate::config::{Config, Format, NeighborHook, Runtimes, UmountHook};
+use crate::config::{Config, Format, NeighborHook, Runtimes};
 use crate::core::{Core, Output, Resume, Settings};
 use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Refused, Scanner};
@@ -19,15 +21,21 @@ use crate::metrics::{Metrics, MetricsError};
 use crate::observation::{
     Fact, HolderReport, Loss, NsInum, Observation, ProcessState, Request, SourceStatus,
 };
+use crate::query::History;
+use crate::recording::command::writer;
+use crate::recording::recorder::{Record, RecordError, Recorder};
+use crate::sinks::api::{self, ApiError, Identity, Memory, Question};
 use crate::sinks::health::Health;
 use crate::sinks::http::{HttpError, Server};
+use crate::sinks::store::{self, Started, StoreConfig};
 use crate::sinks::{Filter, Sinks, stdout};
-use crate::sources::bpf::{self, BpfConfig, BpfError, BpfSource};
+use crate::sources::bpf::{self, BpfSource};
 use crate::sources::netlink::{NetlinkConfig, NetlinkError, NetlinkSource};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::runtime::docker::{self, DockerConfig};
 use crate::sources::{Sender, boot_now, realtime_offset_ns, seen};
+use crate::store::Archive;
 
 /// Observations that wait for the core; beyond that the kernel buffers.
 const QUEUE: usize = 4096;
@@ -39,6 +47,8 @@ const NETNS_QUEUE: usize = 1024;
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// What the sinks get to write what they have.
 const DRAIN: Duration = Duration::from_secs(3);
+/// What recordings get for the same.
+const RECORDER_DRAIN: Duration = Duration::from_secs(1);
 /// The wall clock is slewed all the time; an event's time follows once it is off by this much.
 const CLOCK_STEP_NS: u64 = 10_000;
 
@@ -57,6 +67,12 @@ pub enum DaemonError {
     /// Metrics cannot be served.
     #[error(transparent)]
     Http(#[from] HttpError),
+    /// What was to be recorded cannot be.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// Queries cannot be answered.
+    #[error(transparent)]
+    Api(#[from] ApiError),
     /// A thread or signal handler cannot be had.
     #[error("cannot start {what}")]
     Start {
@@ -82,6 +98,8 @@ pub struct Options {
     pub log_bpf: bool,
     /// Whether standard output is coloured.
     pub colour: bool,
+    /// What is recorded besides the last minutes.
+    pub record: Option<Record>,
 }
 
 /// Runs until a signal ends it, within a local task set. `reload` reads the configuration again.
@@ -93,7 +111,9 @@ pub async fn run(
     options: Options,
     reload: impl Fn() -> Option<Config>,
 ) -> Result<(), DaemonError> {
-    let own = Own::default().with_directories(vec![config.state_dir.clone()]);
+    let mut own_files = vec![config.state_dir.clone()];
+    own_files.extend(options.record.as_ref().and_then(|record| std::path::absolute(&record.path).ok()));
+    let own = Own::default().with_directories(own_files);
     let metrics = Arc::new(Metrics::new(options.version, options.revision, own)?);
     let health = Arc::new(Health::default());
     // A port in use is found out before anything is touched in the kernel.
@@ -101,11 +121,21 @@ pub async fn run(
         [] => None,
         listen => Some(Server::start(listen, Arc::clone(&metrics), Arc::clone(&health))?),
     };
+    let boot_id = boot_id();
+    let memory = Arc::new(Memory::new(&config.node_name, &boot_id, Arc::clone(&metrics)));
+    let (asking, questions) = api::questions();
+    let older = config.store.map(|_| Arc::new(Archive::behind(&config.state_dir)) as Arc<dyn History>);
+    let identity = Identity {
+        node: config.node_name.clone(),
+        version: options.version.to_owned(),
+        revision: options.revision.to_owned(),
+    };
+    let _api = api::Server::start(&config.socket, identity, Arc::clone(&memory), older, asking)?;
     let mut signals = Signals::new()?;
     let (tx, rx) = mpsc::channel(QUEUE);
     let proc = Proc::default();
 
-    let (programs, missing) = load_programs(&config, options.log_bpf)?;
+    let (programs, missing) = programs::load_programs(&config, options.log_bpf)?;
     let by_netlink = config.neighbor_hook != NeighborHook::Off
         && !programs.as_ref().is_some_and(|programs| programs.is_up(bpf::NEIGHBOR));
     let netlink = NetlinkSource::open(
@@ -124,19 +154,34 @@ pub async fn run(
         // Where nobody named a runtime, a node without one is an everyday case.
         sources.insert("docker".to_owned(), config.runtimes == Runtimes::Auto);
     }
-    let settings = Settings {
+    if config.store.is_some() {
+        sources.insert(store::NAME.to_owned(), false);
+    }
+    let store = StoreConfig::of(&config, &boot_id)
+        .map(|config| store::start(config, Arc::clone(&metrics), tx.clone()))
+        .transpose()
+        .map_err(|source| DaemonError::Start { what: "the event store", source })?;
+    let left = store.as_ref().map(|started| started.left.clone()).unwrap_or_default();
+    let mut settings = Settings {
         node: config.node_name.clone(),
-        boot_id: boot_id(),
+        boot_id,
         version: options.version.to_owned(),
         host_netns,
         cmdline: config.cmdline,
+        incidents: config.incidents.clone(),
         sources,
     };
-    let core = Core::new(settings, Resume::default());
+    config.govern(&mut settings);
+    let resume = Resume { last_seq: left.last_seq, incidents: left.incidents, ..Resume::default() };
+    let recorder = start_recorder(&config, options.record.as_ref(), &metrics)?;
+    let core = Core::new(settings, resume);
     let scanner = holders::worker::spawn(proc.clone(), tx.clone(), Limits::default())
         .map_err(|source| DaemonError::Start { what: "the holder scan", source })?;
     let (netns_tx, netns_rx) = mpsc::channel(NETNS_QUEUE);
-    let mut sinks = Sinks::default();
+    let (mut sinks, store) = match store {
+        Some(Started { store, status, .. }) => (Sinks::behind(store), Some(status)),
+        None => (Sinks::default(), None),
+    };
     let filter = Filter { min_severity: config.min_severity };
     let colour = options.colour && config.format == Format::Pretty;
     if let Some(queue) = stdout::start(config.format, filter, colour, Arc::clone(&metrics))
@@ -144,9 +189,14 @@ pub async fn run(
     {
         sinks.add(queue);
     }
+    sinks.add(
+        api::sink(memory, Arc::clone(&metrics))
+            .map_err(|source| DaemonError::Start { what: "the memory of events", source })?,
+    );
 
     let mut daemon = Daemon {
         core,
+        recorder,
         metrics,
         health,
         sinks,
@@ -158,6 +208,15 @@ pub async fn run(
         offset_ns: realtime_offset_ns(),
     };
     daemon.observe(seen(Fact::Clock { realtime_offset_ns: daemon.offset_ns }));
+    if let Some(last_alive) = left.alive {
+        daemon.observe(seen(Fact::Restarted { last_alive }));
+    }
+    if let Some(status) = store {
+        daemon.observe(seen(Fact::Source(status)));
+    }
+    for (incident, about) in daemon.core.incidents() {
+        daemon.metrics.resumed_incident(&incident, about);
+    }
     daemon.start_programs(programs, missing, by_netlink, host_netns, &tx);
     let mut netlink = tokio::spawn(netlink.run(netns_rx, tx.clone()));
     for socket in sockets {
@@ -165,13 +224,14 @@ pub async fn run(
         tokio::task::spawn_local(docker::run(config, proc.clone(), tx.clone()));
     }
     drop(tx);
-    let ended = daemon.work(rx, &mut signals, &mut netlink, reload).await;
+    let ended = daemon.work(rx, questions, &mut signals, &mut netlink, reload).await;
     daemon.stop();
     ended
 }
 
 struct Daemon {
     core: Core,
+    recorder: Recorder,
     metrics: Arc<Metrics>,
     health: Arc<Health>,
     sinks: Sinks,
@@ -188,6 +248,7 @@ impl Daemon {
     async fn work(
         &mut self,
         mut rx: mpsc::Receiver<Observation>,
+        mut questions: mpsc::Receiver<Question>,
         signals: &mut Signals,
         netlink: &mut tokio::task::JoinHandle<()>,
         reload: impl Fn() -> Option<Config>,
@@ -215,6 +276,10 @@ impl Daemon {
                     None => std::future::pending().await,
                 } } => self.observe(seen(Fact::Tick)),
                 _ = heartbeat.tick() => self.beat(),
+                Some(question) = questions.recv() => {
+                    // Whoever asked may have gone.
+                    let _ = question.send(Box::new(self.core.state(boot_now())));
+                }
                 _ = signals.terminate.recv() => return Ok(()),
                 _ = signals.interrupt.recv() => return Ok(()),
                 _ = signals.hangup.recv() => if let Some(config) = reload() { self.reconfigure(config) },
@@ -227,6 +292,7 @@ impl Daemon {
         self.replies.push_back(observation);
         while let Some(observation) = self.replies.pop_front() {
             self.metrics.observation(&observation);
+            self.recorder.record(&observation, &self.core);
             self.core.observe(observation);
             for output in self.core.take_output().collect::<Vec<_>>() {
                 match output {
@@ -237,8 +303,9 @@ impl Daemon {
         }
     }
 
-    fn tell(&self, event: Event) {
+    fn tell(&mut self, event: Event) {
         self.metrics.event(&event);
+        self.recorder.event(&event);
         if matches!(event.kind.name().split('.').next(), Some("neighbor" | "mount")) {
             let late = boot_now().saturating_sub(event.at);
             self.metrics.latency("bpf", Duration::from_nanos(late).as_secs_f64());
@@ -282,6 +349,7 @@ impl Daemon {
             self.observe(Observation { at: now, fact: Fact::Clock { realtime_offset_ns: offset_ns } });
         }
         self.observe(Observation { at: now, fact: Fact::Tick });
+        self.metrics.incidents_discarded(self.core.incidents_discarded());
         self.health.tick(now);
     }
 
@@ -291,7 +359,9 @@ impl Daemon {
     }
 
     fn reconfigure(&mut self, config: Config) {
-        self.core.set_cmdline(config.cmdline);
+        let mut settings = self.core.settings().clone();
+        config.govern(&mut settings);
+        self.observe(seen(Fact::Settings(Box::new(settings))));
         if (Config { cmdline: config.cmdline, ..self.config.clone() }) == config {
             tracing::info!("configuration read again");
         } else {
@@ -334,12 +404,8 @@ impl Daemon {
     }
 
     fn stop(mut self) {
-        self.core.stop(boot_now());
-        for output in self.core.take_output().collect::<Vec<_>>() {
-            if let Output::Event(event) = output {
-                self.tell(*event);
-            }
-        }
+        self.observe(seen(Fact::Stop));
+        self.recorder.finish(&self.core, boot_now(), RECORDER_DRAIN);
         self.sinks.finish(DRAIN);
     }
 }
@@ -375,48 +441,21 @@ impl Signals {
     }
 }
 
-/// Loads what the configuration wants; the second part tells of hooks that could not even be tried.
-fn load_programs(config: &Config, log: bool) -> Result<(Option<BpfSource>, Vec<SourceStatus>), DaemonError> {
-    let wanted = BpfConfig {
-        ring_bytes: config.ring_bytes,
-        neighbor: matches!(config.neighbor_hook, NeighborHook::Auto | NeighborHook::TpBtf),
-        umount: config.umount_hook != UmountHook::Off,
-        log,
-    };
-    let down = |reason: &str| {
-        [bpf::NEIGHBOR, bpf::UMOUNT]
-            .map(|hook| SourceStatus {
-                source: hook.to_owned(),
-                up: false,
-                rung: None,
-                reason: Some(reason.to_owned()),
-            })
-            .to_vec()
-    };
-    if !wanted.neighbor && !wanted.umount {
-        return Ok((None, down(bpf::SWITCHED_OFF)));
+fn start_recorder(
+    config: &Config,
+    record: Option<&Record>,
+    metrics: &Arc<Metrics>,
+) -> Result<Recorder, RecordError> {
+    // A path that is not Unicode cannot be shown; the rest of the pipeline does not mind it.
+    let shown = serde_json::to_value(config).unwrap_or_default();
+    let mut recorder = Recorder::new(writer(shown), boot_now(), Arc::clone(metrics));
+    if let Some(record) = record {
+        recorder.add_file(record)?;
     }
-    let loaded = bpf::load(&wanted);
-    if config.require_ebpf {
-        check_required(&wanted, &loaded)?;
+    if config.recorder.enabled {
+        recorder.add_flight(&config.state_dir, &config.recorder)?;
     }
-    match loaded {
-        Ok(programs) => Ok((Some(programs), Vec::new())),
-        Err(error) => Ok((None, down(&bpf::chain(&error)))),
-    }
-}
-
-fn check_required(wanted: &BpfConfig, loaded: &Result<BpfSource, BpfError>) -> Result<(), DaemonError> {
-    let programs = loaded.as_ref().map_err(|error| DaemonError::Ebpf(bpf::chain(error)))?;
-    let hooks = [(bpf::NEIGHBOR, wanted.neighbor), (bpf::UMOUNT, wanted.umount)];
-    match hooks.into_iter().find(|(hook, wanted)| *wanted && !programs.is_up(hook)) {
-        None => Ok(()),
-        Some((hook, _)) => {
-            let status = programs.statuses.iter().find(|status| status.source == hook);
-            let reason = status.and_then(|status| status.reason.clone()).unwrap_or_default();
-            Err(DaemonError::Ebpf(format!("{hook}: {reason}")))
-        }
-    }
+    Ok(recorder)
 }
 
 fn docker_sockets(runtimes: &Runtimes) -> Vec<PathBuf> {

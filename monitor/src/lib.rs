@@ -15,12 +15,17 @@ pub mod holders;
 pub mod sources;
 
 pub mod core;
+pub mod diagnose;
 pub mod node;
 
 pub mod event;
 
 pub mod metrics;
+pub mod query;
 pub mod sinks;
+pub mod store;
+
+pub mod recording;
 
 pub mod cli;
 pub mod config;

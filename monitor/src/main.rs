@@ -7,6 +7,7 @@ use kevtmon::cli::{self, Cli, Command, RunArgs, exit, logging};
 use kevtmon::config::Config;
 use kevtmon::daemon::{self, DaemonError, Options};
 use kevtmon::privilege;
+use kevtmon::recording::command;
 use kevtmon::sources::bpf::chain;
 use kevtmon::sources::procfs::own::Own;
 use tokio::task::LocalSet;
@@ -14,6 +15,10 @@ use tokio::task::LocalSet;
 fn main() -> ExitCode {
     let code = match cli::parse(std::env::args_os()) {
         Ok(Cli { command: Command::Run(args) }) => run(&args),
+        Ok(Cli { command: Command::Replay(args) }) => command::run_replay(&args),
+        Ok(Cli { command: Command::Bundle(args) }) => command::run_bundle(&args),
+        Ok(Cli { command: Command::Query(query) }) => query.run(),
+        Ok(Cli { command: Command::Reference(reference) }) => reference.run(),
         Err(code) => code,
     };
     code.into()
@@ -35,6 +40,7 @@ fn run(args: &RunArgs) -> u8 {
         version: cli::VERSION,
         revision: cli::REVISION,
         log_bpf: args.log_bpf,
+        record: args.record(),
         colour: std::io::stdout().is_terminal()
             && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty()),
     };

@@ -8,17 +8,22 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use prometheus::core::Collector;
 use prometheus::{
-    Counter, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Counter, Gauge, Histogram, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
 };
 
-use crate::event::{Event, Join, Kind};
+use crate::diagnose::About;
+use crate::event::{Event, Incident, Join, Kind};
 use crate::observation::{ContainerState, Fact, HolderReport, Observation, SourceStatus, Verdict};
 use crate::sources::boot_now;
 use crate::sources::bpf::KernelCounters;
 use crate::sources::procfs::own::{Own, PinKind};
+
+mod house;
+mod incidents;
+
+use house::House;
+use incidents::IncidentMetrics;
 
 /// How many kinds of links get a label of their own; the rest is `other`.
 const MAX_LINK_KINDS: usize = 32;
@@ -63,6 +68,7 @@ pub struct Metrics {
     link_changes: IntCounterVec,
     containers: IntGaugeVec,
     veths: IntGauge,
+    incidents: IncidentMetrics,
     holders_scan: Histogram,
     holders_skipped: IntCounterVec,
     latency: HistogramVec,
@@ -70,6 +76,8 @@ pub struct Metrics {
     source_up: IntGaugeVec,
     hooks: IntGaugeVec,
     self_pins: IntGaugeVec,
+    store_bytes: IntGauge,
+    store_errors: IntCounterVec,
     last_tick: Gauge,
     cpu: Counter,
     resident: IntGauge,
@@ -135,6 +143,7 @@ impl Metrics {
             )?,
             containers: house.gauges("kevtmon_containers", "Containers, by state.", &["runtime", "state"])?,
             veths: house.gauge("kevtmon_veth_devices", "Veth devices of the host.")?,
+            incidents: incidents(&house)?,
             holders_scan: house.histogram(
                 "kevtmon_holders_scan_seconds",
                 "Time that a scan for the holders of a mount took.",
@@ -162,6 +171,12 @@ impl Metrics {
                 "kevtmon_self_pins",
                 "Mounts and namespaces that this process keeps alive; above 0 only while a scan runs.",
                 &["type"],
+            )?,
+            store_bytes: house.gauge("kevtmon_store_bytes", "Bytes of the event store on disk.")?,
+            store_errors: house.counters(
+                "kevtmon_store_errors_total",
+                "Failures of the event store, by what was tried.",
+                &["op"],
             )?,
             last_tick: house.float_gauge(
                 "kevtmon_core_last_tick_timestamp_seconds",
@@ -213,8 +228,17 @@ impl Metrics {
         }
         self.lost.with_label_values(&["netlink", "overrun"]);
         self.resyncs.with_label_values(&["overrun"]);
-        self.discarded.with_label_values(&["stdout", "queue-full"]);
+        for (sink, reason) in
+            [("stdout", "queue-full"), ("store", "queue-full"), ("api", "queue-full"), ("api", "slow-reader")]
+        {
+            self.discarded.with_label_values(&[sink, reason]);
+        }
+        for op in ["open", "write", "commit", "checkpoint"] {
+            self.store_errors.with_label_values(&[op]);
+        }
+        self.discarded.with_label_values(&["diagnose", "too-many-open"]);
         self.mount_busy.with_label_values(&["umount2"]);
+        self.incidents.export_zeros();
     }
 
     /// Counts on this when the kernel's own counters are asked for, at every scrape.
@@ -239,6 +263,7 @@ impl Metrics {
             };
             self.neighbor_deletions.with_label_values(&[neighbor.cause.as_str(), gateway]).inc();
         }
+        self.incidents.event(event);
         if let Some(link) = &event.link {
             let kind = self.bounded_link_kind(link.kind.as_deref());
             let change = |change: &str| self.link_changes.with_label_values(&[kind.as_str(), change]).inc();
@@ -252,6 +277,17 @@ impl Metrics {
         }
     }
 
+    /// An incident that an earlier run left open: it was announced then.
+    pub fn resumed_incident(&self, incident: &Incident, about: &About) {
+        self.incidents.resumed(incident, about);
+    }
+
+    /// Sets how often trouble was found that is not followed.
+    pub fn incidents_discarded(&self, total: u64) {
+        let counter = self.discarded.with_label_values(&["diagnose", "too-many-open"]);
+        counter.inc_by(total.saturating_sub(counter.get()));
+    }
+
     /// Counts what an observation tells of the sources.
     pub fn observation(&self, observation: &Observation) {
         match &observation.fact {
@@ -263,6 +299,7 @@ impl Metrics {
             Fact::Lost(loss) => {
                 self.lost.with_label_values(&[&loss.source, &loss.reason]).inc_by(loss.count.unwrap_or(1));
             }
+            Fact::Restarted { .. } => self.lost.with_label_values(&["daemon", "restart"]).inc(),
             Fact::Resync { source, reason } if source == "netlink" => {
                 self.resyncs.with_label_values(&[reason]).inc();
             }
@@ -313,6 +350,16 @@ impl Metrics {
         self.discarded.with_label_values(&[sink, reason]).inc_by(count);
     }
 
+    /// Counts a failure of the event store.
+    pub fn store_error(&self, op: &'static str) {
+        self.store_errors.with_label_values(&[op]).inc();
+    }
+
+    /// Sets how much disk the event store takes.
+    pub fn store_bytes(&self, bytes: u64) {
+        self.store_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
     /// Notes how old a fact was when its event was handed to the sinks.
     pub fn latency(&self, source: &'static str, seconds: f64) {
         self.latency.with_label_values(&[source]).observe(seconds);
@@ -342,6 +389,7 @@ impl Metrics {
             self.take_kernel_counters(&read());
         }
         self.take_own_figures();
+        let _whole = lock(&self.incidents.known);
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
 
@@ -405,50 +453,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes and registers.
-struct House<'a> {
-    registry: &'a Registry,
-}
-
-impl House<'_> {
-    fn keep<C: Collector + Clone + 'static>(&self, collector: C) -> Result<C, MetricsError> {
-        self.registry.register(Box::new(collector.clone()))?;
-        Ok(collector)
-    }
-
-    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, MetricsError> {
-        self.keep(IntCounterVec::new(Opts::new(name, help), labels)?)
-    }
-
-    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec, MetricsError> {
-        self.keep(IntGaugeVec::new(Opts::new(name, help), labels)?)
-    }
-
-    fn gauge(&self, name: &str, help: &str) -> Result<IntGauge, MetricsError> {
-        self.keep(IntGauge::new(name, help)?)
-    }
-
-    fn float_gauge(&self, name: &str, help: &str) -> Result<Gauge, MetricsError> {
-        self.keep(Gauge::new(name, help)?)
-    }
-
-    fn float_counter(&self, name: &str, help: &str) -> Result<Counter, MetricsError> {
-        self.keep(Counter::new(name, help)?)
-    }
-
-    fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram, MetricsError> {
-        self.keep(Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?)
-    }
-
-    fn histograms(
-        &self,
-        name: &str,
-        help: &str,
-        labels: &[&str],
-        buckets: &[f64],
-    ) -> Result<HistogramVec, MetricsError> {
-        self.keep(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels)?)
-    }
+fn incidents(house: &House<'_>) -> Result<IncidentMetrics, MetricsError> {
+    Ok(IncidentMetrics {
+        open: house.gauges(
+            "kevtmon_incidents_open",
+            "Open incidents, by kind and severity.",
+            &["incident", "severity"],
+        )?,
+        total: house.counters("kevtmon_incidents_total", "Incidents that opened.", &["incident"])?,
+        oldest: house.float_gauges(
+            "kevtmon_incidents_oldest_open_timestamp_seconds",
+            "When the oldest open incident of a kind opened.",
+            &["incident"],
+        )?,
+        info: house.gauges(
+            "kevtmon_incident_info",
+            "An open incident; the worst twenty are shown.",
+            &["incident", "id", "severity", "namespace", "pod", "actor"],
+        )?,
+        omitted: house.gauge("kevtmon_incident_info_omitted", "Open incidents that are not shown.")?,
+        known: Mutex::default(),
+    })
 }
 
 #[cfg(test)]

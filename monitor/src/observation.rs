@@ -9,6 +9,8 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::core::Settings;
+
 mod mount;
 mod neighbor;
 mod net;
@@ -40,7 +42,7 @@ pub struct Observation {
 
 /// What a source can tell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "fact", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Fact {
     /// `CLOCK_REALTIME` minus `CLOCK_BOOTTIME`, told at start and again when it moves.
     Clock {
@@ -109,8 +111,17 @@ pub enum Fact {
     },
     /// A source lost records.
     Lost(Loss),
+    /// An earlier run of the daemon in this boot ended; what came after it was not seen.
+    Restarted {
+        /// When it was last alive.
+        last_alive: BootNs,
+    },
     /// Time has passed; wakes what waits for a deadline.
     Tick,
+    /// What the operator wants is another from now on.
+    Settings(Box<Settings>),
+    /// The daemon ends; nothing comes after it.
+    Stop,
 }
 
 /// What the core asks of the sources.

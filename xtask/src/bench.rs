@@ -2,7 +2,9 @@
 
 mod latency;
 mod neighbors;
+mod replay;
 mod stage;
+mod store;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -22,14 +24,30 @@ enum Name {
     Latency,
     /// What watching costs whoever adds and deletes 100,000 neighbors
     Neighbors,
+    /// How fast the core takes a recording, and whether its memory stays flat
+    Replay,
+    /// Events a second that the event store takes, and how fast it answers with a million of them
+    Store,
 }
 
 pub(crate) fn bench(options: &Options) -> Result<()> {
-    if Privilege::of_this_user() != Privilege::Root {
-        bail!("the benchmarks make network namespaces, which needs root");
+    let wanted = |name| options.name.is_none_or(|given| given == name);
+    if wanted(Name::Store) {
+        store::store()?;
+    }
+    if options.name == Some(Name::Store) {
+        return Ok(());
     }
     let daemon = build::release()?;
-    let wanted = |name| options.name.is_none_or(|given| given == name);
+    if wanted(Name::Replay) {
+        replay::replay(&daemon)?;
+    }
+    if options.name == Some(Name::Replay) {
+        return Ok(());
+    }
+    if Privilege::of_this_user() != Privilege::Root {
+        bail!("the other benchmarks make network namespaces, which needs root");
+    }
     if wanted(Name::Latency) {
         latency::latency(&daemon)?;
     }

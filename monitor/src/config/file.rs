@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use thiserror::Error as ThisError;
 
+use super::incidents::Thresholds;
 use super::runtime::Runtimes;
 use super::{Cmdline, Format, NeighborHook, UmountHook};
 use crate::event::Severity;
@@ -17,8 +18,18 @@ use crate::event::Severity;
 const MAX_RING_KIB: u32 = 2048;
 /// Smallest ring buffer that survives a burst, in KiB.
 const MIN_RING_KIB: u32 = 64;
+/// Least and most that the flight recorder reaches back.
+const MINUTES: (u32, u32) = (1, 24 * 60);
+/// Least and most space of the flight recorder: a model and its changes must fit several times.
+const RECORDER_MIB: (u32, u32) = (4, 1024);
 /// Below this likeness a suggestion would only mislead (Jaro-Winkler, 0 to 1).
 const LIKENESS: f64 = 0.75;
+/// Least bytes of the event store, in MiB: a storm needs some of it for the log.
+const MIN_STORE_MIB: u64 = 8;
+/// Most bytes of the event store, in MiB: a tebibyte.
+const MAX_STORE_MIB: u64 = 1 << 20;
+/// Longest time that events are kept, in days: ten years.
+const MAX_STORE_DAYS: u64 = 3650;
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -32,6 +43,9 @@ pub(super) struct File {
     pub(super) metrics: Metrics,
     pub(super) runtime: Runtime,
     pub(super) hooks: Hooks,
+    pub(super) store: Store,
+    pub(super) recorder: Recorder,
+    pub(super) incidents: Thresholds,
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
@@ -61,6 +75,26 @@ pub(super) struct Hooks {
     pub(super) umount: Option<UmountHook>,
     #[serde(deserialize_with = "ring")]
     pub(super) ring_kib: Option<u32>,
+}
+
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Store {
+    pub(super) enabled: Option<bool>,
+    #[serde(deserialize_with = "store_days")]
+    pub(super) max_age_days: Option<u64>,
+    #[serde(deserialize_with = "store_mib")]
+    pub(super) max_mib: Option<u64>,
+}
+
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Recorder {
+    pub(super) enabled: Option<bool>,
+    #[serde(deserialize_with = "minutes")]
+    pub(super) minutes: Option<u32>,
+    #[serde(deserialize_with = "mebibytes")]
+    pub(super) max_mib: Option<u32>,
 }
 
 /// A name that can stand in events and logs.
@@ -122,6 +156,33 @@ fn ring<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     }
 }
 
+fn store_days<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    within(from, 1, MAX_STORE_DAYS)
+}
+
+fn store_mib<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    within(from, MIN_STORE_MIB, MAX_STORE_MIB)
+}
+
+fn minutes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    within(from, MINUTES.0, MINUTES.1)
+}
+
+fn mebibytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    within(from, RECORDER_MIB.0, RECORDER_MIB.1)
+}
+
+fn within<'de, D: Deserializer<'de>, N>(from: D, least: N, most: N) -> Result<Option<N>, D::Error>
+where
+    N: TryFrom<i64> + PartialOrd + fmt::Display,
+{
+    let given = i64::deserialize(from)?;
+    match N::try_from(given) {
+        Ok(number) if least <= number && number <= most => Ok(Some(number)),
+        _ => Err(D::Error::custom(format!("{given} is not valid: expected a number from {least} to {most}"))),
+    }
+}
+
 /// A place in a file, printed as `FILE:LINE:COLUMN`; both count from 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
@@ -155,10 +216,12 @@ pub enum FileError {
         valid: Vec<String>,
     },
     /// Not TOML, or a value of the wrong type or range.
-    #[error("{place}: {message}")]
+    #[error("{place}: {}{message}", .key.as_ref().map_or_else(String::new, |key| format!("{key}: ")))]
     Invalid {
         /// Where it stands.
         place: Place,
+        /// The key that it belongs to, with its table, where there is one.
+        key: Option<String>,
         /// What is wrong, and what is valid.
         message: String,
     },
@@ -177,7 +240,9 @@ pub(super) fn parse(path: &Path, text: &str) -> Result<File, FileError> {
 }
 
 fn explain(path: &Path, text: &str, error: &toml::de::Error) -> FileError {
-    let place = place(path, text, error.span().unwrap_or_default());
+    let span = error.span().unwrap_or_default();
+    let key = key(text, span.start);
+    let place = place(path, text, span);
     let message = error.message();
     // serde hands over the key and the valid ones as text only, in backticks.
     let mut quoted = message.split('`').skip(1).step_by(2).map(str::to_owned);
@@ -186,7 +251,7 @@ fn explain(path: &Path, text: &str, error: &toml::de::Error) -> FileError {
             let valid: Vec<String> = quoted.collect();
             FileError::UnknownKey { place, nearest: nearest(&key, &valid), key, valid }
         }
-        _ => FileError::Invalid { place, message: message.replace('\n', "; ").replace('`', "\"") },
+        _ => FileError::Invalid { place, key, message: message.replace('\n', "; ").replace('`', "\"") },
     }
 }
 
@@ -197,6 +262,20 @@ fn nearest(key: &str, valid: &[String]) -> Option<String> {
         .filter(|(likeness, _)| *likeness >= LIKENESS)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, candidate)| candidate.clone())
+}
+
+/// The key whose value stands there, with its table.
+fn key(text: &str, at: usize) -> Option<String> {
+    let before = text.get(..at)?;
+    let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+    let (key, _) = before[line_start..].split_once('=')?;
+    let key = key.trim();
+    if key.is_empty() || key.contains(['"', '\'', '#', '[']) {
+        return None;
+    }
+    let table =
+        before[..line_start].lines().rev().find_map(|line| line.trim().strip_prefix('[')?.split(']').next());
+    Some(table.map_or_else(|| key.to_owned(), |table| format!("{table}.{key}")))
 }
 
 fn place(path: &Path, text: &str, span: Range<usize>) -> Place {
@@ -238,6 +317,17 @@ mod tests {
             neighbor = "netlink"
             umount = "off"
             ring_kib = 512
+            [store]
+            enabled = false
+            max_age_days = 30
+            max_mib = 512
+            [recorder]
+            enabled = false
+            minutes = 30
+            max_mib = 32
+            [incidents]
+            learned_gateway_failed_seconds = 20
+            gateway_static_percent = 100
             "#,
         )
         .unwrap();
@@ -247,6 +337,12 @@ mod tests {
         assert_eq!(file.metrics.listen.unwrap().len(), 2);
         assert_eq!(file.runtime.sockets, Some(Runtimes::Docker(vec!["/run/docker.sock".into()])));
         assert_eq!(file.hooks.ring_kib, Some(512));
+        assert_eq!(file.store, Store { enabled: Some(false), max_age_days: Some(30), max_mib: Some(512) });
+        let recorder = Recorder { enabled: Some(false), minutes: Some(30), max_mib: Some(32) };
+        assert_eq!(file.recorder, recorder);
+        assert_eq!(file.incidents.learned_gateway_failed_seconds, 20);
+        assert_eq!(file.incidents.gateway_static_percent, 100);
+        assert_eq!(file.incidents.gateway_static_pods, 3);
     }
 
     #[test]
@@ -285,17 +381,30 @@ mod tests {
             ("[hooks]\nring_kib = 1000", "/k.toml:2:12: ", "a power of two from 64 to 2048"),
             ("[hooks]\nring_kib = 4096", "/k.toml:2:12: ", "a power of two from 64 to 2048"),
             ("[hooks]\nring_kib = \"1M\"", "/k.toml:2:12: ", "expected"),
+            ("[store]\nmax_mib = 4", "/k.toml:2:11: ", "a number from 8 to"),
+            ("[store]\nmax_age_days = -1", "/k.toml:2:16: ", "a number from 1 to 3650"),
             ("[metrics]\nlisten = [\"localhost\"]", "/k.toml:2:10: ", "ADDR:PORT"),
             ("[metrics]\nlisten = \"127.0.0.1:1\"", "/k.toml:2:10: ", "a list such as"),
             ("[runtime]\nsockets = [\"cri=/x\"]", "/k.toml:2:11: ", "cri is not supported by this build"),
             ("[runtime]\nsockets = true", "/k.toml:2:11: ", "\"auto\", \"none\" or a list"),
+            ("[incidents]\ngateway_static_percent = 0", "/k.toml:2:26: ", "expected 1 to 100"),
+            ("[incidents]\nvolume_busy_warning_seconds = -1", "/k.toml:2:31: ", "expected u32"),
             ("require_ebpf = \"yes\"", "/k.toml:1:16: ", "boolean"),
             ("cmdline = \"some\"", "/k.toml:1:11: ", "one of off, host, all"),
+            ("[recorder]\nminutes = 0", "/k.toml:2:11: ", "1 to 1440"),
+            ("[recorder]\nmax_mib = 2", "/k.toml:2:11: ", "4 to 1024"),
             ("node_name = \"a b\"", "/k.toml:1:13: ", "without blanks"),
         ] {
             let said = complaint(text);
             assert!(said.starts_with(place) && said.contains(valid), "{text}: {said}");
         }
+    }
+
+    #[test]
+    fn a_wrong_value_is_told_with_its_key() {
+        let said = complaint("node_name = \"a\"\n[hooks]\n# size\nring_kib = 1000");
+        assert!(said.starts_with("/k.toml:4:12: hooks.ring_kib: 1000 is not valid"), "{said}");
+        assert!(complaint("cmdline = \"some\"").starts_with("/k.toml:1:11: cmdline: "));
     }
 
     #[test]

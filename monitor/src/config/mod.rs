@@ -8,23 +8,34 @@ use std::fs;
 use std::io::{self, IsTerminal};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::unistd::gethostname;
+use serde::Serialize;
 use thiserror::Error;
 
+use crate::core::Settings;
 use crate::event::Severity;
+use crate::store::Limits;
 
 mod file;
+mod incidents;
+mod manual;
 pub(crate) mod name;
 mod runtime;
 
 pub use file::{FileError, Place};
+pub use incidents::Thresholds;
 pub use name::UnknownName;
 pub(crate) use name::names;
 pub use runtime::{RuntimeSpec, RuntimeSpecError, Runtimes};
 
 /// Read when no other file is named, if it is there.
 pub const DEFAULT_FILE: &str = "/etc/kevtmon/kevtmon.toml";
+/// Socket that queries are answered on, unless told otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/kevtmon/kevtmon.sock";
+/// Where state is kept, unless told otherwise.
+pub const DEFAULT_STATE_DIR: &str = "/var/lib/kevtmon";
 /// Environment variable that names the node.
 pub const NODE_NAME_VARIABLE: &str = "KEVTMON_NODE_NAME";
 
@@ -78,8 +89,8 @@ names! {
     }
 }
 
-/// What the daemon is told to do.
-#[derive(Debug, Clone, PartialEq)]
+/// What the daemon is told to do. It holds no secrets: recordings and bundles show it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Config {
     /// Name of this node in events.
     pub node_name: String,
@@ -105,6 +116,23 @@ pub struct Config {
     pub umount_hook: UmountHook,
     /// Size of the ring buffer in bytes, a power of two.
     pub ring_bytes: u32,
+    /// How much the event store keeps; `None` without one.
+    pub store: Option<Limits>,
+    /// The flight recorder.
+    pub recorder: Recorder,
+    /// When trouble is an incident.
+    pub incidents: Thresholds,
+}
+
+/// What the flight recorder keeps in the state directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Recorder {
+    /// Whether it records.
+    pub enabled: bool,
+    /// How far back it reaches.
+    pub minutes: u32,
+    /// How much space it takes; windows of incidents have space of their own.
+    pub max_mib: u32,
 }
 
 /// What the arguments say.
@@ -178,6 +206,27 @@ impl Config {
         };
         merge(file, overrides, surroundings)
     }
+
+    /// Puts what the operator decides in place of what the core was told before.
+    pub fn govern(&self, settings: &mut Settings) {
+        settings.cmdline = self.cmdline;
+        settings.incidents = self.incidents.clone();
+    }
+}
+
+/// A configuration file with every setting, explained, at its default.
+#[must_use]
+pub fn default_file() -> String {
+    // The defaults of a service on some node, wherever this is asked.
+    let around = Surroundings { host_name: Some("node-1".to_owned()), ..Surroundings::default() };
+    merge(file::File::default(), &Overrides::default(), around)
+        .map_or_else(|_| String::new(), |defaults| manual::commented(&defaults))
+}
+
+/// A configuration file that says in full what a configuration is.
+#[must_use]
+pub fn effective(config: &Config) -> String {
+    manual::effective(config)
 }
 
 fn read(path: &Path) -> Result<file::File, ConfigError> {
@@ -229,8 +278,8 @@ fn merge(file: file::File, over: &Overrides, around: Surroundings) -> Result<Con
 
     Ok(Config {
         node_name,
-        socket: over.socket.clone().or(file.socket).unwrap_or_else(|| "/run/kevtmon/kevtmon.sock".into()),
-        state_dir: over.state_dir.clone().or(file.state_dir).unwrap_or_else(|| "/var/lib/kevtmon".into()),
+        socket: over.socket.clone().or(file.socket).unwrap_or_else(|| DEFAULT_SOCKET.into()),
+        state_dir: over.state_dir.clone().or(file.state_dir).unwrap_or_else(|| DEFAULT_STATE_DIR.into()),
         cmdline: file.cmdline.unwrap_or(Cmdline::Host),
         require_ebpf: file.require_ebpf.unwrap_or(false),
         format: over.output.or(file.output.format).unwrap_or(default_format),
@@ -240,6 +289,21 @@ fn merge(file: file::File, over: &Overrides, around: Surroundings) -> Result<Con
         neighbor_hook: file.hooks.neighbor.unwrap_or(NeighborHook::Auto),
         umount_hook: file.hooks.umount.unwrap_or(UmountHook::Auto),
         ring_bytes: file.hooks.ring_kib.unwrap_or(1024) * 1024,
+        store: store(&file.store),
+        recorder: Recorder {
+            enabled: file.recorder.enabled.unwrap_or(true),
+            minutes: file.recorder.minutes.unwrap_or(15),
+            max_mib: file.recorder.max_mib.unwrap_or(16),
+        },
+        incidents: file.incidents,
+    })
+}
+
+fn store(file: &file::Store) -> Option<Limits> {
+    let default = Limits::default();
+    file.enabled.unwrap_or(true).then(|| Limits {
+        max_age: file.max_age_days.map_or(default.max_age, |days| Duration::from_secs(days * 86_400)),
+        max_bytes: file.max_mib.map_or(default.max_bytes, |mib| mib << 20),
     })
 }
 
@@ -275,8 +339,31 @@ mod tests {
                 neighbor_hook: NeighborHook::Auto,
                 umount_hook: UmountHook::Auto,
                 ring_bytes: 1 << 20,
+                store: Some(Limits { max_age: Duration::from_secs(7 * 86_400), max_bytes: 64 << 20 }),
+                recorder: Recorder { enabled: true, minutes: 15, max_mib: 16 },
+                incidents: Thresholds {
+                    learned_gateway_failed_seconds: 10,
+                    gateway_critical_seconds: 60,
+                    gateway_confirm_seconds: 5,
+                    gateway_young_pod_seconds: 60,
+                    gateway_teardown_seconds: 60,
+                    gateway_static_pods: 3,
+                    gateway_static_percent: 80,
+                    volume_busy_warning_attempts: 3,
+                    volume_busy_warning_seconds: 30,
+                    volume_busy_critical_seconds: 900,
+                    volume_busy_expire_seconds: 1800,
+                },
             }
         );
+    }
+
+    #[test]
+    fn the_store_keeps_as_much_as_the_file_says_or_is_not_there() {
+        let store = |text| merged(text, &Overrides::default(), around()).store;
+        let limits = store("[store]\nmax_age_days = 2\nmax_mib = 8").unwrap();
+        assert_eq!(limits, Limits { max_age: Duration::from_secs(172_800), max_bytes: 8 << 20 });
+        assert_eq!(store("[store]\nenabled = false"), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
+use serde::ser::{Serialize, Serializer};
 use thiserror::Error as ThisError;
 
 /// One word of the choice, as `--runtime` takes it.
@@ -85,6 +86,18 @@ impl Runtimes {
                 })
                 .collect::<Result<_, _>>()
                 .map(Self::Docker),
+        }
+    }
+}
+
+impl Serialize for Runtimes {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => to.serialize_str("auto"),
+            Self::Docker(sockets) if sockets.is_empty() => to.serialize_str("none"),
+            Self::Docker(sockets) => {
+                to.collect_seq(sockets.iter().map(|socket| format!("docker={}", socket.display())))
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::Core;
 use super::join::whose;
 use super::neighbor::Wait;
+use crate::diagnose::Change;
 use crate::event::{Event, Kind, Severity};
 use crate::node::containers::Transition;
 use crate::observation::{BootNs, ContainerFacts, ContainerState};
@@ -10,10 +11,14 @@ use crate::observation::{BootNs, ContainerFacts, ContainerState};
 impl Core {
     pub(super) fn container(&mut self, at: BootNs, facts: ContainerFacts) {
         let id = facts.id.clone();
-        let transition = self.containers.put(facts);
+        if let Some(pod) = &facts.pod {
+            self.pods.note(at, pod);
+        }
+        let transition = self.containers.put(at, facts);
         if let Some(transition) = transition {
             self.tell_container(at, &transition);
         }
+        self.diagnose(at, &Change::Container(&id));
         self.answered(at, &Wait::Container(id), true);
     }
 
@@ -21,6 +26,7 @@ impl Core {
         if let Some(transition) = self.containers.remove(at, id) {
             self.tell_container(at, &transition);
         }
+        self.diagnose(at, &Change::Container(id));
     }
 
     pub(super) fn runtime_snapshot(&mut self, at: BootNs, runtime: &str, list: Vec<ContainerFacts>) {
@@ -28,6 +34,9 @@ impl Core {
         // The first list of a runtime is what is, not what happens.
         let first = !self.containers.counts().keys().any(|(known, _)| known == runtime)
             && !self.statuses.get(runtime).is_some_and(|status| status.up);
+        for pod in list.iter().filter_map(|facts| facts.pod.as_ref()) {
+            self.pods.note(at, pod);
+        }
         for transition in self.containers.replace(at, runtime, list) {
             if !first {
                 self.tell_container(at, &transition);
@@ -36,6 +45,7 @@ impl Core {
         for id in ids {
             self.answered(at, &Wait::Container(id), true);
         }
+        self.diagnose(at, &Change::Runtime);
     }
 
     fn tell_container(&mut self, at: BootNs, transition: &Transition) {

@@ -3,6 +3,7 @@
 use super::Core;
 use super::join::whose;
 use super::neighbor::Wait;
+use crate::diagnose::Change;
 use crate::event::{Event, Kind, Link, LinkPeer, Route, Severity, Target};
 use crate::observation::{BootNs, LinkFacts, NetnsSnapshot, NsInum, PeerLink, Request, RouteFacts, iff};
 
@@ -30,6 +31,7 @@ impl Core {
             }
         }
         self.answered(at, &Wait::Netns(netns), true);
+        self.diagnose(at, &Change::Netns(netns));
     }
 
     pub(super) fn link(&mut self, at: BootNs, mut link: LinkFacts) {
@@ -98,28 +100,13 @@ impl Core {
         };
         let what = link.kind.as_deref().unwrap_or("link");
         let message = format!("{what} {}{} {verb}", link.ifname, whose(&target));
-        let peer = link.peer.as_ref().map(|peer| LinkPeer {
-            ifindex: peer.ifindex,
-            netns: peer.netns,
-            ifname: peer
-                .netns
-                .and_then(|netns| self.namespaces.get(netns)?.links.get(&peer.ifindex))
-                .map(|link| link.ifname.clone()),
-        });
         Event {
             target: Some(target),
             link: Some(Link {
-                ifindex: link.ifindex,
-                ifname: link.ifname.clone(),
-                kind: link.kind.clone(),
-                netns: link.netns,
-                peer,
-                master: link.master,
-                mac: link.mac.as_ref().map(ToString::to_string),
                 up: matches!(kind, Kind::LinkCreated | Kind::LinkChanged)
                     .then_some(link.flags & iff::UP != 0),
                 change: change.iter().map(|change| (*change).to_owned()).collect(),
-                moved_to: None,
+                ..self.link_state(link)
             }),
             ..self.event(at, kind, severity, message)
         }

@@ -8,19 +8,32 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::Cmdline;
-use crate::event::{Event, Kind, Severity};
+use crate::config::{Cmdline, Thresholds};
+use crate::diagnose::{self, Change, Engine, SCAN_ID};
+use crate::event::{Event, Kind, Severity, WallClock};
 use crate::node::containers::Containers;
 use crate::node::namespaces::Namespaces;
+use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
 use crate::observation::{BootNs, Fact, NsInum, Observation, Request, SourceStatus};
 
 mod container;
+mod incident;
 mod join;
 mod link;
 mod mount;
 mod neighbor;
+mod resume;
+pub mod state;
 mod status;
+
+pub(crate) use join::{who, whose};
+pub(crate) use mount::held_by;
+pub(crate) use neighbor::because;
+pub use resume::Pending;
+
+/// What was remembered for long enough is looked for this often.
+const SWEEP_NS: u64 = 1_000_000_000;
 
 /// What does not change while the daemon runs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,16 +48,26 @@ pub struct Settings {
     pub host_netns: NsInum,
     /// Whose command lines are shown.
     pub cmdline: Cmdline,
+    /// When trouble is an incident.
+    #[serde(default)]
+    pub incidents: Thresholds,
     /// Sources that must have reported before the daemon is ready; `true` where absence is an everyday
     /// case and no degradation.
     pub sources: BTreeMap<String, bool>,
 }
 
 /// What an earlier run of the daemon left.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Resume {
     /// Sequence number of the last event of this boot.
     pub last_seq: u64,
+    /// What it was in the middle of; only a recording has this.
+    #[serde(skip_serializing_if = "Pending::is_empty")]
+    pub pending: Pending,
+    /// The newest `incident.*` event of each incident of this boot that is open: it goes on under its id.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub incidents: Vec<Event>,
 }
 
 /// What the core says.
@@ -67,8 +90,15 @@ pub struct Core {
     containers: Containers,
     statuses: BTreeMap<String, SourceStatus>,
     ready: bool,
+    pods: PodNames,
     held: VecDeque<neighbor::Held>,
     mounts: mount::BusyMounts,
+    /// While the model is rebuilt nothing is said: it was said when it happened.
+    silent: bool,
+    engine: Engine,
+    /// Open incidents of an earlier run, until the clock is known.
+    resumed: Vec<Event>,
+    swept: BootNs,
     out: VecDeque<Output>,
 }
 
@@ -85,34 +115,46 @@ impl Core {
     /// An empty model that goes on where an earlier run of this boot ended.
     #[must_use]
     pub fn new(settings: Settings, resume: Resume) -> Self {
+        let Resume { last_seq, pending, incidents } = resume;
+        let diagnoses = diagnose::all(&settings.incidents);
         Self {
+            engine: Engine::new(diagnoses, &settings.node, &settings.boot_id),
+            resumed: incidents,
+            swept: 0,
+            pods: PodNames::default(),
             settings,
             realtime_offset_ns: 0,
-            seq: resume.last_seq,
+            seq: last_seq,
             tasks: Tasks::default(),
             namespaces: Namespaces::default(),
             containers: Containers::default(),
             statuses: BTreeMap::new(),
             ready: false,
-            held: VecDeque::new(),
-            mounts: mount::BusyMounts::default(),
+            held: pending.held,
+            mounts: pending.mounts,
+            silent: false,
             out: VecDeque::new(),
         }
     }
 
     /// Takes one observation.
     pub fn observe(&mut self, Observation { at, fact }: Observation) {
+        if !self.resumed.is_empty() && !matches!(fact, Fact::Clock { .. }) {
+            self.resume_incidents();
+        }
         match fact {
-            Fact::Clock { realtime_offset_ns } => self.realtime_offset_ns = realtime_offset_ns,
+            Fact::Clock { realtime_offset_ns } => self.set_clock(realtime_offset_ns),
             Fact::Task(task) => self.tasks.insert(*task),
             Fact::Neighbor(change) => self.neighbor(at, *change),
             Fact::Umount(attempt) => self.umount(at, *attempt),
+            Fact::Holders(report) if report.id & SCAN_ID != 0 => self.diagnose(at, &Change::Holders(&report)),
             Fact::Holders(report) => self.holders(*report),
             Fact::Netns(snapshot) => self.snapshot(at, *snapshot),
             Fact::NetnsGone { netns } => {
                 self.answered(at, &neighbor::Wait::Netns(netns), false);
                 self.namespaces.remove(netns);
                 self.containers.forget_netns(netns);
+                self.diagnose(at, &Change::NetnsGone(netns));
             }
             Fact::Link(link) => self.link(at, *link),
             Fact::LinkGone { netns, ifindex, moved_to } => self.link_gone(at, netns, ifindex, moved_to),
@@ -128,8 +170,11 @@ impl Core {
             }
             Fact::Source(status) => self.source(at, status),
             Fact::Lost(loss) => self.lost(at, &loss),
+            Fact::Restarted { last_alive } => self.restarted(at, last_alive),
             Fact::Resync { .. } => {}
             Fact::Tick => self.tick(at),
+            Fact::Settings(settings) => self.settings = *settings,
+            Fact::Stop => self.stop(at),
         }
     }
 
@@ -141,7 +186,8 @@ impl Core {
     /// When a [`Fact::Tick`] is due at the latest, if anything waits.
     #[must_use]
     pub fn deadline(&self) -> Option<BootNs> {
-        self.held.iter().map(|held| held.deadline).chain(self.mounts.deadline()).min()
+        let held = self.held.iter().map(|held| held.deadline).min();
+        held.into_iter().chain(self.mounts.deadline()).chain(self.engine.deadline()).min()
     }
 
     /// Whether the sources have all reported.
@@ -159,15 +205,15 @@ impl Core {
         }
     }
 
-    /// Whose command lines are shown from now on.
-    pub fn set_cmdline(&mut self, cmdline: Cmdline) {
-        self.settings.cmdline = cmdline;
-    }
-
     fn tick(&mut self, now: BootNs) {
         self.release_overdue(now);
         self.expire_mounts(now);
-        self.containers.expire(now);
+        if self.swept.saturating_add(SWEEP_NS) <= now {
+            self.swept = now;
+            self.containers.expire(now);
+            self.pods.expire(now);
+        }
+        self.diagnose_tick(now);
     }
 
     /// An event without objects; the caller adds what it is about and hands it to [`Self::emit`].
@@ -181,21 +227,41 @@ impl Core {
         }
     }
 
+    /// Says an event, and after it what the diagnoses make of it.
     fn emit(&mut self, mut event: Event) {
+        if self.silent {
+            return;
+        }
+        self.seq += 1;
+        event.seq = self.seq;
+        self.diagnose_event(&event);
+        self.out.push_back(Output::Event(Box::new(event)));
+        self.tell_incidents();
+    }
+
+    /// Says an event that is itself a diagnosis.
+    fn push(&mut self, mut event: Event) {
+        if self.silent {
+            return;
+        }
         self.seq += 1;
         event.seq = self.seq;
         self.out.push_back(Output::Event(Box::new(event)));
     }
 
     fn request(&mut self, request: Request) {
+        if self.silent {
+            return;
+        }
         self.out.push_back(Output::Request(request));
     }
 
-    /// RFC 3339, UTC, nanoseconds. A time outside the calendar is a broken clock: it shows as the epoch.
+    fn clock(&self) -> WallClock {
+        WallClock { offset_ns: self.realtime_offset_ns }
+    }
+
     fn wall_time(&self, at: BootNs) -> String {
-        let since_epoch = i128::from(at) + i128::from(self.realtime_offset_ns);
-        let time = jiff::Timestamp::from_nanosecond(since_epoch).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
-        format!("{time:.9}")
+        self.clock().text(at)
     }
 }
 

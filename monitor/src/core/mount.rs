@@ -1,10 +1,13 @@
 //! Unmounts that are refused: told once per caller at attempts 1, 2, 4, 8 …, with who holds the mount.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+
+use serde::{Deserialize, Serialize};
 
 use super::Core;
-use super::join::{bare_pod, container_label, nobody, who, whose};
-use crate::event::{Event, Join, Kind, Mount, MountHolder, Severity, Target, Volume};
+use super::join::{container_label, who, whose};
+use crate::diagnose::Change;
+use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Volume};
 use crate::node::volume;
 use crate::observation::{Access, BootNs, HolderReport, NsInum, Request, UmountAttempt, Verdict};
 
@@ -22,31 +25,32 @@ const FORGET_NS: u64 = 15 * 60 * 1_000_000_000;
 const BUSY_MAX: usize = 1024;
 
 /// Mounts that were refused and not yet released.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct BusyMounts {
+    #[serde(with = "by_place")]
     known: HashMap<Place, Busy>,
     waiting: Vec<Waiting>,
     next_id: u64,
 }
 
 /// Where a mount is.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 struct Place {
     mntns: NsInum,
     path: String,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Busy {
     /// By the caller's command name: each retry of kubelet is another process.
-    attempts: HashMap<String, u64>,
+    attempts: BTreeMap<String, u64>,
     last_seen: BootNs,
     last_scan: Option<BootNs>,
     report: Option<HolderReport>,
 }
 
 /// A refused attempt whose holders are being looked for.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Waiting {
     id: u64,
     at: BootNs,
@@ -59,6 +63,26 @@ struct Waiting {
 impl BusyMounts {
     pub(super) fn deadline(&self) -> Option<BootNs> {
         self.waiting.iter().map(|waiting| waiting.deadline).min()
+    }
+}
+
+/// A place cannot be the name of a JSON field, so the map is a list.
+mod by_place {
+    use std::collections::{BTreeMap, HashMap};
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::{Busy, Place};
+
+    pub(super) fn serialize<S: Serializer>(known: &HashMap<Place, Busy>, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(known.iter().collect::<BTreeMap<_, _>>())
+    }
+
+    pub(super) fn deserialize<'de, D>(from: D) -> Result<HashMap<Place, Busy>, D::Error>
+    where
+        D: Deserializer<'de>,
+    {
+        Ok(Vec::deserialize(from)?.into_iter().collect())
     }
 }
 
@@ -79,9 +103,15 @@ impl Core {
         let attempts = busy.attempts.entry(attempt.actor.comm.clone()).or_default();
         *attempts += 1;
         let attempts = *attempts;
-        if !attempts.is_power_of_two() {
-            return;
+        let total = busy.attempts.values().sum();
+        if attempts.is_power_of_two() {
+            return self.tell_attempt(at, place, attempt, attempts);
         }
+        self.diagnose(at, &Change::Refused { mntns: place.mntns, path: &place.path, attempts: total });
+    }
+
+    fn tell_attempt(&mut self, at: BootNs, place: Place, attempt: UmountAttempt, attempts: u64) {
+        let busy = self.mounts.known.entry(place.clone()).or_default();
         let recent = busy.last_scan.is_some_and(|scan| at < scan.saturating_add(SCAN_INTERVAL_NS));
         if recent {
             // Its scan may still be under way: then both wait for the same answer.
@@ -161,7 +191,7 @@ impl Core {
             Some(1) => " after one refused attempt".to_owned(),
             Some(attempts) => format!(" after {attempts} refused attempts"),
         };
-        let target = volume.as_ref().map(|volume| self.volume_target(volume));
+        let target = volume.as_ref().map(|volume| self.node().target_of_pod(&volume.pod_uid));
         let what = named(&place.path, volume.as_ref(), target.as_ref());
         let message = format!("{what} {verb}{refused} by {}", who(&actor));
         let mount = self.mount(place, attempt, attempts, busy.and_then(|busy| busy.report).as_ref(), volume);
@@ -198,7 +228,7 @@ impl Core {
             .map(|holder| self.mount_holder(holder))
             .collect();
         let actor = self.actor(&attempt.actor, false);
-        let target = mount.volume.as_ref().map(|volume| self.volume_target(volume));
+        let target = mount.volume.as_ref().map(|volume| self.node().target_of_pod(&volume.pod_uid));
         let what = named(&mount.path, mount.volume.as_ref(), target.as_ref());
         let message = format!("umount of {what} refused: {}", held_by(&holders, verdict));
         let event = Event {
@@ -241,14 +271,6 @@ impl Core {
         }
     }
 
-    /// The pod of a volume; where no runtime knows it, its uid still stands in the path.
-    fn volume_target(&self, volume: &Volume) -> Target {
-        match self.containers.of_pod(&volume.pod_uid) {
-            Some(facts) => self.target_of(facts),
-            None => Target { pod: Some(bare_pod(volume.pod_uid.clone())), ..nobody(Join::Missed) },
-        }
-    }
-
     fn make_room(&mut self) {
         if self.mounts.known.len() >= BUSY_MAX {
             let mut seen: Vec<BootNs> = self.mounts.known.values().map(|busy| busy.last_seen).collect();
@@ -275,7 +297,8 @@ fn named(path: &str, volume: Option<&Volume>, target: Option<&Target>) -> String
     }
 }
 
-fn held_by(holders: &[MountHolder], verdict: Verdict) -> String {
+/// Who keeps a mount busy, as the end of a sentence.
+pub(crate) fn held_by(holders: &[MountHolder], verdict: Verdict) -> String {
     let Some(first) = holders.first() else {
         return match verdict {
             Verdict::ChildMount => "another file system is mounted below it",

@@ -1,11 +1,13 @@
 //! Neighbor entries: what was lost, by whom, whose it was.
 
+use serde::{Deserialize, Serialize};
+
 use super::join::{who, whose};
 use super::{Core, NsInum};
 use crate::event::{Event, Kind, Neighbor, Severity, Target};
 use crate::node::cgroup;
 use crate::node::containers::is_live;
-use crate::observation::{BootNs, NeighborCause, NeighborChange, NeighborOp, Request};
+use crate::observation::{BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborOp, Request};
 
 /// An event waits this long for what is missing to name it.
 const PATIENCE_NS: u64 = 500_000_000;
@@ -13,7 +15,8 @@ const PATIENCE_NS: u64 = 500_000_000;
 const HELD_MAX: usize = 1024;
 
 /// What an event waits for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum Wait {
     /// The content of a namespace.
     Netns(NsInum),
@@ -24,7 +27,7 @@ pub(super) enum Wait {
 }
 
 /// A change that waits.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Held {
     at: BootNs,
     pub(super) deadline: BootNs,
@@ -34,14 +37,15 @@ pub(super) struct Held {
 }
 
 /// Whether a question was answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 enum Answer {
     Awaited,
     Come,
 }
 
 /// What was asked already.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Asked {
     netns: Option<Answer>,
     container: bool,
@@ -51,6 +55,9 @@ struct Asked {
 
 impl Core {
     pub(super) fn neighbor(&mut self, at: BootNs, change: NeighborChange) {
+        if change.cause != NeighborCause::NetnsExit {
+            self.namespaces.put_neighbor(at, &change);
+        }
         self.hold_or_tell(at, at, change, Asked::default());
     }
 
@@ -116,7 +123,7 @@ impl Core {
         }
         // A runtime takes a container's links down after its processes are gone. That is no fault, and
         // whether it was so is told by the process, sooner and surer than by the runtime's own events.
-        let owner = self.containers.in_netns(netns);
+        let owner = self.owner_of(netns);
         if let Some(tgid) = owner.filter(|owner| is_live(owner.state)).and_then(|owner| owner.tgid)
             && asked.alive.is_none()
             && change.op == NeighborOp::Deleted
@@ -196,8 +203,12 @@ impl Core {
         if asked.alive == Some(false) {
             return true;
         }
-        asked.alive.is_none()
-            && self.containers.in_netns(change.key.netns).is_some_and(|owner| !is_live(owner.state))
+        asked.alive.is_none() && self.owner_of(change.key.netns).is_some_and(|owner| !is_live(owner.state))
+    }
+
+    /// The container that a namespace ends with. The host's is that of many, and ends with none.
+    fn owner_of(&self, netns: NsInum) -> Option<&ContainerFacts> {
+        self.containers.in_netns(netns).filter(|_| netns != self.settings.host_netns)
     }
 
     /// The kernel's record shows a change of the hardware address only by exclusion; where the model knows
@@ -247,25 +258,25 @@ fn message(
     if let Some(by) = by {
         text.push_str(&format!(" by {by}"));
     }
-    text.push_str(because(cause, by.is_some()));
+    text.push_str(because(cause.name(), by.is_some()));
     text
 }
 
-/// The cause as the end of a sentence, which may have named somebody.
-fn because(cause: NeighborCause, named: bool) -> &'static str {
+/// The cause, by its name, as the end of a sentence, which may have named somebody.
+pub(crate) fn because(cause: &str, named: bool) -> &'static str {
     match (cause, named) {
-        (NeighborCause::LinkDown, true) => ", who set the link down",
-        (NeighborCause::LinkDown, false) => " because the link was set down",
-        (NeighborCause::LinkDeleted, true) => ", who deleted the link",
-        (NeighborCause::LinkDeleted, false) => " because the link was deleted",
-        (NeighborCause::LladdrChanged, true) => ", who changed the link's MAC address",
-        (NeighborCause::LladdrChanged, false) => " because the link's MAC address changed",
-        (NeighborCause::Noarp, true) => ", who switched ARP off",
-        (NeighborCause::Noarp, false) => " because ARP was switched off",
-        (NeighborCause::LastAddressRemoved, true) => ", who removed the link's last address",
-        (NeighborCause::LastAddressRemoved, false) => " because the link lost its last address",
-        (NeighborCause::NetnsExit, _) => " because its namespace ended",
-        (NeighborCause::Gc, _) => " by garbage collection",
-        (NeighborCause::Admin | NeighborCause::Replaced | NeighborCause::Unknown, _) => "",
+        ("link-down", true) => ", who set the link down",
+        ("link-down", false) => " because the link was set down",
+        ("link-deleted", true) => ", who deleted the link",
+        ("link-deleted", false) => " because the link was deleted",
+        ("lladdr-changed", true) => ", who changed the link's MAC address",
+        ("lladdr-changed", false) => " because the link's MAC address changed",
+        ("noarp", true) => ", who switched ARP off",
+        ("noarp", false) => " because ARP was switched off",
+        ("last-address-removed", true) => ", who removed the link's last address",
+        ("last-address-removed", false) => " because the link lost its last address",
+        ("netns-exit", _) => " because its namespace ended",
+        ("gc", _) => " by garbage collection",
+        _ => "",
     }
 }

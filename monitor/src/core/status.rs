@@ -1,6 +1,7 @@
 //! The daemon about itself: ready, degraded, stopping, and what was lost.
 
 use super::Core;
+use crate::diagnose::Change;
 use crate::event::{Daemon, Event, Kind, Lost, Severity, SourceStates};
 use crate::observation::{BootNs, Loss, SourceStatus};
 
@@ -29,6 +30,7 @@ impl Core {
             for status in missing {
                 self.tell_turn(at, &status);
             }
+            self.diagnose(at, &Change::Ready);
         }
     }
 
@@ -51,8 +53,24 @@ impl Core {
         self.emit(event);
     }
 
+    /// Nobody watched between two runs; a restart is no trouble by itself.
+    pub(super) fn restarted(&mut self, at: BootNs, last_alive: BootNs) {
+        let message = "nothing was seen while the daemon did not run".to_owned();
+        let event = Event {
+            lost: Some(Lost {
+                source: "daemon".to_owned(),
+                reason: "restart".to_owned(),
+                count: "unknown".to_owned(),
+                from: Some(self.wall_time(last_alive)),
+                to: Some(self.wall_time(at)),
+            }),
+            ..self.event(at, Kind::EventsLost, Severity::Notice, message)
+        };
+        self.emit(event);
+    }
+
     /// The last event.
-    pub fn stop(&mut self, at: BootNs) {
+    pub(super) fn stop(&mut self, at: BootNs) {
         self.tell_daemon(at, Kind::DaemonStopping, Severity::Info, "stopping".to_owned());
     }
 

@@ -224,3 +224,82 @@ fn this_process_is_measured_at_every_scrape() {
         assert!(value(&metrics, series).unwrap() > 0.0, "{series}");
     }
 }
+
+fn incident(id: &str, kind: Kind, severity: Severity) -> Event {
+    let mut event = sample::deletion();
+    event.kind = kind;
+    event.severity = severity;
+    event.incident = Some(Incident {
+        id: id.into(),
+        kind: "gateway-neighbor-lost".into(),
+        severity,
+        confidence: crate::event::Confidence::Certain,
+        opened: format!("1970-01-01T00:00:{:02}Z", 10 + id.len()),
+        closed: None,
+        first_seen: String::new(),
+        last_seen: String::new(),
+        count: 1,
+        close_reason: None,
+        found_at_start: false,
+        caused_by: Vec::new(),
+        summary: String::new(),
+        advice: Vec::new(),
+        evidence: Vec::new(),
+        evidence_omitted: 0,
+    });
+    event
+}
+
+#[test]
+fn an_incident_is_counted_once_shown_while_open_and_moves_with_its_severity() {
+    let metrics = metrics();
+    let open = |severity| {
+        let series =
+            format!("kevtmon_incidents_open{{incident=\"gateway-neighbor-lost\",severity=\"{severity}\"}}");
+        value(&metrics, &series)
+    };
+    let oldest = "kevtmon_incidents_oldest_open_timestamp_seconds{incident=\"gateway-neighbor-lost\"}";
+    assert_eq!((open("warning"), open("critical"), value(&metrics, oldest)), (Some(0.0), Some(0.0), None));
+    metrics.event(&incident("aa", Kind::IncidentOpened, Severity::Warning));
+    metrics.event(&incident("aaa", Kind::IncidentOpened, Severity::Warning));
+    metrics.event(&incident("aa", Kind::IncidentUpdated, Severity::Critical));
+    assert_eq!(
+        (open("warning"), open("critical"), value(&metrics, oldest)),
+        (Some(1.0), Some(1.0), Some(12.0))
+    );
+    let info = "kevtmon_incident_info{actor=\"calico\",id=\"aa\",incident=\"gateway-neighbor-lost\",\
+                namespace=\"lijiaob\",pod=\"etcd1-0\",severity=\"critical\"}";
+    assert_eq!(value(&metrics, info), Some(1.0));
+    metrics.event(&incident("aa", Kind::IncidentClosed, Severity::Notice));
+    assert_eq!((open("warning"), open("critical"), value(&metrics, info)), (Some(1.0), Some(0.0), None));
+    let total = "kevtmon_incidents_total{incident=\"gateway-neighbor-lost\"}";
+    assert_eq!(value(&metrics, total), Some(2.0));
+}
+
+#[test]
+fn a_resumed_incident_is_open_but_not_counted_again() {
+    let metrics = metrics();
+    let event = incident("aa", Kind::IncidentUpdated, Severity::Critical);
+    metrics.resumed_incident(event.incident.as_ref().unwrap(), &About::of(&event));
+    let open = "kevtmon_incidents_open{incident=\"gateway-neighbor-lost\",severity=\"critical\"}";
+    let total = "kevtmon_incidents_total{incident=\"gateway-neighbor-lost\"}";
+    assert_eq!((value(&metrics, open), value(&metrics, total)), (Some(1.0), Some(0.0)));
+}
+
+#[test]
+fn many_open_incidents_are_shown_as_the_worst_twenty_and_a_number() {
+    let metrics = metrics();
+    for index in 0..30_usize {
+        let severity = if index == 29 { Severity::Critical } else { Severity::Warning };
+        metrics.event(&incident(&"a".repeat(index + 1), Kind::IncidentOpened, severity));
+    }
+    let text = metrics.gather().unwrap();
+    let shown: Vec<&str> = text.lines().filter(|line| line.starts_with("kevtmon_incident_info{")).collect();
+    assert_eq!(shown.len(), 20);
+    assert_eq!(shown.iter().filter(|line| line.contains("critical")).count(), 1);
+    assert_eq!(value(&metrics, "kevtmon_incident_info_omitted"), Some(10.0));
+    metrics.incidents_discarded(7);
+    metrics.incidents_discarded(7);
+    let discarded = "kevtmon_events_discarded_total{reason=\"too-many-open\",sink=\"diagnose\"}";
+    assert_eq!(value(&metrics, discarded), Some(7.0));
+}

@@ -1,14 +1,32 @@
 //! Neighbor facts: states as in `include/uapi/linux/neighbour.h`.
 
 use std::fmt;
+use std::num::ParseIntError;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::{NeighborKey, TaskRef};
 
 /// A link-layer address, printed as `ee:ee:ee:ee:ee:ee`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Deserialize)]
+#[serde(try_from = "String")]
 pub struct LlAddr(pub Vec<u8>);
+
+impl Serialize for LlAddr {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl TryFrom<String> for LlAddr {
+    type Error = ParseIntError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        // A link can have an address of no bytes.
+        let bytes = text.split(':').filter(|_| !text.is_empty());
+        bytes.map(|byte| u8::from_str_radix(byte, 16)).collect::<Result<_, _>>().map(Self)
+    }
+}
 
 impl fmt::Display for LlAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -158,4 +176,20 @@ pub struct NeighborEntry {
     pub state: NudState,
     /// Link-layer address, if resolved.
     pub lladdr: Option<LlAddr>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_layer_address_is_written_as_it_is_printed() {
+        for bytes in [vec![0xee, 0, 0x0a], vec![], vec![0xfe]] {
+            let address = LlAddr(bytes);
+            let text = serde_json::to_string(&address).unwrap();
+            assert_eq!(text, format!("\"{address}\""));
+            assert_eq!(serde_json::from_str::<LlAddr>(&text).unwrap(), address);
+        }
+        assert!(serde_json::from_str::<LlAddr>("\"ee:xx\"").is_err());
+    }
 }

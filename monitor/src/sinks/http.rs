@@ -33,11 +33,11 @@ use crate::sources::boot_now;
 /// Most connections at once, over all addresses; more wait in the kernel.
 const CONNECTIONS: usize = 64;
 /// Time for a client to send its request.
-const REQUEST_TIME: Duration = Duration::from_secs(5);
+pub(super) const REQUEST_TIME: Duration = Duration::from_secs(5);
 /// Time for a client to take its answer, request included.
-const CONNECTION_TIME: Duration = Duration::from_secs(15);
+pub(super) const CONNECTION_TIME: Duration = Duration::from_secs(15);
 /// Pause after the kernel refused a connection (no descriptors left), so that it is not asked in a loop.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why the endpoint cannot be offered. The daemon ends with [`crate::cli::exit::FAILED`].
 #[derive(Debug, Error)]

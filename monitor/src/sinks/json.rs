@@ -1,6 +1,6 @@
 //! One event as one line of JSON: the public schema, as it stands.
 
-use std::io;
+use std::io::{self, Write};
 
 use crate::event::Event;
 
@@ -9,9 +9,16 @@ use crate::event::Event;
 /// # Errors
 /// Never in practice: the schema has no maps with keys that are not strings.
 pub fn write(event: &Event, out: &mut Vec<u8>) -> io::Result<()> {
+    write_to(event, out)
+}
+
+/// Writes the event and a newline.
+///
+/// # Errors
+/// When they cannot be written.
+pub fn write_to(event: &Event, out: &mut impl Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, event)?;
-    out.push(b'\n');
-    Ok(())
+    out.write_all(b"\n")
 }
 
 #[cfg(test)]

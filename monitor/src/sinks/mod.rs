@@ -7,13 +7,18 @@ use std::time::{Duration, Instant};
 
 use crate::event::{Event, Severity};
 
+pub mod api;
 pub mod health;
+mod hold;
 pub mod http;
 pub mod json;
 pub mod pretty;
 mod queue;
 pub mod stdout;
+pub mod store;
 
+pub use hold::Hold;
+pub(crate) use queue::yield_to_others;
 pub use queue::{QUEUE, Queue};
 
 /// What a queue's thread hands its events to.
@@ -29,6 +34,17 @@ pub trait Deliver: Send + 'static {
     /// # Errors
     /// When the sink can take no more, ever.
     fn flush(&mut self) -> io::Result<()>;
+
+    /// When [`Self::on_time`] is wanted, if nothing comes before.
+    fn due(&self) -> Option<Instant> {
+        None
+    }
+
+    /// The time of [`Self::due`] has come.
+    fn on_time(&mut self) {}
+
+    /// Nothing more comes.
+    fn finish(&mut self) {}
 }
 
 /// Which events a sink wants.
@@ -51,11 +67,21 @@ impl Filter {
 #[derive(Default)]
 pub struct Sinks {
     queues: Vec<Queue>,
+    hold: Option<Arc<Hold>>,
 }
 
 impl Sinks {
+    /// Sinks behind a store: what they announce of incidents is in the store before.
+    #[must_use]
+    pub fn behind(store: store::Store) -> Self {
+        Self { queues: vec![store.queue], hold: Some(store.hold) }
+    }
+
     /// Adds a sink.
     pub fn add(&mut self, queue: Queue) {
+        if let Some(hold) = &self.hold {
+            queue.hold(Arc::clone(hold));
+        }
         self.queues.push(queue);
     }
 

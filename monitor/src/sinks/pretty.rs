@@ -26,8 +26,9 @@ pub struct Pretty {
     pub zone: TimeZone,
 }
 
+/// How a word stands out on a terminal.
 #[derive(Clone, Copy)]
-enum Ink {
+pub(crate) enum Ink {
     Dim,
     Bold,
     Cyan,
@@ -51,19 +52,25 @@ impl Pretty {
     /// The event as one paragraph that ends in a newline.
     #[must_use]
     pub fn text(&self, event: &Event) -> String {
+        self.paragraph(event, event.kind.name(), &self.clock(&event.time))
+    }
+
+    /// The same, with the name of its kind and its time in other words.
+    #[must_use]
+    pub fn paragraph(&self, event: &Event, kind: &str, when: &str) -> String {
         let mut out = String::with_capacity(512);
         // Writing to a string cannot fail.
-        let _ = self.write(event, &mut out);
+        let _ = self.write(event, kind, when, &mut out);
         out
     }
 
-    fn write(&self, event: &Event, out: &mut String) -> fmt::Result {
+    fn write(&self, event: &Event, kind: &str, when: &str, out: &mut String) -> fmt::Result {
         let severity = format!("{:<8}", event.severity.name());
-        let kind = format!("{:<17}", event.kind.name());
+        let kind = format!("{:<17}", shown(kind));
         writeln!(
             out,
             "{} {} {} {}",
-            self.ink(Ink::Dim, &self.clock(&event.time)),
+            self.ink(Ink::Dim, when),
             self.ink(severity_ink(event.severity), &severity),
             self.ink(Ink::Bold, &kind),
             Shown(&event.message),
@@ -104,12 +111,12 @@ impl Pretty {
         }
     }
 
-    fn ink(&self, ink: Ink, text: &str) -> String {
+    pub(crate) fn ink(&self, ink: Ink, text: &str) -> String {
         if self.colour { format!("\x1b[{}m{text}\x1b[0m", ink.code()) } else { text.to_owned() }
     }
 
     /// Details stand below the kind, behind a label.
-    fn detail(&self, label: &str, text: &str, out: &mut String) -> fmt::Result {
+    pub(crate) fn detail(&self, label: &str, text: &str, out: &mut String) -> fmt::Result {
         let label = format!("{label:<6}");
         writeln!(out, "{:22}{} {text}", "", self.ink(Ink::Dim, &label))
     }
@@ -197,7 +204,7 @@ impl Pretty {
     }
 }
 
-fn severity_ink(severity: Severity) -> Ink {
+pub(crate) fn severity_ink(severity: Severity) -> Ink {
     match severity {
         Severity::Debug | Severity::Info => Ink::Dim,
         Severity::Notice => Ink::Cyan,
@@ -343,7 +350,8 @@ fn below(path: &str, mountpoint: &str) -> Option<String> {
     }
 }
 
-fn shown(text: &str) -> String {
+/// Text from outside, made harmless.
+pub(crate) fn shown(text: &str) -> String {
     Shown(text).to_string()
 }
 

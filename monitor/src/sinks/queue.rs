@@ -7,11 +7,11 @@
 
 use std::io;
 use std::mem;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use super::{Deliver, Filter};
+use super::{Deliver, Filter, Hold};
 use crate::event::{Event, Kind, Lost, Severity};
 use crate::metrics::Metrics;
 
@@ -33,6 +33,7 @@ struct Shared {
     filter: Filter,
     bound: usize,
     metrics: Arc<Metrics>,
+    hold: OnceLock<Arc<Hold>>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -74,7 +75,7 @@ impl Queue {
         Self::start_with_bound(name, filter, metrics, sink, QUEUE)
     }
 
-    fn start_with_bound(
+    pub(super) fn start_with_bound(
         name: &'static str,
         filter: Filter,
         metrics: Arc<Metrics>,
@@ -86,6 +87,7 @@ impl Queue {
             filter,
             bound,
             metrics,
+            hold: OnceLock::new(),
             state: Mutex::new(State::default()),
             changed: Condvar::new(),
         });
@@ -97,6 +99,12 @@ impl Queue {
             }
         })?;
         Ok(Self { shared, thread })
+    }
+
+    /// Announces incidents only once the store has them.
+    pub(super) fn hold(&self, hold: Arc<Hold>) {
+        // A queue is behind one store from its start.
+        let _ = self.shared.hold.set(hold);
     }
 
     /// Puts the event into the queue if the sink wants it and has room; never waits for the sink.
@@ -178,7 +186,7 @@ impl Shared {
 
     fn run(&self, mut sink: impl Deliver) {
         let mut batch = Vec::new();
-        while let Some(gap) = self.take(&mut batch) {
+        while let Some(gap) = self.take(&mut batch, &mut sink) {
             let count = batch.len();
             if let Err(error) = self.deliver(&mut sink, &mut batch, gap) {
                 tracing::warn!(sink = self.name, %error, "sink closed: it takes no more events");
@@ -186,17 +194,28 @@ impl Shared {
                 return;
             }
         }
+        sink.finish();
         self.close(0);
     }
 
     /// Waits for events or a gap; `None` when nothing more comes.
-    fn take(&self, batch: &mut Vec<Arc<Event>>) -> Option<Option<Gap>> {
-        let mut state = self
-            .changed
-            .wait_while(self.lock(), |state| {
-                state.waiting.is_empty() && state.gap.is_none() && state.phase == Phase::Open
-            })
-            .unwrap_or_else(PoisonError::into_inner);
+    fn take(&self, batch: &mut Vec<Arc<Event>>, sink: &mut impl Deliver) -> Option<Option<Gap>> {
+        let idle =
+            |state: &mut State| state.waiting.is_empty() && state.gap.is_none() && state.phase == Phase::Open;
+        let mut state = loop {
+            let state = self.lock();
+            let Some(due) = sink.due() else {
+                break self.changed.wait_while(state, idle).unwrap_or_else(PoisonError::into_inner);
+            };
+            let left = due.saturating_duration_since(Instant::now());
+            let (mut state, _) =
+                self.changed.wait_timeout_while(state, left, idle).unwrap_or_else(PoisonError::into_inner);
+            if !idle(&mut state) {
+                break state;
+            }
+            drop(state);
+            sink.on_time();
+        };
         mem::swap(&mut state.waiting, batch);
         let gap = state.gap.take();
         (gap.is_some() || !batch.is_empty()).then_some(gap)
@@ -209,6 +228,13 @@ impl Shared {
         gap: Option<Gap>,
     ) -> io::Result<()> {
         for event in batch.drain(..) {
+            if let Some(hold) = self.hold.get()
+                && hold.concerns(&event)
+            {
+                // What came before waits for nothing.
+                sink.flush()?;
+                hold.wait(event.seq);
+            }
             sink.deliver(&event)?;
         }
         if let Some(gap) = gap {
@@ -259,7 +285,7 @@ impl Gap {
 }
 
 /// Failing that, the thread just competes on equal terms.
-pub(super) fn yield_to_others() {
+pub(crate) fn yield_to_others() {
     // SAFETY: plain integers. On Linux 0 means the calling thread alone (setpriority(2), "C library/kernel
     // differences").
     let failed = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) } != 0;

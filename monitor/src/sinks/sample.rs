@@ -120,6 +120,7 @@ pub(crate) fn busy() -> Event {
         mntns: None,
         container: None,
         pod: None,
+        serves: None,
     };
     let path = "/var/lib/kubelet/pods/3f0f/volumes/kubernetes.io~glusterfs/data";
     Event {

@@ -199,6 +199,30 @@ mod tests {
     }
 
     #[test]
+    fn environment_arguments_labels_and_binds_of_a_container_enter_no_fact() {
+        let planted = "hunter2";
+        let labels = json!({"token": planted, "io.kubernetes.pod.name": "web-0",
+            "io.kubernetes.pod.namespace": "web", "io.kubernetes.pod.uid": "u-1",
+            "annotation.kubectl.kubernetes.io/last-applied-configuration": planted});
+        let answer = json!({
+            "Id": ID, "Name": "/web", "Args": [planted], "Path": planted,
+            "State": {"Status": "exited", "Error": planted},
+            "Config": {"Image": "nginx:1", "Env": [format!("TOKEN={planted}")], "Cmd": [planted],
+                "Entrypoint": [planted], "Labels": labels},
+            "HostConfig": {"Binds": [planted]},
+        });
+        let inspected = from_inspect(serde_json::from_value(answer).unwrap()).unwrap();
+        let listed = summary(json!({"Id": ID, "Names": ["/web"], "Command": planted, "Labels": labels}));
+        let attributes = serde_json::from_value(labels).unwrap();
+        let told = from_event(ID, attributes, ContainerState::Running).unwrap();
+        for facts in [inspected, listed.unwrap(), told] {
+            assert!(facts.pod.is_some());
+            let recorded = serde_json::to_string(&facts).unwrap();
+            assert!(!recorded.contains(planted), "{recorded}");
+        }
+    }
+
+    #[test]
     fn an_entry_without_a_proper_id_is_left_out() {
         assert_eq!(summary(json!({"Id": "../../version", "Names": ["/x"]})), None);
         assert_eq!(summary(json!({"Names": ["/x"]})), None);

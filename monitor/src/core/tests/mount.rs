@@ -1,0 +1,95 @@
+//! Refused unmounts in, events out.
+
+use super::*;
+
+fn attempt(errno: Option<u16>) -> Fact {
+    Fact::Umount(Box::new(UmountAttempt {
+        actor: TaskRef { key: key(), tid: 1, comm: "umount".into() },
+        mntns: 2,
+        path: "/mnt/x/".into(),
+        flags: 0,
+        errno,
+    }))
+}
+
+fn report(id: u64) -> Fact {
+    Fact::Holders(Box::new(HolderReport {
+        holders: vec![Holder {
+            tgid: 94_549,
+            comm: "glusterfs".into(),
+            cmdline: None,
+            exe: None,
+            access: Access::Cwd,
+            path: Some("/mnt/x".into()),
+            fd: None,
+            cgroup: Some("/system.slice/run-r1.scope".into()),
+            mntns: Some(2),
+        }],
+        complete: true,
+        verdict: Verdict::Processes,
+        ..HolderReport::skipped(id, "/mnt/x")
+    }))
+}
+
+#[test]
+fn refused_unmounts_are_told_at_attempts_1_2_4_8_with_one_scan_in_ten_seconds() {
+    let mut core = settled();
+    core.observe(at(10, attempt(Some(16))));
+    let asked = requests(&mut core);
+    assert!(matches!(&asked[..], [Request::Holders { id: 1, path, .. }] if path == "/mnt/x/"), "{asked:?}");
+    core.observe(at(11, report(1)));
+    for now in 12..19 {
+        core.observe(at(now, attempt(Some(16))));
+    }
+    let told: Vec<Event> = events(&mut core);
+    let attempts: Vec<_> = told.iter().map(|event| event.mount.as_ref().unwrap().attempts).collect();
+    assert_eq!(attempts, [Some(1), Some(2), Some(4), Some(8)]);
+    assert!(told.iter().all(|event| event.holders.as_ref().unwrap().len() == 1));
+    assert_eq!(
+        told[0].message,
+        "umount of /mnt/x refused: held by glusterfs (pid 94549) as its current directory"
+    );
+}
+
+#[test]
+fn the_unmount_that_succeeds_at_last_is_told_once() {
+    let mut core = settled();
+    core.observe(at(10, attempt(Some(16))));
+    core.observe(at(11, report(1)));
+    events(&mut core);
+    core.observe(at(20, attempt(None)));
+    core.observe(at(21, attempt(None)));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!(event.kind, Kind::MountReleased);
+    assert_eq!(event.mount.as_ref().unwrap().attempts, Some(1));
+}
+
+#[test]
+fn a_scan_that_never_answers_does_not_swallow_the_event() {
+    let mut core = settled();
+    core.observe(at(10, attempt(Some(16))));
+    core.observe(at(10_000 * MS, Fact::Tick));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!(event.holders_verdict, Some(Verdict::Skipped));
+    assert_eq!(event.holders_complete, Some(false));
+}
+
+#[test]
+fn a_busy_volume_names_its_pod_even_where_no_runtime_knows_it() {
+    let mut core = core();
+    let path = "/var/lib/kubelet/pods/5c948341-c030-4996-b888-f032577d97b0/volumes/kubernetes.io~glusterfs/cam-pv-50g";
+    let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
+    core.observe(at(10, Fact::Umount(Box::new(UmountAttempt { path: path.into(), ..*attempt.clone() }))));
+    core.observe(at(11, Fact::Holders(Box::new(HolderReport::skipped(1, path)))));
+    core.observe(at(
+        12,
+        Fact::Umount(Box::new(UmountAttempt { path: path.into(), errno: None, ..*attempt })),
+    ));
+    let told = events(&mut core);
+    assert_eq!(told[0].target.as_ref().unwrap().pod.as_ref().unwrap().uid, &path[22..58]);
+    assert_eq!(told[0].mount.as_ref().unwrap().volume.as_ref().unwrap().plugin, "kubernetes.io/glusterfs");
+    assert_eq!(
+        told[1].message,
+        "volume cam-pv-50g of pod 5c948341-c030-4996-b888-f032577d97b0 unmounted after one refused attempt by umount (pid 28997)"
+    );
+}

@@ -1,0 +1,53 @@
+//! Which kernel programs the configuration wants, and what follows where they cannot be had.
+
+use super::DaemonError;
+use crate::config::{Config, NeighborHook, UmountHook};
+use crate::observation::SourceStatus;
+use crate::sources::bpf::{self, BpfConfig, BpfError, BpfSource};
+
+/// Loads what the configuration wants; the second part tells of hooks that could not even be tried.
+pub(super) fn load_programs(
+    config: &Config,
+    log: bool,
+) -> Result<(Option<BpfSource>, Vec<SourceStatus>), DaemonError> {
+    let wanted = BpfConfig {
+        ring_bytes: config.ring_bytes,
+        neighbor: matches!(config.neighbor_hook, NeighborHook::Auto | NeighborHook::TpBtf),
+        umount: config.umount_hook != UmountHook::Off,
+        log,
+    };
+    let down = |reason: &str| {
+        [bpf::NEIGHBOR, bpf::UMOUNT]
+            .map(|hook| SourceStatus {
+                source: hook.to_owned(),
+                up: false,
+                rung: None,
+                reason: Some(reason.to_owned()),
+            })
+            .to_vec()
+    };
+    if !wanted.neighbor && !wanted.umount {
+        return Ok((None, down(bpf::SWITCHED_OFF)));
+    }
+    let loaded = bpf::load(&wanted);
+    if config.require_ebpf {
+        check_required(&wanted, &loaded)?;
+    }
+    match loaded {
+        Ok(programs) => Ok((Some(programs), Vec::new())),
+        Err(error) => Ok((None, down(&bpf::chain(&error)))),
+    }
+}
+
+fn check_required(wanted: &BpfConfig, loaded: &Result<BpfSource, BpfError>) -> Result<(), DaemonError> {
+    let programs = loaded.as_ref().map_err(|error| DaemonError::Ebpf(bpf::chain(error)))?;
+    let hooks = [(bpf::NEIGHBOR, wanted.neighbor), (bpf::UMOUNT, wanted.umount)];
+    match hooks.into_iter().find(|(hook, wanted)| *wanted && !programs.is_up(hook)) {
+        None => Ok(()),
+        Some((hook, _)) => {
+            let status = programs.statuses.iter().find(|status| status.source == hook);
+            let reason = status.and_then(|status| status.reason.clone()).unwrap_or_default();
+            Err(DaemonError::Ebpf(format!("{hook}: {reason}")))
+        }
+    }
+}

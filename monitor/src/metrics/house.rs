@@ -1,0 +1,79 @@
+//! Makes collectors and registers them. Knows no name.
+
+use prometheus::core::Collector;
+use prometheus::{
+    Counter, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry,
+};
+
+use super::MetricsError;
+
+/// Makes and registers.
+pub(super) struct House<'a> {
+    pub(super) registry: &'a Registry,
+}
+
+impl House<'_> {
+    fn keep<C: Collector + Clone + 'static>(&self, collector: C) -> Result<C, MetricsError> {
+        self.registry.register(Box::new(collector.clone()))?;
+        Ok(collector)
+    }
+
+    pub(super) fn counters(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> Result<IntCounterVec, MetricsError> {
+        self.keep(IntCounterVec::new(Opts::new(name, help), labels)?)
+    }
+
+    pub(super) fn gauges(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> Result<IntGaugeVec, MetricsError> {
+        self.keep(IntGaugeVec::new(Opts::new(name, help), labels)?)
+    }
+
+    pub(super) fn gauge(&self, name: &str, help: &str) -> Result<IntGauge, MetricsError> {
+        self.keep(IntGauge::new(name, help)?)
+    }
+
+    pub(super) fn float_gauge(&self, name: &str, help: &str) -> Result<Gauge, MetricsError> {
+        self.keep(Gauge::new(name, help)?)
+    }
+
+    pub(super) fn float_gauges(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+    ) -> Result<GaugeVec, MetricsError> {
+        self.keep(GaugeVec::new(Opts::new(name, help), labels)?)
+    }
+
+    pub(super) fn float_counter(&self, name: &str, help: &str) -> Result<Counter, MetricsError> {
+        self.keep(Counter::new(name, help)?)
+    }
+
+    pub(super) fn histogram(
+        &self,
+        name: &str,
+        help: &str,
+        buckets: &[f64],
+    ) -> Result<Histogram, MetricsError> {
+        self.keep(Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?)
+    }
+
+    pub(super) fn histograms(
+        &self,
+        name: &str,
+        help: &str,
+        labels: &[&str],
+        buckets: &[f64],
+    ) -> Result<HistogramVec, MetricsError> {
+        self.keep(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels)?)
+    }
+}

@@ -1,0 +1,114 @@
+//! Figures of incidents: what is open, since when, and what about.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use jiff::Timestamp;
+use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
+
+use super::lock;
+use crate::diagnose::{About, KINDS};
+use crate::event::{Event, Incident, Kind, Severity};
+
+/// Incidents that are shown one by one: more would be a flood of series, of a node that has another problem.
+const SHOWN_MAX: usize = 20;
+/// Severities that incidents have.
+const SEVERITIES: [Severity; 3] = [Severity::Info, Severity::Warning, Severity::Critical];
+
+/// The collectors, and what they are computed from.
+pub(super) struct IncidentMetrics {
+    pub(super) open: IntGaugeVec,
+    pub(super) total: IntCounterVec,
+    pub(super) oldest: GaugeVec,
+    pub(super) info: IntGaugeVec,
+    pub(super) omitted: IntGauge,
+    pub(super) known: Mutex<BTreeMap<String, Shown>>,
+}
+
+/// What is shown of an open incident.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Shown {
+    kind: String,
+    severity: Severity,
+    opened: f64,
+    namespace: String,
+    pod: String,
+    actor: String,
+}
+
+impl Shown {
+    #[expect(clippy::cast_precision_loss, reason = "microseconds suffice for a point in time")]
+    fn of(incident: &Incident, about: &About) -> Self {
+        let opened = incident.opened.parse::<Timestamp>().unwrap_or(Timestamp::UNIX_EPOCH);
+        let pod = about.target.as_ref().and_then(|target| target.pod.as_ref());
+        Self {
+            kind: incident.kind.clone(),
+            severity: incident.severity,
+            opened: opened.as_microsecond() as f64 / 1e6,
+            namespace: pod.and_then(|pod| pod.namespace.clone()).unwrap_or_default(),
+            pod: pod.and_then(|pod| pod.name.clone()).unwrap_or_default(),
+            actor: about.actor.as_ref().map(|actor| actor.comm.clone()).unwrap_or_default(),
+        }
+    }
+}
+
+impl IncidentMetrics {
+    pub(super) fn export_zeros(&self) {
+        for kind in KINDS {
+            self.total.with_label_values(&[kind]);
+        }
+        self.show(&BTreeMap::new());
+    }
+
+    /// Counts an `incident.*` event.
+    pub(super) fn event(&self, event: &Event) {
+        let Some(incident) = &event.incident else {
+            return;
+        };
+        let mut known = lock(&self.known);
+        match event.kind {
+            Kind::IncidentOpened => self.total.with_label_values(&[incident.kind.as_str()]).inc(),
+            Kind::IncidentClosed => {
+                known.remove(&incident.id);
+                return self.show(&known);
+            }
+            _ => {}
+        }
+        known.insert(incident.id.clone(), Shown::of(incident, &About::of(event)));
+        self.show(&known);
+    }
+
+    /// An incident that an earlier run left open.
+    pub(super) fn resumed(&self, incident: &Incident, about: &About) {
+        let mut known = lock(&self.known);
+        known.insert(incident.id.clone(), Shown::of(incident, about));
+        self.show(&known);
+    }
+
+    fn show(&self, known: &BTreeMap<String, Shown>) {
+        self.open.reset();
+        for kind in KINDS {
+            for severity in SEVERITIES {
+                self.open.with_label_values(&[kind, severity.name()]);
+            }
+        }
+        self.oldest.reset();
+        for shown in known.values() {
+            let kind = shown.kind.as_str();
+            self.open.with_label_values(&[kind, shown.severity.name()]).inc();
+            let oldest = self.oldest.with_label_values(&[kind]);
+            if oldest.get() == 0.0 || shown.opened < oldest.get() {
+                oldest.set(shown.opened);
+            }
+        }
+        self.info.reset();
+        let mut worst: Vec<(&String, &Shown)> = known.iter().collect();
+        worst.sort_by(|(_, a), (_, b)| b.severity.cmp(&a.severity).then(a.opened.total_cmp(&b.opened)));
+        for (id, shown) in worst.iter().take(SHOWN_MAX) {
+            let labels =
+                [shown.kind.as_str(), id, shown.severity.name(), &shown.namespace, &shown.pod, &shown.actor];
+            self.info.with_label_values(&labels).set(1);
+        }
+        self.omitted.set(i64::try_from(worst.len().saturating_sub(SHOWN_MAX)).unwrap_or(i64::MAX));
+    }
+}
