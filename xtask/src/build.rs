@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
@@ -36,15 +37,9 @@ fn debug() -> Result<PathBuf> {
 pub(crate) fn release() -> Result<PathBuf> {
     ebpf()?;
     let host = host_triple()?;
-    let mut flags = std::env::var("RUSTFLAGS").unwrap_or_default();
-    flags.push_str(" -C target-feature=+crt-static");
     let mut cargo = workspace::cargo("build");
-    cargo
-        .args(["--release", "--package", DAEMON, "--bin", DAEMON])
-        // With a target named, the flags spare build scripts and macros, which cannot be static.
-        .args(["--target", &host])
-        .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .env("RUSTFLAGS", flags.trim_start());
+    cargo.args(["--release", "--package", DAEMON, "--bin", DAEMON]);
+    link_statically(&mut cargo, &host);
     workspace::check(&mut cargo).context(
         "if the linker missed a library: a static executable needs the static C library (libc6-dev has it on Debian, \
          glibc-static is a package of its own on Fedora)",
@@ -57,6 +52,14 @@ pub(crate) fn release() -> Result<PathBuf> {
     link(&built, &daemon)?;
     eprintln!("xtask: {} is static, {} KiB", workspace::shown(&daemon), fs::metadata(&daemon)?.len() / 1024);
     Ok(daemon)
+}
+
+/// Has `cargo` make static executables for the machine's own target.
+pub(crate) fn link_statically(cargo: &mut Command, host: &str) {
+    let mut flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+    flags.push_str(" -C target-feature=+crt-static");
+    // With a target named, the flags spare build scripts and macros, which cannot be static.
+    cargo.args(["--target", host]).env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", flags.trim_start());
 }
 
 /// The machine's own target, as cargo calls it.

@@ -11,8 +11,10 @@ mod ebpf;
 mod lint;
 mod run;
 mod test;
+mod vm;
 
 mod conformance;
+mod needs;
 mod packages;
 mod setup;
 mod static_link;

@@ -33,6 +33,16 @@ impl Apt {
         })
     }
 
+    /// The first package that `package` depends on and whose name begins with `prefix`, by the lists apt has now.
+    pub(crate) fn dependency(&self, package: &str, prefix: &str) -> Option<String> {
+        let output = Command::new(&self.apt_cache)
+            .args(["depends", "--no-recommends", "--no-suggests", package])
+            .stderr(Stdio::null())
+            .output()
+            .ok()?;
+        dependency(&String::from_utf8_lossy(&output.stdout), prefix)
+    }
+
     /// Whether `package` is installed, not merely known or half removed.
     pub(crate) fn has(&self, package: &str) -> bool {
         Command::new(&self.dpkg_query)
@@ -41,6 +51,12 @@ impl Apt {
             .output()
             .is_ok_and(|output| output.stdout == b"installed")
     }
+}
+
+/// In what `apt-cache depends` prints: `  Depends: NAME`, or `|Depends: NAME` for one of several.
+fn dependency(printed: &str, prefix: &str) -> Option<String> {
+    let names = printed.lines().filter_map(|line| line.split_once("Depends: "));
+    names.map(|(_, name)| name.trim()).find(|name| name.starts_with(prefix)).map(str::to_owned)
 }
 
 /// Fetches the lists of packages.
@@ -53,4 +69,17 @@ pub(crate) fn install(packages: &[&str]) -> Step {
     let mut argv = vec!["apt-get", "install", "-q", "-y", "--no-remove", "--no-install-recommends"];
     argv.extend(packages);
     Step::root(&argv).with("DEBIAN_FRONTEND", "noninteractive").with_services_stopped()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dependency_is_the_first_of_its_alternatives() {
+        let printed = "linux-image-amd64\n  PreDepends: dpkg\n |Depends: linux-image-6.1.0-9-amd64\n  \
+                       Depends: linux-image-6.1.0-9-amd64-unsigned\n";
+        assert_eq!(dependency(printed, "linux-image-").as_deref(), Some("linux-image-6.1.0-9-amd64"));
+        assert_eq!(dependency("linux-image-amd64\n", "linux-image-"), None);
+    }
 }

@@ -9,13 +9,13 @@ use clap::{Args, ValueEnum};
 use crate::build;
 use crate::ebpf::ebpf;
 use crate::lint::lint;
-use crate::packages::{self, Apt};
+use crate::needs::{self, Need, need};
 use crate::setup::{self, Privilege};
-use crate::static_link::is_static;
+use crate::vm;
 use crate::workspace;
 
 /// The package of the end-to-end tests.
-const E2E: &str = "kevtmon-tests";
+pub(crate) const E2E: &str = "kevtmon-tests";
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -33,6 +33,8 @@ enum Part {
     Unit,
     /// The release daemon against the real kernel and real runtimes, as root
     E2e,
+    /// The same, where the probes are concerned, on other kernels in virtual machines
+    Vm,
     /// Lint and all of the above: what CI runs
     #[default]
     All,
@@ -58,6 +60,9 @@ pub(crate) fn test(options: &Options) -> Result<()> {
     if includes(Part::E2e) {
         part("end-to-end tests", &|| end_to_end(&options.arguments));
     }
+    if includes(Part::Vm) {
+        part("tests on other kernels", &|| vm::test(&options.arguments, options.part == Part::Vm));
+    }
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }
@@ -76,7 +81,7 @@ fn end_to_end(arguments: &[String]) -> Result<()> {
     if privilege == Privilege::None {
         bail!("the end-to-end tests need root, and there is no sudo here: run `cargo xtask test` as root");
     }
-    ensure_needs(privilege)?;
+    needs::ensure("the end-to-end tests", &NEEDS, privilege)?;
     let daemon = build::release()?;
     let mut cargo = workspace::cargo("test");
     cargo.args(["--package", E2E, "--no-fail-fast"]);
@@ -97,59 +102,17 @@ fn run_as_root(cargo: &mut Command, privilege: Privilege, daemon: &Path) {
     cargo.args(["--config", &format!("target.'cfg(unix)'.runner = [{}]", runner.join(", "))]);
 }
 
-/// A program that the end-to-end tests start.
-struct Need {
-    program: &'static str,
-    package: &'static str,
-    why: &'static str,
-    /// Whether a dynamic executable will not do.
-    is_static: bool,
-}
-
-const fn need(program: &'static str, package: &'static str, why: &'static str) -> Need {
-    Need { program, package, why, is_static: false }
-}
-
 const NEEDS: [Need; 9] = [
     need("ip", "iproute2", "makes the network namespaces, veth pairs and neighbors that the tests break"),
     need("iptables", "iptables", "dockerd sets up its bridge with it"),
     need("dockerd", "docker.io", "the tests start one of their own"),
     need("docker", "docker.io", "makes and starts the containers that the tests watch"),
     need("containerd", "containerd", "dockerd starts one of its own"),
-    Need { is_static: true, ..need("busybox", "busybox-static", "all that is in the containers' image") },
+    need("busybox", "busybox-static", "all that is in the containers' image").statically_linked(),
     need("fuser", "psmisc", "what the holders of a mount are compared with"),
     need("ps", "procps", "shows what a failed test left running"),
     need("promtool", "prometheus", "judges the exported metrics"),
 ];
-
-fn ensure_needs(privilege: Privilege) -> Result<()> {
-    let directories = setup::search_path();
-    let missing: Vec<&Need> = NEEDS
-        .iter()
-        .filter(|need| {
-            let found = setup::find_program(&directories, need.program);
-            found.is_none_or(|path| need.is_static && !is_static(&path).unwrap_or(false))
-        })
-        .collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    eprintln!("xtask: the end-to-end tests miss");
-    for need in &missing {
-        eprintln!("    {} (package {}): {}", need.program, need.package, need.why);
-    }
-    if Apt::of_this_machine().is_none() {
-        bail!("install these programs: only Debian's and Ubuntu's packages are known here");
-    }
-    let mut wanted: Vec<&str> = missing.iter().map(|need| need.package).collect();
-    wanted.dedup();
-    let steps = [packages::update(), packages::install(&wanted)];
-    setup::carry_out(
-        "the end-to-end tests need more programs; their services are not started",
-        &steps,
-        privilege,
-    )
-}
 
 #[cfg(test)]
 mod tests {

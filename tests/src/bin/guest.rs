@@ -1,0 +1,112 @@
+//! Process 1 of a virtual machine: makes it a place where tests can run, runs those that the kernel's command line
+//! names, says how many passed, and powers off.
+//!
+//! Each argument is a test executable and its own arguments, with commas between: `mount,--skip=container`.
+#![expect(clippy::print_stdout, reason = "the console is how the machine is heard")]
+
+use std::error::Error;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use nix::kmod::{ModuleInitFlags, finit_module};
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+use nix::sys::termios::tcdrain;
+
+/// File system, and where the tests and the daemon look for it.
+const MOUNTS: [(&str, &str); 7] = [
+    ("proc", "/proc"),
+    ("sysfs", "/sys"),
+    ("devtmpfs", "/dev"),
+    ("tmpfs", "/tmp"),
+    ("tmpfs", "/run"),
+    ("tracefs", "/sys/kernel/tracing"),
+    ("cgroup2", "/sys/fs/cgroup"),
+];
+
+/// What everything started here finds in its environment. An emulated processor asks for patience.
+const ENVIRONMENT: [(&str, &str); 4] = [
+    ("PATH", "/bin"),
+    ("KEVTMON_BIN", "/bin/kevtmon"),
+    ("KEVTMON_TEST_PATIENCE", "120"),
+    ("RUST_BACKTRACE", "1"),
+];
+
+/// How many tests run at a time: as many as there are processors.
+const THREADS: &str = "--test-threads=2";
+
+/// How tests ended.
+#[derive(Debug, Default, Clone, Copy)]
+struct Count {
+    passed: u32,
+    failed: u32,
+}
+
+fn main() {
+    match set_up().and_then(|()| run_all(std::env::args().skip(1))) {
+        Ok(count) => println!("guest: {} passed, {} failed", count.passed, count.failed),
+        Err(error) => println!("the tests cannot be run: {error}"),
+    }
+    // What is still in the console's buffer would be lost with the power.
+    let _ = tcdrain(std::io::stdout());
+    let _ = reboot(RebootMode::RB_POWER_OFF);
+}
+
+fn set_up() -> Result<(), Box<dyn Error>> {
+    for (kind, place) in MOUNTS {
+        fs::create_dir_all(place)?;
+        mount(Some(kind), place, Some(kind), MsFlags::empty(), None::<&str>)
+            .map_err(|errno| format!("{kind} on {place}: {errno}"))?;
+    }
+    let mut modules =
+        fs::read_dir("/modules")?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()?;
+    modules.sort();
+    for path in modules {
+        finit_module(File::open(&path)?, c"", ModuleInitFlags::empty())
+            .map_err(|errno| format!("{}: {errno}", path.display()))?;
+    }
+    let up = command("/bin/ip").args(["link", "set", "lo", "up"]).status()?;
+    if up.success() { Ok(()) } else { Err(format!("the loopback does not come up ({up})").into()) }
+}
+
+fn run_all(executables: impl Iterator<Item = String>) -> Result<Count, Box<dyn Error>> {
+    let mut all = Count::default();
+    for words in executables {
+        let mut words = words.split(',');
+        let name = words.next().unwrap_or_default();
+        let mut tests =
+            command(&format!("/tests/{name}")).args(words).arg(THREADS).stdout(Stdio::piped()).spawn()?;
+        let mut result = None;
+        for line in BufReader::new(tests.stdout.take().ok_or("no pipe")?).lines() {
+            let line = line?;
+            println!("{line}");
+            result = result.or_else(|| count(&line));
+        }
+        let status = tests.wait()?;
+        let mut count = result.unwrap_or_default();
+        if !status.success() && count.failed == 0 {
+            println!("{name} ended early ({status})");
+            count.failed = 1;
+        }
+        all.passed += count.passed;
+        all.failed += count.failed;
+    }
+    Ok(all)
+}
+
+fn command(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().envs(ENVIRONMENT).stdin(Stdio::null());
+    command
+}
+
+/// Reads `test result: ok. 24 passed; 0 failed; 0 ignored; …`.
+fn count(line: &str) -> Option<Count> {
+    let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
+    let number = |word: &str| {
+        let pairs = counts.split("; ").filter_map(|pair| pair.split_once(' '));
+        pairs.filter(|(_, what)| *what == word).find_map(|(number, _)| number.parse().ok())
+    };
+    Some(Count { passed: number("passed")?, failed: number("failed")? })
+}

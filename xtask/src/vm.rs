@@ -1,0 +1,142 @@
+//! `cargo xtask test vm`: the end-to-end tests of the probes on other kernels, each in a virtual machine.
+//!
+//! In: the daemon, the static test executables and the kernels of Debian's packages. Out: a verdict per test. The
+//! guest's files come in an initramfs; its process 1 is `guest` of the tests' package, which says on the console how
+//! it went. Nothing here needs root but the installation of missing programs.
+
+mod archive;
+mod files;
+mod kernels;
+mod machine;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use crate::build;
+use crate::needs::{self, Need, need};
+use crate::setup::Privilege;
+use crate::test::E2E;
+use crate::workspace;
+
+/// Process 1 of the guest, an executable of the tests' package.
+const GUEST: &str = "guest";
+
+/// The test executables that depend on the kernel, each with what it leaves out: no runtime is in the guest.
+const TESTS: [(&str, &[&str]); 3] = [("hooks", &[]), ("neighbor", &[]), ("mount", &["--skip=container"])];
+
+const NEEDS: [Need; 4] = [
+    need("qemu-system-x86_64", "qemu-system-x86", "is the machine"),
+    need("xz", "xz-utils", "unpacks the kernels' modules"),
+    need("ip", "iproute2", "makes the network namespaces, veth pairs and neighbors that the tests break"),
+    need("busybox", "busybox-static", "is started by the tests").statically_linked(),
+];
+
+/// Runs the tests on every kernel that can be had. None is an error when they were asked for by name (`required`).
+pub(crate) fn test(arguments: &[String], required: bool) -> Result<()> {
+    let privilege = Privilege::of_this_user();
+    let packages = kernels::offered(privilege)?;
+    if packages.is_empty() {
+        let reason = "the kernels are those of Debian's amd64 packages, which apt does not offer here";
+        if required {
+            bail!("{reason}");
+        }
+        eprintln!("xtask: skipped: {reason}");
+        return Ok(());
+    }
+    needs::ensure("the tests on other kernels", &NEEDS, privilege)?;
+    let plan = plan(arguments)?;
+    let kernels =
+        packages.iter().map(|package| kernels::fetch(package, privilege)).collect::<Result<Vec<_>>>()?;
+    let daemon = build::release()?;
+    let executables = executables()?;
+    let mut failed = Vec::new();
+    for kernel in &kernels {
+        eprintln!("xtask: {}", kernel.name);
+        let initramfs = workspace::target().join("vm").join(format!("{}.initramfs", kernel.name));
+        let content = files::collect(&daemon, &executables, kernel)?;
+        fs::write(&initramfs, content).with_context(|| format!("cannot write {}", initramfs.display()))?;
+        if let Err(error) = machine::run(kernel, &initramfs, &plan) {
+            eprintln!("xtask: {}: {error:#}", kernel.name);
+            failed.push(kernel.name.as_str());
+        }
+    }
+    if !failed.is_empty() {
+        bail!("failed on {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+/// A word per test executable, as `guest` takes them: its name and its arguments, with commas between.
+fn plan(arguments: &[String]) -> Result<Vec<String>> {
+    if let Some(bad) = arguments.iter().find(|argument| argument.contains([',', ' ', '"'])) {
+        bail!("{bad:?} cannot be handed to a kernel's command line");
+    }
+    let word = |(name, own): &(&str, &[&str])| {
+        let words = std::iter::once(*name).chain(own.iter().copied());
+        words.chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>().join(",")
+    };
+    Ok(TESTS.iter().map(word).collect())
+}
+
+/// Builds the tests' package as static executables; those that the guest starts, by name.
+fn executables() -> Result<Vec<(String, PathBuf)>> {
+    let mut cargo = workspace::cargo("test");
+    cargo.args(["--package", E2E, "--no-run", "--message-format=json-render-diagnostics"]);
+    build::link_statically(&mut cargo, &build::host_triple()?);
+    let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    if !output.status.success() {
+        bail!("{} failed ({})", workspace::written(&cargo), output.status);
+    }
+    let built = built(&String::from_utf8_lossy(&output.stdout));
+    let wanted = std::iter::once(GUEST).chain(TESTS.iter().map(|(name, _)| *name));
+    wanted
+        .map(|name| {
+            let found = built.iter().find(|(built, _)| built == name);
+            found.cloned().with_context(|| format!("cargo built no {name}"))
+        })
+        .collect()
+}
+
+/// The executables in cargo's JSON messages.
+fn built(messages: &str) -> Vec<(String, PathBuf)> {
+    let artifacts = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    artifacts
+        .filter_map(|message| {
+            let name = message.pointer("/target/name")?.as_str()?.to_owned();
+            Some((name, Path::new(message.get("executable")?.as_str()?).to_owned()))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_given_by_the_user_selects_in_every_executable() {
+        let words = plan(&["one_deletion".to_owned()]).expect("a name");
+        assert_eq!(
+            words,
+            ["hooks,one_deletion", "neighbor,one_deletion", "mount,--skip=container,one_deletion"]
+        );
+    }
+
+    #[test]
+    fn what_a_kernel_would_split_is_refused() {
+        for bad in ["a b", "a,b", "a\"b"] {
+            assert!(plan(&[bad.to_owned()]).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn executables_are_found_among_cargos_messages() {
+        let messages = r#"{"reason":"compiler-artifact","target":{"name":"libc"},"executable":null}
+{"reason":"compiler-artifact","target":{"name":"mount"},"executable":"/t/mount-1"}
+{"reason":"build-finished","success":true}"#;
+        assert_eq!(built(messages), [("mount".to_owned(), PathBuf::from("/t/mount-1"))]);
+    }
+}

@@ -1,0 +1,123 @@
+//! Kernels from Debian's packages, unpacked and not installed: an image and the modules that the tests need.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::packages::{self, Apt};
+use crate::setup::{self, Privilege};
+use crate::workspace;
+
+/// Packages that depend on the newest kernel of a series: the release's own, and the backported one.
+const SERIES: [&str; 2] = ["linux-image-amd64", "linux-image-6.12-amd64"];
+
+/// What the tests make and Debian's kernels do not have built in. It depends on no other module.
+const MODULE: &str = "veth.ko";
+
+/// A kernel that can be started.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    /// The package's name.
+    pub(crate) name: String,
+    /// What a machine boots.
+    pub(crate) image: PathBuf,
+    /// Uncompressed modules, in the order in which they are loaded.
+    pub(crate) modules: Vec<PathBuf>,
+}
+
+/// The packages of the kernels that apt offers; none where it has no kernels for this machine.
+pub(crate) fn offered(privilege: Privilege) -> Result<Vec<String>> {
+    let Some(apt) = Apt::of_this_machine() else { return Ok(Vec::new()) };
+    if std::env::consts::ARCH != "x86_64" {
+        return Ok(Vec::new());
+    }
+    let mut names = names(&apt);
+    // A fresh image has no lists at all.
+    if names.is_empty() && privilege != Privilege::None {
+        setup::carry_out("apt knows no kernels yet", &[packages::update()], privilege)?;
+        names = self::names(&apt);
+    }
+    Ok(names)
+}
+
+fn names(apt: &Apt) -> Vec<String> {
+    let mut names: Vec<_> =
+        SERIES.iter().filter_map(|series| apt.dependency(series, "linux-image-")).collect();
+    names.dedup();
+    names
+}
+
+/// The kernel of a package, downloaded unless it was before.
+pub(crate) fn fetch(name: &str, privilege: Privilege) -> Result<Kernel> {
+    let directory = workspace::target().join("vm").join(name);
+    if !directory.is_dir() {
+        let parent = workspace::target().join("vm");
+        fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
+        let partial = tempfile::tempdir_in(&parent).context("cannot create a directory")?;
+        download(name, partial.path(), privilege)?;
+        let unpacked = partial.path().join("kernel");
+        unpack(partial.path(), &unpacked)?;
+        fs::rename(&unpacked, &directory)
+            .with_context(|| format!("cannot create {}", directory.display()))?;
+    }
+    Ok(Kernel {
+        name: name.to_owned(),
+        image: directory.join("vmlinuz"),
+        modules: vec![directory.join(MODULE)],
+    })
+}
+
+fn download(name: &str, directory: &Path, privilege: Privilege) -> Result<()> {
+    eprintln!("xtask: downloading {name}");
+    let mut get = Command::new("apt-get");
+    get.args(["download", "-q", name]).current_dir(directory);
+    if workspace::check(&mut get).is_err() {
+        // The version that the lists name may have left the archive.
+        setup::carry_out("apt's lists may be too old", &[packages::update()], privilege)?;
+        workspace::check(&mut get)?;
+    }
+    Ok(())
+}
+
+/// Takes what is needed out of the one package in `from`.
+fn unpack(from: &Path, into: &Path) -> Result<()> {
+    fs::create_dir(into).with_context(|| format!("cannot create {}", into.display()))?;
+    let package = only(from, ".deb")?;
+    let mut stream = Command::new("dpkg-deb")
+        .arg("--fsys-tarfile")
+        .arg(&package)
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start dpkg-deb")?;
+    let tar = stream.stdout.take().context("a pipe from dpkg-deb")?;
+    let module = format!("*/{MODULE}*");
+    let mut command = Command::new("tar");
+    command.args(["--extract", "--wildcards", "--transform", "s,.*/,,", "--directory"]).arg(into);
+    let extracted = workspace::check(command.args(["./boot/vmlinuz-*", &module]).stdin(tar));
+    let read = stream.wait().context("cannot wait for dpkg-deb")?;
+    extracted?;
+    if !read.success() {
+        bail!("{} cannot be read ({read})", package.display());
+    }
+    let image = only(into, "vmlinuz-")?;
+    fs::rename(&image, into.join("vmlinuz")).with_context(|| format!("cannot rename {}", image.display()))?;
+    if !into.join(MODULE).is_file() {
+        workspace::check(Command::new("xz").arg("--decompress").arg(into.join(format!("{MODULE}.xz"))))?;
+    }
+    Ok(())
+}
+
+/// The one file in `directory` whose name contains `part`.
+fn only(directory: &Path, part: &str) -> Result<PathBuf> {
+    let entries = fs::read_dir(directory).with_context(|| format!("cannot list {}", directory.display()))?;
+    let mut found = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().contains(part)));
+    match (found.next(), found.next()) {
+        (Some(path), None) => Ok(path),
+        _ => bail!("{} does not hold one {part}", directory.display()),
+    }
+}
