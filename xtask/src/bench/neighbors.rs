@@ -26,7 +26,7 @@ pub(super) fn neighbors(binary: &Path) -> Result<()> {
         bare.push(run(&namespace, &adds)? + run(&namespace, &deletes)?);
         let daemon = Daemon::start(binary)?;
         watched.push(run(&namespace, &adds)? + run(&namespace, &deletes)?);
-        let thrown_away = "kevtmon_events_discarded_total{";
+        let thrown_away = "kevtmon_events_discarded_total{reason=\"queue-full\",sink=\"stdout\"}";
         let deleted = "kevtmon_events_total{kind=\"neighbor.deleted\"}";
         let told = "kevtmon_events_lost_total{";
         // The core has seen all once what it told and what it lost add up.
