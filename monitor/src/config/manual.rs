@@ -120,21 +120,27 @@ const SETTINGS: &[Setting] = &[
     setting(
         "incidents",
         "gateway_static_pods",
-        "A pod without static gateway entry has lost it if so many like it have one, …",
+        "A pod without static gateway entry has lost it if so many like it have one.",
         |config| config.incidents.gateway_static_pods.to_string(),
     ),
-    setting("incidents", "gateway_static_percent", "… and such a share of all like it.", |config| {
-        config.incidents.gateway_static_percent.to_string()
-    }),
+    setting(
+        "incidents",
+        "gateway_static_percent",
+        "A pod without static gateway entry has lost it only if such a share, in percent, of those like it have one.",
+        |config| config.incidents.gateway_static_percent.to_string(),
+    ),
     setting(
         "incidents",
         "volume_busy_warning_attempts",
-        "A busy volume is worth a warning after so many refused attempts to unmount it, …",
+        "A busy volume is worth a warning after so many refused attempts to unmount it.",
         |config| config.incidents.volume_busy_warning_attempts.to_string(),
     ),
-    setting("incidents", "volume_busy_warning_seconds", "… or after so long.", |config| {
-        config.incidents.volume_busy_warning_seconds.to_string()
-    }),
+    setting(
+        "incidents",
+        "volume_busy_warning_seconds",
+        "A busy volume is worth a warning after so long, in seconds.",
+        |config| config.incidents.volume_busy_warning_seconds.to_string(),
+    ),
     setting(
         "incidents",
         "volume_busy_critical_seconds",

@@ -11,7 +11,7 @@ use super::format::Header;
 use super::reader::{Line, Reader};
 use super::replay::{Summary, replay};
 use crate::core::{Core, Output, Resume};
-use crate::event::Kind;
+use crate::event::Event;
 use crate::observation::{Fact, Observation};
 use crate::sinks::pretty::Pretty;
 
@@ -86,12 +86,12 @@ fn feed(core: &mut Core, observations: &[Observation]) -> Vec<Output> {
     said
 }
 
-/// What is told of facts, without numbers. What the diagnoses had seen before a recording began is not in it,
-/// so that incidents of a recording that begins in the middle can open later than they did.
-fn facts(said: Vec<Output>) -> Vec<(Kind, String, String)> {
+/// The events of facts, whole but for their numbers. What the diagnoses had seen before a recording began is
+/// not in it, so that incidents of a recording that begins in the middle can open later than they did.
+fn facts(said: Vec<Output>) -> Vec<Event> {
     said.into_iter()
         .filter_map(|output| match output {
-            Output::Event(event) if event.incident.is_none() => Some((event.kind, event.time, event.message)),
+            Output::Event(event) if event.incident.is_none() => Some(Event { seq: 0, ..*event }),
             Output::Event(_) | Output::Request(_) => None,
         })
         .collect()
