@@ -26,14 +26,71 @@ pub(crate) fn volatile(field: *const u32) -> u32 {
     unsafe { core::ptr::read_volatile(field) }
 }
 
+/// A structure of the kernel that members are read from.
+pub(crate) trait Structure: Copy {
+    /// Reads a `T` that starts `offset` bytes further; zeros when it cannot be read.
+    fn get<T: zerocopy::FromBytes>(self, offset: u32) -> T;
+
+    /// Follows a pointer member.
+    fn follow(self, offset: u32) -> Self;
+}
+
+/// A structure that the verifier knows the type of: an argument of a BTF tracepoint, and what its pointers lead
+/// to. A member is read by one instruction where [`Kernel`] takes a call, many times as long; a null pointer or
+/// one that faults gives zeros just the same. What is read must be a member, or lie within one.
+#[derive(Clone, Copy)]
+pub(crate) struct Typed(pub(crate) u64);
+
+impl Structure for Typed {
+    #[inline(always)]
+    fn get<T: zerocopy::FromBytes>(self, offset: u32) -> T {
+        // The verifier knows the offsets, so this branch costs nothing.
+        if offset == MISSING {
+            return T::new_zeroed();
+        }
+        // SAFETY: the kernel handles a fault at this instruction. Volatile, so that it stays one of this width.
+        unsafe { core::ptr::read_volatile(self.0.wrapping_add(u64::from(offset)) as *const T) }
+    }
+
+    #[inline(always)]
+    fn follow(self, offset: u32) -> Self {
+        Self(self.get(offset))
+    }
+}
+
+impl Typed {
+    /// Copies an array member, of which each item is read by itself.
+    ///
+    /// # Safety
+    /// `into` must be valid for writes of as many bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn copy<T: zerocopy::FromBytes, const N: usize>(self, offset: u32, into: *mut u8) {
+        let mut index = 0;
+        while index < N {
+            let item: T = match offset {
+                MISSING => T::new_zeroed(),
+                _ => self.get(offset.wrapping_add((index * size_of::<T>()) as u32)),
+            };
+            // SAFETY: by the caller's promise.
+            unsafe { into.cast::<T>().add(index).write_unaligned(item) };
+            index += 1;
+        }
+    }
+
+    /// The same without its type.
+    #[inline(always)]
+    pub(crate) fn untyped(self) -> Kernel {
+        Kernel(self.0)
+    }
+}
+
 /// An address in the kernel; 0 is null.
 #[derive(Clone, Copy)]
 pub(crate) struct Kernel(pub(crate) u64);
 
-impl Kernel {
-    /// Reads a `T` that starts `offset` bytes further; zeros when it cannot be read.
+impl Structure for Kernel {
     #[inline(always)]
-    pub(crate) fn get<T: zerocopy::FromBytes>(self, offset: u32) -> T {
+    fn get<T: zerocopy::FromBytes>(self, offset: u32) -> T {
         let mut value = core::mem::MaybeUninit::<T>::uninit();
         // SAFETY: `put` writes the whole value.
         unsafe {
@@ -42,12 +99,13 @@ impl Kernel {
         }
     }
 
-    /// Follows a pointer member.
     #[inline(always)]
-    pub(crate) fn follow(self, offset: u32) -> Self {
+    fn follow(self, offset: u32) -> Self {
         Self(self.get(offset))
     }
+}
 
+impl Kernel {
     /// Reads a `T` to where it belongs; zeros when it cannot be read. Spares the stack, which is 512 bytes.
     ///
     /// # Safety

@@ -13,7 +13,7 @@ use kevtmon_ebpf::{
 };
 
 use crate::emit;
-use crate::memory::{Kernel, offset};
+use crate::memory::{Kernel, Structure as _, Typed, offset};
 use crate::task;
 
 // NUD_* of include/uapi/linux/neighbour.h.
@@ -38,7 +38,7 @@ struct Change {
 /// `neigh_update(struct neighbour *n, const u8 *lladdr, u8 new, u32 flags, u32 nlmsg_pid)`, since 5.1.
 #[btf_tracepoint(function = "neigh_update")]
 fn neigh_update(ctx: BtfTracePointContext) -> i32 {
-    let neighbour = Kernel(ctx.arg::<u64>(0));
+    let neighbour = Typed(ctx.arg::<u64>(0));
     let new_lladdr = Kernel(ctx.arg::<u64>(1));
     let new_state = ctx.arg::<u64>(2) as u8;
     let flags = ctx.arg::<u64>(3) as u32;
@@ -65,7 +65,7 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
         }
         change.operation = operation::CHANGED;
     }
-    match task::current() {
+    match task::current_typed() {
         Some((current, id)) => {
             task::tell(current, &id);
             debug!(&ctx, "neigh_update {:x} -> {:x} by {}", old_state, new_state, id.tgid);
@@ -79,7 +79,7 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
 /// `neigh_cleanup_and_release(struct neighbour *n, int rc)`, since 5.1.
 #[btf_tracepoint(function = "neigh_cleanup_and_release")]
 fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
-    let neighbour = Kernel(ctx.arg::<u64>(0));
+    let neighbour = Typed(ctx.arg::<u64>(0));
     let old_state: u8 = neighbour.get(offset!(neighbour_nud_state));
     count_deletion(
         old_state,
@@ -97,7 +97,7 @@ fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
         new_lladdr: Kernel(0),
         netlink_port: 0,
     };
-    match task::current() {
+    match task::current_typed() {
         Some((current, id)) => {
             task::tell(current, &id);
             debug!(&ctx, "cleanup of permanent entry by {}", id.tgid);
@@ -112,7 +112,7 @@ fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
 /// whatever task the timer interrupted: nobody did it.
 #[btf_tracepoint(function = "neigh_timer_handler")]
 fn neigh_timer_handler(ctx: BtfTracePointContext) -> i32 {
-    let neighbour = Kernel(ctx.arg::<u64>(0));
+    let neighbour = Typed(ctx.arg::<u64>(0));
     let state: u8 = neighbour.get(offset!(neighbour_nud_state));
     if state & FAILED != 0 {
         let change = Change {
@@ -140,10 +140,10 @@ fn count_deletion(old_state: u8, permanent: Counter, learned: Counter, noarp: Co
 
 /// Whether the entry has another link-layer address than the one given.
 #[inline(always)]
-fn differs(neighbour: Kernel, lladdr: Kernel) -> bool {
+fn differs(neighbour: Typed, lladdr: Kernel) -> bool {
     let device = neighbour.follow(offset!(neighbour_dev));
     let len: u8 = device.get(offset!(net_device_addr_len));
-    let old: [u8; LLADDR_CAPACITY] = neighbour.get(offset!(neighbour_ha));
+    let old: [u8; LLADDR_CAPACITY] = neighbour.untyped().get(offset!(neighbour_ha));
     let new: [u8; LLADDR_CAPACITY] = lladdr.get(0);
     let mut index = 0;
     let mut differs = 0;
@@ -157,7 +157,7 @@ fn differs(neighbour: Kernel, lladdr: Kernel) -> bool {
 }
 
 #[inline(always)]
-fn send(neighbour: Kernel, id: &TaskId, change: &Change) {
+fn send(neighbour: Typed, id: &TaskId, change: &Change) {
     let device = neighbour.follow(offset!(neighbour_dev));
     let family = neighbour.follow(offset!(neighbour_tbl)).get::<u32>(offset!(neigh_table_family)) as u16;
     let list = offset!(net_device_unreg_list);
@@ -188,17 +188,20 @@ fn send(neighbour: Kernel, id: &TaskId, change: &Change) {
             (*record).lladdr_len = device.get(offset!(net_device_addr_len));
             (*record).device_marks = marks;
             (*record).has_new_lladdr = u8::from(change.new_lladdr.0 != 0);
+            // An array without a size, at the end: not within what the verifier knows of the structure.
+            let key = neighbour.untyped();
             if family == AF_INET {
                 (*record).address = [0; 16];
-                neighbour.put(offset!(neighbour_primary_key), (&raw mut (*record).address).cast::<[u8; 4]>());
+                key.put(offset!(neighbour_primary_key), (&raw mut (*record).address).cast::<[u8; 4]>());
             } else {
-                neighbour.put(offset!(neighbour_primary_key), &raw mut (*record).address);
+                key.put(offset!(neighbour_primary_key), &raw mut (*record).address);
             }
-            neighbour.put(offset!(neighbour_ha), &raw mut (*record).lladdr);
+            neighbour.copy::<u32, 5>(offset!(neighbour_ha), (&raw mut (*record).lladdr).cast());
             change.new_lladdr.put(0, &raw mut (*record).new_lladdr);
-            device.follow(offset!(net_device_dev_addr)).put(0, &raw mut (*record).device_lladdr);
+            let address: u64 = device.get(offset!(net_device_dev_addr));
+            Kernel(address).put(0, &raw mut (*record).device_lladdr);
             (*record).reserved = [0; 4];
-            device.put(offset!(net_device_name), &raw mut (*record).ifname);
+            device.copy::<u64, 2>(offset!(net_device_name), (&raw mut (*record).ifname).cast());
         }
     });
 }

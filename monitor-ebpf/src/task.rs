@@ -2,14 +2,14 @@
 //!
 //! `ip`, `umount` and CNI plugins are gone within milliseconds, so everything that names them is taken here.
 
-use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_ktime_get_boot_ns};
+use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_current_task_btf, bpf_ktime_get_boot_ns};
 use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_current_uid_gid};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::LruHashMap;
 use kevtmon_ebpf::{AncestorRecord, Counter, Header, KIND_TASK, TaskId, TaskRecord};
 
 use crate::emit;
-use crate::memory::{Kernel, copy_arguments, offset, walk_names};
+use crate::memory::{Kernel, Structure, Typed, copy_arguments, offset, walk_names};
 
 /// `PF_KTHREAD` of `include/linux/sched.h`.
 const PF_KTHREAD: u32 = 0x0020_0000;
@@ -35,6 +35,19 @@ pub(crate) const NOBODY: TaskId =
 pub(crate) fn current() -> Option<(Kernel, TaskId)> {
     // SAFETY: helper without arguments.
     let task = Kernel(unsafe { bpf_get_current_task() });
+    Some((task, identify(task)?))
+}
+
+/// The same in programs that the kernel gives types to.
+#[inline(always)]
+pub(crate) fn current_typed() -> Option<(Kernel, TaskId)> {
+    // SAFETY: helper without arguments, since 5.11.
+    let task = Typed(unsafe { bpf_get_current_task_btf() } as u64);
+    Some((task.untyped(), identify(task)?))
+}
+
+#[inline(always)]
+fn identify(task: impl Structure) -> Option<TaskId> {
     let ids = bpf_get_current_pid_tgid();
     let tgid = (ids >> 32) as u32;
     let flags: u32 = task.get(offset!(task_flags));
@@ -42,15 +55,14 @@ pub(crate) fn current() -> Option<(Kernel, TaskId)> {
         return None;
     }
     let leader = task.follow(offset!(task_group_leader));
-    let id = TaskId {
+    Some(TaskId {
         tgid,
         tid: ids as u32,
         start_ns: leader.get(offset!(task_start_boottime)),
         exec_id: leader.get(offset!(task_self_exec_id)),
         reserved: 0,
         comm: bpf_get_current_comm().unwrap_or_default(),
-    };
-    Some((task, id))
+    })
 }
 
 /// Sends the details of a task, unless that was done before.
