@@ -141,7 +141,7 @@ fn sustained(state: &Path) -> Result<()> {
     for hundredth in 0..SECONDS * 100 {
         for seq in hundredth * RATE / 100..(hundredth + 1) * RATE / 100 {
             let now = jiff::Timestamp::now().as_nanosecond();
-            sinks.offer(&Arc::new(numbered(&templates, seq + 1, now)?));
+            sinks.offer(&Arc::new(numbered(&templates, seq + 1, now)?.into()));
         }
         most = most.max(bytes(state)?);
         pace(begin + Duration::from_millis(10 * (hundredth + 1)));

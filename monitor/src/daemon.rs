@@ -12,6 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
+use crate::allocator::{self, Weather};
 use crate::config::{Config, Format, NeighborHook, Runtimes};
 use crate::core::{Core, Output, Resume, Settings};
 use crate::event::{Event, Kind};
@@ -206,6 +207,7 @@ pub async fn run(
         replies: VecDeque::new(),
         config,
         offset_ns: realtime_offset_ns(),
+        weather: Weather::default(),
     };
     daemon.observe(seen(Fact::Clock { realtime_offset_ns: daemon.offset_ns }));
     if let Some(last_alive) = left.alive {
@@ -242,6 +244,7 @@ struct Daemon {
     replies: VecDeque<Observation>,
     config: Config,
     offset_ns: i64,
+    weather: Weather,
 }
 
 impl Daemon {
@@ -313,7 +316,8 @@ impl Daemon {
         if event.kind == Kind::DaemonReady {
             self.health.set_ready();
         }
-        self.sinks.offer(&Arc::new(event));
+        self.weather.event();
+        self.sinks.offer(&Arc::new(event.into()));
     }
 
     fn ask(&mut self, request: Request) {
@@ -351,6 +355,9 @@ impl Daemon {
         self.observe(Observation { at: now, fact: Fact::Tick });
         self.metrics.incidents_discarded(self.core.incidents_discarded());
         self.health.tick(now);
+        if self.weather.has_calmed() {
+            allocator::give_back();
+        }
     }
 
     fn take_census(&self) {

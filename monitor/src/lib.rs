@@ -27,6 +27,7 @@ pub mod store;
 
 pub mod recording;
 
+pub mod allocator;
 pub mod cli;
 pub mod config;
 pub mod daemon;

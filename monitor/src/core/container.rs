@@ -67,7 +67,7 @@ impl Core {
             Some(_) => format!("container {}{} {verb}", facts.name, whose(&target)),
             None => format!("container {} {verb}", facts.name),
         };
-        let event = Event { target: Some(target), ..self.event(at, kind, severity, message) };
+        let event = Event { target: Some(Box::new(target)), ..self.event(at, kind, severity, message) };
         self.emit(event);
     }
 }

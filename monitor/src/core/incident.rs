@@ -18,7 +18,7 @@ impl Core {
         self.incidents()
             .map(|(incident, about)| {
                 let event = self.event(0, Kind::IncidentUpdated, incident.severity, incident.summary.clone());
-                Event { incident: Some(incident), ..with_objects(event, about.clone()) }
+                Event { incident: Some(Box::new(incident)), ..with_objects(event, about.clone()) }
             })
             .collect()
     }
@@ -69,7 +69,7 @@ impl Core {
     pub(super) fn tell_incidents(&mut self) {
         for told in self.engine.take_told() {
             let event = self.event(told.at, told.kind, told.severity(), told.message());
-            self.push(Event { incident: Some(told.incident), ..with_objects(event, told.about) });
+            self.push(Event { incident: Some(Box::new(told.incident)), ..with_objects(event, told.about) });
         }
         for request in self.engine.take_asked() {
             self.request(request);

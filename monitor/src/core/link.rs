@@ -101,13 +101,13 @@ impl Core {
         let what = link.kind.as_deref().unwrap_or("link");
         let message = format!("{what} {}{} {verb}", link.ifname, whose(&target));
         Event {
-            target: Some(target),
-            link: Some(Link {
+            target: Some(Box::new(target)),
+            link: Some(Box::new(Link {
                 up: matches!(kind, Kind::LinkCreated | Kind::LinkChanged)
                     .then_some(link.flags & iff::UP != 0),
                 change: change.iter().map(|change| (*change).to_owned()).collect(),
                 ..self.link_state(link)
-            }),
+            })),
             ..self.event(at, kind, severity, message)
         }
     }
@@ -131,13 +131,13 @@ impl Core {
         let via = route.gateway.map_or_else(String::new, |gateway| format!(" via {gateway}"));
         let message = format!("default route{via}{} {verb}", whose(&target));
         let event = Event {
-            target: Some(target),
-            route: Some(Route {
+            target: Some(Box::new(target)),
+            route: Some(Box::new(Route {
                 destination: "default".into(),
                 gateway: route.gateway,
                 ifindex: route.ifindex,
                 netns: route.netns,
-            }),
+            })),
             ..self.event(at, kind, severity, message)
         };
         self.emit(event);

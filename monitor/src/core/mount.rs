@@ -141,9 +141,7 @@ impl Core {
     }
 
     pub(super) fn holders(&mut self, report: HolderReport) {
-        let (answered, waiting): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.mounts.waiting).into_iter().partition(|w| w.id == report.id);
-        self.mounts.waiting = waiting;
+        let answered: Vec<_> = self.mounts.waiting.extract_if(.., |w| w.id == report.id).collect();
         for waiting in answered {
             if let Some(busy) = self.mounts.known.get_mut(&waiting.place) {
                 busy.report = Some(report.clone());
@@ -159,9 +157,7 @@ impl Core {
     }
 
     pub(super) fn expire_mounts(&mut self, now: BootNs) {
-        let (overdue, waiting): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.mounts.waiting).into_iter().partition(|w| w.deadline <= now);
-        self.mounts.waiting = waiting;
+        let overdue: Vec<_> = self.mounts.waiting.extract_if(.., |w| w.deadline <= now).collect();
         for waiting in overdue {
             self.tell_busy(waiting.at, &waiting.place, &waiting.attempt, waiting.attempts, None);
         }
@@ -196,9 +192,9 @@ impl Core {
         let message = format!("{what} {verb}{refused} by {}", who(&actor));
         let mount = self.mount(place, attempt, attempts, busy.and_then(|busy| busy.report).as_ref(), volume);
         let event = Event {
-            actor: Some(actor),
-            target,
-            mount: Some(mount),
+            actor: Some(Box::new(actor)),
+            target: target.map(Box::new),
+            mount: Some(Box::new(mount)),
             ..self.event(at, kind, severity, message)
         };
         self.emit(event);
@@ -232,9 +228,9 @@ impl Core {
         let what = named(&mount.path, mount.volume.as_ref(), target.as_ref());
         let message = format!("umount of {what} refused: {}", held_by(&holders, verdict));
         let event = Event {
-            actor: Some(actor),
-            target,
-            mount: Some(mount),
+            actor: Some(Box::new(actor)),
+            target: target.map(Box::new),
+            mount: Some(Box::new(mount)),
             holders: Some(holders),
             holders_complete: Some(complete),
             holders_verdict: Some(verdict),

@@ -178,9 +178,9 @@ impl Core {
             NeighborOp::Changed => change.new_lladdr.is_some().then_some("wrong-lladdr"),
         });
         let event = Event {
-            actor,
-            target: Some(target),
-            neighbor: Some(Neighbor {
+            actor: actor.map(Box::new),
+            target: Some(Box::new(target)),
+            neighbor: Some(Box::new(Neighbor {
                 address: key.address,
                 lladdr: change.lladdr.as_ref().map(ToString::to_string),
                 new_lladdr: change.new_lladdr.as_ref().map(ToString::to_string),
@@ -192,7 +192,7 @@ impl Core {
                 cause: cause.name().to_owned(),
                 gateway,
                 reason: reason.flatten().map(str::to_owned),
-            }),
+            })),
             ..self.event(at, kind, severity, message)
         };
         self.emit(event);

@@ -79,7 +79,7 @@ impl Engine {
     /// Goes on with incidents that an earlier run left open; `events` holds the newest one of each.
     pub fn resume(&mut self, node: &NodeView<'_>, events: Vec<Event>) {
         for event in events {
-            let Some(incident) = event.incident.clone() else { continue };
+            let Some(incident) = event.incident.as_deref().cloned() else { continue };
             let Some(id) = Id::parse(&incident.id) else { continue };
             let over = incident.closed.is_some() || event.boot_id != self.boot_id;
             if over || self.incidents.open.len() >= CAPACITY {

@@ -18,13 +18,13 @@ pub struct Key {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct About {
     /// Who did it.
-    pub actor: Option<Actor>,
+    pub actor: Option<Box<Actor>>,
     /// Whose it was.
-    pub target: Option<Target>,
+    pub target: Option<Box<Target>>,
     /// The neighbor entry.
-    pub neighbor: Option<Neighbor>,
+    pub neighbor: Option<Box<Neighbor>>,
     /// The mount.
-    pub mount: Option<Mount>,
+    pub mount: Option<Box<Mount>>,
     /// Who pins the mount.
     pub holders: Option<Vec<MountHolder>>,
     /// Whether that is everybody.

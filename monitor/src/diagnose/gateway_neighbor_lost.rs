@@ -79,7 +79,7 @@ impl GatewayNeighborLost {
         if neighbor.cause == "netns-exit" {
             return self.end(key, CloseReason::SubjectGone, Some(event.seq), findings);
         }
-        let known = event.target.clone().filter(judge::is_live_container);
+        let known = event.target.clone().map(|target| *target).filter(judge::is_live_container);
         let Some(target) = known.or_else(|| judge::live_target(seen.node, key.netns)) else {
             if matches!(event.kind, Kind::NeighborDeleted | Kind::NeighborChanged) {
                 self.keep_unclaimed(seen, event, key.netns);
@@ -228,7 +228,7 @@ impl GatewayNeighborLost {
             let Some(neighbor) = event.neighbor.clone() else { continue };
             match judge::live_target(seen.node, neighbor.netns) {
                 Some(target) if !is_back(seen.node, key(&neighbor)) => {
-                    let event = Event { target: Some(target), ..event };
+                    let event = Event { target: Some(Box::new(target)), ..event };
                     self.neighbor(seen, &event, &neighbor, findings);
                 }
                 Some(_) => {}

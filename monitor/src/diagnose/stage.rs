@@ -180,7 +180,7 @@ impl Stage {
 
     /// The incident events that were told.
     pub(super) fn incidents(&self) -> Vec<(Kind, &Incident)> {
-        self.told.iter().filter_map(|event| Some((event.kind, event.incident.as_ref()?))).collect()
+        self.told.iter().filter_map(|event| Some((event.kind, event.incident.as_deref()?))).collect()
     }
 
     pub(super) fn kinds(&self) -> Vec<&'static str> {

@@ -346,7 +346,7 @@ fn summary(event: &Event, mount: &Mount, volume: &Volume) -> String {
         Some(unit) => format!(" by {} of {unit}", actor.comm),
         None => format!(" by {}", actor.comm),
     });
-    let pod = match event.target.as_ref().map(whose) {
+    let pod = match event.target.as_deref().map(whose) {
         Some(pod) if !pod.is_empty() => pod,
         _ => format!(" of pod {}", volume.pod_uid),
     };

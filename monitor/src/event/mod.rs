@@ -45,22 +45,22 @@ pub struct Event {
     pub message: String,
     /// Who did it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub actor: Option<Actor>,
+    pub actor: Option<Box<Actor>>,
     /// Whose it was.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub target: Option<Target>,
+    pub target: Option<Box<Target>>,
     /// For `neighbor.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub neighbor: Option<Neighbor>,
+    pub neighbor: Option<Box<Neighbor>>,
     /// For `link.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub link: Option<Link>,
+    pub link: Option<Box<Link>>,
     /// For `route.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub route: Option<Route>,
+    pub route: Option<Box<Route>>,
     /// For `mount.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub mount: Option<Mount>,
+    pub mount: Option<Box<Mount>>,
     /// Who pins the mount, for `mount.busy`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders: Option<Vec<MountHolder>>,
@@ -75,7 +75,7 @@ pub struct Event {
     pub lost: Option<Lost>,
     /// For `incident.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub incident: Option<Incident>,
+    pub incident: Option<Box<Incident>>,
     /// For `daemon.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub daemon: Option<Daemon>,

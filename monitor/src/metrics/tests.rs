@@ -229,7 +229,7 @@ fn incident(id: &str, kind: Kind, severity: Severity) -> Event {
     let mut event = sample::deletion();
     event.kind = kind;
     event.severity = severity;
-    event.incident = Some(Incident {
+    event.incident = Some(Box::new(Incident {
         id: id.into(),
         kind: "gateway-neighbor-lost".into(),
         severity,
@@ -246,7 +246,7 @@ fn incident(id: &str, kind: Kind, severity: Severity) -> Event {
         advice: Vec::new(),
         evidence: Vec::new(),
         evidence_omitted: 0,
-    });
+    }));
     event
 }
 

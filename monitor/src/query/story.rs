@@ -239,7 +239,7 @@ fn step(record: &Record, material: &Material<'_>) -> Step {
         message: event.message.clone(),
         roles: roles.into_iter().collect(),
         evidence_of,
-        actor: event.actor.clone(),
+        actor: event.actor.as_deref().cloned(),
         weight: if explains { 4 } else { severity_weight },
     }
 }

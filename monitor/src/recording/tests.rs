@@ -87,7 +87,8 @@ impl Live {
     }
 
     fn open_incident(&mut self, id: &str, opened: u32) {
-        let event = Event { incident: Some(incident(id, opened)), kind: Kind::IncidentOpened, ..plain() };
+        let event =
+            Event { incident: Some(Box::new(incident(id, opened))), kind: Kind::IncidentOpened, ..plain() };
         self.recorder.event(&event);
     }
 
@@ -347,7 +348,7 @@ fn an_incident_freezes_its_window_and_becomes_a_bundle_that_replays() {
     live.open_incident("a1b2c3", 1);
     live.bustle(SECOND, 5);
     let closed = Incident { closed: Some("later".into()), ..incident("a1b2c3", 1) };
-    let event = Event { incident: Some(closed.clone()), kind: Kind::IncidentClosed, ..plain() };
+    let event = Event { incident: Some(Box::new(closed.clone())), kind: Kind::IncidentClosed, ..plain() };
     live.recorder.event(&event);
     live.observe(2 * SECOND, Fact::Stop);
     let said = live.finish();
@@ -374,7 +375,7 @@ fn old_windows_go_closed_ones_first() {
         live.open_incident(&format!("id{number:02}"), number);
         if number == 10 {
             let closed = Incident { closed: Some("later".into()), ..incident("id10", 10) };
-            let event = Event { incident: Some(closed), kind: Kind::IncidentClosed, ..plain() };
+            let event = Event { incident: Some(Box::new(closed)), kind: Kind::IncidentClosed, ..plain() };
             live.recorder.event(&event);
         }
     }

@@ -16,10 +16,12 @@ pub mod pretty;
 mod queue;
 pub mod stdout;
 pub mod store;
+mod told;
 
 pub use hold::Hold;
 pub(crate) use queue::yield_to_others;
 pub use queue::{QUEUE, Queue};
+pub use told::Told;
 
 /// What a queue's thread hands its events to.
 pub trait Deliver: Send + 'static {
@@ -27,7 +29,7 @@ pub trait Deliver: Send + 'static {
     ///
     /// # Errors
     /// When the sink can take no more, ever.
-    fn deliver(&mut self, event: &Event) -> io::Result<()>;
+    fn deliver(&mut self, event: &Told) -> io::Result<()>;
 
     /// Hands over what was held back; called as soon as nothing waits.
     ///
@@ -42,6 +44,12 @@ pub trait Deliver: Send + 'static {
 
     /// The time of [`Self::due`] has come.
     fn on_time(&mut self) {}
+
+    /// Time that an event may take up in a storm, for a sink whose work would otherwise compete with the
+    /// processes being watched. It rests for what its work leaves of it.
+    fn share(&self) -> Option<Duration> {
+        None
+    }
 
     /// Nothing more comes.
     fn finish(&mut self) {}
@@ -86,7 +94,7 @@ impl Sinks {
     }
 
     /// Gives the event to every sink that wants it; never waits.
-    pub fn offer(&self, event: &Arc<Event>) {
+    pub fn offer(&self, event: &Arc<Told>) {
         for queue in &self.queues {
             queue.offer(event);
         }

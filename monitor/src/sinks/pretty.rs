@@ -78,7 +78,7 @@ impl Pretty {
         if let Some(actor) = &event.actor {
             self.actor(actor, out)?;
         }
-        if let Some(line) = event.target.as_ref().and_then(target) {
+        if let Some(line) = event.target.as_deref().and_then(target) {
             self.detail("of", &line, out)?;
         }
         if let Some(neighbor) = &event.neighbor {

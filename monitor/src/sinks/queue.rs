@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use super::{Deliver, Filter, Hold};
+use super::{Deliver, Filter, Hold, Told};
 use crate::event::{Event, Kind, Lost, Severity};
 use crate::metrics::Metrics;
 
@@ -19,6 +19,8 @@ use crate::metrics::Metrics;
 pub const QUEUE: usize = 2048;
 /// Places beyond the bound for events that must not be displaced, each with the gap before it.
 const RESERVED: usize = 256;
+/// A batch of so few events is no storm: no rest follows.
+const FEW: usize = 64;
 /// Yields to the processes being watched, and to the core.
 const NICENESS: libc::c_int = 5;
 
@@ -40,8 +42,10 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    waiting: Vec<Arc<Event>>,
+    waiting: Vec<Arc<Told>>,
     gap: Option<Gap>,
+    /// Something waits that ends the thread's rest.
+    urgent: bool,
     phase: Phase,
 }
 
@@ -58,7 +62,7 @@ enum Phase {
 struct Gap {
     count: u64,
     from: String,
-    last: Arc<Event>,
+    last: Arc<Told>,
 }
 
 impl Queue {
@@ -108,7 +112,7 @@ impl Queue {
     }
 
     /// Puts the event into the queue if the sink wants it and has room; never waits for the sink.
-    pub fn offer(&self, event: &Arc<Event>) {
+    pub fn offer(&self, event: &Arc<Told>) {
         let shared = &self.shared;
         if !shared.filter.passes(event) {
             return;
@@ -121,12 +125,14 @@ impl Queue {
             "queue-full"
         } else {
             if let Some(gap) = state.gap.take() {
-                state.waiting.push(Arc::new(gap.summary(shared.name)));
+                state.waiting.push(Arc::new(gap.summary(shared.name).into()));
             }
             state.waiting.push(Arc::clone(event));
+            let is_urgent = is_reserved_for(event.kind);
+            state.urgent |= is_urgent;
             let was_idle = state.waiting.len() == 1;
             drop(state);
-            if was_idle {
+            if was_idle || is_urgent {
                 shared.changed.notify_all();
             }
             return;
@@ -168,7 +174,7 @@ impl State {
         }
     }
 
-    fn extend_gap(&mut self, event: &Arc<Event>) {
+    fn extend_gap(&mut self, event: &Arc<Told>) {
         let gap = self.gap.get_or_insert_with(|| Gap {
             count: 0,
             from: event.time.clone(),
@@ -187,11 +193,16 @@ impl Shared {
     fn run(&self, mut sink: impl Deliver) {
         let mut batch = Vec::new();
         while let Some(gap) = self.take(&mut batch, &mut sink) {
-            let count = batch.len();
+            let (count, began) = (batch.len(), Instant::now());
             if let Err(error) = self.deliver(&mut sink, &mut batch, gap) {
                 tracing::warn!(sink = self.name, %error, "sink closed: it takes no more events");
                 self.close(count);
                 return;
+            }
+            if let Some(share) = sink.share()
+                && count > FEW
+            {
+                self.rest(&mut sink, began + share * u32::try_from(count).unwrap_or(u32::MAX));
             }
         }
         sink.finish();
@@ -199,7 +210,7 @@ impl Shared {
     }
 
     /// Waits for events or a gap; `None` when nothing more comes.
-    fn take(&self, batch: &mut Vec<Arc<Event>>, sink: &mut impl Deliver) -> Option<Option<Gap>> {
+    fn take(&self, batch: &mut Vec<Arc<Told>>, sink: &mut impl Deliver) -> Option<Option<Gap>> {
         let idle =
             |state: &mut State| state.waiting.is_empty() && state.gap.is_none() && state.phase == Phase::Open;
         let mut state = loop {
@@ -217,6 +228,7 @@ impl Shared {
             sink.on_time();
         };
         mem::swap(&mut state.waiting, batch);
+        state.urgent = false;
         let gap = state.gap.take();
         (gap.is_some() || !batch.is_empty()).then_some(gap)
     }
@@ -224,7 +236,7 @@ impl Shared {
     fn deliver(
         &self,
         sink: &mut impl Deliver,
-        batch: &mut Vec<Arc<Event>>,
+        batch: &mut Vec<Arc<Told>>,
         gap: Option<Gap>,
     ) -> io::Result<()> {
         for event in batch.drain(..) {
@@ -238,9 +250,27 @@ impl Shared {
             sink.deliver(&event)?;
         }
         if let Some(gap) = gap {
-            sink.deliver(&gap.summary(self.name))?;
+            sink.deliver(&gap.summary(self.name).into())?;
         }
         sink.flush()
+    }
+
+    /// After many events: nothing is taken until the given moment, unless it must not wait.
+    fn rest(&self, sink: &mut impl Deliver, until: Instant) {
+        let may_rest = |state: &mut State| !state.urgent && state.phase == Phase::Open;
+        loop {
+            let due = sink.due().filter(|due| *due < until);
+            let left = due.unwrap_or(until).saturating_duration_since(Instant::now());
+            let (mut state, _) = self
+                .changed
+                .wait_timeout_while(self.lock(), left, may_rest)
+                .unwrap_or_else(PoisonError::into_inner);
+            if due.is_none() || !may_rest(&mut state) {
+                return;
+            }
+            drop(state);
+            sink.on_time();
+        }
     }
 
     fn close(&self, undelivered: usize) {
@@ -295,187 +325,4 @@ pub(crate) fn yield_to_others() {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-    use std::time::Duration;
-
-    use super::*;
-    use crate::sinks::{Sinks, sample};
-    use crate::sources::procfs::own::Own;
-
-    const ALL: Filter = Filter { min_severity: Severity::Debug };
-
-    /// Hands every event out, and waits at each for a permit.
-    struct Gated {
-        delivered: SyncSender<Event>,
-        permits: Receiver<io::Result<()>>,
-    }
-
-    impl Deliver for Gated {
-        fn deliver(&mut self, event: &Event) -> io::Result<()> {
-            self.delivered.send(event.clone()).unwrap();
-            self.permits.recv().unwrap_or(Ok(()))
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    struct Rig {
-        metrics: Arc<Metrics>,
-        queue: Queue,
-        delivered: Receiver<Event>,
-        permits: SyncSender<io::Result<()>>,
-    }
-
-    fn rig(filter: Filter, bound: usize) -> Rig {
-        let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
-        let (delivered_in, delivered) = sync_channel(1000);
-        let (permits, permits_out) = sync_channel(1000);
-        let sink = Gated { delivered: delivered_in, permits: permits_out };
-        let queue = Queue::start_with_bound("test", filter, Arc::clone(&metrics), sink, bound).unwrap();
-        Rig { metrics, queue, delivered, permits }
-    }
-
-    fn event(seq: u64) -> Arc<Event> {
-        Arc::new(Event { seq, time: format!("t{seq}"), ..sample::link(Severity::Info) })
-    }
-
-    fn discarded(metrics: &Metrics, reason: &str) -> u64 {
-        let line = format!("kevtmon_events_discarded_total{{reason=\"{reason}\",sink=\"test\"}} ");
-        let text = metrics.gather().unwrap();
-        text.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |count| count.parse().unwrap())
-    }
-
-    fn finish(queue: Queue) {
-        let mut sinks = Sinks::default();
-        sinks.add(queue);
-        sinks.finish(Duration::from_secs(30));
-    }
-
-    #[test]
-    fn an_event_offered_to_an_idle_sink_is_delivered_at_once() {
-        let rig = rig(ALL, 8);
-        for seq in 1..=3 {
-            rig.queue.offer(&event(seq));
-            assert_eq!(rig.delivered.recv().unwrap().seq, seq);
-            rig.permits.send(Ok(())).unwrap();
-        }
-        finish(rig.queue);
-        assert_eq!(discarded(&rig.metrics, "queue-full"), 0);
-    }
-
-    #[test]
-    fn what_does_not_fit_is_counted_and_summed_up_once_in_its_place() {
-        let rig = rig(ALL, 4);
-        rig.queue.offer(&event(1));
-        assert_eq!(rig.delivered.recv().unwrap().seq, 1);
-        // The thread now holds number 1; four more fit, ten do not.
-        for seq in 2..=15 {
-            rig.queue.offer(&event(seq));
-        }
-        assert_eq!(discarded(&rig.metrics, "queue-full"), 10);
-        drop(rig.permits);
-        for seq in 2..=5 {
-            assert_eq!(rig.delivered.recv().unwrap().seq, seq);
-        }
-        let summary = rig.delivered.recv().unwrap();
-        assert_eq!((summary.kind, summary.seq), (Kind::EventsLost, 15));
-        assert_eq!(
-            summary.lost.unwrap(),
-            Lost {
-                source: "sink.test".into(),
-                reason: "queue-full".into(),
-                count: "10".into(),
-                from: Some("t6".into()),
-                to: Some("t15".into()),
-            }
-        );
-        rig.queue.offer(&event(16));
-        assert_eq!(rig.delivered.recv().unwrap().seq, 16, "then the stream goes on");
-        finish(rig.queue);
-        assert!(rig.delivered.recv().is_err());
-    }
-
-    #[test]
-    fn a_storm_does_not_displace_what_the_daemon_says_of_itself() {
-        let rig = rig(ALL, 4);
-        rig.queue.offer(&event(1));
-        assert_eq!(rig.delivered.recv().unwrap().seq, 1);
-        for seq in 2..=8 {
-            rig.queue.offer(&event(seq));
-        }
-        rig.queue.offer(&Arc::new(Event { seq: 9, kind: Kind::IncidentOpened, ..(*event(9)).clone() }));
-        rig.queue.offer(&event(10));
-        drop(rig.permits);
-        let rest: Vec<(u64, Kind)> =
-            rig.delivered.iter().take(7).map(|event| (event.seq, event.kind)).collect();
-        let expected = [
-            (2, Kind::LinkCreated),
-            (3, Kind::LinkCreated),
-            (4, Kind::LinkCreated),
-            (5, Kind::LinkCreated),
-            (8, Kind::EventsLost),
-            (9, Kind::IncidentOpened),
-            (10, Kind::EventsLost),
-        ];
-        let plain =
-            |(seq, kind): &(u64, Kind)| (*seq, *kind == Kind::EventsLost, *kind == Kind::IncidentOpened);
-        assert_eq!(
-            rest.iter().map(plain).collect::<Vec<_>>(),
-            expected.iter().map(plain).collect::<Vec<_>>()
-        );
-        finish(rig.queue);
-    }
-
-    #[test]
-    fn a_sink_that_fails_is_closed_and_counts_what_it_is_offered() {
-        let rig = rig(ALL, 4);
-        rig.queue.offer(&event(1));
-        rig.delivered.recv().unwrap();
-        rig.queue.offer(&event(2));
-        rig.permits.send(Err(io::ErrorKind::BrokenPipe.into())).unwrap();
-        // The thread lets go of its end when it is closed.
-        assert!(rig.delivered.recv().is_err());
-        while rig.queue.shared.lock().phase != Phase::Closed {
-            thread::yield_now();
-        }
-        rig.queue.offer(&event(3));
-        let metrics = Arc::clone(&rig.metrics);
-        finish(rig.queue);
-        assert_eq!(discarded(&metrics, "closed"), 3);
-    }
-
-    #[test]
-    fn a_sink_gets_only_what_it_wants_but_always_what_the_daemon_says_of_itself() {
-        let rig = rig(Filter { min_severity: Severity::Notice }, 8);
-        rig.queue.offer(&event(1));
-        rig.queue.offer(&Arc::new(Event { seq: 2, ..sample::daemon(Severity::Info) }));
-        rig.queue.offer(&Arc::new(Event { seq: 3, ..sample::link(Severity::Notice) }));
-        drop(rig.permits);
-        finish(rig.queue);
-        assert_eq!(rig.delivered.iter().map(|event| event.seq).collect::<Vec<_>>(), [2, 3]);
-        assert_eq!(discarded(&rig.metrics, "queue-full"), 0);
-    }
-
-    #[test]
-    fn finishing_delivers_what_waits() {
-        let rig = rig(ALL, 100);
-        for seq in 1..=50 {
-            rig.queue.offer(&event(seq));
-        }
-        drop(rig.permits);
-        finish(rig.queue);
-        assert_eq!(rig.delivered.iter().count(), 50);
-    }
-
-    #[test]
-    fn finishing_gives_up_on_a_sink_that_is_stuck() {
-        let rig = rig(ALL, 4);
-        rig.queue.offer(&event(1));
-        rig.delivered.recv().unwrap();
-        rig.queue.finish(Instant::now() + Duration::from_millis(1));
-        rig.permits.send(Ok(())).unwrap();
-    }
-}
+mod tests;

@@ -79,14 +79,14 @@ fn actor() -> Actor {
 
 pub(crate) fn deletion() -> Event {
     Event {
-        actor: Some(actor()),
-        target: Some(Target {
+        actor: Some(Box::new(actor())),
+        target: Some(Box::new(Target {
             container: Some(container()),
             pod: Some(pod()),
             netns_name: None,
             join: Join::Ok,
-        }),
-        neighbor: Some(Neighbor {
+        })),
+        neighbor: Some(Box::new(Neighbor {
             address: "169.254.1.1".parse().unwrap(),
             lladdr: Some("ee:ee:ee:ee:ee:ee".into()),
             new_lladdr: None,
@@ -98,7 +98,7 @@ pub(crate) fn deletion() -> Event {
             cause: "admin".into(),
             gateway: Some(true),
             reason: None,
-        }),
+        })),
         ..plain(
             Kind::NeighborDeleted,
             Severity::Warning,
@@ -124,7 +124,7 @@ pub(crate) fn busy() -> Event {
     };
     let path = "/var/lib/kubelet/pods/3f0f/volumes/kubernetes.io~glusterfs/data";
     Event {
-        actor: Some(Actor {
+        actor: Some(Box::new(Actor {
             source: ActorSource::Proc,
             confidence: Confidence::Likely,
             comm: "umount".into(),
@@ -132,8 +132,8 @@ pub(crate) fn busy() -> Event {
             cmdline: None,
             ancestors: vec![],
             ..actor()
-        }),
-        mount: Some(Mount {
+        })),
+        mount: Some(Box::new(Mount {
             syscall: "umount2".into(),
             path: path.into(),
             errno: Some("EBUSY".into()),
@@ -149,7 +149,7 @@ pub(crate) fn busy() -> Event {
                 name: "data".into(),
             }),
             child_mounts: Vec::new(),
-        }),
+        })),
         holders: Some(vec![
             MountHolder {
                 path: Some(format!("{path}/member/wal/0.wal")),
@@ -173,7 +173,7 @@ pub(crate) fn busy() -> Event {
 
 pub(crate) fn link(severity: Severity) -> Event {
     Event {
-        link: Some(Link {
+        link: Some(Box::new(Link {
             ifindex: 2,
             ifname: "eth0".into(),
             kind: Some("veth".into()),
@@ -184,25 +184,25 @@ pub(crate) fn link(severity: Severity) -> Event {
             up: Some(false),
             change: vec!["down".into()],
             moved_to: None,
-        }),
+        })),
         ..plain(Kind::LinkChanged, severity, "eth0 of pod lijiaob/etcd1-0 was set down")
     }
 }
 
 fn route() -> Event {
     Event {
-        route: Some(Route {
+        route: Some(Box::new(Route {
             destination: "default".into(),
             gateway: Some("169.254.1.1".parse().unwrap()),
             ifindex: Some(2),
             netns: 4_026_532_253,
-        }),
-        target: Some(Target {
+        })),
+        target: Some(Box::new(Target {
             container: None,
             pod: None,
             netns_name: Some("blue\u{1b}[0m".into()),
             join: Join::Missed,
-        }),
+        })),
         ..plain(Kind::RouteDeleted, Severity::Notice, "default route of an unknown container deleted")
     }
 }
@@ -236,12 +236,12 @@ pub(crate) fn daemon(severity: Severity) -> Event {
 
 fn container_exited() -> Event {
     Event {
-        target: Some(Target {
+        target: Some(Box::new(Target {
             container: Some(Container { state: Some("exited".into()), pid: None, ..container() }),
             pod: None,
             netns_name: None,
             join: Join::Ok,
-        }),
+        })),
         ..plain(Kind::ContainerExited, Severity::Info, "container etcd exited")
     }
 }

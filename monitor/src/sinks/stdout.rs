@@ -10,9 +10,8 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::pretty::Pretty;
-use super::{Deliver, Filter, Queue, json};
+use super::{Deliver, Filter, Queue, Told};
 use crate::config::Format;
-use crate::event::Event;
 use crate::metrics::Metrics;
 
 /// How much is put together before it is written, in bytes; less when nothing waits.
@@ -50,9 +49,12 @@ struct Stream<W> {
 }
 
 impl<W: Write + AsFd + Send + 'static> Deliver for Stream<W> {
-    fn deliver(&mut self, event: &Event) -> io::Result<()> {
+    fn deliver(&mut self, event: &Told) -> io::Result<()> {
         match &self.style {
-            Style::Json => json::write(event, &mut self.chunk)?,
+            Style::Json => {
+                self.chunk.extend_from_slice(event.line().as_bytes());
+                self.chunk.push(b'\n');
+            }
             Style::Pretty(pretty) => self.chunk.extend_from_slice(pretty.text(event).as_bytes()),
         }
         if self.chunk.len() < CHUNK { Ok(()) } else { self.flush() }
@@ -91,7 +93,7 @@ mod tests {
     use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
     use super::*;
-    use crate::event::Severity;
+    use crate::event::{Event, Severity};
     use crate::sinks::{Sinks, sample};
     use crate::sources::procfs::own::Own;
 
@@ -113,7 +115,7 @@ mod tests {
         let (sinks, reader, _writer) = sinks(Style::Json, &metrics());
         let mut lines = BufReader::new(reader).lines();
         for event in sample::all() {
-            sinks.offer(&Arc::new(event.clone()));
+            sinks.offer(&Arc::new(event.clone().into()));
             let line: Event = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
             assert_eq!(line.message, event.message);
         }
@@ -125,7 +127,7 @@ mod tests {
         let (sinks, mut reader, writer) =
             sinks(Style::Pretty(Pretty { colour: false, zone: TimeZone::UTC }), &metrics());
         for event in sample::all() {
-            sinks.offer(&Arc::new(event));
+            sinks.offer(&Arc::new(event.into()));
         }
         sinks.finish(Duration::from_secs(30));
         drop(writer);
@@ -141,7 +143,7 @@ mod tests {
         let (sinks, reader, writer) = sinks(Style::Json, &metrics);
         drop((reader, writer));
         for event in sample::all() {
-            sinks.offer(&Arc::new(event));
+            sinks.offer(&Arc::new(event.into()));
         }
         sinks.finish(Duration::from_secs(30));
         let count = sample::all().len();
@@ -158,7 +160,7 @@ mod tests {
         drop(writer);
         let offered = 2000;
         for _ in 0..offered {
-            sinks.offer(&Arc::new(sample::deletion()));
+            sinks.offer(&Arc::new(sample::deletion().into()));
         }
         let reading = std::thread::spawn(|| BufReader::new(reader).lines().count());
         sinks.finish(Duration::from_secs(30));

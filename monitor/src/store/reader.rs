@@ -202,8 +202,8 @@ impl Reader {
         let views = rows.into_iter().filter_map(|json| {
             let event = Record::read(json).ok()?.event;
             let incident = event.incident?;
-            let (actor, target) = (event.actor, event.target);
-            Some(IncidentView { incident, actor, target, boot_id: event.boot_id, seq: event.seq })
+            let (actor, target) = (event.actor.map(|actor| *actor), event.target.map(|target| *target));
+            Some(IncidentView { incident: *incident, actor, target, boot_id: event.boot_id, seq: event.seq })
         });
         Ok(views.filter(|view| filter.wants(view)).collect())
     }

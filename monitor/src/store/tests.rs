@@ -49,7 +49,7 @@ pub(super) fn incident(id: &str, kind: Kind, seq: u64) -> Event {
         evidence: vec![],
         evidence_omitted: 0,
     };
-    numbered(Event { kind, incident: Some(incident), ..sample::busy() }, seq)
+    numbered(Event { kind, incident: Some(Box::new(incident)), ..sample::busy() }, seq)
 }
 
 fn resume(dir: &Path, boot: &str) -> (Writer, Left) {

@@ -141,7 +141,7 @@ impl Writer {
         let mut json = std::mem::take(&mut self.json);
         json.clear();
         let done = match serde_json::to_writer(&mut json, event) {
-            Ok(()) => self.insert_json(event, &json),
+            Ok(()) => self.insert_line(event, std::str::from_utf8(&json).unwrap_or_default()),
             // Nothing in an event can fail to become JSON; were it so, the event is not worth the store.
             Err(_) => Ok(()),
         };
@@ -149,8 +149,12 @@ impl Writer {
         done
     }
 
-    fn insert_json(&mut self, event: &Event, json: &[u8]) -> Result<(), StoreError> {
-        let json = std::str::from_utf8(json).unwrap_or_default();
+    /// The same where its JSON is there already.
+    ///
+    /// # Errors
+    /// As [`Self::insert`].
+    pub fn insert_line(&mut self, event: &Event, json: &str) -> Result<(), StoreError> {
+        self.begin()?;
         let time = time::nanos(&event.time);
         self.high = self.high.max(time);
         self.lag = self.lag.max(self.high - time);

@@ -98,7 +98,7 @@ fn full() -> Event {
     (event.holders_complete, event.holders_verdict) = (busy.holders_complete, busy.holders_verdict);
     event.lost = of(|event| event.lost.is_some()).lost;
     event.daemon = of(|event| event.daemon.is_some()).daemon;
-    event.incident = Some(Incident {
+    event.incident = Some(Box::new(Incident {
         id: "1".into(),
         kind: "volume-busy".into(),
         severity: Severity::Warning,
@@ -115,7 +115,7 @@ fn full() -> Event {
         advice: vec![Advice { text: "look".into(), command: "ls".into(), risk: Risk::Read }],
         evidence: vec![1],
         evidence_omitted: 1,
-    });
+    }));
     event
 }
 

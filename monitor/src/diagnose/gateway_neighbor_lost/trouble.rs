@@ -97,7 +97,7 @@ impl Trouble {
         let reason = if replaced { Reason::WrongLladdr } else { Reason::Missing };
         // Another address may be the right one of a gateway that moved, unless it is known not to be.
         let known = neighbor.is_some_and(|entry| judge::health(seen.node, key(entry)) == Health::Wrong);
-        let mut about = About { target: Some(target), ..About::of(event) };
+        let mut about = About { target: Some(Box::new(target)), ..About::of(event) };
         if let Some(entry) = &mut about.neighbor {
             entry.reason = Some(reason.name().to_owned());
         }

@@ -262,8 +262,8 @@ impl GatewayNeighborLost {
             return findings.no_room();
         }
         let about = About {
-            target: Some(target),
-            neighbor: Some(entry(seen.node, key, found.reason)),
+            target: Some(Box::new(target)),
+            neighbor: Some(Box::new(entry(seen.node, key, found.reason))),
             ..About::default()
         };
         let ifname = about.neighbor.as_ref().map(|entry| entry.ifname.clone()).unwrap_or_default();

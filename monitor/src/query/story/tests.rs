@@ -20,7 +20,13 @@ fn chatter(seq: u64, kind: Kind, severity: Severity, message: &str) -> Event {
 
 fn incident_event(seq: u64, kind: Kind, incident: Incident, of: Event) -> Event {
     let message = incident.summary.clone();
-    Event { kind, severity: incident.severity, message, incident: Some(incident), ..numbered(seq, of) }
+    Event {
+        kind,
+        severity: incident.severity,
+        message,
+        incident: Some(Box::new(incident)),
+        ..numbered(seq, of)
+    }
 }
 
 /// A gateway entry deleted by a retried deletion of the pod's old sandbox.

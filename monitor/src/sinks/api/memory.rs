@@ -101,8 +101,7 @@ impl Memory {
     }
 
     /// Takes an event and its JSON. Readers learn of it by [`Self::wake`].
-    pub fn push(&self, event: &Event, line: &str) {
-        let line: Arc<str> = line.into();
+    pub fn push(&self, event: &Event, line: Arc<str>) {
         let position = Position { time: timestamp(&event.time), seq: event.seq };
         let mut inner = self.lock();
         inner.last_seq = inner.last_seq.max(event.seq);
@@ -220,11 +219,11 @@ impl Inner {
     }
 
     fn note_incident(&mut self, event: &Event) {
-        let Some(incident) = &event.incident else { return };
+        let Some(incident) = event.incident.as_deref() else { return };
         let view = IncidentView {
             incident: incident.clone(),
-            actor: event.actor.clone(),
-            target: event.target.clone(),
+            actor: event.actor.as_deref().cloned(),
+            target: event.target.as_deref().cloned(),
             boot_id: event.boot_id.clone(),
             seq: event.seq,
         };
@@ -300,7 +299,7 @@ mod tests {
     }
 
     fn push(memory: &Memory, event: &Event) {
-        memory.push(event, &serde_json::to_string(event).unwrap());
+        memory.push(event, serde_json::to_string(event).unwrap().into());
     }
 
     #[test]
@@ -338,12 +337,12 @@ mod tests {
     #[test]
     fn it_holds_so_many_events_and_bytes_and_no_more() {
         let many = memory();
-        (1..=5_000).for_each(|seq| many.push(&sample::event(seq), "{}"));
+        (1..=5_000).for_each(|seq| many.push(&sample::event(seq), "{}".into()));
         assert_eq!(many.lock().kept.len(), EVENTS);
         assert_eq!(many.extent().unwrap().last_seq, 5_000);
         let large = memory();
         let line = "x".repeat(BYTES / 10);
-        (1..=100).for_each(|seq| large.push(&sample::event(seq), &line));
+        (1..=100).for_each(|seq| large.push(&sample::event(seq), line.as_str().into()));
         let inner = large.lock();
         assert!(inner.bytes <= BYTES && inner.kept.len() == 10, "{}", inner.kept.len());
     }
@@ -357,10 +356,10 @@ mod tests {
             incident.closed = (number % 4 != 0).then(|| sample::time(number));
             let event = Event {
                 kind: Kind::IncidentClosed,
-                incident: Some(incident),
+                incident: Some(Box::new(incident)),
                 ..crate::sinks::sample::daemon(Severity::Info)
             };
-            memory.push(&sample::numbered(number, event), "{}");
+            memory.push(&sample::numbered(number, event), "{}".into());
         }
         let open = memory.incidents(&IncidentFilter::default()).unwrap();
         assert_eq!(open.len(), INCIDENTS / 2);
@@ -412,7 +411,7 @@ mod tests {
         let other = memory.subscribe(EventFilter::default(), Arc::default()).unwrap();
         let end = EVENTS as u64 + SWEEP;
         for seq in 1..=end {
-            memory.push(&sample::event(seq), "{}");
+            memory.push(&sample::event(seq), "{}".into());
             memory.next(&other.reader, usize::MAX);
         }
         assert_eq!(memory.lock().readers.len(), 1);

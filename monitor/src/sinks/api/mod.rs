@@ -26,9 +26,9 @@ use tokio::time::{sleep, timeout};
 
 use super::http::{ACCEPT_PAUSE, CONNECTION_TIME, REQUEST_TIME};
 use super::queue::yield_to_others;
-use super::{Deliver, Filter, Queue, json};
+use super::{Deliver, Filter, Queue, Told};
 use crate::core::state::State;
-use crate::event::{Event, Severity};
+use crate::event::Severity;
 use crate::metrics::Metrics;
 use crate::query::history::{History, Layered};
 
@@ -176,20 +176,16 @@ impl Drop for Server {
 /// # Errors
 /// When no thread can be started.
 pub fn sink(memory: Arc<Memory>, metrics: Arc<Metrics>) -> io::Result<Queue> {
-    Queue::start("api", Filter { min_severity: Severity::Debug }, metrics, Feed { memory, line: Vec::new() })
+    Queue::start("api", Filter { min_severity: Severity::Debug }, metrics, Feed { memory })
 }
 
 struct Feed {
     memory: Arc<Memory>,
-    line: Vec<u8>,
 }
 
 impl Deliver for Feed {
-    fn deliver(&mut self, event: &Event) -> io::Result<()> {
-        self.line.clear();
-        json::write(event, &mut self.line)?;
-        let text = std::str::from_utf8(&self.line).map_err(io::Error::other)?;
-        self.memory.push(event, text.trim_end());
+    fn deliver(&mut self, event: &Told) -> io::Result<()> {
+        self.memory.push(event, Arc::clone(event.line()));
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::config::Cmdline;
 use crate::core::{Core, Resume, Settings};
+use crate::event::Event;
 use crate::query::filter::{EventFilter, IncidentFilter, Order};
 use crate::query::remote::{Remote, RemoteError};
 use crate::query::sample;
@@ -66,7 +67,7 @@ impl Rig {
     fn push(&self, seqs: impl IntoIterator<Item = u64>) {
         for seq in seqs {
             let event = sample::event(seq);
-            self.memory.push(&event, &serde_json::to_string(&event).unwrap());
+            self.memory.push(&event, serde_json::to_string(&event).unwrap().into());
         }
         self.memory.wake();
     }
@@ -219,7 +220,7 @@ fn a_stream_carries_only_what_was_asked_for() {
             seq += 2;
             rig.push([seq]);
             let busy = sample::numbered(seq + 1, crate::sinks::sample::busy());
-            rig.memory.push(&busy, &serde_json::to_string(&busy).unwrap());
+            rig.memory.push(&busy, serde_json::to_string(&busy).unwrap().into());
         }
         assert_eq!(reading.join().unwrap()[0] % 2, 1);
     });

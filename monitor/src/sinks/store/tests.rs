@@ -41,7 +41,7 @@ fn rig(directory: &Path) -> Rig {
 impl Rig {
     fn deliver(&mut self, events: impl IntoIterator<Item = Event>) {
         for event in events {
-            self.sink.deliver(&event).unwrap();
+            self.sink.deliver(&event.into()).unwrap();
         }
     }
 
@@ -96,7 +96,7 @@ fn incident(id: &str, kind: Kind, seq: u64) -> Event {
         evidence: vec![],
         evidence_omitted: 0,
     };
-    Event { kind, incident: Some(incident), ..numbered(seq) }
+    Event { kind, incident: Some(Box::new(incident)), ..numbered(seq) }
 }
 
 fn stored(directory: &Path) -> Vec<u64> {
@@ -162,7 +162,7 @@ fn an_incident_is_in_the_store_before_another_sink_announces_it() {
         found: std::sync::mpsc::SyncSender<(Kind, bool)>,
     }
     impl Deliver for Announcer {
-        fn deliver(&mut self, event: &Event) -> io::Result<()> {
+        fn deliver(&mut self, event: &Told) -> io::Result<()> {
             let id = &event.incident.as_ref().unwrap().id;
             let filter = IncidentFilter { ids: vec![id.clone()], ..IncidentFilter::default() };
             let views = Reader::open_read_only(&self.directory).unwrap().incidents(&filter).unwrap();
@@ -187,7 +187,7 @@ fn an_incident_is_in_the_store_before_another_sink_announces_it() {
     let everything = Filter { min_severity: Severity::Debug };
     sinks.add(Queue::start("test", everything, metrics, announcer).unwrap());
     for (seq, kind) in (1..).zip([Kind::IncidentOpened, Kind::IncidentClosed].repeat(3)) {
-        sinks.offer(&Arc::new(incident("one", kind, seq)));
+        sinks.offer(&Arc::new(incident("one", kind, seq).into()));
         assert_eq!(found.recv_timeout(PATIENCE).unwrap(), (kind, true));
     }
     sinks.finish(PATIENCE);
@@ -330,7 +330,7 @@ fn an_orderly_end_keeps_everything_and_the_numbers() {
         assert_eq!(started.left.last_seq, run * 10);
         let sinks = Sinks::behind(started.store);
         for seq in 1..=10 {
-            sinks.offer(&Arc::new(numbered(run * 10 + seq)));
+            sinks.offer(&Arc::new(numbered(run * 10 + seq).into()));
         }
         sinks.finish(PATIENCE);
     }

@@ -80,7 +80,8 @@ pub fn load(config: &BpfConfig) -> Result<BpfSource, BpfError> {
         false => Err(SWITCHED_OFF.to_owned()),
     };
     drop(types);
-    give_back_memory();
+    // Type information costs some 30 MB while it is parsed.
+    crate::allocator::give_back();
 
     let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?).map_err(map_error("EVENTS"))?;
     let armed = Array::try_from(take(&mut ebpf, "ARMED")?).map_err(map_error("ARMED"))?;
@@ -105,15 +106,6 @@ fn type_information() -> Result<(kevtmon_ebpf::Offsets, Btf), BpfError> {
     let types = Btf::parse(&bytes, Endianness::default())
         .map_err(|source| BpfError::AyaBtf { path: BTF_PATH, source })?;
     Ok((offsets, types))
-}
-
-/// Type information costs some 30 MB while it is parsed, in small pieces that the allocator would keep.
-fn give_back_memory() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: malloc_trim only touches the allocator's free memory.
-    unsafe {
-        libc::malloc_trim(0);
-    }
 }
 
 fn attach_neighbor(ebpf: &mut Ebpf, types: &Btf) -> Result<(), String> {

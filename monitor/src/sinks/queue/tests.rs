@@ -1,0 +1,217 @@
+//! Bounds, gaps, order, pace and end of a queue.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use super::*;
+use crate::sinks::{Sinks, sample};
+use crate::sources::procfs::own::Own;
+
+const ALL: Filter = Filter { min_severity: Severity::Debug };
+
+/// Hands every event out, and waits at each for a permit.
+struct Gated {
+    delivered: SyncSender<Event>,
+    permits: Receiver<io::Result<()>>,
+    share: Option<Duration>,
+}
+
+impl Deliver for Gated {
+    fn deliver(&mut self, event: &Told) -> io::Result<()> {
+        self.delivered.send((**event).clone()).unwrap();
+        self.permits.recv().unwrap_or(Ok(()))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn share(&self) -> Option<Duration> {
+        self.share
+    }
+}
+
+struct Rig {
+    metrics: Arc<Metrics>,
+    queue: Queue,
+    delivered: Receiver<Event>,
+    permits: SyncSender<io::Result<()>>,
+}
+
+fn rig(filter: Filter, bound: usize) -> Rig {
+    rig_with_share(filter, bound, None)
+}
+
+fn rig_with_share(filter: Filter, bound: usize, share: Option<Duration>) -> Rig {
+    let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
+    let (delivered_in, delivered) = sync_channel(1000);
+    let (permits, permits_out) = sync_channel(1000);
+    let sink = Gated { delivered: delivered_in, permits: permits_out, share };
+    let queue = Queue::start_with_bound("test", filter, Arc::clone(&metrics), sink, bound).unwrap();
+    Rig { metrics, queue, delivered, permits }
+}
+
+fn event(seq: u64) -> Arc<Told> {
+    Arc::new(Event { seq, time: format!("t{seq}"), ..sample::link(Severity::Info) }.into())
+}
+
+fn discarded(metrics: &Metrics, reason: &str) -> u64 {
+    let line = format!("kevtmon_events_discarded_total{{reason=\"{reason}\",sink=\"test\"}} ");
+    let text = metrics.gather().unwrap();
+    text.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |count| count.parse().unwrap())
+}
+
+fn finish(queue: Queue) {
+    let mut sinks = Sinks::default();
+    sinks.add(queue);
+    sinks.finish(Duration::from_secs(30));
+}
+
+#[test]
+fn an_event_offered_to_an_idle_sink_is_delivered_at_once() {
+    let rig = rig(ALL, 8);
+    for seq in 1..=3 {
+        rig.queue.offer(&event(seq));
+        assert_eq!(rig.delivered.recv().unwrap().seq, seq);
+        rig.permits.send(Ok(())).unwrap();
+    }
+    finish(rig.queue);
+    assert_eq!(discarded(&rig.metrics, "queue-full"), 0);
+}
+
+#[test]
+fn what_does_not_fit_is_counted_and_summed_up_once_in_its_place() {
+    let rig = rig(ALL, 4);
+    rig.queue.offer(&event(1));
+    assert_eq!(rig.delivered.recv().unwrap().seq, 1);
+    // The thread now holds number 1; four more fit, ten do not.
+    for seq in 2..=15 {
+        rig.queue.offer(&event(seq));
+    }
+    assert_eq!(discarded(&rig.metrics, "queue-full"), 10);
+    drop(rig.permits);
+    for seq in 2..=5 {
+        assert_eq!(rig.delivered.recv().unwrap().seq, seq);
+    }
+    let summary = rig.delivered.recv().unwrap();
+    assert_eq!((summary.kind, summary.seq), (Kind::EventsLost, 15));
+    assert_eq!(
+        summary.lost.unwrap(),
+        Lost {
+            source: "sink.test".into(),
+            reason: "queue-full".into(),
+            count: "10".into(),
+            from: Some("t6".into()),
+            to: Some("t15".into()),
+        }
+    );
+    rig.queue.offer(&event(16));
+    assert_eq!(rig.delivered.recv().unwrap().seq, 16, "then the stream goes on");
+    finish(rig.queue);
+    assert!(rig.delivered.recv().is_err());
+}
+
+#[test]
+fn a_storm_does_not_displace_what_the_daemon_says_of_itself() {
+    let rig = rig(ALL, 4);
+    rig.queue.offer(&event(1));
+    assert_eq!(rig.delivered.recv().unwrap().seq, 1);
+    for seq in 2..=8 {
+        rig.queue.offer(&event(seq));
+    }
+    rig.queue
+        .offer(&Arc::new(Event { seq: 9, kind: Kind::IncidentOpened, ..Event::clone(&event(9)) }.into()));
+    rig.queue.offer(&event(10));
+    drop(rig.permits);
+    let rest: Vec<(u64, Kind)> = rig.delivered.iter().take(7).map(|event| (event.seq, event.kind)).collect();
+    let expected = [
+        (2, Kind::LinkCreated),
+        (3, Kind::LinkCreated),
+        (4, Kind::LinkCreated),
+        (5, Kind::LinkCreated),
+        (8, Kind::EventsLost),
+        (9, Kind::IncidentOpened),
+        (10, Kind::EventsLost),
+    ];
+    let plain = |(seq, kind): &(u64, Kind)| (*seq, *kind == Kind::EventsLost, *kind == Kind::IncidentOpened);
+    assert_eq!(rest.iter().map(plain).collect::<Vec<_>>(), expected.iter().map(plain).collect::<Vec<_>>());
+    finish(rig.queue);
+}
+
+#[test]
+fn a_sink_that_fails_is_closed_and_counts_what_it_is_offered() {
+    let rig = rig(ALL, 4);
+    rig.queue.offer(&event(1));
+    rig.delivered.recv().unwrap();
+    rig.queue.offer(&event(2));
+    rig.permits.send(Err(io::ErrorKind::BrokenPipe.into())).unwrap();
+    // The thread lets go of its end when it is closed.
+    assert!(rig.delivered.recv().is_err());
+    while rig.queue.shared.lock().phase != Phase::Closed {
+        thread::yield_now();
+    }
+    rig.queue.offer(&event(3));
+    let metrics = Arc::clone(&rig.metrics);
+    finish(rig.queue);
+    assert_eq!(discarded(&metrics, "closed"), 3);
+}
+
+#[test]
+fn a_sink_gets_only_what_it_wants_but_always_what_the_daemon_says_of_itself() {
+    let rig = rig(Filter { min_severity: Severity::Notice }, 8);
+    rig.queue.offer(&event(1));
+    rig.queue.offer(&Arc::new(Event { seq: 2, ..sample::daemon(Severity::Info) }.into()));
+    rig.queue.offer(&Arc::new(Event { seq: 3, ..sample::link(Severity::Notice) }.into()));
+    drop(rig.permits);
+    finish(rig.queue);
+    assert_eq!(rig.delivered.iter().map(|event| event.seq).collect::<Vec<_>>(), [2, 3]);
+    assert_eq!(discarded(&rig.metrics, "queue-full"), 0);
+}
+
+#[test]
+fn finishing_delivers_what_waits() {
+    let rig = rig(ALL, 100);
+    for seq in 1..=50 {
+        rig.queue.offer(&event(seq));
+    }
+    drop(rig.permits);
+    finish(rig.queue);
+    assert_eq!(rig.delivered.iter().count(), 50);
+}
+
+#[test]
+fn finishing_gives_up_on_a_sink_that_is_stuck() {
+    let rig = rig(ALL, 4);
+    rig.queue.offer(&event(1));
+    rig.delivered.recv().unwrap();
+    rig.queue.finish(Instant::now() + Duration::from_millis(1));
+    rig.permits.send(Ok(())).unwrap();
+}
+
+#[test]
+fn after_a_storm_a_sink_with_a_share_rests_but_not_before_an_incident_nor_the_end() {
+    let rig = rig_with_share(ALL, 1000, Some(Duration::from_secs(3600)));
+    rig.queue.offer(&event(1));
+    assert_eq!(rig.delivered.recv().unwrap().seq, 1);
+    let storm = 2 + FEW as u64;
+    for seq in 2..=storm {
+        rig.queue.offer(&event(seq));
+    }
+    drop(rig.permits);
+    for seq in 2..=storm {
+        assert_eq!(rig.delivered.recv().unwrap().seq, seq);
+    }
+    rig.queue.offer(&event(100));
+    let nothing = rig.delivered.recv_timeout(Duration::from_millis(50));
+    assert!(nothing.is_err(), "the storm took its share for days: {nothing:?}");
+    rig.queue
+        .offer(&Arc::new(Event { seq: 101, kind: Kind::IncidentOpened, ..Event::clone(&event(101)) }.into()));
+    assert_eq!(rig.delivered.recv().unwrap().seq, 100);
+    assert_eq!(rig.delivered.recv().unwrap().seq, 101);
+    for seq in 200..=200 + storm {
+        rig.queue.offer(&event(seq));
+    }
+    finish(rig.queue);
+    assert_eq!(rig.delivered.iter().last().unwrap().seq, 200 + storm);
+    assert_eq!(discarded(&rig.metrics, "queue-full"), 0);
+}
