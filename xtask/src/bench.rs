@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: what kevtmon costs and how fast it is, measured side by side in one run.
 
+mod idle;
 mod latency;
 mod neighbors;
 mod replay;
@@ -20,6 +21,8 @@ pub(crate) struct Options {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Name {
+    /// Processor time and memory on a node with 20 containers where nothing happens, and after a storm
+    Idle,
     /// Kernel time stamp to JSON line, at 1,000 neighbor deletions a second
     Latency,
     /// What watching costs whoever adds and deletes 100,000 neighbors
@@ -47,6 +50,9 @@ pub(crate) fn bench(options: &Options) -> Result<()> {
     }
     if Privilege::of_this_user() != Privilege::Root {
         bail!("the other benchmarks make network namespaces, which needs root");
+    }
+    if wanted(Name::Idle) {
+        idle::idle(&daemon)?;
     }
     if wanted(Name::Latency) {
         latency::latency(&daemon)?;

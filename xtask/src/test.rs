@@ -81,12 +81,17 @@ fn end_to_end(arguments: &[String]) -> Result<()> {
     if privilege == Privilege::None {
         bail!("the end-to-end tests need root, and there is no sudo here: run `cargo xtask test` as root");
     }
-    needs::ensure("the end-to-end tests", &NEEDS, privilege)?;
+    end_to_end_needs(privilege)?;
     let daemon = build::release()?;
     let mut cargo = workspace::cargo("test");
     cargo.args(["--package", E2E, "--no-fail-fast"]);
     run_as_root(&mut cargo, privilege, &daemon);
     workspace::check(cargo.args(arguments))
+}
+
+/// Installs what the harness of the end-to-end tests starts.
+pub(crate) fn end_to_end_needs(privilege: Privilege) -> Result<()> {
+    needs::ensure("the end-to-end tests", &NEEDS, privilege)
 }
 
 /// Has cargo compile as this user and start the test executables as root.

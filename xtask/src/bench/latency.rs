@@ -13,7 +13,7 @@ const PER_SECOND: u32 = 1_000;
 
 pub(super) fn latency(binary: &Path) -> Result<()> {
     let namespace = Namespace::new()?;
-    let daemon = Daemon::start(binary)?;
+    let mut daemon = Daemon::start(binary)?;
     let (mut ip, mut script) = namespace.batch()?;
     let start = Instant::now();
     for index in 0..EVENTS {

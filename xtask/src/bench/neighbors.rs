@@ -24,7 +24,7 @@ pub(super) fn neighbors(binary: &Path) -> Result<()> {
     run(&namespace, &deletes)?;
     for _ in 0..ROUNDS {
         bare.push(run(&namespace, &adds)? + run(&namespace, &deletes)?);
-        let daemon = Daemon::start(binary)?;
+        let mut daemon = Daemon::start(binary)?;
         watched.push(run(&namespace, &adds)? + run(&namespace, &deletes)?);
         let thrown_away = "kevtmon_events_discarded_total{reason=\"queue-full\",sink=\"stdout\"}";
         let deleted = "kevtmon_events_total{kind=\"neighbor.deleted\"}";

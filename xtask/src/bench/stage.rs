@@ -1,13 +1,14 @@
 //! A namespace with one interface, a daemon whose events are read, `ip -batch` with a script.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::collections::VecDeque;
+use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use tempfile::TempDir;
 
 use crate::workspace::check;
@@ -59,10 +60,49 @@ pub(super) struct Line {
     pub(super) read: SystemTime,
 }
 
+/// What the daemon writes. It is taken apart only when somebody asks: during a measurement its reader should
+/// cost next to nothing.
+struct Output {
+    chunks: Receiver<(Vec<u8>, SystemTime)>,
+    lines: VecDeque<Line>,
+    unfinished: Vec<u8>,
+}
+
+impl Output {
+    fn of(mut stdout: ChildStdout) -> Self {
+        let (tx, chunks) = sync_channel(1 << 16);
+        std::thread::spawn(move || {
+            let mut buffer = vec![0; 64 << 10];
+            while let Ok(read @ 1..) = stdout.read(&mut buffer) {
+                if tx.send((buffer[..read].to_vec(), SystemTime::now())).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { chunks, lines: VecDeque::new(), unfinished: Vec::new() }
+    }
+
+    fn next(&mut self) -> Result<Line> {
+        loop {
+            if let Some(line) = self.lines.pop_front() {
+                return Ok(line);
+            }
+            let (chunk, read) = self.chunks.recv_timeout(PATIENCE)?;
+            for piece in chunk.split_inclusive(|byte| *byte == b'\n') {
+                self.unfinished.extend_from_slice(piece);
+                if piece.ends_with(b"\n") {
+                    let text = String::from_utf8(std::mem::take(&mut self.unfinished))?;
+                    self.lines.push_back(Line { text, read });
+                }
+            }
+        }
+    }
+}
+
 /// A daemon without runtimes, ended when dropped.
 pub(super) struct Daemon {
     child: Child,
-    pub(super) lines: Receiver<Line>,
+    output: Output,
     port: u16,
     _state: TempDir,
 }
@@ -83,18 +123,10 @@ impl Daemon {
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("cannot start {}", binary.display()))?;
-        let stdout = child.stdout.take().context("the daemon has no standard output")?;
-        let (tx, lines) = sync_channel(1 << 20);
-        std::thread::spawn(move || {
-            for text in BufReader::with_capacity(1 << 20, stdout).lines().map_while(Result::ok) {
-                if tx.send(Line { text, read: SystemTime::now() }).is_err() {
-                    return;
-                }
-            }
-        });
-        let daemon = Self { child, lines, port, _state: state };
+        let output = Output::of(child.stdout.take().context("the daemon has no standard output")?);
+        let mut daemon = Self { child, output, port, _state: state };
         loop {
-            let line = daemon.lines.recv_timeout(PATIENCE).context("the daemon does not become ready")?;
+            let line = daemon.output.next().context("the daemon does not become ready")?;
             if line.text.contains("\"daemon.ready\"") {
                 return Ok(daemon);
             }
@@ -115,10 +147,10 @@ impl Daemon {
     }
 
     /// Waits until this many lines with the word came.
-    pub(super) fn count(&self, word: &str, count: f64) -> Result<f64> {
+    pub(super) fn count(&mut self, word: &str, count: f64) -> Result<f64> {
         let mut counted = 0.0;
         while counted < count {
-            let line = self.lines.recv_timeout(PATIENCE);
+            let line = self.output.next();
             let line = line.with_context(|| format!("only {counted} of {count} lines with {word} came"))?;
             counted += f64::from(u8::from(line.text.contains(word)));
         }
@@ -126,13 +158,14 @@ impl Daemon {
     }
 
     /// Lines until `count` of them hold the word.
-    pub(super) fn take(&self, word: &str, count: usize) -> Result<Vec<Line>> {
+    pub(super) fn take(&mut self, word: &str, count: usize) -> Result<Vec<Line>> {
         let mut taken = Vec::with_capacity(count);
         while taken.len() < count {
-            match self.lines.recv_timeout(PATIENCE) {
-                Ok(line) if line.text.contains(word) => taken.push(line),
-                Ok(_) => {}
-                Err(_) => bail!("only {} of {count} lines with {word} came", taken.len()),
+            let line = self.output.next();
+            let line =
+                line.with_context(|| format!("only {} of {count} lines with {word} came", taken.len()))?;
+            if line.text.contains(word) {
+                taken.push(line);
             }
         }
         Ok(taken)

@@ -1,0 +1,70 @@
+//! What the daemon costs a node on which nothing happens: processor time over a minute and resident memory,
+//! with containers that do nothing; and what memory stays after a storm.
+#![expect(
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "it prints figures, and measures over a span of time"
+)]
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use kevtmon_tests::container::Container;
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::dockerd::Dockerd;
+use kevtmon_tests::eventually;
+use kevtmon_tests::pod::Pod;
+
+const CONTAINERS: usize = 20;
+/// After the start the first reconcile and the first commits come.
+const SETTLE: Duration = Duration::from_secs(10);
+const WINDOW: Duration = Duration::from_secs(60);
+const STORM: usize = 100_000;
+
+fn main() -> io::Result<()> {
+    let dockerd = Dockerd::start();
+    let containers: Vec<Container<'_>> =
+        (0..CONTAINERS).map(|_| Container::idle(&dockerd, &["--network", "none"])).collect();
+    let pods: Vec<Pod> = containers.iter().map(|container| Pod::at(container.place())).collect();
+    let daemon = launch().runtime(dockerd.runtime()).start();
+    let known = || daemon.metrics().count("kevtmon_containers", &[("state", "running")]);
+    eventually!(known() >= CONTAINERS as f64, "all containers are known");
+
+    sleep(SETTLE);
+    let (before, began) = (processor_seconds(&daemon)?, Instant::now());
+    sleep(WINDOW);
+    let busy = (processor_seconds(&daemon)? - before) / began.elapsed().as_secs_f64();
+    println!("idle with {CONTAINERS} containers: {:.3} % of a core over {WINDOW:?}", 100.0 * busy);
+    println!("  memory: {}", memory(&daemon)?);
+
+    let entry = |verb: &str, rest: &str, index: usize| {
+        format!("neigh {verb} 10.{}.{}.{} {rest}\n", index / 62_500 + 1, index / 250 % 250, index % 250 + 2)
+    };
+    let add = "lladdr 02:00:00:00:00:01 dev eth0 nud permanent";
+    pods[0].place().ip_batch(&(0..STORM).map(|index| entry("add", add, index)).collect::<String>());
+    pods[0].place().ip_batch(&(0..STORM).map(|index| entry("del", "dev eth0", index)).collect::<String>());
+    let told = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
+    eventually!(told() >= STORM as f64, "the storm is told");
+    println!("after {STORM} deletions: {}", memory(&daemon)?);
+    sleep(3 * SETTLE);
+    println!("  a while later: {}", memory(&daemon)?);
+    Ok(())
+}
+
+/// What its threads have run so far: the first number of proc_pid_schedstat(5), nanoseconds.
+fn processor_seconds(daemon: &Daemon) -> io::Result<f64> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid()))?;
+    let nanoseconds: f64 = tasks
+        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("schedstat")).ok())
+        .filter_map(|text| text.split_whitespace().next()?.parse::<f64>().ok())
+        .sum();
+    Ok(nanoseconds / 1e9)
+}
+
+fn memory(daemon: &Daemon) -> io::Result<String> {
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid()))?;
+    let wanted = ["VmRSS", "RssAnon", "RssFile", "RssShmem", "VmHWM"];
+    let lines = status.lines().filter(|line| wanted.iter().any(|name| line.starts_with(name)));
+    Ok(lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>().join(", "))
+}

@@ -1,0 +1,16 @@
+//! What the daemon costs a node on which nothing happens.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::setup::Privilege;
+use crate::test::{E2E, end_to_end_needs};
+use crate::workspace;
+
+pub(super) fn idle(binary: &Path) -> Result<()> {
+    end_to_end_needs(Privilege::Root)?;
+    let mut bench = workspace::cargo("bench");
+    bench.args(["--package", E2E, "--bench", "idle"]).env("KEVTMON_BIN", binary);
+    workspace::check(&mut bench)
+}
