@@ -15,7 +15,7 @@ use super::{Deliver, Filter, Hold, Told};
 use crate::event::{Event, Kind, Lost, Severity};
 use crate::metrics::Metrics;
 
-/// Most events that wait; as many again may be in the thread's hands. An event takes about 2 KiB.
+/// Most events that wait; as many again may be in the thread's hands. An event takes about 3 KiB.
 pub const QUEUE: usize = 2048;
 /// Places beyond the bound for events that must not be displaced, each with the gap before it.
 const RESERVED: usize = 256;
@@ -79,7 +79,7 @@ impl Queue {
         Self::start_with_bound(name, filter, metrics, sink, QUEUE)
     }
 
-    pub(super) fn start_with_bound(
+    fn start_with_bound(
         name: &'static str,
         filter: Filter,
         metrics: Arc<Metrics>,

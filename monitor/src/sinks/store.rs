@@ -26,8 +26,6 @@ use crate::store::{Aside, Left, Limits, Log, StoreError, Writer};
 
 /// As the daemon names it among its sources.
 pub const NAME: &str = "store";
-/// Most events that wait, and as many again in the thread's hands.
-const BOUND: usize = 4096;
 /// What an event may take up in a storm: 12,500 of them a second are kept, at an eighth of a core.
 const SHARE: Duration = Duration::from_micros(80);
 /// Least time between two commits.
@@ -94,7 +92,7 @@ pub fn start(config: StoreConfig, metrics: Arc<Metrics>, core: Sender) -> io::Re
     }
     let hold = Arc::clone(&sink.hold);
     let everything = Filter { min_severity: Severity::Debug };
-    let queue = Queue::start_with_bound(NAME, everything, metrics, sink, BOUND)?;
+    let queue = Queue::start(NAME, everything, metrics, sink)?;
     Ok(Started { store: Store { queue, hold }, left, status })
 }
 
