@@ -47,8 +47,12 @@ impl Hold {
             .changed
             .wait_timeout_while(self.lock(), PATIENCE, |state| state.settled < seq && !state.late)
             .unwrap_or_else(PoisonError::into_inner);
-        state.late = state.settled < seq;
-        !state.late
+        let is_late = state.settled < seq;
+        if is_late && !state.late {
+            tracing::warn!("the event store is slow: an incident is announced before it is kept");
+        }
+        state.late = is_late;
+        !is_late
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
