@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -136,6 +137,13 @@ impl Launch {
         self
     }
 
+    /// The state directory of a daemon that has ended.
+    #[must_use]
+    pub fn on_state_of(self, before: &Daemon) -> Self {
+        symlink(before.state(), self.scratch.path().join("state")).expect("a link can be made");
+        self
+    }
+
     /// A directory that lives as long as the daemon.
     #[must_use]
     pub fn directory(&self) -> &Path {
@@ -246,6 +254,34 @@ impl Daemon {
     #[must_use]
     pub fn directory(&self) -> &Path {
         self.scratch.path()
+    }
+
+    /// Its state directory.
+    #[must_use]
+    pub fn state(&self) -> PathBuf {
+        self.directory().join("state")
+    }
+
+    /// Its socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.directory().join("kevtmon.sock")
+    }
+
+    /// Runs a command that reads: `["incidents", "--json"]`. It asks this daemon, or reads what it left.
+    pub fn ask(&self, question: &[&str]) -> Ran {
+        let mut command = Command::new(program());
+        command.args(question).stdin(Stdio::null());
+        command.arg("--socket").arg(self.socket()).arg("--state-dir").arg(self.state());
+        finish(&mut command, "kevtmon".as_ref())
+    }
+
+    /// As [`Daemon::ask`] with `--json`: the lines of the answer, whose exit code says that there is one.
+    pub fn find(&self, question: &[&str]) -> Vec<Event> {
+        let ran = self.ask(&[question, &["--json"]].concat());
+        assert!(matches!(ran.status.code(), Some(0 | 1)), "{question:?}: {} {}", ran.status, ran.stderr);
+        assert_eq!(ran.status.success(), !ran.stdout.is_empty(), "{question:?}: {}", ran.stderr);
+        ran.stdout.lines().map(|line| Event::parse(line).expect("a line of JSON")).collect()
     }
 
     /// What it logged.

@@ -63,6 +63,27 @@ impl Event {
         self.get(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
     }
 
+    /// When it happened, in seconds since the beginning of 1970.
+    #[must_use]
+    pub fn seconds(&self) -> f64 {
+        let text = self.text("/time");
+        let parts = text.split(['-', 'T', ':', 'Z']);
+        let fields = parts.filter_map(|part| part.parse::<f64>().ok()).collect::<Vec<_>>();
+        let [year, month, day, hour, minute, second] = fields[..] else { panic!("not a time: {text}") };
+        // A year begins in March here, so that the leap day is its last.
+        let months: f64 = year * 12.0 + month - 3.0;
+        let (year, month) = ((months / 12.0).floor(), months % 12.0);
+        let leaps = (year / 4.0).floor() - (year / 100.0).floor() + (year / 400.0).floor();
+        let days = year * 365.0 + leaps + ((month * 153.0 + 2.0) / 5.0).floor() + day - 719_469.0;
+        ((days * 24.0 + hour) * 60.0 + minute) * 60.0 + second
+    }
+
+    /// Whether it is this transition, such as `incident.opened`, of an incident of this kind.
+    #[must_use]
+    pub fn is_incident(&self, transition: &str, kind: &str) -> bool {
+        self.kind() == transition && self.text("/incident/kind") == kind
+    }
+
     /// Whether it is about this network namespace.
     #[must_use]
     pub fn is_in(&self, netns: u64) -> bool {
@@ -113,5 +134,24 @@ impl Event {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_over_leap_days_and_centuries() {
+        for (text, seconds) in [
+            ("1970-01-01T00:00:00Z", 0.0),
+            ("1999-12-31T23:59:59.5Z", 946_684_799.5),
+            ("2000-02-29T12:00:00Z", 951_825_600.0),
+            ("2023-03-01T00:00:00.000000000Z", 1_677_628_800.0),
+            ("2024-12-31T00:00:01Z", 1_735_603_201.0),
+        ] {
+            let event = Event(serde_json::json!({ "time": text }));
+            assert!((event.seconds() - seconds).abs() < 1e-3, "{text}: {}", event.seconds());
+        }
     }
 }

@@ -20,6 +20,8 @@ pub mod unique;
 pub mod mount;
 pub mod netns;
 pub mod pod;
+pub mod sandbox;
+pub mod storm;
 
 pub mod container;
 pub mod dockerd;

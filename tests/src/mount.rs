@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::process::{Ran, attempt};
 use crate::reaper::Will;
+use crate::sandbox::uuid;
 use crate::unique;
 
 /// A directory that is removed with all mounts in it.
@@ -59,6 +60,16 @@ impl Mount {
     pub fn new() -> Self {
         let scratch = Scratch::new();
         let mut mount = Self::at(&scratch.path().join("pod volume"));
+        mount._scratch = Some(scratch);
+        mount
+    }
+
+    /// Mounts one where a kubelet mounts a volume of a pod.
+    #[must_use]
+    pub fn volume() -> Self {
+        let scratch = Scratch::new();
+        let below = format!("kubelet/pods/{}/volumes/kubernetes.io~rbd/data", uuid());
+        let mut mount = Self::at(&scratch.path().join(below));
         mount._scratch = Some(scratch);
         mount
     }

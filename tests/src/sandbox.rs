@@ -1,0 +1,71 @@
+//! The process of a pod, in a control group as a kubelet makes it: a container without a runtime.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::eventually;
+use crate::pod::Pod;
+use crate::process::{Running, comm};
+use crate::reaper::Will;
+
+/// A process that does nothing, in the network of a pod and in a control group that names pod and container.
+#[derive(Debug)]
+pub struct Sandbox {
+    process: Running,
+    uid: String,
+    id: String,
+    /// Dropped last: the group goes once nothing is in it.
+    _will: Will,
+}
+
+impl Sandbox {
+    /// Starts one in a pod's network.
+    #[must_use]
+    pub fn of(pod: &Pod) -> Self {
+        let (uid, id) = (uuid(), format!("{}{}", uuid(), uuid()).replace('-', ""));
+        let slice = groups().join(format!("kubepods-besteffort-pod{}.slice", uid.replace('-', "_")));
+        let group = slice.join(format!("cri-containerd-{id}.scope"));
+        let will = Will::new(&format!("rmdir '{}' '{}' 2>/dev/null\n", group.display(), slice.display()));
+        std::fs::create_dir_all(&group).expect("a control group can be made");
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ >\"$1/cgroup.procs\" && exec nsenter --net=\"$2\" sleep 1000000", "sh"]);
+        command.arg(&group).arg(pod.place().path()).stdin(Stdio::null()).stdout(Stdio::null());
+        let process = Running::spawn(&mut command);
+        let sandbox = Self { process, uid, id, _will: will };
+        eventually!(comm(sandbox.pid()).as_deref() == Some("sleep"), "the sandbox is in the network");
+        sandbox
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Identity of its pod.
+    #[must_use]
+    pub fn uid(&self) -> &str {
+        &self.uid
+    }
+
+    /// Identity of its container: 64 hex digits.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+}
+
+/// A random identity.
+#[must_use]
+pub fn uuid() -> String {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("the kernel makes identities");
+    text.trim_end().to_owned()
+}
+
+/// Where the second version of control groups is mounted.
+fn groups() -> PathBuf {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+    let mut lines = mounts.lines().filter(|line| line.contains(" - cgroup2 "));
+    let point = lines.next().and_then(|line| line.split(' ').nth(4)).expect("control groups are mounted");
+    Path::new(point).to_owned()
+}

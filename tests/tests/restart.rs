@@ -1,0 +1,194 @@
+//! A daemon that is killed and started again: what was open goes on, what changed meanwhile is noticed, and what was
+//! announced is remembered.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::pod::Pod;
+use kevtmon_tests::quiet::Quiet;
+use kevtmon_tests::sandbox::Sandbox;
+use kevtmon_tests::storm::{Storm, address, storm};
+use nix::sys::signal::Signal;
+
+const KIND: &str = "gateway-neighbor-lost";
+
+/// Waits for a transition of the incident of this sandbox.
+fn wait_for(daemon: &mut Daemon, transition: &str, sandbox: &Sandbox) -> Event {
+    daemon.wait_for(&format!("{transition} of {}", sandbox.id()), |event| is_of(event, transition, sandbox))
+}
+
+fn is_of(event: &Event, transition: &str, sandbox: &Sandbox) -> bool {
+    event.is_incident(transition, KIND) && event.text("/target/container/id") == sandbox.id()
+}
+
+/// What the commands tell of the incident of this sandbox.
+fn incident(daemon: &Daemon, question: &[&str], sandbox: &Sandbox) -> Option<Event> {
+    let found = daemon.find(question);
+    let mut found =
+        found.into_iter().filter(|incident| incident.text("/target/container/id") == sandbox.id());
+    let first = found.next();
+    assert_eq!(found.next().map(|second| second.to_string()), None, "it is there once");
+    first
+}
+
+/// Kills it at once, and reads all that it had printed.
+fn kill(daemon: &mut Daemon) -> Vec<Event> {
+    daemon.signal(Signal::SIGKILL);
+    assert_eq!(daemon.wait(), None, "the exit code of who was killed");
+    daemon.wait_for_end_of_output()
+}
+
+/// Bursts, each after the one before was told, until they have lasted so many seconds; how many entries that were.
+fn bursts(daemon: &mut Daemon, pod: &Pod, seconds: f64) -> u32 {
+    const COUNT: u32 = 50;
+    let (mut begin, mut entries) = (None, 0);
+    loop {
+        storm(pod, entries..entries + COUNT);
+        entries += COUNT;
+        let told = daemon.wait_for_deletion(pod.inum(), &address(entries - 1)).seconds();
+        if told >= *begin.get_or_insert(told) + seconds {
+            return entries;
+        }
+    }
+}
+
+#[test]
+fn an_incident_that_is_open_when_the_daemon_is_killed_in_a_burst_goes_on() {
+    let (pod, other) = (Pod::new(), Pod::new());
+    let sandbox = Sandbox::of(&pod);
+    let mut daemon = launch().start();
+    pod.delete_gateway();
+    let opened = wait_for(&mut daemon, "incident.opened", &sandbox);
+    opened.expect("/target/pod/uid", sandbox.uid());
+    let (id, since) = (opened.text("/incident/id"), opened.text("/incident/opened"));
+
+    // The store commits once a second: more than one commit is behind it when it is killed, and one before it.
+    let entries = bursts(&mut daemon, &other, 3.0);
+    let storm = Storm::of(&other, entries..entries + 50);
+    daemon.wait_for_deletion(other.inum(), &address(entries + 20));
+    let told = kill(&mut daemon);
+    drop(storm);
+
+    let kept = daemon.find(&["events", "--since", "1h"]);
+    let kept = kept.iter().map(|event| (event.number("/seq"), event)).collect::<BTreeMap<_, _>>();
+    let end = told.last().map_or(0.0, Event::seconds);
+    // A second, and as much again for a machine that has much else to do.
+    let (old, young) = told.iter().partition::<Vec<_>, _>(|event| event.seconds() < end - 2.0);
+    assert!(
+        old.iter().filter(|event| event.is_in(other.inum())).count() >= 100,
+        "{} and {}",
+        old.len(),
+        young.len()
+    );
+    // What only the standard output missed is told there only.
+    for event in old.into_iter().filter(|event| event.text("/lost/source") != "sink.stdout") {
+        let kept = kept.get(&event.number("/seq")).unwrap_or_else(|| panic!("it is lost: {event}"));
+        assert_eq!(kept.to_string(), event.to_string());
+    }
+    let left = incident(&daemon, &["incidents"], &sandbox).unwrap_or_else(|| panic!("{id} is open"));
+    left.expect("/id", id);
+
+    let mut again = launch().on_state_of(&daemon).start();
+    let lost = again.wait_for("the gap", |event| event.text("/lost/source") == "daemon");
+    lost.expect("/kind", "events.lost");
+    lost.expect("/lost/reason", "restart");
+    assert!(lost.text("/lost/from") < lost.text("/lost/to"), "{lost}");
+    let open = incident(&again, &["incidents"], &sandbox).unwrap_or_else(|| panic!("{id} is open again"));
+    open.expect("/id", id);
+    open.expect("/opened", since);
+    open.expect_none("/closed");
+
+    // It is looked after as before.
+    pod.set_gateway();
+    let closed = wait_for(&mut again, "incident.closed", &sandbox);
+    closed.expect("/incident/id", id);
+    closed.expect("/incident/opened", since);
+    closed.expect("/incident/close_reason", "resolved");
+    let events = again.events();
+    let announced = events.iter().filter(|event| is_of(event, "incident.opened", &sandbox));
+    assert_eq!(announced.count(), 0, "it was announced once");
+}
+
+#[test]
+fn what_was_repaired_while_no_daemon_ran_is_resolved() {
+    let pod = Pod::new();
+    let sandbox = Sandbox::of(&pod);
+    let mut daemon = launch().start();
+    pod.delete_gateway();
+    let opened = wait_for(&mut daemon, "incident.opened", &sandbox);
+    kill(&mut daemon);
+    pod.set_gateway();
+
+    let mut again = launch().on_state_of(&daemon).start();
+    let closed = wait_for(&mut again, "incident.closed", &sandbox);
+    closed.expect("/incident/id", opened.text("/incident/id"));
+    closed.expect("/incident/opened", opened.text("/incident/opened"));
+    closed.expect("/incident/close_reason", "resolved");
+    assert!(closed.text("/incident/closed") > opened.text("/incident/opened"), "{closed}");
+    let events = again.events();
+    assert!(
+        !events.iter().any(|event| is_of(event, "incident.opened", &sandbox)),
+        "it is not announced again"
+    );
+    assert_eq!(incident(&again, &["incidents"], &sandbox), None);
+    let past = incident(&again, &["incidents", "--all"], &sandbox).unwrap_or_else(|| panic!("it was open"));
+    past.expect("/close_reason", "resolved");
+}
+
+#[test]
+fn what_ended_while_no_daemon_ran_is_over() {
+    let pod = Pod::new();
+    let sandbox = Sandbox::of(&pod);
+    let mut daemon = launch().start();
+    pod.delete_gateway();
+    let opened = wait_for(&mut daemon, "incident.opened", &sandbox);
+    kill(&mut daemon);
+    let id = sandbox.id().to_owned();
+    drop((sandbox, pod));
+
+    let mut again = launch().on_state_of(&daemon).start();
+    let closed = again.wait_for("the end of the incident", |event| {
+        event.is_incident("incident.closed", KIND) && event.text("/target/container/id") == id
+    });
+    closed.expect("/incident/id", opened.text("/incident/id"));
+    closed.expect("/incident/close_reason", "subject-gone");
+}
+
+#[test]
+fn a_transition_that_was_announced_survives_the_death_of_the_daemon_at_that_moment() {
+    // A storm of others would keep the store from being in time.
+    let _quiet = Quiet::take();
+    let pod = Pod::new();
+    let sandbox = Sandbox::of(&pod);
+    // The state directory is that of the first, whose files live as long as it is not dropped.
+    let mut daemons = vec![launch().start()];
+    let mut announced = Vec::new();
+    for round in 0..4 {
+        let daemon = daemons.last_mut().unwrap_or_else(|| unreachable!("one was started"));
+        let opens = round % 2 == 0;
+        let told = if opens {
+            pod.delete_gateway();
+            wait_for(daemon, "incident.opened", &sandbox)
+        } else {
+            pod.set_gateway();
+            wait_for(daemon, "incident.closed", &sandbox)
+        };
+        kill(daemon);
+        if daemon.log().contains("announced before it is kept") {
+            // Nobody waits for a store that this machine gives no time to; then it says so.
+            return;
+        }
+        let open = incident(daemon, &["incidents"], &sandbox);
+        assert_eq!(open.is_some(), opens, "it was killed as soon as it had said {told}");
+        announced.push(told);
+        let kept = daemon.find(&["events", "--since", "1h", "--kind", "incident."]);
+        for told in &announced {
+            assert!(kept.iter().any(|event| event.to_string() == told.to_string()), "it is lost: {told}");
+        }
+        let next = launch().on_state_of(daemon).start();
+        daemons.push(next);
+    }
+    let ids = announced.iter().map(|event| event.text("/incident/id")).collect::<BTreeSet<_>>();
+    assert_eq!(ids.len(), 1, "{ids:?}");
+}
