@@ -31,5 +31,6 @@ pub mod daemon;
 pub mod event;
 pub mod http;
 pub mod scrape;
+pub mod stream;
 
 pub mod quiet;
