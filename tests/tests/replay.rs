@@ -11,10 +11,13 @@ use std::process::{Command, Stdio};
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, Launch, launch, program};
 use kevtmon_tests::dockerd::Dockerd;
+use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Mount;
+use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::process::{Ran, Running, attempt, finish, hold_by_cwd, idle};
+use kevtmon_tests::sandbox::Sandbox;
 use nix::sys::signal::Signal;
 
 /// The daemon with its standard output and a recording in files.
@@ -39,6 +42,24 @@ impl Stage {
         std::fs::read_to_string(&self.printed).expect("what was printed")
     }
 
+    fn events(&self) -> Vec<Event> {
+        events(&self.printed())
+    }
+
+    fn wait_for_event(&self, what: &str, fits: impl Fn(&Event) -> bool) -> Event {
+        wait_until(&format!("{what} is printed"), || self.events().into_iter().find(|event| fits(event)))
+    }
+
+    /// Waits for a transition of the lost gateway of this sandbox.
+    fn wait_for_gateway(&self, transition: &str, sandbox: &Sandbox) -> Event {
+        self.wait_for_event(transition, |event| is_gateway(event, transition, sandbox))
+    }
+
+    /// Waits for a transition of this busy volume.
+    fn wait_for_volume(&self, transition: &str, volume: &Mount) -> Event {
+        self.wait_for_event(transition, |event| is_volume(event, transition, volume))
+    }
+
     fn wait_for(&self, what: &str) {
         eventually!(self.printed().contains(what), "{what} is printed");
     }
@@ -48,10 +69,43 @@ impl Stage {
     }
 }
 
+impl Drop for Stage {
+    #[expect(clippy::print_stderr, reason = "the test runner shows it with the failure")]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let printed = std::fs::read_to_string(&self.printed).unwrap_or_default();
+            let told = printed.lines().filter_map(|line| Event::parse(line).ok());
+            for event in told {
+                eprintln!("{} {} {}", event.text("/time"), event.kind(), event.text("/message"));
+            }
+        }
+    }
+}
+
 fn replay(arguments: &[&Path]) -> Ran {
+    attempt_replay(arguments).succeeded("replay")
+}
+
+fn attempt_replay(arguments: &[&Path]) -> Ran {
     let mut words = vec![program(), "replay".into(), "--json".into(), "--strict".into()];
     words.extend(arguments.iter().map(|argument| argument.to_path_buf()));
-    attempt(&words).succeeded("replay")
+    attempt(&words)
+}
+
+/// The events of whole lines; a file may end in the middle of one while it is written.
+fn events(printed: &str) -> Vec<Event> {
+    let whole = printed.rfind('\n').map_or("", |end| &printed[..end]);
+    whole.lines().map(|line| Event::parse(line).expect("an event")).collect()
+}
+
+fn is_gateway(event: &Event, transition: &str, sandbox: &Sandbox) -> bool {
+    event.is_incident(transition, "gateway-neighbor-lost")
+        && event.text("/target/container/id") == sandbox.id()
+}
+
+fn is_volume(event: &Event, transition: &str, volume: &Mount) -> bool {
+    event.is_incident(transition, "volume-busy")
+        && event.text("/mount/path") == volume.point().to_string_lossy()
 }
 
 /// Everything that is kept in a directory and below.
@@ -96,6 +150,119 @@ fn a_recording_replays_to_the_very_bytes_that_the_daemon_printed() {
     let segments = kept(&stage.state().join("recorder"));
     assert_eq!(segments.len(), 1, "{segments:?}");
     assert_eq!(replay(&[&segments[0]]).stdout, printed, "the flight recorder has the same");
+}
+
+#[test]
+fn incidents_replay_to_the_very_bytes_that_were_told_of_them() {
+    let pod = Pod::new();
+    let sandbox = Sandbox::of(&pod);
+    let volume = Mount::volume();
+    let mut stage = Stage::start(launch());
+    pod.delete_gateway();
+    let lost = stage.wait_for_gateway("incident.opened", &sandbox);
+    let holder = hold_by_cwd(volume.point());
+    volume.umount_in_vain();
+    let busy = stage.wait_for_volume("incident.opened", &volume);
+    busy.expect("/severity", "info");
+    // With the third attempt it is worth a warning.
+    volume.umount_in_vain();
+    volume.umount_in_vain();
+    stage.wait_for_event("the warning", |event| {
+        is_volume(event, "incident.updated", &volume) && event.severity() == "warning"
+    });
+    drop(holder);
+    eventually!(volume.umount().status.success(), "nobody holds the volume any more");
+    pod.set_gateway();
+    for (opened, closed) in [
+        (lost, stage.wait_for_gateway("incident.closed", &sandbox)),
+        (busy, stage.wait_for_volume("incident.closed", &volume)),
+    ] {
+        closed.expect("/incident/close_reason", "resolved");
+        closed.expect("/incident/id", opened.text("/incident/id"));
+    }
+    stage.daemon.stop();
+    let printed = stage.printed();
+    assert_eq!(replay(&[&stage.recording]).stdout, printed);
+    assert_eq!(replay(&[&stage.recording]).stdout, printed, "and again");
+    let segments = kept(&stage.state().join("recorder"));
+    assert_eq!(segments.len(), 1, "{segments:?}");
+    assert_eq!(replay(&[&segments[0]]).stdout, printed, "the flight recorder has the same");
+}
+
+#[test]
+fn a_replay_with_another_configuration_shows_what_it_would_have_done() {
+    let pod = Pod::new();
+    let sandbox = Sandbox::of(&pod);
+    let volume = Mount::volume();
+    let live = "[incidents]\ngateway_teardown_seconds = 1\n";
+    let mut stage = Stage::start(launch().config(live));
+    let holder = hold_by_cwd(volume.point());
+    volume.umount_in_vain();
+    // A pod that goes loses its interface first, so its gateway counts as lost only if the pod stays.
+    pod.ip("link del eth0");
+    let lost = stage.wait_for_gateway("incident.opened", &sandbox);
+    let busy = stage.wait_for_volume("incident.opened", &volume);
+    busy.expect("/severity", "info");
+    stage.daemon.stop();
+    drop(holder);
+
+    let with = |text: &str| {
+        let config = stage.daemon.directory().join("other.toml");
+        std::fs::write(&config, text).expect("a file can be written");
+        attempt_replay(&[&stage.recording, "--config".as_ref(), &config])
+    };
+    assert_eq!(with(live).succeeded("replay").stdout, stage.printed());
+    let other = "[incidents]\ngateway_teardown_seconds = 3600\nvolume_busy_warning_attempts = 1\n";
+    let told = events(&with(other).succeeded("replay").stdout);
+    assert!(!told.iter().any(|event| is_gateway(event, "incident.opened", &sandbox)), "instead of {lost}");
+    let opened = told.iter().find(|event| is_volume(event, "incident.opened", &volume));
+    let opened = opened.unwrap_or_else(|| unreachable!("instead of {busy}"));
+    opened.expect("/severity", "warning");
+    opened.expect("/incident/id", busy.text("/incident/id"));
+
+    let broken = with("[incidents]\n\ngateway_teardown = 1\n");
+    assert_eq!(broken.status.code(), Some(64), "{}", broken.stderr);
+    for word in ["other.toml:3", "\"gateway_teardown\"", "\"gateway_teardown_seconds\""] {
+        assert!(broken.stderr.contains(word), "{word} in {}", broken.stderr);
+    }
+    assert_eq!(broken.stdout, "");
+}
+
+#[test]
+fn the_bundle_of_an_open_incident_replays_to_it() {
+    let pod = Pod::new();
+    let sandbox = Sandbox::of(&pod);
+    let mut stage = Stage::start(launch());
+    pod.delete_gateway();
+    let opened = stage.wait_for_gateway("incident.opened", &sandbox);
+    let id = opened.text("/incident/id");
+    let state = stage.state();
+    let bundle =
+        |id: &str| attempt(&[program(), "bundle".into(), id.into(), "--state-dir".into(), state.clone()]);
+    let replays = |file: &Path, packed: &Ran| {
+        std::fs::write(file, &packed.stdout).expect("a file can be written");
+        let told = events(&replay(&[file]).stdout);
+        told.iter().any(|event| event.to_string() == opened.to_string())
+    };
+    let file = stage.daemon.directory().join("bundle");
+    // What was observed is on disk within a second.
+    eventually!(
+        {
+            let packed = bundle(id);
+            packed.status.success() && replays(&file, &packed)
+        },
+        "the bundle of {id}"
+    );
+    stage.daemon.signal(Signal::SIGKILL);
+    assert_eq!(stage.daemon.wait(), None);
+    assert!(replays(&file, &bundle(&id[..8]).succeeded("bundle")), "also of a dead daemon");
+
+    let unknown = bundle("0000");
+    assert_eq!(unknown.status.code(), Some(1), "{}", unknown.stderr);
+    for word in [id, &state.to_string_lossy()] {
+        assert!(unknown.stderr.contains(word), "{word} in {}", unknown.stderr);
+    }
+    assert_eq!(unknown.stdout, "");
 }
 
 #[test]
@@ -200,7 +367,9 @@ fn a_killed_daemon_leaves_a_recording_that_replays_to_all_but_its_end() {
     provoke(&stage, &pod);
     let printed = stage.printed();
     // What was told is on disk within a second.
-    eventually!(replay(&[&stage.recording]).stdout.starts_with(&printed), "all is recorded");
+    let replayed = || replay(&[&stage.recording]).stdout;
+    eventually!(replayed().len() >= printed.len(), "all is recorded");
+    assert_eq!(&replayed()[..printed.len()], printed);
     stage.daemon.signal(Signal::SIGKILL);
     assert_eq!(stage.daemon.wait(), None);
     // A kill in the middle of a line.
