@@ -1,0 +1,197 @@
+//! The commands that read: what a daemon answers, what a dead one has left, and what is said where nothing is found.
+
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::mount::Scratch;
+use kevtmon_tests::pod::{GATEWAY, Pod};
+use kevtmon_tests::process::{Ran, attempt};
+use kevtmon_tests::sandbox::Sandbox;
+use nix::sys::signal::Signal;
+
+/// Exit codes of the commands that read.
+const NOTHING: i32 = 1;
+const NO_ANSWER: i32 = 2;
+
+/// A pod whose gateway is lost, and the daemon that told of it.
+fn pod_with_incident() -> (Pod, Sandbox, Daemon, Event) {
+    let pod = Pod::new();
+    let sandbox = Sandbox::of(&pod);
+    let mut daemon = launch().start();
+    pod.delete_gateway();
+    let opened = daemon.wait_for("incident.opened", |event| {
+        event.kind() == "incident.opened" && event.text("/target/container/id") == sandbox.id()
+    });
+    (pod, sandbox, daemon, opened)
+}
+
+fn kill(daemon: &mut Daemon) {
+    daemon.signal(Signal::SIGKILL);
+    assert_eq!(daemon.wait(), None);
+}
+
+#[track_caller]
+fn expect(ran: &Ran, code: i32, words: &[&str]) {
+    assert_eq!(ran.status.code(), Some(code), "{}{}", ran.stdout, ran.stderr);
+    for word in words {
+        assert!(ran.stderr.contains(word), "{word} in {}", ran.stderr);
+    }
+    assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
+}
+
+/// Panics unless it was answered from what the daemon left, and that was said.
+#[track_caller]
+fn expect_left(ran: &Ran, code: i32, daemon: &Daemon) {
+    let (socket, state) = (daemon.socket(), daemon.state());
+    let (socket, state) = (socket.to_string_lossy(), state.to_string_lossy());
+    expect(ran, code, &["no daemon listens on", &socket, "reading what it left in", &state]);
+}
+
+#[test]
+fn a_dead_daemon_has_left_what_a_live_one_answers() {
+    let (_pod, sandbox, mut daemon, opened) = pod_with_incident();
+    let (id, uid) = (&sandbox.id()[..12], sandbox.uid());
+    let questions: [&[&str]; 4] = [
+        &["events", "--json", "--container", id],
+        &["events", "--json", "--pod", uid, "--kind", "incident.", "--since", "1h", "--severity", "warning"],
+        &["events", "--container", id, "--limit", "1"],
+        &["incidents", "--json", "--all"],
+    ];
+    let about_it = |ran: &Ran| -> Vec<String> {
+        ran.stdout.lines().filter(|line| line.contains(sandbox.id())).map(str::to_owned).collect()
+    };
+    let live = questions.map(|question| daemon.ask(question).succeeded("a question to a live daemon"));
+    for ran in &live {
+        assert_eq!(ran.stderr, "");
+    }
+    let why = daemon.ask(&["why", "--json", id]).succeeded("why");
+    kill(&mut daemon);
+
+    for (question, live) in questions.into_iter().zip(&live) {
+        let dead = daemon.ask(question);
+        expect_left(&dead, 0, &daemon);
+        assert_eq!(about_it(&dead), about_it(live), "{question:?}");
+    }
+    let told = daemon.find(&["events", "--container", id]);
+    assert!(told.iter().any(|event| event.to_string() == opened.to_string()), "{opened}");
+    assert!(told.iter().any(|event| event.kind() == "neighbor.deleted"), "{opened}");
+
+    let dead = daemon.ask(&["why", "--json", id]);
+    expect_left(&dead, 0, &daemon);
+    let [before, after] =
+        [why, dead].map(|ran| Event::parse(&ran.stdout).unwrap_or_else(|bad| panic!("{bad}")));
+    for pointer in ["/verdict/sentence", "/verdict/since", "/incidents/0/id"] {
+        assert!(before.has(pointer), "{pointer} in {before}");
+        assert_eq!(before.get(pointer), after.get(pointer), "{pointer}");
+    }
+    after.expect("/incidents/0/id", opened.text("/incident/id"));
+    let blind = daemon.ask(&["why", uid]);
+    expect_left(&blind, 0, &daemon);
+    assert!(blind.stdout.contains("no daemon runs: nothing after"), "{}", blind.stdout);
+}
+
+#[test]
+fn what_only_a_daemon_knows_a_dead_one_has_not_left() {
+    let daemon = {
+        let mut daemon = launch().start();
+        assert!(daemon.ask(&["state"]).succeeded("state").stdout.contains("hook.neighbor"));
+        daemon.stop();
+        daemon
+    };
+    for question in [&["state"][..], &["state", "--json"]] {
+        let ran = daemon.ask(question);
+        expect_left(&ran, NOTHING, &daemon);
+        expect(&ran, NOTHING, &["known to a running daemon only"]);
+        assert_eq!(ran.stdout, "");
+    }
+    let ran = daemon.ask(&["events", "--follow"]);
+    expect_left(&ran, NO_ANSWER, &daemon);
+    expect(&ran, NO_ANSWER, &["--follow needs a running daemon"]);
+}
+
+#[test]
+fn where_nothing_is_found_it_is_said_where_it_was_looked() {
+    let mut daemon = launch().start();
+    let questions: [&[&str]; 4] = [
+        &["why", "203.0.113.7"],
+        &["why", "/var/lib/kubelet/pods/nowhere", "--json"],
+        &["events", "--pod", "nowhere/nothing"],
+        &["events", "--json", "--until", "2001-01-01T00:00:00Z"],
+    ];
+    let (socket, state) = (daemon.socket(), daemon.state());
+    for question in questions {
+        let ran = daemon.ask(question);
+        expect(&ran, NOTHING, &["asked the daemon at", &socket.to_string_lossy(), "reaches back to"]);
+        assert_eq!(ran.stdout, "");
+    }
+    daemon.stop();
+    for question in questions {
+        let ran = daemon.ask(question);
+        expect_left(&ran, NOTHING, &daemon);
+        expect(&ran, NOTHING, &["looked in the store in", &state.to_string_lossy(), "reaches back to"]);
+        assert_eq!(ran.stdout, "");
+    }
+}
+
+#[test]
+fn a_word_that_means_several_things_lists_words_that_mean_one() {
+    let (first, second) = (Pod::new(), Pod::new());
+    let mut daemon = launch().start();
+    for pod in [&first, &second] {
+        pod.delete_gateway();
+        daemon.wait_for_deletion(pod.inum(), GATEWAY);
+    }
+    for alive in [true, false] {
+        if !alive {
+            daemon.stop();
+        }
+        let ran = daemon.ask(&["why", "eth0"]);
+        expect(&ran, NO_ANSWER, &["eth0 can mean"]);
+        assert_eq!(ran.stdout, "");
+        for pod in [&first, &second] {
+            let start = format!("interface:{}/", pod.inum());
+            let mut words = ran.stderr.split_whitespace();
+            let handle = words.find(|word| word.starts_with(&start));
+            let handle = handle.unwrap_or_else(|| panic!("{start} in {}", ran.stderr));
+            let story = daemon.ask(&["why", handle]);
+            expect(&story, 0, &[]);
+            assert!(story.stdout.contains("deleted by ip"), "{}", story.stdout);
+        }
+        let ran = daemon.ask(&["why", "--json", "eth0"]);
+        expect(&ran, NO_ANSWER, &["eth0 can mean"]);
+        let listed = Event::parse(&ran.stdout).unwrap_or_else(|bad| panic!("{bad}"));
+        assert!(listed.list("/candidates").len() >= 2, "{listed}");
+    }
+}
+
+#[test]
+fn where_there_is_neither_daemon_nor_store_both_are_named() {
+    let scratch = Scratch::new();
+    let place = scratch.path().to_string_lossy();
+    let (socket, state) = (format!("{place}/kevtmon.sock"), format!("{place}/state"));
+    let program = kevtmon_tests::daemon::program();
+    for question in [&["events"][..], &["incidents"], &["why", "eth0"], &["state"]] {
+        let mut words = vec![program.as_os_str()];
+        let places = ["--socket", &socket, "--state-dir", &state];
+        words.extend(question.iter().chain(&places).map(AsRef::<std::ffi::OsStr>::as_ref));
+        let ran = attempt(&words);
+        expect(&ran, NO_ANSWER, &[&socket, &state]);
+        assert_eq!(ran.stdout, "");
+    }
+    assert!(!scratch.path().join("state").exists(), "a question makes no files");
+}
+
+#[test]
+fn a_question_that_is_wrong_is_told_from_one_without_answer() {
+    let daemon = launch().start();
+    for (question, code, words) in [
+        (&["events", "--since", "yesterday"][..], NO_ANSWER, &["--since", "yesterday"][..]),
+        (&["events", "--limit", "0"], NO_ANSWER, &["--limit"]),
+        (&["events", "--severity", "terrible"], NO_ANSWER, &["--severity", "critical"]),
+        (&["why", ""], NO_ANSWER, &["name a pod"]),
+        (&["events", "--seq", "7"], 64, &["--seq"]),
+    ] {
+        let ran = daemon.ask(question);
+        expect(&ran, code, words);
+        assert_eq!(ran.stdout, "");
+    }
+}
