@@ -2,92 +2,64 @@
 
 #![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
 
-use std::os::unix::fs::symlink;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use kevtmon_tests::daemon::{Daemon, Launch, launch, program};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::pod::{GATEWAY, Pod};
-use kevtmon_tests::process::attempt;
+use kevtmon_tests::process::{attempt, run};
 use kevtmon_tests::quiet::Quiet;
+use kevtmon_tests::storm::{Storm, storm};
 use kevtmon_tests::unique;
 use nix::sys::signal::Signal;
 
-/// Another daemon on the state directory of one that has ended.
-fn on_state_of(before: &Daemon) -> Launch {
-    let launch = launch();
-    symlink(before.directory().join("state"), launch.directory().join("state")).expect("a link can be made");
-    launch
+/// Everything that a query finds.
+fn kept(daemon: &Daemon) -> Vec<Event> {
+    daemon.find(&["events", "--since", "1h"])
 }
 
-/// What a query finds where no daemon runs.
-fn kept(state: &Path, since: &str) -> Vec<Event> {
-    let program = program();
-    let words =
-        ["events", "--json", "--since", since, "--socket", "/nonexistent/kevtmon.sock", "--state-dir"];
-    let mut command = vec![program.as_os_str()];
-    command.extend(words.iter().map(|word| std::ffi::OsStr::new(*word)));
-    command.push(state.as_os_str());
+/// What it has committed while it runs.
+fn left(daemon: &Daemon) -> Vec<Event> {
+    let state = daemon.state();
+    let nobody = daemon.directory().join("nobody.sock");
+    let words = ["events", "--json", "--since", "1h", "--socket"].map(OsStr::new);
+    let mut command = vec![program().into_os_string()];
+    command.extend(words.map(OsStr::to_owned));
+    command.extend([nobody.into(), "--state-dir".into(), state.into()]);
     let ran = attempt(&command);
-    assert!(ran.status.success(), "{}", ran.stderr);
     ran.stdout.lines().map(|line| Event::parse(line).expect("an event")).collect()
+}
+
+fn is_kept(events: &[Event], event: &Event) -> bool {
+    events.iter().any(|kept| kept.to_string() == event.to_string())
 }
 
 fn numbers(events: &[Event]) -> Vec<u64> {
     events.iter().filter_map(|event| event.number("/seq")).collect()
 }
 
-/// Entries that appear and go, each with an address of its own.
-fn storm(pod: &Pod, entries: u32) {
-    let lines: String = (0..entries)
-        .map(|entry| {
-            let address = format!("10.77.{}.{}", entry / 250, entry % 250 + 1);
-            let add = format!("neigh replace {address} lladdr 02:00:00:00:00:0f dev eth0 nud permanent");
-            format!("{add}\nneigh del {address} dev eth0\n")
-        })
-        .collect();
-    pod.place().ip_batch(&lines);
-}
-
-/// Ends a thread even when the test fails.
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 #[test]
 fn a_daemon_that_is_killed_in_a_storm_loses_its_last_second_at_most() {
     let pod = Pod::new();
     let mut daemon = launch().start();
-    let killed = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let _end = SetOnDrop(&killed);
-        scope.spawn(|| {
-            while !killed.load(Ordering::Relaxed) {
-                storm(&pod, 20);
-            }
-        });
-        let size = || daemon.metrics().count("kevtmon_store_bytes", &[]);
-        eventually!(size() > 1_000_000.0, "the store fills");
-        daemon.signal(Signal::SIGKILL);
-    });
+    let storm = Storm::of(&pod, 0..20);
+    let size = || daemon.metrics().count("kevtmon_store_bytes", &[]);
+    eventually!(size() > 1_000_000.0, "the store fills");
+    daemon.signal(Signal::SIGKILL);
+    drop(storm);
     daemon.wait();
     let told = daemon.wait_for_end_of_output();
-    let state = daemon.directory().join("state");
-    let last = numbers(&kept(&state, "1h")).into_iter().max().unwrap_or_default();
+    let last = numbers(&kept(&daemon)).into_iter().max().unwrap_or_default();
     assert!(last > 0, "something was kept");
     // A commit a second: what is missing is younger than that, and less time for the kill itself.
-    let end = told.last().map(|event| event.text("/time").to_owned()).unwrap_or_default();
-    let second_before_end = seconds(&end) - 2.0;
+    let end = told.last().map_or(0.0, Event::seconds);
     let missing: Vec<_> = told.iter().filter(|event| event.number("/seq") > Some(last)).collect();
-    assert!(missing.iter().all(|event| seconds(event.text("/time")) > second_before_end), "{last} of {end}");
+    assert!(missing.iter().all(|event| event.seconds() > end - 2.0), "{last} of {end}");
 
-    let mut again = on_state_of(&daemon).start();
+    let mut again = launch().on_state_of(&daemon).start();
     let lost = again.wait_for("the gap", |event| event.text("/lost/source") == "daemon");
     lost.expect("/kind", "events.lost");
     lost.expect("/lost/reason", "restart");
@@ -99,12 +71,6 @@ fn a_daemon_that_is_killed_in_a_storm_loses_its_last_second_at_most() {
     again.wait_for_deletion(pod.inum(), GATEWAY);
 }
 
-/// Seconds of the day.
-fn seconds(time: &str) -> f64 {
-    let clock = time.split('T').nth(1).unwrap_or_default().trim_end_matches('Z');
-    clock.split(':').filter_map(|part| part.parse::<f64>().ok()).fold(0.0, |sum, part| sum * 60.0 + part)
-}
-
 #[test]
 fn a_daemon_that_stops_well_keeps_everything_and_its_numbers_go_on() {
     let pod = Pod::new();
@@ -113,44 +79,68 @@ fn a_daemon_that_stops_well_keeps_everything_and_its_numbers_go_on() {
     daemon.wait_for_deletion(pod.inum(), GATEWAY);
     daemon.stop();
     let told = daemon.wait_for_end_of_output();
-    let state = daemon.directory().join("state");
-    let mut kept = kept(&state, "1h");
+    let mut kept = kept(&daemon);
     // A query answers in the order of times, which differs where an event waited for a name.
     kept.sort_by_key(|event| event.number("/seq"));
     assert_eq!(numbers(&kept), numbers(&told));
     for (kept, told) in kept.iter().zip(&told) {
         assert_eq!(kept.to_string(), told.to_string());
     }
-    let mut again = on_state_of(&daemon).start();
+    let mut again = launch().on_state_of(&daemon).start();
     let first = again.wait_for("the gap", |event| event.text("/lost/source") == "daemon");
     assert_eq!(first.number("/seq"), told.last().and_then(|event| Some(event.number("/seq")? + 1)));
 }
 
+/// Bytes of the files in a directory whose names begin like this.
+fn bytes(directory: &Path, name: &str) -> u64 {
+    let files = std::fs::read_dir(directory).expect("a directory").filter_map(Result::ok);
+    let files = files.filter(|file| file.file_name().to_string_lossy().starts_with(name));
+    files.filter_map(|file| Some(file.metadata().ok()?.len())).sum()
+}
+
 #[test]
-fn the_size_limit_holds_in_a_storm() {
+fn the_size_limits_hold_in_a_storm() {
+    const CHUNK: u32 = 1_000;
+    const CHUNKS: u32 = 30;
     // Other tests would miss what a storm of this size makes the kernel lose.
     let _quiet = Quiet::take();
     let pod = Pod::new();
-    let daemon = launch().config("[store]\nmax_mib = 8\n").start();
-    let state = daemon.directory().join("state");
-    let size = || {
-        let files = std::fs::read_dir(&state).expect("a state directory").filter_map(Result::ok);
-        let store = files.filter(|file| file.file_name().to_string_lossy().starts_with("events.db"));
-        store.filter_map(|file| Some(file.metadata().ok()?.len())).sum::<u64>()
-    };
-    let mut most = 0;
-    let labels = [("kind", "neighbor.deleted")];
-    std::thread::scope(|scope| {
-        let stormy = scope.spawn(|| storm(&pod, 30_000));
-        while !stormy.is_finished() {
-            most = most.max(size());
-            std::thread::yield_now();
-        }
-    });
-    eventually!(daemon.metrics().count("kevtmon_events_total", &labels) >= 30_000.0, "all is told");
-    assert!(most.max(size()) <= 8 << 20, "{most} bytes");
+    let daemon = launch().config("[store]\nmax_mib = 8\n[recorder]\nmax_mib = 4\n").start();
+    let told = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
+    let (mut store, mut recorder) = (0, 0);
+    for chunk in 1..=CHUNKS {
+        storm(&pod, 0..CHUNK);
+        eventually!(
+            {
+                store = store.max(bytes(&daemon.state(), "events.db"));
+                recorder = recorder.max(bytes(&daemon.state().join("recorder"), ""));
+                told() >= f64::from(chunk * CHUNK)
+            },
+            "all of {chunk} chunks is told"
+        );
+    }
+    assert!(store <= 8 << 20, "{store} bytes of the store");
+    assert!(recorder <= 4 << 20, "{recorder} bytes of the recorder");
+    assert!(store > 4 << 20 && recorder > 0, "no storm: {store} and {recorder} bytes");
     assert!(daemon.metrics().sum("kevtmon_store_bytes", &[]).is_some_and(|bytes| bytes > 0.0));
     assert_eq!(daemon.metrics().count("kevtmon_store_errors_total", &[]), 0.0);
+}
+
+/// Panics unless the daemon says that it has no store, once, counts what it does not keep, and goes on with the rest.
+fn expect_no_store(daemon: &mut Daemon, pod: &Pod, said: &str) {
+    daemon.wait_for("daemon.degraded", |event| {
+        event.kind() == "daemon.degraded" && event.has("/daemon/degraded/store")
+    });
+    let labels = [("sink", "store"), ("reason", "failed")];
+    let discarded = || daemon.metrics().count("kevtmon_events_discarded_total", &labels);
+    let before = discarded();
+    pod.set_gateway();
+    let ip = pod.delete_gateway();
+    eventually!(discarded() > before, "what is not kept is counted");
+    assert_eq!(daemon.metrics().sum("kevtmon_source_up", &[("source", "store")]), Some(0.0));
+    assert_eq!(daemon.get("/readyz").map(|answer| answer.status), Some(200));
+    daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
+    assert_eq!(daemon.log().matches(said).count(), 1, "{}", daemon.log());
 }
 
 #[test]
@@ -169,7 +159,7 @@ fn a_broken_file_is_moved_aside_and_a_new_one_begun() {
         1
     );
     daemon.stop();
-    assert!(kept(&state, "1h").len() >= 2);
+    assert!(kept(&daemon).len() >= 2);
 }
 
 #[test]
@@ -180,11 +170,64 @@ fn without_a_usable_state_directory_only_the_store_is_missing() {
     let mut daemon = launch.start();
     let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
     assert!(ready.has("/daemon/degraded/store"), "{ready}");
-    daemon.wait_for("daemon.degraded", |event| event.kind() == "daemon.degraded");
+    expect_no_store(&mut daemon, &pod, "no event store");
+}
+
+/// A file system of this size as the state directory of a daemon that is not started yet.
+fn small_disk(launch: &Launch, mib: u32) -> PathBuf {
+    let state = launch.directory().join("state");
+    std::fs::create_dir(&state).expect("a directory can be made");
+    run(&format!("mount -t tmpfs -o size={mib}m kevtmon {}", state.display()));
+    state
+}
+
+#[test]
+fn a_disk_that_fills_costs_the_store_until_there_is_room() {
+    let pod = Pod::new();
+    let prepared = launch();
+    let state = small_disk(&prepared, 8);
+    let mut daemon = prepared.start();
     pod.delete_gateway();
-    daemon.wait_for_deletion(pod.inum(), GATEWAY);
-    assert_eq!(daemon.log().matches("no event store").count(), 1, "{}", daemon.log());
-    let labels = [("sink", "store"), ("reason", "failed")];
-    eventually!(daemon.metrics().count("kevtmon_events_discarded_total", &labels) > 0.0, "it is counted");
-    assert_eq!(daemon.metrics().sum("kevtmon_source_up", &[("source", "store")]), Some(0.0));
+    let before = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+    eventually!(is_kept(&left(&daemon), &before), "it is committed");
+    let ballast = state.join("ballast");
+    let mut file = std::fs::File::create(&ballast).expect("a file can be made");
+    while file.write_all(&[0; 4096]).is_ok() {}
+    drop(file);
+    let failed = || daemon.log().contains("the event store failed");
+    eventually!(
+        {
+            storm(&pod, 0..10);
+            failed()
+        },
+        "the disk is full"
+    );
+    expect_no_store(&mut daemon, &pod, "the event store failed");
+
+    std::fs::remove_file(&ballast).expect("a file can be removed");
+    daemon.stop();
+    let mut again = launch().on_state_of(&daemon).start();
+    let ready = again.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+    assert!(ready.has("/daemon/sources/store"), "{ready}");
+    assert!(!ready.has("/daemon/degraded/store"), "{ready}");
+    assert!(is_kept(&kept(&again), &before), "{before}");
+    again.stop();
+    assert!(is_kept(&kept(&again), &ready), "{ready}");
+}
+
+#[test]
+fn a_disk_that_is_read_only_is_read() {
+    let pod = Pod::new();
+    let first = launch();
+    let state = small_disk(&first, 64);
+    let mut first = first.start();
+    pod.delete_gateway();
+    let before = first.wait_for_deletion(pod.inum(), GATEWAY);
+    first.stop();
+    run(&format!("mount -o remount,ro {}", state.display()));
+    let mut second = launch().on_state_of(&first).start();
+    expect_no_store(&mut second, &pod, "no event store");
+    assert!(is_kept(&kept(&second), &before), "{before}");
+    second.stop();
+    assert!(is_kept(&kept(&second), &before), "also when nobody runs: {before}");
 }
