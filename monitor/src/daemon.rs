@@ -1,16 +1,17 @@
 //! Puts the pipeline together: sources to the core, the core to the sinks, its questions back to the sources.
 
 mod programs;
+mod signals;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use thiserror::Error;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use crate::allocator::{self, Weather};
 use crate::config::{Config, Format, NeighborHook, Runtimes};
@@ -19,9 +20,7 @@ use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Refused, Scanner};
 use crate::holders::{self, ScanRequest};
 use crate::metrics::{Metrics, MetricsError};
-use crate::observation::{
-    Fact, HolderReport, Loss, NsInum, Observation, ProcessState, Request, SourceStatus,
-};
+use crate::observation::{Fact, HolderReport, NsInum, Observation, ProcessState, Request, SourceStatus};
 use crate::query::History;
 use crate::recording::command::writer;
 use crate::recording::recorder::{Record, RecordError, Recorder};
@@ -38,6 +37,9 @@ use crate::sources::runtime::docker::{self, DockerConfig};
 use crate::sources::{Sender, boot_now, realtime_offset_ns, seen};
 use crate::store::Archive;
 
+use programs::Reading;
+use signals::Signals;
+
 /// Observations that wait for the core; beyond that the kernel buffers.
 const QUEUE: usize = 4096;
 /// Observations taken in one go.
@@ -46,6 +48,8 @@ const BATCH: usize = 256;
 const NETNS_QUEUE: usize = 1024;
 /// Heartbeat of the core, for health and for what expires.
 const HEARTBEAT: Duration = Duration::from_secs(5);
+/// What the kernel programs get to hand over what they have.
+const READ_DRAIN: Duration = Duration::from_millis(500);
 /// What the sinks get to write what they have.
 const DRAIN: Duration = Duration::from_secs(3);
 /// What recordings get for the same.
@@ -133,7 +137,7 @@ pub async fn run(
     };
     let _api = api::Server::start(&config.socket, identity, Arc::clone(&memory), older, asking)?;
     let mut signals = Signals::new()?;
-    let (tx, rx) = mpsc::channel(QUEUE);
+    let (tx, mut rx) = mpsc::channel(QUEUE);
     let proc = Proc::default();
 
     let (programs, missing) = programs::load_programs(&config, options.log_bpf)?;
@@ -219,14 +223,15 @@ pub async fn run(
     for (incident, about) in daemon.core.incidents() {
         daemon.metrics.resumed_incident(&incident, about);
     }
-    daemon.start_programs(programs, missing, by_netlink, host_netns, &tx);
+    let reading = daemon.start_programs(programs, missing, by_netlink, host_netns, &tx);
     let mut netlink = tokio::spawn(netlink.run(netns_rx, tx.clone()));
     for socket in sockets {
         let config = DockerConfig::new(socket);
         tokio::task::spawn_local(docker::run(config, proc.clone(), tx.clone()));
     }
     drop(tx);
-    let ended = daemon.work(rx, questions, &mut signals, &mut netlink, reload).await;
+    let ended = daemon.work(&mut rx, questions, &mut signals, &mut netlink, reload).await;
+    daemon.drain(rx, reading).await;
     daemon.stop();
     ended
 }
@@ -250,7 +255,7 @@ struct Daemon {
 impl Daemon {
     async fn work(
         &mut self,
-        mut rx: mpsc::Receiver<Observation>,
+        rx: &mut mpsc::Receiver<Observation>,
         mut questions: mpsc::Receiver<Question>,
         signals: &mut Signals,
         netlink: &mut tokio::task::JoinHandle<()>,
@@ -385,21 +390,14 @@ impl Daemon {
         by_netlink: bool,
         host_netns: NsInum,
         tx: &Sender,
-    ) {
+    ) -> Option<Reading> {
         let mut statuses = missing;
+        let mut reading = None;
         if let Some(mut programs) = programs {
             statuses.append(&mut programs.statuses);
             let counters = programs.counters();
             self.metrics.set_kernel_counters(Box::new(move || counters()));
-            let (proc, tx) = (self.proc.clone(), tx.clone());
-            tokio::spawn(async move {
-                if let Err(error) = programs.run(proc, host_netns, tx.clone()).await {
-                    tracing::error!(error = bpf::chain(&error), "the kernel programs cannot be read");
-                    let loss = Loss { source: "bpf".into(), reason: "unreadable".into(), count: None };
-                    // The core ends together with its queue.
-                    let _ = tx.send(seen(Fact::Lost(loss))).await;
-                }
-            });
+            reading = Some(Reading::start(programs, self.proc.clone(), host_netns, tx.clone()));
         }
         for mut status in statuses {
             if status.source == bpf::NEIGHBOR && by_netlink {
@@ -407,6 +405,29 @@ impl Daemon {
                 status.rung = Some("netlink".to_owned());
             }
             self.observe(seen(Fact::Source(status)));
+        }
+        reading
+    }
+
+    /// Takes what happened before the end, as far as it comes in time.
+    async fn drain(&mut self, mut rx: mpsc::Receiver<Observation>, reading: Option<Reading>) {
+        let mut read = pin!(async {
+            if let Some(reading) = reading {
+                reading.finish().await;
+            }
+        });
+        let mut timeout = pin!(sleep(READ_DRAIN));
+        loop {
+            tokio::select! {
+                Some(observation) = rx.recv() => self.observe(observation),
+                () = &mut read => break,
+                () = &mut timeout => break,
+            }
+        }
+        // Others go on sending: what waits now is all that is taken.
+        for _ in 0..rx.len() {
+            let Ok(observation) = rx.try_recv() else { return };
+            self.observe(observation);
         }
     }
 
@@ -428,24 +449,6 @@ fn changes_census(observation: &Observation) -> bool {
             | Fact::LinkGone { .. }
             | Fact::Netns(_)
     )
-}
-
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Self, DaemonError> {
-        let new =
-            |kind| signal(kind).map_err(|source| DaemonError::Start { what: "signal handling", source });
-        Ok(Self {
-            terminate: new(SignalKind::terminate())?,
-            interrupt: new(SignalKind::interrupt())?,
-            hangup: new(SignalKind::hangup())?,
-        })
-    }
 }
 
 fn start_recorder(

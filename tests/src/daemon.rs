@@ -17,7 +17,7 @@ use crate::http::{self, Answer};
 use crate::mount::{Mount, Scratch};
 use crate::patience::{patience, wait_until};
 use crate::pod::Pod;
-use crate::process::{Ran, Running, finish};
+use crate::process::{Ran, Running, finish, run};
 use crate::scrape::Scrape;
 use crate::unique;
 
@@ -104,7 +104,9 @@ impl Launch {
     #[must_use]
     pub fn copied(mut self) -> Self {
         let copy = self.scratch.path().join("kevtmon");
-        std::fs::copy(&self.program, &copy).expect("the program can be copied");
+        // By another process: one that a parallel test forks meanwhile would inherit a descriptor to write it
+        // with, and a file that is written cannot be run.
+        run(&format!("cp {} {}", self.program.display(), copy.display()));
         self.program = copy;
         self
     }

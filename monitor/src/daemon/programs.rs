@@ -1,9 +1,14 @@
 //! Which kernel programs the configuration wants, and what follows where they cannot be had.
 
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
 use super::DaemonError;
 use crate::config::{Config, NeighborHook, UmountHook};
-use crate::observation::SourceStatus;
+use crate::observation::{Fact, Loss, NsInum, SourceStatus};
 use crate::sources::bpf::{self, BpfConfig, BpfError, BpfSource};
+use crate::sources::procfs::Proc;
+use crate::sources::{Sender, seen};
 
 /// Loads what the configuration wants; the second part tells of hooks that could not even be tried.
 pub(super) fn load_programs(
@@ -36,6 +41,35 @@ pub(super) fn load_programs(
     match loaded {
         Ok(programs) => Ok((Some(programs), Vec::new())),
         Err(error) => Ok((None, down(&bpf::chain(&error)))),
+    }
+}
+
+/// The task that reads the programs' records.
+pub(super) struct Reading {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Reading {
+    /// Starts it.
+    pub(super) fn start(programs: BpfSource, proc: Proc, host_netns: NsInum, tx: Sender) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            if let Err(error) = programs.run(proc, host_netns, tx.clone(), stopped).await {
+                tracing::error!(error = bpf::chain(&error), "the kernel programs cannot be read");
+                let loss = Loss { source: "bpf".into(), reason: "unreadable".into(), count: None };
+                // The core ends together with its queue.
+                let _ = tx.send(seen(Fact::Lost(loss))).await;
+            }
+        });
+        Self { stop, task }
+    }
+
+    /// Has it hand over what the programs have told so far; returns when that is done.
+    pub(super) async fn finish(self) {
+        // Either end may be gone already.
+        let _ = self.stop.send(());
+        let _ = self.task.await;
     }
 }
 

@@ -5,11 +5,12 @@
 //! record that came in between has seen the flag and wakes it. A record that was being written during the
 //! drain has not, hence the safety timer. After many records it pauses, so that a storm is read in gulps.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use super::counters::{LOSSES, read};
@@ -27,11 +28,17 @@ const TURN: usize = 256;
 const ANCESTORS: usize = 5;
 
 impl BpfSource {
-    /// Reads the ring until the core is gone.
+    /// Reads the ring until the core is gone, or told to stop; then what is in it is read to the end.
     ///
     /// # Errors
     /// When the ring cannot be polled at all.
-    pub async fn run(mut self, proc: Proc, host_netns: NsInum, tx: Sender) -> Result<(), BpfError> {
+    pub async fn run(
+        mut self,
+        proc: Proc,
+        host_netns: NsInum,
+        tx: Sender,
+        stop: oneshot::Receiver<()>,
+    ) -> Result<(), BpfError> {
         // Polled through a descriptor of its own, since reading borrows the ring.
         let fd = self.ring.as_fd().try_clone_to_owned().map_err(BpfError::Poll)?;
         // SAFETY: an OwnedFd keeps its descriptor open and the same until it is dropped.
@@ -44,16 +51,32 @@ impl BpfSource {
             }
         }
         let mut told = [0; LOSSES.len()];
+        tokio::select! {
+            () = self.read(&poll, &proc, host_netns, &tx, &mut told) => {}
+            _ = stop => {
+                let _ = self.drain(&proc, host_netns, &tx).await.is_some()
+                    && self.tell_losses(&mut told, &tx).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns once the core is gone. May be given up anywhere: a record that is taken is handed over at once.
+    async fn read(
+        &mut self,
+        poll: &AsyncFd<OwnedFd>,
+        proc: &Proc,
+        host_netns: NsInum,
+        tx: &Sender,
+        told: &mut [u64; LOSSES.len()],
+    ) {
         loop {
             if let Err(error) = self.armed.set(0, 1, 0) {
                 tracing::error!(%error, "cannot arm the ring; reading it every {SAFETY:?}");
             }
-            let read = match self.drain(&proc, host_netns, &tx).await {
-                Some(read) => read,
-                None => return Ok(()),
-            };
-            if read > 0 && !self.tell_losses(&mut told, &tx).await {
-                return Ok(());
+            let Some(read) = self.drain(proc, host_netns, tx).await else { return };
+            if read > 0 && !self.tell_losses(told, tx).await {
+                return;
             }
             if read > GULP {
                 sleep(PAUSE).await;
