@@ -73,6 +73,26 @@ pub(super) fn host_end<'a>(node: &NodeView<'a>, netns: NsInum, ifindex: u32) -> 
     end.peer.as_ref().is_none_or(|back| back.ifindex == ifindex).then_some(end)
 }
 
+/// Whether the interface is gone, and the default route goes by another one whose entry works: nobody misses
+/// the entry of the old one.
+pub(super) fn is_replaced(node: &NodeView<'_>, key: NeighborKey) -> bool {
+    let Some(namespace) = node.namespaces.get(key.netns) else {
+        return false;
+    };
+    if namespace.links.contains_key(&key.ifindex) {
+        return false;
+    }
+    namespace.routes().iter().any(|route| {
+        let (Some(address), Some(ifindex)) = (route.gateway, route.ifindex) else {
+            return false;
+        };
+        let health = health(node, NeighborKey { netns: key.netns, ifindex, address });
+        ifindex != key.ifindex
+            && address.is_ipv4() == key.address.is_ipv4()
+            && matches!(health, Health::Right | Health::Static | Health::Learned)
+    })
+}
+
 /// Whose namespace it is, if it is that of a container that lives.
 pub(super) fn live_target(node: &NodeView<'_>, netns: NsInum) -> Option<Target> {
     if netns == node.host_netns {

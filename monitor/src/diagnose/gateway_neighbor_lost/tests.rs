@@ -190,6 +190,33 @@ fn an_interface_deleted_under_a_pod_that_lives_on_is_an_incident_with_a_name() {
 }
 
 #[test]
+fn an_interface_that_another_one_took_the_place_of_is_not_missed() {
+    let replace = |stage: &mut Stage| {
+        let tables = stage.tables.get_mut(&ETCD).unwrap();
+        tables.links[0].ifindex = 3;
+        tables.routes[0].ifindex = Some(3);
+        let peer = PeerLink { ifindex: 3, netns: Some(ETCD) };
+        stage.tables.get_mut(&HOST).unwrap().links.last_mut().unwrap().peer = Some(peer);
+        stage.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
+        stage.tables.get_mut(&ETCD).unwrap().neighbors[0].ifindex = 3;
+        stage.read(HOST);
+    };
+    let mut stage = Stage::settled();
+    stage.delete_entry(ETCD, NeighborCause::LinkDeleted);
+    replace(&mut stage);
+    stage.run_for(100 * S);
+    assert!(stage.incidents().is_empty(), "{:?}", stage.kinds());
+
+    let mut stage = Stage::settled();
+    stage.delete_entry(ETCD, NeighborCause::LinkDeleted);
+    stage.run_for(61 * S);
+    assert_eq!(stage.kinds(), ["incident.opened"]);
+    replace(&mut stage);
+    stage.run_for(30 * S);
+    assert_eq!(stage.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
+}
+
+#[test]
 fn an_entry_replaced_with_a_wrong_address_is_as_bad_as_a_missing_one() {
     let mut stage = Stage::settled();
     let replaced = |lladdr: LlAddr| {

@@ -302,6 +302,9 @@ impl Trouble {
             .namespaces
             .get(key.netns)
             .and_then(|namespace| namespace.gateway(key.ifindex, key.address));
+        if judge::is_replaced(seen.node, key) {
+            return Verdict::Over;
+        }
         match (judge::health(seen.node, key), self.reason) {
             (Health::Right, _) | (Health::Learned, Reason::Failed) => Verdict::Over,
             (Health::Static, Reason::WrongLladdr) => {
