@@ -32,7 +32,7 @@ const MAX_STORE_MIB: u64 = 1 << 20;
 const MAX_STORE_DAYS: u64 = 3650;
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub(super) struct File {
     pub(super) node_name: Option<NodeName>,
     pub(super) socket: Option<PathBuf>,
@@ -49,27 +49,27 @@ pub(super) struct File {
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub(super) struct Output {
     pub(super) format: Option<Format>,
     pub(super) min_severity: Option<Severity>,
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub(super) struct Metrics {
     #[serde(deserialize_with = "addresses")]
     pub(super) listen: Option<Vec<SocketAddr>>,
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub(super) struct Runtime {
     pub(super) sockets: Option<Runtimes>,
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub(super) struct Hooks {
     pub(super) neighbor: Option<NeighborHook>,
     pub(super) umount: Option<UmountHook>,
@@ -78,7 +78,7 @@ pub(super) struct Hooks {
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub(super) struct Store {
     pub(super) enabled: Option<bool>,
     #[serde(deserialize_with = "store_days")]
@@ -88,7 +88,7 @@ pub(super) struct Store {
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "a table")]
 pub(super) struct Recorder {
     pub(super) enabled: Option<bool>,
     #[serde(deserialize_with = "minutes")]
@@ -294,6 +294,14 @@ mod tests {
 
     fn complaint(text: &str) -> String {
         parse(Path::new("/k.toml"), text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_value_in_place_of_a_section_is_told_what_is_expected() {
+        assert_eq!(
+            complaint("hooks = 1"),
+            "/k.toml:1:9: hooks: invalid type: integer \"1\", expected a table"
+        );
     }
 
     #[test]
