@@ -1,8 +1,8 @@
 //! The flight recorder's files: the last minutes in segments, each of which replays alone.
 
 use std::collections::VecDeque;
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Write};
+use std::fs::{self, DirBuilder, File, TryLockError};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -17,6 +17,9 @@ pub(super) const DIRECTORY: &str = "recorder";
 /// Ending of their names.
 pub(super) const SUFFIX: &str = "ndjson";
 
+/// Locked as long as segments are written: a second daemon would remove them and count on from the same number.
+const LOCK: &str = ".lock";
+
 /// The segments on disk.
 #[derive(Debug)]
 pub(super) struct Segments {
@@ -28,6 +31,7 @@ pub(super) struct Segments {
     file: Option<File>,
     next: u64,
     windows: Windows,
+    _lock: File,
 }
 
 #[derive(Debug)]
@@ -42,6 +46,13 @@ impl Segments {
     pub(super) fn open(state_dir: &Path, age: Duration, max_bytes: u64) -> io::Result<Self> {
         let directory = state_dir.join(DIRECTORY);
         create_directory(&directory)?;
+        let lock = create_private(&directory.join(LOCK))?;
+        lock.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => {
+                io::Error::new(ErrorKind::ResourceBusy, "another kevtmon records there")
+            }
+            TryLockError::Error(error) => error,
+        })?;
         let windows = Windows::open(state_dir)?;
         let mut known = VecDeque::new();
         let mut next = 0;
@@ -50,7 +61,7 @@ impl Segments {
             known.push_back(Segment { path, bytes: there.len(), written: there.modified()? });
             next = number + 1;
         }
-        let mut segments = Self { directory, age, max_bytes, known, file: None, next, windows };
+        let mut segments = Self { directory, age, max_bytes, known, file: None, next, windows, _lock: lock };
         // Finds out now whether anything can be written.
         let probe = segments.directory.join(".probe");
         create_private(&probe)?;
@@ -103,7 +114,7 @@ impl Reel for Segments {
             return Ok(());
         }
         let (Some(file), Some(segment)) = (&mut self.file, self.known.back_mut()) else {
-            return Err(io::ErrorKind::NotFound.into());
+            return Err(ErrorKind::NotFound.into());
         };
         file.write_all(lines)?;
         segment.bytes += u64::try_from(lines.len()).unwrap_or(u64::MAX);

@@ -126,7 +126,7 @@ impl Recorder {
         let segments = match Segments::open(state_dir, age, max) {
             Ok(segments) => segments,
             Err(error) => {
-                tracing::warn!(directory = %state_dir.display(), %error, "no flight recorder: the state directory cannot be written");
+                tracing::warn!(directory = %state_dir.display(), %error, "no flight recorder: the state directory cannot be used");
                 return Ok(());
             }
         };

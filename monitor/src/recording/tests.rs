@@ -269,6 +269,20 @@ fn a_state_directory_that_cannot_be_written_costs_only_the_flight_recorder() {
 }
 
 #[test]
+fn a_second_daemon_leaves_the_flight_recorder_to_the_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut first, mut second) = (Live::new(), Live::new());
+    first.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
+    second.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
+    second.begin();
+    second.finish();
+    assert_eq!(numbered(&dir.path().join("recorder")).unwrap(), []);
+    first.begin();
+    first.finish();
+    assert_eq!(numbered(&dir.path().join("recorder")).unwrap().len(), 1);
+}
+
+#[test]
 fn the_flight_recorder_cuts_segments_that_go_on_from_each_other_and_stay_within_their_space() {
     let dir = tempfile::tempdir().unwrap();
     let mut live = Live::new();
