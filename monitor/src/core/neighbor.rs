@@ -7,7 +7,9 @@ use super::{Core, NsInum};
 use crate::event::{Event, Kind, Neighbor, Severity, Target};
 use crate::node::cgroup;
 use crate::node::containers::is_live;
-use crate::observation::{BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborOp, Request};
+use crate::observation::{
+    BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborOp, NudState, Request,
+};
 
 /// An event waits this long for what is missing to name it.
 const PATIENCE_NS: u64 = 500_000_000;
@@ -156,6 +158,7 @@ impl Core {
         let teardown = self.is_teardown(change, asked);
         let cause = if teardown { NeighborCause::NetnsExit } else { self.checked_cause(at, change) };
         let actor = change.actor.as_ref().filter(|_| !teardown).map(|task| self.actor(task, asked.container));
+        let repaired = self.is_repair(change);
         let (kind, severity) = match (change.op, gateway == Some(true)) {
             (NeighborOp::Added, _) => (Kind::NeighborAdded, Severity::Info),
             (NeighborOp::Deleted, _) if cause == NeighborCause::NetnsExit => {
@@ -163,8 +166,8 @@ impl Core {
             }
             (NeighborOp::Deleted, true) => (Kind::NeighborDeleted, Severity::Warning),
             (NeighborOp::Deleted, false) => (Kind::NeighborDeleted, Severity::Notice),
-            (NeighborOp::Changed, true) => (Kind::NeighborChanged, Severity::Warning),
-            (NeighborOp::Changed, false) => (Kind::NeighborChanged, Severity::Notice),
+            (NeighborOp::Changed, true) if !repaired => (Kind::NeighborChanged, Severity::Warning),
+            (NeighborOp::Changed, _) => (Kind::NeighborChanged, Severity::Notice),
             (NeighborOp::Failed, true) => (Kind::NeighborFailed, Severity::Warning),
             (NeighborOp::Failed, false) => (Kind::NeighborFailed, Severity::Debug),
         };
@@ -175,7 +178,7 @@ impl Core {
             NeighborOp::Deleted => Some("missing"),
             NeighborOp::Failed => Some("failed"),
             // Another address is wrong; the same one that now can age is not wrong yet.
-            NeighborOp::Changed => change.new_lladdr.is_some().then_some("wrong-lladdr"),
+            NeighborOp::Changed => change.new_lladdr.as_ref().filter(|_| !repaired).map(|_| "wrong-lladdr"),
         });
         let event = Event {
             actor: actor.map(Box::new),
@@ -196,6 +199,14 @@ impl Core {
             ..self.event(at, kind, severity, message)
         };
         self.emit(event);
+    }
+
+    /// Whether a static entry was made to point to where the gateway is known to be.
+    fn is_repair(&self, change: &NeighborChange) -> bool {
+        let right = self.node().gateway_lladdr(change.key);
+        right.is_some()
+            && right == change.new_lladdr.as_ref()
+            && change.new_state.is_some_and(NudState::is_permanent)
     }
 
     /// Whether the container that the entry belonged to had ended already.

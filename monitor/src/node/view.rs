@@ -7,7 +7,7 @@ use super::containers::Containers;
 use super::namespaces::Namespaces;
 use super::pods::PodNames;
 use crate::event::{Container, Join, Pod, Target};
-use crate::observation::{ContainerFacts, NsInum};
+use crate::observation::{ContainerFacts, LinkFacts, LlAddr, NeighborKey, NsInum};
 
 /// All that is known of the node.
 #[derive(Debug, Clone, Copy)]
@@ -151,6 +151,33 @@ pub(crate) fn container(facts: &ContainerFacts) -> Container {
         image: Some(facts.image.clone()),
         pid: facts.tgid,
         state: Some(facts.state.name().to_owned()),
+    }
+}
+
+impl<'a> NodeView<'a> {
+    /// The link-layer address that a packet to the gateway has to carry, where that is certain: that of the
+    /// host's end of the pair, which routes it; or that of the bridge it is a port of, if that has the gateway's
+    /// address.
+    #[must_use]
+    pub fn gateway_lladdr(&self, key: NeighborKey) -> Option<&'a LlAddr> {
+        let end = self.host_end(key.netns, key.ifindex)?;
+        let Some(bridge) = end.master else {
+            return end.mac.as_ref();
+        };
+        let host = self.namespaces.get(end.netns)?;
+        let has_address =
+            host.addresses.iter().any(|known| known.ifindex == bridge && known.address == key.address);
+        host.links.get(&bridge).filter(|_| has_address)?.mac.as_ref()
+    }
+
+    /// The other end of a veth pair. Other kinds of links name their lower device as a peer.
+    #[must_use]
+    pub fn host_end(&self, netns: NsInum, ifindex: u32) -> Option<&'a LinkFacts> {
+        let is_veth = |link: &&LinkFacts| link.kind.as_deref() == Some("veth");
+        let link = self.namespaces.get(netns)?.links.get(&ifindex).filter(is_veth)?;
+        let peer = link.peer.as_ref()?;
+        let end = self.namespaces.get(peer.netns?)?.links.get(&peer.ifindex).filter(is_veth)?;
+        end.peer.as_ref().is_none_or(|back| back.ifindex == ifindex).then_some(end)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::config::Thresholds;
 use crate::event::Target;
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
-use crate::observation::{ContainerState, LinkFacts, LlAddr, NeighborKey, NsInum};
+use crate::observation::{ContainerState, NeighborKey, NsInum};
 
 /// The state of a gateway's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(super) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
         return Health::Unknown;
     };
     if gateway.is_static() {
-        return match (expected(node, key), gateway.lladdr()) {
+        return match (node.gateway_lladdr(key), gateway.lladdr()) {
             (Some(expected), Some(lladdr)) if expected == lladdr => Health::Right,
             (Some(_), Some(_)) => Health::Wrong,
             _ => Health::Static,
@@ -49,28 +49,6 @@ pub(super) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
     } else {
         Health::Absent
     }
-}
-
-/// The link-layer address that a packet to the gateway has to carry, where that is certain: that of the host's
-/// end of the pair, which routes it; or that of the bridge it is a port of, if that has the gateway's address.
-pub(super) fn expected<'a>(node: &NodeView<'a>, key: NeighborKey) -> Option<&'a LlAddr> {
-    let end = host_end(node, key.netns, key.ifindex)?;
-    let Some(bridge) = end.master else {
-        return end.mac.as_ref();
-    };
-    let host = node.namespaces.get(end.netns)?;
-    let has_address =
-        host.addresses.iter().any(|known| known.ifindex == bridge && known.address == key.address);
-    host.links.get(&bridge).filter(|_| has_address)?.mac.as_ref()
-}
-
-/// The other end of a veth pair. Other kinds of links name their lower device as a peer.
-pub(super) fn host_end<'a>(node: &NodeView<'a>, netns: NsInum, ifindex: u32) -> Option<&'a LinkFacts> {
-    let is_veth = |link: &&LinkFacts| link.kind.as_deref() == Some("veth");
-    let link = node.namespaces.get(netns)?.links.get(&ifindex).filter(is_veth)?;
-    let peer = link.peer.as_ref()?;
-    let end = node.namespaces.get(peer.netns?)?.links.get(&peer.ifindex).filter(is_veth)?;
-    end.peer.as_ref().is_none_or(|back| back.ifindex == ifindex).then_some(end)
 }
 
 /// Whether the interface is gone, and the default route goes by another one whose entry works: nobody misses
@@ -141,7 +119,7 @@ pub(super) fn odd_ones(node: &NodeView<'_>, thresholds: &Thresholds) -> Vec<Odd>
                     .iter()
                     .any(|route| route.gateway == Some(address) && route.ifindex == Some(ifindex))
             };
-            let Some(end) = host_end(node, netns, ifindex).filter(|_| is_current(address)) else { continue };
+            let Some(end) = node.host_end(netns, ifindex).filter(|_| is_current(address)) else { continue };
             let group = groups.entry((prefix(&end.ifname), address.is_ipv4())).or_default();
             group.all += 1;
             if gateway.is_static() {

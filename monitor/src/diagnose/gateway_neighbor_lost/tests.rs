@@ -248,6 +248,9 @@ fn a_repair_to_the_right_address_is_no_incident() {
         ..deletion(ETCD, NeighborCause::Replaced)
     })));
     assert_eq!(stage.kinds(), [""; 0]);
+    let [changed] = &stage.told[..] else { panic!("{:?}", stage.told) };
+    assert_eq!((changed.kind, changed.severity), (Kind::NeighborChanged, Severity::Notice));
+    assert_eq!(changed.neighbor.as_ref().unwrap().reason, None);
 }
 
 #[test]

@@ -376,7 +376,7 @@ fn entry(node: &NodeView<'_>, key: NeighborKey, reason: Reason) -> Neighbor {
 
 fn points_elsewhere(node: &NodeView<'_>, key: NeighborKey, gateway: &Gateway) -> String {
     let lladdr = gateway.lladdr().map_or_else(String::new, ToString::to_string);
-    let expected = judge::expected(node, key).map_or_else(String::new, ToString::to_string);
-    let end = judge::host_end(node, key.netns, key.ifindex).map_or("the host", |end| end.ifname.as_str());
+    let expected = node.gateway_lladdr(key).map_or_else(String::new, ToString::to_string);
+    let end = node.host_end(key.netns, key.ifindex).map_or("the host", |end| end.ifname.as_str());
     format!("points to {lladdr}, but {end} is reached by {expected}")
 }

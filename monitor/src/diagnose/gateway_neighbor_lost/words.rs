@@ -1,6 +1,5 @@
 //! What is said of a lost gateway: the sentence and the next steps.
 
-use super::judge::expected;
 use super::{Reason, Trouble};
 use crate::core::{because, who};
 use crate::diagnose::advice::advice;
@@ -65,7 +64,8 @@ pub(super) fn steps(
             &[&inside[..], &["show", "dev", ifname]].concat(),
         ));
         let former = node.namespaces.get(key.netns).and_then(|known| known.gateway(key.ifindex, key.address));
-        let lladdr = expected(node, key)
+        let lladdr = node
+            .gateway_lladdr(key)
             .or_else(|| former.and_then(|gateway| gateway.static_lladdr.as_ref()))
             .filter(|_| trouble.reason != Reason::Failed)
             .map(ToString::to_string);
