@@ -2,12 +2,18 @@
 //!
 //! What a join says of itself is part of the answer: found, missed, or no container at all.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use super::cgroup;
 use super::containers::Containers;
 use super::namespaces::Namespaces;
 use super::pods::PodNames;
 use crate::event::{Container, Join, Pod, Target};
 use crate::observation::{ContainerFacts, LinkFacts, LlAddr, NeighborKey, NsInum};
+
+/// Addresses of a pod that are told.
+const POD_ADDRESSES: usize = 8;
 
 /// All that is known of the node.
 #[derive(Debug, Clone, Copy)]
@@ -126,6 +132,10 @@ impl NodeView<'_> {
         // The sandbox owns the addresses; those that joined its namespace have none of their own.
         let sandbox = identity.sandbox_id.as_deref().and_then(|id| self.containers.get(id));
         let mut ip = sandbox.filter(|_| facts.addresses.is_empty()).unwrap_or(facts).addresses.clone();
+        if ip.is_empty() {
+            // A network plugin gives a pod its addresses behind the runtime's back.
+            ip = self.addresses_in(facts.netns.or(sandbox.and_then(|sandbox| sandbox.netns)));
+        }
         ip.sort_unstable();
         Some(Pod {
             namespace: Some(identity.namespace.clone()),
@@ -134,6 +144,21 @@ impl NodeView<'_> {
             sandbox_id: identity.sandbox_id.clone(),
             ip,
         })
+    }
+
+    /// Addresses in a pod's namespace by which others reach it.
+    fn addresses_in(&self, netns: Option<NsInum>) -> Vec<IpAddr> {
+        let namespace = netns.filter(|netns| *netns != self.host_netns).and_then(|n| self.namespaces.get(n));
+        let addresses = namespace.into_iter().flat_map(|namespace| &namespace.addresses);
+        let reachable = addresses.map(|known| known.address).filter(|address| {
+            let link_local = match address {
+                IpAddr::V4(address) => address.is_link_local(),
+                IpAddr::V6(address) => address.is_unicast_link_local(),
+            };
+            !address.is_loopback() && !link_local
+        });
+        let reachable: BTreeSet<IpAddr> = reachable.collect();
+        reachable.into_iter().take(POD_ADDRESSES).collect()
     }
 
     fn pod_of_uid(&self, uid: String) -> Pod {
@@ -184,4 +209,65 @@ impl<'a> NodeView<'a> {
 /// A target of which nothing is known.
 fn nobody(join: Join) -> Target {
     Target { container: None, pod: None, netns_name: None, join }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observation::{AddressFacts, ContainerState, NetnsSnapshot, PodIdentity};
+
+    fn pod_addresses(netns: NsInum, told: &[&str]) -> Vec<String> {
+        let (mut namespaces, containers) = (Namespaces::default(), Containers::default());
+        for netns in [1, 2] {
+            let addresses =
+                ["127.0.0.1", "192.168.252.66", "169.254.7.7", "::1", "fe80::1", "fd00::7"].map(|address| {
+                    AddressFacts { netns, ifindex: 2, address: address.parse().unwrap(), prefix_len: 32 }
+                });
+            let snapshot = NetnsSnapshot {
+                netns,
+                name: None,
+                owner: None,
+                links: Vec::new(),
+                addresses: addresses.to_vec(),
+                routes: Vec::new(),
+                neighbors: Vec::new(),
+            };
+            namespaces.replace(0, snapshot, true);
+        }
+        let facts = ContainerFacts {
+            id: "a".into(),
+            name: "sandbox".into(),
+            runtime: "docker".into(),
+            image: "pause".into(),
+            state: ContainerState::Running,
+            tgid: Some(7),
+            netns: Some(netns),
+            mntns: None,
+            addresses: told.iter().map(|address| address.parse().unwrap()).collect(),
+            pod: Some(PodIdentity {
+                namespace: "lijiaob".into(),
+                name: "etcd1-0".into(),
+                uid: "u".into(),
+                sandbox_id: None,
+                container_name: None,
+            }),
+            sandbox: true,
+            joined_netns: false,
+        };
+        let node = NodeView {
+            containers: &containers,
+            namespaces: &namespaces,
+            pods: &PodNames::default(),
+            host_netns: 1,
+            runtime_up: true,
+        };
+        node.pod(&facts).unwrap().ip.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_pod_has_the_addresses_of_its_namespace_where_the_runtime_gave_it_none() {
+        assert_eq!(pod_addresses(2, &[]), ["192.168.252.66", "fd00::7"]);
+        assert_eq!(pod_addresses(2, &["10.0.0.9"]), ["10.0.0.9"]);
+        assert_eq!(pod_addresses(1, &[]), [""; 0], "the host's addresses are not the pod's alone");
+    }
 }
