@@ -4,8 +4,8 @@
 //! names the place and what would be valid.
 
 use std::env;
-use std::fs;
-use std::io::{self, IsTerminal};
+use std::fs::File;
+use std::io::{self, IsTerminal, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -36,6 +36,8 @@ pub const DEFAULT_FILE: &str = "/etc/kevtmon/kevtmon.toml";
 pub const DEFAULT_SOCKET: &str = "/run/kevtmon/kevtmon.sock";
 /// Where state is kept, unless told otherwise.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/kevtmon";
+/// Most bytes of a configuration file.
+const MAX_BYTES: u64 = 1 << 20;
 /// Environment variable that names the node.
 pub const NODE_NAME_VARIABLE: &str = "KEVTMON_NODE_NAME";
 
@@ -230,9 +232,18 @@ pub fn effective(config: &Config) -> String {
 }
 
 fn read(path: &Path) -> Result<file::File, ConfigError> {
-    let text =
-        fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let text = read_text(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     Ok(file::parse(path, &text)?)
+}
+
+/// A file of any size may be named by mistake, and one like `/dev/zero` never ends.
+fn read_text(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let size = File::open(path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+    if u64::try_from(size).is_ok_and(|size| size <= MAX_BYTES) {
+        return Ok(text);
+    }
+    Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {} MiB", MAX_BYTES >> 20)))
 }
 
 fn read_if_there(path: &Path) -> Result<file::File, ConfigError> {
@@ -309,6 +320,7 @@ fn store(file: &file::Store) -> Option<Limits> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -319,6 +331,14 @@ mod tests {
 
     fn merged(text: &str, over: &Overrides, around: Surroundings) -> Config {
         merge(file::parse(Path::new("/k.toml"), text).unwrap(), over, around).unwrap()
+    }
+
+    #[test]
+    fn a_file_without_end_is_refused() {
+        let error = read(Path::new("/dev/zero")).unwrap_err();
+        assert_eq!(error.to_string(), "cannot read /dev/zero");
+        let why = std::error::Error::source(&error).unwrap().to_string();
+        assert_eq!(why, "it is larger than 1 MiB");
     }
 
     #[test]
