@@ -374,12 +374,14 @@ impl Daemon {
         let mut settings = self.core.settings().clone();
         config.govern(&mut settings);
         self.observe(seen(Fact::Settings(Box::new(settings))));
-        if (Config { cmdline: config.cmdline, ..self.config.clone() }) == config {
-            tracing::info!("configuration read again");
+        if self.config.needs_restart(&config) {
+            tracing::warn!(
+                "configuration read again; what changed besides `cmdline` and [incidents] needs a restart"
+            );
         } else {
-            tracing::warn!("configuration read again; what changed besides `cmdline` needs a restart");
+            tracing::info!("configuration read again");
         }
-        self.config.cmdline = config.cmdline;
+        (self.config.cmdline, self.config.incidents) = (config.cmdline, config.incidents);
     }
 
     /// Starts to read the programs' records; tells of the hooks that have none.

@@ -214,6 +214,13 @@ impl Config {
         settings.cmdline = self.cmdline;
         settings.incidents = self.incidents.clone();
     }
+
+    /// Whether a newer one differs in more than what [`Self::govern`] puts in place.
+    #[must_use]
+    pub fn needs_restart(&self, newer: &Self) -> bool {
+        let governed = Self { cmdline: newer.cmdline, incidents: newer.incidents.clone(), ..self.clone() };
+        governed != *newer
+    }
 }
 
 /// A configuration file with every setting, explained, at its default.
@@ -331,6 +338,14 @@ mod tests {
 
     fn merged(text: &str, over: &Overrides, around: Surroundings) -> Config {
         merge(file::parse(Path::new("/k.toml"), text).unwrap(), over, around).unwrap()
+    }
+
+    #[test]
+    fn thresholds_and_policy_take_effect_without_a_restart() {
+        let merged = |text| merged(text, &Overrides::default(), around());
+        let old = merged("");
+        assert!(!old.needs_restart(&merged("cmdline = 'off'\n[incidents]\ngateway_critical_seconds = 5")));
+        assert!(old.needs_restart(&merged("socket = '/k.sock'")));
     }
 
     #[test]
