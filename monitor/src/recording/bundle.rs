@@ -1,5 +1,5 @@
-//! Packs what is kept of an incident into one file: the incident, the configuration, the model, and the recording
-//! of its window, which replays like any other.
+//! Packs what is kept of an incident into one file: the incident, versions and configuration, what the daemon could
+//! see, the model, and the recording of its window, which replays like any other.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::flight::numbered;
-use super::format::{BUNDLE, BundleHeader, VERSION, Writer, write_line};
+use super::format::{BUNDLE, BundleHeader, Doctor, VERSION, Writer, write_line};
 use super::replay::{ReplayError, play};
 use super::window::{DIRECTORY, is_id, list, read_incident};
 
@@ -85,17 +85,21 @@ pub fn bundle(
     }
     let played = play(BufReader::new(all), None, |_event| Ok(()))
         .map_err(|source| BundleError::Replay { path: window.clone(), source })?;
-    let until = played.summary.until;
+    let recorder = played.header.map(|header| header.writer).unwrap_or_default();
+    let state = played.core.map(|core| Box::new(core.state(played.summary.until)));
     let header = BundleHeader {
         format: BUNDLE.to_owned(),
         version: VERSION,
-        writer: Writer {
-            config: played.header.map(|header| header.writer.config).unwrap_or_default(),
-            ..writer.clone()
-        },
+        writer: Writer { config: recorder.config, ..writer.clone() },
         created,
         incident,
-        state: played.core.map(|core| core.model(until).collect()).unwrap_or_default(),
+        doctor: Doctor {
+            kevtmon: recorder.kevtmon,
+            revision: recorder.revision,
+            kernel: recorder.kernel,
+            sources: state.as_ref().map(|state| state.sources.clone()).unwrap_or_default(),
+        },
+        state,
     };
     let mut line = Vec::new();
     write_line(&header, &mut line).and_then(|()| out.write_all(&line)).map_err(BundleError::Write)?;

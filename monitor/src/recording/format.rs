@@ -16,9 +16,10 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
+use crate::core::state::State;
 use crate::core::{Core, Resume, Settings};
 use crate::event::Incident;
-use crate::observation::{BootNs, Observation};
+use crate::observation::{BootNs, SourceStatus};
 
 /// What the first line of a recording says it is.
 pub const RECORDING: &str = "kevtmon-recording";
@@ -107,8 +108,27 @@ pub struct BundleHeader {
     pub created: String,
     /// What it is about, as last told.
     pub incident: Incident,
-    /// The model at the end of the window: sources, containers, network namespaces, tasks.
-    pub state: Vec<Observation>,
+    /// What the daemon that recorded could see.
+    #[serde(default)]
+    pub doctor: Doctor,
+    /// The model at the end of the window, as `kevtmon state --json` shows it; absent where nothing could be
+    /// replayed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub state: Option<Box<State>>,
+}
+
+/// What the daemon that recorded could see, and with what. The bundle may be packed by another one.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Doctor {
+    /// Version of the daemon.
+    pub kevtmon: String,
+    /// Its git revision.
+    pub revision: String,
+    /// Release of the kernel that it ran on.
+    pub kernel: String,
+    /// Sources and hooks at the end of the window: whether each delivers, on which rung, why not on a better one.
+    pub sources: Vec<SourceStatus>,
 }
 
 /// Appends a value and a newline.

@@ -8,9 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::bundle::{BundleError, bundle};
 use super::flight::numbered;
-use super::format::{BundleHeader, Gap, Writer};
+use super::format::{Gap, Writer};
 use super::reader::{Line, Reader};
 use super::recorder::{Record, Recorder};
 use super::replay::{Summary, replay};
@@ -21,6 +20,8 @@ use crate::metrics::Metrics;
 use crate::observation::*;
 use crate::sinks::{json, sample};
 use crate::sources::procfs::own::Own;
+
+mod bundle;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const FLIGHT: FlightConfig = FlightConfig { enabled: true, minutes: 15, max_mib: 16 };
@@ -353,33 +354,6 @@ fn after_a_gap_the_model_is_right_again() {
 }
 
 #[test]
-fn an_incident_freezes_its_window_and_becomes_a_bundle_that_replays() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut live = Live::new();
-    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    live.begin();
-    live.bustle(10, 5);
-    live.open_incident("a1b2c3", 1);
-    live.bustle(SECOND, 5);
-    let closed = Incident { closed: Some("later".into()), ..incident("a1b2c3", 1) };
-    let event = Event { incident: Some(Box::new(closed.clone())), kind: Kind::IncidentClosed, ..plain() };
-    live.recorder.event(&event);
-    live.observe(2 * SECOND, Fact::Stop);
-    let said = live.finish();
-
-    let mut packed = Vec::new();
-    let writer = Writer { kevtmon: "9".into(), ..Writer::default() };
-    bundle(dir.path(), "a1b", &writer, "now".into(), &mut packed).unwrap();
-    let (again, summary) = replayed(&packed);
-    assert_eq!(String::from_utf8(again).unwrap(), String::from_utf8(said).unwrap());
-    assert_eq!(summary.skipped, 0);
-    let Some(Line::Bundle(header)) = Reader::new(&packed[..]).next_line().unwrap() else { panic!() };
-    let BundleHeader { incident, writer, state, .. } = *header;
-    assert_eq!((incident, writer.kevtmon.as_str()), (closed, "9"));
-    assert!(state.iter().any(|observation| matches!(observation.fact, Fact::Netns(_))));
-}
-
-#[test]
 fn old_windows_go_closed_ones_first() {
     let dir = tempfile::tempdir().unwrap();
     let mut live = Live::new();
@@ -405,26 +379,6 @@ fn old_windows_go_closed_ones_first() {
 }
 
 #[test]
-fn a_bundle_of_what_nobody_kept_names_what_is_there() {
-    let dir = tempfile::tempdir().unwrap();
-    let pack = |wanted: &str| bundle(dir.path(), wanted, &Writer::default(), String::new(), io::sink());
-    let error = pack("x").unwrap_err().to_string();
-    assert!(error.ends_with("there is none") && error.contains("incidents"), "{error}");
-    let mut live = Live::new();
-    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    live.begin();
-    live.open_incident("aa1", 1);
-    live.open_incident("aa2", 2);
-    live.finish();
-    assert!(pack("x").unwrap_err().to_string().ends_with("there are aa1, aa2"));
-    assert!(matches!(pack("aa").unwrap_err(), BundleError::Ambiguous { .. }));
-    for outside in ["../recorder", ".", ""] {
-        assert!(pack(outside).is_err(), "{outside}");
-    }
-    pack("aa2").unwrap();
-}
-
-#[test]
 fn an_incident_whose_id_is_no_name_reaches_no_other_directory() {
     let dir = tempfile::tempdir().unwrap();
     let mut live = Live::new();
@@ -434,31 +388,6 @@ fn an_incident_whose_id_is_no_name_reaches_no_other_directory() {
     live.finish();
     assert_eq!(numbered(&dir.path().join("recorder")).unwrap().len(), 1);
     assert_eq!(fs::read_dir(dir.path().join("incidents")).unwrap().count(), 0);
-}
-
-#[test]
-fn what_a_killed_daemon_left_is_part_of_the_next_window() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut first = Live::new();
-    first.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    first.begin();
-    let said = first.finish();
-    let (_, segment) = numbered(&dir.path().join("recorder")).unwrap().pop().unwrap();
-    let mut cut = fs::read(&segment).unwrap();
-    cut.truncate(cut.len() - 5);
-    fs::write(&segment, cut).unwrap();
-
-    let mut second = Live::new();
-    second.recorder = Recorder::new(Writer::default(), 8, Arc::clone(&second.metrics));
-    second.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    second.begin();
-    second.open_incident("abc", 1);
-    let said_later = second.finish();
-    let mut packed = Vec::new();
-    bundle(dir.path(), "abc", &Writer::default(), String::new(), &mut packed).unwrap();
-    let (again, summary) = replayed(&packed);
-    assert_eq!(again, [said, said_later].concat());
-    assert_eq!(summary.cut.len(), 1);
 }
 
 #[test]
