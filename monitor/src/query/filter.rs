@@ -186,14 +186,22 @@ pub struct IncidentFilter {
     pub since: Option<Timestamp>,
     /// These, open or closed; any when empty.
     pub ids: Vec<String>,
+    /// Open or closed ones that rest on one of these events; any when empty.
+    pub evidence: Vec<u64>,
+    /// The boot that `evidence` is of; any when absent.
+    pub boot_id: Option<String>,
 }
 
 impl IncidentFilter {
     /// Whether an incident is wanted.
     #[must_use]
     pub fn wants(&self, view: &IncidentView) -> bool {
-        let id_is_wanted = self.ids.contains(&view.incident.id);
-        (id_is_wanted || self.ids.is_empty() && (self.all || view.is_open()))
+        let (by_id, by_evidence) = (!self.ids.is_empty(), !self.evidence.is_empty());
+        let rests =
+            |view: &IncidentView| view.incident.evidence.iter().any(|seq| self.evidence.contains(seq));
+        (self.all || by_id || by_evidence || view.is_open())
+            && (!by_id || self.ids.contains(&view.incident.id))
+            && (!by_evidence || rests(view) && self.boot_id.as_ref().is_none_or(|boot| view.boot_id == *boot))
             && self.since.is_none_or(|since| view.last_seen() >= since)
     }
 }

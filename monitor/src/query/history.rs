@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::filter::{EventFilter, IncidentFilter, Order, Position};
-use super::record::timestamp;
+use super::record::{Record, RecordError, timestamp};
 use crate::core::state::State;
-use crate::event::{Actor, Incident, Target};
+use crate::event::{Actor, Event, Incident, SCHEMA, Target};
 
 /// Most bytes of JSON on one page; at least one event is always on it.
 pub const PAGE_BYTES: usize = 4 << 20;
@@ -54,7 +54,7 @@ pub enum HistoryError {
     Remote(#[from] super::remote::RemoteError),
     /// What was found is no event.
     #[error(transparent)]
-    Record(#[from] super::record::RecordError),
+    Record(#[from] RecordError),
     /// What was kept on disk cannot be read.
     #[error("cannot read {what}")]
     Unreadable {
@@ -155,6 +155,31 @@ pub struct IncidentView {
 }
 
 impl IncidentView {
+    /// Reads the newest event of an incident.
+    ///
+    /// # Errors
+    /// When it is no event, or one of another major version.
+    pub fn read(json: &str) -> Result<Option<Self>, RecordError> {
+        /// Not all of it: a mount can have hundreds of holders.
+        #[derive(Deserialize)]
+        struct Parts {
+            schema: u32,
+            seq: u64,
+            boot_id: String,
+            incident: Incident,
+            actor: Option<Actor>,
+            target: Option<Target>,
+        }
+        if let Ok(Parts { schema: SCHEMA, seq, boot_id, incident, actor, target }) =
+            serde_json::from_str(json)
+        {
+            return Ok(Some(Self { incident, actor, target, boot_id, seq }));
+        }
+        // Of a newer version: as much as can be understood.
+        let Event { incident, actor, target, boot_id, seq, .. } = Record::read(json)?.event;
+        Ok(incident.map(|incident| Self { incident, actor, target, boot_id, seq }))
+    }
+
     /// Whether it goes on.
     #[must_use]
     pub fn is_open(&self) -> bool {

@@ -2,7 +2,7 @@
 //! bearer plays in the event. A store may index them; nothing here knows how.
 
 use std::collections::BTreeSet;
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use serde::{Deserialize, Serialize};
 
@@ -186,84 +186,98 @@ pub enum Role {
 /// All keys of an event, sorted, each once with every part it plays.
 #[must_use]
 pub fn keys(event: &Event) -> BTreeSet<(Key, Role)> {
-    let mut keys = Keys::default();
+    let mut keys = BTreeSet::new();
+    visit(event, |family, value, role| {
+        keys.insert((Key::new(family, value), role));
+    });
+    keys
+}
+
+/// Tells each key of an event and the part that it plays; some more than once.
+pub fn visit(event: &Event, found: impl FnMut(Family, &str, Role)) {
+    let mut keys = Visit { found, text: String::new() };
     if let Some(target) = &event.target {
         keys.owner(Role::Target, target.container.as_ref(), target.pod.as_ref());
     }
     if let Some(actor) = &event.actor {
-        keys.put(Role::Actor, Family::Pid, actor.pid.to_string());
+        keys.show(Role::Actor, Family::Pid, &actor.pid);
         keys.owner(Role::Actor, actor.container.as_ref(), actor.pod.as_ref());
     }
     if let Some(neighbor) = &event.neighbor {
-        keys.put(Role::Object, Family::Neighbor, neighbor.address.to_string());
+        keys.show(Role::Object, Family::Neighbor, &neighbor.address);
         keys.interface(Role::Object, neighbor.netns, neighbor.ifindex, Some(&neighbor.ifname));
     }
     if let Some(link) = &event.link {
         keys.interface(Role::Object, link.netns, link.ifindex, Some(&link.ifname));
         if let Some(peer) = &link.peer {
             match peer.netns {
-                Some(netns) => keys.interface(Role::Peer, netns, peer.ifindex, peer.ifname.as_ref()),
-                None => keys.name(Role::Peer, peer.ifname.as_ref()),
+                Some(netns) => keys.interface(Role::Peer, netns, peer.ifindex, peer.ifname.as_deref()),
+                None => keys.put(Role::Peer, Family::Link, peer.ifname.as_deref().unwrap_or_default()),
             }
         }
     }
     if let Some(route) = &event.route {
         if let Some(gateway) = route.gateway {
-            keys.put(Role::Object, Family::Neighbor, gateway.to_string());
+            keys.show(Role::Object, Family::Neighbor, &gateway);
         }
         if let Some(ifindex) = route.ifindex {
             keys.interface(Role::Object, route.netns, ifindex, None);
         }
     }
     if let Some(mount) = &event.mount {
-        keys.put(Role::Object, Family::Path, mount.path.clone());
+        keys.put(Role::Object, Family::Path, &mount.path);
         if let Some(volume) = &mount.volume {
-            keys.put(Role::Target, Family::Uid, volume.pod_uid.clone());
+            keys.put(Role::Target, Family::Uid, &volume.pod_uid);
         }
     }
     for holder in event.holders.iter().flatten().take(HOLDERS) {
-        keys.put(Role::Holder, Family::Pid, holder.pid.to_string());
+        keys.show(Role::Holder, Family::Pid, &holder.pid);
         keys.owner(Role::Holder, holder.container.as_ref(), holder.pod.as_ref());
     }
-    keys.0
 }
 
-#[derive(Default)]
-struct Keys(BTreeSet<(Key, Role)>);
+struct Visit<F> {
+    found: F,
+    /// Room for one value that is no text yet.
+    text: String,
+}
 
-impl Keys {
-    fn put(&mut self, role: Role, family: Family, value: String) {
+impl<F: FnMut(Family, &str, Role)> Visit<F> {
+    fn put(&mut self, role: Role, family: Family, value: &str) {
         if !value.is_empty() {
-            self.0.insert((Key { family, value }, role));
+            (self.found)(family, value, role);
         }
+    }
+
+    fn show(&mut self, role: Role, family: Family, value: &impl fmt::Display) {
+        self.text.clear();
+        // Writing to a string cannot fail.
+        let _ = write!(self.text, "{value}");
+        (self.found)(family, &self.text, role);
     }
 
     fn owner(&mut self, role: Role, container: Option<&Container>, pod: Option<&Pod>) {
         if let Some(container) = container {
-            self.put(role, Family::Container, container.id.clone());
-            self.put(role, Family::ContainerName, container.name.clone().unwrap_or_default());
+            self.put(role, Family::Container, &container.id);
+            self.put(role, Family::ContainerName, container.name.as_deref().unwrap_or_default());
             if let Some(pid) = container.pid {
-                self.put(role, Family::Pid, pid.to_string());
+                self.show(role, Family::Pid, &pid);
             }
         }
         let Some(pod) = pod else { return };
-        self.put(role, Family::Uid, pod.uid.clone());
+        self.put(role, Family::Uid, &pod.uid);
         if let (Some(namespace), Some(name)) = (&pod.namespace, &pod.name) {
-            self.put(role, Family::Pod, format!("{namespace}/{name}"));
-            self.put(role, Family::PodName, name.clone());
+            self.show(role, Family::Pod, &format_args!("{namespace}/{name}"));
+            self.put(role, Family::PodName, name);
         }
         for ip in &pod.ip {
-            self.put(role, Family::Ip, ip.to_string());
+            self.show(role, Family::Ip, ip);
         }
     }
 
-    fn interface(&mut self, role: Role, netns: u32, ifindex: u32, ifname: Option<&String>) {
-        self.put(role, Family::Interface, format!("{netns}/{ifindex}"));
-        self.name(role, ifname);
-    }
-
-    fn name(&mut self, role: Role, ifname: Option<&String>) {
-        self.put(role, Family::Link, ifname.cloned().unwrap_or_default());
+    fn interface(&mut self, role: Role, netns: u32, ifindex: u32, ifname: Option<&str>) {
+        self.show(role, Family::Interface, &format_args!("{netns}/{ifindex}"));
+        self.put(role, Family::Link, ifname.unwrap_or_default());
     }
 }
 

@@ -18,9 +18,10 @@ impl Writer {
         let open = event.kind != Kind::IncidentClosed;
         self.connection
             .prepare_cached(
-                "INSERT OR REPLACE INTO incidents
-                 (id, kind, severity, open, opened, last_seen, closed, boot_id, json)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+                "INSERT INTO incidents (id, kind, severity, open, opened, last_seen, closed, boot_id, json)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+                 ON CONFLICT (id) DO UPDATE SET kind = ?2, severity = ?3, open = ?4, opened = ?5, last_seen = ?6,
+                     closed = ?7, boot_id = ?8, json = ?9",
             )
             .and_then(|mut put| {
                 put.execute(params![
@@ -37,6 +38,20 @@ impl Writer {
             })
             .map_err(failed("write"))?;
         Ok(())
+    }
+
+    /// Notes what it rests on, for whoever asks what came of an event.
+    pub(super) fn put_evidence(&self, incident: &Incident) -> Result<(), StoreError> {
+        let put = || -> rusqlite::Result<()> {
+            let mut put = self
+                .connection
+                .prepare_cached("INSERT OR IGNORE INTO evidence (event, incident) VALUES (?1, ?2)")?;
+            for seq in &incident.evidence {
+                put.execute(params![self.id(*seq), incident.id])?;
+            }
+            Ok(())
+        };
+        put().map_err(failed("write"))
     }
 
     /// The newest event of each open incident; what cannot be read was written by a newer program.

@@ -4,7 +4,6 @@
 //! container's id are themselves; other names are hashed to 56 bits, where a hundred thousand of them meet by
 //! chance in one of ten million stores.
 
-use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::path::Path;
 
@@ -52,16 +51,16 @@ fn hashed(text: &str) -> u64 {
     hash ^ (hash >> SPACE_SHIFT)
 }
 
-fn number(key: &Key) -> i64 {
-    let value = match key.family {
-        Family::Container => container_range(&key.value).map(|(first, _)| first),
-        Family::Pid => key.value.parse::<u32>().ok().map(u64::from),
+fn number(family: Family, text: &str) -> i64 {
+    let value = match family {
+        Family::Container => container_range(text).map(|(first, _)| first),
+        Family::Pid => text.parse::<u32>().ok().map(u64::from),
         Family::Ip | Family::Neighbor => {
-            key.value.parse::<Ipv4Addr>().ok().map(|address| u64::from(u32::from(address)))
+            text.parse::<Ipv4Addr>().ok().map(|address| u64::from(u32::from(address)))
         }
         _ => None,
     };
-    in_space(space(key.family), value.unwrap_or_else(|| hashed(&key.value)))
+    in_space(space(family), value.unwrap_or_else(|| hashed(text)))
 }
 
 /// First and last value of the ids that begin like this; `None` when no id does.
@@ -70,24 +69,24 @@ fn container_range(prefix: &str) -> Option<(u64, u64)> {
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }
-    let filled = |fill: char| {
-        let filled: String = digits.chars().chain(std::iter::repeat(fill)).take(CONTAINER_DIGITS).collect();
-        u64::from_str_radix(&filled, 16).ok()
-    };
-    Some((filled('0')?, filled('f')?))
+    let open = 4 * (CONTAINER_DIGITS - digits.len());
+    let first = u64::from_str_radix(digits, 16).ok()? << open;
+    Some((first, first | ((1 << open) - 1)))
 }
 
-/// Everything that the event can be found by.
-pub(super) fn numbers(event: &Event) -> BTreeSet<i64> {
-    let mut numbers = BTreeSet::from([ALL]);
-    for (key, _role) in key::keys(event) {
-        numbers.insert(number(&key));
-        if key.family == Family::Path {
-            let above = Path::new(&key.value).ancestors().skip(1).filter_map(Path::to_str);
+/// Everything that the event can be found by, sorted.
+pub(super) fn numbers(event: &Event, numbers: &mut Vec<i64>) {
+    numbers.clear();
+    numbers.push(ALL);
+    key::visit(event, |family, value, _role| {
+        numbers.push(number(family, value));
+        if family == Family::Path {
+            let above = Path::new(value).ancestors().skip(1).filter_map(Path::to_str);
             numbers.extend(above.map(|path| in_space(ABOVE, hashed(path))));
         }
-    }
-    numbers
+    });
+    numbers.sort_unstable();
+    numbers.dedup();
 }
 
 /// Where the events that meet a condition stand.
@@ -104,7 +103,9 @@ pub(super) struct Range {
 pub(super) fn range(lookup: &Lookup) -> Range {
     let single = |number| Range { first: number, last: number, is_rough: false };
     match lookup {
-        Lookup::Exact(key) => Range { is_rough: key.family == Family::Container, ..single(number(key)) },
+        Lookup::Exact(key) => {
+            Range { is_rough: key.family == Family::Container, ..single(number(key.family, &key.value)) }
+        }
         Lookup::Prefix(Key { family: Family::Container, value }) => match container_range(value) {
             Some((first, last)) => {
                 Range { first: in_space(CONTAINER, first), last: in_space(CONTAINER, last), is_rough: false }
@@ -126,8 +127,10 @@ mod tests {
     use crate::sinks::sample;
 
     fn finds(lookup: &Lookup, event: &Event) -> bool {
-        let range = range(lookup);
-        range.first <= range.last && numbers(event).range(range.first..=range.last).next().is_some()
+        let (range, mut keys) = (range(lookup), Vec::new());
+        numbers(event, &mut keys);
+        assert!(keys.is_sorted());
+        keys.iter().any(|key| (range.first..=range.last).contains(key))
     }
 
     #[test]
@@ -166,10 +169,9 @@ mod tests {
 
     #[test]
     fn the_numbers_are_part_of_the_file_format() {
-        let number_of = |family, value: &str| number(&Key::new(family, value));
-        assert_eq!(number_of(Family::Path, "/a"), 0x08d6_6707_b49c_d92a);
-        assert_eq!(number_of(Family::Pid, "1"), 0x0b00_0000_0000_0001);
-        assert_eq!(number_of(Family::Neighbor, "10.0.0.1"), 0x0700_0000_0a00_0001);
-        assert_eq!(number_of(Family::Container, &"593d8a89ee37".repeat(5)), 0x0400_593d_8a89_ee37);
+        assert_eq!(number(Family::Path, "/a"), 0x08d6_6707_b49c_d92a);
+        assert_eq!(number(Family::Pid, "1"), 0x0b00_0000_0000_0001);
+        assert_eq!(number(Family::Neighbor, "10.0.0.1"), 0x0700_0000_0a00_0001);
+        assert_eq!(number(Family::Container, &"593d8a89ee37".repeat(5)), 0x0400_593d_8a89_ee37);
     }
 }

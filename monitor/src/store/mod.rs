@@ -18,6 +18,7 @@ use thiserror::Error;
 mod archive;
 mod checkpoint;
 mod incidents;
+mod index;
 mod lookup;
 mod open;
 mod pods;
@@ -71,9 +72,14 @@ impl Limits {
         self.max_bytes / 16 * 3
     }
 
+    /// Events wait for the index until they take this much.
+    fn block_bytes(self) -> u64 {
+        (self.data_bytes() / 16).min(2 << 20)
+    }
+
     /// Pages kept in memory.
     fn cache_kib(self) -> u64 {
-        (self.max_bytes / 16 / 1024).clamp(256, 4096)
+        (self.max_bytes / 16 / 1024).clamp(256, 2048)
     }
 }
 

@@ -1,22 +1,24 @@
 //! Answers questions, in a daemon's process or without one: conditions enter, JSON leaves as it was told.
 //! Nothing that was asked becomes part of a statement's text.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Statement, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Statement};
 use serde::Deserialize;
 
+use super::index;
 use super::lookup::{self, ALL, Range};
 use super::schema::{self, VERSION};
 use super::streams::{self, Streams, stands_under};
 use super::{FILE, StoreError, failed, open, time};
 use crate::query::filter::{EventFilter, IncidentFilter, Order, Position};
 use crate::query::history::{Extent, Found, IncidentView, Page};
-use crate::query::record::Record;
+use crate::query::record::{Record, timestamp};
 
 /// Pages kept in memory, in KiB.
 const CACHE_KIB: i64 = 2048;
@@ -27,13 +29,6 @@ const UNSORTED: usize = 4096;
 /// Reads the store, while it is written to or not.
 pub struct Reader {
     connection: Connection,
-}
-
-/// What of an event places it.
-#[derive(Deserialize)]
-struct Head {
-    seq: u64,
-    boot_id: String,
 }
 
 /// A row that may be wanted.
@@ -95,7 +90,7 @@ impl Reader {
             groups.push(filter.about.iter().map(lookup::range).collect());
         }
         let is_rough = groups.iter().flatten().any(|range| range.is_rough);
-        // The first leads, and the others are looked up for each: a container is seldom busier than its pod.
+        // The first leads, and each event is tried on the others: a container is seldom busier than its pod.
         let lead = if groups.is_empty() { all() } else { groups.remove(0) };
 
         let mut streams = Streams::new(&self.connection, &lead, wanted, (first, last), order)?;
@@ -103,13 +98,9 @@ impl Reader {
         let lag = self.lag()?;
         let mut answer = Answer::new(filter.order, filter.limit.saturating_add(1), lag);
         while !answer.is_complete()
-            && let Some(at) = streams.next()?
+            && let Some(id) = streams.next()?
         {
-            let mut stands = true;
-            for ranges in &groups {
-                stands = stands && stands_under(&self.connection, at, ranges)?;
-            }
-            if stands && let Some(candidate) = read(&mut select, at.id, filter, is_rough)? {
+            if let Some(candidate) = read(&mut select, id, filter, &groups, is_rough)? {
                 answer.take(candidate);
             }
         }
@@ -118,27 +109,30 @@ impl Reader {
 
     /// Events by their numbers, as an incident lists its evidence.
     fn numbered(&self, filter: &EventFilter) -> rusqlite::Result<Vec<Found>> {
-        let mut runs = self
-            .connection
-            .prepare_cached("SELECT DISTINCT base FROM runs WHERE boot_id = ?1 OR ?1 IS NULL")?;
-        let bases: Vec<i64> =
-            runs.query_map([&filter.boot_id], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
-        let ids: BTreeSet<i64> = filter
-            .seqs
-            .iter()
-            .filter_map(|seq| i64::try_from(*seq).ok())
-            .flat_map(|seq| bases.iter().map(move |base| base.saturating_add(seq)))
-            .collect();
         let mut select = self.select()?;
         let mut found = Vec::new();
-        for id in ids {
-            found.extend(read(&mut select, id, filter, true)?.and_then(|candidate| candidate.found));
+        for id in self.ids(&filter.seqs, filter.boot_id.as_deref())? {
+            found.extend(read(&mut select, id, filter, &[], true)?.and_then(|candidate| candidate.found));
         }
         Ok(found)
     }
 
+    /// Where events with these numbers stand, if they are there.
+    fn ids(&self, seqs: &[u64], boot_id: Option<&str>) -> rusqlite::Result<BTreeSet<i64>> {
+        if seqs.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let mut runs = self
+            .connection
+            .prepare_cached("SELECT DISTINCT base FROM runs WHERE boot_id = ?1 OR ?1 IS NULL")?;
+        let bases: Vec<i64> =
+            runs.query_map([boot_id], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+        let seqs = seqs.iter().filter_map(|seq| i64::try_from(*seq).ok());
+        Ok(seqs.flat_map(|seq| bases.iter().map(move |base| base.saturating_add(seq))).collect())
+    }
+
     fn select(&self) -> rusqlite::Result<rusqlite::CachedStatement<'_>> {
-        self.connection.prepare_cached("SELECT time, high, json FROM events WHERE id = ?1")
+        self.connection.prepare_cached("SELECT time, high, keys, json, seq FROM events WHERE id = ?1")
     }
 
     /// Numbers of the kinds that are wanted.
@@ -198,27 +192,45 @@ impl Reader {
     /// # Errors
     /// When the file cannot be read.
     pub fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, StoreError> {
+        // One view of the file, and one lock.
+        let view = self.connection.unchecked_transaction().map_err(failed("read"))?;
         let rows = self.incident_rows(filter).map_err(failed("read"))?;
-        let views = rows.into_iter().filter_map(|json| {
-            let event = Record::read(json).ok()?.event;
-            let incident = event.incident?;
-            let (actor, target) = (event.actor.map(|actor| *actor), event.target.map(|target| *target));
-            Some(IncidentView { incident: *incident, actor, target, boot_id: event.boot_id, seq: event.seq })
-        });
-        Ok(views.filter(|view| filter.wants(view)).collect())
+        drop(view);
+        // What cannot be read was written by a newer program.
+        let views = rows.iter().filter_map(|json| IncidentView::read(json).ok().flatten());
+        let mut views: Vec<IncidentView> = views.filter(|view| filter.wants(view)).collect();
+        views.sort_by_cached_key(|view| (timestamp(&view.incident.opened), view.incident.id.clone()));
+        Ok(views)
     }
 
     fn incident_rows(&self, filter: &IncidentFilter) -> rusqlite::Result<Vec<String>> {
-        if filter.ids.is_empty() {
+        let rests = self.rest_on(filter)?;
+        let ids = if filter.ids.is_empty() { &rests } else { &filter.ids };
+        if filter.ids.is_empty() && filter.evidence.is_empty() {
             let since = filter.since.map_or(i64::MIN, time::of);
-            let mut select = self.connection.prepare_cached(
-                "SELECT json FROM incidents WHERE open >= ?1 AND last_seen >= ?2 ORDER BY opened, id",
-            )?;
-            return select.query_map(params![!filter.all, since], |row| row.get(0))?.collect();
+            // With all of them wanted, the index would only be a detour.
+            let mut select = self.connection.prepare_cached(match filter.all {
+                true => "SELECT json FROM incidents WHERE +last_seen >= ?1",
+                false => "SELECT json FROM incidents WHERE open = 1 AND last_seen >= ?1",
+            })?;
+            return select.query_map([since], |row| row.get(0))?.collect();
         }
         let mut select = self.connection.prepare_cached("SELECT json FROM incidents WHERE id = ?1")?;
-        let rows = filter.ids.iter().map(|id| select.query_row([id], |row| row.get(0)).optional());
+        let rows = ids.iter().map(|id| select.query_row([id], |row| row.get(0)).optional());
         rows.filter_map(Result::transpose).collect()
+    }
+
+    /// Ids of incidents that rest, or once rested, on the events that are named as evidence.
+    fn rest_on(&self, filter: &IncidentFilter) -> rusqlite::Result<Vec<String>> {
+        let mut select = self.connection.prepare_cached("SELECT incident FROM evidence WHERE event = ?1")?;
+        let mut incidents = BTreeSet::new();
+        for id in self.ids(&filter.evidence, filter.boot_id.as_deref())? {
+            let mut rows = select.query([id])?;
+            while let Some(row) = rows.next()? {
+                incidents.insert(row.get(0)?);
+            }
+        }
+        Ok(incidents.into_iter().collect())
     }
 
     /// How far it reaches.
@@ -252,25 +264,40 @@ fn read(
     select: &mut Statement<'_>,
     id: i64,
     filter: &EventFilter,
+    groups: &[Vec<Range>],
     is_rough: bool,
 ) -> rusqlite::Result<Option<Candidate>> {
     let mut rows = select.query([id])?;
     let Some(row) = rows.next()? else { return Ok(None) };
     let (time, high): (i64, i64) = (row.get(0)?, row.get(1)?);
-    let json = row.get_ref(2)?.as_str()?;
+    let seq = u64::try_from(row.get::<_, i64>(4)?).unwrap_or(0);
+    for ranges in groups {
+        if !stands_under(index::keys(row, 2)?, ranges) {
+            return Ok(Some(Candidate { high, found: None }));
+        }
+    }
+    let json = row.get_ref(3)?.as_str()?;
     let found = Timestamp::from_nanosecond(i128::from(time)).ok().and_then(|time| {
         let is_late = filter.since.is_some_and(|since| time < since);
         if is_late || filter.until.is_some_and(|until| time >= until) || !filter.may_match(json) {
             return None;
         }
-        let head: Head = serde_json::from_str(json).ok()?;
-        let position = Position { time, seq: head.seq };
+        let position = Position { time, seq };
         let is_wanted = filter.wants_position(position)
-            && filter.boot_id.as_ref().is_none_or(|boot| *boot == head.boot_id)
+            && filter.boot_id.as_ref().is_none_or(|boot| is_of_boot(json, boot))
             && (!is_rough || Record::read(json).is_ok_and(|record| filter.matches(&record)));
         is_wanted.then(|| Found { position, line: json.into() })
     });
     Ok(Some(Candidate { high, found }))
+}
+
+fn is_of_boot(json: &str, boot: &str) -> bool {
+    #[derive(Deserialize)]
+    struct Boot<'a> {
+        #[serde(borrow)]
+        boot_id: Cow<'a, str>,
+    }
+    serde_json::from_str::<Boot<'_>>(json).is_ok_and(|event| event.boot_id == boot)
 }
 
 /// Collects events by id until no later one can belong among the first by time.

@@ -2,14 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use rusqlite::params;
+use rusqlite::{OptionalExtension as _, params};
 
-use super::{StoreError, Writer, failed, time};
+use super::{StoreError, Writer, failed, index, time};
 
-/// Events deleted in one step.
-const STEP: i64 = 256;
-/// Most steps at once: a lowered limit is reached over several commits.
-const STEPS: usize = 16;
+/// Most steps at once, each of which forgets a block: a lowered limit is reached over several commits.
+const STEPS: usize = 8;
 /// Room is looked for after this many bytes of events.
 const TRIM_BYTES: u64 = 256 * 1024;
 /// How often what is too old is looked for, in nanoseconds.
@@ -43,7 +41,7 @@ impl Writer {
         for _ in 0..STEPS {
             let (pages, free, size) = self.pages()?;
             let fits = (pages - free) * size <= self.limits.data_bytes();
-            if fits || self.forget(i64::MAX)? == 0 {
+            if fits || !self.forget(i64::MAX)? {
                 return Ok(());
             }
         }
@@ -53,8 +51,11 @@ impl Writer {
     fn prune(&mut self, now: i64) -> rusqlite::Result<()> {
         let age = i64::try_from(self.limits.max_age.as_nanos()).unwrap_or(i64::MAX);
         let before = now.saturating_sub(age);
+        if self.waits_since_before(before) {
+            self.index()?;
+        }
         for _ in 0..STEPS {
-            if self.forget(before)? < STEP {
+            if !self.forget(before)? {
                 self.forget_incidents(before)?;
                 self.forget_pods(now, before)?;
                 self.connection
@@ -67,34 +68,40 @@ impl Writer {
         Ok(())
     }
 
-    /// Deletes one step of events, the oldest, as far as they happened before this time.
-    fn forget(&mut self, before: i64) -> rusqlite::Result<i64> {
-        let mut last = None;
+    /// Deletes the oldest block of events, if all of them happened before this time.
+    pub(super) fn forget(&self, before: i64) -> rusqlite::Result<bool> {
+        let oldest = self
+            .connection
+            .prepare_cached(
+                "SELECT last FROM blocks WHERE last = (SELECT min(last) FROM blocks) AND high < ?1",
+            )?
+            .query_row([before], |row| row.get::<_, i64>(0))
+            .optional()?;
+        let Some(last) = oldest else { return Ok(false) };
         let mut entries = BTreeSet::new();
         {
-            let mut select = self
-                .connection
-                .prepare_cached("SELECT id, time, class, keys FROM events ORDER BY id LIMIT ?1")?;
-            let mut rows = select.query([STEP])?;
+            let mut select =
+                self.connection.prepare_cached("SELECT class, keys FROM events WHERE id <= ?1")?;
+            let mut rows = select.query([last])?;
             while let Some(row) = rows.next()? {
-                if row.get::<_, i64>(1)? >= before {
-                    break;
-                }
-                last = Some(row.get::<_, i64>(0)?);
-                let class: i64 = row.get(2)?;
-                let (keys, _) = row.get_ref(3)?.as_blob()?.as_chunks::<8>();
-                entries.extend(keys.iter().map(|key| (i64::from_le_bytes(*key), class)));
+                let class: i64 = row.get(0)?;
+                entries.extend(index::keys(row, 1)?.map(|key| (key, class)));
             }
         }
-        let Some(last) = last else { return Ok(0) };
         let mut delete = self
             .connection
-            .prepare_cached("DELETE FROM lookup WHERE key = ?1 AND class = ?2 AND id <= ?3")?;
+            .prepare_cached("DELETE FROM lookup WHERE key = ?1 AND class = ?2 AND last <= ?3")?;
         for (key, class) in entries {
             delete.execute(params![key, class, last])?;
         }
-        let mut delete = self.connection.prepare_cached("DELETE FROM events WHERE id <= ?1")?;
-        Ok(i64::try_from(delete.execute([last])?).unwrap_or(i64::MAX))
+        for statement in [
+            "DELETE FROM events WHERE id <= ?1",
+            "DELETE FROM evidence WHERE event <= ?1",
+            "DELETE FROM blocks WHERE last <= ?1",
+        ] {
+            self.connection.prepare_cached(statement)?.execute([last])?;
+        }
+        Ok(true)
     }
 
     /// Shortens the file where it is longer than it may be.

@@ -87,6 +87,7 @@ impl Writer {
             .map_or_else(|| (newest + 1 - next).max(0), |previous| previous.base);
         self.high = high;
         self.last_seq = next_seq.saturating_sub(1);
+        self.find_waiting().map_err(failed("open"))?;
         let lag = "SELECT value FROM meta WHERE name = 'lag'";
         self.lag = self.connection.query_row(lag, [], |row| row.get(0)).map_err(failed("open"))?;
         let now = time::now();

@@ -1,8 +1,8 @@
 //! The tables, and the way from older ones to them.
 //!
 //! An event is one row with its full JSON. Whatever it can be found by is a number in `lookup`, together
-//! with its class (kind and severity): so any subject, kind and severity, alone or combined, is one range of
-//! one index, already in order.
+//! with its class (kind and severity) and the block of events that it is in: so any subject, kind and severity,
+//! alone or combined, is one range of one index, already in order.
 
 use rusqlite::{Connection, Transaction};
 
@@ -40,20 +40,33 @@ fn create(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
         );
         CREATE TABLE events (
             id    INTEGER PRIMARY KEY,
+            seq   INTEGER NOT NULL,
             time  INTEGER NOT NULL, -- ns since the epoch
             high  INTEGER NOT NULL, -- newest time up to this row: rises with id, so it can be searched
             class INTEGER NOT NULL, -- kind * 8 + severity
-            keys  BLOB NOT NULL,    -- what it stands under in lookup, 8 bytes each, little-endian
+            keys  BLOB NOT NULL,    -- what it stands under in lookup, sorted, 8 bytes each, little-endian
             json  TEXT NOT NULL
+        );
+        -- Events in a row that are in lookup; the ones after the last block are not yet.
+        CREATE TABLE blocks (
+            last INTEGER PRIMARY KEY, -- id of its last event
+            high INTEGER NOT NULL     -- of the same
         );
         CREATE TABLE lookup (
             key   INTEGER NOT NULL,
             class INTEGER NOT NULL,
-            id    INTEGER NOT NULL,
-            PRIMARY KEY (key, class, id)
+            last  INTEGER NOT NULL, -- of the block
+            ids   BLOB NOT NULL,    -- distance of the newest from last, of each other one from the next; LEB128
+            PRIMARY KEY (key, class, last)
+        ) WITHOUT ROWID;
+        -- Which incidents rest on an event.
+        CREATE TABLE evidence (
+            event    INTEGER NOT NULL, -- its id
+            incident TEXT NOT NULL,
+            PRIMARY KEY (event, incident)
         ) WITHOUT ROWID;
         CREATE TABLE incidents (
-            id        TEXT PRIMARY KEY,
+            id        TEXT NOT NULL UNIQUE,
             kind      TEXT NOT NULL,
             severity  INTEGER NOT NULL,
             open      INTEGER NOT NULL,
@@ -62,7 +75,7 @@ fn create(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
             closed    INTEGER,
             boot_id   TEXT NOT NULL,
             json      TEXT NOT NULL     -- its newest event
-        ) WITHOUT ROWID;
+        );
         CREATE INDEX incidents_by_time ON incidents (open, last_seen);
         CREATE TABLE pods (
             uid       TEXT PRIMARY KEY,
@@ -161,7 +174,8 @@ mod tests {
         let mut connection = Connection::open_in_memory().unwrap();
         migrate(&mut connection, STEPS).unwrap();
         assert_eq!(version(&connection).unwrap(), VERSION);
-        for table in ["runs", "kinds", "events", "lookup", "incidents", "pods", "meta"] {
+        for table in ["runs", "kinds", "events", "blocks", "lookup", "evidence", "incidents", "pods", "meta"]
+        {
             connection.prepare(&format!("SELECT * FROM {table}")).unwrap();
         }
     }

@@ -1,12 +1,13 @@
-//! Ids of events in order, merged from the ranges of the index that can hold them.
+//! Ids of events in order, merged from the ranges of the index that can hold them, and from the events that are
+//! not in it yet.
 
 use std::collections::VecDeque;
 
-use super::lookup::Range;
 use rusqlite::{Connection, OptionalExtension as _, params};
 
-/// Ids read from a range at once.
-const CHUNK: i64 = 128;
+use super::index::{self, decode};
+use super::lookup::Range;
+
 /// Ranges that are merged at most; a container prefix of one digit can name thousands.
 const MOST_RANGES: usize = 10_000;
 
@@ -21,24 +22,30 @@ pub(super) enum Order {
 struct Stream {
     key: i64,
     class: i64,
+    /// Of one block.
     read: VecDeque<i64>,
-    /// Where reading goes on; `None` once the range is read.
-    from: Option<i64>,
+    next: Next,
 }
 
-/// An id, and under which class it stands.
+/// Where reading goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Found {
-    pub(super) id: i64,
-    pub(super) class: i64,
+enum Next {
+    /// At the block that holds this id, or would.
+    At(i64),
+    /// At the block after or before this one.
+    Beyond(i64),
+    /// There is nothing more.
+    End,
 }
 
 /// Merges ranges.
 pub(super) struct Streams<'a> {
     connection: &'a Connection,
     order: Order,
-    /// The id that ends it, inclusive.
-    end: i64,
+    /// Inclusive.
+    first: i64,
+    /// Inclusive.
+    last: i64,
     streams: Vec<Stream>,
 }
 
@@ -51,72 +58,128 @@ impl<'a> Streams<'a> {
         (first, last): (i64, i64),
         order: Order,
     ) -> rusqlite::Result<Self> {
-        let (from, end) = match order {
-            Order::Rising => (first, last),
-            Order::Falling => (last, first),
+        let begin = match order {
+            Order::Rising => first,
+            Order::Falling => last,
         };
-        let mut streams = Vec::new();
+        let waiting = waiting(connection, ranges, &wanted, (first, last), order)?;
+        // Stands under no key, and is never read on.
+        let mut streams = vec![Stream { key: 0, class: 0, read: waiting, next: Next::End }];
         for range in ranges {
             each_class(connection, range, |key, class| {
                 if wanted(class) {
-                    streams.push(Stream { key, class, read: VecDeque::new(), from: Some(from) });
+                    streams.push(Stream { key, class, read: VecDeque::new(), next: Next::At(begin) });
                 }
-                streams.len() < MOST_RANGES
+                streams.len() <= MOST_RANGES
             })?;
         }
-        Ok(Self { connection, order, end, streams })
+        Ok(Self { connection, order, first, last, streams })
     }
 
     /// The next id; each comes once, however many ranges have it.
-    pub(super) fn next(&mut self) -> rusqlite::Result<Option<Found>> {
-        let mut best: Option<Found> = None;
+    pub(super) fn next(&mut self) -> rusqlite::Result<Option<i64>> {
+        let mut best: Option<i64> = None;
         for stream in &mut self.streams {
-            stream.fill(self.connection, self.order, self.end)?;
-            let Some(id) = stream.read.front().copied() else { continue };
-            let better = best.is_none_or(|best| match self.order {
-                Order::Rising => id < best.id,
-                Order::Falling => id > best.id,
-            });
-            if better {
-                best = Some(Found { id, class: stream.class });
+            while stream.read.is_empty() && stream.next != Next::End {
+                stream.fill(self.connection, self.order, (self.first, self.last))?;
             }
+            let front = stream.read.front().copied();
+            best = match self.order {
+                Order::Rising => best.into_iter().chain(front).min(),
+                Order::Falling => best.into_iter().chain(front).max(),
+            };
         }
-        if let Some(found) = best {
+        if let Some(id) = best {
             for stream in &mut self.streams {
-                if stream.read.front() == Some(&found.id) {
+                if stream.read.front() == Some(&id) {
                     stream.read.pop_front();
                 }
             }
         }
-        self.streams.retain(|stream| !stream.read.is_empty() || stream.from.is_some());
+        self.streams.retain(|stream| !stream.read.is_empty() || stream.next != Next::End);
         Ok(best)
     }
 }
 
 impl Stream {
-    fn fill(&mut self, connection: &Connection, order: Order, end: i64) -> rusqlite::Result<()> {
-        let Some(from) = self.from.filter(|_| self.read.is_empty()) else { return Ok(()) };
-        let mut select = connection.prepare_cached(match order {
-            Order::Rising => {
-                "SELECT id FROM lookup WHERE key = ?1 AND class = ?2 AND id BETWEEN ?3 AND ?4
-                 ORDER BY id LIMIT ?5"
+    /// Reads one block.
+    fn fill(
+        &mut self,
+        connection: &Connection,
+        order: Order,
+        (first, end): (i64, i64),
+    ) -> rusqlite::Result<()> {
+        let (text, bound) = match (order, self.next) {
+            (_, Next::End) => return Ok(()),
+            (_, Next::At(id)) => (
+                "SELECT last, ids FROM lookup WHERE key = ?1 AND class = ?2 AND last >= ?3 ORDER BY last LIMIT 1",
+                id,
+            ),
+            (Order::Rising, Next::Beyond(last)) => (
+                "SELECT last, ids FROM lookup WHERE key = ?1 AND class = ?2 AND last > ?3 ORDER BY last LIMIT 1",
+                last,
+            ),
+            (Order::Falling, Next::Beyond(last)) => (
+                "SELECT last, ids FROM lookup WHERE key = ?1 AND class = ?2 AND last < ?3
+                 ORDER BY last DESC LIMIT 1",
+                last,
+            ),
+        };
+        let mut select = connection.prepare_cached(text)?;
+        let mut rows = select.query(params![self.key, self.class, bound])?;
+        let Some(row) = rows.next()? else {
+            self.next = match (order, self.next) {
+                // No block reaches that far; the ones below are still to be read.
+                (Order::Falling, Next::At(id)) => Next::Beyond(id),
+                _ => Next::End,
+            };
+            return Ok(());
+        };
+        let last = row.get(0)?;
+        let ids = decode(last, row.get_ref(1)?.as_blob()?);
+        let mut is_over = false;
+        for id in ids {
+            match order {
+                Order::Rising if id > end => is_over = true,
+                Order::Falling if id < first => is_over = true,
+                Order::Rising if id >= first => self.read.push_front(id),
+                Order::Falling if id <= end => self.read.push_back(id),
+                Order::Rising | Order::Falling => {}
             }
-            Order::Falling => {
-                "SELECT id FROM lookup WHERE key = ?1 AND class = ?2 AND id BETWEEN ?4 AND ?3
-                 ORDER BY id DESC LIMIT ?5"
-            }
-        })?;
-        let mut rows = select.query(params![self.key, self.class, from, end, CHUNK])?;
-        while let Some(row) = rows.next()? {
-            self.read.push_back(row.get(0)?);
         }
-        let full = self.read.len() == usize::try_from(CHUNK).unwrap_or(0);
-        self.from = self.read.back().filter(|_| full).map(|last| match order {
-            Order::Rising => last + 1,
-            Order::Falling => last - 1,
-        });
+        self.next = if is_over { Next::End } else { Next::Beyond(last) };
         Ok(())
     }
+}
+
+/// What stands in these ranges and is not in the index.
+fn waiting(
+    connection: &Connection,
+    ranges: &[Range],
+    wanted: impl Fn(i64) -> bool,
+    (first, last): (i64, i64),
+    order: Order,
+) -> rusqlite::Result<VecDeque<i64>> {
+    let indexed: Option<i64> = connection.query_row("SELECT max(last) FROM blocks", [], |row| row.get(0))?;
+    let first = indexed.map_or(first, |indexed| first.max(indexed.saturating_add(1)));
+    let mut select = connection
+        .prepare_cached("SELECT id, class, keys FROM events WHERE id BETWEEN ?1 AND ?2 ORDER BY id")?;
+    let mut rows = select.query([first, last])?;
+    let mut ids = VecDeque::new();
+    while let Some(row) = rows.next()? {
+        if wanted(row.get(1)?) && stands_under(index::keys(row, 2)?, ranges) {
+            match order {
+                Order::Rising => ids.push_back(row.get(0)?),
+                Order::Falling => ids.push_front(row.get(0)?),
+            }
+        }
+    }
+    Ok(ids)
+}
+
+/// Whether an event with these keys stands in one of the ranges.
+pub(super) fn stands_under(mut keys: impl Iterator<Item = i64>, ranges: &[Range]) -> bool {
+    keys.any(|key| ranges.iter().any(|range| (range.first..=range.last).contains(&key)))
 }
 
 /// Calls with each key and class in the range, until told to stop: one step in the index each.
@@ -145,31 +208,4 @@ fn each_class(
         from = key + 1;
     }
     Ok(())
-}
-
-/// Whether the event stands in one of these ranges too.
-pub(super) fn stands_under(
-    connection: &Connection,
-    found: Found,
-    ranges: &[Range],
-) -> rusqlite::Result<bool> {
-    let mut probe =
-        connection.prepare_cached("SELECT 1 FROM lookup WHERE key = ?1 AND class = ?2 AND id = ?3")?;
-    for range in ranges {
-        if range.first == range.last {
-            if probe.exists(params![range.first, found.class, found.id])? {
-                return Ok(true);
-            }
-            continue;
-        }
-        let mut hit = false;
-        each_class(connection, range, |key, class| {
-            hit |= class == found.class && probe.exists(params![key, class, found.id]).unwrap_or(false);
-            !hit
-        })?;
-        if hit {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }

@@ -1,6 +1,5 @@
 //! Writer and reader together, on a directory of the test's own.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -10,10 +9,11 @@ use rusqlite::Connection;
 use super::*;
 use crate::event::{Confidence, Event, Incident, Kind, Severity};
 use crate::query::filter::{EventFilter, IncidentFilter, Order};
-use crate::query::history::{History as _, Page};
-use crate::query::key::{self, Family, Key, Lookup};
-use crate::query::{self as query_stage, sample::Memory};
+use crate::query::history::Page;
+use crate::query::key::{Family, Lookup};
 use crate::sinks::sample;
+
+mod questions;
 
 const BOOT: &str = "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11";
 const SECOND: i64 = 1_000_000_000;
@@ -100,84 +100,6 @@ fn what_was_committed_is_read_as_it_was_told_and_nothing_before() {
     let page = reader.events(&EventFilter::default()).unwrap();
     let lines: Vec<&str> = page.events.iter().map(|found| &*found.line).collect();
     assert_eq!(lines, told.iter().map(|event| serde_json::to_string(event).unwrap()).collect::<Vec<_>>());
-}
-
-/// Events of every shape, some of whose times are out of order.
-fn mixed() -> Vec<Event> {
-    let shapes = sample::all().into_iter().cycle();
-    (1..=300)
-        .zip(shapes)
-        .map(|(seq, event)| {
-            let off = match seq % 11 {
-                2 => 5,
-                4 => -20,
-                10 => 3,
-                _ => 0,
-            };
-            let seconds = i64::try_from(seq).unwrap() + off;
-            let severity = if seq % 50 == 0 { Severity::Critical } else { event.severity };
-            Event { time: at(seconds), severity, ..numbered(event, seq) }
-        })
-        .collect()
-}
-
-#[test]
-fn every_question_has_the_answer_that_reading_everything_gives() {
-    let dir = tempfile::tempdir().unwrap();
-    let (mut writer, _) = resume(dir.path(), BOOT);
-    for event in mixed() {
-        writer.insert(&event).unwrap();
-    }
-    writer.commit().unwrap();
-    let (reader, reference) = (reader(dir.path()), Memory::of(mixed()));
-    let any = EventFilter::default;
-    let mut filters = vec![any(), EventFilter { boot_id: Some("another".into()), ..any() }];
-    for kind in ["neighbor.", "mount.busy", "events.lost", "nonsense"] {
-        filters.push(EventFilter { kinds: vec![kind.into()], ..any() });
-    }
-    for severity in Severity::ALL {
-        filters.push(EventFilter { severity: Some(severity), ..any() });
-    }
-    let keys: BTreeSet<Key> = sample::all().iter().flat_map(key::keys).map(|(key, _role)| key).collect();
-    for key in keys {
-        filters.push(EventFilter { about: vec![Lookup::Exact(key.clone())], ..any() });
-        filters.push(EventFilter { about: vec![Lookup::Prefix(key)], ..any() });
-    }
-    for path in ["/", "/var/lib/kubelet/", "/var/lib/kubele/", "/mnt/"] {
-        filters.push(EventFilter { about: vec![Lookup::prefix(Family::Path, path)], ..any() });
-    }
-    for container in ["5", "593d", "593d8a89ee37", "593d8a89ee37593d", "593d8a89ee38", "6"] {
-        let container = query_stage::filter::container(container).ok();
-        filters.push(EventFilter { container: container.clone(), ..any() });
-        let pod = query_stage::filter::pod("lijiaob/etcd1-0").ok();
-        filters.push(EventFilter { container, pod: pod.clone(), kinds: vec!["mount.".into()], ..any() });
-        filters.push(EventFilter { pod, about: vec![Lookup::exact(Family::Pid, "977")], ..any() });
-    }
-    let time = |seconds| time::nanos(&at(seconds));
-    let moment = |seconds| jiff::Timestamp::from_nanosecond(time(seconds).into()).unwrap();
-    for (since, until) in [(None, Some(100)), (Some(100), None), (Some(50), Some(60)), (Some(400), None)] {
-        filters.push(EventFilter { since: since.map(moment), until: until.map(moment), ..any() });
-    }
-    filters.push(EventFilter { after: Some(290), ..any() });
-    filters.push(EventFilter { seqs: vec![7, 5000, 9, 12], boot_id: Some(BOOT.into()), ..any() });
-    filters.push(EventFilter { seqs: vec![7, 8, 9], kinds: vec!["mount.".into()], ..any() });
-    for filter in filters {
-        for order in [Order::Newest, Order::Oldest] {
-            for limit in [1, 7, 100, 1000] {
-                let filter = EventFilter { order, limit, ..filter.clone() };
-                let (page, expected) = (reader.events(&filter).unwrap(), reference.events(&filter).unwrap());
-                assert_eq!(page, expected, "{filter:?}");
-                if let Some(next) = page.next {
-                    let filter = EventFilter { cursor: Some(next), ..filter };
-                    assert_eq!(
-                        reader.events(&filter).unwrap(),
-                        reference.events(&filter).unwrap(),
-                        "{filter:?}"
-                    );
-                }
-            }
-        }
-    }
 }
 
 #[test]
@@ -307,7 +229,7 @@ fn the_size_limit_holds_at_every_moment_of_a_storm() {
         query(&reader, EventFilter { about, ..EventFilter::default() })
     };
     assert_eq!((about("0.0.0.1"), about("0.0.117.48")), (vec![], vec![30_000]));
-    let entries = "SELECT count(*) FROM lookup WHERE id < (SELECT min(id) FROM events)";
+    let entries = "SELECT count(*) FROM lookup WHERE last < (SELECT min(id) FROM events)";
     let entries: i64 = writer.connection.query_row(entries, [], |row| row.get(0)).unwrap();
     assert_eq!(entries, 0, "nothing points to what was deleted");
 }

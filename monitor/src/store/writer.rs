@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OptionalExtension as _, params};
 
+use super::index::Waiting;
 use super::open::{self, Aside};
 use super::pods::Written;
 use super::runs::Left;
@@ -30,12 +31,19 @@ pub struct Writer {
     pub(super) high: i64,
     /// How far, at most, an event's time was behind `high`.
     pub(super) lag: i64,
+    /// Newest id that is in the index.
+    pub(super) indexed: i64,
+    pub(super) waiting: Waiting,
     in_transaction: bool,
     /// Text of events in this transaction, in bytes.
     pending_bytes: u64,
     pub(super) untrimmed_bytes: u64,
     pub(super) next_prune: i64,
     json: Vec<u8>,
+    /// What the event stands under.
+    numbers: Vec<i64>,
+    /// The same as bytes.
+    keys: Vec<u8>,
 }
 
 impl Writer {
@@ -111,11 +119,15 @@ impl Writer {
             last_seq: 0,
             high: 0,
             lag: 0,
+            indexed: 0,
+            waiting: Waiting::default(),
             in_transaction: false,
             pending_bytes: 0,
             untrimmed_bytes: 0,
             next_prune: 0,
             json: Vec::new(),
+            numbers: Vec::new(),
+            keys: Vec::new(),
         };
         Ok((writer, opened.aside))
     }
@@ -158,35 +170,36 @@ impl Writer {
         let time = time::nanos(&event.time);
         self.high = self.high.max(time);
         self.lag = self.lag.max(self.high - time);
-        let id = self.base.saturating_add(i64::try_from(event.seq).unwrap_or(i64::MAX));
+        let id = self.id(event.seq);
+        if id <= self.indexed {
+            return Ok(());
+        }
+        self.index_if_due(self.high).map_err(failed("write"))?;
         let class = class(self.kind(event.kind.name())?, event.severity);
-        let keys = lookup::numbers(event);
-        let blob: Vec<u8> = keys.iter().flat_map(|key| key.to_le_bytes()).collect();
+        lookup::numbers(event, &mut self.numbers);
+        self.keys.clear();
+        self.keys.extend(self.numbers.iter().flat_map(|key| key.to_le_bytes()));
         let added = self
             .connection
             .prepare_cached(
-                "INSERT OR IGNORE INTO events (id, time, high, class, keys, json) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+                "INSERT OR IGNORE INTO events (id, seq, time, high, class, keys, json)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
             )
-            .and_then(|mut put| put.execute(params![id, time, self.high, class, blob, json]))
+            .and_then(|mut put| {
+                put.execute(params![id, id - self.base, time, self.high, class, self.keys, json])
+            })
             .map_err(failed("write"))?;
         if added == 0 {
             return Ok(());
         }
-        {
-            let mut put = self
-                .connection
-                .prepare_cached("INSERT OR IGNORE INTO lookup (key, class, id) VALUES (?1, ?2, ?3)")
-                .map_err(failed("write"))?;
-            for key in &keys {
-                put.execute(params![key, class, id]).map_err(failed("write"))?;
-            }
-        }
+        let bytes = u64::try_from(json.len() + 2 * self.keys.len()).unwrap_or(u64::MAX);
+        self.wait(self.high, bytes);
         if let Some(incident) = &event.incident {
             self.put_incident(event, incident, json)?;
+            self.put_evidence(incident)?;
         }
         self.note_pods(event, self.high)?;
         self.last_seq = self.last_seq.max(event.seq);
-        let bytes = u64::try_from(json.len() + 24 * keys.len()).unwrap_or(u64::MAX);
         self.pending_bytes += bytes;
         self.untrimmed_bytes += bytes;
         self.trim_if_due()
@@ -199,7 +212,14 @@ impl Writer {
     pub fn restore_incident(&mut self, event: &Event) -> Result<(), StoreError> {
         self.begin()?;
         let json = serde_json::to_string(event).unwrap_or_default();
-        event.incident.as_ref().map_or(Ok(()), |incident| self.put_incident(event, incident, &json))
+        let Some(incident) = &event.incident else { return Ok(()) };
+        self.put_incident(event, incident, &json)?;
+        self.put_evidence(incident)
+    }
+
+    /// The id of an event of this run or, where numbers went on, of an earlier one.
+    pub(super) fn id(&self, seq: u64) -> i64 {
+        self.base.saturating_add(i64::try_from(seq).unwrap_or(i64::MAX))
     }
 
     /// Whether the transaction is as big as one may be.
@@ -235,6 +255,9 @@ impl Writer {
 
     fn end(&mut self, ended: bool) -> Result<(), StoreError> {
         self.begin()?;
+        if ended {
+            self.index().map_err(failed("write"))?;
+        }
         self.retain()?;
         let boot = i64::try_from(boot_now()).unwrap_or(i64::MAX);
         let last_seq = i64::try_from(self.last_seq).unwrap_or(i64::MAX);
