@@ -1,5 +1,6 @@
 //! Collects what a story is made of, with questions that each name what they want.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::blind::Watch;
@@ -16,8 +17,10 @@ const PROBED: usize = 200;
 const RECORDS: usize = 500;
 /// Causes of causes of causes …
 const DEPTH: usize = 8;
-/// Most incidents of a story.
+/// Most incidents of a story, and as many that led to them.
 const INCIDENTS: usize = 32;
+/// Numbers or ids in one question, which has to fit into a request.
+const ASKED: usize = 200;
 
 /// What came of it.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,7 +48,7 @@ pub fn why(history: &dyn History, word: &str) -> Result<Outcome, HistoryError> {
         _ => return Ok(Outcome::Ambiguous(subjects)),
     };
     let (records, truncated) = records(history, about(subject.lookups.clone(), RECORDS))?;
-    let incidents = incidents(history, &records)?;
+    let (incidents, incidents_omitted) = incidents(history, &records)?;
     let evidence = evidence(history, &records, &incidents)?;
     let begin = records.iter().chain(&evidence).map(Record::time);
     let begin = begin.chain(incidents.iter().map(|view| timestamp(&view.incident.first_seen))).min();
@@ -63,7 +66,7 @@ pub fn why(history: &dyn History, word: &str) -> Result<Outcome, HistoryError> {
     };
     let extent = history.extent()?;
     let watch = Watch { said: &said, state: state.as_ref(), extent: &extent };
-    let material = Material { subject, records, truncated, evidence, incidents, watch };
+    let material = Material { subject, records, truncated, evidence, incidents, incidents_omitted, watch };
     Ok(Outcome::Told(Box::new(story::tell(material))))
 }
 
@@ -74,37 +77,49 @@ fn records(history: &dyn History, filter: EventFilter) -> Result<(Vec<Record>, b
     Ok((records, page.next.is_some()))
 }
 
-/// Incidents that the events are part of, and what led to them.
-fn incidents(history: &dyn History, records: &[Record]) -> Result<Vec<IncidentView>, HistoryError> {
-    let seqs: BTreeSet<(&str, u64)> =
-        records.iter().map(|record| (record.event.boot_id.as_str(), record.event.seq)).collect();
-    let rests_on_them = |view: &IncidentView| {
-        view.incident.evidence.iter().any(|seq| seqs.contains(&(view.boot_id.as_str(), *seq)))
-    };
+/// Incidents that the events are part of, those that are open and the newest if there are many, and what led to
+/// them; and how many were left out.
+fn incidents(history: &dyn History, records: &[Record]) -> Result<(Vec<IncidentView>, usize), HistoryError> {
     let mut known: BTreeMap<String, IncidentView> = BTreeMap::new();
-    if let Some(since) = records.iter().map(Record::time).min() {
-        let filter = IncidentFilter { all: true, since: Some(since), ids: Vec::new() };
-        for view in history.incidents(&filter)?.into_iter().filter(rests_on_them) {
-            known.insert(view.incident.id.clone(), view);
+    let mut take = |filter: IncidentFilter| -> Result<(), HistoryError> {
+        let views = history.incidents(&filter)?;
+        known.extend(views.into_iter().map(|view| (view.incident.id.clone(), view)));
+        Ok(())
+    };
+    let mut seqs: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+    for Record { event, .. } in records {
+        seqs.entry(&event.boot_id).or_default().push(event.seq);
+    }
+    for (boot_id, seqs) in seqs {
+        for seqs in seqs.chunks(ASKED) {
+            let boot_id = Some(boot_id.to_owned());
+            take(IncidentFilter { evidence: seqs.to_vec(), boot_id, ..IncidentFilter::default() })?;
         }
     }
-    let mut wanted: Vec<String> =
-        records.iter().filter_map(|record| Some(record.event.incident.as_ref()?.id.clone())).collect();
+    let named = |record: &Record| Some(record.event.incident.as_ref()?.id.clone());
+    let named: BTreeSet<String> = records.iter().filter_map(named).collect();
+    for ids in named.into_iter().collect::<Vec<_>>().chunks(ASKED) {
+        take(IncidentFilter { ids: ids.to_vec(), ..IncidentFilter::default() })?;
+    }
+    let mut views: Vec<IncidentView> = known.into_values().collect();
+    views.sort_by_key(|view| Reverse((view.is_open(), view.last_seen())));
+    let omitted = views.len().saturating_sub(INCIDENTS);
+    views.truncate(INCIDENTS);
     for _ in 0..DEPTH {
-        wanted.extend(known.values().flat_map(|view| view.incident.caused_by.clone()));
-        wanted.retain(|id| !known.contains_key(id));
-        wanted.sort_unstable();
-        wanted.dedup();
-        wanted.truncate(INCIDENTS.saturating_sub(known.len()));
-        if wanted.is_empty() {
+        let is_known = |id: &&String| views.iter().any(|view| view.incident.id == **id);
+        let causes = views.iter().flat_map(|view| &view.incident.caused_by);
+        let unknown: BTreeSet<&String> = causes.filter(|id| !is_known(id)).collect();
+        let ids: Vec<String> = unknown.into_iter().take(INCIDENTS).cloned().collect();
+        if ids.is_empty() || views.len() >= 2 * INCIDENTS {
             break;
         }
-        let ids = std::mem::take(&mut wanted);
-        for view in history.incidents(&IncidentFilter { all: true, since: None, ids })? {
-            known.insert(view.incident.id.clone(), view);
+        let causes = history.incidents(&IncidentFilter { ids, ..IncidentFilter::default() })?;
+        if causes.is_empty() {
+            break;
         }
+        views.extend(causes);
     }
-    Ok(known.into_values().collect())
+    Ok((views, omitted))
 }
 
 /// What the incidents rest on and is not there yet.
@@ -125,8 +140,7 @@ fn evidence(
     let mut evidence = Vec::new();
     for (boot_id, seqs) in wanted {
         let seqs: Vec<u64> = seqs.into_iter().collect();
-        // A question has to fit into a request.
-        for seqs in seqs.chunks(200) {
+        for seqs in seqs.chunks(ASKED) {
             let filter = EventFilter {
                 seqs: seqs.to_vec(),
                 boot_id: Some(boot_id.to_owned()),

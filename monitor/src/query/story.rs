@@ -32,6 +32,8 @@ pub struct Material<'a> {
     pub evidence: Vec<Record>,
     /// Incidents that concern it, and those that led to them.
     pub incidents: Vec<IncidentView>,
+    /// How many more concern it.
+    pub incidents_omitted: usize,
     /// What the daemon could see.
     pub watch: Watch<'a>,
 }
@@ -45,6 +47,8 @@ pub struct Story {
     pub subject: Subject,
     /// Incidents, each after those that led to it.
     pub incidents: Vec<Chapter>,
+    /// Incidents that were left out because there are too many.
+    pub incidents_omitted: usize,
     /// Events, in order of time.
     pub steps: Vec<Step>,
     /// Steps that were left out because there are too many.
@@ -145,6 +149,7 @@ pub fn tell(material: Material<'_>) -> Story {
         node,
         subject: material.subject,
         incidents: chapters,
+        incidents_omitted: material.incidents_omitted,
         steps,
         steps_omitted,
         verdict,

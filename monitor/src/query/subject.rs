@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::Record;
 use super::filter::is_uid;
 use super::key::{Family, Key, Lookup, keys};
-use crate::core::state::State;
+use crate::core::state::{NetnsState, State};
 use crate::event::{Container, Event, Pod};
 
 /// A bare word this short that looks like the beginning of a container id is a coincidence.
@@ -113,7 +113,7 @@ pub fn candidates(word: &str, state: Option<&State>, records: &[Record]) -> Vec<
             kind: SubjectKind::Address,
             label: format!("address {address}"),
             handle: format!("ip:{address}"),
-            lookups: address_lookups(&address.to_string()),
+            lookups: address_subject_lookups(address, state),
         });
     }
     subjects
@@ -136,6 +136,22 @@ fn is_id_prefix(word: &str) -> bool {
 
 fn address_lookups(value: &str) -> Vec<Lookup> {
     vec![Lookup::exact(Family::Ip, value), Lookup::exact(Family::Neighbor, value)]
+}
+
+/// The address itself, and the interfaces of the namespace that has it.
+fn address_subject_lookups(address: IpAddr, state: Option<&State>) -> Vec<Lookup> {
+    let mut lookups = address_lookups(&address.to_string());
+    let Some(state) = state else { return lookups };
+    // What happens to the host's interfaces is not all about this address.
+    let others = state.namespaces.iter().filter(|namespace| namespace.netns != state.host_netns);
+    for namespace in others.filter(|namespace| own_addresses(namespace).any(|own| own == address)) {
+        lookups.extend(interfaces_of(state, namespace.netns));
+    }
+    lookups
+}
+
+fn own_addresses(namespace: &NetnsState) -> impl Iterator<Item = IpAddr> {
+    namespace.addresses.iter().filter_map(|address| address.split('/').next()?.parse().ok())
 }
 
 /// The path itself, mounts below it, and mounts that it may lie in.
@@ -227,11 +243,7 @@ impl Known<'_> {
                 self.take_process(pid, comm);
             }
             self.addresses.extend(&namespace.gateways);
-            let own = namespace
-                .addresses
-                .iter()
-                .filter_map(|address| address.split('/').next()?.parse::<IpAddr>().ok());
-            self.addresses.extend(own);
+            self.addresses.extend(own_addresses(namespace));
         }
     }
 

@@ -75,7 +75,7 @@ fn candidates(subjects: &[Subject]) -> String {
 pub(super) fn text(story: &Story, pretty: &Pretty, clock: &Clock) -> String {
     let mut page = Page { text: String::new(), pretty, clock };
     page.head(&format!("{} on {}", shown(&story.subject.label), shown(&story.node)));
-    page.causes(&story.incidents);
+    page.causes(story);
     page.steps(story);
     page.verdict(story);
     page.unseen(&story.unseen);
@@ -104,11 +104,17 @@ impl Page<'_> {
         self.head(words);
     }
 
-    fn causes(&mut self, chapters: &[Chapter]) {
+    fn causes(&mut self, story: &Story) {
+        let chapters = &story.incidents;
         if chapters.is_empty() {
             return;
         }
         self.section("Cause to effect");
+        if story.incidents_omitted > 0 {
+            let words = format!("  {} older incidents are left out", story.incidents_omitted);
+            let words = self.pretty.ink(Ink::Dim, &words);
+            self.line(&words);
+        }
         for chapter in chapters {
             for cause in &chapter.caused_by {
                 let kind = chapters.iter().find(|other| other.id == cause.id).map(|other| shown(&other.kind));

@@ -176,6 +176,19 @@ fn trouble_that_is_over_says_so() {
 }
 
 #[test]
+fn of_many_incidents_the_open_and_the_newest_are_told_and_the_rest_is_counted() {
+    let mut history = Memory::of((1..=50).map(memory::event));
+    for seq in 1..=50 {
+        let closed = (seq != 3).then(|| time(seq));
+        let incident = memory::incident(&format!("{seq:02}"), seq);
+        history = history.with_incident(Incident { closed, evidence: vec![seq], ..incident });
+    }
+    let story = told(&history, "lijiaob/etcd1-0");
+    let expected: Vec<String> = [3].into_iter().chain(20..=50).map(|seq| format!("{seq:02}")).collect();
+    assert_eq!((ids(&story), story.incidents_omitted), (expected.iter().map(String::as_str).collect(), 18));
+}
+
+#[test]
 fn a_circle_of_causes_ends() {
     let mut one = memory::incident("a", 40);
     (one.caused_by, one.evidence) = (vec!["b".into()], vec![40]);

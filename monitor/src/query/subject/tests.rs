@@ -167,3 +167,21 @@ fn a_pod_is_also_found_by_its_interfaces_and_by_its_entry_on_the_host() {
         assert!(subjects[0].lookups.contains(&lookup), "{lookup:?}");
     }
 }
+
+#[test]
+fn an_address_without_a_pod_is_also_found_by_the_interfaces_of_its_namespace() {
+    let mut state = state();
+    let mut blue = namespace(73, None, vec![link(73, 2, "eth0", (HOST, 10))]);
+    blue.addresses = vec!["10.77.0.5/32".into()];
+    state.namespaces.push(blue);
+    state.namespaces[2].addresses = vec!["192.0.2.2/24".into()];
+    let lookups = |word: &str| candidates(word, Some(&state), &[]).remove(0).lookups;
+    for lookup in [
+        Lookup::exact(Family::Neighbor, "10.77.0.5"),
+        Lookup::exact(Family::Interface, "73/2"),
+        Lookup::exact(Family::Interface, format!("{HOST}/10")),
+    ] {
+        assert!(lookups("10.77.0.5").contains(&lookup), "{lookup:?}");
+    }
+    assert_eq!(lookups("192.0.2.2").len(), 2, "not all that happens to the host");
+}
