@@ -17,6 +17,9 @@ use crate::observation::{Access, Verdict};
 /// Longest list of holders; the rest is counted.
 const MAX_HOLDERS: usize = 20;
 
+/// Time and severity are this wide.
+const BELOW_KIND: &str = "                      ";
+
 /// How to write.
 #[derive(Debug, Clone)]
 pub struct Pretty {
@@ -118,7 +121,7 @@ impl Pretty {
     /// Details stand below the kind, behind a label.
     pub(crate) fn detail(&self, label: &str, text: &str, out: &mut String) -> fmt::Result {
         let label = format!("{label:<6}");
-        writeln!(out, "{:22}{} {text}", "", self.ink(Ink::Dim, &label))
+        writeln!(out, "{BELOW_KIND}{} {text}", self.ink(Ink::Dim, &label))
     }
 
     fn actor(&self, actor: &Actor, out: &mut String) -> fmt::Result {
@@ -360,6 +363,9 @@ struct Shown<'a>(&'a str);
 
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+            return f.write_str(self.0);
+        }
         for c in self.0.chars() {
             match c {
                 '\n' => f.write_str("\\n")?,

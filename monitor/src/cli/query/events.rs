@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use jiff::Timestamp;
 use super::{Desk, Failure, Place, Source};
 use crate::cli::exit;
 use crate::query::filter::{self, DEFAULT_LIMIT, EventFilter, MAX_LIMIT, Order};
-use crate::query::history::HistoryError;
+use crate::query::history::{Found, HistoryError};
 use crate::query::moment;
 use crate::query::record::Record;
 use crate::query::remote::Remote;
@@ -101,8 +102,12 @@ impl EventsArgs {
         // What comes while the past is read is left to the stream.
         let extent = source.history().extent()?;
         if self.since.is_some() || self.limit.is_some() {
-            self.show_past(desk, filter.clone(), |record| {
-                record.event.boot_id != extent.boot_id || record.event.seq <= extent.last_seq
+            self.show_past(desk, filter.clone(), |found| {
+                let record = Record::read(Arc::clone(&found.line));
+                let is_new = |record: Record| {
+                    record.event.boot_id == extent.boot_id && record.event.seq > extent.last_seq
+                };
+                !record.is_ok_and(is_new)
             })?;
         }
         let after = Some(extent.last_seq);
@@ -114,7 +119,7 @@ impl EventsArgs {
         &self,
         desk: &mut Desk<'_>,
         mut filter: EventFilter,
-        wanted: impl Fn(&Record) -> bool,
+        wanted: impl Fn(&Found) -> bool,
     ) -> Result<usize, Failure> {
         let history = desk.source.history();
         let mut left = match (self.limit, self.since.is_some()) {
@@ -130,39 +135,35 @@ impl EventsArgs {
         while left > 0 {
             filter.limit = left.min(MAX_LIMIT);
             let page = history.events(&filter)?;
-            let records =
-                page.events.into_iter().map(|found| Record::read(found.line)).collect::<Result<Vec<_>, _>>();
-            let records = records.map_err(HistoryError::from)?;
-            left = left.saturating_sub(records.len());
-            let records = records.into_iter().filter(&wanted);
+            left = left.saturating_sub(page.events.len());
+            let events = page.events.into_iter().filter(&wanted);
             match filter.order {
                 Order::Oldest => {
-                    for record in records {
-                        self.show(desk, &record, false)?;
+                    for found in events {
+                        self.show(desk, found)?;
                         shown += 1;
                     }
                 }
-                Order::Newest => records.rev().for_each(|record| newest.push_front(record)),
+                Order::Newest => events.rev().for_each(|found| newest.push_front(found)),
             }
             filter.cursor = page.next;
             if filter.cursor.is_none() {
                 break;
             }
         }
-        for record in &newest {
-            self.show(desk, record, false)?;
+        shown += newest.len();
+        for found in newest {
+            self.show(desk, found)?;
         }
-        Ok(shown + newest.len())
+        Ok(shown)
     }
 
-    fn show(&self, desk: &mut Desk<'_>, record: &Record, live: bool) -> Result<(), Failure> {
+    fn show(&self, desk: &mut Desk<'_>, found: Found) -> Result<(), Failure> {
         if self.json {
-            return Ok(writeln!(desk.out, "{}", record.line)?);
+            return Ok(writeln!(desk.out, "{}", found.line)?);
         }
-        let when = match live {
-            true => desk.clock.local(record.time()),
-            false => desk.clock.local_and_age(record.time()),
-        };
+        let record = Record::read(found.line).map_err(HistoryError::from)?;
+        let when = desk.clock.local_and_age(record.time());
         let text = desk.pretty.paragraph(&record.event, &record.kind, &when);
         Ok(desk.out.write_all(text.as_bytes())?)
     }
@@ -205,7 +206,14 @@ impl EventsArgs {
     fn show_live(&self, desk: &mut Desk<'_>, line: &str) -> Result<Record, Failure> {
         let record = Record::read(line).map_err(HistoryError::from)?;
         desk.clock.now = Timestamp::now();
-        self.show(desk, &record, true)?;
+        match self.json {
+            true => writeln!(desk.out, "{}", record.line)?,
+            false => {
+                let when = desk.clock.local(record.time());
+                let text = desk.pretty.paragraph(&record.event, &record.kind, &when);
+                desk.out.write_all(text.as_bytes())?;
+            }
+        }
         desk.out.flush()?;
         Ok(record)
     }

@@ -32,6 +32,9 @@ pub use incidents::IncidentsArgs;
 pub use state::StateArgs;
 pub use why::WhyArgs;
 
+/// Written at once, in bytes: what a pipe holds.
+const OUTPUT: usize = 64 * 1024;
+
 /// The commands that read.
 #[derive(Debug, Subcommand)]
 pub enum Query {
@@ -63,7 +66,8 @@ impl Query {
         let colour =
             io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
         let clock = Clock { now: Timestamp::now(), zone: TimeZone::system() };
-        let (mut out, mut err) = (io::BufWriter::new(io::stdout().lock()), io::stderr().lock());
+        let out = io::stdout().lock();
+        let (mut out, mut err) = (io::BufWriter::with_capacity(OUTPUT, out), io::stderr().lock());
         let source = match self.place().reach(&mut err) {
             Ok(source) => source,
             Err(Unreachable) => return exit::QUERY,

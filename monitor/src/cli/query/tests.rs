@@ -6,6 +6,7 @@ use super::*;
 use crate::core::state::{ContainerPlace, Counts};
 use crate::event::{Container, Event, Kind};
 use crate::observation::SourceStatus;
+use crate::query::history::IncidentView;
 use crate::query::sample::{Memory, event, incident, numbered, time};
 use crate::query::story::tests::{gateway_lost, volume_busy};
 use crate::query::subject;
@@ -231,4 +232,17 @@ fn without_daemon_and_store_both_are_named() {
     let err = String::from_utf8(err).unwrap();
     assert!(err.contains("no daemon listens on") && err.contains("k.sock"), "{err}");
     assert!(err.contains("no event store in") && err.contains("/state"), "{err}");
+}
+
+#[test]
+fn the_examples_of_the_manual_are_what_the_commands_write() {
+    let manual = include_str!("../../../../docs/queries.md");
+    let examples: Vec<&str> =
+        manual.split("```json\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    let [event, incident, state] = &examples[..] else { panic!("{} examples", examples.len()) };
+    let event: Event = serde_json::from_str(event).unwrap();
+    let incident: IncidentView = serde_json::from_str(incident).unwrap();
+    assert_eq!((event.boot_id, vec![event.seq]), (incident.boot_id, incident.incident.evidence));
+    let state: crate::core::state::State = serde_json::from_str(state).unwrap();
+    assert_eq!(state.pods[0].pod.uid, incident.target.unwrap().pod.unwrap().uid);
 }
