@@ -177,7 +177,8 @@ impl IncidentView {
         }
         // Of a newer version: as much as can be understood.
         let Event { incident, actor, target, boot_id, seq, .. } = Record::read(json)?.event;
-        Ok(incident.map(|incident| Self { incident, actor, target, boot_id, seq }))
+        let (actor, target) = (actor.map(|actor| *actor), target.map(|target| *target));
+        Ok(incident.map(|incident| Self { incident: *incident, actor, target, boot_id, seq }))
     }
 
     /// Whether it goes on.

@@ -14,7 +14,7 @@ fn an_incident_freezes_its_window_and_becomes_a_bundle_that_replays() {
     live.open_incident("a1b2c3", 1);
     live.bustle(SECOND, 5);
     let closed = Incident { closed: Some("later".into()), ..incident("a1b2c3", 1) };
-    let event = Event { incident: Some(closed.clone()), kind: Kind::IncidentClosed, ..plain() };
+    let event = Event { incident: Some(Box::new(closed.clone())), kind: Kind::IncidentClosed, ..plain() };
     live.recorder.event(&event);
     live.observe(2 * SECOND, Fact::Stop);
     let said = live.finish();
