@@ -9,6 +9,7 @@
 //! Modules in the order of the pipeline; `ARCHITECTURE.md` has the map and the invariants.
 
 pub mod observation;
+mod pairs;
 pub mod redact;
 
 pub mod holders;

@@ -2,7 +2,7 @@
 
 use super::Core;
 use crate::diagnose::{About, Change, Engine};
-use crate::event::{Event, Incident, Kind};
+use crate::event::{Event, Incident};
 use crate::node::view::NodeView;
 use crate::observation::BootNs;
 
@@ -11,16 +11,6 @@ impl Core {
     pub fn incidents(&self) -> impl Iterator<Item = (Incident, &About)> {
         let clock = self.clock();
         self.engine.incidents().iter().map(move |open| (open.incident(clock), open.about()))
-    }
-
-    /// The open incidents as events that let another core go on with them.
-    pub(super) fn incident_events(&self) -> Vec<Event> {
-        self.incidents()
-            .map(|(incident, about)| {
-                let event = self.event(0, Kind::IncidentUpdated, incident.severity, incident.summary.clone());
-                Event { incident: Some(Box::new(incident)), ..with_objects(event, about.clone()) }
-            })
-            .collect()
     }
 
     /// How often trouble was found that is not followed, because there is too much of it.
@@ -50,10 +40,6 @@ impl Core {
 
     /// Shows the diagnoses what is no event.
     pub(super) fn diagnose(&mut self, at: BootNs, change: &Change<'_>) {
-        // What a model is rebuilt from is no evidence: it was seen when it happened.
-        if self.silent && *change != Change::Ready {
-            return;
-        }
         let (engine, node) = self.engine_and_node();
         engine.change(&node, at, change);
         self.tell_incidents();

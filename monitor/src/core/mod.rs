@@ -23,14 +23,14 @@ mod join;
 mod link;
 mod mount;
 mod neighbor;
-mod resume;
+mod saved;
 pub mod state;
 mod status;
 
 pub(crate) use join::{who, whose};
 pub(crate) use mount::held_by;
 pub(crate) use neighbor::because;
-pub use resume::Pending;
+pub use saved::{RestoreError, Saved};
 
 /// What was remembered for long enough is looked for this often.
 const SWEEP_NS: u64 = 1_000_000_000;
@@ -57,16 +57,11 @@ pub struct Settings {
 }
 
 /// What an earlier run of the daemon left.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Resume {
     /// Sequence number of the last event of this boot.
     pub last_seq: u64,
-    /// What it was in the middle of; only a recording has this.
-    #[serde(skip_serializing_if = "Pending::is_empty")]
-    pub pending: Pending,
     /// The newest `incident.*` event of each incident of this boot that is open: it goes on under its id.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub incidents: Vec<Event>,
 }
 
@@ -93,8 +88,6 @@ pub struct Core {
     pods: PodNames,
     held: VecDeque<neighbor::Held>,
     mounts: mount::BusyMounts,
-    /// While the model is rebuilt nothing is said: it was said when it happened.
-    silent: bool,
     engine: Engine,
     /// Open incidents of an earlier run, until the clock is known.
     resumed: Vec<Event>,
@@ -115,26 +108,8 @@ impl Core {
     /// An empty model that goes on where an earlier run of this boot ended.
     #[must_use]
     pub fn new(settings: Settings, resume: Resume) -> Self {
-        let Resume { last_seq, pending, incidents } = resume;
-        let diagnoses = diagnose::all(&settings.incidents);
-        Self {
-            engine: Engine::new(diagnoses, &settings.node, &settings.boot_id),
-            resumed: incidents,
-            swept: 0,
-            pods: PodNames::default(),
-            settings,
-            realtime_offset_ns: 0,
-            seq: last_seq,
-            tasks: Tasks::default(),
-            namespaces: Namespaces::default(),
-            containers: Containers::default(),
-            statuses: BTreeMap::new(),
-            ready: false,
-            held: pending.held,
-            mounts: pending.mounts,
-            silent: false,
-            out: VecDeque::new(),
-        }
+        let engine = new_engine(&settings);
+        Self::with(settings, engine, Saved::from(resume))
     }
 
     /// Takes one observation.
@@ -173,7 +148,7 @@ impl Core {
             Fact::Restarted { last_alive } => self.restarted(at, last_alive),
             Fact::Resync { .. } => {}
             Fact::Tick => self.tick(at),
-            Fact::Settings(settings) => self.settings = *settings,
+            Fact::Settings(settings) => self.set(*settings),
             Fact::Stop => self.stop(at),
         }
     }
@@ -229,9 +204,6 @@ impl Core {
 
     /// Says an event, and after it what the diagnoses make of it.
     fn emit(&mut self, mut event: Event) {
-        if self.silent {
-            return;
-        }
         self.seq += 1;
         event.seq = self.seq;
         self.diagnose_event(&event);
@@ -241,19 +213,19 @@ impl Core {
 
     /// Says an event that is itself a diagnosis.
     fn push(&mut self, mut event: Event) {
-        if self.silent {
-            return;
-        }
         self.seq += 1;
         event.seq = self.seq;
         self.out.push_back(Output::Event(Box::new(event)));
     }
 
     fn request(&mut self, request: Request) {
-        if self.silent {
-            return;
-        }
         self.out.push_back(Output::Request(request));
+    }
+
+    /// Thresholds are those that the diagnoses began with.
+    fn set(&mut self, settings: Settings) {
+        let incidents = std::mem::take(&mut self.settings.incidents);
+        self.settings = Settings { incidents, ..settings };
     }
 
     fn clock(&self) -> WallClock {
@@ -264,6 +236,13 @@ impl Core {
         self.clock().text(at)
     }
 }
+
+fn new_engine(settings: &Settings) -> Engine {
+    Engine::new(diagnose::all(&settings.incidents), &settings.node, &settings.boot_id)
+}
+
+#[cfg(test)]
+pub(crate) use tests::saved::assert_same;
 
 #[cfg(test)]
 mod tests;

@@ -27,7 +27,7 @@ const BUSY_MAX: usize = 1024;
 /// Mounts that were refused and not yet released.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct BusyMounts {
-    #[serde(with = "by_place")]
+    #[serde(with = "crate::pairs")]
     known: HashMap<Place, Busy>,
     waiting: Vec<Waiting>,
     next_id: u64,
@@ -60,29 +60,20 @@ struct Waiting {
     attempts: u64,
 }
 
-impl BusyMounts {
-    pub(super) fn deadline(&self) -> Option<BootNs> {
-        self.waiting.iter().map(|waiting| waiting.deadline).min()
+impl Busy {
+    /// Of an old report only the mount is of use, and its holders are the most of it. An attempt that is told late
+    /// may still want them a while after they are too old for others.
+    fn forget_holders(&mut self, now: BootNs) {
+        let old = self.last_scan.is_none_or(|scan| scan.saturating_add(2 * SCAN_INTERVAL_NS) <= now);
+        if let Some(report) = self.report.as_mut().filter(|_| old) {
+            report.holders = Vec::new();
+        }
     }
 }
 
-/// A place cannot be the name of a JSON field, so the map is a list.
-mod by_place {
-    use std::collections::{BTreeMap, HashMap};
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    use super::{Busy, Place};
-
-    pub(super) fn serialize<S: Serializer>(known: &HashMap<Place, Busy>, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(known.iter().collect::<BTreeMap<_, _>>())
-    }
-
-    pub(super) fn deserialize<'de, D>(from: D) -> Result<HashMap<Place, Busy>, D::Error>
-    where
-        D: Deserializer<'de>,
-    {
-        Ok(Vec::deserialize(from)?.into_iter().collect())
+impl BusyMounts {
+    pub(super) fn deadline(&self) -> Option<BootNs> {
+        self.waiting.iter().map(|waiting| waiting.deadline).min()
     }
 }
 
@@ -162,6 +153,9 @@ impl Core {
             self.tell_busy(waiting.at, &waiting.place, &waiting.attempt, waiting.attempts, None);
         }
         self.mounts.known.retain(|_, busy| busy.last_seen.saturating_add(FORGET_NS) > now);
+        for busy in self.mounts.known.values_mut() {
+            busy.forget_holders(now);
+        }
     }
 
     fn released(&mut self, at: BootNs, place: &Place, attempt: &UmountAttempt) {

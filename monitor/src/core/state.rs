@@ -139,9 +139,8 @@ impl Core {
         let mut containers: Vec<ContainerPlace> =
             self.containers.present().map(|facts| self.container_place(facts)).collect();
         containers.sort_unstable_by(|a, b| a.container.id.cmp(&b.container.id));
-        let mut namespaces: Vec<NetnsState> =
+        let namespaces: Vec<NetnsState> =
             self.namespaces.all().map(|(netns, namespace)| self.netns_state(netns, namespace)).collect();
-        namespaces.sort_unstable_by_key(|namespace| namespace.netns);
         let pods = self.pod_states(&containers);
         let mut counts = Counts {
             containers: BTreeMap::new(),

@@ -5,6 +5,7 @@ use crate::event::Join;
 use crate::observation::*;
 
 mod mount;
+pub(crate) mod saved;
 
 const HOST: NsInum = 1;
 const POD: NsInum = 7;
@@ -312,11 +313,31 @@ fn a_container_known_to_have_exited_is_not_asked_about() {
 #[test]
 fn delete_add_delete_gives_two_events_in_order() {
     let mut core = settled();
+    let before = core.seq;
+    let added = NeighborChange {
+        old_state: None,
+        new_state: Some(NudState::PERMANENT),
+        ..change(NeighborOp::Added, NeighborCause::Admin)
+    };
     core.observe(at(10, deletion(NeighborCause::Admin)));
-    core.observe(at(11, deletion(NeighborCause::Admin)));
-    let seqs: Vec<u64> = events(&mut core).iter().map(|event| event.seq).collect();
-    assert_eq!(seqs.len(), 2);
-    assert!(seqs[1] > seqs[0]);
+    core.observe(at(11, Fact::Neighbor(Box::new(added))));
+    core.observe(at(12, deletion(NeighborCause::Admin)));
+    let told: Vec<Event> = core
+        .take_output()
+        .filter_map(|output| match output {
+            Output::Event(event) => Some(*event),
+            Output::Request(_) => None,
+        })
+        .collect();
+    let of_entry: Vec<(Kind, BootNs)> =
+        told.iter().filter(|event| event.incident.is_none()).map(|event| (event.kind, event.at)).collect();
+    assert_eq!(
+        of_entry,
+        [(Kind::NeighborDeleted, 10), (Kind::NeighborAdded, 11), (Kind::NeighborDeleted, 12)]
+    );
+    let seqs: Vec<u64> = told.iter().map(|event| event.seq).collect();
+    assert_eq!(seqs, (before + 1..=core.seq).collect::<Vec<_>>(), "no number is left out");
+    assert!(told.len() > of_entry.len(), "the diagnoses see it, too");
 }
 
 #[test]

@@ -4,10 +4,16 @@
 //! again counts up and never opens a second time; one that an earlier run left open goes on without being
 //! announced again.
 
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
 use super::finding::{About, Finding, Findings, Report};
 use super::identity::{Id, Namer};
 use super::incidents::{Incidents, Open};
 use super::{CAPACITY, Change, Diagnosis, Seen};
+use crate::core::RestoreError;
 use crate::event::{CloseReason, Event, Incident, Kind, Severity, WallClock};
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, Request};
@@ -26,6 +32,19 @@ pub struct Told {
     pub incident: Incident,
     /// Its objects.
     pub about: About,
+}
+
+/// What goes on where an engine was.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Saved {
+    now: BootNs,
+    ready: Option<BootNs>,
+    incidents: Incidents,
+    strangers: Vec<Id>,
+    discarded: u64,
+    /// By the kind of their incidents.
+    diagnoses: BTreeMap<String, Value>,
 }
 
 /// All diagnoses and all that they found.
@@ -69,6 +88,45 @@ impl Engine {
     #[cfg(test)]
     pub(super) fn replace_diagnoses(&mut self, diagnoses: Vec<Box<dyn Diagnosis>>) {
         self.diagnoses = diagnoses;
+    }
+
+    /// All that is remembered; what was found is told and asked by then.
+    ///
+    /// # Errors
+    /// Never in practice, as of [`Diagnosis::save`].
+    pub fn save(&self) -> Result<Saved, serde_json::Error> {
+        let saved = |diagnosis: &dyn Diagnosis| Ok((diagnosis.kind().to_owned(), diagnosis.save()?));
+        Ok(Saved {
+            now: self.now,
+            ready: self.ready,
+            incidents: self.incidents.clone(),
+            strangers: self.strangers.clone(),
+            discarded: self.discarded,
+            diagnoses: self
+                .diagnoses
+                .iter()
+                .map(|diagnosis| saved(diagnosis.as_ref()))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Goes on where another engine was. A diagnosis that it did not have begins anew.
+    ///
+    /// # Errors
+    /// When a diagnosis does not understand what was saved.
+    pub fn restore(&mut self, mut saved: Saved) -> Result<(), RestoreError> {
+        for diagnosis in &mut self.diagnoses {
+            let kind = diagnosis.kind();
+            if let Some(saved) = saved.diagnoses.remove(kind) {
+                diagnosis.restore(saved).map_err(|source| RestoreError::Diagnosis { kind, source })?;
+            }
+        }
+        self.now = saved.now;
+        self.ready = saved.ready;
+        self.incidents = saved.incidents;
+        self.strangers = saved.strangers;
+        self.discarded = saved.discarded;
+        Ok(())
     }
 
     /// Wall-clock time from now on.

@@ -1,5 +1,7 @@
 //! What a diagnosis says.
 
+use serde::{Deserialize, Serialize};
+
 use crate::event::{
     Actor, Advice, CloseReason, Confidence, Event, Mount, MountHolder, Neighbor, Severity, Target,
 };
@@ -15,7 +17,8 @@ pub struct Key {
 }
 
 /// The objects that an incident's events carry.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct About {
     /// Who did it.
     pub actor: Option<Box<Actor>>,

@@ -9,6 +9,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
 use super::finding::{About, Count, Findings, Repeat};
 use super::timers::Timers;
 use super::{CAPACITY, Change, Diagnosis, Seen};
@@ -49,16 +52,27 @@ const UNCLAIMED: usize = 64;
 const UNUSED: BootNs = 300 * SECOND;
 
 /// The diagnosis.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct GatewayNeighborLost {
+    #[serde(skip)]
     thresholds: Thresholds,
+    #[serde(with = "crate::pairs")]
     troubles: BTreeMap<NeighborKey, Trouble>,
     /// When an open one becomes critical.
     alarms: Timers<NeighborKey>,
     rereads: Rereads,
     survey: Option<BootNs>,
     /// What happened in namespaces of which nobody knew yet whose they are.
-    unclaimed: VecDeque<(BootNs, Event)>,
+    unclaimed: VecDeque<Unclaimed>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Unclaimed {
+    /// Since when it is kept.
+    since: BootNs,
+    /// When it happened: the event as it is written has no boot time.
+    at: BootNs,
+    event: Event,
 }
 
 impl GatewayNeighborLost {
@@ -217,22 +231,22 @@ impl GatewayNeighborLost {
         if self.unclaimed.len() >= UNCLAIMED {
             self.unclaimed.pop_front();
         }
-        self.unclaimed.push_back((seen.now, event.clone()));
+        self.unclaimed.push_back(Unclaimed { since: seen.now, at: event.at, event: event.clone() });
     }
 
     /// Containers became known: what happened in their namespaces just before was done to them.
     fn claim(&mut self, seen: &Seen<'_>, findings: &mut Findings) {
         let unclaimed = std::mem::take(&mut self.unclaimed);
-        for (at, event) in unclaimed.into_iter().filter(|(at, _)| at.saturating_add(UNCLAIMED_NS) > seen.now)
-        {
-            let Some(neighbor) = event.neighbor.clone() else { continue };
+        let young = |one: &Unclaimed| one.since.saturating_add(UNCLAIMED_NS) > seen.now;
+        for one in unclaimed.into_iter().filter(young) {
+            let Some(neighbor) = one.event.neighbor.clone() else { continue };
             match judge::live_target(seen.node, neighbor.netns) {
                 Some(target) if !is_back(seen.node, key(&neighbor)) => {
-                    let event = Event { target: Some(Box::new(target)), ..event };
+                    let event = Event { target: Some(Box::new(target)), ..one.event };
                     self.neighbor(seen, &event, &neighbor, findings);
                 }
                 Some(_) => {}
-                None => self.unclaimed.push_back((at, event)),
+                None => self.unclaimed.push_back(one),
             }
         }
     }
@@ -322,6 +336,19 @@ impl Diagnosis for GatewayNeighborLost {
         }
         self.troubles.insert(key, Trouble::resumed(seen, owner, event, incident, neighbor));
         Some(subject)
+    }
+
+    fn save(&self) -> Result<Value, serde_json::Error> {
+        serde_json::to_value(self)
+    }
+
+    fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
+        let thresholds = self.thresholds.clone();
+        *self = Self { thresholds, ..serde_json::from_value(saved)? };
+        for one in &mut self.unclaimed {
+            one.event.at = one.at;
+        }
+        Ok(())
     }
 }
 

@@ -3,12 +3,15 @@
 //! FNV-1a with 128 bits over node, boot id, kind and subject, each followed by a byte that occurs in no UTF-8
 //! text, folded to 64 bits. It keeps accidents apart, not adversaries.
 
+use serde::{Deserialize, Serialize};
+
 const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
 const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
 const END: u8 = 0xff;
 
 /// An incident's id; 16 hex digits in the schema.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub(super) struct Id(u64);
 
 impl Id {
@@ -18,6 +21,20 @@ impl Id {
 
     pub(super) fn text(self) -> String {
         format!("{:016x}", self.0)
+    }
+}
+
+impl From<Id> for String {
+    fn from(id: Id) -> Self {
+        id.text()
+    }
+}
+
+impl TryFrom<String> for Id {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        Self::parse(&text).ok_or_else(|| format!("{text:?} is no id of an incident"))
     }
 }
 

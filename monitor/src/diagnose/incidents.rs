@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use super::finding::{About, Count, Repeat, Report};
 use super::identity::Id;
 use crate::event::{EVIDENCE_MAX, Incident, WallClock};
@@ -13,7 +15,7 @@ const SUMMARIES: u32 = 16;
 const FORMER: usize = 256;
 
 /// An incident that is open.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Open {
     incident: Incident,
     subject: String,
@@ -163,7 +165,7 @@ impl Open {
 }
 
 /// All that are open, and the ids of some that were.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Incidents {
     pub(super) open: BTreeMap<Id, Open>,
     former: VecDeque<Id>,

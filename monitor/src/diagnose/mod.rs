@@ -6,6 +6,8 @@
 
 use std::fmt::Debug;
 
+use serde_json::Value;
+
 use crate::config::Thresholds;
 use crate::event::{Event, WallClock};
 use crate::node::view::NodeView;
@@ -20,7 +22,7 @@ mod incidents;
 mod timers;
 mod volume_busy;
 
-pub use engine::{Engine, SCAN_ID, Told};
+pub use engine::{Engine, SCAN_ID, Saved, Told};
 pub use finding::{About, Count, Finding, Findings, Key, Repeat, Report};
 pub use incidents::{Incidents, Open};
 
@@ -65,6 +67,18 @@ pub trait Diagnosis: Debug + Send {
     /// An incident of this kind was open when an earlier run ended: goes on with it, and gives its subject.
     /// `event` is the newest one of the incident.
     fn resume(&mut self, seen: &Seen<'_>, event: &Event) -> Option<String>;
+
+    /// All that it remembers, but for its thresholds.
+    ///
+    /// # Errors
+    /// Never in practice: nothing that is saved has maps with keys that are not strings.
+    fn save(&self) -> Result<Value, serde_json::Error>;
+
+    /// Goes on where another one was.
+    ///
+    /// # Errors
+    /// When it does not understand what that one saved.
+    fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error>;
 }
 
 /// What a diagnosis can look at.

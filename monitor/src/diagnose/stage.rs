@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::config::{Cmdline, Thresholds};
-use crate::core::{Core, Output, Resume, Settings};
+use crate::core::{Core, Output, Resume, Settings, assert_same};
 use crate::event::{Event, Incident, Kind};
 use crate::observation::*;
 
@@ -17,11 +17,18 @@ pub(super) const SANDBOX: &str = "291716a39be991716a39be991716a39be991716a39be99
 pub(super) const CAM_UID: &str = "5c948341-c030-4996-b888-f032577d97b0";
 pub(super) const WEB_UID: &str = "0b7a2f50-9d1c-4a3e-8f6d-2c5b1e0a9d84";
 
+/// Moments of each story at which it is cut, and played to its end.
+const CUTS: usize = 12;
+/// Moments at which what is saved is compared with all that is known.
+const LOOKS: usize = 100;
+
 /// The wall clock of the boot: 2018-03-05T20:00:00Z.
 const BOOTED_AT: i64 = 1_520_280_000_000_000_000;
 
 pub(super) struct Stage {
     pub(super) core: Core,
+    /// What it began with.
+    resume: Resume,
     pub(super) told: Vec<Event>,
     pub(super) asked: Vec<Request>,
     pub(super) observed: Vec<Observation>,
@@ -46,7 +53,8 @@ impl Stage {
     /// A node that has just booted, with nothing on it.
     pub(super) fn bare(resume: Resume) -> Self {
         let mut stage = Self {
-            core: Core::new(settings(), resume),
+            core: Core::new(settings(), resume.clone()),
+            resume,
             told: Vec::new(),
             asked: Vec::new(),
             observed: Vec::new(),
@@ -204,10 +212,42 @@ impl Stage {
             let json = serde_json::to_string(self.told.iter().rfind(of_it).unwrap()).unwrap();
             serde_json::from_str(&json).unwrap()
         };
-        Resume {
-            last_seq: self.told.last().unwrap().seq,
-            incidents: open.iter().map(newest).collect(),
-            ..Resume::default()
+        Resume { last_seq: self.told.last().unwrap().seq, incidents: open.iter().map(newest).collect() }
+    }
+}
+
+/// Every story can be cut: a core that goes on from what was saved says the rest of it in the same words.
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        let mut core = Core::new(settings(), self.resume.clone());
+        let mut said = Vec::new();
+        let mut saved = Vec::new();
+        let restore = |saved: &str| Core::restore(settings(), serde_json::from_str(saved).unwrap()).unwrap();
+        // A large node takes long to compare.
+        let looks = if self.observed.len() < 1_000 { LOOKS } else { 2 };
+        let every = |cuts| self.observed.len() / cuts + 1;
+        for (index, observation) in self.observed.iter().enumerate() {
+            let written = || serde_json::to_string(&core.save().unwrap()).unwrap();
+            if index % every(looks) == 0 {
+                assert_same(&restore(&written()), &core, &format!("cut at {index}"));
+            }
+            if index % every(CUTS) == 0 {
+                saved.push((index, said.len(), written()));
+            }
+            core.observe(observation.clone());
+            said.extend(core.take_output());
+        }
+        for (index, told, saved) in saved {
+            let mut restored = restore(&saved);
+            let mut again = Vec::new();
+            for observation in &self.observed[index..] {
+                restored.observe(observation.clone());
+                again.extend(restored.take_output());
+            }
+            assert!(again == said[told..], "cut at {index}: {again:#?} instead of {:#?}", &said[told..]);
         }
     }
 }

@@ -30,6 +30,14 @@ impl Diagnosis for Fake {
     fn resume(&mut self, _: &Seen<'_>, _: &Event) -> Option<String> {
         None
     }
+
+    fn save(&self) -> Result<Value, serde_json::Error> {
+        Ok(Value::Null)
+    }
+
+    fn restore(&mut self, _: Value) -> Result<(), serde_json::Error> {
+        Ok(())
+    }
 }
 
 fn report(subject: &str, caused_by: Vec<Key>) -> Report {

@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::de::{Deserialize, Deserializer};
+use serde::ser::{Serialize, Serializer};
+
 use crate::observation::BootNs;
 
 /// At most one deadline for each key.
@@ -9,6 +12,22 @@ use crate::observation::BootNs;
 pub(super) struct Timers<K> {
     by_key: BTreeMap<K, BootNs>,
     by_time: BTreeSet<(BootNs, K)>,
+}
+
+impl<K: Ord + Serialize> Serialize for Timers<K> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(&self.by_key)
+    }
+}
+
+impl<'de, K: Ord + Clone + Deserialize<'de>> Deserialize<'de> for Timers<K> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let mut timers = Self::default();
+        for (key, at) in Vec::<(K, BootNs)>::deserialize(from)? {
+            timers.set(&key, at);
+        }
+        Ok(timers)
+    }
 }
 
 impl<K> Default for Timers<K> {

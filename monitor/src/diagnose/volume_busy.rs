@@ -6,6 +6,9 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
 use super::advice::advice;
 use super::finding::{About, Count, Findings, Repeat, Report};
 use super::timers::Timers;
@@ -33,7 +36,7 @@ const SCANS: usize = 32;
 type Place = (NsInum, String);
 
 /// Attempts at one place. Whoever counts them forgets after a while, and begins anew.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy, Serialize, Deserialize)]
 struct Attempts {
     before: u64,
     counted: u64,
@@ -53,11 +56,12 @@ impl Attempts {
 }
 
 /// A volume that is busy.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Busy {
     first: BootNs,
     last: BootNs,
     severity: Severity,
+    #[serde(with = "crate::pairs")]
     places: BTreeMap<Place, Attempts>,
     /// Attempts at places where it is unmounted by now.
     former: u64,
@@ -70,13 +74,17 @@ impl Busy {
 }
 
 /// The diagnosis.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct VolumeBusy {
+    #[serde(skip)]
     thresholds: Thresholds,
     busy: BTreeMap<String, Busy>,
+    #[serde(with = "crate::pairs")]
     by_place: BTreeMap<Place, String>,
+    #[serde(with = "crate::pairs")]
     pending: BTreeMap<Place, u64>,
     /// Unmounts that succeeded while the event of a refused one may wait for its scan.
+    #[serde(with = "crate::pairs")]
     releases: BTreeMap<Place, BootNs>,
     /// When it gets worse, or has not been heard of for too long.
     alarms: Timers<String>,
@@ -330,6 +338,16 @@ impl Diagnosis for VolumeBusy {
         self.by_place.insert(place, subject.clone());
         self.set_alarm(&subject);
         Some(subject)
+    }
+
+    fn save(&self) -> Result<Value, serde_json::Error> {
+        serde_json::to_value(self)
+    }
+
+    fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
+        let thresholds = self.thresholds.clone();
+        *self = Self { thresholds, ..serde_json::from_value(saved)? };
+        Ok(())
     }
 }
 

@@ -3,25 +3,50 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use crate::observation::{BootNs, ContainerFacts, ContainerState, Fact, NsInum, Observation};
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::observation::{BootNs, ContainerFacts, ContainerState, NsInum};
 
 /// How long a removed container can still be named.
 const REMEMBER_NS: u64 = 600 * 1_000_000_000;
 
 /// All containers.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(from = "Vec<Known>")]
 pub struct Containers {
     known: HashMap<String, Known>,
     /// Ids by the namespace they are in: the question that every neighbor event asks.
     by_netns: BTreeMap<NsInum, BTreeSet<String>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Known {
     facts: ContainerFacts,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     removed: Option<BootNs>,
     /// When it was seen to start; `None` if it ran before it was known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     started: Option<BootNs>,
+}
+
+impl Serialize for Containers {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let mut known: Vec<&Known> = self.known.values().collect();
+        known.sort_unstable_by_key(|known| &known.facts.id);
+        to.collect_seq(known)
+    }
+}
+
+impl From<Vec<Known>> for Containers {
+    fn from(all: Vec<Known>) -> Self {
+        let mut by_netns = BTreeMap::<_, BTreeSet<_>>::new();
+        for facts in all.iter().map(|known| &known.facts) {
+            if let Some(netns) = facts.netns {
+                by_netns.entry(netns).or_default().insert(facts.id.clone());
+            }
+        }
+        Self { known: all.into_iter().map(|known| (known.facts.id.clone(), known)).collect(), by_netns }
+    }
 }
 
 /// A change of a container's lifecycle.
@@ -190,30 +215,6 @@ impl Containers {
     /// Those that are not removed.
     pub fn present(&self) -> impl Iterator<Item = &ContainerFacts> {
         self.known.values().filter(|known| known.removed.is_none()).map(|known| &known.facts)
-    }
-
-    /// All of them as observations that make another model equal to this one; `now` is when they are made.
-    pub fn observations(&self, now: BootNs) -> impl Iterator<Item = Observation> {
-        let mut known: Vec<&Known> = self.known.values().collect();
-        known.sort_unstable_by_key(|known| &known.facts.id);
-        let (gone, present): (Vec<&Known>, Vec<&Known>) =
-            known.into_iter().partition(|known| known.removed.is_some());
-        let mut lists = BTreeMap::<String, Vec<ContainerFacts>>::new();
-        for Known { facts, .. } in present {
-            lists.entry(facts.runtime.clone()).or_default().push(facts.clone());
-        }
-        let lists = lists.into_iter().map(move |(runtime, containers)| Observation {
-            at: now,
-            fact: Fact::RuntimeSnapshot { runtime, containers },
-        });
-        // A list takes those of its runtime that it lacks for removed now: they come after it.
-        let gone = gone.into_iter().flat_map(move |Known { facts, removed, .. }| {
-            let at = removed.unwrap_or(now);
-            let id = facts.id.clone();
-            [Fact::Container(Box::new(facts.clone())), Fact::ContainerGone { id }]
-                .map(|fact| Observation { at, fact })
-        });
-        lists.chain(gone)
     }
 
     /// How many there are, by runtime and state; removed ones do not count.

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::observation::{
     BootNs, LlAddr, NeighborChange, NeighborEntry, NeighborOp, NudState, RouteFacts, is_default_gateway,
 };
@@ -21,7 +23,7 @@ const CAPACITY: usize = 16;
 const USABLE: u8 = 0x02 | 0x04 | 0x08 | 0x10;
 
 /// The neighbor entry of one gateway.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gateway {
     /// State and link-layer address; `None` when there is no entry.
     pub entry: Option<(NudState, Option<LlAddr>)>,
@@ -82,25 +84,16 @@ impl Gateway {
 }
 
 /// The gateways of one namespace, by interface index and address.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
 pub(super) struct Gateways {
+    #[serde(with = "crate::pairs")]
     known: BTreeMap<(u32, IpAddr), Gateway>,
 }
 
 impl Gateways {
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, IpAddr, &Gateway)> {
         self.known.iter().map(|((ifindex, address), gateway)| (*ifindex, *address, gateway))
-    }
-
-    /// The entries of those that are gateways now, as a dump would show them.
-    pub(super) fn entries(&self, routes: &[RouteFacts]) -> Vec<NeighborEntry> {
-        self.iter()
-            .filter(|(_, address, _)| is_default_gateway(routes.iter(), *address))
-            .filter_map(|(ifindex, address, gateway)| {
-                let (state, lladdr) = gateway.entry.clone()?;
-                Some(NeighborEntry { ifindex, address, state, lladdr })
-            })
-            .collect()
     }
 
     pub(super) fn get(&self, ifindex: u32, address: IpAddr) -> Option<&Gateway> {

@@ -1,12 +1,14 @@
 //! Network namespaces: links, addresses, the routes that make an address a gateway, and its neighbor entry.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
 
 use super::gateways::{Gateway, Gateways};
 use crate::observation::{
-    AddressFacts, BootNs, Fact, LinkFacts, LlAddr, NeighborChange, NetnsOwner, NetnsSnapshot, NsInum,
-    Observation, RouteFacts, is_default_gateway,
+    AddressFacts, BootNs, LinkFacts, LlAddr, NeighborChange, NetnsOwner, NetnsSnapshot, NsInum, RouteFacts,
+    is_default_gateway,
 };
 
 /// A route that is gone still made its next hop the gateway of whatever happened just before: the kernel
@@ -17,13 +19,14 @@ const FORMER_ROUTE_NS: u64 = 2_000_000_000;
 const SETTLING_NS: u64 = 1_000_000_000;
 
 /// All namespaces that were read.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Namespaces {
-    known: HashMap<NsInum, Namespace>,
+    known: BTreeMap<NsInum, Namespace>,
 }
 
 /// What is known of one.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Namespace {
     /// Name below /run/netns.
     pub name: Option<String>,
@@ -38,7 +41,7 @@ pub struct Namespace {
     gateways: Gateways,
     former_routes: Vec<(BootNs, RouteFacts)>,
     /// When the hardware address of a link last changed.
-    relabelled: HashMap<u32, BootNs>,
+    relabelled: BTreeMap<u32, BootNs>,
     /// When a link or route last came or changed.
     changed: BootNs,
 }
@@ -50,7 +53,7 @@ impl Namespaces {
         self.known.get(&netns)
     }
 
-    /// All of them, in no order.
+    /// All of them, by inode number.
     pub fn all(&self) -> impl Iterator<Item = (NsInum, &Namespace)> {
         self.known.iter().map(|(netns, namespace)| (*netns, namespace))
     }
@@ -154,13 +157,6 @@ impl Namespaces {
         found
     }
 
-    /// All of them as observations that make another model equal to this one; `now` is when they are made.
-    pub fn observations(&self, now: BootNs) -> impl Iterator<Item = Observation> {
-        let mut known: Vec<_> = self.known.iter().collect();
-        known.sort_unstable_by_key(|(netns, _)| **netns);
-        known.into_iter().flat_map(move |(netns, namespace)| namespace.observations(*netns, now))
-    }
-
     /// Takes a live change of a neighbor entry, if it is that of a gateway.
     pub fn put_neighbor(&mut self, at: BootNs, change: &NeighborChange) {
         if let Some(namespace) = self.known.get_mut(&change.key.netns) {
@@ -219,47 +215,6 @@ impl Namespace {
         let settled =
             self.relabelled.get(&ifindex).is_none_or(|changed| changed.saturating_add(FORMER_ROUTE_NS) < at);
         settled && self.links.get(&ifindex).is_some_and(|link| link.mac.as_ref() == Some(lladdr))
-    }
-
-    /// What ended a moment ago still counts, so it begins and ends once more.
-    fn observations(&self, netns: NsInum, now: BootNs) -> Vec<Observation> {
-        let recent = |at: BootNs| at.saturating_add(FORMER_ROUTE_NS) >= now;
-        let relabelled = |ifindex| self.relabelled.get(&ifindex).copied().filter(|at| recent(*at));
-        let mut links: Vec<LinkFacts> = self.links.values().cloned().collect();
-        let mut later = Vec::new();
-        for link in &mut links {
-            if let Some(at) = relabelled(link.ifindex) {
-                later.push(Observation { at, fact: Fact::Link(Box::new(link.clone())) });
-                link.mac = match link.mac {
-                    Some(_) => None,
-                    None => Some(LlAddr(Vec::new())),
-                };
-            }
-        }
-        let former = self.former_routes.iter().filter(|(_, route)| !self.routes.contains(route));
-        for (at, route) in former.filter(|(at, _)| recent(*at)) {
-            for fact in [Fact::Route(route.clone()), Fact::RouteGone(route.clone())] {
-                later.push(Observation { at: *at, fact });
-            }
-        }
-        // Telling a link again sets when something last changed.
-        if let Some(link) = self.links.values().next()
-            && (recent(self.changed) || !later.is_empty())
-        {
-            later.push(Observation { at: self.changed, fact: Fact::Link(Box::new(link.clone())) });
-        }
-        let snapshot = NetnsSnapshot {
-            netns,
-            name: self.name.clone(),
-            owner: self.owner.clone(),
-            links,
-            addresses: self.addresses.clone(),
-            routes: self.routes.clone(),
-            neighbors: self.gateways.entries(&self.routes),
-        };
-        let mut all = vec![Observation { at: now, fact: Fact::Netns(Box::new(snapshot)) }];
-        all.append(&mut later);
-        all
     }
 
     fn remember_former(&mut self, at: BootNs, route: RouteFacts) {

@@ -1,6 +1,8 @@
 //! Names of pods by uid: a volume is unmounted long after the pod's last container went.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
 
 use crate::observation::{BootNs, PodIdentity};
 
@@ -10,12 +12,13 @@ const REMEMBER_NS: u64 = 24 * 3600 * 1_000_000_000;
 const CAPACITY: usize = 4096;
 
 /// The names of pods that were seen.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct PodNames {
-    known: HashMap<String, Known>,
+    known: BTreeMap<String, Known>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Known {
     namespace: String,
     name: String,

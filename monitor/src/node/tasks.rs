@@ -1,31 +1,134 @@
-//! Who tasks are: as many as are remembered in the kernel, and more, so that a reference always resolves.
+//! Who tasks are: at least as many as are remembered in the kernel, so that a reference always resolves.
 
+use std::borrow::Cow;
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::hash::Hash;
 
-use crate::observation::{BootNs, Fact, Observation, TaskFacts, TaskKey};
+use serde::{Deserialize, Serialize, Serializer};
 
-/// Twice what the kernel remembers having told.
-const CAPACITY: usize = 2048;
+use crate::observation::{Ancestor, BootNs, NsInum, TaskFacts, TaskKey};
+
+/// As many as the kernel remembers having told.
+const KEPT: usize = 1024;
+/// From this number on all but those are forgotten.
+const CAPACITY: usize = KEPT + KEPT / 4;
 
 /// Tasks by identity; the least recently used are forgotten.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(from = "Written<'static>")]
 pub struct Tasks {
     known: HashMap<TaskKey, Known>,
     uses: Cell<u64>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq)]
 struct Known {
     facts: TaskFacts,
     used: Cell<u64>,
+}
+
+/// As it is written: what many tasks share is there once.
+#[derive(Debug, Serialize, Deserialize)]
+struct Written<'a> {
+    ancestors: Vec<Cow<'a, Ancestor>>,
+    /// Executables and control groups.
+    texts: Vec<Cow<'a, str>>,
+    /// In the order of their use.
+    tasks: Vec<Row<'a>>,
+}
+
+/// A task, with indexes in place of what it shares: tgid, start, execs, uid, executable, arguments, network and mount
+/// namespace, control group, ancestors.
+#[derive(Debug, Serialize, Deserialize)]
+struct Row<'a>(
+    u32,
+    BootNs,
+    u32,
+    u32,
+    Option<usize>,
+    Option<Cow<'a, str>>,
+    NsInum,
+    NsInum,
+    Option<usize>,
+    Vec<usize>,
+);
+
+impl<'a> From<&'a Tasks> for Written<'a> {
+    fn from(tasks: &'a Tasks) -> Self {
+        let mut known: Vec<&Known> = tasks.known.values().collect();
+        known.sort_unstable_by_key(|known| known.used.get());
+        let (mut ancestors, mut texts) = (Shared::default(), Shared::default());
+        let row = |Known { facts, .. }: &'a Known| {
+            let TaskFacts { key, uid, exe, cmdline, netns, mntns, cgroup, ancestors: line } = facts;
+            let exe = exe.as_deref().map(|exe| texts.index(exe));
+            let cgroup = cgroup.as_deref().map(|cgroup| texts.index(cgroup));
+            let cmdline = cmdline.as_deref().map(Cow::from);
+            let line = line.iter().map(|ancestor| ancestors.index(ancestor)).collect();
+            Row(key.tgid, key.start_ns, key.exec_id, *uid, exe, cmdline, *netns, *mntns, cgroup, line)
+        };
+        let tasks = known.into_iter().map(row).collect();
+        Self {
+            ancestors: ancestors.all.into_iter().map(Cow::Borrowed).collect(),
+            texts: texts.all.into_iter().map(Cow::Borrowed).collect(),
+            tasks,
+        }
+    }
+}
+
+impl Serialize for Tasks {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        Written::from(self).serialize(to)
+    }
+}
+
+impl From<Written<'_>> for Tasks {
+    fn from(Written { ancestors, texts, tasks: rows }: Written<'_>) -> Self {
+        let mut tasks = Self::default();
+        let text = |index: Option<usize>| Some(texts.get(index?)?.clone().into_owned());
+        let ancestor = |index: usize| Some(ancestors.get(index)?.clone().into_owned());
+        for Row(tgid, start_ns, exec_id, uid, exe, cmdline, netns, mntns, cgroup, line) in rows {
+            tasks.insert(TaskFacts {
+                key: TaskKey { tgid, start_ns, exec_id },
+                uid,
+                exe: text(exe),
+                cmdline: cmdline.map(Cow::into_owned),
+                netns,
+                mntns,
+                cgroup: text(cgroup),
+                ancestors: line.into_iter().filter_map(ancestor).collect(),
+            });
+        }
+        tasks
+    }
+}
+
+/// Values, each once.
+struct Shared<'a, T: ?Sized> {
+    all: Vec<&'a T>,
+    indexes: HashMap<&'a T, usize>,
+}
+
+impl<T: ?Sized> Default for Shared<'_, T> {
+    fn default() -> Self {
+        Self { all: Vec::new(), indexes: HashMap::new() }
+    }
+}
+
+impl<'a, T: ?Sized + Eq + Hash> Shared<'a, T> {
+    fn index(&mut self, value: &'a T) -> usize {
+        *self.indexes.entry(value).or_insert_with(|| {
+            self.all.push(value);
+            self.all.len() - 1
+        })
+    }
 }
 
 impl Tasks {
     /// Remembers a task.
     pub fn insert(&mut self, facts: TaskFacts) {
         if self.known.len() >= CAPACITY {
-            self.forget_older_half();
+            self.forget_oldest();
         }
         let used = Cell::new(self.next_use());
         self.known.insert(facts.key, Known { facts, used });
@@ -39,27 +142,18 @@ impl Tasks {
         Some(&known.facts)
     }
 
-    /// The most recently used, at most this many, as observations in the order of their use.
-    pub fn observations(&self, now: BootNs, most: usize) -> impl Iterator<Item = Observation> {
-        let mut known: Vec<&Known> = self.known.values().collect();
-        known.sort_unstable_by_key(|known| known.used.get());
-        let first = known.len().saturating_sub(most);
-        known.into_iter().skip(first).map(move |Known { facts, .. }| Observation {
-            at: now,
-            fact: Fact::Task(Box::new(facts.clone())),
-        })
-    }
-
     fn next_use(&self) -> u64 {
         self.uses.set(self.uses.get() + 1);
         self.uses.get()
     }
 
-    fn forget_older_half(&mut self) {
+    fn forget_oldest(&mut self) {
         let mut uses: Vec<u64> = self.known.values().map(|known| known.used.get()).collect();
         uses.sort_unstable();
-        let median = uses[uses.len() / 2];
-        self.known.retain(|_, known| known.used.get() >= median);
+        let Some(oldest) = uses.len().checked_sub(KEPT).and_then(|first| uses.get(first)) else {
+            return;
+        };
+        self.known.retain(|_, known| known.used.get() >= *oldest);
     }
 }
 
@@ -90,5 +184,31 @@ mod tests {
         }
         assert!(tasks.known.len() <= CAPACITY);
         assert!(tasks.get(&task(2).key).is_none());
+        assert!(tasks.get(&task(9_000).key).is_some(), "as many as the kernel remembers");
+    }
+
+    #[test]
+    fn what_is_written_reads_back_whole_and_in_the_order_of_use() {
+        let mut tasks = Tasks::default();
+        for tgid in 1..=3 {
+            let ancestor = |tgid| Ancestor { tgid, start_ns: 1, comm: "a".into(), exe: None };
+            tasks.insert(TaskFacts {
+                exe: Some("/bin/sh".into()),
+                cmdline: Some(format!("sh {tgid}")),
+                cgroup: (tgid > 1).then(|| "/bin/sh".into()),
+                ancestors: vec![ancestor(tgid), ancestor(1)],
+                ..task(tgid)
+            });
+        }
+        assert!(tasks.get(&task(1).key).is_some());
+        let json = serde_json::to_string(&tasks).unwrap();
+        let back: Tasks = serde_json::from_str(&json).unwrap();
+        assert_eq!(serde_json::to_string(&back).unwrap(), json);
+        for tgid in 1..=3 {
+            assert_eq!(back.get(&task(tgid).key), tasks.get(&task(tgid).key));
+        }
+        assert_eq!(json.matches("/bin/sh").count(), 1, "{json}");
+        let places: Vec<_> = (1..=3).map(|tgid| json.find(&format!("sh {tgid}"))).collect();
+        assert!(places[1] < places[2] && places[2] < places[0], "{json}");
     }
 }

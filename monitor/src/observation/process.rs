@@ -27,7 +27,7 @@ pub struct TaskRef {
 }
 
 /// An ancestor of a task.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Ancestor {
     /// Thread group id.
     pub tgid: u32,

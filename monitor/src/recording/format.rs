@@ -1,11 +1,9 @@
 //! The lines of a recording: what stands in them, and how they are told apart.
 //!
 //! ```text
-//! {"format":"kevtmon-recording","version":1, …, "model_lines":2}     a part begins
-//! {"at":…,"fact":{"clock":{…}}}                                      \ these rebuild the model
-//! {"at":…,"fact":{"netns":{…}}}                                      / and say nothing
-//! {"at":…,"fact":{"neighbor":{…}}}                                   one observation a line, in the order
-//! {"at":…,"fact":"tick"}                                             in which the core took them
+//! {"format":"kevtmon-recording","version":2, …, "state":{…}}     a part begins, with all that the core knows
+//! {"at":…,"fact":{"neighbor":{…}}}                               one observation a line, in the order
+//! {"at":…,"fact":"tick"}                                         in which the core took them
 //! ```
 //!
 //! Each part can be replayed alone. Parts that follow one another can be put together with `cat`, and with a
@@ -17,7 +15,7 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use crate::core::state::State;
-use crate::core::{Core, Resume, Settings};
+use crate::core::{Core, Saved, Settings};
 use crate::event::Incident;
 use crate::observation::{BootNs, SourceStatus};
 
@@ -26,8 +24,8 @@ pub const RECORDING: &str = "kevtmon-recording";
 /// What the first line of a bundle says it is.
 pub const BUNDLE: &str = "kevtmon-bundle";
 /// The version of both that is written, and the only one that is read. Fields and facts can be added without
-/// another version.
-pub const VERSION: u32 = 1;
+/// another version, to what is saved of a core too if there is a default for them.
+pub const VERSION: u32 = 2;
 
 /// Who wrote it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +44,7 @@ pub struct Writer {
 
 /// The first line of a part: all that a core begins with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Header {
+pub struct Header<'a> {
     /// [`RECORDING`].
     pub format: String,
     /// [`VERSION`].
@@ -69,14 +67,11 @@ pub struct Header {
     pub settings: Settings,
     /// What the core goes on from.
     #[serde(default)]
-    pub resume: Resume,
-    /// How many of the lines that follow rebuild the model.
-    #[serde(default)]
-    pub model_lines: u64,
+    pub state: Saved<'a>,
 }
 
-impl Header {
-    /// Whether this part goes on where another one ended: then its model lines tell nothing new.
+impl Header<'_> {
+    /// Whether this part goes on where another one ended: then its state tells nothing new.
     #[must_use]
     pub fn continues(&self, earlier: &Self) -> bool {
         (self.run, &self.settings.boot_id) == (earlier.run, &earlier.settings.boot_id)
@@ -151,20 +146,13 @@ pub(super) struct Place {
     pub(super) started: String,
 }
 
-/// Appends the lines that a part begins with, which are all that the core knows now.
+/// Appends the line that a part begins with, in which is all that the core knows now.
 pub(super) fn write_beginning(
     writer: &Writer,
     place: Place,
     core: &Core,
-    now: BootNs,
     out: &mut Vec<u8>,
 ) -> io::Result<()> {
-    let mut model = Vec::new();
-    let mut model_lines = 0;
-    for observation in core.model(now) {
-        write_line(&observation, &mut model)?;
-        model_lines += 1;
-    }
     let header = Header {
         format: RECORDING.to_owned(),
         version: VERSION,
@@ -174,10 +162,7 @@ pub(super) fn write_beginning(
         part: place.part,
         gap: place.gap,
         settings: core.settings().clone(),
-        resume: core.resume(),
-        model_lines,
+        state: core.save()?,
     };
-    write_line(&header, out)?;
-    out.append(&mut model);
-    Ok(())
+    write_line(&header, out)
 }

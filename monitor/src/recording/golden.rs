@@ -10,12 +10,11 @@ use jiff::tz::TimeZone;
 use super::format::Header;
 use super::reader::{Line, Reader};
 use super::replay::{Summary, replay};
-use crate::core::{Core, Output, Resume};
-use crate::event::Event;
+use crate::core::{Core, Output, Resume, assert_same};
 use crate::observation::{Fact, Observation};
 use crate::sinks::pretty::Pretty;
 
-fn fixtures() -> Vec<PathBuf> {
+pub(super) fn fixtures() -> Vec<PathBuf> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
     let mut paths: Vec<PathBuf> =
         fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -66,7 +65,7 @@ fn a_replay_gives_the_same_bytes_twice() {
     }
 }
 
-fn observations(path: &Path) -> (Header, Vec<Observation>) {
+pub(super) fn observations(path: &Path) -> (Header<'static>, Vec<Observation>) {
     let recording = fs::read(path).unwrap();
     let mut reader = Reader::new(&recording[..]);
     let Some(Line::Part(header)) = reader.next_line().unwrap() else { panic!("no header") };
@@ -86,43 +85,34 @@ fn feed(core: &mut Core, observations: &[Observation]) -> Vec<Output> {
     said
 }
 
-/// The events of facts, whole but for their numbers. What the diagnoses had seen before a recording began is
-/// not in it, so that incidents of a recording that begins in the middle can open later than they did.
-fn facts(said: Vec<Output>) -> Vec<Event> {
-    said.into_iter()
-        .filter_map(|output| match output {
-            Output::Event(event) if event.incident.is_none() => Some(Event { seq: 0, ..*event }),
-            Output::Event(_) | Output::Request(_) => None,
-        })
-        .collect()
-}
-
 #[test]
 fn a_recording_can_begin_at_any_moment_and_goes_on_as_the_core_did() {
     for path in fixtures() {
         let (header, observations) = observations(&path);
-        for cut in 0..observations.len() {
+        for cut in 0..=observations.len() {
             let (before, after) = observations.split_at(cut);
             let mut core = Core::new(header.settings.clone(), Resume::default());
             feed(&mut core, before);
-            let now = before.last().map_or(0, |observation| observation.at);
-
-            let model: Vec<Observation> = core.model(now).collect();
-            let written = serde_json::to_vec(&(core.settings(), core.resume(), model)).unwrap();
-            let (settings, resume, model): (_, _, Vec<Observation>) =
-                serde_json::from_slice(&written).unwrap();
-            let mut restored = Core::restore(settings, resume, model);
+            let written = written(&core);
+            let (settings, saved) = serde_json::from_slice(&written).unwrap();
+            let mut restored = Core::restore(settings, saved).unwrap();
             assert!(restored.take_output().next().is_none(), "restoring says nothing");
-            let again = (restored.settings(), restored.resume(), restored.model(now).collect::<Vec<_>>());
-            assert_eq!(serde_json::to_vec(&again).unwrap(), written, "{} at {cut}", path.display());
-            assert_eq!(
-                facts(feed(&mut restored, after)),
-                facts(feed(&mut core, after)),
-                "{} at {cut}",
-                path.display()
-            );
+            assert_eq!(text(&self::written(&restored)), text(&written), "{} at {cut}", path.display());
+            assert_same(&restored, &core, &format!("{} at {cut}", path.display()));
+
+            let (live, again) = (feed(&mut core, after), feed(&mut restored, after));
+            assert_eq!(again, live, "{} at {cut}", path.display());
+            assert_same(&restored, &core, &format!("{} at its end after {cut}", path.display()));
         }
     }
+}
+
+fn written(core: &Core) -> Vec<u8> {
+    serde_json::to_vec(&(core.settings(), core.save().unwrap())).unwrap()
+}
+
+fn text(written: &[u8]) -> &str {
+    std::str::from_utf8(written).unwrap()
 }
 
 #[test]

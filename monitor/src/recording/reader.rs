@@ -66,7 +66,7 @@ pub enum Line {
     /// A bundle begins.
     Bundle(Box<BundleHeader>),
     /// A part begins.
-    Part(Box<Header>),
+    Part(Box<Header<'static>>),
     /// Something the core took.
     Observation(Observation),
     /// Not understood.
@@ -119,7 +119,8 @@ impl<R: BufRead> Reader<R> {
             return Ok(Some(Line::Observation(observation)));
         }
         let Ok(value) = serde_json::from_slice::<Value>(&self.text) else {
-            if line == 1 {
+            // A writer may be killed while it writes the first line, too.
+            if line == 1 && !self.text.starts_with(b"{\"format\":\"kevtmon-") {
                 return Err(self.foreign());
             }
             let what = format!("not JSON: {}", self.quoted());
@@ -207,7 +208,7 @@ impl<R: BufRead> Reader<R> {
 mod tests {
     use super::*;
 
-    const HEADER: &str = r#"{"format":"kevtmon-recording","version":1,"started":"","settings":{"node":"n","boot_id":"b","version":"0","host_netns":1,"cmdline":"host","sources":{}}}"#;
+    const HEADER: &str = r#"{"format":"kevtmon-recording","version":2,"started":"","settings":{"node":"n","boot_id":"b","version":"0","host_netns":1,"cmdline":"host","sources":{}}}"#;
     const TICK: &str = r#"{"at":5,"fact":"tick"}"#;
 
     fn read(text: &str) -> Result<Vec<Line>, ReadError> {
@@ -227,11 +228,11 @@ mod tests {
 
     #[test]
     fn another_version_is_refused_naming_both() {
-        let text = HEADER.replace("\"version\":1,", "\"version\":2,");
+        let text = HEADER.replace("\"version\":2,", "\"version\":1,");
         assert_eq!(
             complaint(&text),
             format!(
-                "line 1: kevtmon-recording of version 2; this kevtmon {} reads version 1",
+                "line 1: kevtmon-recording of version 1; this kevtmon {} reads version 2",
                 crate::cli::VERSION
             )
         );
@@ -278,6 +279,14 @@ mod tests {
         assert!(matches!(&lines[1..], [Line::Cut { line: 2 }, Line::Part(_), Line::Observation(_)]));
         let lines = read(&format!("{HEADER}\n{{\"at\":\n{TICK}\n")).unwrap();
         assert!(matches!(&lines[1..], [Line::Skipped(_), Line::Observation(_)]), "{lines:?}");
+    }
+
+    #[test]
+    fn a_first_line_that_was_cut_spoils_no_part_that_follows() {
+        let cut = &HEADER[..HEADER.len() - 20];
+        let lines = read(&format!("{cut}\n{HEADER}\n{TICK}\n")).unwrap();
+        assert!(matches!(&lines[..], [Line::Cut { line: 1 }, Line::Part(_), Line::Observation(_)]));
+        assert_eq!(read(cut).unwrap(), [Line::Cut { line: 1 }]);
     }
 
     #[test]

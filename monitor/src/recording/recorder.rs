@@ -218,7 +218,7 @@ impl Track {
         });
         let place = Place { run, part: self.parts, gap, started: Timestamp::now().to_string() };
         let mut lines = Vec::new();
-        if format::write_beginning(writer, place, core, at, &mut lines).is_err() {
+        if format::write_beginning(writer, place, core, &mut lines).is_err() {
             return;
         }
         let is_full = self.bytes >= self.pace.file;

@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::format::{Gap, Header};
 use super::reader::{Line, ReadError, Reader, Skipped};
 use crate::config::Config;
-use crate::core::{Core, Output};
+use crate::core::{Core, Output, RestoreError};
 use crate::event::Event;
 use crate::observation::{BootNs, Fact, Observation};
 
@@ -21,6 +21,9 @@ pub enum ReplayError {
     /// The recording cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
+    /// What it begins with is no state of this program's core.
+    #[error("it begins with a state that cannot be gone on from")]
+    State(#[from] RestoreError),
     /// Nobody takes the events any more.
     #[error("cannot write events")]
     Write(#[from] io::Error),
@@ -63,7 +66,7 @@ pub(super) struct Played {
     /// As it is at the end; `None` if there was no part.
     pub(super) core: Option<Core>,
     /// Of the last part.
-    pub(super) header: Option<Header>,
+    pub(super) header: Option<Header<'static>>,
     pub(super) summary: Summary,
 }
 
@@ -78,14 +81,12 @@ pub(super) fn play(
     while let Some(line) = reader.next_line()? {
         match line {
             Line::Bundle(_) => {}
-            Line::Part(header) => player.begin(*header),
-            Line::Observation(observation) if player.model_lines > 0 => player.remodel(Some(observation)),
+            Line::Part(header) => player.begin(*header)?,
             Line::Observation(observation) => player.observe(observation, &mut tell)?,
             Line::Skipped(skipped) => player.skip(skipped),
             Line::Cut { line } => player.summary.cut.push(line),
         }
     }
-    player.settle();
     Ok(Played { core: player.core, header: player.header, summary: player.summary })
 }
 
@@ -93,52 +94,26 @@ pub(super) fn play(
 struct Player<'a> {
     config: Option<&'a Config>,
     /// Of the part that is read.
-    header: Option<Header>,
-    /// Lines of the model that are still to come.
-    model_lines: u64,
-    model: Vec<Observation>,
-    /// `None` until the model is complete.
+    header: Option<Header<'static>>,
+    /// `None` before the first part.
     core: Option<Core>,
     summary: Summary,
 }
 
 impl Player<'_> {
-    fn begin(&mut self, mut header: Header) {
-        self.settle();
-        if !self.header.as_ref().is_some_and(|earlier| header.continues(earlier)) {
-            self.core = None;
-        }
+    fn begin(&mut self, mut header: Header<'static>) -> Result<(), RestoreError> {
+        let goes_on = self.header.as_ref().is_some_and(|earlier| header.continues(earlier));
         // What is missing before the recording begins is no gap of it.
         self.summary.gaps.extend(header.gap.clone().filter(|_| self.header.is_some()));
         if let Some(config) = self.config {
             config.govern(&mut header.settings);
         }
-        self.model_lines = header.model_lines;
+        let state = mem::take(&mut header.state);
+        if !goes_on {
+            self.core = Some(Core::restore(header.settings.clone(), state)?);
+        }
         self.header = Some(header);
-        if self.model_lines == 0 {
-            self.settle();
-        }
-    }
-
-    /// Takes a line of the model; what is known already is not learned again.
-    fn remodel(&mut self, observation: Option<Observation>) {
-        if self.core.is_none() {
-            self.model.extend(observation);
-        }
-        self.model_lines -= 1;
-        if self.model_lines == 0 {
-            self.settle();
-        }
-    }
-
-    /// Ends the model with what there is of it.
-    fn settle(&mut self) {
-        self.model_lines = 0;
-        if let (None, Some(header)) = (&self.core, &mut self.header) {
-            let resume = mem::take(&mut header.resume);
-            let model = mem::take(&mut self.model);
-            self.core = Some(Core::restore(header.settings.clone(), resume, model));
-        }
+        Ok(())
     }
 
     fn observe(
@@ -167,9 +142,6 @@ impl Player<'_> {
         self.summary.skipped += 1;
         if self.summary.first_skipped.len() < TOLD {
             self.summary.first_skipped.push(skipped);
-        }
-        if self.model_lines > 0 {
-            self.remodel(None);
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use serde::{Deserialize, Serialize};
+
 use super::SECOND;
 use crate::diagnose::CAPACITY;
 use crate::diagnose::timers::Timers;
@@ -14,7 +16,7 @@ const BATCH: usize = 8;
 /// … and so long after the ones before: a few hundred take a few seconds, at a few percent of a core.
 const BATCH_INTERVAL: BootNs = SECOND / 4;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Rereads {
     looks: Timers<NsInum>,
     /// When to begin with all of them.

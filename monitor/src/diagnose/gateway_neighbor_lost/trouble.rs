@@ -1,5 +1,7 @@
 //! One gateway in trouble: whose it is, what happened to its entry, and the report that is made of it.
 
+use serde::{Deserialize, Serialize};
+
 use super::judge::Health;
 use super::{judge, words};
 use crate::core::whose;
@@ -9,7 +11,8 @@ use crate::event::{Confidence, Event, Incident, Neighbor, Severity, Target};
 use crate::observation::{BootNs, NeighborKey};
 
 /// What is wrong.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Reason {
     Missing,
     WrongLladdr,
@@ -35,7 +38,7 @@ impl Reason {
 }
 
 /// Whose gateway it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Owner {
     /// The pod's sandbox, or the container.
     pub(super) id: String,
@@ -59,7 +62,8 @@ impl Owner {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) enum Phase {
     /// Counts if it is still so at that time.
     Suspected {
@@ -69,7 +73,7 @@ pub(super) enum Phase {
 }
 
 /// One gateway in trouble.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Trouble {
     pub(super) owner: Owner,
     pub(super) ifname: String,
