@@ -67,7 +67,7 @@ fn sustained(state: &Path) -> Result<()> {
         for seq in hundredth * RATE / 100 + 1..=(hundredth + 1) * RATE / 100 {
             let event = &pool[usize::try_from(seq % POOL)?];
             let time = format!("{:.9}", jiff::Timestamp::now());
-            sinks.offer(&Arc::new(Event { seq, time, ..event.clone() }));
+            sinks.offer(&Arc::new(Event { seq, time, ..event.clone() }.into()));
         }
         most = most.max(bytes(state)?);
         // Another number after each commit of somebody else.

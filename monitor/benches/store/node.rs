@@ -379,7 +379,7 @@ impl Node {
 fn about(kind: Kind, of: &Event, incident: &Incident, evidence: &[u64]) -> Event {
     let count = u64::try_from(evidence.len()).unwrap_or(1);
     let incident = Incident { evidence: evidence.to_vec(), count, ..incident.clone() };
-    Event { kind, incident: Some(incident), ..of.clone() }
+    Event { kind, incident: Some(Box::new(incident)), ..of.clone() }
 }
 
 fn stamp(time: i128) -> String {

@@ -26,12 +26,12 @@ pub(super) struct Instance {
 impl Instance {
     fn event(&self, kind: Kind, severity: Severity, what: &str) -> Event {
         let mut event = Event::new(kind, severity, format!("{what} of pod {}", name(&self.pod)));
-        event.target = Some(Target {
+        event.target = Some(Box::new(Target {
             container: Some(self.sandbox.clone()),
             pod: Some(self.pod.clone()),
             netns_name: None,
             join: Join::Ok,
-        });
+        }));
         of_node(event)
     }
 
@@ -46,7 +46,7 @@ impl Instance {
 
     pub(super) fn link(&self, kind: Kind) -> Event {
         let mut event = self.event(kind, Severity::Info, "eth0");
-        event.link = Some(Link {
+        event.link = Some(Box::new(Link {
             ifindex: self.ifindex,
             ifname: self.veth.clone(),
             kind: Some("veth".to_owned()),
@@ -57,18 +57,18 @@ impl Instance {
             up: Some(true),
             change: if kind == Kind::LinkChanged { vec!["carrier-down".to_owned()] } else { Vec::new() },
             moved_to: None,
-        });
+        }));
         event
     }
 
     pub(super) fn route(&self, kind: Kind) -> Event {
         let mut event = self.event(kind, Severity::Info, "the default route");
-        event.route = Some(Route {
+        event.route = Some(Box::new(Route {
             destination: "default".to_owned(),
             gateway: Some(Ipv4Addr::new(169, 254, 1, 1).into()),
             ifindex: Some(2),
             netns: self.netns,
-        });
+        }));
         event
     }
 
@@ -76,7 +76,7 @@ impl Instance {
         let severity =
             if kind == Kind::NeighborDeleted && actor.is_some() { Severity::Warning } else { Severity::Info };
         let mut event = self.event(kind, severity, "static gateway ARP 169.254.1.1 on eth0");
-        event.neighbor = Some(Neighbor {
+        event.neighbor = Some(Box::new(Neighbor {
             address: Ipv4Addr::new(169, 254, 1, 1).into(),
             lladdr: Some("ee:ee:ee:ee:ee:ee".to_owned()),
             new_lladdr: None,
@@ -88,16 +88,16 @@ impl Instance {
             cause: cause.to_owned(),
             gateway: Some(true),
             reason: None,
-        });
-        event.actor = actor;
+        }));
+        event.actor = actor.map(Box::new);
         event
     }
 
     pub(super) fn busy(&self, attempt: u64) -> Event {
         let path = volume_path(self);
         let mut event = self.event(Kind::MountBusy, Severity::Warning, "volume data is held by etcd");
-        event.actor = Some(kubelet("umount"));
-        event.mount = Some(Mount {
+        event.actor = Some(Box::new(kubelet("umount")));
+        event.mount = Some(Box::new(Mount {
             syscall: "umount2".to_owned(),
             path: path.clone(),
             errno: Some("EBUSY".to_owned()),
@@ -113,7 +113,7 @@ impl Instance {
                 name: "data".to_owned(),
             }),
             child_mounts: Vec::new(),
-        });
+        }));
         let holder = |number: u32| MountHolder {
             pid: self.main.pid.unwrap_or_default() + number,
             comm: "etcd".to_owned(),

@@ -27,7 +27,14 @@ fn a_frozen_window_says_the_same_of_its_incident_wherever_it_begins() {
             assert!(segments.len() > 3, "{segments:?}");
             for (number, segment) in segments {
                 let mut packed = Vec::new();
-                bundle(dir.path(), &kept.id, &Writer::default(), String::new(), &mut packed).unwrap();
+                super::super::bundle::bundle(
+                    dir.path(),
+                    &kept.id,
+                    &Writer::default(),
+                    String::new(),
+                    &mut packed,
+                )
+                .unwrap();
                 let (again, summary) = replayed(&packed);
                 let again = String::from_utf8(again).unwrap();
                 assert!(said.ends_with(&again), "{} from {number}:\n{again}", path.display());
