@@ -177,7 +177,7 @@ pub async fn run(
         sources,
     };
     config.govern(&mut settings);
-    let resume = Resume { last_seq: left.last_seq, incidents: left.incidents };
+    let resume = Resume { last_seq: left.last_seq, incidents: left.incidents, pods: left.pods };
     let recorder = start_recorder(&config, options.record.as_ref(), &metrics)?;
     let core = Core::new(settings, resume);
     let scanner = holders::worker::spawn(proc.clone(), tx.clone(), Limits::default())

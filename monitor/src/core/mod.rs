@@ -63,6 +63,8 @@ pub struct Resume {
     pub last_seq: u64,
     /// The newest `incident.*` event of each incident of this boot that is open: it goes on under its id.
     pub incidents: Vec<Event>,
+    /// Names of pods that were there, or went less than a day ago.
+    pub pods: PodNames,
 }
 
 /// What the core says.

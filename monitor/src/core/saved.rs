@@ -38,8 +38,8 @@ pub struct Saved<'a> {
 }
 
 impl From<Resume> for Saved<'_> {
-    fn from(Resume { last_seq, incidents }: Resume) -> Self {
-        Self { seq: last_seq, resumed: incidents, ..Self::default() }
+    fn from(Resume { last_seq, incidents, pods }: Resume) -> Self {
+        Self { seq: last_seq, resumed: incidents, pods: Cow::Owned(pods), ..Self::default() }
     }
 }
 

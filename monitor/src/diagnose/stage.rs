@@ -212,7 +212,11 @@ impl Stage {
             let json = serde_json::to_string(self.told.iter().rfind(of_it).unwrap()).unwrap();
             serde_json::from_str(&json).unwrap()
         };
-        Resume { last_seq: self.told.last().unwrap().seq, incidents: open.iter().map(newest).collect() }
+        Resume {
+            last_seq: self.told.last().unwrap().seq,
+            incidents: open.iter().map(newest).collect(),
+            ..Resume::default()
+        }
     }
 }
 

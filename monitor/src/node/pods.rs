@@ -8,8 +8,6 @@ use crate::observation::{BootNs, PodIdentity};
 
 /// How long a pod can still be named.
 const REMEMBER_NS: u64 = 24 * 3600 * 1_000_000_000;
-/// Pods that are remembered: far more than a node runs in a day.
-const CAPACITY: usize = 4096;
 
 /// The names of pods that were seen.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,17 +24,24 @@ struct Known {
 }
 
 impl PodNames {
+    /// Pods that are remembered: far more than a node runs in a day.
+    pub const CAPACITY: usize = 4096;
+
     /// Remembers a pod.
     pub fn note(&mut self, at: BootNs, pod: &PodIdentity) {
         if let Some(known) = self.known.get_mut(&pod.uid) {
             known.seen = at;
             return;
         }
-        if self.known.len() >= CAPACITY {
+        self.insert(pod.uid.clone(), pod.namespace.clone(), pod.name.clone(), at);
+    }
+
+    /// Remembers what a pod is called that was there at a moment.
+    pub fn insert(&mut self, uid: String, namespace: String, name: String, seen: BootNs) {
+        if self.known.len() >= Self::CAPACITY && !self.known.contains_key(&uid) {
             self.forget_older_half();
         }
-        let known = Known { namespace: pod.namespace.clone(), name: pod.name.clone(), seen: at };
-        self.known.insert(pod.uid.clone(), known);
+        self.known.insert(uid, Known { namespace, name, seen });
     }
 
     /// Namespace and name of a pod.
@@ -50,11 +55,15 @@ impl PodNames {
         self.known.retain(|_, known| known.seen.saturating_add(REMEMBER_NS) > now);
     }
 
+    /// Of those that were seen at the same time, any.
     fn forget_older_half(&mut self) {
-        let mut seen: Vec<BootNs> = self.known.values().map(|known| known.seen).collect();
+        let mut seen: Vec<(BootNs, &str)> =
+            self.known.iter().map(|(uid, known)| (known.seen, uid.as_str())).collect();
         seen.sort_unstable();
-        let median = seen[seen.len() / 2];
-        self.known.retain(|_, known| known.seen > median);
+        let old: Vec<String> = seen[..seen.len() / 2].iter().map(|(_, uid)| (*uid).to_owned()).collect();
+        for uid in old {
+            self.known.remove(&uid);
+        }
     }
 }
 
@@ -89,7 +98,16 @@ mod tests {
         for at in 0..10_000 {
             pods.note(at, &pod(&at.to_string()));
         }
-        assert!(pods.known.len() <= CAPACITY);
+        assert!(pods.known.len() <= PodNames::CAPACITY);
         assert!(pods.get("9999").is_some() && pods.get("0").is_none());
+    }
+
+    #[test]
+    fn a_flood_at_one_moment_keeps_half_of_it() {
+        let mut pods = PodNames::default();
+        for uid in 0..=PodNames::CAPACITY {
+            pods.note(7, &pod(&uid.to_string()));
+        }
+        assert_eq!(pods.known.len(), PodNames::CAPACITY / 2 + 1);
     }
 }

@@ -2,10 +2,12 @@
 
 use std::collections::HashMap;
 
-use rusqlite::{Row, params};
+use rusqlite::params;
 
 use super::{StoreError, Writer, failed};
 use crate::event::{Event, Kind, Pod};
+use crate::node::pods::PodNames;
+use crate::observation::BootNs;
 
 /// How long a pod that is gone can still be named, in nanoseconds.
 const REMEMBER_NS: i64 = 86_400 * 1_000_000_000;
@@ -24,17 +26,6 @@ pub(super) struct Written(HashMap<String, Seen>);
 struct Seen {
     at: i64,
     gone: bool,
-}
-
-/// Of uid, namespace, name and addresses, in this order.
-pub(super) fn from_row(row: &Row<'_>) -> rusqlite::Result<Pod> {
-    Ok(Pod {
-        uid: row.get(0)?,
-        namespace: row.get(1)?,
-        name: row.get(2)?,
-        sandbox_id: None,
-        ip: serde_json::from_str(&row.get::<_, String>(3)?).unwrap_or_default(),
-    })
 }
 
 impl Writer {
@@ -73,11 +64,23 @@ impl Writer {
         Ok(())
     }
 
-    pub(super) fn remembered_pods(&self) -> Result<Vec<Pod>, StoreError> {
-        let read = || -> rusqlite::Result<Vec<Pod>> {
-            let mut select =
-                self.connection.prepare("SELECT uid, namespace, name, ips FROM pods ORDER BY uid")?;
-            select.query_map([], from_row)?.collect()
+    /// Each as of when it was last there: one that is not known to be gone may have been there until now. `now` and
+    /// `boot` are the same moment on two clocks.
+    pub(super) fn pod_names(&self, now: i64, boot: BootNs) -> Result<PodNames, StoreError> {
+        let read = || -> rusqlite::Result<PodNames> {
+            let mut names = PodNames::default();
+            let mut select = self.connection.prepare(
+                "SELECT uid, namespace, name, gone FROM pods
+                 ORDER BY gone IS NULL DESC, gone DESC, last_seen DESC, uid LIMIT ?1",
+            )?;
+            let mut rows = select.query([i64::try_from(PodNames::CAPACITY).unwrap_or(i64::MAX)])?;
+            while let Some(row) = rows.next()? {
+                let gone: Option<i64> = row.get(3)?;
+                let ago = gone.map_or(0, |gone| now.saturating_sub(gone));
+                let seen = boot.saturating_sub(BootNs::try_from(ago).unwrap_or(0));
+                names.insert(row.get(0)?, row.get(1)?, row.get(2)?, seen);
+            }
+            Ok(names)
         };
         read().map_err(failed("open"))
     }

@@ -3,7 +3,8 @@
 use rusqlite::{OptionalExtension as _, params};
 
 use super::{StoreError, Writer, failed, time};
-use crate::event::{Event, Pod};
+use crate::event::Event;
+use crate::node::pods::PodNames;
 use crate::observation::BootNs;
 use crate::sources::boot_now;
 
@@ -20,8 +21,8 @@ pub struct Left {
     pub alive: Option<BootNs>,
     /// The newest event of each incident that it left open.
     pub incidents: Vec<Event>,
-    /// Pods that existed, or were gone for less than a day.
-    pub pods: Vec<Pod>,
+    /// Names of pods that existed, or were gone for less than a day.
+    pub pods: PodNames,
 }
 
 /// The newest run in the file.
@@ -57,7 +58,7 @@ impl Writer {
 
     /// What the previous run left, if it was one of this boot.
     pub(super) fn left(&self, previous: Option<&Previous>) -> Result<Left, StoreError> {
-        let pods = self.remembered_pods()?;
+        let pods = self.pod_names(time::now(), boot_now())?;
         let Some(previous) = previous.filter(|previous| previous.boot_id == self.boot_id) else {
             return Ok(Left { pods, ..Left::default() });
         };

@@ -13,6 +13,7 @@ use crate::query::history::Page;
 use crate::query::key::{Family, Lookup};
 use crate::sinks::sample;
 
+mod pods;
 mod questions;
 
 const BOOT: &str = "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11";
@@ -180,23 +181,6 @@ fn incidents_are_one_row_each_with_their_newest_event() {
     assert_eq!(numbers(IncidentFilter { all: true, ..any() }), [3, 4]);
     assert_eq!(numbers(IncidentFilter { all: true, since: Some(moment), ..any() }), [4]);
     assert_eq!(numbers(IncidentFilter { ids: vec!["ab2".into(), "%".into()], ..any() }), [4]);
-}
-
-#[test]
-fn the_name_of_a_pod_stays_when_the_pod_has_gone() {
-    let dir = tempfile::tempdir().unwrap();
-    let (mut writer, _) = resume(dir.path(), BOOT);
-    writer.insert(&numbered(sample::deletion(), 1)).unwrap();
-    writer.insert(&numbered(Event { kind: Kind::ContainerRemoved, ..sample::deletion() }, 2)).unwrap();
-    writer.commit().unwrap();
-    let pod = &writer.remembered_pods().unwrap()[0];
-    assert_eq!((pod.namespace.as_deref(), pod.name.as_deref()), (Some("lijiaob"), Some("etcd1-0")));
-    assert_eq!(pod.ip.len(), 1);
-    writer.connection.execute("UPDATE pods SET gone = gone - ?1", [86_410 * SECOND]).unwrap();
-    writer.next_prune = 0;
-    writer.stop().unwrap();
-    let (_writer, left) = resume(dir.path(), BOOT);
-    assert_eq!(left.pods, [], "for a day");
 }
 
 #[test]

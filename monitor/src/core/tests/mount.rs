@@ -75,6 +75,29 @@ fn a_scan_that_never_answers_does_not_swallow_the_event() {
 }
 
 #[test]
+fn after_a_restart_a_volume_still_has_the_name_of_a_pod_that_is_gone() {
+    let uid = "5c948341-c030-4996-b888-f032577d97b0";
+    let day = 24 * 3600 * 1_000 * MS;
+    let mut pods = PodNames::default();
+    pods.insert(uid.into(), "cam".into(), "cam1-0".into(), 2 * day);
+    let core = Core::new(core().settings().clone(), Resume { pods, ..Resume::default() });
+    // A recording has it, too.
+    let written = serde_json::to_string(&core.save().unwrap()).unwrap();
+    let restored = Core::restore(core.settings().clone(), serde_json::from_str(&written).unwrap()).unwrap();
+    for mut core in [core, restored] {
+        let path = format!("/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~glusterfs/pv");
+        let Fact::Umount(attempt) = attempt(None) else { unreachable!() };
+        let attempt = Fact::Umount(Box::new(UmountAttempt { path, ..*attempt }));
+        for (now, named) in [(3 * day - 1, "cam/cam1-0"), (3 * day + 2_000 * MS, uid)] {
+            core.observe(at(now, Fact::Tick));
+            core.observe(at(now, attempt.clone()));
+            let event = events(&mut core).pop().unwrap();
+            assert!(event.message.contains(&format!("of pod {named} unmounted")), "{}", event.message);
+        }
+    }
+}
+
+#[test]
 fn a_busy_volume_names_its_pod_even_where_no_runtime_knows_it() {
     let mut core = core();
     let path = "/var/lib/kubelet/pods/5c948341-c030-4996-b888-f032577d97b0/volumes/kubernetes.io~glusterfs/cam-pv-50g";
