@@ -177,6 +177,7 @@ pub async fn run(
         sources,
     };
     config.govern(&mut settings);
+    let resumed = left.incidents.clone();
     let resume = Resume { last_seq: left.last_seq, incidents: left.incidents, pods: left.pods };
     let recorder = start_recorder(&config, options.record.as_ref(), &metrics)?;
     let core = Core::new(settings, resume);
@@ -195,7 +196,7 @@ pub async fn run(
         sinks.add(queue);
     }
     sinks.add(
-        api::sink(memory, Arc::clone(&metrics))
+        api::sink(Arc::clone(&memory), Arc::clone(&metrics))
             .map_err(|source| DaemonError::Start { what: "the memory of events", source })?,
     );
 
@@ -222,6 +223,8 @@ pub async fn run(
     }
     for (incident, about) in daemon.core.incidents() {
         daemon.metrics.resumed_incident(&incident, about);
+        let of_it = |event: &&Event| event.incident.as_ref().is_some_and(|known| known.id == incident.id);
+        resumed.iter().filter(of_it).for_each(|event| memory.resume(event));
     }
     let reading = daemon.start_programs(programs, missing, by_netlink, host_netns, &tx);
     let mut netlink = tokio::spawn(netlink.run(netns_rx, tx.clone()));

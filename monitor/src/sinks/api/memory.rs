@@ -122,6 +122,11 @@ impl Memory {
         }
     }
 
+    /// Takes an incident that an earlier run left open, by its newest event, which is told to no reader again.
+    pub fn resume(&self, event: &Event) {
+        self.lock().note_incident(event);
+    }
+
     /// Lets readers look for what came.
     pub fn wake(&self) {
         self.changed.send_replace(());

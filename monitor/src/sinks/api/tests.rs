@@ -14,11 +14,12 @@ use tempfile::TempDir;
 use super::*;
 use crate::config::Cmdline;
 use crate::core::{Core, Resume, Settings};
-use crate::event::Event;
+use crate::event::{Event, Incident, Kind};
 use crate::query::filter::{EventFilter, IncidentFilter, Order};
 use crate::query::remote::{Remote, RemoteError};
 use crate::query::sample;
 use crate::sources::procfs::own::Own;
+use crate::store::{Archive, Limits, Writer};
 
 const BOOT: &str = "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11";
 /// Enough on any machine; what is awaited comes in milliseconds.
@@ -349,4 +350,37 @@ fn a_stranger_is_refused_even_where_the_socket_is_open_to_all_and_a_member_of_it
     fs::set_permissions(&rig.path, Permissions::from_mode(0o666)).unwrap();
     assert!(matches!(ask_as(65_534), Err(RemoteError::Denied { .. })), "by the daemon");
     assert!(ask_as(0).is_ok());
+}
+
+#[test]
+fn an_incident_of_an_earlier_run_is_shown_once_though_the_store_breaks_later() {
+    let state = tempfile::tempdir().unwrap();
+    let (mut store, _, _) = Writer::resume(state.path(), Limits::default(), BOOT).unwrap();
+    let opened = Event {
+        kind: Kind::IncidentOpened,
+        incident: Some(Box::new(sample::incident("94feeebc95fb9411", 1))),
+        ..sample::numbered(7, crate::sinks::sample::busy())
+    };
+    store.insert(&opened).unwrap();
+    store.stop().unwrap();
+    let (store, left, _) = Writer::resume(state.path(), Limits::default(), BOOT).unwrap();
+    let rig = Rig::with(Some(Arc::new(Archive::behind(state.path()))));
+    left.incidents.iter().for_each(|event| rig.memory.resume(event));
+    let shown = || {
+        let views = rig.remote().incidents(&IncidentFilter::default()).unwrap();
+        views.into_iter().map(|view| (view.incident.id, view.seq)).collect::<Vec<_>>()
+    };
+    let one = [("94feeebc95fb9411".to_owned(), 7)];
+    assert_eq!(shown(), one);
+    drop(store);
+    fs::write(state.path().join(crate::store::FILE), "no database").unwrap();
+    assert_eq!(shown(), one);
+
+    let closed = Event {
+        kind: Kind::IncidentClosed,
+        incident: opened.incident.map(|incident| Incident { closed: Some(sample::time(9)), ..incident }),
+        ..sample::numbered(8, crate::sinks::sample::busy())
+    };
+    rig.memory.push(&closed, "{}");
+    assert_eq!(shown(), []);
 }
