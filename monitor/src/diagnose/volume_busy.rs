@@ -390,7 +390,7 @@ fn pod_label(pod: &Pod) -> String {
 }
 
 fn steps(event: &Event, mount: &Mount) -> Vec<Advice> {
-    let mut steps = vec![advice("see who holds it now", Risk::Read, &["kevtmon", "holders", &mount.path])];
+    let mut steps = vec![advice("see who holds it now", Risk::Read, &["fuser", "-vm", &mount.path])];
     for child in mount.child_mounts.iter().take(1) {
         steps.push(advice("unmount what is mounted below it", Risk::Destructive, &["umount", child]));
     }

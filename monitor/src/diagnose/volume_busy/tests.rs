@@ -44,10 +44,7 @@ fn the_first_refused_unmount_opens_with_pod_volume_and_who_holds_it() {
     let commands: Vec<&str> =
         opened.incident.as_ref().unwrap().advice.iter().map(|step| step.command.as_str()).collect();
     let path = volume_path();
-    assert_eq!(
-        commands,
-        [format!("kevtmon holders {path}"), "kill 94549".into(), format!("umount --lazy {path}")]
-    );
+    assert_eq!(commands, [format!("fuser -vm {path}"), "kill 94549".into(), format!("umount --lazy {path}")]);
 }
 
 #[test]
