@@ -378,13 +378,11 @@ impl Daemon {
         config.govern(&mut settings);
         self.observe(seen(Fact::Settings(Box::new(settings))));
         if self.config.needs_restart(&config) {
-            tracing::warn!(
-                "configuration read again; what changed besides `cmdline` and [incidents] needs a restart"
-            );
+            tracing::warn!("configuration read again; what changed besides `cmdline` needs a restart");
         } else {
             tracing::info!("configuration read again");
         }
-        (self.config.cmdline, self.config.incidents) = (config.cmdline, config.incidents);
+        self.config.cmdline = config.cmdline;
     }
 
     /// Starts to read the programs' records; tells of the hooks that have none.

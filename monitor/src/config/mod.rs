@@ -215,11 +215,11 @@ impl Config {
         settings.incidents = self.incidents.clone();
     }
 
-    /// Whether a newer one differs in more than what [`Self::govern`] puts in place.
+    /// Whether a newer one differs in more than what takes effect in a running daemon: diagnoses keep the thresholds
+    /// that they began with.
     #[must_use]
     pub fn needs_restart(&self, newer: &Self) -> bool {
-        let governed = Self { cmdline: newer.cmdline, incidents: newer.incidents.clone(), ..self.clone() };
-        governed != *newer
+        Self { cmdline: newer.cmdline, ..self.clone() } != *newer
     }
 }
 
@@ -341,10 +341,11 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_and_policy_take_effect_without_a_restart() {
+    fn only_the_policy_for_command_lines_takes_effect_without_a_restart() {
         let merged = |text| merged(text, &Overrides::default(), around());
         let old = merged("");
-        assert!(!old.needs_restart(&merged("cmdline = 'off'\n[incidents]\ngateway_critical_seconds = 5")));
+        assert!(!old.needs_restart(&merged("cmdline = 'off'")));
+        assert!(old.needs_restart(&merged("[incidents]\ngateway_critical_seconds = 5")));
         assert!(old.needs_restart(&merged("socket = '/k.sock'")));
     }
 

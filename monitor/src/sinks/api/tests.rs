@@ -378,9 +378,11 @@ fn an_incident_of_an_earlier_run_is_shown_once_though_the_store_breaks_later() {
 
     let closed = Event {
         kind: Kind::IncidentClosed,
-        incident: opened.incident.map(|incident| Incident { closed: Some(sample::time(9)), ..incident }),
+        incident: opened
+            .incident
+            .map(|incident| Box::new(Incident { closed: Some(sample::time(9)), ..*incident })),
         ..sample::numbered(8, crate::sinks::sample::busy())
     };
-    rig.memory.push(&closed, "{}");
+    rig.memory.push(&closed, "{}".into());
     assert_eq!(shown(), []);
 }
