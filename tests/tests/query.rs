@@ -7,6 +7,7 @@ use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::process::{Ran, attempt};
 use kevtmon_tests::sandbox::Sandbox;
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 /// Exit codes of the commands that read.
 const NOTHING: i32 = 1;
@@ -90,19 +91,26 @@ fn a_dead_daemon_has_left_what_a_live_one_answers() {
 }
 
 #[test]
-fn what_only_a_daemon_knows_a_dead_one_has_not_left() {
-    let daemon = {
-        let mut daemon = launch().start();
-        assert!(daemon.ask(&["state"]).succeeded("state").stdout.contains("hook.neighbor"));
-        daemon.stop();
-        daemon
-    };
-    for question in [&["state"][..], &["state", "--json"]] {
-        let ran = daemon.ask(question);
-        expect_left(&ran, NOTHING, &daemon);
-        expect(&ran, NOTHING, &["known to a running daemon only"]);
-        assert_eq!(ran.stdout, "");
+fn a_dead_daemon_leaves_the_state_of_the_node_as_it_was_recorded_last() {
+    let mut daemon = launch().start();
+    assert!(daemon.ask(&["state"]).succeeded("state").stdout.contains("hook.neighbor"));
+    let live: Value = daemon.ask(&["state", "--json"]).succeeded("state").stdout.parse().expect("JSON");
+    daemon.stop();
+    let ran = daemon.ask(&["state"]);
+    expect_left(&ran, 0, &daemon);
+    assert!(ran.stdout.contains("hook.neighbor"), "{}", ran.stdout);
+    let ran = daemon.ask(&["state", "--json"]);
+    expect_left(&ran, 0, &daemon);
+    let left: Value = ran.stdout.parse().expect("JSON");
+    for same in ["node", "boot_id", "version", "ready", "sources"] {
+        assert_eq!(left[same], live[same], "{same}");
     }
+}
+
+#[test]
+fn a_dead_daemon_is_not_followed() {
+    let mut daemon = launch().start();
+    daemon.stop();
     let ran = daemon.ask(&["events", "--follow"]);
     expect_left(&ran, NO_ANSWER, &daemon);
     expect(&ran, NO_ANSWER, &["--follow needs a running daemon"]);

@@ -17,6 +17,7 @@ mod flight;
 pub mod format;
 pub mod reader;
 pub mod recorder;
+pub mod remains;
 pub mod replay;
 mod tape;
 mod window;

@@ -17,6 +17,7 @@ use crate::query::history::{History, HistoryError};
 use crate::query::moment::Clock;
 use crate::query::offline::offline;
 use crate::query::remote::Remote;
+use crate::recording::remains::RemainsError;
 use crate::sinks::pretty::Pretty;
 use crate::sources::bpf::chain;
 
@@ -115,6 +116,9 @@ enum Failure {
     /// The question is wrong.
     #[error("{0}")]
     Question(String),
+    /// What a dead daemon recorded could not be read.
+    #[error("{}", chain(.0))]
+    Remains(#[from] RemainsError),
     /// The answer could not be written.
     #[error("cannot write: {0}")]
     Output(#[from] io::Error),

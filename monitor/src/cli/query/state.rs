@@ -1,14 +1,16 @@
-//! `state`: what the daemon knows of this node.
+//! `state`: what the daemon knows of this node, or knew when it was last recorded.
 
 use std::fmt::Write as _;
 
 use clap::Args;
 
-use super::{Desk, Failure, Place};
+use super::{Desk, Failure, Place, Source};
 use crate::cli::exit;
 use crate::core::state::{NetnsState, State};
+use crate::query::History as _;
 use crate::query::moment::Clock;
 use crate::query::record::timestamp;
+use crate::recording::remains::last_state;
 use crate::sinks::pretty::{Ink, Pretty, shown};
 
 /// Arguments of `state`.
@@ -24,8 +26,12 @@ pub struct StateArgs {
 
 impl StateArgs {
     pub(super) fn answer(&self, desk: &mut Desk<'_>) -> Result<u8, Failure> {
-        let Some(state) = desk.source.history().state()? else {
-            return Ok(desk.nothing("the state is known to a running daemon only"));
+        let state = match desk.source {
+            Source::Daemon(remote) => remote.state()?,
+            Source::Store { dir, .. } => last_state(dir)?,
+        };
+        let Some(state) = state else {
+            return Ok(desk.nothing("no state of the node was recorded"));
         };
         match self.json {
             true => desk.json(&state)?,
