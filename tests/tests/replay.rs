@@ -113,7 +113,12 @@ fn kept(directory: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory).expect("a directory") {
         let path = entry.expect("an entry").path();
-        if path.is_dir() { files.extend(kept(&path)) } else { files.push(path) }
+        match path.is_dir() {
+            true => files.extend(kept(&path)),
+            false if path.extension().is_some() => files.push(path),
+            // The lock of whoever writes here.
+            false => {}
+        }
     }
     files.sort();
     files
