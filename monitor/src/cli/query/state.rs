@@ -7,7 +7,6 @@ use clap::Args;
 use super::{Desk, Failure, Place, Source};
 use crate::cli::exit;
 use crate::core::state::{NetnsState, State};
-use crate::query::History as _;
 use crate::query::moment::Clock;
 use crate::query::record::timestamp;
 use crate::recording::remains::last_state;
@@ -26,9 +25,9 @@ pub struct StateArgs {
 
 impl StateArgs {
     pub(super) fn answer(&self, desk: &mut Desk<'_>) -> Result<u8, Failure> {
-        let state = match desk.source {
-            Source::Daemon(remote) => remote.state()?,
-            Source::Store { dir, .. } => last_state(dir)?,
+        let state = match (desk.source.history().state()?, desk.source) {
+            (None, Source::Store { dir, .. }) => last_state(dir)?,
+            (state, _) => state,
         };
         let Some(state) = state else {
             return Ok(desk.nothing("no state of the node was recorded"));
