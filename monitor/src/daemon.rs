@@ -14,8 +14,9 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use crate::allocator::{self, Weather};
+use crate::clock::{boot_now, realtime_offset_ns};
 use crate::config::{Config, Format, NeighborHook, Runtimes};
-use crate::core::{Core, Output, Resume, Settings};
+use crate::core::{Core, Output, Resume};
 use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Refused, Scanner};
 use crate::holders::{self, ScanRequest};
@@ -24,6 +25,7 @@ use crate::observation::{Fact, HolderReport, NsInum, Observation, ProcessState, 
 use crate::query::History;
 use crate::recording::command::writer;
 use crate::recording::recorder::{Record, RecordError, Recorder};
+use crate::settings::Settings;
 use crate::sinks::api::{self, ApiError, Identity, Memory, Question};
 use crate::sinks::health::Health;
 use crate::sinks::http::{HttpError, Server};
@@ -34,7 +36,7 @@ use crate::sources::netlink::{NetlinkConfig, NetlinkError, NetlinkSource};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::runtime::docker::{self, DockerConfig};
-use crate::sources::{Sender, boot_now, realtime_offset_ns, seen};
+use crate::sources::{Sender, seen};
 use crate::store::Archive;
 
 use programs::Reading;
@@ -126,7 +128,8 @@ pub async fn run(
         [] => None,
         listen => Some(Server::start(listen, Arc::clone(&metrics), Arc::clone(&health))?),
     };
-    let boot_id = boot_id();
+    let proc = Proc::default();
+    let boot_id = proc.boot_id();
     let memory = Arc::new(Memory::new(&config.node_name, &boot_id, Arc::clone(&metrics)));
     let (asking, questions) = api::questions();
     let older = config.store.map(|_| Arc::new(Archive::behind(&config.state_dir)) as Arc<dyn History>);
@@ -138,7 +141,6 @@ pub async fn run(
     let _api = api::Server::start(&config.socket, identity, Arc::clone(&memory), older, asking)?;
     let mut signals = Signals::new()?;
     let (tx, mut rx) = mpsc::channel(QUEUE);
-    let proc = Proc::default();
 
     let (programs, missing) = programs::load_programs(&config, options.log_bpf)?;
     let by_netlink = config.neighbor_hook != NeighborHook::Off
@@ -477,9 +479,4 @@ fn docker_sockets(runtimes: &Runtimes) -> Vec<PathBuf> {
         // Waited for where it is not there yet: dockerd may be installed or started later.
         Runtimes::Auto => vec![docker::default_socket().unwrap_or_else(|| "/run/docker.sock".into())],
     }
-}
-
-/// Identity of this boot; empty where /proc does not tell.
-fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }

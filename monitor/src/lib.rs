@@ -8,9 +8,17 @@
 //!
 //! Modules in the order of the pipeline; `ARCHITECTURE.md` has the map and the invariants.
 
-pub mod observation;
+pub mod build_info;
+pub mod clock;
+pub mod error_chain;
+mod names;
+pub mod namespace;
 mod pairs;
 pub mod redact;
+
+pub mod event;
+pub mod observation;
+pub mod settings;
 
 pub mod holders;
 pub mod sources;
@@ -18,8 +26,6 @@ pub mod sources;
 pub mod core;
 pub mod diagnose;
 pub mod node;
-
-pub mod event;
 
 pub mod metrics;
 pub mod query;

@@ -3,12 +3,13 @@
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
+use kevtmon::build_info;
 use kevtmon::cli::{self, Cli, Command, RunArgs, exit, logging};
 use kevtmon::config::Config;
 use kevtmon::daemon::{self, DaemonError, Options};
+use kevtmon::error_chain::chain;
 use kevtmon::privilege;
 use kevtmon::recording::command;
-use kevtmon::sources::bpf::chain;
 use kevtmon::sources::procfs::own::Own;
 use tokio::task::LocalSet;
 
@@ -37,8 +38,8 @@ fn run(args: &RunArgs) -> u8 {
         return fail(&error, exit::PRIVILEGE);
     }
     let options = Options {
-        version: cli::VERSION,
-        revision: cli::REVISION,
+        version: build_info::VERSION,
+        revision: build_info::REVISION,
         log_bpf: args.log_bpf,
         record: args.record(),
         colour: std::io::stdout().is_terminal()

@@ -12,10 +12,10 @@ use prometheus::{
     Counter, Gauge, Histogram, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
 };
 
+use crate::clock::boot_now;
 use crate::diagnose::About;
 use crate::event::{Event, Incident, Join, Kind};
 use crate::observation::{ContainerState, Fact, HolderReport, Observation, SourceStatus, Verdict};
-use crate::sources::boot_now;
 use crate::sources::bpf::KernelCounters;
 use crate::sources::procfs::own::{Own, PinKind};
 

@@ -9,7 +9,9 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::Settings;
+pub use crate::clock::BootNs;
+pub use crate::namespace::NsInum;
+use crate::settings::Settings;
 
 mod mount;
 mod neighbor;
@@ -24,12 +26,6 @@ pub use net::{
 };
 pub use process::{Ancestor, ProcessState, TaskFacts, TaskKey, TaskRef};
 pub use runtime::{ContainerFacts, ContainerState, PodIdentity};
-
-/// Nanoseconds of `CLOCK_BOOTTIME`, the clock of every kernel record.
-pub type BootNs = u64;
-
-/// Inode number of a namespace, as `/proc/PID/ns/*` shows it (`ns_common.inum`).
-pub type NsInum = u32;
 
 /// One fact from one source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

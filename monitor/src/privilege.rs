@@ -37,7 +37,7 @@ pub struct Privileges {
     pub all_namespaces: bool,
 }
 
-/// Why the daemon may not start. It ends with [`crate::cli::exit::PRIVILEGE`].
+/// Why the daemon may not start. It exits with code 77.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PrivilegeError {
     /// Required capabilities are missing.

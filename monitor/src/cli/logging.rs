@@ -8,7 +8,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::{LevelFilter, ParseError};
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 
-use crate::config::names;
+use crate::names::names;
 
 names! {
     /// Form of the logs.

@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::build_info::{REVISION, VERSION};
 use crate::config::{Format, Overrides, RuntimeSpec};
 use crate::recording::recorder::Record;
 
@@ -17,15 +18,6 @@ pub mod recording;
 pub mod reference;
 
 pub use recording::{BundleArgs, ReplayArgs};
-
-/// Version of the program.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// Revision of the sources it was built from.
-pub const REVISION: &str = match option_env!("KEVTMON_GIT_REVISION") {
-    Some(revision) => revision,
-    None => "unknown",
-};
 
 static VERSION_LINE: LazyLock<String> = LazyLock::new(|| format!("{VERSION} ({REVISION})"));
 

@@ -8,7 +8,7 @@ use clap_complete::Shell;
 
 use super::{Cli, exit};
 use crate::config::{self, Config, ConfigError, Overrides};
-use crate::sources::bpf::chain;
+use crate::error_chain::chain;
 
 /// JSON Schema of events.
 pub const SCHEMA: &str = include_str!("../event/schema.json");

@@ -9,10 +9,10 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 use thiserror::Error as ThisError;
 
-use super::incidents::Thresholds;
 use super::runtime::Runtimes;
-use super::{Cmdline, Format, NeighborHook, UmountHook};
+use super::{Format, NeighborHook, UmountHook};
 use crate::event::Severity;
+use crate::settings::{Cmdline, Thresholds};
 
 /// Largest ring buffer, in KiB: its pages are mapped twice and count as resident memory.
 const MAX_RING_KIB: u32 = 2048;

@@ -14,20 +14,16 @@ use nix::unistd::gethostname;
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::core::Settings;
 use crate::event::Severity;
+use crate::names::names;
+use crate::settings::{Cmdline, Settings, Thresholds};
 use crate::store::Limits;
 
 mod file;
-mod incidents;
 mod manual;
-pub(crate) mod name;
 mod runtime;
 
 pub use file::{FileError, Place};
-pub use incidents::Thresholds;
-pub use name::UnknownName;
-pub(crate) use name::names;
 pub use runtime::{RuntimeSpec, RuntimeSpecError, Runtimes};
 
 /// Read when no other file is named, if it is there.
@@ -50,18 +46,6 @@ names! {
         Json = "json",
         /// Nothing.
         None = "none",
-    }
-}
-
-names! {
-    /// Whose command lines are kept.
-    Cmdline {
-        /// Nobody's.
-        Off = "off",
-        /// Those of processes outside containers.
-        Host = "host",
-        /// Everybody's.
-        All = "all",
     }
 }
 
@@ -165,7 +149,7 @@ struct Surroundings {
     stdout_is_terminal: bool,
 }
 
-/// Why there is no configuration. The daemon ends with [`crate::cli::exit::USAGE`].
+/// Why there is no configuration. The daemon exits with code 64.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file cannot be read.

@@ -1,9 +1,9 @@
 //! Container lifecycle.
 
 use super::Core;
-use super::join::whose;
 use super::neighbor::Wait;
 use crate::diagnose::Change;
+use crate::event::wording::whose;
 use crate::event::{Event, Kind, Severity};
 use crate::node::containers::Transition;
 use crate::observation::{BootNs, ContainerFacts, ContainerState};

@@ -3,13 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::Core;
-use crate::config::Cmdline;
-use crate::event::{
-    Actor, ActorSource, AncestorRef, Confidence, Container, Join, MountHolder, Pod, Serves, Target,
-};
+use crate::event::{Actor, ActorSource, AncestorRef, Confidence, Join, MountHolder, Serves, Target};
 use crate::node::view::NodeView;
 use crate::node::volume;
 use crate::observation::{ContainerFacts, Holder, NsInum, SourceStatus, TaskRef};
+use crate::settings::Cmdline;
 
 impl Core {
     /// The actor of a fact, as the kernel saw it.
@@ -112,34 +110,4 @@ impl Core {
 pub(super) fn runtime_is_up(statuses: &BTreeMap<String, SourceStatus>) -> bool {
     // Runtimes are the sources that name containers.
     ["docker"].iter().any(|runtime| statuses.get(*runtime).is_some_and(|status| status.up))
-}
-
-/// How a message calls a target: pod before container, nothing for the host.
-pub(crate) fn whose(target: &Target) -> String {
-    match (&target.pod, &target.container) {
-        (Some(Pod { namespace: Some(namespace), name: Some(name), .. }), _) => {
-            format!(" of pod {namespace}/{name}")
-        }
-        (Some(pod), _) => format!(" of pod {}", pod.uid),
-        (None, Some(container)) => format!(" of container {}", container_label(container)),
-        (None, None) => {
-            target.netns_name.as_ref().map_or_else(String::new, |name| format!(" in namespace {name}"))
-        }
-    }
-}
-
-/// A container's name, or the short form of its id.
-pub(crate) fn container_label(container: &Container) -> &str {
-    container.name.as_deref().unwrap_or_else(|| container.id.get(..12).unwrap_or(&container.id))
-}
-
-/// How a message calls an actor.
-pub(crate) fn who(actor: &Actor) -> String {
-    let mut text = format!("{} (pid {})", actor.comm, actor.pid);
-    if let Some(Pod { namespace: Some(namespace), name: Some(name), .. }) = &actor.pod {
-        text.push_str(&format!(" of pod {namespace}/{name}"));
-    } else if let Some(container) = &actor.container {
-        text.push_str(&format!(" of container {}", container_label(container)));
-    }
-    text
 }

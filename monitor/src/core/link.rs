@@ -1,9 +1,9 @@
 //! Links and routes: veth lifecycle, and the routes that make a gateway.
 
 use super::Core;
-use super::join::whose;
 use super::neighbor::Wait;
 use crate::diagnose::Change;
+use crate::event::wording::whose;
 use crate::event::{Event, Kind, Link, LinkPeer, Route, Severity, Target};
 use crate::observation::{BootNs, LinkFacts, NetnsSnapshot, NsInum, PeerLink, Request, RouteFacts, iff};
 

@@ -6,9 +6,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use serde::{Deserialize, Serialize};
-
-use crate::config::{Cmdline, Thresholds};
 use crate::diagnose::{self, Change, Engine, SCAN_ID};
 use crate::event::{Event, Kind, Severity, WallClock};
 use crate::node::containers::Containers;
@@ -16,6 +13,7 @@ use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
 use crate::observation::{BootNs, Fact, NsInum, Observation, Request, SourceStatus};
+use crate::settings::Settings;
 
 mod container;
 mod incident;
@@ -27,34 +25,10 @@ mod saved;
 pub mod state;
 mod status;
 
-pub(crate) use join::{who, whose};
-pub(crate) use mount::held_by;
-pub(crate) use neighbor::because;
-pub use saved::{RestoreError, Saved};
+pub use saved::Saved;
 
 /// What was remembered for long enough is looked for this often.
 const SWEEP_NS: u64 = 1_000_000_000;
-
-/// What does not change while the daemon runs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
-    /// Node name.
-    pub node: String,
-    /// Identity of this boot.
-    pub boot_id: String,
-    /// Version of the program.
-    pub version: String,
-    /// The host's network namespace.
-    pub host_netns: NsInum,
-    /// Whose command lines are shown.
-    pub cmdline: Cmdline,
-    /// When trouble is an incident.
-    #[serde(default)]
-    pub incidents: Thresholds,
-    /// Sources that must have reported before the daemon is ready; `true` where absence is an everyday
-    /// case and no degradation.
-    pub sources: BTreeMap<String, bool>,
-}
 
 /// What an earlier run of the daemon left.
 #[derive(Debug, Clone, Default, PartialEq)]

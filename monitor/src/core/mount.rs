@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 use serde::{Deserialize, Serialize};
 
 use super::Core;
-use super::join::{container_label, who, whose};
 use crate::diagnose::Change;
+use crate::event::wording::{held_by, who, whose};
 use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Volume};
 use crate::node::volume;
-use crate::observation::{Access, BootNs, HolderReport, NsInum, Request, UmountAttempt, Verdict};
+use crate::observation::{BootNs, HolderReport, NsInum, Request, UmountAttempt, Verdict};
 
 const EBUSY: u16 = 16;
 /// `MNT_*` and `UMOUNT_*` of include/linux/fs.h.
@@ -285,40 +285,4 @@ fn named(path: &str, volume: Option<&Volume>, target: Option<&Target>) -> String
         (Some(volume), Some(target)) => format!("volume {}{}", volume.name, whose(target)),
         _ => path.to_owned(),
     }
-}
-
-/// Who keeps a mount busy, as the end of a sentence.
-pub(crate) fn held_by(holders: &[MountHolder], verdict: Verdict) -> String {
-    let Some(first) = holders.first() else {
-        return match verdict {
-            Verdict::ChildMount => "another file system is mounted below it",
-            Verdict::Kernel => "no process holds it, so the kernel does",
-            Verdict::Transient | Verdict::NotAMount => "it was busy for a moment only",
-            Verdict::Skipped => "its holders were not looked for",
-            Verdict::Incomplete => "no holder found, but not every process could be read",
-            Verdict::Processes | Verdict::MountNamespace => "busy",
-        }
-        .to_owned();
-    };
-    let mut text = format!("held by {} (pid {})", first.comm, first.pid);
-    if let Some(container) = &first.container {
-        text.push_str(&format!(" of container {}", container_label(container)));
-    }
-    text.push_str(match first.access {
-        Access::Fd => " with an open file",
-        Access::Cwd => " as its current directory",
-        Access::Root => " as its root directory",
-        Access::Exe => " as its executable",
-        Access::Mmap => " with a mapped file",
-        Access::Mount => " by a copy in its mount namespace",
-        Access::ChildMount => " by a mount below it",
-    });
-    let mut others: Vec<u32> =
-        holders.iter().map(|holder| holder.pid).filter(|pid| *pid != first.pid).collect();
-    others.sort_unstable();
-    others.dedup();
-    if !others.is_empty() {
-        text.push_str(&format!(" and {} more", others.len()));
-    }
-    text
 }

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::join::{who, whose};
 use super::{Core, NsInum};
+use crate::event::wording::{because, who, whose};
 use crate::event::{Event, Kind, Neighbor, Severity, Target};
 use crate::node::cgroup;
 use crate::node::containers::is_live;
@@ -271,23 +271,4 @@ fn message(
     }
     text.push_str(because(cause.name(), by.is_some()));
     text
-}
-
-/// The cause, by its name, as the end of a sentence, which may have named somebody.
-pub(crate) fn because(cause: &str, named: bool) -> &'static str {
-    match (cause, named) {
-        ("link-down", true) => ", who set the link down",
-        ("link-down", false) => " because the link was set down",
-        ("link-deleted", true) => ", who deleted the link",
-        ("link-deleted", false) => " because the link was deleted",
-        ("lladdr-changed", true) => ", who changed the link's MAC address",
-        ("lladdr-changed", false) => " because the link's MAC address changed",
-        ("noarp", true) => ", who switched ARP off",
-        ("noarp", false) => " because ARP was switched off",
-        ("last-address-removed", true) => ", who removed the link's last address",
-        ("last-address-removed", false) => " because the link lost its last address",
-        ("netns-exit", _) => " because its namespace ended",
-        ("gc", _) => " by garbage collection",
-        _ => "",
-    }
 }

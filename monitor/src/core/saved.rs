@@ -5,16 +5,16 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-use super::{Core, Resume, Settings, mount, neighbor, new_engine};
-use crate::diagnose::{self, Engine};
+use super::{Core, Resume, mount, neighbor, new_engine};
+use crate::diagnose::{self, Engine, RestoreError};
 use crate::event::Event;
 use crate::node::containers::Containers;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
 use crate::observation::{BootNs, SourceStatus};
+use crate::settings::Settings;
 
 /// The state of a core, but for its settings; borrowed from one, or read. What is missing from it is as in a core
 /// that has just begun.
@@ -41,20 +41,6 @@ impl From<Resume> for Saved<'_> {
     fn from(Resume { last_seq, incidents, pods }: Resume) -> Self {
         Self { seq: last_seq, resumed: incidents, pods: Cow::Owned(pods), ..Self::default() }
     }
-}
-
-/// Why a core cannot go on from a state.
-#[derive(Debug, Error)]
-pub enum RestoreError {
-    /// A diagnosis does not understand what it is to go on from.
-    #[error("what was saved of {kind} cannot be read")]
-    Diagnosis {
-        /// Kind of its incidents.
-        kind: &'static str,
-        /// What is wrong.
-        #[source]
-        source: serde_json::Error,
-    },
 }
 
 impl Core {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::event::Join;
 use crate::observation::*;
+use crate::settings::{Cmdline, Thresholds};
 
 mod mount;
 pub(crate) mod saved;

@@ -5,6 +5,7 @@ use tokio::task::JoinHandle;
 
 use super::DaemonError;
 use crate::config::{Config, NeighborHook, UmountHook};
+use crate::error_chain::chain;
 use crate::observation::{Fact, Loss, NsInum, SourceStatus};
 use crate::sources::bpf::{self, BpfConfig, BpfError, BpfSource};
 use crate::sources::procfs::Proc;
@@ -40,7 +41,7 @@ pub(super) fn load_programs(
     }
     match loaded {
         Ok(programs) => Ok((Some(programs), Vec::new())),
-        Err(error) => Ok((None, down(&bpf::chain(&error)))),
+        Err(error) => Ok((None, down(&chain(&error)))),
     }
 }
 
@@ -56,7 +57,7 @@ impl Reading {
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
             if let Err(error) = programs.run(proc, host_netns, tx.clone(), stopped).await {
-                tracing::error!(error = bpf::chain(&error), "the kernel programs cannot be read");
+                tracing::error!(error = chain(&error), "the kernel programs cannot be read");
                 let loss = Loss { source: "bpf".into(), reason: "unreadable".into(), count: None };
                 // The core ends together with its queue.
                 let _ = tx.send(seen(Fact::Lost(loss))).await;
@@ -74,7 +75,7 @@ impl Reading {
 }
 
 fn check_required(wanted: &BpfConfig, loaded: &Result<BpfSource, BpfError>) -> Result<(), DaemonError> {
-    let programs = loaded.as_ref().map_err(|error| DaemonError::Ebpf(bpf::chain(error)))?;
+    let programs = loaded.as_ref().map_err(|error| DaemonError::Ebpf(chain(error)))?;
     let hooks = [(bpf::NEIGHBOR, wanted.neighbor), (bpf::UMOUNT, wanted.umount)];
     match hooks.into_iter().find(|(hook, wanted)| *wanted && !programs.is_up(hook)) {
         None => Ok(()),

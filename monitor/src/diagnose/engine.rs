@@ -8,12 +8,12 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use thiserror::Error;
 
 use super::finding::{About, Finding, Findings, Report};
 use super::identity::{Id, Namer};
 use super::incidents::{Incidents, Open};
 use super::{CAPACITY, Change, Diagnosis, Seen};
-use crate::core::RestoreError;
 use crate::event::{CloseReason, Event, Incident, Kind, Severity, WallClock};
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, Request};
@@ -32,6 +32,20 @@ pub struct Told {
     pub incident: Incident,
     /// Its objects.
     pub about: About,
+}
+
+/// Why a saved state cannot be restored.
+#[derive(Debug, Error)]
+pub enum RestoreError {
+    /// A diagnosis does not understand its saved state.
+    #[error("what was saved of {kind} cannot be read")]
+    Diagnosis {
+        /// Kind of its incidents.
+        kind: &'static str,
+        /// What is wrong.
+        #[source]
+        source: serde_json::Error,
+    },
 }
 
 /// What goes on where an engine was.

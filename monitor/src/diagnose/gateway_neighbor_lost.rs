@@ -15,11 +15,11 @@ use serde_json::Value;
 use super::finding::{About, Count, Findings, Repeat};
 use super::timers::Timers;
 use super::{CAPACITY, Change, Diagnosis, Seen};
-use crate::config::Thresholds;
 use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Event, Kind, Neighbor, Severity};
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, NeighborKey, NsInum};
+use crate::settings::Thresholds;
 
 mod judge;
 mod rereads;

@@ -8,10 +8,10 @@ use std::fmt::Debug;
 
 use serde_json::Value;
 
-use crate::config::Thresholds;
 use crate::event::{Event, WallClock};
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, HolderReport, NsInum};
+use crate::settings::Thresholds;
 
 mod advice;
 mod engine;
@@ -22,7 +22,7 @@ mod incidents;
 mod timers;
 mod volume_busy;
 
-pub use engine::{Engine, SCAN_ID, Saved, Told};
+pub use engine::{Engine, RestoreError, SCAN_ID, Saved, Told};
 pub use finding::{About, Count, Finding, Findings, Key, Repeat, Report};
 pub use incidents::{Incidents, Open};
 

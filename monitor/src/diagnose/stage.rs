@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use crate::config::{Cmdline, Thresholds};
-use crate::core::{Core, Output, Resume, Settings, assert_same};
+use crate::core::{Core, Output, Resume, assert_same};
 use crate::event::{Event, Incident, Kind};
 use crate::observation::*;
+use crate::settings::Settings;
+use crate::settings::{Cmdline, Thresholds};
 
 pub(super) const HOST: NsInum = 4_026_531_833;
 pub(super) const S: BootNs = 1_000_000_000;

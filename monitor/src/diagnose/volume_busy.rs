@@ -13,13 +13,13 @@ use super::advice::advice;
 use super::finding::{About, Count, Findings, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Change, Diagnosis, SCAN_ID, STARTING, Seen};
-use crate::config::Thresholds;
-use crate::core::{held_by, whose};
+use crate::event::wording::{held_by, whose};
 use crate::event::{
     Advice, CloseReason, Confidence, Event, Kind, Mount, MountHolder, Pod, Risk, Severity, Volume,
 };
 use crate::node::volume;
 use crate::observation::{BootNs, HolderReport, NsInum, Request, Verdict};
+use crate::settings::Thresholds;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "volume-busy";

@@ -12,6 +12,7 @@ mod incident;
 mod object;
 mod subject;
 mod time;
+pub(crate) mod wording;
 
 pub use incident::{Advice, CloseReason, EVIDENCE_MAX, Incident, Risk};
 pub use object::{Daemon, Link, LinkPeer, Lost, Mount, MountHolder, Neighbor, Route, Serves, Volume};

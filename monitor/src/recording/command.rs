@@ -14,13 +14,14 @@ use super::bundle::{BundleError, bundle};
 use super::file::create_private;
 use super::format::Writer;
 use super::replay::{ReplayError, Summary, replay};
+use crate::build_info::{REVISION, VERSION};
+use crate::cli::exit;
 use crate::cli::recording::{BundleArgs, ReplayArgs};
-use crate::cli::{REVISION, VERSION, exit};
 use crate::config::{Config, Overrides};
+use crate::error_chain::chain;
 use crate::event::Event;
 use crate::sinks::json;
 use crate::sinks::pretty::Pretty;
-use crate::sources::bpf::chain;
 
 /// Read and written in pieces of this size, in bytes.
 const CHUNK: usize = 256 * 1024;

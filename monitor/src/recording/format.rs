@@ -15,9 +15,10 @@ use std::io;
 use serde::{Deserialize, Serialize};
 
 use crate::core::state::State;
-use crate::core::{Core, Saved, Settings};
+use crate::core::{Core, Saved};
 use crate::event::Incident;
 use crate::observation::{BootNs, SourceStatus};
+use crate::settings::Settings;
 
 /// What the first line of a recording says it is.
 pub const RECORDING: &str = "kevtmon-recording";

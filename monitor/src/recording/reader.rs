@@ -33,7 +33,7 @@ pub enum ReadError {
     /// Of another version.
     #[error(
         "line {line}: {format} of version {found}; this kevtmon {} reads version {VERSION}",
-        crate::cli::VERSION
+        crate::build_info::VERSION
     )]
     Version {
         /// Which line says so.
@@ -233,7 +233,7 @@ mod tests {
             complaint(&text),
             format!(
                 "line 1: kevtmon-recording of version 1; this kevtmon {} reads version 2",
-                crate::cli::VERSION
+                crate::build_info::VERSION
             )
         );
         assert!(complaint(&format!("{HEADER}\n{TICK}\n{text}\n")).starts_with("line 3: "));

@@ -8,7 +8,8 @@ use thiserror::Error;
 use super::format::{Gap, Header};
 use super::reader::{Line, ReadError, Reader, Skipped};
 use crate::config::Config;
-use crate::core::{Core, Output, RestoreError};
+use crate::core::{Core, Output};
+use crate::diagnose::RestoreError;
 use crate::event::Event;
 use crate::observation::{BootNs, Fact, Observation};
 

@@ -13,11 +13,13 @@ use super::format::{Gap, Writer};
 use super::reader::{Line, Reader};
 use super::recorder::{Record, Recorder};
 use super::replay::{Summary, replay};
-use crate::config::{Cmdline, Config, Overrides, Recorder as FlightConfig};
-use crate::core::{Core, Output, Resume, Settings};
+use crate::config::{Config, Overrides, Recorder as FlightConfig};
+use crate::core::{Core, Output, Resume};
 use crate::event::{Confidence, Event, Incident, Kind, Severity};
 use crate::metrics::Metrics;
 use crate::observation::*;
+use crate::settings::Cmdline;
+use crate::settings::Settings;
 use crate::sinks::{json, sample};
 use crate::sources::procfs::own::Own;
 

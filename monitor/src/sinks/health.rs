@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use crate::clock::boot_now;
 use crate::observation::BootNs;
-use crate::sources::boot_now;
 
 /// A core that is silent for longer does not work.
 const PATIENCE_NS: u64 = 10_000_000_000;

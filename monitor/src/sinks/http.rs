@@ -26,9 +26,9 @@ use tokio::time::{sleep, timeout};
 
 use super::health::Health;
 use super::queue::yield_to_others;
-use crate::cli::VERSION;
+use crate::build_info::VERSION;
+use crate::clock::boot_now;
 use crate::metrics::Metrics;
-use crate::sources::boot_now;
 
 /// Most connections at once, over all addresses; more wait in the kernel.
 const CONNECTIONS: usize = 64;
@@ -39,7 +39,7 @@ pub(super) const CONNECTION_TIME: Duration = Duration::from_secs(15);
 /// Pause after the kernel refused a connection (no descriptors left), so that it is not asked in a loop.
 pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// Why the endpoint cannot be offered. The daemon ends with [`crate::cli::exit::FAILED`].
+/// Why the endpoint cannot be offered. The daemon exits with code 1.
 #[derive(Debug, Error)]
 pub enum HttpError {
     /// An address cannot be used.

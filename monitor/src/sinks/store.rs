@@ -17,10 +17,10 @@ use nix::sys::statvfs::statvfs;
 
 use super::{Deliver, Filter, Hold, Queue, Told};
 use crate::config::Config;
+use crate::error_chain::chain;
 use crate::event::{Event, Kind, Severity};
 use crate::metrics::Metrics;
 use crate::observation::{Fact, SourceStatus};
-use crate::sources::bpf::chain;
 use crate::sources::{Sender, seen};
 use crate::store::{Aside, Left, Limits, Log, StoreError, Writer};
 

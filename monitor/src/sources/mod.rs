@@ -1,8 +1,7 @@
 //! The only modules that touch the kernel, /proc and sockets. Each turns one of them into observations.
 
-use nix::time::{ClockId, clock_gettime};
-
-use crate::observation::{BootNs, Fact, Observation};
+use crate::clock::boot_now;
+use crate::observation::{Fact, Observation};
 
 pub mod bpf;
 pub mod netlink;
@@ -12,24 +11,6 @@ pub mod runtime;
 /// Where sources put observations. Bounded: a full queue makes the source wait, so that the kernel
 /// buffers and counts what it cannot.
 pub type Sender = tokio::sync::mpsc::Sender<Observation>;
-
-/// Now on the boot clock. The kernel always has this clock, so a failure reads as zero.
-#[must_use]
-pub fn boot_now() -> BootNs {
-    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |t| {
-        u64::try_from(t.tv_sec()).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec()).unwrap_or(0)
-    })
-}
-
-/// What to add to a boot time to get wall-clock time, in nanoseconds.
-#[must_use]
-pub fn realtime_offset_ns() -> i64 {
-    let read = |clock| {
-        clock_gettime(clock).map_or(0, |t| i128::from(t.tv_sec()) * 1_000_000_000 + i128::from(t.tv_nsec()))
-    };
-    let offset = read(ClockId::CLOCK_REALTIME) - read(ClockId::CLOCK_BOOTTIME);
-    i64::try_from(offset).unwrap_or(0)
-}
 
 /// A fact that was read now.
 #[must_use]

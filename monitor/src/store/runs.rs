@@ -3,10 +3,10 @@
 use rusqlite::{OptionalExtension as _, params};
 
 use super::{StoreError, Writer, failed, time};
+use crate::clock::boot_now;
 use crate::event::Event;
 use crate::node::pods::PodNames;
 use crate::observation::BootNs;
-use crate::sources::boot_now;
 
 /// Numbers skipped after a run that did not stop in good order: its last second of events is not in the
 /// store, but others have read their numbers.

@@ -11,8 +11,8 @@ use super::open::{self, Aside};
 use super::pods::Written;
 use super::runs::Left;
 use super::{Limits, StoreError, failed, lookup, time};
+use crate::clock::boot_now;
 use crate::event::{Event, Severity};
-use crate::sources::boot_now;
 
 /// Writes to the store; there is one at a time.
 pub struct Writer {

@@ -12,12 +12,12 @@ use jiff::Timestamp;
 
 use super::{Desk, Failure, Place, Source};
 use crate::cli::exit;
+use crate::error_chain::chain;
 use crate::query::filter::{self, DEFAULT_LIMIT, EventFilter, MAX_LIMIT, Order};
 use crate::query::history::{Found, HistoryError};
 use crate::query::moment;
 use crate::query::record::Record;
 use crate::query::remote::Remote;
-use crate::sources::bpf::chain;
 
 /// First pause before a daemon that went away is looked for again; doubles each time.
 const PAUSE: Duration = Duration::from_millis(250);

@@ -13,13 +13,13 @@ use jiff::tz::TimeZone;
 
 use super::exit;
 use crate::config::{Config, Overrides};
+use crate::error_chain::chain;
 use crate::query::history::{History, HistoryError};
 use crate::query::moment::Clock;
 use crate::query::offline::offline;
 use crate::query::remote::Remote;
 use crate::recording::remains::RemainsError;
 use crate::sinks::pretty::Pretty;
-use crate::sources::bpf::chain;
 
 mod events;
 mod incidents;

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use crate::config::Thresholds;
 use crate::event::Target;
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
 use crate::observation::{ContainerState, NeighborKey, NsInum};
+use crate::settings::Thresholds;
 
 /// The state of a gateway's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

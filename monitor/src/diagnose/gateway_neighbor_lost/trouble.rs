@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::judge::Health;
 use super::{judge, words};
-use crate::core::whose;
 use crate::diagnose::Seen;
 use crate::diagnose::finding::{About, Count, Report};
+use crate::event::wording::whose;
 use crate::event::{Confidence, Event, Incident, Neighbor, Severity, Target};
 use crate::observation::{BootNs, NeighborKey};
 

@@ -1,8 +1,8 @@
 //! What is said of a lost gateway: the sentence and the next steps.
 
 use super::{Reason, Trouble};
-use crate::core::{because, who};
 use crate::diagnose::advice::advice;
+use crate::event::wording::{because, who};
 use crate::event::{Advice, Event, Pod, Risk, Target};
 use crate::node::view::NodeView;
 use crate::observation::NeighborKey;

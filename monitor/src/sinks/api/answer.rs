@@ -17,12 +17,12 @@ use super::Question;
 use super::memory::{Memory, Subscription};
 use super::peer::Refused;
 use super::stream::{self, Body, Link};
+use crate::error_chain::chain;
 use crate::event::{Kind, SCHEMA, Severity};
 use crate::query::filter::{EventFilter, MAX_LIMIT, Order};
 use crate::query::history::{History, HistoryError};
 use crate::query::wire::{self, VersionAnswer};
 use crate::query::{API, API_HEADER};
-use crate::sources::bpf::chain;
 
 /// Most events that a stream catches up on.
 const BACKLOG: usize = 10_000;

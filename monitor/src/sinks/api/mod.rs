@@ -60,7 +60,7 @@ const SEARCHERS: usize = 2;
 /// Questions for the core that wait.
 const QUESTIONS: usize = 8;
 
-/// Why the socket cannot be offered. The daemon ends with [`crate::cli::exit::FAILED`].
+/// Why the socket cannot be offered. The daemon exits with code 1.
 #[derive(Debug, Error)]
 pub enum ApiError {
     /// Another daemon listens there.

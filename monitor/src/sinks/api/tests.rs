@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use super::*;
-use crate::config::Cmdline;
-use crate::core::{Core, Resume, Settings};
+use crate::core::{Core, Resume};
 use crate::event::{Event, Incident, Kind};
 use crate::query::filter::{EventFilter, IncidentFilter, Order};
 use crate::query::remote::{Remote, RemoteError};
 use crate::query::sample;
+use crate::settings::Cmdline;
+use crate::settings::Settings;
 use crate::sources::procfs::own::Own;
 use crate::store::{Archive, Limits, Writer};
 

@@ -8,9 +8,8 @@ use aya::programs::{BtfTracePoint, TracePoint};
 use aya::{Btf, Ebpf, EbpfLoader, Endianness};
 use zerocopy::IntoBytes as _;
 
-use super::{
-    BpfConfig, BpfError, CounterReader, NEIGHBOR, SWITCHED_OFF, UMOUNT, btf, chain, counters, status,
-};
+use super::{BpfConfig, BpfError, CounterReader, NEIGHBOR, SWITCHED_OFF, UMOUNT, btf, counters, status};
+use crate::error_chain::chain;
 use crate::observation::SourceStatus;
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kevtmon-ebpf.o"));

@@ -93,23 +93,6 @@ pub enum BpfError {
     Poll(#[source] std::io::Error),
 }
 
-/// An error and its causes in one line, for a reason that an operator reads.
-#[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let next = inner.to_string();
-        // Some libraries repeat their cause in their own message.
-        if !text.contains(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
-        }
-        cause = inner.source();
-    }
-    text
-}
-
 fn status(source: &str, rung: Result<&str, String>) -> SourceStatus {
     match rung {
         Ok(rung) => SourceStatus { source: source.into(), up: true, rung: Some(rung.into()), reason: None },

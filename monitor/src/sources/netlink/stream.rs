@@ -18,9 +18,10 @@ use super::dump::{self, ReadError, Reading};
 use super::neighbor::NeighborMemory;
 use super::nsid::NsidTable;
 use super::socket::{DATAGRAM, Datagram, Subscription};
+use crate::clock::boot_now;
 use crate::observation::{Fact, LinkFacts, Loss, NsInum, Observation, SourceStatus};
 use crate::sources::procfs::Proc;
-use crate::sources::{Sender, boot_now, seen};
+use crate::sources::{Sender, seen};
 
 const SOURCE: &str = "netlink";
 /// Changes that may wait for the snapshot of their namespace. With more, the kernel buffers.

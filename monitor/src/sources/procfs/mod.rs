@@ -50,6 +50,12 @@ impl Proc {
         Self { root: root.into() }
     }
 
+    /// Identity of this boot (`sys/kernel/random/boot_id`); empty where it cannot be read.
+    #[must_use]
+    pub fn boot_id(&self) -> String {
+        fs::read_to_string(self.root.join("sys/kernel/random/boot_id")).unwrap_or_default().trim().to_owned()
+    }
+
     /// A file of a process.
     #[must_use]
     pub fn path(&self, pid: u32, file: &str) -> PathBuf {

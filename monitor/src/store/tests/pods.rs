@@ -1,8 +1,8 @@
 //! Names of pods, from one run of the daemon to the next.
 
 use super::*;
+use crate::clock::boot_now;
 use crate::node::pods::PodNames;
-use crate::sources::boot_now;
 
 #[test]
 fn the_name_of_a_pod_stays_when_the_pod_has_gone() {

@@ -10,8 +10,8 @@ use bollard::query_parameters::{EventsOptions, EventsOptionsBuilder};
 use nix::time::{ClockId, clock_gettime};
 
 use super::super::is_container_id;
+use crate::clock::boot_now;
 use crate::observation::BootNs;
-use crate::sources::boot_now;
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,8 +21,9 @@ use super::change::{self, Kind};
 use super::containers::Containers;
 use super::refresh::{Landing, Refresh};
 use super::{DockerConfig, DockerError, RUNTIME, facts};
+use crate::clock::boot_now;
 use crate::observation::{BootNs, ContainerFacts, ContainerState, Fact, Observation, SourceStatus};
-use crate::sources::{Sender, boot_now};
+use crate::sources::Sender;
 
 /// Why a session ended.
 pub(super) enum End {

@@ -10,8 +10,8 @@ use tokio::task::JoinHandle;
 
 use super::fake::{FakeDocker, Mood};
 use super::{DockerConfig, run};
+use crate::clock::boot_now;
 use crate::observation::{ContainerFacts, ContainerState, Fact, Observation, SourceStatus};
-use crate::sources::boot_now;
 use crate::sources::procfs::Proc;
 
 /// How long a condition may take on a loaded machine.

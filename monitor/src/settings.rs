@@ -1,7 +1,45 @@
-//! When trouble counts as an incident, and when it counts as worse: `[incidents]` of the file.
+//! What the operator decides and the core, the diagnoses and the configuration share.
+
+use std::collections::BTreeMap;
 
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
+
+use crate::names::names;
+use crate::namespace::NsInum;
+
+names! {
+    /// Whose command lines are kept.
+    Cmdline {
+        /// Nobody's.
+        Off = "off",
+        /// Those of processes outside containers.
+        Host = "host",
+        /// Everybody's.
+        All = "all",
+    }
+}
+
+/// What does not change while the daemon runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Node name.
+    pub node: String,
+    /// Identity of this boot.
+    pub boot_id: String,
+    /// Version of the program.
+    pub version: String,
+    /// The host's network namespace.
+    pub host_netns: NsInum,
+    /// Whose command lines are shown.
+    pub cmdline: Cmdline,
+    /// When trouble is an incident.
+    #[serde(default)]
+    pub incidents: Thresholds,
+    /// Sources that must have reported before the daemon is ready; `true` where absence is an everyday
+    /// case and no degradation.
+    pub sources: BTreeMap<String, bool>,
+}
 
 /// Thresholds of the diagnoses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

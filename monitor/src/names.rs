@@ -19,12 +19,12 @@ macro_rules! names {
         }
 
         impl std::str::FromStr for $type {
-            type Err = $crate::config::UnknownName;
+            type Err = $crate::names::UnknownName;
 
             fn from_str(text: &str) -> Result<Self, Self::Err> {
                 match text {
                     $($name => Ok(Self::$variant),)+
-                    _ => Err($crate::config::UnknownName { given: text.to_owned(), valid: Self::NAMES }),
+                    _ => Err($crate::names::UnknownName { given: text.to_owned(), valid: Self::NAMES }),
                 }
             }
         }
@@ -37,7 +37,7 @@ macro_rules! names {
 
         impl<'de> serde::Deserialize<'de> for $type {
             fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-                $crate::config::name::deserialize(from, Self::NAMES)
+                $crate::names::deserialize(from, Self::NAMES)
             }
         }
     };
@@ -61,7 +61,7 @@ pub struct UnknownName {
     pub valid: &'static [&'static str],
 }
 
-pub(super) fn one_of(valid: &[&str]) -> String {
+pub(crate) fn one_of(valid: &[&str]) -> String {
     format!("one of {}", valid.join(", "))
 }
 

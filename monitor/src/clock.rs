@@ -1,0 +1,24 @@
+//! The kernel's clocks.
+
+use nix::time::{ClockId, clock_gettime};
+
+/// Nanoseconds of `CLOCK_BOOTTIME`, the clock of every kernel record.
+pub type BootNs = u64;
+
+/// Now on the boot clock. The kernel always has this clock, so a failure reads as zero.
+#[must_use]
+pub fn boot_now() -> BootNs {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |t| {
+        u64::try_from(t.tv_sec()).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec()).unwrap_or(0)
+    })
+}
+
+/// What to add to a boot time to get wall-clock time, in nanoseconds.
+#[must_use]
+pub fn realtime_offset_ns() -> i64 {
+    let read = |clock| {
+        clock_gettime(clock).map_or(0, |t| i128::from(t.tv_sec()) * 1_000_000_000 + i128::from(t.tv_nsec()))
+    };
+    let offset = read(ClockId::CLOCK_REALTIME) - read(ClockId::CLOCK_BOOTTIME);
+    i64::try_from(offset).unwrap_or(0)
+}

@@ -1,0 +1,89 @@
+//! Phrases that event messages and incident summaries share.
+
+use crate::event::{Actor, Container, MountHolder, Pod, Target};
+use crate::observation::{Access, Verdict};
+
+/// How a message calls a target: pod before container, nothing for the host.
+pub(crate) fn whose(target: &Target) -> String {
+    match (&target.pod, &target.container) {
+        (Some(Pod { namespace: Some(namespace), name: Some(name), .. }), _) => {
+            format!(" of pod {namespace}/{name}")
+        }
+        (Some(pod), _) => format!(" of pod {}", pod.uid),
+        (None, Some(container)) => format!(" of container {}", container_label(container)),
+        (None, None) => {
+            target.netns_name.as_ref().map_or_else(String::new, |name| format!(" in namespace {name}"))
+        }
+    }
+}
+
+/// A container's name, or the short form of its id.
+pub(crate) fn container_label(container: &Container) -> &str {
+    container.name.as_deref().unwrap_or_else(|| container.id.get(..12).unwrap_or(&container.id))
+}
+
+/// How a message calls an actor.
+pub(crate) fn who(actor: &Actor) -> String {
+    let mut text = format!("{} (pid {})", actor.comm, actor.pid);
+    if let Some(Pod { namespace: Some(namespace), name: Some(name), .. }) = &actor.pod {
+        text.push_str(&format!(" of pod {namespace}/{name}"));
+    } else if let Some(container) = &actor.container {
+        text.push_str(&format!(" of container {}", container_label(container)));
+    }
+    text
+}
+
+/// Who keeps a mount busy, as the end of a sentence.
+pub(crate) fn held_by(holders: &[MountHolder], verdict: Verdict) -> String {
+    let Some(first) = holders.first() else {
+        return match verdict {
+            Verdict::ChildMount => "another file system is mounted below it",
+            Verdict::Kernel => "no process holds it, so the kernel does",
+            Verdict::Transient | Verdict::NotAMount => "it was busy for a moment only",
+            Verdict::Skipped => "its holders were not looked for",
+            Verdict::Incomplete => "no holder found, but not every process could be read",
+            Verdict::Processes | Verdict::MountNamespace => "busy",
+        }
+        .to_owned();
+    };
+    let mut text = format!("held by {} (pid {})", first.comm, first.pid);
+    if let Some(container) = &first.container {
+        text.push_str(&format!(" of container {}", container_label(container)));
+    }
+    text.push_str(match first.access {
+        Access::Fd => " with an open file",
+        Access::Cwd => " as its current directory",
+        Access::Root => " as its root directory",
+        Access::Exe => " as its executable",
+        Access::Mmap => " with a mapped file",
+        Access::Mount => " by a copy in its mount namespace",
+        Access::ChildMount => " by a mount below it",
+    });
+    let mut others: Vec<u32> =
+        holders.iter().map(|holder| holder.pid).filter(|pid| *pid != first.pid).collect();
+    others.sort_unstable();
+    others.dedup();
+    if !others.is_empty() {
+        text.push_str(&format!(" and {} more", others.len()));
+    }
+    text
+}
+
+/// The cause, by its name, as the end of a sentence, which may have named somebody.
+pub(crate) fn because(cause: &str, named: bool) -> &'static str {
+    match (cause, named) {
+        ("link-down", true) => ", who set the link down",
+        ("link-down", false) => " because the link was set down",
+        ("link-deleted", true) => ", who deleted the link",
+        ("link-deleted", false) => " because the link was deleted",
+        ("lladdr-changed", true) => ", who changed the link's MAC address",
+        ("lladdr-changed", false) => " because the link's MAC address changed",
+        ("noarp", true) => ", who switched ARP off",
+        ("noarp", false) => " because ARP was switched off",
+        ("last-address-removed", true) => ", who removed the link's last address",
+        ("last-address-removed", false) => " because the link lost its last address",
+        ("netns-exit", _) => " because its namespace ended",
+        ("gc", _) => " by garbage collection",
+        _ => "",
+    }
+}
