@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use form_urlencoded::Serializer;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -76,7 +77,7 @@ const INCIDENTS: &[&str] = &["all", "since", "id", "evidence", "boot"];
 pub fn read_events(query: &str, now: Timestamp) -> Result<EventsQuestion, QuestionError> {
     let mut filter = EventFilter::default();
     let mut follow = false;
-    for (name, value) in pairs(query) {
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         let (name, value) = (name.as_ref(), value.as_ref());
         let moment = || moment::parse(value, now).map(Some).map_err(bad(name));
         match name {
@@ -99,7 +100,7 @@ pub fn read_events(query: &str, now: Timestamp) -> Result<EventsQuestion, Questi
             _ => return Err(QuestionError::Unknown { name: name.to_owned(), valid: EVENTS }),
         }
     }
-    let given = |name: &str| pairs(query).any(|(given, _)| given == name);
+    let given = |name: &str| form_urlencoded::parse(query.as_bytes()).any(|(given, _)| given == name);
     let clash = ["since", "until", "seq", "order", "limit", "cursor"].into_iter().find(|name| given(name));
     match clash {
         Some(name) if follow => Err(QuestionError::WithFollow { name }),
@@ -127,7 +128,7 @@ pub fn write_events(filter: &EventFilter, follow: bool) -> String {
     filter.boot_id.iter().for_each(|boot| query.put("boot", boot));
     if follow {
         query.put("follow", "1");
-        return query.0;
+        return query.finish();
     }
     filter.since.iter().for_each(|since| query.put("since", &since.to_string()));
     filter.until.iter().for_each(|until| query.put("until", &until.to_string()));
@@ -137,7 +138,7 @@ pub fn write_events(filter: &EventFilter, follow: bool) -> String {
     }
     query.put("limit", &filter.limit.to_string());
     filter.cursor.iter().for_each(|cursor| query.put("cursor", &cursor.to_string()));
-    query.0
+    query.finish()
 }
 
 /// Reads the query string of `/v1/incidents`.
@@ -146,7 +147,7 @@ pub fn write_events(filter: &EventFilter, follow: bool) -> String {
 /// When a parameter is unknown or not readable.
 pub fn read_incidents(query: &str, now: Timestamp) -> Result<IncidentFilter, QuestionError> {
     let mut filter = IncidentFilter::default();
-    for (name, value) in pairs(query) {
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         match name.as_ref() {
             "all" => filter.all = flag("all", &value)?,
             "since" => filter.since = Some(moment::parse(&value, now).map_err(bad("since"))?),
@@ -170,7 +171,7 @@ pub fn write_incidents(filter: &IncidentFilter) -> String {
     filter.ids.iter().for_each(|id| query.put("id", id));
     filter.evidence.iter().for_each(|seq| query.put("evidence", &seq.to_string()));
     filter.boot_id.iter().for_each(|boot| query.put("boot", boot));
-    query.0
+    query.finish()
 }
 
 fn bad<E: ToString>(name: &str) -> impl Fn(E) -> QuestionError {
@@ -194,54 +195,23 @@ fn flag(name: &str, value: &str) -> Result<bool, QuestionError> {
     }
 }
 
-#[derive(Default)]
-struct Query(String);
+/// A query string that is being written.
+struct Query(Serializer<'static, String>);
+
+impl Default for Query {
+    fn default() -> Self {
+        Self(Serializer::new(String::new()))
+    }
+}
 
 impl Query {
     fn put(&mut self, name: &str, value: &str) {
-        if !self.0.is_empty() {
-            self.0.push('&');
-        }
-        self.0.push_str(name);
-        self.0.push('=');
-        for byte in value.bytes() {
-            match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' | b':' => {
-                    self.0.push(char::from(byte));
-                }
-                _ => self.0.push_str(&format!("%{byte:02X}")),
-            }
-        }
+        self.0.append_pair(name, value);
     }
-}
 
-fn pairs(query: &str) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
-    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (decoded(name), decoded(value))
-    })
-}
-
-/// A percent sign that begins no byte stands for itself.
-fn decoded(text: &str) -> Cow<'_, str> {
-    if !text.contains(['%', '+']) {
-        return Cow::Borrowed(text);
+    fn finish(mut self) -> String {
+        self.0.finish()
     }
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        let byte = match (first, tail) {
-            (b'%', [high, low, ..]) => hex(*high).zip(hex(*low)).map(|(high, low)| high << 4 | low),
-            _ => None,
-        };
-        rest = if byte.is_some() { &tail[2..] } else { tail };
-        bytes.push(byte.unwrap_or(if *first == b'+' { b' ' } else { *first }));
-    }
-    Cow::Owned(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-fn hex(digit: u8) -> Option<u8> {
-    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
 }
 
 /// Answer of `/v1/events`.

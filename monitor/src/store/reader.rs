@@ -4,10 +4,12 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Statement};
 use serde::Deserialize;
 
@@ -22,6 +24,8 @@ use crate::query::record::{Record, timestamp};
 
 /// Pages kept in memory, in KiB.
 const CACHE_KIB: i64 = 2048;
+/// What would end the path of a `file:` URI, or be decoded in it.
+const URI_PATH: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'?').add(b'#');
 const BUSY: Duration = Duration::from_millis(250);
 /// Events read beyond a page to put those in order whose times are not.
 const UNSORTED: usize = 4096;
@@ -367,7 +371,7 @@ fn connect(path: &Path) -> rusqlite::Result<(Connection, u32)> {
 /// without a log the file never changes, and with one its index may be in memory.
 fn connect_alone(path: &Path) -> rusqlite::Result<(Connection, u32)> {
     if !open::with_suffix(path, "-wal").exists() {
-        let path = path.to_string_lossy().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+        let path = percent_encode(path.as_os_str().as_bytes(), URI_PATH);
         let uri = PathBuf::from(format!("file:{path}?immutable=1"));
         return set_up(Connection::open_with_flags(uri, flags() | OpenFlags::SQLITE_OPEN_URI)?);
     }
@@ -385,4 +389,23 @@ fn set_up(connection: Connection) -> rusqlite::Result<(Connection, u32)> {
     connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_row| Ok(()))?;
     let version = schema::version(&connection)?;
     Ok((connection, version))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    #[test]
+    fn any_path_can_be_opened_without_a_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(OsStr::from_bytes(b"a b%41?c#\xff.db"));
+        let created = Connection::open(&path).unwrap();
+        created.pragma_update(None, "user_version", VERSION).unwrap();
+        created.close().unwrap();
+        let (_, version) = connect_alone(&path).unwrap();
+        assert_eq!(version, VERSION);
+        assert!(connect_alone(&dir.path().join("a bAc")).is_err());
+    }
 }
