@@ -39,3 +39,6 @@ pub mod cli;
 pub mod config;
 pub mod daemon;
 pub mod privilege;
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use super::*;
 use crate::event::Severity;
 use crate::observation::Loss;
-use crate::sinks::sample;
+use crate::tests::sample;
 
 fn metrics() -> Metrics {
     Metrics::new("0.1.0", "abc", Own::default()).unwrap()

@@ -178,9 +178,9 @@ impl Watch<'_> {
 mod tests {
     use super::*;
     use crate::event::{Event, Severity};
-    use crate::query::sample::{event, numbered, time};
     use crate::query::subject;
-    use crate::sinks::sample;
+    use crate::tests::history::{event, numbered, time};
+    use crate::tests::sample;
 
     fn daemon(seq: u64, kind: Kind, degraded: &[(&str, &str)]) -> Record {
         let mut event = numbered(seq, sample::daemon(Severity::Info));

@@ -309,7 +309,7 @@ pub fn container(text: &str) -> Result<Lookup, FilterError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sinks::sample;
+    use crate::tests::sample;
 
     fn record(event: &Event) -> Record {
         Record::read(serde_json::to_string(event).unwrap()).unwrap()

@@ -266,7 +266,7 @@ impl History for Layered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::query::sample::{Memory, event, incident};
+    use crate::tests::history::{Memory, event, incident};
 
     fn seqs(page: &Page) -> Vec<u64> {
         page.events.iter().map(|found| found.position.seq).collect()

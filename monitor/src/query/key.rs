@@ -285,7 +285,7 @@ impl<F: FnMut(Family, &str, Role)> Visit<F> {
 mod tests {
     use super::*;
     use crate::event::Severity;
-    use crate::sinks::sample;
+    use crate::tests::sample;
 
     fn roles(event: &Event, key: &str) -> Vec<Role> {
         let key: Key = key.parse().unwrap();

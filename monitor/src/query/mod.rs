@@ -29,6 +29,3 @@ pub use record::Record;
 pub const API: u32 = 1;
 /// Header that carries [`API`], in requests and answers.
 pub const API_HEADER: &str = "kevtmon-api";
-
-#[cfg(test)]
-pub(crate) mod sample;

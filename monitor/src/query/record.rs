@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
     use crate::event::Severity;
-    use crate::sinks::sample;
+    use crate::tests::sample;
 
     fn newer(change: impl FnOnce(&mut Value)) -> Result<Record, RecordError> {
         let mut value = serde_json::to_value(sample::busy()).unwrap();

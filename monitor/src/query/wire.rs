@@ -308,7 +308,7 @@ fn beginning(line: &str) -> Option<Position> {
 mod tests {
     use super::*;
     use crate::query::key::{Family, Key};
-    use crate::query::sample;
+    use crate::tests::history;
 
     fn now() -> Timestamp {
         "2026-01-02T03:04:05Z".parse().unwrap()
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn the_place_of_an_event_is_found_whatever_the_order_of_its_fields() {
-        let event = sample::event(7);
+        let event = history::event(7);
         let line = serde_json::to_string(&event).unwrap();
         let sorted = serde_json::to_value(&event).unwrap().to_string();
         assert_ne!(line, sorted);
@@ -392,7 +392,7 @@ mod tests {
     #[test]
     fn a_page_is_read_as_it_is_written_to_the_letter() {
         let events: Vec<Found> =
-            (1..4).map(|seq| found(&serde_json::to_string(&sample::event(seq)).unwrap()).unwrap()).collect();
+            (1..4).map(|seq| found(&serde_json::to_string(&history::event(seq)).unwrap()).unwrap()).collect();
         let page = Page { next: Some(events[0].position), events };
         let extent = Extent { last_seq: 9, node: "n".into(), ..Extent::default() };
         assert_eq!(read_page(&write_page(&page, extent.clone()).unwrap()).unwrap(), (page, extent));

@@ -20,8 +20,9 @@ use crate::metrics::Metrics;
 use crate::observation::*;
 use crate::settings::Cmdline;
 use crate::settings::Settings;
-use crate::sinks::{json, sample};
+use crate::sinks::json;
 use crate::sources::procfs::own::Own;
+use crate::tests::sample;
 
 mod bundle;
 mod story;

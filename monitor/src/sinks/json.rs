@@ -24,7 +24,7 @@ pub fn write_to(event: &Event, out: &mut impl Write) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sinks::sample;
+    use crate::tests::sample;
 
     #[test]
     fn every_event_is_one_line_that_reads_back_the_same() {

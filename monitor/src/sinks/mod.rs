@@ -108,6 +108,3 @@ impl Sinks {
         }
     }
 }
-
-#[cfg(test)]
-pub(crate) mod sample;

@@ -94,8 +94,9 @@ mod tests {
 
     use super::*;
     use crate::event::{Event, Severity};
-    use crate::sinks::{Sinks, sample};
+    use crate::sinks::Sinks;
     use crate::sources::procfs::own::Own;
+    use crate::tests::sample;
 
     fn metrics() -> Arc<Metrics> {
         Arc::new(Metrics::new("0", "0", Own::default()).unwrap())

@@ -38,7 +38,7 @@ impl Deref for Told {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sinks::sample;
+    use crate::tests::sample;
 
     #[test]
     fn the_line_is_the_event_and_is_made_once() {

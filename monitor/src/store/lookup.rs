@@ -124,7 +124,7 @@ pub(super) fn range(lookup: &Lookup) -> Range {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sinks::sample;
+    use crate::tests::sample;
 
     fn finds(lookup: &Lookup, event: &Event) -> bool {
         let (range, mut keys) = (range(lookup), Vec::new());

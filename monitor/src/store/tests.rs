@@ -11,7 +11,7 @@ use crate::event::{Confidence, Event, Incident, Kind, Severity};
 use crate::query::filter::{EventFilter, IncidentFilter, Order};
 use crate::query::history::Page;
 use crate::query::key::{Family, Lookup};
-use crate::sinks::sample;
+use crate::tests::sample;
 
 mod pods;
 mod questions;

@@ -7,10 +7,10 @@ use crate::core::state::{ContainerPlace, Counts};
 use crate::event::{Container, Event, Kind};
 use crate::observation::SourceStatus;
 use crate::query::history::IncidentView;
-use crate::query::sample::{Memory, event, incident, numbered, time};
 use crate::query::story::tests::{gateway_lost, volume_busy};
 use crate::query::subject;
-use crate::sinks::sample;
+use crate::tests::history::{Memory, event, incident, numbered, time};
+use crate::tests::sample;
 
 struct Said {
     code: u8,

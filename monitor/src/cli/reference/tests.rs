@@ -9,7 +9,7 @@ use crate::event::{
     Advice, AncestorRef, CloseReason, Confidence, Event, Incident, Kind, LinkPeer, Risk, Severity,
 };
 use crate::observation::{Access, Verdict};
-use crate::sinks::sample;
+use crate::tests::sample;
 
 fn schema() -> Value {
     serde_json::from_str(SCHEMA).unwrap()

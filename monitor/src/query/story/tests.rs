@@ -4,8 +4,8 @@ use super::*;
 use crate::event::{Event, Incident, Risk};
 use crate::query::gather::{Outcome, why};
 use crate::query::history::History;
-use crate::query::sample::{self as memory, Memory, numbered, time};
-use crate::sinks::sample;
+use crate::tests::history::{self, Memory, numbered, time};
+use crate::tests::sample;
 
 fn chatter(seq: u64, kind: Kind, severity: Severity, message: &str) -> Event {
     Event {
@@ -41,7 +41,7 @@ pub(crate) fn gateway_lost() -> Memory {
         count: 12,
         summary: "the CNI DEL of the old sandbox 94feeebc95fb of pod lijiaob/etcd1-0 is retried.".into(),
         evidence: vec![1, 30],
-        ..memory::incident("stale", 2)
+        ..history::incident("stale", 2)
     };
     let effect = Incident {
         opened: time(40),
@@ -56,7 +56,7 @@ pub(crate) fn gateway_lost() -> Memory {
                 .into(),
             risk: Risk::Restart,
         }],
-        ..memory::incident("lost", 40)
+        ..history::incident("lost", 40)
     };
     let old = |seq| {
         let said = "CNI DEL of sandbox 94feeebc95fb failed";
@@ -68,8 +68,8 @@ pub(crate) fn gateway_lost() -> Memory {
         chatter(20, Kind::ContainerStarted, Severity::Info, "container etcd of pod lijiaob/etcd1-0 started"),
         chatter(21, Kind::LinkChanged, Severity::Debug, "veth cali91 changed: carrier-up"),
         old(30),
-        memory::event(40),
-        incident_event(41, Kind::IncidentOpened, effect.clone(), stranger(memory::event(41))),
+        history::event(40),
+        incident_event(41, Kind::IncidentOpened, effect.clone(), stranger(history::event(41))),
     ])
     .with_incident(cause)
     .with_incident(effect)
@@ -98,7 +98,7 @@ pub(crate) fn volume_busy() -> Memory {
         count: 4,
         summary: "volume data of pod lijiaob/etcd1-0 does not unmount: held by etcd (pid 4123)".into(),
         evidence: vec![10, 20, 30],
-        ..memory::incident("busy", 10)
+        ..history::incident("busy", 10)
     };
     let released = Event {
         kind: Kind::MountReleased,
@@ -112,7 +112,7 @@ pub(crate) fn volume_busy() -> Memory {
         busy(20, 2),
         busy(30, 4),
         released,
-        incident_event(41, Kind::IncidentClosed, incident.clone(), memory::event(41)),
+        incident_event(41, Kind::IncidentClosed, incident.clone(), history::event(41)),
     ])
     .with_incident(incident)
 }
@@ -177,10 +177,10 @@ fn trouble_that_is_over_says_so() {
 
 #[test]
 fn of_many_incidents_the_open_and_the_newest_are_told_and_the_rest_is_counted() {
-    let mut history = Memory::of((1..=50).map(memory::event));
+    let mut history = Memory::of((1..=50).map(history::event));
     for seq in 1..=50 {
         let closed = (seq != 3).then(|| time(seq));
-        let incident = memory::incident(&format!("{seq:02}"), seq);
+        let incident = history::incident(&format!("{seq:02}"), seq);
         history = history.with_incident(Incident { closed, evidence: vec![seq], ..incident });
     }
     let story = told(&history, "lijiaob/etcd1-0");
@@ -190,11 +190,11 @@ fn of_many_incidents_the_open_and_the_newest_are_told_and_the_rest_is_counted() 
 
 #[test]
 fn a_circle_of_causes_ends() {
-    let mut one = memory::incident("a", 40);
+    let mut one = history::incident("a", 40);
     (one.caused_by, one.evidence) = (vec!["b".into()], vec![40]);
-    let mut other = memory::incident("b", 41);
+    let mut other = history::incident("b", 41);
     other.caused_by = vec!["a".into(), "forgotten".into()];
-    let memory = Memory::of([memory::event(40)]).with_incident(one).with_incident(other);
+    let memory = Memory::of([history::event(40)]).with_incident(one).with_incident(other);
     let story = told(&memory, "lijiaob/etcd1-0");
     assert_eq!(ids(&story), ["a", "b"]);
     assert_eq!(story.incidents[1].caused_by[1].confidence, None, "no longer known");
@@ -202,7 +202,7 @@ fn a_circle_of_causes_ends() {
 
 #[test]
 fn without_an_incident_the_worst_event_is_the_verdict() {
-    let story = told(&Memory::of([memory::event(1)]), "lijiaob/etcd1-0");
+    let story = told(&Memory::of([history::event(1)]), "lijiaob/etcd1-0");
     assert!(story.verdict.sentence.ends_with("deleted by calico (pid 28997); no incident is known of it"));
     assert_eq!(story.verdict.confidence, Some(Confidence::Certain));
 }
@@ -218,7 +218,7 @@ fn a_quiet_life_is_told_as_one() {
 
 #[test]
 fn harm_that_nobody_was_seen_doing_is_said() {
-    let anonymous = Event { actor: None, ..memory::event(3) };
+    let anonymous = Event { actor: None, ..history::event(3) };
     let story = told(&Memory::of([anonymous]), "lijiaob/etcd1-0");
     let missing = Missing::Actor { kind: "neighbor.deleted".into(), seq: 3 };
     assert!(story.unseen.iter().any(|unseen| unseen.what == missing));
@@ -228,7 +228,7 @@ fn harm_that_nobody_was_seen_doing_is_said() {
 fn a_long_story_keeps_what_weighs_most() {
     let mut events: Vec<Event> =
         (1..=300).map(|seq| chatter(seq, Kind::ContainerStarted, Severity::Info, "started")).collect();
-    events[4] = memory::event(5);
+    events[4] = history::event(5);
     let story = told(&Memory::of(events), "lijiaob/etcd1-0");
     assert_eq!((story.steps.len(), story.steps_omitted), (STEPS, 240));
     assert_eq!((story.steps[0].seq, story.steps[1].seq), (5, 242));
@@ -236,7 +236,7 @@ fn a_long_story_keeps_what_weighs_most() {
 
 #[test]
 fn a_story_that_does_not_reach_back_to_the_first_event_says_so() {
-    let story = told(&Memory::of((1..=600).map(memory::event)), "lijiaob/etcd1-0");
+    let story = told(&Memory::of((1..=600).map(history::event)), "lijiaob/etcd1-0");
     assert!(story.unseen.iter().any(|unseen| unseen.what == Missing::Older { looked_at: 500 }));
 }
 

@@ -3,8 +3,8 @@
 use super::*;
 use crate::core::state::{Counts, NetnsState, PodState};
 use crate::event::{Join, Link, LinkPeer, Target};
-use crate::query::sample as memory;
-use crate::sinks::sample;
+use crate::tests::history;
+use crate::tests::sample;
 
 const HOST: u32 = 4_026_531_833;
 
@@ -58,7 +58,7 @@ pub(crate) fn state() -> State {
         namespace(netns, Some(pods[index].pod.clone()), vec![link(netns, 2, "eth0", (HOST, host))])
     };
     State {
-        time: memory::time(0),
+        time: history::time(0),
         node: "slave-197".into(),
         boot_id: "b".into(),
         version: "0".into(),

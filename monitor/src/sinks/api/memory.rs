@@ -292,8 +292,8 @@ mod tests {
     use super::*;
     use crate::event::Kind;
     use crate::query::filter::{self, Order};
-    use crate::query::sample;
     use crate::sources::procfs::own::Own;
+    use crate::tests::history;
 
     fn memory() -> Memory {
         Memory::new(
@@ -310,15 +310,15 @@ mod tests {
     #[test]
     fn it_answers_as_a_search_of_everything_would() {
         let memory = memory();
-        let samples = crate::sinks::sample::all();
+        let samples = crate::tests::sample::all();
         let events: Vec<Event> = samples
             .into_iter()
             .cycle()
             .zip(1..100)
-            .map(|(event, seq)| sample::numbered(seq, event))
+            .map(|(event, seq)| history::numbered(seq, event))
             .collect();
         events.iter().for_each(|event| push(&memory, event));
-        let reference = sample::Memory::of(events);
+        let reference = history::Memory::of(events);
         for filter in [
             EventFilter::default(),
             EventFilter { limit: 7, order: Order::Oldest, ..EventFilter::default() },
@@ -342,12 +342,12 @@ mod tests {
     #[test]
     fn it_holds_so_many_events_and_bytes_and_no_more() {
         let many = memory();
-        (1..=5_000).for_each(|seq| many.push(&sample::event(seq), "{}".into()));
+        (1..=5_000).for_each(|seq| many.push(&history::event(seq), "{}".into()));
         assert_eq!(many.lock().kept.len(), EVENTS);
         assert_eq!(many.extent().unwrap().last_seq, 5_000);
         let large = memory();
         let line = "x".repeat(BYTES / 10);
-        (1..=100).for_each(|seq| large.push(&sample::event(seq), line.as_str().into()));
+        (1..=100).for_each(|seq| large.push(&history::event(seq), line.as_str().into()));
         let inner = large.lock();
         assert!(inner.bytes <= BYTES && inner.kept.len() == 10, "{}", inner.kept.len());
     }
@@ -356,15 +356,15 @@ mod tests {
     fn open_incidents_outlive_closed_ones_and_the_events() {
         let memory = memory();
         for number in 0..2 * INCIDENTS as u64 {
-            let mut incident = sample::incident(&number.to_string(), number);
+            let mut incident = history::incident(&number.to_string(), number);
             // One in four stays open.
-            incident.closed = (number % 4 != 0).then(|| sample::time(number));
+            incident.closed = (number % 4 != 0).then(|| history::time(number));
             let event = Event {
                 kind: Kind::IncidentClosed,
                 incident: Some(Box::new(incident)),
-                ..crate::sinks::sample::daemon(Severity::Info)
+                ..crate::tests::sample::daemon(Severity::Info)
             };
-            memory.push(&sample::numbered(number, event), "{}".into());
+            memory.push(&history::numbered(number, event), "{}".into());
         }
         let open = memory.incidents(&IncidentFilter::default()).unwrap();
         assert_eq!(open.len(), INCIDENTS / 2);
@@ -380,19 +380,19 @@ mod tests {
     #[test]
     fn a_reader_gets_what_it_wants_from_then_on() {
         let memory = memory();
-        push(&memory, &sample::event(1));
+        push(&memory, &history::event(1));
         let filter = EventFilter { kinds: vec!["mount.busy".into()], ..EventFilter::default() };
         let mut subscription = memory.subscribe(filter, Arc::default()).unwrap();
         assert_eq!((subscription.first_seq, subscription.last_seq), (1, 1));
         assert_eq!(memory.next(&subscription.reader, usize::MAX), Next::Wait);
-        push(&memory, &sample::event(2));
-        push(&memory, &sample::numbered(3, crate::sinks::sample::busy()));
+        push(&memory, &history::event(2));
+        push(&memory, &history::numbered(3, crate::tests::sample::busy()));
         assert!(!subscription.changed.has_changed().unwrap());
         memory.wake();
         assert!(subscription.changed.has_changed().unwrap());
         assert_eq!(seqs(memory.next(&subscription.reader, usize::MAX)), [3]);
         subscription.changed.mark_unchanged();
-        push(&memory, &sample::numbered(4, crate::sinks::sample::busy()));
+        push(&memory, &history::numbered(4, crate::tests::sample::busy()));
         memory.close();
         assert!(subscription.changed.has_changed().unwrap());
         assert_eq!(seqs(memory.next(&subscription.reader, usize::MAX)), [4], "the last ones are not lost");
@@ -404,7 +404,7 @@ mod tests {
     fn a_reader_is_handed_little_at_a_time_and_all_in_the_end() {
         let memory = memory();
         let subscription = memory.subscribe(EventFilter::default(), Arc::default()).unwrap();
-        (1..=10).for_each(|seq| push(&memory, &sample::event(seq)));
+        (1..=10).for_each(|seq| push(&memory, &history::event(seq)));
         assert_eq!(seqs(memory.next(&subscription.reader, 1)), [1]);
         assert_eq!(seqs(memory.next(&subscription.reader, usize::MAX)), (2..=10).collect::<Vec<_>>());
     }
@@ -416,7 +416,7 @@ mod tests {
         let other = memory.subscribe(EventFilter::default(), Arc::default()).unwrap();
         let end = EVENTS as u64 + SWEEP;
         for seq in 1..=end {
-            memory.push(&sample::event(seq), "{}".into());
+            memory.push(&history::event(seq), "{}".into());
             memory.next(&other.reader, usize::MAX);
         }
         assert_eq!(memory.lock().readers.len(), 1);

@@ -16,11 +16,11 @@ use crate::core::{Core, Resume};
 use crate::event::{Event, Incident, Kind};
 use crate::query::filter::{EventFilter, IncidentFilter, Order};
 use crate::query::remote::{Remote, RemoteError};
-use crate::query::sample;
 use crate::settings::Cmdline;
 use crate::settings::Settings;
 use crate::sources::procfs::own::Own;
 use crate::store::{Archive, Limits, Writer};
+use crate::tests::history;
 
 const BOOT: &str = "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11";
 /// Enough on any machine; what is awaited comes in milliseconds.
@@ -68,7 +68,7 @@ impl Rig {
 
     fn push(&self, seqs: impl IntoIterator<Item = u64>) {
         for seq in seqs {
-            let event = sample::event(seq);
+            let event = history::event(seq);
             self.memory.push(&event, serde_json::to_string(&event).unwrap().into());
         }
         self.memory.wake();
@@ -198,7 +198,7 @@ fn a_stream_that_goes_on_beyond_what_is_remembered_says_so_first() {
 
 #[test]
 fn what_the_memory_has_forgotten_comes_from_what_reaches_further_back() {
-    let older = sample::shared(sample::Memory::of((1..=100).map(sample::event)));
+    let older = history::shared(history::Memory::of((1..=100).map(history::event)));
     let rig = Rig::with(Some(older));
     rig.push(90..=110);
     let remote = rig.remote();
@@ -221,7 +221,7 @@ fn a_stream_carries_only_what_was_asked_for() {
         while !reading.is_finished() {
             seq += 2;
             rig.push([seq]);
-            let busy = sample::numbered(seq + 1, crate::sinks::sample::busy());
+            let busy = history::numbered(seq + 1, crate::tests::sample::busy());
             rig.memory.push(&busy, serde_json::to_string(&busy).unwrap().into());
         }
         assert_eq!(reading.join().unwrap()[0] % 2, 1);
@@ -359,8 +359,8 @@ fn an_incident_of_an_earlier_run_is_shown_once_though_the_store_breaks_later() {
     let (mut store, _, _) = Writer::resume(state.path(), Limits::default(), BOOT).unwrap();
     let opened = Event {
         kind: Kind::IncidentOpened,
-        incident: Some(Box::new(sample::incident("94feeebc95fb9411", 1))),
-        ..sample::numbered(7, crate::sinks::sample::busy())
+        incident: Some(Box::new(history::incident("94feeebc95fb9411", 1))),
+        ..history::numbered(7, crate::tests::sample::busy())
     };
     store.insert(&opened).unwrap();
     store.stop().unwrap();
@@ -381,8 +381,8 @@ fn an_incident_of_an_earlier_run_is_shown_once_though_the_store_breaks_later() {
         kind: Kind::IncidentClosed,
         incident: opened
             .incident
-            .map(|incident| Box::new(Incident { closed: Some(sample::time(9)), ..*incident })),
-        ..sample::numbered(8, crate::sinks::sample::busy())
+            .map(|incident| Box::new(Incident { closed: Some(history::time(9)), ..*incident })),
+        ..history::numbered(8, crate::tests::sample::busy())
     };
     rig.memory.push(&closed, "{}".into());
     assert_eq!(shown(), []);

@@ -1,7 +1,7 @@
 //! What a person sees, to the letter.
 
 use super::*;
-use crate::sinks::sample;
+use crate::tests::sample;
 
 fn plain() -> Pretty {
     Pretty { colour: false, zone: TimeZone::fixed(jiff::tz::offset(2)) }

@@ -4,8 +4,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use super::*;
-use crate::sinks::{Sinks, sample};
+use crate::sinks::Sinks;
 use crate::sources::procfs::own::Own;
+use crate::tests::sample;
 
 const ALL: Filter = Filter { min_severity: Severity::Debug };
 

@@ -11,9 +11,10 @@ use super::*;
 use crate::event::{CloseReason, Confidence, Incident};
 use crate::observation::Observation;
 use crate::query::filter::{EventFilter, IncidentFilter};
-use crate::sinks::{Sinks, sample};
+use crate::sinks::Sinks;
 use crate::sources::procfs::own::Own;
 use crate::store::{FILE, Reader};
+use crate::tests::sample;
 
 const BOOT: &str = "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11";
 const PATIENCE: Duration = Duration::from_secs(30);

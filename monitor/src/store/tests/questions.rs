@@ -6,7 +6,7 @@ use super::*;
 use crate::query::filter;
 use crate::query::history::History as _;
 use crate::query::key::{self, Key};
-use crate::query::sample::Memory;
+use crate::tests::history::Memory;
 
 /// Events of every shape, some of whose times are out of order.
 fn mixed() -> Vec<Event> {

@@ -1,4 +1,4 @@
-//! Events for the tests of sinks, one of each shape.
+//! Events for tests, one of each shape.
 
 use std::collections::BTreeMap;
 

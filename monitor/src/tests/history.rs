@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::filter::{EventFilter, IncidentFilter};
-use super::history::{Extent, Found, History, HistoryError, IncidentView, Page};
-use super::{Record, wire};
 use crate::core::state::State;
 use crate::event::{Confidence, Event, Incident, Severity};
-use crate::sinks::sample;
+use crate::query::filter::{EventFilter, IncidentFilter};
+use crate::query::history::{Extent, Found, History, HistoryError, IncidentView, Page};
+use crate::query::{Record, wire};
+use crate::tests::sample;
 
 /// Time of the event or incident of this number.
 pub(crate) fn time(seq: u64) -> String {
