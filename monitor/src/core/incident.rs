@@ -67,6 +67,7 @@ impl Core {
             containers: &self.containers,
             namespaces: &self.namespaces,
             pods: &self.pods,
+            busy_mounts: &self.busy_mounts,
             host_netns: self.settings.host_netns,
             runtime_up: super::join::runtime_is_up(&self.statuses),
         };

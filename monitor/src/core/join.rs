@@ -63,6 +63,7 @@ impl Core {
             containers: &self.containers,
             namespaces: &self.namespaces,
             pods: &self.pods,
+            busy_mounts: &self.busy_mounts,
             host_netns: self.settings.host_netns,
             runtime_up: self.runtime_is_up(),
         }

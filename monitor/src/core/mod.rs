@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::diagnose::{self, Change, Engine, SCAN_ID};
 use crate::event::{Event, Kind, Severity, WallClock};
 use crate::node::containers::Containers;
+use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
@@ -16,6 +17,7 @@ use crate::observation::{BootNs, Fact, NsInum, Observation, Request, SourceStatu
 use crate::settings::Settings;
 
 mod container;
+mod held;
 mod incident;
 mod join;
 mod link;
@@ -25,6 +27,7 @@ mod saved;
 pub mod state;
 mod status;
 
+use held::Held;
 pub use saved::Saved;
 
 /// What was remembered for long enough is looked for this often.
@@ -62,8 +65,9 @@ pub struct Core {
     statuses: BTreeMap<String, SourceStatus>,
     ready: bool,
     pods: PodNames,
-    held: VecDeque<neighbor::Held>,
-    mounts: mount::BusyMounts,
+    held: Held<neighbor::Wait, neighbor::HeldChange>,
+    busy_mounts: BusyMounts,
+    holder_scans: mount::HolderScans,
     engine: Engine,
     /// Open incidents of an earlier run, until the clock is known.
     resumed: Vec<Event>,
@@ -137,8 +141,8 @@ impl Core {
     /// When a [`Fact::Tick`] is due at the latest, if anything waits.
     #[must_use]
     pub fn deadline(&self) -> Option<BootNs> {
-        let held = self.held.iter().map(|held| held.deadline).min();
-        held.into_iter().chain(self.mounts.deadline()).chain(self.engine.deadline()).min()
+        let deadlines = [self.held.deadline(), self.holder_scans.deadline(), self.engine.deadline()];
+        deadlines.into_iter().flatten().min()
     }
 
     /// Whether the sources have all reported.

@@ -1,15 +1,17 @@
-//! Unmounts that are refused: told once per caller at attempts 1, 2, 4, 8 …, with who holds the mount.
+//! Unmounts that are refused: an event per caller at attempts 1, 2, 4, 8 …, with who holds the mount.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::Core;
+use super::held::Held;
 use crate::diagnose::Change;
 use crate::event::wording::{held_by, who, whose};
 use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Volume};
+use crate::node::mounts::MountKey;
 use crate::node::volume;
-use crate::observation::{BootNs, HolderReport, NsInum, Request, UmountAttempt, Verdict};
+use crate::observation::{BootNs, HolderReport, Request, UmountAttempt, Verdict};
 
 const EBUSY: u16 = 16;
 /// `MNT_*` and `UMOUNT_*` of include/linux/fs.h.
@@ -20,157 +22,164 @@ const MNT_DETACH: u32 = 2;
 const SCAN_INTERVAL_NS: u64 = 10_000_000_000;
 /// An event waits this long for its scan; a scan has a shorter budget of its own.
 const SCAN_PATIENCE_NS: u64 = 5_000_000_000;
-/// kubelet retries every two minutes at the slowest.
-const FORGET_NS: u64 = 15 * 60 * 1_000_000_000;
-const BUSY_MAX: usize = 1024;
+/// Scans that are remembered. Of an old one only the mount is of use, and its holders are the most of it.
+const SCANS_MAX: usize = 1024;
+/// How long the mount that a scan found is remembered.
+const SCAN_RETENTION_NS: u64 = 15 * 60 * 1_000_000_000;
 
-/// Mounts that were refused and not yet released.
+/// Who holds the mounts that were refused: what was found, and what waits for it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct BusyMounts {
+pub(super) struct HolderScans {
     #[serde(with = "crate::pairs")]
-    known: HashMap<Place, Busy>,
-    waiting: Vec<Waiting>,
+    scans: HashMap<MountKey, Scan>,
+    waiting: Held<u64, HeldUmount>,
     next_id: u64,
 }
 
-/// Where a mount is.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-struct Place {
-    mntns: NsInum,
-    path: String,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct Busy {
-    /// By the caller's command name: each retry of kubelet is another process.
-    attempts: BTreeMap<String, u64>,
-    last_seen: BootNs,
-    last_scan: Option<BootNs>,
+/// The newest scan of a mount.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Scan {
+    asked: BootNs,
     report: Option<HolderReport>,
 }
 
-/// A refused attempt whose holders are being looked for.
+/// An attempt whose event waits for a scan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Waiting {
-    id: u64,
+struct HeldUmount {
     at: BootNs,
-    deadline: BootNs,
-    place: Place,
+    key: MountKey,
     attempt: UmountAttempt,
-    attempts: u64,
+    outcome: Outcome,
 }
 
-impl Busy {
-    /// Of an old report only the mount is of use, and its holders are the most of it. An attempt that is told late
-    /// may still want them a while after they are too old for others.
-    fn forget_holders(&mut self, now: BootNs) {
-        let old = self.last_scan.is_none_or(|scan| scan.saturating_add(2 * SCAN_INTERVAL_NS) <= now);
-        if let Some(report) = self.report.as_mut().filter(|_| old) {
-            report.holders = Vec::new();
+/// What came of an attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Outcome {
+    /// Refused: how often it was to this caller.
+    Refused(u64),
+    /// Unmounted or detached: how often it was refused before, to all callers.
+    Released(Option<u64>),
+}
+
+impl HolderScans {
+    pub(super) fn deadline(&self) -> Option<BootNs> {
+        self.waiting.deadline()
+    }
+
+    /// An attempt whose event is late may still want the holders a while after they are too old for others.
+    fn expire(&mut self, now: BootNs) {
+        self.scans.retain(|_, scan| scan.asked.saturating_add(SCAN_RETENTION_NS) > now);
+        for scan in self.scans.values_mut() {
+            let old = scan.asked.saturating_add(2 * SCAN_INTERVAL_NS) <= now;
+            if let Some(report) = scan.report.as_mut().filter(|_| old) {
+                report.holders = Vec::new();
+            }
         }
     }
-}
 
-impl BusyMounts {
-    pub(super) fn deadline(&self) -> Option<BootNs> {
-        self.waiting.iter().map(|waiting| waiting.deadline).min()
+    fn make_room(&mut self) {
+        if self.scans.len() >= SCANS_MAX {
+            let mut asked: Vec<BootNs> = self.scans.values().map(|scan| scan.asked).collect();
+            asked.sort_unstable();
+            let median = asked[asked.len() / 2];
+            self.scans.retain(|_, scan| scan.asked > median);
+        }
     }
 }
 
 impl Core {
     pub(super) fn umount(&mut self, at: BootNs, attempt: UmountAttempt) {
-        let place = Place { mntns: attempt.mntns, path: trimmed(&attempt.path).to_owned() };
+        let key = MountKey::new(attempt.mntns, &attempt.path);
         match attempt.errno {
-            Some(EBUSY) => self.busy(at, place, attempt),
+            Some(EBUSY) => self.refused(at, key, attempt),
             Some(_) => {}
-            None => self.released(at, &place, &attempt),
+            None => self.released(at, key, attempt),
         }
     }
 
-    fn busy(&mut self, at: BootNs, place: Place, attempt: UmountAttempt) {
-        self.make_room();
-        let busy = self.mounts.known.entry(place.clone()).or_default();
-        busy.last_seen = at;
-        let attempts = busy.attempts.entry(attempt.actor.comm.clone()).or_default();
-        *attempts += 1;
-        let attempts = *attempts;
-        let total = busy.attempts.values().sum();
+    fn refused(&mut self, at: BootNs, key: MountKey, attempt: UmountAttempt) {
+        let attempts = self.busy_mounts.refused(at, &key, &attempt.actor.comm);
         if attempts.is_power_of_two() {
-            return self.tell_attempt(at, place, attempt, attempts);
+            return self.emit_after_scan(at, key, attempt, Outcome::Refused(attempts));
         }
-        self.diagnose(at, &Change::Refused { mntns: place.mntns, path: &place.path, attempts: total });
+        self.diagnose(at, &Change::Refused(&key));
     }
 
-    fn tell_attempt(&mut self, at: BootNs, place: Place, attempt: UmountAttempt, attempts: u64) {
-        let busy = self.mounts.known.entry(place.clone()).or_default();
-        let recent = busy.last_scan.is_some_and(|scan| at < scan.saturating_add(SCAN_INTERVAL_NS));
-        if recent {
-            // Its scan may still be under way: then both wait for the same answer.
-            if let Some(report) = busy.report.clone() {
-                return self.tell_busy(at, &place, &attempt, attempts, Some(report));
-            }
-            if let Some(id) = self.mounts.waiting.iter().find(|w| w.place == place).map(|w| w.id) {
-                return self.wait(id, at, place, attempt, attempts);
-            }
-            return self.tell_busy(at, &place, &attempt, attempts, None);
+    fn released(&mut self, at: BootNs, key: MountKey, attempt: UmountAttempt) {
+        let attempts = self.busy_mounts.released(&key).map(|busy| busy.attempts());
+        if attempts.is_none() && volume::of_path(&key.path).is_none() {
+            return;
         }
-        busy.last_scan = Some(at);
-        self.mounts.next_id += 1;
-        let id = self.mounts.next_id;
+        self.emit_after_scan(at, key, attempt, Outcome::Released(attempts));
+    }
+
+    /// Events of one mount leave in the order in which things happened, so all wait for the scan of the first.
+    fn emit_after_scan(&mut self, at: BootNs, key: MountKey, attempt: UmountAttempt, outcome: Outcome) {
+        let held = HeldUmount { at, key, attempt, outcome };
+        let scans = &mut self.holder_scans;
+        if let Some((id, deadline)) = scans.waiting.last(|waiting| waiting.key == held.key) {
+            let id = *id;
+            return scans.waiting.push(deadline, id, held);
+        }
+        let recent = |scan: &&Scan| at < scan.asked.saturating_add(SCAN_INTERVAL_NS);
+        let is_scanned = scans.scans.get(&held.key).is_some_and(|scan| recent(&scan));
+        if is_scanned || matches!(outcome, Outcome::Released(_)) {
+            return self.emit_umount(held);
+        }
+        scans.make_room();
+        scans.scans.insert(held.key.clone(), Scan { asked: at, report: None });
+        scans.next_id += 1;
+        let id = scans.next_id;
         self.request(Request::Holders {
             id,
-            mntns: attempt.mntns,
-            tgid: attempt.actor.key.tgid,
-            path: attempt.path.clone(),
+            mntns: held.attempt.mntns,
+            tgid: held.attempt.actor.key.tgid,
+            path: held.attempt.path.clone(),
         });
-        self.wait(id, at, place, attempt, attempts);
-    }
-
-    fn wait(&mut self, id: u64, at: BootNs, place: Place, attempt: UmountAttempt, attempts: u64) {
-        let deadline = at.saturating_add(SCAN_PATIENCE_NS);
-        self.mounts.waiting.push(Waiting { id, at, deadline, place, attempt, attempts });
+        self.holder_scans.waiting.push(at.saturating_add(SCAN_PATIENCE_NS), id, held);
     }
 
     pub(super) fn holders(&mut self, report: HolderReport) {
-        let answered: Vec<_> = self.mounts.waiting.extract_if(.., |w| w.id == report.id).collect();
-        for waiting in answered {
-            if let Some(busy) = self.mounts.known.get_mut(&waiting.place) {
-                busy.report = Some(report.clone());
-            }
-            self.tell_busy(
-                waiting.at,
-                &waiting.place,
-                &waiting.attempt,
-                waiting.attempts,
-                Some(report.clone()),
-            );
+        let answered = self.holder_scans.waiting.take_answered(&report.id);
+        let Some(first) = answered.first() else { return };
+        if let Some(scan) = self.holder_scans.scans.get_mut(&first.key) {
+            scan.report = Some(report);
         }
+        answered.into_iter().for_each(|held| self.emit_umount(held));
     }
 
     pub(super) fn expire_mounts(&mut self, now: BootNs) {
-        let overdue: Vec<_> = self.mounts.waiting.extract_if(.., |w| w.deadline <= now).collect();
-        for waiting in overdue {
-            self.tell_busy(waiting.at, &waiting.place, &waiting.attempt, waiting.attempts, None);
+        for held in self.holder_scans.waiting.take_overdue(now) {
+            self.emit_umount(held);
         }
-        self.mounts.known.retain(|_, busy| busy.last_seen.saturating_add(FORGET_NS) > now);
-        for busy in self.mounts.known.values_mut() {
-            busy.forget_holders(now);
+        self.busy_mounts.expire(now);
+        self.holder_scans.expire(now);
+    }
+
+    fn emit_umount(&mut self, HeldUmount { at, key, attempt, outcome }: HeldUmount) {
+        let report = self.holder_scans.scans.get(&key).and_then(|scan| scan.report.clone());
+        match outcome {
+            Outcome::Refused(attempts) => self.emit_busy(at, &key, &attempt, attempts, report),
+            Outcome::Released(attempts) => self.emit_released(at, &key, &attempt, attempts, report.as_ref()),
         }
     }
 
-    fn released(&mut self, at: BootNs, place: &Place, attempt: &UmountAttempt) {
-        let busy = self.mounts.known.remove(place);
-        let volume = volume::of_path(&place.path);
-        if busy.is_none() && volume.is_none() {
-            return;
-        }
+    fn emit_released(
+        &mut self,
+        at: BootNs,
+        key: &MountKey,
+        attempt: &UmountAttempt,
+        attempts: Option<u64>,
+        report: Option<&HolderReport>,
+    ) {
+        let volume = volume::of_path(&key.path);
         let detached = attempt.flags & MNT_DETACH != 0;
         let (kind, verb) = match detached {
             true => (Kind::MountDetached, "detached"),
             false => (Kind::MountReleased, "unmounted"),
         };
-        let attempts = busy.as_ref().map(|busy| busy.attempts.values().sum::<u64>());
-        let severity = match (detached, &busy) {
+        let severity = match (detached, attempts) {
             (true, Some(_)) => Severity::Notice,
             (false, Some(_)) => Severity::Info,
             (_, None) => Severity::Debug,
@@ -182,9 +191,9 @@ impl Core {
             Some(attempts) => format!(" after {attempts} refused attempts"),
         };
         let target = volume.as_ref().map(|volume| self.node().target_of_pod(&volume.pod_uid));
-        let what = named(&place.path, volume.as_ref(), target.as_ref());
+        let what = named(&key.path, volume.as_ref(), target.as_ref());
         let message = format!("{what} {verb}{refused} by {}", who(&actor));
-        let mount = self.mount(place, attempt, attempts, busy.and_then(|busy| busy.report).as_ref(), volume);
+        let mount = self.mount(key, attempt, attempts, report, volume);
         let event = Event {
             actor: Some(Box::new(actor)),
             target: target.map(Box::new),
@@ -194,17 +203,17 @@ impl Core {
         self.emit(event);
     }
 
-    fn tell_busy(
+    fn emit_busy(
         &mut self,
         at: BootNs,
-        place: &Place,
+        key: &MountKey,
         attempt: &UmountAttempt,
         attempts: u64,
         report: Option<HolderReport>,
     ) {
-        let path = report.as_ref().map_or(place.path.as_str(), |report| report.path.as_str());
+        let path = report.as_ref().map_or(key.path.as_str(), |report| report.path.as_str());
         let volume = volume::of_path(path);
-        let mount = self.mount(place, attempt, Some(attempts), report.as_ref(), volume);
+        let mount = self.mount(key, attempt, Some(attempts), report.as_ref(), volume);
         let (complete, verdict) = match &report {
             // The kernel refused to unmount it, so it was a mount until a moment ago.
             Some(HolderReport { verdict: Verdict::NotAMount, .. }) => (true, Verdict::Transient),
@@ -235,7 +244,7 @@ impl Core {
 
     fn mount(
         &self,
-        place: &Place,
+        key: &MountKey,
         attempt: &UmountAttempt,
         attempts: Option<u64>,
         report: Option<&HolderReport>,
@@ -244,7 +253,7 @@ impl Core {
         let facts = report.and_then(|report| report.mount.as_ref());
         Mount {
             syscall: "umount2".into(),
-            path: report.map_or_else(|| place.path.clone(), |report| report.path.clone()),
+            path: report.map_or_else(|| key.path.clone(), |report| report.path.clone()),
             errno: attempt.errno.map(|_| "EBUSY".to_owned()),
             flags: FLAGS
                 .iter()
@@ -254,28 +263,11 @@ impl Core {
             fstype: facts.map(|facts| facts.fstype.clone()),
             source: facts.map(|facts| facts.source.clone()),
             device: facts.map(|facts| facts.device.clone()),
-            mntns: place.mntns,
+            mntns: key.mntns,
             attempts,
             volume,
             child_mounts: report.map_or_else(Vec::new, |report| report.child_mounts.clone()),
         }
-    }
-
-    fn make_room(&mut self) {
-        if self.mounts.known.len() >= BUSY_MAX {
-            let mut seen: Vec<BootNs> = self.mounts.known.values().map(|busy| busy.last_seen).collect();
-            seen.sort_unstable();
-            let median = seen[seen.len() / 2];
-            self.mounts.known.retain(|_, busy| busy.last_seen > median);
-        }
-    }
-}
-
-/// `/mnt/` and `/mnt` are the same mount.
-fn trimmed(path: &str) -> &str {
-    match path.trim_end_matches('/') {
-        "" if path.starts_with('/') => "/",
-        trimmed => trimmed,
     }
 }
 

@@ -30,11 +30,9 @@ pub(super) enum Wait {
 
 /// A change that waits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Held {
+pub(super) struct HeldChange {
     at: BootNs,
-    pub(super) deadline: BootNs,
     change: NeighborChange,
-    wait: Wait,
     asked: Asked,
 }
 
@@ -60,45 +58,35 @@ impl Core {
         if change.cause != NeighborCause::NetnsExit {
             self.namespaces.put_neighbor(at, &change);
         }
-        self.hold_or_tell(at, at, change, Asked::default());
+        self.hold_or_emit(at, at, change, Asked::default());
     }
 
     /// An answer came: what waited for it goes on.
     pub(super) fn answered(&mut self, now: BootNs, answer: &Wait, positive: bool) {
-        let mut index = 0;
-        while index < self.held.len() {
-            if self.held[index].wait != *answer {
-                index += 1;
-                continue;
-            }
-            let Some(mut held) = self.held.remove(index) else {
-                return;
-            };
+        for mut held in self.held.take_answered(answer) {
             match answer {
                 Wait::Process(_) => held.asked.alive = Some(positive),
                 Wait::Netns(_) if positive => held.asked.netns = Some(Answer::Come),
                 Wait::Netns(_) | Wait::Container(_) => {}
             }
-            // It may wait for something else now; that goes to the end, and is not looked at again.
-            self.hold_or_tell(now, held.at, held.change, held.asked);
+            // It may wait for something else now.
+            self.hold_or_emit(now, held.at, held.change, held.asked);
         }
     }
 
     pub(super) fn release_overdue(&mut self, now: BootNs) {
-        while let Some(position) = self.held.iter().position(|held| held.deadline <= now) {
-            if let Some(held) = self.held.remove(position) {
-                self.tell(held.at, &held.change, held.asked);
-            }
+        for held in self.held.take_overdue(now) {
+            self.emit_neighbor(held.at, &held.change, held.asked);
         }
     }
 
-    fn hold_or_tell(&mut self, now: BootNs, at: BootNs, change: NeighborChange, mut asked: Asked) {
+    fn hold_or_emit(&mut self, now: BootNs, at: BootNs, change: NeighborChange, mut asked: Asked) {
         let deadline = at.saturating_add(PATIENCE_NS);
         let room = self.held.len() < HELD_MAX && now < deadline;
         let Some(wait) = self.missing(at, &change, asked).filter(|_| room) else {
-            return self.tell(at, &change, asked);
+            return self.emit_neighbor(at, &change, asked);
         };
-        let asked_before = self.held.iter().any(|held| held.wait == wait);
+        let asked_before = self.held.is_asked(&wait);
         match &wait {
             Wait::Netns(netns) => {
                 asked.netns = Some(Answer::Awaited);
@@ -113,7 +101,7 @@ impl Core {
                 }
             }
         }
-        self.held.push_back(Held { at, deadline, change, wait, asked });
+        self.held.push(deadline, wait, HeldChange { at, change, asked });
     }
 
     /// What would have to be known to name this change truthfully.
@@ -147,7 +135,7 @@ impl Core {
         })
     }
 
-    fn tell(&mut self, at: BootNs, change: &NeighborChange, asked: Asked) {
+    fn emit_neighbor(&mut self, at: BootNs, change: &NeighborChange, asked: Asked) {
         let key = change.key;
         let target = self.target(key.netns, asked.netns == Some(Answer::Come));
         let known = key.netns == self.settings.host_netns

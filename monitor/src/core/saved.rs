@@ -6,10 +6,12 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use super::held::Held;
 use super::{Core, Resume, mount, neighbor, new_engine};
 use crate::diagnose::{self, Engine, RestoreError};
 use crate::event::Event;
 use crate::node::containers::Containers;
+use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
@@ -28,8 +30,9 @@ pub struct Saved<'a> {
     statuses: BTreeMap<String, SourceStatus>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     resumed: Vec<Event>,
-    held: VecDeque<neighbor::Held>,
-    mounts: mount::BusyMounts,
+    held: Held<neighbor::Wait, neighbor::HeldChange>,
+    busy_mounts: Cow<'a, BusyMounts>,
+    holder_scans: mount::HolderScans,
     diagnoses: diagnose::Saved,
     namespaces: Cow<'a, Namespaces>,
     containers: Cow<'a, Containers>,
@@ -67,7 +70,8 @@ impl Core {
             ready: saved.ready,
             pods: saved.pods.into_owned(),
             held: saved.held,
-            mounts: saved.mounts,
+            busy_mounts: saved.busy_mounts.into_owned(),
+            holder_scans: saved.holder_scans,
             resumed: saved.resumed,
             swept: saved.swept,
             out: VecDeque::new(),
@@ -94,7 +98,8 @@ impl Core {
             ready,
             pods,
             held,
-            mounts,
+            busy_mounts,
+            holder_scans,
             engine,
             resumed,
             swept,
@@ -108,7 +113,8 @@ impl Core {
             statuses: statuses.clone(),
             resumed: resumed.clone(),
             held: held.clone(),
-            mounts: mounts.clone(),
+            busy_mounts: Cow::Borrowed(busy_mounts),
+            holder_scans: holder_scans.clone(),
             diagnoses: engine.save()?,
             namespaces: Cow::Borrowed(namespaces),
             containers: Cow::Borrowed(containers),

@@ -9,6 +9,7 @@ use std::fmt::Debug;
 use serde_json::Value;
 
 use crate::event::{Event, WallClock};
+use crate::node::mounts::MountKey;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, HolderReport, NsInum};
 use crate::settings::Thresholds;
@@ -110,14 +111,7 @@ pub enum Change<'a> {
     /// Every source has delivered what it has.
     Ready,
     /// An unmount was refused once more, and no event tells of it.
-    Refused {
-        /// Mount namespace.
-        mntns: NsInum,
-        /// As the caller gave it.
-        path: &'a str,
-        /// How often, by all callers.
-        attempts: u64,
-    },
+    Refused(&'a MountKey),
     /// A scan that a diagnosis asked for is done.
     Holders(&'a HolderReport),
 }

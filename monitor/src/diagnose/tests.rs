@@ -5,6 +5,7 @@ use super::*;
 use crate::core::{Core, Output, Resume};
 use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Kind, Severity};
 use crate::node::containers::Containers;
+use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
 use crate::observation::*;
@@ -72,6 +73,7 @@ fn tick(engine: &mut Engine, causes: Vec<Finding>, effects: Vec<Finding>) -> Vec
         containers: &containers,
         namespaces: &namespaces,
         pods: &pods,
+        busy_mounts: &BusyMounts::default(),
         host_netns: 1,
         runtime_up: false,
     };

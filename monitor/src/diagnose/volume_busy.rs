@@ -17,43 +17,18 @@ use crate::event::wording::{held_by, whose};
 use crate::event::{
     Advice, CloseReason, Confidence, Event, Kind, Mount, MountHolder, Pod, Risk, Severity, Volume,
 };
-use crate::node::volume;
-use crate::observation::{BootNs, HolderReport, NsInum, Request, Verdict};
+use crate::node::mounts::{BusyMounts, MountKey};
+use crate::observation::{BootNs, HolderReport, Request, Verdict};
 use crate::settings::Thresholds;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "volume-busy";
 
 const SECOND: BootNs = 1_000_000_000;
-/// Places where one volume is mounted: one for each container with a sub-path of it.
-const PLACES: usize = 64;
-/// Attempts that are counted before their event is told, which waits for a scan.
-const PENDING: usize = 256;
+/// Mounts of one volume: one for each container with a sub-path of it.
+const MOUNTS: usize = 64;
 /// Scans asked for at once: as many as wait in the scanner's queue.
 const SCANS: usize = 32;
-
-/// Where a volume is mounted.
-type Place = (NsInum, String);
-
-/// Attempts at one place. Whoever counts them forgets after a while, and begins anew.
-#[derive(Debug, Default, Clone, Copy, Serialize, Deserialize)]
-struct Attempts {
-    before: u64,
-    counted: u64,
-}
-
-impl Attempts {
-    fn count(&mut self, counted: u64) {
-        if counted < self.counted {
-            self.before += self.counted;
-        }
-        self.counted = counted;
-    }
-
-    fn total(self) -> u64 {
-        self.before + self.counted
-    }
-}
 
 /// A volume that is busy.
 #[derive(Debug, Serialize, Deserialize)]
@@ -61,15 +36,19 @@ struct Busy {
     first: BootNs,
     last: BootNs,
     severity: Severity,
+    /// Where it is mounted, and the attempts there that belong to an earlier incident.
     #[serde(with = "crate::pairs")]
-    places: BTreeMap<Place, Attempts>,
-    /// Attempts at places where it is unmounted by now.
+    mounts: BTreeMap<MountKey, u64>,
+    /// Attempts that the model does not count any more: it is unmounted there, or an earlier run counted them.
     former: u64,
 }
 
 impl Busy {
-    fn total(&self) -> u64 {
-        self.former + self.places.values().map(|attempts| attempts.total()).sum::<u64>()
+    fn attempts(&self, counted: &BusyMounts) -> u64 {
+        let here = |(key, before): (&MountKey, &u64)| {
+            counted.get(key).map_or(0, |busy| busy.attempts().saturating_sub(*before))
+        };
+        self.former + self.mounts.iter().map(here).sum::<u64>()
     }
 }
 
@@ -80,15 +59,10 @@ pub(super) struct VolumeBusy {
     thresholds: Thresholds,
     busy: BTreeMap<String, Busy>,
     #[serde(with = "crate::pairs")]
-    by_place: BTreeMap<Place, String>,
-    #[serde(with = "crate::pairs")]
-    pending: BTreeMap<Place, u64>,
-    /// Unmounts that succeeded while the event of a refused one may wait for its scan.
-    #[serde(with = "crate::pairs")]
-    releases: BTreeMap<Place, BootNs>,
+    by_mount: BTreeMap<MountKey, String>,
     /// When it gets worse, or has not been heard of for too long.
     alarms: Timers<String>,
-    scans: BTreeMap<u64, Place>,
+    scans: BTreeMap<u64, MountKey>,
     scanned: u64,
 }
 
@@ -97,9 +71,7 @@ impl VolumeBusy {
         Self {
             thresholds: thresholds.clone(),
             busy: BTreeMap::new(),
-            by_place: BTreeMap::new(),
-            pending: BTreeMap::new(),
-            releases: BTreeMap::new(),
+            by_mount: BTreeMap::new(),
             alarms: Timers::default(),
             scans: BTreeMap::new(),
             scanned: 0,
@@ -118,19 +90,18 @@ impl VolumeBusy {
             first: event.at,
             last: event.at,
             severity: Severity::Info,
-            places: BTreeMap::new(),
+            mounts: BTreeMap::new(),
             former: 0,
         });
-        let place = (mount.mntns, mount.path.clone());
-        let counted = mount.attempts.unwrap_or(1).max(self.pending.remove(&place).unwrap_or(0));
-        if busy.places.contains_key(&place) || busy.places.len() < PLACES {
-            // More may have been counted since the event happened that is told now.
-            let attempts = busy.places.entry(place.clone()).or_default();
-            attempts.counted = attempts.counted.max(counted);
-            self.by_place.insert(place.clone(), subject.clone());
+        let key = MountKey::new(mount.mntns, &mount.path);
+        let counted = seen.node.busy_mounts.get(&key);
+        if !busy.mounts.contains_key(&key) && busy.mounts.len() < MOUNTS {
+            let before = counted.map_or(0, |busy| busy.attempts() - busy.recent_attempts());
+            busy.mounts.insert(key.clone(), before);
+            self.by_mount.insert(key.clone(), subject.clone());
         }
         busy.last = busy.last.max(event.at);
-        let severity = self.severity(&subject, seen.now);
+        let severity = self.severity(seen, &subject);
         let Some(busy) = self.busy.get(&subject) else {
             return;
         };
@@ -143,51 +114,41 @@ impl VolumeBusy {
             first: busy.first,
             last: busy.last,
             evidence: vec![event.seq],
-            count: Count::Total(busy.total()),
+            // The model does not count it any more where the mount was released since.
+            count: Count::Total(busy.attempts(seen.node.busy_mounts).max(mount.attempts.unwrap_or(1))),
             found_at_start: false,
             caused_by: Vec::new(),
             subject: subject.clone(),
         });
         self.set_alarm(&subject);
-        if self.releases.remove(&place).is_some_and(|released| released >= event.at) {
-            self.released(&place, None, findings);
-        }
     }
 
     /// One more attempt, of which no event tells.
-    fn attempt(&mut self, seen: &Seen<'_>, place: Place, counted: u64, findings: &mut Findings) {
-        let Some(subject) = self.by_place.get(&place).cloned() else {
-            if volume::of_path(&place.1).is_some() {
-                if self.pending.len() >= PENDING {
-                    self.pending.clear();
-                }
-                self.pending.insert(place, counted);
-            }
+    fn attempt(&mut self, seen: &Seen<'_>, key: &MountKey, findings: &mut Findings) {
+        let Some(subject) = self.by_mount.get(key).cloned() else {
             return;
         };
         let Some(busy) = self.busy.get_mut(&subject) else {
             return;
         };
-        busy.places.entry(place).or_default().count(counted);
         busy.last = seen.now;
-        let count = Count::Total(busy.total());
-        let severity = Some(self.severity(&subject, seen.now));
+        let count = Count::Total(busy.attempts(seen.node.busy_mounts));
+        let severity = Some(self.severity(seen, &subject));
         self.set_alarm(&subject);
         findings.repeat(Repeat { subject, last: seen.now, evidence: None, count, severity });
     }
 
     /// It is mounted there no more.
-    fn released(&mut self, place: &Place, evidence: Option<u64>, findings: &mut Findings) {
-        self.pending.remove(place);
-        let Some(subject) = self.by_place.remove(place) else {
+    fn released(&mut self, key: &MountKey, attempts: u64, evidence: Option<u64>, findings: &mut Findings) {
+        let Some(subject) = self.by_mount.remove(key) else {
             return;
         };
         let Some(busy) = self.busy.get_mut(&subject) else {
             return;
         };
-        let attempts = busy.places.remove(place);
-        busy.former += attempts.map_or(0, Attempts::total);
-        if busy.places.is_empty() {
+        let before = busy.mounts.remove(key).unwrap_or(0);
+        busy.former += attempts.saturating_sub(before);
+        if busy.mounts.is_empty() {
             self.forget(&subject);
             findings.close(subject, CloseReason::Resolved, evidence);
         }
@@ -196,22 +157,22 @@ impl VolumeBusy {
     fn forget(&mut self, subject: &str) {
         self.alarms.cancel(&subject.to_owned());
         if let Some(busy) = self.busy.remove(subject) {
-            for place in busy.places.keys() {
-                self.by_place.remove(place);
+            for key in busy.mounts.keys() {
+                self.by_mount.remove(key);
             }
         }
     }
 
     /// How bad it is by now; it never gets better while it lasts.
-    fn severity(&mut self, subject: &str, now: BootNs) -> Severity {
+    fn severity(&mut self, seen: &Seen<'_>, subject: &str) -> Severity {
         let Some(busy) = self.busy.get_mut(subject) else {
             return Severity::Info;
         };
-        let age = now.saturating_sub(busy.first);
+        let age = seen.now.saturating_sub(busy.first);
         let severity = if age >= seconds(self.thresholds.volume_busy_critical_seconds) {
             Severity::Critical
         } else if age >= seconds(self.thresholds.volume_busy_warning_seconds)
-            || busy.total() >= u64::from(self.thresholds.volume_busy_warning_attempts)
+            || busy.attempts(seen.node.busy_mounts) >= u64::from(self.thresholds.volume_busy_warning_attempts)
         {
             Severity::Warning
         } else {
@@ -239,19 +200,19 @@ impl VolumeBusy {
     /// mounted there.
     fn scan_all(&mut self, findings: &mut Findings) {
         self.scans.clear();
-        for (mntns, path) in self.by_place.keys().take(SCANS) {
+        for key in self.by_mount.keys().take(SCANS) {
             self.scanned += 1;
             let id = SCAN_ID | self.scanned;
-            self.scans.insert(id, (*mntns, path.clone()));
-            findings.ask(Request::Holders { id, mntns: *mntns, tgid: 0, path: path.clone() });
+            self.scans.insert(id, key.clone());
+            findings.ask(Request::Holders { id, mntns: key.mntns, tgid: 0, path: key.path.clone() });
         }
     }
 
     fn scanned(&mut self, report: &HolderReport, findings: &mut Findings) {
-        if let Some(place) = self.scans.remove(&report.id)
+        if let Some(key) = self.scans.remove(&report.id)
             && report.verdict == Verdict::NotAMount
         {
-            self.released(&place, None, findings);
+            self.released(&key, 0, None, findings);
         }
     }
 }
@@ -265,14 +226,8 @@ impl Diagnosis for VolumeBusy {
         match (event.kind, &event.mount) {
             (Kind::MountBusy, Some(mount)) => self.refused(seen, event, mount, findings),
             (Kind::MountReleased | Kind::MountDetached, Some(mount)) => {
-                let place = (mount.mntns, mount.path.clone());
-                if mount.attempts.is_some() && !self.by_place.contains_key(&place) {
-                    if self.releases.len() >= PENDING {
-                        self.releases.clear();
-                    }
-                    self.releases.insert(place.clone(), event.at);
-                }
-                self.released(&place, Some(event.seq), findings);
+                let key = MountKey::new(mount.mntns, &mount.path);
+                self.released(&key, mount.attempts.unwrap_or(0), Some(event.seq), findings);
             }
             (Kind::EventsLost, _) if event.lost.as_ref().is_some_and(|lost| lost.source == "bpf") => {
                 self.scan_all(findings);
@@ -283,13 +238,7 @@ impl Diagnosis for VolumeBusy {
 
     fn change(&mut self, seen: &Seen<'_>, change: &Change<'_>, findings: &mut Findings) {
         match change {
-            Change::Refused { mntns, path, attempts } => {
-                // Most refused unmounts are of no volume.
-                if self.by_place.is_empty() && !path.contains("/pods/") {
-                    return;
-                }
-                self.attempt(seen, (*mntns, (*path).to_owned()), *attempts, findings);
-            }
+            Change::Refused(key) => self.attempt(seen, key, findings),
             Change::Holders(report) => self.scanned(report, findings),
             Change::Ready => self.scan_all(findings),
             _ => {}
@@ -310,7 +259,7 @@ impl Diagnosis for VolumeBusy {
                 findings.close(subject, CloseReason::Expired, None);
                 continue;
             }
-            let severity = self.severity(&subject, seen.now);
+            let severity = self.severity(seen, &subject);
             self.set_alarm(&subject);
             if severity > before {
                 let (evidence, count, severity) = (None, Count::More(0), Some(severity));
@@ -326,16 +275,16 @@ impl Diagnosis for VolumeBusy {
     fn resume(&mut self, seen: &Seen<'_>, event: &Event) -> Option<String> {
         let (mount, incident) = (event.mount.as_ref()?, event.incident.as_ref()?);
         let subject = subject(mount.volume.as_ref()?);
-        let place = (mount.mntns, mount.path.clone());
+        let key = MountKey::new(mount.mntns, &mount.path);
         let busy = Busy {
             first: seen.clock.boot_ns(&incident.first_seen).unwrap_or(seen.now),
             last: seen.clock.boot_ns(&incident.last_seen).unwrap_or(seen.now),
             severity: incident.severity,
-            places: BTreeMap::from([(place.clone(), Attempts::default())]),
+            mounts: BTreeMap::from([(key.clone(), 0)]),
             former: incident.count,
         };
         self.busy.insert(subject.clone(), busy);
-        self.by_place.insert(place, subject.clone());
+        self.by_mount.insert(key, subject.clone());
         self.set_alarm(&subject);
         Some(subject)
     }

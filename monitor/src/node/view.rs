@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use super::cgroup;
 use super::containers::Containers;
+use super::mounts::BusyMounts;
 use super::namespaces::Namespaces;
 use super::pods::PodNames;
 use crate::event::{Container, Join, Pod, Target};
@@ -24,6 +25,8 @@ pub struct NodeView<'a> {
     pub namespaces: &'a Namespaces,
     /// Names of pods, those included whose containers are gone.
     pub pods: &'a PodNames,
+    /// Mounts that could not be unmounted.
+    pub busy_mounts: &'a BusyMounts,
     /// The host's network namespace.
     pub host_netns: NsInum,
     /// Whether a runtime can be asked for containers.
@@ -258,6 +261,7 @@ mod tests {
             containers: &containers,
             namespaces: &namespaces,
             pods: &PodNames::default(),
+            busy_mounts: &BusyMounts::default(),
             host_netns: 1,
             runtime_up: true,
         };

@@ -1,0 +1,162 @@
+//! Mounts that could not be unmounted: how often it was tried, and by whom.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::{Deserialize, Serialize};
+
+use crate::observation::{BootNs, NsInum};
+
+/// kubelet retries every two minutes at the slowest: who has not tried for longer than this begins anew.
+const CALLER_RETENTION_NS: u64 = 15 * 60 * 1_000_000_000;
+/// How long a mount is remembered after the last attempt.
+const RETENTION_NS: u64 = 24 * 3600 * 1_000_000_000;
+const CAPACITY: usize = 1024;
+
+/// Where a mount is: its path as the caller gave it, in the caller's mount namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct MountKey {
+    /// Mount namespace.
+    pub mntns: NsInum,
+    /// Path, without a slash at its end.
+    pub path: String,
+}
+
+impl MountKey {
+    /// `/mnt/` and `/mnt` are the same mount.
+    #[must_use]
+    pub fn new(mntns: NsInum, path: &str) -> Self {
+        let trimmed = match path.trim_end_matches('/') {
+            "" if path.starts_with('/') => "/",
+            trimmed => trimmed,
+        };
+        Self { mntns, path: trimmed.to_owned() }
+    }
+}
+
+/// A mount whose unmount was refused and has not succeeded since.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BusyMount {
+    total: u64,
+    /// Since somebody tried last after a long silence, by the caller's command name: each retry of kubelet is
+    /// another process.
+    by_caller: BTreeMap<String, u64>,
+    last: BootNs,
+}
+
+impl BusyMount {
+    /// Refused attempts since the mount became busy.
+    #[must_use]
+    pub fn attempts(&self) -> u64 {
+        self.total
+    }
+
+    /// Those of them that came after the last long silence.
+    #[must_use]
+    pub fn recent_attempts(&self) -> u64 {
+        self.by_caller.values().sum()
+    }
+}
+
+/// All of them; the one place where attempts are counted.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct BusyMounts {
+    #[serde(with = "crate::pairs")]
+    known: HashMap<MountKey, BusyMount>,
+}
+
+impl BusyMounts {
+    /// Counts a refused attempt; gives how many it is of this caller.
+    pub fn refused(&mut self, at: BootNs, key: &MountKey, caller: &str) -> u64 {
+        if !self.known.contains_key(key) {
+            self.make_room();
+        }
+        let busy = self.known.entry(key.clone()).or_default();
+        busy.last = at;
+        busy.total += 1;
+        let attempts = busy.by_caller.entry(caller.to_owned()).or_default();
+        *attempts += 1;
+        *attempts
+    }
+
+    /// An unmount succeeded: gives what was known of the mount.
+    pub fn released(&mut self, key: &MountKey) -> Option<BusyMount> {
+        self.known.remove(key)
+    }
+
+    /// A mount that is busy.
+    #[must_use]
+    pub fn get(&self, key: &MountKey) -> Option<&BusyMount> {
+        self.known.get(key)
+    }
+
+    /// Forgets what nobody tries any more.
+    pub fn expire(&mut self, now: BootNs) {
+        self.known.retain(|_, busy| busy.last.saturating_add(RETENTION_NS) > now);
+        for busy in self.known.values_mut() {
+            if busy.last.saturating_add(CALLER_RETENTION_NS) <= now {
+                busy.by_caller.clear();
+            }
+        }
+    }
+
+    fn make_room(&mut self) {
+        if self.known.len() >= CAPACITY {
+            let mut seen: Vec<BootNs> = self.known.values().map(|busy| busy.last).collect();
+            seen.sort_unstable();
+            let median = seen[seen.len() / 2];
+            self.known.retain(|_, busy| busy.last > median);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    fn key() -> MountKey {
+        MountKey::new(2, "/mnt/x/")
+    }
+
+    #[test]
+    fn a_slash_at_the_end_is_no_part_of_the_path() {
+        assert_eq!(key().path, "/mnt/x");
+        assert_eq!(MountKey::new(2, "//").path, "/");
+        assert_eq!(MountKey::new(2, "").path, "");
+    }
+
+    #[test]
+    fn attempts_count_by_caller_and_in_all() {
+        let mut mounts = BusyMounts::default();
+        assert_eq!(mounts.refused(S, &key(), "umount"), 1);
+        assert_eq!(mounts.refused(S, &key(), "dockerd"), 1);
+        assert_eq!(mounts.refused(S, &key(), "umount"), 2);
+        assert_eq!(mounts.get(&key()).unwrap().attempts(), 3);
+        assert_eq!(mounts.released(&key()).unwrap().recent_attempts(), 3);
+        assert_eq!(mounts.get(&key()), None);
+    }
+
+    #[test]
+    fn a_caller_begins_anew_after_a_long_silence_and_the_sum_goes_on() {
+        let mut mounts = BusyMounts::default();
+        mounts.refused(S, &key(), "umount");
+        mounts.refused(S, &key(), "umount");
+        mounts.expire(S + CALLER_RETENTION_NS);
+        assert_eq!(mounts.refused(2 * S + CALLER_RETENTION_NS, &key(), "umount"), 1);
+        let busy = mounts.get(&key()).unwrap();
+        assert_eq!((busy.attempts(), busy.recent_attempts()), (3, 1));
+        mounts.expire(2 * S + CALLER_RETENTION_NS + RETENTION_NS);
+        assert_eq!(mounts.get(&key()), None);
+    }
+
+    #[test]
+    fn mounts_are_bounded() {
+        let mut mounts = BusyMounts::default();
+        for index in 0..10 * CAPACITY {
+            let at = u64::try_from(index).unwrap();
+            mounts.refused(at, &MountKey::new(2, &format!("/mnt/{index}")), "umount");
+        }
+        assert!(mounts.known.len() <= CAPACITY);
+    }
+}
