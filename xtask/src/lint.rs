@@ -1,30 +1,83 @@
 //! `cargo xtask lint`: formatting, clippy for host and kernel code, and the house rules that no compiler checks.
 
-use std::fs;
-use std::process::{Command, Stdio};
+mod files;
+mod imports;
+mod purity;
+mod rules;
+mod source;
 
-use anyhow::{Context as _, Result, bail};
+use std::process::Stdio;
 
-use crate::conformance;
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+
+use self::files::File;
+use self::rules::Finding;
 use crate::setup::{self, Privilege, Step};
 use crate::workspace;
 
-type Check = fn() -> Result<()>;
+#[derive(Args, Default)]
+pub(crate) struct Options {
+    /// Which check; all of them when not given
+    check: Option<Check>,
+}
 
-/// Runs every check; an error names those that failed.
-pub(crate) fn lint() -> Result<()> {
-    ensure_components()?;
-    let checks: [(&str, Check); 4] = [
-        ("formatting", formatting),
-        ("clippy", clippy),
-        ("clippy of the kernel programs", clippy_of_programs),
-        ("house rules", house_rules),
-    ];
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Check {
+    /// Formatting of all packages
+    Format,
+    /// Clippy on all packages
+    Clippy,
+    /// Clippy on the kernel programs
+    Programs,
+    /// The house rules that no compiler checks
+    Rules,
+    /// Which module of the daemon imports which, what is pure, and who reads /proc
+    Imports,
+}
+
+impl Check {
+    fn run(self) -> Result<()> {
+        match self {
+            Self::Format => formatting(),
+            Self::Clippy => clippy(),
+            Self::Programs => clippy_of_programs(),
+            Self::Rules => report("house rules", &files::read_all()?, &[rules::check]),
+            Self::Imports => {
+                report("imports", &files::read_all()?, &[imports::check, purity::check, rules::proc_paths])
+            }
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Format => "formatting",
+            Self::Clippy => "clippy",
+            Self::Programs => "clippy of the kernel programs",
+            Self::Rules => "house rules",
+            Self::Imports => "imports",
+        }
+    }
+}
+
+/// What runs when no check is named.
+const DEFAULT: [Check; 4] = [Check::Format, Check::Clippy, Check::Programs, Check::Rules];
+
+/// Runs the checks asked for; an error names those that failed.
+pub(crate) fn lint(options: &Options) -> Result<()> {
+    match options.check {
+        Some(check @ (Check::Rules | Check::Imports)) => return check.run(),
+        Some(check) => {
+            ensure_components()?;
+            return check.run();
+        }
+        None => ensure_components()?,
+    }
     let mut failed = Vec::new();
-    for (name, check) in checks {
-        if let Err(error) = check() {
-            eprintln!("xtask: {name}: {error:#}");
-            failed.push(name);
+    for check in DEFAULT {
+        if let Err(error) = check.run() {
+            eprintln!("xtask: {}: {error:#}", check.name());
+            failed.push(check.name());
         }
     }
     if !failed.is_empty() {
@@ -56,31 +109,17 @@ fn clippy_of_programs() -> Result<()> {
     workspace::check(cargo.args(["--", "--deny", "warnings"]))
 }
 
-fn house_rules() -> Result<()> {
-    let root = workspace::root();
-    let listed = Command::new("git")
-        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.rs"])
-        .current_dir(&root)
-        .output()
-        .context("cannot start git")?;
-    if !listed.status.success() {
-        bail!("git ls-files failed: {}", String::from_utf8_lossy(&listed.stderr).trim());
-    }
-    let mut findings = Vec::new();
-    let mut files = 0_u32;
-    for path in String::from_utf8(listed.stdout)?.split_terminator('\0') {
-        // Git still lists a file that was deleted in the work tree only.
-        let Ok(text) = fs::read_to_string(root.join(path)) else { continue };
-        files += 1;
-        findings.extend(conformance::check(path, &text));
-    }
+/// Shows what the rules find.
+fn report(name: &str, files: &[File], rules: &[fn(&File) -> Vec<Finding>]) -> Result<()> {
+    let findings: Vec<Finding> =
+        files.iter().flat_map(|file| rules.iter().flat_map(|rule| rule(file))).collect();
     for finding in &findings {
         eprintln!("{finding}");
     }
     if !findings.is_empty() {
         bail!("{} broken", findings.len());
     }
-    eprintln!("xtask: {files} files keep the house rules");
+    eprintln!("xtask: {name}: {} files, nothing broken", files.len());
     Ok(())
 }
 

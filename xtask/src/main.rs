@@ -13,7 +13,6 @@ mod run;
 mod test;
 mod vm;
 
-mod conformance;
 mod needs;
 mod packages;
 mod setup;
@@ -48,7 +47,7 @@ enum Command {
     /// Install what the tests need, build, and run them (`e2e` needs root: goes through sudo)
     Test(test::Options),
     /// Check formatting, clippy and the house rules
-    Lint,
+    Lint(lint::Options),
 }
 
 fn main() -> ExitCode {
@@ -59,7 +58,7 @@ fn main() -> ExitCode {
         Command::Run(options) => run::run(&options),
         Command::Demo(options) => demo::demo(&options),
         Command::Test(options) => test::test(&options),
-        Command::Lint => lint::lint(),
+        Command::Lint(options) => lint::lint(&options),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 
 use crate::build;
 use crate::ebpf::ebpf;
-use crate::lint::lint;
+use crate::lint::{self, lint};
 use crate::needs::{self, Need, need};
 use crate::setup::{self, Privilege};
 use crate::vm;
@@ -52,7 +52,7 @@ pub(crate) fn test(options: &Options) -> Result<()> {
         }
     };
     if options.part == Part::All {
-        part("lint", &lint);
+        part("lint", &|| lint(&lint::Options::default()));
     }
     if includes(Part::Unit) {
         part("unit tests", &|| unit(&options.arguments));
