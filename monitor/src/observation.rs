@@ -18,6 +18,7 @@ mod neighbor;
 mod net;
 mod process;
 mod runtime;
+mod source;
 
 pub use mount::{Access, Holder, HolderReport, MountFacts, UmountAttempt, Verdict};
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
@@ -26,6 +27,7 @@ pub use net::{
 };
 pub use process::{Ancestor, ProcessState, TaskFacts, TaskKey, TaskRef};
 pub use runtime::{ContainerFacts, ContainerState, PodIdentity};
+pub use source::{Loss, SourceKind, SourceStatus};
 
 /// One fact from one source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -144,32 +146,6 @@ pub enum Request {
         /// As the caller gave it; may be relative to the caller's directory.
         path: String,
     },
-}
-
-/// The state of one source or hook.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SourceStatus {
-    /// `netlink`, `docker`, `bpf`, `hook.neighbor`, `hook.umount`, …
-    pub source: String,
-    /// Whether it delivers.
-    pub up: bool,
-    /// The rung of its ladder (`tp_btf`, `tracepoint`, `netlink`, …), where it has one.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub rung: Option<String>,
-    /// Why it is down or not on its best rung, in words for an operator.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub reason: Option<String>,
-}
-
-/// Records that a source could not hand over.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Loss {
-    /// `bpf`, `netlink`, `docker`, …
-    pub source: String,
-    /// `ring-full`, `overrun`, `decode`, …
-    pub reason: String,
-    /// How many; `None` when nobody can know.
-    pub count: Option<u64>,
 }
 
 /// A neighbor, link or address belongs to one interface of one namespace.

@@ -6,7 +6,7 @@ use super::Core;
 use crate::event::{Actor, ActorSource, AncestorRef, Confidence, Join, MountHolder, Serves, Target};
 use crate::node::view::NodeView;
 use crate::node::volume;
-use crate::observation::{ContainerFacts, Holder, NsInum, SourceStatus, TaskRef};
+use crate::observation::{ContainerFacts, Holder, NsInum, SourceKind, SourceStatus, TaskRef};
 use crate::settings::Cmdline;
 
 impl Core {
@@ -109,6 +109,5 @@ impl Core {
 }
 
 pub(super) fn runtime_is_up(statuses: &BTreeMap<String, SourceStatus>) -> bool {
-    // Runtimes are the sources that name containers.
-    ["docker"].iter().any(|runtime| statuses.get(*runtime).is_some_and(|status| status.up))
+    statuses.values().any(|status| status.kind == SourceKind::Runtime && status.up)
 }

@@ -33,7 +33,8 @@ fn at(at: BootNs, fact: Fact) -> Observation {
 
 fn status(source: &str, up: bool) -> Fact {
     let reason = (!up).then(|| "gone".to_owned());
-    Fact::Source(SourceStatus { source: source.into(), up, rung: None, reason })
+    let kind = if source == "docker" { SourceKind::Runtime } else { SourceKind::Netlink };
+    Fact::Source(SourceStatus { source: source.into(), kind, up, rung: None, reason })
 }
 
 fn snapshot(netns: NsInum) -> Fact {

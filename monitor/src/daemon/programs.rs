@@ -6,7 +6,7 @@ use tokio::task::JoinHandle;
 use super::DaemonError;
 use crate::config::{Config, NeighborHook, UmountHook};
 use crate::error_chain::chain;
-use crate::observation::{Fact, Loss, NsInum, SourceStatus};
+use crate::observation::{Fact, Loss, NsInum, SourceKind, SourceStatus};
 use crate::sources::bpf::{self, BpfConfig, BpfError, BpfSource};
 use crate::sources::procfs::Proc;
 use crate::sources::{Sender, seen};
@@ -23,14 +23,7 @@ pub(super) fn load_programs(
         log,
     };
     let down = |reason: &str| {
-        [bpf::NEIGHBOR, bpf::UMOUNT]
-            .map(|hook| SourceStatus {
-                source: hook.to_owned(),
-                up: false,
-                rung: None,
-                reason: Some(reason.to_owned()),
-            })
-            .to_vec()
+        [bpf::NEIGHBOR, bpf::UMOUNT].map(|hook| SourceStatus::down(SourceKind::Hook, hook, reason)).to_vec()
     };
     if !wanted.neighbor && !wanted.umount {
         return Ok((None, down(bpf::SWITCHED_OFF)));

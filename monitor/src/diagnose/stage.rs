@@ -270,7 +270,8 @@ pub(super) fn mac(last: u8) -> LlAddr {
 }
 
 pub(super) fn up(source: &str) -> Fact {
-    Fact::Source(SourceStatus { source: source.into(), up: true, rung: None, reason: None })
+    let kind = if source == "docker" { SourceKind::Runtime } else { SourceKind::Netlink };
+    Fact::Source(SourceStatus::up(kind, source))
 }
 
 fn empty(netns: NsInum) -> NetnsSnapshot {

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use super::*;
 use crate::event::Severity;
-use crate::observation::Loss;
+use crate::observation::{Loss, SourceKind};
 use crate::tests::sample;
 
 fn metrics() -> Metrics {
@@ -24,6 +24,7 @@ fn seen(fact: Fact) -> Observation {
 fn status(source: &str, up: bool, rung: Option<&str>) -> Observation {
     seen(Fact::Source(SourceStatus {
         source: source.into(),
+        kind: if source.starts_with("hook.") { SourceKind::Hook } else { SourceKind::Runtime },
         up,
         rung: rung.map(str::to_owned),
         reason: None,

@@ -224,6 +224,7 @@ mod tests {
         let mut state = subject::tests::state();
         state.sources = vec![crate::observation::SourceStatus {
             source: "hook.neighbor".into(),
+            kind: crate::observation::SourceKind::Hook,
             up: true,
             rung: Some("netlink".into()),
             reason: Some("no BTF".into()),

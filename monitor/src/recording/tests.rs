@@ -77,7 +77,7 @@ impl Live {
 
     fn begin(&mut self) {
         self.observe(1, Fact::Clock { realtime_offset_ns: 5 });
-        let up = SourceStatus { source: "netlink".into(), up: true, rung: None, reason: None };
+        let up = SourceStatus::up(SourceKind::Netlink, "netlink");
         self.observe(2, Fact::Source(up));
         self.observe(3, task());
     }

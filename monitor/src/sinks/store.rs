@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::error_chain::chain;
 use crate::event::{Event, Kind, Severity};
 use crate::metrics::Metrics;
-use crate::observation::{Fact, SourceStatus};
+use crate::observation::{Fact, SourceKind, SourceStatus};
 use crate::sources::{Sender, seen};
 use crate::store::{Aside, Left, Limits, Log, StoreError, Writer};
 
@@ -147,7 +147,10 @@ fn open(
 }
 
 fn status(reason: Option<String>) -> SourceStatus {
-    SourceStatus { source: NAME.to_owned(), up: reason.is_none(), rung: None, reason }
+    match reason {
+        None => SourceStatus::up(SourceKind::Store, NAME),
+        Some(reason) => SourceStatus::down(SourceKind::Store, NAME, reason),
+    }
 }
 
 enum State {

@@ -5,7 +5,7 @@ use jiff::tz;
 use super::*;
 use crate::core::state::{ContainerPlace, Counts};
 use crate::event::{Container, Event, Kind};
-use crate::observation::SourceStatus;
+use crate::observation::{SourceKind, SourceStatus};
 use crate::query::history::IncidentView;
 use crate::query::story::tests::{gateway_lost, volume_busy};
 use crate::query::subject;
@@ -79,8 +79,8 @@ fn incidents_read_well() {
 fn the_state_reads_well() {
     let mut state = subject::tests::state();
     state.sources = vec![
-        SourceStatus { source: "docker".into(), up: false, rung: None, reason: Some("no socket".into()) },
-        SourceStatus { source: "hook.neighbor".into(), up: true, rung: Some("tp_btf".into()), reason: None },
+        SourceStatus::down(SourceKind::Runtime, "docker", "no socket"),
+        SourceStatus { rung: Some("tp_btf".into()), ..SourceStatus::up(SourceKind::Hook, "hook.neighbor") },
     ];
     state.counts = Counts::default();
     state.pods[0].host_links = vec!["cali-a".into()];

@@ -51,6 +51,7 @@ fn a_bundle_holds_all_that_a_stranger_needs_and_nothing_else() {
     live.begin();
     let hook = SourceStatus {
         source: "hook.neighbor".into(),
+        kind: SourceKind::Hook,
         up: true,
         rung: Some("netlink".into()),
         reason: Some("no BTF".into()),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::observation::SourceStatus;
+use crate::observation::{SourceKind, SourceStatus};
 
 pub mod btf;
 mod counters;
@@ -95,8 +95,8 @@ pub enum BpfError {
 
 fn status(source: &str, rung: Result<&str, String>) -> SourceStatus {
     match rung {
-        Ok(rung) => SourceStatus { source: source.into(), up: true, rung: Some(rung.into()), reason: None },
-        Err(reason) => SourceStatus { source: source.into(), up: false, rung: None, reason: Some(reason) },
+        Ok(rung) => SourceStatus { rung: Some(rung.into()), ..SourceStatus::up(SourceKind::Hook, source) },
+        Err(reason) => SourceStatus::down(SourceKind::Hook, source, reason),
     }
 }
 

@@ -19,7 +19,7 @@ use super::neighbor::NeighborMemory;
 use super::nsid::NsidTable;
 use super::socket::{DATAGRAM, Datagram, Subscription};
 use crate::clock::boot_now;
-use crate::observation::{Fact, LinkFacts, Loss, NsInum, Observation, SourceStatus};
+use crate::observation::{Fact, LinkFacts, Loss, NsInum, Observation, SourceKind, SourceStatus};
 use crate::sources::procfs::Proc;
 use crate::sources::{Sender, seen};
 
@@ -237,7 +237,7 @@ impl Stream {
         let unread = self.refused.as_ref().map(|error| format!("other namespaces cannot be read: {error}"));
         let reasons: Vec<String> = unheard.into_iter().chain(unread).collect();
         let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
-        SourceStatus { source: SOURCE.into(), up: true, rung: Some(rung.into()), reason }
+        SourceStatus { rung: Some(rung.into()), reason, ..SourceStatus::up(SourceKind::Netlink, SOURCE) }
     }
 
     /// A host's number for a namespace was heard that nobody explained yet.
@@ -290,7 +290,7 @@ impl Stream {
         if self.up.replace(false) == Some(false) {
             return Ok(());
         }
-        let status = SourceStatus { source: SOURCE.into(), up: false, rung: None, reason: Some(reason) };
+        let status = SourceStatus::down(SourceKind::Netlink, SOURCE, reason);
         self.send(seen(Fact::Source(status))).await
     }
 

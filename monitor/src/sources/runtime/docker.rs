@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use super::super::procfs::Proc;
 use super::super::{Sender, seen};
-use crate::observation::{Fact, SourceStatus};
+use crate::observation::{Fact, SourceKind, SourceStatus};
 use containers::Containers;
 use session::{End, Session};
 
@@ -178,12 +178,7 @@ pub async fn run(config: DockerConfig, proc: Proc, tx: Sender) {
         let reason = error.reason();
         tracing::debug!(%reason, ?pause, "docker is down");
         if down.as_ref() != Some(&reason) {
-            let status = SourceStatus {
-                source: RUNTIME.to_owned(),
-                up: false,
-                rung: None,
-                reason: Some(reason.clone()),
-            };
+            let status = SourceStatus::down(SourceKind::Runtime, RUNTIME, reason.clone());
             if tx.send(seen(Fact::Source(status))).await.is_err() {
                 return;
             }

@@ -22,7 +22,9 @@ use super::containers::Containers;
 use super::refresh::{Landing, Refresh};
 use super::{DockerConfig, DockerError, RUNTIME, facts};
 use crate::clock::boot_now;
-use crate::observation::{BootNs, ContainerFacts, ContainerState, Fact, Observation, SourceStatus};
+use crate::observation::{
+    BootNs, ContainerFacts, ContainerState, Fact, Observation, SourceKind, SourceStatus,
+};
 use crate::sources::Sender;
 
 /// Why a session ended.
@@ -144,7 +146,7 @@ impl<'a> Session<'a> {
         if let Some(gap) = self.gap {
             self.send(None, Fact::Resync { source: RUNTIME.to_owned(), reason: gap.to_owned() }).await?;
         }
-        let status = SourceStatus { source: RUNTIME.to_owned(), up: true, rung: None, reason: None };
+        let status = SourceStatus::up(SourceKind::Runtime, RUNTIME);
         self.send(None, Fact::Source(status)).await?;
         (self.live, *up) = (true, true);
         self.due = Some(Instant::now() + self.config.reconcile);

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use super::fake::{FakeDocker, Mood};
 use super::{DockerConfig, run};
 use crate::clock::boot_now;
-use crate::observation::{ContainerFacts, ContainerState, Fact, Observation, SourceStatus};
+use crate::observation::{ContainerFacts, ContainerState, Fact, Observation, SourceKind, SourceStatus};
 use crate::sources::procfs::Proc;
 
 /// How long a condition may take on a loaded machine.
@@ -122,7 +122,7 @@ async fn a_snapshot_with_pids_and_namespaces_comes_before_the_source_is_up() {
     assert_eq!((a.netns, a.mntns), (Proc::default().ns(me(), "net"), Proc::default().ns(me(), "mnt")));
     assert!(a.netns.is_some());
     assert_eq!((b.state, b.tgid, b.netns), (ContainerState::Exited, None, None));
-    let up = SourceStatus { source: "docker".into(), up: true, rung: None, reason: None };
+    let up = SourceStatus::up(SourceKind::Runtime, "docker");
     assert_eq!(told.next().await, Fact::Source(up), "no resync the first time");
     assert_eq!(fake.inspects(), 1, "an exited container needs no inspect");
 }

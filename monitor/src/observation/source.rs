@@ -1,0 +1,103 @@
+//! What a source says of itself: what it is, whether it delivers, and what it lost.
+
+use serde::{Deserialize, Serialize};
+
+/// What a source integrates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceKind {
+    /// The kernel's network tables.
+    Netlink,
+    /// A kernel hook, or the kernel programs as a whole.
+    Hook,
+    /// A container runtime: it names containers.
+    Runtime,
+    /// The event store.
+    Store,
+}
+
+impl SourceKind {
+    /// Recordings of before sources declared their kind have the names of that time only.
+    fn of_name(source: &str) -> Self {
+        match source {
+            "docker" => Self::Runtime,
+            "netlink" => Self::Netlink,
+            "store" => Self::Store,
+            _ => Self::Hook,
+        }
+    }
+}
+
+/// The state of one source or hook.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Recorded")]
+pub struct SourceStatus {
+    /// Unique: `netlink`, `hook.neighbor`, `docker:/run/docker.sock`, …
+    pub source: String,
+    /// What it integrates.
+    pub kind: SourceKind,
+    /// Whether it delivers.
+    pub up: bool,
+    /// The rung of its ladder (`tp_btf`, `tracepoint`, `netlink`, …), where it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rung: Option<String>,
+    /// Why it is down or not on its best rung, in words for an operator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl SourceStatus {
+    /// A source that delivers.
+    #[must_use]
+    pub fn up(kind: SourceKind, source: impl Into<String>) -> Self {
+        Self { source: source.into(), kind, up: true, rung: None, reason: None }
+    }
+
+    /// A source that does not deliver.
+    #[must_use]
+    pub fn down(kind: SourceKind, source: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { source: source.into(), kind, up: false, rung: None, reason: Some(reason.into()) }
+    }
+}
+
+/// [`SourceStatus`] as it may stand in a recording.
+#[derive(Deserialize)]
+struct Recorded {
+    source: String,
+    kind: Option<SourceKind>,
+    up: bool,
+    rung: Option<String>,
+    reason: Option<String>,
+}
+
+impl From<Recorded> for SourceStatus {
+    fn from(Recorded { source, kind, up, rung, reason }: Recorded) -> Self {
+        let kind = kind.unwrap_or_else(|| SourceKind::of_name(&source));
+        Self { source, kind, up, rung, reason }
+    }
+}
+
+/// Records that a source could not hand over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loss {
+    /// As in [`SourceStatus::source`]; `bpf` for all hooks.
+    pub source: String,
+    /// `ring-full`, `overrun`, `decode`, …
+    pub reason: String,
+    /// How many; `None` when nobody can know.
+    pub count: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_from_an_old_recording_gets_the_kind_that_its_name_stood_for() {
+        let read = |text: &str| serde_json::from_str::<SourceStatus>(text).unwrap();
+        assert_eq!(read(r#"{"source":"docker","up":true}"#), SourceStatus::up(SourceKind::Runtime, "docker"));
+        assert_eq!(read(r#"{"source":"hook.umount","up":false}"#).kind, SourceKind::Hook);
+        let declared = SourceStatus::down(SourceKind::Runtime, "podman:/a", "no socket");
+        assert_eq!(read(&serde_json::to_string(&declared).unwrap()), declared);
+    }
+}
