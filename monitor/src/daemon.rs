@@ -21,7 +21,9 @@ use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Refused, Scanner};
 use crate::holders::{self, ScanRequest};
 use crate::metrics::{Metrics, MetricsError};
-use crate::observation::{Fact, HolderReport, NsInum, Observation, ProcessState, Request, SourceStatus};
+use crate::observation::{
+    Fact, HolderReport, NsInum, Observation, ProcessState, Request, Source, SourceStatus,
+};
 use crate::query::History;
 use crate::recording::command::writer;
 use crate::recording::recorder::{Record, RecordError, Recorder};
@@ -319,10 +321,7 @@ impl Daemon {
     fn tell(&mut self, event: Event) {
         self.metrics.event(&event);
         self.recorder.event(&event);
-        if matches!(event.kind.name().split('.').next(), Some("neighbor" | "mount")) {
-            let late = boot_now().saturating_sub(event.at);
-            self.metrics.latency("bpf", Duration::from_nanos(late).as_secs_f64());
-        }
+        self.metrics.latency(&event, boot_now());
         if event.kind == Kind::DaemonReady {
             self.health.set_ready();
         }
@@ -360,9 +359,13 @@ impl Daemon {
         let offset_ns = realtime_offset_ns();
         if offset_ns.abs_diff(self.offset_ns) > CLOCK_STEP_NS {
             self.offset_ns = offset_ns;
-            self.observe(Observation { at: now, fact: Fact::Clock { realtime_offset_ns: offset_ns } });
+            self.observe(Observation {
+                at: now,
+                source: Source::Daemon,
+                fact: Fact::Clock { realtime_offset_ns: offset_ns },
+            });
         }
-        self.observe(Observation { at: now, fact: Fact::Tick });
+        self.observe(Observation { at: now, source: Source::Daemon, fact: Fact::Tick });
         self.metrics.incidents_discarded(self.core.incidents_discarded());
         self.health.tick(now);
         if self.weather.has_calmed() {

@@ -6,16 +6,16 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus::{
     Counter, Gauge, Histogram, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Registry, TextEncoder,
 };
 
-use crate::clock::boot_now;
+use crate::clock::{BootNs, boot_now};
 use crate::diagnose::About;
 use crate::event::{Event, Incident, Join, Kind};
-use crate::observation::{ContainerState, Fact, HolderReport, Observation, SourceStatus, Verdict};
+use crate::observation::{ContainerState, Fact, HolderReport, Observation, Source, SourceStatus, Verdict};
 use crate::sources::bpf::KernelCounters;
 use crate::sources::procfs::own::{Own, PinKind};
 
@@ -156,7 +156,7 @@ impl Metrics {
             )?,
             latency: house.histograms(
                 "kevtmon_event_latency_seconds",
-                "Time from the kernel's stamp to the event being handed to the sinks.",
+                "Time from the kernel's stamp, or from reading where there is none, to the event being handed to the sinks.",
                 &["source"],
                 &[0.000_05, 0.000_25, 0.001, 0.01, 1.0],
             )?,
@@ -360,9 +360,12 @@ impl Metrics {
         self.store_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
-    /// Notes how old a fact was when its event was handed to the sinks.
-    pub fn latency(&self, source: &'static str, seconds: f64) {
-        self.latency.with_label_values(&[source]).observe(seconds);
+    /// Measures how old the fact of an event is when the event is handed to the sinks.
+    pub fn latency(&self, event: &Event, now: BootNs) {
+        if event.source != Source::Daemon {
+            let age = Duration::from_nanos(now.saturating_sub(event.at));
+            self.latency.with_label_values(&[event.source.name()]).observe(age.as_secs_f64());
+        }
     }
 
     /// Sets what the model holds: containers by runtime and state, and veth devices.

@@ -34,8 +34,46 @@ pub use source::{Loss, SourceKind, SourceStatus};
 pub struct Observation {
     /// When it happened by the kernel's stamp, or when it was read where the kernel gives none.
     pub at: BootNs,
-    /// What was seen.
+    /// Which source observed it; not recorded.
+    #[serde(skip)]
+    pub source: Source,
+    /// What was observed.
     pub fact: Fact,
+}
+
+/// Where an observation comes from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The daemon itself, or a recording.
+    #[default]
+    Daemon,
+    /// The kernel programs.
+    Bpf,
+    /// rtnetlink.
+    Netlink,
+    /// /proc.
+    Procfs,
+    /// A container runtime.
+    Runtime,
+}
+
+impl Source {
+    /// As in metric labels.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Daemon => "daemon",
+            Self::Bpf => "bpf",
+            Self::Netlink => "netlink",
+            Self::Procfs => "procfs",
+            Self::Runtime => "runtime",
+        }
+    }
+
+    pub(crate) fn is_daemon(&self) -> bool {
+        *self == Self::Daemon
+    }
 }
 
 /// What a source can tell.

@@ -4,7 +4,7 @@ use super::Core;
 use crate::diagnose::{About, Change, Engine};
 use crate::event::{Event, Incident};
 use crate::node::view::NodeView;
-use crate::observation::BootNs;
+use crate::observation::{BootNs, Source};
 
 impl Core {
     /// The open incidents with the objects that their events carry, in the order of their ids.
@@ -55,7 +55,12 @@ impl Core {
     pub(super) fn tell_incidents(&mut self) {
         for told in self.engine.take_told() {
             let event = self.event(told.at, told.kind, told.severity(), told.message());
-            self.push(Event { incident: Some(Box::new(told.incident)), ..with_objects(event, told.about) });
+            self.push(Event {
+                // A conclusion, which no source observed.
+                source: Source::Daemon,
+                incident: Some(Box::new(told.incident)),
+                ..with_objects(event, told.about)
+            });
         }
         for request in self.engine.take_asked() {
             self.request(request);

@@ -13,7 +13,7 @@ use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
-use crate::observation::{BootNs, Fact, NsInum, Observation, Request, SourceStatus};
+use crate::observation::{BootNs, Fact, NsInum, Observation, Request, Source, SourceStatus};
 use crate::settings::Settings;
 
 mod container;
@@ -72,6 +72,8 @@ pub struct Core {
     /// Open incidents of an earlier run, until the clock is known.
     resumed: Vec<Event>,
     swept: BootNs,
+    /// Of the observation that is being joined.
+    source: Source,
     out: VecDeque<Output>,
 }
 
@@ -93,7 +95,8 @@ impl Core {
     }
 
     /// Takes one observation.
-    pub fn observe(&mut self, Observation { at, fact }: Observation) {
+    pub fn observe(&mut self, Observation { at, source, fact }: Observation) {
+        self.source = source;
         if !self.resumed.is_empty() && !matches!(fact, Fact::Clock { .. }) {
             self.resume_incidents();
         }
@@ -176,6 +179,7 @@ impl Core {
         Event {
             time: self.wall_time(at),
             at,
+            source: self.source,
             boot_id: self.settings.boot_id.clone(),
             node: self.settings.node.clone(),
             ..Event::new(kind, severity, message)

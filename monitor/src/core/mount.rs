@@ -11,7 +11,7 @@ use crate::event::wording::{held_by, who, whose};
 use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Volume};
 use crate::node::mounts::MountKey;
 use crate::node::volume;
-use crate::observation::{BootNs, HolderReport, Request, UmountAttempt, Verdict};
+use crate::observation::{BootNs, HolderReport, Request, Source, UmountAttempt, Verdict};
 
 const EBUSY: u16 = 16;
 /// `MNT_*` and `UMOUNT_*` of include/linux/fs.h.
@@ -47,6 +47,8 @@ struct Scan {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct HeldUmount {
     at: BootNs,
+    #[serde(default, skip_serializing_if = "Source::is_daemon")]
+    source: Source,
     key: MountKey,
     attempt: UmountAttempt,
     outcome: Outcome,
@@ -116,7 +118,7 @@ impl Core {
 
     /// Events of one mount leave in the order in which things happened, so all wait for the scan of the first.
     fn emit_after_scan(&mut self, at: BootNs, key: MountKey, attempt: UmountAttempt, outcome: Outcome) {
-        let held = HeldUmount { at, key, attempt, outcome };
+        let held = HeldUmount { at, source: self.source, key, attempt, outcome };
         let scans = &mut self.holder_scans;
         if let Some((id, deadline)) = scans.waiting.last(|waiting| waiting.key == held.key) {
             let id = *id;
@@ -157,7 +159,8 @@ impl Core {
         self.holder_scans.expire(now);
     }
 
-    fn emit_umount(&mut self, HeldUmount { at, key, attempt, outcome }: HeldUmount) {
+    fn emit_umount(&mut self, HeldUmount { at, source, key, attempt, outcome }: HeldUmount) {
+        self.source = source;
         let report = self.holder_scans.scans.get(&key).and_then(|scan| scan.report.clone());
         match outcome {
             Outcome::Refused(attempts) => self.emit_busy(at, &key, &attempt, attempts, report),

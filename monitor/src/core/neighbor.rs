@@ -8,7 +8,7 @@ use crate::event::{Event, Kind, Neighbor, Severity, Target};
 use crate::node::cgroup;
 use crate::node::containers::is_live;
 use crate::observation::{
-    BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborOp, NudState, Request,
+    BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborOp, NudState, Request, Source,
 };
 
 /// An event waits this long for what is missing to name it.
@@ -32,6 +32,8 @@ pub(super) enum Wait {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct HeldChange {
     at: BootNs,
+    #[serde(default, skip_serializing_if = "Source::is_daemon")]
+    source: Source,
     change: NeighborChange,
     asked: Asked,
 }
@@ -69,6 +71,7 @@ impl Core {
                 Wait::Netns(_) if positive => held.asked.netns = Some(Answer::Come),
                 Wait::Netns(_) | Wait::Container(_) => {}
             }
+            self.source = held.source;
             // It may wait for something else now.
             self.hold_or_emit(now, held.at, held.change, held.asked);
         }
@@ -76,6 +79,7 @@ impl Core {
 
     pub(super) fn release_overdue(&mut self, now: BootNs) {
         for held in self.held.take_overdue(now) {
+            self.source = held.source;
             self.emit_neighbor(held.at, &held.change, held.asked);
         }
     }
@@ -101,7 +105,7 @@ impl Core {
                 }
             }
         }
-        self.held.push(deadline, wait, HeldChange { at, change, asked });
+        self.held.push(deadline, wait, HeldChange { at, source: self.source, change, asked });
     }
 
     /// What would have to be known to name this change truthfully.

@@ -15,7 +15,7 @@ use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
-use crate::observation::{BootNs, SourceStatus};
+use crate::observation::{BootNs, Source, SourceStatus};
 use crate::settings::Settings;
 
 /// The state of a core, but for its settings; borrowed from one, or read. What is missing from it is as in a core
@@ -74,6 +74,7 @@ impl Core {
             holder_scans: saved.holder_scans,
             resumed: saved.resumed,
             swept: saved.swept,
+            source: Source::default(),
             out: VecDeque::new(),
         };
         let clock = core.clock();
@@ -103,6 +104,7 @@ impl Core {
             engine,
             resumed,
             swept,
+            source: _,
             out: _,
         } = self;
         Ok(Saved {

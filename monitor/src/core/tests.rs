@@ -28,7 +28,7 @@ fn core() -> Core {
 }
 
 fn at(at: BootNs, fact: Fact) -> Observation {
-    Observation { at, fact }
+    Observation { at, source: Source::Daemon, fact }
 }
 
 fn status(source: &str, up: bool) -> Fact {

@@ -144,7 +144,7 @@ impl Stage {
     }
 
     fn observe(&mut self, fact: Fact) {
-        let observation = Observation { at: self.now, fact };
+        let observation = Observation { at: self.now, source: Source::Daemon, fact };
         self.observed.push(observation.clone());
         self.core.observe(observation);
         let mut questions = Vec::new();

@@ -348,7 +348,7 @@ fn a_hundred_thousand_repeats_are_one_incident_of_bounded_size() {
     let mut told = 0;
     for index in 0..100_000 {
         let fact = Fact::Neighbor(Box::new(deletion(ETCD, NeighborCause::Admin)));
-        stage.core.observe(Observation { at: 2 * S + index, fact });
+        stage.core.observe(Observation { at: 2 * S + index, source: Source::Daemon, fact });
         told += stage
             .core
             .take_output()

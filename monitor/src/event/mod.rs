@@ -8,6 +8,8 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::observation::Source;
+
 mod incident;
 mod object;
 mod subject;
@@ -32,6 +34,9 @@ pub struct Event {
     /// The same moment on the boot clock, in nanoseconds; not part of the JSON.
     #[serde(skip)]
     pub at: u64,
+    /// Which source observed the fact; not part of the JSON.
+    #[serde(skip)]
+    pub source: Source,
     /// Rises by one per event of this boot.
     pub seq: u64,
     /// `/proc/sys/kernel/random/boot_id`.
@@ -90,6 +95,7 @@ impl Event {
             schema: SCHEMA,
             time: String::new(),
             at: 0,
+            source: Source::Daemon,
             seq: 0,
             boot_id: String::new(),
             node: String::new(),

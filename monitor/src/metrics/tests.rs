@@ -18,7 +18,7 @@ fn value(metrics: &Metrics, series: &str) -> Option<f64> {
 }
 
 fn seen(fact: Fact) -> Observation {
-    Observation { at: 1_000_000_000, fact }
+    Observation { at: 1_000_000_000, source: Source::Daemon, fact }
 }
 
 fn status(source: &str, up: bool, rung: Option<&str>) -> Observation {
@@ -45,7 +45,9 @@ fn used() -> Metrics {
     }
     for source in ["bpf", "netlink", "docker", "procfs"] {
         metrics.observation(&status(source, true, None));
-        metrics.latency(source, 0.000_1);
+    }
+    for source in [Source::Bpf, Source::Netlink, Source::Procfs, Source::Runtime] {
+        metrics.latency(&Event { source, ..sample::deletion() }, 42_000_100_000);
     }
     for hook in ["hook.neighbor", "hook.umount"] {
         metrics.observation(&status(hook, true, Some("tp_btf")));
@@ -140,6 +142,21 @@ fn an_event_counts_its_kind_its_joins_and_its_object() {
         "kevtmon_link_changes_total{change=\"down\",link_kind=\"veth\"}",
     ] {
         assert_eq!(value(&metrics, series), Some(1.0), "{series}");
+    }
+}
+
+#[test]
+fn latency_is_that_of_the_source_which_observed_the_fact() {
+    let metrics = metrics();
+    let now = sample::deletion().at + 2_000_000;
+    for source in [Source::Daemon, Source::Netlink] {
+        metrics.latency(&Event { source, ..sample::deletion() }, now);
+    }
+    let of = |family: &str, source: &str| value(&metrics, &format!("{family}{{source=\"{source}\"}}"));
+    assert_eq!(of("kevtmon_event_latency_seconds_count", "netlink"), Some(1.0));
+    assert_eq!(of("kevtmon_event_latency_seconds_sum", "netlink"), Some(0.002));
+    for other in ["bpf", "daemon"] {
+        assert_eq!(of("kevtmon_event_latency_seconds_count", other), None, "{other}");
     }
 }
 

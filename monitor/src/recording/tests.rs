@@ -64,7 +64,7 @@ impl Live {
     }
 
     fn observe(&mut self, at: BootNs, fact: Fact) {
-        let observation = Observation { at, fact };
+        let observation = Observation { at, source: Source::Daemon, fact };
         self.recorder.record(&observation, &self.core);
         self.core.observe(observation);
         for output in self.core.take_output() {

@@ -1,7 +1,7 @@
 //! The only modules that touch the kernel, /proc and sockets. Each turns one of them into observations.
 
 use crate::clock::boot_now;
-use crate::observation::{Fact, Observation};
+use crate::observation::{Fact, Observation, Source};
 
 pub mod bpf;
 pub mod netlink;
@@ -12,8 +12,14 @@ pub mod runtime;
 /// buffers and counts what it cannot.
 pub type Sender = tokio::sync::mpsc::Sender<Observation>;
 
-/// A fact that was read now.
+/// A fact that the daemon itself or one of its helpers established now.
 #[must_use]
 pub fn seen(fact: Fact) -> Observation {
-    Observation { at: boot_now(), fact }
+    seen_by(Source::Daemon, fact)
+}
+
+/// A fact that a source read now.
+#[must_use]
+pub fn seen_by(source: Source, fact: Fact) -> Observation {
+    Observation { at: boot_now(), source, fact }
 }

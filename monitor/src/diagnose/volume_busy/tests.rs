@@ -127,7 +127,7 @@ fn a_volume_that_nobody_tries_to_unmount_any_more_expires() {
 fn an_unmount_that_succeeds_before_the_scan_is_done_leaves_nothing_open() {
     let mut stage = terminating();
     let silent = |stage: &mut Stage, at, fact| {
-        stage.core.observe(Observation { at, fact });
+        stage.core.observe(Observation { at, source: Source::Daemon, fact });
         stage
             .core
             .take_output()

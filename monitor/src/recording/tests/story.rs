@@ -15,7 +15,7 @@ fn a_frozen_window_says_the_same_of_its_incident_wherever_it_begins() {
         let (header, observations) = observations(&path);
         let mut live = Live::with(header.settings);
         live.recorder.add_flight(dir.path(), &SHORT).unwrap();
-        for Observation { at, fact } in observations {
+        for Observation { at, fact, .. } in observations {
             live.observe(at, fact);
         }
         let said = String::from_utf8(live.finish()).unwrap();

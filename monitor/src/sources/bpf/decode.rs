@@ -11,7 +11,7 @@ use zerocopy::FromBytes as _;
 
 use crate::observation::{
     Ancestor, Fact, LlAddr, NeighborCause, NeighborChange, NeighborKey, NeighborOp, NsInum, NudState,
-    Observation, TaskFacts, TaskKey, TaskRef, UmountAttempt, iff,
+    Observation, Source, TaskFacts, TaskKey, TaskRef, UmountAttempt, iff,
 };
 use crate::redact;
 
@@ -58,7 +58,7 @@ pub fn record(bytes: &[u8], host_netns: NsInum) -> Result<Observation, DecodeErr
         KIND_MOUNT => Fact::Umount(Box::new(umount(bytes).ok_or_else(|| short(header.kind))?)),
         kind => return Err(DecodeError::Kind(kind)),
     };
-    Ok(Observation { at: header.boot_ns, fact })
+    Ok(Observation { at: header.boot_ns, source: Source::Bpf, fact })
 }
 
 fn neighbor(record: &NeighborRecord, host_netns: NsInum) -> Result<NeighborChange, DecodeError> {

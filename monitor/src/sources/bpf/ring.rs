@@ -100,9 +100,9 @@ impl BpfSource {
             let decoded = decode::record(&item, host_netns);
             drop(item);
             permit.send(match decoded {
-                Ok(Observation { at, fact: Fact::Task(mut task) }) => {
+                Ok(Observation { at, source, fact: Fact::Task(mut task) }) => {
                     complete(&mut task, proc);
-                    Observation { at, fact: Fact::Task(task) }
+                    Observation { at, source, fact: Fact::Task(task) }
                 }
                 Ok(observation) => observation,
                 Err(error) => {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::message::{self, Change, LinkChange};
 use super::nsid::Name;
 use super::stream::{Flow, Stream};
-use crate::observation::{BootNs, Fact, NsInum, Observation, PeerLink};
+use crate::observation::{BootNs, Fact, NsInum, Observation, PeerLink, Source};
 
 impl Stream {
     /// Messages came, from the namespace that the host calls so, or from the host itself.
@@ -57,7 +57,7 @@ impl Stream {
             return Ok(());
         }
         for fact in self.facts(netns, change) {
-            self.deliver(netns, Observation { at, fact }).await?;
+            self.deliver(netns, Observation { at, source: Source::Netlink, fact }).await?;
         }
         Ok(())
     }

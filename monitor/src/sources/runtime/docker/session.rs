@@ -23,7 +23,7 @@ use super::refresh::{Landing, Refresh};
 use super::{DockerConfig, DockerError, RUNTIME, facts};
 use crate::clock::boot_now;
 use crate::observation::{
-    BootNs, ContainerFacts, ContainerState, Fact, Observation, SourceKind, SourceStatus,
+    BootNs, ContainerFacts, ContainerState, Fact, Observation, Source, SourceKind, SourceStatus,
 };
 use crate::sources::Sender;
 
@@ -247,7 +247,7 @@ impl<'a> Session<'a> {
     }
 
     async fn send(&mut self, at: Option<BootNs>, fact: Fact) -> Result<(), End> {
-        let observation = Observation { at: at.unwrap_or_else(boot_now), fact };
+        let observation = Observation { at: at.unwrap_or_else(boot_now), source: Source::Runtime, fact };
         self.tx.send(observation).await.map_err(|_| End::Closed)
     }
 }
