@@ -12,12 +12,14 @@ use crate::observation::Source;
 
 mod incident;
 mod object;
+mod shared;
 mod subject;
 mod time;
 pub(crate) mod wording;
 
 pub use incident::{Advice, CloseReason, EVIDENCE_MAX, Incident, Risk};
 pub use object::{Daemon, Link, LinkPeer, Lost, Mount, MountHolder, Neighbor, Route, Serves, Volume};
+pub use shared::SharedEvent;
 pub use subject::{Actor, ActorSource, AncestorRef, Confidence, Container, Join, Pod, Target};
 pub use time::WallClock;
 

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::event::{Event, Severity};
+use crate::event::{Event, Severity, SharedEvent};
 
 pub mod api;
 pub mod health;
@@ -16,12 +16,10 @@ pub mod pretty;
 mod queue;
 pub mod stdout;
 pub mod store;
-mod told;
 
 pub use hold::Hold;
 pub(crate) use queue::yield_to_others;
 pub use queue::{QUEUE, Queue};
-pub use told::Told;
 
 /// What a queue's thread hands its events to.
 pub trait Deliver: Send + 'static {
@@ -29,7 +27,7 @@ pub trait Deliver: Send + 'static {
     ///
     /// # Errors
     /// When the sink can take no more, ever.
-    fn deliver(&mut self, event: &Told) -> io::Result<()>;
+    fn deliver(&mut self, event: &SharedEvent) -> io::Result<()>;
 
     /// Hands over what was held back; called as soon as nothing waits.
     ///
@@ -94,7 +92,7 @@ impl Sinks {
     }
 
     /// Gives the event to every sink that wants it; never waits.
-    pub fn offer(&self, event: &Arc<Told>) {
+    pub fn offer(&self, event: &Arc<SharedEvent>) {
         for queue in &self.queues {
             queue.offer(event);
         }

@@ -11,8 +11,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use super::{Deliver, Filter, Hold, Told};
-use crate::event::{Event, Kind, Lost, Severity};
+use super::{Deliver, Filter, Hold};
+use crate::event::{Event, Kind, Lost, Severity, SharedEvent};
 use crate::metrics::Metrics;
 
 /// Most events that wait; as many again may be in the thread's hands. An event takes about 3 KiB.
@@ -42,7 +42,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    waiting: Vec<Arc<Told>>,
+    waiting: Vec<Arc<SharedEvent>>,
     gap: Option<Gap>,
     /// Something waits that ends the thread's rest.
     urgent: bool,
@@ -62,7 +62,7 @@ enum Phase {
 struct Gap {
     count: u64,
     from: String,
-    last: Arc<Told>,
+    last: Arc<SharedEvent>,
 }
 
 impl Queue {
@@ -112,7 +112,7 @@ impl Queue {
     }
 
     /// Puts the event into the queue if the sink wants it and has room; never waits for the sink.
-    pub fn offer(&self, event: &Arc<Told>) {
+    pub fn offer(&self, event: &Arc<SharedEvent>) {
         let shared = &self.shared;
         if !shared.filter.passes(event) {
             return;
@@ -174,7 +174,7 @@ impl State {
         }
     }
 
-    fn extend_gap(&mut self, event: &Arc<Told>) {
+    fn extend_gap(&mut self, event: &Arc<SharedEvent>) {
         let gap = self.gap.get_or_insert_with(|| Gap {
             count: 0,
             from: event.time.clone(),
@@ -210,7 +210,7 @@ impl Shared {
     }
 
     /// Waits for events or a gap; `None` when nothing more comes.
-    fn take(&self, batch: &mut Vec<Arc<Told>>, sink: &mut impl Deliver) -> Option<Option<Gap>> {
+    fn take(&self, batch: &mut Vec<Arc<SharedEvent>>, sink: &mut impl Deliver) -> Option<Option<Gap>> {
         let idle =
             |state: &mut State| state.waiting.is_empty() && state.gap.is_none() && state.phase == Phase::Open;
         let mut state = loop {
@@ -236,7 +236,7 @@ impl Shared {
     fn deliver(
         &self,
         sink: &mut impl Deliver,
-        batch: &mut Vec<Arc<Told>>,
+        batch: &mut Vec<Arc<SharedEvent>>,
         gap: Option<Gap>,
     ) -> io::Result<()> {
         for event in batch.drain(..) {

@@ -10,8 +10,9 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::pretty::Pretty;
-use super::{Deliver, Filter, Queue, Told};
+use super::{Deliver, Filter, Queue};
 use crate::config::Format;
+use crate::event::SharedEvent;
 use crate::metrics::Metrics;
 
 /// How much is put together before it is written, in bytes; less when nothing waits.
@@ -49,7 +50,7 @@ struct Stream<W> {
 }
 
 impl<W: Write + AsFd + Send + 'static> Deliver for Stream<W> {
-    fn deliver(&mut self, event: &Told) -> io::Result<()> {
+    fn deliver(&mut self, event: &SharedEvent) -> io::Result<()> {
         match &self.style {
             Style::Json => {
                 self.chunk.extend_from_slice(event.line().as_bytes());

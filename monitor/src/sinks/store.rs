@@ -15,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::statvfs::statvfs;
 
-use super::{Deliver, Filter, Hold, Queue, Told};
+use super::{Deliver, Filter, Hold, Queue};
 use crate::config::Config;
 use crate::error_chain::chain;
-use crate::event::{Event, Kind, Severity};
+use crate::event::{Event, Kind, Severity, SharedEvent};
 use crate::metrics::Metrics;
 use crate::observation::{Fact, SourceKind, SourceStatus};
 use crate::sources::{Sender, seen};
@@ -325,7 +325,7 @@ impl StoreSink {
 }
 
 impl Deliver for StoreSink {
-    fn deliver(&mut self, event: &Told) -> io::Result<()> {
+    fn deliver(&mut self, event: &SharedEvent) -> io::Result<()> {
         self.last_seq = self.last_seq.max(event.seq);
         self.remember(event);
         if self.pending == 0 && self.is_held() {

@@ -26,9 +26,9 @@ use tokio::time::{sleep, timeout};
 
 use super::http::{ACCEPT_PAUSE, CONNECTION_TIME, REQUEST_TIME};
 use super::queue::yield_to_others;
-use super::{Deliver, Filter, Queue, Told};
+use super::{Deliver, Filter, Queue};
 use crate::core::state::State;
-use crate::event::Severity;
+use crate::event::{Severity, SharedEvent};
 use crate::metrics::Metrics;
 use crate::query::history::{History, Layered};
 
@@ -184,7 +184,7 @@ struct Feed {
 }
 
 impl Deliver for Feed {
-    fn deliver(&mut self, event: &Told) -> io::Result<()> {
+    fn deliver(&mut self, event: &SharedEvent) -> io::Result<()> {
         self.memory.push(event, Arc::clone(event.line()));
         Ok(())
     }

@@ -18,7 +18,7 @@ struct Gated {
 }
 
 impl Deliver for Gated {
-    fn deliver(&mut self, event: &Told) -> io::Result<()> {
+    fn deliver(&mut self, event: &SharedEvent) -> io::Result<()> {
         self.delivered.send((**event).clone()).unwrap();
         self.permits.recv().unwrap_or(Ok(()))
     }
@@ -52,7 +52,7 @@ fn rig_with_share(filter: Filter, bound: usize, share: Option<Duration>) -> Rig 
     Rig { metrics, queue, delivered, permits }
 }
 
-fn event(seq: u64) -> Arc<Told> {
+fn event(seq: u64) -> Arc<SharedEvent> {
     Arc::new(Event { seq, time: format!("t{seq}"), ..sample::link(Severity::Info) }.into())
 }
 

@@ -163,7 +163,7 @@ fn an_incident_is_in_the_store_before_another_sink_announces_it() {
         found: std::sync::mpsc::SyncSender<(Kind, bool)>,
     }
     impl Deliver for Announcer {
-        fn deliver(&mut self, event: &Told) -> io::Result<()> {
+        fn deliver(&mut self, event: &SharedEvent) -> io::Result<()> {
             let id = &event.incident.as_ref().unwrap().id;
             let filter = IncidentFilter { ids: vec![id.clone()], ..IncidentFilter::default() };
             let views = Reader::open_read_only(&self.directory).unwrap().incidents(&filter).unwrap();
