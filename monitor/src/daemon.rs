@@ -25,7 +25,7 @@ use crate::observation::{
     Fact, HolderReport, NsInum, Observation, ProcessState, Request, Source, SourceStatus,
 };
 use crate::query::History;
-use crate::recording::command::writer;
+use crate::recording::format::Writer;
 use crate::recording::recorder::{Record, RecordError, Recorder};
 use crate::settings::Settings;
 use crate::sinks::api::{self, ApiError, Identity, Memory, Question};
@@ -466,7 +466,7 @@ fn start_recorder(
 ) -> Result<Recorder, RecordError> {
     // A path that is not Unicode cannot be shown; the rest of the pipeline does not mind it.
     let shown = serde_json::to_value(config).unwrap_or_default();
-    let mut recorder = Recorder::new(writer(shown), boot_now(), Arc::clone(metrics));
+    let mut recorder = Recorder::new(Writer::this_build(shown), boot_now(), Arc::clone(metrics));
     if let Some(record) = record {
         recorder.add_file(record)?;
     }

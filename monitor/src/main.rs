@@ -9,15 +9,14 @@ use kevtmon::config::Config;
 use kevtmon::daemon::{self, DaemonError, Options};
 use kevtmon::error_chain::chain;
 use kevtmon::privilege;
-use kevtmon::recording::command;
 use kevtmon::sources::procfs::own::Own;
 use tokio::task::LocalSet;
 
 fn main() -> ExitCode {
     let code = match cli::parse(std::env::args_os()) {
         Ok(Cli { command: Command::Run(args) }) => run(&args),
-        Ok(Cli { command: Command::Replay(args) }) => command::run_replay(&args),
-        Ok(Cli { command: Command::Bundle(args) }) => command::run_bundle(&args),
+        Ok(Cli { command: Command::Replay(args) }) => args.run(),
+        Ok(Cli { command: Command::Bundle(args) }) => args.run(),
         Ok(Cli { command: Command::Query(query) }) => query.run(),
         Ok(Cli { command: Command::Reference(reference) }) => reference.run(),
         Err(code) => code,

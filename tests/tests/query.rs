@@ -44,7 +44,7 @@ fn expect(ran: &Ran, code: i32, words: &[&str]) {
 fn expect_left(ran: &Ran, code: i32, daemon: &Daemon) {
     let (socket, state) = (daemon.socket(), daemon.state());
     let (socket, state) = (socket.to_string_lossy(), state.to_string_lossy());
-    expect(ran, code, &["no daemon listens on", &socket, "reading what it left in", &state]);
+    expect(ran, code, &["no daemon listens on", &socket, "reading its files in", &state]);
 }
 
 #[test]
@@ -128,14 +128,14 @@ fn where_nothing_is_found_it_is_said_where_it_was_looked() {
     let (socket, state) = (daemon.socket(), daemon.state());
     for question in questions {
         let ran = daemon.ask(question);
-        expect(&ran, NOTHING, &["asked the daemon at", &socket.to_string_lossy(), "reaches back to"]);
+        expect(&ran, NOTHING, &["queried the daemon at", &socket.to_string_lossy(), "reaches back to"]);
         assert_eq!(ran.stdout, "");
     }
     daemon.stop();
     for question in questions {
         let ran = daemon.ask(question);
         expect_left(&ran, NOTHING, &daemon);
-        expect(&ran, NOTHING, &["looked in the store in", &state.to_string_lossy(), "reaches back to"]);
+        expect(&ran, NOTHING, &["searched the event store in", &state.to_string_lossy(), "reaches back to"]);
         assert_eq!(ran.stdout, "");
     }
 }

@@ -1,6 +1,8 @@
 //! The command line: arguments enter, a typed command leaves. It knows neither files nor the kernel.
 
+use std::error::Error;
 use std::ffi::OsString;
+use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -9,15 +11,19 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::build_info::{REVISION, VERSION};
 use crate::config::{Format, Overrides, RuntimeSpec};
+use crate::error_chain::chain;
 use crate::recording::recorder::Record;
 
+pub mod bundle;
+pub mod client;
 pub mod exit;
 pub mod logging;
 pub mod query;
-pub mod recording;
 pub mod reference;
+pub mod replay;
 
-pub use recording::{BundleArgs, ReplayArgs};
+pub use bundle::BundleArgs;
+pub use replay::ReplayArgs;
 
 static VERSION_LINE: LazyLock<String> = LazyLock::new(|| format!("{VERSION} ({REVISION})"));
 
@@ -123,6 +129,18 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, u8> {
 /// clap's own code for a usage error is 2, which here means something else.
 fn exit_code(complaint: &clap::Error) -> u8 {
     if complaint.use_stderr() { exit::USAGE } else { exit::OK }
+}
+
+/// Prints an error with its causes to standard error; returns the exit code.
+fn fail(error: &dyn Error, code: u8) -> u8 {
+    remark(&chain(error));
+    code
+}
+
+/// Prints a line to standard error.
+fn remark(text: &str) {
+    // There is nowhere left to report that standard error cannot be written.
+    let _ = writeln!(io::stderr(), "kevtmon: {text}");
 }
 
 #[cfg(test)]

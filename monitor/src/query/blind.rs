@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::history::Extent;
 use super::record::{Record, timestamp};
@@ -14,21 +14,21 @@ use crate::core::state::State;
 use crate::event::{Kind, SourceStates};
 
 /// Something that could not be seen.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unseen {
     /// What is missing.
     #[serde(flatten)]
     pub what: Missing,
     /// From when, RFC 3339; open where nobody knows.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub from: Option<String>,
     /// Until when.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub to: Option<String>,
 }
 
 /// Why something could not be seen.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "missing", rename_all = "kebab-case")]
 pub enum Missing {
     /// No daemon runs.

@@ -49,9 +49,9 @@ pub trait History: Send + Sync {
 /// Why a question was not answered.
 #[derive(Debug, Error)]
 pub enum HistoryError {
-    /// The daemon's socket did not answer it.
+    /// Whoever has the history did not answer.
     #[error(transparent)]
-    Remote(#[from] super::remote::RemoteError),
+    Unanswered(Box<dyn std::error::Error + Send + Sync>),
     /// What was found is no event.
     #[error(transparent)]
     Record(#[from] RecordError),

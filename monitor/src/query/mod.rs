@@ -9,16 +9,14 @@
 
 pub mod blind;
 pub mod filter;
-pub mod gather;
 pub mod history;
 pub mod key;
 pub mod moment;
-pub mod offline;
 pub mod record;
-pub mod remote;
 pub mod story;
 pub mod subject;
 pub mod verdict;
+pub mod why;
 pub mod wire;
 
 pub use filter::{EventFilter, IncidentFilter, Order, Position};

@@ -1,6 +1,5 @@
 //! Moments as people write and read them. Text and the present moment enter; it reads no clock.
 
-use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use thiserror::Error;
 
@@ -45,59 +44,6 @@ fn duration(text: &str) -> Option<SignedDuration> {
     (!text.trim().is_empty()).then(|| SignedDuration::from_secs(seconds))
 }
 
-/// The largest unit that fits, and one more where it is small: `42 s`, `1 h 20 min`, `3 d`.
-#[must_use]
-pub fn span(span: SignedDuration) -> String {
-    let seconds = span.as_secs().max(0);
-    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600, seconds / 60);
-    match (days, hours, minutes) {
-        (2.., ..) => format!("{days} d"),
-        (1, ..) => with(days, "d", hours % 24, "h"),
-        (0, 1.., _) => with(hours, "h", minutes % 60, "min"),
-        (0, 0, 1..) => format!("{minutes} min"),
-        _ => format!("{seconds} s"),
-    }
-}
-
-fn with(large: i64, unit: &str, small: i64, small_unit: &str) -> String {
-    if small == 0 { format!("{large} {unit}") } else { format!("{large} {unit} {small} {small_unit}") }
-}
-
-/// Less than this ahead is a moment that came after the question.
-const JUST_NOW: SignedDuration = SignedDuration::from_secs(-2);
-
-/// How long ago; what lies ahead is a clock that was set.
-#[must_use]
-pub fn age(time: Timestamp, now: Timestamp) -> String {
-    let passed = now.duration_since(time);
-    if passed < JUST_NOW { "in the future".to_owned() } else { format!("{} ago", span(passed)) }
-}
-
-/// The present and the place, which turn a time into words.
-#[derive(Debug, Clone)]
-pub struct Clock {
-    /// The present.
-    pub now: Timestamp,
-    /// The reader's time zone.
-    pub zone: TimeZone,
-}
-
-impl Clock {
-    /// Local time to the second, with the date unless it is today's.
-    #[must_use]
-    pub fn local(&self, time: Timestamp) -> String {
-        let (local, today) = (time.to_zoned(self.zone.clone()), self.now.to_zoned(self.zone.clone()));
-        let form = if local.date() == today.date() { "%H:%M:%S" } else { "%Y-%m-%d %H:%M:%S" };
-        local.strftime(form).to_string()
-    }
-
-    /// Local time with the age.
-    #[must_use]
-    pub fn local_and_age(&self, time: Timestamp) -> String {
-        format!("{} ({})", self.local(time), age(time, self.now))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -139,31 +85,5 @@ mod tests {
         }
         let error = parse("soon", Timestamp::UNIX_EPOCH).unwrap_err().to_string();
         assert!(error.contains("soon") && error.contains("1h30m"), "{error}");
-    }
-
-    #[test]
-    fn an_age_is_as_exact_as_it_is_of_use() {
-        let now: Timestamp = NOW.parse().unwrap();
-        for (seconds, text) in [
-            (0, "0 s ago"),
-            (59, "59 s ago"),
-            (200, "3 min ago"),
-            (3_600, "1 h ago"),
-            (4_800, "1 h 20 min ago"),
-            (90_000, "1 d 1 h ago"),
-            (300_000, "3 d ago"),
-            (-1, "0 s ago"),
-            (-5, "in the future"),
-        ] {
-            assert_eq!(age(now - SignedDuration::from_secs(seconds), now), text);
-        }
-    }
-
-    #[test]
-    fn the_date_stands_only_where_it_is_another_day() {
-        let clock = Clock { now: NOW.parse().unwrap(), zone: TimeZone::fixed(jiff::tz::offset(2)) };
-        assert_eq!(clock.local_and_age("2026-01-02T03:00:05Z".parse().unwrap()), "05:00:05 (4 min ago)");
-        assert_eq!(clock.local("2026-01-01T21:59:59Z".parse().unwrap()), "2026-01-01 23:59:59");
-        assert_eq!(clock.local("2026-01-01T22:00:00Z".parse().unwrap()), "00:00:00");
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Record;
 use super::blind::{Missing, Unseen, Watch};
@@ -39,7 +39,7 @@ pub struct Material<'a> {
 }
 
 /// What happened to one thing, and why.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Story {
     /// The node.
     pub node: String,
@@ -56,14 +56,14 @@ pub struct Story {
     /// What it comes to.
     pub verdict: Verdict,
     /// What to do next.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub advice: Vec<Advice>,
     /// What could not be seen.
     pub unseen: Vec<Unseen>,
 }
 
 /// An incident of a story.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Chapter {
     /// Its id.
     pub id: String,
@@ -76,32 +76,32 @@ pub struct Chapter {
     /// When it opened.
     pub opened: String,
     /// When it closed.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub closed: Option<String>,
     /// Why it closed.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub close_reason: Option<CloseReason>,
     /// How often it was seen.
     pub count: u64,
     /// One sentence.
     pub summary: String,
     /// What led to it.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub caused_by: Vec<Cause>,
 }
 
 /// A link from effect to cause.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cause {
     /// Id of the incident that led to it.
     pub id: String,
     /// How sure that is: no surer than either end. Absent where that incident is no longer known.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub confidence: Option<Confidence>,
 }
 
 /// An event of a story.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     /// When it happened.
     pub time: String,
@@ -114,13 +114,13 @@ pub struct Step {
     /// What happened.
     pub message: String,
     /// The parts that the subject plays in it; none where it only explains.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub roles: Vec<Role>,
     /// Ids of the incidents that rest on it.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub evidence_of: Vec<String>,
     /// Who did it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub actor: Option<Actor>,
     #[serde(skip)]
     weight: u8,

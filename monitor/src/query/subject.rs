@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Record;
 use super::filter::is_uid;
@@ -18,7 +18,7 @@ use crate::event::{Container, Event, Pod};
 const SHORTEST_PREFIX: usize = 4;
 
 /// What kind of thing it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SubjectKind {
     /// A pod, or pods that followed each other under one name.
@@ -36,7 +36,7 @@ pub enum SubjectKind {
 }
 
 /// The thing that a story is about.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Subject {
     /// What it is.
     pub kind: SubjectKind,

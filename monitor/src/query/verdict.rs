@@ -1,6 +1,6 @@
 //! What a story comes to, in one sentence. Pure.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::story::{Chapter, Step};
 use crate::event::{CloseReason, Confidence, Severity};
@@ -9,23 +9,23 @@ use crate::event::{CloseReason, Confidence, Severity};
 const CAUSES: usize = 3;
 
 /// The last word.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// One sentence, without a stop.
     pub sentence: String,
     /// Whether something is wrong now, for all that is known.
     pub open: bool,
     /// How sure it is.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub confidence: Option<Confidence>,
     /// Since when, RFC 3339.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub since: Option<String>,
     /// Until when.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub until: Option<String>,
     /// Why it is over.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub close_reason: Option<CloseReason>,
 }
 

@@ -68,6 +68,9 @@ const EVENTS: &[&str] = &[
     "cursor",
     "follow",
 ];
+const WHY: &[&str] = &["subject"];
+/// Longest subject, in bytes: the longest path (`PATH_MAX`).
+const SUBJECT_BYTES: usize = 4096;
 const INCIDENTS: &[&str] = &["all", "since", "id", "evidence", "boot"];
 
 /// Reads the query string of `/v1/events`.
@@ -171,6 +174,35 @@ pub fn write_incidents(filter: &IncidentFilter) -> String {
     filter.ids.iter().for_each(|id| query.put("id", id));
     filter.evidence.iter().for_each(|seq| query.put("evidence", &seq.to_string()));
     filter.boot_id.iter().for_each(|boot| query.put("boot", boot));
+    query.finish()
+}
+
+/// Reads the query string of `/v1/why`.
+///
+/// # Errors
+/// When a parameter is unknown, or the subject is missing or too long.
+pub fn read_why(query: &str) -> Result<String, QuestionError> {
+    let mut subject = String::new();
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        match name.as_ref() {
+            "subject" => subject = value.trim().to_owned(),
+            name => return Err(QuestionError::Unknown { name: name.to_owned(), valid: WHY }),
+        }
+    }
+    match subject.len() {
+        0 => Err(bad("subject")("name a pod, container, address, path, interface or process")),
+        length if length > SUBJECT_BYTES => {
+            Err(bad("subject")(format!("{length} bytes are more than {SUBJECT_BYTES}")))
+        }
+        _ => Ok(subject),
+    }
+}
+
+/// Writes the query string of `/v1/why`.
+#[must_use]
+pub fn write_why(subject: &str) -> String {
+    let mut query = Query::default();
+    query.put("subject", subject);
     query.finish()
 }
 
@@ -364,7 +396,7 @@ mod tests {
     #[test]
     fn every_parameter_is_documented() {
         let manual = include_str!("../../../docs/queries.md");
-        for name in EVENTS.iter().chain(INCIDENTS) {
+        for name in EVENTS.iter().chain(INCIDENTS).chain(WHY) {
             assert!(manual.contains(&format!("`{name}`")) || manual.contains(&format!("`{name}=")), "{name}");
         }
         for family in Family::ALL {

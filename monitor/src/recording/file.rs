@@ -67,7 +67,10 @@ impl Reel for RotatingFile {
 }
 
 /// Makes an empty file that only its owner reads.
-pub(super) fn create_private(path: &Path) -> io::Result<File> {
+///
+/// # Errors
+/// When it cannot be made.
+pub fn create_private(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().write(true).create(true).truncate(true).mode(PRIVATE).open(path)?;
     // The mode is that of a new file only.
     file.set_permissions(Permissions::from_mode(PRIVATE))?;

@@ -12,8 +12,10 @@
 
 use std::io;
 
+use nix::sys::utsname::uname;
 use serde::{Deserialize, Serialize};
 
+use crate::build_info;
 use crate::core::state::State;
 use crate::core::{Core, Saved};
 use crate::event::Incident;
@@ -41,6 +43,20 @@ pub struct Writer {
     /// The configuration in effect.
     #[serde(skip_serializing_if = "serde_json::Value::is_null")]
     pub config: serde_json::Value,
+}
+
+impl Writer {
+    /// This program on the running kernel, with a configuration.
+    #[must_use]
+    pub fn this_build(config: serde_json::Value) -> Self {
+        let kernel = uname().map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default();
+        Self {
+            kevtmon: build_info::VERSION.to_owned(),
+            revision: build_info::REVISION.to_owned(),
+            kernel,
+            config,
+        }
+    }
 }
 
 /// The first line of a part: all that a core begins with.

@@ -12,7 +12,7 @@ use super::reader::{Line, Reader};
 use super::replay::{Summary, replay};
 use crate::core::{Core, Output, Resume, assert_same};
 use crate::observation::{Fact, Observation};
-use crate::sinks::pretty::Pretty;
+use crate::render::Pretty;
 
 pub(super) fn fixtures() -> Vec<PathBuf> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");

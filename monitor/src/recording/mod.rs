@@ -11,7 +11,6 @@
 //! the pipeline knows of this one.
 
 pub mod bundle;
-pub mod command;
 mod file;
 mod flight;
 pub mod format;
@@ -21,6 +20,8 @@ pub mod remains;
 pub mod replay;
 mod tape;
 mod window;
+
+pub use file::create_private;
 
 #[cfg(test)]
 mod golden;

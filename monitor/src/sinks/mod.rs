@@ -12,7 +12,6 @@ pub mod health;
 mod hold;
 pub mod http;
 pub mod json;
-pub mod pretty;
 mod queue;
 pub mod stdout;
 pub mod store;

@@ -9,11 +9,11 @@ use jiff::tz::TimeZone;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::pretty::Pretty;
 use super::{Deliver, Filter, Queue};
 use crate::config::Format;
 use crate::event::SharedEvent;
 use crate::metrics::Metrics;
+use crate::render::Pretty;
 
 /// How much is put together before it is written, in bytes; less when nothing waits.
 const CHUNK: usize = 64 * 1024;

@@ -10,14 +10,14 @@ use std::time::Duration;
 use clap::Args;
 use jiff::Timestamp;
 
-use super::{Desk, Failure, Place, Source};
+use super::{ClientArgs, Failure, Output, Source};
+use crate::cli::client::remote::Remote;
 use crate::cli::exit;
 use crate::error_chain::chain;
 use crate::query::filter::{self, DEFAULT_LIMIT, EventFilter, MAX_LIMIT, Order};
 use crate::query::history::{Found, HistoryError};
 use crate::query::moment;
 use crate::query::record::Record;
-use crate::query::remote::Remote;
 
 /// First pause before a daemon that went away is looked for again; doubles each time.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -56,7 +56,7 @@ pub struct EventsArgs {
     pub json: bool,
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would show it in the help")]
-    pub place: Place,
+    pub client: ClientArgs,
 }
 
 fn parsed<T, E: Display>(
@@ -64,17 +64,17 @@ fn parsed<T, E: Display>(
     text: Option<&String>,
     parse: impl FnOnce(&str) -> Result<T, E>,
 ) -> Result<Option<T>, Failure> {
-    let wrong = |error| Failure::Question(format!("--{name}: {error}"));
+    let wrong = |error| Failure::Arguments(format!("--{name}: {error}"));
     text.map(|text| parse(text).map_err(wrong)).transpose()
 }
 
 impl EventsArgs {
     fn filter(&self, now: Timestamp) -> Result<EventFilter, Failure> {
         if self.follow && self.until.is_some() {
-            return Err(Failure::Question("--until cannot be combined with --follow".to_owned()));
+            return Err(Failure::Arguments("--until cannot be combined with --follow".to_owned()));
         }
         if self.limit == Some(0) {
-            return Err(Failure::Question("--limit is at least 1".to_owned()));
+            return Err(Failure::Arguments("--limit is at least 1".to_owned()));
         }
         let kinds = self.kind.iter().map(|kind| parsed("kind", Some(kind), filter::kind));
         let moment = |text: &str| moment::parse(text, now);
@@ -89,20 +89,20 @@ impl EventsArgs {
         })
     }
 
-    pub(super) fn answer(&self, desk: &mut Desk<'_>) -> Result<u8, Failure> {
-        let filter = self.filter(desk.clock.now)?;
+    pub(super) fn answer(&self, output: &mut Output<'_>) -> Result<u8, Failure> {
+        let filter = self.filter(output.clock.now)?;
         if !self.follow {
-            let found = self.show_past(desk, filter, |_| true)?;
-            return Ok(if found > 0 { exit::OK } else { desk.nothing("no such events") });
+            let found = self.show_past(output, filter, |_| true)?;
+            return Ok(if found > 0 { exit::OK } else { output.nothing("no such events") });
         }
-        let source = desk.source;
+        let source = output.source;
         let Source::Daemon(remote) = source else {
-            return Err(Failure::Question("--follow needs a running daemon".to_owned()));
+            return Err(Failure::Arguments("--follow needs a running daemon".to_owned()));
         };
         // What comes while the past is read is left to the stream.
         let extent = source.history().extent()?;
         if self.since.is_some() || self.limit.is_some() {
-            self.show_past(desk, filter.clone(), |found| {
+            self.show_past(output, filter.clone(), |found| {
                 let record = Record::read(Arc::clone(&found.line));
                 let is_new = |record: Record| {
                     record.event.boot_id == extent.boot_id && record.event.seq > extent.last_seq
@@ -111,17 +111,21 @@ impl EventsArgs {
             })?;
         }
         let after = Some(extent.last_seq);
-        self.follow(desk, remote, EventFilter { since: None, after, boot_id: Some(extent.boot_id), ..filter })
+        self.follow(
+            output,
+            remote,
+            EventFilter { since: None, after, boot_id: Some(extent.boot_id), ..filter },
+        )
     }
 
     /// Shows what is remembered, the oldest first; returns how many.
     fn show_past(
         &self,
-        desk: &mut Desk<'_>,
+        output: &mut Output<'_>,
         mut filter: EventFilter,
         wanted: impl Fn(&Found) -> bool,
     ) -> Result<usize, Failure> {
-        let history = desk.source.history();
+        let history = output.source.history();
         let mut left = match (self.limit, self.since.is_some()) {
             (Some(limit), _) => limit,
             (None, false) => DEFAULT_LIMIT,
@@ -140,7 +144,7 @@ impl EventsArgs {
             match filter.order {
                 Order::Oldest => {
                     for found in events {
-                        self.show(desk, found)?;
+                        self.show(output, found)?;
                         shown += 1;
                     }
                 }
@@ -153,27 +157,32 @@ impl EventsArgs {
         }
         shown += newest.len();
         for found in newest {
-            self.show(desk, found)?;
+            self.show(output, found)?;
         }
         Ok(shown)
     }
 
-    fn show(&self, desk: &mut Desk<'_>, found: Found) -> Result<(), Failure> {
+    fn show(&self, output: &mut Output<'_>, found: Found) -> Result<(), Failure> {
         if self.json {
-            return Ok(writeln!(desk.out, "{}", found.line)?);
+            return Ok(writeln!(output.out, "{}", found.line)?);
         }
         let record = Record::read(found.line).map_err(HistoryError::from)?;
-        let when = desk.clock.local_and_age(record.time());
-        let text = desk.pretty.paragraph(&record.event, &record.kind, &when);
-        Ok(desk.out.write_all(text.as_bytes())?)
+        let when = output.clock.local_and_age(record.time());
+        let text = output.pretty.paragraph(&record.event, &record.kind, &when);
+        Ok(output.out.write_all(text.as_bytes())?)
     }
 
     /// Follows the stream; goes on where it broke off, and waits for a daemon that is being restarted.
-    fn follow(&self, desk: &mut Desk<'_>, remote: &Remote, mut filter: EventFilter) -> Result<u8, Failure> {
+    fn follow(
+        &self,
+        output: &mut Output<'_>,
+        remote: &Remote,
+        mut filter: EventFilter,
+    ) -> Result<u8, Failure> {
         let mut tries = 0;
         loop {
             let (mut last, mut failed) = (None, None);
-            let ended = remote.follow(&filter, |line| match self.show_live(desk, line) {
+            let ended = remote.follow(&filter, |line| match self.show_live(output, line) {
                 Ok(record) => {
                     last = Some((record.event.boot_id, record.event.seq));
                     ControlFlow::Continue(())
@@ -191,10 +200,12 @@ impl EventsArgs {
                 tries = 0;
             }
             match ended {
-                Err(error) if !error.is_dead() => return Err(HistoryError::from(error).into()),
-                Ok(()) if tries == 0 => desk.say(&"the daemon ended the stream; waiting for it to come back"),
-                Err(error) if tries == 0 => desk.say(&format!("{}; trying again", chain(&error))),
-                Err(error) if tries == TRIES => return Err(HistoryError::from(error).into()),
+                Err(error) if !error.is_dead() => return Err(error.into()),
+                Ok(()) if tries == 0 => {
+                    output.remark(&"the daemon ended the stream; waiting for it to come back")
+                }
+                Err(error) if tries == 0 => output.remark(&format!("{}; trying again", chain(&error))),
+                Err(error) if tries == TRIES => return Err(error.into()),
                 Ok(()) | Err(_) => {}
             }
             // Nothing wakes this thread early, and it would do no harm.
@@ -203,18 +214,18 @@ impl EventsArgs {
         }
     }
 
-    fn show_live(&self, desk: &mut Desk<'_>, line: &str) -> Result<Record, Failure> {
+    fn show_live(&self, output: &mut Output<'_>, line: &str) -> Result<Record, Failure> {
         let record = Record::read(line).map_err(HistoryError::from)?;
-        desk.clock.now = Timestamp::now();
+        output.clock.now = Timestamp::now();
         match self.json {
-            true => writeln!(desk.out, "{}", record.line)?,
+            true => writeln!(output.out, "{}", record.line)?,
             false => {
-                let when = desk.clock.local(record.time());
-                let text = desk.pretty.paragraph(&record.event, &record.kind, &when);
-                desk.out.write_all(text.as_bytes())?;
+                let when = output.clock.local(record.time());
+                let text = output.pretty.paragraph(&record.event, &record.kind, &when);
+                output.out.write_all(text.as_bytes())?;
             }
         }
-        desk.out.flush()?;
+        output.out.flush()?;
         Ok(record)
     }
 }

@@ -19,17 +19,12 @@ struct Said {
 }
 
 fn answer(memory: Memory, query: &Query) -> Said {
-    let source = Source::Store { history: Box::new(memory), dir: "/var/lib/k".into() };
-    let zone = TimeZone::fixed(tz::offset(2));
+    let source = Source::Files { history: Box::new(memory), dir: "/var/lib/k".into() };
     // Five minutes after the first event.
-    let clock = Clock { now: "2026-01-02T03:05:00Z".parse().unwrap(), zone: zone.clone() };
+    let now = "2026-01-02T03:05:00Z".parse().unwrap();
+    let clock = Clock { now, zone: TimeZone::fixed(tz::offset(2)) };
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let pretty = Pretty { colour: false, zone };
-    let mut desk = Desk { source: &source, clock, pretty, out: &mut out, err: &mut err };
-    let code = query.answer(&mut desk).unwrap_or_else(|error| {
-        desk.say(&error);
-        exit::QUERY
-    });
+    let code = query.answer_from(&source, clock, false, &mut out, &mut err);
     Said { code, out: String::from_utf8(out).unwrap(), err: String::from_utf8(err).unwrap() }
 }
 
@@ -165,7 +160,7 @@ fn a_wrong_question_is_named_with_what_would_be_right() {
 }
 
 #[test]
-fn nothing_found_says_where_it_was_looked() {
+fn nothing_found_says_where_it_was_searched() {
     let kind = vec![Kind::MountBusy.name().to_owned()];
     let nothing = [
         events(EventsArgs { kind, ..EventsArgs::default() }),
@@ -176,8 +171,9 @@ fn nothing_found_says_where_it_was_looked() {
         let said = answer(Memory::of([event(1)]), &query);
         assert_eq!((said.code, said.out.as_str()), (exit::FAILED, ""));
         assert!(
-            said.err
-                .contains("looked in the store in /var/lib/k, which reaches back to 05:00:01 (4 min ago)"),
+            said.err.contains(
+                "searched the event store in /var/lib/k, which reaches back to 05:00:01 (4 min ago)"
+            ),
             "{}",
             said.err
         );
@@ -226,9 +222,10 @@ fn what_comes_from_outside_cannot_steer_the_terminal() {
 #[test]
 fn without_daemon_and_store_both_are_named() {
     let dir = tempfile::tempdir().unwrap();
-    let place = Place { socket: Some(dir.path().join("k.sock")), state_dir: Some(dir.path().join("state")) };
+    let client =
+        ClientArgs { socket: Some(dir.path().join("k.sock")), state_dir: Some(dir.path().join("state")) };
     let mut err = Vec::new();
-    assert!(place.reach(&mut err).is_err());
+    assert!(client.connect(&mut err).is_err());
     let err = String::from_utf8(err).unwrap();
     assert!(err.contains("no daemon listens on") && err.contains("k.sock"), "{err}");
     assert!(err.contains("no event store in") && err.contains("/state"), "{err}");

@@ -1,20 +1,11 @@
 //! `why`: the story of one thing, from its causes to what could not be seen.
 
-use std::fmt::Write as _;
-
 use clap::Args;
 
-use super::incidents::{confidence, course, risk};
-use super::{Desk, Failure, Place};
+use super::{ClientArgs, Failure, Output};
 use crate::cli::exit;
-use crate::query::blind::{Missing, Unseen};
-use crate::query::gather::{self, Outcome};
-use crate::query::key::Role;
-use crate::query::moment::Clock;
-use crate::query::record::timestamp;
-use crate::query::story::{Chapter, Step, Story};
-use crate::query::subject::Subject;
-use crate::sinks::pretty::{Ink, Pretty, severity_ink, shown};
+use crate::query::why::Outcome;
+use crate::render::{escaped, story};
 
 /// Arguments of `why`.
 #[derive(Debug, Default, Args)]
@@ -27,228 +18,44 @@ pub struct WhyArgs {
     pub json: bool,
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would show it in the help")]
-    pub place: Place,
+    pub client: ClientArgs,
 }
 
 impl WhyArgs {
-    pub(super) fn answer(&self, desk: &mut Desk<'_>) -> Result<u8, Failure> {
+    pub(super) fn answer(&self, output: &mut Output<'_>) -> Result<u8, Failure> {
         let word = self.word.trim();
         if word.is_empty() {
-            return Err(Failure::Question(
+            return Err(Failure::Arguments(
                 "name a pod, container, address, path, interface or process".into(),
             ));
         }
-        match gather::why(desk.source.history(), word)? {
-            Outcome::Told(story) => {
+        match output.source.why(word)? {
+            Outcome::Story(story) => {
                 match self.json {
-                    true => desk.json(&story)?,
-                    false => desk.out.write_all(text(&story, &desk.pretty, &desk.clock).as_bytes())?,
+                    true => output.json(&story)?,
+                    false => {
+                        output.out.write_all(story::text(&story, &output.pretty, &output.clock).as_bytes())?
+                    }
                 }
                 Ok(exit::OK)
             }
             Outcome::Ambiguous(subjects) => {
                 if self.json {
-                    desk.json(&serde_json::json!({ "ambiguous": word, "candidates": subjects }))?;
+                    output.json(&serde_json::json!({ "ambiguous": word, "candidates": subjects }))?;
                 }
-                desk.say(&format!(
+                output.remark(&format!(
                     "{} can mean {} things; ask for one of them:",
-                    shown(word),
+                    escaped(word),
                     subjects.len()
                 ));
-                for line in candidates(&subjects).lines() {
-                    writeln!(desk.err, "{line}")?;
+                for line in story::candidates(&subjects).lines() {
+                    writeln!(output.err, "{line}")?;
                 }
                 Ok(exit::QUERY)
             }
-            Outcome::Unknown => Ok(desk.nothing(&format!("nothing is known of {}", shown(word)))),
-        }
-    }
-}
-
-fn candidates(subjects: &[Subject]) -> String {
-    let width = subjects.iter().map(|subject| subject.handle.chars().count()).max().unwrap_or(0);
-    let line =
-        |subject: &Subject| format!("  {:<width$}  {}\n", shown(&subject.handle), shown(&subject.label));
-    subjects.iter().map(line).collect()
-}
-
-pub(super) fn text(story: &Story, pretty: &Pretty, clock: &Clock) -> String {
-    let mut page = Page { text: String::new(), pretty, clock };
-    page.head(&format!("{} on {}", shown(&story.subject.label), shown(&story.node)));
-    page.causes(story);
-    page.steps(story);
-    page.verdict(story);
-    page.unseen(&story.unseen);
-    page.text
-}
-
-struct Page<'a> {
-    text: String,
-    pretty: &'a Pretty,
-    clock: &'a Clock,
-}
-
-impl Page<'_> {
-    fn line(&mut self, line: &str) {
-        // Writing to a string cannot fail.
-        let _ = writeln!(self.text, "{}", line.trim_end());
-    }
-
-    fn head(&mut self, words: &str) {
-        let words = self.pretty.ink(Ink::Bold, words);
-        self.line(&words);
-    }
-
-    fn section(&mut self, words: &str) {
-        self.line("");
-        self.head(words);
-    }
-
-    fn causes(&mut self, story: &Story) {
-        let chapters = &story.incidents;
-        if chapters.is_empty() {
-            return;
-        }
-        self.section("Cause to effect");
-        if story.incidents_omitted > 0 {
-            let words = format!("  {} older incidents are left out", story.incidents_omitted);
-            let words = self.pretty.ink(Ink::Dim, &words);
-            self.line(&words);
-        }
-        for chapter in chapters {
-            for cause in &chapter.caused_by {
-                let kind = chapters.iter().find(|other| other.id == cause.id).map(|other| shown(&other.kind));
-                let name = kind.unwrap_or_else(|| format!("incident {}", shown(&cause.id)));
-                let sure = cause.confidence.map_or("no longer remembered", confidence);
-                let line = format!("    ↓ {name} led to this ({sure})");
-                let line = self.pretty.ink(Ink::Dim, &line);
-                self.line(&line);
-            }
-            let severity = self.pretty.ink(severity_ink(chapter.severity), chapter.severity.name());
-            let course = course(&chapter.opened, chapter.closed.as_deref(), chapter.close_reason, self.clock);
-            let times = if chapter.count > 1 { format!(", {} times", chapter.count) } else { String::new() };
-            let kind = self.pretty.ink(Ink::Bold, &shown(&chapter.kind));
-            let sure = confidence(chapter.confidence);
-            self.line(&format!("  {kind}  {severity}, {sure}, {course}{times}  [{}]", shown(&chapter.id)));
-            self.line(&format!("    {}", shown(&chapter.summary)));
-        }
-    }
-
-    fn steps(&mut self, story: &Story) {
-        if story.steps.is_empty() {
-            return;
-        }
-        self.section("What happened");
-        if story.steps_omitted > 0 {
-            let words = format!("  {} lesser events are left out", story.steps_omitted);
-            let words = self.pretty.ink(Ink::Dim, &words);
-            self.line(&words);
-        }
-        let times: Vec<String> =
-            story.steps.iter().map(|step| self.clock.local_and_age(timestamp(&step.time))).collect();
-        let wide = |widths: &mut dyn Iterator<Item = usize>| widths.max().unwrap_or(0);
-        let time_width = wide(&mut times.iter().map(|time| time.chars().count()));
-        let kind_width = wide(&mut story.steps.iter().map(|step| step.kind.chars().count()));
-        for (step, time) in story.steps.iter().zip(times) {
-            let time = self.pretty.ink(Ink::Dim, &format!("{time:<time_width$}"));
-            let severity =
-                self.pretty.ink(severity_ink(step.severity), &format!("{:<8}", step.severity.name()));
-            let kind = format!("{:<kind_width$}", shown(&step.kind));
-            self.line(&format!("  {time}  {severity}  {kind}  {}", shown(&step.message)));
-            let remark = remark(step, &story.incidents);
-            if !remark.is_empty() {
-                let remark = self.pretty.ink(Ink::Dim, &remark);
-                self.line(&format!("  {:time_width$}  {:8}  {:kind_width$}  {remark}", "", "", ""));
+            Outcome::Unknown(extent) => {
+                Ok(output.nothing_in(&format!("nothing is known of {}", escaped(word)), Some(extent)))
             }
         }
     }
-
-    fn verdict(&mut self, story: &Story) {
-        let verdict = &story.verdict;
-        self.section("Verdict");
-        let mut facts = Vec::new();
-        facts.extend(verdict.confidence.map(|sure| confidence(sure).to_owned()));
-        if let Some(since) = &verdict.since {
-            facts.push(match verdict.open || verdict.until.is_some() {
-                true => course(since, verdict.until.as_deref(), verdict.close_reason, self.clock),
-                false => self.clock.local_and_age(timestamp(since)),
-            });
-        }
-        self.line(&format!("  {}.", shown(&verdict.sentence)));
-        if !facts.is_empty() {
-            let facts = self.pretty.ink(Ink::Dim, &facts.join(" · "));
-            self.line(&format!("  {facts}"));
-        }
-        if !story.advice.is_empty() {
-            self.section("Next");
-        }
-        for advice in &story.advice {
-            let what = format!("# {} ({})", shown(&advice.text), risk(advice.risk));
-            let what = self.pretty.ink(Ink::Dim, &what);
-            self.line(&format!("  {}  {what}", shown(&advice.command)));
-        }
-    }
-
-    fn unseen(&mut self, unseen: &[Unseen]) {
-        if unseen.is_empty() {
-            return;
-        }
-        self.section("Could not be seen");
-        for one in unseen {
-            let words = format!("  - {}", self.missing(one));
-            self.line(&words);
-        }
-    }
-
-    fn missing(&self, Unseen { what, from, to }: &Unseen) -> String {
-        let at = |time: &Option<String>| time.as_deref().map(|time| self.clock.local(timestamp(time)));
-        let window = match (at(from), at(to)) {
-            (Some(from), Some(to)) if from != to => format!(", {from} to {to}"),
-            (Some(from), Some(_)) => format!(", {from}"),
-            (Some(from), None) => format!(", since {from}"),
-            (None, Some(to)) => format!(", until {to}"),
-            (None, None) => String::new(),
-        };
-        match what {
-            Missing::Daemon => match at(from) {
-                Some(last) => format!("no daemon runs: nothing after {last} was seen"),
-                None => "no daemon runs".to_owned(),
-            },
-            Missing::Gap => format!("the daemon did not watch{window}"),
-            Missing::Source { source, reason } => format!("{}: {}{window}", shown(source), shown(reason)),
-            Missing::Lost { source, reason, count, exact } => {
-                let least = if *exact { "" } else { "at least " };
-                format!("{least}{count} records lost in {} ({}){window}", shown(source), shown(reason))
-            }
-            Missing::Actor { kind, seq } => format!("nobody was seen doing {} (number {seq})", shown(kind)),
-            Missing::Older { looked_at } => {
-                format!("only the newest {looked_at} events of it were looked at")
-            }
-            Missing::Forgotten => match at(to) {
-                Some(to) => format!("what happened before {to} is not remembered"),
-                None => "what happened earlier is not remembered".to_owned(),
-            },
-        }
-    }
-}
-
-/// The part of the subject, unless it is the usual one, and what the event explains.
-fn remark(step: &Step, chapters: &[Chapter]) -> String {
-    let mut words: Vec<String> = Vec::new();
-    let usual = step.roles.iter().any(|role| matches!(role, Role::Target | Role::Object));
-    if !usual {
-        words.extend(step.roles.iter().map(|role| match role {
-            Role::Actor => "it did this".to_owned(),
-            Role::Holder => "it is a holder".to_owned(),
-            Role::Peer => "it is the other end".to_owned(),
-            Role::Target | Role::Object => String::new(),
-        }));
-    }
-    let kinds = step
-        .evidence_of
-        .iter()
-        .filter_map(|id| chapters.iter().find(|chapter| chapter.id == *id))
-        .map(|chapter| format!("evidence of {}", shown(&chapter.kind)));
-    words.extend(kinds);
-    words.join(" · ")
 }

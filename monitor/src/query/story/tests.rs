@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::event::{Event, Incident, Risk};
-use crate::query::gather::{Outcome, why};
 use crate::query::history::History;
+use crate::query::why::{Outcome, why};
 use crate::tests::history::{self, Memory, numbered, time};
 use crate::tests::sample;
 
@@ -119,7 +119,7 @@ pub(crate) fn volume_busy() -> Memory {
 
 pub(crate) fn told(history: &dyn History, word: &str) -> Story {
     match why(history, word).unwrap() {
-        Outcome::Told(story) => *story,
+        Outcome::Story(story) => *story,
         other => panic!("{word}: {other:?}"),
     }
 }
@@ -245,5 +245,5 @@ fn a_word_with_several_meanings_gives_them_and_one_without_gives_none() {
     let memory = gateway_lost();
     let Outcome::Ambiguous(subjects) = why(&memory, "web").unwrap() else { panic!() };
     assert_eq!(subjects.len(), 2);
-    assert_eq!(why(&memory, "nobody").unwrap(), Outcome::Unknown);
+    assert_eq!(why(&memory, "nobody").unwrap(), Outcome::Unknown(memory.extent().unwrap()));
 }

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use super::*;
+use crate::cli::client::remote::{Remote, RemoteError};
 use crate::core::{Core, Resume};
 use crate::event::{Event, Incident, Kind};
 use crate::query::filter::{EventFilter, IncidentFilter, Order};
-use crate::query::remote::{Remote, RemoteError};
 use crate::settings::Cmdline;
 use crate::settings::Settings;
 use crate::sources::procfs::own::Own;

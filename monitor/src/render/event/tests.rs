@@ -1,5 +1,7 @@
 //! What a person sees, to the letter.
 
+use jiff::tz::TimeZone;
+
 use super::*;
 use crate::tests::sample;
 

@@ -3,9 +3,11 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 use super::blind::Watch;
 use super::filter::{EventFilter, IncidentFilter, MAX_LIMIT, Order};
-use super::history::{History, HistoryError, IncidentView};
+use super::history::{Extent, History, HistoryError, IncidentView};
 use super::record::{Record, timestamp};
 use super::story::{self, Material, Story};
 use super::subject::{self, Subject};
@@ -22,15 +24,16 @@ const INCIDENTS: usize = 32;
 /// Numbers or ids in one question, which has to fit into a request.
 const ASKED: usize = 200;
 
-/// What came of it.
-#[derive(Debug, Clone, PartialEq)]
+/// The answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// The story.
-    Told(Box<Story>),
-    /// The word can mean all of these.
+    /// What happened to the subject.
+    Story(Box<Story>),
+    /// The word can mean each of these.
     Ambiguous(Vec<Subject>),
-    /// Nobody has heard of it.
-    Unknown,
+    /// Neither the model nor any event names it; this is how far the events reach.
+    Unknown(Extent),
 }
 
 /// Tells the story of what a word means.
@@ -43,7 +46,7 @@ pub fn why(history: &dyn History, word: &str) -> Result<Outcome, HistoryError> {
     let (probed, _) = records(history, about(subject::probes(word), PROBED))?;
     let mut subjects = subject::candidates(word, state.as_ref(), &probed);
     let subject = match subjects.len() {
-        0 => return Ok(Outcome::Unknown),
+        0 => return Ok(Outcome::Unknown(history.extent()?)),
         1 => subjects.remove(0),
         _ => return Ok(Outcome::Ambiguous(subjects)),
     };
@@ -67,7 +70,7 @@ pub fn why(history: &dyn History, word: &str) -> Result<Outcome, HistoryError> {
     let extent = history.extent()?;
     let watch = Watch { said: &said, state: state.as_ref(), extent: &extent };
     let material = Material { subject, records, truncated, evidence, incidents, incidents_omitted, watch };
-    Ok(Outcome::Told(Box::new(story::tell(material))))
+    Ok(Outcome::Story(Box::new(story::tell(material))))
 }
 
 /// Events of one page, and whether there are more.

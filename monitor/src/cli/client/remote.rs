@@ -17,11 +17,12 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-use super::filter::{EventFilter, IncidentFilter};
-use super::history::{Extent, History, HistoryError, IncidentView, Page};
-use super::wire::{self, IncidentsAnswer, VersionAnswer};
-use super::{API, API_HEADER};
 use crate::core::state::State;
+use crate::query::filter::{EventFilter, IncidentFilter};
+use crate::query::history::{Extent, History, HistoryError, IncidentView, Page};
+use crate::query::why::Outcome;
+use crate::query::wire::{self, IncidentsAnswer, VersionAnswer};
+use crate::query::{API, API_HEADER};
 
 /// Time to connect and to get the head of an answer.
 const HEAD_TIME: Duration = Duration::from_secs(10);
@@ -99,6 +100,12 @@ pub enum RemoteError {
     Start(#[source] io::Error),
 }
 
+impl From<RemoteError> for HistoryError {
+    fn from(error: RemoteError) -> Self {
+        Self::Unanswered(Box::new(error))
+    }
+}
+
 impl RemoteError {
     /// Whether what the daemon left on disk may be asked in its place.
     #[must_use]
@@ -142,6 +149,14 @@ impl Remote {
     /// When it does not answer.
     pub fn version(&self) -> Result<VersionAnswer, RemoteError> {
         Ok(serde_json::from_str(&self.get("/v1/version")?)?)
+    }
+
+    /// What happened to the subject, answered in the daemon.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn why(&self, subject: &str) -> Result<Outcome, RemoteError> {
+        Ok(serde_json::from_str(&self.get(&format!("/v1/why?{}", wire::write_why(subject)))?)?)
     }
 
     /// Hands over each event to come, as JSON, until told to stop or the stream ends.

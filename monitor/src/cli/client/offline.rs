@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::History;
+use crate::query::History;
 use crate::store::{Archive, StoreError};
 
 /// Opens what the daemon of this state directory left.

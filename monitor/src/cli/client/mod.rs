@@ -1,0 +1,143 @@
+//! Where queries are answered: by the running daemon over its socket, or, when none runs, from its files.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::config::{Config, DEFAULT_SOCKET, DEFAULT_STATE_DIR, Overrides};
+use crate::core::state::State;
+use crate::error_chain::chain;
+use crate::query::history::{Extent, History, HistoryError};
+use crate::query::why::{self, Outcome};
+use crate::recording::remains::{RemainsError, last_state};
+use crate::render::time::Clock;
+
+pub mod offline;
+pub mod remote;
+
+use offline::offline;
+use remote::Remote;
+
+/// Where the daemon's socket and files are.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ClientArgs {
+    /// Socket of the daemon [default: as configured, else /run/kevtmon/kevtmon.sock]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// State directory of the daemon, read when no daemon runs [default: as configured, else /var/lib/kevtmon]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+}
+
+/// Neither a daemon nor its files can be read; the reason is printed already.
+#[derive(Debug)]
+pub(super) struct Unreachable;
+
+/// Who answers.
+pub(super) enum Source {
+    /// The running daemon.
+    Daemon(Remote),
+    /// The files of a daemon that does not run.
+    Files {
+        /// Its events and incidents.
+        history: Box<dyn History>,
+        /// Its state directory.
+        dir: PathBuf,
+    },
+}
+
+impl Source {
+    pub(super) fn history(&self) -> &dyn History {
+        match self {
+            Self::Daemon(remote) => remote,
+            Self::Files { history, .. } => history.as_ref(),
+        }
+    }
+
+    /// What happened to the subject: the same code answers in the daemon and on its files.
+    pub(super) fn why(&self, subject: &str) -> Result<Outcome, HistoryError> {
+        match self {
+            Self::Daemon(remote) => Ok(remote.why(subject)?),
+            Self::Files { history, .. } => why::why(history.as_ref(), subject),
+        }
+    }
+
+    /// The model of the node: as it is, or as it was recorded last.
+    pub(super) fn state(&self) -> Result<Option<State>, StateError> {
+        match (self.history().state()?, self) {
+            (None, Self::Files { dir, .. }) => Ok(last_state(dir)?),
+            (state, _) => Ok(state),
+        }
+    }
+
+    /// Where events were searched and how far back they reach, for when there are none.
+    pub(super) fn searched(&self, extent: Option<Extent>, clock: &Clock) -> String {
+        let place = match self {
+            Self::Daemon(remote) => format!("queried the daemon at {}", remote.path().display()),
+            Self::Files { dir, .. } => format!("searched the event store in {}", dir.display()),
+        };
+        match extent.and_then(|extent| extent.from?.parse().ok()) {
+            Some(from) => format!("{place}, which reaches back to {}", clock.local_and_age(from)),
+            None => format!("{place}, which has no events"),
+        }
+    }
+}
+
+/// Why the model of the node cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StateError {
+    /// The daemon did not answer.
+    #[error(transparent)]
+    History(#[from] HistoryError),
+    /// The recording of a daemon that does not run cannot be read.
+    #[error(transparent)]
+    Recording(#[from] RemainsError),
+}
+
+impl ClientArgs {
+    /// Connects to the daemon, else opens its files; remarks go to `err`.
+    pub(super) fn connect(&self, err: &mut dyn Write) -> Result<Source, Unreachable> {
+        // There is nowhere left to report that standard error cannot be written.
+        let mut remark = |what: &dyn Display| drop(writeln!(err, "kevtmon: {what}"));
+        let (socket, state_dir) = self.paths(&mut remark);
+        let dead = match Remote::connect(&socket) {
+            Ok(remote) => return Ok(Source::Daemon(remote)),
+            Err(error) if error.is_dead() => error,
+            Err(error) => {
+                remark(&chain(&error));
+                return Err(Unreachable);
+            }
+        };
+        match offline(&state_dir) {
+            Ok(history) => {
+                remark(&format!("{}; reading its files in {}", chain(&dead), state_dir.display()));
+                Ok(Source::Files { history, dir: state_dir })
+            }
+            Err(error) => {
+                remark(&format!("{}, and {}", chain(&dead), chain(&error)));
+                Err(Unreachable)
+            }
+        }
+    }
+
+    /// As the daemon of this node is configured, unless they are given.
+    fn paths(&self, remark: &mut impl FnMut(&dyn Display)) -> (PathBuf, PathBuf) {
+        let given = Overrides {
+            socket: self.socket.clone(),
+            state_dir: self.state_dir.clone(),
+            ..Overrides::default()
+        };
+        match (&self.socket, &self.state_dir, Config::load(&given)) {
+            (_, _, Ok(config)) => (config.socket, config.state_dir),
+            (Some(socket), Some(state_dir), Err(_)) => (socket.clone(), state_dir.clone()),
+            (socket, state_dir, Err(error)) => {
+                remark(&format!("{}; using the default paths", chain(&error)));
+                let or =
+                    |given: &Option<PathBuf>, default: &str| given.clone().unwrap_or_else(|| default.into());
+                (or(socket, DEFAULT_SOCKET), or(state_dir, DEFAULT_STATE_DIR))
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! `replay`: prints the events of a recording. Needs no privilege but that of reading the file.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use jiff::tz::TimeZone;
+
+use super::{exit, fail, remark};
+use crate::config::{Config, Overrides};
+use crate::error_chain::chain;
+use crate::event::Event;
+use crate::recording::replay::{ReplayError, Summary, replay};
+use crate::render::Pretty;
+use crate::sinks::json;
+
+/// Size of reads and writes, in bytes.
+const CHUNK: usize = 256 * 1024;
+
+/// Arguments of `replay`.
+#[derive(Debug, Args)]
+pub struct ReplayArgs {
+    /// Recording of `run --record`, or bundle; - is standard input
+    pub file: PathBuf,
+    /// Configuration whose thresholds and policy hold instead of those that were recorded
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print one JSON object a line, as `run --output json` did [default when standard output is no terminal]
+    #[arg(long)]
+    pub json: bool,
+    /// Fail when a line is not understood
+    #[arg(long)]
+    pub strict: bool,
+}
+
+impl ReplayArgs {
+    /// Replays the file; returns the exit code.
+    #[must_use]
+    pub fn run(&self) -> u8 {
+        // The node was named when it was recorded; this one may have no usable name.
+        let overrides = |file: &Path| Overrides {
+            file: Some(file.to_owned()),
+            node_name: Some("replay".into()),
+            ..Overrides::default()
+        };
+        let config = match self.config.as_deref().map(|file| Config::load(&overrides(file))).transpose() {
+            Ok(config) => config,
+            Err(error) => return fail(&error, exit::USAGE),
+        };
+        let stdout = io::stdout();
+        let pretty = (!self.json && stdout.is_terminal()).then(|| Pretty {
+            colour: std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty()),
+            zone: TimeZone::system(),
+        });
+        let mut out = BufWriter::with_capacity(CHUNK, stdout.lock());
+        let outcome = open(&self.file).map_err(|error| ReplayError::Read(error.into())).and_then(|input| {
+            let summary = replay(input, config.as_ref(), |event| print(&event, pretty.as_ref(), &mut out))?;
+            out.flush()?;
+            Ok(summary)
+        });
+        match outcome {
+            Ok(summary) => {
+                report(&self.file, &summary);
+                if self.strict && summary.skipped > 0 { exit::FAILED } else { exit::OK }
+            }
+            // Whoever reads has seen enough.
+            Err(ReplayError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => exit::OK,
+            Err(error) => {
+                remark(&format!("{}: {}", self.file.display(), chain(&error)));
+                exit::FAILED
+            }
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
+    if path == Path::new("-") {
+        return Ok(Box::new(BufReader::with_capacity(CHUNK, io::stdin())));
+    }
+    Ok(Box::new(BufReader::with_capacity(CHUNK, File::open(path)?)))
+}
+
+fn print(event: &Event, pretty: Option<&Pretty>, out: &mut BufWriter<io::StdoutLock<'_>>) -> io::Result<()> {
+    match pretty {
+        Some(pretty) => out.write_all(pretty.text(event).as_bytes()),
+        None => json::write_to(event, out),
+    }
+}
+
+/// Says what was read, and what could not be.
+fn report(file: &Path, summary: &Summary) {
+    let file = file.display();
+    for skipped in &summary.first_skipped {
+        remark(&format!("{file}:{}: skipped: {}", skipped.line, skipped.what));
+    }
+    let told = u64::try_from(summary.first_skipped.len()).unwrap_or(u64::MAX);
+    if summary.skipped > told {
+        remark(&format!("{file}: {} more lines skipped", summary.skipped - told));
+    }
+    for gap in &summary.gaps {
+        remark(&format!("{file}: {} observations are missing: {}", gap.discarded, gap.reason));
+    }
+    for line in &summary.cut {
+        remark(&format!("{file}:{line}: the line is cut: the writer was killed, or still writes"));
+    }
+    remark(&format!("{file}: {} observations, {} events", summary.observations, summary.events));
+}

@@ -1,0 +1,94 @@
+//! Text for terminals: events, incidents, stories and the state of the node.
+//!
+//! Values enter, text leaves; nothing is read or written here. Lines are not wrapped. Names, messages and paths come
+//! from outside and may hold terminal escapes, so control characters are escaped.
+
+use std::fmt::{self, Write};
+
+use jiff::tz::TimeZone;
+
+use crate::event::Severity;
+
+mod event;
+pub mod incident;
+pub mod state;
+pub mod story;
+pub mod time;
+
+/// How text is written.
+#[derive(Debug, Clone)]
+pub struct Pretty {
+    /// Whether the output is a terminal that shows colours.
+    pub colour: bool,
+    /// Time zone of the times.
+    pub zone: TimeZone,
+}
+
+impl Pretty {
+    fn paint(&self, style: Style, text: &str) -> String {
+        if self.colour { format!("\x1b[{}m{text}\x1b[0m", style.code()) } else { text.to_owned() }
+    }
+}
+
+/// Graphic rendition of a word.
+#[derive(Clone, Copy)]
+enum Style {
+    Dim,
+    Bold,
+    Cyan,
+    Yellow,
+    Red,
+}
+
+impl Style {
+    /// Parameters of the SGR control sequence.
+    fn code(self) -> &'static str {
+        match self {
+            Self::Dim => "2",
+            Self::Bold => "1",
+            Self::Cyan => "36",
+            Self::Yellow => "33",
+            Self::Red => "1;31",
+        }
+    }
+}
+
+fn severity_style(severity: Severity) -> Style {
+    match severity {
+        Severity::Debug | Severity::Info => Style::Dim,
+        Severity::Notice => Style::Cyan,
+        Severity::Warning => Style::Yellow,
+        Severity::Critical => Style::Red,
+    }
+}
+
+/// Text with control characters and bidirectional controls escaped.
+#[must_use]
+pub fn escaped(text: &str) -> String {
+    Escaped(text).to_string()
+}
+
+/// Displays text with everything escaped that would control a terminal or reorder text.
+struct Escaped<'a>(&'a str);
+
+impl fmt::Display for Escaped<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+            return f.write_str(self.0);
+        }
+        for c in self.0.chars() {
+            match c {
+                '\n' => f.write_str("\\n")?,
+                '\t' => f.write_str("\\t")?,
+                '\r' => f.write_str("\\r")?,
+                c if c.is_control() && u32::from(c) <= 0xff => write!(f, "\\x{:02x}", u32::from(c))?,
+                // Line separators and the bidirectional controls.
+                '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                    write!(f, "{}", c.escape_unicode())?;
+                }
+                c => f.write_char(c)?,
+            }
+        }
+        Ok(())
+    }
+}
