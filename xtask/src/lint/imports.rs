@@ -16,20 +16,7 @@ const ORDER: [(&str, &[&str]); 9] = [
     ("core", &["core"]),
     (
         "stages",
-        &[
-            "metrics",
-            "queue",
-            "sources",
-            "holders",
-            "query",
-            "store",
-            "query::offline",
-            "render",
-            "recording",
-            "http",
-            "sinks",
-            "query::remote",
-        ],
+        &["metrics", "queue", "sources", "holders", "query", "store", "render", "recording", "http", "sinks"],
     ),
     ("configuration", &["config"]),
     ("daemon", &["privilege", "daemon"]),
@@ -137,11 +124,10 @@ mod tests {
     }
 
     #[test]
-    fn a_part_with_a_position_of_its_own_is_held_apart() {
-        assert_eq!(findings("monitor/src/query/offline.rs", "use crate::store::Archive;"), [""; 0]);
+    fn queries_know_neither_store_nor_socket() {
         assert_eq!(findings("monitor/src/query/story.rs", "use crate::store::Archive;").len(), 1);
-        assert_eq!(findings("monitor/src/query/story.rs", "use super::remote::Remote;").len(), 1);
-        assert_eq!(findings("monitor/src/query/mod.rs", "mod remote;\npub use remote::Remote;").len(), 1);
+        assert_eq!(findings("monitor/src/query/why.rs", "use crate::cli::client::remote::Remote;").len(), 1);
+        assert_eq!(findings("monitor/src/cli/client/offline.rs", "use crate::store::Archive;"), [""; 0]);
     }
 
     #[test]
