@@ -23,7 +23,7 @@ mod source;
 pub use mount::{Access, Holder, HolderReport, MountFacts, UmountAttempt, Verdict};
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use net::{
-    AddressFacts, LinkFacts, NetnsOwner, NetnsSnapshot, PeerLink, RouteFacts, iff, is_default_gateway,
+    AddressFacts, LinkFacts, NetnsOwner, NetnsSnapshot, PeerLink, RouteFacts, RuleFacts, TABLE_MAIN, iff,
 };
 pub use process::{Ancestor, ProcessState, TaskFacts, TaskKey, TaskRef};
 pub use runtime::{ContainerFacts, ContainerState, PodIdentity};

@@ -5,6 +5,7 @@ use super::neighbor::Wait;
 use crate::diagnose::Change;
 use crate::event::wording::whose;
 use crate::event::{Event, Kind, Link, LinkPeer, Route, Severity, Target};
+use crate::node::routing::is_default;
 use crate::observation::{BootNs, LinkFacts, NetnsSnapshot, NsInum, PeerLink, Request, RouteFacts, iff};
 
 impl Core {
@@ -76,7 +77,7 @@ impl Core {
     }
 
     pub(super) fn route(&mut self, at: BootNs, route: RouteFacts) {
-        if route.destination.is_none() && self.namespaces.put_route(at, route.clone()) {
+        if is_default(&route) && self.namespaces.put_route(at, route.clone()) {
             self.tell_route(at, Kind::RouteAdded, &route, "added");
         }
     }

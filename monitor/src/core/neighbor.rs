@@ -135,7 +135,8 @@ impl Core {
     /// that nothing can have overtaken.
     fn is_sure_of_gateway(&self, at: BootNs, change: &NeighborChange) -> bool {
         self.namespaces.get(change.key.netns).is_some_and(|namespace| {
-            namespace.is_gateway(at, change.key.address) || namespace.is_settled(at, change.key.ifindex)
+            namespace.is_gateway(at, change.key.ifindex, change.key.address)
+                || namespace.is_settled(at, change.key.ifindex)
         })
     }
 
@@ -146,7 +147,7 @@ impl Core {
             || asked.netns == Some(Answer::Come)
             || self.is_sure_of_gateway(at, change);
         let namespace = self.namespaces.get(key.netns).filter(|_| known);
-        let gateway = namespace.map(|namespace| namespace.is_gateway(at, key.address));
+        let gateway = namespace.map(|namespace| namespace.is_gateway(at, key.ifindex, key.address));
         let teardown = self.is_teardown(change, asked);
         let cause = if teardown { NeighborCause::NetnsExit } else { self.checked_cause(at, change) };
         let actor = change.actor.as_ref().filter(|_| !teardown).map(|task| self.actor(task, asked.container));

@@ -260,7 +260,7 @@ impl Core {
 }
 
 fn gateways(namespace: &Namespace) -> Vec<IpAddr> {
-    let mut gateways: Vec<IpAddr> = namespace.routes.iter().filter_map(|route| route.gateway).collect();
+    let mut gateways: Vec<IpAddr> = namespace.gateways_in_use().iter().map(|(_, gateway)| *gateway).collect();
     gateways.sort_unstable();
     gateways.dedup();
     gateways

@@ -39,18 +39,8 @@ fn status(source: &str, up: bool) -> Fact {
 
 fn snapshot(netns: NsInum) -> Fact {
     Fact::Netns(Box::new(NetnsSnapshot {
-        netns,
-        name: None,
-        owner: None,
-        links: Vec::new(),
-        addresses: Vec::new(),
-        routes: vec![RouteFacts {
-            netns,
-            destination: None,
-            gateway: "169.254.1.1".parse().ok(),
-            ifindex: Some(2),
-        }],
-        neighbors: Vec::new(),
+        routes: vec![RouteFacts::default_via(netns, "169.254.1.1".parse().unwrap(), 2)],
+        ..NetnsSnapshot::empty(netns)
     }))
 }
 

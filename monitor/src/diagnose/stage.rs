@@ -104,12 +104,7 @@ impl Stage {
         self.tables.get_mut(&HOST).unwrap().links.push(end);
         let mut tables = empty(netns);
         tables.links.push(veth(netns, 2, "eth0", HOST, ifindex));
-        tables.routes.push(RouteFacts {
-            netns,
-            destination: None,
-            gateway: Some(gateway()),
-            ifindex: Some(2),
-        });
+        tables.routes.push(RouteFacts::default_via(netns, gateway(), 2));
         self.tables.insert(netns, tables);
         self.set_entry(netns, Some((state, Some(host_mac()))));
     }
@@ -275,15 +270,7 @@ pub(super) fn up(source: &str) -> Fact {
 }
 
 fn empty(netns: NsInum) -> NetnsSnapshot {
-    NetnsSnapshot {
-        netns,
-        name: None,
-        owner: None,
-        links: Vec::new(),
-        addresses: Vec::new(),
-        routes: Vec::new(),
-        neighbors: Vec::new(),
-    }
+    NetnsSnapshot::empty(netns)
 }
 
 pub(super) fn veth(netns: NsInum, ifindex: u32, ifname: &str, peer_netns: NsInum, peer: u32) -> LinkFacts {

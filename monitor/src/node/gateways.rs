@@ -3,14 +3,12 @@
 //! Snapshots and live changes go in. A snapshot is as old as its reading took, so a change that came live
 //! just before counts for more. Whether an entry is what it should be is not known here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::observation::{
-    BootNs, LlAddr, NeighborChange, NeighborEntry, NeighborOp, NudState, RouteFacts, is_default_gateway,
-};
+use crate::observation::{BootNs, LlAddr, NeighborChange, NeighborEntry, NeighborOp, NudState};
 
 /// Reading a namespace takes less than that, so a snapshot that comes later was read after the change.
 const READING_NS: u64 = 1_000_000_000;
@@ -100,17 +98,18 @@ impl Gateways {
         self.known.get(&(ifindex, address))
     }
 
-    /// Takes the tables of a snapshot.
-    pub(super) fn replace(&mut self, at: BootNs, routes: &[RouteFacts], neighbors: &[NeighborEntry]) {
-        for route in routes.iter().filter(|route| route.destination.is_none()) {
-            if let (Some(gateway), Some(ifindex)) = (route.gateway, route.ifindex) {
-                self.known.entry((ifindex, gateway)).or_default();
-            }
+    /// Takes the default gateways in use and the neighbor table of a snapshot.
+    pub(super) fn replace(
+        &mut self,
+        at: BootNs,
+        in_use: &BTreeSet<(u32, IpAddr)>,
+        neighbors: &[NeighborEntry],
+    ) {
+        for gateway in in_use {
+            self.known.entry(*gateway).or_default();
         }
         // What was static once is waited for, even while it is nobody's gateway.
-        self.known.retain(|(_, address), gateway| {
-            gateway.static_lladdr.is_some() || is_default_gateway(routes.iter(), *address)
-        });
+        self.known.retain(|key, gateway| gateway.static_lladdr.is_some() || in_use.contains(key));
         while self.known.len() > CAPACITY {
             self.known.pop_last();
         }
@@ -167,8 +166,8 @@ mod tests {
         LlAddr(vec![0xee; 6])
     }
 
-    fn route() -> Vec<RouteFacts> {
-        vec![RouteFacts { netns: 7, destination: None, gateway: Some(address()), ifindex: Some(2) }]
+    fn in_use() -> BTreeSet<(u32, IpAddr)> {
+        BTreeSet::from([(2, address())])
     }
 
     fn entry(state: u8) -> Vec<NeighborEntry> {
@@ -195,9 +194,9 @@ mod tests {
     #[test]
     fn a_static_entry_is_missed_when_it_is_gone_even_without_its_route() {
         let mut gateways = Gateways::default();
-        gateways.replace(S, &route(), &entry(0x80));
+        gateways.replace(S, &in_use(), &entry(0x80));
         assert!(gateways.get(2, address()).unwrap().is_static());
-        gateways.replace(2 * S, &[], &[]);
+        gateways.replace(2 * S, &BTreeSet::new(), &[]);
         let gateway = gateways.get(2, address()).unwrap();
         assert_eq!((gateway.entry.as_ref(), gateway.static_lladdr.as_ref()), (None, Some(&lladdr())));
     }
@@ -205,30 +204,30 @@ mod tests {
     #[test]
     fn a_snapshot_that_was_being_read_does_not_undo_a_change_that_came_live() {
         let mut gateways = Gateways::default();
-        gateways.replace(S, &route(), &entry(0x80));
+        gateways.replace(S, &in_use(), &entry(0x80));
         gateways.change(2 * S, &deletion(), true);
-        gateways.replace(2 * S + S / 2, &route(), &entry(0x80));
+        gateways.replace(2 * S + S / 2, &in_use(), &entry(0x80));
         assert!(!gateways.get(2, address()).unwrap().is_static());
-        gateways.replace(3 * S, &route(), &entry(0x80));
+        gateways.replace(3 * S, &in_use(), &entry(0x80));
         assert!(gateways.get(2, address()).unwrap().is_static());
     }
 
     #[test]
     fn a_learned_entry_takes_the_place_of_a_static_one_once_it_is_confirmed_a_minute_later() {
         let mut gateways = Gateways::default();
-        gateways.replace(S, &route(), &entry(0x80));
-        gateways.replace(20 * S, &route(), &entry(0x02));
+        gateways.replace(S, &in_use(), &entry(0x80));
+        gateways.replace(20 * S, &in_use(), &entry(0x02));
         assert!(gateways.get(2, address()).unwrap().static_lladdr.is_some());
-        gateways.replace(62 * S, &route(), &entry(0x04));
+        gateways.replace(62 * S, &in_use(), &entry(0x04));
         assert!(gateways.get(2, address()).unwrap().static_lladdr.is_some(), "stale is not confirmed");
-        gateways.replace(63 * S, &route(), &entry(0x02));
+        gateways.replace(63 * S, &in_use(), &entry(0x02));
         assert!(gateways.get(2, address()).unwrap().static_lladdr.is_none());
     }
 
     #[test]
     fn neighbors_that_are_no_gateway_are_not_kept() {
         let mut gateways = Gateways::default();
-        gateways.replace(S, &[], &entry(0x80));
+        gateways.replace(S, &BTreeSet::new(), &entry(0x80));
         gateways.change(S, &deletion(), false);
         assert_eq!(gateways.iter().count(), 0);
     }

@@ -6,6 +6,7 @@ pub mod gateways;
 pub mod mounts;
 pub mod namespaces;
 pub mod pods;
+pub mod routing;
 pub mod tasks;
 pub mod view;
 pub mod volume;

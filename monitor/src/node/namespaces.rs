@@ -1,19 +1,20 @@
 //! Network namespaces: links, addresses, the routes that make an address a gateway, and its neighbor entry.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
 use super::gateways::{Gateway, Gateways};
+use super::routing::{gateways_in_use, is_default};
 use crate::observation::{
     AddressFacts, BootNs, LinkFacts, LlAddr, NeighborChange, NetnsOwner, NetnsSnapshot, NsInum, RouteFacts,
-    is_default_gateway,
+    RuleFacts,
 };
 
 /// A route that is gone still made its next hop the gateway of whatever happened just before: the kernel
 /// drops routes and neighbor entries in one operation, and tells of the one sooner than of the other.
-const FORMER_ROUTE_NS: u64 = 2_000_000_000;
+const FORMER_GATEWAY_NS: u64 = 2_000_000_000;
 /// What was built up within this time before a moment may not have been told yet: the kernel's records and
 /// netlink's messages come by different ways.
 const SETTLING_NS: u64 = 1_000_000_000;
@@ -36,10 +37,14 @@ pub struct Namespace {
     pub links: BTreeMap<u32, LinkFacts>,
     /// Addresses.
     pub addresses: Vec<AddressFacts>,
-    /// Default routes.
+    /// Default routes, and halves of such.
     pub routes: Vec<RouteFacts>,
+    rules: Vec<RuleFacts>,
     gateways: Gateways,
-    former_routes: Vec<(BootNs, RouteFacts)>,
+    /// Default gateways now, by interface.
+    in_use: BTreeSet<(u32, IpAddr)>,
+    /// Those that were a moment ago, with the time at which they ceased to be.
+    former: Vec<(BootNs, (u32, IpAddr))>,
     /// When the hardware address of a link last changed.
     relabelled: BTreeMap<u32, BootNs>,
     /// When a link or route last came or changed.
@@ -73,18 +78,16 @@ impl Namespaces {
             owner: snapshot.owner,
             links: snapshot.links.into_iter().map(|link| (link.ifindex, link)).collect(),
             addresses: snapshot.addresses,
-            routes: snapshot.routes.into_iter().filter(|route| route.destination.is_none()).collect(),
+            routes: snapshot.routes.into_iter().filter(is_default).collect(),
+            rules: snapshot.rules,
+            in_use: old.as_ref().map(|old| old.in_use.clone()).unwrap_or_default(),
             gateways: old.as_ref().map(|old| old.gateways.clone()).unwrap_or_default(),
-            former_routes: old.as_ref().map(|old| old.former_routes.clone()).unwrap_or_default(),
+            former: old.as_ref().map(|old| old.former.clone()).unwrap_or_default(),
             relabelled: old.as_ref().map(|old| old.relabelled.clone()).unwrap_or_default(),
             changed: old.as_ref().map_or(changed, |old| old.changed),
         };
-        new.gateways.replace(at, &new.routes, &snapshot.neighbors);
-        for route in old.iter().flat_map(|old| &old.routes) {
-            if !new.routes.contains(route) {
-                new.remember_former(at, route.clone());
-            }
-        }
+        new.select_gateways(at);
+        new.gateways.replace(at, &new.in_use, &snapshot.neighbors);
         self.known.insert(snapshot.netns, new);
         old
     }
@@ -137,6 +140,7 @@ impl Namespaces {
             Some(namespace) if !namespace.routes.contains(&route) => {
                 namespace.changed = at;
                 namespace.routes.push(route);
+                namespace.select_gateways(at);
                 true
             }
             _ => false,
@@ -152,7 +156,7 @@ impl Namespaces {
         namespace.routes.retain(|known| known != route);
         let found = namespace.routes.len() < before;
         if found {
-            namespace.remember_former(at, route.clone());
+            namespace.select_gateways(at);
         }
         found
     }
@@ -160,7 +164,7 @@ impl Namespaces {
     /// Takes a live change of a neighbor entry, if it is that of a gateway.
     pub fn put_neighbor(&mut self, at: BootNs, change: &NeighborChange) {
         if let Some(namespace) = self.known.get_mut(&change.key.netns) {
-            let is_gateway = namespace.is_gateway(at, change.key.address);
+            let is_gateway = namespace.is_gateway(at, change.key.ifindex, change.key.address);
             namespace.gateways.change(at, change, is_gateway);
         }
     }
@@ -192,15 +196,19 @@ impl Namespace {
         &self.routes
     }
 
-    /// Whether an address was a default gateway at a moment.
+    /// Default gateways that are in use now, by interface.
     #[must_use]
-    pub fn is_gateway(&self, at: BootNs, address: IpAddr) -> bool {
-        let former = self
-            .former_routes
-            .iter()
-            .filter(|(removed, _)| removed.saturating_add(FORMER_ROUTE_NS) >= at)
-            .map(|(_, route)| route);
-        is_default_gateway(self.routes.iter().chain(former), address)
+    pub fn gateways_in_use(&self) -> &BTreeSet<(u32, IpAddr)> {
+        &self.in_use
+    }
+
+    /// Whether an address was a default gateway on an interface at a moment.
+    #[must_use]
+    pub fn is_gateway(&self, at: BootNs, ifindex: u32, address: IpAddr) -> bool {
+        let was = |(ceased, gateway): &(BootNs, (u32, IpAddr))| {
+            *gateway == (ifindex, address) && ceased.saturating_add(FORMER_GATEWAY_NS) >= at
+        };
+        self.in_use.contains(&(ifindex, address)) || self.former.iter().any(was)
     }
 
     /// Whether the model shows this interface as it was at a moment: it is known, and nothing changed just before.
@@ -212,14 +220,19 @@ impl Namespace {
     /// Whether a link has had this hardware address for longer than a change just before would allow.
     #[must_use]
     pub fn had_lladdr(&self, at: BootNs, ifindex: u32, lladdr: &LlAddr) -> bool {
-        let settled =
-            self.relabelled.get(&ifindex).is_none_or(|changed| changed.saturating_add(FORMER_ROUTE_NS) < at);
+        let settled = self
+            .relabelled
+            .get(&ifindex)
+            .is_none_or(|changed| changed.saturating_add(FORMER_GATEWAY_NS) < at);
         settled && self.links.get(&ifindex).is_some_and(|link| link.mac.as_ref() == Some(lladdr))
     }
 
-    fn remember_former(&mut self, at: BootNs, route: RouteFacts) {
-        self.former_routes.retain(|(removed, _)| removed.saturating_add(FORMER_ROUTE_NS) >= at);
-        self.former_routes.push((at, route));
+    /// Routes or rules changed.
+    fn select_gateways(&mut self, at: BootNs) {
+        let in_use = gateways_in_use(&self.routes, &self.rules);
+        self.former.retain(|(ceased, _)| ceased.saturating_add(FORMER_GATEWAY_NS) >= at);
+        self.former.extend(self.in_use.difference(&in_use).map(|gateway| (at, *gateway)));
+        self.in_use = in_use;
     }
 }
 
@@ -228,7 +241,7 @@ mod tests {
     use super::*;
 
     fn route(gateway: &str) -> RouteFacts {
-        RouteFacts { netns: 7, destination: None, gateway: gateway.parse().ok(), ifindex: Some(2) }
+        RouteFacts::default_via(7, gateway.parse().unwrap(), 2)
     }
 
     fn with(routes: Vec<RouteFacts>) -> Namespaces {
@@ -238,15 +251,7 @@ mod tests {
     }
 
     fn snapshot(routes: Vec<RouteFacts>) -> NetnsSnapshot {
-        NetnsSnapshot {
-            netns: 7,
-            name: None,
-            owner: None,
-            links: Vec::new(),
-            addresses: Vec::new(),
-            routes,
-            neighbors: Vec::new(),
-        }
+        NetnsSnapshot { routes, ..NetnsSnapshot::empty(7) }
     }
 
     #[test]
@@ -255,15 +260,15 @@ mod tests {
         let mut namespaces = with(vec![route("169.254.1.1")]);
         assert!(namespaces.remove_route(1_000, &route("169.254.1.1")));
         let namespace = namespaces.get(7).unwrap();
-        assert!(namespace.is_gateway(900, address));
-        assert!(namespace.is_gateway(1_500, address));
-        assert!(!namespace.is_gateway(5_000_000_000, address));
+        assert!(namespace.is_gateway(900, 2, address));
+        assert!(namespace.is_gateway(1_500, 2, address));
+        assert!(!namespace.is_gateway(5_000_000_000, 2, address));
     }
 
     #[test]
     fn a_snapshot_without_the_route_counts_as_its_removal() {
         let mut namespaces = with(vec![route("10.0.0.1")]);
         namespaces.replace(1_000, snapshot(Vec::new()), true);
-        assert!(namespaces.get(7).unwrap().is_gateway(1_000, "10.0.0.1".parse().unwrap()));
+        assert!(namespaces.get(7).unwrap().is_gateway(1_000, 2, "10.0.0.1".parse().unwrap()));
     }
 }

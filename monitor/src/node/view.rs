@@ -226,15 +226,7 @@ mod tests {
                 ["127.0.0.1", "192.168.252.66", "169.254.7.7", "::1", "fe80::1", "fd00::7"].map(|address| {
                     AddressFacts { netns, ifindex: 2, address: address.parse().unwrap(), prefix_len: 32 }
                 });
-            let snapshot = NetnsSnapshot {
-                netns,
-                name: None,
-                owner: None,
-                links: Vec::new(),
-                addresses: addresses.to_vec(),
-                routes: Vec::new(),
-                neighbors: Vec::new(),
-            };
+            let snapshot = NetnsSnapshot { addresses: addresses.to_vec(), ..NetnsSnapshot::empty(netns) };
             namespaces.replace(0, snapshot, true);
         }
         let facts = ContainerFacts {

@@ -59,7 +59,10 @@ pub struct AddressFacts {
     pub prefix_len: u8,
 }
 
-/// A route of the main table.
+/// `RT_TABLE_MAIN` of `include/uapi/linux/rtnetlink.h`.
+pub const TABLE_MAIN: u32 = 254;
+
+/// One next hop of a unicast route. Of tables other than the main one only default routes are observed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteFacts {
     /// Namespace.
@@ -70,11 +73,54 @@ pub struct RouteFacts {
     pub gateway: Option<IpAddr>,
     /// Outgoing interface.
     pub ifindex: Option<u32>,
+    /// Table (`RTA_TABLE`).
+    #[serde(default = "table_main", skip_serializing_if = "is_main")]
+    pub table: u32,
+    /// `RTA_PRIORITY`: the lowest wins.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub metric: u32,
+    /// Whether a default route without an address of its own is of IPv6 (`rtm_family`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ipv6: bool,
 }
 
-/// Whether one of these routes makes the address the default gateway of its namespace.
-pub fn is_default_gateway<'a>(mut routes: impl Iterator<Item = &'a RouteFacts>, address: IpAddr) -> bool {
-    routes.any(|route| route.destination.is_none() && route.gateway == Some(address))
+impl RouteFacts {
+    /// A default route of the main table.
+    #[must_use]
+    pub fn default_via(netns: NsInum, gateway: IpAddr, ifindex: u32) -> Self {
+        Self {
+            netns,
+            destination: None,
+            gateway: Some(gateway),
+            ifindex: Some(ifindex),
+            table: TABLE_MAIN,
+            metric: 0,
+            ipv6: gateway.is_ipv6(),
+        }
+    }
+}
+
+fn table_main() -> u32 {
+    TABLE_MAIN
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_main(table: &u32) -> bool {
+    *table == TABLE_MAIN
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
+
+/// A rule that sends packets to a table (`ip rule`, or a VRF); what it selects them by is not observed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct RuleFacts {
+    /// Whether it is a rule of IPv6.
+    pub ipv6: bool,
+    /// The table (`FRA_TABLE`, or the table of a VRF where the rule says `FRA_L3MDEV`).
+    pub table: u32,
 }
 
 /// A process that lives in a namespace, found in /proc: names it where no runtime does.
@@ -101,8 +147,28 @@ pub struct NetnsSnapshot {
     pub links: Vec<LinkFacts>,
     /// Addresses.
     pub addresses: Vec<AddressFacts>,
-    /// Routes of the main table, both families.
+    /// Unicast routes of the main table and default routes of all others, both families.
     pub routes: Vec<RouteFacts>,
+    /// Rules that select a table; none where the kernel has no policy routing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rules: Vec<RuleFacts>,
     /// Neighbor entries, both families.
     pub neighbors: Vec<NeighborEntry>,
+}
+
+impl NetnsSnapshot {
+    /// A namespace without anything in it.
+    #[must_use]
+    pub fn empty(netns: NsInum) -> Self {
+        Self {
+            netns,
+            name: None,
+            owner: None,
+            links: Vec::new(),
+            addresses: Vec::new(),
+            routes: Vec::new(),
+            rules: Vec::new(),
+            neighbors: Vec::new(),
+        }
+    }
 }

@@ -157,15 +157,7 @@ fn task() -> Fact {
 }
 
 fn netns_snapshot(netns: NsInum) -> Fact {
-    Fact::Netns(Box::new(NetnsSnapshot {
-        netns,
-        name: Some("x".repeat(200)),
-        owner: None,
-        links: Vec::new(),
-        addresses: Vec::new(),
-        routes: Vec::new(),
-        neighbors: Vec::new(),
-    }))
+    Fact::Netns(Box::new(NetnsSnapshot { name: Some("x".repeat(200)), ..NetnsSnapshot::empty(netns) }))
 }
 
 fn link(netns: NsInum, ifindex: u32, flags: u32) -> Fact {

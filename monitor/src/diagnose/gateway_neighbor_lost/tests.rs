@@ -483,8 +483,7 @@ fn trouble_is_bounded_in_number() {
         stage.tables.insert(netns, {
             let mut tables = stage.tables[&HOST].clone();
             tables.netns = netns;
-            tables.routes =
-                vec![RouteFacts { netns, destination: None, gateway: Some(gateway()), ifindex: Some(2) }];
+            tables.routes = vec![RouteFacts::default_via(netns, gateway(), 2)];
             tables
         });
     }

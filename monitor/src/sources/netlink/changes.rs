@@ -64,9 +64,11 @@ impl Stream {
 
     fn facts(&mut self, netns: NsInum, change: Change) -> Vec<Fact> {
         let doubted = match &change {
-            Change::Link(link) => link.went_down,
+            Change::Link(link) => link.went_down || link.vrf_table.is_some(),
             Change::AddressGone(address) => address.address.is_ipv4(),
             Change::Route { replaced, .. } => *replaced,
+            // Rare, and what they lead to is not in the message: the namespace is read again.
+            Change::RouteByObject { .. } | Change::Nexthop(_) | Change::Rule(_) | Change::RoutingGone => true,
             _ => false,
         };
         if doubted {
@@ -105,7 +107,13 @@ impl Stream {
                 let change = memory.and_then(|memory| memory.gone(netns, &entry));
                 change.into_iter().map(|change| Fact::Neighbor(Box::new(change))).collect()
             }
-            Change::NsidAssigned(_) | Change::NsidFreed(_) | Change::Other => Vec::new(),
+            Change::RouteByObject { .. }
+            | Change::Nexthop(_)
+            | Change::Rule(_)
+            | Change::RoutingGone
+            | Change::NsidAssigned(_)
+            | Change::NsidFreed(_)
+            | Change::Other => Vec::new(),
         }
     }
 

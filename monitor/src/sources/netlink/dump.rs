@@ -16,13 +16,17 @@ use netlink_packet_route::address::AddressMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
 use netlink_packet_route::neighbour::NeighbourMessage;
 use netlink_packet_route::route::RouteMessage;
+use netlink_packet_route::rule::RuleMessage;
 use nix::sched::{CloneFlags, setns};
 use tokio::sync::oneshot;
 
 use super::discover::{self, Found};
 use super::message::{self, Change};
+use super::route::Nexthop;
 use super::socket::{Questions, RequestError};
-use crate::observation::{NetnsSnapshot, NsInum};
+use crate::observation::{
+    AddressFacts, LinkFacts, NeighborEntry, NetnsSnapshot, NsInum, RouteFacts, RuleFacts,
+};
 use crate::sources::procfs::Proc;
 
 /// All dumps of a namespace together; longer than that nothing of it may be held.
@@ -132,21 +136,28 @@ fn read_tables(questions: &mut Questions, netns: NsInum) -> Result<Reading, Requ
         RouteNetlinkMessage::GetLink(links),
         RouteNetlinkMessage::GetAddress(AddressMessage::default()),
         RouteNetlinkMessage::GetRoute(RouteMessage::default()),
+        RouteNetlinkMessage::GetRule(RuleMessage::default()),
         RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()),
     ];
     let mut tables = Tables::default();
     let mut interrupted = false;
-    for request in requests {
+    for request in requests.into_iter().map(Some).chain([None]) {
         let mut table = Tables::default();
         for attempt in 1..=ATTEMPTS {
             table = Tables::default();
-            if !questions.dump(request.clone(), |message| table.take(netns, message))? {
+            let take = |message: &NetlinkBuffer<&[u8]>| table.take(netns, message);
+            let changed = match &request {
+                Some(request) => questions.dump(request.clone(), take)?,
+                None => questions.dump_nexthops(take)?,
+            };
+            if !changed {
                 break;
             }
             interrupted |= attempt == ATTEMPTS;
         }
         tables.append(table);
     }
+    tables.resolve();
     Ok(Reading {
         snapshot: NetnsSnapshot {
             netns,
@@ -155,6 +166,7 @@ fn read_tables(questions: &mut Questions, netns: NsInum) -> Result<Reading, Requ
             links: tables.links,
             addresses: tables.addresses,
             routes: tables.routes,
+            rules: tables.rules,
             neighbors: tables.neighbors,
         },
         peers: tables.peers,
@@ -166,11 +178,18 @@ fn read_tables(questions: &mut Questions, netns: NsInum) -> Result<Reading, Requ
 
 #[derive(Default)]
 struct Tables {
-    links: Vec<crate::observation::LinkFacts>,
-    addresses: Vec<crate::observation::AddressFacts>,
-    routes: Vec<crate::observation::RouteFacts>,
-    neighbors: Vec<crate::observation::NeighborEntry>,
+    links: Vec<LinkFacts>,
+    addresses: Vec<AddressFacts>,
+    routes: Vec<RouteFacts>,
+    rules: Vec<RuleFacts>,
+    neighbors: Vec<NeighborEntry>,
     peers: Vec<(u32, i32)>,
+    /// Routes by nexthop object.
+    by_object: Vec<(RouteFacts, u32)>,
+    nexthops: HashMap<u32, Nexthop>,
+    /// Families of rules by which the device of a packet decides, and the tables of such devices.
+    by_device: Vec<bool>,
+    vrf_tables: Vec<u32>,
     undecoded: u64,
 }
 
@@ -179,10 +198,19 @@ impl Tables {
         match message::decode(netns, message) {
             Ok(Change::Link(link)) => {
                 self.peers.extend(link.peer_nsid.map(|nsid| (link.facts.ifindex, nsid)));
+                self.vrf_tables.extend(link.vrf_table);
                 self.links.push(link.facts);
             }
             Ok(Change::Address(address)) => self.addresses.push(address),
             Ok(Change::Route { routes, .. }) => self.routes.extend(routes),
+            Ok(Change::RouteByObject { route, nexthop }) => self.by_object.push((route, nexthop)),
+            Ok(Change::Nexthop(nexthop)) => {
+                self.nexthops.insert(nexthop.id, nexthop);
+            }
+            Ok(Change::Rule(rule)) => match rule.table {
+                Some(table) => self.rules.push(RuleFacts { ipv6: rule.ipv6, table }),
+                None => self.by_device.push(rule.ipv6),
+            },
             Ok(Change::Neighbor { entry, .. }) if !message::is_noarp(&entry) => self.neighbors.push(entry),
             Ok(_) => {}
             Err(error) => {
@@ -198,6 +226,25 @@ impl Tables {
         self.routes.append(&mut other.routes);
         self.neighbors.append(&mut other.neighbors);
         self.peers.append(&mut other.peers);
+        self.rules.append(&mut other.rules);
+        self.by_object.append(&mut other.by_object);
+        self.nexthops.extend(other.nexthops);
+        self.by_device.append(&mut other.by_device);
+        self.vrf_tables.append(&mut other.vrf_tables);
         self.undecoded += other.undecoded;
+    }
+
+    /// Puts next hops in place of objects, and tables in place of devices.
+    fn resolve(&mut self) {
+        for (route, id) in std::mem::take(&mut self.by_object) {
+            let Some(nexthop) = self.nexthops.get(&id) else { continue };
+            // A group has no groups in it (net/ipv4/nexthop.c, nh_check_attr_group).
+            let members = nexthop.group.iter().filter_map(|member| self.nexthops.get(member));
+            let hops = members.chain(nexthop.group.is_empty().then_some(nexthop));
+            self.routes.extend(hops.map(|nexthop| nexthop.hop.of(&route)));
+        }
+        for ipv6 in std::mem::take(&mut self.by_device) {
+            self.rules.extend(self.vrf_tables.iter().map(|table| RuleFacts { ipv6, table: *table }));
+        }
     }
 }

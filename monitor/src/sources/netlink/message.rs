@@ -3,16 +3,14 @@
 //! Only the attributes that are used are decoded. A newer kernel's form of another attribute, or a name
 //! that is not UTF-8, must not cost the message: a container could otherwise blind the daemon.
 
-use std::net::IpAddr;
-
 use netlink_packet_core::{NLM_F_REPLACE, NetlinkBuffer, NlasIterator, parse_i32, parse_ip, parse_u32};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::AddressHeader;
 use netlink_packet_route::link::LinkHeader;
 use netlink_packet_route::neighbour::{NeighbourFlags, NeighbourHeader, NeighbourState};
 use netlink_packet_route::nsid::NsidHeader;
-use netlink_packet_route::route::{RouteFlags, RouteHeader, RouteType, RouteVia};
 
+use super::route::{self, Nexthop, RTM_DELNEXTHOP, RTM_NEWNEXTHOP, Routes, Rule};
 use crate::observation::{
     AddressFacts, LinkFacts, LlAddr, NeighborEntry, NsInum, NudState, PeerLink, RouteFacts, iff,
 };
@@ -28,12 +26,10 @@ const NSID_NOT_ASSIGNED: i32 = -1;
 /// Fixed part of each message (`ifinfomsg`, `ifaddrmsg`, `rtmsg`, `ndmsg`, `rtgenmsg` with padding).
 const LINK_HEADER: usize = 16;
 const ADDRESS_HEADER: usize = 8;
-const ROUTE_HEADER: usize = 12;
 const NEIGHBOR_HEADER: usize = 12;
 const NSID_HEADER: usize = 4;
-/// `struct rtnexthop`, before its attributes.
-const NEXT_HOP_HEADER: usize = 8;
-
+/// `IFLA_VRF_TABLE` of include/uapi/linux/if_link.h.
+const IFLA_VRF_TABLE: u16 = 1;
 /// Bytes that are no rtnetlink message.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DecodeError {
@@ -68,6 +64,16 @@ pub(super) enum Change {
         replaced: bool,
     },
     RouteGone(Vec<RouteFacts>),
+    /// A route by nexthop object only, without the address that the object has (`nexthop_compat_mode` 0).
+    RouteByObject {
+        route: RouteFacts,
+        nexthop: u32,
+    },
+    Nexthop(Nexthop),
+    /// A rule that sends packets to a table.
+    Rule(Rule),
+    /// A rule or nexthop object is gone, and with the latter its routes without a message of their own.
+    RoutingGone,
     /// `port` is the netlink port of the request, 0 for the kernel's own changes.
     Neighbor {
         entry: NeighborEntry,
@@ -88,6 +94,8 @@ pub(super) struct LinkChange {
     pub(super) peer_nsid: Option<i32>,
     /// The message is about the link being set down.
     pub(super) went_down: bool,
+    /// Table of a VRF.
+    pub(super) vrf_table: Option<u32>,
 }
 
 /// The messages of a datagram.
@@ -135,10 +143,19 @@ pub(super) fn decode(netns: NsInum, message: &NetlinkBuffer<&[u8]>) -> Result<Ch
         libc::RTM_DELADDR => {
             address(netns, payload).map(|facts| facts.map_or(Change::Other, Change::AddressGone))
         }
-        libc::RTM_NEWROUTE => routes(netns, payload)
-            .map(|routes| if routes.is_empty() { Change::Other } else { Change::Route { routes, replaced } }),
-        libc::RTM_DELROUTE => routes(netns, payload)
-            .map(|routes| if routes.is_empty() { Change::Other } else { Change::RouteGone(routes) }),
+        libc::RTM_NEWROUTE => route::routes(netns, payload).map(|routes| match routes {
+            Routes::None => Change::Other,
+            Routes::Hops(routes) => Change::Route { routes, replaced },
+            Routes::ByObject(route, nexthop) => Change::RouteByObject { route, nexthop },
+        }),
+        libc::RTM_DELROUTE => route::routes(netns, payload).map(|routes| match routes {
+            Routes::None => Change::Other,
+            Routes::Hops(routes) => Change::RouteGone(routes),
+            Routes::ByObject(..) => Change::RoutingGone,
+        }),
+        RTM_NEWNEXTHOP => route::nexthop(payload).map(Change::Nexthop),
+        libc::RTM_NEWRULE => route::rule(payload).map(|rule| rule.map_or(Change::Other, Change::Rule)),
+        RTM_DELNEXTHOP | libc::RTM_DELRULE => Ok(Change::RoutingGone),
         libc::RTM_NEWNEIGH => neighbor(payload).map(|entry| {
             entry.map_or(Change::Other, |entry| Change::Neighbor { entry, port: message.port_number() })
         }),
@@ -152,10 +169,10 @@ pub(super) fn decode(netns: NsInum, message: &NetlinkBuffer<&[u8]>) -> Result<Ch
     .map_err(|source| DecodeError::Message { kind, source })
 }
 
-type Decoded<T> = Result<T, netlink_packet_core::DecodeError>;
+pub(super) type Decoded<T> = Result<T, netlink_packet_core::DecodeError>;
 
 /// Attributes behind a fixed header of `skip` bytes, as (type, value).
-fn attributes(payload: &[u8], skip: usize) -> impl Iterator<Item = Decoded<(u16, &[u8])>> {
+pub(super) fn attributes(payload: &[u8], skip: usize) -> impl Iterator<Item = Decoded<(u16, &[u8])>> {
     NlasIterator::new(payload.get(skip..).unwrap_or_default()).map(|attribute| {
         let attribute = attribute?;
         let (kind, length) = (attribute.kind(), usize::from(attribute.length()));
@@ -180,7 +197,7 @@ fn link(netns: NsInum, payload: &[u8]) -> Decoded<Change> {
         master: None,
         peer: None,
     };
-    let (mut lower, mut peer_nsid) = (None, None);
+    let (mut lower, mut peer_nsid, mut vrf_table) = (None, None, None);
     for attribute in attributes(payload, LINK_HEADER) {
         match attribute? {
             (libc::IFLA_IFNAME, value) => facts.ifname = text(value),
@@ -190,8 +207,13 @@ fn link(netns: NsInum, payload: &[u8]) -> Decoded<Change> {
             (libc::IFLA_LINK_NETNSID, value) => peer_nsid = Some(parse_i32(value)?),
             (libc::IFLA_LINKINFO, value) => {
                 for info in attributes(value, 0) {
-                    if let (libc::IFLA_INFO_KIND, kind) = info? {
-                        facts.kind = Some(text(kind));
+                    match info? {
+                        (libc::IFLA_INFO_KIND, kind) => facts.kind = Some(text(kind)),
+                        // The kind comes first (net/core/rtnetlink.c, rtnl_link_info_fill).
+                        (libc::IFLA_INFO_DATA, data) if facts.kind.as_deref() == Some("vrf") => {
+                            vrf_table = attribute_u32(data, IFLA_VRF_TABLE)?;
+                        }
+                        _ => {}
                     }
                 }
             }
@@ -206,7 +228,7 @@ fn link(netns: NsInum, payload: &[u8]) -> Decoded<Change> {
     let peer_nsid = peer_nsid.filter(|_| other_end.is_some());
     facts.peer = other_end.map(|ifindex| PeerLink { ifindex, netns: peer_nsid.is_none().then_some(netns) });
     let went_down = header.change_mask.bits() & iff::UP != 0 && flags & iff::UP == 0;
-    Ok(Change::Link(LinkChange { facts, peer_nsid, went_down }))
+    Ok(Change::Link(LinkChange { facts, peer_nsid, went_down, vrf_table }))
 }
 
 fn link_gone(payload: &[u8]) -> Decoded<Change> {
@@ -248,79 +270,15 @@ fn address(netns: NsInum, payload: &[u8]) -> Decoded<Option<AddressFacts>> {
     }))
 }
 
-fn routes(netns: NsInum, payload: &[u8]) -> Decoded<Vec<RouteFacts>> {
-    let header = RouteHeader::parse(payload)?;
-    if !is_internet(header.address_family)
-        || header.kind != RouteType::Unicast
-        || header.flags.contains(RouteFlags::Cloned)
-    {
-        return Ok(Vec::new());
-    }
-    let mut table = u32::from(header.table);
-    let mut destination = None;
-    let mut hop = NextHop::default();
-    let mut hops = Vec::new();
-    for attribute in attributes(payload, ROUTE_HEADER) {
-        match attribute? {
-            (libc::RTA_TABLE, value) => table = parse_u32(value)?,
-            (libc::RTA_DST, value) => destination = Some(parse_ip(value)?),
-            (libc::RTA_OIF, value) => hop.ifindex = Some(parse_u32(value)?),
-            (libc::RTA_GATEWAY, value) => hop.gateway = Some(parse_ip(value)?),
-            (libc::RTA_VIA, value) => hop.gateway = via(value)?,
-            (libc::RTA_MULTIPATH, value) => hops = next_hops(value)?,
-            _ => {}
+/// The first attribute of a kind, as a number.
+fn attribute_u32(bytes: &[u8], wanted: u16) -> Decoded<Option<u32>> {
+    for attribute in attributes(bytes, 0) {
+        let (kind, value) = attribute?;
+        if kind == wanted {
+            return parse_u32(value).map(Some);
         }
     }
-    if table != u32::from(RouteHeader::RT_TABLE_MAIN) {
-        return Ok(Vec::new());
-    }
-    let prefix = header.destination_prefix_length;
-    let destination = destination.filter(|_| prefix != 0).map(|address| (address, prefix));
-    if hops.is_empty() {
-        hops.push(hop);
-    }
-    Ok(hops
-        .into_iter()
-        .map(|hop| RouteFacts { netns, destination, gateway: hop.gateway, ifindex: hop.ifindex })
-        .collect())
-}
-
-#[derive(Default)]
-struct NextHop {
-    gateway: Option<IpAddr>,
-    ifindex: Option<u32>,
-}
-
-/// `RTA_MULTIPATH`: a list of `struct rtnexthop`, each with attributes of its own.
-fn next_hops(mut bytes: &[u8]) -> Decoded<Vec<NextHop>> {
-    let mut hops = Vec::new();
-    while let Some(header) = bytes.first_chunk::<NEXT_HOP_HEADER>() {
-        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
-        let Some(hop) = bytes.get(..length).filter(|_| length >= NEXT_HOP_HEADER) else {
-            return Err(format!("a next hop of {length} bytes in {}", bytes.len()).into());
-        };
-        let ifindex = Some(parse_u32(&hop[4..NEXT_HOP_HEADER])?);
-        let mut gateway = None;
-        for attribute in attributes(hop, NEXT_HOP_HEADER) {
-            match attribute? {
-                (libc::RTA_GATEWAY, value) => gateway = Some(parse_ip(value)?),
-                (libc::RTA_VIA, value) => gateway = via(value)?,
-                _ => {}
-            }
-        }
-        hops.push(NextHop { gateway, ifindex });
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-    }
-    Ok(hops)
-}
-
-/// A gateway of the other family (`RTA_VIA`).
-fn via(value: &[u8]) -> Decoded<Option<IpAddr>> {
-    Ok(match RouteVia::parse(value)? {
-        RouteVia::Inet(address) => Some(address.into()),
-        RouteVia::Inet6(address) => Some(address.into()),
-        _ => None,
-    })
+    Ok(None)
 }
 
 fn neighbor(payload: &[u8]) -> Decoded<Option<NeighborEntry>> {
@@ -361,7 +319,7 @@ fn nsid(payload: &[u8]) -> Decoded<Option<i32>> {
     Ok(None)
 }
 
-fn is_internet(family: AddressFamily) -> bool {
+pub(super) fn is_internet(family: AddressFamily) -> bool {
     matches!(family, AddressFamily::Inet | AddressFamily::Inet6)
 }
 

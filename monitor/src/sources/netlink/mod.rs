@@ -17,6 +17,7 @@ mod dump;
 mod message;
 mod neighbor;
 mod nsid;
+mod route;
 mod snapshots;
 mod socket;
 mod stream;
@@ -95,6 +96,8 @@ impl NetlinkSource {
             libc::RTNLGRP_IPV6_IFADDR,
             libc::RTNLGRP_IPV4_ROUTE,
             libc::RTNLGRP_IPV6_ROUTE,
+            libc::RTNLGRP_IPV4_RULE,
+            libc::RTNLGRP_IPV6_RULE,
         ];
         if config.neighbors_live {
             groups.push(libc::RTNLGRP_NEIGH);

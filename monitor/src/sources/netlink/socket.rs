@@ -21,9 +21,12 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::message::{self, DecodeError};
+use super::route::{NEXTHOP_HEADER, RTM_GETNEXTHOP};
 
 /// Larger than any datagram of the kernel: it fills dumps up to 32 KiB.
 pub(super) const DATAGRAM: usize = 64 * 1024;
+/// `struct nlmsghdr`.
+const NLMSG_HEADER: usize = 16;
 /// Longest wait for one datagram of an answer.
 const PATIENCE: Duration = Duration::from_millis(300);
 
@@ -73,6 +76,8 @@ impl Subscription {
         for group in groups {
             socket.add_membership(*group).map_err(setup("join a netlink group"))?;
         }
+        // Kernels before 5.3 have no nexthop objects.
+        let _ = socket.add_membership(libc::RTNLGRP_NEXTHOP);
         if let Err(error) = socket.add_membership(libc::RTNLGRP_NSID) {
             host_only.get_or_insert(error);
         }
@@ -151,9 +156,38 @@ impl Questions {
     pub(super) fn dump(
         &mut self,
         request: RouteNetlinkMessage,
-        mut each: impl FnMut(&NetlinkBuffer<&[u8]>),
+        each: impl FnMut(&NetlinkBuffer<&[u8]>),
     ) -> Result<bool, RequestError> {
         let kind = self.send(request, NLM_F_DUMP)?;
+        self.read_dump(kind, each)
+    }
+
+    /// Dumps the nexthop objects, which the packet crate does not know. A kernel before 5.3 has none.
+    pub(super) fn dump_nexthops(
+        &mut self,
+        each: impl FnMut(&NetlinkBuffer<&[u8]>),
+    ) -> Result<bool, RequestError> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut bytes = [0; NLMSG_HEADER + NEXTHOP_HEADER];
+        let mut message = NetlinkBuffer::new(&mut bytes[..]);
+        message.set_length(u32::try_from(NLMSG_HEADER + NEXTHOP_HEADER).unwrap_or(0));
+        message.set_message_type(RTM_GETNEXTHOP);
+        message.set_flags(NLM_F_REQUEST | NLM_F_DUMP);
+        message.set_sequence_number(self.sequence);
+        self.socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).map_err(RequestError::Socket)?;
+        match self.read_dump(RTM_GETNEXTHOP, each) {
+            Err(RequestError::Refused { errno, .. }) if errno.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                Ok(false)
+            }
+            result => result,
+        }
+    }
+
+    fn read_dump(
+        &mut self,
+        kind: u16,
+        mut each: impl FnMut(&NetlinkBuffer<&[u8]>),
+    ) -> Result<bool, RequestError> {
         let mut interrupted = false;
         loop {
             let datagram = self.read(kind)?;

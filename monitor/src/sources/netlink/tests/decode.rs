@@ -1,11 +1,13 @@
 use netlink_packet_core::{NLM_F_REPLACE, NetlinkMessage};
-use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use netlink_packet_route::link::{InfoData, InfoKind, InfoVrf, LinkAttribute, LinkInfo, LinkMessage};
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tokio::sync::mpsc;
 
 use super::super::message::{Change, DecodeError, decode, messages};
+use super::super::route::Rule;
 use super::super::socket::Subscription;
 use super::super::stream::Stream;
 use super::*;
@@ -77,17 +79,27 @@ fn a_bridge_port_that_leaves_its_bridge_is_no_deleted_link() {
 }
 
 #[test]
-fn other_tables_and_route_types_are_left_out() {
-    let mut local = route();
-    local.header.table = 255;
+fn of_other_tables_only_default_routes_are_observed_and_only_unicast_ones() {
+    let decode = |message| decoded(&bytes(RouteNetlinkMessage::NewRoute(message), 0, 0)).unwrap();
     let mut numbered = route();
     numbered.attributes.push(RouteAttribute::Table(1000));
+    let [Change::Route { routes, .. }] = &decode(numbered.clone())[..] else { panic!("no route") };
+    assert_eq!((routes[0].table, routes[0].destination), (1000, None));
+    numbered.header.destination_prefix_length = 24;
     let mut unreachable = route();
     unreachable.header.kind = RouteType::Unreachable;
-    for message in [local, numbered, unreachable] {
-        let message = bytes(RouteNetlinkMessage::NewRoute(message), 0, 0);
-        assert_eq!(decoded(&message).unwrap(), [Change::Other]);
+    for message in [numbered, unreachable] {
+        assert_eq!(decode(message), [Change::Other]);
     }
+}
+
+#[test]
+fn half_of_a_default_route_has_a_destination_though_the_kernel_leaves_it_out() {
+    let mut half = route();
+    half.header.destination_prefix_length = 1;
+    let half = decoded(&bytes(RouteNetlinkMessage::NewRoute(half), 0, 0)).unwrap();
+    let [Change::Route { routes, .. }] = &half[..] else { panic!("{half:?}") };
+    assert_eq!(routes[0].destination, Some((address("0.0.0.0"), 1)));
 }
 
 #[test]
@@ -130,7 +142,7 @@ fn cut_and_garbled_bytes_are_errors_or_nothing_but_never_a_panic() {
             garbled[at] = u8::try_from(random() % 256).unwrap();
         }
         let _ = decoded(&garbled);
-        let kinds = [16_u8, 17, 20, 21, 24, 25, 28, 29, 88, 89];
+        let kinds = [16_u8, 17, 20, 21, 24, 25, 28, 29, 32, 33, 88, 89, 104, 105];
         garbled[4] = kinds[random() % kinds.len()];
         garbled[5] = 0;
         let _ = decoded(&garbled);
@@ -165,4 +177,28 @@ async fn a_message_that_does_not_decode_is_counted_and_followed_by_a_resync() {
     let resync = Fact::Resync { source: "netlink".into(), reason: "decode".into() };
     running.find(|fact| (fact == resync).then_some(())).await;
     drop(running.requests);
+}
+
+#[test]
+fn the_table_of_a_vrf_and_a_rule_by_device_are_seen() {
+    let mut vrf = named_link(AddressFamily::Unspec);
+    vrf.attributes.push(LinkAttribute::LinkInfo(vec![
+        LinkInfo::Kind(InfoKind::Vrf),
+        LinkInfo::Data(InfoData::Vrf(vec![InfoVrf::TableId(77)])),
+    ]));
+    let [Change::Link(link)] = &decoded(&bytes(RouteNetlinkMessage::NewLink(vrf), 0, 0)).unwrap()[..] else {
+        panic!("no link")
+    };
+    assert_eq!(link.vrf_table, Some(77));
+    let mut rule = RuleMessage::default();
+    rule.header.family = AddressFamily::Inet6;
+    rule.header.action = RuleAction::ToTable;
+    let decode =
+        |rule: &RuleMessage| decoded(&bytes(RouteNetlinkMessage::NewRule(rule.clone()), 0, 0)).unwrap();
+    rule.attributes = vec![RuleAttribute::L3MDev(true)];
+    assert_eq!(decode(&rule), [Change::Rule(Rule { ipv6: true, table: None })]);
+    rule.attributes = vec![RuleAttribute::Table(300)];
+    assert_eq!(decode(&rule), [Change::Rule(Rule { ipv6: true, table: Some(300) })]);
+    rule.attributes.push(RuleAttribute::SuppressPrefixLen(0));
+    assert_eq!(decode(&rule), [Change::Other], "it takes no default route");
 }

@@ -1,13 +1,9 @@
 use super::*;
+use crate::node::routing::gateways_in_use;
 use crate::observation::{NudState, RouteFacts};
 
 fn default_route(netns: &Netns, snapshot: &NetnsSnapshot) -> RouteFacts {
-    RouteFacts {
-        netns: netns.inode,
-        destination: None,
-        gateway: Some(address("10.9.0.1")),
-        ifindex: Some(link(snapshot, "eth0").ifindex),
-    }
+    RouteFacts::default_via(netns.inode, address("10.9.0.1"), link(snapshot, "eth0").ifindex)
 }
 
 #[tokio::test]
@@ -186,4 +182,43 @@ async fn a_message_from_a_process_is_not_believed() {
     liar.send_to(b"forged", &SocketAddr::new(port.pid(), 0), 0).unwrap();
     let datagram = subscription.receive(&mut [0; 64]).unwrap();
     assert!(!datagram.from_kernel);
+}
+
+#[tokio::test]
+async fn a_snapshot_has_the_tables_rules_and_nexthop_objects_that_make_gateways() {
+    let netns = Netns::new();
+    netns.connect();
+    netns.ip("nexthop add id 5 via 10.9.0.5 dev eth0");
+    netns.ip("nexthop add id 6 via 10.9.0.6 dev eth0");
+    netns.ip("nexthop add id 7 group 5/6");
+    netns.ip("route add default table 100 nhid 7");
+    netns.ip("route add default via 10.9.0.8 table 200");
+    netns.ip("rule add fwmark 1 lookup 100");
+    for compatible in [1, 0] {
+        let set = format!("echo {compatible} > /proc/sys/net/ipv4/nexthop_compat_mode");
+        let done =
+            Command::new("ip").args(["netns", "exec", &netns.name, "sh", "-c", &set]).status().unwrap();
+        assert!(done.success());
+        let mut source = Running::start(NetlinkConfig::default());
+        let snapshot = source.snapshot(netns.inode).await;
+        let in_use = gateways_in_use(&snapshot.routes, &snapshot.rules);
+        let eth0 = link(&snapshot, "eth0").ifindex;
+        let expected = ["10.9.0.1", "10.9.0.5", "10.9.0.6"].map(|via| (eth0, address(via)));
+        assert_eq!(in_use.into_iter().collect::<Vec<_>>(), expected, "{snapshot:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_rule_that_comes_or_goes_leads_to_a_new_snapshot() {
+    let netns = Netns::new();
+    netns.connect();
+    netns.ip("route add default via 10.9.0.8 table 200");
+    let mut source = Running::start(NetlinkConfig::default());
+    let selected = |snapshot: &NetnsSnapshot| snapshot.rules.iter().any(|rule| rule.table == 200);
+    assert!(!selected(&source.snapshot(netns.inode).await));
+    source.up().await;
+    netns.ip("rule add fwmark 1 lookup 200");
+    while !selected(&source.snapshot(netns.inode).await) {}
+    netns.ip("rule del fwmark 1 lookup 200");
+    while selected(&source.snapshot(netns.inode).await) {}
 }

@@ -1,0 +1,143 @@
+//! Which next hops packets without a more specific route go to: the default gateways in use now.
+//!
+//! A rule or a VRF selects a table, the longest prefix a route in it, the lowest metric one of several. What a
+//! rule selects packets by is not looked at: some packet takes it.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::observation::{RouteFacts, RuleFacts, TABLE_MAIN};
+
+/// The two halves that together stand for a default route, as VPN clients set them (`0.0.0.0/1`, `128.0.0.0/1`).
+const HALVES_V4: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::new(128, 0, 0, 0))];
+const HALVES_V6: [IpAddr; 2] =
+    [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::new(0x8000, 0, 0, 0, 0, 0, 0, 0))];
+
+/// Whether it is a default route, or half of one.
+#[must_use]
+pub fn is_default(route: &RouteFacts) -> bool {
+    match route.destination {
+        None => true,
+        Some((address, 1)) => HALVES_V4.contains(&address) || HALVES_V6.contains(&address),
+        Some(_) => false,
+    }
+}
+
+/// The default gateways in use, each with its interface. Where no rule of a family is known, as in a kernel
+/// without policy routing, the main table is selected.
+#[must_use]
+pub fn gateways_in_use(routes: &[RouteFacts], rules: &[RuleFacts]) -> BTreeSet<(u32, IpAddr)> {
+    let mut gateways = BTreeSet::new();
+    for ipv6 in [false, true] {
+        for table in selected_tables(rules, ipv6) {
+            let of_table = || routes.iter().filter(|route| route.table == table && is_ipv6(route) == ipv6);
+            let best = |destination: Option<IpAddr>| {
+                lowest_metric(of_table().filter(move |route| prefix(route) == Some(destination)))
+            };
+            let halves = if ipv6 { HALVES_V6 } else { HALVES_V4 };
+            let halves = halves.map(|half| best(Some(half)));
+            let chosen =
+                if halves.iter().all(|half| !half.is_empty()) { halves.concat() } else { best(None) };
+            let hops = chosen.into_iter().filter_map(|route| Some((route.ifindex?, route.gateway?)));
+            gateways.extend(hops);
+        }
+    }
+    gateways
+}
+
+fn selected_tables(rules: &[RuleFacts], ipv6: bool) -> BTreeSet<u32> {
+    let of_family = rules.iter().filter(|rule| rule.ipv6 == ipv6);
+    let tables: BTreeSet<u32> = of_family.map(|rule| rule.table).collect();
+    if tables.is_empty() { BTreeSet::from([TABLE_MAIN]) } else { tables }
+}
+
+fn lowest_metric<'a>(routes: impl Iterator<Item = &'a RouteFacts> + Clone) -> Vec<&'a RouteFacts> {
+    let lowest = routes.clone().map(|route| route.metric).min();
+    routes.filter(|route| Some(route.metric) == lowest).collect()
+}
+
+/// The destination of a default route or half of one; the outer `None` is any other.
+fn prefix(route: &RouteFacts) -> Option<Option<IpAddr>> {
+    is_default(route).then(|| route.destination.map(|(address, _)| address))
+}
+
+fn is_ipv6(route: &RouteFacts) -> bool {
+    match (route.destination, route.gateway) {
+        (Some((address, _)), _) => address.is_ipv6(),
+        // An IPv4 route can have an IPv6 next hop, never the other way round.
+        (None, Some(IpAddr::V4(_))) => false,
+        (None, _) => route.ipv6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn via(gateway: &str, ifindex: u32) -> RouteFacts {
+        RouteFacts::default_via(7, gateway.parse().unwrap(), ifindex)
+    }
+
+    fn half(address: &str, gateway: &str) -> RouteFacts {
+        RouteFacts { destination: Some((address.parse().unwrap(), 1)), ..via(gateway, 9) }
+    }
+
+    fn rule(ipv6: bool, table: u32) -> RuleFacts {
+        RuleFacts { ipv6, table }
+    }
+
+    fn in_use(routes: &[RouteFacts], rules: &[RuleFacts]) -> Vec<String> {
+        let gateways = gateways_in_use(routes, rules);
+        gateways.into_iter().map(|(ifindex, gateway)| format!("{gateway}%{ifindex}")).collect()
+    }
+
+    #[test]
+    fn the_lowest_metric_wins_and_equal_ones_share() {
+        let spare = RouteFacts { metric: 100, ..via("10.0.0.2", 3) };
+        assert_eq!(in_use(&[via("10.0.0.1", 2), spare.clone()], &[]), ["10.0.0.1%2"]);
+        assert_eq!(in_use(&[spare], &[]), ["10.0.0.2%3"]);
+        assert_eq!(in_use(&[via("10.0.0.1", 2), via("10.0.0.1", 3)], &[]), ["10.0.0.1%2", "10.0.0.1%3"]);
+    }
+
+    #[test]
+    fn a_table_counts_only_if_a_rule_selects_it() {
+        let other = RouteFacts { table: 100, ..via("10.0.0.2", 3) };
+        let vrf = RouteFacts { table: 77, ..via("10.0.0.3", 4) };
+        let routes = [via("10.0.0.1", 2), other, vrf];
+        assert_eq!(in_use(&routes, &[]), ["10.0.0.1%2"]);
+        assert_eq!(in_use(&routes, &[rule(false, TABLE_MAIN)]), ["10.0.0.1%2"]);
+        assert_eq!(
+            in_use(&routes, &[rule(false, TABLE_MAIN), rule(false, 100), rule(false, 77)]),
+            ["10.0.0.1%2", "10.0.0.2%3", "10.0.0.3%4"]
+        );
+        assert_eq!(in_use(&routes, &[rule(false, 100)]), ["10.0.0.2%3"], "nothing selects the main table");
+        assert_eq!(in_use(&routes, &[rule(true, 100)]), ["10.0.0.1%2"], "a rule of the other family");
+    }
+
+    #[test]
+    fn two_halves_are_a_default_route_and_hide_the_real_one_but_one_half_alone_is_none() {
+        let low = half("0.0.0.0", "10.8.0.1");
+        let high = half("128.0.0.0", "10.8.0.2");
+        let all = [via("10.0.0.1", 2), low.clone(), high.clone()];
+        assert_eq!(in_use(&all, &[]), ["10.8.0.1%9", "10.8.0.2%9"]);
+        assert_eq!(in_use(&[via("10.0.0.1", 2), low], &[]), ["10.0.0.1%2"]);
+        assert_eq!(in_use(&[high], &[]), [""; 0]);
+        let v6 = [half("::", "fe80::1"), half("8000::", "fe80::1"), via("fe80::9", 2)];
+        assert_eq!(in_use(&v6, &[]), ["fe80::1%9"]);
+    }
+
+    #[test]
+    fn the_families_do_not_mix() {
+        assert_eq!(in_use(&[via("10.0.0.1", 2), via("fe80::1", 2)], &[]), ["10.0.0.1%2", "fe80::1%2"]);
+        let inet_via_inet6 = RouteFacts { ipv6: false, ..via("fe80::5", 2) };
+        let worse = RouteFacts { metric: 5, ..via("10.0.0.1", 2) };
+        assert_eq!(in_use(&[inet_via_inet6, worse], &[]), ["fe80::5%2"]);
+    }
+
+    #[test]
+    fn a_default_route_without_next_hop_hides_a_worse_one_with() {
+        let device = RouteFacts { gateway: None, ..via("10.0.0.1", 2) };
+        let worse = RouteFacts { metric: 5, ..via("10.0.0.1", 2) };
+        assert_eq!(in_use(&[device, worse], &[]), [""; 0]);
+    }
+}

@@ -1,0 +1,189 @@
+//! Messages about routes, nexthop objects and rules: which next hops there are, and which tables count.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use netlink_packet_core::{parse_i32, parse_ip, parse_u32};
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::route::{RouteFlags, RouteHeader, RouteType, RouteVia};
+
+use super::message::{Decoded, attributes, is_internet};
+use crate::observation::{NsInum, RouteFacts, TABLE_MAIN};
+
+/// `struct rtmsg`.
+const ROUTE_HEADER: usize = 12;
+/// `RTM_*NEXTHOP` and `RTA_NH_ID` of include/uapi/linux/rtnetlink.h, since 5.3.
+pub(super) const RTM_NEWNEXTHOP: u16 = 104;
+pub(super) const RTM_DELNEXTHOP: u16 = 105;
+pub(super) const RTM_GETNEXTHOP: u16 = 106;
+const RTA_NH_ID: u16 = 30;
+/// `struct nhmsg`, `struct nexthop_grp` and attributes of include/uapi/linux/nexthop.h.
+pub(super) const NEXTHOP_HEADER: usize = 8;
+const NEXTHOP_GROUP_MEMBER: usize = 8;
+const NHA_ID: u16 = 1;
+const NHA_GROUP: u16 = 2;
+const NHA_OIF: u16 = 5;
+const NHA_GATEWAY: u16 = 6;
+/// `struct fib_rule_hdr`, its action and attributes of include/uapi/linux/fib_rules.h.
+const RULE_HEADER: usize = 12;
+const FR_ACT_TO_TBL: u8 = 1;
+const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
+const FRA_TABLE: u16 = 15;
+const FRA_L3MDEV: u16 = 19;
+/// `struct rtnexthop`, before its attributes.
+const NEXT_HOP_HEADER: usize = 8;
+
+/// A nexthop object: one next hop, or a group of objects.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Nexthop {
+    pub(super) id: u32,
+    pub(super) hop: NextHop,
+    pub(super) group: Vec<u32>,
+}
+
+/// Where a route sends packets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct NextHop {
+    pub(super) gateway: Option<IpAddr>,
+    pub(super) ifindex: Option<u32>,
+}
+
+/// A rule; without a table the device of the packet decides (a VRF).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub(super) ipv6: bool,
+    pub(super) table: Option<u32>,
+}
+
+/// What a message about a route says.
+pub(super) enum Routes {
+    /// Of no interest.
+    None,
+    /// One for each next hop.
+    Hops(Vec<RouteFacts>),
+    /// The number of the nexthop object that has the next hops.
+    ByObject(RouteFacts, u32),
+}
+
+pub(super) fn routes(netns: NsInum, payload: &[u8]) -> Decoded<Routes> {
+    let header = RouteHeader::parse(payload)?;
+    if !is_internet(header.address_family)
+        || header.kind != RouteType::Unicast
+        || header.flags.contains(RouteFlags::Cloned)
+    {
+        return Ok(Routes::None);
+    }
+    let mut table = u32::from(header.table);
+    let (mut destination, mut metric, mut object) = (None, 0, None);
+    let mut hop = NextHop::default();
+    let mut hops = Vec::new();
+    for attribute in attributes(payload, ROUTE_HEADER) {
+        match attribute? {
+            (libc::RTA_TABLE, value) => table = parse_u32(value)?,
+            (libc::RTA_DST, value) => destination = Some(parse_ip(value)?),
+            (libc::RTA_PRIORITY, value) => metric = parse_u32(value)?,
+            (RTA_NH_ID, value) => object = Some(parse_u32(value)?),
+            (libc::RTA_OIF, value) => hop.ifindex = Some(parse_u32(value)?),
+            (libc::RTA_GATEWAY, value) => hop.gateway = Some(parse_ip(value)?),
+            (libc::RTA_VIA, value) => hop.gateway = via(value)?,
+            (libc::RTA_MULTIPATH, value) => hops = next_hops(value)?,
+            _ => {}
+        }
+    }
+    let prefix = header.destination_prefix_length;
+    // Of half of a default route the kernel leaves an address of zeros out.
+    let ipv6 = header.address_family == AddressFamily::Inet6;
+    let unspecified = || if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let destination = (prefix != 0).then(|| (destination.unwrap_or_else(unspecified), prefix));
+    if table != TABLE_MAIN && prefix > 1 {
+        return Ok(Routes::None);
+    }
+    let route = RouteFacts { netns, destination, gateway: None, ifindex: None, table, metric, ipv6 };
+    if let (Some(object), true) = (object, hops.is_empty() && hop == NextHop::default()) {
+        return Ok(Routes::ByObject(route, object));
+    }
+    if hops.is_empty() {
+        hops.push(hop);
+    }
+    Ok(Routes::Hops(hops.into_iter().map(|hop| hop.of(&route)).collect()))
+}
+
+impl NextHop {
+    /// A route by way of this next hop.
+    pub(super) fn of(self, route: &RouteFacts) -> RouteFacts {
+        RouteFacts { gateway: self.gateway, ifindex: self.ifindex, ..route.clone() }
+    }
+}
+
+/// `struct nhmsg` and its attributes (`include/uapi/linux/nexthop.h`).
+pub(super) fn nexthop(payload: &[u8]) -> Decoded<Nexthop> {
+    let mut nexthop = Nexthop::default();
+    for attribute in attributes(payload, NEXTHOP_HEADER) {
+        match attribute? {
+            (NHA_ID, value) => nexthop.id = parse_u32(value)?,
+            (NHA_OIF, value) => nexthop.hop.ifindex = Some(parse_u32(value)?),
+            (NHA_GATEWAY, value) => nexthop.hop.gateway = Some(parse_ip(value)?),
+            (NHA_GROUP, value) => {
+                let members = value.chunks_exact(NEXTHOP_GROUP_MEMBER).map(|member| parse_u32(&member[..4]));
+                nexthop.group = members.collect::<Result<_, _>>()?;
+            }
+            _ => {}
+        }
+    }
+    Ok(nexthop)
+}
+
+/// `struct fib_rule_hdr` and its attributes (`include/uapi/linux/fib_rules.h`).
+pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
+    let Some(header) = payload.first_chunk::<RULE_HEADER>() else {
+        return Err(format!("a rule of {} bytes", payload.len()).into());
+    };
+    let ipv6 = match i32::from(header[0]) {
+        libc::AF_INET => false,
+        libc::AF_INET6 => true,
+        _ => return Ok(None),
+    };
+    let (mut table, mut by_device, mut suppressed) = (u32::from(header[4]), false, false);
+    for attribute in attributes(payload, RULE_HEADER) {
+        match attribute? {
+            (FRA_TABLE, value) => table = parse_u32(value)?,
+            (FRA_L3MDEV, value) => by_device = value.first() == Some(&1),
+            // Such a rule takes no route as short as that (WireGuard: all but default routes).
+            (FRA_SUPPRESS_PREFIXLEN, value) => suppressed = parse_i32(value)? >= 0,
+            _ => {}
+        }
+    }
+    let selects = header[7] == FR_ACT_TO_TBL && !suppressed;
+    Ok(selects.then_some(Rule { ipv6, table: (!by_device).then_some(table) }))
+}
+
+/// `RTA_MULTIPATH`: a list of `struct rtnexthop`, each with attributes of its own.
+fn next_hops(mut bytes: &[u8]) -> Decoded<Vec<NextHop>> {
+    let mut hops = Vec::new();
+    while let Some(header) = bytes.first_chunk::<NEXT_HOP_HEADER>() {
+        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        let Some(hop) = bytes.get(..length).filter(|_| length >= NEXT_HOP_HEADER) else {
+            return Err(format!("a next hop of {length} bytes in {}", bytes.len()).into());
+        };
+        let ifindex = Some(parse_u32(&hop[4..NEXT_HOP_HEADER])?);
+        let mut gateway = None;
+        for attribute in attributes(hop, NEXT_HOP_HEADER) {
+            match attribute? {
+                (libc::RTA_GATEWAY, value) => gateway = Some(parse_ip(value)?),
+                (libc::RTA_VIA, value) => gateway = via(value)?,
+                _ => {}
+            }
+        }
+        hops.push(NextHop { gateway, ifindex });
+        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(hops)
+}
+
+/// A gateway of the other family (`RTA_VIA`).
+fn via(value: &[u8]) -> Decoded<Option<IpAddr>> {
+    Ok(match RouteVia::parse(value)? {
+        RouteVia::Inet(address) => Some(address.into()),
+        RouteVia::Inet6(address) => Some(address.into()),
+        _ => None,
+    })
+}
