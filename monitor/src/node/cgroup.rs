@@ -63,6 +63,18 @@ impl CgroupIdentity {
     }
 }
 
+/// Of the paths of one process in several hierarchies, in the order of trust: the first that names a container,
+/// else the first that names anything, else the first. With v1 beside v2 any of them may sit at a root or in the
+/// service of the runtime, while another names the container.
+#[must_use]
+pub fn most_specific<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
+    paths
+        .clone()
+        .find(|path| identify(path).container_id.is_some())
+        .or_else(|| paths.clone().find(|path| *path != "/"))
+        .or_else(|| paths.clone().next())
+}
+
 /// Reads the names in a control group path; one that names nothing gives an empty identity.
 #[must_use]
 pub fn identify(path: &str) -> CgroupIdentity {

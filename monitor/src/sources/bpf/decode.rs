@@ -9,6 +9,7 @@ use kevtmon_ebpf::{
 use thiserror::Error;
 use zerocopy::FromBytes as _;
 
+use crate::node::cgroup::most_specific;
 use crate::observation::{
     Ancestor, Fact, LlAddr, NeighborCause, NeighborChange, NeighborKey, NeighborOp, NsInum, NudState,
     Observation, Source, TaskFacts, TaskKey, TaskRef, UmountAttempt, iff,
@@ -154,7 +155,9 @@ fn task(record: &TaskRecord) -> TaskFacts {
         netns: record.netns,
         mntns: record.mntns,
         // The root group has an empty name on either hierarchy.
-        cgroup: Some(v1.or(v2).unwrap_or_else(|| "/".to_owned())),
+        cgroup: Some(
+            most_specific([&v1, &v2].into_iter().flatten().map(String::as_str)).unwrap_or("/").to_owned(),
+        ),
         ancestors: record
             .ancestors
             .iter()

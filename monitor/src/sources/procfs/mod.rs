@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::node::cgroup::most_specific;
 use crate::observation::{BootNs, NsInum, TaskKey};
 use crate::redact;
 
@@ -151,8 +152,7 @@ fn parse_stat(text: &str) -> Option<Stat> {
     })
 }
 
-/// Lines are `ID:CONTROLLERS:PATH`. With v1 some controllers may sit at the root while others name the
-/// container or unit, so the first telling one of a fixed order is taken.
+/// Lines are `ID:CONTROLLERS:PATH`.
 fn parse_cgroup(text: &str) -> Option<String> {
     let lines: Vec<(&str, &str)> = text
         .lines()
@@ -162,14 +162,11 @@ fn parse_cgroup(text: &str) -> Option<String> {
             Some((parts.next()?, parts.next()?))
         })
         .collect();
-    let telling = |wanted: &str| {
-        lines.iter().find(|(controllers, path)| *path != "/" && controllers.split(',').any(|c| c == wanted))
-    };
-    ["name=systemd", "", "pids", "memory", "freezer", "cpu"]
-        .iter()
-        .find_map(|wanted| telling(wanted))
-        .or_else(|| lines.first())
-        .map(|(_, path)| (*path).to_owned())
+    let of =
+        |wanted: &'static str| lines.iter().find(|(names, _)| names.split(',').any(|name| name == wanted));
+    let hierarchies = ["name=systemd", "", "pids", "memory", "freezer", "cpu"];
+    let paths = hierarchies.into_iter().filter_map(of).chain(&lines).map(|(_, path)| *path);
+    most_specific(paths).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -196,6 +193,13 @@ mod tests {
         assert_eq!(parse_cgroup(text).as_deref(), Some("/docker/abc"));
         assert_eq!(parse_cgroup("0::/system.slice/x.service\n").as_deref(), Some("/system.slice/x.service"));
         assert_eq!(parse_cgroup("0::/\n").as_deref(), Some("/"));
+        let id = "b".repeat(64);
+        let hybrid = format!("5:name=systemd:/system.slice/docker.service\n3:pids:/\n0::/docker/{id}\n");
+        assert_eq!(
+            parse_cgroup(&hybrid),
+            Some(format!("/docker/{id}")),
+            "v2 below a v1 that names a service"
+        );
     }
 
     #[test]
