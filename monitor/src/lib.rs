@@ -29,6 +29,7 @@ pub mod node;
 
 pub mod metrics;
 pub mod query;
+pub mod queue;
 pub mod render;
 pub mod sinks;
 pub mod store;

@@ -175,7 +175,7 @@ fn a_transition_that_was_announced_survives_the_death_of_the_daemon_at_that_mome
             wait_for(daemon, "incident.closed", &sandbox)
         };
         kill(daemon);
-        if daemon.log().contains("announced before it is kept") {
+        if daemon.log().contains("reported before it is stored") {
             // Nobody waits for a store that this machine gives no time to; then it says so.
             return;
         }

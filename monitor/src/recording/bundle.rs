@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::flight::numbered;
 use super::format::{BUNDLE, BundleHeader, Doctor, VERSION, Writer, write_line};
+use super::incident_windows::{DIRECTORY, is_id, list, read_incident};
 use super::replay::{ReplayError, play};
-use super::window::{DIRECTORY, is_id, list, read_incident};
+use super::segments::numbered;
 
 /// Why there is no bundle.
 #[derive(Debug, Error)]

@@ -1,14 +1,14 @@
-//! The lines of a recording: what stands in them, and how they are told apart.
+//! The lines of a recording: what they contain, and how they are told apart.
 //!
 //! ```text
-//! {"format":"kevtmon-recording","version":2, …, "state":{…}}     a part begins, with all that the core knows
-//! {"at":…,"fact":{"neighbor":{…}}}                               one observation a line, in the order
+//! {"format":"kevtmon-recording","version":2, …, "state":{…}}     a part starts, with the complete state of the core
+//! {"at":…,"fact":{"neighbor":{…}}}                               one observation per line, in the order
 //! {"at":…,"fact":"tick"}                                         in which the core took them
 //! ```
 //!
-//! Each part can be replayed alone. Parts that follow one another can be put together with `cat`, and with a
-//! bundle's line before them they are a bundle. Where observations could not be kept, a part ends, and the header
-//! of the next one tells the gap.
+//! Each part can be replayed on its own. Consecutive parts can be concatenated with `cat`, and with a bundle's header
+//! before them they are a bundle. Where observations were discarded, a part ends, and the header of the next one
+//! has the gap.
 
 use std::io;
 
@@ -22,12 +22,12 @@ use crate::event::Incident;
 use crate::observation::{BootNs, SourceStatus};
 use crate::settings::Settings;
 
-/// What the first line of a recording says it is.
+/// `format` in the first line of a recording.
 pub const RECORDING: &str = "kevtmon-recording";
-/// What the first line of a bundle says it is.
+/// `format` in the first line of a bundle.
 pub const BUNDLE: &str = "kevtmon-bundle";
 /// The version of both that is written, and the only one that is read. Fields and facts can be added without
-/// another version, to what is saved of a core too if there is a default for them.
+/// another version, to the saved state of the core, too, if they have a default.
 pub const VERSION: u32 = 2;
 
 /// Who wrote it.
@@ -59,7 +59,7 @@ impl Writer {
     }
 }
 
-/// The first line of a part: all that a core begins with.
+/// The first line of a part: all that a core starts with.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Header<'a> {
     /// [`RECORDING`].
@@ -69,26 +69,26 @@ pub struct Header<'a> {
     /// Who wrote it.
     #[serde(flatten)]
     pub writer: Writer,
-    /// When the part begins, RFC 3339.
+    /// When the part starts, RFC 3339.
     pub started: String,
-    /// When the daemon started, boot time in nanoseconds: tells its recordings from those of the next one.
+    /// When the daemon started, boot time in nanoseconds: distinguishes its recordings from those of the next run.
     #[serde(default)]
     pub run: BootNs,
     /// Parts of this recording before this one.
     #[serde(default)]
     pub part: u64,
-    /// What is missing between the part before and this one.
+    /// What is missing between the previous part and this one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gap: Option<Gap>,
-    /// What the core was told.
+    /// Settings of the core.
     pub settings: Settings,
-    /// What the core goes on from.
+    /// State of the core.
     #[serde(default)]
     pub state: Saved<'a>,
 }
 
 impl Header<'_> {
-    /// Whether this part goes on where another one ended: then its state tells nothing new.
+    /// Whether this part continues where another one ended: then its state adds nothing.
     #[must_use]
     pub fn continues(&self, earlier: &Self) -> bool {
         (self.run, &self.settings.boot_id) == (earlier.run, &earlier.settings.boot_id)
@@ -118,9 +118,9 @@ pub struct BundleHeader {
     pub writer: Writer,
     /// When it was packed, RFC 3339.
     pub created: String,
-    /// What it is about, as last told.
+    /// The incident, in its newest state.
     pub incident: Incident,
-    /// What the daemon that recorded could see.
+    /// What the recording daemon could observe.
     #[serde(default)]
     pub doctor: Doctor,
     /// The model at the end of the window, as `kevtmon state --json` shows it; absent where nothing could be
@@ -129,7 +129,7 @@ pub struct BundleHeader {
     pub state: Option<Box<State>>,
 }
 
-/// What the daemon that recorded could see, and with what. The bundle may be packed by another one.
+/// What the recording daemon could observe, and by which means. Another one may have packed the bundle.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Doctor {
@@ -153,9 +153,9 @@ pub fn write_line(value: &impl Serialize, out: &mut Vec<u8>) -> io::Result<()> {
     Ok(())
 }
 
-/// Which part of which recording begins, and after what.
+/// Which part of which recording starts, and after which gap.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct PartPosition {
     pub(super) run: BootNs,
     pub(super) part: u64,
     pub(super) gap: Option<Gap>,
@@ -163,10 +163,10 @@ pub(super) struct Place {
     pub(super) started: String,
 }
 
-/// Appends the line that a part begins with, in which is all that the core knows now.
-pub(super) fn write_beginning(
+/// Appends the header of a part, with the complete state of the core.
+pub(super) fn write_part_header(
     writer: &Writer,
-    place: Place,
+    position: PartPosition,
     core: &Core,
     out: &mut Vec<u8>,
 ) -> io::Result<()> {
@@ -174,10 +174,10 @@ pub(super) fn write_beginning(
         format: RECORDING.to_owned(),
         version: VERSION,
         writer: writer.clone(),
-        started: place.started,
-        run: place.run,
-        part: place.part,
-        gap: place.gap,
+        started: position.started,
+        run: position.run,
+        part: position.part,
+        gap: position.gap,
         settings: core.settings().clone(),
         state: core.save()?,
     };

@@ -1,29 +1,27 @@
-//! Recordings: observations go to a file, and from a file to another core, which says the same events again.
+//! Recordings: observations go to a file, and from a file to another core, which emits the same events again.
 //!
 //! ```text
-//! daemon ─► Recorder ─► Tape (bounded, a thread) ─► FILE, FILE.1          `run --record`
-//!                                                └► STATE/recorder/*      the flight recorder, always on
-//!                                                       └► STATE/incidents/ID/*   frozen when one opens
+//! daemon ─► Recorder ─► RecordQueue (bounded, a thread) ─► FILE, FILE.1       `run --record`
+//!                                                       └► STATE/recorder/*   the flight recorder, always on
+//!                                                              └► STATE/incidents/ID/*   kept when one opens
 //! FILE or bundle ─► Reader ─► Core ─► events                              `replay`
 //! ```
 //!
-//! Recordings hold observations, which are masked at their sources; nothing else of the node enters. No module of
-//! the pipeline knows of this one.
+//! Recordings hold observations, which are masked at their sources; nothing else of the node is recorded. No stage of
+//! the pipeline depends on this module.
 
 pub mod bundle;
-mod file;
-mod flight;
 pub mod format;
+mod incident_windows;
+pub mod offline_state;
 pub mod reader;
+mod record_queue;
 pub mod recorder;
-pub mod remains;
 pub mod replay;
-mod tape;
-mod window;
+mod rotating_file;
+mod segments;
 
-pub use file::create_private;
+pub use rotating_file::create_private;
 
-#[cfg(test)]
-mod golden;
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,5 @@
-//! Takes down every observation just before the core takes it. Cuts the recording into parts, each of which
-//! begins with all that the core knows; says what it could not keep.
+//! Records every observation just before the core takes it. Divides the recording into parts, each of which starts
+//! with the complete state of the core; accounts for what could not be recorded.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,40 +9,41 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use thiserror::Error;
 
-use super::file::RotatingFile;
-use super::flight::Segments;
-use super::format::{self, Gap, Place, Writer};
-use super::tape::{Begin, Bounds, Refused, Tape};
+use super::format::{self, PartPosition, Writer};
+use super::record_queue::{PartStart, RecordBounds, RecordQueue};
+use super::rotating_file::RotatingFile;
+use super::segments::Segments;
 use crate::config::Recorder as FlightConfig;
 use crate::core::Core;
 use crate::event::{Event, Kind};
 use crate::metrics::Metrics;
 use crate::observation::{BootNs, Observation};
+use crate::queue::{Gap, Refused};
 
 const MIB: usize = 1 << 20;
 const SECOND: BootNs = 1_000_000_000;
 /// The flight recorder divides its time and its space by this many segments.
 const SEGMENTS: u64 = 5;
-/// Of a recorder's bytes a segment may take this fraction.
+/// A segment takes at most this fraction of the flight recorder's space.
 const SEGMENT_SHARE: u64 = 8;
 /// A writer that failed is tried again after this long.
-const RETRY: BootNs = 60 * SECOND;
-/// Room that an idle recorder keeps.
-const KEPT: usize = 64 * 1024;
+const RETRY_INTERVAL: BootNs = 60 * SECOND;
+/// Memory that an idle recorder keeps, in bytes.
+const KEPT_CAPACITY: usize = 64 * 1024;
 
 /// Where `--record` writes, and how much.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
-    /// The file; when it is full it becomes `FILE.1`.
+    /// The file; when it is full it is renamed to `FILE.1`.
     pub path: PathBuf,
-    /// Bytes of observations in each of the two.
+    /// Most bytes of observations in each of the two.
     pub max_bytes: u64,
 }
 
 /// Why nothing can be recorded.
 #[derive(Debug, Error)]
 pub enum RecordError {
-    /// The file cannot be made.
+    /// The file cannot be created.
     #[error("cannot record to {}", .path.display())]
     File {
         /// The file.
@@ -51,8 +52,8 @@ pub enum RecordError {
         #[source]
         source: io::Error,
     },
-    /// It would never be written.
-    #[error("cannot start the thread that records")]
+    /// No thread can be started.
+    #[error("cannot start a recorder thread")]
     Thread(#[source] io::Error),
 }
 
@@ -65,34 +66,30 @@ pub struct Recorder {
     line: Vec<u8>,
 }
 
-/// When a track goes on to another part.
+/// When a track starts another part.
 #[derive(Debug, Clone, Copy)]
-struct Pace {
-    /// Bytes of observations in a file.
-    file: u64,
-    /// Age of a part.
-    part: BootNs,
-    /// Least time from one part to the next where a gap was.
-    gap: BootNs,
+struct Rotation {
+    /// Most bytes of observations in a file.
+    file_bytes: u64,
+    /// Most age of a part.
+    part_age: BootNs,
+    /// Least time from one part to the next where there was a gap.
+    gap_interval: BootNs,
     /// Whether each part has a file of its own.
-    one_file_each: bool,
+    one_file_per_part: bool,
 }
 
+/// One recording: its queue, and the part that is being written.
 struct Track {
-    tape: Tape,
-    pace: Pace,
+    queue: RecordQueue,
+    rotation: Rotation,
     parts: u64,
-    began: BootNs,
+    part_started: BootNs,
     bytes: u64,
-    /// What is missing since, while it cannot be written.
-    gap: Option<Missing>,
-    /// An incident opened meanwhile.
-    hurry: bool,
-}
-
-struct Missing {
-    discarded: u64,
-    why: Refused,
+    /// What is missing since recording was interrupted.
+    gap: Option<Gap>,
+    /// Whether an incident opened in the gap, which is then ended as soon as possible.
+    is_urgent: bool,
 }
 
 impl Recorder {
@@ -105,18 +102,24 @@ impl Recorder {
     /// Records everything to a file.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub fn add_file(&mut self, record: &Record) -> Result<(), RecordError> {
         let failed = |source| RecordError::File { path: record.path.clone(), source };
         let file = RotatingFile::create(&record.path).map_err(failed)?;
-        let bounds = Bounds { most: 8 * MIB, urgent: MIB / 4 };
-        let pace = Pace { file: record.max_bytes, part: BootNs::MAX, gap: SECOND, one_file_each: false };
-        let tape = Tape::start("record", bounds, file).map_err(RecordError::Thread)?;
-        self.tracks.push(Track::new(tape, pace));
+        let bounds = RecordBounds { capacity: 8 * MIB, urgent: MIB / 4 };
+        let rotation = Rotation {
+            file_bytes: record.max_bytes,
+            part_age: BootNs::MAX,
+            gap_interval: SECOND,
+            one_file_per_part: false,
+        };
+        let queue = RecordQueue::start("record", bounds, file).map_err(RecordError::Thread)?;
+        self.tracks.push(Track::new(queue, rotation));
         Ok(())
     }
 
-    /// Keeps the last minutes in the state directory. Where that cannot be, it is said and the daemon does without.
+    /// Keeps the last minutes in the state directory. Where that cannot be written, a warning is logged and the daemon
+    /// runs without.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -126,51 +129,52 @@ impl Recorder {
         let segments = match Segments::open(state_dir, age, max) {
             Ok(segments) => segments,
             Err(error) => {
-                tracing::warn!(directory = %state_dir.display(), %error, "no flight recorder: the state directory cannot be used");
+                tracing::warn!(directory = %state_dir.display(), %error, "no flight recorder: cannot write to the state directory");
                 return Ok(());
             }
         };
-        // A second of a storm is kept, at most one write a second is made, and the storm has no larger share.
-        let bounds = Bounds { most: MIB, urgent: usize::MAX };
-        let pace = Pace {
-            file: max / SEGMENT_SHARE,
-            part: u64::from(config.minutes) * 60 * SECOND / SEGMENTS,
-            gap: 10 * SECOND,
-            one_file_each: true,
+        // A second of a storm is kept and written at once; what exceeds it is discarded, so that a storm does not
+        // take the disk from others.
+        let bounds = RecordBounds { capacity: MIB, urgent: usize::MAX };
+        let rotation = Rotation {
+            file_bytes: max / SEGMENT_SHARE,
+            part_age: u64::from(config.minutes) * 60 * SECOND / SEGMENTS,
+            gap_interval: 10 * SECOND,
+            one_file_per_part: true,
         };
-        let tape = Tape::start("recorder", bounds, segments).map_err(RecordError::Thread)?;
-        self.tracks.push(Track::new(tape, pace));
+        let queue = RecordQueue::start("recorder", bounds, segments).map_err(RecordError::Thread)?;
+        self.tracks.push(Track::new(queue, rotation));
         Ok(())
     }
 
-    /// Takes down what the core is about to take.
+    /// Records what the core is about to take.
     pub fn record(&mut self, observation: &Observation, core: &Core) {
         let at = observation.at;
         self.line.clear();
         for track in &mut self.tracks {
-            if !track.can_go_on(at) {
-                track.miss(1, &self.metrics);
+            if !track.can_resume(at) {
+                track.discard(1, &self.metrics);
                 continue;
             }
             if self.line.is_empty() && format::write_line(observation, &mut self.line).is_err() {
                 return;
             }
-            if track.is_due(at) {
-                track.begin(&self.writer, self.run, core, at);
+            if track.is_part_due(at) {
+                track.start_part(&self.writer, self.run, core, at);
             }
             track.put(&self.line, &self.metrics);
         }
-        self.line.shrink_to(KEPT);
+        self.line.shrink_to(KEPT_CAPACITY);
     }
 
-    /// Keeps the window of an incident that opens, and what becomes of it.
+    /// Keeps the window of an incident that opens, and follows its state.
     pub fn event(&mut self, event: &Event) {
         let Some(incident) = &event.incident else { return };
         let opened = event.kind == Kind::IncidentOpened;
-        for track in self.tracks.iter_mut().filter(|track| track.pace.one_file_each) {
-            track.hurry |= opened;
-            if !track.tape.note(incident, opened) {
-                self.metrics.discarded(track.tape.name(), "queue-full", 1);
+        for track in self.tracks.iter_mut().filter(|track| track.rotation.one_file_per_part) {
+            track.is_urgent |= opened;
+            if !track.queue.update_incident(incident, opened) {
+                self.metrics.discarded(track.queue.name(), Refused::Full.reason(), 1);
             }
         }
     }
@@ -180,76 +184,77 @@ impl Recorder {
         let deadline = Instant::now() + timeout;
         for mut track in self.tracks {
             if track.gap.is_some() {
-                // The gap is told, though nothing comes after it.
-                track.begin(&self.writer, self.run, core, now);
+                // The gap is recorded, though nothing follows it.
+                track.start_part(&self.writer, self.run, core, now);
             }
-            track.tape.finish(deadline);
+            track.queue.finish(deadline);
         }
     }
 }
 
 impl Track {
-    fn new(tape: Tape, pace: Pace) -> Self {
-        Self { tape, pace, parts: 0, began: 0, bytes: 0, gap: None, hurry: false }
+    fn new(queue: RecordQueue, rotation: Rotation) -> Self {
+        Self { queue, rotation, parts: 0, part_started: 0, bytes: 0, gap: None, is_urgent: false }
     }
 
     /// Whether a gap, if there is one, may end now.
-    fn can_go_on(&self, at: BootNs) -> bool {
+    fn can_resume(&self, at: BootNs) -> bool {
         let Some(gap) = &self.gap else { return true };
-        let pause = match gap.why {
-            Refused::Failed => RETRY,
-            Refused::Full if self.hurry => SECOND,
-            Refused::Full => self.pace.gap,
+        let interval = match gap.refused {
+            Refused::Failed => RETRY_INTERVAL,
+            Refused::Full if self.is_urgent => SECOND,
+            Refused::Full | Refused::Closed => self.rotation.gap_interval,
         };
-        at >= self.began.saturating_add(pause) && self.tape.is_empty()
+        at >= self.part_started.saturating_add(interval) && self.queue.is_empty()
     }
 
-    fn is_due(&self, at: BootNs) -> bool {
+    fn is_part_due(&self, at: BootNs) -> bool {
         self.parts == 0
             || self.gap.is_some()
-            || self.bytes >= self.pace.file
-            || at.saturating_sub(self.began) >= self.pace.part
+            || self.bytes >= self.rotation.file_bytes
+            || at.saturating_sub(self.part_started) >= self.rotation.part_age
     }
 
-    fn begin(&mut self, writer: &Writer, run: BootNs, core: &Core, at: BootNs) {
-        let gap = self.gap.take().map(|missing| Gap {
-            discarded: missing.discarded + self.tape.take_lost(),
-            reason: missing.why.reason().to_owned(),
+    fn start_part(&mut self, writer: &Writer, run: BootNs, core: &Core, at: BootNs) {
+        let gap = self.gap.take().map(|gap| format::Gap {
+            discarded: gap.discarded + self.queue.take_lost(),
+            reason: gap.refused.reason().to_owned(),
         });
-        let place = Place { run, part: self.parts, gap, started: Timestamp::now().to_string() };
+        let position = PartPosition { run, part: self.parts, gap, started: Timestamp::now().to_string() };
         let mut lines = Vec::new();
-        if format::write_beginning(writer, place, core, &mut lines).is_err() {
+        if format::write_part_header(writer, position, core, &mut lines).is_err() {
             return;
         }
-        let is_full = self.bytes >= self.pace.file;
-        let begin = if self.pace.one_file_each || is_full { Begin::NewFile } else { Begin::SameFile };
-        self.tape.begin(begin, &lines);
-        // Gaps are no way around the bound of a file.
-        self.bytes = match begin {
-            Begin::NewFile => 0,
-            Begin::SameFile if self.parts == 0 => 0,
-            Begin::SameFile => self.bytes + u64::try_from(lines.len()).unwrap_or(u64::MAX),
+        let is_full = self.bytes >= self.rotation.file_bytes;
+        let start =
+            if self.rotation.one_file_per_part || is_full { PartStart::NewFile } else { PartStart::SameFile };
+        self.queue.start_part(start, &lines);
+        // Headers after gaps count, or a file could grow without bound.
+        self.bytes = match start {
+            PartStart::NewFile => 0,
+            PartStart::SameFile if self.parts == 0 => 0,
+            PartStart::SameFile => self.bytes + u64::try_from(lines.len()).unwrap_or(u64::MAX),
         };
         self.parts += 1;
-        self.began = at;
-        self.hurry = false;
+        self.part_started = at;
+        self.is_urgent = false;
     }
 
     fn put(&mut self, line: &[u8], metrics: &Metrics) {
-        match self.tape.put(line) {
+        match self.queue.put(line) {
             Ok(()) => self.bytes += u64::try_from(line.len()).unwrap_or(u64::MAX),
-            Err(why) => {
-                let lost = self.tape.take_lost();
-                self.gap = Some(Missing { discarded: 0, why });
-                self.miss(1 + lost, metrics);
+            Err(refused) => {
+                let lost = self.queue.take_lost();
+                self.gap = Some(Gap::new(refused));
+                self.discard(1 + lost, metrics);
             }
         }
     }
 
-    fn miss(&mut self, count: u64, metrics: &Metrics) {
+    fn discard(&mut self, count: u64, metrics: &Metrics) {
         if let Some(gap) = &mut self.gap {
             gap.discarded += count;
-            metrics.discarded(self.tape.name(), gap.why.reason(), count);
+            metrics.discarded(self.queue.name(), gap.refused.reason(), count);
         }
     }
 }

@@ -8,11 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::flight::numbered;
 use super::format::{Gap, Writer};
 use super::reader::{Line, Reader};
 use super::recorder::{Record, Recorder};
 use super::replay::{Summary, replay};
+use super::segments::numbered;
 use crate::config::{Config, Overrides, Recorder as FlightConfig};
 use crate::core::{Core, Output, Resume};
 use crate::event::{Confidence, Event, Incident, Kind, Severity};
@@ -25,6 +25,7 @@ use crate::sources::procfs::own::Own;
 use crate::tests::sample;
 
 mod bundle;
+pub(super) mod golden;
 mod story;
 
 const PATIENCE: Duration = Duration::from_secs(30);

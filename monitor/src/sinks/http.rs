@@ -25,10 +25,10 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::health::Health;
-use super::queue::yield_to_others;
 use crate::build_info::VERSION;
 use crate::clock::boot_now;
 use crate::metrics::Metrics;
+use crate::queue::lower_thread_priority;
 
 /// Most connections at once, over all addresses; more wait in the kernel.
 const CONNECTIONS: usize = 64;
@@ -89,7 +89,7 @@ impl Server {
         let thread = thread::Builder::new()
             .name("http".to_owned())
             .spawn(move || {
-                yield_to_others();
+                lower_thread_priority();
                 runtime.block_on(serve(listeners, answers, stopped));
             })
             .map_err(HttpError::Start)?;

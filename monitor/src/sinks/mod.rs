@@ -8,33 +8,32 @@ use std::time::{Duration, Instant};
 use crate::event::{Event, Severity, SharedEvent};
 
 pub mod api;
+mod commit_barrier;
+mod event_queue;
 pub mod health;
-mod hold;
 pub mod http;
 pub mod json;
-mod queue;
 pub mod stdout;
 pub mod store;
 
-pub use hold::Hold;
-pub(crate) use queue::yield_to_others;
-pub use queue::{QUEUE, Queue};
+pub use commit_barrier::CommitBarrier;
+pub use event_queue::EventQueue;
 
-/// What a queue's thread hands its events to.
-pub trait Deliver: Send + 'static {
-    /// Takes an event; may hold it back until [`Self::flush`].
+/// What the thread of a queue hands its events to.
+pub trait Sink: Send + 'static {
+    /// Takes an event; may buffer it until [`Self::flush`].
     ///
     /// # Errors
     /// When the sink can take no more, ever.
     fn deliver(&mut self, event: &SharedEvent) -> io::Result<()>;
 
-    /// Hands over what was held back; called as soon as nothing waits.
+    /// Writes what was buffered; called as soon as nothing waits.
     ///
     /// # Errors
     /// When the sink can take no more, ever.
     fn flush(&mut self) -> io::Result<()>;
 
-    /// When [`Self::on_time`] is wanted, if nothing comes before.
+    /// When [`Self::on_time`] is to be called, if no event arrives before.
     fn due(&self) -> Option<Instant> {
         None
     }
@@ -42,13 +41,13 @@ pub trait Deliver: Send + 'static {
     /// The time of [`Self::due`] has come.
     fn on_time(&mut self) {}
 
-    /// Time that an event may take up in a storm, for a sink whose work would otherwise compete with the
-    /// processes being watched. It rests for what its work leaves of it.
-    fn share(&self) -> Option<Duration> {
+    /// Time that an event may take in a storm, for a sink whose work would otherwise compete with the processes
+    /// being watched. It rests for what its work leaves of it.
+    fn time_per_event(&self) -> Option<Duration> {
         None
     }
 
-    /// Nothing more comes.
+    /// Nothing more arrives.
     fn finish(&mut self) {}
 }
 
@@ -71,21 +70,21 @@ impl Filter {
 /// All sinks of the daemon.
 #[derive(Default)]
 pub struct Sinks {
-    queues: Vec<Queue>,
-    hold: Option<Arc<Hold>>,
+    queues: Vec<EventQueue>,
+    barrier: Option<Arc<CommitBarrier>>,
 }
 
 impl Sinks {
-    /// Sinks behind a store: what they announce of incidents is in the store before.
+    /// Sinks behind a store: transitions of incidents are committed there before the others get them.
     #[must_use]
     pub fn behind(store: store::Store) -> Self {
-        Self { queues: vec![store.queue], hold: Some(store.hold) }
+        Self { queues: vec![store.queue], barrier: Some(store.barrier) }
     }
 
     /// Adds a sink.
-    pub fn add(&mut self, queue: Queue) {
-        if let Some(hold) = &self.hold {
-            queue.hold(Arc::clone(hold));
+    pub fn add(&mut self, queue: EventQueue) {
+        if let Some(barrier) = &self.barrier {
+            queue.wait_for_commits(Arc::clone(barrier));
         }
         self.queues.push(queue);
     }

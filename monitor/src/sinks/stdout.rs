@@ -9,7 +9,7 @@ use jiff::tz::TimeZone;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{Deliver, Filter, Queue};
+use super::{EventQueue, Filter, Sink};
 use crate::config::Format;
 use crate::event::SharedEvent;
 use crate::metrics::Metrics;
@@ -27,7 +27,7 @@ pub fn start(
     filter: Filter,
     colour: bool,
     metrics: Arc<Metrics>,
-) -> io::Result<Option<Queue>> {
+) -> io::Result<Option<EventQueue>> {
     let style = match format {
         Format::None => return Ok(None),
         Format::Json => Style::Json,
@@ -35,7 +35,7 @@ pub fn start(
     };
     // The standard library's handle writes line by line; a duplicate of its descriptor takes whole chunks.
     let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
-    Queue::start("stdout", filter, metrics, Stream { style, output, chunk: Vec::new() }).map(Some)
+    EventQueue::start("stdout", filter, metrics, Stream { style, output, chunk: Vec::new() }).map(Some)
 }
 
 enum Style {
@@ -49,7 +49,7 @@ struct Stream<W> {
     chunk: Vec<u8>,
 }
 
-impl<W: Write + AsFd + Send + 'static> Deliver for Stream<W> {
+impl<W: Write + AsFd + Send + 'static> Sink for Stream<W> {
     fn deliver(&mut self, event: &SharedEvent) -> io::Result<()> {
         match &self.style {
             Style::Json => {
@@ -108,7 +108,7 @@ mod tests {
         let stream = Stream { style, output: writer.try_clone().unwrap(), chunk: Vec::new() };
         let filter = Filter { min_severity: Severity::Debug };
         let mut sinks = Sinks::default();
-        sinks.add(Queue::start("stdout", filter, Arc::clone(metrics), stream).unwrap());
+        sinks.add(EventQueue::start("stdout", filter, Arc::clone(metrics), stream).unwrap());
         (sinks, reader, writer)
     }
 

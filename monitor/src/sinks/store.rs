@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::statvfs::statvfs;
 
-use super::{Deliver, Filter, Hold, Queue};
+use super::{CommitBarrier, EventQueue, Filter, Sink};
 use crate::config::Config;
 use crate::error_chain::chain;
 use crate::event::{Event, Kind, Severity, SharedEvent};
@@ -67,8 +67,8 @@ impl StoreConfig {
 
 /// The running sink.
 pub struct Store {
-    pub(super) queue: Queue,
-    pub(super) hold: Arc<Hold>,
+    pub(super) queue: EventQueue,
+    pub(super) barrier: Arc<CommitBarrier>,
 }
 
 /// What is known once it runs.
@@ -90,10 +90,10 @@ pub fn start(config: StoreConfig, metrics: Arc<Metrics>, core: Sender) -> io::Re
     if let Some(reason) = &status.reason {
         tracing::warn!("no event store: {reason}; going on without");
     }
-    let hold = Arc::clone(&sink.hold);
+    let barrier = Arc::clone(&sink.barrier);
     let everything = Filter { min_severity: Severity::Debug };
-    let queue = Queue::start(NAME, everything, metrics, sink)?;
-    Ok(Started { store: Store { queue, hold }, left, status })
+    let queue = EventQueue::start(NAME, everything, metrics, sink)?;
+    Ok(Started { store: Store { queue, barrier }, left, status })
 }
 
 fn open(
@@ -115,7 +115,7 @@ fn open(
         config,
         metrics,
         core,
-        hold: Arc::default(),
+        barrier: Arc::default(),
         state: State::Down { retry: Instant::now() + retry },
         retry,
         is_up: false,
@@ -162,7 +162,7 @@ struct StoreSink {
     config: StoreConfig,
     metrics: Arc<Metrics>,
     core: Sender,
-    hold: Arc<Hold>,
+    barrier: Arc<CommitBarrier>,
     state: State,
     retry: Duration,
     /// As it was told last.
@@ -207,7 +207,7 @@ impl StoreSink {
         self.discard("failed", pending);
         self.commit_by = None;
         self.held = None;
-        self.hold.settle(self.last_seq);
+        self.barrier.advance(self.last_seq);
         let retry = Instant::now() + self.retry;
         let State::Up(writer) = std::mem::replace(&mut self.state, State::Down { retry }) else { return };
         if error.is_damage() {
@@ -297,7 +297,7 @@ impl StoreSink {
         self.unsaved = false;
         self.last_commit = Instant::now();
         self.incidents.retain(|_, event| event.kind != Kind::IncidentClosed);
-        self.hold.settle(self.last_seq);
+        self.barrier.advance(self.last_seq);
         self.check_log()?;
         self.tell(None);
         Ok(())
@@ -324,19 +324,19 @@ impl StoreSink {
     }
 }
 
-impl Deliver for StoreSink {
+impl Sink for StoreSink {
     fn deliver(&mut self, event: &SharedEvent) -> io::Result<()> {
         self.last_seq = self.last_seq.max(event.seq);
         self.remember(event);
         if self.pending == 0 && self.is_held() {
             self.unsaved = true;
             self.discard("log-held", 1);
-            self.hold.settle(self.last_seq);
+            self.barrier.advance(self.last_seq);
             return Ok(());
         }
         let State::Up(writer) = &mut self.state else {
             self.discard("failed", 1);
-            self.hold.settle(self.last_seq);
+            self.barrier.advance(self.last_seq);
             return Ok(());
         };
         let inserted = writer.insert_line(event, event.line());
@@ -347,7 +347,7 @@ impl Deliver for StoreSink {
             return Ok(());
         }
         let now = Instant::now();
-        let due = match self.hold.concerns(event) {
+        let due = match self.barrier.applies_to(event) {
             true => now + TRANSITION,
             false => self.last_commit + COMMIT,
         };
@@ -367,7 +367,7 @@ impl Deliver for StoreSink {
         Ok(())
     }
 
-    fn share(&self) -> Option<Duration> {
+    fn time_per_event(&self) -> Option<Duration> {
         Some(SHARE)
     }
 

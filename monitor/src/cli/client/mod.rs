@@ -11,7 +11,7 @@ use crate::core::state::State;
 use crate::error_chain::chain;
 use crate::query::history::{Extent, History, HistoryError};
 use crate::query::why::{self, Outcome};
-use crate::recording::remains::{RemainsError, last_state};
+use crate::recording::offline_state::{OfflineStateError, offline_state};
 use crate::render::time::Clock;
 
 pub mod offline;
@@ -67,7 +67,7 @@ impl Source {
     /// The model of the node: as it is, or as it was recorded last.
     pub(super) fn state(&self) -> Result<Option<State>, StateError> {
         match (self.history().state()?, self) {
-            (None, Self::Files { dir, .. }) => Ok(last_state(dir)?),
+            (None, Self::Files { dir, .. }) => Ok(offline_state(dir)?),
             (state, _) => Ok(state),
         }
     }
@@ -93,7 +93,7 @@ pub(super) enum StateError {
     History(#[from] HistoryError),
     /// The recording of a daemon that does not run cannot be read.
     #[error(transparent)]
-    Recording(#[from] RemainsError),
+    Recording(#[from] OfflineStateError),
 }
 
 impl ClientArgs {

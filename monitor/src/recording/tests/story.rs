@@ -1,7 +1,7 @@
 //! What is kept of an incident says again what was said live, wherever it begins.
 
-use super::super::golden::{fixtures, observations};
-use super::super::window::{DIRECTORY, list};
+use super::super::incident_windows::{DIRECTORY, list};
+use super::golden::{fixtures, observations};
 use super::*;
 
 /// Segments of twelve seconds.

@@ -25,12 +25,12 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::http::{ACCEPT_PAUSE, CONNECTION_TIME, REQUEST_TIME};
-use super::queue::yield_to_others;
-use super::{Deliver, Filter, Queue};
+use super::{EventQueue, Filter, Sink};
 use crate::core::state::State;
 use crate::event::{Severity, SharedEvent};
 use crate::metrics::Metrics;
 use crate::query::history::{History, Layered};
+use crate::queue::lower_thread_priority;
 
 mod answer;
 mod memory;
@@ -152,7 +152,7 @@ impl Server {
         let thread = thread::Builder::new()
             .name("api".to_owned())
             .spawn(move || {
-                yield_to_others();
+                lower_thread_priority();
                 runtime.block_on(serve(listener, answers, gate, stopped));
                 runtime.shutdown_background();
                 drop(place);
@@ -175,15 +175,15 @@ impl Drop for Server {
 ///
 /// # Errors
 /// When no thread can be started.
-pub fn sink(memory: Arc<Memory>, metrics: Arc<Metrics>) -> io::Result<Queue> {
-    Queue::start("api", Filter { min_severity: Severity::Debug }, metrics, Feed { memory })
+pub fn sink(memory: Arc<Memory>, metrics: Arc<Metrics>) -> io::Result<EventQueue> {
+    EventQueue::start("api", Filter { min_severity: Severity::Debug }, metrics, Feed { memory })
 }
 
 struct Feed {
     memory: Arc<Memory>,
 }
 
-impl Deliver for Feed {
+impl Sink for Feed {
     fn deliver(&mut self, event: &SharedEvent) -> io::Result<()> {
         self.memory.push(event, Arc::clone(event.line()));
         Ok(())

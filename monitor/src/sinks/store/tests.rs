@@ -162,7 +162,7 @@ fn an_incident_is_in_the_store_before_another_sink_announces_it() {
         directory: PathBuf,
         found: std::sync::mpsc::SyncSender<(Kind, bool)>,
     }
-    impl Deliver for Announcer {
+    impl Sink for Announcer {
         fn deliver(&mut self, event: &SharedEvent) -> io::Result<()> {
             let id = &event.incident.as_ref().unwrap().id;
             let filter = IncidentFilter { ids: vec![id.clone()], ..IncidentFilter::default() };
@@ -186,7 +186,7 @@ fn an_incident_is_in_the_store_before_another_sink_announces_it() {
     let (sent, found) = sync_channel(100);
     let announcer = Announcer { directory: dir.path().to_owned(), found: sent };
     let everything = Filter { min_severity: Severity::Debug };
-    sinks.add(Queue::start("test", everything, metrics, announcer).unwrap());
+    sinks.add(EventQueue::start("test", everything, metrics, announcer).unwrap());
     for (seq, kind) in (1..).zip([Kind::IncidentOpened, Kind::IncidentClosed].repeat(3)) {
         sinks.offer(&Arc::new(incident("one", kind, seq).into()));
         assert_eq!(found.recv_timeout(PATIENCE).unwrap(), (kind, true));
@@ -208,7 +208,7 @@ fn a_full_disk_is_told_once_and_what_it_cannot_take_is_counted() {
     assert!(matches!(&told[..], [(false, reason)] if reason.contains("full")), "{told:?}");
     assert!(rig.metric("kevtmon_store_errors_total") >= 1.0);
     assert!(rig.discarded("failed") >= 2000.0, "{}", rig.discarded("failed"));
-    assert!(rig.sink.hold.wait(3001), "nobody waits for what will not be stored");
+    assert!(rig.sink.barrier.wait(3001), "nobody waits for what will not be stored");
     assert_eq!(open_incidents(disk.path()), ["before"]);
 
     disk.remount(MsFlags::empty(), Some("size=32m"));

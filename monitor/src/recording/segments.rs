@@ -1,4 +1,4 @@
-//! The flight recorder's files: the last minutes in segments, each of which replays alone.
+//! The flight recorder's files: the last minutes in segments, each of which can be replayed on its own.
 
 use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, File, TryLockError};
@@ -7,17 +7,17 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::file::create_private;
-use super::tape::{Begin, Reel};
-use super::window::Windows;
+use super::incident_windows::IncidentWindows;
+use super::record_queue::{PartStart, SegmentWriter};
+use super::rotating_file::create_private;
 use crate::event::Incident;
 
 /// Directory of the segments, in the state directory.
 pub(super) const DIRECTORY: &str = "recorder";
-/// Ending of their names.
+/// File name extension of the segments.
 pub(super) const SUFFIX: &str = "ndjson";
 
-/// Locked as long as segments are written: a second daemon would remove them and count on from the same number.
+/// Locked while segments are written: a second daemon would remove them and use the same numbers.
 const LOCK: &str = ".lock";
 
 /// The segments on disk.
@@ -30,7 +30,7 @@ pub(super) struct Segments {
     known: VecDeque<Segment>,
     file: Option<File>,
     next: u64,
-    windows: Windows,
+    windows: IncidentWindows,
     _lock: File,
 }
 
@@ -42,27 +42,27 @@ struct Segment {
 }
 
 impl Segments {
-    /// Goes on with what an earlier run left: the minutes before a crash are worth having.
+    /// Keeps the segments of an earlier run: the minutes before a crash are worth having.
     pub(super) fn open(state_dir: &Path, age: Duration, max_bytes: u64) -> io::Result<Self> {
         let directory = state_dir.join(DIRECTORY);
         create_directory(&directory)?;
         let lock = create_private(&directory.join(LOCK))?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => {
-                io::Error::new(ErrorKind::ResourceBusy, "another kevtmon records there")
+                io::Error::new(ErrorKind::ResourceBusy, "another kevtmon records in this directory")
             }
             TryLockError::Error(error) => error,
         })?;
-        let windows = Windows::open(state_dir)?;
+        let windows = IncidentWindows::open(state_dir)?;
         let mut known = VecDeque::new();
         let mut next = 0;
         for (number, path) in numbered(&directory)? {
-            let there = fs::metadata(&path)?;
-            known.push_back(Segment { path, bytes: there.len(), written: there.modified()? });
+            let metadata = fs::metadata(&path)?;
+            known.push_back(Segment { path, bytes: metadata.len(), written: metadata.modified()? });
             next = number + 1;
         }
         let mut segments = Self { directory, age, max_bytes, known, file: None, next, windows, _lock: lock };
-        // Finds out now whether anything can be written.
+        // Fails now rather than at the first write.
         let probe = segments.directory.join(".probe");
         create_private(&probe)?;
         fs::remove_file(&probe)?;
@@ -70,14 +70,14 @@ impl Segments {
         Ok(segments)
     }
 
-    /// Removes what is too old or too much; never the one that is written to.
+    /// Removes segments that are too old, or too large in total; never the one being written.
     fn trim(&mut self) {
         let now = SystemTime::now();
         let mut total: u64 = self.known.iter().map(|segment| segment.bytes).sum();
         let kept = usize::from(self.file.is_some());
         while self.known.len() > kept
             && let Some(oldest) = self.known.front()
-            // A clock that was set back makes nothing old.
+            // After the clock was set back, segments from the future are not old.
             && (total > self.max_bytes
                 || now.duration_since(oldest.written).is_ok_and(|age| age > self.age))
         {
@@ -94,22 +94,22 @@ impl Segments {
     }
 }
 
-impl Reel for Segments {
-    fn begin(&mut self, _begin: Begin) -> io::Result<()> {
+impl SegmentWriter for Segments {
+    fn start_part(&mut self, _start: PartStart) -> io::Result<()> {
         if let (Some(_), Some(ended)) = (&self.file, self.known.back()) {
-            self.windows.keep(&ended.path);
+            self.windows.add_segment(&ended.path);
         }
         self.file = None;
         self.trim();
         let path = self.directory.join(format!("{:012}.{SUFFIX}", self.next));
         self.file = Some(create_private(&path)?);
         self.next += 1;
-        self.windows.keep(&path);
+        self.windows.add_segment(&path);
         self.known.push_back(Segment { path, bytes: 0, written: SystemTime::now() });
         Ok(())
     }
 
-    fn write(&mut self, lines: &[u8]) -> io::Result<()> {
+    fn write_lines(&mut self, lines: &[u8]) -> io::Result<()> {
         if lines.is_empty() {
             return Ok(());
         }
@@ -122,7 +122,7 @@ impl Reel for Segments {
         Ok(())
     }
 
-    fn note(&mut self, incident: &Incident, opened: bool) {
+    fn update_incident(&mut self, incident: &Incident, opened: bool) {
         if opened {
             let paths: Vec<PathBuf> = self.paths().map(Path::to_owned).collect();
             self.windows.freeze(incident, &paths);
@@ -131,15 +131,15 @@ impl Reel for Segments {
         }
     }
 
-    fn rest(&mut self) {
+    fn batch_done(&mut self) {
         self.trim();
         if let Some(current) = self.known.back() {
-            self.windows.rest(&current.path);
+            self.windows.complete_expired(&current.path);
         }
     }
 }
 
-/// Makes a directory that only its owner reads.
+/// Creates a directory that only its owner can read.
 pub(super) fn create_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }

@@ -17,7 +17,7 @@ struct Gated {
     share: Option<Duration>,
 }
 
-impl Deliver for Gated {
+impl Sink for Gated {
     fn deliver(&mut self, event: &SharedEvent) -> io::Result<()> {
         self.delivered.send((**event).clone()).unwrap();
         self.permits.recv().unwrap_or(Ok(()))
@@ -27,28 +27,29 @@ impl Deliver for Gated {
         Ok(())
     }
 
-    fn share(&self) -> Option<Duration> {
+    fn time_per_event(&self) -> Option<Duration> {
         self.share
     }
 }
 
 struct Rig {
     metrics: Arc<Metrics>,
-    queue: Queue,
+    queue: EventQueue,
     delivered: Receiver<Event>,
     permits: SyncSender<io::Result<()>>,
 }
 
-fn rig(filter: Filter, bound: usize) -> Rig {
-    rig_with_share(filter, bound, None)
+fn rig(filter: Filter, capacity: usize) -> Rig {
+    rig_with_share(filter, capacity, None)
 }
 
-fn rig_with_share(filter: Filter, bound: usize, share: Option<Duration>) -> Rig {
+fn rig_with_share(filter: Filter, capacity: usize, share: Option<Duration>) -> Rig {
     let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
     let (delivered_in, delivered) = sync_channel(1000);
     let (permits, permits_out) = sync_channel(1000);
     let sink = Gated { delivered: delivered_in, permits: permits_out, share };
-    let queue = Queue::start_with_bound("test", filter, Arc::clone(&metrics), sink, bound).unwrap();
+    let bounds = Bounds { capacity, reserved: 256 };
+    let queue = EventQueue::start_with_bounds("test", filter, Arc::clone(&metrics), sink, bounds).unwrap();
     Rig { metrics, queue, delivered, permits }
 }
 
@@ -62,7 +63,7 @@ fn discarded(metrics: &Metrics, reason: &str) -> u64 {
     text.lines().find_map(|text| text.strip_prefix(&line)).map_or(0, |count| count.parse().unwrap())
 }
 
-fn finish(queue: Queue) {
+fn finish(queue: EventQueue) {
     let mut sinks = Sinks::default();
     sinks.add(queue);
     sinks.finish(Duration::from_secs(30));
@@ -113,7 +114,7 @@ fn what_does_not_fit_is_counted_and_summed_up_once_in_its_place() {
 }
 
 #[test]
-fn a_storm_does_not_displace_what_the_daemon_says_of_itself() {
+fn a_storm_does_not_displace_incidents_nor_events_about_the_daemon() {
     let rig = rig(ALL, 4);
     rig.queue.offer(&event(1));
     assert_eq!(rig.delivered.recv().unwrap().seq, 1);
@@ -148,8 +149,8 @@ fn a_sink_that_fails_is_closed_and_counts_what_it_is_offered() {
     rig.permits.send(Err(io::ErrorKind::BrokenPipe.into())).unwrap();
     // The thread lets go of its end when it is closed.
     assert!(rig.delivered.recv().is_err());
-    while rig.queue.shared.lock().phase != Phase::Closed {
-        thread::yield_now();
+    while rig.queue.queue.put(|_| ()).is_some() {
+        std::thread::yield_now();
     }
     rig.queue.offer(&event(3));
     let metrics = Arc::clone(&rig.metrics);
@@ -158,7 +159,7 @@ fn a_sink_that_fails_is_closed_and_counts_what_it_is_offered() {
 }
 
 #[test]
-fn a_sink_gets_only_what_it_wants_but_always_what_the_daemon_says_of_itself() {
+fn a_sink_gets_only_what_it_wants_but_always_events_about_the_daemon() {
     let rig = rig(Filter { min_severity: Severity::Notice }, 8);
     rig.queue.offer(&event(1));
     rig.queue.offer(&Arc::new(Event { seq: 2, ..sample::daemon(Severity::Info) }.into()));
@@ -194,7 +195,7 @@ fn after_a_storm_a_sink_with_a_share_rests_but_not_before_an_incident_nor_the_en
     let rig = rig_with_share(ALL, 1000, Some(Duration::from_secs(3600)));
     rig.queue.offer(&event(1));
     assert_eq!(rig.delivered.recv().unwrap().seq, 1);
-    let storm = 2 + FEW as u64;
+    let storm = 2 + SMALL_BATCH as u64;
     for seq in 2..=storm {
         rig.queue.offer(&event(seq));
     }

@@ -1,8 +1,9 @@
-//! Windows of incidents: the segments around the moment when one opened, kept when the flight recorder goes on.
+//! Windows of incidents: the segments around the moment when one opened, kept when the flight recorder removes its
+//! own.
 //!
 //! ```text
-//! STATE/incidents/ID/incident.json      the incident, as last told
-//! STATE/incidents/ID/000000000017.ndjson …   segments, hard links where the file system has them
+//! STATE/incidents/ID/incident.json      the newest state of the incident
+//! STATE/incidents/ID/000000000017.ndjson …   segments, hard links where the file system supports them
 //! ```
 
 use std::collections::HashSet;
@@ -12,8 +13,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::file::create_private;
-use super::flight::{create_directory, numbered};
+use super::rotating_file::create_private;
+use super::segments::{create_directory, numbered};
 use crate::event::Incident;
 
 /// Directory of the windows, in the state directory.
@@ -22,28 +23,28 @@ pub(super) const DIRECTORY: &str = "incidents";
 pub(super) const INCIDENT: &str = "incident.json";
 /// A window reaches this far beyond the moment when its incident opened.
 const AFTER: Duration = Duration::from_secs(60);
-/// Windows that are kept.
+/// Most windows that are kept.
 const WINDOWS: usize = 20;
-/// Bytes of all windows together; a segment that several share counts once.
+/// Most bytes of all windows together; a segment shared by several counts once.
 const BYTES: u64 = 64 << 20;
 
 /// The windows on disk.
 #[derive(Debug)]
-pub(super) struct Windows {
+pub(super) struct IncidentWindows {
     directory: PathBuf,
-    /// Those that still grow.
+    /// Those whose minute is not over.
     growing: Vec<(PathBuf, Instant)>,
 }
 
-impl Windows {
+impl IncidentWindows {
     pub(super) fn open(state_dir: &Path) -> io::Result<Self> {
         let directory = state_dir.join(DIRECTORY);
         create_directory(&directory)?;
         Ok(Self { directory, growing: Vec::new() })
     }
 
-    /// Keeps these segments and those of the next minute. An earlier window of the same incident goes: it was
-    /// another opening.
+    /// Keeps these segments and those of the next minute. An earlier window of the same incident is replaced: it
+    /// belonged to an earlier opening.
     pub(super) fn freeze(&mut self, incident: &Incident, segments: &[PathBuf]) {
         let Some(window) = self.window(&incident.id) else { return };
         self.growing.retain(|(known, _)| *known != window);
@@ -52,7 +53,7 @@ impl Windows {
             segments.iter().try_for_each(|segment| link(segment, &window))
         });
         if let Err(error) = frozen {
-            tracing::warn!(incident = incident.id, %error, "the observations around it cannot be kept");
+            tracing::warn!(incident = incident.id, %error, "cannot keep the recording around an incident");
         }
         if let Some(until) = Instant::now().checked_add(AFTER) {
             self.growing.push((window.clone(), until));
@@ -60,35 +61,35 @@ impl Windows {
         self.make_room(&window);
     }
 
-    /// Notes the newest word on an incident, if its window is still there.
+    /// Writes the newest state of an incident, if its window still exists.
     pub(super) fn update(&mut self, incident: &Incident) {
         if let Some(window) = self.window(&incident.id).filter(|window| window.is_dir())
             && let Err(error) = write_incident(&window, incident)
         {
-            tracing::debug!(incident = incident.id, %error, "its newest state cannot be kept");
+            tracing::debug!(incident = incident.id, %error, "cannot write the newest state of an incident");
         }
     }
 
-    /// Adds a segment to the windows that still grow.
-    pub(super) fn keep(&mut self, segment: &Path) {
+    /// Adds a segment to the windows whose minute is not over.
+    pub(super) fn add_segment(&mut self, segment: &Path) {
         for (window, _) in &self.growing {
             if let Err(error) = link(segment, window) {
-                tracing::debug!(window = %window.display(), %error, "a segment cannot be kept");
+                tracing::debug!(window = %window.display(), %error, "cannot keep a segment");
             }
         }
     }
 
-    /// Completes the windows whose time is over.
-    pub(super) fn rest(&mut self, current: &Path) {
+    /// Completes the windows whose minute is over.
+    pub(super) fn complete_expired(&mut self, current: &Path) {
         let now = Instant::now();
         if self.growing.iter().any(|(_, until)| *until <= now) {
-            self.keep(current);
+            self.add_segment(current);
             self.growing.retain(|(_, until)| *until > now);
             self.make_room(Path::new(""));
         }
     }
 
-    /// `None` where an id could not be the name of a directory.
+    /// `None` where the id is not valid as a directory name.
     fn window(&self, id: &str) -> Option<PathBuf> {
         is_id(id).then(|| self.directory.join(id))
     }
@@ -108,7 +109,7 @@ impl Windows {
                 return;
             }
             if let Err(error) = remove(window) {
-                tracing::debug!(window = %window.display(), %error, "an old window cannot be removed");
+                tracing::debug!(window = %window.display(), %error, "cannot remove an old window");
             }
             self.growing.retain(|(growing, _)| growing != window);
             left -= 1;
@@ -135,7 +136,7 @@ pub(super) fn read_incident(window: &Path) -> io::Result<Incident> {
     Ok(serde_json::from_slice(&fs::read(window.join(INCIDENT))?)?)
 }
 
-/// Whether it can be the id of an incident, and so the name of a directory.
+/// Whether it can be the id of an incident, which is also the name of a directory.
 pub(super) fn is_id(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
@@ -146,12 +147,12 @@ fn write_incident(window: &Path, incident: &Incident) -> io::Result<()> {
     fs::rename(&new, window.join(INCIDENT))
 }
 
-/// A link grows with its segment; a copy is made anew when the segment is complete.
+/// A hard link follows its segment; a copy is made again when the segment is complete.
 fn link(segment: &Path, window: &Path) -> io::Result<()> {
     let Some(name) = segment.file_name() else { return Ok(()) };
     let kept = window.join(name);
-    if let (Ok(there), Ok(segment)) = (fs::metadata(&kept), fs::metadata(segment))
-        && (there.dev(), there.ino()) == (segment.dev(), segment.ino())
+    if let (Ok(existing), Ok(segment)) = (fs::metadata(&kept), fs::metadata(segment))
+        && (existing.dev(), existing.ino()) == (segment.dev(), segment.ino())
     {
         return Ok(());
     }
@@ -178,7 +179,7 @@ fn size(directory: &Path) -> u64 {
     let segments = windows.iter().flat_map(|(window, _)| numbered(window).unwrap_or_default());
     segments
         .filter_map(|(_, path)| fs::metadata(path).ok())
-        .filter(|there| counted.insert((there.dev(), there.ino())))
-        .map(|there| there.len())
+        .filter(|metadata| counted.insert((metadata.dev(), metadata.ino())))
+        .map(|metadata| metadata.len())
         .sum()
 }

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use jiff::tz::TimeZone;
 
-use super::format::Header;
-use super::reader::{Line, Reader};
-use super::replay::{Summary, replay};
+use super::super::format::Header;
+use super::super::reader::{Line, Reader};
+use super::super::replay::{Summary, replay};
 use crate::core::{Core, Output, Resume, assert_same};
 use crate::observation::{Fact, Observation};
 use crate::render::Pretty;
 
-pub(super) fn fixtures() -> Vec<PathBuf> {
+pub(in crate::recording) fn fixtures() -> Vec<PathBuf> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
     let mut paths: Vec<PathBuf> =
         fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -65,7 +65,7 @@ fn a_replay_gives_the_same_bytes_twice() {
     }
 }
 
-pub(super) fn observations(path: &Path) -> (Header<'static>, Vec<Observation>) {
+pub(in crate::recording) fn observations(path: &Path) -> (Header<'static>, Vec<Observation>) {
     let recording = fs::read(path).unwrap();
     let mut reader = Reader::new(&recording[..]);
     let Some(Line::Part(header)) = reader.next_line().unwrap() else { panic!("no header") };

@@ -1,4 +1,5 @@
-//! What the flight recorder of a dead daemon says of the node: the model at the last observation that was written.
+//! The state of the node from the flight recorder when no daemon runs: the model at the last observation that was
+//! recorded.
 
 use std::fs::File;
 use std::io::{self, BufReader};
@@ -6,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use super::flight::{DIRECTORY, numbered};
 use super::replay::{ReplayError, play};
+use super::segments::{DIRECTORY, numbered};
 use crate::core::state::State;
 
-/// Why it cannot be told.
+/// Why the recorded state cannot be read.
 #[derive(Debug, Error)]
-pub enum RemainsError {
+pub enum OfflineStateError {
     /// A file cannot be read.
     #[error("cannot read {}", .path.display())]
     Read {
@@ -34,15 +35,15 @@ pub enum RemainsError {
 }
 
 /// The model as it was last recorded in this state directory; `None` where nothing was. Each segment begins with
-/// all that the core knew, so the newest that can be read is enough.
+/// the complete state of the core, so the newest that can be read is enough.
 ///
 /// # Errors
 /// When there are segments and none can be read.
-pub fn last_state(state_dir: &Path) -> Result<Option<State>, RemainsError> {
+pub fn offline_state(state_dir: &Path) -> Result<Option<State>, OfflineStateError> {
     let directory = state_dir.join(DIRECTORY);
     let segments = match numbered(&directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        segments => segments.map_err(|source| RemainsError::Read { path: directory, source })?,
+        segments => segments.map_err(|source| OfflineStateError::Read { path: directory, source })?,
     };
     let mut newest_error = None;
     for (_, path) in segments.into_iter().rev() {
@@ -55,11 +56,11 @@ pub fn last_state(state_dir: &Path) -> Result<Option<State>, RemainsError> {
     newest_error.map_or(Ok(None), Err)
 }
 
-fn end_of(segment: &Path) -> Result<Option<State>, RemainsError> {
+fn end_of(segment: &Path) -> Result<Option<State>, OfflineStateError> {
     let path = || segment.to_owned();
-    let file = File::open(segment).map_err(|source| RemainsError::Read { path: path(), source })?;
+    let file = File::open(segment).map_err(|source| OfflineStateError::Read { path: path(), source })?;
     let played = play(BufReader::new(file), None, |_event| Ok(()))
-        .map_err(|source| RemainsError::Replay { path: path(), source })?;
+        .map_err(|source| OfflineStateError::Replay { path: path(), source })?;
     Ok(played.core.map(|core| core.state(played.summary.until)))
 }
 
@@ -67,21 +68,21 @@ fn end_of(segment: &Path) -> Result<Option<State>, RemainsError> {
 mod tests {
     use std::fs;
 
-    use super::super::golden::fixtures;
+    use super::super::tests::golden::fixtures;
     use super::*;
 
     #[test]
-    fn the_newest_segment_that_can_be_read_tells_the_state() {
+    fn the_newest_segment_that_can_be_read_has_the_state() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(last_state(dir.path()).unwrap().is_none(), "nothing was recorded");
+        assert!(offline_state(dir.path()).unwrap().is_none(), "nothing was recorded");
         let recorder = dir.path().join(DIRECTORY);
         fs::create_dir(&recorder).unwrap();
         fs::write(recorder.join("0000000002.ndjson"), "{\"format\":\"something else\"}\n").unwrap();
-        let error = last_state(dir.path()).unwrap_err();
+        let error = offline_state(dir.path()).unwrap_err();
         assert!(error.to_string().contains("0000000002.ndjson"), "{error}");
         let fixture = fixtures().into_iter().next().unwrap();
         fs::copy(fixture, recorder.join("0000000001.ndjson")).unwrap();
-        let state = last_state(dir.path()).unwrap().unwrap();
+        let state = offline_state(dir.path()).unwrap().unwrap();
         assert_eq!(state.node, "slave-197");
         assert!(!state.namespaces.is_empty());
     }

@@ -1,0 +1,71 @@
+//! What fits into a queue, and the account of what does not.
+
+/// How much may wait, in whatever unit the buffer counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// What any item may fill.
+    pub capacity: usize,
+    /// What only [`Priority::Reserved`] items may fill beyond that: a storm of others does not displace them.
+    pub reserved: usize,
+}
+
+/// Which part of the bounds an item may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Priority {
+    /// The capacity only.
+    Normal,
+    /// The reserved places, too.
+    Reserved,
+}
+
+impl Bounds {
+    /// Whether an item fits beside what is used already.
+    #[must_use]
+    pub fn admits(self, used: usize, size: usize, priority: Priority) -> bool {
+        let bound = match priority {
+            Priority::Normal => self.capacity,
+            Priority::Reserved => self.capacity.saturating_add(self.reserved),
+        };
+        used.saturating_add(size) <= bound
+    }
+}
+
+/// Why an item is not queued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// Too much waits.
+    Full,
+    /// The last write failed, and writing has not been resumed.
+    Failed,
+    /// The worker has ended.
+    Closed,
+}
+
+impl Refused {
+    /// As in metric labels.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Full => "queue-full",
+            Self::Failed => "write-failed",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+/// Consecutive items that were discarded: every hole in a sequence is accounted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gap {
+    /// How many.
+    pub discarded: u64,
+    /// Why the first of them was.
+    pub refused: Refused,
+}
+
+impl Gap {
+    /// A gap without items yet.
+    #[must_use]
+    pub fn new(refused: Refused) -> Self {
+        Self { discarded: 0, refused }
+    }
+}

@@ -1,0 +1,78 @@
+//! Bounds and failures of the queue of a recording.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits for a permit before each write; a permit may be an error.
+struct Gated {
+    permits: Receiver<io::Result<()>>,
+    seen: Arc<Mutex<Vec<u8>>>,
+}
+
+impl SegmentWriter for Gated {
+    fn start_part(&mut self, _start: PartStart) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write_lines(&mut self, lines: &[u8]) -> io::Result<()> {
+        if lines.is_empty() {
+            return Ok(());
+        }
+        self.permits.recv().unwrap_or(Ok(()))?;
+        self.seen.lock().unwrap().extend_from_slice(lines);
+        Ok(())
+    }
+
+    fn update_incident(&mut self, _incident: &Incident, _opened: bool) {}
+
+    fn batch_done(&mut self) {}
+}
+
+type Seen = Arc<Mutex<Vec<u8>>>;
+
+fn gated() -> (RecordQueue, SyncSender<io::Result<()>>, Seen) {
+    let (permit, permits) = sync_channel(100);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let writer = Gated { permits, seen: Arc::clone(&seen) };
+    let queue = RecordQueue::start("test", RecordBounds { capacity: 10, urgent: 1 }, writer).unwrap();
+    (queue, permit, seen)
+}
+
+fn eventually(mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "the condition never holds");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_disk_that_does_not_answer_delays_nobody_and_what_waits_is_bounded() {
+    let (queue, permit, seen) = gated();
+    queue.start_part(PartStart::SameFile, b"head\n");
+    eventually(|| queue.is_empty());
+    let taken = (0..100).filter(|_| queue.put(b"1234\n").is_ok()).count();
+    assert_eq!(taken, 2);
+    drop(permit);
+    queue.finish(Instant::now() + PATIENCE);
+    assert_eq!(&seen.lock().unwrap()[..], b"head\n1234\n1234\n");
+}
+
+#[test]
+fn after_a_failed_write_nothing_follows_the_hole_until_a_part_begins() {
+    let (queue, permit, seen) = gated();
+    permit.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
+    queue.put(b"a\nb\n").unwrap();
+    eventually(|| queue.put(b"c\n") == Err(Refused::Failed) || !queue.is_empty() && queue.take_lost() > 0);
+    eventually(|| queue.is_empty());
+    assert!(seen.lock().unwrap().is_empty());
+    drop(permit);
+    queue.start_part(PartStart::SameFile, b"head\n");
+    queue.put(b"d\n").unwrap();
+    queue.finish(Instant::now() + PATIENCE);
+    assert_eq!(&seen.lock().unwrap()[..], b"head\nd\n");
+}

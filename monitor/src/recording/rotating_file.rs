@@ -1,0 +1,78 @@
+//! The file of `--record`: when it is full it is renamed to `FILE.1`, replacing the one before.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use super::record_queue::{PartStart, SegmentWriter};
+use crate::event::Incident;
+
+/// A recording names programs, paths and addresses of the whole node.
+pub(super) const PRIVATE: u32 = 0o600;
+
+/// The current file and the one before it.
+#[derive(Debug)]
+pub(super) struct RotatingFile {
+    path: PathBuf,
+    older: PathBuf,
+    file: File,
+    /// Whether the last write ended within a line.
+    is_torn: bool,
+}
+
+impl RotatingFile {
+    /// Creates an empty file; an existing one with content is kept as `FILE.1`.
+    pub(super) fn create(path: &Path) -> io::Result<Self> {
+        let mut older = OsString::from(path);
+        older.push(".1");
+        let older = PathBuf::from(older);
+        match fs::metadata(path) {
+            Ok(metadata) if !metadata.is_file() => {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+            }
+            Ok(metadata) if metadata.len() > 0 => fs::rename(path, &older)?,
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        Ok(Self { path: path.to_owned(), older, file: create_private(path)?, is_torn: false })
+    }
+}
+
+impl SegmentWriter for RotatingFile {
+    fn start_part(&mut self, start: PartStart) -> io::Result<()> {
+        match start {
+            PartStart::NewFile => {
+                fs::rename(&self.path, &self.older)?;
+                self.file = create_private(&self.path)?;
+                self.is_torn = false;
+            }
+            PartStart::SameFile if self.is_torn => {
+                self.file.write_all(b"\n")?;
+                self.is_torn = false;
+            }
+            PartStart::SameFile => {}
+        }
+        Ok(())
+    }
+
+    fn write_lines(&mut self, lines: &[u8]) -> io::Result<()> {
+        self.file.write_all(lines).inspect_err(|_| self.is_torn = true)
+    }
+
+    fn update_incident(&mut self, _incident: &Incident, _opened: bool) {}
+
+    fn batch_done(&mut self) {}
+}
+
+/// Creates an empty file that only its owner can read.
+///
+/// # Errors
+/// When it cannot be created.
+pub fn create_private(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(PRIVATE).open(path)?;
+    // `mode` applies to new files only.
+    file.set_permissions(Permissions::from_mode(PRIVATE))?;
+    Ok(file)
+}

@@ -1,0 +1,245 @@
+//! The queue of one sink.
+//!
+//! While the queue is full events are discarded; once its thread has room again, one `events.lost` event takes their
+//! place in the stream. It carries the number and time of the last discarded event, so that the stream stays in
+//! order and every number in a gap is accounted for. Incidents, losses and events about the daemon have reserved
+//! places: a storm of other events does not displace them.
+
+use std::io;
+use std::mem;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use super::{CommitBarrier, Filter, Sink};
+use crate::event::{Event, Kind, Lost, Severity, SharedEvent};
+use crate::metrics::Metrics;
+use crate::queue::{Bounds, Buffer, Gap, Priority, Queue, Refused, Worker};
+
+/// Most events that wait, and places beyond for those that must not be displaced, each with the gap before it. As
+/// many again may be in the thread's hands. An event takes about 3 KiB.
+const BOUNDS: Bounds = Bounds { capacity: 2048, reserved: 256 };
+/// A batch of at most this many events is no storm: no rest follows.
+const SMALL_BATCH: usize = 64;
+
+/// The producer's end of a sink.
+pub struct EventQueue {
+    queue: Queue<Events>,
+    sink: Arc<SinkShared>,
+    bounds: Bounds,
+}
+
+/// What producer and thread share besides the events.
+struct SinkShared {
+    name: &'static str,
+    filter: Filter,
+    metrics: Arc<Metrics>,
+    barrier: OnceLock<Arc<CommitBarrier>>,
+}
+
+#[derive(Default)]
+struct Events {
+    events: Vec<Arc<SharedEvent>>,
+    /// What was discarded after the last of them.
+    gap: Option<EventGap>,
+    is_urgent: bool,
+}
+
+struct EventGap {
+    gap: Gap,
+    first_time: String,
+    last: Arc<SharedEvent>,
+}
+
+impl EventQueue {
+    /// Starts the thread of a sink.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn start(
+        name: &'static str,
+        filter: Filter,
+        metrics: Arc<Metrics>,
+        sink: impl Sink,
+    ) -> io::Result<Self> {
+        Self::start_with_bounds(name, filter, metrics, sink, BOUNDS)
+    }
+
+    fn start_with_bounds(
+        name: &'static str,
+        filter: Filter,
+        metrics: Arc<Metrics>,
+        sink: impl Sink,
+        bounds: Bounds,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(SinkShared { name, filter, metrics, barrier: OnceLock::new() });
+        let worker = SinkWorker { sink, shared: Arc::clone(&shared), batch_size: 0 };
+        let queue = Queue::start(&format!("sink-{name}"), worker)?;
+        Ok(Self { queue, sink: shared, bounds })
+    }
+
+    /// Delivers transitions of incidents only once the store has committed them.
+    pub(super) fn wait_for_commits(&self, barrier: Arc<CommitBarrier>) {
+        // A queue waits for one store from its start.
+        let _ = self.sink.barrier.set(barrier);
+    }
+
+    /// Queues the event if the sink wants it and has room; never waits for the sink.
+    pub fn offer(&self, event: &Arc<SharedEvent>) {
+        if !self.sink.filter.passes(event) {
+            return;
+        }
+        let queued = self.queue.put(|waiting| waiting.push(event, self.bounds, self.sink.name));
+        if let Err(refused) = queued.unwrap_or(Err(Refused::Closed)) {
+            self.sink.metrics.discarded(self.sink.name, refused.reason(), 1);
+        }
+    }
+
+    /// Lets the sink write what waits, until the deadline.
+    pub(super) fn finish(self, deadline: Instant) {
+        if let Err(waiting) = self.queue.finish(deadline) {
+            tracing::warn!(sink = self.sink.name, waiting, "sink did not finish in time");
+        }
+    }
+}
+
+impl Events {
+    fn push(&mut self, event: &Arc<SharedEvent>, bounds: Bounds, sink: &str) -> Result<(), Refused> {
+        let priority = priority(event.kind);
+        // While there is a gap, only what must not be displaced ends it.
+        let fits = (self.gap.is_none() || priority == Priority::Reserved)
+            && bounds.admits(self.events.len(), 1, priority);
+        if !fits {
+            self.extend_gap(event);
+            return Err(Refused::Full);
+        }
+        if let Some(gap) = self.gap.take() {
+            self.events.push(Arc::new(gap.summary(sink).into()));
+        }
+        self.events.push(Arc::clone(event));
+        self.is_urgent |= priority == Priority::Reserved;
+        Ok(())
+    }
+
+    fn extend_gap(&mut self, event: &Arc<SharedEvent>) {
+        let open = self.gap.get_or_insert_with(|| EventGap {
+            gap: Gap::new(Refused::Full),
+            first_time: event.time.clone(),
+            last: Arc::clone(event),
+        });
+        open.gap.discarded += 1;
+        open.last = Arc::clone(event);
+    }
+}
+
+impl Buffer for Events {
+    fn is_empty(&self) -> bool {
+        self.events.is_empty() && self.gap.is_none()
+    }
+
+    fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    fn is_urgent(&self) -> bool {
+        self.is_urgent
+    }
+
+    fn take_into(&mut self, batch: &mut Self) {
+        mem::swap(&mut self.events, &mut batch.events);
+        batch.gap = self.gap.take();
+        self.is_urgent = false;
+    }
+}
+
+/// Hands the events of a queue to its sink.
+struct SinkWorker<S> {
+    sink: S,
+    shared: Arc<SinkShared>,
+    /// Events of the batch being delivered.
+    batch_size: usize,
+}
+
+impl<S: Sink> SinkWorker<S> {
+    fn deliver(&mut self, batch: &mut Events) -> io::Result<()> {
+        for event in batch.events.drain(..) {
+            if let Some(barrier) = self.shared.barrier.get()
+                && barrier.applies_to(&event)
+            {
+                // What came before waits for nothing.
+                self.sink.flush()?;
+                barrier.wait(event.seq);
+            }
+            self.sink.deliver(&event)?;
+        }
+        if let Some(gap) = batch.gap.take() {
+            self.sink.deliver(&gap.summary(self.shared.name).into())?;
+        }
+        self.sink.flush()
+    }
+}
+
+impl<S: Sink> Worker for SinkWorker<S> {
+    type Buffer = Events;
+
+    fn process(&mut self, batch: &mut Events) -> io::Result<Option<Instant>> {
+        self.batch_size = batch.len();
+        let began = Instant::now();
+        self.deliver(batch)?;
+        let is_storm = self.batch_size > SMALL_BATCH;
+        let count = u32::try_from(self.batch_size).unwrap_or(u32::MAX);
+        Ok(self.sink.time_per_event().filter(|_| is_storm).map(|share| began + share * count))
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.sink.due()
+    }
+
+    fn on_time(&mut self) {
+        self.sink.on_time();
+    }
+
+    fn finish(&mut self) {
+        self.sink.finish();
+    }
+
+    fn abort(&mut self, error: &io::Error, unprocessed: &Events) {
+        let SinkShared { name, metrics, .. } = &*self.shared;
+        tracing::warn!(sink = name, %error, "sink closed: it takes no more events");
+        let count = u64::try_from(self.batch_size + unprocessed.len()).unwrap_or(u64::MAX);
+        if count > 0 {
+            metrics.discarded(name, Refused::Closed.reason(), count);
+        }
+    }
+}
+
+fn priority(kind: Kind) -> Priority {
+    let is_reserved = kind == Kind::EventsLost
+        || ["daemon.", "incident."].iter().any(|family| kind.name().starts_with(family));
+    if is_reserved { Priority::Reserved } else { Priority::Normal }
+}
+
+impl EventGap {
+    fn summary(&self, sink: &str) -> Event {
+        let Self { gap: Gap { discarded, refused }, first_time, last } = self;
+        let message =
+            format!("{sink} is read too slowly: {discarded} events discarded up to number {}", last.seq);
+        Event {
+            time: last.time.clone(),
+            at: last.at,
+            seq: last.seq,
+            boot_id: last.boot_id.clone(),
+            node: last.node.clone(),
+            lost: Some(Lost {
+                source: format!("sink.{sink}"),
+                reason: refused.reason().to_owned(),
+                count: discarded.to_string(),
+                from: Some(first_time.clone()),
+                to: Some(last.time.clone()),
+            }),
+            ..Event::new(Kind::EventsLost, Severity::Warning, message)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
