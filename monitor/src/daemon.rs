@@ -24,7 +24,7 @@ use crate::metrics::{Metrics, MetricsError};
 use crate::observation::{
     Fact, HolderReport, NsInum, Observation, ProcessState, Request, Source, SourceStatus,
 };
-use crate::query::History;
+use crate::query::history::LiveHistory;
 use crate::recording::format::Writer;
 use crate::recording::recorder::{Record, RecordError, Recorder};
 use crate::settings::Settings;
@@ -134,7 +134,7 @@ pub async fn run(
     let boot_id = proc.boot_id();
     let memory = Arc::new(Memory::new(&config.node_name, &boot_id, Arc::clone(&metrics)));
     let (asking, questions) = api::questions();
-    let older = config.store.map(|_| Arc::new(Archive::behind(&config.state_dir)) as Arc<dyn History>);
+    let older = config.store.map(|_| Arc::new(Archive::behind(&config.state_dir)) as Arc<dyn LiveHistory>);
     let identity = Identity {
         node: config.node_name.clone(),
         version: options.version.to_owned(),

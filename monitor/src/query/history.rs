@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -44,6 +45,13 @@ pub trait History: Send + Sync {
     fn state(&self) -> Result<Option<State>, HistoryError> {
         Ok(None)
     }
+}
+
+/// A history that goes on while it is read.
+pub trait LiveHistory: History {
+    /// The history as it is at this moment, for several questions that belong together; `None` where it cannot be
+    /// read.
+    fn snapshot(&self) -> Option<Box<dyn History>>;
 }
 
 /// Why a question was not answered.
@@ -195,26 +203,30 @@ impl IncidentView {
 }
 
 /// A short memory that knows the newest, before a long one that reaches further back.
-pub struct Layered {
-    newest: Arc<dyn History>,
-    older: Arc<dyn History>,
+pub struct Layered<N, O> {
+    newest: N,
+    older: O,
 }
 
-impl Layered {
-    /// Asks both; what both know is told once.
+impl<N: Deref<Target: History>, O: Deref<Target: History>> Layered<N, O> {
+    /// Both together; what both have is there once.
     #[must_use]
-    pub fn new(newest: Arc<dyn History>, older: Arc<dyn History>) -> Self {
+    pub fn new(newest: N, older: O) -> Self {
         Self { newest, older }
     }
 }
 
-impl fmt::Debug for Layered {
+impl<N, O> fmt::Debug for Layered<N, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Layered")
     }
 }
 
-impl History for Layered {
+impl<N, O> History for Layered<N, O>
+where
+    N: Deref<Target: History> + Send + Sync,
+    O: Deref<Target: History> + Send + Sync,
+{
     fn events(&self, filter: &EventFilter) -> Result<Page, HistoryError> {
         let (new, old) = (self.newest.events(filter)?, self.older.events(filter)?);
         // Beyond where one of them stopped, only it could say what comes.
@@ -273,7 +285,7 @@ mod tests {
     }
 
     /// The newest ten, and the first ninety-five: half a page is known to both.
-    fn layered() -> Layered {
+    fn layered() -> Layered<Arc<Memory>, Arc<Memory>> {
         let memory = |from, to| Arc::new(Memory::of((from..=to).map(event)));
         Layered::new(memory(91, 100), memory(1, 95))
     }

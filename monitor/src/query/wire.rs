@@ -382,6 +382,16 @@ mod tests {
     }
 
     #[test]
+    fn a_subject_is_read_as_it_is_written() {
+        for subject in ["lijiaob/etcd1-0", "/mnt/a b&c=d%41+é", "interface:4026531833/2"] {
+            assert_eq!(read_why(&write_why(subject)).as_deref(), Ok(subject));
+        }
+        for query in ["", "subject=", "subject=+", "word=x", &write_why(&"x".repeat(SUBJECT_BYTES + 1))] {
+            assert!(read_why(query).is_err(), "{query}");
+        }
+    }
+
+    #[test]
     fn what_cannot_be_understood_is_refused_and_named() {
         let said = |query: &str| read_events(query, now()).unwrap_err().to_string();
         assert!(said("colour=red").contains("unknown parameter \"colour\": this daemon knows kind, "));

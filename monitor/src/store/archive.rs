@@ -1,16 +1,17 @@
-//! The store of a state directory as a memory that questions are put to.
+//! The store of a state directory as a history.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use super::{Reader, StoreError};
 use crate::query::filter::{EventFilter, IncidentFilter};
-use crate::query::history::{Extent, History, HistoryError, IncidentView, Page};
+use crate::query::history::{Extent, History, HistoryError, IncidentView, LiveHistory, Page};
 
 /// What was kept in a state directory.
 pub struct Archive {
     directory: PathBuf,
     reader: Option<Mutex<Reader>>,
+    is_optional: bool,
 }
 
 impl Archive {
@@ -21,7 +22,7 @@ impl Archive {
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let directory = directory.into();
         let reader = Some(Mutex::new(Reader::open_read_only(&directory)?));
-        Ok(Self { directory, reader })
+        Ok(Self { directory, reader, is_optional: false })
     }
 
     /// Asked for what another memory no longer has: where it cannot be read, there is just nothing more. The
@@ -31,26 +32,37 @@ impl Archive {
     /// while the daemon runs, and an idle daemon holds no memory for it.
     #[must_use]
     pub fn behind(directory: impl Into<PathBuf>) -> Self {
-        Self { directory: directory.into(), reader: None }
+        Self { directory: directory.into(), reader: None, is_optional: true }
     }
 
     fn ask<T: Default>(
         &self,
         question: impl FnOnce(&Reader) -> Result<T, StoreError>,
     ) -> Result<T, HistoryError> {
-        let Some(reader) = &self.reader else {
-            let answer = Reader::open_read_only(&self.directory).and_then(|reader| question(&reader));
-            return Ok(answer.unwrap_or_else(|error| {
-                tracing::debug!(%error, "the event store cannot be asked");
-                T::default()
-            }));
+        let answer = match &self.reader {
+            Some(reader) => question(&reader.lock().unwrap_or_else(PoisonError::into_inner)),
+            None => Reader::open_read_only(&self.directory).and_then(|reader| question(&reader)),
         };
-        question(&reader.lock().unwrap_or_else(PoisonError::into_inner)).map_err(|error| {
-            HistoryError::Unreadable {
+        match answer {
+            Err(error) if self.is_optional => {
+                tracing::debug!(%error, "the event store cannot be read");
+                Ok(T::default())
+            }
+            answer => answer.map_err(|error| HistoryError::Unreadable {
                 what: format!("the event store in {}", self.directory.display()),
                 source: Box::new(error),
-            }
-        })
+            }),
+        }
+    }
+}
+
+impl LiveHistory for Archive {
+    fn snapshot(&self) -> Option<Box<dyn History>> {
+        let opened = Reader::open_read_only(&self.directory)
+            .and_then(|reader| reader.begin_snapshot().map(|()| reader))
+            .inspect_err(|error| tracing::debug!(%error, "the event store cannot be read"));
+        let reader = Some(Mutex::new(opened.ok()?));
+        Some(Box::new(Self { directory: self.directory.clone(), reader, is_optional: self.is_optional }))
     }
 }
 

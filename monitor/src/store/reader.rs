@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
-use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Statement};
+use rusqlite::{Connection, OpenFlags, OptionalExtension as _, Statement, Transaction};
 use serde::Deserialize;
 
 use super::index;
@@ -66,13 +66,29 @@ impl Reader {
         Err(newer.unwrap_or_else(|| StoreError::Missing { directory: directory.to_owned() }))
     }
 
+    /// Begins one view of the file for all questions to come, until the reader is dropped.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn begin_snapshot(&self) -> Result<(), StoreError> {
+        // A deferred transaction sees the file as it is at its first read.
+        self.connection
+            .execute_batch("BEGIN DEFERRED; SELECT count(*) FROM sqlite_schema")
+            .map_err(failed("read"))
+    }
+
+    /// One view of the file for one question: what is deleted meanwhile is still there.
+    fn view(&self) -> Result<Option<Transaction<'_>>, StoreError> {
+        let begin = || self.connection.unchecked_transaction().map_err(failed("read"));
+        self.connection.is_autocommit().then(begin).transpose()
+    }
+
     /// The events that meet every condition, a page of them.
     ///
     /// # Errors
     /// When the file cannot be read.
     pub fn events(&self, filter: &EventFilter) -> Result<Page, StoreError> {
-        // One view of the file: what is deleted meanwhile is still there.
-        let view = self.connection.unchecked_transaction().map_err(failed("read"))?;
+        let view = self.view()?;
         let found = if filter.seqs.is_empty() { self.search(filter) } else { self.numbered(filter) };
         drop(view);
         Ok(Page::cut(found.map_err(failed("read"))?, filter))
@@ -197,7 +213,7 @@ impl Reader {
     /// When the file cannot be read.
     pub fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, StoreError> {
         // One view of the file, and one lock.
-        let view = self.connection.unchecked_transaction().map_err(failed("read"))?;
+        let view = self.view()?;
         let rows = self.incident_rows(filter).map_err(failed("read"))?;
         drop(view);
         // What cannot be read was written by a newer program.

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use crate::core::state::State;
 use crate::event::{Confidence, Event, Incident, Severity};
 use crate::query::filter::{EventFilter, IncidentFilter};
-use crate::query::history::{Extent, Found, History, HistoryError, IncidentView, Page};
+use crate::query::history::{Extent, Found, History, HistoryError, IncidentView, LiveHistory, Page};
 use crate::query::{Record, wire};
 use crate::tests::sample;
 
@@ -50,7 +50,7 @@ pub(crate) fn incident(id: &str, last: u64) -> Incident {
 }
 
 /// Everything that it was given.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Memory {
     records: Vec<Record>,
     incidents: Vec<IncidentView>,
@@ -67,9 +67,13 @@ impl Memory {
         Self { records, ..Self::default() }
     }
 
-    pub(crate) fn with_incident(mut self, incident: Incident) -> Self {
+    pub(crate) fn with_incident(self, incident: Incident) -> Self {
         let (boot_id, seq) = (sample::deletion().boot_id, 0);
-        self.incidents.push(IncidentView { incident, actor: None, target: None, boot_id, seq });
+        self.with_view(IncidentView { incident, actor: None, target: None, boot_id, seq })
+    }
+
+    pub(crate) fn with_view(mut self, view: IncidentView) -> Self {
+        self.incidents.push(view);
         self
     }
 
@@ -110,7 +114,13 @@ impl History for Memory {
     }
 }
 
+impl LiveHistory for Memory {
+    fn snapshot(&self) -> Option<Box<dyn History>> {
+        Some(Box::new(self.clone()))
+    }
+}
+
 /// Shared, as it is asked for.
-pub(crate) fn shared(memory: Memory) -> Arc<dyn History> {
+pub(crate) fn shared(memory: Memory) -> Arc<dyn LiveHistory> {
     Arc::new(memory)
 }

@@ -236,10 +236,18 @@ fn the_examples_of_the_manual_are_what_the_commands_write() {
     let manual = include_str!("../../../../docs/queries.md");
     let examples: Vec<&str> =
         manual.split("```json\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    let [event, incident, state] = &examples[..] else { panic!("{} examples", examples.len()) };
+    let [event, incident, story, state] = &examples[..] else { panic!("{} examples", examples.len()) };
+    let line = (*event).to_owned();
     let event: Event = serde_json::from_str(event).unwrap();
     let incident: IncidentView = serde_json::from_str(incident).unwrap();
-    assert_eq!((event.boot_id, vec![event.seq]), (incident.boot_id, incident.incident.evidence));
+    assert_eq!((&event.boot_id, &vec![event.seq]), (&incident.boot_id, &incident.incident.evidence));
     let state: crate::core::state::State = serde_json::from_str(state).unwrap();
-    assert_eq!(state.pods[0].pod.uid, incident.target.unwrap().pod.unwrap().uid);
+    assert_eq!(state.pods[0].pod.uid, incident.target.as_ref().unwrap().pod.as_ref().unwrap().uid);
+    let memory = Memory::of_lines([line]).with_view(incident).with_state(state);
+    let json = Query::Why(WhyArgs { word: "lijiaob/etcd1-0".into(), json: true, ..WhyArgs::default() });
+    let written: serde_json::Value = serde_json::from_str(&answer(memory, &json).out).unwrap();
+    assert!(
+        serde_json::from_str::<serde_json::Value>(story).unwrap() == written,
+        "this is written now:\n{written:#}"
+    );
 }

@@ -247,3 +247,17 @@ fn a_word_with_several_meanings_gives_them_and_one_without_gives_none() {
     assert_eq!(subjects.len(), 2);
     assert_eq!(why(&memory, "nobody").unwrap(), Outcome::Unknown(memory.extent().unwrap()));
 }
+
+#[test]
+fn an_answer_is_read_as_it_is_written() {
+    for (memory, word) in [
+        (gateway_lost(), "etcd1-0"),
+        (volume_busy(), "4123"),
+        (gateway_lost(), "web"),
+        (volume_busy(), "nobody"),
+    ] {
+        let json = serde_json::to_string(&why(&memory, word).unwrap()).unwrap();
+        let read: Outcome = serde_json::from_str(&json).unwrap();
+        assert_eq!(serde_json::to_string(&read).unwrap(), json, "{word}");
+    }
+}

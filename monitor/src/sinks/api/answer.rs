@@ -17,10 +17,12 @@ use super::Question;
 use super::memory::{Memory, Subscription};
 use super::peer::Refused;
 use super::stream::{self, Body, Link};
+use crate::core::state::State;
 use crate::error_chain::chain;
 use crate::event::{Kind, SCHEMA, Severity};
 use crate::query::filter::{EventFilter, MAX_LIMIT, Order};
-use crate::query::history::{History, HistoryError};
+use crate::query::history::{History, HistoryError, Layered, LiveHistory};
+use crate::query::why::why;
 use crate::query::wire::{self, VersionAnswer};
 use crate::query::{API, API_HEADER};
 
@@ -28,6 +30,8 @@ use crate::query::{API, API_HEADER};
 const BACKLOG: usize = 10_000;
 /// Time for the core to answer.
 const CORE_TIME: Duration = Duration::from_secs(5);
+/// Time for events that the core has emitted to reach the memory. Their queue can be full, so it ends.
+const CATCH_UP_TIME: Duration = Duration::from_secs(1);
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
@@ -51,8 +55,8 @@ pub(super) struct Answers {
     pub(super) memory: Arc<Memory>,
     /// The memory, and whatever reaches further back.
     pub(super) history: Arc<dyn History>,
-    /// Whether it does.
-    pub(super) complete: bool,
+    /// What reaches further back.
+    pub(super) older: Option<Arc<dyn LiveHistory>>,
     pub(super) questions: mpsc::Sender<Question>,
 }
 
@@ -73,12 +77,13 @@ impl Answers {
         match request.uri().path() {
             "/v1/events" => self.events(query, link).await,
             "/v1/incidents" => self.incidents(query).await,
+            "/v1/why" => self.why(query).await,
             "/v1/state" => self.state().await,
             "/v1/version" => self.version(),
             path => text(
                 StatusCode::NOT_FOUND,
                 format!(
-                    "{path} is not there: this daemon has /v1/events, /v1/incidents, /v1/state, /v1/version"
+                    "{path} is not there: this daemon has /v1/events, /v1/incidents, /v1/why, /v1/state, /v1/version"
                 ),
             ),
         }
@@ -114,13 +119,49 @@ impl Answers {
     }
 
     async fn state(&self) -> Answer {
-        let (question, answer) = oneshot::channel();
-        if self.questions.try_send(question).is_err() {
-            return text(StatusCode::SERVICE_UNAVAILABLE, "too many ask for the state, or the daemon ends");
+        match self.model().await {
+            Ok(state) => searched(move || serde_json::to_string(&state).map_err(broken)).await,
+            Err(refusal) => refusal,
         }
+    }
+
+    /// What happened to a subject. The core only copies its model; events and incidents are read here, from the
+    /// memory and the store as they are at one moment.
+    async fn why(&self, query: &str) -> Answer {
+        let subject = match wire::read_why(query) {
+            Ok(subject) => subject,
+            Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
+        };
+        let state = match self.model().await {
+            Ok(state) => state,
+            Err(refusal) => return refusal,
+        };
+        // Events take a moment from the core to the memory, and the model knows them already.
+        let _ = timeout(CATCH_UP_TIME, self.memory.caught_up(state.seq)).await;
+        let (memory, older) = (Arc::clone(&self.memory), self.older.clone());
+        searched(move || {
+            // The memory comes second, so that it has all that the store has.
+            let older = older.and_then(|older| older.snapshot());
+            let newest = Box::new(memory.snapshot(*state));
+            let outcome = match older {
+                Some(older) => why(&Layered::new(newest, older), &subject)?,
+                None => why(newest.as_ref(), &subject)?,
+            };
+            serde_json::to_string(&outcome).map_err(broken)
+        })
+        .await
+    }
+
+    /// A copy of the core's model.
+    async fn model(&self) -> Result<Box<State>, Answer> {
+        let unavailable = |why: &str| text(StatusCode::SERVICE_UNAVAILABLE, why);
+        let (question, answer) = oneshot::channel();
+        self.questions
+            .try_send(question)
+            .map_err(|_| unavailable("too many requests for the state, or the daemon ends"))?;
         match timeout(CORE_TIME, answer).await {
-            Ok(Ok(state)) => searched(move || serde_json::to_string(&state).map_err(broken)).await,
-            Ok(Err(_)) | Err(_) => text(StatusCode::SERVICE_UNAVAILABLE, "the core does not answer"),
+            Ok(Ok(state)) => Ok(state),
+            Ok(Err(_)) | Err(_) => Err(unavailable("the core does not answer")),
         }
     }
 
@@ -195,7 +236,7 @@ impl Answers {
             Err(error) => return Err(text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
         };
         let forgotten =
-            (!self.complete && subscription.first_seq > after + 1).then(|| subscription.first_seq - 1);
+            (self.older.is_none() && subscription.first_seq > after + 1).then(|| subscription.first_seq - 1);
         let gap_end = match found.first() {
             Some(first) if more => Some(first.position.seq - 1),
             _ => forgotten,

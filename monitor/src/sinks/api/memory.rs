@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::watch;
 
 use super::stream::Link;
+use crate::core::state::State;
 use crate::event::{Event, Severity};
 use crate::metrics::Metrics;
 use crate::query::filter::{EventFilter, IncidentFilter, Position};
@@ -45,7 +46,7 @@ struct Inner {
     forgotten: u64,
     bytes: usize,
     last_seq: u64,
-    incidents: BTreeMap<String, IncidentView>,
+    incidents: BTreeMap<String, Arc<IncidentView>>,
     readers: Vec<Weak<Reader>>,
     closed: bool,
 }
@@ -223,6 +224,10 @@ impl Inner {
         self.forgotten + self.kept.len() as u64
     }
 
+    fn has(&self, seq: u64) -> bool {
+        self.closed || self.last_seq >= seq
+    }
+
     fn note_incident(&mut self, event: &Event) {
         let Some(incident) = event.incident.as_deref() else { return };
         let view = IncidentView {
@@ -232,7 +237,7 @@ impl Inner {
             boot_id: event.boot_id.clone(),
             seq: event.seq,
         };
-        self.incidents.insert(incident.id.clone(), view);
+        self.incidents.insert(incident.id.clone(), Arc::new(view));
         while self.incidents.len() > INCIDENTS {
             let oldest = self.incidents.values().min_by_key(|view| (view.is_open(), view.last_seen()));
             let Some(id) = oldest.map(|view| view.incident.id.clone()) else { break };
@@ -253,6 +258,39 @@ impl Kept {
     }
 }
 
+impl Memory {
+    /// The memory as it is at this moment, with a copy of the model.
+    pub(super) fn snapshot(&self, state: State) -> Snapshot {
+        let inner = self.lock();
+        let kept = inner.kept.iter().cloned().collect();
+        let incidents = inner.incidents.values().cloned().collect();
+        let extent = self.extent_of(&inner);
+        drop(inner);
+        Snapshot { kept, incidents, extent, state }
+    }
+
+    /// Waits until it has the event of this number, or nothing more comes.
+    pub(super) async fn caught_up(&self, seq: u64) {
+        let mut changed = self.changed.subscribe();
+        while !self.lock().has(seq) {
+            if changed.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn extent_of(&self, inner: &Inner) -> Extent {
+        let time = |kept: &Kept| format!("{:.9}", kept.found.position.time);
+        Extent {
+            from: inner.kept.front().map(time),
+            to: inner.kept.back().map(time),
+            last_seq: inner.last_seq,
+            boot_id: self.boot_id.clone(),
+            node: self.node.clone(),
+        }
+    }
+}
+
 impl History for Memory {
     fn events(&self, filter: &EventFilter) -> Result<Page, HistoryError> {
         if filter.boot_id.as_ref().is_some_and(|boot| *boot != self.boot_id) {
@@ -268,23 +306,54 @@ impl History for Memory {
     }
 
     fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
-        let mut views: Vec<IncidentView> =
-            self.lock().incidents.values().filter(|view| filter.wants(view)).cloned().collect();
-        views.sort_by(|a, b| a.incident.opened.cmp(&b.incident.opened));
-        Ok(views)
+        Ok(wanted_incidents(self.lock().incidents.values(), filter))
     }
 
     fn extent(&self) -> Result<Extent, HistoryError> {
-        let inner = self.lock();
-        let time = |kept: &Kept| format!("{:.9}", kept.found.position.time);
-        Ok(Extent {
-            from: inner.kept.front().map(time),
-            to: inner.kept.back().map(time),
-            last_seq: inner.last_seq,
-            boot_id: self.boot_id.clone(),
-            node: self.node.clone(),
-        })
+        Ok(self.extent_of(&self.lock()))
     }
+}
+
+/// The memory at one moment.
+pub(super) struct Snapshot {
+    kept: Vec<Kept>,
+    incidents: Vec<Arc<IncidentView>>,
+    extent: Extent,
+    state: State,
+}
+
+impl History for Snapshot {
+    fn events(&self, filter: &EventFilter) -> Result<Page, HistoryError> {
+        if filter.boot_id.as_ref().is_some_and(|boot| *boot != self.extent.boot_id) {
+            return Ok(Page::default());
+        }
+        let kept = self.kept.iter().filter(|kept| filter.wants_position(kept.found.position));
+        let found = kept.filter(|kept| kept.is_wanted(filter)).map(|kept| kept.found.clone()).collect();
+        Ok(Page::cut(found, filter))
+    }
+
+    fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
+        Ok(wanted_incidents(self.incidents.iter(), filter))
+    }
+
+    fn extent(&self) -> Result<Extent, HistoryError> {
+        Ok(self.extent.clone())
+    }
+
+    fn state(&self) -> Result<Option<State>, HistoryError> {
+        Ok(Some(self.state.clone()))
+    }
+}
+
+/// The oldest first.
+fn wanted_incidents<'a>(
+    incidents: impl Iterator<Item = &'a Arc<IncidentView>>,
+    filter: &IncidentFilter,
+) -> Vec<IncidentView> {
+    let mut views: Vec<IncidentView> =
+        incidents.filter(|view| filter.wants(view)).map(|view| IncidentView::clone(view)).collect();
+    views.sort_by(|a, b| a.incident.opened.cmp(&b.incident.opened));
+    views
 }
 
 #[cfg(test)]
@@ -436,5 +505,24 @@ mod tests {
         assert!(join().is_none());
         drop(first);
         assert!(join().is_some());
+    }
+
+    #[test]
+    fn a_snapshot_stays_as_it_is_while_events_come() {
+        let memory = memory();
+        let opened = |id: &str, seq| Event {
+            incident: Some(Box::new(history::incident(id, seq))),
+            ..history::event(seq)
+        };
+        push(&memory, &opened("a", 1));
+        let snapshot = memory.snapshot(crate::query::subject::tests::state());
+        push(&memory, &opened("b", 2));
+        let counts = |history: &dyn History| {
+            let events = history.events(&EventFilter::default()).unwrap().events.len();
+            let incidents = history.incidents(&IncidentFilter::default()).unwrap().len();
+            (events, incidents, history.extent().unwrap().last_seq)
+        };
+        assert_eq!((counts(&snapshot), counts(&memory)), ((1, 1, 1), (2, 2, 2)));
+        assert!(snapshot.state().unwrap().is_some());
     }
 }

@@ -29,7 +29,7 @@ use super::{EventQueue, Filter, Sink};
 use crate::core::state::State;
 use crate::event::{Severity, SharedEvent};
 use crate::metrics::Metrics;
-use crate::query::history::{History, Layered};
+use crate::query::history::{History, Layered, LiveHistory};
 use crate::queue::lower_thread_priority;
 
 mod answer;
@@ -129,7 +129,7 @@ impl Server {
         path: &Path,
         identity: Identity,
         memory: Arc<Memory>,
-        older: Option<Arc<dyn History>>,
+        older: Option<Arc<dyn LiveHistory>>,
         questions: mpsc::Sender<Question>,
     ) -> Result<Self, ApiError> {
         let (listener, place) = socket::bind(path)?;
@@ -140,13 +140,11 @@ impl Server {
             .build()
             .map_err(ApiError::Start)?;
         let newest: Arc<dyn History> = Arc::<Memory>::clone(&memory);
-        let history = match older.clone() {
-            Some(older) => Arc::new(Layered::new(newest, older)),
+        let history = match &older {
+            Some(older) => Arc::new(Layered::new(newest, Arc::clone(older))),
             None => newest,
         };
-        let complete = older.is_some();
-        let answers =
-            Arc::new(Answers { identity, memory: Arc::clone(&memory), history, complete, questions });
+        let answers = Arc::new(Answers { identity, memory: Arc::clone(&memory), history, older, questions });
         let (stop, stopped) = oneshot::channel();
         let gate = Gate::new(path);
         let thread = thread::Builder::new()

@@ -22,12 +22,24 @@ use crate::sources::procfs::own::Own;
 use crate::store::{Archive, Limits, Writer};
 use crate::tests::history;
 
+mod why;
+
 const BOOT: &str = "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11";
 /// Enough on any machine; what is awaited comes in milliseconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// What the core that is a thread does.
+#[derive(Default)]
+struct FakeCore {
+    /// Number of the newest event that its model knows.
+    seq: AtomicU64,
+    /// How often its model was copied.
+    copies: AtomicUsize,
+}
+
 struct Rig {
     server: Option<Server>,
+    core: Arc<FakeCore>,
     memory: Arc<Memory>,
     metrics: Arc<Metrics>,
     path: PathBuf,
@@ -39,13 +51,15 @@ impl Rig {
         Self::with(None)
     }
 
-    fn with(older: Option<Arc<dyn History>>) -> Self {
+    fn with(older: Option<Arc<dyn LiveHistory>>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
         let path = dir.path().join("run/k.sock");
         let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
         let memory = Arc::new(Memory::new("n", BOOT, Arc::clone(&metrics)));
         let (asking, mut asked) = questions();
+        let fake = Arc::new(FakeCore::default());
+        let own = Arc::clone(&fake);
         thread::spawn(move || {
             let settings = Settings {
                 node: "n".into(),
@@ -58,18 +72,23 @@ impl Rig {
             };
             let core = Core::new(settings, Resume::default());
             while let Some(question) = asked.blocking_recv() {
-                let _ = question.send(Box::new(core.state(0)));
+                let state = State { seq: own.seq.load(Ordering::Relaxed), ..core.state(0) };
+                own.copies.fetch_add(1, Ordering::Relaxed);
+                let _ = question.send(Box::new(state));
             }
         });
         let identity = Identity { node: "n".into(), version: "0".into(), revision: "r".into() };
         let server = Server::start(&path, identity, Arc::clone(&memory), older, asking).unwrap();
-        Self { server: Some(server), memory, metrics, path, _dir: dir }
+        Self { server: Some(server), core: fake, memory, metrics, path, _dir: dir }
     }
 
     fn push(&self, seqs: impl IntoIterator<Item = u64>) {
-        for seq in seqs {
-            let event = history::event(seq);
-            self.memory.push(&event, serde_json::to_string(&event).unwrap().into());
+        self.push_events(&seqs.into_iter().map(history::event).collect::<Vec<_>>());
+    }
+
+    fn push_events(&self, events: &[Event]) {
+        for event in events {
+            self.memory.push(event, serde_json::to_string(event).unwrap().into());
         }
         self.memory.wake();
     }

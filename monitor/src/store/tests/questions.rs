@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::query::filter;
-use crate::query::history::History as _;
+use crate::query::history::{History, LiveHistory as _};
 use crate::query::key::{self, Key};
 use crate::tests::history::Memory;
 
@@ -165,4 +165,25 @@ fn an_incident_is_found_by_what_it_rests_on_as_long_as_that_is_there() {
     let left: i64 =
         writer.connection.query_row("SELECT count(*) FROM evidence", [], |row| row.get(0)).unwrap();
     assert_eq!(left, 0);
+}
+
+#[test]
+fn a_snapshot_stays_as_it_is_while_the_daemon_writes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    let all = IncidentFilter { all: true, ..IncidentFilter::default() };
+    writer.insert(&incident("a", Kind::IncidentOpened, 1)).unwrap();
+    writer.commit().unwrap();
+    let archive = Archive::behind(dir.path());
+    let snapshot = archive.snapshot().unwrap();
+    writer.insert(&incident("b", Kind::IncidentOpened, 2)).unwrap();
+    writer.commit().unwrap();
+    writer.index().unwrap();
+    writer.commit().unwrap();
+    let counts = |history: &dyn History| {
+        let events = history.events(&EventFilter::default()).unwrap().events.len();
+        (events, history.incidents(&all).unwrap().len(), history.extent().unwrap().last_seq)
+    };
+    assert_eq!((counts(snapshot.as_ref()), counts(&archive)), ((1, 1, 1), (2, 2, 2)));
+    assert!(Archive::behind(dir.path().join("nothing")).snapshot().is_none());
 }
