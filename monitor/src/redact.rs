@@ -5,6 +5,7 @@
 //! much than too little, and knows nothing of any program's own options.
 
 mod argument;
+mod flag;
 mod name;
 
 use argument::{Context, Next};
@@ -35,17 +36,20 @@ pub fn command_line(args: &[u8]) -> Option<String> {
     let mut line = String::new();
     let mut next = Next::Plain;
     let mut previous = String::new();
+    let mut password_command = false;
     let mut arguments = kept.split(|byte| *byte == 0).map(String::from_utf8_lossy).peekable();
     while let Some(arg) = arguments.next() {
         let context = Context {
             first: line.is_empty(),
             option_list: argument::announces_options(&previous),
+            password_command,
             cut: cut && arguments.peek().is_none(),
         };
         if !arg.is_empty() && !line.is_empty() {
             line.push(' ');
         }
         next = argument::mask(&arg, next, &context, &mut line);
+        password_command |= flag::is_password_command(&arg);
         previous = arg.into_owned();
     }
     let mut line: String = line.chars().map(harmless).collect();
@@ -54,6 +58,15 @@ pub fn command_line(args: &[u8]) -> Option<String> {
         line.push(ELLIPSIS);
     }
     (!line.is_empty()).then_some(line)
+}
+
+/// Masks the secrets in what is mounted: user info in a URL, `user:password@host:/path`, `password=…`.
+#[must_use]
+pub fn mount_source(source: &str) -> String {
+    let context = Context { first: false, option_list: true, password_command: false, cut: false };
+    let mut masked = String::new();
+    argument::mask(source, Next::Plain, &context, &mut masked);
+    masked
 }
 
 /// Arguments are shown on terminals: no escapes, no line breaks, nothing that reorders or hides text.

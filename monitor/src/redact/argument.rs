@@ -4,6 +4,7 @@
 //! depends on what stood before its name; where that is unclear, it ends with the argument.
 
 use super::MASK;
+use super::flag::{is_glued_password, is_password_command};
 use super::name::{is_header, is_scheme, is_secret, is_secret_assigned, is_secret_word, is_user_option};
 
 /// What an argument says about the next one.
@@ -26,6 +27,8 @@ pub(super) struct Context {
     pub(super) first: bool,
     /// It is the value of an option that takes a list, as of mount(8).
     pub(super) option_list: bool,
+    /// The command takes a password with `-p`, as a word before says.
+    pub(super) password_command: bool,
     /// It may go on where the capture ends.
     pub(super) cut: bool,
 }
@@ -79,6 +82,7 @@ fn scan(arg: &str, context: &Context, line: &mut String) -> Next {
         bytes: arg.as_bytes(),
         first: context.first,
         option_list: context.option_list || glued_list || arg.starts_with("--opt"),
+        password_command: context.password_command,
         cut: context.cut,
         begin: if glued_list { 2 } else { 0 },
     };
@@ -110,6 +114,7 @@ struct Scanner<'a> {
     bytes: &'a [u8],
     first: bool,
     option_list: bool,
+    password_command: bool,
     cut: bool,
     /// Where names begin: after a glued `-o`.
     begin: usize,
@@ -134,6 +139,9 @@ impl Scanner<'_> {
         let option = dashed && self.begins_word(start);
         if (option && is_secret(name)) || (whole && !self.first && is_secret_word(name)) {
             return self.following_word(end);
+        }
+        if option && !run.starts_with("--") && run.starts_with("-p") {
+            return self.short_password(start, end);
         }
         if name.eq_ignore_ascii_case("bearer") {
             return self.following_word(end);
@@ -218,6 +226,19 @@ impl Scanner<'_> {
             word_end = self.word_end(word);
         }
         Some(plain(start, word_end))
+    }
+
+    /// `-pPASSWORD`, or the word after `-p` where the command says so.
+    fn short_password(&self, start: usize, end: usize) -> Option<Found> {
+        let value = start + 2;
+        let value_end = if start == 0 { self.arg.len() } else { self.word_end(value) };
+        if value_end > value {
+            let cut = self.cut && value_end == self.arg.len();
+            return (cut || is_glued_password(&self.arg[value..value_end])).then(|| plain(value, value_end));
+        }
+        let before = self.arg[..start].split_ascii_whitespace();
+        let takes_one = self.password_command || before.into_iter().any(is_password_command);
+        takes_one.then(|| self.following_word(end)).flatten()
     }
 
     /// The password of the `user:password` that is the next word.

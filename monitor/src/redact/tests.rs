@@ -1,6 +1,6 @@
 //! What is masked, what is not, and what never reaches a terminal.
 
-use super::{MAX_LEN, command_line};
+use super::{MAX_LEN, command_line, mount_source};
 
 /// Arguments stand apart by `|` here, because a NUL is hard to read.
 fn line(args: &str) -> String {
@@ -38,6 +38,12 @@ const MASKED: &[(&str, &str)] = &[
     ("java|-Djavax.net.ssl.keyStorePassword=x", "java -Djavax.net.ssl.keyStorePassword=***"),
     ("nmcli|dev|wifi|connect|net|password|x", "nmcli dev wifi connect net password ***"),
     ("skopeo|--src-creds|u:p|x", "skopeo --src-creds *** x"),
+    ("mysql|-u|root|-phunter2|db", "mysql -u root -p*** db"),
+    ("mysql|-ps3cr3t!x y|db", "mysql -p*** db"),
+    ("sh|-c|mysql -phunter2 -h db", "sh -c mysql -p*** -h db"),
+    ("sshpass|-p|hunter2|ssh|-p|22|h", "sshpass -p *** ssh -p *** h"),
+    ("docker|login|-u|me|-p|hunter2|r", "docker login -u me -p *** r"),
+    ("sh|-c|docker login -p hunter2 r", "sh -c docker login -p *** r"),
     // Assignments.
     ("env|AWS_SECRET_ACCESS_KEY=x/y|GITHUB_TOKEN=y|PGPASSWORD=z|cmd", "env AWS_SECRET_ACCESS_KEY=*** GITHUB_TOKEN=*** PGPASSWORD=*** cmd"),
     ("docker|run|-e|KEY=x|-e|A_SECRET=y|-eKEY=z|--env=MYSQL_PWD=w|img", "docker run -e KEY=*** -e A_SECRET=*** -eKEY=*** --env=MYSQL_PWD=*** img"),
@@ -121,7 +127,26 @@ const KEPT: &[&str] = &[
     "sshfs|me@host:/x|/mnt|-o|reconnect,ro",
     "kubectl|delete|secret|my-secret|-n|kube-system",
     "devmem|0x00000000fee00000",
+    "ssh|-p|22|h|-p2222|docker|run|-p8080:80|-p127.0.0.1:1:1/tcp",
+    "mkdir|-p|a/b|-p/x|install|-pm|644|find|-print0|-path|x|-perm|644",
 ];
+
+#[test]
+fn what_is_mounted_shows_no_password() {
+    for (source, shown) in [
+        ("https://u:p@host/dav", "https://***@host/dav"),
+        ("//u:p@server/share", "//u:***@server/share"),
+        ("curlftpfs#ftp://u:p@host/", "curlftpfs#ftp://***@host/"),
+        ("u:p@host:/x", "u:***@host:/x"),
+        ("10.47.136.60:cam", "10.47.136.60:cam"),
+        ("me@host:/x", "me@host:/x"),
+        ("/dev/mapper/a-b", "/dev/mapper/a-b"),
+        ("overlay", "overlay"),
+        ("[fd00::1]:6789,[fd00::2]:6789:/", "[fd00::1]:6789,[fd00::2]:6789:/"),
+    ] {
+        assert_eq!(mount_source(source), shown);
+    }
+}
 
 #[test]
 fn what_is_no_secret_stays() {

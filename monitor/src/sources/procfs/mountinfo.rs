@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 
 use crate::observation::{MountFacts, NsInum};
+use crate::redact;
 
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +40,7 @@ impl Mount {
             mountpoint: self.mountpoint.clone(),
             root: self.root.clone(),
             fstype: self.fstype.clone(),
-            source: self.source.clone(),
+            source: redact::mount_source(&self.source),
             device: self.device.clone(),
             mntns,
         }
