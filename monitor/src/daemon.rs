@@ -4,7 +4,6 @@ mod programs;
 mod signals;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +36,7 @@ use crate::sources::bpf::{self, BpfSource};
 use crate::sources::netlink::{NetlinkConfig, NetlinkError, NetlinkSource};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
-use crate::sources::runtime::docker::{self, DockerConfig};
+use crate::sources::runtime;
 use crate::sources::{Sender, seen};
 use crate::store::Archive;
 
@@ -152,16 +151,20 @@ pub async fn run(
         proc.clone(),
     )?;
     let host_netns = netlink.host();
-    let sockets = docker_sockets(&config.runtimes);
+    let sockets = match &config.runtimes {
+        Runtimes::Auto => runtime::default_sockets(),
+        Runtimes::Sockets(sockets) => sockets.clone(),
+    };
 
     let mut sources = BTreeMap::from([
         ("netlink".to_owned(), false),
         (bpf::NEIGHBOR.to_owned(), false),
         (bpf::UMOUNT.to_owned(), false),
     ]);
-    if !sockets.is_empty() {
+    for (socket, label) in sockets.iter().zip(runtime::metric_labels(&sockets)) {
+        metrics.name_source(socket.source(), label);
         // Where nobody named a runtime, a node without one is an everyday case.
-        sources.insert("docker".to_owned(), config.runtimes == Runtimes::Auto);
+        sources.insert(socket.source(), config.runtimes == Runtimes::Auto);
     }
     if config.store.is_some() {
         sources.insert(store::NAME.to_owned(), false);
@@ -233,8 +236,7 @@ pub async fn run(
     let reading = daemon.start_programs(programs, missing, by_netlink, host_netns, &tx);
     let mut netlink = tokio::spawn(netlink.run(netns_rx, tx.clone()));
     for socket in sockets {
-        let config = DockerConfig::new(socket);
-        tokio::task::spawn_local(docker::run(config, proc.clone(), tx.clone()));
+        tokio::task::spawn_local(socket.watch(proc.clone(), tx.clone()));
     }
     drop(tx);
     let ended = daemon.work(&mut rx, questions, &mut signals, &mut netlink, reload).await;
@@ -474,12 +476,4 @@ fn start_recorder(
         recorder.add_flight(&config.state_dir, &config.recorder)?;
     }
     Ok(recorder)
-}
-
-fn docker_sockets(runtimes: &Runtimes) -> Vec<PathBuf> {
-    match runtimes {
-        Runtimes::Docker(sockets) => sockets.clone(),
-        // Waited for where it is not there yet: dockerd may be installed or started later.
-        Runtimes::Auto => vec![docker::default_socket().unwrap_or_else(|| "/run/docker.sock".into())],
-    }
 }

@@ -55,6 +55,8 @@ pub struct Metrics {
     link_kinds: Mutex<BTreeSet<String>>,
     runtimes: Mutex<BTreeSet<String>>,
     rungs: Mutex<HashMap<String, String>>,
+    /// Labels of sources whose names are no labels.
+    source_labels: Mutex<HashMap<String, String>>,
 
     events: IntCounterVec,
     lost: IntCounterVec,
@@ -192,6 +194,7 @@ impl Metrics {
             link_kinds: Mutex::default(),
             runtimes: Mutex::default(),
             rungs: Mutex::default(),
+            source_labels: Mutex::default(),
             own,
             registry: registry.clone(),
         };
@@ -311,9 +314,19 @@ impl Metrics {
         }
     }
 
+    /// Gives a label to a source whose name has a path. It counts as down until it reports.
+    pub fn name_source(&self, source: String, label: String) {
+        self.source_up.with_label_values(&[&label]).set(0);
+        lock(&self.source_labels).insert(source, label);
+    }
+
     fn source(&self, status: &SourceStatus) {
         let Some(hook) = status.source.strip_prefix("hook.") else {
-            self.source_up.with_label_values(&[&status.source]).set(i64::from(status.up));
+            let labels = lock(&self.source_labels);
+            // A path is no label, whatever happens.
+            let bare = status.source.split(':').next().unwrap_or_default();
+            let label = labels.get(&status.source).map_or(bare, String::as_str);
+            self.source_up.with_label_values(&[label]).set(i64::from(status.up));
             return;
         };
         let rung = status.rung.as_deref().filter(|_| status.up).unwrap_or("none");

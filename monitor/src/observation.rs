@@ -26,6 +26,7 @@ pub use net::{
     AddressFacts, LinkFacts, NetnsOwner, NetnsSnapshot, PeerLink, RouteFacts, RuleFacts, TABLE_MAIN, iff,
 };
 pub use process::{Ancestor, ProcessState, TaskFacts, TaskKey, TaskRef};
+pub(crate) use runtime::source_or;
 pub use runtime::{ContainerFacts, ContainerState, PodIdentity};
 pub use source::{Loss, SourceKind, SourceStatus};
 
@@ -124,11 +125,21 @@ pub enum Fact {
     ContainerGone {
         /// 64 hex digits.
         id: String,
+        /// The source that reports it, as in [`SourceStatus::source`].
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        source: String,
     },
-    /// Every container of one runtime; those of it that are not listed are gone.
+    /// Every container that one source knows; those that it reported before and does not list are gone.
     RuntimeSnapshot {
         /// `docker`, …
         runtime: String,
+        /// The source, as in [`SourceStatus::source`]; empty in recordings of before a runtime could have several
+        /// sockets.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        source: String,
+        /// When the list was asked for: what changed later may be missing from it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        read: Option<BootNs>,
         /// All its containers, in any state.
         containers: Vec<ContainerFacts>,
     },

@@ -343,7 +343,10 @@ mod tests {
         assert_eq!(file.cmdline, Some(Cmdline::All));
         assert_eq!(file.output.min_severity, Some(Severity::Warning));
         assert_eq!(file.metrics.listen.unwrap().len(), 2);
-        assert_eq!(file.runtime.sockets, Some(Runtimes::Docker(vec!["/run/docker.sock".into()])));
+        assert_eq!(
+            file.runtime.sockets,
+            Some(Runtimes::of(&["docker=/run/docker.sock".parse().unwrap()]).unwrap())
+        );
         assert_eq!(file.hooks.ring_kib, Some(512));
         assert_eq!(file.store, Store { enabled: Some(false), max_age_days: Some(30), max_mib: Some(512) });
         let recorder = Recorder { enabled: Some(false), minutes: Some(30), max_mib: Some(32) };

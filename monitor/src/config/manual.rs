@@ -66,9 +66,7 @@ const SETTINGS: &[Setting] = &[
         "Container runtimes: \"auto\", \"none\", or a list such as [\"docker=/run/docker.sock\"].",
         |config| match &config.runtimes {
             Runtimes::Auto => quoted("auto"),
-            Runtimes::Docker(sockets) => {
-                list(sockets.iter().map(|socket| format!("docker={}", socket.display())))
-            }
+            Runtimes::Sockets(sockets) => list(sockets.iter().map(ToString::to_string)),
         },
     ),
     setting(

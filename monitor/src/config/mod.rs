@@ -422,7 +422,7 @@ mod tests {
         assert_eq!(config.listen, over.listen);
         assert_eq!(config.socket, Path::new("/flag.sock"));
         assert_eq!(config.state_dir, Path::new("/file"));
-        assert_eq!(config.runtimes, Runtimes::Docker(vec![]));
+        assert_eq!(config.runtimes, Runtimes::Sockets(vec![]));
     }
 
     #[test]

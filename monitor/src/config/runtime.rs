@@ -1,12 +1,13 @@
-//! Which container runtimes to listen to: `auto`, `none`, or sockets by name.
+//! Which container runtimes to watch: `auto`, `none`, or sockets by name.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 use thiserror::Error as ThisError;
+
+use crate::sources::runtime::{RuntimeKind, RuntimeSocket};
 
 /// One word of the choice, as `--runtime` takes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,27 +16,29 @@ pub enum RuntimeSpec {
     Auto,
     /// None at all.
     None,
-    /// A Docker Engine API socket.
-    Docker(PathBuf),
+    /// A socket and what is spoken there.
+    Socket(RuntimeSocket),
 }
 
 /// A word that names no runtime.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum RuntimeSpecError {
     /// Neither a choice nor NAME=PATH.
-    #[error("{given:?} is not valid: expected auto, none or docker=PATH")]
+    #[error("{given:?} is not valid: expected {}", choices())]
     Unknown {
         /// What was given.
         given: String,
     },
     /// Known, but not built in.
-    #[error("cri is not supported by this build: expected auto, none or docker=PATH")]
+    #[error("cri is not supported by this build: expected {}", choices())]
     Cri,
     /// The socket is not an absolute path.
-    #[error("{given:?} is not valid: the socket must be an absolute path, as in docker=/run/docker.sock")]
+    #[error("{given:?} is not valid: the socket must be an absolute path, as in {example}")]
     RelativePath {
         /// What was given.
         given: String,
+        /// What would be valid.
+        example: String,
     },
     /// `auto` or `none` beside something else.
     #[error("auto and none stand alone, they cannot be combined with other runtimes")]
@@ -53,20 +56,35 @@ impl FromStr for RuntimeSpec {
             None if given == "cri" => Err(RuntimeSpecError::Cri),
             None => Err(unknown()),
             Some(("cri", _)) => Err(RuntimeSpecError::Cri),
-            Some(("docker", path)) if path.starts_with('/') => Ok(Self::Docker(path.into())),
-            Some(("docker", _)) => Err(RuntimeSpecError::RelativePath { given: given.to_owned() }),
-            Some(_) => Err(unknown()),
+            Some((name, path)) => {
+                let kind: RuntimeKind = name.parse().map_err(|_| unknown())?;
+                if path.starts_with('/') {
+                    return Ok(Self::Socket(RuntimeSocket { kind, path: path.into() }));
+                }
+                Err(RuntimeSpecError::RelativePath { given: given.to_owned(), example: example(kind) })
+            }
         }
     }
 }
 
-/// The runtimes to listen to.
+/// `auto, none or docker=PATH`.
+fn choices() -> String {
+    let sockets = RuntimeKind::NAMES.iter().map(|name| format!("{name}=PATH"));
+    format!("auto, none or {}", sockets.collect::<Vec<_>>().join(", "))
+}
+
+/// `docker=/run/docker.sock`.
+fn example(kind: RuntimeKind) -> String {
+    format!("{}={}", kind.name(), kind.default_sockets().first().unwrap_or(&"PATH"))
+}
+
+/// The runtimes to watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Runtimes {
     /// Whatever is found at the usual places.
     Auto,
-    /// These Docker Engine API sockets; none when empty.
-    Docker(Vec<PathBuf>),
+    /// These sockets; none when empty.
+    Sockets(Vec<RuntimeSocket>),
 }
 
 impl Runtimes {
@@ -77,15 +95,19 @@ impl Runtimes {
     pub fn of(specs: &[RuntimeSpec]) -> Result<Self, RuntimeSpecError> {
         match specs {
             [] | [RuntimeSpec::Auto] => Ok(Self::Auto),
-            [RuntimeSpec::None] => Ok(Self::Docker(Vec::new())),
-            specs => specs
-                .iter()
-                .map(|spec| match spec {
-                    RuntimeSpec::Docker(path) => Ok(path.clone()),
-                    RuntimeSpec::Auto | RuntimeSpec::None => Err(RuntimeSpecError::Combined),
-                })
-                .collect::<Result<_, _>>()
-                .map(Self::Docker),
+            [RuntimeSpec::None] => Ok(Self::Sockets(Vec::new())),
+            specs => {
+                let mut sockets: Vec<RuntimeSocket> = Vec::new();
+                for spec in specs {
+                    match spec {
+                        // One that is named twice is watched once.
+                        RuntimeSpec::Socket(socket) if sockets.contains(socket) => {}
+                        RuntimeSpec::Socket(socket) => sockets.push(socket.clone()),
+                        RuntimeSpec::Auto | RuntimeSpec::None => return Err(RuntimeSpecError::Combined),
+                    }
+                }
+                Ok(Self::Sockets(sockets))
+            }
         }
     }
 }
@@ -94,10 +116,8 @@ impl Serialize for Runtimes {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Auto => to.serialize_str("auto"),
-            Self::Docker(sockets) if sockets.is_empty() => to.serialize_str("none"),
-            Self::Docker(sockets) => {
-                to.collect_seq(sockets.iter().map(|socket| format!("docker={}", socket.display())))
-            }
+            Self::Sockets(sockets) if sockets.is_empty() => to.serialize_str("none"),
+            Self::Sockets(sockets) => to.collect_seq(sockets.iter().map(ToString::to_string)),
         }
     }
 }
@@ -128,7 +148,7 @@ impl<'de> Visitor<'de> for RuntimesVisitor {
         }
         match specs[..] {
             // An empty list in a file was written on purpose.
-            [] => Ok(Runtimes::Docker(Vec::new())),
+            [] => Ok(Runtimes::Sockets(Vec::new())),
             _ => Runtimes::of(&specs).map_err(A::Error::custom),
         }
     }
@@ -143,19 +163,25 @@ mod tests {
         Runtimes::of(&specs?)
     }
 
+    fn docker(path: &str) -> RuntimeSocket {
+        RuntimeSocket { kind: RuntimeKind::Docker, path: path.into() }
+    }
+
     #[test]
     fn words_become_a_choice() {
         assert_eq!(of(&[]), Ok(Runtimes::Auto));
         assert_eq!(of(&["auto"]), Ok(Runtimes::Auto));
-        assert_eq!(of(&["none"]), Ok(Runtimes::Docker(vec![])));
-        assert_eq!(of(&["docker=/a", "docker=/b"]), Ok(Runtimes::Docker(vec!["/a".into(), "/b".into()])));
+        assert_eq!(of(&["none"]), Ok(Runtimes::Sockets(vec![])));
+        let both = Runtimes::Sockets(vec![docker("/a"), docker("/b")]);
+        assert_eq!(of(&["docker=/a", "docker=/b", "docker=/a"]), Ok(both), "each once");
     }
 
     #[test]
-    fn contradictions_and_strangers_are_refused() {
+    fn contradictions_and_unknown_runtimes_are_refused() {
         assert_eq!(of(&["none", "docker=/a"]), Err(RuntimeSpecError::Combined));
         assert_eq!(of(&["cri=/run/containerd/containerd.sock"]), Err(RuntimeSpecError::Cri));
-        assert_eq!(of(&["docker=a"]), Err(RuntimeSpecError::RelativePath { given: "docker=a".into() }));
+        let relative = of(&["docker=a"]).unwrap_err().to_string();
+        assert!(relative.ends_with("an absolute path, as in docker=/run/docker.sock"), "{relative}");
         assert_eq!(of(&["podman=/a"]), Err(RuntimeSpecError::Unknown { given: "podman=/a".into() }));
     }
 }

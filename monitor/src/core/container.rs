@@ -1,4 +1,4 @@
-//! Container lifecycle.
+//! Container lifecycle: what the runtimes report becomes a change of the model, and that an event.
 
 use super::Core;
 use super::neighbor::Wait;
@@ -16,30 +16,36 @@ impl Core {
         }
         let transition = self.containers.put(at, facts);
         if let Some(transition) = transition {
-            self.tell_container(at, &transition);
+            self.emit_transition(at, &transition);
         }
         self.diagnose(at, &Change::Container(&id));
         self.answered(at, &Wait::Container(id), true);
     }
 
-    pub(super) fn container_gone(&mut self, at: BootNs, id: &str) {
-        if let Some(transition) = self.containers.remove(at, id) {
-            self.tell_container(at, &transition);
+    pub(super) fn container_gone(&mut self, at: BootNs, id: &str, source: &str) {
+        if let Some(transition) = self.containers.remove(at, id, source) {
+            self.emit_transition(at, &transition);
         }
         self.diagnose(at, &Change::Container(id));
     }
 
-    pub(super) fn runtime_snapshot(&mut self, at: BootNs, runtime: &str, list: Vec<ContainerFacts>) {
+    pub(super) fn runtime_snapshot(
+        &mut self,
+        at: BootNs,
+        read: BootNs,
+        source: &str,
+        list: Vec<ContainerFacts>,
+    ) {
         let ids: Vec<String> = list.iter().map(|facts| facts.id.clone()).collect();
-        // The first list of a runtime is what is, not what happens.
-        let first = !self.containers.counts().keys().any(|(known, _)| known == runtime)
-            && !self.statuses.get(runtime).is_some_and(|status| status.up);
+        // The first list of a source is what is, not what happens.
+        let first =
+            !self.containers.any_of(source) && !self.statuses.get(source).is_some_and(|status| status.up);
         for pod in list.iter().filter_map(|facts| facts.pod.as_ref()) {
             self.pods.note(at, pod);
         }
-        for transition in self.containers.replace(at, runtime, list) {
+        for transition in self.containers.replace(at, read, source, list) {
             if !first {
-                self.tell_container(at, &transition);
+                self.emit_transition(at, &transition);
             }
         }
         for id in ids {
@@ -48,7 +54,7 @@ impl Core {
         self.diagnose(at, &Change::Runtime);
     }
 
-    fn tell_container(&mut self, at: BootNs, transition: &Transition) {
+    fn emit_transition(&mut self, at: BootNs, transition: &Transition) {
         let Some(facts) = self.containers.get(&transition.id) else {
             return;
         };

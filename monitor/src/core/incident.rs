@@ -74,7 +74,7 @@ impl Core {
             pods: &self.pods,
             busy_mounts: &self.busy_mounts,
             host_netns: self.settings.host_netns,
-            runtime_up: super::join::runtime_is_up(&self.statuses),
+            runtimes: super::join::runtimes(&self.statuses, self.ready),
         };
         (&mut self.engine, node)
     }

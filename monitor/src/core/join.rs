@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Core;
 use crate::event::{Actor, ActorSource, AncestorRef, Confidence, Join, MountHolder, Serves, Target};
-use crate::node::view::NodeView;
+use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::node::volume;
 use crate::observation::{ContainerFacts, Holder, NsInum, SourceKind, SourceStatus, TaskRef};
 use crate::settings::Cmdline;
@@ -65,7 +65,7 @@ impl Core {
             pods: &self.pods,
             busy_mounts: &self.busy_mounts,
             host_netns: self.settings.host_netns,
-            runtime_up: self.runtime_is_up(),
+            runtimes: self.runtimes(),
         }
     }
 
@@ -103,11 +103,17 @@ impl Core {
         cmdline.filter(|_| shown).map(str::to_owned)
     }
 
-    pub(super) fn runtime_is_up(&self) -> bool {
-        runtime_is_up(&self.statuses)
+    pub(super) fn runtimes(&self) -> RuntimeAvailability {
+        runtimes(&self.statuses, self.ready)
     }
 }
 
-pub(super) fn runtime_is_up(statuses: &BTreeMap<String, SourceStatus>) -> bool {
-    statuses.values().any(|status| status.kind == SourceKind::Runtime && status.up)
+/// `ready`: whether every source has reported.
+pub(super) fn runtimes(statuses: &BTreeMap<String, SourceStatus>, ready: bool) -> RuntimeAvailability {
+    let mut all = statuses.values().filter(|status| status.kind == SourceKind::Runtime);
+    match (all.clone().any(|status| status.up), ready && all.all(|status| status.up)) {
+        (false, _) => RuntimeAvailability::None,
+        (true, false) => RuntimeAvailability::Some,
+        (true, true) => RuntimeAvailability::All,
+    }
 }

@@ -13,7 +13,7 @@ use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
-use crate::observation::{BootNs, Fact, NsInum, Observation, Request, Source, SourceStatus};
+use crate::observation::{BootNs, Fact, NsInum, Observation, Request, Source, SourceStatus, source_or};
 use crate::settings::Settings;
 
 mod container;
@@ -121,8 +121,11 @@ impl Core {
             Fact::Address(address) => self.namespaces.put_address(address),
             Fact::AddressGone(address) => self.namespaces.remove_address(&address),
             Fact::Container(facts) => self.container(at, *facts),
-            Fact::ContainerGone { id } => self.container_gone(at, &id),
-            Fact::RuntimeSnapshot { runtime, containers } => self.runtime_snapshot(at, &runtime, containers),
+            Fact::ContainerGone { id, source } => self.container_gone(at, &id, &source),
+            Fact::RuntimeSnapshot { runtime, source, read, containers } => {
+                let source = source_or(&source, &runtime);
+                self.runtime_snapshot(at, read.unwrap_or(at), source, containers);
+            }
             Fact::ProcessState(state) => {
                 self.answered(at, &neighbor::Wait::Process(state.tgid), state.alive);
             }

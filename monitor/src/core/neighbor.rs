@@ -7,6 +7,7 @@ use crate::event::wording::{because, who, whose};
 use crate::event::{Event, Kind, Neighbor, Severity, Target};
 use crate::node::cgroup;
 use crate::node::containers::is_live;
+use crate::node::view::RuntimeAvailability;
 use crate::observation::{
     BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborOp, NudState, Request, Source,
 };
@@ -127,8 +128,10 @@ impl Core {
         }
         let task = change.actor.as_ref().and_then(|actor| self.tasks.get(&actor.key))?;
         let id = cgroup::identify(task.cgroup.as_deref()?).container_id?;
-        (!asked.container && self.runtime_is_up() && self.containers.get(&id).is_none())
-            .then_some(Wait::Container(id))
+        (!asked.container
+            && self.runtimes() != RuntimeAvailability::None
+            && self.containers.get(&id).is_none())
+        .then_some(Wait::Container(id))
     }
 
     /// Whether the model can tell if this was a gateway. That it was is enough; that it was not takes a model

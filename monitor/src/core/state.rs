@@ -103,6 +103,12 @@ pub struct ContainerPlace {
     /// Its addresses, by the runtime's word.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ip: Vec<IpAddr>,
+    /// Sources that report it, the one that describes it first.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub sources: Vec<String>,
+    /// Whether all of them are down, so that this is what was known last.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub stale: bool,
 }
 
 /// A network namespace.
@@ -168,7 +174,11 @@ impl Core {
     }
 
     fn container_place(&self, facts: &ContainerFacts) -> ContainerPlace {
+        let sources = self.containers.sources(&facts.id);
+        let is_up = |source: &String| self.statuses.get(source).is_some_and(|status| status.up);
         ContainerPlace {
+            sources: sources.to_vec(),
+            stale: !sources.iter().any(is_up),
             container: container(facts),
             pod: self.node().pod(facts),
             sandbox: facts.sandbox,

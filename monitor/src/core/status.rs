@@ -11,7 +11,7 @@ impl Core {
         let old = self.statuses.insert(name.clone(), status.clone());
         if self.ready {
             if old.as_ref().is_none_or(|old| old.up != status.up) {
-                self.tell_turn(at, &status);
+                self.emit_status_change(at, &status);
             }
             return;
         }
@@ -26,9 +26,9 @@ impl Core {
                     missing.iter().map(|status| status.source.as_str()).collect::<Vec<_>>().join(", ")
                 ),
             };
-            self.tell_daemon(at, Kind::DaemonReady, Severity::Info, message);
+            self.emit_daemon(at, Kind::DaemonReady, Severity::Info, message);
             for status in missing {
-                self.tell_turn(at, &status);
+                self.emit_status_change(at, &status);
             }
             self.diagnose(at, &Change::Ready);
         }
@@ -71,24 +71,24 @@ impl Core {
 
     /// The last event.
     pub(super) fn stop(&mut self, at: BootNs) {
-        self.tell_daemon(at, Kind::DaemonStopping, Severity::Info, "stopping".to_owned());
+        self.emit_daemon(at, Kind::DaemonStopping, Severity::Info, "stopping".to_owned());
     }
 
-    fn tell_turn(&mut self, at: BootNs, status: &SourceStatus) {
+    fn emit_status_change(&mut self, at: BootNs, status: &SourceStatus) {
         let name = &status.source;
         if let (true, Some(rung), Some(reason)) = (status.up, &status.rung, &status.reason) {
             let message = format!("{name} works by {rung} only: {reason}");
-            self.tell_daemon(at, Kind::DaemonDegraded, Severity::Warning, message);
+            self.emit_daemon(at, Kind::DaemonDegraded, Severity::Warning, message);
         } else if status.up {
             let kind = match self.is_degraded() {
                 true => Kind::DaemonDegraded,
                 false => Kind::DaemonReady,
             };
-            self.tell_daemon(at, kind, Severity::Info, format!("{name} is back"));
+            self.emit_daemon(at, kind, Severity::Info, format!("{name} is back"));
         } else {
             let reason = status.reason.as_deref().unwrap_or("no reason given");
             let message = format!("{name} is down: {reason}");
-            self.tell_daemon(at, Kind::DaemonDegraded, Severity::Warning, message);
+            self.emit_daemon(at, Kind::DaemonDegraded, Severity::Warning, message);
         }
     }
 
@@ -101,7 +101,7 @@ impl Core {
         self.statuses.values().any(|status| self.degrades(status))
     }
 
-    fn tell_daemon(&mut self, at: BootNs, kind: Kind, severity: Severity, message: String) {
+    fn emit_daemon(&mut self, at: BootNs, kind: Kind, severity: Severity, message: String) {
         let up = self.statuses.values().filter(|status| status.up);
         let reasons = self.statuses.values().filter(|status| !status.up || status.reason.is_some());
         let sources: SourceStates = up

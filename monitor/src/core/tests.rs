@@ -2,10 +2,12 @@
 
 use super::*;
 use crate::event::Join;
+use crate::node::view::RuntimeAvailability;
 use crate::observation::*;
 use crate::settings::{Cmdline, Thresholds};
 
 mod mount;
+mod runtimes;
 pub(crate) mod saved;
 
 const HOST: NsInum = 1;
@@ -51,6 +53,7 @@ fn container(state: ContainerState) -> Fact {
         id: ID.into(),
         name: "k8s_POD_etcd1-0_lijiaob_5c94_0".into(),
         runtime: "docker".into(),
+        source: String::new(),
         image: "pause".into(),
         state,
         tgid: Some(16_707),
@@ -400,7 +403,12 @@ fn ready_is_told_when_every_source_has_reported_and_names_what_is_missing() {
 fn the_first_list_of_a_runtime_is_silent_and_later_ones_tell_what_was_missed() {
     let mut core = core();
     let Fact::Container(facts) = container(ContainerState::Running) else { unreachable!() };
-    let list = |containers| Fact::RuntimeSnapshot { runtime: "docker".into(), containers };
+    let list = |containers| Fact::RuntimeSnapshot {
+        runtime: "docker".into(),
+        source: "docker".into(),
+        read: None,
+        containers,
+    };
     core.observe(at(1, list(vec![*facts])));
     assert!(events(&mut core).is_empty());
     core.observe(at(2, list(Vec::new())));

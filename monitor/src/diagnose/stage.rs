@@ -73,7 +73,12 @@ impl Stage {
         for netns in self.tables.keys().copied().collect::<Vec<_>>() {
             self.read(netns);
         }
-        self.say(Fact::RuntimeSnapshot { runtime: "docker".into(), containers });
+        self.say(Fact::RuntimeSnapshot {
+            runtime: "docker".into(),
+            source: "docker".into(),
+            read: None,
+            containers,
+        });
         for source in ["netlink", "docker"] {
             self.say(up(source));
         }
@@ -291,6 +296,7 @@ pub(super) fn sandbox(id: &str, netns: NsInum, namespace: &str, name: &str, uid:
         id: id.into(),
         name: format!("k8s_POD_{name}_{namespace}_{uid}_0"),
         runtime: "docker".into(),
+        source: String::new(),
         image: "pause".into(),
         state: ContainerState::Running,
         tgid: Some(16_707),

@@ -8,6 +8,7 @@ use crate::node::containers::Containers;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
+use crate::node::view::RuntimeAvailability;
 use crate::observation::*;
 
 /// Says what it is told to say.
@@ -75,7 +76,7 @@ fn tick(engine: &mut Engine, causes: Vec<Finding>, effects: Vec<Finding>) -> Vec
         pods: &pods,
         busy_mounts: &BusyMounts::default(),
         host_netns: 1,
-        runtime_up: false,
+        runtimes: RuntimeAvailability::None,
     };
     engine.replace_diagnoses(vec![
         Box::new(Fake { kind: "cause", next: causes }),
@@ -280,7 +281,7 @@ fn story_of_the_busy_volume() -> Stage {
     let web = sandbox(&"d".repeat(64), 72, "cam", "web-fddf96444-stxpf", WEB_UID);
     let cam = sandbox(&"c".repeat(64), 71, "cam", "cam1-78b6fc6bc8-cjsw5", CAM_UID);
     stage.start(vec![web, cam]);
-    stage.say(Fact::ContainerGone { id: "c".repeat(64) });
+    stage.say(Fact::ContainerGone { id: "c".repeat(64), source: "docker".into() });
     stage.say(task(30_001, "/bin/umount"));
     // kubelet doubles its delay from half a second.
     for delay in [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000] {

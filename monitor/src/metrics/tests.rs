@@ -173,6 +173,19 @@ fn losses_count_what_is_known_and_at_least_one() {
 }
 
 #[test]
+fn a_socket_shows_by_its_label_from_the_start_and_never_by_its_path() {
+    let metrics = metrics();
+    for (source, label) in [("docker:/a", "docker"), ("docker:/b", "docker-2")] {
+        metrics.name_source(source.into(), label.into());
+    }
+    let up = |label: &str| value(&metrics, &format!("kevtmon_source_up{{source=\"{label}\"}}"));
+    assert_eq!((up("docker"), up("docker-2")), (Some(0.0), Some(0.0)));
+    metrics.observation(&status("docker:/b", true, None));
+    metrics.observation(&status("podman:/c", true, None));
+    assert_eq!((up("docker"), up("docker-2"), up("podman")), (Some(0.0), Some(1.0), Some(1.0)));
+}
+
+#[test]
 fn a_hook_has_one_rung_at_a_time() {
     let metrics = metrics();
     metrics.observation(&status("hook.neighbor", true, Some("tp_btf")));

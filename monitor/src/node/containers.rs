@@ -1,5 +1,9 @@
 //! Containers of all runtimes, by id and by network namespace. The dead are remembered for a while, since
 //! what is theirs goes later than they do.
+//!
+//! One container may be reported by several sources: through a proxy, a link to the socket, or a runtime on top of
+//! another. It is one container all the same. The first source describes it, and of what the sources say of its
+//! state the newest holds, so that a source that lags behind changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -9,6 +13,10 @@ use crate::observation::{BootNs, ContainerFacts, ContainerState, NsInum};
 
 /// How long a removed container can still be named.
 const REMEMBER_NS: u64 = 600 * 1_000_000_000;
+
+/// How far one source may lag behind another that reported a removal. Only what is newer than that says that the
+/// container is still there.
+const LAG_NS: u64 = 10 * 1_000_000_000;
 
 /// All containers.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -27,6 +35,39 @@ struct Known {
     /// When it was seen to start; `None` if it ran before it was known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     started: Option<BootNs>,
+    /// The sources that report it, the first one first.
+    #[serde(default)]
+    sources: Vec<String>,
+    /// Which source the last change is from, and from when.
+    #[serde(default)]
+    changed: (String, BootNs),
+}
+
+impl Known {
+    /// Whether another source knows better already.
+    fn is_ahead_of(&self, source: &str, read: BootNs) -> bool {
+        let (by, at) = &self.changed;
+        let lag = if self.removed.is_some() { LAG_NS } else { 0 };
+        by != source && read < at.saturating_add(lag)
+    }
+
+    /// What a source says of a container that another one describes.
+    fn described(&self, said: ContainerFacts) -> ContainerFacts {
+        let tgid = self.facts.tgid.filter(|_| is_live(said.state) && is_live(self.facts.state));
+        let from_pod = said.pod.is_some() && self.facts.pod.is_none();
+        let described = if from_pod { &said } else { &self.facts };
+        ContainerFacts {
+            name: self.facts.name.clone(),
+            runtime: self.facts.runtime.clone(),
+            source: self.facts.source.clone(),
+            image: self.facts.image.clone(),
+            sandbox: described.sandbox,
+            joined_netns: described.joined_netns,
+            pod: described.pod.clone(),
+            tgid: said.tgid.or(tgid),
+            ..said
+        }
+    }
 }
 
 impl Serialize for Containers {
@@ -39,10 +80,17 @@ impl Serialize for Containers {
 
 impl From<Vec<Known>> for Containers {
     fn from(all: Vec<Known>) -> Self {
+        let mut all = all;
         let mut by_netns = BTreeMap::<_, BTreeSet<_>>::new();
-        for facts in all.iter().map(|known| &known.facts) {
+        for known in &mut all {
+            let facts = &known.facts;
             if let Some(netns) = facts.netns {
                 by_netns.entry(netns).or_default().insert(facts.id.clone());
+            }
+            // Written before a container could have several sources.
+            if known.sources.is_empty() && known.removed.is_none() {
+                known.sources.push(facts.source().to_owned());
+                known.changed.0 = facts.source().to_owned();
             }
         }
         Self { known: all.into_iter().map(|known| (known.facts.id.clone(), known)).collect(), by_netns }
@@ -114,19 +162,38 @@ impl Containers {
             .map(|known| &known.facts)
     }
 
-    /// Adds or changes a container; tells when its state is another.
+    /// Adds or changes a container; returns its transition when its state is another.
     pub fn put(&mut self, at: BootNs, facts: ContainerFacts) -> Option<Transition> {
-        self.keep(at, facts, true)
+        self.keep(at, at, facts, true)
     }
 
-    /// `live`: told when it happened, so that one which was unknown has just begun.
-    fn keep(&mut self, at: BootNs, mut facts: ContainerFacts, live: bool) -> Option<Transition> {
-        let old = self.known.remove(&facts.id);
-        let from = old.as_ref().filter(|old| old.removed.is_none()).map(|old| old.facts.state);
-        let mut started = None;
-        if let Some(old) = old {
+    /// `read`: when the source looked. `live`: reported when it happened, so that one which was unknown has just
+    /// begun.
+    fn keep(
+        &mut self,
+        at: BootNs,
+        read: BootNs,
+        mut facts: ContainerFacts,
+        live: bool,
+    ) -> Option<Transition> {
+        let source = facts.source().to_owned();
+        let mut sources = Vec::new();
+        let (mut from, mut started) = (None, None);
+        if let Some(mut old) = self.known.remove(&facts.id) {
+            if old.is_ahead_of(&source, read) {
+                note(&mut old.sources, source);
+                self.known.insert(facts.id, old);
+                return None;
+            }
             self.leave(old.facts.netns, &old.facts.id);
             started = old.started;
+            if old.removed.is_none() {
+                from = Some(old.facts.state);
+                if old.sources.first().is_some_and(|first| *first != source) {
+                    facts = old.described(facts);
+                }
+                sources = old.sources;
+            }
             // A process that is gone no longer tells its namespaces; they were these.
             facts.netns = facts.netns.or(old.facts.netns);
             facts.mntns = facts.mntns.or(old.facts.mntns);
@@ -134,6 +201,7 @@ impl Containers {
                 facts.addresses = old.facts.addresses;
             }
         }
+        note(&mut sources, source.clone());
         if is_live(facts.state) && !from.is_some_and(is_live) {
             started = (live || from.is_some()).then_some(at);
         }
@@ -141,33 +209,61 @@ impl Containers {
             self.by_netns.entry(netns).or_default().insert(facts.id.clone());
         }
         let transition = Transition { id: facts.id.clone(), from, to: Some(facts.state) };
-        self.known.insert(facts.id.clone(), Known { facts, removed: None, started });
+        let known = Known { facts, removed: None, started, sources, changed: (source, read) };
+        self.known.insert(transition.id.clone(), known);
         (transition.from != transition.to).then_some(transition)
     }
 
-    /// Marks a container as removed.
-    pub fn remove(&mut self, at: BootNs, id: &str) -> Option<Transition> {
-        let known = self.known.get_mut(id).filter(|known| known.removed.is_none())?;
+    /// Marks a container as removed. The word of one source is enough: an id is never used again, and a source that
+    /// still lists the container lags behind.
+    pub fn remove(&mut self, at: BootNs, id: &str, source: &str) -> Option<Transition> {
+        let known = self.known.get_mut(id)?;
+        known.sources.retain(|known| known != source);
+        if known.removed.is_some() {
+            return None;
+        }
         known.removed = Some(at);
+        known.changed = (source.to_owned(), at);
         let from = Some(std::mem::replace(&mut known.facts.state, ContainerState::Exited));
         known.facts.tgid = None;
         Some(Transition { id: id.to_owned(), from, to: None })
     }
 
-    /// Takes the full list of a runtime.
-    pub fn replace(&mut self, at: BootNs, runtime: &str, list: Vec<ContainerFacts>) -> Vec<Transition> {
+    /// Takes the full list of a source that was asked for at `read`.
+    pub fn replace(
+        &mut self,
+        at: BootNs,
+        read: BootNs,
+        source: &str,
+        list: Vec<ContainerFacts>,
+    ) -> Vec<Transition> {
         let listed: HashSet<&str> = list.iter().map(|facts| facts.id.as_str()).collect();
         let mut gone: Vec<String> = self
             .known
             .values()
-            .filter(|known| known.removed.is_none() && known.facts.runtime == runtime)
+            .filter(|known| known.sources.iter().any(|known| known == source))
             .filter(|known| !listed.contains(known.facts.id.as_str()))
             .map(|known| known.facts.id.clone())
             .collect();
         gone.sort_unstable();
-        let mut transitions: Vec<Transition> = gone.iter().filter_map(|id| self.remove(at, id)).collect();
-        transitions.extend(list.into_iter().filter_map(|facts| self.keep(at, facts, false)));
+        let mut transitions: Vec<Transition> =
+            gone.iter().filter_map(|id| self.remove(at, id, source)).collect();
+        transitions.extend(list.into_iter().filter_map(|facts| self.keep(at, read, facts, false)));
         transitions
+    }
+
+    /// Whether a source reports any container.
+    #[must_use]
+    pub fn any_of(&self, source: &str) -> bool {
+        self.known
+            .values()
+            .any(|known| known.removed.is_none() && known.sources.iter().any(|known| known == source))
+    }
+
+    /// The sources that report a container, the one that describes it first.
+    #[must_use]
+    pub fn sources(&self, id: &str) -> &[String] {
+        self.known.get(id).map_or(&[], |known| &known.sources)
     }
 
     /// Forgets what was removed long ago.
@@ -228,6 +324,12 @@ impl Containers {
     }
 }
 
+fn note(sources: &mut Vec<String>, source: String) {
+    if !sources.contains(&source) {
+        sources.push(source);
+    }
+}
+
 /// Whether its processes exist.
 #[must_use]
 pub fn is_live(state: ContainerState) -> bool {
@@ -243,6 +345,7 @@ mod tests {
             id: id.into(),
             name: id.into(),
             runtime: "docker".into(),
+            source: String::new(),
             image: "busybox".into(),
             state,
             tgid: None,
@@ -288,7 +391,7 @@ mod tests {
     fn a_container_that_a_list_no_longer_has_is_removed_and_remembered_for_ten_minutes() {
         let mut containers = Containers::default();
         containers.put(0, container("a", ContainerState::Running, None, false));
-        let transitions = containers.replace(1, "docker", Vec::new());
+        let transitions = containers.replace(1, 1, "docker", Vec::new());
         assert_eq!(transitions[0].to, None);
         containers.expire(2);
         assert!(containers.get("a").is_some());
@@ -304,7 +407,7 @@ mod tests {
         containers.put(0, container("a", ContainerState::Running, Some(8), false));
         assert!(containers.in_netns(7).is_none());
         assert_eq!(containers.live_netns().map(|(netns, _)| netns).collect::<Vec<_>>(), [8]);
-        containers.remove(0, "a");
+        containers.remove(0, "a", "docker");
         containers.expire(REMEMBER_NS);
         assert!(containers.by_netns.is_empty());
     }
@@ -313,7 +416,7 @@ mod tests {
     fn a_start_is_known_only_where_it_was_seen() {
         let mut containers = Containers::default();
         let running = |id| container(id, ContainerState::Running, None, false);
-        containers.replace(5, "docker", vec![running("old")]);
+        containers.replace(5, 5, "docker", vec![running("old")]);
         containers.put(6, running("new"));
         containers.put(7, running("old"));
         assert_eq!((containers.started("old"), containers.started("new")), (None, Some(6)));

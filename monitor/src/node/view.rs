@@ -29,8 +29,19 @@ pub struct NodeView<'a> {
     pub busy_mounts: &'a BusyMounts,
     /// The host's network namespace.
     pub host_netns: NsInum,
-    /// Whether a runtime can be asked for containers.
-    pub runtime_up: bool,
+    /// Which runtimes can be asked for containers.
+    pub runtimes: RuntimeAvailability,
+}
+
+/// How many of the node's runtimes can be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RuntimeAvailability {
+    /// None, or there is none.
+    None,
+    /// At least one, but a container that is not known may be another's.
+    Some,
+    /// All: a container that is not known does not exist.
+    All,
 }
 
 /// What a control group tells.
@@ -77,7 +88,7 @@ impl NodeView<'_> {
                 pod: uid.map(|uid| self.pod_of_uid(uid)),
                 unit: identity.unit,
                 // Where no runtime can be asked, the control group is all there is to know.
-                join: if self.runtime_up { Join::Missed } else { Join::Ok },
+                join: if self.runtimes == RuntimeAvailability::None { Join::Ok } else { Join::Missed },
             },
         }
     }
@@ -233,6 +244,7 @@ mod tests {
             id: "a".into(),
             name: "sandbox".into(),
             runtime: "docker".into(),
+            source: String::new(),
             image: "pause".into(),
             state: ContainerState::Running,
             tgid: Some(7),
@@ -255,7 +267,7 @@ mod tests {
             pods: &PodNames::default(),
             busy_mounts: &BusyMounts::default(),
             host_netns: 1,
-            runtime_up: true,
+            runtimes: RuntimeAvailability::All,
         };
         node.pod(&facts).unwrap().ip.iter().map(ToString::to_string).collect()
     }

@@ -67,8 +67,12 @@ pub struct ContainerFacts {
     pub id: String,
     /// Without the leading slash.
     pub name: String,
-    /// `docker`, …
+    /// The runtime that it really is of, whatever the socket is configured as: `docker`, `podman`, …
     pub runtime: String,
+    /// The source that reported it, as in `SourceStatus::source`; empty in recordings of before a runtime could
+    /// have several sockets.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub source: String,
     /// Image reference.
     pub image: String,
     /// State.
@@ -89,4 +93,17 @@ pub struct ContainerFacts {
     /// Whether it joined the network namespace of another container.
     #[serde(default)]
     pub joined_netns: bool,
+}
+
+impl ContainerFacts {
+    /// Name of the source that reported it.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        source_or(&self.source, &self.runtime)
+    }
+}
+
+/// A source's name; where a recording has none, there was one source for each runtime, named after it.
+pub(crate) fn source_or<'a>(source: &'a str, runtime: &'a str) -> &'a str {
+    if source.is_empty() { runtime } else { source }
 }

@@ -71,7 +71,7 @@ fn containers(state: &State) -> Vec<Vec<String>> {
         vec![
             escaped(container.id.get(..12).unwrap_or(&container.id)),
             words(container.name.as_deref()),
-            words(container.state.as_deref()),
+            words(container.state.as_deref()) + if place.stale { " (stale)" } else { "" },
             container.pid.map_or_else(dash, |pid| pid.to_string()),
             place.pod.as_ref().map_or_else(dash, pod_name),
         ]

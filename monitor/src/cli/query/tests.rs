@@ -74,7 +74,7 @@ fn incidents_read_well() {
 fn the_state_reads_well() {
     let mut state = subject::tests::state();
     state.sources = vec![
-        SourceStatus::down(SourceKind::Runtime, "docker", "no socket"),
+        SourceStatus::down(SourceKind::Runtime, "docker:/run/docker.sock", "no socket"),
         SourceStatus { rung: Some("tp_btf".into()), ..SourceStatus::up(SourceKind::Hook, "hook.neighbor") },
     ];
     state.counts = Counts::default();
@@ -93,6 +93,8 @@ fn the_state_reads_well() {
         netns: Some(71),
         mntns: None,
         ip: Vec::new(),
+        sources: vec!["docker:/run/docker.sock".into()],
+        stale: true,
     }];
     let memory = || Memory::default().with_state(state.clone());
     golden(&answer(memory(), &Query::State(StateArgs::default())), include_str!("golden/state.txt"));

@@ -136,7 +136,10 @@ fn full() -> Core {
         say(&mut core, Fact::Netns(Box::new(snapshot)));
     }
     let containers = (0..PODS).flat_map(|pod| [of_pod(pod, true), of_pod(pod, false)]).collect();
-    say(&mut core, Fact::RuntimeSnapshot { runtime: "docker".into(), containers });
+    say(
+        &mut core,
+        Fact::RuntimeSnapshot { runtime: "docker".into(), source: "docker".into(), read: None, containers },
+    );
     for source in ["netlink", "docker"] {
         say(&mut core, status(source, true));
     }
@@ -175,7 +178,7 @@ fn a_full_node_in_the_middle_of_everything_goes_on_from_what_is_saved() {
         Fact::Neighbor(Box::new(unknown)),
         Fact::Umount(Box::new(attempt)),
         Fact::LinkGone { netns: HOST, ifindex: 100, moved_to: None },
-        Fact::ContainerGone { id: id(3, 0) },
+        Fact::ContainerGone { id: id(3, 0), source: "docker".into() },
     ];
     for fact in facts {
         core.observe(at(now, fact));

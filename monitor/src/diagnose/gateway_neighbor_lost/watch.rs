@@ -12,7 +12,7 @@ use crate::diagnose::{CAPACITY, STARTING, Seen};
 use crate::event::{CloseReason, Confidence, Neighbor, Severity};
 use crate::node::containers::is_live;
 use crate::node::gateways::Gateway;
-use crate::node::view::NodeView;
+use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{BootNs, NeighborKey, NsInum, Request};
 
 /// A learned entry that works this long after the static one went has taken its place.
@@ -338,7 +338,8 @@ impl Owner {
             return false;
         }
         let heir = judge::live_target(node, netns).and_then(|target| Self::of(&target));
-        heir.is_none_or(|heir| heir.id != self.id) && (known.is_some() || node.runtime_up)
+        heir.is_none_or(|heir| heir.id != self.id)
+            && (known.is_some() || node.runtimes == RuntimeAvailability::All)
     }
 }
 

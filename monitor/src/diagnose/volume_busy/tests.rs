@@ -11,7 +11,7 @@ fn terminating() -> Stage {
     let cam = sandbox(&"c".repeat(64), 71, "cam", "cam1-78b6fc6bc8-cjsw5", CAM_UID);
     let web = sandbox(&"d".repeat(64), 72, "cam", "web-fddf96444-stxpf", WEB_UID);
     stage.start(vec![cam, web]);
-    stage.say(Fact::ContainerGone { id: "c".repeat(64) });
+    stage.say(Fact::ContainerGone { id: "c".repeat(64), source: "docker".into() });
     stage.run_for(700 * S);
     stage.say(task(30_001, "/bin/umount"));
     stage.told.clear();

@@ -1,209 +1,124 @@
-//! Docker: its containers, by list, inspect and event stream over the unix socket.
+//! Docker: its containers, by list, inspect and event stream of the Engine API.
 //!
-//! In: answers to GET requests; nothing else is ever sent, since the socket is root on the node. Out:
-//! snapshots, changes and whether the source is up. A daemon that is missing, restarts, hangs or talks
-//! nonsense makes the source down for as long as that lasts, never more.
+//! Nothing but GET requests is ever sent, since the socket is root on the node.
 
-use std::error::Error as _;
-use std::path::{Path, PathBuf};
+use std::future::Future;
+use std::path::Path;
 use std::time::Duration;
 
+use bollard::API_DEFAULT_VERSION;
 use bollard::errors::Error as ClientError;
-use thiserror::Error;
-use tokio::time::{Instant, sleep};
+use bollard::models::SystemVersion;
+use bollard::query_parameters::{InspectContainerOptions, ListContainersOptionsBuilder};
+use futures_util::{StreamExt, future};
 
-use super::super::procfs::Proc;
-use super::super::{Sender, seen};
-use crate::observation::{Fact, SourceKind, SourceStatus};
-use containers::Containers;
-use session::{End, Session};
+use super::client::{Changes, RuntimeClient, RuntimeError};
+use crate::observation::ContainerFacts;
 
-mod change;
-mod containers;
+mod events;
 mod facts;
-mod refresh;
-mod session;
 
-/// As in `ContainerFacts::runtime`, and the name of this source.
-const RUNTIME: &str = "docker";
+/// Engines that serve this API, by what they call themselves among their components, and their name in
+/// `ContainerFacts::runtime`.
+const ENGINES: &[(&str, &str)] = &[("Engine", "docker"), ("Podman Engine", "podman")];
 
-/// Longest part of the daemon's own words that is repeated.
-const MAX_REASON: usize = 300;
+/// The name of an engine that does not say what it is.
+const UNNAMED: &str = "docker";
 
-/// Where Docker is and how patient to be with it.
+const LIST: &str = "GET /containers/json";
+const INSPECT: &str = "GET /containers/ID/json";
+const EVENTS: &str = "GET /events";
+const VERSION: &str = "GET /version";
+
+/// A connection to an engine.
 #[derive(Debug, Clone)]
-pub struct DockerConfig {
-    /// Path of the API socket.
-    pub socket: PathBuf,
-    /// Between two full lists, which repair what the event stream did not tell.
-    pub reconcile: Duration,
-    /// For the answer to one request.
-    pub timeout: Duration,
-    /// Before the first new attempt after a failure; doubles with each failure.
-    pub backoff_min: Duration,
-    /// Longest pause between two attempts.
-    pub backoff_max: Duration,
+pub struct Docker {
+    api: bollard::Docker,
+    runtime: &'static str,
+    patience: Duration,
 }
 
-impl DockerConfig {
-    /// The defaults for this socket.
-    #[must_use]
-    pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self {
-            socket: socket.into(),
-            reconcile: Duration::from_secs(60),
-            timeout: Duration::from_secs(2),
-            backoff_min: Duration::from_millis(100),
-            // A node has to know its containers again within 5 s of a restart of the daemon.
-            backoff_max: Duration::from_secs(2),
-        }
+impl RuntimeClient for Docker {
+    async fn connect(socket: &Path, patience: Duration) -> Result<Self, RuntimeError> {
+        let path = socket.to_str().ok_or_else(|| RuntimeError::SocketPath { path: socket.to_owned() })?;
+        // The library's own patience has whole seconds; it is what bounds the start of the event stream.
+        let seconds = patience.as_secs() + u64::from(patience.subsec_nanos() > 0);
+        let api =
+            bollard::Docker::connect_with_unix(path, seconds, API_DEFAULT_VERSION).map_err(|source| {
+                match source {
+                    ClientError::SocketNotFoundError(_) => RuntimeError::NoSocket { path: socket.to_owned() },
+                    source => RuntimeError::Connect { source: Box::new(source) },
+                }
+            })?;
+        let runtime = match ask(VERSION, patience, api.version()).await {
+            Ok(version) => runtime_of(version),
+            // A proxy may keep the version to itself. What else is wrong, the list will say.
+            Err(RuntimeError::Request { .. } | RuntimeError::Decode { .. }) => UNNAMED,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { api, runtime, patience })
     }
-}
 
-/// Why Docker cannot be asked.
-#[derive(Debug, Error)]
-pub enum DockerError {
-    /// Nothing is there.
-    #[error("there is no socket at {}", path.display())]
-    NoSocket {
-        /// Where it was looked for.
-        path: PathBuf,
-    },
-    /// The client library takes text only.
-    #[error("the socket path {} is not UTF-8", path.display())]
-    SocketPath {
-        /// The path.
-        path: PathBuf,
-    },
-    /// Nobody listens there, or not to us.
-    #[error("cannot connect to the socket")]
-    Connect {
-        /// What went wrong.
-        #[source]
-        source: ClientError,
-    },
-    /// The daemon hangs, starts, or is overloaded.
-    #[error("no answer within {after:?}")]
-    Timeout {
-        /// How long it was waited for.
-        after: Duration,
-    },
-    /// The request was refused, or the answer makes no sense.
-    #[error("{request} failed")]
-    Request {
-        /// What was asked.
-        request: &'static str,
-        /// What went wrong.
-        #[source]
-        source: ClientError,
-    },
-    /// The event stream broke off, or makes no sense.
-    #[error("the event stream failed")]
-    Events {
-        /// What went wrong.
-        #[source]
-        source: ClientError,
-    },
-    /// The daemon stopped.
-    #[error("the event stream ended")]
-    EventsEnded,
-}
+    fn runtime(&self) -> &str {
+        self.runtime
+    }
 
-impl DockerError {
-    /// For `Fact::Resync`.
-    fn gap(&self) -> &'static str {
-        match self {
-            Self::NoSocket { .. } | Self::SocketPath { .. } => "no-socket",
-            Self::Connect { .. } => "refused",
-            Self::Timeout { .. } => "timeout",
-            Self::Request { source, .. } | Self::Events { source } if is_nonsense(source) => "decode",
-            Self::Request { .. } => "request-failed",
-            Self::Events { .. } => "stream-failed",
-            Self::EventsEnded => "stream-ended",
+    async fn list(&self) -> Result<Vec<ContainerFacts>, RuntimeError> {
+        let options = ListContainersOptionsBuilder::default().all(true).build();
+        let entries = ask(LIST, self.patience, self.api.list_containers(Some(options))).await?;
+        Ok(entries.into_iter().filter_map(facts::from_summary).collect())
+    }
+
+    async fn inspect(&self, id: &str) -> Result<Option<ContainerFacts>, RuntimeError> {
+        match self.api.inspect_container(id, None::<InspectContainerOptions>).await {
+            Ok(answer) => Ok(facts::from_inspect(answer)),
+            Err(ClientError::DockerResponseServerError { status_code: 404, .. }) => Ok(None),
+            Err(source) => Err(failure(INSPECT, self.patience, source)),
         }
     }
 
-    /// Whether the daemon says that there is no such container.
-    fn is_absence(&self) -> bool {
-        matches!(
-            self,
-            Self::Request { source: ClientError::DockerResponseServerError { status_code: 404, .. }, .. }
-        )
-    }
-
-    /// For an operator: what failed, and the innermost cause.
-    fn reason(&self) -> String {
-        let mut cause = self.source();
-        while let Some(inner) = cause.and_then(|error| error.source()) {
-            cause = Some(inner);
-        }
-        let text = cause.map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"));
-        text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect()
+    fn events(&self, since: i64) -> Changes {
+        let patience = self.patience;
+        let messages = self.api.events(Some(events::subscription(since)));
+        Box::pin(messages.filter_map(move |message| {
+            future::ready(match message {
+                Ok(message) => events::read(message).map(Ok),
+                Err(source) => Some(Err(match failure(EVENTS, patience, source) {
+                    RuntimeError::Request { source, .. } => RuntimeError::Events { source },
+                    error => error,
+                })),
+            })
+        }))
     }
 }
 
-fn is_nonsense(error: &ClientError) -> bool {
-    matches!(error, ClientError::JsonDataError { .. } | ClientError::JsonSerdeError { .. })
+fn runtime_of(version: SystemVersion) -> &'static str {
+    let components = version.components.unwrap_or_default();
+    let named = ENGINES.iter().find(|(name, _)| components.iter().any(|component| component.name == *name));
+    named.map_or(UNNAMED, |(_, runtime)| runtime)
 }
 
-/// The socket of the local Docker daemon, if there is one.
-#[must_use]
-pub fn default_socket() -> Option<PathBuf> {
-    ["/run/docker.sock", "/var/run/docker.sock"].iter().map(PathBuf::from).find(|path| path.exists())
+async fn ask<T>(
+    request: &'static str,
+    patience: Duration,
+    answer: impl Future<Output = Result<T, ClientError>>,
+) -> Result<T, RuntimeError> {
+    answer.await.map_err(|source| failure(request, patience, source))
 }
 
-/// Tells what Docker knows, until nobody listens any more.
-///
-/// The first `Fact::Source` comes within the time of a few requests whatever the daemon does: after the
-/// first snapshot if it is up, else with the reason. A snapshot always comes before the status that says up.
-pub async fn run(config: DockerConfig, proc: Proc, tx: Sender) {
-    let mut containers = Containers::new(proc.clone());
-    let mut pause = config.backoff_min;
-    let mut gap: Option<&'static str> = None;
-    let mut down: Option<String> = None;
-    while !tx.is_closed() {
-        let started = Instant::now();
-        let socket = reachable(&config.socket, &proc);
-        let mut was_up = false;
-        let mut session = Session::new(&config, &mut containers, &tx, gap);
-        let End::Failed(error) = session.run(&socket, &mut was_up).await else { return };
-        if was_up {
-            gap = Some(error.gap());
-            down = None;
-            // One that fails at once again has not recovered.
-            if started.elapsed() > config.backoff_max + config.timeout {
-                pause = config.backoff_min;
-            }
+/// What an error of the library means.
+fn failure(request: &'static str, after: Duration, source: ClientError) -> RuntimeError {
+    match source {
+        ClientError::RequestTimeoutError => RuntimeError::Timeout { after },
+        ClientError::HyperLegacyError { ref err } if err.is_connect() => {
+            RuntimeError::Connect { source: Box::new(source) }
         }
-        let reason = error.reason();
-        tracing::debug!(%reason, ?pause, "docker is down");
-        if down.as_ref() != Some(&reason) {
-            let status = SourceStatus::down(SourceKind::Runtime, RUNTIME, reason.clone());
-            if tx.send(seen(Fact::Source(status))).await.is_err() {
-                return;
-            }
-            down = Some(reason);
+        ClientError::JsonDataError { .. } | ClientError::JsonSerdeError { .. } => {
+            RuntimeError::Decode { request, source: Box::new(source) }
         }
-        tokio::select! {
-            () = tx.closed() => return,
-            () = sleep(pause) => {}
-        }
-        pause = (pause * 2).min(config.backoff_max);
+        source => RuntimeError::Request { request, source: Box::new(source) },
     }
 }
 
-/// The socket as pid 1 sees it: a socket file that was bind-mounted into our own root goes stale when the
-/// daemon makes a new one. Pid 1 may be out of reach even for root.
-fn reachable(socket: &Path, proc: &Proc) -> PathBuf {
-    socket
-        .strip_prefix("/")
-        .map(|path| proc.path(1, "root").join(path))
-        .ok()
-        .filter(|path| path.exists())
-        .unwrap_or_else(|| socket.to_owned())
-}
-
-#[cfg(test)]
-mod fake;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 //! Docker's answers as container facts.
 //!
-//! In: a list entry, an inspect answer or an event. Out: facts without namespaces, which only /proc knows.
+//! In: a list entry, an inspect answer or an event. Out: facts without what a client does not know.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -11,7 +11,6 @@ use bollard::models::{
 };
 
 use super::super::{is_container_id, kubelet};
-use super::RUNTIME;
 use crate::observation::{ContainerFacts, ContainerState};
 
 /// An entry of the list, which has no pid; `None` without a proper id.
@@ -47,24 +46,15 @@ pub(super) fn from_inspect(answer: ContainerInspectResponse) -> Option<Container
     Some(facts)
 }
 
-/// What the attributes of an event tell of its container: the labels stand among them.
-pub(super) fn from_event(
-    id: &str,
-    attributes: HashMap<String, String>,
-    state: ContainerState,
-) -> Option<ContainerFacts> {
+/// What the attributes of an event say of its container: the labels stand among them.
+pub(super) fn from_event(id: &str, attributes: HashMap<String, String>) -> Option<ContainerFacts> {
     let described = Described {
         name: attributes.get("name").map(|name| bare(name).to_owned()).unwrap_or_default(),
         image: attributes.get("image").cloned().unwrap_or_default(),
         labels: attributes,
         network_mode: None,
     };
-    described.facts(id.to_owned(), state, None)
-}
-
-/// Whether the container has a process.
-pub(super) fn is_live(state: ContainerState) -> bool {
-    matches!(state, ContainerState::Running | ContainerState::Paused | ContainerState::Unknown)
+    described.facts(id.to_owned(), ContainerState::Unknown, None)
 }
 
 struct Described {
@@ -89,7 +79,8 @@ impl Described {
         Some(ContainerFacts {
             id,
             name: self.name,
-            runtime: RUNTIME.to_owned(),
+            runtime: String::new(),
+            source: String::new(),
             image: self.image,
             state,
             tgid: None,
@@ -214,7 +205,7 @@ mod tests {
         let inspected = from_inspect(serde_json::from_value(answer).unwrap()).unwrap();
         let listed = summary(json!({"Id": ID, "Names": ["/web"], "Command": planted, "Labels": labels}));
         let attributes = serde_json::from_value(labels).unwrap();
-        let told = from_event(ID, attributes, ContainerState::Running).unwrap();
+        let told = from_event(ID, attributes).unwrap();
         for facts in [inspected, listed.unwrap(), told] {
             assert!(facts.pod.is_some());
             let recorded = serde_json::to_string(&facts).unwrap();

@@ -1,6 +1,9 @@
 //! The source against a daemon that starts, changes, hangs, lies and dies.
 
+mod fake;
+
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,40 +11,49 @@ use hyper::body::Frame;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::fake::{FakeDocker, Mood};
-use super::{DockerConfig, run};
+use fake::{FakeDocker, Mood};
+
+use super::Docker;
 use crate::clock::boot_now;
 use crate::observation::{ContainerFacts, ContainerState, Fact, Observation, SourceKind, SourceStatus};
 use crate::sources::procfs::Proc;
+use crate::sources::runtime::{Timing, run};
 
 /// How long a condition may take on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const LONG: Duration = Duration::from_secs(600);
 
-/// The source under test and all that it has told.
-struct Told {
+/// Name of the source under test.
+const SOURCE: &str = "docker:d.sock";
+
+/// The source under test and all that it has reported.
+struct Reports {
     rx: mpsc::Receiver<Observation>,
     seen: Vec<Fact>,
     task: JoinHandle<()>,
 }
 
-impl Told {
+impl Reports {
     /// Patient, and without a periodic list.
     fn by(fake: &FakeDocker) -> Self {
-        Self::with(DockerConfig { reconcile: LONG, timeout: PATIENCE, ..DockerConfig::new(fake.socket()) })
+        Self::with(fake, Timing { reconcile: LONG, timeout: PATIENCE, ..Timing::default() })
     }
 
     /// Gives up on an answer soon.
     fn impatient(fake: &FakeDocker) -> Self {
         let timeout = Duration::from_millis(200);
-        Self::with(DockerConfig { reconcile: LONG, timeout, ..DockerConfig::new(fake.socket()) })
+        Self::with(fake, Timing { reconcile: LONG, timeout, ..Timing::default() })
     }
 
-    fn with(config: DockerConfig) -> Self {
+    fn with(fake: &FakeDocker, timing: Timing) -> Self {
+        Self::at(fake.socket(), timing, Proc::default())
+    }
+
+    fn at(socket: PathBuf, timing: Timing, proc: Proc) -> Self {
         let (tx, rx) = mpsc::channel(8);
-        let task = tokio::spawn(run(config, Proc::default(), tx));
-        Self { rx, seen: Vec::new(), task }
+        let source = async move { run::<Docker>(SOURCE.to_owned(), &socket, timing, proc, tx).await };
+        Self { rx, seen: Vec::new(), task: tokio::spawn(source) }
     }
 
     async fn next(&mut self) -> Fact {
@@ -94,7 +106,7 @@ impl Told {
     }
 }
 
-impl Drop for Told {
+impl Drop for Reports {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -113,46 +125,62 @@ async fn a_snapshot_with_pids_and_namespaces_comes_before_the_source_is_up() {
     let fake = FakeDocker::started();
     fake.put(&id('a'), "running", me());
     fake.put(&id('b'), "exited", 0);
-    let mut told = Told::by(&fake);
-    let Fact::RuntimeSnapshot { runtime, containers } = told.next().await else { panic!("{:?}", told.seen) };
-    assert_eq!((runtime.as_str(), containers.len()), ("docker", 2));
+    let mut reports = Reports::by(&fake);
+    let Fact::RuntimeSnapshot { runtime, source, read, containers } = reports.next().await else {
+        panic!("{:?}", reports.seen)
+    };
+    assert_eq!((runtime.as_str(), source.as_str(), containers.len()), ("docker", SOURCE, 2));
+    assert!(read.is_some_and(|read| read <= boot_now()));
     let (a, b) = (&containers[0], &containers[1]);
     assert_eq!((a.id.as_str(), a.name.as_str(), a.image.as_str()), (id('a').as_str(), "c-aa", "busybox:1"));
     assert_eq!((a.state, a.tgid), (ContainerState::Running, Some(me())));
     assert_eq!((a.netns, a.mntns), (Proc::default().ns(me(), "net"), Proc::default().ns(me(), "mnt")));
     assert!(a.netns.is_some());
+    assert_eq!((a.runtime.as_str(), a.source.as_str()), ("docker", SOURCE));
     assert_eq!((b.state, b.tgid, b.netns), (ContainerState::Exited, None, None));
-    let up = SourceStatus::up(SourceKind::Runtime, "docker");
-    assert_eq!(told.next().await, Fact::Source(up), "no resync the first time");
+    let up = SourceStatus::up(SourceKind::Runtime, SOURCE);
+    assert_eq!(reports.next().await, Fact::Source(up), "no resync the first time");
     assert_eq!(fake.inspects(), 1, "an exited container needs no inspect");
+}
+
+#[tokio::test]
+async fn a_container_carries_the_runtime_that_answers_whatever_the_socket_is_called() {
+    let fake = FakeDocker::started();
+    fake.engine("Podman Engine");
+    fake.put(&id('a'), "running", me());
+    let mut reports = Reports::by(&fake);
+    let snapshot = reports.snapshot().await;
+    assert_eq!((snapshot[0].runtime.as_str(), snapshot[0].source.as_str()), ("podman", SOURCE));
+    fake.engine("Something else");
+    assert_eq!(Reports::by(&fake).snapshot().await[0].runtime, "docker");
 }
 
 #[tokio::test]
 async fn only_gets_are_sent() {
     let fake = FakeDocker::started();
     fake.put(&id('a'), "running", me());
-    let mut told = Told::by(&fake);
-    told.up().await;
+    let mut reports = Reports::by(&fake);
+    reports.up().await;
     fake.subscribed().await;
     fake.event("pause", &id('a')).await;
     fake.put(&id('a'), "paused", me());
-    told.container().await;
+    reports.container().await;
     assert!(fake.requests().iter().all(|request| request.starts_with("GET /")), "{:?}", fake.requests());
 }
 
 #[tokio::test]
-async fn the_life_of_a_container_is_told_in_order() {
+async fn the_life_of_a_container_is_reported_in_order() {
     let fake = FakeDocker::started();
-    let mut told = Told::by(&fake);
-    told.up().await;
+    let mut reports = Reports::by(&fake);
+    reports.up().await;
     fake.subscribed().await;
     fake.put(&id('a'), "created", 0);
     fake.event("create", &id('a')).await;
-    let created = told.container().await;
+    let created = reports.container().await;
     assert_eq!((created.state, created.name.as_str()), (ContainerState::Created, "c-aa"));
     fake.put(&id('a'), "running", me());
     fake.event("start", &id('a')).await;
-    let started = told
+    let started = reports
         .until(|fact| match fact {
             Fact::Container(facts) if facts.state == ContainerState::Running => Some(facts.clone()),
             _ => None,
@@ -161,24 +189,24 @@ async fn the_life_of_a_container_is_told_in_order() {
     assert_eq!((started.tgid, started.netns), (Some(me()), Proc::default().ns(me(), "net")));
     fake.put(&id('a'), "exited", 0);
     fake.event("die", &id('a')).await;
-    let exited = told.container().await;
+    let exited = reports.container().await;
     assert_eq!((exited.state, exited.tgid, exited.netns), (ContainerState::Exited, None, started.netns));
     fake.remove(&id('a'));
     fake.event("destroy", &id('a')).await;
-    let gone = told.until(|fact| matches!(fact, Fact::ContainerGone { .. }).then(|| fact.clone())).await;
-    assert_eq!(gone, Fact::ContainerGone { id: id('a') });
+    let gone = reports.until(|fact| matches!(fact, Fact::ContainerGone { .. }).then(|| fact.clone())).await;
+    assert_eq!(gone, Fact::ContainerGone { id: id('a'), source: SOURCE.into() });
 }
 
 #[tokio::test]
-async fn a_death_is_told_even_if_the_daemon_never_answers_an_inspect() {
+async fn a_death_is_reported_even_if_the_daemon_never_answers_an_inspect() {
     let fake = FakeDocker::started();
     fake.put(&id('a'), "running", me());
-    let mut told = Told::by(&fake);
-    told.up().await;
+    let mut reports = Reports::by(&fake);
+    reports.up().await;
     fake.subscribed().await;
     fake.mood(Mood::InspectHangs);
     fake.event("die", &id('a')).await;
-    let exited = told.container().await;
+    let exited = reports.container().await;
     assert_eq!((exited.state, exited.tgid), (ContainerState::Exited, None));
     assert_eq!(exited.image, "busybox:1");
 }
@@ -188,28 +216,27 @@ async fn a_list_that_is_behind_does_not_revive_the_dead() {
     let fake = FakeDocker::started();
     fake.put(&id('a'), "running", me());
     let reconcile = Duration::from_millis(50);
-    let mut told =
-        Told::with(DockerConfig { reconcile, timeout: PATIENCE, ..DockerConfig::new(fake.socket()) });
-    told.up().await;
+    let mut reports = Reports::with(&fake, Timing { reconcile, timeout: PATIENCE, ..Timing::default() });
+    reports.up().await;
     fake.subscribed().await;
     fake.mood(Mood::InspectHangs);
     fake.event("die", &id('a')).await;
-    assert_eq!(told.container().await.state, ContainerState::Exited);
+    assert_eq!(reports.container().await.state, ContainerState::Exited);
     for _ in 0..3 {
-        assert_eq!(told.snapshot().await[0].state, ContainerState::Exited);
+        assert_eq!(reports.snapshot().await[0].state, ContainerState::Exited);
     }
 }
 
 #[tokio::test]
-async fn a_start_is_told_without_a_pid_when_no_inspect_is_answered() {
+async fn a_start_is_reported_without_a_pid_when_no_inspect_is_answered() {
     let fake = FakeDocker::started();
     fake.put(&id('a'), "exited", 0);
-    let mut told = Told::impatient(&fake);
-    told.up().await;
+    let mut reports = Reports::impatient(&fake);
+    reports.up().await;
     fake.subscribed().await;
     fake.mood(Mood::InspectHangs);
     fake.event("start", &id('a')).await;
-    let started = told.container().await;
+    let started = reports.container().await;
     assert_eq!((started.state, started.tgid), (ContainerState::Running, None));
 }
 
@@ -217,8 +244,8 @@ async fn a_start_is_told_without_a_pid_when_no_inspect_is_answered() {
 async fn an_answer_that_is_older_than_the_death_does_not_revive_the_container() {
     let fake = FakeDocker::started();
     fake.put(&id('a'), "running", me());
-    let mut told = Told::by(&fake);
-    told.up().await;
+    let mut reports = Reports::by(&fake);
+    reports.up().await;
     fake.subscribed().await;
     fake.mood(Mood::InspectSlow);
     fake.event("rename", &id('a')).await;
@@ -227,34 +254,38 @@ async fn an_answer_that_is_older_than_the_death_does_not_revive_the_container() 
     }
     fake.put(&id('a'), "paused", me());
     fake.event("die", &id('a')).await;
-    assert_eq!(told.container().await.state, ContainerState::Exited);
+    assert_eq!(reports.container().await.state, ContainerState::Exited);
     fake.put(&id('a'), "dead", 0);
-    assert_eq!(told.container().await.state, ContainerState::Dead, "the next word is from after the death");
+    assert_eq!(
+        reports.container().await.state,
+        ContainerState::Dead,
+        "the next word is from after the death"
+    );
 }
 
 #[tokio::test]
-async fn a_container_that_lives_shorter_than_an_inspect_is_told_from_its_events() {
+async fn a_container_that_lives_shorter_than_an_inspect_is_reported_from_its_events() {
     let fake = FakeDocker::started();
-    let mut told = Told::by(&fake);
-    told.up().await;
+    let mut reports = Reports::by(&fake);
+    reports.up().await;
     fake.subscribed().await;
     fake.mood(Mood::InspectHangs);
     for action in ["start", "die", "destroy"] {
         fake.event(action, &id('a')).await;
     }
     for state in [ContainerState::Running, ContainerState::Exited] {
-        let facts = told.container().await;
+        let facts = reports.container().await;
         assert_eq!((facts.id, facts.name.as_str(), facts.state, facts.tgid), (id('a'), "c-aa", state, None));
     }
-    assert_eq!(told.next().await, Fact::ContainerGone { id: id('a') });
+    assert_eq!(reports.next().await, Fact::ContainerGone { id: id('a'), source: SOURCE.into() });
 }
 
 #[tokio::test]
 async fn a_burst_of_events_needs_no_burst_of_inspects() {
     let fake = FakeDocker::started();
     fake.put(&id('a'), "running", me());
-    let mut told = Told::by(&fake);
-    told.up().await;
+    let mut reports = Reports::by(&fake);
+    reports.up().await;
     fake.subscribed().await;
     fake.mood(Mood::InspectSlow);
     let before = fake.inspects();
@@ -263,9 +294,9 @@ async fn a_burst_of_events_needs_no_burst_of_inspects() {
     }
     fake.put(&id('b'), "running", me());
     fake.event("start", &id('b')).await;
-    told.container().await;
+    reports.container().await;
     fake.event("destroy", &id('b')).await;
-    told.until(|fact| matches!(fact, Fact::ContainerGone { .. }).then_some(())).await;
+    reports.until(|fact| matches!(fact, Fact::ContainerGone { .. }).then_some(())).await;
     assert!(fake.inspects() - before <= 4, "{}", fake.inspects() - before);
 }
 
@@ -274,9 +305,9 @@ async fn a_container_that_vanishes_between_list_and_inspect_is_left_out() {
     let fake = FakeDocker::started();
     fake.put(&id('a'), "running", me());
     fake.mood(Mood::InspectGone);
-    let mut told = Told::by(&fake);
-    assert_eq!(told.snapshot().await, []);
-    told.up().await;
+    let mut reports = Reports::by(&fake);
+    assert_eq!(reports.snapshot().await, []);
+    reports.up().await;
 }
 
 #[tokio::test]
@@ -284,35 +315,35 @@ async fn one_container_that_cannot_be_inspected_does_not_hold_up_the_others() {
     let fake = FakeDocker::started();
     fake.put(&id('a'), "running", me());
     fake.mood(Mood::InspectHangs);
-    let mut told = Told::impatient(&fake);
-    let snapshot = told.snapshot().await;
+    let mut reports = Reports::impatient(&fake);
+    let snapshot = reports.snapshot().await;
     assert_eq!((snapshot[0].state, snapshot[0].tgid), (ContainerState::Running, None));
-    told.up().await;
+    reports.up().await;
     fake.mood(Mood::Well);
-    assert_eq!(told.container().await.tgid, Some(me()), "it is tried again");
+    assert_eq!(reports.container().await.tgid, Some(me()), "it is tried again");
 }
 
 #[tokio::test]
 async fn without_a_socket_it_is_down_until_one_appears() {
     let mut fake = FakeDocker::stopped();
     fake.put(&id('a'), "running", me());
-    let mut told = Told::by(&fake);
-    assert!(told.down().await.starts_with("there is no socket at "));
+    let mut reports = Reports::by(&fake);
+    assert!(reports.down().await.starts_with("there is no socket at "));
     fake.start();
-    assert_eq!(told.snapshot().await.len(), 1);
-    told.up().await;
+    assert_eq!(reports.snapshot().await.len(), 1);
+    reports.up().await;
 }
 
 #[tokio::test]
 async fn a_socket_that_refuses_makes_it_down_and_says_why() {
     let mut fake = FakeDocker::started();
     fake.stop(false).await;
-    let mut told = Told::by(&fake);
-    let reason = told.down().await;
+    let mut reports = Reports::by(&fake);
+    let reason = reports.down().await;
     assert!(reason.starts_with("cannot connect to the socket: Connection refused"), "{reason}");
     std::fs::remove_file(fake.socket()).unwrap();
     fake.start();
-    told.up().await;
+    reports.up().await;
 }
 
 #[tokio::test]
@@ -320,11 +351,11 @@ async fn nonsense_makes_it_down_until_it_stops() {
     for mood in [Mood::Garbage, Mood::NoJson, Mood::Broken] {
         let fake = FakeDocker::started();
         fake.mood(mood);
-        let mut told = Told::by(&fake);
-        let reason = told.down().await;
+        let mut reports = Reports::by(&fake);
+        let reason = reports.down().await;
         assert!(!reason.is_empty() && !reason.contains(char::is_control), "{reason}");
         fake.mood(Mood::Well);
-        told.up().await;
+        reports.up().await;
     }
 }
 
@@ -332,10 +363,10 @@ async fn nonsense_makes_it_down_until_it_stops() {
 async fn a_daemon_that_never_answers_makes_it_down_until_it_does() {
     let fake = FakeDocker::started();
     fake.mood(Mood::Silent);
-    let mut told = Told::impatient(&fake);
-    assert!(told.down().await.starts_with("no answer within "));
+    let mut reports = Reports::impatient(&fake);
+    assert!(reports.down().await.starts_with("no answer within "));
     fake.mood(Mood::Well);
-    told.up().await;
+    reports.up().await;
 }
 
 #[tokio::test]
@@ -343,39 +374,41 @@ async fn a_daemon_that_hangs_later_is_noticed_by_the_periodic_list() {
     let fake = FakeDocker::started();
     let timeout = Duration::from_millis(200);
     let reconcile = Duration::from_millis(50);
-    let mut told = Told::with(DockerConfig { reconcile, timeout, ..DockerConfig::new(fake.socket()) });
-    told.up().await;
+    let mut reports = Reports::with(&fake, Timing { reconcile, timeout, ..Timing::default() });
+    reports.up().await;
     fake.mood(Mood::Silent);
-    assert!(told.down().await.starts_with("no answer within "));
+    assert!(reports.down().await.starts_with("no answer within "));
     fake.mood(Mood::Well);
-    told.until(|fact| matches!(fact, Fact::Resync { reason, .. } if reason == "timeout").then_some(())).await;
-    told.up().await;
+    reports
+        .until(|fact| matches!(fact, Fact::Resync { reason, .. } if reason == "timeout").then_some(()))
+        .await;
+    reports.up().await;
 }
 
 #[tokio::test]
 async fn a_restart_of_the_daemon_gives_a_new_snapshot_and_a_resync() {
     let mut fake = FakeDocker::started();
     fake.put(&id('a'), "running", me());
-    let mut told = Told::by(&fake);
-    told.up().await;
+    let mut reports = Reports::by(&fake);
+    reports.up().await;
     fake.subscribed().await;
     fake.stop(true).await;
-    told.down().await;
+    reports.down().await;
     fake.remove(&id('a'));
     fake.put(&id('b'), "exited", 0);
     fake.start();
-    let snapshot = told.snapshot().await;
+    let snapshot = reports.snapshot().await;
     assert_eq!(snapshot.iter().map(|facts| facts.id.clone()).collect::<Vec<_>>(), [id('b')]);
-    let Fact::Resync { source, .. } = told.next().await else { panic!("{:?}", told.seen) };
-    assert_eq!(source, "docker");
-    told.up().await;
+    let Fact::Resync { source, .. } = reports.next().await else { panic!("{:?}", reports.seen) };
+    assert_eq!(source, SOURCE);
+    reports.up().await;
 }
 
 #[tokio::test]
 async fn however_the_event_stream_ends_it_is_read_anew() {
     let fake = FakeDocker::started();
-    let mut told = Told::by(&fake);
-    told.up().await;
+    let mut reports = Reports::by(&fake);
+    reports.up().await;
     let partial = || Ok(Frame::data(Bytes::from_static(b"{\"Type\":\"contai")));
     let nonsense = || Ok(Frame::data(Bytes::from_static(b"{\"Type\":[]}\n")));
     for expected in ["stream-ended", "stream-failed", "decode"] {
@@ -389,37 +422,36 @@ async fn however_the_event_stream_ends_it_is_read_anew() {
             _ => fake.raw_event(nonsense()).await,
         }
         fake.end_events();
-        let reason = told
+        let reason = reports
             .until(|fact| match fact {
                 Fact::Resync { reason, .. } => Some(reason.clone()),
                 _ => None,
             })
             .await;
         assert_eq!(reason, expected);
-        told.up().await;
+        reports.up().await;
     }
 }
 
 #[tokio::test]
-async fn the_periodic_list_finds_what_no_event_told() {
+async fn the_periodic_list_finds_what_no_event_reported() {
     let fake = FakeDocker::started();
     fake.put(&id('a'), "running", me());
     fake.put(&id('c'), "running", me());
     let reconcile = Duration::from_millis(50);
-    let mut told =
-        Told::with(DockerConfig { reconcile, timeout: PATIENCE, ..DockerConfig::new(fake.socket()) });
-    told.up().await;
+    let mut reports = Reports::with(&fake, Timing { reconcile, timeout: PATIENCE, ..Timing::default() });
+    reports.up().await;
     let inspects = fake.inspects();
     for _ in 0..3 {
-        assert_eq!(told.snapshot().await[0].tgid, Some(me()));
+        assert_eq!(reports.snapshot().await[0].tgid, Some(me()));
     }
     assert_eq!(fake.inspects(), inspects, "nothing changed, nothing is inspected");
     fake.remove(&id('a'));
     fake.put(&id('b'), "running", me());
     fake.put(&id('c'), "dead", 0);
-    let late = told.container().await;
+    let late = reports.container().await;
     assert_eq!((late.id, late.tgid), (id('b'), Some(me())));
-    let snapshot = told.snapshot().await;
+    let snapshot = reports.snapshot().await;
     let states: Vec<_> = snapshot.iter().map(|facts| (facts.id.clone(), facts.state)).collect();
     assert_eq!(states, [(id('b'), ContainerState::Running), (id('c'), ContainerState::Dead)]);
 }
@@ -430,9 +462,7 @@ async fn the_socket_of_pid_1_is_preferred() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(root.path().join("1/root/run")).unwrap();
     std::os::unix::fs::symlink(fake.socket(), root.path().join("1/root/run/d.sock")).unwrap();
-    let (tx, rx) = mpsc::channel(8);
-    let task = tokio::spawn(run(DockerConfig::new("/run/d.sock"), Proc::new(root.path()), tx));
-    Told { rx, seen: Vec::new(), task }.up().await;
+    Reports::at("/run/d.sock".into(), Timing::default(), Proc::new(root.path())).up().await;
 }
 
 #[tokio::test]
@@ -441,8 +471,9 @@ async fn it_ends_when_nobody_listens_any_more() {
         let fake = FakeDocker::started();
         fake.mood(mood);
         let (tx, rx) = mpsc::channel(8);
-        let task = tokio::spawn(run(DockerConfig::new(fake.socket()), Proc::default(), tx));
         drop(rx);
-        tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap();
+        let socket = fake.socket();
+        let source = run::<Docker>(SOURCE.into(), &socket, Timing::default(), Proc::default(), tx);
+        tokio::time::timeout(PATIENCE, source).await.unwrap();
     }
 }

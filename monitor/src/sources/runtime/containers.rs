@@ -1,12 +1,11 @@
-//! The containers as last told, so that an event can be reported before its inspect is answered.
+//! The containers as last reported, so that an event can be reported before its inspect is answered.
 //!
-//! In: lists, inspect answers, changes. Out: the facts that are new. It reads /proc for what Docker does
-//! not know (namespaces, whether a process is still the one it was) and asks Docker nothing.
+//! In: lists, inspect answers, changes. Out: the facts that are new. It reads /proc for what the runtime does
+//! not know (namespaces, whether a process is still the one it was) and asks the runtime nothing.
 
 use std::collections::HashMap;
 
 use super::change::Change;
-use super::facts::{self, is_live};
 use crate::observation::{BootNs, ContainerFacts, ContainerState};
 use crate::sources::procfs::Proc;
 
@@ -15,13 +14,17 @@ use crate::sources::procfs::Proc;
 pub(super) struct Containers {
     known: HashMap<String, Known>,
     proc: Proc,
+    /// Name of the source.
+    source: String,
+    /// What answers at the socket.
+    runtime: String,
 }
 
 #[derive(Debug)]
 struct Known {
     facts: ContainerFacts,
     /// Whether these facts were reported.
-    told: bool,
+    reported: bool,
     /// Start of the init process, to 10 ms: a pid alone may be another process by now.
     started: Option<BootNs>,
     /// Wall clock when the inspect was asked that these facts are from.
@@ -34,23 +37,38 @@ struct Known {
 
 impl Known {
     fn new(facts: ContainerFacts) -> Self {
-        Self { facts, told: false, started: None, inspected: i64::MIN, expected: None, died: false }
+        Self { facts, reported: false, started: None, inspected: i64::MIN, expected: None, died: false }
     }
 
     /// The facts, if they were not reported yet.
-    fn tell(&mut self, facts: ContainerFacts) -> Option<ContainerFacts> {
-        if self.told && self.facts == facts {
+    fn take(&mut self, facts: ContainerFacts) -> Option<ContainerFacts> {
+        if self.reported && self.facts == facts {
             return None;
         }
-        self.told = true;
+        self.reported = true;
         self.facts.clone_from(&facts);
         Some(facts)
     }
 }
 
 impl Containers {
-    pub(super) fn new(proc: Proc) -> Self {
-        Self { known: HashMap::new(), proc }
+    pub(super) fn new(proc: Proc, source: String) -> Self {
+        Self { known: HashMap::new(), proc, source, runtime: String::new() }
+    }
+
+    /// Name of the source.
+    pub(super) fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// What answers at the socket now.
+    pub(super) fn set_runtime(&mut self, runtime: &str) {
+        runtime.clone_into(&mut self.runtime);
+    }
+
+    /// Facts of a client with what it does not know.
+    fn own(&self, facts: ContainerFacts) -> ContainerFacts {
+        ContainerFacts { runtime: self.runtime.clone(), source: self.source.clone(), ..facts }
     }
 
     /// Takes a whole list, which replaces all but what `keep` names. Returns which containers need an
@@ -67,6 +85,7 @@ impl Containers {
             if keep(&facts.id) {
                 continue;
             }
+            facts = self.own(facts);
             let mut known = before.remove(&facts.id).unwrap_or_else(|| Known::new(facts.clone()));
             if known.died && is_live(facts.state) {
                 // Older daemons list it as running until its mounts are gone (daemon/monitor.go in moby).
@@ -97,12 +116,12 @@ impl Containers {
     }
 
     /// All of them, by id; they count as reported.
-    pub(super) fn tell_all(&mut self) -> Vec<ContainerFacts> {
+    pub(super) fn take_all(&mut self) -> Vec<ContainerFacts> {
         let mut all: Vec<ContainerFacts> = self
             .known
             .values_mut()
             .map(|known| {
-                known.told = true;
+                known.reported = true;
                 known.facts.clone()
             })
             .collect();
@@ -111,7 +130,8 @@ impl Containers {
     }
 
     /// Takes an inspect answer that was asked for at `asked` (wall clock).
-    pub(super) fn inspected(&mut self, mut facts: ContainerFacts, asked: i64) -> Option<ContainerFacts> {
+    pub(super) fn inspected(&mut self, facts: ContainerFacts, asked: i64) -> Option<ContainerFacts> {
+        let mut facts = self.own(facts);
         let known = self.known.entry(facts.id.clone()).or_insert_with(|| Known::new(facts.clone()));
         known.inspected = asked;
         known.expected = None;
@@ -128,7 +148,7 @@ impl Containers {
                 facts.mntns = known.facts.mntns;
             }
         }
-        known.tell(facts)
+        known.take(facts)
     }
 
     /// What an event said and no inspect has confirmed, and when that was.
@@ -136,13 +156,13 @@ impl Containers {
         let known = self.known.get_mut(id)?;
         let (state, at) = known.expected.take()?;
         let facts = ContainerFacts { state, ..known.facts.clone() };
-        Some((at, known.tell(facts)?))
+        Some((at, known.take(facts)?))
     }
 
     /// A container appeared; the event has all that can be said of it before it starts.
     pub(super) fn created(&mut self, change: Change) -> Option<ContainerFacts> {
         let known = self.entry(change, ContainerState::Created)?;
-        known.tell(known.facts.clone())
+        known.take(known.facts.clone())
     }
 
     /// An event says that the container has this state now; an inspect has to confirm it.
@@ -155,7 +175,7 @@ impl Containers {
     }
 
     /// The container ended. Reported at once, because an inspect may have to wait until its mounts are gone. `None`
-    /// if an inspect after the event has told more already.
+    /// if an inspect after the event has reported more already.
     pub(super) fn died(&mut self, change: Change) -> Option<ContainerFacts> {
         let wall = change.wall;
         let known = self.entry(change, ContainerState::Exited)?;
@@ -166,12 +186,12 @@ impl Containers {
         known.expected = None;
         known.died = true;
         let facts = ContainerFacts { state: ContainerState::Exited, tgid: None, ..known.facts.clone() };
-        known.tell(facts)
+        known.take(facts)
     }
 
     /// The container was removed; whether that is news.
     pub(super) fn removed(&mut self, id: &str) -> bool {
-        self.known.remove(id).is_some_and(|known| known.told)
+        self.known.remove(id).is_some_and(|known| known.reported)
     }
 
     /// Whether it has a process, as far as is known.
@@ -181,7 +201,7 @@ impl Containers {
 
     fn entry(&mut self, change: Change, state: ContainerState) -> Option<&mut Known> {
         if !self.known.contains_key(&change.id) {
-            let facts = facts::from_event(&change.id, change.attributes, state)?;
+            let facts = ContainerFacts { state, ..self.own(change.facts?) };
             self.known.insert(change.id.clone(), Known::new(facts));
         }
         self.known.get_mut(&change.id)
@@ -192,4 +212,9 @@ impl Containers {
         let start = |tgid| self.proc.stat(tgid).map(|stat| stat.start_ns);
         known.facts.tgid.is_some_and(|tgid| start(tgid) == known.started)
     }
+}
+
+/// Whether the container has a process; a state that is not understood passes for one that has.
+fn is_live(state: ContainerState) -> bool {
+    matches!(state, ContainerState::Running | ContainerState::Paused | ContainerState::Unknown)
 }

@@ -21,11 +21,11 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::change::wall_now;
+use crate::sources::runtime::change::wall_now;
 
 /// How the daemon behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mood {
+pub(in crate::sources::runtime) enum Mood {
     Well,
     /// Accepts connections and never says a word.
     Silent,
@@ -49,6 +49,8 @@ type Events = mpsc::Sender<Result<Frame<Bytes>, io::Error>>;
 #[derive(Debug)]
 struct State {
     mood: Mood,
+    /// What it calls itself.
+    engine: &'static str,
     /// Inspect answers by id.
     containers: BTreeMap<String, Value>,
     /// `METHOD path?query`.
@@ -57,7 +59,7 @@ struct State {
 }
 
 /// The daemon; it ends when dropped.
-pub(super) struct FakeDocker {
+pub(in crate::sources::runtime) struct FakeDocker {
     dir: tempfile::TempDir,
     state: Arc<Mutex<State>>,
     server: Option<JoinHandle<()>>,
@@ -65,9 +67,10 @@ pub(super) struct FakeDocker {
 
 impl FakeDocker {
     /// A daemon that does not listen yet.
-    pub(super) fn stopped() -> Self {
+    pub(in crate::sources::runtime) fn stopped() -> Self {
         let state = State {
             mood: Mood::Well,
+            engine: "Engine",
             containers: BTreeMap::new(),
             requests: Vec::new(),
             subscribers: Vec::new(),
@@ -75,19 +78,19 @@ impl FakeDocker {
         Self { dir: tempfile::tempdir().unwrap(), state: Arc::new(Mutex::new(state)), server: None }
     }
 
-    pub(super) fn started() -> Self {
+    pub(in crate::sources::runtime) fn started() -> Self {
         let mut fake = Self::stopped();
         fake.start();
         fake
     }
 
-    pub(super) fn start(&mut self) {
+    pub(in crate::sources::runtime) fn start(&mut self) {
         let listener = UnixListener::bind(self.socket()).unwrap();
         self.server = Some(tokio::spawn(serve(listener, Arc::clone(&self.state))));
     }
 
     /// Closes all connections; the socket file stays, as after a crash, unless `remove`.
-    pub(super) async fn stop(&mut self, remove: bool) {
+    pub(in crate::sources::runtime) async fn stop(&mut self, remove: bool) {
         if let Some(server) = self.server.take() {
             server.abort();
             let _ = server.await;
@@ -98,20 +101,25 @@ impl FakeDocker {
         }
     }
 
-    pub(super) fn socket(&self) -> PathBuf {
+    pub(in crate::sources::runtime) fn socket(&self) -> PathBuf {
         self.path().join("d.sock")
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::sources::runtime) fn path(&self) -> &Path {
         self.dir.path()
     }
 
-    pub(super) fn mood(&self, mood: Mood) {
+    pub(in crate::sources::runtime) fn mood(&self, mood: Mood) {
         self.state.lock().unwrap().mood = mood;
     }
 
+    /// Has it call itself something else.
+    pub(in crate::sources::runtime) fn engine(&self, name: &'static str) {
+        self.state.lock().unwrap().engine = name;
+    }
+
     /// Adds or replaces a container.
-    pub(super) fn put(&self, id: &str, state: &str, pid: u32) {
+    pub(in crate::sources::runtime) fn put(&self, id: &str, state: &str, pid: u32) {
         let container = json!({
             "Id": id, "Name": format!("/c-{}", &id[..2]), "Image": "sha256:0",
             "State": {"Status": state, "Pid": pid},
@@ -122,12 +130,12 @@ impl FakeDocker {
         self.state.lock().unwrap().containers.insert(id.to_owned(), container);
     }
 
-    pub(super) fn remove(&self, id: &str) {
+    pub(in crate::sources::runtime) fn remove(&self, id: &str) {
         self.state.lock().unwrap().containers.remove(id);
     }
 
     /// Sends an event of now to all who listen.
-    pub(super) async fn event(&self, action: &str, id: &str) {
+    pub(in crate::sources::runtime) async fn event(&self, action: &str, id: &str) {
         let attributes = json!({"name": format!("c-{}", &id[..2]), "image": "busybox:1"});
         let event = json!({
             "Type": "container", "Action": action, "timeNano": wall_now(),
@@ -137,7 +145,7 @@ impl FakeDocker {
     }
 
     /// Sends bytes, or breaks the stream off.
-    pub(super) async fn raw_event(&self, frame: Result<Frame<Bytes>, io::Error>) {
+    pub(in crate::sources::runtime) async fn raw_event(&self, frame: Result<Frame<Bytes>, io::Error>) {
         let subscribers = self.state.lock().unwrap().subscribers.clone();
         for subscriber in subscribers {
             let frame = match &frame {
@@ -149,22 +157,22 @@ impl FakeDocker {
     }
 
     /// Ends all event streams as a daemon does that shuts down.
-    pub(super) fn end_events(&self) {
+    pub(in crate::sources::runtime) fn end_events(&self) {
         self.state.lock().unwrap().subscribers.clear();
     }
 
     /// Waits until somebody listens to events.
-    pub(super) async fn subscribed(&self) {
+    pub(in crate::sources::runtime) async fn subscribed(&self) {
         while self.state.lock().unwrap().subscribers.is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
-    pub(super) fn requests(&self) -> Vec<String> {
+    pub(in crate::sources::runtime) fn requests(&self) -> Vec<String> {
         self.state.lock().unwrap().requests.clone()
     }
 
-    pub(super) fn inspects(&self) -> usize {
+    pub(in crate::sources::runtime) fn inspects(&self) -> usize {
         let is_inspect =
             |request: &&String| request.contains("/containers/") && !request.contains("/containers/json");
         self.requests().iter().filter(is_inspect).count()
@@ -224,6 +232,11 @@ async fn answer(request: Request<Incoming>, state: &Mutex<State>) -> Result<Resp
     }
     if mood == Mood::NoJson {
         return Ok(reply(StatusCode::OK, "<html>"));
+    }
+    if path == "/version" {
+        let engine = state.lock().unwrap().engine;
+        let version = json!({"Version": "29.0", "Components": [{"Name": engine, "Version": "29.0"}]});
+        return Ok(reply(StatusCode::OK, &version.to_string()));
     }
     if path == "/containers/json" {
         let containers = state.lock().unwrap().containers.clone();

@@ -1,0 +1,270 @@
+//! Several sockets of runtimes: each a source of its own, one container however many report it.
+
+use super::*;
+
+const A: &str = "docker:/run/docker.sock";
+const B: &str = "docker:/run/other.sock";
+const SECOND: u64 = 1_000 * MS;
+
+/// What the runtimes report to a core, and what it makes of it.
+struct Node {
+    core: Core,
+}
+
+impl Node {
+    /// Both sockets are declared; nothing was reported yet.
+    fn new() -> Self {
+        let mut core = core();
+        core.settings.sources = BTreeMap::from([(A.to_owned(), false), (B.to_owned(), false)]);
+        Self { core }
+    }
+
+    /// Both sockets listed these containers at the start.
+    fn watching(on_a: &[&ContainerFacts], on_b: &[&ContainerFacts]) -> Self {
+        let mut node = Self::new();
+        node.lists(1, A, on_a);
+        node.says(2, up(A));
+        node.lists(3, B, on_b);
+        node.says(4, up(B));
+        assert_eq!(kinds(&mut node.core), [Kind::DaemonReady], "what is there at the start is no news");
+        node
+    }
+
+    fn says(&mut self, time: BootNs, fact: Fact) {
+        self.core.observe(at(time, fact));
+    }
+
+    fn reports(&mut self, time: BootNs, source: &str, facts: &ContainerFacts) {
+        self.says(time, Fact::Container(Box::new(by(source, facts))));
+    }
+
+    fn lists(&mut self, time: BootNs, source: &str, all: &[&ContainerFacts]) {
+        self.lists_what_it_read(time, time, source, all);
+    }
+
+    fn lists_what_it_read(&mut self, time: BootNs, read: BootNs, source: &str, all: &[&ContainerFacts]) {
+        let containers = all.iter().map(|facts| by(source, facts)).collect();
+        let runtime = "docker".to_owned();
+        self.says(
+            time,
+            Fact::RuntimeSnapshot { runtime, source: source.to_owned(), read: Some(read), containers },
+        );
+    }
+
+    fn loses(&mut self, time: BootNs, source: &str, facts: &ContainerFacts) {
+        self.says(time, Fact::ContainerGone { id: facts.id.clone(), source: source.to_owned() });
+    }
+
+    fn kinds(&mut self) -> Vec<Kind> {
+        kinds(&mut self.core)
+    }
+
+    fn count(&self) -> i64 {
+        self.core.census().containers.values().sum()
+    }
+
+    /// Whether each container in the state is stale, by id.
+    fn stale(&self) -> Vec<bool> {
+        self.core.state(9).containers.iter().map(|place| place.stale).collect()
+    }
+}
+
+fn kinds(core: &mut Core) -> Vec<Kind> {
+    events(core).into_iter().map(|event| event.kind).collect()
+}
+
+fn up(source: &str) -> Fact {
+    Fact::Source(SourceStatus::up(SourceKind::Runtime, source))
+}
+
+fn down(source: &str) -> Fact {
+    Fact::Source(SourceStatus::down(SourceKind::Runtime, source, "gone"))
+}
+
+fn by(source: &str, facts: &ContainerFacts) -> ContainerFacts {
+    ContainerFacts { source: source.to_owned(), ..facts.clone() }
+}
+
+fn running(digit: char) -> ContainerFacts {
+    let Fact::Container(facts) = container(ContainerState::Running) else { unreachable!() };
+    ContainerFacts { id: digit.to_string().repeat(64), pod: None, sandbox: false, ..*facts }
+}
+
+fn exited(facts: &ContainerFacts) -> ContainerFacts {
+    ContainerFacts { state: ContainerState::Exited, tgid: None, ..facts.clone() }
+}
+
+#[test]
+fn a_snapshot_replaces_only_what_came_through_its_own_socket() {
+    let (a, b) = (running('a'), running('b'));
+    let mut node = Node::watching(&[&a], &[&b]);
+    for round in 1..4 {
+        node.lists(round * 60 * SECOND, A, &[&a]);
+        node.lists(round * 60 * SECOND, B, &[&b]);
+    }
+    assert_eq!(node.kinds(), []);
+    assert_eq!(node.count(), 2);
+    node.lists(300 * SECOND, B, &[]);
+    assert_eq!(node.kinds(), [Kind::ContainerRemoved]);
+    assert_eq!(node.core.state(9).containers[0].container.id, a.id);
+}
+
+#[test]
+fn a_dead_socket_is_down_beside_one_that_is_up_and_its_containers_are_stale() {
+    let (a, b) = (running('a'), running('b'));
+    let mut node = Node::watching(&[&a], &[&b]);
+    node.says(5, down(B));
+    let event = &events(&mut node.core)[0];
+    assert_eq!(event.kind, Kind::DaemonDegraded);
+    let daemon = event.daemon.as_ref().unwrap();
+    assert!(daemon.sources.contains_key(A) && !daemon.sources.contains_key(B), "{daemon:?}");
+    assert_eq!(daemon.degraded.keys().collect::<Vec<_>>(), [B]);
+    assert_eq!((node.count(), node.stale()), (2, vec![false, true]), "the last that was known stays");
+    node.lists(60 * SECOND, A, &[&a]);
+    assert_eq!((node.kinds(), node.count()), (vec![], 2));
+}
+
+#[test]
+fn a_second_socket_that_was_never_up_does_not_show_as_up() {
+    let mut node = Node::new();
+    node.says(1, down(B));
+    node.lists(2, A, &[&running('a')]);
+    node.says(3, up(A));
+    let ready = events(&mut node.core).remove(0);
+    assert_eq!(
+        (ready.kind, ready.message.as_str()),
+        (Kind::DaemonReady, "ready without docker:/run/other.sock")
+    );
+}
+
+#[test]
+fn a_container_that_two_sockets_report_is_one() {
+    let a = running('a');
+    let mut node = Node::watching(&[&a], &[&a]);
+    assert_eq!(node.count(), 1);
+    assert_eq!(node.core.state(9).containers[0].sources, [A, B]);
+    node.says(5, down(A));
+    assert_eq!((node.kinds(), node.stale()), (vec![Kind::DaemonDegraded], vec![false]));
+}
+
+#[test]
+fn its_life_is_reported_once_whichever_socket_is_ahead() {
+    for (first, second) in [(A, B), (B, A)] {
+        let (a, mut node) = (running('a'), Node::watching(&[], &[]));
+        let created = ContainerFacts { state: ContainerState::Created, tgid: None, ..a.clone() };
+        let life = [(10, created), (20, a.clone()), (30, exited(&a)), (40, a.clone()), (50, exited(&a))];
+        // Conversion to the boot clock differs by some nanoseconds each time.
+        for (time, facts) in &life {
+            node.reports(time * MS, first, facts);
+        }
+        for (time, facts) in &life[..4] {
+            node.reports(time * MS + 700, second, facts);
+        }
+        node.reports(50 * MS - 700, second, &life[4].1);
+        let once = [
+            Kind::ContainerCreated,
+            Kind::ContainerStarted,
+            Kind::ContainerExited,
+            Kind::ContainerStarted,
+            Kind::ContainerExited,
+        ];
+        assert_eq!(node.kinds(), once);
+        node.loses(60 * MS, first, &a);
+        assert_eq!((node.kinds(), node.count()), (vec![Kind::ContainerRemoved], 0));
+        node.loses(60 * MS + 700, second, &a);
+        assert_eq!((node.kinds(), node.count()), (vec![], 0));
+    }
+}
+
+#[test]
+fn a_socket_that_lags_behind_brings_no_container_back() {
+    let a = running('a');
+    let mut node = Node::watching(&[&a], &[&a]);
+    node.reports(10 * SECOND, A, &exited(&a));
+    // Listed before it exited, delivered after.
+    node.lists_what_it_read(10 * SECOND + 5, 10 * SECOND - 5, B, &[&a]);
+    assert_eq!(node.kinds(), [Kind::ContainerExited]);
+    node.loses(11 * SECOND, A, &a);
+    node.reports(11 * SECOND - 5, B, &a);
+    node.lists(11 * SECOND + 5, B, &[&exited(&a)]);
+    node.loses(11 * SECOND + 9, B, &a);
+    assert_eq!((node.kinds(), node.count()), (vec![Kind::ContainerRemoved], 0));
+    // One that is not even known through the second socket before it is gone from the first.
+    let b = running('b');
+    node.reports(12 * SECOND, A, &b);
+    node.loses(13 * SECOND, A, &b);
+    node.reports(12 * SECOND + 7, B, &b);
+    assert_eq!(node.kinds(), [Kind::ContainerStarted, Kind::ContainerRemoved]);
+}
+
+#[test]
+fn what_another_socket_still_lists_long_after_is_there() {
+    let a = running('a');
+    let mut node = Node::watching(&[&a], &[&a]);
+    // A proxy that may show it no longer.
+    node.lists(60 * SECOND, A, &[]);
+    node.lists(61 * SECOND, B, &[&a]);
+    assert_eq!((node.kinds(), node.count()), (vec![Kind::ContainerRemoved], 0));
+    node.lists(121 * SECOND, B, &[&a]);
+    node.lists(122 * SECOND, A, &[]);
+    assert_eq!((node.kinds(), node.count()), (vec![Kind::ContainerStarted], 1));
+    assert_eq!(node.core.state(9).containers[0].sources, [B]);
+}
+
+#[test]
+fn the_first_source_describes_a_container_and_any_says_its_state() {
+    let cri = "cri:/run/containerd.sock";
+    let a = running('a');
+    let mut node = Node::watching(&[&a], &[]);
+    let other = ContainerFacts { name: "etcd".into(), runtime: "other".into(), tgid: None, ..a.clone() };
+    node.reports(10 * SECOND, cri, &other);
+    let known = |node: &Node| node.core.state(9).containers.remove(0).container;
+    assert_eq!(known(&node).name.as_deref(), Some(a.name.as_str()));
+    assert_eq!((known(&node).runtime.as_deref(), known(&node).pid), (Some("docker"), a.tgid));
+    node.reports(20 * SECOND, cri, &exited(&other));
+    assert_eq!(node.kinds(), [Kind::ContainerExited]);
+    assert_eq!((known(&node).name.as_deref(), known(&node).pid), (Some(a.name.as_str()), None));
+}
+
+#[test]
+fn a_container_that_is_not_known_may_be_of_the_runtime_that_is_down() {
+    let mut node = Node::watching(&[], &[]);
+    assert_eq!(node.core.runtimes(), RuntimeAvailability::All);
+    node.says(5, down(B));
+    assert_eq!(node.core.runtimes(), RuntimeAvailability::Some);
+    node.says(6, down(A));
+    assert_eq!(node.core.runtimes(), RuntimeAvailability::None);
+}
+
+#[test]
+fn containers_of_an_old_recording_belong_to_the_one_source_there_was() {
+    let mut core = core();
+    let old = |text: &str| serde_json::from_str::<Fact>(text).unwrap();
+    let listed = r#"{"id":"a","name":"web","runtime":"docker","image":"i","state":"running","tgid":1,"netns":7,
+        "mntns":8,"addresses":[],"pod":null,"sandbox":false}"#;
+    core.observe(at(
+        1,
+        old(&format!(r#"{{"runtime_snapshot":{{"runtime":"docker","containers":[{listed}]}}}}"#)),
+    ));
+    core.observe(at(2, old(r#"{"source":{"source":"docker","up":true}}"#)));
+    assert_eq!(core.state(9).containers[0].sources, ["docker"]);
+    assert!(!core.state(9).containers[0].stale);
+    core.observe(at(3, old(r#"{"container_gone":{"id":"a"}}"#)));
+    assert_eq!(kinds(&mut core), [Kind::ContainerRemoved]);
+}
+
+#[test]
+fn which_sources_report_a_container_survives_a_cut() {
+    let a = running('a');
+    let mut node = Node::watching(&[&a], &[&a]);
+    node.loses(11 * SECOND, A, &a);
+    let saved = serde_json::to_string(&node.core.save().unwrap()).unwrap();
+    let mut resumed =
+        Core::restore(node.core.settings().clone(), serde_json::from_str(&saved).unwrap()).unwrap();
+    for core in [&mut node.core, &mut resumed] {
+        kinds(core);
+        core.observe(at(12 * SECOND, Fact::Container(Box::new(by(B, &a)))));
+        assert_eq!(kinds(core), [], "the second socket lags behind");
+    }
+    assert_same(&resumed, &node.core, "a container of two sources");
+}

@@ -1,0 +1,136 @@
+//! What a container runtime has to answer. A client knows the runtime's API and nothing of time, retries or what was
+//! reported before.
+
+use std::error::Error;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures_util::Stream;
+use thiserror::Error;
+
+use super::change::Change;
+use crate::observation::ContainerFacts;
+
+/// Longest part of an error text that is repeated: it is the runtime's to choose.
+const MAX_REASON: usize = 300;
+
+/// An error of the library that speaks the runtime's API.
+type Cause = Box<dyn Error + Send + Sync>;
+
+/// Changes as they happen.
+pub type Changes = Pin<Box<dyn Stream<Item = Result<Change, RuntimeError>> + Send>>;
+
+/// A connection to one runtime. Only what reads is ever sent: the socket is root on the node.
+///
+/// In the facts that it gives, `runtime` and `source` do not count, nor what only /proc knows (`netns`, `mntns`): the
+/// session fills them in. Calls need no deadline of their own: the session gives up in time and drops the future.
+pub trait RuntimeClient: Clone + Send + Sync + 'static {
+    /// Connects to a socket; `patience` is how long a request may take, for libraries that want to know.
+    fn connect(socket: &Path, patience: Duration) -> impl Future<Output = Result<Self, RuntimeError>> + Send;
+
+    /// What really answers there, as in `ContainerFacts::runtime`: the API of one runtime may be served by another.
+    fn runtime(&self) -> &str;
+
+    /// Every container in any state. Process ids may be missing.
+    fn list(&self) -> impl Future<Output = Result<Vec<ContainerFacts>, RuntimeError>> + Send;
+
+    /// All of one container, the id of its init process included; `None` if it does not exist.
+    fn inspect(&self, id: &str) -> impl Future<Output = Result<Option<ContainerFacts>, RuntimeError>> + Send;
+
+    /// Changes from `since` (wall clock, nanoseconds) on, where the runtime can look back, else from now on. It may
+    /// subscribe when it is first polled. A runtime without events gives [`RuntimeError::NoEvents`] and is listed
+    /// instead.
+    fn events(&self, since: i64) -> Changes;
+}
+
+/// Why a runtime cannot be asked.
+#[derive(Debug, Error)]
+pub enum RuntimeError {
+    /// Nothing is there.
+    #[error("there is no socket at {}", path.display())]
+    NoSocket {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// The client library takes text only.
+    #[error("the socket path {} is not UTF-8", path.display())]
+    SocketPath {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Nobody listens there, or not to us.
+    #[error("cannot connect to the socket")]
+    Connect {
+        /// What went wrong.
+        #[source]
+        source: Cause,
+    },
+    /// The runtime hangs, starts, or is overloaded.
+    #[error("no answer within {after:?}")]
+    Timeout {
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// A request was refused.
+    #[error("{request} failed")]
+    Request {
+        /// What was asked.
+        request: &'static str,
+        /// What went wrong.
+        #[source]
+        source: Cause,
+    },
+    /// An answer or event cannot be read.
+    #[error("{request} gave an answer that makes no sense")]
+    Decode {
+        /// What was asked.
+        request: &'static str,
+        /// What went wrong.
+        #[source]
+        source: Cause,
+    },
+    /// The event stream broke off.
+    #[error("the event stream failed")]
+    Events {
+        /// What went wrong.
+        #[source]
+        source: Cause,
+    },
+    /// The runtime stopped.
+    #[error("the event stream ended")]
+    EventsEnded,
+    /// The runtime has no event stream.
+    #[error("the runtime has no event stream")]
+    NoEvents {
+        /// Its answer.
+        #[source]
+        source: Cause,
+    },
+}
+
+impl RuntimeError {
+    /// For `Fact::Resync`.
+    pub(super) fn gap(&self) -> &'static str {
+        match self {
+            Self::NoSocket { .. } | Self::SocketPath { .. } => "no-socket",
+            Self::Connect { .. } => "refused",
+            Self::Timeout { .. } => "timeout",
+            Self::Decode { .. } => "decode",
+            Self::Request { .. } => "request-failed",
+            Self::Events { .. } | Self::NoEvents { .. } => "stream-failed",
+            Self::EventsEnded => "stream-ended",
+        }
+    }
+
+    /// For an operator: what failed, and the innermost cause.
+    pub(super) fn reason(&self) -> String {
+        let mut cause = self.source();
+        while let Some(inner) = cause.and_then(|error| error.source()) {
+            cause = Some(inner);
+        }
+        let text = cause.map_or_else(|| self.to_string(), |cause| format!("{self}: {cause}"));
+        text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON).collect()
+    }
+}

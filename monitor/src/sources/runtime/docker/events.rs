@@ -1,0 +1,110 @@
+//! Docker's events that change what is known of a container.
+//!
+//! In: messages of the event stream. Out: a change of one container; everything else is refused, most of
+//! it by the filter already, so that exec probes wake nobody.
+
+use std::collections::HashMap;
+
+use bollard::models::{EventMessage, EventMessageTypeEnum};
+use bollard::query_parameters::{EventsOptions, EventsOptionsBuilder};
+
+use super::super::change::{Change, ChangeKind};
+use super::super::is_container_id;
+use super::facts;
+
+/// What happens to a container, by its name in the API.
+const ACTIONS: &[(&str, ChangeKind)] = &[
+    ("create", ChangeKind::Created),
+    ("start", ChangeKind::Started),
+    ("die", ChangeKind::Died),
+    ("pause", ChangeKind::Paused),
+    ("unpause", ChangeKind::Unpaused),
+    ("rename", ChangeKind::Other),
+    ("destroy", ChangeKind::Removed),
+];
+
+/// What happens to a network that is a change of one of its containers.
+const NETWORK_ACTIONS: &[&str] = &["connect", "disconnect"];
+
+/// Only what [`read`] takes, and all of it since `wall`: the daemon answers the request before it has
+/// subscribed us (`getEvents` in moby's router/system), but has kept its last 256 events.
+pub(super) fn subscription(wall: i64) -> EventsOptions {
+    let actions = ACTIONS.iter().map(|(action, _)| *action).chain(NETWORK_ACTIONS.iter().copied());
+    let filters = HashMap::from([("type", vec!["container", "network"]), ("event", actions.collect())]);
+    let since = format!("{}.{:09}", wall / 1_000_000_000, wall % 1_000_000_000);
+    EventsOptionsBuilder::default().since(&since).filters(&filters).build()
+}
+
+/// The change that a message reports.
+pub(super) fn read(message: EventMessage) -> Option<Change> {
+    let actor = message.actor?;
+    let attributes = actor.attributes.unwrap_or_default();
+    let action = message.action?;
+    let wall = message.time_nano.or(message.time.map(|s| s.saturating_mul(1_000_000_000)))?;
+    let change = match message.typ? {
+        EventMessageTypeEnum::NETWORK if NETWORK_ACTIONS.contains(&action.as_str()) => {
+            let id = attributes.get("container")?.clone();
+            Change { id, kind: ChangeKind::Network, wall, facts: None }
+        }
+        EventMessageTypeEnum::CONTAINER => {
+            let (_, kind) = ACTIONS.iter().find(|(name, _)| *name == action)?;
+            let id = actor.id?;
+            let facts = facts::from_event(&id, attributes);
+            Change { id, kind: *kind, wall, facts }
+        }
+        _ => return None,
+    };
+    is_container_id(&change.id).then_some(change)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+
+    fn change(value: Value) -> Option<Change> {
+        read(serde_json::from_value(value).unwrap())
+    }
+
+    #[test]
+    fn an_event_becomes_a_change_of_its_container() {
+        let seen = change(json!({
+            "Type": "container", "Action": "die", "time": 7, "timeNano": 7_000_000_001_i64,
+            "Actor": {"ID": ID, "Attributes": {"name": "web", "exitCode": "0"}},
+        }));
+        let seen = seen.unwrap();
+        assert_eq!((seen.kind, seen.id.as_str(), seen.wall), (ChangeKind::Died, ID, 7_000_000_001));
+        assert_eq!(seen.facts.unwrap().name, "web");
+    }
+
+    #[test]
+    fn a_network_that_is_connected_changes_the_container() {
+        let seen = change(json!({
+            "Type": "network", "Action": "connect", "time": 7,
+            "Actor": {"ID": "n", "Attributes": {"container": ID}},
+        }));
+        assert_eq!(
+            seen.map(|c| (c.kind, c.id, c.wall)),
+            Some((ChangeKind::Network, ID.to_owned(), 7_000_000_000))
+        );
+    }
+
+    #[test]
+    fn everything_else_is_refused() {
+        for (kind, action, id) in [
+            ("image", "create", ID),
+            ("network", "create", ID),
+            ("container", "exec_start: sh", ID),
+            ("container", "connect", ID),
+            ("container", "die", "../x"),
+        ] {
+            let message = json!({"Type": kind, "Action": action, "time": 1, "Actor": {"ID": id}});
+            assert_eq!(change(message), None, "{kind} {action}");
+        }
+        assert_eq!(change(json!({"Type": "container", "Action": "die", "Actor": {"ID": ID}})), None);
+        assert_eq!(change(json!({})), None);
+    }
+}

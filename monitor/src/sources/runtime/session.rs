@@ -1,0 +1,327 @@
+//! One connection to a runtime, from the subscription to the first failure.
+//!
+//! In: the client's answers and changes. Out: one snapshot, then changes in the order of each container's
+//! events, then a snapshot after each periodic list. How to come back after a failure is not its business.
+
+use std::collections::HashMap;
+use std::future::{Future, pending};
+use std::path::Path;
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::change::{Change, ChangeKind, boot_time, wall_now};
+use super::client::{Changes, RuntimeClient, RuntimeError};
+use super::containers::Containers;
+use super::refresh::{Landing, Refresh};
+use super::source::Timing;
+use crate::clock::boot_now;
+use crate::observation::{
+    BootNs, ContainerFacts, ContainerState, Fact, Observation, Source, SourceKind, SourceStatus,
+};
+use crate::sources::Sender;
+
+/// Why a session ended.
+pub(super) enum End {
+    /// Nobody listens any more.
+    Closed,
+    /// The runtime cannot be asked.
+    Failed(RuntimeError),
+}
+
+impl From<RuntimeError> for End {
+    fn from(error: RuntimeError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// A list under way.
+struct Listing {
+    asked: Instant,
+    /// The same on the boot clock.
+    read: BootNs,
+    answer: Answer<Result<Vec<ContainerFacts>, RuntimeError>>,
+}
+
+struct Inspected {
+    id: String,
+    /// Wall clock when it was asked for.
+    asked: i64,
+    answer: Result<Option<ContainerFacts>, RuntimeError>,
+}
+
+/// What one connection needs to remember.
+pub(super) struct Session<'a, C> {
+    timing: &'a Timing,
+    containers: &'a mut Containers,
+    tx: &'a Sender,
+    /// Why there was a session before this one that ended.
+    gap: Option<&'static str>,
+    refresh: Refresh,
+    inspects: FuturesUnordered<Answer<Inspected>>,
+    listing: Option<Listing>,
+    /// When the last list was asked for.
+    read: BootNs,
+    /// When containers changed last: a list that was asked for before does not know of it.
+    changed: HashMap<String, Instant>,
+    /// The event stream, or why there is none.
+    events: Result<Changes, RuntimeError>,
+    client: C,
+    /// Whether the first snapshot was sent.
+    live: bool,
+    /// When to list next; before the first snapshot: when to send it with what is known.
+    due: Option<Instant>,
+}
+
+/// Runs one connection until the runtime fails or nobody listens; sets `up` once the first snapshot was sent. `gap`
+/// says why there was one before that ended.
+pub(super) async fn run<C: RuntimeClient>(
+    socket: &Path,
+    timing: &Timing,
+    containers: &mut Containers,
+    tx: &Sender,
+    gap: Option<&'static str>,
+    up: &mut bool,
+) -> End {
+    let client = match bounded(timing.timeout, C::connect(socket, timing.timeout)).await {
+        Ok(client) => client,
+        Err(error) => return error.into(),
+    };
+    containers.set_runtime(client.runtime());
+    let events = Ok(client.events(wall_now()));
+    let mut session = Session {
+        timing,
+        containers,
+        tx,
+        gap,
+        refresh: Refresh::default(),
+        inspects: FuturesUnordered::new(),
+        listing: None,
+        read: boot_now(),
+        changed: HashMap::new(),
+        events,
+        client,
+        live: false,
+        due: None,
+    };
+    let Err(end) = session.follow(up).await;
+    end
+}
+
+impl<C: RuntimeClient> Session<'_, C> {
+    async fn follow(&mut self, up: &mut bool) -> Result<std::convert::Infallible, End> {
+        self.list();
+        loop {
+            while let Some(id) = self.refresh.launch() {
+                self.inspects.push(inspect(self.client.clone(), id, self.timing.timeout));
+            }
+            if !self.live && self.listing.is_none() && self.refresh.is_idle() {
+                self.go_live(up).await?;
+            }
+            tokio::select! {
+                () = self.tx.closed() => return Err(End::Closed),
+                change = next(&mut self.events) => match change {
+                    None => return Err(RuntimeError::EventsEnded.into()),
+                    Some(Err(error @ RuntimeError::NoEvents { .. })) => self.without_events(error).await?,
+                    Some(Err(error)) => return Err(error.into()),
+                    Some(Ok(change)) => self.changed(change).await?,
+                },
+                Some(inspected) = self.inspects.next(), if !self.inspects.is_empty() => {
+                    self.inspected(inspected).await?;
+                }
+                answer = answered(&mut self.listing) => self.listed(answer).await?,
+                () = reached(self.due) => {
+                    self.due = None;
+                    if self.live { self.list() } else { self.go_live(up).await? }
+                }
+            }
+        }
+    }
+
+    fn list(&mut self) {
+        let (client, patience) = (self.client.clone(), self.timing.timeout);
+        let answer = Box::pin(async move { bounded(patience, client.list()).await });
+        self.listing = Some(Listing { asked: Instant::now(), read: boot_now(), answer });
+    }
+
+    /// Lists from now on as often as that is bearable.
+    async fn without_events(&mut self, error: RuntimeError) -> Result<(), End> {
+        self.events = Err(error);
+        if self.live {
+            self.due = Some(Instant::now() + self.interval());
+            return self.send(None, Fact::Source(self.status())).await;
+        }
+        Ok(())
+    }
+
+    fn interval(&self) -> Duration {
+        if self.events.is_ok() { self.timing.reconcile } else { self.timing.poll }
+    }
+
+    fn status(&self) -> SourceStatus {
+        let up = SourceStatus::up(SourceKind::Runtime, self.containers.source());
+        match &self.events {
+            Ok(_) => up,
+            Err(error) => SourceStatus { rung: Some("list".to_owned()), reason: Some(error.reason()), ..up },
+        }
+    }
+
+    /// Sends the first snapshot. Containers that could not be inspected in time are in it without a pid.
+    async fn go_live(&mut self, up: &mut bool) -> Result<(), End> {
+        self.snapshot().await?;
+        if let Some(gap) = self.gap {
+            let source = self.containers.source().to_owned();
+            self.send(None, Fact::Resync { source, reason: gap.to_owned() }).await?;
+        }
+        self.send(None, Fact::Source(self.status())).await?;
+        (self.live, *up) = (true, true);
+        self.due = Some(Instant::now() + self.interval());
+        Ok(())
+    }
+
+    async fn snapshot(&mut self) -> Result<(), End> {
+        let containers = self.containers.take_all();
+        let fact = Fact::RuntimeSnapshot {
+            runtime: self.client.runtime().to_owned(),
+            source: self.containers.source().to_owned(),
+            read: Some(self.read),
+            containers,
+        };
+        self.send(None, fact).await
+    }
+
+    async fn listed(&mut self, answer: Result<Vec<ContainerFacts>, RuntimeError>) -> Result<(), End> {
+        let Some(listing) = self.listing.take() else { return Ok(()) };
+        self.read = listing.read;
+        self.changed.retain(|_, changed| *changed >= listing.asked);
+        for id in self.containers.replace(answer?, |id| self.changed.contains_key(id)) {
+            self.refresh.request(&id, None);
+        }
+        if self.live {
+            self.due = Some(Instant::now() + self.interval());
+            return self.snapshot().await;
+        }
+        self.due = Some(Instant::now() + self.timing.timeout);
+        Ok(())
+    }
+
+    async fn changed(&mut self, change: Change) -> Result<(), End> {
+        let (id, at) = (change.id.clone(), boot_time(change.wall));
+        if change.kind != ChangeKind::Network {
+            self.changed.insert(id.clone(), Instant::now());
+        }
+        let news = match change.kind {
+            ChangeKind::Created => self.containers.created(change),
+            ChangeKind::Died => {
+                self.refresh.outdate(&id);
+                self.unconfirmed(&id).await?;
+                self.containers.died(change)
+            }
+            ChangeKind::Removed => {
+                self.refresh.forget(&id);
+                return self.removed(id, Some(at)).await;
+            }
+            // A container that starts is connected first; its start brings the inspect.
+            ChangeKind::Network if !self.containers.runs(&id) => return Ok(()),
+            ChangeKind::Network | ChangeKind::Other => None,
+            ChangeKind::Paused => {
+                self.containers.expect(change, ContainerState::Paused, at);
+                None
+            }
+            ChangeKind::Started | ChangeKind::Unpaused => {
+                self.containers.expect(change, ContainerState::Running, at);
+                None
+            }
+        };
+        self.refresh.request(&id, Some(at));
+        self.report(Some(at), news).await
+    }
+
+    async fn inspected(&mut self, inspected: Inspected) -> Result<(), End> {
+        let Inspected { id, asked, answer } = inspected;
+        match answer {
+            Ok(Some(facts)) => {
+                let Landing::Use(at) = self.refresh.land(&id) else { return Ok(()) };
+                let facts = Some(facts).filter(|facts| facts.id == id);
+                let news = facts.and_then(|facts| self.containers.inspected(facts, asked));
+                self.report(at.or_else(|| Some(boot_time(asked))), news).await
+            }
+            Ok(None) => {
+                self.refresh.land(&id);
+                self.refresh.forget(&id);
+                self.removed(id, None).await
+            }
+            Err(error) => {
+                tracing::debug!(container = %id, reason = %error.reason(), "container not inspected");
+                if self.refresh.retry(&id) { Ok(()) } else { self.unconfirmed(&id).await }
+            }
+        }
+    }
+
+    async fn unconfirmed(&mut self, id: &str) -> Result<(), End> {
+        let Some((at, facts)) = self.containers.unconfirmed(id) else { return Ok(()) };
+        self.report(Some(at), Some(facts)).await
+    }
+
+    /// Before the first snapshot nothing is reported: that has it all.
+    async fn report(&mut self, at: Option<BootNs>, news: Option<ContainerFacts>) -> Result<(), End> {
+        match news.filter(|_| self.live) {
+            Some(facts) => self.send(at, Fact::Container(Box::new(facts))).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn removed(&mut self, id: String, at: Option<BootNs>) -> Result<(), End> {
+        if self.containers.removed(&id) && self.live {
+            let source = self.containers.source().to_owned();
+            return self.send(at, Fact::ContainerGone { id, source }).await;
+        }
+        Ok(())
+    }
+
+    async fn send(&mut self, at: Option<BootNs>, fact: Fact) -> Result<(), End> {
+        let observation = Observation { at: at.unwrap_or_else(boot_now), source: Source::Runtime, fact };
+        self.tx.send(observation).await.map_err(|_| End::Closed)
+    }
+}
+
+fn inspect<C: RuntimeClient>(client: C, id: String, patience: Duration) -> Answer<Inspected> {
+    Box::pin(async move {
+        let asked = wall_now();
+        let answer = bounded(patience, client.inspect(&id)).await;
+        Inspected { id, asked, answer }
+    })
+}
+
+async fn bounded<T>(
+    patience: Duration,
+    answer: impl Future<Output = Result<T, RuntimeError>>,
+) -> Result<T, RuntimeError> {
+    timeout(patience, answer).await.unwrap_or(Err(RuntimeError::Timeout { after: patience }))
+}
+
+async fn next(events: &mut Result<Changes, RuntimeError>) -> Option<Result<Change, RuntimeError>> {
+    match events {
+        Ok(events) => events.next().await,
+        Err(_) => pending().await,
+    }
+}
+
+async fn answered(listing: &mut Option<Listing>) -> Result<Vec<ContainerFacts>, RuntimeError> {
+    match listing {
+        Some(listing) => (&mut listing.answer).await,
+        None => pending().await,
+    }
+}
+
+async fn reached(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,107 @@
+//! The session against a runtime without an event stream, and the names of sockets.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use futures_util::stream;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::observation::{ContainerFacts, ContainerState, Fact, Observation, SourceKind, SourceStatus};
+
+fn socket(path: &str) -> RuntimeSocket {
+    RuntimeSocket { kind: RuntimeKind::Docker, path: path.into() }
+}
+
+#[test]
+fn a_source_is_named_by_runtime_and_path_and_its_label_has_no_path() {
+    let sockets = [socket("/run/docker.sock"), socket("/run/dind.sock"), socket("/c")];
+    assert_eq!(sockets[1].source(), "docker:/run/dind.sock");
+    assert_eq!(sockets[1].to_string(), "docker=/run/dind.sock");
+    assert_eq!(metric_labels(&sockets), ["docker", "docker-2", "docker-3"]);
+}
+
+#[test]
+fn every_runtime_that_can_be_named_has_a_usual_place() {
+    assert_eq!(RuntimeKind::ALL.len(), RuntimeKind::NAMES.len());
+    assert_eq!(default_sockets().len(), RuntimeKind::ALL.len());
+}
+
+/// A runtime that can only be listed.
+#[derive(Clone)]
+struct Mute;
+
+/// What [`Mute`] lists.
+static LISTED: Mutex<Vec<ContainerFacts>> = Mutex::new(Vec::new());
+
+fn container(digit: char) -> ContainerFacts {
+    ContainerFacts {
+        id: digit.to_string().repeat(64),
+        name: "web".into(),
+        runtime: String::new(),
+        source: String::new(),
+        image: "nginx".into(),
+        state: ContainerState::Exited,
+        tgid: None,
+        netns: None,
+        mntns: None,
+        addresses: Vec::new(),
+        pod: None,
+        sandbox: false,
+        joined_netns: false,
+    }
+}
+
+impl RuntimeClient for Mute {
+    async fn connect(_: &Path, _: Duration) -> Result<Self, RuntimeError> {
+        Ok(Self)
+    }
+
+    fn runtime(&self) -> &str {
+        "mute"
+    }
+
+    async fn list(&self) -> Result<Vec<ContainerFacts>, RuntimeError> {
+        Ok(LISTED.lock().unwrap().clone())
+    }
+
+    async fn inspect(&self, id: &str) -> Result<Option<ContainerFacts>, RuntimeError> {
+        Ok(LISTED.lock().unwrap().iter().find(|facts| facts.id == id).cloned())
+    }
+
+    fn events(&self, _: i64) -> Changes {
+        let source = std::io::Error::from(std::io::ErrorKind::Unsupported);
+        Box::pin(stream::once(async move { Err(RuntimeError::NoEvents { source: Box::new(source) }) }))
+    }
+}
+
+#[tokio::test]
+async fn a_runtime_without_an_event_stream_is_listed_instead_and_says_so() {
+    let (tx, mut rx) = mpsc::channel::<Observation>(8);
+    let timing = Timing { poll: Duration::from_millis(20), ..Timing::default() };
+    let source = tokio::spawn(run::<Mute>("mute:/a".into(), Path::new("/a"), timing, Proc::default(), tx));
+    let mut status: Option<SourceStatus> = None;
+    let mut listed: Vec<ContainerFacts> = Vec::new();
+    let met = tokio::time::timeout(Duration::from_secs(30), async {
+        while let Some(observation) = rx.recv().await {
+            match observation.fact {
+                Fact::Source(told) => {
+                    LISTED.lock().unwrap().push(container('a'));
+                    status = Some(told);
+                }
+                Fact::RuntimeSnapshot { containers, .. } => listed = containers,
+                fact => panic!("{fact:?}"),
+            }
+            if status.as_ref().is_some_and(|status| status.rung.is_some()) && !listed.is_empty() {
+                break;
+            }
+        }
+    });
+    met.await.unwrap();
+    let status = status.unwrap();
+    assert_eq!((status.kind, status.up, status.rung.as_deref()), (SourceKind::Runtime, true, Some("list")));
+    assert!(status.reason.unwrap().starts_with("the runtime has no event stream"));
+    assert_eq!((listed[0].runtime.as_str(), listed[0].source.as_str()), ("mute", "mute:/a"));
+    source.abort();
+}
