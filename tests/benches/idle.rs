@@ -15,18 +15,19 @@ use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::eventually;
 use kevtmon_tests::pod::Pod;
+use kevtmon_tests::storm;
 
 const CONTAINERS: usize = 20;
 /// After the start the first reconcile and the first commits come.
 const SETTLE: Duration = Duration::from_secs(10);
 const WINDOW: Duration = Duration::from_secs(60);
-const STORM: usize = 100_000;
+const STORM: u32 = 100_000;
 
 fn main() -> io::Result<()> {
     let dockerd = Dockerd::start();
     let containers: Vec<Container<'_>> =
         (0..CONTAINERS).map(|_| Container::idle(&dockerd, &["--network", "none"])).collect();
-    let pods: Vec<Pod> = containers.iter().map(|container| Pod::at(container.place())).collect();
+    let pods: Vec<Pod> = containers.iter().map(|container| Pod::at(container.netns())).collect();
     let daemon = launch().runtime(dockerd.runtime()).start();
     let known = || daemon.metrics().count("kevtmon_containers", &[("state", "running")]);
     eventually!(known() >= CONTAINERS as f64, "all containers are known");
@@ -38,14 +39,11 @@ fn main() -> io::Result<()> {
     println!("idle with {CONTAINERS} containers: {:.3} % of a core over {WINDOW:?}", 100.0 * busy);
     println!("  memory: {}", memory(&daemon)?);
 
-    let entry = |verb: &str, rest: &str, index: usize| {
-        format!("neigh {verb} 10.{}.{}.{} {rest}\n", index / 62_500 + 1, index / 250 % 250, index % 250 + 2)
-    };
-    let add = "lladdr 02:00:00:00:00:01 dev eth0 nud permanent";
-    pods[0].place().ip_batch(&(0..STORM).map(|index| entry("add", add, index)).collect::<String>());
-    pods[0].place().ip_batch(&(0..STORM).map(|index| entry("del", "dev eth0", index)).collect::<String>());
+    let addresses = || (0..STORM).map(storm::ipv4);
+    pods[0].netns().network(|network| network.set_neighbors("eth0", addresses()));
+    pods[0].netns().network(|network| network.delete_neighbors("eth0", addresses()));
     let told = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
-    eventually!(told() >= STORM as f64, "the storm is told");
+    eventually!(told() >= f64::from(STORM), "the storm is told");
     println!("after {STORM} deletions: {}", memory(&daemon)?);
     sleep(3 * SETTLE);
     println!("  a while later: {}", memory(&daemon)?);

@@ -1,10 +1,11 @@
 //! Containers of a test.
 
 use crate::dockerd::{Dockerd, IMAGE};
-use crate::netns::Place;
+use crate::lock;
+use crate::netns::NetnsPath;
+use crate::network::{NeighbourState, Network};
 use crate::patience::wait_until;
 use crate::process::Ran;
-use crate::quiet;
 use crate::unique;
 
 /// A container that is removed when dropped.
@@ -15,7 +16,7 @@ pub struct Container<'d> {
     id: String,
     pid: u32,
     removed: bool,
-    _shared: quiet::Shared,
+    _shared: lock::Shared,
 }
 
 impl<'d> Container<'d> {
@@ -28,7 +29,7 @@ impl<'d> Container<'d> {
     /// Starts one that runs a command.
     #[must_use]
     pub fn start(dockerd: &'d Dockerd, options: &[&str], command: &[&str]) -> Self {
-        let shared = quiet::Shared::take();
+        let shared = lock::Shared::take();
         let name = unique::name("kvc");
         let mut words = vec!["run", "-d", "--name", &name];
         words.extend_from_slice(options);
@@ -58,24 +59,21 @@ impl<'d> Container<'d> {
         self.pid
     }
 
-    /// The way into its network namespace.
+    /// Its network namespace.
     #[must_use]
-    pub fn place(&self) -> Place {
-        Place::of_process(self.pid)
+    pub fn netns(&self) -> NetnsPath {
+        NetnsPath::of_process(self.pid)
     }
 
     /// Address of the bridge, its default gateway.
     #[must_use]
     pub fn gateway(&self) -> String {
-        let route = self.place().run("ip route show default").stdout;
-        let mut words = route.split_whitespace().skip_while(|word| *word != "via");
-        words.nth(1).expect("a container on a bridge has a default gateway").to_owned()
+        self.netns().network(Network::default_gateway).to_string()
     }
 
     /// Makes the gateway's entry permanent, as some network plugins do.
     pub fn set_gateway(&self, lladdr: &str) {
-        let gateway = self.gateway();
-        self.place().run(&format!("ip neigh replace {gateway} lladdr {lladdr} dev eth0 nud permanent"));
+        self.netns().set_neighbor("eth0", &self.gateway(), lladdr, NeighbourState::Permanent);
     }
 
     /// Runs a command in it.

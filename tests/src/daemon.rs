@@ -361,10 +361,7 @@ impl Daemon {
     /// among them was not said about anything that happened before this call.
     pub fn fence(&mut self, pod: &Pod) -> Vec<Event> {
         let address = unique::address(250);
-        pod.place().ip_batch(&format!(
-            "neigh replace {address} lladdr 02:00:00:00:00:fe dev eth0 nud permanent\n\
-             neigh del {address} dev eth0\n"
-        ));
+        pod.netns().churn([address.parse().expect("an address")]);
         self.wait_for_deletion(pod.inum(), &address);
         self.until(|event| event.is_deletion(pod.inum(), &address))
     }

@@ -5,6 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -12,15 +13,16 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use crate::eventually;
 use crate::image;
 use crate::mount::Scratch;
+use crate::network::on_host;
 use crate::patience::wait_until;
-use crate::process::{Ran, attempt, run};
-use crate::reaper::Will;
+use crate::process::{Ran, attempt};
+use crate::reaper::Cleanup;
 use crate::unique;
 
 /// Name of the image that every daemon has.
 pub const IMAGE: &str = "kevtmon-test:1";
 
-/// Ends everything under `$dir`: daemon, shims, containers, mounts, bridge, control groups, files.
+/// Ends everything under `$dir`: daemon, shims, containers, mounts, control groups, files.
 const END: &str = r#"
 members() { find /sys/fs/cgroup -path "*/$name/*" -name cgroup.procs -exec cat {} + 2>/dev/null; }
 processes() {
@@ -40,7 +42,6 @@ for round in $(seq 20); do
     [ -z "$points" ] && break
     for point in $points; do umount -l "$point"; done
 done 2>/dev/null
-ip link del "$name" 2>/dev/null
 for round in $(seq 50); do
     groups=$(find /sys/fs/cgroup -depth -type d \( -name "$name" -o -path "*/$name/*" \) 2>/dev/null)
     [ -z "$groups" ] && break
@@ -56,7 +57,9 @@ pub struct Dockerd {
     name: String,
     client: PathBuf,
     process: Mutex<Option<Child>>,
-    _will: Will,
+    _cleanup: Cleanup,
+    /// Dropped when nothing uses it any more.
+    _bridge: Cleanup,
     /// Dropped last: it holds all files.
     scratch: Scratch,
 }
@@ -82,15 +85,17 @@ impl Dockerd {
     pub fn prepare() -> Self {
         let scratch = Scratch::new();
         let name = unique::name("kvd");
-        let will = Will::new(&format!("dir={}\nname={name}\n{END}", scratch.path().display()));
-        run(&format!("ip link add {name} type bridge"));
-        run(&format!("ip address add {}/24 dev {name}", gateway()));
-        run(&format!("ip link set {name} up"));
+        let bridge = Cleanup::link(&name);
+        let cleanup = Cleanup::script(&format!("dir={}\nname={name}\n{END}", scratch.path().display()));
+        on_host(|network| {
+            network.add_bridge(&name)?;
+            network.add_address(&name, gateway(), 24)
+        });
         // The client beside the daemon fits it best; any other that is installed may be of another make.
         let client = image::find("dockerd").with_file_name("docker");
         let client = [client, "/usr/bin/docker".into()].into_iter().find(|file| file.is_file());
         let client = client.unwrap_or_else(|| image::find("docker"));
-        Self { name, client, process: Mutex::new(None), _will: will, scratch }
+        Self { name, client, process: Mutex::new(None), _cleanup: cleanup, _bridge: bridge, scratch }
     }
 
     /// Starts the prepared daemon, and waits until it answers.
@@ -206,8 +211,8 @@ fn is_dead(pid: &str) -> bool {
 }
 
 /// Address of a bridge, in a /24 that few others use.
-fn gateway() -> String {
+fn gateway() -> Ipv4Addr {
     let [_, _, middle, low] =
         (std::process::id().wrapping_mul(7).wrapping_add(unique::number())).to_be_bytes();
-    format!("10.{}.{low}.1", 192 + (middle & 0x3f))
+    Ipv4Addr::new(10, 192 + (middle & 0x3f), low, 1)
 }

@@ -19,6 +19,7 @@ pub mod unique;
 
 pub mod mount;
 pub mod netns;
+pub mod network;
 pub mod pod;
 pub mod sandbox;
 pub mod storm;
@@ -33,4 +34,4 @@ pub mod http;
 pub mod scrape;
 pub mod stream;
 
-pub mod quiet;
+pub mod lock;

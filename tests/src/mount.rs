@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use crate::process::{Ran, attempt};
-use crate::reaper::Will;
+use crate::reaper::Cleanup;
 use crate::sandbox::uuid;
 use crate::unique;
 
@@ -12,7 +12,7 @@ use crate::unique;
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
-    _will: Will,
+    _cleanup: Cleanup,
 }
 
 impl Scratch {
@@ -21,7 +21,7 @@ impl Scratch {
     pub fn new() -> Self {
         let path = std::env::temp_dir().join(unique::name("kvm"));
         // Mounts are detached from the deepest up; only then may files be deleted.
-        let will = Will::new(&format!(
+        let cleanup = Cleanup::script(&format!(
             "for pass in 1 2 3 4 5 6 7 8; do\n\
              awk -v d='{0}' '$5 == d || index($5, d \"/\") == 1 {{ print $5 }}' /proc/self/mountinfo | sort -r |\n\
              while read -r m; do umount -l \"$(printf '%b' \"$m\")\"; done; done 2>/dev/null\n\
@@ -31,7 +31,7 @@ impl Scratch {
         std::fs::create_dir(&path).expect("a directory can be made");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&path, mode).expect("a mode can be set");
-        Self { path, _will: will }
+        Self { path, _cleanup: cleanup }
     }
 
     /// Where it is.

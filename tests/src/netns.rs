@@ -1,61 +1,79 @@
 //! Network namespaces that a test makes, or that belong to a container.
 
+use std::fs::{self, File};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+
+use crate::lock;
+use crate::network::{self, NeighbourState, Network, NetworkError};
 use crate::process::{Ran, attempt, run, run_with_input};
-use crate::quiet;
-use crate::reaper::Will;
+use crate::reaper::Cleanup;
 use crate::unique;
 
-/// A way into a network namespace.
-#[derive(Debug, Clone)]
-pub struct Place {
-    path: PathBuf,
-    handle: String,
-}
+/// Where namespaces have names, for `ip` and everybody else.
+const NAMES: &str = "/run/netns";
 
-impl Place {
+/// The file of a network namespace.
+#[derive(Debug, Clone)]
+pub struct NetnsPath(PathBuf);
+
+impl NetnsPath {
     /// The namespace of a process.
     #[must_use]
     pub fn of_process(pid: u32) -> Self {
-        Self { path: format!("/proc/{pid}/ns/net").into(), handle: pid.to_string() }
+        Self(format!("/proc/{pid}/ns/net").into())
     }
 
-    /// File that names the namespace.
+    /// The file itself.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// What `ip link … netns` takes: a name or a process id.
-    #[must_use]
-    pub fn handle(&self) -> &str {
-        &self.handle
+        &self.0
     }
 
     /// Inode number, by which the daemon names it.
     #[must_use]
     pub fn inum(&self) -> u64 {
-        std::fs::metadata(&self.path).expect("the namespace exists").ino()
+        fs::metadata(&self.0).expect("the namespace exists").ino()
+    }
+
+    /// Asks or changes something in it, by this process; panics unless that succeeds.
+    pub fn network<T: Send>(&self, act: impl FnOnce(&Network) -> Result<T, NetworkError> + Send) -> T {
+        Network::within(&self.0, act).unwrap_or_else(|error| panic!("in {}: {error:?}", self.0.display()))
+    }
+
+    /// Adds a neighbor entry of a link, or replaces the one of this address.
+    pub fn set_neighbor(&self, link: &str, address: &str, lladdr: &str, state: NeighbourState) {
+        let address = address.parse().expect("an address");
+        let lladdr = network::lladdr(lladdr).expect("a link-layer address");
+        self.network(|network| network.set_neighbor(link, address, lladdr, state));
+    }
+
+    /// Lets permanent neighbor entries of `eth0` come and go, in this order.
+    pub fn churn(&self, addresses: impl IntoIterator<Item = Ipv4Addr> + Send) {
+        self.network(|network| network.churn_neighbors("eth0", addresses));
     }
 
     /// Runs a command in it; panics unless it succeeds. The process becomes the command, so its id is the actor's.
     pub fn run(&self, line: &str) -> Ran {
-        run(&format!("nsenter --net={} {line}", self.path.display()))
+        run(&format!("nsenter --net={} {line}", self.0.display()))
     }
 
     /// Runs a command in it, whatever comes of it.
     pub fn attempt(&self, line: &str) -> Ran {
-        let net = format!("--net={}", self.path.display());
+        let net = format!("--net={}", self.0.display());
         let mut words = vec!["nsenter", &net];
         words.extend(line.split_whitespace());
         attempt(&words)
     }
 
-    /// Runs one `ip` process in it that executes several lines.
+    /// Runs one `ip` process in it that executes several lines, as a culprit.
     pub fn ip_batch(&self, lines: &str) -> Ran {
-        run_with_input(&format!("nsenter --net={} ip -batch -", self.path.display()), lines)
+        run_with_input(&format!("nsenter --net={} ip -batch -", self.0.display()), lines)
     }
 }
 
@@ -63,22 +81,23 @@ impl Place {
 #[derive(Debug)]
 pub struct Netns {
     name: String,
-    place: Place,
-    will: Option<Will>,
-    _shared: quiet::Shared,
+    path: NetnsPath,
+    cleanup: Option<Cleanup>,
+    _shared: lock::Shared,
 }
 
 impl Netns {
     /// Makes one, with its loopback up.
     #[must_use]
     pub fn new() -> Self {
-        let shared = quiet::Shared::take();
+        let shared = lock::Shared::take();
         let name = unique::name("kvn");
-        let will = Will::new(&format!("ip netns del {name} 2>/dev/null\n"));
-        run(&format!("ip netns add {name}"));
-        let place = Place { path: format!("/run/netns/{name}").into(), handle: name.clone() };
-        place.run("ip link set lo up");
-        Self { name, place, will: Some(will), _shared: shared }
+        let path = Path::new(NAMES).join(&name);
+        let cleanup = Cleanup::netns(&path);
+        create(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let path = NetnsPath(path);
+        path.network(|network| network.set_up("lo", true));
+        Self { name, path, cleanup: Some(cleanup), _shared: shared }
     }
 
     /// Its name.
@@ -87,17 +106,17 @@ impl Netns {
         &self.name
     }
 
-    /// The way in.
+    /// Its file.
     #[must_use]
-    pub fn place(&self) -> &Place {
-        &self.place
+    pub fn path(&self) -> &NetnsPath {
+        &self.path
     }
 
     /// Deletes it now.
     pub fn delete(mut self) {
-        run(&format!("ip netns del {}", self.name));
-        if let Some(will) = self.will.take() {
-            will.revoke();
+        delete(self.path.path()).unwrap_or_else(|error| panic!("{}: {error}", self.name));
+        if let Some(cleanup) = self.cleanup.take() {
+            cleanup.revoke();
         }
     }
 }
@@ -106,4 +125,53 @@ impl Default for Netns {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Makes a network namespace with the name `path`, on a thread that leaves its own for it.
+///
+/// rtnetlink's own way forks this process, which has many threads, and runs its exit handlers in the child.
+///
+/// # Errors
+/// When the name is taken, or this is not root.
+pub fn create(path: &Path) -> Result<(), Errno> {
+    share_names(path.parent().ok_or(Errno::EINVAL)?)?;
+    drop(File::create_new(path).map_err(errno)?);
+    let make = || {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        mount(Some("/proc/thread-self/ns/net"), path, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+    };
+    let made = std::thread::scope(|scope| scope.spawn(make).join());
+    made.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Deletes the name of a network namespace, and the namespace with it when nothing else is in it.
+///
+/// # Errors
+/// When there is none.
+pub fn delete(path: &Path) -> Result<(), Errno> {
+    umount2(path, MntFlags::MNT_DETACH)?;
+    fs::remove_file(path).map_err(errno)
+}
+
+/// Makes the directory of the names a shared mount, as `ip netns add` does: a mount namespace that is copied from this
+/// one then loses a name when it is deleted here, and does not keep the namespace alive.
+fn share_names(names: &Path) -> Result<(), Errno> {
+    fs::create_dir_all(names).map_err(errno)?;
+    // The lock that `ip` takes, too: two that come at once would mount the directory onto itself twice.
+    let directory = File::open(names).map_err(errno)?;
+    directory.lock().map_err(errno)?;
+    let none = None::<&str>;
+    let share = || mount(none, names, none, MsFlags::MS_SHARED | MsFlags::MS_REC, none);
+    match share() {
+        // No mount yet.
+        Err(Errno::EINVAL) => {
+            mount(Some(names), names, none, MsFlags::MS_BIND | MsFlags::MS_REC, none)?;
+            share()
+        }
+        done => done,
+    }
+}
+
+fn errno(error: std::io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or_default())
 }

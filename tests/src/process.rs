@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use crate::patience::wait_until;
-use crate::reaper::Will;
+use crate::reaper::Cleanup;
 
 /// A process that has ended.
 #[derive(Debug, Clone)]
@@ -77,7 +77,7 @@ pub fn run_with_input(line: &str, input: &str) -> Ran {
 #[derive(Debug)]
 pub struct Running {
     child: Child,
-    will: Option<Will>,
+    cleanup: Option<Cleanup>,
 }
 
 impl Running {
@@ -85,8 +85,8 @@ impl Running {
     pub fn spawn(command: &mut Command) -> Self {
         let name = command.get_program().to_owned();
         let child = command.spawn().unwrap_or_else(|error| panic!("{}: {error}", name.display()));
-        let will = Will::new(&format!("kill -9 {} 2>/dev/null\n", child.id()));
-        Self { child, will: Some(will) }
+        let cleanup = Cleanup::script(&format!("kill -9 {} 2>/dev/null\n", child.id()));
+        Self { child, cleanup: Some(cleanup) }
     }
 
     /// Its id.
@@ -116,8 +116,8 @@ impl Drop for Running {
     fn drop(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());
-        if let Some(will) = self.will.take() {
-            will.revoke();
+        if let Some(cleanup) = self.cleanup.take() {
+            cleanup.revoke();
         }
     }
 }

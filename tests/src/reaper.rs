@@ -1,83 +1,120 @@
 //! Cleans up after a test process that could not do it itself: killed, interrupted, or ended with shared guards.
 //!
-//! Each guard leaves a [`Will`]: a shell script that undoes what the guard made. The wills of a process lie
-//! in one directory, watched by a shell that blocks on a pipe. When the last writer of that pipe is gone, so is the
-//! test process, and the shell executes the wills that are left, newest first.
+//! Each guard writes down, as a [`Cleanup`], how to undo what it makes. These files of a process lie in one directory,
+//! watched by the program `reaper`, which blocks on a pipe. When the last writer of that pipe is gone, so is the test
+//! process, and the reaper executes what is left, newest first.
 
-use std::fs::File;
-use std::io::Write;
-use std::os::unix::process::CommandExt;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use crate::netns;
+use crate::network::Network;
 use crate::unique;
 
-const WATCH: &str = r#"
-trap '' INT TERM HUP
-cat >/dev/null
-for will in $(ls -r "$1"); do sh "$1/$will"; done
-rm -rf "$1"
-"#;
-
 struct Reaper {
-    wills: PathBuf,
+    directory: PathBuf,
     /// Taken at the end of the process.
     life: Mutex<Option<(File, Child)>>,
 }
 
 static REAPER: OnceLock<Reaper> = OnceLock::new();
 
-/// What is to be done when a guard, or the whole process, is gone.
+/// How to undo something, to be done when its guard, or the whole process, is gone.
 #[derive(Debug)]
-pub struct Will {
-    script: PathBuf,
+pub struct Cleanup {
+    file: PathBuf,
 }
 
-impl Will {
-    /// Writes down how to undo what the caller is about to make.
+impl Cleanup {
+    /// Runs a shell script.
     #[must_use]
-    pub fn new(script: &str) -> Self {
+    pub fn script(script: &str) -> Self {
+        Self::write(script, "sh")
+    }
+
+    /// Deletes the name of a network namespace.
+    #[must_use]
+    pub fn netns(path: &Path) -> Self {
+        Self::write(&path.to_string_lossy(), "netns")
+    }
+
+    /// Deletes a link of the host's namespace.
+    #[must_use]
+    pub fn link(name: &str) -> Self {
+        Self::write(name, "link")
+    }
+
+    fn write(text: &str, kind: &str) -> Self {
         let reaper = REAPER.get_or_init(start);
-        let path = reaper.wills.join(format!("{:08}.sh", unique::number()));
-        let partial = path.with_extension("new");
-        std::fs::write(&partial, script).expect("a will can be written");
-        std::fs::rename(&partial, &path).expect("a will can be written");
-        Self { script: path }
+        let file = reaper.directory.join(format!("{:08}.{kind}", unique::number()));
+        let partial = file.with_extension("new");
+        fs::write(&partial, text).expect("a cleanup can be written");
+        fs::rename(&partial, &file).expect("a cleanup can be written");
+        Self { file }
     }
 
     /// Forgets it: the guard has cleaned up by itself.
     pub fn revoke(self) {
-        drop(std::fs::remove_file(&self.script));
+        drop(fs::remove_file(&self.file));
     }
 }
 
-impl Drop for Will {
+impl Drop for Cleanup {
     fn drop(&mut self) {
-        if self.script.exists() {
-            drop(Command::new("sh").arg(&self.script).stdin(Stdio::null()).status());
-            drop(std::fs::remove_file(&self.script));
+        if self.file.exists() {
+            execute(&self.file);
+            drop(fs::remove_file(&self.file));
         }
     }
 }
 
-fn start() -> Reaper {
-    let wills = std::env::temp_dir().join(unique::name("kvw"));
-    std::fs::create_dir_all(&wills).expect("a directory for wills");
-    let (watcher, life) = watch(&wills);
-    // SAFETY: `end` is a plain function that lives as long as the process and never unwinds.
-    unsafe { libc::atexit(end) };
-    Reaper { wills, life: Mutex::new(Some((life, watcher))) }
+/// What is gone already needs no cleanup, so nothing here is an error.
+fn execute(file: &Path) {
+    let kind = file.extension().and_then(|kind| kind.to_str()).unwrap_or_default();
+    let text = || fs::read_to_string(file).unwrap_or_default();
+    match kind {
+        "sh" => drop(Command::new("sh").arg(file).stdin(Stdio::null()).status()),
+        "netns" => drop(netns::delete(Path::new(&text()))),
+        "link" => drop(Network::here().and_then(|network| network.delete_link(&text()))),
+        // One that was being written; what it would undo was not done yet.
+        _ => {}
+    }
 }
 
-/// A shell in a session of its own, so that an interrupt at the terminal does not reach it.
-fn watch(wills: &Path) -> (Child, File) {
-    let (reader, writer) = std::io::pipe().expect("a pipe");
-    let mut command = Command::new("setsid");
-    command.arg0("kevtmon-reaper").args(["sh", "-c", WATCH, "kevtmon-reaper"]).arg(wills);
-    command.stdin(reader).stdout(Stdio::null()).stderr(Stdio::null());
-    let watcher = command.spawn().expect("setsid (util-linux) starts the reaper");
-    (watcher, File::from(std::os::fd::OwnedFd::from(writer)))
+/// The reaper's work: waits until standard input ends, and executes what then lies in the directory.
+///
+/// # Errors
+/// When the directory cannot be read or removed.
+pub fn reap(directory: &Path) -> io::Result<()> {
+    io::copy(&mut io::stdin(), &mut io::sink())?;
+    let mut files =
+        fs::read_dir(directory)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    files.sort();
+    files.iter().rev().for_each(|file| execute(file));
+    fs::remove_dir_all(directory)
+}
+
+fn start() -> Reaper {
+    let directory = std::env::temp_dir().join(unique::name("kvw"));
+    fs::create_dir_all(&directory).expect("a directory for cleanups");
+    let (reader, writer) = io::pipe().expect("a pipe");
+    let mut command = Command::new(program());
+    command.arg(&directory).stdin(reader).stdout(Stdio::null()).stderr(Stdio::null());
+    let watcher = command.spawn().expect("the reaper starts");
+    // SAFETY: `end` is a plain function that lives as long as the process and never unwinds.
+    unsafe { libc::atexit(end) };
+    let writer = File::from(std::os::fd::OwnedFd::from(writer));
+    Reaper { directory, life: Mutex::new(Some((writer, watcher))) }
+}
+
+/// The reaper, beside the test or above its `deps`, where cargo puts the programs of the package.
+fn program() -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    let mut candidates = test.ancestors().skip(1).take(2).map(|directory| directory.join("reaper"));
+    candidates.find(|file| file.is_file()).expect("cargo builds the reaper with the tests")
 }
 
 /// Runs when the test process ends in good order: nothing may be left when the test runner sees the end.

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::eventually;
 use crate::pod::Pod;
 use crate::process::{Running, comm};
-use crate::reaper::Will;
+use crate::reaper::Cleanup;
 
 /// A process that does nothing, in the network of a pod and in a control group that names pod and container.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub struct Sandbox {
     uid: String,
     id: String,
     /// Dropped last: the group goes once nothing is in it.
-    _will: Will,
+    _cleanup: Cleanup,
 }
 
 impl Sandbox {
@@ -25,13 +25,14 @@ impl Sandbox {
         let (uid, id) = (uuid(), format!("{}{}", uuid(), uuid()).replace('-', ""));
         let slice = groups().join(format!("kubepods-besteffort-pod{}.slice", uid.replace('-', "_")));
         let group = slice.join(format!("cri-containerd-{id}.scope"));
-        let will = Will::new(&format!("rmdir '{}' '{}' 2>/dev/null\n", group.display(), slice.display()));
+        let cleanup =
+            Cleanup::script(&format!("rmdir '{}' '{}' 2>/dev/null\n", group.display(), slice.display()));
         std::fs::create_dir_all(&group).expect("a control group can be made");
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ >\"$1/cgroup.procs\" && exec nsenter --net=\"$2\" sleep 1000000", "sh"]);
-        command.arg(&group).arg(pod.place().path()).stdin(Stdio::null()).stdout(Stdio::null());
+        command.arg(&group).arg(pod.netns().path()).stdin(Stdio::null()).stdout(Stdio::null());
         let process = Running::spawn(&mut command);
-        let sandbox = Self { process, uid, id, _will: will };
+        let sandbox = Self { process, uid, id, _cleanup: cleanup };
         eventually!(comm(sandbox.pid()).as_deref() == Some("sleep"), "the sandbox is in the network");
         sandbox
     }

@@ -43,9 +43,9 @@ fn a_process_on_the_host_deletes_the_gateway_of_a_container() {
     victim.set_gateway(LLADDR);
     let mut daemon = daemon_of(dockerd);
     let gateway = victim.gateway();
-    let ip = victim.place().run(&format!("ip neigh del {gateway} dev eth0"));
+    let ip = victim.netns().run(&format!("ip neigh del {gateway} dev eth0"));
 
-    let event = daemon.wait_for_deletion(victim.place().inum(), &gateway);
+    let event = daemon.wait_for_deletion(victim.netns().inum(), &gateway);
     event.expect("/severity", "warning");
     event.expect("/neighbor/cause", "admin");
     event.expect("/neighbor/lladdr", LLADDR);
@@ -70,7 +70,7 @@ fn a_container_that_shares_the_network_deletes_the_gateway_of_another() {
         Sleeper::start(dockerd, &options, &["/bin/ip", "neigh", "del", &gateway, "dev", "eth0"]);
     culprit.wake();
 
-    let event = daemon.wait_for_deletion(victim.place().inum(), &gateway);
+    let event = daemon.wait_for_deletion(victim.netns().inum(), &gateway);
     event.expect("/severity", "warning");
     event.expect("/neighbor/cause", "admin");
     event.expect_actor(culprit.pid, "ip");
@@ -99,10 +99,10 @@ fn a_container_with_the_pids_of_the_host_enters_the_network_of_another() {
     );
     culprit.wake();
 
-    let event = daemon.wait_for_deletion(victim.place().inum(), &gateway);
+    let event = daemon.wait_for_deletion(victim.netns().inum(), &gateway);
     event.expect_actor(culprit.pid, "ip");
     event.expect("/actor/container/id", culprit.id.as_str());
-    event.expect("/actor/netns", victim.place().inum());
+    event.expect("/actor/netns", victim.netns().inum());
     expect_gateway_of(&event, &victim);
 }
 
@@ -114,7 +114,7 @@ fn a_container_deletes_its_own_gateway() {
     let mut daemon = daemon_of(dockerd);
     let gateway = victim.gateway();
     victim.exec(&[], &["/bin/ip", "neigh", "del", &gateway, "dev", "eth0"]);
-    let event = daemon.wait_for_deletion(victim.place().inum(), &gateway);
+    let event = daemon.wait_for_deletion(victim.netns().inum(), &gateway);
     event.expect("/actor/comm", "ip");
     event.expect("/actor/container/id", victim.id());
     expect_gateway_of(&event, &victim);
@@ -129,7 +129,7 @@ fn what_happens_to_the_link_of_a_container_is_told_with_the_container() {
         ("link del eth0", "link-deleted"),
     ] {
         let victim = Container::idle(dockerd, &["--network", "none"]);
-        let pod = Pod::at(victim.place());
+        let pod = Pod::at(victim.netns());
         let mut daemon = daemon_of(dockerd);
         let ip = pod.ip(arguments);
         let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
@@ -143,7 +143,7 @@ fn what_happens_to_the_link_of_a_container_is_told_with_the_container() {
 fn the_host_end_of_a_container_deleted_by_hand_is_told_with_the_container() {
     let dockerd = Dockerd::shared();
     let victim = Container::idle(dockerd, &["--network", "none"]);
-    let pod = Pod::at(victim.place());
+    let pod = Pod::at(victim.netns());
     let mut daemon = daemon_of(dockerd);
     let ip = run(&format!("ip link del {}", pod.host_end()));
     let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
@@ -157,7 +157,7 @@ fn a_container_that_starts_while_the_daemon_runs_is_known() {
     let dockerd = Dockerd::shared();
     let mut daemon = daemon_of(dockerd);
     let victim = Container::idle(dockerd, &["--network", "none"]);
-    let pod = Pod::at(victim.place());
+    let pod = Pod::at(victim.netns());
     // The daemon has read the namespace when it knows whom the host's end serves.
     let (name, netns) = (pod.host_end().to_owned(), pod.inum());
     daemon.wait_for("the namespace of the other end", |event| {
@@ -175,7 +175,7 @@ fn a_gateway_set_a_moment_ago_is_not_said_to_be_none() {
     let dockerd = Dockerd::shared();
     let mut daemon = daemon_of(dockerd);
     let victim = Container::idle(dockerd, &["--network", "none"]);
-    let pod = Pod::at(victim.place());
+    let pod = Pod::at(victim.netns());
     let ip = pod.delete_gateway();
     let event = daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
     expect_target(&event, &victim);
@@ -186,7 +186,7 @@ fn a_gateway_set_a_moment_ago_is_not_said_to_be_none() {
 fn expect_quiet_end(options: &[&str], command: &[&str]) {
     let dockerd = Dockerd::shared();
     let mut container = Container::idle(dockerd, options);
-    let pod = options.contains(&"none").then(|| Pod::at(container.place()));
+    let pod = options.contains(&"none").then(|| Pod::at(container.netns()));
     let gateway = if pod.is_some() {
         GATEWAY.to_owned()
     } else {
@@ -194,9 +194,9 @@ fn expect_quiet_end(options: &[&str], command: &[&str]) {
         container.gateway()
     };
     let witness = Container::idle(dockerd, &["--network", "none"]);
-    let marker = Pod::at(witness.place());
+    let marker = Pod::at(witness.netns());
     let mut daemon = daemon_of(dockerd);
-    let netns = container.place().inum();
+    let netns = container.netns().inum();
     container.end(command);
 
     // The kernel ends a namespace in its own time; what it says then comes before the host's end is gone.
@@ -241,8 +241,8 @@ fn a_deletion_just_before_the_end_of_a_container_is_told_all_the_same() {
     let mut victim = Container::idle(dockerd, &[]);
     victim.set_gateway(LLADDR);
     let mut daemon = daemon_of(dockerd);
-    let (gateway, netns) = (victim.gateway(), victim.place().inum());
-    let ip = victim.place().run(&format!("ip neigh del {gateway} dev eth0"));
+    let (gateway, netns) = (victim.gateway(), victim.netns().inum());
+    let ip = victim.netns().run(&format!("ip neigh del {gateway} dev eth0"));
     victim.end(&["rm", "-f"]);
     let event = daemon.wait_for_deletion_by(ip.pid, netns, &gateway);
     event.expect("/severity", "warning");
@@ -270,7 +270,7 @@ fn the_pod_of_a_container_is_read_from_its_labels() {
             "io.kubernetes.docker.type=podsandbox",
         ],
     );
-    let pod = Pod::at(sandbox.place());
+    let pod = Pod::at(sandbox.netns());
     let mut daemon = daemon_of(dockerd);
     pod.delete_gateway();
     let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
@@ -301,7 +301,7 @@ fn the_life_of_a_container_is_told() {
 fn a_docker_daemon_that_is_killed_and_comes_back_is_joined_again() {
     let dockerd = Dockerd::start();
     let old = Container::idle(&dockerd, &["--network", "none"]);
-    let old_pod = Pod::at(old.place());
+    let old_pod = Pod::at(old.netns());
     let mut daemon = daemon_of(&dockerd);
     let up = |daemon: &Daemon| daemon.metrics().count("kevtmon_source_up", &[("source", "docker")]);
     assert_eq!(up(&daemon), 1.0);
@@ -314,7 +314,7 @@ fn a_docker_daemon_that_is_killed_and_comes_back_is_joined_again() {
 
     dockerd.launch();
     let new = Container::idle(&dockerd, &["--network", "none"]);
-    let new_pod = Pod::at(new.place());
+    let new_pod = Pod::at(new.netns());
     eventually!(up(&daemon) == 1.0, "docker is back");
     let ip = new_pod.delete_gateway();
     expect_target(&daemon.wait_for_deletion_by(ip.pid, new_pod.inum(), GATEWAY), &new);
@@ -329,7 +329,7 @@ fn a_docker_daemon_that_comes_later_is_found() {
     let mut daemon = daemon_of(&dockerd);
     dockerd.launch();
     let container = Container::idle(&dockerd, &["--network", "none"]);
-    let pod = Pod::at(container.place());
+    let pod = Pod::at(container.netns());
     eventually!(
         daemon.metrics().count("kevtmon_source_up", &[("source", "docker")]) == 1.0,
         "docker is found"
@@ -342,7 +342,7 @@ fn a_docker_daemon_that_comes_later_is_found() {
 fn without_a_runtime_the_control_group_still_tells_the_container() {
     let dockerd = Dockerd::shared();
     let victim = Container::idle(dockerd, &["--network", "none", "--cap-add", "NET_ADMIN"]);
-    let pod = Pod::at(victim.place());
+    let pod = Pod::at(victim.netns());
     let mut daemon = launch().runtime("none").start();
     victim.exec(&[], &["/bin/ip", "neigh", "del", GATEWAY, "dev", "eth0"]);
     let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
@@ -355,7 +355,7 @@ fn without_a_runtime_the_control_group_still_tells_the_container() {
 fn a_removed_container_is_really_gone_while_the_daemon_watches() {
     let dockerd = Dockerd::shared();
     let mut container = Container::idle(dockerd, &["--network", "none"]);
-    let pod = Pod::at(container.place());
+    let pod = Pod::at(container.netns());
     let daemon = daemon_of(dockerd);
     let link = format!("/sys/class/net/{}", pod.host_end());
     let files =

@@ -247,11 +247,8 @@ fn what_a_slow_reader_cannot_take_is_discarded_and_counted() {
     let mut daemon = launch().read_later().spawn();
     eventually!(daemon.get("/readyz").is_some_and(|answer| answer.status == 200), "the daemon is ready");
     let address = kevtmon_tests::unique::address(91);
-    let lines = format!(
-        "neigh replace {address} lladdr 02:00:00:00:00:0f dev eth0 nud permanent\n\
-         neigh del {address} dev eth0\n"
-    );
-    pod.place().ip_batch(&lines.repeat(TIMES as usize));
+    let entry = address.parse().expect("an address");
+    pod.netns().churn((0..TIMES).map(|_| entry));
     let told = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
     eventually!(told() >= f64::from(TIMES), "every deletion becomes an event");
     assert_eq!(daemon.get("/healthz").map(|answer| answer.status), Some(200));

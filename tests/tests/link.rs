@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::netns::Netns;
+use kevtmon_tests::network::on_host;
 use kevtmon_tests::pod::{GATEWAY_LLADDR, Pod};
-use kevtmon_tests::process::run;
 
 /// The namespace of these tests, which is the host's.
 fn host() -> u64 {
@@ -48,10 +48,10 @@ fn a_new_pair_is_told_with_its_other_end() {
 fn an_interface_set_down_in_the_pod_has_changed() {
     let pod = Pod::new();
     let mut daemon = launch().start();
-    pod.ip("link set eth0 down");
+    pod.set_up(false);
     let event = wait_for_change(&mut daemon, pod.inum(), "eth0", "down");
     event.expect("/link/up", false);
-    pod.ip("link set eth0 up");
+    pod.set_up(true);
     wait_for_change(&mut daemon, pod.inum(), "eth0", "up").expect("/link/up", true);
 }
 
@@ -59,7 +59,7 @@ fn an_interface_set_down_in_the_pod_has_changed() {
 fn a_host_end_set_down_has_changed_and_its_peer_lost_carrier() {
     let pod = Pod::new();
     let mut daemon = launch().start();
-    run(&format!("ip link set {} down", pod.host_end()));
+    on_host(|network| network.set_up(pod.host_end(), false));
     let event = wait_for_change(&mut daemon, host(), pod.host_end(), "down");
     event.expect("/link/peer/netns", pod.inum());
     wait_for_change(&mut daemon, pod.inum(), "eth0", "carrier-down");
@@ -69,7 +69,7 @@ fn a_host_end_set_down_has_changed_and_its_peer_lost_carrier() {
 fn a_new_mac_address_is_a_change() {
     let pod = Pod::new();
     let mut daemon = launch().start();
-    pod.ip("link set eth0 address 02:00:00:00:00:0d");
+    pod.netns().network(|network| network.set_lladdr("eth0", [2, 0, 0, 0, 0, 0x0d]));
     let event = wait_for_change(&mut daemon, pod.inum(), "eth0", "mac");
     event.expect("/link/mac", "02:00:00:00:00:0d");
 }
@@ -78,7 +78,7 @@ fn a_new_mac_address_is_a_change() {
 fn a_deleted_host_end_is_told_with_the_namespace_it_served() {
     let pod = Pod::new();
     let mut daemon = launch().start();
-    run(&format!("ip link del {}", pod.host_end()));
+    on_host(|network| network.delete_link(pod.host_end()));
     let event = wait_for_link(&mut daemon, "link.deleted", host(), pod.host_end());
     event.expect("/link/peer/netns", pod.inum());
 }
@@ -92,7 +92,7 @@ fn every_link_that_comes_and_goes_is_told_once() {
         let pods = [Pod::new(), Pod::new()];
         names.extend(pods.iter().map(|pod| pod.host_end().to_owned()));
         for pod in &pods {
-            run(&format!("ip link del {}", pod.host_end()));
+            on_host(|network| network.delete_link(pod.host_end()));
         }
     }
     daemon.fence(&witness);
@@ -117,10 +117,10 @@ fn a_link_that_goes_to_another_namespace_has_moved_and_is_not_deleted() {
     let other = Netns::new();
     let mut daemon = launch().start();
     let name = pod.host_end().to_owned();
-    run(&format!("ip link set {name} netns {}", other.name()));
+    on_host(|network| network.move_link(&name, other.path().path()));
     let event = daemon
         .wait_for("link.moved", |event| event.kind() == "link.moved" && event.text("/link/ifname") == name);
-    assert!(event.is_in(host()) || event.is_in(other.place().inum()), "{event}");
+    assert!(event.is_in(host()) || event.is_in(other.path().inum()), "{event}");
     let events = daemon.fence(&pod);
     let deleted =
         events.iter().find(|event| event.kind() == "link.deleted" && event.text("/link/ifname") == name);

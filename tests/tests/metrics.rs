@@ -2,10 +2,10 @@
 
 use kevtmon_tests::daemon::launch;
 use kevtmon_tests::eventually;
+use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::mount::Mount;
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::process::{hold_by_cwd, run_with_input};
-use kevtmon_tests::quiet::Quiet;
 
 /// Families that dashboards and alerts rely on.
 const PROMISED: [&str; 19] = [
@@ -35,7 +35,7 @@ const SERIES: usize = 150;
 
 #[test]
 fn deletions_are_counted_exactly() {
-    let _quiet = Quiet::take();
+    let _exclusive = Exclusive::take();
     let pod = Pod::new();
     let daemon = launch().start();
     let admin = [("state", "permanent"), ("origin", "admin")];
@@ -46,8 +46,8 @@ fn deletions_are_counted_exactly() {
         pod.delete_gateway();
         pod.set_gateway();
     }
-    pod.ip("link set eth0 down");
-    pod.ip("link set eth0 up");
+    pod.set_up(false);
+    pod.set_up(true);
     let rise = |labels: &[(&str, &str)]| daemon.metrics().count(name, labels) - before.count(name, labels);
     eventually!(rise(&collateral) >= 1.0, "the last deletion is counted");
     assert_eq!(rise(&admin), 7.0);
@@ -64,7 +64,7 @@ fn deletions_are_counted_exactly() {
 #[test]
 fn a_storm_is_counted_exactly() {
     const TIMES: u32 = 10_000;
-    let _quiet = Quiet::take();
+    let _exclusive = Exclusive::take();
     let pod = Pod::new();
     let daemon = launch().output("none").argument("--node-name").argument("storm").spawn();
     eventually!(daemon.get("/readyz").is_some_and(|answer| answer.status == 200), "the daemon is ready");
@@ -74,11 +74,8 @@ fn a_storm_is_counted_exactly() {
     };
     let before = count();
     let address = kevtmon_tests::unique::address(92);
-    let lines = format!(
-        "neigh replace {address} lladdr 02:00:00:00:00:10 dev eth0 nud permanent\n\
-         neigh del {address} dev eth0\n"
-    );
-    pod.place().ip_batch(&lines.repeat(TIMES as usize));
+    let entry = address.parse().expect("an address");
+    pod.netns().churn((0..TIMES).map(|_| entry));
     eventually!(count() >= before + f64::from(TIMES), "the storm is counted");
     assert_eq!(count(), before + f64::from(TIMES));
     let told = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
@@ -105,8 +102,8 @@ fn every_promised_family_is_there() {
     let mount = Mount::new();
     let mut daemon = launch().start();
     // Families with labels appear with their first sample.
-    pod.ip("link set eth0 down");
-    pod.ip("link set eth0 up");
+    pod.set_up(false);
+    pod.set_up(true);
     let _holder = hold_by_cwd(mount.point());
     mount.umount_in_vain();
     daemon.mount_fence();

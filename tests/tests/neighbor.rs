@@ -1,11 +1,14 @@
 //! Neighbor entries that go, each way they can go: what is said, who is named, and when nothing may be said.
 
+use std::net::IpAddr;
+
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
+use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::netns::Netns;
+use kevtmon_tests::network::{Neighbor, NeighbourState, on_host};
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
 use kevtmon_tests::process::{Ran, burn, chatter, run};
-use kevtmon_tests::quiet::Quiet;
 use kevtmon_tests::unique;
 
 /// A pod that the daemon finds at its start.
@@ -85,7 +88,7 @@ fn the_gateway_of_a_pod_that_came_later_is_known_too() {
 #[test]
 fn a_deletion_by_ioctl_names_the_process_too() {
     let (pod, mut daemon) = pod_and_daemon();
-    let arp = pod.place().run(&format!("busybox arp -i eth0 -d {GATEWAY}"));
+    let arp = pod.netns().run(&format!("busybox arp -i eth0 -d {GATEWAY}"));
     let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
     event.expect_actor(arp.pid, "busybox");
     event.expect("/neighbor/cause", "admin");
@@ -96,7 +99,7 @@ fn a_deletion_by_ioctl_names_the_process_too() {
 fn an_entry_that_is_not_the_gateway_is_said_to_be_none() {
     let (pod, mut daemon) = pod_and_daemon();
     let address = unique::address(90);
-    pod.ip(&format!("neigh replace {address} lladdr 02:00:00:00:00:07 dev eth0 nud permanent"));
+    pod.set_neighbor(&address, "02:00:00:00:00:07", NeighbourState::Permanent);
     let ip = pod.ip(&format!("neigh del {address} dev eth0"));
     let event = daemon.wait_for_deletion(pod.inum(), &address);
     event.expect_actor(ip.pid, "ip");
@@ -107,7 +110,7 @@ fn an_entry_that_is_not_the_gateway_is_said_to_be_none() {
 #[test]
 fn an_ipv6_entry_is_seen_like_any_other() {
     let (pod, mut daemon) = pod_and_daemon();
-    pod.ip("-6 neigh replace fe80::1 lladdr 02:00:00:00:00:08 dev eth0 nud permanent");
+    pod.set_neighbor("fe80::1", "02:00:00:00:00:08", NeighbourState::Permanent);
     let ip = pod.ip("-6 neigh del fe80::1 dev eth0");
     let event = daemon.wait_for_deletion(pod.inum(), "fe80::1");
     event.expect_actor(ip.pid, "ip");
@@ -147,8 +150,8 @@ fn deleting_the_host_end_takes_the_entry_with_it() {
 #[test]
 fn multicast_entries_that_go_with_an_interface_are_noise() {
     let (pod, mut daemon) = pod_and_daemon();
-    pod.ip("link set eth0 down");
-    pod.ip("link set eth0 up");
+    pod.set_up(false);
+    pod.set_up(true);
     let events = daemon.fence(&pod);
     let deleted = events.iter().filter(|event| event.kind() == "neighbor.deleted" && event.is_in(pod.inum()));
     let addresses = deleted.map(|event| event.text("/neighbor/address")).collect::<Vec<_>>();
@@ -158,9 +161,9 @@ fn multicast_entries_that_go_with_an_interface_are_noise() {
 #[test]
 fn a_flush_that_spares_permanent_entries_is_no_deletion() {
     let (pod, mut daemon) = pod_and_daemon();
-    pod.ip("neigh replace 10.99.0.1 lladdr 02:00:00:00:00:0a dev eth0 nud reachable");
+    pod.set_neighbor("10.99.0.1", "02:00:00:00:00:0a", NeighbourState::Reachable);
     pod.ip("neigh flush dev eth0");
-    assert!(pod.ip("neigh show").stdout.contains("PERMANENT"));
+    assert!(pod.has_gateway());
     let events = daemon.fence(&pod);
     expect_no_blame(&events, pod.inum());
     assert_eq!(deletions(&events, pod.inum(), GATEWAY), 0);
@@ -178,8 +181,8 @@ fn a_flush_that_asks_for_permanent_entries_is_a_deletion() {
 #[test]
 fn lost_carrier_is_no_deletion() {
     let (pod, mut daemon) = pod_and_daemon();
-    pod.ip("neigh replace 10.99.0.2 lladdr 02:00:00:00:00:0b dev eth0 nud reachable");
-    run(&format!("ip link set {} down", pod.host_end()));
+    pod.set_neighbor("10.99.0.2", "02:00:00:00:00:0b", NeighbourState::Reachable);
+    on_host(|network| network.set_up(pod.host_end(), false));
     let events = daemon.fence(&pod);
     expect_no_blame(&events, pod.inum());
     assert_eq!(deletions(&events, pod.inum(), GATEWAY), 0);
@@ -191,38 +194,41 @@ fn learned_entries_come_and_go_without_blame() {
     let peer = Netns::new();
     // A second link to a neighbor that answers.
     let link = unique::name("kvl");
-    run(&format!(
-        "ip link add {link} netns {} type veth peer name eth1 netns {}",
-        pod.netns_name(),
-        peer.name()
-    ));
-    pod.ip(&format!("address add 10.98.0.1/24 dev {link}"));
-    pod.ip(&format!("link set {link} up"));
-    peer.place().run("ip address add 10.98.0.2/24 dev eth1");
-    peer.place().run("ip link set eth1 up");
+    pod.netns().network(|network| {
+        network.add_veth(&link, None, "eth1", peer.path().path())?;
+        network.add_address(&link, [10, 98, 0, 1].into(), 24)?;
+        network.set_up(&link, true)
+    });
+    peer.path().network(|network| {
+        network.add_address("eth1", [10, 98, 0, 2].into(), 24)?;
+        network.set_up("eth1", true)
+    });
+    let learned = IpAddr::from([10, 98, 0, 2]);
+    let is_known = |entry: &Neighbor| entry.address == learned && entry.lladdr.is_some();
     let mut daemon = launch().start();
 
     for _ in 0..3 {
-        pod.place().run("busybox ping -c 1 -w 10 10.98.0.2");
-        assert!(pod.ip("neigh show 10.98.0.2").stdout.contains("lladdr"));
+        pod.netns().run("busybox ping -c 1 -w 10 10.98.0.2");
+        let entries = pod.netns().network(|network| network.neighbors(&link));
+        assert!(entries.iter().any(is_known), "{entries:?}");
         pod.ip(&format!("neigh flush dev {link}"));
-        pod.place().run("busybox ping -c 1 -w 10 10.98.0.2");
-        pod.ip(&format!("neigh del 10.98.0.2 dev {link}"));
+        pod.netns().run("busybox ping -c 1 -w 10 10.98.0.2");
+        pod.netns().network(|network| network.delete_neighbor(&link, learned));
     }
     let events = daemon.fence(&pod);
     expect_no_blame(&events, pod.inum());
-    expect_no_blame(&events, peer.place().inum());
+    expect_no_blame(&events, peer.path().inum());
     assert_eq!(deletions(&events, pod.inum(), "10.98.0.2"), 0);
 }
 
 #[test]
 fn a_learned_gateway_that_stops_answering_has_failed_and_nobody_is_named() {
     let pod = Pod::new();
-    pod.ip(&format!("neigh del {GATEWAY} dev eth0"));
-    pod.place().run("busybox sysctl -q -w net.ipv4.neigh.eth0.retrans_time_ms=50");
+    let _ = pod.delete_gateway();
+    pod.netns().run("busybox sysctl -q -w net.ipv4.neigh.eth0.retrans_time_ms=50");
     let mut daemon = launch().start();
     // Nobody answers: the host's end has no address and no proxy ARP.
-    let _ = pod.place().attempt("busybox ping -c 1 -w 1 10.97.0.1");
+    let _ = pod.netns().attempt("busybox ping -c 1 -w 1 10.97.0.1");
     let event = daemon.wait_for("neighbor.failed of the gateway", |event| {
         event.kind() == "neighbor.failed" && event.is_neighbor(pod.inum(), GATEWAY)
     });
@@ -290,7 +296,7 @@ fn one_deletion_is_one_event() {
 #[test]
 fn a_delete_an_add_and_a_delete_in_one_breath_are_two_events() {
     let (pod, mut daemon) = pod_and_daemon();
-    let ip = pod.place().ip_batch(&format!(
+    let ip = pod.netns().ip_batch(&format!(
         "neigh del {GATEWAY} dev eth0\n\
          neigh add {GATEWAY} lladdr {GATEWAY_LLADDR} dev eth0 nud permanent\n\
          neigh del {GATEWAY} dev eth0\n"
@@ -308,17 +314,17 @@ fn a_delete_an_add_and_a_delete_in_one_breath_are_two_events() {
 #[test]
 fn a_process_that_only_keeps_the_cpu_busy_is_never_named() {
     // Interrupts hit whoever runs: alone on the machine that is a burner, almost always.
-    let _quiet = Quiet::take();
+    let _exclusive = Exclusive::take();
     let pod = Pod::new();
-    pod.place().run("busybox sysctl -q -w net.ipv4.neigh.eth0.retrans_time_ms=10");
+    pod.netns().run("busybox sysctl -q -w net.ipv4.neigh.eth0.retrans_time_ms=10");
     let mut daemon = launch().start();
     let cpus = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     let burners = (0..cpus).map(|_| burn()).collect::<Vec<_>>();
-    let talker = chatter(pod.place().path());
+    let talker = chatter(pod.netns().path());
     let mut actors = Vec::new();
     for round in 0..20 {
         // An entry that fails in a timer, and one that a process deletes.
-        pod.ip(&format!("neigh replace 10.96.0.{} dev eth0 use", round + 1));
+        pod.netns().network(|network| network.probe_neighbor("eth0", [10, 96, 0, round + 1].into()));
         actors.push(pod.delete_gateway().pid);
         pod.set_gateway();
     }

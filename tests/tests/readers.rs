@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::eventually;
+use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::pod::Pod;
-use kevtmon_tests::quiet::Quiet;
 use kevtmon_tests::storm::{address, storm};
 use kevtmon_tests::stream::Stream;
 
@@ -55,7 +55,7 @@ fn cut_off(daemon: &Daemon) -> f64 {
 #[test]
 fn whoever_does_not_read_is_cut_off_and_two_hundred_others_get_everything() {
     // Nobody else's storm is to take place in a queue whose every event is counted here.
-    let _quiet = Quiet::take();
+    let _exclusive = Exclusive::take();
     let pod = Pod::new();
     let mut daemon = launch().start();
     let socket = daemon.socket();

@@ -129,7 +129,7 @@ fn provoke(stage: &Stage, pod: &Pod) {
         pod.delete_gateway();
         pod.set_gateway();
     }
-    pod.ip("link set eth0 down");
+    pod.set_up(false);
     let mount = Mount::new();
     let holder = hold_by_cwd(mount.point());
     mount.umount_in_vain();
@@ -204,7 +204,7 @@ fn a_replay_with_another_configuration_shows_what_it_would_have_done() {
     let holder = hold_by_cwd(volume.point());
     volume.umount_in_vain();
     // A pod that goes loses its interface first, so its gateway counts as lost only if the pod stays.
-    pod.ip("link del eth0");
+    pod.netns().network(|network| network.delete_link("eth0"));
     let lost = stage.wait_for_gateway("incident.opened", &sandbox);
     let busy = stage.wait_for_volume("incident.opened", &volume);
     busy.expect("/severity", "info");
@@ -294,7 +294,8 @@ fn a_recording_of_containers_replays_too() {
     early.set_gateway("02:00:00:00:00:01");
     let late = Container::idle(dockerd, &[]);
     stage.wait_for(late.id());
-    early.place().run(&format!("ip neigh del {} dev eth0", early.gateway()));
+    let gateway = early.gateway().parse().expect("an address");
+    early.netns().network(|network| network.delete_neighbor("eth0", gateway));
     stage.wait_for("\"neighbor.deleted\"");
     stage.daemon.stop();
     assert_eq!(replay(&[&stage.recording]).stdout, stage.printed());

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
+use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::pod::Pod;
-use kevtmon_tests::quiet::Quiet;
 use kevtmon_tests::sandbox::Sandbox;
 use kevtmon_tests::storm::{Storm, address, storm};
 use nix::sys::signal::Signal;
@@ -158,7 +158,7 @@ fn what_ended_while_no_daemon_ran_is_over() {
 #[test]
 fn a_transition_that_was_announced_survives_the_death_of_the_daemon_at_that_moment() {
     // A storm of others would keep the store from being in time.
-    let _quiet = Quiet::take();
+    let _exclusive = Exclusive::take();
     let pod = Pod::new();
     let sandbox = Sandbox::of(&pod);
     // The state directory is that of the first, whose files live as long as it is not dropped.

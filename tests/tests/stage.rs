@@ -10,7 +10,7 @@ use kevtmon_tests::container::{Container, Sleeper};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Mount;
-use kevtmon_tests::pod::{GATEWAY, Pod};
+use kevtmon_tests::pod::Pod;
 use kevtmon_tests::process::{attempt, hold_by_cwd, hold_by_fd, run};
 
 fn link_exists(name: &str) -> bool {
@@ -24,9 +24,9 @@ fn is_mounted_below(path: &str) -> bool {
 #[test]
 fn a_pod_has_a_permanent_gateway_until_somebody_deletes_it() {
     let pod = Pod::new();
-    assert!(pod.ip(&format!("neigh show {GATEWAY}")).stdout.contains("PERMANENT"));
+    assert!(pod.has_gateway());
     pod.delete_gateway();
-    assert_eq!(pod.ip(&format!("neigh show {GATEWAY}")).stdout, "");
+    assert!(!pod.has_gateway());
 }
 
 #[test]
@@ -71,16 +71,20 @@ fn a_container_can_reach_into_the_namespace_of_another() {
     let options = ["--network", &network, "--cap-add", "NET_ADMIN"];
     let mut deleter =
         Sleeper::start(dockerd, &options, &["/bin/ip", "neigh", "del", &gateway, "dev", "eth0"]);
-    assert!(victim.place().run("ip neigh").stdout.contains("PERMANENT"));
+    let is_there = || {
+        let entries = victim.netns().network(|network| network.neighbors("eth0"));
+        entries.iter().any(|entry| entry.permanent && entry.address.to_string() == gateway)
+    };
+    assert!(is_there());
     deleter.wake();
-    assert!(!victim.place().run("ip neigh").stdout.contains("PERMANENT"));
+    assert!(!is_there());
 }
 
 #[test]
 fn a_container_without_network_gets_the_network_of_a_pod() {
     let container = Container::idle(Dockerd::shared(), &["--network", "none"]);
-    let pod = Pod::at(container.place());
-    assert!(pod.ip("neigh show").stdout.contains("PERMANENT"));
+    let pod = Pod::at(container.netns());
+    assert!(pod.has_gateway());
 }
 
 #[test]

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use kevtmon_tests::daemon::{Daemon, Launch, launch, program};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
+use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::process::{attempt, run};
-use kevtmon_tests::quiet::Quiet;
 use kevtmon_tests::storm::{Storm, storm};
 use kevtmon_tests::unique;
 use nix::sys::signal::Signal;
@@ -103,7 +103,7 @@ fn the_size_limits_hold_in_a_storm() {
     const CHUNK: u32 = 1_000;
     const CHUNKS: u32 = 30;
     // Other tests would miss what a storm of this size makes the kernel lose.
-    let _quiet = Quiet::take();
+    let _exclusive = Exclusive::take();
     let pod = Pod::new();
     let daemon = launch().config("[store]\nmax_mib = 8\n[recorder]\nmax_mib = 4\n").start();
     let told = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);

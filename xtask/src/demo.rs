@@ -49,7 +49,7 @@ pub(crate) fn demo(options: &Options) -> Result<()> {
     again_as_root(privilege, &daemon)
 }
 
-/// Programs that the demo starts besides the shell, and their packages.
+/// Programs that the demo starts besides the shell, and their packages: both are culprits that the daemon is to name.
 const NEEDS: [(&str, &str); 2] = [("ip", "iproute2"), ("umount", "mount")];
 
 fn ensure_needs(privilege: Privilege) -> Result<()> {
@@ -146,12 +146,12 @@ fn gateway_is_lost(narrator: &Narrator, daemon: &mut Daemon, stage: &Stage) -> R
     narrator.step(
         "The entry is put back. Now somebody sets the link down, and the kernel drops the entry with it:",
     )?;
-    pod.set_gateway(stage)?;
+    pod.set_gateway()?;
     pod.take_link_down(stage)?;
     daemon.expect("neighbor.deleted", &["link set eth0 down", "cause link-down", &netns])?;
 
     narrator.step("Six learned entries come and are flushed, as happens all day: counted, not told.")?;
-    pod.flush_learned(stage)?;
+    pod.flush_learned()?;
     Ok(pod)
 }
 

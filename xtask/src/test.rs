@@ -108,7 +108,8 @@ fn run_as_root(cargo: &mut Command, privilege: Privilege, daemon: &Path) {
 }
 
 const NEEDS: [Need; 9] = [
-    need("ip", "iproute2", "makes the network namespaces, veth pairs and neighbors that the tests break"),
+    // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.
+    need("ip", "iproute2", "deletes and changes what the daemon then names it for"),
     need("iptables", "iptables", "dockerd sets up its bridge with it"),
     need("dockerd", "docker.io", "the tests start one of their own"),
     need("docker", "docker.io", "makes and starts the containers that the tests watch"),

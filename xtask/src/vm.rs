@@ -25,13 +25,17 @@ use crate::workspace;
 /// Process 1 of the guest, an executable of the tests' package.
 const GUEST: &str = "guest";
 
+/// What cleans up after a test that was killed, an executable of the tests' package.
+const REAPER: &str = "reaper";
+
 /// The test executables that depend on the kernel, each with what it leaves out: no runtime is in the guest.
 const TESTS: [(&str, &[&str]); 3] = [("hooks", &[]), ("neighbor", &[]), ("mount", &["--skip=container"])];
 
 const NEEDS: [Need; 4] = [
     need("qemu-system-x86_64", "qemu-system-x86", "is the machine"),
     need("xz", "xz-utils", "unpacks the kernels' modules"),
-    need("ip", "iproute2", "makes the network namespaces, veth pairs and neighbors that the tests break"),
+    // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.
+    need("ip", "iproute2", "deletes and changes what the daemon then names it for"),
     need("busybox", "busybox-static", "is started by the tests").statically_linked(),
 ];
 
@@ -92,7 +96,7 @@ fn executables() -> Result<Vec<(String, PathBuf)>> {
         bail!("{} failed ({})", workspace::written(&cargo), output.status);
     }
     let built = built(&String::from_utf8_lossy(&output.stdout));
-    let wanted = std::iter::once(GUEST).chain(TESTS.iter().map(|(name, _)| *name));
+    let wanted = [GUEST, REAPER].into_iter().chain(TESTS.iter().map(|(name, _)| *name));
     wanted
         .map(|name| {
             let found = built.iter().find(|(built, _)| built == name);

@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
+use kevtmon_tests::network::Network;
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
@@ -66,8 +67,7 @@ fn set_up() -> Result<(), Box<dyn Error>> {
         finit_module(File::open(&path)?, c"", ModuleInitFlags::empty())
             .map_err(|errno| format!("{}: {errno}", path.display()))?;
     }
-    let up = command("/bin/ip").args(["link", "set", "lo", "up"]).status()?;
-    if up.success() { Ok(()) } else { Err(format!("the loopback does not come up ({up})").into()) }
+    Ok(Network::here()?.set_up("lo", true)?)
 }
 
 fn run_all(executables: impl Iterator<Item = String>) -> Result<Count, Box<dyn Error>> {

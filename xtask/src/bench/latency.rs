@@ -1,6 +1,6 @@
 //! From the kernel's time stamp of a deletion to the moment its JSON line is read.
 
-use std::io::Write as _;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -8,29 +8,28 @@ use anyhow::{Context as _, Result};
 
 use super::stage::{Daemon, Line, Namespace};
 
-const EVENTS: usize = 10_000;
+const EVENTS: u32 = 10_000;
+/// The first address, 10.99.1.0.
+const FIRST: u32 = 0x0a63_0100;
 const PER_SECOND: u32 = 1_000;
 
 pub(super) fn latency(binary: &Path) -> Result<()> {
     let namespace = Namespace::new()?;
     let mut daemon = Daemon::start(binary)?;
-    let (mut ip, mut script) = namespace.batch()?;
     let start = Instant::now();
-    for index in 0..EVENTS {
-        let due = start + Duration::from_secs(1) * u32::try_from(index)? / PER_SECOND;
-        pause_until(due);
-        let address = format!("10.99.{}.{}", index / 200 % 200 + 1, index % 200 + 1);
-        let command = format!(
-            "neigh replace {address} lladdr 02:00:00:00:00:01 dev eth0 nud permanent\nneigh del {address} dev eth0\n"
-        );
-        script.write_all(command.as_bytes())?;
-        script.flush()?;
-    }
-    drop(script);
-    ip.wait()?;
+    namespace.network(|network| {
+        for index in 0..EVENTS {
+            pause_until(start + Duration::from_secs(1) * index / PER_SECOND);
+            network.churn_neighbors("eth0", [Ipv4Addr::from(FIRST + index)])?;
+        }
+        Ok(())
+    })?;
     let elapsed = start.elapsed();
-    let mut micros =
-        daemon.take("\"neighbor.deleted\"", EVENTS)?.iter().map(latency_of).collect::<Result<Vec<f64>>>()?;
+    let mut micros = daemon
+        .take("\"neighbor.deleted\"", EVENTS as usize)?
+        .iter()
+        .map(latency_of)
+        .collect::<Result<Vec<f64>>>()?;
     micros.sort_by(f64::total_cmp);
     let at = |percent: usize| micros[(micros.len() * percent / 100).min(micros.len() - 1)];
     eprintln!(

@@ -1,39 +1,47 @@
-//! A namespace with one interface, a daemon whose events are read, `ip -batch` with a script.
+//! What a benchmark runs in: a namespace with one interface, and a daemon whose events are read.
 
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
+use kevtmon_tests::netns;
+use kevtmon_tests::network::{Network, NetworkError};
 use tempfile::TempDir;
-
-use crate::workspace::check;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A network namespace, deleted when dropped.
+/// A network namespace with the interface `eth0`, deleted when dropped.
 pub(super) struct Namespace {
-    pub(super) name: String,
+    name: String,
+    path: PathBuf,
 }
 
 impl Namespace {
     pub(super) fn new() -> Result<Self> {
         let name = format!("kevtmon-bench-{}", std::process::id());
-        check(Command::new("ip").args(["netns", "add", &name]))?;
-        let namespace = Self { name };
-        for arguments in [
-            "link add veth0 type veth peer name eth0",
-            "addr add 10.99.0.1/16 dev eth0",
-            "link set veth0 up",
-            "link set eth0 up",
-        ] {
-            check(Command::new("ip").args(["-n", &namespace.name]).args(arguments.split(' ')))?;
-        }
+        let path = Path::new("/run/netns").join(&name);
+        netns::create(&path).with_context(|| format!("cannot make the namespace {name}"))?;
+        let namespace = Self { name, path };
+        namespace.network(|network| {
+            network.add_veth("veth0", None, "eth0", &namespace.path)?;
+            network.add_address("eth0", Ipv4Addr::new(10, 99, 0, 1), 16)?;
+            network.set_up("veth0", true)?;
+            network.set_up("eth0", true)
+        })?;
         Ok(namespace)
+    }
+
+    /// Changes something in it, by this process.
+    pub(super) fn network(
+        &self,
+        act: impl FnOnce(&Network) -> Result<(), NetworkError> + Send,
+    ) -> Result<()> {
+        Ok(Network::within(&self.path, act)?)
     }
 
     /// `ip -batch -` in the namespace, which reads its script from standard input.
@@ -42,7 +50,7 @@ impl Namespace {
             .args(["-n", &self.name, "-batch", "-"])
             .stdin(Stdio::piped())
             .spawn()
-            .context("cannot start ip")?;
+            .context("cannot start ip (package iproute2), which is the culprit here")?;
         let script = child.stdin.take().context("ip has no standard input")?;
         Ok((child, script))
     }
@@ -50,7 +58,7 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "del", &self.name]).status();
+        let _ = netns::delete(&self.path);
     }
 }
 

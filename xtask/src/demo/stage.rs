@@ -6,11 +6,14 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::net::Ipv4Addr;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use anyhow::{Context as _, Result, bail};
+use kevtmon_tests::netns;
+use kevtmon_tests::network::{self, NeighbourState, Network};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
@@ -18,10 +21,16 @@ use crate::setup;
 use crate::workspace;
 
 /// The gateway of every pod of Calico.
-pub(super) const GATEWAY: &str = "169.254.1.1";
+pub(super) const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 
-/// Where iproute2 keeps the names of network namespaces.
-const NAMES: &str = "/var/run/netns";
+/// Where network namespaces have their names.
+const NAMES: &str = "/run/netns";
+
+/// The interface of the pod.
+const LINK: &str = "eth0";
+
+/// Addresses that the pod learned.
+const LEARNED: [Ipv4Addr; 3] = [GATEWAY, Ipv4Addr::new(192, 168, 252, 67), Ipv4Addr::new(192, 168, 252, 68)];
 
 /// Starts its arguments as a child and ends like it.
 const KUBELET: &str = "#!/bin/sh\n\"$@\"\nexit\n";
@@ -75,19 +84,25 @@ impl Stage {
 
     /// A pod's network as Calico makes it, with a process in it.
     pub(super) fn pod(&self) -> Result<Pod> {
+        const HOST_END: &str = "cali9118ebbb10b";
         let netns = format!("kevtmon-demo-{}", std::process::id());
-        let node = format!("{netns}-node");
-        self.ip(&["netns", "add", &netns])?;
-        self.ip(&["netns", "add", &node])?;
+        let path = Path::new(NAMES).join(&netns);
+        let node = Path::new(NAMES).join(format!("{netns}-node"));
+        for path in [&path, &node] {
+            netns::create(path).with_context(|| format!("cannot make {}", path.display()))?;
+        }
         // The other end is not in the host's namespace, where a network manager might take an interest in it.
-        let host_end = ["link", "add", "cali9118ebbb10b", "netns", &node, "up", "type", "veth"];
-        self.ip(&[&host_end[..], &["peer", "name", "eth0", "netns", &netns]].concat())?;
-        self.ip(&["-n", &netns, "addr", "add", "192.168.252.66/32", "dev", "eth0"])?;
-        let inode = fs::metadata(Path::new(NAMES).join(&netns))?.ino();
-        let process = self.play("ip", &["netns", "exec", &netns, "etcd"], Path::new("/"))?;
-        let pod = Pod { netns, inode, _process: process };
-        pod.bring_link_up(self)?;
-        pod.set_gateway(self)?;
+        Network::within(&node, |network| {
+            network.add_veth(HOST_END, None, LINK, &path)?;
+            network.set_up(HOST_END, true)
+        })?;
+        let address = Ipv4Addr::new(192, 168, 252, 66);
+        Network::within(&path, |network| network.add_address(LINK, address, 32))?;
+        let inode = fs::metadata(&path)?.ino();
+        let process = network::enter(&path, || self.play("etcd", &[], Path::new("/")))??;
+        let pod = Pod { netns, path, inode, _process: process };
+        pod.bring_link_up()?;
+        pod.set_gateway()?;
         Ok(pod)
     }
 
@@ -121,10 +136,6 @@ impl Stage {
         Ok(player)
     }
 
-    fn ip(&self, arguments: &[&str]) -> Result<()> {
-        self.run("ip", arguments)?.succeeded()
-    }
-
     fn run(&self, program: &str, arguments: &[&str]) -> Result<Ended> {
         let mut command = self.command(program, arguments);
         let written = workspace::written(&command);
@@ -154,6 +165,7 @@ impl Drop for Stage {
 pub(super) struct Pod {
     /// Its name for `ip`.
     pub(super) netns: String,
+    path: PathBuf,
     /// Its number, which is how the daemon calls it.
     pub(super) inode: u64,
     _process: Player,
@@ -161,36 +173,41 @@ pub(super) struct Pod {
 
 impl Pod {
     /// Sets the static entry without which the gateway is not reached.
-    pub(super) fn set_gateway(&self, stage: &Stage) -> Result<()> {
-        stage.ip(&self.inside(&["neigh", "add", GATEWAY, "lladdr", "ee:ee:ee:ee:ee:ee", "dev", "eth0"]))
+    pub(super) fn set_gateway(&self) -> Result<()> {
+        let set = |network: &Network| {
+            network.set_neighbor(LINK, GATEWAY.into(), [0xee; 6], NeighbourState::Permanent)
+        };
+        Ok(Network::within(&self.path, set)?)
     }
 
+    /// Takes the link down, by a process that is to be named.
     pub(super) fn take_link_down(&self, stage: &Stage) -> Result<()> {
-        stage.ip(&self.inside(&["link", "set", "eth0", "down"]))
+        stage.run("ip", &["-n", &self.netns, "link", "set", LINK, "down"])?.succeeded()
     }
 
     /// Lets learned entries come and go, that of the gateway among them.
-    pub(super) fn flush_learned(&self, stage: &Stage) -> Result<()> {
-        self.bring_link_up(stage)?;
-        for state in ["reachable", "stale"] {
-            for address in [GATEWAY, "192.168.252.67", "192.168.252.68"] {
-                let entry = ["neigh", "add", address, "lladdr", "32:76:e6:6f:ff:22", "dev", "eth0"];
-                stage.ip(&self.inside(&[&entry[..], &["nud", state]].concat()))?;
+    pub(super) fn flush_learned(&self) -> Result<()> {
+        self.bring_link_up()?;
+        let flush = |network: &Network| {
+            for state in [NeighbourState::Reachable, NeighbourState::Stale] {
+                for address in LEARNED {
+                    let lladdr = [0x32, 0x76, 0xe6, 0x6f, 0xff, 0x22];
+                    network.set_neighbor(LINK, address.into(), lladdr, state)?;
+                }
+                network.delete_neighbors(LINK, LEARNED)?;
             }
-            stage.ip(&self.inside(&["neigh", "flush", "dev", "eth0"]))?;
-        }
-        Ok(())
+            Ok(())
+        };
+        Ok(Network::within(&self.path, flush)?)
     }
 
     /// The routes go whenever the link goes down.
-    fn bring_link_up(&self, stage: &Stage) -> Result<()> {
-        stage.ip(&self.inside(&["link", "set", "eth0", "up"]))?;
-        stage.ip(&self.inside(&["route", "add", GATEWAY, "dev", "eth0", "scope", "link"]))?;
-        stage.ip(&self.inside(&["route", "add", "default", "via", GATEWAY, "dev", "eth0"]))
-    }
-
-    fn inside<'a>(&'a self, arguments: &[&'a str]) -> Vec<&'a str> {
-        [&["-n", self.netns.as_str()], arguments].concat()
+    fn bring_link_up(&self) -> Result<()> {
+        let set_up = |network: &Network| {
+            network.set_up(LINK, true)?;
+            network.add_gateway(LINK, GATEWAY)
+        };
+        Ok(Network::within(&self.path, set_up)?)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Netlink sockets: the one that listens for good, and short-lived ones that ask.
 //!
 //! Datagrams come out with their namespace id and whether they were cut; what they say is not known
-//! here. The socket crate reads with `recvfrom`, which drops the namespace id, so reading is done here.
+//! here. netlink-sys reads with `recvfrom`, which drops the namespace id, so reading is done here; rtnetlink, which acts on
+//! the network elsewhere, reads through netlink-sys and could not tell the namespaces of one stream apart.
 
 use std::io;
 use std::mem;
