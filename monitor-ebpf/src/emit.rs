@@ -1,7 +1,7 @@
 //! The only writer to the ring and to the counters.
 //!
-//! Waking the reader costs whoever is watched more than all else a program does, so a record is submitted
-//! silently unless the reader says, through `ARMED`, that it is about to sleep.
+//! Waking the reader costs the task that runs the program more than all the rest of it, so a record is submitted
+//! without a wake-up unless `ARMED` says that the reader is about to sleep.
 
 use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
 use aya_ebpf::helpers::generated::bpf_ringbuf_output;
@@ -23,7 +23,7 @@ static COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0);
 /// Counts one.
 #[inline(always)]
 pub(crate) fn count(counter: Counter) {
-    if let Some(value) = COUNTS.get_ptr_mut(counter as u32) {
+    if let Some(value) = COUNTS.get_ptr_mut(counter.index()) {
         // SAFETY: the slot belongs to this CPU; a program that interrupts this one can at worst lose one.
         unsafe { *value += 1 };
     }

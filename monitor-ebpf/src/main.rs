@@ -1,8 +1,7 @@
-//! The programs, loaded by the daemon into the kernel.
+//! The object `core`: programs on tracepoints and BTF-typed tracepoints.
 //!
-//! One file per kernel subsystem. `emit` is the only writer to the ring and counts what it cannot write,
-//! `task` knows who is current, `memory` reads the kernel's. What is read where is told by the daemon
-//! through [`kevtmon_ebpf::Offsets`].
+//! One file per hook. `emit` is the only writer to the ring and counts what it cannot write, `task` captures the
+//! current task, `memory` reads kernel memory at the `OFFSETS` that the daemon resolves and writes before load.
 #![no_std]
 #![no_main]
 #![expect(
@@ -13,9 +12,9 @@
 
 mod emit;
 mod memory;
-mod mount;
 mod neighbor;
 mod task;
+mod umount;
 
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo) -> ! {

@@ -1,28 +1,21 @@
 //! Reads kernel and user memory at offsets that the daemon resolved.
 
 use aya_ebpf::helpers::generated::{bpf_probe_read_kernel, bpf_probe_read_kernel_str, bpf_probe_read_user};
-use kevtmon_ebpf::{ARGV_CAPACITY, MISSING, NAME_CAPACITY, NAMES_DEPTH, Names, Offsets};
+use kevtmon_ebpf::MISSING;
+use kevtmon_ebpf::task::{ARGV_CAPACITY, NAME_CAPACITY, NAMES_DEPTH, Names};
 
-/// Written by the daemon before load; read volatile so that the compiler cannot fold it.
-#[unsafe(no_mangle)]
-static OFFSETS: Offsets = Offsets::ZERO;
-
-/// One offset, by a field of [`Offsets`].
+/// One offset: a field of the `OFFSETS` of the file that asks.
 macro_rules! offset {
     ($field:ident) => {
-        $crate::memory::volatile(&raw const $crate::memory::offsets().$field)
+        $crate::memory::volatile(&raw const OFFSETS.$field)
     };
 }
 pub(crate) use offset;
 
-#[inline(always)]
-pub(crate) fn offsets() -> &'static Offsets {
-    &OFFSETS
-}
-
+/// The daemon writes the offsets before load: a plain read would be folded to the zeros that the compiler sees.
 #[inline(always)]
 pub(crate) fn volatile(field: *const u32) -> u32 {
-    // SAFETY: `field` points into `OFFSETS`, which lives as long as the program.
+    // SAFETY: `field` points into a static.
     unsafe { core::ptr::read_volatile(field) }
 }
 

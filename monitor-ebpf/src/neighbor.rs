@@ -8,9 +8,11 @@ use aya_ebpf::helpers::generated::bpf_ktime_get_boot_ns;
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use aya_log_ebpf::debug;
-use kevtmon_ebpf::{
-    Counter, Header, KIND_NEIGHBOR, LLADDR_CAPACITY, NeighborRecord, TaskId, device_mark, operation,
+use kevtmon_ebpf::neighbor::{
+    KIND_NEIGHBOR, LLADDR_CAPACITY, NeighborOffsets, NeighborRecord, counter, device_mark, operation,
 };
+use kevtmon_ebpf::task::TaskId;
+use kevtmon_ebpf::{Counter, Header};
 
 use crate::emit;
 use crate::memory::{Kernel, Structure as _, Typed, offset};
@@ -25,6 +27,10 @@ const LEARNED: u8 = 0x02 | 0x04 | 0x08 | 0x10;
 /// `NEIGH_UPDATE_F_OVERRIDE` of include/net/neighbour.h, bit 0 in every version.
 const OVERRIDE: u32 = 1;
 const AF_INET: u16 = 2;
+
+/// Written by the daemon before load.
+#[unsafe(export_name = "NEIGHBOR_OFFSETS")]
+static OFFSETS: NeighborOffsets = NeighborOffsets::ZERO;
 
 /// What a program hands to [`send`].
 struct Change {
@@ -51,7 +57,7 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
     let old_state: u8 = neighbour.get(offset!(neighbour_nud_state));
     let mut change = Change { operation: operation::DELETED, old_state, new_state, new_lladdr, netlink_port };
     if new_state & FAILED != 0 {
-        count_deletion(old_state, Counter::PermanentAdmin, Counter::LearnedAdmin, Counter::NoarpAdmin);
+        count_deletion(old_state, counter::PERMANENT_ADMIN, counter::LEARNED_ADMIN, counter::NOARP_ADMIN);
         if old_state & PERMANENT == 0 {
             return 0;
         }
@@ -67,11 +73,11 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
     }
     match task::current_typed() {
         Some((current, id)) => {
-            task::tell(current, &id);
+            task::send_details(current, &id);
             debug!(&ctx, "neigh_update {:x} -> {:x} by {}", old_state, new_state, id.tgid);
             send(neighbour, &id, &change);
         }
-        None => send(neighbour, &task::NOBODY, &change),
+        None => send(neighbour, &task::NO_TASK, &change),
     }
     0
 }
@@ -83,9 +89,9 @@ fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
     let old_state: u8 = neighbour.get(offset!(neighbour_nud_state));
     count_deletion(
         old_state,
-        Counter::PermanentCollateral,
-        Counter::LearnedCollateral,
-        Counter::NoarpCollateral,
+        counter::PERMANENT_COLLATERAL,
+        counter::LEARNED_COLLATERAL,
+        counter::NOARP_COLLATERAL,
     );
     if old_state & PERMANENT == 0 {
         return 0;
@@ -99,11 +105,11 @@ fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
     };
     match task::current_typed() {
         Some((current, id)) => {
-            task::tell(current, &id);
+            task::send_details(current, &id);
             debug!(&ctx, "cleanup of permanent entry by {}", id.tgid);
             send(neighbour, &id, &change);
         }
-        None => send(neighbour, &task::NOBODY, &change),
+        None => send(neighbour, &task::NO_TASK, &change),
     }
     0
 }
@@ -122,7 +128,7 @@ fn neigh_timer_handler(ctx: BtfTracePointContext) -> i32 {
             new_lladdr: Kernel(0),
             netlink_port: 0,
         };
-        send(neighbour, &task::NOBODY, &change);
+        send(neighbour, &task::NO_TASK, &change);
     }
     0
 }
@@ -172,7 +178,7 @@ fn send(neighbour: Typed, id: &TaskId, change: &Change) {
     if first_address.0 != 0 {
         marks |= device_mark::HAS_ADDRESS;
     }
-    emit::record::<NeighborRecord>(Counter::NeighborRingFull, |record| {
+    emit::record::<NeighborRecord>(counter::RING_FULL, |record| {
         // SAFETY: the ring gave memory for a whole, aligned record, and every field is written.
         unsafe {
             (*record).header = Header { kind: KIND_NEIGHBOR, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };

@@ -1,18 +1,23 @@
-//! Who is current: an identity in every record, the details once per identity.
+//! The current task: its identity in every record, its details once per identity.
 //!
-//! `ip`, `umount` and CNI plugins are gone within milliseconds, so everything that names them is taken here.
+//! `ip`, `umount` and CNI plugins are gone within milliseconds, so all that identifies them is captured here.
 
 use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_current_task_btf, bpf_ktime_get_boot_ns};
 use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_current_uid_gid};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::LruHashMap;
-use kevtmon_ebpf::{AncestorRecord, Counter, Header, KIND_TASK, TaskId, TaskRecord};
+use kevtmon_ebpf::Header;
+use kevtmon_ebpf::task::{AncestorRecord, KIND_TASK, TaskId, TaskOffsets, TaskRecord, counter};
 
 use crate::emit;
 use crate::memory::{Kernel, Structure, Typed, copy_arguments, offset, walk_names};
 
 /// `PF_KTHREAD` of `include/linux/sched.h`.
 const PF_KTHREAD: u32 = 0x0020_0000;
+
+/// Written by the daemon before load.
+#[unsafe(export_name = "TASK_OFFSETS")]
+static OFFSETS: TaskOffsets = TaskOffsets::ZERO;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -24,13 +29,13 @@ struct Identity {
 
 /// Tasks whose details were sent.
 #[map]
-static TOLD: LruHashMap<Identity, u8> = LruHashMap::with_max_entries(1024, 0);
+static TASKS_SENT: LruHashMap<Identity, u8> = LruHashMap::with_max_entries(1024, 0);
 
 /// No actor.
-pub(crate) const NOBODY: TaskId =
+pub(crate) const NO_TASK: TaskId =
     TaskId { tgid: 0, tid: 0, start_ns: 0, exec_id: 0, reserved: 0, comm: [0; 16] };
 
-/// The current task, if it is a process: a kernel thread or an idle CPU did nothing on its own account.
+/// The current task, if it is a process: a kernel thread or an idle CPU is no actor.
 #[inline(always)]
 pub(crate) fn current() -> Option<(Kernel, TaskId)> {
     // SAFETY: helper without arguments.
@@ -38,7 +43,7 @@ pub(crate) fn current() -> Option<(Kernel, TaskId)> {
     Some((task, identify(task)?))
 }
 
-/// The same in programs that the kernel gives types to.
+/// The same for programs whose arguments have BTF types.
 #[inline(always)]
 pub(crate) fn current_typed() -> Option<(Kernel, TaskId)> {
     // SAFETY: helper without arguments, since 5.11.
@@ -67,14 +72,14 @@ fn identify(task: impl Structure) -> Option<TaskId> {
 
 /// Sends the details of a task, unless that was done before.
 #[inline(always)]
-pub(crate) fn tell(task: Kernel, id: &TaskId) {
+pub(crate) fn send_details(task: Kernel, id: &TaskId) {
     let identity = Identity { start_ns: id.start_ns, tgid: id.tgid, exec_id: id.exec_id };
     // SAFETY: the map's values are plain bytes.
-    if unsafe { TOLD.get(identity) }.is_some() {
+    if unsafe { TASKS_SENT.get(identity) }.is_some() {
         return;
     }
-    if emit::record::<TaskRecord>(Counter::TaskRingFull, |record| fill(record, task, id)) {
-        let _ = TOLD.insert(identity, 1, 0);
+    if emit::record::<TaskRecord>(counter::RING_FULL, |record| fill(record, task, id)) {
+        let _ = TASKS_SENT.insert(identity, 1, 0);
     }
 }
 

@@ -14,15 +14,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use crate::allocator::{self, Weather};
 use crate::clock::{boot_now, realtime_offset_ns};
-use crate::config::{Config, Format, NeighborHook, Runtimes};
+use crate::config::{Config, Format, Runtimes};
 use crate::core::{Core, Output, Resume};
 use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Refused, Scanner};
 use crate::holders::{self, ScanRequest};
 use crate::metrics::{Metrics, MetricsError};
-use crate::observation::{
-    Fact, HolderReport, NsInum, Observation, ProcessState, Request, Source, SourceStatus,
-};
+use crate::observation::{Fact, HolderReport, NsInum, Observation, ProcessState, Request, Source};
 use crate::query::history::LiveHistory;
 use crate::recording::format::Writer;
 use crate::recording::recorder::{Record, RecordError, Recorder};
@@ -32,7 +30,8 @@ use crate::sinks::health::Health;
 use crate::sinks::http::{HttpError, Server};
 use crate::sinks::store::{self, Started, StoreConfig};
 use crate::sinks::{Filter, Sinks, stdout};
-use crate::sources::bpf::{self, BpfSource};
+use crate::sources::bpf::hooks::{HOOKS, Standing};
+use crate::sources::bpf::{self, Hooks};
 use crate::sources::netlink::{NetlinkConfig, NetlinkError, NetlinkSource};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
@@ -143,24 +142,18 @@ pub async fn run(
     let mut signals = Signals::new()?;
     let (tx, mut rx) = mpsc::channel(QUEUE);
 
-    let (programs, missing) = programs::load_programs(&config, options.log_bpf)?;
-    let by_netlink = config.neighbor_hook != NeighborHook::Off
-        && !programs.as_ref().is_some_and(|programs| programs.is_up(bpf::NEIGHBOR));
-    let netlink = NetlinkSource::open(
-        NetlinkConfig { neighbors_live: by_netlink, ..NetlinkConfig::default() },
-        proc.clone(),
-    )?;
+    let hooks = programs::load_hooks(&config, options.log_bpf)?;
+    let neighbors_live = hooks.standings.iter().any(Standing::needs_neighbor_messages);
+    let netlink =
+        NetlinkSource::open(NetlinkConfig { neighbors_live, ..NetlinkConfig::default() }, proc.clone())?;
     let host_netns = netlink.host();
     let sockets = match &config.runtimes {
         Runtimes::Auto => runtime::default_sockets(),
         Runtimes::Sockets(sockets) => sockets.clone(),
     };
 
-    let mut sources = BTreeMap::from([
-        ("netlink".to_owned(), false),
-        (bpf::NEIGHBOR.to_owned(), false),
-        (bpf::UMOUNT.to_owned(), false),
-    ]);
+    let mut sources = BTreeMap::from([("netlink".to_owned(), false)]);
+    sources.extend(HOOKS.iter().map(|hook| (hook.source(), false)));
     for (socket, label) in sockets.iter().zip(runtime::metric_labels(&sockets)) {
         metrics.name_source(socket.source(), label);
         // Where nobody named a runtime, a node without one is an everyday case.
@@ -233,7 +226,7 @@ pub async fn run(
         let of_it = |event: &&Event| event.incident.as_ref().is_some_and(|known| known.id == incident.id);
         resumed.iter().filter(of_it).for_each(|event| memory.resume(event));
     }
-    let reading = daemon.start_programs(programs, missing, by_netlink, host_netns, &tx);
+    let reading = daemon.start_hooks(hooks, host_netns, &tx);
     let mut netlink = tokio::spawn(netlink.run(netns_rx, tx.clone()));
     for socket in sockets {
         tokio::task::spawn_local(socket.watch(proc.clone(), tx.clone()));
@@ -392,29 +385,16 @@ impl Daemon {
         self.config.cmdline = config.cmdline;
     }
 
-    /// Starts to read the programs' records; tells of the hooks that have none.
-    fn start_programs(
-        &mut self,
-        programs: Option<BpfSource>,
-        missing: Vec<SourceStatus>,
-        by_netlink: bool,
-        host_netns: NsInum,
-        tx: &Sender,
-    ) -> Option<Reading> {
-        let mut statuses = missing;
-        let mut reading = None;
-        if let Some(mut programs) = programs {
-            statuses.append(&mut programs.statuses);
-            let counters = programs.counters();
-            self.metrics.set_kernel_counters(Box::new(move || counters()));
-            reading = Some(Reading::start(programs, self.proc.clone(), host_netns, tx.clone()));
-        }
-        for mut status in statuses {
-            if status.source == bpf::NEIGHBOR && by_netlink {
-                status.up = true;
-                status.rung = Some("netlink".to_owned());
-            }
-            self.observe(seen(Fact::Source(status)));
+    /// Starts to read the programs' records, and reports the rung of every hook.
+    fn start_hooks(&mut self, hooks: Hooks, host_netns: NsInum, tx: &Sender) -> Option<Reading> {
+        self.metrics.export_zero_losses(bpf::loss_reasons());
+        let reading = hooks.programs.map(|programs| {
+            let counts = programs.counts();
+            self.metrics.set_kernel_counters(Box::new(move || counts()));
+            Reading::start(programs, self.proc.clone(), host_netns, tx.clone())
+        });
+        for standing in &hooks.standings {
+            self.observe(seen(Fact::Source(standing.status())));
         }
         reading
     }

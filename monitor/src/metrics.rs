@@ -16,14 +16,17 @@ use crate::clock::{BootNs, boot_now};
 use crate::diagnose::About;
 use crate::event::{Event, Incident, Join, Kind};
 use crate::observation::{ContainerState, Fact, HolderReport, Observation, Source, SourceStatus, Verdict};
-use crate::sources::bpf::KernelCounters;
 use crate::sources::procfs::own::{Own, PinKind};
 
 mod house;
 mod incidents;
+mod kernel;
+
+pub use kernel::{KernelCount, KernelMetric};
 
 use house::House;
 use incidents::IncidentMetrics;
+use kernel::{KernelMetrics, ReadKernel};
 
 /// How many kinds of links get a label of their own; the rest is `other`.
 const MAX_LINK_KINDS: usize = 32;
@@ -43,13 +46,10 @@ const CONTAINER_STATES: [ContainerState; 8] = [
 /// Why metrics could not be registered or rendered.
 pub use prometheus::Error as MetricsError;
 
-type ReadKernel = Box<dyn Fn() -> KernelCounters + Send + Sync>;
-
 /// The registry of this process.
 pub struct Metrics {
     registry: Registry,
     own: Own,
-    read_kernel: Mutex<Option<ReadKernel>>,
     /// Adds up to wall-clock time with a boot time, in nanoseconds.
     clock_offset: AtomicI64,
     link_kinds: Mutex<BTreeSet<String>>,
@@ -62,8 +62,7 @@ pub struct Metrics {
     lost: IntCounterVec,
     discarded: IntCounterVec,
     joins: IntCounterVec,
-    kernel_neighbor_deletions: IntCounterVec,
-    kernel_mount_busy: IntCounterVec,
+    kernel: KernelMetrics,
     neighbor_deletions: IntCounterVec,
     mount_busy: IntCounterVec,
     mount_busy_ignored: IntCounterVec,
@@ -113,16 +112,19 @@ impl Metrics {
                 "Joins of the actor or target of an event with a container.",
                 &["side", "result"],
             )?,
-            kernel_neighbor_deletions: house.counters(
-                "kevtmon_kernel_neighbor_deletions_total",
-                "Neighbor entries deleted by request or with something else, counted in the kernel, by the state they had.",
-                &["state", "origin"],
-            )?,
-            kernel_mount_busy: house.counters(
-                "kevtmon_kernel_mount_busy_total",
-                "Calls refused because a mount is busy, counted in the kernel.",
-                &["syscall"],
-            )?,
+            kernel: KernelMetrics {
+                neighbor_deletions: house.counters(
+                    "kevtmon_kernel_neighbor_deletions_total",
+                    "Neighbor entries deleted by request or with something else, counted in the kernel, by the state they had.",
+                    &["state", "origin"],
+                )?,
+                mount_busy: house.counters(
+                    "kevtmon_kernel_mount_busy_total",
+                    "Calls refused because a mount is busy, counted in the kernel.",
+                    &["syscall"],
+                )?,
+                read: Mutex::default(),
+            },
             neighbor_deletions: house.counters(
                 "kevtmon_neighbor_deletions_total",
                 "Permanent neighbor entries deleted.",
@@ -189,7 +191,6 @@ impl Metrics {
             virtual_memory: house.gauge("process_virtual_memory_bytes", "Virtual memory in bytes.")?,
             open_fds: house.gauge("process_open_fds", "Open file descriptors.")?,
             max_fds: house.gauge("process_max_fds", "Most file descriptors that may be open.")?,
-            read_kernel: Mutex::new(None),
             clock_offset: AtomicI64::new(clock_offset_now()),
             link_kinds: Mutex::default(),
             runtimes: Mutex::default(),
@@ -226,9 +227,6 @@ impl Metrics {
         {
             self.neighbor_deletions.with_label_values(&[cause, "true"]);
         }
-        for reason in crate::sources::bpf::LOSS_REASONS {
-            self.lost.with_label_values(&["bpf", reason]);
-        }
         self.lost.with_label_values(&["netlink", "overrun"]);
         self.resyncs.with_label_values(&["overrun"]);
         for (sink, reason) in
@@ -244,9 +242,16 @@ impl Metrics {
         self.incidents.export_zeros();
     }
 
-    /// Counts on this when the kernel's own counters are asked for, at every scrape.
+    /// Exports zeros for the reasons for which the kernel programs can lose records.
+    pub fn export_zero_losses(&self, reasons: impl Iterator<Item = &'static str>) {
+        for reason in reasons {
+            self.lost.with_label_values(&["bpf", reason]);
+        }
+    }
+
+    /// Sets how the kernel's own counters are read, at every scrape.
     pub fn set_kernel_counters(&self, read: ReadKernel) {
-        *lock(&self.read_kernel) = Some(read);
+        *lock(&self.kernel.read) = Some(read);
     }
 
     /// Counts an event.
@@ -400,29 +405,13 @@ impl Metrics {
     /// When the text cannot be made.
     pub fn gather(&self) -> Result<String, MetricsError> {
         // Held until the text is made: two scrapes at once would mix each other's readings.
-        let read_kernel = lock(&self.read_kernel);
+        let read_kernel = lock(&self.kernel.read);
         if let Some(read) = read_kernel.as_ref() {
-            self.take_kernel_counters(&read());
+            self.kernel.set(&read());
         }
         self.take_own_figures();
         let _whole = lock(&self.incidents.known);
         TextEncoder::new().encode_to_string(&self.registry.gather())
-    }
-
-    fn take_kernel_counters(&self, counters: &KernelCounters) {
-        self.kernel_neighbor_deletions.reset();
-        for (state, origin, count) in [
-            ("permanent", "admin", counters.permanent_admin),
-            ("permanent", "collateral", counters.permanent_collateral),
-            ("learned", "admin", counters.learned_admin),
-            ("learned", "collateral", counters.learned_collateral),
-            ("noarp", "admin", counters.noarp_admin),
-            ("noarp", "collateral", counters.noarp_collateral),
-        ] {
-            self.kernel_neighbor_deletions.with_label_values(&[state, origin]).inc_by(count);
-        }
-        self.kernel_mount_busy.reset();
-        self.kernel_mount_busy.with_label_values(&["umount2"]).inc_by(counters.umount_busy);
     }
 
     fn take_own_figures(&self) {

@@ -1,34 +1,27 @@
-//! Exact counters, kept per CPU in the kernel: they count what the ring could not carry, too.
+//! Exact counters, kept per CPU in the kernel: they also count what the ring had no room for.
 
-/// Index into the counter map.
-#[repr(u32)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Counter {
-    /// Permanent entries deleted by request.
-    PermanentAdmin = 0,
-    /// Permanent entries gone with their interface, address or namespace.
-    PermanentCollateral = 1,
-    /// Resolved entries deleted by request.
-    LearnedAdmin = 2,
-    /// Resolved entries gone with their interface, or collected.
-    LearnedCollateral = 3,
-    /// Entries without resolution deleted by request.
-    NoarpAdmin = 4,
-    /// Entries without resolution gone with their interface.
-    NoarpCollateral = 5,
-    /// umount(2) refused with EBUSY.
-    UmountBusy = 6,
-    /// Neighbor records that found the ring full.
-    NeighborRingFull = 7,
-    /// Task records that found the ring full.
-    TaskRingFull = 8,
-    /// Mount records that found the ring full.
-    MountRingFull = 9,
-    /// Unmounts whose start could not be remembered.
-    MountPendingFull = 10,
-    /// Unmounts whose path could not be read.
-    MountPathUnreadable = 11,
+use super::HOOKS;
+
+/// Counters of one hook.
+const PER_HOOK: u32 = 16;
+
+/// Entries of the counter map.
+pub const COUNTERS: u32 = HOOKS * PER_HOOK;
+
+/// An entry of the counter map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Counter(u32);
+
+impl Counter {
+    pub(super) const fn of(hook: u32, nth: u32) -> Self {
+        assert!(nth < PER_HOOK);
+        Self(hook * PER_HOOK + nth)
+    }
+
+    /// Index into the map, less than [`COUNTERS`].
+    #[must_use]
+    #[inline(always)]
+    pub const fn index(self) -> u32 {
+        self.0
+    }
 }
-
-/// How many counters there are.
-pub const COUNTERS: u32 = 12;

@@ -1,27 +1,43 @@
-//! The layouts, one file per kernel subsystem.
-
-mod counter;
-mod mount;
-mod neighbor;
-mod offsets;
-mod task;
+//! The layouts: `task` for what every hook sends, then one file per hook, which holds the hook's number, its
+//! records and its counters.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-pub use counter::{COUNTERS, Counter};
-pub use mount::{MountRecord, PATH_CAPACITY};
-pub use neighbor::{LLADDR_CAPACITY, NeighborRecord, device_mark, operation};
-pub use offsets::{MISSING, Offsets};
-pub use task::{
-    ARGV_CAPACITY, AncestorRecord, COMM_LEN, NAME_CAPACITY, NAMES_DEPTH, Names, TaskId, TaskRecord,
-};
+mod counter;
+pub mod neighbor;
+pub mod task;
+pub mod umount;
 
-/// `Header::kind` of a [`TaskRecord`].
-pub const KIND_TASK: u32 = 1;
-/// `Header::kind` of a [`NeighborRecord`].
-pub const KIND_NEIGHBOR: u32 = 2;
-/// `Header::kind` of a [`MountRecord`].
-pub const KIND_MOUNT: u32 = 3;
+pub use counter::{COUNTERS, Counter};
+
+/// An offset of a member that this kernel does not have.
+pub const MISSING: u32 = u32::MAX;
+
+/// How many numbers there are for hooks.
+const HOOKS: u32 = 16;
+
+/// Number of a hook. It keeps the kinds of its records and its counters apart from those of all others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HookId(u32);
+
+impl HookId {
+    /// For constants only: a number out of range does not compile.
+    const fn new(number: u32) -> Self {
+        assert!(number < HOOKS);
+        Self(number)
+    }
+
+    /// `Header::kind` of the hook's `nth` layout. Never 0, so that zeroed memory is no record.
+    const fn kind(self, nth: u32) -> u32 {
+        assert!(nth < 256);
+        ((self.0 + 1) << 8) | nth
+    }
+
+    /// The hook's `nth` counter.
+    const fn counter(self, nth: u32) -> Counter {
+        Counter::of(self.0, nth)
+    }
+}
 
 /// First bytes of every record.
 #[repr(C)]
@@ -29,9 +45,9 @@ pub const KIND_MOUNT: u32 = 3;
 pub struct Header {
     /// One of the `KIND_*`.
     pub kind: u32,
-    /// Zero; keeps the stamp aligned.
+    /// Zero; keeps the timestamp aligned.
     pub reserved: u32,
-    /// `bpf_ktime_get_boot_ns` at the moment of the record.
+    /// `bpf_ktime_get_boot_ns` when the record was written.
     pub boot_ns: u64,
 }
 

@@ -1,8 +1,34 @@
-//! A change of a neighbor entry.
+//! The hook `neighbor`: a change of a neighbor entry.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{Header, TaskId};
+use super::task::TaskId;
+use super::{Counter, Header, HookId};
+
+const HOOK: HookId = HookId::new(1);
+
+/// `Header::kind` of a [`NeighborRecord`].
+pub const KIND_NEIGHBOR: u32 = HOOK.kind(0);
+
+/// What the programs count.
+pub mod counter {
+    use super::{Counter, HOOK};
+
+    /// Permanent entries deleted by request.
+    pub const PERMANENT_ADMIN: Counter = HOOK.counter(0);
+    /// Permanent entries removed with their interface, address or namespace.
+    pub const PERMANENT_COLLATERAL: Counter = HOOK.counter(1);
+    /// Resolved entries deleted by request.
+    pub const LEARNED_ADMIN: Counter = HOOK.counter(2);
+    /// Resolved entries removed with their interface, or garbage-collected.
+    pub const LEARNED_COLLATERAL: Counter = HOOK.counter(3);
+    /// Entries without resolution deleted by request.
+    pub const NOARP_ADMIN: Counter = HOOK.counter(4);
+    /// Entries without resolution removed with their interface.
+    pub const NOARP_COLLATERAL: Counter = HOOK.counter(5);
+    /// Records for which the ring had no room.
+    pub const RING_FULL: Counter = HOOK.counter(6);
+}
 
 /// Longest hardware address that is carried: InfiniBand's 20 bytes (the kernel's `MAX_ADDR_LEN` is 32).
 pub const LLADDR_CAPACITY: usize = 20;
@@ -72,3 +98,35 @@ pub struct NeighborRecord {
 }
 
 const _: () = assert!(size_of::<NeighborRecord>() == 176);
+
+/// Where the kernel keeps what the programs read: byte offsets from the start of the structure named first. The
+/// daemon resolves them from the running kernel's type information before it loads the programs.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[allow(missing_docs, reason = "each field is named STRUCT_MEMBER after the kernel")]
+pub struct NeighborOffsets {
+    pub neighbour_dev: u32,
+    pub neighbour_tbl: u32,
+    pub neighbour_nud_state: u32,
+    pub neighbour_dead: u32,
+    pub neighbour_ha: u32,
+    pub neighbour_primary_key: u32,
+    pub neigh_table_family: u32,
+    pub net_device_ifindex: u32,
+    pub net_device_flags: u32,
+    pub net_device_name: u32,
+    pub net_device_nd_net: u32,
+    pub net_device_addr_len: u32,
+    pub net_device_dev_addr: u32,
+    pub net_device_unreg_list: u32,
+    pub net_device_ip_ptr: u32,
+    pub in_device_ifa_list: u32,
+    pub net_ns_inum: u32,
+    /// Not an offset: the bit `NEIGH_UPDATE_F_ADMIN`, 7 since 5.16, 31 before.
+    pub admin_flag: u32,
+}
+
+impl NeighborOffsets {
+    /// What the programs hold until the daemon fills it in.
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 18]);
+}

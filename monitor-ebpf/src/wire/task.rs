@@ -1,8 +1,21 @@
-//! Who is current.
+//! The current task, which every hook sends.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::Header;
+use super::{Counter, Header, HookId};
+
+const SHARED: HookId = HookId::new(0);
+
+/// `Header::kind` of a [`TaskRecord`].
+pub const KIND_TASK: u32 = SHARED.kind(0);
+
+/// What is counted about tasks.
+pub mod counter {
+    use super::{Counter, SHARED};
+
+    /// Records for which the ring had no room.
+    pub const RING_FULL: Counter = SHARED.counter(0);
+}
 
 /// `TASK_COMM_LEN`.
 pub const COMM_LEN: usize = 16;
@@ -80,3 +93,43 @@ pub struct TaskRecord {
 const _: () = assert!(size_of::<TaskId>() == 40);
 const _: () = assert!(size_of::<AncestorRecord>() == 32);
 const _: () = assert!(size_of::<TaskRecord>() == 16 + 40 + 16 + 96 + 512 + 3 * 960);
+
+/// Where the kernel keeps what is read of a task: byte offsets from the start of the structure named first. The
+/// daemon resolves them from the running kernel's type information before it loads the programs.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[allow(missing_docs, reason = "each field is named STRUCT_MEMBER after the kernel")]
+pub struct TaskOffsets {
+    pub net_ns_inum: u32,
+    pub task_flags: u32,
+    pub task_group_leader: u32,
+    pub task_real_parent: u32,
+    pub task_tgid: u32,
+    pub task_start_boottime: u32,
+    pub task_self_exec_id: u32,
+    pub task_comm: u32,
+    pub task_mm: u32,
+    pub task_nsproxy: u32,
+    pub task_cgroups: u32,
+    pub mm_arg_start: u32,
+    pub mm_arg_end: u32,
+    pub mm_exe_file: u32,
+    pub file_dentry: u32,
+    pub dentry_parent: u32,
+    pub dentry_name: u32,
+    pub nsproxy_net_ns: u32,
+    pub nsproxy_mnt_ns: u32,
+    pub mnt_namespace_inum: u32,
+    /// `css_set.subsys[]` of the v1 controller that names containers.
+    pub css_set_subsys: u32,
+    pub css_set_dfl_cgrp: u32,
+    pub css_cgroup: u32,
+    pub cgroup_kn: u32,
+    pub kernfs_parent: u32,
+    pub kernfs_name: u32,
+}
+
+impl TaskOffsets {
+    /// What the programs hold until the daemon fills it in.
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 26]);
+}

@@ -6,13 +6,14 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use thiserror::Error as ThisError;
 
+use super::Format;
 use super::runtime::Runtimes;
-use super::{Format, NeighborHook, UmountHook};
 use crate::event::Severity;
 use crate::settings::{Cmdline, Thresholds};
+use crate::sources::bpf::hooks::{ChoiceSeed, HOOKS, Hook, HookChoices};
 
 /// Largest ring buffer, in KiB: its pages are mapped twice and count as resident memory.
 const MAX_RING_KIB: u32 = 2048;
@@ -68,13 +69,70 @@ pub(super) struct Runtime {
     pub(super) sockets: Option<Runtimes>,
 }
 
-#[derive(Debug, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields, default, expecting = "a table")]
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Hooks {
-    pub(super) neighbor: Option<NeighborHook>,
-    pub(super) umount: Option<UmountHook>,
-    #[serde(deserialize_with = "ring")]
+    pub(super) choices: HookChoices,
     pub(super) ring_kib: Option<u32>,
+}
+
+impl<'de> Deserialize<'de> for Hooks {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(HooksVisitor)
+    }
+}
+
+struct HooksVisitor;
+
+impl<'de> Visitor<'de> for HooksVisitor {
+    type Value = Hooks;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a table")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Hooks, A::Error> {
+        let mut hooks = Hooks::default();
+        while let Some(HookKey(hook)) = map.next_key()? {
+            match hook {
+                Some(hook) => hooks.choices.set(hook, map.next_value_seed(ChoiceSeed(hook))?),
+                None => hooks.ring_kib = map.next_value_seed(RingSeed)?,
+            }
+        }
+        Ok(hooks)
+    }
+}
+
+/// A key of `[hooks]`: a hook, or `ring_kib`.
+struct HookKey(Option<&'static Hook>);
+
+impl<'de> Deserialize<'de> for HookKey {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        const KEYS: [&str; HOOKS.len() + 1] = {
+            let mut keys = ["ring_kib"; HOOKS.len() + 1];
+            let mut index = 0;
+            while index < HOOKS.len() {
+                keys[index] = HOOKS[index].name;
+                index += 1;
+            }
+            keys
+        };
+        let key = String::deserialize(from)?;
+        match HOOKS.iter().find(|hook| hook.name == key) {
+            Some(hook) => Ok(Self(Some(hook))),
+            None if key == "ring_kib" => Ok(Self(None)),
+            None => Err(D::Error::unknown_field(&key, &KEYS)),
+        }
+    }
+}
+
+struct RingSeed;
+
+impl<'de> DeserializeSeed<'de> for RingSeed {
+    type Value = Option<u32>;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Self::Value, D::Error> {
+        ring(from)
+    }
 }
 
 #[derive(Debug, Default, PartialEq, Deserialize)]

@@ -74,13 +74,13 @@ const SETTINGS: &[Setting] = &[
         "neighbor",
         "How neighbor changes are learned: auto (the best way that the kernel gives), tp_btf, netlink (no actor)\n\
          or off.",
-        |config| quoted(config.neighbor_hook.name()),
+        |config| hook(config, "neighbor"),
     ),
     setting(
         "hooks",
         "umount",
         "How unmount attempts are learned: auto (the best way that the kernel gives), tracepoint or off.",
-        |config| quoted(config.umount_hook.name()),
+        |config| hook(config, "umount"),
     ),
     setting(
         "hooks",
@@ -208,6 +208,11 @@ fn write(text: &mut String, config: &Config, commented: bool) {
             text.push_str(&format!("{} = {value}\n", setting.key));
         }
     }
+}
+
+fn hook(config: &Config, name: &str) -> String {
+    let hook = crate::sources::bpf::hooks::HOOKS.iter().find(|hook| hook.name == name);
+    quoted(hook.map_or("", |hook| config.hooks.of(hook).name()))
 }
 
 fn quoted(text: &str) -> String {

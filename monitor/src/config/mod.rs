@@ -17,6 +17,7 @@ use thiserror::Error;
 use crate::event::Severity;
 use crate::names::names;
 use crate::settings::{Cmdline, Settings, Thresholds};
+use crate::sources::bpf::hooks::HookChoices;
 use crate::store::Limits;
 
 mod file;
@@ -49,32 +50,6 @@ names! {
     }
 }
 
-names! {
-    /// How neighbor changes are learned.
-    NeighborHook {
-        /// The best way that the kernel gives.
-        Auto = "auto",
-        /// BTF-typed tracepoints.
-        TpBtf = "tp_btf",
-        /// Netlink messages: no actor.
-        Netlink = "netlink",
-        /// Not at all.
-        Off = "off",
-    }
-}
-
-names! {
-    /// How unmount attempts are learned.
-    UmountHook {
-        /// The best way that the kernel gives.
-        Auto = "auto",
-        /// System call tracepoints.
-        Tracepoint = "tracepoint",
-        /// Not at all.
-        Off = "off",
-    }
-}
-
 /// What the daemon is told to do. It holds no secrets: recordings and bundles show it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Config {
@@ -96,10 +71,8 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     /// Container runtimes.
     pub runtimes: Runtimes,
-    /// How neighbor changes are learned.
-    pub neighbor_hook: NeighborHook,
-    /// How unmount attempts are learned.
-    pub umount_hook: UmountHook,
+    /// Which rungs of the kernel hooks are tried.
+    pub hooks: HookChoices,
     /// Size of the ring buffer in bytes, a power of two.
     pub ring_bytes: u32,
     /// How much the event store keeps; `None` without one.
@@ -288,8 +261,7 @@ fn merge(file: file::File, over: &Overrides, around: Surroundings) -> Result<Con
         min_severity,
         listen,
         runtimes,
-        neighbor_hook: file.hooks.neighbor.unwrap_or(NeighborHook::Auto),
-        umount_hook: file.hooks.umount.unwrap_or(UmountHook::Auto),
+        hooks: file.hooks.choices,
         ring_bytes: file.hooks.ring_kib.unwrap_or(1024) * 1024,
         store: store(&file.store),
         recorder: Recorder {
@@ -356,8 +328,7 @@ mod tests {
                 min_severity: Severity::Notice,
                 listen: vec!["127.0.0.1:19809".parse().unwrap()],
                 runtimes: Runtimes::Auto,
-                neighbor_hook: NeighborHook::Auto,
-                umount_hook: UmountHook::Auto,
+                hooks: HookChoices::default(),
                 ring_bytes: 1 << 20,
                 store: Some(Limits { max_age: Duration::from_secs(7 * 86_400), max_bytes: 64 << 20 }),
                 recorder: Recorder { enabled: true, minutes: 15, max_mib: 16 },

@@ -1,41 +1,23 @@
-//! Which kernel programs the configuration wants, and what follows where they cannot be had.
+//! The kernel programs: loaded as the configuration wants, and read until the daemon ends.
 
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::DaemonError;
-use crate::config::{Config, NeighborHook, UmountHook};
+use crate::config::Config;
 use crate::error_chain::chain;
-use crate::observation::{Fact, Loss, NsInum, SourceKind, SourceStatus};
-use crate::sources::bpf::{self, BpfConfig, BpfError, BpfSource};
+use crate::observation::{Fact, Loss, NsInum};
+use crate::sources::bpf::{self, BpfConfig, BpfSource, Hooks};
 use crate::sources::procfs::Proc;
 use crate::sources::{Sender, seen};
 
-/// Loads what the configuration wants; the second part tells of hooks that could not even be tried.
-pub(super) fn load_programs(
-    config: &Config,
-    log: bool,
-) -> Result<(Option<BpfSource>, Vec<SourceStatus>), DaemonError> {
-    let wanted = BpfConfig {
-        ring_bytes: config.ring_bytes,
-        neighbor: matches!(config.neighbor_hook, NeighborHook::Auto | NeighborHook::TpBtf),
-        umount: config.umount_hook != UmountHook::Off,
-        log,
-    };
-    let down = |reason: &str| {
-        [bpf::NEIGHBOR, bpf::UMOUNT].map(|hook| SourceStatus::down(SourceKind::Hook, hook, reason)).to_vec()
-    };
-    if !wanted.neighbor && !wanted.umount {
-        return Ok((None, down(bpf::SWITCHED_OFF)));
-    }
-    let loaded = bpf::load(&wanted);
+/// Puts every hook on the best rung that the configuration and the kernel allow.
+pub(super) fn load_hooks(config: &Config, log: bool) -> Result<Hooks, DaemonError> {
+    let hooks = bpf::load(&BpfConfig { ring_bytes: config.ring_bytes, hooks: config.hooks.clone(), log });
     if config.require_ebpf {
-        check_required(&wanted, &loaded)?;
+        check_required(&hooks)?;
     }
-    match loaded {
-        Ok(programs) => Ok((Some(programs), Vec::new())),
-        Err(error) => Ok((None, down(&chain(&error)))),
-    }
+    Ok(hooks)
 }
 
 /// The task that reads the programs' records.
@@ -50,7 +32,7 @@ impl Reading {
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
             if let Err(error) = programs.run(proc, host_netns, tx.clone(), stopped).await {
-                tracing::error!(error = chain(&error), "the kernel programs cannot be read");
+                tracing::error!(error = chain(&error), "cannot read the kernel programs");
                 let loss = Loss { source: "bpf".into(), reason: "unreadable".into(), count: None };
                 // The core ends together with its queue.
                 let _ = tx.send(seen(Fact::Lost(loss))).await;
@@ -59,7 +41,7 @@ impl Reading {
         Self { stop, task }
     }
 
-    /// Has it hand over what the programs have told so far; returns when that is done.
+    /// Has it hand over what the programs have written so far; returns when that is done.
     pub(super) async fn finish(self) {
         // Either end may be gone already.
         let _ = self.stop.send(());
@@ -67,15 +49,13 @@ impl Reading {
     }
 }
 
-fn check_required(wanted: &BpfConfig, loaded: &Result<BpfSource, BpfError>) -> Result<(), DaemonError> {
-    let programs = loaded.as_ref().map_err(|error| DaemonError::Ebpf(chain(error)))?;
-    let hooks = [(bpf::NEIGHBOR, wanted.neighbor), (bpf::UMOUNT, wanted.umount)];
-    match hooks.into_iter().find(|(hook, wanted)| *wanted && !programs.is_up(hook)) {
-        None => Ok(()),
-        Some((hook, _)) => {
-            let status = programs.statuses.iter().find(|status| status.source == hook);
-            let reason = status.and_then(|status| status.reason.clone()).unwrap_or_default();
-            Err(DaemonError::Ebpf(format!("{hook}: {reason}")))
-        }
+fn check_required(hooks: &Hooks) -> Result<(), DaemonError> {
+    if let Some(failure) = &hooks.failure {
+        return Err(DaemonError::Ebpf(chain(failure)));
     }
+    let Some(standing) = hooks.standings.iter().find(|standing| standing.lacks_programs()) else {
+        return Ok(());
+    };
+    let reason = standing.reason().unwrap_or_default();
+    Err(DaemonError::Ebpf(format!("{}: {reason}", standing.hook.source())))
 }

@@ -34,12 +34,19 @@ fn status(source: &str, up: bool, rung: Option<&str>) -> Observation {
 /// As on a node with one runtime where everything has happened once.
 fn used() -> Metrics {
     let metrics = metrics();
-    metrics.set_kernel_counters(Box::new(|| KernelCounters {
-        permanent_admin: 3,
-        permanent_collateral: 4,
-        umount_busy: 5,
-        ..KernelCounters::default()
+    let count = |metric, labels, value| KernelCount { metric, labels, value };
+    metrics.set_kernel_counters(Box::new(move || {
+        vec![
+            count(KernelMetric::NeighborDeletions, &["permanent", "admin"], 3),
+            count(KernelMetric::NeighborDeletions, &["permanent", "collateral"], 4),
+            count(KernelMetric::NeighborDeletions, &["learned", "admin"], 0),
+            count(KernelMetric::NeighborDeletions, &["learned", "collateral"], 0),
+            count(KernelMetric::NeighborDeletions, &["noarp", "admin"], 0),
+            count(KernelMetric::NeighborDeletions, &["noarp", "collateral"], 0),
+            count(KernelMetric::MountBusy, &["umount2"], 5),
+        ]
     }));
+    metrics.export_zero_losses(crate::sources::bpf::loss_reasons());
     for event in sample::all() {
         metrics.event(&event);
     }

@@ -77,10 +77,10 @@ fn a_bundle_holds_all_that_a_stranger_needs_and_nothing_else() {
     let settings = [
         "cmdline",
         "format",
+        "hooks",
         "incidents",
         "listen",
         "min_severity",
-        "neighbor_hook",
         "node_name",
         "recorder",
         "require_ebpf",
@@ -89,7 +89,6 @@ fn a_bundle_holds_all_that_a_stranger_needs_and_nothing_else() {
         "socket",
         "state_dir",
         "store",
-        "umount_hook",
     ];
     assert_eq!(config, settings);
 }

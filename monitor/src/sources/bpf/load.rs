@@ -1,141 +1,262 @@
-//! Loading and attaching.
+//! Loading and attaching: every hook on the best rung that the configuration and this kernel allow.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
-use aya::programs::{BtfTracePoint, TracePoint};
-use aya::{Btf, Ebpf, EbpfLoader, Endianness};
-use zerocopy::IntoBytes as _;
+use aya::programs::{BtfTracePoint, ProgramError, TracePoint};
+use aya::{Ebpf, EbpfLoader, Endianness};
+use nix::errno::Errno;
+use thiserror::Error;
 
-use super::{BpfConfig, BpfError, CounterReader, NEIGHBOR, SWITCHED_OFF, UMOUNT, btf, counters, status};
+use super::btf::{Btf, BtfError};
+use super::hooks::{Attach, HOOKS, Hook, Program, Standing, wants_programs};
+use super::objects::Object;
+use super::{BpfConfig, BpfError, CountReader, counters, task};
 use crate::error_chain::chain;
-use crate::observation::SourceStatus;
-
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kevtmon-ebpf.o"));
 
 const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
 const TRACEFS: &str = "/sys/kernel/tracing";
 
-/// Neighbor programs: without one of them the rung does not tell the whole truth.
-const NEIGHBOR_TRACEPOINTS: [&str; 3] = ["neigh_update", "neigh_cleanup_and_release", "neigh_timer_handler"];
-const UMOUNT_TRACEPOINTS: [&str; 2] = ["sys_enter_umount", "sys_exit_umount"];
+/// Where every hook stands, and the programs of those that have any.
+pub struct Hooks {
+    /// One per hook, in the order of the table.
+    pub standings: Vec<Standing>,
+    /// The ring that the programs write to; `None` if nothing was loaded.
+    pub programs: Option<BpfSource>,
+    /// Why nothing could be loaded, if something was wanted.
+    pub failure: Option<Arc<BpfError>>,
+}
 
 /// Programs in the kernel, and the ring they write to.
 pub struct BpfSource {
     /// Keeps the programs attached; dropped with the source.
-    _attached: Ebpf,
-    pub(super) logger: Option<aya_log::EbpfLogger<&'static dyn log::Log>>,
+    _attached: Vec<Ebpf>,
+    pub(super) loggers: Vec<aya_log::EbpfLogger<&'static dyn log::Log>>,
     pub(super) ring: RingBuf<MapData>,
     pub(super) armed: Array<MapData, u32>,
     pub(super) counts: Arc<PerCpuArray<MapData, u64>>,
-    /// One per hook.
-    pub statuses: Vec<SourceStatus>,
 }
 
 impl BpfSource {
     /// Reads the kernel's counters.
     #[must_use]
-    pub fn counters(&self) -> CounterReader {
+    pub fn counts(&self) -> CountReader {
         let counts = Arc::clone(&self.counts);
-        Arc::new(move || counters::read_counters(&counts))
-    }
-
-    /// Whether a hook is attached.
-    #[must_use]
-    pub fn is_up(&self, hook: &str) -> bool {
-        self.statuses.iter().any(|status| status.source == hook && status.up)
+        Arc::new(move || counters::read_all(&counts))
     }
 }
 
-/// Loads the programs and attaches what this kernel allows.
-///
-/// # Errors
-/// When nothing at all can be loaded; a single hook that fails is in the statuses instead.
-pub fn load(config: &BpfConfig) -> Result<BpfSource, BpfError> {
-    if OBJECT.is_empty() {
+/// Loads the objects and attaches every hook by the best rung that works.
+#[must_use]
+pub fn load(config: &BpfConfig) -> Hooks {
+    if !HOOKS.iter().any(|hook| wants_programs(hook, config.hooks.of(hook))) {
+        return Hooks { standings: without_programs(config, ""), programs: None, failure: None };
+    }
+    let loaded = Objects::load(config).and_then(|mut objects| {
+        let standings = HOOKS
+            .iter()
+            .map(|hook| {
+                Standing::find(hook, config.hooks.of(hook), |programs| {
+                    objects.attach(hook, programs).map_err(|error| chain(&error))
+                })
+            })
+            .collect();
+        Ok((standings, objects.into_source(config.log)?))
+    });
+    // Type information costs some 30 MB while it is parsed.
+    crate::allocator::give_back();
+    match loaded {
+        Ok((standings, source)) => Hooks { standings, programs: Some(source), failure: None },
+        Err(error) => {
+            let standings = without_programs(config, &chain(&error));
+            Hooks { standings, programs: None, failure: Some(error) }
+        }
+    }
+}
+
+fn without_programs(config: &BpfConfig, reason: &str) -> Vec<Standing> {
+    let refuse = |_: &'static [Program]| Err(reason.to_owned());
+    HOOKS.iter().map(|hook| Standing::find(hook, config.hooks.of(hook), refuse)).collect()
+}
+
+/// Why a rung is refused.
+#[derive(Debug, Error)]
+enum AttachError {
+    #[error("type information at {BTF_PATH}")]
+    Offsets(#[source] BtfError),
+    #[error(transparent)]
+    Object(#[from] Arc<BpfError>),
+    #[error("the object {object} has no program {program}")]
+    NoProgram { object: &'static str, program: &'static str },
+    #[error("{program}")]
+    Program {
+        program: &'static str,
+        #[source]
+        source: ProgramError,
+    },
+    #[error("needs tracefs at {TRACEFS}, it is not there and cannot be mounted")]
+    NoTracefs(#[source] Errno),
+}
+
+/// Offsets as bytes, by the global that they are written to.
+type Offsets = Vec<(&'static str, Result<Vec<u8>, BtfError>)>;
+
+/// The objects that the wanted hooks need, in the kernel.
+struct Objects {
+    types: aya::Btf,
+    offsets: Offsets,
+    loaded: Vec<(&'static Object, Result<Ebpf, Arc<BpfError>>)>,
+}
+
+impl Objects {
+    /// Loads each by itself; an error if none can be.
+    fn load(config: &BpfConfig) -> Result<Self, Arc<BpfError>> {
+        let (types, offsets) = type_information()?;
+        let wanted = HOOKS.iter().filter(|hook| wants_programs(hook, config.hooks.of(hook)));
+        let mut loaded: Vec<(&Object, Result<_, Arc<_>>)> = Vec::new();
+        for object in wanted.flat_map(|hook| hook.programs()).map(|program| program.object) {
+            if loaded.iter().all(|(other, _)| other.name != object.name) {
+                loaded.push((object, load_object(object, config, &types, &offsets).map_err(Arc::new)));
+            }
+        }
+        if let Some((_, Err(error))) = loaded.first()
+            && loaded.iter().all(|(_, loaded)| loaded.is_err())
+        {
+            return Err(Arc::clone(error));
+        }
+        Ok(Self { types, offsets, loaded })
+    }
+
+    /// Attaches all of the programs or none.
+    fn attach(&mut self, hook: &Hook, programs: &[Program]) -> Result<(), AttachError> {
+        let resolved = |global| self.offsets.iter().find(|(name, _)| *name == global);
+        if let Some((_, Err(error))) = hook.offsets.and_then(|offsets| resolved(offsets.global)) {
+            return Err(AttachError::Offsets(error.clone()));
+        }
+        if programs.iter().any(|program| matches!(program.attach, Attach::Tracepoint { .. })) {
+            mount_tracefs().map_err(AttachError::NoTracefs)?;
+        }
+        let attached = programs
+            .iter()
+            .try_for_each(|program| self.load_program(program))
+            .and_then(|()| programs.iter().try_for_each(|program| self.attach_program(program)));
+        if attached.is_err() {
+            programs.iter().for_each(|program| self.unload_program(program));
+        }
+        attached
+    }
+
+    fn load_program(&mut self, program: &Program) -> Result<(), AttachError> {
+        let (found, types) = self.find(program)?;
+        match program.attach {
+            Attach::BtfTracepoint(name) => {
+                <&mut BtfTracePoint>::try_from(found).and_then(|found| found.load(name, types))
+            }
+            Attach::Tracepoint { .. } => <&mut TracePoint>::try_from(found).and_then(TracePoint::load),
+        }
+        .map_err(|source| AttachError::Program { program: program.name, source })
+    }
+
+    fn attach_program(&mut self, program: &Program) -> Result<(), AttachError> {
+        let (found, _) = self.find(program)?;
+        match program.attach {
+            Attach::BtfTracepoint(_) => {
+                <&mut BtfTracePoint>::try_from(found).and_then(|found| found.attach().map(drop))
+            }
+            Attach::Tracepoint { category, name } => {
+                <&mut TracePoint>::try_from(found).and_then(|found| found.attach(category, name).map(drop))
+            }
+        }
+        .map_err(|source| AttachError::Program { program: program.name, source })
+    }
+
+    fn unload_program(&mut self, program: &Program) {
+        let Ok((found, _)) = self.find(program) else { return };
+        // An error says only that it was not loaded.
+        let _ = match program.attach {
+            Attach::BtfTracepoint(_) => <&mut BtfTracePoint>::try_from(found).and_then(BtfTracePoint::unload),
+            Attach::Tracepoint { .. } => <&mut TracePoint>::try_from(found).and_then(TracePoint::unload),
+        };
+    }
+
+    fn find(&mut self, program: &Program) -> Result<(&mut aya::programs::Program, &aya::Btf), AttachError> {
+        let object = program.object.name;
+        let missing = AttachError::NoProgram { object, program: program.name };
+        match self.loaded.iter_mut().find(|(loaded, _)| loaded.name == object) {
+            Some((_, Ok(ebpf))) => match ebpf.program_mut(program.name) {
+                Some(found) => Ok((found, &self.types)),
+                None => Err(missing),
+            },
+            Some((_, Err(error))) => Err(AttachError::Object(Arc::clone(error))),
+            None => Err(missing),
+        }
+    }
+
+    fn into_source(self, log: bool) -> Result<BpfSource, BpfError> {
+        let mut attached: Vec<Ebpf> = self.loaded.into_iter().filter_map(|(_, loaded)| loaded.ok()).collect();
+        let ring = RingBuf::try_from(take(&mut attached, "EVENTS")?).map_err(map_error("EVENTS"))?;
+        let armed = Array::try_from(take(&mut attached, "ARMED")?).map_err(map_error("ARMED"))?;
+        let counts = PerCpuArray::try_from(take(&mut attached, "COUNTS")?).map_err(map_error("COUNTS"))?;
+        let mut loggers = Vec::new();
+        for object in attached.iter_mut().filter(|_| log) {
+            match aya_log::EbpfLogger::init(object) {
+                Ok(logger) => loggers.push(logger),
+                Err(error) => tracing::warn!(%error, "the kernel programs cannot log"),
+            }
+        }
+        Ok(BpfSource { _attached: attached, loggers, ring, armed, counts: Arc::new(counts) })
+    }
+}
+
+fn load_object(
+    object: &'static Object,
+    config: &BpfConfig,
+    types: &aya::Btf,
+    offsets: &Offsets,
+) -> Result<Ebpf, BpfError> {
+    if object.bytes.is_empty() {
         return Err(BpfError::NoObject);
     }
-    let (offsets, types) = type_information()?;
     let log_level = if config.log { u8::MAX } else { 0 };
-    let offsets = offsets.as_bytes();
     let mut loader = EbpfLoader::new();
     loader
-        .btf(Some(&types))
-        .override_global("OFFSETS", offsets, true)
+        .btf(Some(types))
         .override_global("AYA_LOG_LEVEL", &log_level, true)
         .map_max_entries("EVENTS", config.ring_bytes);
+    for (global, bytes) in offsets {
+        if let Ok(bytes) = bytes {
+            // Must be there if a hook that reads it has programs in this object.
+            let hooks = HOOKS.iter().filter(|hook| hook.has_program_in(object));
+            let mut read = hooks.filter_map(|hook| hook.offsets).map(|offsets| offsets.global);
+            let required = *global == task::OFFSETS.global || read.any(|read| read == *global);
+            loader.override_global(global, &bytes[..], required);
+        }
+    }
     if !config.log {
         loader.map_max_entries("AYA_LOGS", 4096);
     }
-    let mut ebpf = loader.load(OBJECT).map_err(|error| BpfError::Load(Box::new(error)))?;
-
-    let neighbor = match config.neighbor {
-        true => attach_neighbor(&mut ebpf, &types).map(|()| "tp_btf"),
-        false => Err(SWITCHED_OFF.to_owned()),
-    };
-    let umount = match config.umount {
-        true => attach_umount(&mut ebpf).map(|()| "tracepoint"),
-        false => Err(SWITCHED_OFF.to_owned()),
-    };
-    drop(types);
-    // Type information costs some 30 MB while it is parsed.
-    crate::allocator::give_back();
-
-    let ring = RingBuf::try_from(take(&mut ebpf, "EVENTS")?).map_err(map_error("EVENTS"))?;
-    let armed = Array::try_from(take(&mut ebpf, "ARMED")?).map_err(map_error("ARMED"))?;
-    let counts = PerCpuArray::try_from(take(&mut ebpf, "COUNTS")?).map_err(map_error("COUNTS"))?;
-    let statuses = vec![status(NEIGHBOR, neighbor), status(UMOUNT, umount)];
-    let logger = match config.log.then(|| aya_log::EbpfLogger::init(&mut ebpf)) {
-        Some(Ok(logger)) => Some(logger),
-        Some(Err(error)) => {
-            tracing::warn!(%error, "the programs cannot log");
-            None
-        }
-        None => None,
-    };
-    Ok(BpfSource { _attached: ebpf, logger, ring, armed, counts: Arc::new(counts), statuses })
+    loader.load(object.bytes).map_err(|error| BpfError::Load(Box::new(error)))
 }
 
-fn type_information() -> Result<(kevtmon_ebpf::Offsets, Btf), BpfError> {
+/// The kernel's types, and the offsets that are resolved from them. Without those of the task no hook works.
+fn type_information() -> Result<(aya::Btf, Offsets), BpfError> {
     let bytes = std::fs::read(BTF_PATH).map_err(|source| BpfError::NoBtf { path: BTF_PATH, source })?;
-    let offsets = btf::Btf::parse(&bytes)
-        .and_then(|types| btf::resolve(&types))
-        .map_err(|source| BpfError::Btf { path: BTF_PATH, source })?;
-    let types = Btf::parse(&bytes, Endianness::default())
+    let malformed = |source| BpfError::Btf { path: BTF_PATH, source };
+    let btf = Btf::parse(&bytes).map_err(malformed)?;
+    let of_task = (task::OFFSETS.resolve)(&btf).map_err(malformed)?;
+    let mut offsets: Offsets = vec![(task::OFFSETS.global, Ok(of_task))];
+    offsets.extend(
+        HOOKS.iter().filter_map(|hook| hook.offsets).map(|wanted| (wanted.global, (wanted.resolve)(&btf))),
+    );
+    let types = aya::Btf::parse(&bytes, Endianness::default())
         .map_err(|source| BpfError::AyaBtf { path: BTF_PATH, source })?;
-    Ok((offsets, types))
+    Ok((types, offsets))
 }
 
-fn attach_neighbor(ebpf: &mut Ebpf, types: &Btf) -> Result<(), String> {
-    for name in NEIGHBOR_TRACEPOINTS {
-        let program: &mut BtfTracePoint =
-            program(ebpf, name)?.try_into().map_err(|error| format!("{name}: {error}"))?;
-        program.load(name, types).map_err(|error| format!("{name}: {}", chain(&error)))?;
-    }
-    // Attached only when all of them loaded: half a rung would report half the truth.
-    for name in NEIGHBOR_TRACEPOINTS {
-        let program: &mut BtfTracePoint =
-            program(ebpf, name)?.try_into().map_err(|error| format!("{name}: {error}"))?;
-        program.attach().map_err(|error| format!("{name}: {}", chain(&error)))?;
-    }
-    Ok(())
-}
-
-fn attach_umount(ebpf: &mut Ebpf) -> Result<(), String> {
-    mount_tracefs()?;
-    for name in UMOUNT_TRACEPOINTS {
-        let program: &mut TracePoint =
-            program(ebpf, name)?.try_into().map_err(|error| format!("{name}: {error}"))?;
-        program.load().map_err(|error| format!("{name}: {}", chain(&error)))?;
-        program.attach("syscalls", name).map_err(|error| format!("{name}: {}", chain(&error)))?;
-    }
-    Ok(())
-}
-
-/// The ids of tracepoints are only told by tracefs, which some nodes do not mount at boot. This is where
-/// every tool expects it, so it is left there.
-fn mount_tracefs() -> Result<(), String> {
+/// Only tracefs has the ids of tracepoints, and some nodes do not mount it at boot. It is mounted where every tool
+/// expects it, and stays there.
+fn mount_tracefs() -> Result<(), Errno> {
     let events = Path::new(TRACEFS).join("events/syscalls");
     if events.exists() || Path::new("/sys/kernel/debug/tracing/events/syscalls").exists() {
         return Ok(());
@@ -146,18 +267,13 @@ fn mount_tracefs() -> Result<(), String> {
         Some("tracefs"),
         nix::mount::MsFlags::MS_NOSUID | nix::mount::MsFlags::MS_NODEV | nix::mount::MsFlags::MS_NOEXEC,
         None::<&str>,
-    )
-    .map_err(|errno| format!("needs tracefs at {TRACEFS}, it is not there and cannot be mounted: {errno}"))?;
+    )?;
     tracing::info!(path = TRACEFS, "mounted tracefs");
     Ok(())
 }
 
-fn program<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut aya::programs::Program, String> {
-    ebpf.program_mut(name).ok_or_else(|| format!("the embedded object has no program {name}"))
-}
-
-fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<aya::maps::Map, BpfError> {
-    ebpf.take_map(name).ok_or(BpfError::NoMap(name))
+fn take(objects: &mut [Ebpf], name: &'static str) -> Result<aya::maps::Map, BpfError> {
+    objects.iter_mut().find_map(|object| object.take_map(name)).ok_or(BpfError::NoMap(name))
 }
 
 fn map_error(name: &'static str) -> impl FnOnce(aya::maps::MapError) -> BpfError {

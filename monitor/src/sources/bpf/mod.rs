@@ -1,41 +1,32 @@
 //! The kernel programs: loaded, attached by the best rung that works, and read.
 //!
-//! In: the embedded object, the running kernel's type information. Out: tasks, neighbor changes, unmounts,
-//! and what the ring could not carry. A hook that does not work is reported with its reason; the others go on.
-
-use std::sync::Arc;
+//! In: the embedded objects, the running kernel's type information. Out: the facts that the hooks of [`hooks::HOOKS`]
+//! observe, and how many records were lost. A hook that does not work is reported with its reason; the others go on.
 
 use thiserror::Error;
-
-use crate::observation::{SourceKind, SourceStatus};
 
 pub mod btf;
 mod counters;
 mod decode;
+pub mod hooks;
 mod load;
+pub mod objects;
 mod ring;
+mod task;
 
-pub use counters::{KernelCounters, LOSS_REASONS};
+pub use counters::{CountReader, loss_reasons};
 pub use decode::{DecodeError, record};
-pub use load::{BpfSource, load};
+pub use load::{BpfSource, Hooks, load};
 
-/// Names of the hooks in configuration, events and metrics.
-pub const NEIGHBOR: &str = "hook.neighbor";
-/// See [`NEIGHBOR`].
-pub const UMOUNT: &str = "hook.umount";
-
-/// Why a hook that the configuration does not want is down.
-pub const SWITCHED_OFF: &str = "switched off";
+use hooks::HookChoices;
 
 /// What to load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BpfConfig {
     /// Size of the ring in bytes, a power of two of pages.
     pub ring_bytes: u32,
-    /// Whether to hook neighbor changes.
-    pub neighbor: bool,
-    /// Whether to hook umount(2).
-    pub umount: bool,
+    /// Which rungs are tried.
+    pub hooks: HookChoices,
     /// Whether the programs log.
     pub log: bool,
 }
@@ -92,13 +83,3 @@ pub enum BpfError {
     #[error("the ring cannot be polled")]
     Poll(#[source] std::io::Error),
 }
-
-fn status(source: &str, rung: Result<&str, String>) -> SourceStatus {
-    match rung {
-        Ok(rung) => SourceStatus { rung: Some(rung.into()), ..SourceStatus::up(SourceKind::Hook, source) },
-        Err(reason) => SourceStatus::down(SourceKind::Hook, source, reason),
-    }
-}
-
-/// Reads the kernel's counters; shared with whoever renders metrics.
-pub type CounterReader = Arc<dyn Fn() -> KernelCounters + Send + Sync>;

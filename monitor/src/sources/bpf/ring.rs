@@ -1,9 +1,9 @@
 //! Reading the ring.
 //!
-//! A wake-up costs the watched process more than the whole program, so the programs wake the reader only
-//! when it has armed the flag. The reader arms, drains, and sleeps only if that drain found nothing: a
-//! record that came in between has seen the flag and wakes it. A record that was being written during the
-//! drain has not, hence the safety timer. After many records it pauses, so that a storm is read in gulps.
+//! A wake-up costs the observed task more than the rest of a program, so the programs wake the reader only when it
+//! has armed the flag. The reader arms, drains, and sleeps only if that drain found nothing: a record that came in
+//! between has seen the flag and wakes it. A record that was being written during the drain has not, hence the
+//! safety timer. After many records it pauses, so that a storm is read in batches.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::Duration;
@@ -13,22 +13,24 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
-use super::counters::{LOSSES, read};
+use super::counters::{losses, read};
 use super::load::BpfSource;
 use super::{BpfError, decode};
 use crate::observation::{Ancestor, Fact, Loss, NsInum, Observation, TaskFacts};
 use crate::sources::procfs::Proc;
 use crate::sources::{Sender, seen};
 
+/// Longest sleep without a wake-up.
 const SAFETY: Duration = Duration::from_millis(100);
+/// Pause after a drain that took more than [`BATCH`] records.
 const PAUSE: Duration = Duration::from_millis(1);
-const GULP: usize = 32;
+const BATCH: usize = 32;
 /// Records taken before other tasks get their turn.
-const TURN: usize = 256;
+const YIELD_AFTER: usize = 256;
 const ANCESTORS: usize = 5;
 
 impl BpfSource {
-    /// Reads the ring until the core is gone, or told to stop; then what is in it is read to the end.
+    /// Reads the ring until the core is gone, or until `stop`; then what is in it is read to the end.
     ///
     /// # Errors
     /// When the ring cannot be polled at all.
@@ -44,18 +46,13 @@ impl BpfSource {
         // SAFETY: an OwnedFd keeps its descriptor open and the same until it is dropped.
         let poll = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
             .map_err(|error| BpfError::Poll(error.into()))?;
-        let _log = self.logger.take().map(forward_log);
-        for status in std::mem::take(&mut self.statuses) {
-            if tx.send(seen(Fact::Source(status))).await.is_err() {
-                return Ok(());
-            }
-        }
-        let mut told = [0; LOSSES.len()];
+        let _logs: Vec<_> = std::mem::take(&mut self.loggers).into_iter().map(forward_log).collect();
+        let mut reported = vec![0; losses().count()];
         tokio::select! {
-            () = self.read(&poll, &proc, host_netns, &tx, &mut told) => {}
+            () = self.read(&poll, &proc, host_netns, &tx, &mut reported) => {}
             _ = stop => {
                 let _ = self.drain(&proc, host_netns, &tx).await.is_some()
-                    && self.tell_losses(&mut told, &tx).await;
+                    && self.report_losses(&mut reported, &tx).await;
             }
         }
         Ok(())
@@ -68,17 +65,17 @@ impl BpfSource {
         proc: &Proc,
         host_netns: NsInum,
         tx: &Sender,
-        told: &mut [u64; LOSSES.len()],
+        reported: &mut [u64],
     ) {
         loop {
             if let Err(error) = self.armed.set(0, 1, 0) {
                 tracing::error!(%error, "cannot arm the ring; reading it every {SAFETY:?}");
             }
             let Some(read) = self.drain(proc, host_netns, tx).await else { return };
-            if read > 0 && !self.tell_losses(told, tx).await {
+            if read > 0 && !self.report_losses(reported, tx).await {
                 return;
             }
-            if read > GULP {
+            if read > BATCH {
                 sleep(PAUSE).await;
             } else if read == 0
                 && let Ok(Ok(mut ready)) = timeout(SAFETY, poll.readable()).await
@@ -92,7 +89,7 @@ impl BpfSource {
     async fn drain(&mut self, proc: &Proc, host_netns: NsInum, tx: &Sender) -> Option<usize> {
         let mut read = 0;
         loop {
-            // A place in the queue first: a record that is taken must never be dropped.
+            // Room in the queue first: a record that is taken must never be dropped.
             let permit = tx.reserve().await.ok()?;
             let Some(item) = self.ring.next() else {
                 return Some(read);
@@ -106,23 +103,24 @@ impl BpfSource {
                 }
                 Ok(observation) => observation,
                 Err(error) => {
-                    tracing::warn!(%error, "a record of the kernel programs could not be read");
+                    tracing::warn!(%error, "cannot decode a record of the kernel programs");
                     seen(Fact::Lost(Loss { source: "bpf".into(), reason: "decode".into(), count: Some(1) }))
                 }
             });
             read += 1;
-            if read % TURN == 0 {
+            if read % YIELD_AFTER == 0 {
                 tokio::task::yield_now().await;
             }
         }
     }
 
-    async fn tell_losses(&self, told: &mut [u64; LOSSES.len()], tx: &Sender) -> bool {
-        for ((counter, reason), told) in LOSSES.iter().zip(told) {
-            let now = read(&self.counts, *counter);
-            if now > *told {
-                let loss = Loss { source: "bpf".into(), reason: (*reason).into(), count: Some(now - *told) };
-                *told = now;
+    async fn report_losses(&self, reported: &mut [u64], tx: &Sender) -> bool {
+        for (loss, reported) in losses().zip(reported) {
+            let now = read(&self.counts, loss.counter);
+            if now > *reported {
+                let loss =
+                    Loss { source: "bpf".into(), reason: loss.reason.into(), count: Some(now - *reported) };
+                *reported = now;
                 if tx.send(seen(Fact::Lost(loss))).await.is_err() {
                     return false;
                 }
@@ -132,12 +130,12 @@ impl BpfSource {
     }
 }
 
-/// Passes on what the programs themselves log, until the handle is dropped.
+/// Forwards what the programs themselves log, until the handle is dropped.
 fn forward_log(logger: aya_log::EbpfLogger<&'static dyn log::Log>) -> Forwarding {
     Forwarding(tokio::spawn(async move {
         // SAFETY: the logger owns its map's descriptor for as long as it lives.
         let Ok(mut logger) = (unsafe { AsyncFd::register_with_interest(logger, Interest::READABLE) }) else {
-            return tracing::error!("the programs' log cannot be polled");
+            return tracing::error!("cannot poll the log of the kernel programs");
         };
         while let Ok(mut ready) = logger.readable_mut().await {
             ready.get_inner_mut().flush();

@@ -10,7 +10,8 @@ use aya_ebpf::macros::{map, tracepoint};
 use aya_ebpf::maps::{HashMap, PerCpuArray};
 use aya_ebpf::programs::TracePointContext;
 use aya_log_ebpf::debug;
-use kevtmon_ebpf::{Counter, Header, KIND_MOUNT, MountRecord, PATH_CAPACITY};
+use kevtmon_ebpf::Header;
+use kevtmon_ebpf::umount::{KIND_UMOUNT, PATH_CAPACITY, UmountRecord, counter};
 
 use crate::emit;
 use crate::task;
@@ -31,7 +32,7 @@ static PENDING: HashMap<u32, Pending> = HashMap::with_max_entries(1024, 0);
 
 /// A record is larger than the stack of a program.
 #[map]
-static SCRATCH: PerCpuArray<MountRecord> = PerCpuArray::with_max_entries(1, 0);
+static SCRATCH: PerCpuArray<UmountRecord> = PerCpuArray::with_max_entries(1, 0);
 
 /// `syscalls:sys_enter_umount`: `char *name` at 16, `int flags` at 24.
 #[tracepoint(category = "syscalls", name = "sys_enter_umount")]
@@ -41,7 +42,7 @@ fn sys_enter_umount(ctx: TracePointContext) -> u32 {
     if let (Ok(path), Ok(flags)) = (path, flags)
         && PENDING.insert(ctx.pid(), Pending { path, flags }, 0).is_err()
     {
-        emit::count(Counter::MountPendingFull);
+        emit::count(counter::PENDING_FULL);
     }
     0
 }
@@ -60,7 +61,7 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
         return 0;
     };
     if result == EBUSY {
-        emit::count(Counter::UmountBusy);
+        emit::count(counter::BUSY);
     } else if result != 0 {
         return 0;
     }
@@ -68,14 +69,14 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
     let Some((current, id)) = task::current() else {
         return 0;
     };
-    task::tell(current, &id);
+    task::send_details(current, &id);
     let Some(record) = SCRATCH.get_ptr_mut(0) else {
         return 0;
     };
     // SAFETY: the slot holds a whole record, and tracepoints of system calls do not nest on a CPU with
     // migration disabled; the copy into the ring ends within it.
     unsafe {
-        (*record).header = Header { kind: KIND_MOUNT, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+        (*record).header = Header { kind: KIND_UMOUNT, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
         (*record).task = id;
         (*record).mntns = task::mount_namespace(current);
         (*record).flags = pending.flags as u32;
@@ -86,12 +87,12 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
             pending.path as *const _,
         );
         if copied <= 0 || copied > PATH_CAPACITY as i64 {
-            emit::count(Counter::MountPathUnreadable);
+            emit::count(counter::PATH_UNREADABLE);
             return 0;
         }
         let len = (copied - 1) as u64 & (PATH_CAPACITY as u64 - 1);
         (*record).path_len = len as u32;
-        emit::copied(Counter::MountRingFull, record, MountRecord::HEAD as u64 + len);
+        emit::copied(counter::RING_FULL, record, UmountRecord::HEAD as u64 + len);
     }
     0
 }

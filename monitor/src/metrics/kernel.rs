@@ -1,0 +1,50 @@
+//! Counters of the kernel programs: their sources say which metric each is part of.
+
+use std::sync::Mutex;
+
+use prometheus::IntCounterVec;
+
+/// A metric that kernel programs count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelMetric {
+    /// Deletions of neighbor entries, by `state` and `origin`.
+    NeighborDeletions,
+    /// Calls refused because a mount is busy, by `syscall`.
+    MountBusy,
+}
+
+/// A counter as it was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KernelCount {
+    /// The metric it is part of.
+    pub metric: KernelMetric,
+    /// Values of the metric's labels, in their order.
+    pub labels: &'static [&'static str],
+    /// Since the programs were loaded.
+    pub value: u64,
+}
+
+/// Reads every counter.
+pub(super) type ReadKernel = Box<dyn Fn() -> Vec<KernelCount> + Send + Sync>;
+
+/// The metrics, and how their counters are read.
+pub(super) struct KernelMetrics {
+    pub(super) neighbor_deletions: IntCounterVec,
+    pub(super) mount_busy: IntCounterVec,
+    pub(super) read: Mutex<Option<ReadKernel>>,
+}
+
+impl KernelMetrics {
+    /// Replaces what was read before: the kernel's counters are totals.
+    pub(super) fn set(&self, counts: &[KernelCount]) {
+        self.neighbor_deletions.reset();
+        self.mount_busy.reset();
+        for count in counts {
+            let metric = match count.metric {
+                KernelMetric::NeighborDeletions => &self.neighbor_deletions,
+                KernelMetric::MountBusy => &self.mount_busy,
+            };
+            metric.with_label_values(count.labels).inc_by(count.value);
+        }
+    }
+}

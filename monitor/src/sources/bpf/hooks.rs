@@ -1,0 +1,154 @@
+//! The table of hooks. A hook says here all that loading, configuration, metrics and events need to know of it; they
+//! iterate over [`HOOKS`], and no other place names a hook.
+
+mod choice;
+mod ladder;
+mod neighbor;
+mod umount;
+
+pub use choice::{Choice, ChoiceSeed, HookChoices, UnknownChoice};
+pub use ladder::Standing;
+pub(super) use ladder::wants_programs;
+
+use kevtmon_ebpf::Counter;
+
+use super::btf::{Btf, BtfError};
+use super::decode::DecodeError;
+use super::objects::Object;
+use crate::metrics::KernelMetric;
+use crate::namespace::NsInum;
+use crate::observation::Fact;
+
+/// Every hook, in the order in which they are attached and shown.
+pub const HOOKS: &[&Hook] = &[&neighbor::HOOK, &umount::HOOK];
+
+/// A kind of act in the kernel that is observed, and the ways in which it can be.
+#[derive(Debug)]
+pub struct Hook {
+    /// Name in the configuration and in metrics.
+    pub name: &'static str,
+    /// What it observes, in the plural: `neighbor changes`.
+    pub observes: &'static str,
+    /// The ways to observe it, the best first.
+    pub rungs: &'static [Rung],
+    /// Where its programs read the kernel's structures, besides those of the current task.
+    pub offsets: Option<Offsets>,
+    /// What its programs write and count.
+    pub records: Records,
+}
+
+/// One way to observe.
+#[derive(Debug)]
+pub struct Rung {
+    /// Name in the configuration, in events and in metrics.
+    pub name: &'static str,
+    /// What a user should know before choosing it.
+    pub note: Option<&'static str>,
+    /// What it takes.
+    pub means: Means,
+}
+
+/// What a rung takes.
+#[derive(Debug)]
+pub enum Means {
+    /// All of these programs: with some of them only, it would tell half the truth.
+    Programs(&'static [Program]),
+    /// Live neighbor messages of the netlink source, which are not subscribed to otherwise.
+    NeighborMessages,
+}
+
+/// A program of an eBPF object.
+#[derive(Debug)]
+pub struct Program {
+    /// The object that holds it.
+    pub object: &'static Object,
+    /// Its name there.
+    pub name: &'static str,
+    /// What it is attached to.
+    pub attach: Attach,
+}
+
+/// What a program is attached to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attach {
+    /// A tracepoint whose arguments have BTF types (`tp_btf`).
+    BtfTracepoint(&'static str),
+    /// A tracepoint of tracefs.
+    Tracepoint {
+        /// Directory below `events`.
+        category: &'static str,
+        /// Its name there.
+        name: &'static str,
+    },
+}
+
+/// Offsets that the daemon writes into a program's global before load.
+#[derive(Debug, Clone, Copy)]
+pub struct Offsets {
+    /// Name of the global.
+    pub global: &'static str,
+    /// Its bytes, or which member this kernel does not have.
+    pub resolve: fn(&Btf<'_>) -> Result<Vec<u8>, BtfError>,
+}
+
+/// What programs write to the ring and count.
+#[derive(Debug)]
+pub struct Records {
+    /// `Header::kind` of each layout, and how it is decoded.
+    pub kinds: &'static [(u32, Decode)],
+    /// Counters that are exported.
+    pub counts: &'static [Count],
+    /// Counters of records that were lost.
+    pub losses: &'static [LossCount],
+}
+
+/// Turns a record into a fact; the second argument is the host's network namespace.
+pub type Decode = fn(&[u8], NsInum) -> Result<Fact, DecodeError>;
+
+/// A counter that is exported: exact even when the ring is full.
+#[derive(Debug, Clone, Copy)]
+pub struct Count {
+    /// In the kernel.
+    pub counter: Counter,
+    /// The metric it is part of.
+    pub metric: KernelMetric,
+    /// Values of the metric's labels.
+    pub labels: &'static [&'static str],
+}
+
+/// A counter of records that were lost.
+#[derive(Debug, Clone, Copy)]
+pub struct LossCount {
+    /// In the kernel.
+    pub counter: Counter,
+    /// The reason in events and metrics.
+    pub reason: &'static str,
+}
+
+impl Hook {
+    /// Its name among the sources.
+    #[must_use]
+    pub fn source(&self) -> String {
+        format!("hook.{}", self.name)
+    }
+
+    /// Whether it has a program in this object.
+    pub(super) fn has_program_in(&self, object: &Object) -> bool {
+        self.programs().any(|program| program.object.name == object.name)
+    }
+
+    pub(super) fn programs(&self) -> impl Iterator<Item = &'static Program> {
+        self.rungs.iter().flat_map(|rung| match rung.means {
+            Means::Programs(programs) => programs,
+            Means::NeighborMessages => &[],
+        })
+    }
+}
+
+/// What all programs write, those of hooks and what they share.
+pub(super) fn records() -> impl Iterator<Item = &'static Records> {
+    std::iter::once(&super::task::RECORDS).chain(HOOKS.iter().map(|hook| &hook.records))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! From the rungs of a hook, the best that works. Pure: attaching is the caller's.
+
+use super::choice::Choice;
+use super::{Hook, Means, Program, Rung};
+use crate::observation::{SourceKind, SourceStatus};
+
+/// Why a rung that the configuration excludes is refused.
+const SWITCHED_OFF: &str = "switched off";
+
+/// The rung that a hook is on, and why on none above it.
+#[derive(Debug)]
+pub struct Standing {
+    /// The hook.
+    pub hook: &'static Hook,
+    /// Its rung; `None` while it observes nothing.
+    pub rung: Option<&'static Rung>,
+    /// Rungs above, the best first, with the reason.
+    refused: Vec<(&'static str, String)>,
+    choice: Choice,
+}
+
+impl Standing {
+    /// Tries the rungs from the best one that the configuration allows downwards, until one works.
+    pub(in crate::sources::bpf) fn find(
+        hook: &'static Hook,
+        choice: Choice,
+        mut attach: impl FnMut(&'static [Program]) -> Result<(), String>,
+    ) -> Self {
+        let mut standing = Self { hook, rung: None, refused: Vec::new(), choice };
+        for (index, rung) in hook.rungs.iter().enumerate() {
+            let tried = match rung.means {
+                _ if !allowed(hook, choice, index) => Err(SWITCHED_OFF.to_owned()),
+                Means::Programs(programs) => attach(programs),
+                // The netlink source is required: where it cannot be had, the daemon ends.
+                Means::NeighborMessages => Ok(()),
+            };
+            match tried {
+                Ok(()) => {
+                    standing.rung = Some(rung);
+                    break;
+                }
+                Err(reason) => standing.refused.push((rung.name, reason)),
+            }
+        }
+        standing
+    }
+
+    /// What events and metrics show of it.
+    #[must_use]
+    pub fn status(&self) -> SourceStatus {
+        SourceStatus {
+            source: self.hook.source(),
+            kind: SourceKind::Hook,
+            up: self.rung.is_some(),
+            rung: self.rung.map(|rung| rung.name.to_owned()),
+            reason: self.reason(),
+        }
+    }
+
+    /// Why it is not on its best rung. The rungs are named where they were refused for different reasons.
+    #[must_use]
+    pub fn reason(&self) -> Option<String> {
+        let (_, first) = self.refused.first()?;
+        if self.refused.iter().all(|(_, reason)| reason == first) {
+            return Some(first.clone());
+        }
+        let each: Vec<String> =
+            self.refused.iter().map(|(rung, reason)| format!("{rung}: {reason}")).collect();
+        Some(each.join("; "))
+    }
+
+    /// Whether the configuration allows kernel programs, and none of them works.
+    #[must_use]
+    pub fn lacks_programs(&self) -> bool {
+        let on_programs = self.rung.is_some_and(|rung| matches!(rung.means, Means::Programs(_)));
+        wants_programs(self.hook, self.choice) && !on_programs
+    }
+
+    /// Whether it depends on live neighbor messages.
+    #[must_use]
+    pub fn needs_neighbor_messages(&self) -> bool {
+        self.rung.is_some_and(|rung| matches!(rung.means, Means::NeighborMessages))
+    }
+}
+
+/// Whether the configuration allows a rung that takes programs.
+pub(in crate::sources::bpf) fn wants_programs(hook: &Hook, choice: Choice) -> bool {
+    let takes_programs = |rung: &Rung| matches!(rung.means, Means::Programs(_));
+    hook.rungs.iter().enumerate().any(|(index, rung)| allowed(hook, choice, index) && takes_programs(rung))
+}
+
+fn allowed(hook: &Hook, choice: Choice, index: usize) -> bool {
+    match choice {
+        Choice::Auto => true,
+        Choice::Off => false,
+        Choice::Rung(name) => {
+            hook.rungs.iter().position(|rung| rung.name == name).is_some_and(|chosen| index >= chosen)
+        }
+    }
+}

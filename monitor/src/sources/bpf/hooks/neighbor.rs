@@ -1,0 +1,227 @@
+//! Neighbor entries: permanent ones that are deleted, replaced or removed with their interface, and any that fails
+//! to resolve. On the netlink rung nobody knows the actor.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use kevtmon_ebpf::neighbor::{
+    KIND_NEIGHBOR, NeighborOffsets, NeighborRecord, counter, device_mark, operation,
+};
+use zerocopy::IntoBytes as _;
+
+use super::{Attach, Count, Hook, LossCount, Means, Offsets, Program, Records, Rung};
+use crate::metrics::KernelMetric;
+use crate::namespace::NsInum;
+use crate::observation::{
+    Fact, LlAddr, NeighborCause, NeighborChange, NeighborKey, NeighborOp, NudState, iff,
+};
+use crate::sources::bpf::btf::{Btf, BtfError};
+use crate::sources::bpf::decode::{DecodeError, layout, text};
+use crate::sources::bpf::objects;
+use crate::sources::bpf::task::actor;
+
+pub(super) const HOOK: Hook = Hook {
+    name: "neighbor",
+    observes: "neighbor changes",
+    rungs: &[
+        Rung {
+            name: "tp_btf",
+            note: None,
+            means: Means::Programs(&[
+                tp_btf("neigh_update"),
+                tp_btf("neigh_cleanup_and_release"),
+                tp_btf("neigh_timer_handler"),
+            ]),
+        },
+        Rung { name: "netlink", note: Some("no actor"), means: Means::NeighborMessages },
+    ],
+    offsets: Some(Offsets { global: "NEIGHBOR_OFFSETS", resolve: offsets }),
+    records: Records {
+        kinds: &[(KIND_NEIGHBOR, decode)],
+        counts: &[
+            deletions(counter::PERMANENT_ADMIN, &["permanent", "admin"]),
+            deletions(counter::PERMANENT_COLLATERAL, &["permanent", "collateral"]),
+            deletions(counter::LEARNED_ADMIN, &["learned", "admin"]),
+            deletions(counter::LEARNED_COLLATERAL, &["learned", "collateral"]),
+            deletions(counter::NOARP_ADMIN, &["noarp", "admin"]),
+            deletions(counter::NOARP_COLLATERAL, &["noarp", "collateral"]),
+        ],
+        losses: &[LossCount { counter: counter::RING_FULL, reason: "neighbor-ring-full" }],
+    },
+};
+
+const fn tp_btf(name: &'static str) -> Program {
+    Program { object: &objects::CORE, name, attach: Attach::BtfTracepoint(name) }
+}
+
+const fn deletions(counter: kevtmon_ebpf::Counter, labels: &'static [&'static str]) -> Count {
+    Count { counter, metric: KernelMetric::NeighborDeletions, labels }
+}
+
+fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
+    let offsets = NeighborOffsets {
+        neighbour_dev: btf.need("neighbour.dev")?,
+        neighbour_tbl: btf.need("neighbour.tbl")?,
+        neighbour_nud_state: btf.need("neighbour.nud_state")?,
+        neighbour_dead: btf.need("neighbour.dead")?,
+        neighbour_ha: btf.need("neighbour.ha")?,
+        neighbour_primary_key: btf.need("neighbour.primary_key")?,
+        neigh_table_family: btf.need("neigh_table.family")?,
+        net_device_ifindex: btf.need("net_device.ifindex")?,
+        net_device_flags: btf.need("net_device.flags")?,
+        net_device_name: btf.need("net_device.name")?,
+        // possible_net_t holds one pointer.
+        net_device_nd_net: btf.need("net_device.nd_net.net")?,
+        net_device_addr_len: btf.need("net_device.addr_len")?,
+        net_device_dev_addr: btf.need("net_device.dev_addr")?,
+        net_device_unreg_list: btf.need("net_device.unreg_list.next")?,
+        net_device_ip_ptr: btf.need("net_device.ip_ptr")?,
+        in_device_ifa_list: btf.need("in_device.ifa_list")?,
+        net_ns_inum: btf.need("net.ns.inum")?,
+        // The flags were renumbered together with the widening of neighbour.flags to 32 bits, 5.16.
+        admin_flag: if btf.size("neighbour.flags") == Some(4) { 1 << 7 } else { 1 << 31 },
+    };
+    Ok(offsets.as_bytes().to_vec())
+}
+
+fn decode(bytes: &[u8], host_netns: NsInum) -> Result<Fact, DecodeError> {
+    let record: &NeighborRecord = layout(bytes)?;
+    Ok(Fact::Neighbor(Box::new(neighbor(record, host_netns)?)))
+}
+
+fn neighbor(record: &NeighborRecord, host_netns: NsInum) -> Result<NeighborChange, DecodeError> {
+    let address = match record.family {
+        2 => {
+            let [a, b, c, d, ..] = record.address;
+            IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+        }
+        10 => IpAddr::V6(Ipv6Addr::from(record.address)),
+        other => return Err(DecodeError::Value { field: "family", value: other.into() }),
+    };
+    let actor = actor(&record.task);
+    let op = match record.operation {
+        operation::DELETED | operation::COLLATERAL => NeighborOp::Deleted,
+        operation::CHANGED => NeighborOp::Changed,
+        operation::FAILED => NeighborOp::Failed,
+        other => return Err(DecodeError::Value { field: "operation", value: other.into() }),
+    };
+    let cause = match record.operation {
+        operation::DELETED => NeighborCause::Admin,
+        operation::CHANGED => NeighborCause::Replaced,
+        operation::COLLATERAL => collateral(record, actor.is_some(), host_netns),
+        _ => NeighborCause::Unknown,
+    };
+    let lladdr = |bytes: &[u8]| {
+        let bytes = bytes.get(..usize::from(record.lladdr_len)).unwrap_or(bytes);
+        (!bytes.is_empty()).then(|| LlAddr(bytes.to_vec()))
+    };
+    let before = if op == NeighborOp::Failed { None } else { lladdr(&record.lladdr) };
+    let after = if record.has_new_lladdr == 0 { None } else { lladdr(&record.new_lladdr) };
+    Ok(NeighborChange {
+        key: NeighborKey { netns: record.netns, ifindex: record.ifindex, address },
+        ifname: text(&record.ifname),
+        op,
+        cause,
+        old_state: (op != NeighborOp::Failed).then_some(NudState(record.old_state)),
+        new_state: (op != NeighborOp::Deleted).then_some(NudState(record.new_state)),
+        new_lladdr: after.filter(|new| before.as_ref() != Some(new)),
+        lladdr: before,
+        device_lladdr: lladdr(&record.device_lladdr),
+        actor,
+        netlink_port: Some(record.netlink_port).filter(|port| *port != 0),
+    })
+}
+
+/// What took a permanent entry along, by the state its interface is in at that moment.
+///
+/// The kernel clears IFF_UP before it notifies the neighbor code (`__dev_close_many`), queues an interface for
+/// deletion before it closes it (`unregister_netdevice_queue`), and drops the last address before it disables
+/// the interface's routing (`fib_inetaddr_event`). Namespaces are torn down by a kernel thread.
+fn collateral(record: &NeighborRecord, by_process: bool, host_netns: NsInum) -> NeighborCause {
+    let unregistering = record.device_marks & device_mark::UNREGISTERING != 0;
+    if unregistering && !by_process && record.netns != host_netns {
+        NeighborCause::NetnsExit
+    } else if unregistering {
+        NeighborCause::LinkDeleted
+    } else if record.device_flags & iff::UP == 0 {
+        NeighborCause::LinkDown
+    } else if record.family == 2 && record.device_marks & device_mark::HAS_ADDRESS == 0 {
+        NeighborCause::LastAddressRemoved
+    } else if record.device_flags & iff::NOARP != 0 {
+        NeighborCause::Noarp
+    } else {
+        NeighborCause::LladdrChanged
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kevtmon_ebpf::neighbor::KIND_NEIGHBOR;
+    use zerocopy::FromZeros as _;
+
+    use super::*;
+    use crate::sources::bpf;
+
+    fn deletion() -> NeighborRecord {
+        let mut record = NeighborRecord::new_zeroed();
+        record.header.kind = KIND_NEIGHBOR;
+        record.header.boot_ns = 77;
+        record.family = 2;
+        record.operation = operation::DELETED;
+        record.old_state = 0x80;
+        record.new_state = 0x20;
+        record.lladdr_len = 6;
+        record.address[..4].copy_from_slice(&[169, 254, 1, 1]);
+        record.lladdr[..6].copy_from_slice(&[0xee; 6]);
+        record.ifname[..4].copy_from_slice(b"eth0");
+        record.task.tgid = 7;
+        record.task.comm[..2].copy_from_slice(b"ip");
+        record
+    }
+
+    fn change(record: &NeighborRecord) -> NeighborChange {
+        match bpf::record(record.as_bytes(), 1).unwrap().fact {
+            Fact::Neighbor(change) => *change,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_deletion_by_request_keeps_the_state_before_and_the_actor() {
+        let change = change(&deletion());
+        assert_eq!(change.key.address.to_string(), "169.254.1.1");
+        assert_eq!(change.lladdr.unwrap().to_string(), "ee:ee:ee:ee:ee:ee");
+        assert_eq!((change.op, change.cause), (NeighborOp::Deleted, NeighborCause::Admin));
+        assert_eq!(change.old_state, Some(NudState::PERMANENT));
+        assert_eq!(change.actor.unwrap().comm, "ip");
+        assert_eq!(change.ifname, "eth0");
+    }
+
+    #[test]
+    fn the_state_of_the_interface_tells_the_cause_of_collateral_loss() {
+        let mut record = deletion();
+        record.operation = operation::COLLATERAL;
+        let mut cause = |flags: u32, marks: u8, tgid: u32| {
+            record.device_flags = flags;
+            record.device_marks = marks;
+            record.task.tgid = tgid;
+            record.netns = 2;
+            change(&record).cause
+        };
+        let address = device_mark::HAS_ADDRESS;
+        assert_eq!(cause(0, address, 7), NeighborCause::LinkDown);
+        assert_eq!(cause(0, address | device_mark::UNREGISTERING, 7), NeighborCause::LinkDeleted);
+        assert_eq!(cause(0, device_mark::UNREGISTERING, 0), NeighborCause::NetnsExit);
+        assert_eq!(cause(iff::UP, 0, 7), NeighborCause::LastAddressRemoved);
+        assert_eq!(cause(iff::UP | iff::NOARP, address, 7), NeighborCause::Noarp);
+        assert_eq!(cause(iff::UP, address, 7), NeighborCause::LladdrChanged);
+    }
+
+    #[test]
+    fn an_unknown_operation_or_family_is_an_error() {
+        let error = |wrong: NeighborRecord| bpf::record(wrong.as_bytes(), 1).unwrap_err();
+        let wrong = NeighborRecord { operation: 200, ..deletion() };
+        assert_eq!(error(wrong), DecodeError::Value { field: "operation", value: 200 });
+        let wrong = NeighborRecord { family: 7, ..deletion() };
+        assert_eq!(error(wrong), DecodeError::Value { field: "family", value: 7 });
+    }
+}

@@ -1,0 +1,193 @@
+//! The table as a whole, and what the configuration and the kernel make of a hook.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::sources::bpf::{objects, task};
+
+/// Panics when two are the same.
+fn assert_unique<T: Ord + std::fmt::Debug>(all: impl IntoIterator<Item = T>) {
+    let mut seen = BTreeSet::new();
+    for one in all {
+        assert!(!seen.contains(&one), "{one:?} twice");
+        seen.insert(one);
+    }
+    assert!(!seen.is_empty());
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+}
+
+#[test]
+fn every_name_in_the_table_stands_for_one_thing() {
+    assert_unique(HOOKS.iter().map(|hook| hook.name));
+    assert!(HOOKS.iter().all(|hook| is_name(hook.name) && hook.name != "ring_kib"));
+    for hook in HOOKS {
+        assert!(hook.rungs.iter().all(|rung| is_name(rung.name)), "{}", hook.name);
+        // With `auto` and `off`, which no rung may be called.
+        assert_unique(hook.choices());
+    }
+    assert_unique(
+        HOOKS.iter().flat_map(|hook| hook.programs()).map(|program| (program.object.name, program.name)),
+    );
+    assert_unique(HOOKS.iter().filter_map(|hook| hook.offsets).chain([task::OFFSETS]).map(|it| it.global));
+}
+
+#[test]
+fn every_record_and_counter_belongs_to_one_hook() {
+    assert_unique(records().flat_map(|records| records.kinds).map(|(kind, _)| kind));
+    let counts = || records().flat_map(|records| records.counts);
+    let losses = || records().flat_map(|records| records.losses);
+    assert_unique(counts().map(|count| count.counter).chain(losses().map(|loss| loss.counter)));
+    assert_unique(counts().map(|count| (format!("{:?}", count.metric), count.labels)));
+    assert_unique(losses().map(|loss| loss.reason));
+    for hook in HOOKS {
+        assert!(!hook.records.kinds.is_empty() && !hook.records.losses.is_empty(), "{}", hook.name);
+    }
+}
+
+#[test]
+fn every_program_of_the_table_is_in_its_object() {
+    if objects::CORE.bytes.is_empty() {
+        eprintln!("skipped: built without kernel programs");
+        return;
+    }
+    for program in HOOKS.iter().flat_map(|hook| hook.programs()) {
+        let named =
+            |name: &str| program.object.bytes.windows(name.len()).any(|bytes| bytes == name.as_bytes());
+        assert!(named(&format!("\0{}\0", program.name)), "{}", program.name);
+    }
+    let globals = HOOKS.iter().filter_map(|hook| hook.offsets).chain([task::OFFSETS]);
+    for global in globals.map(|offsets| format!("\0{}\0", offsets.global)) {
+        let mut bytes = objects::CORE.bytes.windows(global.len());
+        assert!(bytes.any(|bytes| bytes == global.as_bytes()), "{global}");
+    }
+}
+
+#[test]
+fn the_running_kernel_has_all_that_the_programs_read() {
+    let Ok(bytes) = std::fs::read("/sys/kernel/btf/vmlinux") else {
+        eprintln!("skipped: this kernel has no BTF");
+        return;
+    };
+    let btf = Btf::parse(&bytes).unwrap();
+    for offsets in HOOKS.iter().filter_map(|hook| hook.offsets).chain([task::OFFSETS]) {
+        let resolved = (offsets.resolve)(&btf).unwrap();
+        assert!(resolved.iter().any(|byte| *byte != 0), "{}", offsets.global);
+    }
+}
+
+#[test]
+fn a_choice_is_auto_a_rung_or_off() {
+    assert_eq!(TWO.choice("auto"), Ok(Choice::Auto));
+    assert_eq!(TWO.choice("off"), Ok(Choice::Off));
+    assert_eq!(TWO.choice("slow"), Ok(Choice::Rung("slow")));
+    for hook in HOOKS {
+        for name in hook.choices() {
+            assert_eq!(hook.choice(name).unwrap().name(), name);
+        }
+    }
+    let error = TWO.choice("kprobe").unwrap_err();
+    assert_eq!(error.to_string(), r#""kprobe" is not valid: expected one of auto, fast, slow, netlink, off"#);
+    assert!(TWO.choice("Auto").is_err() && TWO.choice("").is_err());
+}
+
+#[test]
+fn what_is_not_chosen_is_auto() {
+    let mut choices = HookChoices::default();
+    assert!(HOOKS.iter().all(|hook| choices.of(hook) == Choice::Auto));
+    choices.set(HOOKS[0], Choice::Off);
+    assert_eq!(choices.of(HOOKS[0]), Choice::Off);
+    let written = serde_json::to_value(&choices).unwrap();
+    assert_eq!(written[HOOKS[0].name], "off");
+    assert_eq!(written.as_object().unwrap().len(), HOOKS.len());
+}
+
+const fn program(name: &'static str) -> Program {
+    Program { object: &objects::CORE, name, attach: Attach::BtfTracepoint(name) }
+}
+
+/// Two rungs of programs above one that always works.
+const TWO: Hook = Hook {
+    name: "two",
+    observes: "things",
+    rungs: &[
+        Rung { name: "fast", note: None, means: Means::Programs(&[program("a")]) },
+        Rung { name: "slow", note: None, means: Means::Programs(&[program("b"), program("c")]) },
+        Rung { name: "netlink", note: Some("no actor"), means: Means::NeighborMessages },
+    ],
+    offsets: None,
+    records: Records { kinds: &[], counts: &[], losses: &[] },
+};
+
+/// The same without the last.
+const PROGRAMS_ONLY: Hook = Hook { name: "programs_only", rungs: TWO.rungs.split_at(2).0, ..TWO };
+
+/// What is tried on a kernel that refuses these programs, and where that ends.
+fn find(hook: &'static Hook, choice: Choice, refused: &[(&str, &str)]) -> (Vec<&'static str>, Standing) {
+    let mut tried = Vec::new();
+    let standing = Standing::find(hook, choice, |programs| {
+        tried.push(programs[0].name);
+        match refused.iter().find(|(name, _)| *name == programs[0].name) {
+            Some((_, reason)) => Err((*reason).to_owned()),
+            None => Ok(()),
+        }
+    });
+    (tried, standing)
+}
+
+fn rung(standing: &Standing) -> Option<&str> {
+    standing.rung.map(|rung| rung.name)
+}
+
+#[test]
+fn the_best_rung_that_works_is_taken_and_no_other_tried() {
+    let (tried, standing) = find(&TWO, Choice::Auto, &[]);
+    assert_eq!((tried, rung(&standing), standing.reason()), (vec!["a"], Some("fast"), None));
+    let (tried, standing) = find(&TWO, Choice::Auto, &[("a", "no fentry")]);
+    assert_eq!((tried, rung(&standing)), (vec!["a", "b"], Some("slow")));
+    assert_eq!(standing.reason().as_deref(), Some("no fentry"));
+}
+
+#[test]
+fn every_refused_rung_has_its_reason() {
+    let (_, standing) = find(&TWO, Choice::Auto, &[("a", "no fentry"), ("b", "no tracefs")]);
+    assert_eq!(rung(&standing), Some("netlink"));
+    assert_eq!(standing.reason().as_deref(), Some("fast: no fentry; slow: no tracefs"));
+    assert!(standing.needs_neighbor_messages() && standing.lacks_programs());
+
+    let (_, standing) = find(&PROGRAMS_ONLY, Choice::Auto, &[("a", "no BTF"), ("b", "no BTF")]);
+    let status = standing.status();
+    assert_eq!((status.source.as_str(), status.up, status.rung), ("hook.programs_only", false, None));
+    assert_eq!(status.reason.as_deref(), Some("no BTF"), "the same reason is given once");
+}
+
+#[test]
+fn a_chosen_rung_is_tried_first_and_those_below_it_next() {
+    let (tried, standing) = find(&TWO, Choice::Rung("slow"), &[("b", "no tracefs")]);
+    assert_eq!((tried, rung(&standing)), (vec!["b"], Some("netlink")));
+    assert_eq!(standing.reason().as_deref(), Some("fast: switched off; slow: no tracefs"));
+
+    let (tried, standing) = find(&TWO, Choice::Rung("netlink"), &[]);
+    assert_eq!((tried, rung(&standing)), (vec![], Some("netlink")));
+    assert_eq!(standing.reason().as_deref(), Some("switched off"));
+    assert!(!standing.lacks_programs(), "nobody asked for any");
+}
+
+#[test]
+fn a_hook_that_is_off_tries_nothing() {
+    let (tried, standing) = find(&TWO, Choice::Off, &[]);
+    assert_eq!((tried, rung(&standing)), (vec![], None));
+    let status = standing.status();
+    assert_eq!((status.up, status.reason.as_deref()), (false, Some("switched off")));
+    assert!(!standing.needs_neighbor_messages() && !standing.lacks_programs());
+}
+
+#[test]
+fn the_explanation_names_every_choice() {
+    assert_eq!(
+        TWO.explanation(),
+        "How things are observed: auto (the best way that the kernel supports), fast, slow, netlink (no actor) or off."
+    );
+}

@@ -1,0 +1,143 @@
+//! The task that was current when a record was written: its identity is part of the record, its details precede the
+//! first record that refers to it.
+
+use kevtmon_ebpf::MISSING;
+use kevtmon_ebpf::task::{KIND_TASK, Names, TaskId, TaskOffsets, TaskRecord, counter};
+use zerocopy::IntoBytes as _;
+
+use super::btf::{Btf, BtfError};
+use super::decode::{DecodeError, layout, text};
+use super::hooks::{LossCount, Offsets, Records};
+use crate::namespace::NsInum;
+use crate::node::cgroup::most_specific;
+use crate::observation::{Ancestor, Fact, TaskFacts, TaskKey, TaskRef};
+use crate::redact;
+
+/// v1 controllers, the likeliest to name a container first.
+const CONTROLLERS: [&str; 4] = ["pids_cgrp_id", "memory_cgrp_id", "freezer_cgrp_id", "cpu_cgrp_id"];
+
+/// What the programs of every hook write.
+pub(super) const RECORDS: Records = Records {
+    kinds: &[(KIND_TASK, decode)],
+    counts: &[],
+    losses: &[LossCount { counter: counter::RING_FULL, reason: "task-ring-full" }],
+};
+
+/// Where the programs of every hook read the current task.
+pub(super) const OFFSETS: Offsets = Offsets { global: "TASK_OFFSETS", resolve: offsets };
+
+fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
+    let controller = CONTROLLERS.iter().find_map(|name| btf.enumerator("cgroup_subsys_id", name));
+    let offsets = TaskOffsets {
+        net_ns_inum: btf.need("net.ns.inum")?,
+        task_flags: btf.need("task_struct.flags")?,
+        task_group_leader: btf.need("task_struct.group_leader")?,
+        task_real_parent: btf.need("task_struct.real_parent")?,
+        task_tgid: btf.need("task_struct.tgid")?,
+        // Called real_start_time before 5.5.
+        task_start_boottime: btf.any_of(&["task_struct.start_boottime", "task_struct.real_start_time"]),
+        task_self_exec_id: btf.any_of(&["task_struct.self_exec_id"]),
+        task_comm: btf.need("task_struct.comm")?,
+        task_mm: btf.need("task_struct.mm")?,
+        task_nsproxy: btf.need("task_struct.nsproxy")?,
+        task_cgroups: btf.any_of(&["task_struct.cgroups"]),
+        mm_arg_start: btf.need("mm_struct.arg_start")?,
+        mm_arg_end: btf.need("mm_struct.arg_end")?,
+        mm_exe_file: btf.need("mm_struct.exe_file")?,
+        file_dentry: btf.need("file.f_path.dentry")?,
+        dentry_parent: btf.need("dentry.d_parent")?,
+        dentry_name: btf.need("dentry.d_name.name")?,
+        nsproxy_net_ns: btf.need("nsproxy.net_ns")?,
+        nsproxy_mnt_ns: btf.need("nsproxy.mnt_ns")?,
+        mnt_namespace_inum: btf.need("mnt_namespace.ns.inum")?,
+        css_set_subsys: match (btf.offset("css_set.subsys"), controller) {
+            (Some(offset), Some(index)) => offset + index * 8,
+            _ => MISSING,
+        },
+        css_set_dfl_cgrp: btf.any_of(&["css_set.dfl_cgrp"]),
+        css_cgroup: btf.any_of(&["cgroup_subsys_state.cgroup"]),
+        cgroup_kn: btf.any_of(&["cgroup.kn"]),
+        // Renamed when it came under RCU, 6.15.
+        kernfs_parent: btf.any_of(&["kernfs_node.__parent", "kernfs_node.parent"]),
+        kernfs_name: btf.any_of(&["kernfs_node.name"]),
+    };
+    Ok(offsets.as_bytes().to_vec())
+}
+
+fn decode(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
+    Ok(Fact::Task(Box::new(task(layout(bytes)?))))
+}
+
+fn task(record: &TaskRecord) -> TaskFacts {
+    let v1 = path(&record.cgroup_v1);
+    let v2 = path(&record.cgroup_v2);
+    let argv = record.argv.get(..record.argv_len as usize).unwrap_or(&record.argv);
+    TaskFacts {
+        key: key(&record.task),
+        uid: record.uid,
+        exe: path(&record.exe),
+        cmdline: redact::command_line(argv),
+        netns: record.netns,
+        mntns: record.mntns,
+        // The root group has an empty name on either hierarchy.
+        cgroup: Some(
+            most_specific([&v1, &v2].into_iter().flatten().map(String::as_str)).unwrap_or("/").to_owned(),
+        ),
+        ancestors: record
+            .ancestors
+            .iter()
+            .take_while(|ancestor| ancestor.tgid != 0)
+            .map(|ancestor| Ancestor {
+                tgid: ancestor.tgid,
+                start_ns: ancestor.start_ns,
+                comm: text(&ancestor.comm),
+                exe: None,
+            })
+            .collect(),
+    }
+}
+
+fn key(task: &TaskId) -> TaskKey {
+    TaskKey { tgid: task.tgid, start_ns: task.start_ns, exec_id: task.exec_id }
+}
+
+/// The actor of a record; `None` where the current task had no part in it.
+pub(super) fn actor(task: &TaskId) -> Option<TaskRef> {
+    (task.tgid != 0).then(|| TaskRef { key: key(task), tid: task.tid, comm: text(&task.comm) })
+}
+
+/// Names from the leaf to the root become a path; the root's own name is `/` or empty. A path that is deeper
+/// than the slots starts with an ellipsis.
+fn path(names: &Names) -> Option<String> {
+    let mut parts: Vec<String> =
+        names.iter().map(|name| text(name)).take_while(|name| !name.is_empty() && name != "/").collect();
+    if parts.is_empty() {
+        return (names[0][0] == b'/').then(|| "/".to_owned());
+    }
+    parts.reverse();
+    let start = if parts.len() == names.len() { "…/" } else { "/" };
+    Some(format!("{start}{}", parts.join("/")))
+}
+
+#[cfg(test)]
+mod tests {
+    use kevtmon_ebpf::task::{NAME_CAPACITY, NAMES_DEPTH};
+
+    use super::*;
+
+    #[test]
+    fn names_from_leaf_to_root_become_a_path() {
+        let names = |list: &[&str]| {
+            let mut slots: Names = [[0; NAME_CAPACITY]; NAMES_DEPTH];
+            for (slot, name) in slots.iter_mut().zip(list) {
+                slot[..name.len()].copy_from_slice(name.as_bytes());
+            }
+            path(&slots)
+        };
+        assert_eq!(names(&["ip", "sbin", "/", "/", "/"]).as_deref(), Some("/sbin/ip"));
+        assert_eq!(names(&["abc", "docker", ""]).as_deref(), Some("/docker/abc"));
+        assert_eq!(names(&["/", "/"]).as_deref(), Some("/"));
+        assert_eq!(names(&[]), None);
+        assert_eq!(names(&["x"; 12]).as_deref(), Some("…/x/x/x/x/x/x/x/x/x/x"));
+    }
+}
