@@ -273,12 +273,12 @@ impl Daemon {
                 .map(|at| Instant::now() + Duration::from_nanos(at.saturating_sub(boot_now())));
             tokio::select! {
                 _ = rx.recv_many(&mut batch, BATCH) => {
-                    let counted = batch.iter().any(changes_census);
+                    let gauges_changed = batch.iter().any(changes_model_gauges);
                     for observation in batch.drain(..) {
                         self.observe(observation);
                     }
-                    if counted {
-                        self.take_census();
+                    if gauges_changed {
+                        self.update_model_gauges();
                     }
                 }
                 () = async { match deadline {
@@ -368,9 +368,9 @@ impl Daemon {
         }
     }
 
-    fn take_census(&self) {
-        let census = self.core.census();
-        self.metrics.model(&census.containers, census.veths);
+    fn update_model_gauges(&self) {
+        let gauges = self.core.gauges();
+        self.metrics.model(&gauges.containers, gauges.veths);
     }
 
     fn reconfigure(&mut self, config: Config) {
@@ -428,8 +428,8 @@ impl Daemon {
     }
 }
 
-/// Whether an observation can change what is counted of the model.
-fn changes_census(observation: &Observation) -> bool {
+/// Whether an observation can change the gauges of the model.
+fn changes_model_gauges(observation: &Observation) -> bool {
     matches!(
         observation.fact,
         Fact::Container(_)

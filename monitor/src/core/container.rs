@@ -1,9 +1,9 @@
-//! Container lifecycle: what the runtimes report becomes a change of the model, and that an event.
+//! Events of the container lifecycle: a report of a runtime changes the model, and each change of state is an event.
 
 use super::Core;
-use super::neighbor::Wait;
+use super::neighbor::Awaited;
 use crate::diagnose::Change;
-use crate::event::wording::whose;
+use crate::event::wording::owner_phrase;
 use crate::event::{Event, Kind, Severity};
 use crate::node::containers::Transition;
 use crate::observation::{BootNs, ContainerFacts, ContainerState};
@@ -19,7 +19,7 @@ impl Core {
             self.emit_transition(at, &transition);
         }
         self.diagnose(at, &Change::Container(&id));
-        self.answered(at, &Wait::Container(id), true);
+        self.answered(at, &Awaited::Container(id), true);
     }
 
     pub(super) fn container_gone(&mut self, at: BootNs, id: &str, source: &str) {
@@ -37,7 +37,7 @@ impl Core {
         list: Vec<ContainerFacts>,
     ) {
         let ids: Vec<String> = list.iter().map(|facts| facts.id.clone()).collect();
-        // The first list of a source is what is, not what happens.
+        // The first list of a source is the initial state: it emits no events.
         let first =
             !self.containers.any_of(source) && !self.statuses.get(source).is_some_and(|status| status.up);
         for pod in list.iter().filter_map(|facts| facts.pod.as_ref()) {
@@ -49,7 +49,7 @@ impl Core {
             }
         }
         for id in ids {
-            self.answered(at, &Wait::Container(id), true);
+            self.answered(at, &Awaited::Container(id), true);
         }
         self.diagnose(at, &Change::Runtime);
     }
@@ -70,7 +70,7 @@ impl Core {
         };
         let target = self.target_of(facts);
         let message = match &target.pod {
-            Some(_) => format!("container {}{} {verb}", facts.name, whose(&target)),
+            Some(_) => format!("container {}{} {verb}", facts.name, owner_phrase(&target)),
             None => format!("container {} {verb}", facts.name),
         };
         let event = Event { target: Some(Box::new(target)), ..self.event(at, kind, severity, message) };

@@ -1,4 +1,4 @@
-//! Incidents: what the diagnoses are shown, and how what they find is told.
+//! Passes events and changes of the model to the diagnoses, and emits the incident events that result.
 
 use super::Core;
 use crate::diagnose::{About, Change, Engine};
@@ -7,19 +7,20 @@ use crate::node::view::NodeView;
 use crate::observation::{BootNs, Source};
 
 impl Core {
-    /// The open incidents with the objects that their events carry, in the order of their ids.
+    /// The open incidents with the objects of their events, by id.
     pub fn incidents(&self) -> impl Iterator<Item = (Incident, &About)> {
         let clock = self.clock();
         self.engine.incidents().iter().map(move |open| (open.incident(clock), open.about()))
     }
 
-    /// How often trouble was found that is not followed, because there is too much of it.
+    /// Number of findings that were discarded because too many incidents are open.
     #[must_use]
     pub fn incidents_discarded(&self) -> u64 {
         self.engine.discarded()
     }
 
-    /// The clock is known or moved. Only now can the times be read that an earlier run left.
+    /// Sets the offset of the wall clock. Incidents of the previous run are resumed after that, since their times are
+    /// wall-clock times.
     pub(super) fn set_clock(&mut self, realtime_offset_ns: i64) {
         self.realtime_offset_ns = realtime_offset_ns;
         let clock = self.clock();
@@ -28,7 +29,7 @@ impl Core {
     }
 
     pub(super) fn resume_incidents(&mut self) {
-        let events = std::mem::take(&mut self.resumed);
+        let events = std::mem::take(&mut self.to_resume);
         let (engine, node) = self.engine_and_node();
         engine.resume(&node, events);
     }
@@ -38,24 +39,24 @@ impl Core {
         engine.event(&node, event.at, event);
     }
 
-    /// Shows the diagnoses what is no event.
+    /// Passes a change of the model to the diagnoses that is no event.
     pub(super) fn diagnose(&mut self, at: BootNs, change: &Change<'_>) {
         let (engine, node) = self.engine_and_node();
         engine.change(&node, at, change);
-        self.tell_incidents();
+        self.emit_incidents();
     }
 
     pub(super) fn diagnose_tick(&mut self, now: BootNs) {
         let (engine, node) = self.engine_and_node();
         engine.tick(&node, now);
-        self.tell_incidents();
+        self.emit_incidents();
     }
 
-    /// Says what the diagnoses found.
-    pub(super) fn tell_incidents(&mut self) {
+    /// Emits incident events and sends requests of the diagnoses.
+    pub(super) fn emit_incidents(&mut self) {
         for told in self.engine.take_told() {
             let event = self.event(told.at, told.kind, told.severity(), told.message());
-            self.push(Event {
+            self.emit_incident(Event {
                 // A conclusion, which no source observed.
                 source: Source::Daemon,
                 incident: Some(Box::new(told.incident)),

@@ -1,4 +1,4 @@
-//! Whose process, whose namespace: the join of kernel identities with containers and pods.
+//! Joins kernel identities (tasks, network namespaces, cgroups) with containers and pods.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::observation::{ContainerFacts, Holder, NsInum, SourceKind, SourceStatu
 use crate::settings::Cmdline;
 
 impl Core {
-    /// The actor of a fact, as the kernel saw it.
+    /// The task that the kernel recorded as current, as an actor; `late`: the event was held back for it.
     pub(super) fn actor(&self, task: &TaskRef, late: bool) -> Actor {
         let facts = self.tasks.get(&task.key);
         let owner = self.node().owner(facts.and_then(|facts| facts.cgroup.as_deref()));
@@ -46,7 +46,7 @@ impl Core {
         }
     }
 
-    /// Whose a network namespace is.
+    /// The owner of a network namespace; `late`: the event was held back for it.
     pub(super) fn target(&self, netns: NsInum, late: bool) -> Target {
         let target = self.node().target(netns);
         let join = if late && target.join == Join::Ok { Join::Late } else { target.join };
@@ -57,7 +57,7 @@ impl Core {
         self.node().target_of(facts)
     }
 
-    /// The model, for reading.
+    /// A read-only view of the model.
     pub(super) fn node(&self) -> NodeView<'_> {
         NodeView {
             containers: &self.containers,

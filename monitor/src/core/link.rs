@@ -1,15 +1,16 @@
-//! Links and routes: veth lifecycle, and the routes that make a gateway.
+//! Events of links and default routes: created, changed, moved, deleted.
 
 use super::Core;
-use super::neighbor::Wait;
+use super::neighbor::Awaited;
 use crate::diagnose::Change;
-use crate::event::wording::whose;
+use crate::event::wording::owner_phrase;
 use crate::event::{Event, Kind, Link, LinkPeer, Route, Severity, Target};
 use crate::node::routing::is_default;
 use crate::observation::{BootNs, LinkFacts, NetnsSnapshot, NsInum, PeerLink, Request, RouteFacts, iff};
 
 impl Core {
-    /// A namespace was read. The first time that is what is; later, what differs happened without a message.
+    /// Applies the snapshot of a namespace. The first one emits no events; each difference in a later one is a change of
+    /// which no netlink message was received.
     pub(super) fn snapshot(&mut self, at: BootNs, snapshot: NetnsSnapshot) {
         let netns = snapshot.netns;
         let old = self.namespaces.replace(at, snapshot, !self.ready);
@@ -17,43 +18,43 @@ impl Core {
             let (links, routes) = (new.links.clone(), new.routes.clone());
             for link in old.links.values() {
                 match links.get(&link.ifindex) {
-                    Some(new) => self.tell_change(at, link, new),
-                    None => self.tell_link(at, Kind::LinkDeleted, link, &[], "deleted"),
+                    Some(new) => self.emit_link_change(at, link, new),
+                    None => self.emit_link(at, Kind::LinkDeleted, link, &[], "deleted"),
                 }
             }
             for link in links.values().filter(|link| !old.links.contains_key(&link.ifindex)) {
-                self.tell_link(at, Kind::LinkCreated, link, &[], "created");
+                self.emit_link(at, Kind::LinkCreated, link, &[], "created");
             }
             for route in old.routes.iter().filter(|route| !routes.contains(route)) {
-                self.tell_route(at, Kind::RouteDeleted, route, "deleted");
+                self.emit_route(at, Kind::RouteDeleted, route, "deleted");
             }
             for route in routes.iter().filter(|route| !old.routes.contains(route)) {
-                self.tell_route(at, Kind::RouteAdded, route, "added");
+                self.emit_route(at, Kind::RouteAdded, route, "added");
             }
         }
-        self.answered(at, &Wait::Netns(netns), true);
+        self.answered(at, &Awaited::Netns(netns), true);
         self.diagnose(at, &Change::Netns(netns));
     }
 
     pub(super) fn link(&mut self, at: BootNs, mut link: LinkFacts) {
         let Some(namespace) = self.namespaces.get(link.netns) else {
-            // Its snapshot will hold the link.
+            // The snapshot will include the link.
             return self.request(Request::Netns { netns: link.netns });
         };
-        // A pair that is being deleted no longer tells its other end.
+        // Messages about a veth pair that is being deleted no longer name the peer.
         if link.peer.is_none() {
             link.peer = namespace.links.get(&link.ifindex).and_then(|old| old.peer.clone());
         }
         match self.namespaces.put_link(at, link.clone()) {
-            Some(old) => self.tell_change(at, &old, &link),
-            None => self.tell_link(at, Kind::LinkCreated, &link, &[], "created"),
+            Some(old) => self.emit_link_change(at, &old, &link),
+            None => self.emit_link(at, Kind::LinkCreated, &link, &[], "created"),
         }
     }
 
-    fn tell_change(&mut self, at: BootNs, old: &LinkFacts, new: &LinkFacts) {
+    fn emit_link_change(&mut self, at: BootNs, old: &LinkFacts, new: &LinkFacts) {
         let change = changes(old, new);
         if !change.is_empty() {
-            self.tell_link(at, Kind::LinkChanged, new, &change, &format!("changed: {}", change.join(", ")));
+            self.emit_link(at, Kind::LinkChanged, new, &change, &format!("changed: {}", change.join(", ")));
         }
     }
 
@@ -62,33 +63,33 @@ impl Core {
             return;
         };
         match moved_to {
-            Some(place) => {
-                let whose = place.netns.map(|netns| whose(&self.target(netns, false))).unwrap_or_default();
-                let verb = format!("moved to another namespace{whose}");
+            Some(peer) => {
+                let owner =
+                    peer.netns.map(|netns| owner_phrase(&self.target(netns, false))).unwrap_or_default();
+                let verb = format!("moved to another namespace{owner}");
                 let mut event = self.link_event(at, Kind::LinkMoved, &link, &["netns"], &verb);
                 if let Some(link) = &mut event.link {
-                    link.moved_to =
-                        Some(LinkPeer { ifindex: place.ifindex, netns: place.netns, ifname: None });
+                    link.moved_to = Some(LinkPeer { ifindex: peer.ifindex, netns: peer.netns, ifname: None });
                 }
                 self.emit(event);
             }
-            None => self.tell_link(at, Kind::LinkDeleted, &link, &[], "deleted"),
+            None => self.emit_link(at, Kind::LinkDeleted, &link, &[], "deleted"),
         }
     }
 
     pub(super) fn route(&mut self, at: BootNs, route: RouteFacts) {
         if is_default(&route) && self.namespaces.put_route(at, route.clone()) {
-            self.tell_route(at, Kind::RouteAdded, &route, "added");
+            self.emit_route(at, Kind::RouteAdded, &route, "added");
         }
     }
 
     pub(super) fn route_gone(&mut self, at: BootNs, route: &RouteFacts) {
         if self.namespaces.remove_route(at, route) {
-            self.tell_route(at, Kind::RouteDeleted, route, "deleted");
+            self.emit_route(at, Kind::RouteDeleted, route, "deleted");
         }
     }
 
-    fn tell_link(&mut self, at: BootNs, kind: Kind, link: &LinkFacts, change: &[&str], verb: &str) {
+    fn emit_link(&mut self, at: BootNs, kind: Kind, link: &LinkFacts, change: &[&str], verb: &str) {
         let event = self.link_event(at, kind, link, change, verb);
         self.emit(event);
     }
@@ -100,7 +101,7 @@ impl Core {
             _ => Severity::Info,
         };
         let what = link.kind.as_deref().unwrap_or("link");
-        let message = format!("{what} {}{} {verb}", link.ifname, whose(&target));
+        let message = format!("{what} {}{} {verb}", link.ifname, owner_phrase(&target));
         Event {
             target: Some(Box::new(target)),
             link: Some(Box::new(Link {
@@ -113,7 +114,7 @@ impl Core {
         }
     }
 
-    /// A host's veth is whose the other end is.
+    /// The host end of a veth pair belongs to the owner of the other end.
     fn link_target(&self, link: &LinkFacts) -> Target {
         let peer = link.peer.as_ref().and_then(|peer| peer.netns);
         match peer {
@@ -122,7 +123,7 @@ impl Core {
         }
     }
 
-    fn tell_route(&mut self, at: BootNs, kind: Kind, route: &RouteFacts, verb: &str) {
+    fn emit_route(&mut self, at: BootNs, kind: Kind, route: &RouteFacts, verb: &str) {
         let target = self.target(route.netns, false);
         let severity = match kind {
             Kind::RouteDeleted if target.container.is_some() => Severity::Notice,
@@ -130,7 +131,7 @@ impl Core {
             _ => Severity::Debug,
         };
         let via = route.gateway.map_or_else(String::new, |gateway| format!(" via {gateway}"));
-        let message = format!("default route{via}{} {verb}", whose(&target));
+        let message = format!("default route{via}{} {verb}", owner_phrase(&target));
         let event = Event {
             target: Some(Box::new(target)),
             route: Some(Box::new(Route {
@@ -145,7 +146,7 @@ impl Core {
     }
 }
 
-/// What differs, in the words of the schema.
+/// The differences, by their names in the event schema.
 fn changes(old: &LinkFacts, new: &LinkFacts) -> Vec<&'static str> {
     let mut changes = Vec::new();
     let flag = |flag: u32| (old.flags & flag != 0, new.flags & flag != 0);
@@ -168,7 +169,7 @@ fn changes(old: &LinkFacts, new: &LinkFacts) -> Vec<&'static str> {
     if old.master != new.master {
         changes.push("master");
     }
-    // A message that does not tell the other end is no change of it.
+    // The attribute may be absent from a message; that is no change.
     if new.peer.as_ref().is_some_and(|peer| old.peer.as_ref().is_some_and(|old| old != peer)) {
         changes.push("peer");
     }

@@ -1,8 +1,8 @@
-//! Joins each observation with the model of the node and says it as an event.
+//! Joins each observation with the model of the node and emits events.
 //!
-//! Synchronous, single-threaded, no I/O, no clock: time comes with the observations. So the same
-//! observations always give the same events. What only I/O can tell is asked for with a [`Request`]; the
-//! event waits for the answer, but not for long.
+//! Synchronous and single-threaded; does no I/O and reads no clock, since each observation carries its time. So the
+//! same observations always give the same events. What only I/O can find out is requested from the sources with a
+//! [`Request`]; the event is held back until the answer arrives, or half a second at most.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,39 +17,39 @@ use crate::observation::{BootNs, Fact, NsInum, Observation, Request, Source, Sou
 use crate::settings::Settings;
 
 mod container;
-mod held;
 mod incident;
 mod join;
 mod link;
 mod mount;
 mod neighbor;
+mod pending;
 mod saved;
 pub mod state;
 mod status;
 
-use held::Held;
+use pending::Pending;
 pub use saved::Saved;
 
-/// What was remembered for long enough is looked for this often.
-const SWEEP_NS: u64 = 1_000_000_000;
+/// How often expired entries are removed from the model.
+const EXPIRY_INTERVAL_NS: u64 = 1_000_000_000;
 
-/// What an earlier run of the daemon left.
+/// State of the previous run of the daemon that the core resumes from.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Resume {
     /// Sequence number of the last event of this boot.
     pub last_seq: u64,
-    /// The newest `incident.*` event of each incident of this boot that is open: it goes on under its id.
+    /// The newest `incident.*` event of each open incident of this boot; the incident stays open under its id.
     pub incidents: Vec<Event>,
-    /// Names of pods that were there, or went less than a day ago.
+    /// Names of pods that exist or were deleted less than a day ago.
     pub pods: PodNames,
 }
 
-/// What the core says.
+/// Output of the core.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Output {
     /// An event for the sinks.
     Event(Box<Event>),
-    /// A question for the sources.
+    /// A request to the sources.
     Request(Request),
 }
 
@@ -65,21 +65,21 @@ pub struct Core {
     statuses: BTreeMap<String, SourceStatus>,
     ready: bool,
     pods: PodNames,
-    held: Held<neighbor::Wait, neighbor::HeldChange>,
+    pending_neighbors: Pending<neighbor::Awaited, neighbor::PendingChange>,
     busy_mounts: BusyMounts,
     holder_scans: mount::HolderScans,
     engine: Engine,
-    /// Open incidents of an earlier run, until the clock is known.
-    resumed: Vec<Event>,
-    swept: BootNs,
-    /// Of the observation that is being joined.
+    /// Open incidents of the previous run, until the clock is known.
+    to_resume: Vec<Event>,
+    last_expiry: BootNs,
+    /// Source of the observation that is being processed.
     source: Source,
-    out: VecDeque<Output>,
+    output: VecDeque<Output>,
 }
 
-/// Numbers of the model that metrics show.
+/// Numbers of objects in the model, exported as gauges.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Census {
+pub struct ModelGauges {
     /// Containers by runtime and state.
     pub containers: std::collections::HashMap<(String, crate::observation::ContainerState), i64>,
     /// veth devices of the host.
@@ -87,17 +87,17 @@ pub struct Census {
 }
 
 impl Core {
-    /// An empty model that goes on where an earlier run of this boot ended.
+    /// A core with an empty model that continues the previous run of this boot.
     #[must_use]
     pub fn new(settings: Settings, resume: Resume) -> Self {
         let engine = new_engine(&settings);
-        Self::with(settings, engine, Saved::from(resume))
+        Self::with_state(settings, engine, Saved::from(resume))
     }
 
-    /// Takes one observation.
+    /// Processes one observation.
     pub fn observe(&mut self, Observation { at, source, fact }: Observation) {
         self.source = source;
-        if !self.resumed.is_empty() && !matches!(fact, Fact::Clock { .. }) {
+        if !self.to_resume.is_empty() && !matches!(fact, Fact::Clock { .. }) {
             self.resume_incidents();
         }
         match fact {
@@ -109,7 +109,7 @@ impl Core {
             Fact::Holders(report) => self.holders(*report),
             Fact::Netns(snapshot) => self.snapshot(at, *snapshot),
             Fact::NetnsGone { netns } => {
-                self.answered(at, &neighbor::Wait::Netns(netns), false);
+                self.answered(at, &neighbor::Awaited::Netns(netns), false);
                 self.namespaces.remove(netns);
                 self.containers.forget_netns(netns);
                 self.diagnose(at, &Change::NetnsGone(netns));
@@ -127,57 +127,58 @@ impl Core {
                 self.runtime_snapshot(at, read.unwrap_or(at), source, containers);
             }
             Fact::ProcessState(state) => {
-                self.answered(at, &neighbor::Wait::Process(state.tgid), state.alive);
+                self.answered(at, &neighbor::Awaited::Process(state.tgid), state.alive);
             }
             Fact::Source(status) => self.source(at, status),
             Fact::Lost(loss) => self.lost(at, &loss),
             Fact::Restarted { last_alive } => self.restarted(at, last_alive),
             Fact::Resync { .. } => {}
             Fact::Tick => self.tick(at),
-            Fact::Settings(settings) => self.set(*settings),
+            Fact::Settings(settings) => self.update_settings(*settings),
             Fact::Stop => self.stop(at),
         }
     }
 
-    /// What was said since the last call.
+    /// Removes and returns the output since the last call.
     pub fn take_output(&mut self) -> impl Iterator<Item = Output> + '_ {
-        self.out.drain(..)
+        self.output.drain(..)
     }
 
-    /// When a [`Fact::Tick`] is due at the latest, if anything waits.
+    /// When the next [`Fact::Tick`] is due at the latest, if anything is pending.
     #[must_use]
     pub fn deadline(&self) -> Option<BootNs> {
-        let deadlines = [self.held.deadline(), self.holder_scans.deadline(), self.engine.deadline()];
+        let deadlines =
+            [self.pending_neighbors.deadline(), self.holder_scans.deadline(), self.engine.deadline()];
         deadlines.into_iter().flatten().min()
     }
 
-    /// Whether the sources have all reported.
+    /// Whether every source has reported its status.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.ready
     }
 
-    /// Numbers for metrics.
+    /// Numbers of objects in the model.
     #[must_use]
-    pub fn census(&self) -> Census {
-        Census {
+    pub fn gauges(&self) -> ModelGauges {
+        ModelGauges {
             containers: self.containers.counts(),
             veths: self.namespaces.count_links(self.settings.host_netns, "veth"),
         }
     }
 
     fn tick(&mut self, now: BootNs) {
-        self.release_overdue(now);
+        self.emit_overdue(now);
         self.expire_mounts(now);
-        if self.swept.saturating_add(SWEEP_NS) <= now {
-            self.swept = now;
+        if self.last_expiry.saturating_add(EXPIRY_INTERVAL_NS) <= now {
+            self.last_expiry = now;
             self.containers.expire(now);
             self.pods.expire(now);
         }
         self.diagnose_tick(now);
     }
 
-    /// An event without objects; the caller adds what it is about and hands it to [`Self::emit`].
+    /// An event without objects; the caller adds them and passes it to [`Self::emit`].
     fn event(&self, at: BootNs, kind: Kind, severity: Severity, message: String) -> Event {
         Event {
             time: self.wall_time(at),
@@ -189,28 +190,28 @@ impl Core {
         }
     }
 
-    /// Says an event, and after it what the diagnoses make of it.
+    /// Emits an event and the incident events that result from it.
     fn emit(&mut self, mut event: Event) {
         self.seq += 1;
         event.seq = self.seq;
         self.diagnose_event(&event);
-        self.out.push_back(Output::Event(Box::new(event)));
-        self.tell_incidents();
+        self.output.push_back(Output::Event(Box::new(event)));
+        self.emit_incidents();
     }
 
-    /// Says an event that is itself a diagnosis.
-    fn push(&mut self, mut event: Event) {
+    /// Emits an incident event, which the diagnoses do not get.
+    fn emit_incident(&mut self, mut event: Event) {
         self.seq += 1;
         event.seq = self.seq;
-        self.out.push_back(Output::Event(Box::new(event)));
+        self.output.push_back(Output::Event(Box::new(event)));
     }
 
     fn request(&mut self, request: Request) {
-        self.out.push_back(Output::Request(request));
+        self.output.push_back(Output::Request(request));
     }
 
-    /// Thresholds are those that the diagnoses began with.
-    fn set(&mut self, settings: Settings) {
+    /// Thresholds keep their values: the diagnoses read them only when they are created.
+    fn update_settings(&mut self, settings: Settings) {
         let incidents = std::mem::take(&mut self.settings.incidents);
         self.settings = Settings { incidents, ..settings };
     }

@@ -1,13 +1,14 @@
-//! Unmounts that are refused: an event per caller at attempts 1, 2, 4, 8 …, with who holds the mount.
+//! Events of unmounts. A refused one (EBUSY) is emitted at attempts 1, 2, 4, 8 … of each caller, with the holders of
+//! the mount; a successful one if it was refused before or is a pod volume.
 
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::Core;
-use super::held::Held;
+use super::pending::Pending;
 use crate::diagnose::Change;
-use crate::event::wording::{held_by, who, whose};
+use crate::event::wording::{actor_phrase, holders_phrase, owner_phrase};
 use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Volume};
 use crate::node::mounts::MountKey;
 use crate::node::volume;
@@ -18,34 +19,34 @@ const EBUSY: u16 = 16;
 const FLAGS: [(u32, &str); 4] =
     [(1, "MNT_FORCE"), (2, "MNT_DETACH"), (4, "MNT_EXPIRE"), (8, "UMOUNT_NOFOLLOW")];
 const MNT_DETACH: u32 = 2;
-/// One scan per path in this time: a runtime retries 50 times in 5 s.
+/// At most one scan of a mount in this time: a runtime retries 50 times in 5 s.
 const SCAN_INTERVAL_NS: u64 = 10_000_000_000;
-/// An event waits this long for its scan; a scan has a shorter budget of its own.
-const SCAN_PATIENCE_NS: u64 = 5_000_000_000;
-/// Scans that are remembered. Of an old one only the mount is of use, and its holders are the most of it.
+/// An event is held back this long for its scan; a scan has a shorter time budget of its own.
+const SCAN_TIMEOUT_NS: u64 = 5_000_000_000;
+/// Scans that are kept. Of an old one only the mount is needed; its holders, which take most of the memory, are dropped.
 const SCANS_MAX: usize = 1024;
-/// How long the mount that a scan found is remembered.
+/// How long the mount found by a scan is kept.
 const SCAN_RETENTION_NS: u64 = 15 * 60 * 1_000_000_000;
 
-/// Who holds the mounts that were refused: what was found, and what waits for it.
+/// Holder scans of busy mounts: their results, and the attempts whose events await one.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct HolderScans {
     #[serde(with = "crate::pairs")]
     scans: HashMap<MountKey, Scan>,
-    waiting: Held<u64, HeldUmount>,
+    pending: Pending<u64, PendingUmount>,
     next_id: u64,
 }
 
 /// The newest scan of a mount.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Scan {
-    asked: BootNs,
+    requested_at: BootNs,
     report: Option<HolderReport>,
 }
 
-/// An attempt whose event waits for a scan.
+/// An unmount whose event is held back until a scan is done.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct HeldUmount {
+struct PendingUmount {
     at: BootNs,
     #[serde(default, skip_serializing_if = "Source::is_daemon")]
     source: Source,
@@ -54,26 +55,26 @@ struct HeldUmount {
     outcome: Outcome,
 }
 
-/// What came of an attempt.
+/// The outcome of an unmount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Outcome {
-    /// Refused: how often it was to this caller.
+    /// Refused with EBUSY: number of refused attempts of this caller.
     Refused(u64),
-    /// Unmounted or detached: how often it was refused before, to all callers.
+    /// Unmounted or detached: number of refused attempts of all callers before, if any.
     Released(Option<u64>),
 }
 
 impl HolderScans {
     pub(super) fn deadline(&self) -> Option<BootNs> {
-        self.waiting.deadline()
+        self.pending.deadline()
     }
 
-    /// An attempt whose event is late may still want the holders a while after they are too old for others.
+    /// Holders are dropped later than they are reused: a pending event may still need them.
     fn expire(&mut self, now: BootNs) {
-        self.scans.retain(|_, scan| scan.asked.saturating_add(SCAN_RETENTION_NS) > now);
+        self.scans.retain(|_, scan| scan.requested_at.saturating_add(SCAN_RETENTION_NS) > now);
         for scan in self.scans.values_mut() {
-            let old = scan.asked.saturating_add(2 * SCAN_INTERVAL_NS) <= now;
+            let old = scan.requested_at.saturating_add(2 * SCAN_INTERVAL_NS) <= now;
             if let Some(report) = scan.report.as_mut().filter(|_| old) {
                 report.holders = Vec::new();
             }
@@ -82,10 +83,10 @@ impl HolderScans {
 
     fn make_room(&mut self) {
         if self.scans.len() >= SCANS_MAX {
-            let mut asked: Vec<BootNs> = self.scans.values().map(|scan| scan.asked).collect();
-            asked.sort_unstable();
-            let median = asked[asked.len() / 2];
-            self.scans.retain(|_, scan| scan.asked > median);
+            let mut times: Vec<BootNs> = self.scans.values().map(|scan| scan.requested_at).collect();
+            times.sort_unstable();
+            let median = times[times.len() / 2];
+            self.scans.retain(|_, scan| scan.requested_at > median);
         }
     }
 }
@@ -116,50 +117,50 @@ impl Core {
         self.emit_after_scan(at, key, attempt, Outcome::Released(attempts));
     }
 
-    /// Events of one mount leave in the order in which things happened, so all wait for the scan of the first.
+    /// Events of one mount are emitted in the order of the unmounts, so later ones await the scan of the first, too.
     fn emit_after_scan(&mut self, at: BootNs, key: MountKey, attempt: UmountAttempt, outcome: Outcome) {
-        let held = HeldUmount { at, source: self.source, key, attempt, outcome };
+        let umount = PendingUmount { at, source: self.source, key, attempt, outcome };
         let scans = &mut self.holder_scans;
-        if let Some((id, deadline)) = scans.waiting.last(|waiting| waiting.key == held.key) {
+        if let Some((id, deadline)) = scans.pending.last_matching(|pending| pending.key == umount.key) {
             let id = *id;
-            return scans.waiting.push(deadline, id, held);
+            return scans.pending.push(deadline, id, umount);
         }
-        let recent = |scan: &&Scan| at < scan.asked.saturating_add(SCAN_INTERVAL_NS);
-        let is_scanned = scans.scans.get(&held.key).is_some_and(|scan| recent(&scan));
+        let recent = |scan: &&Scan| at < scan.requested_at.saturating_add(SCAN_INTERVAL_NS);
+        let is_scanned = scans.scans.get(&umount.key).is_some_and(|scan| recent(&scan));
         if is_scanned || matches!(outcome, Outcome::Released(_)) {
-            return self.emit_umount(held);
+            return self.emit_umount(umount);
         }
         scans.make_room();
-        scans.scans.insert(held.key.clone(), Scan { asked: at, report: None });
+        scans.scans.insert(umount.key.clone(), Scan { requested_at: at, report: None });
         scans.next_id += 1;
         let id = scans.next_id;
         self.request(Request::Holders {
             id,
-            mntns: held.attempt.mntns,
-            tgid: held.attempt.actor.key.tgid,
-            path: held.attempt.path.clone(),
+            mntns: umount.attempt.mntns,
+            tgid: umount.attempt.actor.key.tgid,
+            path: umount.attempt.path.clone(),
         });
-        self.holder_scans.waiting.push(at.saturating_add(SCAN_PATIENCE_NS), id, held);
+        self.holder_scans.pending.push(at.saturating_add(SCAN_TIMEOUT_NS), id, umount);
     }
 
     pub(super) fn holders(&mut self, report: HolderReport) {
-        let answered = self.holder_scans.waiting.take_answered(&report.id);
+        let answered = self.holder_scans.pending.take_answered(&report.id);
         let Some(first) = answered.first() else { return };
         if let Some(scan) = self.holder_scans.scans.get_mut(&first.key) {
             scan.report = Some(report);
         }
-        answered.into_iter().for_each(|held| self.emit_umount(held));
+        answered.into_iter().for_each(|umount| self.emit_umount(umount));
     }
 
     pub(super) fn expire_mounts(&mut self, now: BootNs) {
-        for held in self.holder_scans.waiting.take_overdue(now) {
-            self.emit_umount(held);
+        for umount in self.holder_scans.pending.take_overdue(now) {
+            self.emit_umount(umount);
         }
         self.busy_mounts.expire(now);
         self.holder_scans.expire(now);
     }
 
-    fn emit_umount(&mut self, HeldUmount { at, source, key, attempt, outcome }: HeldUmount) {
+    fn emit_umount(&mut self, PendingUmount { at, source, key, attempt, outcome }: PendingUmount) {
         self.source = source;
         let report = self.holder_scans.scans.get(&key).and_then(|scan| scan.report.clone());
         match outcome {
@@ -194,8 +195,8 @@ impl Core {
             Some(attempts) => format!(" after {attempts} refused attempts"),
         };
         let target = volume.as_ref().map(|volume| self.node().target_of_pod(&volume.pod_uid));
-        let what = named(&key.path, volume.as_ref(), target.as_ref());
-        let message = format!("{what} {verb}{refused} by {}", who(&actor));
+        let subject = mount_phrase(&key.path, volume.as_ref(), target.as_ref());
+        let message = format!("{subject} {verb}{refused} by {}", actor_phrase(&actor));
         let mount = self.mount(key, attempt, attempts, report, volume);
         let event = Event {
             actor: Some(Box::new(actor)),
@@ -218,7 +219,7 @@ impl Core {
         let volume = volume::of_path(path);
         let mount = self.mount(key, attempt, Some(attempts), report.as_ref(), volume);
         let (complete, verdict) = match &report {
-            // The kernel refused to unmount it, so it was a mount until a moment ago.
+            // EBUSY shows that it was a mount when the unmount was attempted.
             Some(HolderReport { verdict: Verdict::NotAMount, .. }) => (true, Verdict::Transient),
             Some(report) => (report.complete, report.verdict),
             None => (false, Verdict::Skipped),
@@ -231,8 +232,8 @@ impl Core {
             .collect();
         let actor = self.actor(&attempt.actor, false);
         let target = mount.volume.as_ref().map(|volume| self.node().target_of_pod(&volume.pod_uid));
-        let what = named(&mount.path, mount.volume.as_ref(), target.as_ref());
-        let message = format!("umount of {what} refused: {}", held_by(&holders, verdict));
+        let subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
+        let message = format!("umount of {subject} refused: {}", holders_phrase(&holders, verdict));
         let event = Event {
             actor: Some(Box::new(actor)),
             target: target.map(Box::new),
@@ -274,10 +275,10 @@ impl Core {
     }
 }
 
-/// A pod's volume by its name, anything else by its path.
-fn named(path: &str, volume: Option<&Volume>, target: Option<&Target>) -> String {
+/// A pod volume by its name, any other mount by its path.
+fn mount_phrase(path: &str, volume: Option<&Volume>, target: Option<&Target>) -> String {
     match (volume, target) {
-        (Some(volume), Some(target)) => format!("volume {}{}", volume.name, whose(target)),
+        (Some(volume), Some(target)) => format!("volume {}{}", volume.name, owner_phrase(target)),
         _ => path.to_owned(),
     }
 }

@@ -1,9 +1,9 @@
-//! Neighbor entries: what was lost, by whom, whose it was.
+//! Events of neighbor entries: what happened to the entry, the actor, the owner of the namespace.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Core, NsInum};
-use crate::event::wording::{because, who, whose};
+use crate::event::wording::{actor_phrase, cause_phrase, owner_phrase};
 use crate::event::{Event, Kind, Neighbor, Severity, Target};
 use crate::node::cgroup;
 use crate::node::containers::is_live;
@@ -12,48 +12,48 @@ use crate::observation::{
     BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborOp, NudState, Request, Source,
 };
 
-/// An event waits this long for what is missing to name it.
-const PATIENCE_NS: u64 = 500_000_000;
-/// More than this wait only in a storm; then naming late costs more than naming less.
-const HELD_MAX: usize = 1024;
+/// An event is held back this long while the core awaits what it needs to name actor and target.
+const PENDING_TIMEOUT_NS: u64 = 500_000_000;
+/// More than this are pending only in an event storm; further ones are emitted at once, with what is known.
+const PENDING_MAX: usize = 1024;
 
-/// What an event waits for.
+/// An answer that an event awaits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Wait {
-    /// The content of a namespace.
+pub(super) enum Awaited {
+    /// The snapshot of a namespace.
     Netns(NsInum),
-    /// A container that the runtime has not told of yet.
+    /// A container that the runtime has not reported yet.
     Container(String),
-    /// Whether the container's process still lives.
+    /// Whether the container's init process still exists.
     Process(u32),
 }
 
-/// A change that waits.
+/// A change whose event is held back.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct HeldChange {
+pub(super) struct PendingChange {
     at: BootNs,
     #[serde(default, skip_serializing_if = "Source::is_daemon")]
     source: Source,
     change: NeighborChange,
-    asked: Asked,
+    requested: Requested,
 }
 
-/// Whether a question was answered.
+/// Progress of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Answer {
-    Awaited,
-    Come,
+enum RequestState {
+    Sent,
+    Answered,
 }
 
-/// What was asked already.
+/// What has been requested for a change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Asked {
-    netns: Option<Answer>,
+struct Requested {
+    netns: Option<RequestState>,
     container: bool,
-    /// The answer, if it was asked.
-    alive: Option<bool>,
+    /// Whether the container's process exists, once that was answered.
+    process_alive: Option<bool>,
 }
 
 impl Core {
@@ -61,81 +61,87 @@ impl Core {
         if change.cause != NeighborCause::NetnsExit {
             self.namespaces.put_neighbor(at, &change);
         }
-        self.hold_or_emit(at, at, change, Asked::default());
+        self.hold_or_emit(at, at, change, Requested::default());
     }
 
-    /// An answer came: what waited for it goes on.
-    pub(super) fn answered(&mut self, now: BootNs, answer: &Wait, positive: bool) {
-        for mut held in self.held.take_answered(answer) {
+    /// Resumes the changes that awaited this answer; `positive`: the namespace, container or process exists.
+    pub(super) fn answered(&mut self, now: BootNs, answer: &Awaited, positive: bool) {
+        for mut pending in self.pending_neighbors.take_answered(answer) {
             match answer {
-                Wait::Process(_) => held.asked.alive = Some(positive),
-                Wait::Netns(_) if positive => held.asked.netns = Some(Answer::Come),
-                Wait::Netns(_) | Wait::Container(_) => {}
+                Awaited::Process(_) => pending.requested.process_alive = Some(positive),
+                Awaited::Netns(_) if positive => pending.requested.netns = Some(RequestState::Answered),
+                Awaited::Netns(_) | Awaited::Container(_) => {}
             }
-            self.source = held.source;
-            // It may wait for something else now.
-            self.hold_or_emit(now, held.at, held.change, held.asked);
+            self.source = pending.source;
+            // Something else may be missing still.
+            self.hold_or_emit(now, pending.at, pending.change, pending.requested);
         }
     }
 
-    pub(super) fn release_overdue(&mut self, now: BootNs) {
-        for held in self.held.take_overdue(now) {
-            self.source = held.source;
-            self.emit_neighbor(held.at, &held.change, held.asked);
+    pub(super) fn emit_overdue(&mut self, now: BootNs) {
+        for pending in self.pending_neighbors.take_overdue(now) {
+            self.source = pending.source;
+            self.emit_neighbor(pending.at, &pending.change, pending.requested);
         }
     }
 
-    fn hold_or_emit(&mut self, now: BootNs, at: BootNs, change: NeighborChange, mut asked: Asked) {
-        let deadline = at.saturating_add(PATIENCE_NS);
-        let room = self.held.len() < HELD_MAX && now < deadline;
-        let Some(wait) = self.missing(at, &change, asked).filter(|_| room) else {
-            return self.emit_neighbor(at, &change, asked);
+    fn hold_or_emit(&mut self, now: BootNs, at: BootNs, change: NeighborChange, mut requested: Requested) {
+        let deadline = at.saturating_add(PENDING_TIMEOUT_NS);
+        let room = self.pending_neighbors.len() < PENDING_MAX && now < deadline;
+        let Some(awaited) = self.missing(at, &change, requested).filter(|_| room) else {
+            return self.emit_neighbor(at, &change, requested);
         };
-        let asked_before = self.held.is_asked(&wait);
-        match &wait {
-            Wait::Netns(netns) => {
-                asked.netns = Some(Answer::Awaited);
-                if !asked_before {
+        let already_requested = self.pending_neighbors.is_awaited(&awaited);
+        match &awaited {
+            Awaited::Netns(netns) => {
+                requested.netns = Some(RequestState::Sent);
+                if !already_requested {
                     self.request(Request::Netns { netns: *netns });
                 }
             }
-            Wait::Container(_) => asked.container = true,
-            Wait::Process(tgid) => {
-                if !asked_before {
+            Awaited::Container(_) => requested.container = true,
+            Awaited::Process(tgid) => {
+                if !already_requested {
                     self.request(Request::ProcessState { tgid: *tgid });
                 }
             }
         }
-        self.held.push(deadline, wait, HeldChange { at, source: self.source, change, asked });
+        self.pending_neighbors.push(
+            deadline,
+            awaited,
+            PendingChange { at, source: self.source, change, requested },
+        );
     }
 
-    /// What would have to be known to name this change truthfully.
-    fn missing(&self, at: BootNs, change: &NeighborChange, asked: Asked) -> Option<Wait> {
+    /// The next thing that is missing to name actor and target of a change correctly.
+    fn missing(&self, at: BootNs, change: &NeighborChange, requested: Requested) -> Option<Awaited> {
         let netns = change.key.netns;
-        if asked.netns.is_none() && netns != self.settings.host_netns && !self.is_sure_of_gateway(at, change)
+        if requested.netns.is_none()
+            && netns != self.settings.host_netns
+            && !self.is_sure_of_gateway(at, change)
         {
-            return Some(Wait::Netns(netns));
+            return Some(Awaited::Netns(netns));
         }
-        // A runtime takes a container's links down after its processes are gone. That is no fault, and
-        // whether it was so is told by the process, sooner and surer than by the runtime's own events.
+        // A runtime deletes a container's links after its processes have exited, and that is no fault. Whether
+        // they have is known sooner and more reliably from the process than from the runtime's own events.
         let owner = self.owner_of(netns);
         if let Some(tgid) = owner.filter(|owner| is_live(owner.state)).and_then(|owner| owner.tgid)
-            && asked.alive.is_none()
+            && requested.process_alive.is_none()
             && change.op == NeighborOp::Deleted
             && !matches!(change.cause, NeighborCause::Admin | NeighborCause::NetnsExit)
         {
-            return Some(Wait::Process(tgid));
+            return Some(Awaited::Process(tgid));
         }
         let task = change.actor.as_ref().and_then(|actor| self.tasks.get(&actor.key))?;
         let id = cgroup::identify(task.cgroup.as_deref()?).container_id?;
-        (!asked.container
+        (!requested.container
             && self.runtimes() != RuntimeAvailability::None
             && self.containers.get(&id).is_none())
-        .then_some(Wait::Container(id))
+        .then_some(Awaited::Container(id))
     }
 
-    /// Whether the model can tell if this was a gateway. That it was is enough; that it was not takes a model
-    /// that nothing can have overtaken.
+    /// Whether the model can tell if the address is a gateway. A route to it is proof; that it is none is certain only
+    /// where no recent change can be missing from the model.
     fn is_sure_of_gateway(&self, at: BootNs, change: &NeighborChange) -> bool {
         self.namespaces.get(change.key.netns).is_some_and(|namespace| {
             namespace.is_gateway(at, change.key.ifindex, change.key.address)
@@ -143,17 +149,18 @@ impl Core {
         })
     }
 
-    fn emit_neighbor(&mut self, at: BootNs, change: &NeighborChange, asked: Asked) {
+    fn emit_neighbor(&mut self, at: BootNs, change: &NeighborChange, requested: Requested) {
         let key = change.key;
-        let target = self.target(key.netns, asked.netns == Some(Answer::Come));
+        let target = self.target(key.netns, requested.netns == Some(RequestState::Answered));
         let known = key.netns == self.settings.host_netns
-            || asked.netns == Some(Answer::Come)
+            || requested.netns == Some(RequestState::Answered)
             || self.is_sure_of_gateway(at, change);
         let namespace = self.namespaces.get(key.netns).filter(|_| known);
         let gateway = namespace.map(|namespace| namespace.is_gateway(at, key.ifindex, key.address));
-        let teardown = self.is_teardown(change, asked);
+        let teardown = self.is_teardown(change, requested);
         let cause = if teardown { NeighborCause::NetnsExit } else { self.checked_cause(at, change) };
-        let actor = change.actor.as_ref().filter(|_| !teardown).map(|task| self.actor(task, asked.container));
+        let actor =
+            change.actor.as_ref().filter(|_| !teardown).map(|task| self.actor(task, requested.container));
         let repaired = self.is_repair(change);
         let (kind, severity) = match (change.op, gateway == Some(true)) {
             (NeighborOp::Added, _) => (Kind::NeighborAdded, Severity::Info),
@@ -167,13 +174,13 @@ impl Core {
             (NeighborOp::Failed, true) => (Kind::NeighborFailed, Severity::Warning),
             (NeighborOp::Failed, false) => (Kind::NeighborFailed, Severity::Debug),
         };
-        let by = actor.as_ref().map(who);
+        let by = actor.as_ref().map(actor_phrase);
         let message = message(change, cause, gateway == Some(true), &target, by.as_deref());
         let reason = (gateway == Some(true)).then(|| match change.op {
             NeighborOp::Added => None,
             NeighborOp::Deleted => Some("missing"),
             NeighborOp::Failed => Some("failed"),
-            // Another address is wrong; the same one that now can age is not wrong yet.
+            // An entry that lost NUD_PERMANENT still has the right address until it ages out.
             NeighborOp::Changed => change.new_lladdr.as_ref().filter(|_| !repaired).map(|_| "wrong-lladdr"),
         });
         let event = Event {
@@ -197,29 +204,30 @@ impl Core {
         self.emit(event);
     }
 
-    /// Whether a static entry was made to point to where the gateway is known to be.
+    /// Whether a static entry was set to the known link-layer address of the gateway.
     fn is_repair(&self, change: &NeighborChange) -> bool {
-        let right = self.node().gateway_lladdr(change.key);
-        right.is_some()
-            && right == change.new_lladdr.as_ref()
+        let expected = self.node().gateway_lladdr(change.key);
+        expected.is_some()
+            && expected == change.new_lladdr.as_ref()
             && change.new_state.is_some_and(NudState::is_permanent)
     }
 
-    /// Whether the container that the entry belonged to had ended already.
-    fn is_teardown(&self, change: &NeighborChange, asked: Asked) -> bool {
-        if asked.alive == Some(false) {
+    /// Whether the container that owns the entry's namespace has exited already.
+    fn is_teardown(&self, change: &NeighborChange, requested: Requested) -> bool {
+        if requested.process_alive == Some(false) {
             return true;
         }
-        asked.alive.is_none() && self.owner_of(change.key.netns).is_some_and(|owner| !is_live(owner.state))
+        requested.process_alive.is_none()
+            && self.owner_of(change.key.netns).is_some_and(|owner| !is_live(owner.state))
     }
 
-    /// The container that a namespace ends with. The host's is that of many, and ends with none.
+    /// The container that a namespace belongs to. Containers with host networking do not own the host's namespace.
     fn owner_of(&self, netns: NsInum) -> Option<&ContainerFacts> {
         self.containers.in_netns(netns).filter(|_| netns != self.settings.host_netns)
     }
 
-    /// The kernel's record shows a change of the hardware address only by exclusion; where the model knows
-    /// that the address is the same as ever, the truth is that nobody knows.
+    /// The kernel program infers a change of the interface's hardware address by exclusion. Where the model shows that
+    /// the address did not change, the cause is unknown.
     fn checked_cause(&self, at: BootNs, change: &NeighborChange) -> NeighborCause {
         let unchanged = |lladdr| {
             self.namespaces
@@ -251,7 +259,7 @@ fn message(
         text.push_str("gateway ");
     }
     let protocol = if change.key.address.is_ipv4() { "ARP" } else { "neighbor" };
-    text.push_str(&format!("{protocol} {} on {}{}", change.key.address, change.ifname, whose(target)));
+    text.push_str(&format!("{protocol} {} on {}{}", change.key.address, change.ifname, owner_phrase(target)));
     match change.op {
         NeighborOp::Added => text.push_str(" set"),
         NeighborOp::Deleted => text.push_str(" deleted"),
@@ -265,6 +273,6 @@ fn message(
     if let Some(by) = by {
         text.push_str(&format!(" by {by}"));
     }
-    text.push_str(because(cause.name(), by.is_some()));
+    text.push_str(cause_phrase(cause.name(), by.is_some()));
     text
 }

@@ -1,12 +1,12 @@
-//! All that a core knows and is in the middle of, as a value: written and read again it gives a core that says the
-//! same from then on. So a recording can begin at any moment.
+//! The complete state of a core as a serializable value. A core restored from it emits the same output for the same
+//! observations, so a recording can begin at any observation.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::held::Held;
+use super::pending::Pending;
 use super::{Core, Resume, mount, neighbor, new_engine};
 use crate::diagnose::{self, Engine, RestoreError};
 use crate::event::Event;
@@ -18,19 +18,19 @@ use crate::node::tasks::Tasks;
 use crate::observation::{BootNs, Source, SourceStatus};
 use crate::settings::Settings;
 
-/// The state of a core, but for its settings; borrowed from one, or read. What is missing from it is as in a core
-/// that has just begun.
+/// The state of a core without its settings; borrowed from a core, or deserialized. Missing fields are as in a new
+/// core.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Saved<'a> {
     seq: u64,
     realtime_offset_ns: i64,
     ready: bool,
-    swept: BootNs,
+    last_expiry: BootNs,
     statuses: BTreeMap<String, SourceStatus>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    resumed: Vec<Event>,
-    held: Held<neighbor::Wait, neighbor::HeldChange>,
+    to_resume: Vec<Event>,
+    pending_neighbors: Pending<neighbor::Awaited, neighbor::PendingChange>,
     busy_mounts: Cow<'a, BusyMounts>,
     holder_scans: mount::HolderScans,
     diagnoses: diagnose::Saved,
@@ -42,22 +42,22 @@ pub struct Saved<'a> {
 
 impl From<Resume> for Saved<'_> {
     fn from(Resume { last_seq, incidents, pods }: Resume) -> Self {
-        Self { seq: last_seq, resumed: incidents, pods: Cow::Owned(pods), ..Self::default() }
+        Self { seq: last_seq, to_resume: incidents, pods: Cow::Owned(pods), ..Self::default() }
     }
 }
 
 impl Core {
-    /// A core that goes on where another one was.
+    /// Restores a core from its saved state.
     ///
     /// # Errors
-    /// When the state is that of another program.
+    /// When a diagnosis cannot read its saved state.
     pub fn restore(settings: Settings, mut saved: Saved<'_>) -> Result<Self, RestoreError> {
         let mut engine = new_engine(&settings);
         engine.restore(std::mem::take(&mut saved.diagnoses))?;
-        Ok(Self::with(settings, engine, saved))
+        Ok(Self::with_state(settings, engine, saved))
     }
 
-    pub(super) fn with(settings: Settings, engine: Engine, saved: Saved<'_>) -> Self {
+    pub(super) fn with_state(settings: Settings, engine: Engine, saved: Saved<'_>) -> Self {
         let mut core = Self {
             engine,
             settings,
@@ -69,25 +69,25 @@ impl Core {
             statuses: saved.statuses,
             ready: saved.ready,
             pods: saved.pods.into_owned(),
-            held: saved.held,
+            pending_neighbors: saved.pending_neighbors,
             busy_mounts: saved.busy_mounts.into_owned(),
             holder_scans: saved.holder_scans,
-            resumed: saved.resumed,
-            swept: saved.swept,
+            to_resume: saved.to_resume,
+            last_expiry: saved.last_expiry,
             source: Source::default(),
-            out: VecDeque::new(),
+            output: VecDeque::new(),
         };
         let clock = core.clock();
         core.engine.set_clock(clock);
         core
     }
 
-    /// All that it knows; between two observations nothing else is left in it.
+    /// The state between two observations, after all output was taken.
     ///
     /// # Errors
-    /// Never in practice: nothing that is saved has maps with keys that are not strings.
+    /// Never in practice: all saved maps have string keys or are written as lists of pairs.
     pub fn save(&self) -> Result<Saved<'_>, serde_json::Error> {
-        // In full, so that nothing that is added is forgotten here.
+        // Destructured in full, so that a new field cannot be forgotten here.
         let Self {
             settings: _,
             realtime_offset_ns,
@@ -98,23 +98,23 @@ impl Core {
             statuses,
             ready,
             pods,
-            held,
+            pending_neighbors,
             busy_mounts,
             holder_scans,
             engine,
-            resumed,
-            swept,
+            to_resume,
+            last_expiry,
             source: _,
-            out: _,
+            output: _,
         } = self;
         Ok(Saved {
             seq: *seq,
             realtime_offset_ns: *realtime_offset_ns,
             ready: *ready,
-            swept: *swept,
+            last_expiry: *last_expiry,
             statuses: statuses.clone(),
-            resumed: resumed.clone(),
-            held: held.clone(),
+            to_resume: to_resume.clone(),
+            pending_neighbors: pending_neighbors.clone(),
             busy_mounts: Cow::Borrowed(busy_mounts),
             holder_scans: holder_scans.clone(),
             diagnoses: engine.save()?,
@@ -125,7 +125,7 @@ impl Core {
         })
     }
 
-    /// What it was told when it was made, and since.
+    /// The settings in effect.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings

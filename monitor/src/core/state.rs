@@ -1,4 +1,5 @@
-//! The model as an operator sees it: built on demand, sorted, and free of what only the joins need.
+//! The model as shown to users (`GET /v1/state`, `kevtmon state`): built on demand, sorted, without what only joins
+//! need.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,7 +15,7 @@ use crate::observation::{BootNs, ContainerFacts, LinkFacts, NsInum, SourceStatus
 /// The model at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// When it was looked at, RFC 3339.
+    /// Time of the snapshot, RFC 3339.
     pub time: String,
     /// Node name.
     pub node: String,
@@ -24,28 +25,28 @@ pub struct State {
     pub version: String,
     /// Sequence number of the newest event.
     pub seq: u64,
-    /// Whether every source has reported.
+    /// Whether every source has reported its status.
     pub ready: bool,
     /// The host's network namespace.
     pub host_netns: NsInum,
     /// Sources and hooks, by name.
     #[serde(default)]
     pub sources: Vec<SourceStatus>,
-    /// How many there are of what.
+    /// Numbers of objects.
     #[serde(default)]
     pub counts: Counts,
-    /// Pods that have a container, by namespace and name.
+    /// Pods with at least one container, by namespace and name.
     #[serde(default)]
     pub pods: Vec<PodState>,
     /// Containers that are not removed, by id.
     #[serde(default)]
     pub containers: Vec<ContainerPlace>,
-    /// Network namespaces that were read, by inode number.
+    /// Network namespaces of which a snapshot was read, by inode number.
     #[serde(default)]
     pub namespaces: Vec<NetnsState>,
 }
 
-/// How many there are.
+/// Numbers of objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Containers by state.
@@ -74,7 +75,7 @@ pub struct PodState {
     /// Next hops of its default routes.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub gateways: Vec<IpAddr>,
-    /// Host interfaces whose other end is in its namespace.
+    /// Host interfaces whose peer is in its namespace.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub host_links: Vec<String>,
     /// Ids of its containers.
@@ -82,7 +83,7 @@ pub struct PodState {
     pub containers: Vec<String>,
 }
 
-/// A container and where it lives.
+/// A container with its pod and namespaces.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContainerPlace {
     /// The container.
@@ -100,7 +101,7 @@ pub struct ContainerPlace {
     /// Its mount namespace.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mntns: Option<NsInum>,
-    /// Its addresses, by the runtime's word.
+    /// Its addresses as reported by the runtime.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ip: Vec<IpAddr>,
     /// Sources that report it, the one that describes it first.
@@ -125,12 +126,12 @@ pub struct NetnsState {
     /// Command name of that process.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub comm: Option<String>,
-    /// Whose it is.
+    /// Its owner.
     pub owner: Target,
     /// Next hops of its default routes.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub gateways: Vec<IpAddr>,
-    /// Its addresses, with the length of the prefix.
+    /// Its addresses with prefix length.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub addresses: Vec<String>,
     /// Its links, by index.
@@ -139,7 +140,7 @@ pub struct NetnsState {
 }
 
 impl Core {
-    /// The model as it is; `at` only says when that is.
+    /// The current state of the model; `at` becomes its time stamp.
     #[must_use]
     pub fn state(&self, at: BootNs) -> State {
         let mut containers: Vec<ContainerPlace> =
@@ -200,7 +201,7 @@ impl Core {
                 containers: Vec::new(),
             });
             state.containers.push(place.container.id.clone());
-            // Containers join their sandbox's namespace; only the host's own is no property of a pod.
+            // All containers of a pod share the sandbox's namespace; the host's belongs to no pod.
             state.netns = state.netns.or(place.netns.filter(|netns| *netns != self.settings.host_netns));
         }
         let mut pods: Vec<PodState> = pods.into_values().collect();
@@ -245,7 +246,7 @@ impl Core {
         }
     }
 
-    /// A link in the words of the schema; nothing of it changed.
+    /// A link in the event schema, without changes.
     pub(super) fn link_state(&self, link: &LinkFacts) -> Link {
         Link {
             ifindex: link.ifindex,

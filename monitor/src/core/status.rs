@@ -1,4 +1,4 @@
-//! The daemon about itself: ready, degraded, stopping, and what was lost.
+//! Events of the daemon itself: ready, degraded, stopping, and lost records.
 
 use super::Core;
 use crate::diagnose::Change;
@@ -53,7 +53,7 @@ impl Core {
         self.emit(event);
     }
 
-    /// Nobody watched between two runs; a restart is no trouble by itself.
+    /// Nothing is observed between two runs of the daemon. A notice only, because a restart is no fault by itself.
     pub(super) fn restarted(&mut self, at: BootNs, last_alive: BootNs) {
         let message = "nothing was seen while the daemon did not run".to_owned();
         let event = Event {
@@ -69,7 +69,7 @@ impl Core {
         self.emit(event);
     }
 
-    /// The last event.
+    /// Emits the last event.
     pub(super) fn stop(&mut self, at: BootNs) {
         self.emit_daemon(at, Kind::DaemonStopping, Severity::Info, "stopping".to_owned());
     }
@@ -92,7 +92,7 @@ impl Core {
         }
     }
 
-    /// Down, or on a lower rung than the best; but not if its absence is an everyday case.
+    /// Whether a source is down or on a lower rung than its best. An optional source that is absent does not count.
     fn degrades(&self, status: &SourceStatus) -> bool {
         status.reason.is_some() && self.settings.sources.get(&status.source) != Some(&true)
     }

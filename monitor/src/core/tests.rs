@@ -187,10 +187,10 @@ fn an_entry_of_a_namespace_that_is_being_built_is_not_said_to_be_no_gateway() {
     core.observe(at(10, deletion(NeighborCause::Admin)));
     assert_eq!(requests(&mut core), [Request::Netns { netns: POD }]);
     core.observe(at(11, snapshot(POD)));
-    let told: Vec<Event> =
+    let emitted: Vec<Event> =
         events(&mut core).into_iter().filter(|event| event.kind == Kind::NeighborDeleted).collect();
-    assert_eq!(told.len(), 1);
-    assert_eq!(told[0].neighbor.as_ref().unwrap().gateway, Some(true));
+    assert_eq!(emitted.len(), 1);
+    assert_eq!(emitted[0].neighbor.as_ref().unwrap().gateway, Some(true));
 }
 
 #[test]
@@ -213,9 +213,13 @@ fn a_snapshot_tells_what_changed_without_a_message() {
     core.observe(at(1, with(vec![link("eth0", iff::UP)])));
     assert!(events(&mut core).is_empty(), "the first one is what is");
     core.observe(at(2, with(vec![LinkFacts { peer: None, ..link("eth0", 0) }])));
-    let told = events(&mut core);
-    assert_eq!(told[0].link.as_ref().unwrap().change, ["down"]);
-    assert_eq!(told[0].link.as_ref().unwrap().peer.as_ref().unwrap().ifindex, 9, "the other end stays known");
+    let emitted = events(&mut core);
+    assert_eq!(emitted[0].link.as_ref().unwrap().change, ["down"]);
+    assert_eq!(
+        emitted[0].link.as_ref().unwrap().peer.as_ref().unwrap().ifindex,
+        9,
+        "the other end stays known"
+    );
     core.observe(at(3, with(Vec::new())));
     assert_eq!(events(&mut core)[0].kind, Kind::LinkDeleted);
     core.observe(at(4, Fact::LinkGone { netns: POD, ifindex: 2, moved_to: None }));
@@ -239,9 +243,9 @@ fn a_link_that_goes_to_another_namespace_has_moved() {
     core.observe(at(1, Fact::Netns(Box::new(NetnsSnapshot { links: vec![link], ..*bare }))));
     let moved_to = Some(PeerLink { ifindex: 3, netns: Some(POD) });
     core.observe(at(2, Fact::LinkGone { netns: HOST, ifindex: 2, moved_to }));
-    let told = events(&mut core);
-    assert_eq!(told[0].kind, Kind::LinkMoved);
-    assert_eq!(told[0].link.as_ref().unwrap().moved_to.as_ref().unwrap().netns, Some(POD));
+    let emitted = events(&mut core);
+    assert_eq!(emitted[0].kind, Kind::LinkMoved);
+    assert_eq!(emitted[0].link.as_ref().unwrap().moved_to.as_ref().unwrap().netns, Some(POD));
 }
 
 #[test]
@@ -267,7 +271,7 @@ fn a_storm_in_unknown_namespaces_is_told_and_bounded() {
         core.observe(at(10, Fact::Neighbor(Box::new(one))));
     }
     let early = events(&mut core).len();
-    assert!(core.held.len() <= 1024);
+    assert!(core.pending_neighbors.len() <= 1024);
     core.observe(at(1_000 * MS, Fact::Tick));
     assert_eq!(early + events(&mut core).len(), 3_000);
 }
@@ -317,7 +321,7 @@ fn delete_add_delete_gives_two_events_in_order() {
     core.observe(at(10, deletion(NeighborCause::Admin)));
     core.observe(at(11, Fact::Neighbor(Box::new(added))));
     core.observe(at(12, deletion(NeighborCause::Admin)));
-    let told: Vec<Event> = core
+    let emitted: Vec<Event> = core
         .take_output()
         .filter_map(|output| match output {
             Output::Event(event) => Some(*event),
@@ -325,14 +329,14 @@ fn delete_add_delete_gives_two_events_in_order() {
         })
         .collect();
     let of_entry: Vec<(Kind, BootNs)> =
-        told.iter().filter(|event| event.incident.is_none()).map(|event| (event.kind, event.at)).collect();
+        emitted.iter().filter(|event| event.incident.is_none()).map(|event| (event.kind, event.at)).collect();
     assert_eq!(
         of_entry,
         [(Kind::NeighborDeleted, 10), (Kind::NeighborAdded, 11), (Kind::NeighborDeleted, 12)]
     );
-    let seqs: Vec<u64> = told.iter().map(|event| event.seq).collect();
+    let seqs: Vec<u64> = emitted.iter().map(|event| event.seq).collect();
     assert_eq!(seqs, (before + 1..=core.seq).collect::<Vec<_>>(), "no number is left out");
-    assert!(told.len() > of_entry.len(), "the diagnoses see it, too");
+    assert!(emitted.len() > of_entry.len(), "the diagnoses see it, too");
 }
 
 #[test]
@@ -435,9 +439,9 @@ fn a_link_that_did_not_change_is_silent_and_one_that_did_says_how() {
     core.observe(at(2, link(iff::UP)));
     assert!(events(&mut core).is_empty());
     core.observe(at(3, link(0)));
-    let told = events(&mut core);
-    assert_eq!(told[0].link.as_ref().unwrap().change, ["down"]);
-    assert_eq!(told[0].message, "veth eth0 of pod lijiaob/etcd1-0 changed: down");
+    let emitted = events(&mut core);
+    assert_eq!(emitted[0].link.as_ref().unwrap().change, ["down"]);
+    assert_eq!(emitted[0].message, "veth eth0 of pod lijiaob/etcd1-0 changed: down");
     core.observe(at(4, Fact::LinkGone { netns: POD, ifindex: 2, moved_to: None }));
     assert_eq!(events(&mut core)[0].kind, Kind::LinkDeleted);
 }

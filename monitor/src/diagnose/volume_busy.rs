@@ -13,7 +13,7 @@ use super::advice::advice;
 use super::finding::{About, Count, Findings, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Change, Diagnosis, SCAN_ID, STARTING, Seen};
-use crate::event::wording::{held_by, whose};
+use crate::event::wording::{holders_phrase, owner_phrase};
 use crate::event::{
     Advice, CloseReason, Confidence, Event, Kind, Mount, MountHolder, Pod, Risk, Severity, Volume,
 };
@@ -313,7 +313,7 @@ fn summary(event: &Event, mount: &Mount, volume: &Volume) -> String {
         Some(unit) => format!(" by {} of {unit}", actor.comm),
         None => format!(" by {}", actor.comm),
     });
-    let pod = match event.target.as_deref().map(whose) {
+    let pod = match event.target.as_deref().map(owner_phrase) {
         Some(pod) if !pod.is_empty() => pod,
         _ => format!(" of pod {}", volume.pod_uid),
     };
@@ -327,7 +327,7 @@ fn summary(event: &Event, mount: &Mount, volume: &Volume) -> String {
         "volume {} ({}){pod} cannot be unmounted{caller}: {}{serves}",
         volume.name,
         volume.plugin,
-        held_by(holders, verdict)
+        holders_phrase(holders, verdict)
     )
 }
 

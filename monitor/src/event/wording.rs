@@ -1,10 +1,11 @@
-//! Phrases that event messages and incident summaries share.
+//! Phrases shared by event messages and incident summaries.
 
 use crate::event::{Actor, Container, MountHolder, Pod, Target};
 use crate::observation::{Access, Verdict};
 
-/// How a message calls a target: pod before container, nothing for the host.
-pub(crate) fn whose(target: &Target) -> String {
+/// The owner of a target as the end of a phrase, ` of pod NAMESPACE/NAME`: the pod if there is one, else the container,
+/// else the named namespace; empty for the host.
+pub(crate) fn owner_phrase(target: &Target) -> String {
     match (&target.pod, &target.container) {
         (Some(Pod { namespace: Some(namespace), name: Some(name), .. }), _) => {
             format!(" of pod {namespace}/{name}")
@@ -17,13 +18,13 @@ pub(crate) fn whose(target: &Target) -> String {
     }
 }
 
-/// A container's name, or the short form of its id.
+/// A container's name, or its short id.
 pub(crate) fn container_label(container: &Container) -> &str {
     container.name.as_deref().unwrap_or_else(|| container.id.get(..12).unwrap_or(&container.id))
 }
 
-/// How a message calls an actor.
-pub(crate) fn who(actor: &Actor) -> String {
+/// An actor by command name and pid, with its pod or container: `calico (pid 28997)`.
+pub(crate) fn actor_phrase(actor: &Actor) -> String {
     let mut text = format!("{} (pid {})", actor.comm, actor.pid);
     if let Some(Pod { namespace: Some(namespace), name: Some(name), .. }) = &actor.pod {
         text.push_str(&format!(" of pod {namespace}/{name}"));
@@ -33,8 +34,8 @@ pub(crate) fn who(actor: &Actor) -> String {
     text
 }
 
-/// Who keeps a mount busy, as the end of a sentence.
-pub(crate) fn held_by(holders: &[MountHolder], verdict: Verdict) -> String {
+/// The holders of a busy mount, as the end of a sentence; only the first one by name.
+pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> String {
     let Some(first) = holders.first() else {
         return match verdict {
             Verdict::ChildMount => "another file system is mounted below it",
@@ -69,9 +70,9 @@ pub(crate) fn held_by(holders: &[MountHolder], verdict: Verdict) -> String {
     text
 }
 
-/// The cause, by its name, as the end of a sentence, which may have named somebody.
-pub(crate) fn because(cause: &str, named: bool) -> &'static str {
-    match (cause, named) {
+/// The cause of a neighbor change as the end of a sentence; `actor_named`: the sentence ends with the actor.
+pub(crate) fn cause_phrase(cause: &str, actor_named: bool) -> &'static str {
+    match (cause, actor_named) {
         ("link-down", true) => ", who set the link down",
         ("link-down", false) => " because the link was set down",
         ("link-deleted", true) => ", who deleted the link",

@@ -41,12 +41,12 @@ fn refused_unmounts_are_told_at_attempts_1_2_4_8_with_one_scan_in_ten_seconds() 
     for now in 12..19 {
         core.observe(at(now, attempt(Some(16))));
     }
-    let told: Vec<Event> = events(&mut core);
-    let attempts: Vec<_> = told.iter().map(|event| event.mount.as_ref().unwrap().attempts).collect();
+    let emitted: Vec<Event> = events(&mut core);
+    let attempts: Vec<_> = emitted.iter().map(|event| event.mount.as_ref().unwrap().attempts).collect();
     assert_eq!(attempts, [Some(1), Some(2), Some(4), Some(8)]);
-    assert!(told.iter().all(|event| event.holders.as_ref().unwrap().len() == 1));
+    assert!(emitted.iter().all(|event| event.holders.as_ref().unwrap().len() == 1));
     assert_eq!(
-        told[0].message,
+        emitted[0].message,
         "umount of /mnt/x refused: held by glusterfs (pid 94549) as its current directory"
     );
 }
@@ -108,11 +108,11 @@ fn a_busy_volume_names_its_pod_even_where_no_runtime_knows_it() {
         12,
         Fact::Umount(Box::new(UmountAttempt { path: path.into(), errno: None, ..*attempt })),
     ));
-    let told = events(&mut core);
-    assert_eq!(told[0].target.as_ref().unwrap().pod.as_ref().unwrap().uid, &path[22..58]);
-    assert_eq!(told[0].mount.as_ref().unwrap().volume.as_ref().unwrap().plugin, "kubernetes.io/glusterfs");
+    let emitted = events(&mut core);
+    assert_eq!(emitted[0].target.as_ref().unwrap().pod.as_ref().unwrap().uid, &path[22..58]);
+    assert_eq!(emitted[0].mount.as_ref().unwrap().volume.as_ref().unwrap().plugin, "kubernetes.io/glusterfs");
     assert_eq!(
-        told[1].message,
+        emitted[1].message,
         "volume cam-pv-50g of pod 5c948341-c030-4996-b888-f032577d97b0 unmounted after one refused attempt by umount (pid 28997)"
     );
 }

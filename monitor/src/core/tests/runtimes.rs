@@ -60,7 +60,7 @@ impl Node {
     }
 
     fn count(&self) -> i64 {
-        self.core.census().containers.values().sum()
+        self.core.gauges().containers.values().sum()
     }
 
     /// Whether each container in the state is stale, by id.

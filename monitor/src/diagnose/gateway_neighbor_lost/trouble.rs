@@ -6,7 +6,7 @@ use super::judge::Health;
 use super::{judge, words};
 use crate::diagnose::Seen;
 use crate::diagnose::finding::{About, Count, Report};
-use crate::event::wording::whose;
+use crate::event::wording::owner_phrase;
 use crate::event::{Confidence, Event, Incident, Neighbor, Severity, Target};
 use crate::observation::{BootNs, NeighborKey};
 
@@ -56,7 +56,7 @@ impl Owner {
         Some(Self {
             id: sandbox.unwrap_or_else(|| container.id.clone()),
             container: container.id.clone(),
-            label: whose(target).trim_start_matches(" of ").to_owned(),
+            label: owner_phrase(target).trim_start_matches(" of ").to_owned(),
             by_runtime: container.name.is_some(),
         })
     }

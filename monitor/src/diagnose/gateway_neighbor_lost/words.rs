@@ -2,7 +2,7 @@
 
 use super::{Reason, Trouble};
 use crate::diagnose::advice::advice;
-use crate::event::wording::{because, who};
+use crate::event::wording::{actor_phrase, cause_phrase};
 use crate::event::{Advice, Event, Pod, Risk, Target};
 use crate::node::view::NodeView;
 use crate::observation::NeighborKey;
@@ -18,9 +18,9 @@ pub(super) fn deed(event: &Event) -> String {
         (None, None) => "was deleted".to_owned(),
     };
     if let Some(actor) = &event.actor {
-        text.push_str(&format!(" by {}", who(actor)));
+        text.push_str(&format!(" by {}", actor_phrase(actor)));
     }
-    text.push_str(because(&neighbor.cause, event.actor.is_some()));
+    text.push_str(cause_phrase(&neighbor.cause, event.actor.is_some()));
     text
 }
 
