@@ -9,9 +9,7 @@ use clap_complete::Shell;
 use super::{Cli, exit};
 use crate::config::{self, Config, ConfigError, Overrides};
 use crate::error_chain::chain;
-
-/// JSON Schema of events.
-pub const SCHEMA: &str = include_str!("../event/schema.json");
+use crate::event;
 
 /// The commands that tell of the program itself.
 #[derive(Debug, Subcommand)]
@@ -46,7 +44,7 @@ impl Reference {
     pub fn run(&self) -> u8 {
         let mut text = Vec::new();
         match self {
-            Self::Schema => text.extend_from_slice(SCHEMA.as_bytes()),
+            Self::Schema => text = format!("{:#}\n", event::schema().to_value()).into_bytes(),
             Self::Completions { shell } => {
                 clap_complete::generate(*shell, &mut Cli::command(), "kevtmon", &mut text);
             }

@@ -1,35 +1,40 @@
 //! A diagnosis with a lifecycle: what is wrong now, since when, why, and what to do.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Confidence, Severity};
+use super::{Confidence, Object, Severity};
 
-/// An incident, as each of its events carries it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// A diagnosis with a lifecycle, for `incident.*`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Incident {
     /// Hash of node, boot, kind and subject: the same trouble has the same id after a restart.
     pub id: String,
-    /// `gateway-neighbor-lost`, …
+    /// Kind of the diagnosis: `gateway-neighbor-lost`, `volume-busy`, …
     pub kind: String,
     /// How bad it is; can rise while it is open.
     pub severity: Severity,
     /// How sure the diagnosis is; can rise while it is open.
     pub confidence: Confidence,
     /// When it opened, RFC 3339.
+    #[schemars(extend("format" = "date-time"))]
     pub opened: String,
     /// When it closed.
+    #[schemars(extend("format" = "date-time"))]
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub closed: Option<String>,
     /// Time of the first evidence.
+    #[schemars(extend("format" = "date-time"))]
     pub first_seen: String,
     /// Time of the newest evidence.
+    #[schemars(extend("format" = "date-time"))]
     pub last_seen: String,
     /// How often it was seen.
     pub count: u64,
     /// Why it closed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub close_reason: Option<CloseReason>,
-    /// It was there before the daemon looked.
+    /// The trouble was there before the daemon looked.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub found_at_start: bool,
     /// Ids of the incidents that led to this one.
@@ -40,10 +45,11 @@ pub struct Incident {
     /// What to do, most useful first.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub advice: Vec<Advice>,
-    /// Sequence numbers of the events it rests on, at most [`EVIDENCE_MAX`], the first and the newest.
+    /// Sequence numbers of the events that it rests on, the first and the newest.
+    #[schemars(length(max = EVIDENCE_MAX))]
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub evidence: Vec<u64>,
-    /// How many more there were.
+    /// How many more events it rests on.
     #[serde(skip_serializing_if = "is_zero", default)]
     pub evidence_omitted: u64,
 }
@@ -52,39 +58,41 @@ pub struct Incident {
 pub const EVIDENCE_MAX: usize = 32;
 
 /// Why an incident closed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CloseReason {
     /// The trouble is over.
     Resolved,
     /// What it happened to is gone.
     SubjectGone,
-    /// Nothing was heard of it for too long.
+    /// It was not observed for too long.
     Expired,
 }
 
 /// A next step.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Advice {
     /// What it does, in words.
     pub text: String,
     /// The exact command.
     pub command: String,
-    /// What it may cost.
+    /// What the command may cost.
     pub risk: Risk,
 }
 
 /// What a command may cost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Risk {
-    /// Only looks.
+    /// It only reads.
     Read,
-    /// Restarts something.
+    /// It restarts something.
     Restart,
-    /// Loses something.
+    /// It loses something.
     Destructive,
 }
+
+impl Object for Incident {}
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
 fn is_zero(count: &u64) -> bool {

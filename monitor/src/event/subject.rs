@@ -2,10 +2,11 @@
 
 use std::net::IpAddr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Who did it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Actor {
     /// Where this was learned.
     pub source: ActorSource,
@@ -26,7 +27,8 @@ pub struct Actor {
     /// Arguments, masked, cut at 4 KiB.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cmdline: Option<String>,
-    /// Start on the boot clock, nanoseconds, as a string.
+    /// Start on the boot clock, nanoseconds.
+    #[schemars(regex(pattern = "^[0-9]+$"))]
     pub start_time_ns: String,
     /// Control group path.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -34,13 +36,14 @@ pub struct Actor {
     /// systemd unit, from the control group.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unit: Option<String>,
-    /// Network namespace of the process.
+    /// Network namespace of the process, inode number.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns: Option<u32>,
-    /// Mount namespace of the process.
+    /// Mount namespace of the process, inode number.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mntns: Option<u32>,
-    /// Nearest first, at most five.
+    /// Processes above it, nearest first.
+    #[schemars(length(max = 5))]
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ancestors: Vec<AncestorRef>,
     /// Its container.
@@ -54,7 +57,7 @@ pub struct Actor {
 }
 
 /// Where an actor was learned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ActorSource {
     /// The task that was current in the kernel.
@@ -70,19 +73,19 @@ pub enum ActorSource {
 }
 
 /// How sure an answer is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Confidence {
-    /// May be.
+    /// It may be.
     Guess,
-    /// Fits all that is known.
+    /// It fits all that is known.
     Likely,
-    /// Seen.
+    /// It was observed.
     Certain,
 }
 
 /// A process above the actor.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AncestorRef {
     /// Process id.
     pub pid: u32,
@@ -94,12 +97,12 @@ pub struct AncestorRef {
 }
 
 /// How the join of a fact with a container went.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Join {
     /// Found at once.
     Ok,
-    /// Found after asking.
+    /// Found after a query.
     Late,
     /// Looked for and not found.
     Missed,
@@ -121,7 +124,7 @@ impl Join {
 }
 
 /// Whose it was.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Target {
     /// The container.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -137,14 +140,15 @@ pub struct Target {
 }
 
 /// A container, as far as it is known.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Container {
     /// 64 hex digits.
+    #[schemars(regex(pattern = "^[0-9a-f]{64}$"))]
     pub id: String,
     /// Name.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub name: Option<String>,
-    /// Runtime.
+    /// Runtime: `docker`, …
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub runtime: Option<String>,
     /// Image reference.
@@ -159,7 +163,7 @@ pub struct Container {
 }
 
 /// A pod.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Pod {
     /// Namespace.
     #[serde(skip_serializing_if = "Option::is_none", default)]

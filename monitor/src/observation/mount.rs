@@ -1,5 +1,6 @@
 //! Unmount attempts, and what pins a mount.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{NsInum, TaskRef};
@@ -39,7 +40,7 @@ pub struct MountFacts {
 }
 
 /// How a process pins a mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Access {
     /// An open file descriptor.
@@ -82,7 +83,7 @@ pub struct Holder {
 }
 
 /// What a holder scan concludes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// Processes hold it.

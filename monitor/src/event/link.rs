@@ -1,0 +1,77 @@
+//! Network interfaces.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Details, Object, Role, Visitor};
+
+/// A network interface, for `link.*`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Link {
+    /// Index.
+    pub ifindex: u32,
+    /// Name.
+    pub ifname: String,
+    /// `veth`, `bridge`, …
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub kind: Option<String>,
+    /// Network namespace, inode number.
+    pub netns: u32,
+    /// The other end.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub peer: Option<LinkPeer>,
+    /// Index of the bridge it belongs to.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub master: Option<u32>,
+    /// Hardware address.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub mac: Option<String>,
+    /// Whether it is administratively up; absent where unknown.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub up: Option<bool>,
+    /// What changed: `up`, `down`, `carrier-up`, `carrier-down`, `mac`, `name`, `master`, `peer`, `netns`.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub change: Vec<String>,
+    /// Where it is now, for `link.moved`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub moved_to: Option<LinkPeer>,
+}
+
+/// An interface in another place: the other end of a pair, or where a link was moved to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LinkPeer {
+    /// Index in its namespace.
+    pub ifindex: u32,
+    /// Its namespace, inode number.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub netns: Option<u32>,
+    /// Its name.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ifname: Option<String>,
+}
+
+impl Object for Link {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.interface(Role::Object, self.netns, self.ifindex, Some(&self.ifname));
+        match &self.peer {
+            Some(LinkPeer { ifindex, netns: Some(netns), ifname }) => {
+                visitor.interface(Role::Peer, *netns, *ifindex, ifname.as_deref());
+            }
+            Some(LinkPeer { ifname: Some(ifname), .. }) => visitor.interface_name(Role::Peer, ifname),
+            _ => {}
+        }
+    }
+
+    fn describe(&self, details: &mut dyn Details) {
+        let mut words = vec![format!("{} ({}) in netns {}", self.ifname, self.ifindex, self.netns)];
+        words.extend(self.kind.clone());
+        words.extend(self.peer.as_ref().map(|peer| {
+            let name = peer.ifname.as_ref().map_or_else(String::new, |name| format!("{name} "));
+            let netns = peer.netns.map_or_else(String::new, |netns| format!(" in netns {netns}"));
+            format!("peer {name}({}){netns}", peer.ifindex)
+        }));
+        words.extend(self.mac.clone());
+        words.extend(self.up.map(|up| if up { "up" } else { "down" }.to_owned()));
+        details.line("link", &words.join(" · "));
+    }
+}

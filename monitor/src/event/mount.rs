@@ -1,0 +1,132 @@
+//! Mounts, and the processes that hold them.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Container, Details, Object, Pod, Role, Visitor};
+use crate::observation::Access;
+
+/// A mount and the call that was made on it, for `mount.*`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Mount {
+    /// `umount2`, …
+    pub syscall: String,
+    /// Absolute path.
+    pub path: String,
+    /// `EBUSY`, …; absent on success.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub errno: Option<String>,
+    /// Flags of the call, by name.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub flags: Vec<String>,
+    /// File system type.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub fstype: Option<String>,
+    /// Mount source.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub source: Option<String>,
+    /// `major:minor`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub device: Option<String>,
+    /// Mount namespace of the caller, inode number.
+    pub mntns: u32,
+    /// How often this caller program was refused on this path.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub attempts: Option<u64>,
+    /// The pod volume that is mounted there.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub volume: Option<Volume>,
+    /// Mount points of file systems mounted below it.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub child_mounts: Vec<String>,
+}
+
+/// A kubelet pod volume, read from its path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Volume {
+    /// Uid of the pod.
+    pub pod_uid: String,
+    /// `kubernetes.io/glusterfs`, …
+    pub plugin: String,
+    /// Name of the volume.
+    pub name: String,
+}
+
+/// A process that pins a mount.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MountHolder {
+    /// Process id.
+    pub pid: u32,
+    /// Command name.
+    pub comm: String,
+    /// Masked command line, for host processes.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cmdline: Option<String>,
+    /// Executable.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub exe: Option<String>,
+    /// How it pins the mount.
+    pub access: Access,
+    /// What it holds.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub path: Option<String>,
+    /// Descriptor number.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub fd: Option<u32>,
+    /// systemd unit.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub unit: Option<String>,
+    /// Mount namespace of the process, inode number.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub mntns: Option<u32>,
+    /// Its container.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub container: Option<Container>,
+    /// Its pod.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pod: Option<Pod>,
+    /// The pod volume that it is the file server of, by its command line.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub serves: Option<Serves>,
+}
+
+/// A pod volume that a process on the host is the file server of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Serves {
+    /// Where the volume is mounted.
+    pub mountpoint: String,
+    /// Whose it is.
+    pub pod: Pod,
+}
+
+impl Object for Mount {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.path(Role::Object, &self.path);
+        if let Some(volume) = &self.volume {
+            visitor.pod_uid(Role::Target, &volume.pod_uid);
+        }
+    }
+
+    fn describe(&self, details: &mut dyn Details) {
+        let mut words = Vec::new();
+        match (&self.fstype, &self.source) {
+            (Some(fstype), Some(source)) => words.push(format!("{fstype} {source}")),
+            (fstype, source) => words.extend(fstype.as_ref().or(source.as_ref()).cloned()),
+        }
+        let flags = if self.flags.is_empty() { String::new() } else { format!("({})", self.flags.join("|")) };
+        let errno = self.errno.as_ref().map_or_else(String::new, |errno| format!(": {errno}"));
+        let attempt = self.attempts.map_or_else(String::new, |attempts| format!(", attempt {attempts}"));
+        words.push(format!("{}{flags}{errno}{attempt}", self.syscall));
+        details.line("mount", &self.path);
+        details.line("", &words.join(" · "));
+    }
+}
+
+impl Object for Vec<MountHolder> {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        for holder in self {
+            visitor.process(Role::Holder, holder.pid, &holder.comm);
+            visitor.owner(Role::Holder, holder.container.as_ref(), holder.pod.as_ref());
+        }
+    }
+}

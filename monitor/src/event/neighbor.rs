@@ -1,0 +1,69 @@
+//! Neighbor entries.
+
+use std::net::IpAddr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Details, Object, Role, Visitor};
+
+/// A neighbor entry, for `neighbor.*`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Neighbor {
+    /// Protocol address.
+    pub address: IpAddr,
+    /// Link-layer address, before the change.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub lladdr: Option<String>,
+    /// Link-layer address after the change, when another took its place.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub new_lladdr: Option<String>,
+    /// Interface index.
+    pub ifindex: u32,
+    /// Interface name.
+    pub ifname: String,
+    /// Network namespace, inode number.
+    pub netns: u32,
+    /// State before the change: `permanent`, …
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub state: Option<String>,
+    /// State after the change, when the entry still exists.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub new_state: Option<String>,
+    /// Why: `admin`, `replaced`, `link-down`, `link-deleted`, `lladdr-changed`, `noarp`, `last-address-removed`,
+    /// `gc`, `netns-exit`, `unknown`.
+    pub cause: String,
+    /// Whether it is the default gateway of its namespace; absent where unknown.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub gateway: Option<bool>,
+    /// What is wrong with a gateway: `missing`, `failed`, `wrong-lladdr`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub reason: Option<String>,
+}
+
+impl Object for Neighbor {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.neighbor_address(Role::Object, self.address);
+        visitor.interface(Role::Object, self.netns, self.ifindex, Some(&self.ifname));
+    }
+
+    fn describe(&self, details: &mut dyn Details) {
+        let mut words =
+            vec![format!("{} {}", self.address, arrow(self.lladdr.as_deref(), self.new_lladdr.as_deref()))];
+        words.push(arrow(self.state.as_deref(), self.new_state.as_deref()));
+        words.push(format!("cause {}", self.cause));
+        words.extend(self.reason.as_ref().map(|reason| format!("gateway {reason}")));
+        words.push(format!("{} ({}) in netns {}", self.ifname, self.ifindex, self.netns));
+        words.retain(|words| !words.is_empty());
+        details.line("entry", &words.join(" · "));
+    }
+}
+
+fn arrow(old: Option<&str>, new: Option<&str>) -> String {
+    match (old, new) {
+        (Some(old), Some(new)) => format!("{old} → {new}"),
+        (Some(old), None) => old.to_owned(),
+        (None, Some(new)) => format!("→ {new}"),
+        (None, None) => String::new(),
+    }
+}

@@ -1,0 +1,223 @@
+//! The schema against what is written.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use jsonschema::Validator;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::event::{
+    Advice, AncestorRef, CloseReason, Confidence, Incident, Kind, LinkPeer, Risk, Serves, Severity,
+};
+use crate::tests::sample;
+
+/// Stricter than what is published: what is not described is wrong too.
+fn strict() -> Validator {
+    fn close(schema: &mut Schema) {
+        if schema.get("properties").is_some() {
+            schema.insert("additionalProperties".to_owned(), false.into());
+        }
+    }
+    let mut strict = schema();
+    schemars::transform::transform_subschemas(&mut close, &mut strict);
+    close(&mut strict);
+    jsonschema::validator_for(strict.as_value()).unwrap()
+}
+
+fn errors(validator: &Validator, value: &Value) -> Vec<String> {
+    validator.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path())).collect()
+}
+
+/// Every field of every object.
+fn full() -> Event {
+    let mut event = sample::deletion();
+    let mut container = event.target.as_ref().unwrap().container.clone().unwrap();
+    container.image = Some("busybox".into());
+    event.target.as_mut().unwrap().netns_name = Some("blue".into());
+    let mut pod = event.target.as_ref().unwrap().pod.clone().unwrap();
+    pod.sandbox_id = Some(container.id.clone());
+    event.target.as_mut().unwrap().pod = Some(pod.clone());
+    let actor = event.actor.as_mut().unwrap();
+    (actor.container, actor.pod) = (Some(container.clone()), Some(pod.clone()));
+    actor.ancestors = vec![AncestorRef { pid: 1, comm: "init".into(), exe: Some("/sbin/init".into()) }];
+    let neighbor = event.neighbor.as_mut().unwrap();
+    neighbor.new_lladdr = Some("02:00:00:00:00:01".into());
+    neighbor.new_state = Some("reachable".into());
+    neighbor.reason = Some("wrong-lladdr".into());
+    let of = |has: fn(&Event) -> bool| sample::all().into_iter().find(has).unwrap();
+    event.link = of(|event| event.link.is_some()).link;
+    let link = event.link.as_mut().unwrap();
+    link.moved_to = Some(LinkPeer { ifindex: 9, netns: Some(1), ifname: Some("eth0".into()) });
+    link.master = Some(3);
+    link.peer = Some(LinkPeer { ifindex: 9, netns: Some(1), ifname: Some("cali0".into()) });
+    event.route = of(|event| event.route.is_some()).route;
+    let busy = sample::busy();
+    event.mount = busy.mount;
+    event.mount.as_mut().unwrap().child_mounts = vec!["/mnt/x/y".into()];
+    event.holders = busy.holders;
+    for holder in event.holders.iter_mut().flatten() {
+        (holder.cmdline, holder.exe) = (Some("etcd".into()), Some("/etcd".into()));
+        (holder.path, holder.fd) = (Some("/x".into()), Some(3));
+        (holder.unit, holder.mntns) = (Some("x.service".into()), Some(4));
+        (holder.container, holder.pod) = (Some(container.clone()), Some(pod.clone()));
+        holder.serves = Some(Serves { mountpoint: "/x".into(), pod: pod.clone() });
+    }
+    (event.holders_complete, event.holders_verdict) = (busy.holders_complete, busy.holders_verdict);
+    event.lost = of(|event| event.lost.is_some()).lost;
+    event.daemon = of(|event| event.daemon.is_some()).daemon;
+    event.incident = Some(Box::new(Incident {
+        id: "1".into(),
+        kind: "volume-busy".into(),
+        severity: Severity::Warning,
+        confidence: Confidence::Likely,
+        opened: event.time.clone(),
+        closed: Some(event.time.clone()),
+        first_seen: event.time.clone(),
+        last_seen: event.time.clone(),
+        count: 2,
+        close_reason: Some(CloseReason::SubjectGone),
+        found_at_start: true,
+        caused_by: vec!["2".into()],
+        summary: "x".into(),
+        advice: vec![Advice { text: "look".into(), command: "ls".into(), risk: Risk::Read }],
+        evidence: vec![1],
+        evidence_omitted: 1,
+    }));
+    event
+}
+
+/// The part of the schema that is about the values of a property.
+fn resolved<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
+    match schema["$ref"].as_str().and_then(|name| name.strip_prefix('#')) {
+        Some(pointer) => root.pointer(pointer).unwrap(),
+        None => schema,
+    }
+}
+
+/// Visits each object of a value with its schema.
+fn visit(
+    root: &Value,
+    schema: &Value,
+    value: &mut Value,
+    path: &str,
+    each: &mut impl FnMut(&str, &Value, &mut Value),
+) {
+    let schema = resolved(root, schema);
+    if schema["properties"].is_object() {
+        each(path, schema, value);
+    }
+    for (name, value) in value.as_object_mut().into_iter().flatten() {
+        if let Some(schema) = schema["properties"].get(name) {
+            visit(root, schema, value, &format!("{path}.{name}"), each);
+        }
+    }
+    for value in value.as_array_mut().into_iter().flatten() {
+        visit(root, &schema["items"], value, path, each);
+    }
+}
+
+#[test]
+fn every_event_keeps_the_schema() {
+    let validator = strict();
+    for event in sample::all().into_iter().chain([full()]) {
+        let value = serde_json::to_value(&event).unwrap();
+        assert_eq!(errors(&validator, &value), Vec::<String>::new(), "{value:#}");
+    }
+}
+
+#[test]
+fn every_reviewed_event_keeps_the_schema() {
+    let validator = strict();
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    let mut events = 0;
+    for path in fs::read_dir(fixtures).unwrap().map(|entry| entry.unwrap().path()) {
+        if path.extension().is_none_or(|suffix| suffix != "golden") {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        for line in text.lines().filter(|line| line.starts_with("  {")) {
+            let value: Value = serde_json::from_str(line).unwrap();
+            assert_eq!(errors(&validator, &value), Vec::<String>::new(), "{}: {line}", path.display());
+            events += 1;
+        }
+    }
+    assert!(events > 50, "{events} events");
+}
+
+#[test]
+fn what_the_schema_describes_is_written_and_explained() {
+    let root = schema().to_value();
+    let mut written = serde_json::to_value(full()).unwrap();
+    let mut missing = BTreeSet::new();
+    visit(&root, &root, &mut written, "", &mut |path, schema, value| {
+        for (name, property) in schema["properties"].as_object().unwrap() {
+            if value.get(name).is_none() {
+                missing.insert(format!("{path}.{name} is not written"));
+            }
+            if property["description"].as_str().is_none_or(str::is_empty) {
+                missing.insert(format!("{path}.{name} is not explained"));
+            }
+        }
+    });
+    assert_eq!(missing, BTreeSet::new());
+}
+
+#[test]
+fn what_is_required_is_always_written_and_the_rest_is_not() {
+    let root = schema().to_value();
+    let mut least = serde_json::to_value(full()).unwrap();
+    visit(&root, &root, &mut least, "", &mut |path, schema, value| {
+        let required: BTreeSet<&str> =
+            schema["required"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+        // Objects of the event itself stay, to look into them.
+        let keep =
+            |name: &str, value: &Value| required.contains(name) || path.is_empty() && value.is_object();
+        value.as_object_mut().unwrap().retain(|name, value| keep(name, value));
+    });
+    let event: Event = serde_json::from_value(least.clone()).unwrap();
+    assert_eq!(serde_json::to_value(&event).unwrap(), least);
+}
+
+#[test]
+fn names_are_listed_in_their_order() {
+    fn names<T: serde::Serialize>(values: impl IntoIterator<Item = T>) -> Value {
+        values.into_iter().map(|value| serde_json::to_value(value).unwrap()).collect()
+    }
+    let schema = schema().to_value();
+    assert_eq!(schema["properties"]["kind"]["enum"], names(Kind::ALL));
+    assert_eq!(schema["$defs"]["Severity"]["enum"], names(Severity::ALL));
+    assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+}
+
+#[test]
+fn the_schema_has_nothing_that_validators_refuse_and_leaves_room_for_more() {
+    fn check(value: &Value, path: &str) {
+        for (name, value) in value.as_object().into_iter().flatten() {
+            let path = format!("{path}/{name}");
+            match name.as_str() {
+                "format" => assert_eq!(value, "date-time", "{path}"),
+                "additionalProperties" => assert_ne!(value, false, "{path}"),
+                "oneOf" | "anyOf" | "default" => panic!("{path}: {value}"),
+                _ => check(value, &path),
+            }
+        }
+        assert!(value.as_array().is_none_or(|values| !values.contains(&json!("null"))), "{path}");
+        value.as_array().into_iter().flatten().for_each(|value| check(value, path));
+    }
+    let schema = schema().to_value();
+    jsonschema::meta::validate(&schema).unwrap();
+    check(&schema, "");
+}
+
+#[test]
+fn the_check_of_the_schema_finds_what_is_wrong() {
+    let mut value = serde_json::to_value(sample::deletion()).unwrap();
+    value["severity"] = "loud".into();
+    value["neighbor"]["ifindex"] = "2".into();
+    value["target"]["moon"] = json!(1);
+    value.as_object_mut().unwrap().remove("node");
+    let found = errors(&strict(), &value);
+    assert_eq!(found.len(), 4, "{found:?}");
+}
