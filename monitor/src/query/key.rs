@@ -3,10 +3,9 @@
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
+use std::net::IpAddr;
 
-use serde::{Deserialize, Serialize};
-
-use crate::event::{Container, Event, Pod};
+use crate::event::{Container, Event, Pod, Role, Visitor};
 
 /// Holders whose names become keys; a mount can have hundreds.
 const HOLDERS: usize = 32;
@@ -167,22 +166,6 @@ impl Lookup {
     }
 }
 
-/// The part that something plays in an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// It is what the event is about: the entry, the link, the mount.
-    Object,
-    /// It happened to it.
-    Target,
-    /// It did it.
-    Actor,
-    /// It holds the mount.
-    Holder,
-    /// It is the other end.
-    Peer,
-}
-
 /// All keys of an event, sorted, each once with every part it plays.
 #[must_use]
 pub fn keys(event: &Event) -> BTreeSet<(Key, Role)> {
@@ -193,78 +176,52 @@ pub fn keys(event: &Event) -> BTreeSet<(Key, Role)> {
     keys
 }
 
-/// Tells each key of an event and the part that it plays; some more than once.
+/// Reports each key of an event and the part that its bearer plays; some more than once.
 pub fn visit(event: &Event, found: impl FnMut(Family, &str, Role)) {
-    let mut keys = Visit { found, text: String::new() };
-    if let Some(target) = &event.target {
-        keys.owner(Role::Target, target.container.as_ref(), target.pod.as_ref());
-    }
-    if let Some(actor) = &event.actor {
-        keys.show(Role::Actor, Family::Pid, &actor.pid);
-        keys.owner(Role::Actor, actor.container.as_ref(), actor.pod.as_ref());
-    }
-    if let Some(neighbor) = &event.neighbor {
-        keys.show(Role::Object, Family::Neighbor, &neighbor.address);
-        keys.interface(Role::Object, neighbor.netns, neighbor.ifindex, Some(&neighbor.ifname));
-    }
-    if let Some(link) = &event.link {
-        keys.interface(Role::Object, link.netns, link.ifindex, Some(&link.ifname));
-        if let Some(peer) = &link.peer {
-            match peer.netns {
-                Some(netns) => keys.interface(Role::Peer, netns, peer.ifindex, peer.ifname.as_deref()),
-                None => keys.put(Role::Peer, Family::Link, peer.ifname.as_deref().unwrap_or_default()),
-            }
-        }
-    }
-    if let Some(route) = &event.route {
-        if let Some(gateway) = route.gateway {
-            keys.show(Role::Object, Family::Neighbor, &gateway);
-        }
-        if let Some(ifindex) = route.ifindex {
-            keys.interface(Role::Object, route.netns, ifindex, None);
-        }
-    }
-    if let Some(mount) = &event.mount {
-        keys.put(Role::Object, Family::Path, &mount.path);
-        if let Some(volume) = &mount.volume {
-            keys.put(Role::Target, Family::Uid, &volume.pod_uid);
-        }
-    }
-    for holder in event.holders.iter().flatten().take(HOLDERS) {
-        keys.show(Role::Holder, Family::Pid, &holder.pid);
-        keys.owner(Role::Holder, holder.container.as_ref(), holder.pod.as_ref());
-    }
+    event.visit(&mut KeyVisitor { found, text: String::new(), holders: 0 });
 }
 
-struct Visit<F> {
+struct KeyVisitor<F> {
     found: F,
     /// Room for one value that is no text yet.
     text: String,
+    holders: usize,
 }
 
-impl<F: FnMut(Family, &str, Role)> Visit<F> {
+impl<F: FnMut(Family, &str, Role)> KeyVisitor<F> {
     fn put(&mut self, role: Role, family: Family, value: &str) {
-        if !value.is_empty() {
+        if !value.is_empty() && (role != Role::Holder || self.holders <= HOLDERS) {
             (self.found)(family, value, role);
         }
     }
 
     fn show(&mut self, role: Role, family: Family, value: &impl fmt::Display) {
-        self.text.clear();
+        let mut text = std::mem::take(&mut self.text);
+        text.clear();
         // Writing to a string cannot fail.
-        let _ = write!(self.text, "{value}");
-        (self.found)(family, &self.text, role);
+        let _ = write!(text, "{value}");
+        self.put(role, family, &text);
+        self.text = text;
+    }
+}
+
+impl<F: FnMut(Family, &str, Role)> Visitor for KeyVisitor<F> {
+    fn process(&mut self, role: Role, pid: u32, _comm: &str) {
+        if role == Role::Holder {
+            self.holders += 1;
+        }
+        self.show(role, Family::Pid, &pid);
     }
 
-    fn owner(&mut self, role: Role, container: Option<&Container>, pod: Option<&Pod>) {
-        if let Some(container) = container {
-            self.put(role, Family::Container, &container.id);
-            self.put(role, Family::ContainerName, container.name.as_deref().unwrap_or_default());
-            if let Some(pid) = container.pid {
-                self.show(role, Family::Pid, &pid);
-            }
+    fn container(&mut self, role: Role, container: &Container) {
+        self.put(role, Family::Container, &container.id);
+        self.put(role, Family::ContainerName, container.name.as_deref().unwrap_or_default());
+        if let Some(pid) = container.pid {
+            self.show(role, Family::Pid, &pid);
         }
-        let Some(pod) = pod else { return };
+    }
+
+    fn pod(&mut self, role: Role, pod: &Pod) {
         self.put(role, Family::Uid, &pod.uid);
         if let (Some(namespace), Some(name)) = (&pod.namespace, &pod.name) {
             self.show(role, Family::Pod, &format_args!("{namespace}/{name}"));
@@ -275,9 +232,25 @@ impl<F: FnMut(Family, &str, Role)> Visit<F> {
         }
     }
 
+    fn pod_uid(&mut self, role: Role, uid: &str) {
+        self.put(role, Family::Uid, uid);
+    }
+
     fn interface(&mut self, role: Role, netns: u32, ifindex: u32, ifname: Option<&str>) {
         self.show(role, Family::Interface, &format_args!("{netns}/{ifindex}"));
         self.put(role, Family::Link, ifname.unwrap_or_default());
+    }
+
+    fn interface_name(&mut self, role: Role, ifname: &str) {
+        self.put(role, Family::Link, ifname);
+    }
+
+    fn neighbor_address(&mut self, role: Role, address: IpAddr) {
+        self.show(role, Family::Neighbor, &address);
+    }
+
+    fn path(&mut self, role: Role, path: &str) {
+        self.put(role, Family::Path, path);
     }
 }
 

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use super::Record;
 use super::blind::{Missing, Unseen, Watch};
 use super::history::IncidentView;
-use super::key::{Role, keys};
+use super::key::keys;
 use super::record::timestamp;
 use super::subject::Subject;
 use super::verdict::{self, Verdict};
-use crate::event::{Actor, Advice, CloseReason, Confidence, Kind, Severity};
+use crate::event::{Actor, Advice, CloseReason, Confidence, Kind, Role, Severity};
 
 /// Most steps of a story; what is of least weight is left out first.
 const STEPS: usize = 60;

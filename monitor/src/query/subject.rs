@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Record;
 use super::filter::is_uid;
-use super::key::{Family, Key, Lookup, keys};
+use super::key::{Family, Key, Lookup};
 use crate::core::state::{NetnsState, State};
-use crate::event::{Container, Event, Pod};
+use crate::event::{Container, Pod, Role, Visitor};
 
 /// A bare word this short that looks like the beginning of a container id is a coincidence.
 const SHORTEST_PREFIX: usize = 4;
@@ -95,7 +95,7 @@ pub fn candidates(word: &str, state: Option<&State>, records: &[Record]) -> Vec<
         known.take_state(state);
     }
     for record in records {
-        known.take_event(&record.event);
+        record.event.visit(&mut known);
     }
     let mut subjects = known.subjects(state);
     if let Some(path) = word.strip_prefix("path:").or_else(|| word.starts_with('/').then_some(word)) {
@@ -247,38 +247,6 @@ impl Known<'_> {
         }
     }
 
-    fn take_event(&mut self, event: &Event) {
-        let holders = event.holders.iter().flatten();
-        let owners = [
-            event.target.as_ref().map(|target| (&target.container, &target.pod)),
-            event.actor.as_ref().map(|actor| (&actor.container, &actor.pod)),
-        ];
-        for (container, pod) in
-            owners.into_iter().flatten().chain(holders.clone().map(|holder| (&holder.container, &holder.pod)))
-        {
-            container.iter().for_each(|container| self.take_container(container));
-            pod.iter().for_each(|pod| self.take_pod(pod));
-        }
-        if let Some(neighbor) = &event.neighbor {
-            self.take_interface(neighbor.netns, neighbor.ifindex, &neighbor.ifname);
-        }
-        if let Some(link) = &event.link {
-            self.take_interface(link.netns, link.ifindex, &link.ifname);
-            if let Some((netns, ifname, ifindex)) =
-                link.peer.as_ref().and_then(|peer| Some((peer.netns?, peer.ifname.as_ref()?, peer.ifindex)))
-            {
-                self.take_interface(netns, ifindex, ifname);
-            }
-        }
-        event.actor.iter().for_each(|actor| self.take_process(actor.pid, &actor.comm));
-        holders.for_each(|holder| self.take_process(holder.pid, &holder.comm));
-        for (key, _) in keys(event) {
-            if matches!(key.family, Family::Neighbor | Family::Ip) {
-                self.addresses.extend(key.value.parse::<IpAddr>());
-            }
-        }
-    }
-
     fn take_pod(&mut self, pod: &Pod) {
         let full = pod.namespace.as_ref().zip(pod.name.as_ref()).map(|(ns, name)| format!("{ns}/{name}"));
         let is_meant = self.is_meant(Family::Uid, &pod.uid)
@@ -336,6 +304,37 @@ impl Known<'_> {
         });
         pods.chain(containers).chain(interfaces).chain(processes).collect()
     }
+}
+
+impl Visitor for Known<'_> {
+    fn process(&mut self, _role: Role, pid: u32, comm: &str) {
+        self.take_process(pid, comm);
+    }
+
+    fn container(&mut self, _role: Role, container: &Container) {
+        self.take_container(container);
+    }
+
+    fn pod(&mut self, _role: Role, pod: &Pod) {
+        self.take_pod(pod);
+        self.addresses.extend(&pod.ip);
+    }
+
+    fn pod_uid(&mut self, _role: Role, _uid: &str) {}
+
+    fn interface(&mut self, _role: Role, netns: u32, ifindex: u32, ifname: Option<&str>) {
+        if let Some(ifname) = ifname {
+            self.take_interface(netns, ifindex, ifname);
+        }
+    }
+
+    fn interface_name(&mut self, _role: Role, _ifname: &str) {}
+
+    fn neighbor_address(&mut self, _role: Role, address: IpAddr) {
+        self.addresses.insert(address);
+    }
+
+    fn path(&mut self, _role: Role, _path: &str) {}
 }
 
 fn pod_subject(name: &str, names: &PodNames, state: Option<&State>) -> Subject {

@@ -5,10 +5,7 @@ use std::fmt::{self, Write};
 use jiff::Timestamp;
 
 use super::{Escaped, Pretty, Style, escaped, severity_style};
-use crate::event::{
-    Actor, ActorSource, Confidence, Container, Daemon, Event, Link, Lost, Mount, MountHolder, Neighbor, Pod,
-    Route, Target,
-};
+use crate::event::{Actor, ActorSource, Confidence, Container, Details, Event, MountHolder, Pod, Target};
 use crate::observation::{Access, Verdict};
 
 /// Longest list of holders; the rest is counted.
@@ -50,27 +47,9 @@ impl Pretty {
         if let Some(line) = event.target.as_deref().and_then(target) {
             self.detail("of", &line, out)?;
         }
-        if let Some(neighbor) = &event.neighbor {
-            self.detail("entry", &neighbor_line(neighbor), out)?;
-        }
-        if let Some(link) = &event.link {
-            self.detail("link", &link_line(link), out)?;
-        }
-        if let Some(route) = &event.route {
-            self.detail("route", &route_line(route), out)?;
-        }
-        if let Some(mount) = &event.mount {
-            self.detail("mount", &escaped(&mount.path), out)?;
-            self.detail("", &mount_line(mount), out)?;
-        }
-        self.holders(event, out)?;
-        if let Some(lost) = &event.lost {
-            self.detail("lost", &self.lost_line(lost), out)?;
-        }
-        if let Some(daemon) = &event.daemon {
-            self.daemon(daemon, out)?;
-        }
-        Ok(())
+        let mut lines = Lines { pretty: self, out };
+        event.objects().for_each(|object| object.describe(&mut lines));
+        self.holders(event, out)
     }
 
     fn clock(&self, time: &str) -> String {
@@ -142,30 +121,22 @@ impl Pretty {
         };
         self.detail(if holders.is_empty() { "held" } else { "" }, verdict, out)
     }
+}
 
-    fn lost_line(&self, lost: &Lost) -> String {
-        let mut line =
-            format!("{} from {} ({})", Escaped(&lost.count), Escaped(&lost.source), Escaped(&lost.reason));
-        if let (Some(from), Some(to)) = (&lost.from, &lost.to) {
-            line.push_str(&format!(", {} to {}", self.clock(from), self.clock(to)));
-        }
-        line
+/// Writes the lines of objects.
+struct Lines<'a> {
+    pretty: &'a Pretty,
+    out: &'a mut String,
+}
+
+impl Details for Lines<'_> {
+    fn line(&mut self, label: &str, text: &str) {
+        // Writing to a string cannot fail.
+        let _ = self.pretty.detail(label, &escaped(text), self.out);
     }
 
-    fn daemon(&self, daemon: &Daemon, out: &mut String) -> fmt::Result {
-        let sources: Vec<String> = daemon
-            .sources
-            .iter()
-            .map(|(source, state)| format!("{} {}", Escaped(source), Escaped(state)))
-            .collect();
-        if !sources.is_empty() {
-            self.detail("with", &sources.join(" · "), out)?;
-        }
-        for (index, (what, why)) in daemon.degraded.iter().enumerate() {
-            let label = if index == 0 { "lacks" } else { "" };
-            self.detail(label, &format!("{}: {}", Escaped(what), Escaped(why)), out)?;
-        }
-        Ok(())
+    fn clock(&self, time: &str) -> String {
+        self.pretty.clock(time)
     }
 }
 
@@ -210,64 +181,6 @@ fn container_words(container: &Container) -> String {
         Some(name) => format!("container {} ({})", Escaped(name), facts.join(", ")),
         None => format!("container {}", facts.join(", ")),
     }
-}
-
-fn neighbor_line(neighbor: &Neighbor) -> String {
-    let mut line =
-        format!("{} {}", neighbor.address, arrow(neighbor.lladdr.as_ref(), neighbor.new_lladdr.as_ref()));
-    for words in [
-        arrow(neighbor.state.as_ref(), neighbor.new_state.as_ref()),
-        format!("cause {}", Escaped(&neighbor.cause)),
-        neighbor.reason.as_deref().map_or_else(String::new, |reason| format!("gateway {}", Escaped(reason))),
-        format!("{} ({}) in netns {}", Escaped(&neighbor.ifname), neighbor.ifindex, neighbor.netns),
-    ] {
-        if !words.is_empty() {
-            line.push_str(" · ");
-            line.push_str(&words);
-        }
-    }
-    line
-}
-
-fn arrow(old: Option<&String>, new: Option<&String>) -> String {
-    match (old, new) {
-        (Some(old), Some(new)) => format!("{} → {}", Escaped(old), Escaped(new)),
-        (Some(one), None) => escaped(one),
-        (None, Some(new)) => format!("→ {}", Escaped(new)),
-        (None, None) => String::new(),
-    }
-}
-
-fn link_line(link: &Link) -> String {
-    let mut words = vec![format!("{} ({}) in netns {}", Escaped(&link.ifname), link.ifindex, link.netns)];
-    words.extend(link.kind.as_deref().map(escaped));
-    words.extend(link.peer.as_ref().map(|peer| {
-        let name = peer.ifname.as_deref().map_or_else(String::new, |name| format!("{} ", Escaped(name)));
-        let netns = peer.netns.map_or_else(String::new, |netns| format!(" in netns {netns}"));
-        format!("peer {name}({}){netns}", peer.ifindex)
-    }));
-    words.extend(link.mac.as_deref().map(escaped));
-    words.extend(link.up.map(|up| if up { "up" } else { "down" }.to_owned()));
-    words.join(" · ")
-}
-
-fn route_line(route: &Route) -> String {
-    let via = route.gateway.map_or_else(String::new, |gateway| format!(" via {gateway}"));
-    let dev = route.ifindex.map_or_else(String::new, |ifindex| format!(" dev {ifindex}"));
-    format!("{}{via}{dev} in netns {}", Escaped(&route.destination), route.netns)
-}
-
-fn mount_line(mount: &Mount) -> String {
-    let mut words = Vec::new();
-    match (&mount.fstype, &mount.source) {
-        (Some(fstype), Some(source)) => words.push(format!("{} {}", Escaped(fstype), Escaped(source))),
-        (fstype, source) => words.extend(fstype.as_deref().or(source.as_deref()).map(escaped)),
-    }
-    let flags = if mount.flags.is_empty() { String::new() } else { format!("({})", mount.flags.join("|")) };
-    let errno = mount.errno.as_deref().map_or_else(String::new, |errno| format!(": {}", Escaped(errno)));
-    let attempt = mount.attempts.map_or_else(String::new, |attempts| format!(", attempt {attempts}"));
-    words.push(format!("{}{}{errno}{attempt}", Escaped(&mount.syscall), Escaped(&flags)));
-    words.join(" · ")
 }
 
 fn name(holder: &MountHolder) -> String {

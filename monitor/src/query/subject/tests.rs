@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::core::state::{Counts, NetnsState, PodState};
+use crate::event::Event;
 use crate::event::{Join, Link, LinkPeer, Target};
+use crate::query::key::keys;
 use crate::tests::history;
 use crate::tests::sample;
 
