@@ -16,6 +16,7 @@ mod vm;
 mod needs;
 mod packages;
 mod setup;
+mod side_by_side;
 mod static_link;
 mod toolchain;
 mod workspace;

@@ -3,10 +3,11 @@
 
 use std::env;
 use std::fmt;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use nix::unistd::geteuid;
 
 use crate::workspace;
@@ -149,6 +150,8 @@ pub(crate) fn carry_out(why: &str, steps: &[Step], privilege: Privilege) -> Resu
         print_commands(steps);
         bail!("{why}, which needs root, and there is no sudo here: run the commands above");
     }
+    // Package managers refuse to run twice at a time, and parts of the tests run side by side.
+    let _alone = lock()?;
     eprintln!("xtask: {why}. About to run:");
     print_commands(steps);
     for step in steps {
@@ -158,6 +161,16 @@ pub(crate) fn carry_out(why: &str, steps: &[Step], privilege: Privilege) -> Resu
         }
     }
     Ok(())
+}
+
+/// Held while something is set up, by one process of this checkout at a time.
+fn lock() -> Result<File> {
+    let path = workspace::target().join("setup.lock");
+    let context = || format!("cannot lock {}", path.display());
+    fs::create_dir_all(workspace::target()).with_context(context)?;
+    let file = File::create(&path).with_context(context)?;
+    file.lock().with_context(context)?;
+    Ok(file)
 }
 
 /// One indented line per step.

@@ -1,16 +1,23 @@
 //! `cargo xtask test`: what the tests need, the build, and the tests; every part runs, whatever the ones before said.
+//!
+//! All parts run as CI runs them: what does not disturb each other side by side, each as a process of its own. The unit tests
+//! and the end-to-end tests never meet, since both change mounts and neighbors, and some of the latter count all that
+//! the kernel does. Virtual machines are only load.
 
+use std::io::{self, Write};
+use std::panic::resume_unwind;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::build;
 use crate::ebpf::ebpf;
-use crate::lint::{self, lint};
 use crate::needs::{self, Need, need};
 use crate::setup::{self, Privilege};
+use crate::side_by_side::{Output, Transcript};
 use crate::vm;
 use crate::workspace;
 
@@ -22,6 +29,9 @@ pub(crate) struct Options {
     /// Which tests to run
     #[arg(value_enum, default_value_t)]
     part: Part,
+    /// Skip the tests on other kernels where there are none
+    #[arg(long, hide = true)]
+    if_possible: bool,
     /// Arguments for `cargo test`, such as the name of a test
     #[arg(last = true)]
     arguments: Vec<String>,
@@ -35,6 +45,9 @@ enum Part {
     E2e,
     /// The same, where the probes are concerned, on other kernels in virtual machines
     Vm,
+    /// What the two above need, and no test
+    #[value(hide = true)]
+    Prepare,
     /// Lint and all of the above: what CI runs
     #[default]
     All,
@@ -42,31 +55,114 @@ enum Part {
 
 /// Runs the tests as asked; an error names the parts that failed.
 pub(crate) fn test(options: &Options) -> Result<()> {
-    let includes = |part| options.part == part || options.part == Part::All;
-    let mut failed = Vec::new();
-    let mut part = |name: &'static str, run: &dyn Fn() -> Result<()>| {
-        eprintln!("xtask: {name}");
-        if let Err(error) = run() {
-            eprintln!("xtask: {name}: {error:#}");
-            failed.push(name);
-        }
-    };
-    if options.part == Part::All {
-        part("lint", &|| lint(&lint::Options::default()));
+    match options.part {
+        Part::Unit => unit(&options.arguments),
+        Part::E2e => end_to_end(&options.arguments),
+        Part::Vm => vm::test(&options.arguments, !options.if_possible),
+        Part::Prepare => prepare(),
+        Part::All => all(&options.arguments),
     }
-    if includes(Part::Unit) {
-        part("unit tests", &|| unit(&options.arguments));
+}
+
+/// What runs as a process of its own: its name, and arguments of this program.
+type Job = (&'static str, &'static [&'static str]);
+
+/// Jobs that run one after the other.
+type Lane = &'static [Job];
+
+/// Lanes that run side by side, stage after stage.
+const STAGES: [&[Lane]; 2] = [
+    &[
+        &[("lint", &["lint"]), ("unit tests", &["test", "unit"])],
+        &[("preparation of the other tests", &["test", "prepare"])],
+    ],
+    &[
+        &[("end-to-end tests", &["test", "e2e"])],
+        &[("tests on other kernels", &["test", "vm", "--if-possible"])],
+    ],
+];
+
+fn all(arguments: &[String]) -> Result<()> {
+    let this = std::env::current_exe().context("cannot find the executable of this command")?;
+    let mut ended = Vec::new();
+    for stage in STAGES {
+        ended.extend(run_stage(&this, stage, arguments, io::stderr()));
     }
-    if includes(Part::E2e) {
-        part("end-to-end tests", &|| end_to_end(&options.arguments));
+    for (name, took, outcome) in &ended {
+        let verdict = outcome.as_ref().map_or_else(|error| format!("{error:#}"), |()| "passed".to_owned());
+        eprintln!("xtask: {name}: {verdict} after {} s", took.as_secs());
     }
-    if includes(Part::Vm) {
-        part("tests on other kernels", &|| vm::test(&options.arguments, options.part == Part::Vm));
-    }
+    let failed: Vec<&str> =
+        ended.iter().filter(|(_, _, outcome)| outcome.is_err()).map(|(name, ..)| *name).collect();
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }
     Ok(())
+}
+
+/// Runs lanes side by side, each job as a process of `program`.
+fn run_stage(program: &Path, lanes: &[Lane], arguments: &[String], out: impl Write + Send) -> Vec<Ended> {
+    let transcript = Transcript::new(lanes.iter().map(|lane| lane.len()).sum(), out);
+    let mut first = 0;
+    std::thread::scope(|scope| {
+        let mut running = Vec::new();
+        for lane in lanes {
+            let outputs: Vec<_> = (first..first + lane.len()).map(|index| transcript.piece(index)).collect();
+            first += lane.len();
+            running.push(scope.spawn(|| run_lane(program, lane, arguments, outputs)));
+        }
+        let ended = running.into_iter().map(|lane| lane.join());
+        ended.flat_map(|lane| lane.unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    })
+}
+
+/// Name, time and outcome of a job.
+type Ended = (&'static str, Duration, Result<()>);
+
+fn run_lane<W: Write + Send>(
+    program: &Path,
+    lane: Lane,
+    arguments: &[String],
+    outputs: Vec<Output<'_, W>>,
+) -> Vec<Ended> {
+    let mut ended = Vec::new();
+    for ((name, own), mut output) in lane.iter().zip(outputs) {
+        let start = Instant::now();
+        let mut command = Command::new(program);
+        command.args(*own);
+        if own.iter().any(|part| ["unit", "e2e", "vm"].contains(part)) && !arguments.is_empty() {
+            command.arg("--").args(arguments);
+        }
+        let outcome = writeln!(output, "xtask: {name}").map_err(Into::into);
+        let outcome = outcome.and_then(|()| run_into(&mut command, &mut output));
+        ended.push((*name, start.elapsed(), outcome));
+    }
+    ended
+}
+
+/// Runs a command with all that it prints going to `output`.
+fn run_into(command: &mut Command, output: &mut impl Write) -> Result<()> {
+    let (mut printed, writer) = io::pipe().context("cannot make a pipe")?;
+    command.stdout(writer.try_clone().context("cannot share a pipe")?).stderr(writer);
+    let mut child = command.spawn().context("cannot start a part")?;
+    // What it was started with holds the pipe open.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let copied = io::copy(&mut printed, output);
+    let status = child.wait().context("cannot wait for a part")?;
+    copied.context("cannot show what a part prints")?;
+    if !status.success() {
+        bail!("{status}");
+    }
+    Ok(())
+}
+
+/// Installs, downloads and builds what the end-to-end tests and those on other kernels need, while others run.
+fn prepare() -> Result<()> {
+    end_to_end_needs(Privilege::of_this_user())?;
+    let prepared = vm::prepare(Privilege::of_this_user());
+    build::release()?;
+    workspace::check(e2e_tests()?.arg("--no-run"))?;
+    prepared.map(drop)
 }
 
 fn unit(arguments: &[String]) -> Result<()> {
@@ -83,10 +179,18 @@ fn end_to_end(arguments: &[String]) -> Result<()> {
     }
     end_to_end_needs(privilege)?;
     let daemon = build::release()?;
-    let mut cargo = workspace::cargo("test");
-    cargo.args(["--package", E2E, "--no-fail-fast"]);
+    let mut cargo = e2e_tests()?;
+    cargo.arg("--no-fail-fast");
     run_as_root(&mut cargo, privilege, &daemon);
     workspace::check(cargo.args(arguments))
+}
+
+/// `cargo test` of the end-to-end tests; static, so that one build is for this machine and for virtual ones.
+pub(crate) fn e2e_tests() -> Result<Command> {
+    let mut cargo = workspace::cargo("test");
+    cargo.args(["--package", E2E]);
+    build::link_statically(&mut cargo, &build::host_triple()?);
+    Ok(cargo)
 }
 
 /// Installs what the harness of the end-to-end tests starts.
@@ -126,6 +230,26 @@ mod tests {
 
     fn arguments(cargo: &Command) -> Vec<String> {
         cargo.get_args().map(|argument| argument.to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn jobs_run_with_their_arguments_and_each_ones_output_is_whole() {
+        const LANES: [Lane; 2] = [&[("a", &["false"]), ("b", &["test", "unit"])], &[("c", &["test", "vm"])]];
+        let directory = tempfile::tempdir().expect("temporary directory");
+        let program = directory.path().join("part");
+        std::fs::write(&program, "#!/bin/sh\necho \"$*\"\necho \"no $1\" >&2\n[ \"$1\" = test ]\n")
+            .expect("write");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&program, mode).expect("make executable");
+        let mut shown = Vec::new();
+        let ended = run_stage(&program, &LANES, &["name".to_owned()], &mut shown);
+        let outcomes: Vec<_> = ended.iter().map(|(name, _, outcome)| (*name, outcome.is_ok())).collect();
+        assert_eq!(outcomes, [("a", false), ("b", true), ("c", true)]);
+        let shown = String::from_utf8(shown).expect("text");
+        assert_eq!(
+            shown,
+            "xtask: a\nfalse\nno false\nxtask: b\ntest unit -- name\nno test\nxtask: c\ntest vm -- name\nno test\n"
+        );
     }
 
     #[test]

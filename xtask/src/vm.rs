@@ -10,16 +10,20 @@ mod kernels;
 mod machine;
 
 use std::fs;
+use std::io::{self, Write};
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
+use self::kernels::Kernel;
 use crate::build;
 use crate::needs::{self, Need, need};
 use crate::setup::Privilege;
-use crate::test::E2E;
+use crate::side_by_side::Transcript;
+use crate::test::e2e_tests;
 use crate::workspace;
 
 /// Process 1 of the guest, an executable of the tests' package.
@@ -39,11 +43,11 @@ const NEEDS: [Need; 4] = [
     need("busybox", "busybox-static", "is started by the tests").statically_linked(),
 ];
 
-/// Runs the tests on every kernel that can be had. None is an error when they were asked for by name (`required`).
+/// Runs the tests on every kernel that can be had, side by side. None is an error if they are `required`.
 pub(crate) fn test(arguments: &[String], required: bool) -> Result<()> {
-    let privilege = Privilege::of_this_user();
-    let packages = kernels::offered(privilege)?;
-    if packages.is_empty() {
+    let plan = plan(arguments)?;
+    let kernels = prepare(Privilege::of_this_user())?;
+    if kernels.is_empty() {
         let reason = "the kernels are those of Debian's amd64 packages, which apt does not offer here";
         if required {
             bail!("{reason}");
@@ -51,27 +55,57 @@ pub(crate) fn test(arguments: &[String], required: bool) -> Result<()> {
         eprintln!("xtask: skipped: {reason}");
         return Ok(());
     }
-    needs::ensure("the tests on other kernels", &NEEDS, privilege)?;
-    let plan = plan(arguments)?;
-    let kernels =
-        packages.iter().map(|package| kernels::fetch(package, privilege)).collect::<Result<Vec<_>>>()?;
     let daemon = build::release()?;
     let executables = executables()?;
-    let mut failed = Vec::new();
-    for kernel in &kernels {
-        eprintln!("xtask: {}", kernel.name);
-        let initramfs = workspace::target().join("vm").join(format!("{}.initramfs", kernel.name));
-        let content = files::collect(&daemon, &executables, kernel)?;
-        fs::write(&initramfs, content).with_context(|| format!("cannot write {}", initramfs.display()))?;
-        if let Err(error) = machine::run(kernel, &initramfs, &plan) {
-            eprintln!("xtask: {}: {error:#}", kernel.name);
-            failed.push(kernel.name.as_str());
-        }
-    }
+    let transcript = Transcript::new(kernels.len(), io::stderr());
+    let failed = std::thread::scope(|scope| {
+        let (plan, daemon, executables) = (&plan, &daemon, &executables);
+        let machines: Vec<_> = kernels
+            .iter()
+            .enumerate()
+            .map(|(index, kernel)| {
+                let mut output = transcript.piece(index);
+                scope.spawn(move || {
+                    let passed = run(kernel, daemon, executables, plan, &mut output);
+                    let passed = passed.inspect_err(|error| {
+                        // Nobody reads any more; the exit code says it, too.
+                        let _ = writeln!(output, "xtask: {}: {error:#}", kernel.name);
+                    });
+                    passed.is_err().then_some(kernel.name.as_str())
+                })
+            })
+            .collect();
+        let ended = machines.into_iter().map(|machine| machine.join());
+        ended.filter_map(|failed| failed.unwrap_or_else(|panic| resume_unwind(panic))).collect::<Vec<_>>()
+    });
     if !failed.is_empty() {
         bail!("failed on {}", failed.join(", "));
     }
     Ok(())
+}
+
+/// Installs what the machines need, and downloads the kernels; none where there are none for this machine.
+pub(crate) fn prepare(privilege: Privilege) -> Result<Vec<Kernel>> {
+    let packages = kernels::offered(privilege)?;
+    if packages.is_empty() {
+        return Ok(Vec::new());
+    }
+    needs::ensure("the tests on other kernels", &NEEDS, privilege)?;
+    packages.iter().map(|package| kernels::fetch(package, privilege)).collect()
+}
+
+fn run(
+    kernel: &Kernel,
+    daemon: &Path,
+    executables: &[(String, PathBuf)],
+    plan: &[String],
+    output: &mut impl Write,
+) -> Result<()> {
+    writeln!(output, "xtask: {}", kernel.name)?;
+    let initramfs = workspace::target().join("vm").join(format!("{}.initramfs", kernel.name));
+    let content = files::collect(daemon, executables, kernel)?;
+    fs::write(&initramfs, content).with_context(|| format!("cannot write {}", initramfs.display()))?;
+    machine::run(kernel, &initramfs, plan, output)
 }
 
 /// A word per test executable, as `guest` takes them: its name and its arguments, with commas between.
@@ -88,9 +122,8 @@ fn plan(arguments: &[String]) -> Result<Vec<String>> {
 
 /// Builds the tests' package as static executables; those that the guest starts, by name.
 fn executables() -> Result<Vec<(String, PathBuf)>> {
-    let mut cargo = workspace::cargo("test");
-    cargo.args(["--package", E2E, "--no-run", "--message-format=json-render-diagnostics"]);
-    build::link_statically(&mut cargo, &build::host_triple()?);
+    let mut cargo = e2e_tests()?;
+    cargo.args(["--no-run", "--message-format=json-render-diagnostics"]);
     let output = cargo.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     if !output.status.success() {
         bail!("{} failed ({})", workspace::written(&cargo), output.status);

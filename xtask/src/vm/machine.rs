@@ -1,7 +1,7 @@
 //! One virtual machine: started, listened to on its serial console, and ended.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -26,9 +26,9 @@ const ACCELERATION: &str = "tcg,thread=single";
 /// A machine that hangs or fails ends.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet panic=-1 oops=panic softlockup_panic=1 rdinit=/init --";
 
-/// Boots the kernel, shows each test's verdict, and fails unless all passed. The console's log stays beside the
+/// Boots the kernel, writes each test's verdict to `output`, and fails unless all passed. The console's log stays beside the
 /// initramfs.
-pub(crate) fn run(kernel: &Kernel, initramfs: &Path, plan: &[String]) -> Result<()> {
+pub(crate) fn run(kernel: &Kernel, initramfs: &Path, plan: &[String], output: &mut impl Write) -> Result<()> {
     let mut command = Command::new("qemu-system-x86_64");
     command
         .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none"])
@@ -49,9 +49,9 @@ pub(crate) fn run(kernel: &Kernel, initramfs: &Path, plan: &[String]) -> Result<
         match console.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => {
                 if line.starts_with("test ") && !line.starts_with("test result") {
-                    eprintln!("{}: {line}", kernel.name);
+                    writeln!(output, "{}: {line}", kernel.name)?;
                 } else if let Some(said) = line.strip_prefix(VERDICT) {
-                    eprintln!("{}: {said}", kernel.name);
+                    writeln!(output, "{}: {said}", kernel.name)?;
                     verdict = Some(said.to_owned());
                 }
                 text.push_str(&line);
@@ -66,9 +66,9 @@ pub(crate) fn run(kernel: &Kernel, initramfs: &Path, plan: &[String]) -> Result<
     fs::write(&log, &text).with_context(|| format!("cannot write {}", log.display()))?;
     match verdict.as_deref().map(all_passed) {
         Some(true) => return Ok(()),
-        Some(false) => eprint!("--- console\n{text}"),
+        Some(false) => write!(output, "--- console\n{text}")?,
         None => {
-            eprint!("--- console\n{text}");
+            write!(output, "--- console\n{text}")?;
             bail!("{end} before its verdict; the console's log is {}", workspace::shown(&log));
         }
     }
