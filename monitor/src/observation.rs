@@ -53,8 +53,6 @@ pub enum Source {
     Bpf,
     /// rtnetlink.
     Netlink,
-    /// /proc.
-    Procfs,
     /// A container runtime.
     Runtime,
 }
@@ -67,7 +65,6 @@ impl Source {
             Self::Daemon => "daemon",
             Self::Bpf => "bpf",
             Self::Netlink => "netlink",
-            Self::Procfs => "procfs",
             Self::Runtime => "runtime",
         }
     }

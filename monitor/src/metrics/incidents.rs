@@ -6,7 +6,8 @@ use std::sync::Mutex;
 use jiff::Timestamp;
 use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 
-use super::lock;
+use super::registrar::Registrar;
+use super::{FamilyMetrics, MetricsError, lock};
 use crate::diagnose::{About, KINDS};
 use crate::event::{Event, Incident, Kind, Severity};
 
@@ -17,11 +18,11 @@ const SEVERITIES: [Severity; 3] = [Severity::Info, Severity::Warning, Severity::
 
 /// The collectors, and what they are computed from.
 pub(super) struct IncidentMetrics {
-    pub(super) open: IntGaugeVec,
-    pub(super) total: IntCounterVec,
-    pub(super) oldest: GaugeVec,
-    pub(super) info: IntGaugeVec,
-    pub(super) omitted: IntGauge,
+    open: IntGaugeVec,
+    total: IntCounterVec,
+    oldest: GaugeVec,
+    info: IntGaugeVec,
+    omitted: IntGauge,
     pub(super) known: Mutex<BTreeMap<String, Shown>>,
 }
 
@@ -53,29 +54,37 @@ impl Shown {
 }
 
 impl IncidentMetrics {
-    pub(super) fn export_zeros(&self) {
+    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+        let metrics = Self {
+            open: registrar.gauges(
+                "kevtmon_incidents_open",
+                "Open incidents, by kind and severity.",
+                &["incident", "severity"],
+            )?,
+            total: registrar.counters("kevtmon_incidents_total", "Incidents that opened.", &["incident"])?,
+            oldest: registrar.float_gauges(
+                "kevtmon_incidents_oldest_open_timestamp_seconds",
+                "When the oldest open incident of a kind opened.",
+                &["incident"],
+            )?,
+            info: registrar.gauges(
+                "kevtmon_incident_info",
+                "An open incident; the worst twenty are shown.",
+                &["incident", "id", "severity", "namespace", "pod", "actor"],
+            )?,
+            omitted: registrar
+                .gauge("kevtmon_incident_info_omitted", "Open incidents that are not shown.")?,
+            known: Mutex::default(),
+        };
+        metrics.export_zeros();
+        Ok(metrics)
+    }
+
+    fn export_zeros(&self) {
         for kind in KINDS {
             self.total.with_label_values(&[kind]);
         }
         self.show(&BTreeMap::new());
-    }
-
-    /// Counts an `incident.*` event.
-    pub(super) fn event(&self, event: &Event) {
-        let Some(incident) = &event.incident else {
-            return;
-        };
-        let mut known = lock(&self.known);
-        match event.kind {
-            Kind::IncidentOpened => self.total.with_label_values(&[incident.kind.as_str()]).inc(),
-            Kind::IncidentClosed => {
-                known.remove(&incident.id);
-                return self.show(&known);
-            }
-            _ => {}
-        }
-        known.insert(incident.id.clone(), Shown::of(incident, &About::of(event)));
-        self.show(&known);
     }
 
     /// An incident that an earlier run left open.
@@ -110,5 +119,24 @@ impl IncidentMetrics {
             self.info.with_label_values(&labels).set(1);
         }
         self.omitted.set(i64::try_from(worst.len().saturating_sub(SHOWN_MAX)).unwrap_or(i64::MAX));
+    }
+}
+
+impl FamilyMetrics for IncidentMetrics {
+    fn event(&self, event: &Event) {
+        let Some(incident) = &event.incident else {
+            return;
+        };
+        let mut known = lock(&self.known);
+        match event.kind {
+            Kind::IncidentOpened => self.total.with_label_values(&[incident.kind.as_str()]).inc(),
+            Kind::IncidentClosed => {
+                known.remove(&incident.id);
+                return self.show(&known);
+            }
+            _ => {}
+        }
+        known.insert(incident.id.clone(), Shown::of(incident, &About::of(event)));
+        self.show(&known);
     }
 }

@@ -4,6 +4,9 @@ use std::sync::Mutex;
 
 use prometheus::IntCounterVec;
 
+use super::MetricsError;
+use super::registrar::Registrar;
+
 /// A metric that kernel programs count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelMetric {
@@ -35,6 +38,22 @@ pub(super) struct KernelMetrics {
 }
 
 impl KernelMetrics {
+    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+        Ok(Self {
+            neighbor_deletions: registrar.counters(
+                "kevtmon_kernel_neighbor_deletions_total",
+                "Neighbor entries deleted by request or with something else, counted in the kernel, by the state they had.",
+                &["state", "origin"],
+            )?,
+            mount_busy: registrar.counters(
+                "kevtmon_kernel_mount_busy_total",
+                "Calls refused because a mount is busy, counted in the kernel.",
+                &["syscall"],
+            )?,
+            read: Mutex::default(),
+        })
+    }
+
     /// Replaces what was read before: the kernel's counters are totals.
     pub(super) fn set(&self, counts: &[KernelCount]) {
         self.neighbor_deletions.reset();

@@ -1,11 +1,13 @@
 //! The text is what monitoring reads, so the tests read the text.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use super::link::MAX_LINK_KINDS;
 use super::*;
-use crate::event::Severity;
-use crate::observation::{Loss, SourceKind};
+use crate::event::{Kind, Severity};
+use crate::observation::{Loss, Source, SourceKind, SourceStatus};
 use crate::tests::sample;
 
 fn metrics() -> Metrics {
@@ -53,7 +55,7 @@ fn used() -> Metrics {
     for source in ["bpf", "netlink", "docker", "procfs"] {
         metrics.observation(&status(source, true, None));
     }
-    for source in [Source::Bpf, Source::Netlink, Source::Procfs, Source::Runtime] {
+    for source in [Source::Bpf, Source::Netlink, Source::Runtime] {
         metrics.latency(&Event { source, ..sample::deletion() }, 42_000_100_000);
     }
     for hook in ["hook.neighbor", "hook.umount"] {

@@ -1,4 +1,4 @@
-//! Makes collectors and registers them. Knows no name.
+//! Makes collectors and registers them. Knows no metric.
 
 use prometheus::core::Collector;
 use prometheus::{
@@ -8,13 +8,13 @@ use prometheus::{
 
 use super::MetricsError;
 
-/// Makes and registers.
-pub(super) struct House<'a> {
+/// Makes collectors of one registry.
+pub(super) struct Registrar<'a> {
     pub(super) registry: &'a Registry,
 }
 
-impl House<'_> {
-    fn keep<C: Collector + Clone + 'static>(&self, collector: C) -> Result<C, MetricsError> {
+impl Registrar<'_> {
+    fn register<C: Collector + Clone + 'static>(&self, collector: C) -> Result<C, MetricsError> {
         self.registry.register(Box::new(collector.clone()))?;
         Ok(collector)
     }
@@ -25,7 +25,7 @@ impl House<'_> {
         help: &str,
         labels: &[&str],
     ) -> Result<IntCounterVec, MetricsError> {
-        self.keep(IntCounterVec::new(Opts::new(name, help), labels)?)
+        self.register(IntCounterVec::new(Opts::new(name, help), labels)?)
     }
 
     pub(super) fn gauges(
@@ -34,15 +34,15 @@ impl House<'_> {
         help: &str,
         labels: &[&str],
     ) -> Result<IntGaugeVec, MetricsError> {
-        self.keep(IntGaugeVec::new(Opts::new(name, help), labels)?)
+        self.register(IntGaugeVec::new(Opts::new(name, help), labels)?)
     }
 
     pub(super) fn gauge(&self, name: &str, help: &str) -> Result<IntGauge, MetricsError> {
-        self.keep(IntGauge::new(name, help)?)
+        self.register(IntGauge::new(name, help)?)
     }
 
     pub(super) fn float_gauge(&self, name: &str, help: &str) -> Result<Gauge, MetricsError> {
-        self.keep(Gauge::new(name, help)?)
+        self.register(Gauge::new(name, help)?)
     }
 
     pub(super) fn float_gauges(
@@ -51,11 +51,11 @@ impl House<'_> {
         help: &str,
         labels: &[&str],
     ) -> Result<GaugeVec, MetricsError> {
-        self.keep(GaugeVec::new(Opts::new(name, help), labels)?)
+        self.register(GaugeVec::new(Opts::new(name, help), labels)?)
     }
 
     pub(super) fn float_counter(&self, name: &str, help: &str) -> Result<Counter, MetricsError> {
-        self.keep(Counter::new(name, help)?)
+        self.register(Counter::new(name, help)?)
     }
 
     pub(super) fn histogram(
@@ -64,7 +64,7 @@ impl House<'_> {
         help: &str,
         buckets: &[f64],
     ) -> Result<Histogram, MetricsError> {
-        self.keep(Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?)
+        self.register(Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?)
     }
 
     pub(super) fn histograms(
@@ -74,6 +74,6 @@ impl House<'_> {
         labels: &[&str],
         buckets: &[f64],
     ) -> Result<HistogramVec, MetricsError> {
-        self.keep(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels)?)
+        self.register(HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), labels)?)
     }
 }

@@ -1,0 +1,54 @@
+//! What the model of the node holds.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Mutex;
+
+use prometheus::{IntGauge, IntGaugeVec};
+
+use super::registrar::Registrar;
+use super::{MetricsError, lock};
+use crate::observation::ContainerState;
+
+const STATES: [ContainerState; 8] = [
+    ContainerState::Created,
+    ContainerState::Running,
+    ContainerState::Paused,
+    ContainerState::Restarting,
+    ContainerState::Removing,
+    ContainerState::Exited,
+    ContainerState::Dead,
+    ContainerState::Unknown,
+];
+
+pub(super) struct ContainerMetrics {
+    containers: IntGaugeVec,
+    veths: IntGauge,
+    /// Those that had containers: their zeros stay.
+    runtimes: Mutex<BTreeSet<String>>,
+}
+
+impl ContainerMetrics {
+    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+        Ok(Self {
+            containers: registrar.gauges(
+                "kevtmon_containers",
+                "Containers, by state.",
+                &["runtime", "state"],
+            )?,
+            veths: registrar.gauge("kevtmon_veth_devices", "Veth devices of the host.")?,
+            runtimes: Mutex::default(),
+        })
+    }
+
+    pub(super) fn set(&self, containers: &HashMap<(String, ContainerState), i64>, veths: i64) {
+        let mut runtimes = lock(&self.runtimes);
+        runtimes.extend(containers.keys().map(|(runtime, _)| runtime.clone()));
+        for runtime in runtimes.iter() {
+            for state in STATES {
+                let count = containers.get(&(runtime.clone(), state)).copied().unwrap_or(0);
+                self.containers.with_label_values(&[runtime.as_str(), state.name()]).set(count);
+            }
+        }
+        self.veths.set(veths);
+    }
+}

@@ -1,0 +1,69 @@
+//! Refused unmounts, and the scans for what holds the mount.
+
+use prometheus::{Histogram, IntCounterVec};
+
+use super::registrar::Registrar;
+use super::{FamilyMetrics, MetricsError};
+use crate::observation::{Fact, HolderReport, Observation, Verdict};
+
+/// Positive errno of a busy mount (`EBUSY`).
+const EBUSY: u16 = 16;
+
+pub(super) struct MountMetrics {
+    busy: IntCounterVec,
+    pub(super) busy_ignored: IntCounterVec,
+    scans: Histogram,
+    pub(super) scans_skipped: IntCounterVec,
+}
+
+impl MountMetrics {
+    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+        let busy = registrar.counters(
+            "kevtmon_mount_busy_total",
+            "Calls refused because a mount is busy.",
+            &["syscall"],
+        )?;
+        busy.with_label_values(&["umount2"]);
+        Ok(Self {
+            busy,
+            busy_ignored: registrar.counters(
+                "kevtmon_mount_busy_ignored_total",
+                "Refused calls that are everyday life and gave no event.",
+                &["reason"],
+            )?,
+            scans: registrar.histogram(
+                "kevtmon_holders_scan_seconds",
+                "Time that a scan for the holders of a mount took.",
+                &[0.02, 0.1, 0.5, 2.0, 10.0],
+            )?,
+            scans_skipped: registrar.counters(
+                "kevtmon_holders_scans_skipped_total",
+                "Scans for the holders of a mount that were not made.",
+                &["reason"],
+            )?,
+        })
+    }
+
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a scan takes seconds, where a double still tells nanoseconds"
+    )]
+    fn scan(&self, report: &HolderReport) {
+        match report.verdict {
+            Verdict::Skipped => self.scans_skipped.with_label_values(&["not-made"]).inc(),
+            _ => self.scans.observe(report.elapsed_ns as f64 / 1e9),
+        }
+    }
+}
+
+impl FamilyMetrics for MountMetrics {
+    fn observation(&self, observation: &Observation) {
+        match &observation.fact {
+            Fact::Umount(attempt) if attempt.errno == Some(EBUSY) => {
+                self.busy.with_label_values(&["umount2"]).inc();
+            }
+            Fact::Holders(report) => self.scan(report),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What delivers observations, how, and what was lost.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use prometheus::{IntCounterVec, IntGaugeVec};
+
+use super::registrar::Registrar;
+use super::{FamilyMetrics, MetricsError, lock};
+use crate::observation::{Fact, Observation, SourceStatus};
+
+pub(super) struct SourceMetrics {
+    up: IntGaugeVec,
+    hooks: IntGaugeVec,
+    pub(super) lost: IntCounterVec,
+    resyncs: IntCounterVec,
+    rungs: Mutex<HashMap<String, String>>,
+    /// Labels of sources whose names are no labels.
+    labels: Mutex<HashMap<String, String>>,
+}
+
+impl SourceMetrics {
+    pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+        let lost = registrar.counters(
+            "kevtmon_events_lost_total",
+            "Records that the kernel or a runtime could not hand over; at least one each where nobody can know how many.",
+            &["source", "reason"],
+        )?;
+        lost.with_label_values(&["netlink", "overrun"]);
+        let resyncs = registrar.counters(
+            "kevtmon_netlink_resyncs_total",
+            "Times that netlink state was read anew because messages were missed.",
+            &["reason"],
+        )?;
+        resyncs.with_label_values(&["overrun"]);
+        Ok(Self {
+            up: registrar.gauges("kevtmon_source_up", "Whether a source delivers.", &["source"])?,
+            hooks: registrar.gauges(
+                "kevtmon_hook_info",
+                "The way each hook works here.",
+                &["hook", "rung"],
+            )?,
+            lost,
+            resyncs,
+            rungs: Mutex::default(),
+            labels: Mutex::default(),
+        })
+    }
+
+    /// Gives a label to a source whose name has a path. It counts as down until it reports.
+    pub(super) fn name(&self, source: String, label: String) {
+        self.up.with_label_values(&[&label]).set(0);
+        lock(&self.labels).insert(source, label);
+    }
+
+    fn status(&self, status: &SourceStatus) {
+        let Some(hook) = status.source.strip_prefix("hook.") else {
+            let labels = lock(&self.labels);
+            // A path is no label, whatever happens.
+            let bare = status.source.split(':').next().unwrap_or_default();
+            let label = labels.get(&status.source).map_or(bare, String::as_str);
+            self.up.with_label_values(&[label]).set(i64::from(status.up));
+            return;
+        };
+        let rung = status.rung.as_deref().filter(|_| status.up).unwrap_or("none");
+        if let Some(previous) = lock(&self.rungs).insert(hook.to_owned(), rung.to_owned()) {
+            // It is there: it was set when it was remembered.
+            let _ = self.hooks.remove_label_values(&[hook, previous.as_str()]);
+        }
+        self.hooks.with_label_values(&[hook, rung]).set(1);
+    }
+}
+
+impl FamilyMetrics for SourceMetrics {
+    fn observation(&self, observation: &Observation) {
+        match &observation.fact {
+            Fact::Source(status) => self.status(status),
+            Fact::Lost(loss) => {
+                self.lost.with_label_values(&[&loss.source, &loss.reason]).inc_by(loss.count.unwrap_or(1));
+            }
+            Fact::Restarted { .. } => self.lost.with_label_values(&["daemon", "restart"]).inc(),
+            Fact::Resync { source, reason } if source == "netlink" => {
+                self.resyncs.with_label_values(&[reason]).inc();
+            }
+            _ => {}
+        }
+    }
+}
