@@ -153,7 +153,7 @@ fn a_word_that_means_several_things_lists_words_that_mean_one() {
             daemon.stop();
         }
         let ran = daemon.ask(&["why", "eth0"]);
-        expect(&ran, NO_ANSWER, &["eth0 can mean"]);
+        expect(&ran, NO_ANSWER, &["eth0 is ambiguous"]);
         assert_eq!(ran.stdout, "");
         for pod in [&first, &second] {
             let start = format!("interface:{}/", pod.inum());
@@ -165,7 +165,7 @@ fn a_word_that_means_several_things_lists_words_that_mean_one() {
             assert!(story.stdout.contains("deleted by ip"), "{}", story.stdout);
         }
         let ran = daemon.ask(&["why", "--json", "eth0"]);
-        expect(&ran, NO_ANSWER, &["eth0 can mean"]);
+        expect(&ran, NO_ANSWER, &["eth0 is ambiguous"]);
         let listed = Event::parse(&ran.stdout).unwrap_or_else(|bad| panic!("{bad}"));
         assert!(listed.list("/candidates").len() >= 2, "{listed}");
     }

@@ -1,4 +1,4 @@
-//! `bundle`: packs what is kept of an incident into one file.
+//! `bundle`: writes the recording of an incident, with state and configuration, into one file.
 
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::PathBuf;
@@ -18,21 +18,21 @@ const CHUNK: usize = 256 * 1024;
 /// Arguments of `bundle`.
 #[derive(Debug, Args)]
 pub struct BundleArgs {
-    /// Id of the incident, or the beginning of it
+    /// Id of the incident, or a unique prefix of it
     pub incident: String,
-    /// Where to write [default: standard output]
+    /// File to write [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Where the daemon keeps state [default: /var/lib/kevtmon]
+    /// State directory of the daemon [default: /var/lib/kevtmon]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// Configuration file of the daemon [default: /etc/kevtmon/kevtmon.toml, if it is there]
+    /// Configuration file of the daemon [default: /etc/kevtmon/kevtmon.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
 
 impl BundleArgs {
-    /// Packs the incident; returns the exit code.
+    /// Writes the bundle; returns the exit code.
     #[must_use]
     pub fn run(&self) -> u8 {
         let overrides = Overrides {
@@ -54,7 +54,7 @@ impl BundleArgs {
         let packed = match &self.output {
             None if io::stdout().is_terminal() => {
                 remark(
-                    "a bundle is not for reading: send it to a file, as in kevtmon bundle INCIDENT > FILE",
+                    "refusing to write a bundle to a terminal: redirect it, as in kevtmon bundle INCIDENT > FILE",
                 );
                 return exit::USAGE;
             }

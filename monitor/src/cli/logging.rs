@@ -11,16 +11,16 @@ use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use crate::names::names;
 
 names! {
-    /// Form of the logs.
+    /// Format of the logs.
     LogFormat {
-        /// One readable line each.
+        /// One line of text per message.
         Text = "text",
-        /// One JSON object a line.
+        /// One JSON object per line.
         Json = "json",
     }
 }
 
-/// Why logs could not be set up.
+/// Why logging cannot be set up.
 #[derive(Debug, Error)]
 pub enum LoggingError {
     /// `RUST_LOG` is not a list of directives.
@@ -32,7 +32,7 @@ pub enum LoggingError {
         #[source]
         source: ParseError,
     },
-    /// Logs were set up before.
+    /// Logging is set up already.
     #[error("logs are set up already")]
     Twice(#[from] TryInitError),
 }
@@ -55,9 +55,9 @@ pub fn init(format: LogFormat, programs: bool) -> Result<(), LoggingError> {
     Ok(())
 }
 
-/// Below this level the Docker client writes down whole answers, environments of containers included.
+/// Below this level the Docker client logs whole responses, environments of containers included.
 const QUIET: &str = "bollard=info";
-/// Whoever asks for the kernel programs' own log wants to see it.
+/// The messages of the eBPF programs are at debug level.
 const PROGRAMS: &str = "kevtmon_ebpf=debug";
 
 fn directives(value: String, programs: bool) -> Result<EnvFilter, LoggingError> {

@@ -1,4 +1,4 @@
-//! The command line: arguments enter, a typed command leaves. It knows neither files nor the kernel.
+//! The command line: arguments enter, a typed command leaves. Each command that reads is a file of its own here.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -31,19 +31,19 @@ static VERSION_LINE: LazyLock<String> = LazyLock::new(|| format!("{VERSION} ({RE
 #[derive(Debug, Parser)]
 #[command(name = "kevtmon", version = VERSION_LINE.as_str(), max_term_width = 100)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What the program can do.
+/// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Watch this node and tell what happens
+    /// Run the monitor of this node in the foreground
     Run(RunArgs),
-    /// Say again what a recording led to, on any machine
+    /// Replay a recording or bundle and print its events, on any machine
     Replay(ReplayArgs),
-    /// Pack what is kept of an incident into one file
+    /// Write the recording of an incident, with state and configuration, into one file
     Bundle(BundleArgs),
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would show it in the help")]
@@ -56,43 +56,43 @@ pub enum Command {
 /// Arguments of `run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Configuration file; it must exist [default: /etc/kevtmon/kevtmon.toml, if it is there]
+    /// Configuration file; it must exist [default: /etc/kevtmon/kevtmon.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Form of the events on standard output: pretty, json or none [default: pretty on a terminal, else json]
+    /// Format of the events on standard output: pretty, json or none [default: pretty on a terminal, else json]
     #[arg(long, value_name = "FORMAT")]
     pub output: Option<Format>,
-    /// Address of metrics and health, may be repeated [default: 127.0.0.1:19809]
+    /// Address to serve metrics and health on; may be repeated [default: 127.0.0.1:19809]
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: Vec<SocketAddr>,
-    /// Socket that queries are answered on [default: /run/kevtmon/kevtmon.sock]
+    /// Unix socket to answer queries on [default: /run/kevtmon/kevtmon.sock]
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Where state is kept [default: /var/lib/kevtmon]
+    /// State directory: event store and recordings [default: /var/lib/kevtmon]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// Name of this node in events [default: KEVTMON_NODE_NAME or the host name]
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
-    /// Container runtime: auto, none or docker=PATH, may be repeated [default: auto]
+    /// Container runtime: auto, none or docker=PATH; may be repeated [default: auto]
     #[arg(long, value_name = "RUNTIME")]
     pub runtime: Vec<RuntimeSpec>,
-    /// Form of the logs on standard error
+    /// Format of the logs on standard error
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: logging::LogFormat,
-    /// Also log what the kernel programs say of themselves
+    /// Also log the messages of the eBPF programs
     #[arg(long)]
     pub log_bpf: bool,
-    /// Record everything for `replay`; a full file becomes FILE.1
+    /// Record all observations for `replay`; a full file is renamed to FILE.1
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
-    /// Size at which a recording is full
+    /// Size at which the recording is rotated
     #[arg(long, value_name = "MIB", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub record_max_mib: u64,
 }
 
 impl RunArgs {
-    /// What is to be recorded.
+    /// The recording, if one is wanted.
     #[must_use]
     pub fn record(&self) -> Option<Record> {
         let path = self.record.clone()?;
@@ -114,21 +114,21 @@ impl RunArgs {
     }
 }
 
-/// Reads the arguments, the program's name first.
+/// Parses the arguments, the program's name first.
 ///
 /// # Errors
-/// The exit code, once help, version or the complaint is printed: 0 or [`exit::USAGE`].
+/// The exit code, once help, version or the error is printed: 0 or [`exit::USAGE`].
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, u8> {
-    Cli::try_parse_from(args).map_err(|complaint| {
-        // Nobody is left to tell when even this cannot be printed.
-        let _ = complaint.print();
-        exit_code(&complaint)
+    Cli::try_parse_from(args).map_err(|error| {
+        // There is nowhere left to report that standard error cannot be written.
+        let _ = error.print();
+        exit_code(&error)
     })
 }
 
-/// clap's own code for a usage error is 2, which here means something else.
-fn exit_code(complaint: &clap::Error) -> u8 {
-    if complaint.use_stderr() { exit::USAGE } else { exit::OK }
+/// clap exits with 2 on a usage error, which has another meaning here.
+fn exit_code(error: &clap::Error) -> u8 {
+    if error.use_stderr() { exit::USAGE } else { exit::OK }
 }
 
 /// Prints an error with its causes to standard error; returns the exit code.
@@ -154,7 +154,7 @@ mod tests {
         match Cli::try_parse_from(line) {
             Ok(Cli { command: Command::Run(args) }) => Ok(args),
             Ok(other) => panic!("another command: {other:?}"),
-            Err(complaint) => Err((exit_code(&complaint), complaint.to_string())),
+            Err(error) => Err((exit_code(&error), error.to_string())),
         }
     }
 

@@ -21,15 +21,15 @@ const CHUNK: usize = 256 * 1024;
 /// Arguments of `replay`.
 #[derive(Debug, Args)]
 pub struct ReplayArgs {
-    /// Recording of `run --record`, or bundle; - is standard input
+    /// Recording of `run --record`, or bundle; - for standard input
     pub file: PathBuf,
-    /// Configuration whose thresholds and policy hold instead of those that were recorded
+    /// Configuration whose thresholds and policy replace the recorded ones
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Print one JSON object a line, as `run --output json` did [default when standard output is no terminal]
+    /// Print one JSON object per line, as `run --output json` [default when standard output is not a terminal]
     #[arg(long)]
     pub json: bool,
-    /// Fail when a line is not understood
+    /// Fail if a line cannot be read
     #[arg(long)]
     pub strict: bool,
 }
@@ -64,7 +64,7 @@ impl ReplayArgs {
                 report(&self.file, &summary);
                 if self.strict && summary.skipped > 0 { exit::FAILED } else { exit::OK }
             }
-            // Whoever reads has seen enough.
+            // The reader closed the pipe, as head does.
             Err(ReplayError::Write(error)) if error.kind() == ErrorKind::BrokenPipe => exit::OK,
             Err(error) => {
                 remark(&format!("{}: {}", self.file.display(), chain(&error)));
@@ -88,21 +88,21 @@ fn print(event: &Event, pretty: Option<&Pretty>, out: &mut BufWriter<io::StdoutL
     }
 }
 
-/// Says what was read, and what could not be.
+/// Prints a summary: what was read, skipped and missing.
 fn report(file: &Path, summary: &Summary) {
     let file = file.display();
     for skipped in &summary.first_skipped {
         remark(&format!("{file}:{}: skipped: {}", skipped.line, skipped.what));
     }
-    let told = u64::try_from(summary.first_skipped.len()).unwrap_or(u64::MAX);
-    if summary.skipped > told {
-        remark(&format!("{file}: {} more lines skipped", summary.skipped - told));
+    let printed = u64::try_from(summary.first_skipped.len()).unwrap_or(u64::MAX);
+    if summary.skipped > printed {
+        remark(&format!("{file}: {} more lines skipped", summary.skipped - printed));
     }
     for gap in &summary.gaps {
         remark(&format!("{file}: {} observations are missing: {}", gap.discarded, gap.reason));
     }
     for line in &summary.cut {
-        remark(&format!("{file}:{line}: the line is cut: the writer was killed, or still writes"));
+        remark(&format!("{file}:{line}: the line is truncated: the recorder was killed or is still writing"));
     }
     remark(&format!("{file}: {} observations, {} events", summary.observations, summary.events));
 }

@@ -1,4 +1,4 @@
-//! What is wanted of the events: conditions, order and how many.
+//! Conditions on events and incidents; order and number of events.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,12 +10,12 @@ use super::history::IncidentView;
 use super::key::{Family, Key, Lookup, keys};
 use crate::event::{Event, Kind, Severity};
 
-/// Events on one page, if nobody says how many.
+/// Events on one page by default.
 pub const DEFAULT_LIMIT: usize = 100;
-/// Most events on one page.
+/// Maximum number of events on one page.
 pub const MAX_LIMIT: usize = 1_000;
 
-/// Where an event stands among all of one node.
+/// Position of an event among all of one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// When it happened.
@@ -31,21 +31,21 @@ impl fmt::Display for Position {
 }
 
 impl FromStr for Position {
-    type Err = NotACursor;
+    type Err = InvalidCursor;
 
-    fn from_str(text: &str) -> Result<Self, NotACursor> {
+    fn from_str(text: &str) -> Result<Self, InvalidCursor> {
         let read = || {
             let (time, seq) = text.rsplit_once('_')?;
             Some(Self { time: time.parse().ok()?, seq: seq.parse().ok()? })
         };
-        read().ok_or_else(|| NotACursor { given: text.to_owned() })
+        read().ok_or_else(|| InvalidCursor { given: text.to_owned() })
     }
 }
 
-/// Text that no page gave as its continuation.
+/// Text that is no cursor.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{given:?} is not a cursor: use the `next` of a page")]
-pub struct NotACursor {
+pub struct InvalidCursor {
     /// What was given.
     pub given: String,
 }
@@ -65,17 +65,17 @@ pub enum Order {
 pub struct EventFilter {
     /// Kinds, or families that end in a dot; any when empty.
     pub kinds: Vec<String>,
-    /// Least severity.
+    /// Minimum severity.
     pub severity: Option<Severity>,
-    /// Not before.
+    /// At this time or later.
     pub since: Option<Timestamp>,
-    /// Not at this moment or after.
+    /// Before this time.
     pub until: Option<Timestamp>,
-    /// A pod that plays some part: [`pod`] makes it.
+    /// A pod in some role: [`pod`] makes it.
     pub pod: Option<Lookup>,
-    /// A container that plays some part.
+    /// A container in some role.
     pub container: Option<Lookup>,
-    /// At least one of these plays some part; anything when empty.
+    /// At least one of these in some role; any when empty.
     pub about: Vec<Lookup>,
     /// One of these numbers; any when empty.
     pub seqs: Vec<u64>,
@@ -85,9 +85,9 @@ pub struct EventFilter {
     pub boot_id: Option<String>,
     /// Which end to begin at.
     pub order: Order,
-    /// How many at most.
+    /// Maximum number.
     pub limit: usize,
-    /// Beyond this event, in the order.
+    /// After this event, in the order.
     pub cursor: Option<Position>,
 }
 
@@ -122,7 +122,7 @@ impl EventFilter {
             })
     }
 
-    /// Whether an event at this place can be on a page that begins at the cursor.
+    /// Whether an event at this position can be on a page that begins at the cursor.
     #[must_use]
     pub fn wants_position(&self, position: Position) -> bool {
         self.since.is_none_or(|since| position.time >= since)
@@ -135,7 +135,7 @@ impl EventFilter {
             })
     }
 
-    /// Whether the JSON of an event can meet the conditions on names: cheap, and never wrong about a no.
+    /// Whether the JSON of an event can meet the conditions on names: a cheap test without false negatives.
     #[must_use]
     pub fn may_match(&self, json: &str) -> bool {
         let holds = |lookup: &Lookup| json.contains(&lookup.key().needle());
@@ -182,7 +182,7 @@ impl EventFilter {
 pub struct IncidentFilter {
     /// Closed ones too.
     pub all: bool,
-    /// Last seen at this moment or later.
+    /// Last seen at this time or later.
     pub since: Option<Timestamp>,
     /// These, open or closed; any when empty.
     pub ids: Vec<String>,
@@ -206,11 +206,11 @@ impl IncidentFilter {
     }
 }
 
-/// A condition that was written wrongly.
+/// Why a condition cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FilterError {
     /// No event has this kind.
-    #[error("{given:?} is no kind of event: expected one of {}, or a family such as `neighbor.`", kinds())]
+    #[error("{given:?} is not a kind of event: expected one of {}, or a family such as `neighbor.`", kinds())]
     Kind {
         /// What was given.
         given: String,

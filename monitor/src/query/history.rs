@@ -1,4 +1,4 @@
-//! Something that remembers events: the daemon's memory, its socket, a store. One interface for all.
+//! One interface for everything that keeps events and incidents: the daemon's memory, its socket, a store.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,19 +14,19 @@ use super::record::{Record, RecordError, timestamp};
 use crate::core::state::State;
 use crate::event::{Actor, Event, Incident, SCHEMA, Target};
 
-/// Most bytes of JSON on one page; at least one event is always on it.
+/// Maximum size of the JSON on one page, in bytes; there is at least one event on it.
 pub const PAGE_BYTES: usize = 4 << 20;
 
-/// Answers questions about the past. It is asked from several threads.
+/// Past events and incidents.
 pub trait History: Send + Sync {
-    /// Events that meet every condition: at most `filter.limit` and [`PAGE_BYTES`], the oldest first in
+    /// Events that match: at most `filter.limit` and [`PAGE_BYTES`], the oldest first in
     /// either order.
     ///
     /// # Errors
     /// When it cannot be read.
     fn events(&self, filter: &EventFilter) -> Result<Page, HistoryError>;
 
-    /// The latest word on each incident, the oldest first.
+    /// Each incident by its newest event, the oldest first.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -54,10 +54,10 @@ pub trait LiveHistory: History {
     fn snapshot(&self) -> Option<Box<dyn History>>;
 }
 
-/// Why a question was not answered.
+/// Why a query has no answer.
 #[derive(Debug, Error)]
 pub enum HistoryError {
-    /// Whoever has the history did not answer.
+    /// The daemon did not answer.
     #[error(transparent)]
     Unanswered(Box<dyn std::error::Error + Send + Sync>),
     /// What was found is no event.
@@ -122,7 +122,7 @@ impl Page {
     }
 }
 
-/// How far a memory reaches.
+/// How far a history reaches.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     /// Time of the oldest event it has, RFC 3339.
@@ -142,7 +142,7 @@ pub struct Extent {
     pub node: String,
 }
 
-/// An incident, with whom its newest event names.
+/// An incident, with the actor and target of its newest event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct IncidentView {
     /// The incident.
@@ -163,7 +163,7 @@ pub struct IncidentView {
 }
 
 impl IncidentView {
-    /// Reads the newest event of an incident.
+    /// Parses the newest event of an incident.
     ///
     /// # Errors
     /// When it is no event, or one of another major version.
@@ -189,7 +189,7 @@ impl IncidentView {
         Ok(incident.map(|incident| Self { incident: *incident, actor, target, boot_id, seq }))
     }
 
-    /// Whether it goes on.
+    /// Whether it is open.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.incident.closed.is_none()
@@ -202,7 +202,7 @@ impl IncidentView {
     }
 }
 
-/// A short memory that knows the newest, before a long one that reaches further back.
+/// A history of the newest events, in front of one that reaches further back.
 pub struct Layered<N, O> {
     newest: N,
     older: O,
@@ -247,7 +247,7 @@ where
     }
 
     fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
-        // The older memory may not have heard yet that one closed, nor that one was seen again.
+        // The older history may not have the newest update of an incident yet.
         let everything = IncidentFilter { all: true, since: None, ..filter.clone() };
         let mut latest: BTreeMap<String, IncidentView> = BTreeMap::new();
         for view in self.older.incidents(filter)?.into_iter().chain(self.newest.incidents(&everything)?) {

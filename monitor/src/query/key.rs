@@ -1,5 +1,5 @@
-//! Under which names an event can be found: an event enters, its keys leave, each with the part that its
-//! bearer plays in the event. A store may index them; nothing here knows how.
+//! The names that an event can be found by: an event enters, its keys leave, each with the role of what it names.
+//! A store may index them.
 
 use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
@@ -53,7 +53,7 @@ impl Family {
         Self::Pid,
     ];
 
-    /// As it stands before the colon of a key.
+    /// The part of a key before the colon.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -88,7 +88,7 @@ impl Key {
         Self { family, value: value.into() }
     }
 
-    /// Text that the JSON of every event with this key holds.
+    /// Text that the JSON of every event with this key contains.
     #[must_use]
     pub fn needle(&self) -> String {
         let part = match self.family {
@@ -109,14 +109,14 @@ impl fmt::Display for Key {
 }
 
 impl std::str::FromStr for Key {
-    type Err = NotAKey;
+    type Err = InvalidKey;
 
-    fn from_str(text: &str) -> Result<Self, NotAKey> {
-        let (family, value) = text.split_once(':').ok_or_else(|| NotAKey(text.to_owned()))?;
+    fn from_str(text: &str) -> Result<Self, InvalidKey> {
+        let (family, value) = text.split_once(':').ok_or_else(|| InvalidKey(text.to_owned()))?;
         let family = Family::ALL.into_iter().find(|known| known.name() == family);
         match (family, value) {
             (Some(family), value) if !value.is_empty() => Ok(Self::new(family, value)),
-            _ => Err(NotAKey(text.to_owned())),
+            _ => Err(InvalidKey(text.to_owned())),
         }
     }
 }
@@ -124,25 +124,25 @@ impl std::str::FromStr for Key {
 /// Text that is no key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not valid: expected FAMILY:VALUE, as in pod:default/web or pid:1")]
-pub struct NotAKey(pub String);
+pub struct InvalidKey(pub String);
 
 /// A condition on keys.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Lookup {
     /// This key.
     Exact(Key),
-    /// Every key of the family that begins like this.
+    /// Every key of the family with this prefix.
     Prefix(Key),
 }
 
 impl Lookup {
-    /// This very name.
+    /// Exactly this name.
     #[must_use]
     pub fn exact(family: Family, value: impl Into<String>) -> Self {
         Self::Exact(Key::new(family, value))
     }
 
-    /// Every name that begins like this.
+    /// Every name with this prefix.
     #[must_use]
     pub fn prefix(family: Family, value: impl Into<String>) -> Self {
         Self::Prefix(Key::new(family, value))
@@ -157,7 +157,7 @@ impl Lookup {
         }
     }
 
-    /// The key, or the beginning of one.
+    /// The key, or the prefix of one.
     #[must_use]
     pub fn key(&self) -> &Key {
         match self {
@@ -166,7 +166,7 @@ impl Lookup {
     }
 }
 
-/// All keys of an event, sorted, each once with every part it plays.
+/// All keys of an event, sorted, each once with every role.
 #[must_use]
 pub fn keys(event: &Event) -> BTreeSet<(Key, Role)> {
     let mut keys = BTreeSet::new();
@@ -176,14 +176,14 @@ pub fn keys(event: &Event) -> BTreeSet<(Key, Role)> {
     keys
 }
 
-/// Reports each key of an event and the part that its bearer plays; some more than once.
+/// Calls `found` with each key of an event and its role; with some more than once.
 pub fn visit(event: &Event, found: impl FnMut(Family, &str, Role)) {
     event.visit(&mut KeyVisitor { found, text: String::new(), holders: 0 });
 }
 
 struct KeyVisitor<F> {
     found: F,
-    /// Room for one value that is no text yet.
+    /// Buffer for a value that is formatted.
     text: String,
     holders: usize,
 }

@@ -1,20 +1,20 @@
-//! Questions about what happened: from the memory of the running daemon, or from what it left on disk.
+//! Queries about what happened: events, incidents, and the story of one subject. Pure.
 //!
 //! ```text
-//! word, filters ─► History (daemon's memory, its socket, a store) ─► records ─► story ─► cli
+//! filters, subject ─► History (the daemon's memory, a store, or both) ─► records ─► story
 //! ```
 //!
-//! [`EventFilter`] says what is wanted, [`History`] finds it, [`record`] reads it leniently, [`story`] puts it
-//! in order. Only [`remote`] and [`offline`] do I/O; nothing here prints.
+//! [`EventFilter`] holds the conditions, every [`History`] answers them, [`record`] parses events leniently, [`why`]
+//! collects what a [`story`] is made of.
 
-pub mod blind;
+pub mod coverage;
 pub mod filter;
 pub mod history;
 pub mod key;
-pub mod moment;
 pub mod record;
 pub mod story;
 pub mod subject;
+pub mod time;
 pub mod verdict;
 pub mod why;
 pub mod wire;

@@ -1,5 +1,5 @@
-//! One event as a reader gets it. What a newer version wrote is read as far as it is understood: unknown
-//! fields are ignored, an unknown kind keeps its name and message, an object that is not understood is left out.
+//! One event, parsed. What a newer version wrote is parsed as far as possible: unknown fields are ignored, an
+//! unknown kind keeps its name and message, an object that cannot be parsed is left out.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::event::{Event, Kind, SCHEMA};
 
-/// What an event must have to be one.
+/// Fields that every event has.
 const REQUIRED: [&str; 8] = ["schema", "time", "seq", "boot_id", "node", "kind", "severity", "message"];
 
 /// An event, and the line that it was read from.
@@ -17,7 +17,7 @@ const REQUIRED: [&str; 8] = ["schema", "time", "seq", "boot_id", "node", "kind",
 pub struct Record {
     /// Its kind as it is written; `event.kind` is [`Kind::Unknown`] where this version does not know it.
     pub kind: String,
-    /// What was understood of it.
+    /// What could be parsed.
     pub event: Event,
     /// Its JSON.
     pub line: Arc<str>,
@@ -34,7 +34,7 @@ pub enum RecordError {
         source: serde_json::Error,
     },
     /// Of another major version.
-    #[error("events of schema {theirs} cannot be read by this kevtmon, which speaks schema {SCHEMA}")]
+    #[error("events of schema {theirs} cannot be read by this kevtmon, which reads schema {SCHEMA}")]
     Schema {
         /// Version of the event.
         theirs: u64,

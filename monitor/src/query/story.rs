@@ -1,6 +1,6 @@
-//! The story of one thing: its events and incidents in order, cause before effect, and what it comes to.
+//! The story of one subject: its events and incidents in order, cause before effect, and a verdict.
 //!
-//! Records, incidents and what the daemon said of itself enter; a story leaves, for people or as JSON. Pure.
+//! Records, incidents and the daemon's events about itself enter; a story leaves, for text or JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::Record;
-use super::blind::{Missing, Unseen, Watch};
+use super::coverage::{Coverage, Missing, Unseen};
 use super::history::IncidentView;
 use super::key::keys;
 use super::record::timestamp;
@@ -16,44 +16,44 @@ use super::subject::Subject;
 use super::verdict::{self, Verdict};
 use crate::event::{Actor, Advice, CloseReason, Confidence, Kind, Role, Severity};
 
-/// Most steps of a story; what is of least weight is left out first.
+/// Maximum number of steps; those of least weight are left out first.
 const STEPS: usize = 60;
 
 /// What a story is made of.
 #[derive(Debug, Clone)]
-pub struct Material<'a> {
+pub struct Parts<'a> {
     /// What it is about.
     pub subject: Subject,
-    /// Events in which it plays a part.
+    /// Events that name it.
     pub records: Vec<Record>,
     /// Whether there are older ones.
     pub truncated: bool,
-    /// Events that its incidents rest on, whomever they concern.
+    /// Evidence of its incidents, whatever it names.
     pub evidence: Vec<Record>,
-    /// Incidents that concern it, and those that led to them.
+    /// Incidents that concern it, and their causes.
     pub incidents: Vec<IncidentView>,
     /// How many more concern it.
     pub incidents_omitted: usize,
-    /// What the daemon could see.
-    pub watch: Watch<'a>,
+    /// What the daemon could not see.
+    pub coverage: Coverage<'a>,
 }
 
-/// What happened to one thing, and why.
+/// What happened to one subject, and why.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Story {
     /// The node.
     pub node: String,
     /// What it is about.
     pub subject: Subject,
-    /// Incidents, each after those that led to it.
-    pub incidents: Vec<Chapter>,
+    /// Incidents, each after its causes.
+    pub incidents: Vec<StoryIncident>,
     /// Incidents that were left out because there are too many.
     pub incidents_omitted: usize,
     /// Events, in order of time.
     pub steps: Vec<Step>,
     /// Steps that were left out because there are too many.
     pub steps_omitted: usize,
-    /// What it comes to.
+    /// The conclusion.
     pub verdict: Verdict,
     /// What to do next.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -64,7 +64,7 @@ pub struct Story {
 
 /// An incident of a story.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Chapter {
+pub struct StoryIncident {
     /// Its id.
     pub id: String,
     /// Its kind.
@@ -113,10 +113,10 @@ pub struct Step {
     pub severity: Severity,
     /// What happened.
     pub message: String,
-    /// The parts that the subject plays in it; none where it only explains.
+    /// Roles of the subject in it; none where it only explains.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub roles: Vec<Role>,
-    /// Ids of the incidents that rest on it.
+    /// Ids of the incidents that it is evidence of.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub evidence_of: Vec<String>,
     /// Who did it.
@@ -126,30 +126,30 @@ pub struct Step {
     weight: u8,
 }
 
-/// Puts it in order.
+/// Builds a story from its parts.
 #[must_use]
-pub fn tell(material: Material<'_>) -> Story {
-    let chapters = chapters(&material.incidents);
-    let all = steps(&material);
-    let verdict = verdict::reach(&chapters, &all);
+pub fn build(parts: Parts<'_>) -> Story {
+    let ordered = in_causal_order(&parts.incidents);
+    let all = steps(&parts);
+    let verdict = verdict::conclude(&ordered, &all);
     let begin = all.iter().map(|step| timestamp(&step.time));
-    let begin = begin.chain(material.incidents.iter().map(|view| timestamp(&view.incident.first_seen))).min();
-    let mut unseen = nobody(&all);
-    if material.truncated {
-        unseen.push(whole(Missing::Older { looked_at: material.records.len() }));
+    let begin = begin.chain(parts.incidents.iter().map(|view| timestamp(&view.incident.first_seen))).min();
+    let mut unseen = without_actor(&all);
+    if parts.truncated {
+        unseen.push(self::unseen(Missing::Older { looked_at: parts.records.len() }));
     }
-    unseen.extend(material.watch.unseen(begin.unwrap_or(Timestamp::MAX)));
-    let advice = verdict::headline(&chapters)
-        .and_then(|chapter| material.incidents.iter().find(|view| view.incident.id == chapter.id))
+    unseen.extend(parts.coverage.unseen(begin.unwrap_or(Timestamp::MAX)));
+    let advice = verdict::main_incident(&ordered)
+        .and_then(|incident| parts.incidents.iter().find(|view| view.incident.id == incident.id))
         .filter(|view| view.is_open())
         .map(|view| view.incident.advice.clone());
     let (steps, steps_omitted) = shortened(all);
-    let node = material.watch.state.map_or(&material.watch.extent.node, |state| &state.node).clone();
+    let node = parts.coverage.state.map_or(&parts.coverage.extent.node, |state| &state.node).clone();
     Story {
         node,
-        subject: material.subject,
-        incidents: chapters,
-        incidents_omitted: material.incidents_omitted,
+        subject: parts.subject,
+        incidents: ordered,
+        incidents_omitted: parts.incidents_omitted,
         steps,
         steps_omitted,
         verdict,
@@ -158,40 +158,40 @@ pub fn tell(material: Material<'_>) -> Story {
     }
 }
 
-fn whole(what: Missing) -> Unseen {
+fn unseen(what: Missing) -> Unseen {
     Unseen { what, from: None, to: None }
 }
 
-/// Causes first; what nothing connects goes by time. A circle is broken at its oldest.
-fn chapters(incidents: &[IncidentView]) -> Vec<Chapter> {
+/// Causes first, the rest by time. A cycle is broken at its oldest.
+fn in_causal_order(incidents: &[IncidentView]) -> Vec<StoryIncident> {
     let by_id: BTreeMap<&str, &IncidentView> =
         incidents.iter().map(|view| (view.incident.id.as_str(), view)).collect();
-    let mut left: Vec<&IncidentView> = by_id.values().copied().collect();
-    left.sort_by_key(|view| (timestamp(&view.incident.opened), view.incident.id.as_str()));
-    let mut chapters = Vec::with_capacity(left.len());
-    let mut told = BTreeSet::new();
-    while !left.is_empty() {
+    let mut rest: Vec<&IncidentView> = by_id.values().copied().collect();
+    rest.sort_by_key(|view| (timestamp(&view.incident.opened), view.incident.id.as_str()));
+    let mut ordered = Vec::with_capacity(rest.len());
+    let mut placed = BTreeSet::new();
+    while !rest.is_empty() {
         let is_next = |view: &&IncidentView| {
             view.incident
                 .caused_by
                 .iter()
-                .all(|id| told.contains(id.as_str()) || !by_id.contains_key(id.as_str()))
+                .all(|id| placed.contains(id.as_str()) || !by_id.contains_key(id.as_str()))
         };
-        let view = left.remove(left.iter().position(is_next).unwrap_or(0));
-        told.insert(view.incident.id.as_str());
-        chapters.push(chapter(view, &by_id));
+        let view = rest.remove(rest.iter().position(is_next).unwrap_or(0));
+        placed.insert(view.incident.id.as_str());
+        ordered.push(story_incident(view, &by_id));
     }
-    chapters
+    ordered
 }
 
-fn chapter(view: &IncidentView, by_id: &BTreeMap<&str, &IncidentView>) -> Chapter {
+fn story_incident(view: &IncidentView, by_id: &BTreeMap<&str, &IncidentView>) -> StoryIncident {
     let incident = view.incident.clone();
     let cause = |id: String| {
         let cause = by_id.get(id.as_str());
         let confidence = cause.map(|cause| cause.incident.confidence.min(incident.confidence));
         Cause { confidence, id }
     };
-    Chapter {
+    StoryIncident {
         caused_by: incident.caused_by.into_iter().map(cause).collect(),
         id: incident.id,
         kind: incident.kind,
@@ -205,25 +205,25 @@ fn chapter(view: &IncidentView, by_id: &BTreeMap<&str, &IncidentView>) -> Chapte
     }
 }
 
-fn steps(material: &Material<'_>) -> Vec<Step> {
-    let mut records: Vec<&Record> = material.records.iter().chain(&material.evidence).collect();
+fn steps(parts: &Parts<'_>) -> Vec<Step> {
+    let mut records: Vec<&Record> = parts.records.iter().chain(&parts.evidence).collect();
     records.sort_by_key(|record| (record.time(), record.event.seq));
     records.dedup_by(|a, b| (a.event.seq, &a.event.boot_id) == (b.event.seq, &b.event.boot_id));
     records
         .into_iter()
-        .map(|record| step(record, material))
-        // Incidents are told above, with how often they were seen.
+        .map(|record| step(record, parts))
+        // Incidents are listed apart, with how often they were seen.
         .filter(|step| step.weight > 0 && step.kind != Kind::IncidentUpdated.name())
         .collect()
 }
 
-fn step(record: &Record, material: &Material<'_>) -> Step {
+fn step(record: &Record, parts: &Parts<'_>) -> Step {
     let event = &record.event;
     let keys = keys(event);
-    let is_subject = |key| material.subject.lookups.iter().any(|lookup| lookup.matches(key));
+    let is_subject = |key| parts.subject.lookups.iter().any(|lookup| lookup.matches(key));
     let roles: BTreeSet<Role> =
         keys.iter().filter(|(key, _)| is_subject(key)).map(|(_, role)| *role).collect();
-    let evidence_of: Vec<String> = material
+    let evidence_of: Vec<String> = parts
         .incidents
         .iter()
         .filter(|view| view.boot_id == event.boot_id && view.incident.evidence.contains(&event.seq))
@@ -249,25 +249,22 @@ fn step(record: &Record, material: &Material<'_>) -> Step {
     }
 }
 
-/// Harm that nobody was seen doing.
-fn nobody(steps: &[Step]) -> Vec<Unseen> {
-    let by_somebody =
+/// The newest harmful event that has no actor though somebody did it.
+fn without_actor(steps: &[Step]) -> Vec<Unseen> {
+    let with_actor =
         ["neighbor.deleted", "neighbor.changed", "mount.busy", "link.deleted", "link.moved", "link.changed"];
-    let is_nobodys = |step: &&Step| {
-        step.actor.is_none()
-            && step.severity >= Severity::Warning
-            && by_somebody.contains(&step.kind.as_str())
+    let lacks_actor = |step: &&Step| {
+        step.actor.is_none() && step.severity >= Severity::Warning && with_actor.contains(&step.kind.as_str())
     };
     let missing = |step: &Step| Unseen {
         what: Missing::Actor { kind: step.kind.clone(), seq: step.seq },
         from: Some(step.time.clone()),
         to: None,
     };
-    // The newest says enough.
-    steps.iter().rev().find(is_nobodys).map(missing).into_iter().collect()
+    steps.iter().rev().find(lacks_actor).map(missing).into_iter().collect()
 }
 
-/// Leaves out the lightest, of those the oldest.
+/// Leaves out the steps of least weight, of those the oldest.
 fn shortened(mut steps: Vec<Step>) -> (Vec<Step>, usize) {
     let omitted = steps.len().saturating_sub(STEPS);
     let mut order: Vec<usize> = (0..steps.len()).collect();

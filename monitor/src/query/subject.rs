@@ -1,7 +1,6 @@
-//! What an operator means by a word: a pod, container, address, path, interface or process.
+//! Resolves a word of an operator: to a pod, container, address, path, interface or process.
 //!
-//! The word enters, then what the node's model and the events know under it; the one thing that is meant
-//! leaves, or all that could be. Pure.
+//! The word enters, then the model and the events that name it; the subjects that match leave.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,11 +16,11 @@ use crate::event::{Container, Pod, Role, Visitor};
 /// A bare word this short that looks like the beginning of a container id is a coincidence.
 const SHORTEST_PREFIX: usize = 4;
 
-/// What kind of thing it is.
+/// What kind of subject it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SubjectKind {
-    /// A pod, or pods that followed each other under one name.
+    /// A pod, or successive pods of one name.
     Pod,
     /// A container.
     Container,
@@ -35,21 +34,21 @@ pub enum SubjectKind {
     Path,
 }
 
-/// The thing that a story is about.
+/// What a story is about.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Subject {
     /// What it is.
     pub kind: SubjectKind,
-    /// What to call it.
+    /// Its name in text.
     pub label: String,
-    /// A word that means only this.
+    /// A word that matches only this.
     pub handle: String,
     /// How its events are found.
     #[serde(skip)]
     pub lookups: Vec<Lookup>,
 }
 
-/// Where events may be found that tell what the word means.
+/// The keys of events that can name what the word means.
 #[must_use]
 pub fn probes(word: &str) -> Vec<Lookup> {
     let prefixed = |family: Family, value: &str| match family {
@@ -86,7 +85,7 @@ pub fn probes(word: &str) -> Vec<Lookup> {
     probes
 }
 
-/// Everything that the word can mean, each once, in a stable order.
+/// All subjects that match the word, each once, in a stable order.
 #[must_use]
 pub fn candidates(word: &str, state: Option<&State>, records: &[Record]) -> Vec<Subject> {
     let probes = probes(word);
@@ -104,7 +103,7 @@ pub fn candidates(word: &str, state: Option<&State>, records: &[Record]) -> Vec<
     // An interface may have had several names.
     let mut handles = BTreeSet::new();
     subjects.retain(|subject| handles.insert(subject.handle.clone()));
-    // Whoever has the address is meant, rather than the address.
+    // The owner of the address is meant, rather than the address.
     if subjects.is_empty()
         && let Some(address) = address(word)
         && known.addresses.contains(&address)
@@ -142,7 +141,7 @@ fn address_lookups(value: &str) -> Vec<Lookup> {
 fn address_subject_lookups(address: IpAddr, state: Option<&State>) -> Vec<Lookup> {
     let mut lookups = address_lookups(&address.to_string());
     let Some(state) = state else { return lookups };
-    // What happens to the host's interfaces is not all about this address.
+    // Not every event on the host's interfaces is about this address.
     let others = state.namespaces.iter().filter(|namespace| namespace.netns != state.host_netns);
     for namespace in others.filter(|namespace| own_addresses(namespace).any(|own| own == address)) {
         lookups.extend(interfaces_of(state, namespace.netns));
@@ -202,15 +201,15 @@ fn path_subject(path: &str, records: &[Record]) -> Option<Subject> {
     any.then(|| subject(format!("mounts below {path}"), path, lookup))
 }
 
-/// What answers to the probes.
+/// What matches the probes.
 #[derive(Default)]
 struct Known<'a> {
     probes: &'a [Lookup],
-    /// By `NAMESPACE/NAME`, or by uid where nobody tells the name.
+    /// By `NAMESPACE/NAME`, or by uid where the name is unknown.
     pods: BTreeMap<String, PodNames>,
     /// By id.
     containers: BTreeMap<String, Container>,
-    /// By namespace and name: one that is made again has another index.
+    /// By namespace and name: one that is created again has another index.
     interfaces: BTreeMap<(u32, String), BTreeSet<u32>>,
     processes: BTreeMap<u32, String>,
     addresses: BTreeSet<IpAddr>,
@@ -346,7 +345,7 @@ fn pod_subject(name: &str, names: &PodNames, state: Option<&State>) -> Subject {
         for pod in state.pods.iter().filter(|pod| names.uids.contains(&pod.pod.uid)) {
             let Some(netns) = pod.netns else { continue };
             lookups.extend(interfaces_of(state, netns));
-            // What the host's neighbor table says of it.
+            // Its entries in the host's neighbor table.
             lookups.extend(pod.pod.ip.iter().map(|ip| Lookup::exact(Family::Neighbor, ip.to_string())));
         }
     }

@@ -1,19 +1,19 @@
-//! What a story comes to, in one sentence. Pure.
+//! The conclusion of a story, in one sentence.
 
 use serde::{Deserialize, Serialize};
 
-use super::story::{Chapter, Step};
+use super::story::{Step, StoryIncident};
 use crate::event::{CloseReason, Confidence, Severity};
 
-/// Causes that one sentence can carry.
+/// Maximum number of causes in the sentence.
 const CAUSES: usize = 3;
 
-/// The last word.
+/// The conclusion of a story.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// One sentence, without a stop.
+    /// One sentence, without a full stop.
     pub sentence: String,
-    /// Whether something is wrong now, for all that is known.
+    /// Whether something is wrong now, as far as is known.
     pub open: bool,
     /// How sure it is.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -29,28 +29,28 @@ pub struct Verdict {
     pub close_reason: Option<CloseReason>,
 }
 
-/// The incident that the story is about: what nothing else came of, is open, is worst, is latest.
+/// The incident that the story is about: open before closed, effects before causes, then by severity and time.
 #[must_use]
-pub fn headline(chapters: &[Chapter]) -> Option<&Chapter> {
-    let is_cause = |chapter: &Chapter| {
-        chapters.iter().any(|other| other.caused_by.iter().any(|cause| cause.id == chapter.id))
+pub fn main_incident(incidents: &[StoryIncident]) -> Option<&StoryIncident> {
+    let is_cause = |incident: &StoryIncident| {
+        incidents.iter().any(|other| other.caused_by.iter().any(|cause| cause.id == incident.id))
     };
-    chapters.iter().max_by_key(|chapter| {
-        (chapter.closed.is_none(), !is_cause(chapter), chapter.severity, &chapter.opened)
+    incidents.iter().max_by_key(|incident| {
+        (incident.closed.is_none(), !is_cause(incident), incident.severity, &incident.opened)
     })
 }
 
-/// Concludes.
+/// Draws the conclusion.
 #[must_use]
-pub fn reach(chapters: &[Chapter], steps: &[Step]) -> Verdict {
-    if let Some(chapter) = headline(chapters) {
+pub fn conclude(incidents: &[StoryIncident], steps: &[Step]) -> Verdict {
+    if let Some(incident) = main_incident(incidents) {
         return Verdict {
-            sentence: with_causes(chapter, chapters),
-            open: chapter.closed.is_none(),
-            confidence: Some(chapter.confidence),
-            since: Some(chapter.opened.clone()),
-            until: chapter.closed.clone(),
-            close_reason: chapter.close_reason,
+            sentence: with_causes(incident, incidents),
+            open: incident.closed.is_none(),
+            confidence: Some(incident.confidence),
+            since: Some(incident.opened.clone()),
+            until: incident.closed.clone(),
+            close_reason: incident.close_reason,
         };
     }
     let worst =
@@ -65,33 +65,33 @@ pub fn reach(chapters: &[Chapter], steps: &[Step]) -> Verdict {
     };
     match (worst, steps) {
         (Some(step), _) => Verdict {
-            // How sure the name is, where the sentence has one.
+            // The confidence of the actor, where the sentence names it.
             confidence: step
                 .actor
                 .as_ref()
                 .filter(|actor| step.message.contains(&actor.comm))
                 .map(|actor| actor.confidence),
             since: Some(step.time.clone()),
-            ..harmless(format!("{}; no incident is known of it", unstopped(&step.message)))
+            ..harmless(format!("{}; no incident is known of it", without_stop(&step.message)))
         },
         (None, []) => harmless("nothing was recorded about it".to_owned()),
-        (None, [one]) => harmless(format!("nothing wrong was seen; {}", unstopped(&one.message))),
+        (None, [one]) => harmless(format!("nothing wrong was seen; {}", without_stop(&one.message))),
         (None, [.., last]) => harmless(format!(
             "nothing wrong was seen in {} events, the last of which: {}",
             steps.len(),
-            unstopped(&last.message)
+            without_stop(&last.message)
         )),
     }
 }
 
-fn with_causes(effect: &Chapter, chapters: &[Chapter]) -> String {
-    let mut sentence = unstopped(&effect.summary).to_owned();
+fn with_causes(effect: &StoryIncident, incidents: &[StoryIncident]) -> String {
+    let mut sentence = without_stop(&effect.summary).to_owned();
     let mut at = effect;
     for _ in 0..CAUSES {
-        // The surest link is the one to follow.
+        // Follow the link of highest confidence.
         let cause = at.caused_by.iter().max_by_key(|cause| cause.confidence);
         let found = cause.and_then(|cause| {
-            Some((chapters.iter().find(|chapter| chapter.id == cause.id)?, cause.confidence?))
+            Some((incidents.iter().find(|incident| incident.id == cause.id)?, cause.confidence?))
         });
         let Some((cause, confidence)) = found else { break };
         let sure = match confidence {
@@ -99,12 +99,12 @@ fn with_causes(effect: &Chapter, chapters: &[Chapter]) -> String {
             Confidence::Likely => "likely ",
             Confidence::Guess => "perhaps ",
         };
-        sentence.push_str(&format!(", {sure}because: {}", unstopped(&cause.summary)));
+        sentence.push_str(&format!(", {sure}because: {}", without_stop(&cause.summary)));
         at = cause;
     }
     sentence
 }
 
-fn unstopped(sentence: &str) -> &str {
+fn without_stop(sentence: &str) -> &str {
     sentence.trim_end().trim_end_matches('.')
 }

@@ -1,28 +1,28 @@
-//! Collects what a story is made of, with questions that each name what they want.
+//! The story of a word: resolves it, then collects its events, incidents, their causes and evidence.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::blind::Watch;
+use super::coverage::Coverage;
 use super::filter::{EventFilter, IncidentFilter, MAX_LIMIT, Order};
 use super::history::{Extent, History, HistoryError, IncidentView};
 use super::record::{Record, timestamp};
-use super::story::{self, Material, Story};
+use super::story::{self, Parts, Story};
 use super::subject::{self, Subject};
 use crate::event::EVIDENCE_MAX;
 
-/// Most events that tell what a word means.
+/// Maximum number of events that a word is resolved by.
 const PROBED: usize = 200;
-/// Most events of a subject, the newest.
+/// Maximum number of events of a subject, the newest.
 const RECORDS: usize = 500;
-/// Causes of causes of causes …
+/// Maximum length of a chain of causes.
 const DEPTH: usize = 8;
-/// Most incidents of a story, and as many that led to them.
+/// Maximum number of incidents of a story, and of their causes.
 const INCIDENTS: usize = 32;
-/// Numbers or ids in one question, which has to fit into a request.
-const ASKED: usize = 200;
+/// Maximum number of sequence numbers or ids in one query.
+const BATCH: usize = 200;
 
 /// The answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,13 +30,13 @@ const ASKED: usize = 200;
 pub enum Outcome {
     /// What happened to the subject.
     Story(Box<Story>),
-    /// The word can mean each of these.
+    /// The word matches each of these.
     Ambiguous(Vec<Subject>),
     /// Neither the model nor any event names it; this is how far the events reach.
     Unknown(Extent),
 }
 
-/// Tells the story of what a word means.
+/// The story of what a word means.
 ///
 /// # Errors
 /// When the history cannot be read.
@@ -55,22 +55,22 @@ pub fn why(history: &dyn History, word: &str) -> Result<Outcome, HistoryError> {
     let evidence = evidence(history, &records, &incidents)?;
     let begin = records.iter().chain(&evidence).map(Record::time);
     let begin = begin.chain(incidents.iter().map(|view| timestamp(&view.incident.first_seen))).min();
-    let said = match begin {
+    let daemon_events = match begin {
         Some(begin) => {
             let kinds = vec!["daemon.".to_owned(), "events.lost".to_owned()];
             let before =
                 EventFilter { kinds: kinds.clone(), until: Some(begin), limit: 1, ..EventFilter::default() };
             let since = EventFilter { kinds, since: Some(begin), limit: MAX_LIMIT, ..EventFilter::default() };
-            let mut said = self::records(history, before)?.0;
-            said.extend(self::records(history, since)?.0);
-            said
+            let mut events = self::records(history, before)?.0;
+            events.extend(self::records(history, since)?.0);
+            events
         }
         None => Vec::new(),
     };
     let extent = history.extent()?;
-    let watch = Watch { said: &said, state: state.as_ref(), extent: &extent };
-    let material = Material { subject, records, truncated, evidence, incidents, incidents_omitted, watch };
-    Ok(Outcome::Story(Box::new(story::tell(material))))
+    let coverage = Coverage { daemon_events: &daemon_events, state: state.as_ref(), extent: &extent };
+    let parts = Parts { subject, records, truncated, evidence, incidents, incidents_omitted, coverage };
+    Ok(Outcome::Story(Box::new(story::build(parts))))
 }
 
 /// Events of one page, and whether there are more.
@@ -80,8 +80,8 @@ fn records(history: &dyn History, filter: EventFilter) -> Result<(Vec<Record>, b
     Ok((records, page.next.is_some()))
 }
 
-/// Incidents that the events are part of, those that are open and the newest if there are many, and what led to
-/// them; and how many were left out.
+/// Incidents that the events belong to, the open ones and the newest if there are many, with their causes; and how
+/// many were left out.
 fn incidents(history: &dyn History, records: &[Record]) -> Result<(Vec<IncidentView>, usize), HistoryError> {
     let mut known: BTreeMap<String, IncidentView> = BTreeMap::new();
     let mut take = |filter: IncidentFilter| -> Result<(), HistoryError> {
@@ -94,14 +94,14 @@ fn incidents(history: &dyn History, records: &[Record]) -> Result<(Vec<IncidentV
         seqs.entry(&event.boot_id).or_default().push(event.seq);
     }
     for (boot_id, seqs) in seqs {
-        for seqs in seqs.chunks(ASKED) {
+        for seqs in seqs.chunks(BATCH) {
             let boot_id = Some(boot_id.to_owned());
             take(IncidentFilter { evidence: seqs.to_vec(), boot_id, ..IncidentFilter::default() })?;
         }
     }
-    let named = |record: &Record| Some(record.event.incident.as_ref()?.id.clone());
-    let named: BTreeSet<String> = records.iter().filter_map(named).collect();
-    for ids in named.into_iter().collect::<Vec<_>>().chunks(ASKED) {
+    let id = |record: &Record| Some(record.event.incident.as_ref()?.id.clone());
+    let ids: BTreeSet<String> = records.iter().filter_map(id).collect();
+    for ids in ids.into_iter().collect::<Vec<_>>().chunks(BATCH) {
         take(IncidentFilter { ids: ids.to_vec(), ..IncidentFilter::default() })?;
     }
     let mut views: Vec<IncidentView> = known.into_values().collect();
@@ -125,7 +125,7 @@ fn incidents(history: &dyn History, records: &[Record]) -> Result<(Vec<IncidentV
     Ok((views, omitted))
 }
 
-/// What the incidents rest on and is not there yet.
+/// Evidence of the incidents that is not among the records.
 fn evidence(
     history: &dyn History,
     records: &[Record],
@@ -143,7 +143,7 @@ fn evidence(
     let mut evidence = Vec::new();
     for (boot_id, seqs) in wanted {
         let seqs: Vec<u64> = seqs.into_iter().collect();
-        for seqs in seqs.chunks(ASKED) {
+        for seqs in seqs.chunks(BATCH) {
             let filter = EventFilter {
                 seqs: seqs.to_vec(),
                 boot_id: Some(boot_id.to_owned()),

@@ -1,4 +1,4 @@
-//! How questions and answers are written between client and daemon: query strings and JSON bodies.
+//! Requests and responses between client and daemon: query strings and JSON bodies.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use thiserror::Error;
 use super::filter::{self, EventFilter, IncidentFilter, MAX_LIMIT, Order, Position};
 use super::history::{Extent, Found, IncidentView, Page};
 use super::key::Lookup;
-use super::moment;
 use super::record::timestamp;
+use super::time;
 
-/// A question that cannot be understood.
+/// Why a request cannot be answered.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum QuestionError {
-    /// A parameter that this version does not know: to ignore it would give a wrong answer.
+pub enum RequestError {
+    /// A parameter that this version does not know: ignoring it would give a wrong answer.
     #[error("unknown parameter {name:?}: this daemon knows {}", .valid.join(", "))]
     Unknown {
         /// Its name.
@@ -26,7 +26,7 @@ pub enum QuestionError {
         /// What is known.
         valid: &'static [&'static str],
     },
-    /// A value that cannot be read.
+    /// A value that cannot be parsed.
     #[error("{name}: {reason}")]
     Value {
         /// Its parameter.
@@ -42,12 +42,12 @@ pub enum QuestionError {
     },
 }
 
-/// What a request for events says.
+/// A request for events.
 #[derive(Debug, Clone, PartialEq)]
-pub struct EventsQuestion {
+pub struct EventsRequest {
     /// Which.
     pub filter: EventFilter,
-    /// Whether those to come are wanted.
+    /// Whether new events are wanted as they come.
     pub follow: bool,
 }
 
@@ -73,16 +73,16 @@ const WHY: &[&str] = &["subject"];
 const SUBJECT_BYTES: usize = 4096;
 const INCIDENTS: &[&str] = &["all", "since", "id", "evidence", "boot"];
 
-/// Reads the query string of `/v1/events`.
+/// Parses the query string of `/v1/events`.
 ///
 /// # Errors
-/// When a parameter is unknown or not readable.
-pub fn read_events(query: &str, now: Timestamp) -> Result<EventsQuestion, QuestionError> {
+/// When a parameter is unknown or cannot be parsed.
+pub fn parse_events(query: &str, now: Timestamp) -> Result<EventsRequest, RequestError> {
     let mut filter = EventFilter::default();
     let mut follow = false;
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         let (name, value) = (name.as_ref(), value.as_ref());
-        let moment = || moment::parse(value, now).map(Some).map_err(bad(name));
+        let moment = || time::parse(value, now).map(Some).map_err(bad(name));
         match name {
             // Of a newer client: no event here has such a kind, which is an answer.
             "kind" => filter.kinds.push(filter::kind(value).unwrap_or_else(|_| value.to_owned())),
@@ -100,14 +100,14 @@ pub fn read_events(query: &str, now: Timestamp) -> Result<EventsQuestion, Questi
             "limit" => filter.limit = value.parse::<usize>().map_err(bad(name))?.clamp(1, MAX_LIMIT),
             "cursor" => filter.cursor = Some(value.parse::<Position>().map_err(bad(name))?),
             "follow" => follow = flag(name, value)?,
-            _ => return Err(QuestionError::Unknown { name: name.to_owned(), valid: EVENTS }),
+            _ => return Err(RequestError::Unknown { name: name.to_owned(), valid: EVENTS }),
         }
     }
     let given = |name: &str| form_urlencoded::parse(query.as_bytes()).any(|(given, _)| given == name);
     let clash = ["since", "until", "seq", "order", "limit", "cursor"].into_iter().find(|name| given(name));
     match clash {
-        Some(name) if follow => Err(QuestionError::WithFollow { name }),
-        _ => Ok(EventsQuestion { filter, follow }),
+        Some(name) if follow => Err(RequestError::WithFollow { name }),
+        _ => Ok(EventsRequest { filter, follow }),
     }
 }
 
@@ -144,20 +144,20 @@ pub fn write_events(filter: &EventFilter, follow: bool) -> String {
     query.finish()
 }
 
-/// Reads the query string of `/v1/incidents`.
+/// Parses the query string of `/v1/incidents`.
 ///
 /// # Errors
-/// When a parameter is unknown or not readable.
-pub fn read_incidents(query: &str, now: Timestamp) -> Result<IncidentFilter, QuestionError> {
+/// When a parameter is unknown or cannot be parsed.
+pub fn parse_incidents(query: &str, now: Timestamp) -> Result<IncidentFilter, RequestError> {
     let mut filter = IncidentFilter::default();
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         match name.as_ref() {
             "all" => filter.all = flag("all", &value)?,
-            "since" => filter.since = Some(moment::parse(&value, now).map_err(bad("since"))?),
+            "since" => filter.since = Some(time::parse(&value, now).map_err(bad("since"))?),
             "id" => filter.ids.push(value.into_owned()),
             "evidence" => filter.evidence.push(value.parse().map_err(bad("evidence"))?),
             "boot" => filter.boot_id = Some(value.into_owned()),
-            name => return Err(QuestionError::Unknown { name: name.to_owned(), valid: INCIDENTS }),
+            name => return Err(RequestError::Unknown { name: name.to_owned(), valid: INCIDENTS }),
         }
     }
     Ok(filter)
@@ -177,16 +177,16 @@ pub fn write_incidents(filter: &IncidentFilter) -> String {
     query.finish()
 }
 
-/// Reads the query string of `/v1/why`.
+/// Parses the query string of `/v1/why`.
 ///
 /// # Errors
 /// When a parameter is unknown, or the subject is missing or too long.
-pub fn read_why(query: &str) -> Result<String, QuestionError> {
+pub fn parse_why(query: &str) -> Result<String, RequestError> {
     let mut subject = String::new();
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         match name.as_ref() {
             "subject" => subject = value.trim().to_owned(),
-            name => return Err(QuestionError::Unknown { name: name.to_owned(), valid: WHY }),
+            name => return Err(RequestError::Unknown { name: name.to_owned(), valid: WHY }),
         }
     }
     match subject.len() {
@@ -206,12 +206,12 @@ pub fn write_why(subject: &str) -> String {
     query.finish()
 }
 
-fn bad<E: ToString>(name: &str) -> impl Fn(E) -> QuestionError {
+fn bad<E: ToString>(name: &str) -> impl Fn(E) -> RequestError {
     let name = name.to_owned();
-    move |error| QuestionError::Value { name: name.clone(), reason: error.to_string() }
+    move |error| RequestError::Value { name: name.clone(), reason: error.to_string() }
 }
 
-fn order(value: &str) -> Result<Order, QuestionError> {
+fn order(value: &str) -> Result<Order, RequestError> {
     match value {
         "newest" => Ok(Order::Newest),
         "oldest" => Ok(Order::Oldest),
@@ -219,7 +219,7 @@ fn order(value: &str) -> Result<Order, QuestionError> {
     }
 }
 
-fn flag(name: &str, value: &str) -> Result<bool, QuestionError> {
+fn flag(name: &str, value: &str) -> Result<bool, RequestError> {
     match value {
         "1" | "true" | "" => Ok(true),
         "0" | "false" => Ok(false),
@@ -249,12 +249,12 @@ impl Query {
 /// Answer of `/v1/events`.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct EventsAnswer<'a> {
-    /// How far the memory reaches that was asked.
+    /// How far the history reaches.
     pub extent: Extent,
     /// Cursor of the next page.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub next: Option<String>,
-    /// The events, as they were written.
+    /// The events, as they were emitted.
     #[serde(borrow)]
     pub events: Vec<&'a RawValue>,
 }
@@ -262,7 +262,7 @@ pub struct EventsAnswer<'a> {
 /// Answer of `/v1/incidents`.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct IncidentsAnswer {
-    /// Each with its latest word.
+    /// Each by its newest event.
     pub incidents: Vec<IncidentView>,
 }
 
@@ -281,7 +281,7 @@ pub struct VersionAnswer {
     pub node: String,
 }
 
-/// A page as a body. The events are not read again: whoever asked does that.
+/// A page as a body. The events are copied as they are.
 ///
 /// # Errors
 /// When the extent cannot become JSON.
@@ -312,7 +312,7 @@ pub fn read_page(body: &str) -> Result<(Page, Extent), serde_json::Error> {
     Ok((Page { events, next }, answer.extent))
 }
 
-/// The place of an event, read from its JSON.
+/// An event with its position, parsed from its JSON.
 ///
 /// # Errors
 /// When it has none.
@@ -329,7 +329,7 @@ pub fn found(line: &str) -> Result<Found, serde_json::Error> {
     Ok(Found { position: Position { time: timestamp(&place.time), seq: place.seq }, line: Arc::from(line) })
 }
 
-/// The place of an event whose fields are in the order in which this version writes them: the rest is not read.
+/// The position of an event whose fields are in the order in which this version writes them: the rest is not parsed.
 fn beginning(line: &str) -> Option<Position> {
     let (time, rest) = line.strip_prefix("{\"schema\":1,\"time\":\"")?.split_once("\",\"seq\":")?;
     let (seq, _) = rest.split_once(',')?;
@@ -366,11 +366,11 @@ mod tests {
             limit: 17,
             cursor: Some(Position { time: now(), seq: 3 }),
         };
-        let read = read_events(&write_events(&filter, false), now()).unwrap();
-        assert_eq!(read, EventsQuestion { filter, follow: false });
+        let read = parse_events(&write_events(&filter, false), now()).unwrap();
+        assert_eq!(read, EventsRequest { filter, follow: false });
         let plain = EventFilter { kinds: vec!["link.".into()], after: Some(9), ..EventFilter::default() };
-        let read = read_events(&write_events(&plain, true), now()).unwrap();
-        assert_eq!(read, EventsQuestion { filter: plain, follow: true });
+        let read = parse_events(&write_events(&plain, true), now()).unwrap();
+        assert_eq!(read, EventsRequest { filter: plain, follow: true });
         let incidents = IncidentFilter {
             all: true,
             since: Some(now()),
@@ -378,29 +378,29 @@ mod tests {
             evidence: vec![3, 5],
             boot_id: Some("b".into()),
         };
-        assert_eq!(read_incidents(&write_incidents(&incidents), now()), Ok(incidents));
+        assert_eq!(parse_incidents(&write_incidents(&incidents), now()), Ok(incidents));
     }
 
     #[test]
     fn a_subject_is_read_as_it_is_written() {
         for subject in ["lijiaob/etcd1-0", "/mnt/a b&c=d%41+é", "interface:4026531833/2"] {
-            assert_eq!(read_why(&write_why(subject)).as_deref(), Ok(subject));
+            assert_eq!(parse_why(&write_why(subject)).as_deref(), Ok(subject));
         }
         for query in ["", "subject=", "subject=+", "word=x", &write_why(&"x".repeat(SUBJECT_BYTES + 1))] {
-            assert!(read_why(query).is_err(), "{query}");
+            assert!(parse_why(query).is_err(), "{query}");
         }
     }
 
     #[test]
     fn what_cannot_be_understood_is_refused_and_named() {
-        let said = |query: &str| read_events(query, now()).unwrap_err().to_string();
+        let said = |query: &str| parse_events(query, now()).unwrap_err().to_string();
         assert!(said("colour=red").contains("unknown parameter \"colour\": this daemon knows kind, "));
         assert!(said("severity=loud").starts_with("severity: "));
         assert!(said("since=yesterday").contains("1h30m"));
         assert!(said("limit=-1").starts_with("limit: "));
         assert!(said("cursor=1").contains("next"));
         assert!(said("follow=1&limit=3").contains("limit cannot be combined with follow"));
-        assert!(read_incidents("every=1", now()).is_err());
+        assert!(parse_incidents("every=1", now()).is_err());
     }
 
     #[test]
@@ -416,7 +416,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_held_within_bounds() {
-        let limit = |query: &str| read_events(query, now()).unwrap().filter.limit;
+        let limit = |query: &str| parse_events(query, now()).unwrap().filter.limit;
         assert_eq!((limit("limit=0"), limit("limit=999999"), limit("")), (1, MAX_LIMIT, 100));
     }
 

@@ -6,9 +6,9 @@ use super::incident::{confidence, course, risk};
 use super::time::Clock;
 use super::{Pretty, Style, escaped, severity_style};
 use crate::event::Role;
-use crate::query::blind::{Missing, Unseen};
+use crate::query::coverage::{Missing, Unseen};
 use crate::query::record::timestamp;
-use crate::query::story::{Chapter, Step, Story};
+use crate::query::story::{Step, Story, StoryIncident};
 use crate::query::subject::Subject;
 
 /// What a word can mean, one a line, with the form that means only it.
@@ -55,8 +55,8 @@ impl Page<'_> {
     }
 
     fn causes(&mut self, story: &Story) {
-        let chapters = &story.incidents;
-        if chapters.is_empty() {
+        let incidents = &story.incidents;
+        if incidents.is_empty() {
             return;
         }
         self.section("Cause to effect");
@@ -65,23 +65,25 @@ impl Page<'_> {
             let words = self.pretty.paint(Style::Dim, &words);
             self.line(&words);
         }
-        for chapter in chapters {
-            for cause in &chapter.caused_by {
+        for incident in incidents {
+            for cause in &incident.caused_by {
                 let kind =
-                    chapters.iter().find(|other| other.id == cause.id).map(|other| escaped(&other.kind));
+                    incidents.iter().find(|other| other.id == cause.id).map(|other| escaped(&other.kind));
                 let name = kind.unwrap_or_else(|| format!("incident {}", escaped(&cause.id)));
                 let sure = cause.confidence.map_or("no longer remembered", confidence);
                 let line = format!("    ↓ {name} led to this ({sure})");
                 let line = self.pretty.paint(Style::Dim, &line);
                 self.line(&line);
             }
-            let severity = self.pretty.paint(severity_style(chapter.severity), chapter.severity.name());
-            let course = course(&chapter.opened, chapter.closed.as_deref(), chapter.close_reason, self.clock);
-            let times = if chapter.count > 1 { format!(", {} times", chapter.count) } else { String::new() };
-            let kind = self.pretty.paint(Style::Bold, &escaped(&chapter.kind));
-            let sure = confidence(chapter.confidence);
-            self.line(&format!("  {kind}  {severity}, {sure}, {course}{times}  [{}]", escaped(&chapter.id)));
-            self.line(&format!("    {}", escaped(&chapter.summary)));
+            let severity = self.pretty.paint(severity_style(incident.severity), incident.severity.name());
+            let course =
+                course(&incident.opened, incident.closed.as_deref(), incident.close_reason, self.clock);
+            let times =
+                if incident.count > 1 { format!(", {} times", incident.count) } else { String::new() };
+            let kind = self.pretty.paint(Style::Bold, &escaped(&incident.kind));
+            let sure = confidence(incident.confidence);
+            self.line(&format!("  {kind}  {severity}, {sure}, {course}{times}  [{}]", escaped(&incident.id)));
+            self.line(&format!("    {}", escaped(&incident.summary)));
         }
     }
 
@@ -184,7 +186,7 @@ impl Page<'_> {
 }
 
 /// The part of the subject, unless it is the usual one, and what the event explains.
-fn remark(step: &Step, chapters: &[Chapter]) -> String {
+fn remark(step: &Step, incidents: &[StoryIncident]) -> String {
     let mut words: Vec<String> = Vec::new();
     let usual = step.roles.iter().any(|role| matches!(role, Role::Target | Role::Object));
     if !usual {
@@ -198,8 +200,8 @@ fn remark(step: &Step, chapters: &[Chapter]) -> String {
     let kinds = step
         .evidence_of
         .iter()
-        .filter_map(|id| chapters.iter().find(|chapter| chapter.id == *id))
-        .map(|chapter| format!("evidence of {}", escaped(&chapter.kind)));
+        .filter_map(|id| incidents.iter().find(|incident| incident.id == *id))
+        .map(|incident| format!("evidence of {}", escaped(&incident.kind)));
     words.extend(kinds);
     words.join(" · ")
 }

@@ -1,14 +1,14 @@
-//! What a daemon left on disk, for when none runs.
+//! The files of a daemon that does not run.
 
 use std::path::Path;
 
 use crate::query::History;
 use crate::store::{Archive, StoreError};
 
-/// Opens what the daemon of this state directory left.
+/// Opens the event store in a state directory.
 ///
 /// # Errors
-/// When there is nothing, or it cannot be read.
+/// When there is none, or it cannot be read.
 pub fn offline(state_dir: &Path) -> Result<Box<dyn History>, StoreError> {
     Ok(Box::new(Archive::open(state_dir)?))
 }

@@ -1,4 +1,4 @@
-//! The running daemon, asked over its socket.
+//! Client of the running daemon's socket.
 
 use std::io::{self, ErrorKind};
 use std::ops::ControlFlow;
@@ -24,26 +24,26 @@ use crate::query::why::Outcome;
 use crate::query::wire::{self, IncidentsAnswer, VersionAnswer};
 use crate::query::{API, API_HEADER};
 
-/// Time to connect and to get the head of an answer.
+/// Timeout for the connection and the head of the response.
 const HEAD_TIME: Duration = Duration::from_secs(10);
-/// Time to get a whole answer, after its head.
+/// Timeout for the body of a response.
 const BODY_TIME: Duration = Duration::from_secs(30);
-/// Most bytes of an answer.
+/// Maximum size of a response, in bytes.
 const ANSWER_BYTES: usize = 256 << 20;
-/// Longest event of a stream, in bytes.
+/// Maximum size of an event in a stream, in bytes.
 const LINE_BYTES: usize = 16 << 20;
 
 /// Why the daemon did not answer.
 #[derive(Debug, Error)]
 pub enum RemoteError {
-    /// Nobody listens.
+    /// No process listens.
     #[error("no daemon listens on {}", .path.display())]
     Dead {
         /// The socket.
         path: PathBuf,
     },
-    /// The socket is not for this user.
-    #[error("this user may not ask the daemon at {}: be root, or in the socket's group", .path.display())]
+    /// This user has no access.
+    #[error("permission denied by the daemon at {}: only root and members of the socket's group may query it", .path.display())]
     Denied {
         /// The socket.
         path: PathBuf,
@@ -57,8 +57,8 @@ pub enum RemoteError {
         #[source]
         source: io::Error,
     },
-    /// No answer in time.
-    #[error("the daemon at {} does not answer", .path.display())]
+    /// The response timed out.
+    #[error("the daemon at {} does not respond", .path.display())]
     Silent {
         /// The socket.
         path: PathBuf,
@@ -73,30 +73,30 @@ pub enum RemoteError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Something else listens there.
-    #[error("{} is not a kevtmon's socket", .path.display())]
-    Stranger {
+    #[error("{} is not the socket of a kevtmon daemon", .path.display())]
+    NotKevtmon {
         /// The socket.
         path: PathBuf,
     },
-    /// It speaks another major version.
-    #[error("the daemon at {} speaks interface {theirs}, this kevtmon speaks {API}; use the kevtmon of the daemon's version", .path.display())]
+    /// It has another major version of the interface.
+    #[error("the daemon at {} has interface version {theirs}, this kevtmon has {API}; use the kevtmon of the daemon's version", .path.display())]
     Version {
         /// The socket.
         path: PathBuf,
         /// Its version.
         theirs: String,
     },
-    /// It did not like the question, or failed.
-    #[error("the daemon says: {said}")]
+    /// It refused the request, or failed.
+    #[error("the daemon refused the request: {reason}")]
     Refused {
-        /// Its words.
-        said: String,
+        /// Its reason.
+        reason: String,
     },
-    /// Its answer cannot be read.
-    #[error("the daemon's answer cannot be read")]
+    /// The response cannot be parsed.
+    #[error("cannot parse the response of the daemon")]
     Answer(#[from] serde_json::Error),
-    /// The client's own machinery.
-    #[error("cannot ask the daemon")]
+    /// The client's runtime cannot be started.
+    #[error("cannot start the client")]
     Start(#[source] io::Error),
 }
 
@@ -107,7 +107,7 @@ impl From<RemoteError> for HistoryError {
 }
 
 impl RemoteError {
-    /// Whether what the daemon left on disk may be asked in its place.
+    /// Whether its files may be read in its place.
     #[must_use]
     pub fn is_dead(&self) -> bool {
         matches!(self, Self::Dead { .. } | Self::Silent { .. } | Self::Broken { .. } | Self::Connect { .. })
@@ -122,7 +122,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Connects once, to see that a daemon is there that can be understood.
+    /// Checks that a daemon of this interface version runs.
     ///
     /// # Errors
     /// When there is none.
@@ -137,13 +137,13 @@ impl Remote {
         Ok(remote)
     }
 
-    /// Where it listens.
+    /// Path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its versions.
+    /// Versions of the daemon.
     ///
     /// # Errors
     /// When it does not answer.
@@ -151,7 +151,7 @@ impl Remote {
         Ok(serde_json::from_str(&self.get("/v1/version")?)?)
     }
 
-    /// What happened to the subject, answered in the daemon.
+    /// The story of the subject, answered in the daemon.
     ///
     /// # Errors
     /// When it does not answer.
@@ -159,7 +159,7 @@ impl Remote {
         Ok(serde_json::from_str(&self.get(&format!("/v1/why?{}", wire::write_why(subject)))?)?)
     }
 
-    /// Hands over each event to come, as JSON, until told to stop or the stream ends.
+    /// Calls `each` with each new event, as JSON, until it breaks or the stream ends.
     ///
     /// # Errors
     /// When the daemon does not answer or the connection breaks.
@@ -185,7 +185,7 @@ impl Remote {
                 }
                 rest.drain(..begin);
                 if rest.len() > LINE_BYTES {
-                    return Err(RemoteError::Stranger { path: self.path.clone() });
+                    return Err(RemoteError::NotKevtmon { path: self.path.clone() });
                 }
             }
             Ok(())
@@ -199,7 +199,7 @@ impl Remote {
         })
     }
 
-    /// Sends the question and reads the head of the answer; refusals are errors.
+    /// Sends the request and reads the head of the response; a refusal is an error.
     async fn head(&self, target: &str) -> Result<Response<Incoming>, RemoteError> {
         let asked = timeout(HEAD_TIME, async {
             let stream =
@@ -220,14 +220,14 @@ impl Remote {
             .headers()
             .get(API_HEADER)
             .map(|theirs| String::from_utf8_lossy(theirs.as_bytes()).into_owned())
-            .ok_or_else(|| RemoteError::Stranger { path: self.path.clone() })?;
+            .ok_or_else(|| RemoteError::NotKevtmon { path: self.path.clone() })?;
         if theirs != API.to_string() {
             return Err(RemoteError::Version { path: self.path.clone(), theirs });
         }
         match answer.status() {
             StatusCode::OK => Ok(answer),
             StatusCode::FORBIDDEN => Err(RemoteError::Denied { path: self.path.clone() }),
-            _ => Err(RemoteError::Refused { said: self.body(answer).await?.trim_end().to_owned() }),
+            _ => Err(RemoteError::Refused { reason: self.body(answer).await?.trim_end().to_owned() }),
         }
     }
 

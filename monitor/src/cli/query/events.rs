@@ -1,4 +1,4 @@
-//! `events`: what happened, and what happens now.
+//! `events`: past events, and new ones as they come.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -16,42 +16,42 @@ use crate::cli::exit;
 use crate::error_chain::chain;
 use crate::query::filter::{self, DEFAULT_LIMIT, EventFilter, MAX_LIMIT, Order};
 use crate::query::history::{Found, HistoryError};
-use crate::query::moment;
 use crate::query::record::Record;
+use crate::query::time;
 
-/// First pause before a daemon that went away is looked for again; doubles each time.
+/// First pause before a lost connection is tried again; doubles each time.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Times that it is looked for: a restart takes seconds.
+/// Attempts to connect again: a restart takes seconds.
 const TRIES: u32 = 7;
 
 /// Arguments of `events`.
 #[derive(Debug, Default, Args)]
 pub struct EventsArgs {
-    /// Go on with what happens now
+    /// Print new events as they come
     #[arg(long, short)]
     pub follow: bool,
-    /// Not before: how long ago (90s, 15m, 1h30m, 2d), or a time (2026-01-02T03:04:05Z)
+    /// Only events since: how long ago (90s, 15m, 1h30m, 2d), or a time (2026-01-02T03:04:05Z)
     #[arg(long, value_name = "WHEN")]
     pub since: Option<String>,
-    /// Before
+    /// Only events before: as for --since
     #[arg(long, value_name = "WHEN")]
     pub until: Option<String>,
-    /// Kind, or a family such as `neighbor.`; may be repeated
+    /// Only events of this kind, or of a family such as `neighbor.`; may be repeated
     #[arg(long, value_name = "KIND")]
     pub kind: Vec<String>,
-    /// Pod that plays a part, by name or uid
+    /// Only events with this pod as target, actor or holder; its uid will do
     #[arg(long, value_name = "NS/NAME")]
     pub pod: Option<String>,
-    /// Container that plays a part, by the first digits of its id
+    /// Only events with this container as target, actor or holder; the first digits of its id will do
     #[arg(long, value_name = "ID")]
     pub container: Option<String>,
-    /// Least severity: debug, info, notice, warning or critical
+    /// Minimum severity: debug, info, notice, warning or critical
     #[arg(long, value_name = "SEVERITY")]
     pub severity: Option<String>,
-    /// Only the newest so many [default: 100, or all since --since]
+    /// At most this many, the newest [default: 100; with --since no limit]
     #[arg(long, value_name = "COUNT")]
     pub limit: Option<usize>,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -64,8 +64,8 @@ fn parsed<T, E: Display>(
     text: Option<&String>,
     parse: impl FnOnce(&str) -> Result<T, E>,
 ) -> Result<Option<T>, Failure> {
-    let wrong = |error| Failure::Arguments(format!("--{name}: {error}"));
-    text.map(|text| parse(text).map_err(wrong)).transpose()
+    let invalid = |error| Failure::Arguments(format!("--{name}: {error}"));
+    text.map(|text| parse(text).map_err(invalid)).transpose()
 }
 
 impl EventsArgs {
@@ -74,10 +74,10 @@ impl EventsArgs {
             return Err(Failure::Arguments("--until cannot be combined with --follow".to_owned()));
         }
         if self.limit == Some(0) {
-            return Err(Failure::Arguments("--limit is at least 1".to_owned()));
+            return Err(Failure::Arguments("--limit must be at least 1".to_owned()));
         }
         let kinds = self.kind.iter().map(|kind| parsed("kind", Some(kind), filter::kind));
-        let moment = |text: &str| moment::parse(text, now);
+        let moment = |text: &str| time::parse(text, now);
         Ok(EventFilter {
             kinds: kinds.filter_map(Result::transpose).collect::<Result<_, _>>()?,
             severity: parsed("severity", self.severity.as_ref(), filter::severity)?,
@@ -92,17 +92,17 @@ impl EventsArgs {
     pub(super) fn answer(&self, output: &mut Output<'_>) -> Result<u8, Failure> {
         let filter = self.filter(output.clock.now)?;
         if !self.follow {
-            let found = self.show_past(output, filter, |_| true)?;
-            return Ok(if found > 0 { exit::OK } else { output.nothing("no such events") });
+            let found = self.print_past(output, filter, |_| true)?;
+            return Ok(if found > 0 { exit::OK } else { output.nothing("no matching events") });
         }
         let source = output.source;
         let Source::Daemon(remote) = source else {
             return Err(Failure::Arguments("--follow needs a running daemon".to_owned()));
         };
-        // What comes while the past is read is left to the stream.
+        // Events that come while the past ones are read are left to the stream.
         let extent = source.history().extent()?;
         if self.since.is_some() || self.limit.is_some() {
-            self.show_past(output, filter.clone(), |found| {
+            self.print_past(output, filter.clone(), |found| {
                 let record = Record::read(Arc::clone(&found.line));
                 let is_new = |record: Record| {
                     record.event.boot_id == extent.boot_id && record.event.seq > extent.last_seq
@@ -118,8 +118,8 @@ impl EventsArgs {
         )
     }
 
-    /// Shows what is remembered, the oldest first; returns how many.
-    fn show_past(
+    /// Prints past events, the oldest first; returns how many.
+    fn print_past(
         &self,
         output: &mut Output<'_>,
         mut filter: EventFilter,
@@ -134,7 +134,7 @@ impl EventsArgs {
                 usize::MAX
             }
         };
-        let mut shown = 0;
+        let mut printed = 0;
         let mut newest = VecDeque::new();
         while left > 0 {
             filter.limit = left.min(MAX_LIMIT);
@@ -144,8 +144,8 @@ impl EventsArgs {
             match filter.order {
                 Order::Oldest => {
                     for found in events {
-                        self.show(output, found)?;
-                        shown += 1;
+                        self.print(output, found)?;
+                        printed += 1;
                     }
                 }
                 Order::Newest => events.rev().for_each(|found| newest.push_front(found)),
@@ -155,14 +155,14 @@ impl EventsArgs {
                 break;
             }
         }
-        shown += newest.len();
+        printed += newest.len();
         for found in newest {
-            self.show(output, found)?;
+            self.print(output, found)?;
         }
-        Ok(shown)
+        Ok(printed)
     }
 
-    fn show(&self, output: &mut Output<'_>, found: Found) -> Result<(), Failure> {
+    fn print(&self, output: &mut Output<'_>, found: Found) -> Result<(), Failure> {
         if self.json {
             return Ok(writeln!(output.out, "{}", found.line)?);
         }
@@ -172,7 +172,7 @@ impl EventsArgs {
         Ok(output.out.write_all(text.as_bytes())?)
     }
 
-    /// Follows the stream; goes on where it broke off, and waits for a daemon that is being restarted.
+    /// Follows the stream; resumes where the connection broke, and waits for a daemon that restarts.
     fn follow(
         &self,
         output: &mut Output<'_>,
@@ -182,7 +182,7 @@ impl EventsArgs {
         let mut tries = 0;
         loop {
             let (mut last, mut failed) = (None, None);
-            let ended = remote.follow(&filter, |line| match self.show_live(output, line) {
+            let ended = remote.follow(&filter, |line| match self.print_live(output, line) {
                 Ok(record) => {
                     last = Some((record.event.boot_id, record.event.seq));
                     ControlFlow::Continue(())
@@ -201,20 +201,18 @@ impl EventsArgs {
             }
             match ended {
                 Err(error) if !error.is_dead() => return Err(error.into()),
-                Ok(()) if tries == 0 => {
-                    output.remark(&"the daemon ended the stream; waiting for it to come back")
-                }
-                Err(error) if tries == 0 => output.remark(&format!("{}; trying again", chain(&error))),
+                Ok(()) if tries == 0 => output.remark(&"the daemon closed the stream; reconnecting"),
+                Err(error) if tries == 0 => output.remark(&format!("{}; reconnecting", chain(&error))),
                 Err(error) if tries == TRIES => return Err(error.into()),
                 Ok(()) | Err(_) => {}
             }
-            // Nothing wakes this thread early, and it would do no harm.
+            // Nothing unparks this thread; it would only reconnect earlier.
             thread::park_timeout(PAUSE * 2_u32.saturating_pow(tries));
             tries = (tries + 1).min(TRIES);
         }
     }
 
-    fn show_live(&self, output: &mut Output<'_>, line: &str) -> Result<Record, Failure> {
+    fn print_live(&self, output: &mut Output<'_>, line: &str) -> Result<Record, Failure> {
         let record = Record::read(line).map_err(HistoryError::from)?;
         output.clock.now = Timestamp::now();
         match self.json {

@@ -1,4 +1,4 @@
-//! `incidents`: what is wrong, and what was.
+//! `incidents`: open incidents, and closed ones.
 
 use clap::Args;
 
@@ -10,10 +10,10 @@ use crate::render::incident;
 /// Arguments of `incidents`.
 #[derive(Debug, Default, Args)]
 pub struct IncidentsArgs {
-    /// Closed ones too
+    /// Closed incidents, too
     #[arg(long)]
     pub all: bool,
-    /// One JSON object a line
+    /// Print one JSON object per line
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `state`: what the daemon knows of this node, or knew when it was last recorded.
+//! `state`: the model of this node, as it is or as it was recorded last.
 
 use clap::Args;
 
@@ -9,7 +9,7 @@ use crate::render;
 /// Arguments of `state`.
 #[derive(Debug, Default, Args)]
 pub struct StateArgs {
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -21,7 +21,7 @@ impl StateArgs {
     pub(super) fn answer(&self, output: &mut Output<'_>) -> Result<u8, Failure> {
         let state = output.source.state()?;
         let Some(state) = state else {
-            return Ok(output.nothing("no state of the node was recorded"));
+            return Ok(output.nothing("no recorded state"));
         };
         match self.json {
             true => output.json(&state)?,

@@ -146,7 +146,7 @@ fn a_wrong_question_is_named_with_what_would_be_right() {
     for (args, expected) in [
         (
             EventsArgs { since: Some("soon".into()), ..EventsArgs::default() },
-            "--since: \"soon\" is not a moment",
+            "--since: \"soon\" is not a time",
         ),
         (EventsArgs { kind: vec!["mount.bzy".into()], ..EventsArgs::default() }, "mount.busy"),
         (EventsArgs { pod: Some("etcd".into()), ..EventsArgs::default() }, "NAMESPACE/NAME"),
@@ -186,7 +186,7 @@ fn nothing_found_says_where_it_was_searched() {
 fn a_word_that_means_several_things_lists_them_as_they_can_be_asked_for() {
     let said = answer(gateway_lost(), &why("web"));
     assert_eq!((said.code, said.out.as_str()), (exit::QUERY, ""));
-    assert!(said.err.contains("web can mean 2 things"), "{}", said.err);
+    assert!(said.err.contains("web is ambiguous: 2 matches"), "{}", said.err);
     assert!(said.err.contains("\n  pod:a/web  pod a/web\n  pod:b/web  pod b/web\n"), "{}", said.err);
     let json = Query::Why(WhyArgs { word: "web".into(), json: true, ..WhyArgs::default() });
     let value: serde_json::Value = serde_json::from_str(&answer(gateway_lost(), &json).out).unwrap();

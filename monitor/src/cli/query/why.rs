@@ -1,4 +1,4 @@
-//! `why`: the story of one thing, from its causes to what could not be seen.
+//! `why`: the story of one subject, from its causes to what could not be seen.
 
 use clap::Args;
 
@@ -10,10 +10,10 @@ use crate::render::{escaped, story};
 /// Arguments of `why`.
 #[derive(Debug, Default, Args)]
 pub struct WhyArgs {
-    /// Pod, container, address, path, interface or process; as FAMILY:VALUE where a word means several
+    /// Pod, container, address, path, interface or process; FAMILY:VALUE if that is ambiguous
     #[arg(value_name = "POD|CONTAINER|IP|PATH|VETH|PID")]
     pub word: String,
-    /// One JSON object
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -44,7 +44,7 @@ impl WhyArgs {
                     output.json(&serde_json::json!({ "ambiguous": word, "candidates": subjects }))?;
                 }
                 output.remark(&format!(
-                    "{} can mean {} things; ask for one of them:",
+                    "{} is ambiguous: {} matches; name one of them:",
                     escaped(word),
                     subjects.len()
                 ));

@@ -1,4 +1,4 @@
-//! Which question gets which answer.
+//! Requests and their responses: which path is answered from what.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,9 +26,9 @@ use crate::query::why::why;
 use crate::query::wire::{self, VersionAnswer};
 use crate::query::{API, API_HEADER};
 
-/// Most events that a stream catches up on.
+/// Maximum number of past events that a stream begins with.
 const BACKLOG: usize = 10_000;
-/// Time for the core to answer.
+/// Timeout for a copy of the model from the core.
 const CORE_TIME: Duration = Duration::from_secs(5);
 /// Time for events that the core has emitted to reach the memory. Their queue can be full, so it ends.
 const CATCH_UP_TIME: Duration = Duration::from_secs(1);
@@ -39,7 +39,7 @@ const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
 type Answer = Response<Body>;
 
-/// Who answers.
+/// The daemon that answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// Node name.
@@ -53,7 +53,7 @@ pub struct Identity {
 pub(super) struct Answers {
     pub(super) identity: Identity,
     pub(super) memory: Arc<Memory>,
-    /// The memory, and whatever reaches further back.
+    /// The memory, with what reaches further back behind it.
     pub(super) history: Arc<dyn History>,
     /// What reaches further back.
     pub(super) older: Option<Arc<dyn LiveHistory>>,
@@ -70,7 +70,7 @@ impl Answers {
         let theirs = request.headers().get(API_HEADER).map(HeaderValue::as_bytes);
         if theirs.is_some_and(|theirs| theirs != API.to_string().as_bytes()) {
             let theirs = String::from_utf8_lossy(theirs.unwrap_or_default()).into_owned();
-            let both = format!("this daemon speaks interface {API}, the client {theirs}");
+            let both = format!("this daemon has interface version {API}, the client {theirs}");
             return text(StatusCode::BAD_REQUEST, both);
         }
         let query = request.uri().query().unwrap_or_default();
@@ -83,14 +83,14 @@ impl Answers {
             path => text(
                 StatusCode::NOT_FOUND,
                 format!(
-                    "{path} is not there: this daemon has /v1/events, /v1/incidents, /v1/why, /v1/state, /v1/version"
+                    "unknown path {path}: this daemon serves /v1/events, /v1/incidents, /v1/why, /v1/state, /v1/version"
                 ),
             ),
         }
     }
 
     async fn events(&self, query: &str, link: Arc<Link>) -> Answer {
-        let question = match wire::read_events(query, Timestamp::now()) {
+        let question = match wire::parse_events(query, Timestamp::now()) {
             Ok(question) => question,
             Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
         };
@@ -106,7 +106,7 @@ impl Answers {
     }
 
     async fn incidents(&self, query: &str) -> Answer {
-        let filter = match wire::read_incidents(query, Timestamp::now()) {
+        let filter = match wire::parse_incidents(query, Timestamp::now()) {
             Ok(filter) => filter,
             Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
         };
@@ -128,7 +128,7 @@ impl Answers {
     /// What happened to a subject. The core only copies its model; events and incidents are read here, from the
     /// memory and the store as they are at one moment.
     async fn why(&self, query: &str) -> Answer {
-        let subject = match wire::read_why(query) {
+        let subject = match wire::parse_why(query) {
             Ok(subject) => subject,
             Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
         };
@@ -161,7 +161,7 @@ impl Answers {
             .map_err(|_| unavailable("too many requests for the state, or the daemon ends"))?;
         match timeout(CORE_TIME, answer).await {
             Ok(Ok(state)) => Ok(state),
-            Ok(Err(_)) | Err(_) => Err(unavailable("the core does not answer")),
+            Ok(Err(_)) | Err(_) => Err(unavailable("the core does not respond")),
         }
     }
 
@@ -193,14 +193,13 @@ impl Answers {
         answer(StatusCode::OK, LINES, body)
     }
 
-    /// Numbers begin anew with each boot, and with a daemon that forgot where it was: then all is new.
+    /// Sequence numbers begin anew with each boot, and where the last number is lost: then all events are new.
     fn continued(&self, after: u64, boot_id: Option<&str>) -> u64 {
         let same_boot = boot_id.is_none_or(|boot| boot == self.memory.boot_id());
         if same_boot && after <= self.memory.last_seq() { after } else { 0 }
     }
 
-    /// What happened after the number and before the subscription. What is no longer remembered is told as one
-    /// event at its place.
+    /// Events after the number and before the subscription. Those that are no longer kept are replaced by one event.
     async fn missed(
         &self,
         filter: EventFilter,
@@ -263,7 +262,7 @@ impl Answers {
     }
 }
 
-/// Searches on a thread of its own, so that streams go on meanwhile.
+/// Searches on a blocking thread, so that streams go on meanwhile.
 async fn searched(search: impl FnOnce() -> Result<String, HistoryError> + Send + 'static) -> Answer {
     match spawn_blocking(search).await {
         Ok(Ok(body)) => answer(StatusCode::OK, JSON, whole(body)),

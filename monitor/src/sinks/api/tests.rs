@@ -167,7 +167,7 @@ fn every_answer_names_the_interface_and_another_one_is_refused_naming_both() {
     }
     let refusal = ask(&rig.path, "GET /v1/version HTTP/1.1\r\nHost: x\r\nkevtmon-api: 2\r\n\r\n");
     assert!(refusal.starts_with("HTTP/1.1 400 "), "{refusal}");
-    assert!(refusal.contains("speaks interface 1, the client 2"), "{refusal}");
+    assert!(refusal.contains("has interface version 1, the client 2"), "{refusal}");
 }
 
 #[test]
@@ -332,9 +332,9 @@ fn something_else_that_listens_is_not_taken_for_the_daemon() {
                 stream.write_all(answer.as_bytes()).unwrap();
             }
         });
-        assert!(matches!(Remote::connect(&path), Err(RemoteError::Stranger { .. })));
+        assert!(matches!(Remote::connect(&path), Err(RemoteError::NotKevtmon { .. })));
         let error = Remote::connect(&path).unwrap_err().to_string();
-        assert!(error.contains("speaks interface 7, this kevtmon speaks 1"), "{error}");
+        assert!(error.contains("has interface version 7, this kevtmon has 1"), "{error}");
     });
 }
 

@@ -1,25 +1,25 @@
-//! Moments as people write and read them. Text and the present moment enter; it reads no clock.
+//! Times as people write them. Text and the present enter; no clock is read.
 
 use jiff::{SignedDuration, Timestamp};
 use thiserror::Error;
 
-/// Text that is no moment.
+/// Text that is no time.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "{given:?} is not a moment: expected how long ago, as in 90s, 15m, 1h30m or 2d, or a time, as in 2026-01-02T03:04:05Z"
+    "{given:?} is not a time: expected how long ago, as in 90s, 15m, 1h30m or 2d, or a time with its zone, as in 2026-01-02T03:04:05Z"
 )]
-pub struct NotAMoment {
+pub struct InvalidTime {
     /// What was given.
     pub given: String,
 }
 
-/// Reads how long ago it was, or a time with its zone.
+/// Parses how long ago it was, or a time with its zone.
 ///
 /// # Errors
 /// When it is neither, or outside the calendar.
-pub fn parse(text: &str, now: Timestamp) -> Result<Timestamp, NotAMoment> {
+pub fn parse(text: &str, now: Timestamp) -> Result<Timestamp, InvalidTime> {
     let ago = duration(text).and_then(|ago| now.checked_sub(ago).ok());
-    ago.or_else(|| text.parse().ok()).ok_or_else(|| NotAMoment { given: text.to_owned() })
+    ago.or_else(|| text.parse().ok()).ok_or_else(|| InvalidTime { given: text.to_owned() })
 }
 
 /// Numbers and units, `1h30m`; at least one.

@@ -1,7 +1,6 @@
 //! What could not be seen: sources that were down, records that were lost, times without a daemon.
 //!
-//! What the daemon said about itself enters, with its state now; a list leaves that a reader can weigh a story
-//! with. Pure.
+//! The daemon's events about itself enter, with its state now; the list leaves that qualifies a story.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +12,13 @@ use super::record::{Record, timestamp};
 use crate::core::state::State;
 use crate::event::{Kind, SourceStates};
 
-/// Something that could not be seen.
+/// A gap in what could be seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unseen {
     /// What is missing.
     #[serde(flatten)]
     pub what: Missing,
-    /// From when, RFC 3339; open where nobody knows.
+    /// Since when, RFC 3339; absent where that is unknown.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub from: Option<String>,
     /// Until when.
@@ -33,9 +32,9 @@ pub struct Unseen {
 pub enum Missing {
     /// No daemon runs.
     Daemon,
-    /// The daemon did not run, or did not say that it would end.
+    /// The daemon did not run.
     Gap,
-    /// A source or hook delivers nothing, or is not on its best rung.
+    /// A source or hook is down, or degraded to a lower rung.
     Source {
         /// Its name.
         source: String,
@@ -53,35 +52,35 @@ pub enum Missing {
         /// Whether that is all of them.
         exact: bool,
     },
-    /// Nobody was seen doing it.
+    /// An event has no actor.
     Actor {
         /// The kind of the event.
         kind: String,
         /// Its number.
         seq: u64,
     },
-    /// Only so many of its events were looked at.
+    /// The subject has more events than are read.
     Older {
         /// How many.
         looked_at: usize,
     },
-    /// What happened earlier is not remembered.
+    /// Earlier events are not kept.
     Forgotten,
 }
 
-/// What the daemon said about itself and what it is now.
+/// What the daemon reported about itself, and its state now.
 #[derive(Debug, Clone, Copy)]
-pub struct Watch<'a> {
+pub struct Coverage<'a> {
     /// Its `daemon.*` and `events.lost` events, in order, from the last one before the story on.
-    pub said: &'a [Record],
+    pub daemon_events: &'a [Record],
     /// Its state, if it runs.
     pub state: Option<&'a State>,
-    /// How far its memory reaches.
+    /// How far the history reaches.
     pub extent: &'a Extent,
 }
 
-impl Watch<'_> {
-    /// All that could not be seen since a moment.
+impl Coverage<'_> {
+    /// All gaps since a time.
     #[must_use]
     pub fn unseen(&self, since: Timestamp) -> Vec<Unseen> {
         let mut unseen = self.sources(since);
@@ -96,11 +95,11 @@ impl Watch<'_> {
         unseen
     }
 
-    /// What is missing now, then what was missing meanwhile.
+    /// Sources that are degraded now, or were meanwhile.
     fn sources(&self, since: Timestamp) -> Vec<Unseen> {
         let mut missing: BTreeMap<(String, String), (Option<String>, Option<String>)> = BTreeMap::new();
         let mut current = SourceStates::new();
-        for record in self.said {
+        for record in self.daemon_events {
             let Some(daemon) = &record.event.daemon else { continue };
             let time = &record.event.time;
             for (source, reason) in &daemon.degraded {
@@ -138,7 +137,7 @@ impl Watch<'_> {
 
     fn losses(&self, since: Timestamp) -> Vec<Unseen> {
         let mut sums: BTreeMap<(String, String), (u64, bool, String, String)> = BTreeMap::new();
-        for record in self.said.iter().filter(|record| record.time() >= since) {
+        for record in self.daemon_events.iter().filter(|record| record.time() >= since) {
             let Some(lost) = &record.event.lost else { continue };
             let time = &record.event.time;
             let from = lost.from.as_ref().unwrap_or(time).clone();
@@ -161,7 +160,7 @@ impl Watch<'_> {
 
     fn gaps(&self, since: Timestamp) -> Vec<Unseen> {
         let ends = |record: &Record| record.event.kind == Kind::DaemonStopping;
-        self.said
+        self.daemon_events
             .windows(2)
             .filter(|pair| ends(&pair[0]) || pair[0].event.boot_id != pair[1].event.boot_id)
             .filter(|pair| pair[1].time() >= since)
@@ -197,17 +196,17 @@ mod tests {
     fn unseen(said: &[Record], since: u64) -> Vec<Unseen> {
         let state = subject::tests::state();
         let extent = Extent::default();
-        Watch { said, state: Some(&state), extent: &extent }.unseen(timestamp(&time(since)))
+        Coverage { daemon_events: said, state: Some(&state), extent: &extent }.unseen(timestamp(&time(since)))
     }
 
     #[test]
-    fn a_daemon_that_saw_everything_leaves_nothing_to_say() {
+    fn a_daemon_that_saw_everything_has_no_gaps() {
         assert_eq!(unseen(&[daemon(1, Kind::DaemonReady, &[])], 0), []);
         assert_eq!(unseen(&[], 0), []);
     }
 
     #[test]
-    fn a_source_that_was_down_meanwhile_is_told_with_its_time() {
+    fn a_source_that_was_down_meanwhile_is_listed_with_its_time() {
         let said = [
             daemon(1, Kind::DaemonReady, &[]),
             daemon(5, Kind::DaemonDegraded, &[("docker", "gone")]),
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_now_is_told_even_if_nothing_was_said_of_it() {
+    fn a_source_that_is_degraded_now_is_listed_even_without_an_event() {
         let mut state = subject::tests::state();
         state.sources = vec![crate::observation::SourceStatus {
             source: "hook.neighbor".into(),
@@ -230,7 +229,8 @@ mod tests {
             reason: Some("no BTF".into()),
         }];
         let extent = Extent::default();
-        let unseen = Watch { said: &[], state: Some(&state), extent: &extent }.unseen(Timestamp::UNIX_EPOCH);
+        let unseen = Coverage { daemon_events: &[], state: Some(&state), extent: &extent }
+            .unseen(Timestamp::UNIX_EPOCH);
         let source = Missing::Source { source: "hook.neighbor".into(), reason: "no BTF".into() };
         assert_eq!(unseen, [Unseen { what: source, from: None, to: None }]);
     }
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_without_a_daemon_is_told() {
+    fn a_time_without_a_daemon_is_listed() {
         let said = [
             daemon(1, Kind::DaemonReady, &[]),
             daemon(5, Kind::DaemonStopping, &[]),
@@ -267,10 +267,11 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_daemon_and_the_limit_of_memory_are_told() {
+    fn a_dead_daemon_and_the_limit_of_the_history_are_listed() {
         let extent = Extent { from: Some(time(2)), to: Some(time(7)), ..Extent::default() };
         let said = [record(&event(3))];
-        let unseen = Watch { said: &said, state: None, extent: &extent }.unseen(Timestamp::UNIX_EPOCH);
+        let unseen =
+            Coverage { daemon_events: &said, state: None, extent: &extent }.unseen(Timestamp::UNIX_EPOCH);
         assert_eq!(unseen[0], Unseen { what: Missing::Daemon, from: Some(time(7)), to: None });
         assert_eq!(unseen[1], Unseen { what: Missing::Forgotten, from: None, to: Some(time(2)) });
     }
