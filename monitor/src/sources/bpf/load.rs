@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::btf::{Btf, BtfError};
 use super::hooks::{Attach, HOOKS, Hook, Program, Standing, wants_programs};
-use super::objects::Object;
+use super::objects::{Object, SHARED_MAPS, SharedMaps};
 use super::{BpfConfig, BpfError, CountReader, counters, task};
 use crate::error_chain::chain;
 
@@ -50,10 +50,11 @@ impl BpfSource {
 /// Loads the objects and attaches every hook by the best rung that works.
 #[must_use]
 pub fn load(config: &BpfConfig) -> Hooks {
-    if !HOOKS.iter().any(|hook| wants_programs(hook, config.hooks.of(hook))) {
+    let wanted = wanted_objects(config);
+    if wanted.is_empty() {
         return Hooks { standings: without_programs(config, ""), programs: None, failure: None };
     }
-    let loaded = Objects::load(config).and_then(|mut objects| {
+    let loaded = Objects::load(config, &wanted).and_then(|mut objects| {
         let standings = HOOKS
             .iter()
             .map(|hook| {
@@ -73,6 +74,18 @@ pub fn load(config: &BpfConfig) -> Hooks {
             Hooks { standings, programs: None, failure: Some(error) }
         }
     }
+}
+
+/// The objects that hold programs of the hooks that may use any.
+fn wanted_objects(config: &BpfConfig) -> Vec<&'static Object> {
+    let hooks = HOOKS.iter().filter(|hook| wants_programs(hook, config.hooks.of(hook)));
+    let mut wanted: Vec<&Object> = Vec::new();
+    for object in hooks.flat_map(|hook| hook.programs()).map(|program| program.object) {
+        if wanted.iter().all(|other| other.name != object.name) {
+            wanted.push(object);
+        }
+    }
+    wanted
 }
 
 fn without_programs(config: &BpfConfig, reason: &str) -> Vec<Standing> {
@@ -111,15 +124,19 @@ struct Objects {
 
 impl Objects {
     /// Loads each by itself; an error if none can be.
-    fn load(config: &BpfConfig) -> Result<Self, Arc<BpfError>> {
+    fn load(config: &BpfConfig, wanted: &[&'static Object]) -> Result<Self, Arc<BpfError>> {
         let (types, offsets) = type_information()?;
-        let wanted = HOOKS.iter().filter(|hook| wants_programs(hook, config.hooks.of(hook)));
-        let mut loaded: Vec<(&Object, Result<_, Arc<_>>)> = Vec::new();
-        for object in wanted.flat_map(|hook| hook.programs()).map(|program| program.object) {
-            if loaded.iter().all(|(other, _)| other.name != object.name) {
-                loaded.push((object, load_object(object, config, &types, &offsets).map_err(Arc::new)));
-            }
-        }
+        let shared = match wanted {
+            [] | [_] => None,
+            _ => Some(SharedMaps::new().map_err(BpfError::Share)?),
+        };
+        let loaded: Vec<(&Object, Result<_, Arc<_>>)> = wanted
+            .iter()
+            .map(|object| {
+                let loaded = load_object(object, config, &types, &offsets, shared.as_ref());
+                (*object, loaded.map_err(Arc::new))
+            })
+            .collect();
         if let Some((_, Err(error))) = loaded.first()
             && loaded.iter().all(|(_, loaded)| loaded.is_err())
         {
@@ -214,6 +231,7 @@ fn load_object(
     config: &BpfConfig,
     types: &aya::Btf,
     offsets: &Offsets,
+    shared: Option<&SharedMaps>,
 ) -> Result<Ebpf, BpfError> {
     if object.bytes.is_empty() {
         return Err(BpfError::NoObject);
@@ -231,6 +249,11 @@ fn load_object(
             let mut read = hooks.filter_map(|hook| hook.offsets).map(|offsets| offsets.global);
             let required = *global == task::OFFSETS.global || read.any(|read| read == *global);
             loader.override_global(global, &bytes[..], required);
+        }
+    }
+    if let Some(shared) = shared {
+        for map in SHARED_MAPS {
+            loader.map_pin_path(map, shared.path(map));
         }
     }
     if !config.log {
@@ -279,3 +302,6 @@ fn take(objects: &mut [Ebpf], name: &'static str) -> Result<aya::maps::Map, BpfE
 fn map_error(name: &'static str) -> impl FnOnce(aya::maps::MapError) -> BpfError {
     move |source| BpfError::Map { name, source: Box::new(source) }
 }
+
+#[cfg(test)]
+mod tests;

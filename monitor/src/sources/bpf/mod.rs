@@ -67,6 +67,9 @@ pub enum BpfError {
     /// The kernel refused the object's maps.
     #[error("the kernel refused the programs' maps")]
     Load(#[source] Box<aya::EbpfError>),
+    /// No file system for the maps that objects share.
+    #[error("cannot make a BPF file system for the maps that the objects share")]
+    Share(#[source] std::io::Error),
     /// The object has no such map: it is not of this build.
     #[error("the embedded object has no map {0}")]
     NoMap(&'static str),

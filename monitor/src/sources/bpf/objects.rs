@@ -1,6 +1,12 @@
 //! The eBPF objects that are built into the daemon. Each is loaded by itself, so that a map or program that one
 //! kernel refuses takes no other object down with it.
 
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::path::PathBuf;
+
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+
 /// An eBPF object, as `cargo xtask ebpf` built it.
 #[derive(Debug)]
 pub struct Object {
@@ -13,3 +19,25 @@ pub struct Object {
 /// Programs on tracepoints and BTF-typed tracepoints.
 pub const CORE: Object =
     Object { name: "core", bytes: aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kevtmon-ebpf.o")) };
+
+/// Maps that all objects share: one ring, its flag, the counters, and which tasks were sent.
+pub(super) const SHARED_MAPS: [&str; 4] = ["EVENTS", "ARMED", "COUNTS", "TASKS_SENT"];
+
+/// A BPF file system through which an object opens the maps that another created. It is mounted nowhere, and gone
+/// with its descriptor; the maps stay with the objects.
+#[derive(Debug)]
+pub(super) struct SharedMaps(OwnedFd);
+
+impl SharedMaps {
+    /// Makes an empty one. Since Linux 5.2.
+    pub(super) fn new() -> io::Result<Self> {
+        let context = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        fsconfig_create(context.as_fd())?;
+        Ok(Self(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?))
+    }
+
+    /// Where a map is created by the first object and opened by the others.
+    pub(super) fn path(&self, map: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{map}", self.0.as_raw_fd()))
+    }
+}

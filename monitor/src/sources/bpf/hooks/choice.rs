@@ -93,6 +93,9 @@ impl Hook {
 pub struct HookChoices(BTreeMap<&'static str, Choice>);
 
 impl HookChoices {
+    /// Every hook on its best rung.
+    pub const AUTO: Self = Self(BTreeMap::new());
+
     /// The choice for one hook.
     #[must_use]
     pub fn of(&self, hook: &Hook) -> Choice {
