@@ -221,8 +221,8 @@ pub async fn run(
     if let Some(status) = store {
         daemon.observe(seen(Fact::Source(status)));
     }
-    for (incident, about) in daemon.core.incidents() {
-        daemon.metrics.resumed_incident(&incident, about);
+    for (incident, objects) in daemon.core.incidents() {
+        daemon.metrics.resumed_incident(&incident, objects);
         let of_it = |event: &&Event| event.incident.as_ref().is_some_and(|known| known.id == incident.id);
         resumed.iter().filter(of_it).for_each(|event| memory.resume(event));
     }

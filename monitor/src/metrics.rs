@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use prometheus::{Gauge, Registry, TextEncoder};
 
 use crate::clock::{BootNs, boot_now};
-use crate::diagnose::About;
+use crate::diagnose::IncidentObjects;
 use crate::event::{Event, Incident};
 use crate::observation::{ContainerState, Fact, Observation};
 use crate::sources::procfs::own::Own;
@@ -148,8 +148,8 @@ impl Metrics {
     }
 
     /// Shows an incident that an earlier run left open, and counted.
-    pub fn resumed_incident(&self, incident: &Incident, about: &About) {
-        self.incidents.resumed(incident, about);
+    pub fn resumed_incident(&self, incident: &Incident, objects: &IncidentObjects) {
+        self.incidents.resumed(incident, objects);
     }
 
     /// Sets how often trouble was found that is not followed.

@@ -2,7 +2,7 @@
 
 use super::Core;
 use super::neighbor::Awaited;
-use crate::diagnose::Change;
+use crate::diagnose::ModelChange;
 use crate::event::wording::owner_phrase;
 use crate::event::{Event, Kind, Severity};
 use crate::node::containers::Transition;
@@ -18,7 +18,7 @@ impl Core {
         if let Some(transition) = transition {
             self.emit_transition(at, &transition);
         }
-        self.diagnose(at, &Change::Container(&id));
+        self.diagnose(at, &ModelChange::Container(&id));
         self.answered(at, &Awaited::Container(id), true);
     }
 
@@ -26,7 +26,7 @@ impl Core {
         if let Some(transition) = self.containers.remove(at, id, source) {
             self.emit_transition(at, &transition);
         }
-        self.diagnose(at, &Change::Container(id));
+        self.diagnose(at, &ModelChange::Container(id));
     }
 
     pub(super) fn runtime_snapshot(
@@ -51,7 +51,7 @@ impl Core {
         for id in ids {
             self.answered(at, &Awaited::Container(id), true);
         }
-        self.diagnose(at, &Change::Runtime);
+        self.diagnose(at, &ModelChange::Runtime);
     }
 
     fn emit_transition(&mut self, at: BootNs, transition: &Transition) {

@@ -1,16 +1,16 @@
 //! Passes events and changes of the model to the diagnoses, and emits the incident events that result.
 
 use super::Core;
-use crate::diagnose::{About, Change, Engine};
+use crate::diagnose::{Engine, IncidentObjects, ModelChange};
 use crate::event::{Event, Incident};
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, Source};
 
 impl Core {
     /// The open incidents with the objects of their events, by id.
-    pub fn incidents(&self) -> impl Iterator<Item = (Incident, &About)> {
+    pub fn incidents(&self) -> impl Iterator<Item = (Incident, &IncidentObjects)> {
         let clock = self.clock();
-        self.engine.incidents().iter().map(move |open| (open.incident(clock), open.about()))
+        self.engine.incidents().iter().map(move |open| (open.incident(clock), open.objects()))
     }
 
     /// Number of findings that were discarded because too many incidents are open.
@@ -40,7 +40,7 @@ impl Core {
     }
 
     /// Passes a change of the model to the diagnoses that is no event.
-    pub(super) fn diagnose(&mut self, at: BootNs, change: &Change<'_>) {
+    pub(super) fn diagnose(&mut self, at: BootNs, change: &ModelChange<'_>) {
         let (engine, node) = self.engine_and_node();
         engine.change(&node, at, change);
         self.emit_incidents();
@@ -54,16 +54,16 @@ impl Core {
 
     /// Emits incident events and sends requests of the diagnoses.
     pub(super) fn emit_incidents(&mut self) {
-        for told in self.engine.take_told() {
-            let event = self.event(told.at, told.kind, told.severity(), told.message());
+        for change in self.engine.take_changes() {
+            let event = self.event(change.at, change.kind, change.severity(), change.message());
             self.emit_incident(Event {
                 // A conclusion, which no source observed.
                 source: Source::Daemon,
-                incident: Some(Box::new(told.incident)),
-                ..with_objects(event, told.about)
+                incident: Some(Box::new(change.incident)),
+                ..with_objects(event, change.objects)
             });
         }
-        for request in self.engine.take_asked() {
+        for request in self.engine.take_requests() {
             self.request(request);
         }
     }
@@ -81,15 +81,15 @@ impl Core {
     }
 }
 
-fn with_objects(event: Event, about: About) -> Event {
+fn with_objects(event: Event, objects: IncidentObjects) -> Event {
     Event {
-        actor: about.actor,
-        target: about.target,
-        neighbor: about.neighbor,
-        mount: about.mount,
-        holders: about.holders,
-        holders_complete: about.holders_complete,
-        holders_verdict: about.holders_verdict,
+        actor: objects.actor,
+        target: objects.target,
+        neighbor: objects.neighbor,
+        mount: objects.mount,
+        holders: objects.holders,
+        holders_complete: objects.holders_complete,
+        holders_verdict: objects.holders_verdict,
         ..event
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Core;
 use super::neighbor::Awaited;
-use crate::diagnose::Change;
+use crate::diagnose::ModelChange;
 use crate::event::wording::owner_phrase;
 use crate::event::{Event, Kind, Link, LinkPeer, Route, Severity, Target};
 use crate::node::routing::is_default;
@@ -33,7 +33,7 @@ impl Core {
             }
         }
         self.answered(at, &Awaited::Netns(netns), true);
-        self.diagnose(at, &Change::Netns(netns));
+        self.diagnose(at, &ModelChange::Netns(netns));
     }
 
     pub(super) fn link(&mut self, at: BootNs, mut link: LinkFacts) {

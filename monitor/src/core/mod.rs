@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::diagnose::{self, Change, Engine, SCAN_ID};
+use crate::diagnose::{self, Engine, ModelChange, SCAN_ID};
 use crate::event::{Event, Kind, Severity, WallClock};
 use crate::node::containers::Containers;
 use crate::node::mounts::BusyMounts;
@@ -105,14 +105,16 @@ impl Core {
             Fact::Task(task) => self.tasks.insert(*task),
             Fact::Neighbor(change) => self.neighbor(at, *change),
             Fact::Umount(attempt) => self.umount(at, *attempt),
-            Fact::Holders(report) if report.id & SCAN_ID != 0 => self.diagnose(at, &Change::Holders(&report)),
+            Fact::Holders(report) if report.id & SCAN_ID != 0 => {
+                self.diagnose(at, &ModelChange::Holders(&report))
+            }
             Fact::Holders(report) => self.holders(*report),
             Fact::Netns(snapshot) => self.snapshot(at, *snapshot),
             Fact::NetnsGone { netns } => {
                 self.answered(at, &neighbor::Awaited::Netns(netns), false);
                 self.namespaces.remove(netns);
                 self.containers.forget_netns(netns);
-                self.diagnose(at, &Change::NetnsGone(netns));
+                self.diagnose(at, &ModelChange::NetnsGone(netns));
             }
             Fact::Link(link) => self.link(at, *link),
             Fact::LinkGone { netns, ifindex, moved_to } => self.link_gone(at, netns, ifindex, moved_to),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Core;
 use super::pending::Pending;
-use crate::diagnose::Change;
+use crate::diagnose::ModelChange;
 use crate::event::wording::{actor_phrase, holders_phrase, owner_phrase};
 use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Volume};
 use crate::node::mounts::MountKey;
@@ -106,7 +106,7 @@ impl Core {
         if attempts.is_power_of_two() {
             return self.emit_after_scan(at, key, attempt, Outcome::Refused(attempts));
         }
-        self.diagnose(at, &Change::Refused(&key));
+        self.diagnose(at, &ModelChange::Refused(&key));
     }
 
     fn released(&mut self, at: BootNs, key: MountKey, attempt: UmountAttempt) {

@@ -1,7 +1,7 @@
 //! Events of the daemon itself: ready, degraded, stopping, and lost records.
 
 use super::Core;
-use crate::diagnose::Change;
+use crate::diagnose::ModelChange;
 use crate::event::{Daemon, Event, Kind, Lost, Severity, SourceStates};
 use crate::observation::{BootNs, Loss, SourceStatus};
 
@@ -30,7 +30,7 @@ impl Core {
             for status in missing {
                 self.emit_status_change(at, &status);
             }
-            self.diagnose(at, &Change::Ready);
+            self.diagnose(at, &ModelChange::Ready);
         }
     }
 

@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::finding::{About, Finding, Findings, Report};
-use super::identity::{Id, Namer};
-use super::incidents::{Incidents, Open};
-use super::{CAPACITY, Change, Diagnosis, Seen};
+use super::finding::{Finding, Findings, IncidentObjects, Report};
+use super::identity::{IdGenerator, IncidentId};
+use super::incidents::{Incidents, OpenIncident};
+use super::{CAPACITY, Context, Diagnosis, ModelChange};
 use crate::event::{CloseReason, Event, Incident, Kind, Severity, WallClock};
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, Request};
@@ -23,7 +23,7 @@ pub const SCAN_ID: u64 = 1 << 48;
 
 /// An incident whose event is to be told.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Told {
+pub struct IncidentChange {
     /// `incident.opened`, `incident.updated` or `incident.closed`.
     pub kind: Kind,
     /// When.
@@ -31,7 +31,7 @@ pub struct Told {
     /// The incident as it is now.
     pub incident: Incident,
     /// Its objects.
-    pub about: About,
+    pub objects: IncidentObjects,
 }
 
 /// Why a saved state cannot be restored.
@@ -55,7 +55,7 @@ pub struct Saved {
     now: BootNs,
     ready: Option<BootNs>,
     incidents: Incidents,
-    strangers: Vec<Id>,
+    unclaimed: Vec<IncidentId>,
     discarded: u64,
     /// By the kind of their incidents.
     diagnoses: BTreeMap<String, Value>,
@@ -65,17 +65,17 @@ pub struct Saved {
 #[derive(Debug)]
 pub struct Engine {
     diagnoses: Vec<Box<dyn Diagnosis>>,
-    namer: Namer,
+    ids: IdGenerator,
     boot_id: String,
     now: BootNs,
     clock: WallClock,
     ready: Option<BootNs>,
     incidents: Incidents,
     /// Resumed incidents that no diagnosis knows how to go on with.
-    strangers: Vec<Id>,
+    unclaimed: Vec<IncidentId>,
     findings: Findings,
-    told: Vec<Told>,
-    asked: Vec<Request>,
+    changes: Vec<IncidentChange>,
+    requests: Vec<Request>,
     discarded: u64,
 }
 
@@ -85,16 +85,16 @@ impl Engine {
     pub fn new(diagnoses: Vec<Box<dyn Diagnosis>>, node: &str, boot_id: &str) -> Self {
         Self {
             diagnoses,
-            namer: Namer::new(node, boot_id),
+            ids: IdGenerator::new(node, boot_id),
             boot_id: boot_id.to_owned(),
             now: 0,
             clock: WallClock::default(),
             ready: None,
             incidents: Incidents::default(),
-            strangers: Vec::new(),
+            unclaimed: Vec::new(),
             findings: Findings::default(),
-            told: Vec::new(),
-            asked: Vec::new(),
+            changes: Vec::new(),
+            requests: Vec::new(),
             discarded: 0,
         }
     }
@@ -114,7 +114,7 @@ impl Engine {
             now: self.now,
             ready: self.ready,
             incidents: self.incidents.clone(),
-            strangers: self.strangers.clone(),
+            unclaimed: self.unclaimed.clone(),
             discarded: self.discarded,
             diagnoses: self
                 .diagnoses
@@ -138,7 +138,7 @@ impl Engine {
         self.now = saved.now;
         self.ready = saved.ready;
         self.incidents = saved.incidents;
-        self.strangers = saved.strangers;
+        self.unclaimed = saved.unclaimed;
         self.discarded = saved.discarded;
         Ok(())
     }
@@ -152,12 +152,12 @@ impl Engine {
     pub fn resume(&mut self, node: &NodeView<'_>, events: Vec<Event>) {
         for event in events {
             let Some(incident) = event.incident.as_deref().cloned() else { continue };
-            let Some(id) = Id::parse(&incident.id) else { continue };
+            let Some(id) = IncidentId::parse(&incident.id) else { continue };
             let over = incident.closed.is_some() || event.boot_id != self.boot_id;
             if over || self.incidents.open.len() >= CAPACITY {
                 continue;
             }
-            let seen = Seen {
+            let context = Context {
                 now: self.now,
                 clock: self.clock,
                 node,
@@ -168,35 +168,36 @@ impl Engine {
                 .diagnoses
                 .iter_mut()
                 .find(|diagnosis| diagnosis.kind() == incident.kind)
-                .and_then(|diagnosis| diagnosis.resume(&seen, &event))
-                .filter(|subject| self.namer.id(&incident.kind, subject) == id);
+                .and_then(|diagnosis| diagnosis.resume(&context, &event))
+                .filter(|subject| self.ids.id(&incident.kind, subject) == id);
             if subject.is_none() {
-                self.strangers.push(id);
+                self.unclaimed.push(id);
             }
-            let open = Open::resumed(incident, subject.unwrap_or_default(), About::of(&event));
+            let open =
+                OpenIncident::resumed(incident, subject.unwrap_or_default(), IncidentObjects::of(&event));
             self.incidents.open.insert(id, open);
         }
     }
 
     /// An event was told.
     pub fn event(&mut self, node: &NodeView<'_>, at: BootNs, event: &Event) {
-        self.run(node, at, |diagnosis, seen, findings| diagnosis.event(seen, event, findings));
+        self.run(node, at, |diagnosis, context, findings| diagnosis.event(context, event, findings));
     }
 
     /// Something happened that is no event.
-    pub fn change(&mut self, node: &NodeView<'_>, at: BootNs, change: &Change<'_>) {
-        if *change == Change::Ready {
+    pub fn change(&mut self, node: &NodeView<'_>, at: BootNs, change: &ModelChange<'_>) {
+        if *change == ModelChange::Ready {
             self.ready.get_or_insert(at);
-            for id in std::mem::take(&mut self.strangers) {
+            for id in std::mem::take(&mut self.unclaimed) {
                 self.close(id, CloseReason::Expired, None);
             }
         }
-        self.run(node, at, |diagnosis, seen, findings| diagnosis.change(seen, change, findings));
+        self.run(node, at, |diagnosis, context, findings| diagnosis.change(context, change, findings));
     }
 
     /// Time has passed.
     pub fn tick(&mut self, node: &NodeView<'_>, at: BootNs) {
-        self.run(node, at, |diagnosis, seen, findings| diagnosis.tick(seen, findings));
+        self.run(node, at, |diagnosis, context, findings| diagnosis.tick(context, findings));
     }
 
     /// When the next tick is due at the latest.
@@ -206,13 +207,13 @@ impl Engine {
     }
 
     /// Takes what is to be told.
-    pub fn take_told(&mut self) -> Vec<Told> {
-        std::mem::take(&mut self.told)
+    pub fn take_changes(&mut self) -> Vec<IncidentChange> {
+        std::mem::take(&mut self.changes)
     }
 
     /// Takes the questions.
-    pub fn take_asked(&mut self) -> Vec<Request> {
-        std::mem::take(&mut self.asked)
+    pub fn take_requests(&mut self) -> Vec<Request> {
+        std::mem::take(&mut self.requests)
     }
 
     /// What is open.
@@ -231,12 +232,12 @@ impl Engine {
         &mut self,
         node: &NodeView<'_>,
         at: BootNs,
-        mut work: impl FnMut(&mut dyn Diagnosis, &Seen<'_>, &mut Findings),
+        mut work: impl FnMut(&mut dyn Diagnosis, &Context<'_>, &mut Findings),
     ) {
         // Events are told up to half a second after they happened: time does not go back for them.
         self.now = self.now.max(at);
         for index in 0..self.diagnoses.len() {
-            let seen = Seen {
+            let context = Context {
                 now: self.now,
                 clock: self.clock,
                 node,
@@ -244,14 +245,14 @@ impl Engine {
                 ready: self.ready,
             };
             let diagnosis = &mut self.diagnoses[index];
-            work(diagnosis.as_mut(), &seen, &mut self.findings);
-            if self.findings.said.is_empty() {
+            work(diagnosis.as_mut(), &context, &mut self.findings);
+            if self.findings.items.is_empty() {
                 continue;
             }
             let kind = self.diagnoses[index].kind();
-            let mut said = std::mem::take(&mut self.findings.said);
-            said.drain(..).for_each(|finding| self.take(kind, finding));
-            self.findings.said = said;
+            let mut items = std::mem::take(&mut self.findings.items);
+            items.drain(..).for_each(|finding| self.take(kind, finding));
+            self.findings.items = items;
         }
     }
 
@@ -259,45 +260,45 @@ impl Engine {
         match finding {
             Finding::Report(report) => self.report(kind, *report),
             Finding::Repeat(repeat) => {
-                let id = self.namer.id(kind, &repeat.subject);
+                let id = self.ids.id(kind, &repeat.subject);
                 if let Some(open) = self.incidents.open.get_mut(&id)
                     && open.repeat(&repeat)
                 {
-                    self.tell(Kind::IncidentUpdated, id);
+                    self.push_change(Kind::IncidentUpdated, id);
                 }
             }
             Finding::Close { subject, reason, evidence } => {
-                self.close(self.namer.id(kind, &subject), reason, evidence);
+                self.close(self.ids.id(kind, &subject), reason, evidence);
             }
             Finding::Link { effect, cause } => {
                 let (effect, cause) =
-                    (self.namer.id(effect.kind, &effect.subject), self.namer.id(cause.kind, &cause.subject));
+                    (self.ids.id(effect.kind, &effect.subject), self.ids.id(cause.kind, &cause.subject));
                 if self.incidents.knows(cause)
                     && let Some(open) = self.incidents.open.get_mut(&effect)
                     && open.add_cause(cause)
                 {
-                    self.tell(Kind::IncidentUpdated, effect);
+                    self.push_change(Kind::IncidentUpdated, effect);
                 }
             }
-            Finding::Ask(request) => self.asked.push(request),
-            Finding::NoRoom => self.discarded += 1,
+            Finding::Request(request) => self.requests.push(request),
+            Finding::Discarded => self.discarded += 1,
         }
     }
 
     fn report(&mut self, kind: &'static str, mut report: Report) {
-        let id = self.namer.id(kind, &report.subject);
-        let causes: Vec<Id> = std::mem::take(&mut report.caused_by)
+        let id = self.ids.id(kind, &report.subject);
+        let causes: Vec<IncidentId> = std::mem::take(&mut report.caused_by)
             .iter()
-            .map(|cause| self.namer.id(cause.kind, &cause.subject))
+            .map(|cause| self.ids.id(cause.kind, &cause.subject))
             .filter(|cause| self.incidents.knows(*cause))
             .collect();
         if let Some(open) = self.incidents.open.get_mut(&id) {
-            let mut worth = open.report(report);
+            let mut notable = open.report(report);
             for cause in causes {
-                worth |= open.add_cause(cause);
+                notable |= open.add_cause(cause);
             }
-            if worth {
-                self.tell(Kind::IncidentUpdated, id);
+            if notable {
+                self.push_change(Kind::IncidentUpdated, id);
             }
             return;
         }
@@ -305,15 +306,15 @@ impl Engine {
             self.discarded += 1;
             return;
         }
-        let mut open = Open::new(id, kind, report, self.now, self.clock);
+        let mut open = OpenIncident::new(id, kind, report, self.now, self.clock);
         for cause in causes {
             open.add_cause(cause);
         }
         self.incidents.open.insert(id, open);
-        self.tell(Kind::IncidentOpened, id);
+        self.push_change(Kind::IncidentOpened, id);
     }
 
-    fn close(&mut self, id: Id, reason: CloseReason, evidence: Option<u64>) {
+    fn close(&mut self, id: IncidentId, reason: CloseReason, evidence: Option<u64>) {
         let Some(mut open) = self.incidents.close(id) else {
             return;
         };
@@ -323,19 +324,19 @@ impl Engine {
         let mut incident = open.incident(self.clock);
         incident.closed = Some(self.clock.text(self.now));
         incident.close_reason = Some(reason);
-        let about = open.about().clone();
-        self.told.push(Told { kind: Kind::IncidentClosed, at: self.now, incident, about });
+        let objects = open.objects().clone();
+        self.changes.push(IncidentChange { kind: Kind::IncidentClosed, at: self.now, incident, objects });
     }
 
-    fn tell(&mut self, kind: Kind, id: Id) {
+    fn push_change(&mut self, kind: Kind, id: IncidentId) {
         if let Some(open) = self.incidents.open.get(&id) {
-            let (incident, about) = (open.incident(self.clock), open.about().clone());
-            self.told.push(Told { kind, at: self.now, incident, about });
+            let (incident, objects) = (open.incident(self.clock), open.objects().clone());
+            self.changes.push(IncidentChange { kind, at: self.now, incident, objects });
         }
     }
 }
 
-impl Told {
+impl IncidentChange {
     /// How bad its event is: what is over is no alarm.
     #[must_use]
     pub fn severity(&self) -> Severity {

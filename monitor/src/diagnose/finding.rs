@@ -9,7 +9,7 @@ use crate::observation::{BootNs, Request, Verdict};
 
 /// An incident, by what it is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Key {
+pub struct IncidentKey {
     /// Its kind.
     pub kind: &'static str,
     /// What it happens to: unique within the kind.
@@ -19,7 +19,7 @@ pub struct Key {
 /// The objects that an incident's events carry.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct About {
+pub struct IncidentObjects {
     /// Who did it.
     pub actor: Option<Box<Actor>>,
     /// Whose it was.
@@ -36,7 +36,7 @@ pub struct About {
     pub holders_verdict: Option<Verdict>,
 }
 
-impl About {
+impl IncidentObjects {
     /// The objects of an event.
     #[must_use]
     pub fn of(event: &Event) -> Self {
@@ -91,7 +91,7 @@ pub struct Report {
     /// What to do; `None` leaves what was said before.
     pub advice: Option<Vec<Advice>>,
     /// The objects.
-    pub about: About,
+    pub objects: IncidentObjects,
     /// When the trouble began, as far as it was seen.
     pub first: BootNs,
     /// When it was seen last.
@@ -103,7 +103,7 @@ pub struct Report {
     /// It was there before the daemon looked.
     pub found_at_start: bool,
     /// What led to it.
-    pub caused_by: Vec<Key>,
+    pub caused_by: Vec<IncidentKey>,
 }
 
 /// Known trouble once more.
@@ -140,50 +140,50 @@ pub enum Finding {
     /// One incident led to another, which was not known when that opened.
     Link {
         /// The effect.
-        effect: Key,
+        effect: IncidentKey,
         /// The cause.
-        cause: Key,
+        cause: IncidentKey,
     },
     /// Something that only I/O can tell.
-    Ask(Request),
+    Request(Request),
     /// There was trouble that could not be followed, for there is too much of it.
-    NoRoom,
+    Discarded,
 }
 
 /// Collects what a diagnosis says.
 #[derive(Debug, Default)]
 pub struct Findings {
-    pub(super) said: Vec<Finding>,
+    pub(super) items: Vec<Finding>,
 }
 
 impl Findings {
     /// Something is wrong.
     pub fn report(&mut self, report: Report) {
-        self.said.push(Finding::Report(Box::new(report)));
+        self.items.push(Finding::Report(Box::new(report)));
     }
 
     /// Something is wrong still.
     pub fn repeat(&mut self, repeat: Repeat) {
-        self.said.push(Finding::Repeat(repeat));
+        self.items.push(Finding::Repeat(repeat));
     }
 
     /// It is over.
     pub fn close(&mut self, subject: String, reason: CloseReason, evidence: Option<u64>) {
-        self.said.push(Finding::Close { subject, reason, evidence });
+        self.items.push(Finding::Close { subject, reason, evidence });
     }
 
     /// One incident led to another.
-    pub fn link(&mut self, effect: Key, cause: Key) {
-        self.said.push(Finding::Link { effect, cause });
+    pub fn link(&mut self, effect: IncidentKey, cause: IncidentKey) {
+        self.items.push(Finding::Link { effect, cause });
     }
 
     /// Asks for what only I/O can tell.
-    pub fn ask(&mut self, request: Request) {
-        self.said.push(Finding::Ask(request));
+    pub fn request(&mut self, request: Request) {
+        self.items.push(Finding::Request(request));
     }
 
     /// There is too much trouble to follow it all.
-    pub fn no_room(&mut self) {
-        self.said.push(Finding::NoRoom);
+    pub fn discard(&mut self) {
+        self.items.push(Finding::Discarded);
     }
 }

@@ -12,44 +12,44 @@ use std::net::{IpAddr, Ipv4Addr};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::finding::{About, Count, Findings, Repeat};
+use super::finding::{Count, Findings, IncidentObjects, Repeat};
 use super::timers::Timers;
-use super::{CAPACITY, Change, Diagnosis, Seen};
+use super::{CAPACITY, Context, Diagnosis, ModelChange};
 use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Event, Kind, Neighbor, Severity};
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, NeighborKey, NsInum};
 use crate::settings::Thresholds;
 
+mod fault;
 mod judge;
+mod recheck;
 mod rereads;
-mod trouble;
-mod watch;
-mod words;
+mod wording;
 
+use fault::{Fault, FaultPhase, FaultReason, GatewayOwner, key, subject};
 use judge::Health;
-use rereads::Rereads;
-use trouble::{Owner, Phase, Reason, Trouble, key, subject};
+use rereads::RereadSchedule;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "gateway-neighbor-lost";
 
 const SECOND: BootNs = 1_000_000_000;
 /// From one look at an open incident to the next; then always the last.
-const LOOKS: [BootNs; 5] = [SECOND, 2 * SECOND, 5 * SECOND, 10 * SECOND, 30 * SECOND];
+const REREAD_INTERVALS: [BootNs; 5] = [SECOND, 2 * SECOND, 5 * SECOND, 10 * SECOND, 30 * SECOND];
 /// A look that was not answered is asked for again.
-const UNANSWERED: BootNs = 30 * SECOND;
+const REREAD_RETRY: BootNs = 30 * SECOND;
 /// A pod's network is set up by then; only its table tells of the entry that was set.
-const SET_UP: BootNs = 10 * SECOND;
+const NETWORK_SETUP: BootNs = 10 * SECOND;
 /// Changes of the model come in bursts.
-const SURVEY_DELAY: BootNs = SECOND;
+const CHECK_ALL_DELAY: BootNs = SECOND;
 /// An event of that age may still wait for what is missing to name it.
-const HELD: BootNs = SECOND;
+const PENDING_EVENT: BootNs = SECOND;
 /// What was seen to happen this long ago can be put down to a container that turns up now.
-const UNCLAIMED_NS: BootNs = 60 * SECOND;
-const UNCLAIMED: usize = 64;
+const UNATTRIBUTED_NS: BootNs = 60 * SECOND;
+const UNATTRIBUTED_MAX: usize = 64;
 /// An unresolved entry that is no longer used is collected by the kernel: nobody wants the gateway any more.
-const UNUSED: BootNs = 300 * SECOND;
+const UNUSED_AFTER: BootNs = 300 * SECOND;
 
 /// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
@@ -57,17 +57,17 @@ pub(super) struct GatewayNeighborLost {
     #[serde(skip)]
     thresholds: Thresholds,
     #[serde(with = "crate::pairs")]
-    troubles: BTreeMap<NeighborKey, Trouble>,
+    faults: BTreeMap<NeighborKey, Fault>,
     /// When an open one becomes critical.
-    alarms: Timers<NeighborKey>,
-    rereads: Rereads,
-    survey: Option<BootNs>,
+    escalations: Timers<NeighborKey>,
+    rereads: RereadSchedule,
+    check_all_at: Option<BootNs>,
     /// What happened in namespaces of which nobody knew yet whose they are.
-    unclaimed: VecDeque<Unclaimed>,
+    unattributed: VecDeque<UnattributedEvent>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Unclaimed {
+struct UnattributedEvent {
     /// Since when it is kept.
     since: BootNs,
     /// When it happened: the event as it is written has no boot time.
@@ -79,140 +79,152 @@ impl GatewayNeighborLost {
     pub(super) fn new(thresholds: &Thresholds) -> Self {
         Self {
             thresholds: thresholds.clone(),
-            troubles: BTreeMap::new(),
-            alarms: Timers::default(),
-            rereads: Rereads::default(),
-            survey: None,
-            unclaimed: VecDeque::new(),
+            faults: BTreeMap::new(),
+            escalations: Timers::default(),
+            rereads: RereadSchedule::default(),
+            check_all_at: None,
+            unattributed: VecDeque::new(),
         }
     }
 
     /// Something was seen to happen to the entry of a gateway.
-    fn neighbor(&mut self, seen: &Seen<'_>, event: &Event, neighbor: &Neighbor, findings: &mut Findings) {
+    fn neighbor(
+        &mut self,
+        context: &Context<'_>,
+        event: &Event,
+        neighbor: &Neighbor,
+        findings: &mut Findings,
+    ) {
         let key = key(neighbor);
         if neighbor.cause == "netns-exit" {
-            return self.end(key, CloseReason::SubjectGone, Some(event.seq), findings);
+            return self.close(key, CloseReason::SubjectGone, Some(event.seq), findings);
         }
         let known = event.target.clone().map(|target| *target).filter(judge::is_live_container);
-        let Some(target) = known.or_else(|| judge::live_target(seen.node, key.netns)) else {
+        let Some(target) = known.or_else(|| judge::live_target(context.node, key.netns)) else {
             if matches!(event.kind, Kind::NeighborDeleted | Kind::NeighborChanged) {
-                self.keep_unclaimed(seen, event, key.netns);
+                self.keep_unattributed(context, event, key.netns);
             }
             return;
         };
-        let Some(owner) = Owner::of(&target) else {
+        let Some(owner) = GatewayOwner::of(&target) else {
             return;
         };
-        if self.troubles.get(&key).is_some_and(|trouble| trouble.owner.id != owner.id) {
+        if self.faults.get(&key).is_some_and(|fault| fault.owner.id != owner.id) {
             // The number of a namespace that is gone was given to another.
-            self.end(key, CloseReason::SubjectGone, None, findings);
+            self.close(key, CloseReason::SubjectGone, None, findings);
         }
         match event.kind {
-            Kind::NeighborAdded => self.settle(seen, key.netns, Some(event.seq), findings),
-            Kind::NeighborFailed => self.failed(seen, key, owner, event, findings),
-            Kind::NeighborChanged if judge::health(seen.node, key) == Health::Right => {
-                self.settle(seen, key.netns, Some(event.seq), findings);
+            Kind::NeighborAdded => self.recheck(context, key.netns, Some(event.seq), findings),
+            Kind::NeighborFailed => self.failed(context, key, owner, event, findings),
+            Kind::NeighborChanged if judge::health(context.node, key) == Health::Correct => {
+                self.recheck(context, key.netns, Some(event.seq), findings);
             }
             Kind::NeighborChanged | Kind::NeighborDeleted => {
-                self.lost(seen, key, Trouble::lost(seen, owner, target, event), findings);
+                self.lost(context, key, Fault::lost(context, owner, target, event), findings);
             }
             _ => {}
         }
     }
 
     /// A static entry was taken away or made another.
-    fn lost(&mut self, seen: &Seen<'_>, key: NeighborKey, trouble: Trouble, findings: &mut Findings) {
-        let is_open = self.troubles.get(&key).is_some_and(|known| known.phase == Phase::Open);
-        let with_link = trouble.about.neighbor.as_ref().is_some_and(|entry| entry.cause == "link-deleted");
+    fn lost(&mut self, context: &Context<'_>, key: NeighborKey, fault: Fault, findings: &mut Findings) {
+        let is_open = self.faults.get(&key).is_some_and(|known| known.phase == FaultPhase::Open);
+        let with_link = fault.objects.neighbor.as_ref().is_some_and(|entry| entry.cause == "link-deleted");
         if with_link && !is_open {
             // A network plugin deletes the interface before the runtime ends the container.
-            let due = seen.now + seconds(self.thresholds.gateway_teardown_seconds);
-            return self.suspect(key, Trouble { phase: Phase::Suspected { due }, ..trouble }, findings);
+            let due = context.now + seconds(self.thresholds.gateway_teardown_seconds);
+            return self.suspect(key, Fault { phase: FaultPhase::Suspected { due }, ..fault }, findings);
         }
         if !is_open {
-            return self.open(seen, key, trouble, findings);
+            return self.open(context, key, fault, findings);
         }
-        if let Some(known) = self.troubles.get_mut(&key) {
-            let (first, looks, reason) = (known.first, known.looks, known.reason);
-            *known = Trouble { first, looks, ..trouble };
-            findings.report(known.report(seen, key, Severity::Warning, reason != known.reason));
+        if let Some(known) = self.faults.get_mut(&key) {
+            let (first, interval_index, reason) = (known.first, known.interval_index, known.reason);
+            *known = Fault { first, interval_index, ..fault };
+            findings.report(known.report(context, key, Severity::Warning, reason != known.reason));
         }
     }
 
     /// A learned entry could not be resolved.
     fn failed(
         &mut self,
-        seen: &Seen<'_>,
+        context: &Context<'_>,
         key: NeighborKey,
-        owner: Owner,
+        owner: GatewayOwner,
         event: &Event,
         findings: &mut Findings,
     ) {
-        if let Some(trouble) = self.troubles.get_mut(&key) {
-            trouble.last = event.at;
-            if trouble.phase == Phase::Open {
+        if let Some(fault) = self.faults.get_mut(&key) {
+            fault.last = event.at;
+            if fault.phase == FaultPhase::Open {
                 findings.repeat(Repeat {
-                    subject: subject(&trouble.owner, key),
+                    subject: subject(&fault.owner, key),
                     last: event.at,
                     evidence: Some(event.seq),
                     count: Count::More(1),
                     severity: None,
                 });
-            } else if trouble.evidence.len() < EVIDENCE_MAX {
-                trouble.evidence.push(event.seq);
+            } else if fault.evidence.len() < EVIDENCE_MAX {
+                fault.evidence.push(event.seq);
             }
             return;
         }
-        let due = self.failed_due(seen, key, &owner);
-        let trouble = Trouble {
+        let due = self.failed_due(context, key, &owner);
+        let fault = Fault {
             owner,
             ifname: event.neighbor.as_ref().map(|entry| entry.ifname.clone()).unwrap_or_default(),
-            reason: Reason::Failed,
+            reason: FaultReason::Failed,
             confidence: Confidence::Certain,
-            deed: String::new(),
-            phase: Phase::Suspected { due },
+            what_happened: String::new(),
+            phase: FaultPhase::Suspected { due },
             first: event.at,
             last: event.at,
             evidence: vec![event.seq],
-            about: About { actor: None, ..About::of(event) },
-            looks: 0,
+            objects: IncidentObjects { actor: None, ..IncidentObjects::of(event) },
+            interval_index: 0,
             found_at_start: false,
         };
-        self.suspect(key, trouble, findings);
+        self.suspect(key, fault, findings);
     }
 
-    fn suspect(&mut self, key: NeighborKey, trouble: Trouble, findings: &mut Findings) {
-        let Phase::Suspected { due } = trouble.phase else {
+    fn suspect(&mut self, key: NeighborKey, fault: Fault, findings: &mut Findings) {
+        let FaultPhase::Suspected { due } = fault.phase else {
             return;
         };
-        if !self.troubles.contains_key(&key) && self.troubles.len() >= CAPACITY {
-            return findings.no_room();
+        if !self.faults.contains_key(&key) && self.faults.len() >= CAPACITY {
+            return findings.discard();
         }
-        self.troubles.insert(key, trouble);
-        self.rereads.look(key.netns, due);
+        self.faults.insert(key, fault);
+        self.rereads.schedule(key.netns, due);
     }
 
-    fn open(&mut self, seen: &Seen<'_>, key: NeighborKey, trouble: Trouble, findings: &mut Findings) {
-        if !self.troubles.contains_key(&key) && self.troubles.len() >= CAPACITY {
-            return findings.no_room();
+    fn open(&mut self, context: &Context<'_>, key: NeighborKey, fault: Fault, findings: &mut Findings) {
+        if !self.faults.contains_key(&key) && self.faults.len() >= CAPACITY {
+            return findings.discard();
         }
-        let trouble = Trouble { phase: Phase::Open, looks: 0, ..trouble };
-        findings.report(trouble.report(seen, key, Severity::Warning, true));
-        self.alarms.set(&key, seen.now + seconds(self.thresholds.gateway_critical_seconds));
-        self.rereads.look(key.netns, seen.now + LOOKS[0]);
-        self.troubles.insert(key, trouble);
+        let fault = Fault { phase: FaultPhase::Open, interval_index: 0, ..fault };
+        findings.report(fault.report(context, key, Severity::Warning, true));
+        self.escalations.set(&key, context.now + seconds(self.thresholds.gateway_critical_seconds));
+        self.rereads.schedule(key.netns, context.now + REREAD_INTERVALS[0]);
+        self.faults.insert(key, fault);
     }
 
     /// It is over, or was nothing.
-    fn end(&mut self, key: NeighborKey, reason: CloseReason, evidence: Option<u64>, findings: &mut Findings) {
-        self.alarms.cancel(&key);
+    fn close(
+        &mut self,
+        key: NeighborKey,
+        reason: CloseReason,
+        evidence: Option<u64>,
+        findings: &mut Findings,
+    ) {
+        self.escalations.cancel(&key);
         if self.keys(Some(key.netns)) == [key] {
             self.rereads.cancel(key.netns);
         }
-        if let Some(trouble) = self.troubles.remove(&key)
-            && trouble.phase == Phase::Open
+        if let Some(fault) = self.faults.remove(&key)
+            && fault.phase == FaultPhase::Open
         {
-            findings.close(subject(&trouble.owner, key), reason, evidence);
+            findings.close(subject(&fault.owner, key), reason, evidence);
         }
     }
 
@@ -221,32 +233,36 @@ impl GatewayNeighborLost {
         let least = |netns| NeighborKey { netns, ifindex: 0, address: IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
         let from = least(netns.unwrap_or(0));
         let of_it = |key: &&NeighborKey| netns.is_none_or(|netns| key.netns == netns);
-        self.troubles.range(from..).map(|(key, _)| key).take_while(of_it).copied().collect()
+        self.faults.range(from..).map(|(key, _)| key).take_while(of_it).copied().collect()
     }
 
-    fn keep_unclaimed(&mut self, seen: &Seen<'_>, event: &Event, netns: NsInum) {
-        if netns == seen.node.host_netns {
+    fn keep_unattributed(&mut self, context: &Context<'_>, event: &Event, netns: NsInum) {
+        if netns == context.node.host_netns {
             return;
         }
-        if self.unclaimed.len() >= UNCLAIMED {
-            self.unclaimed.pop_front();
+        if self.unattributed.len() >= UNATTRIBUTED_MAX {
+            self.unattributed.pop_front();
         }
-        self.unclaimed.push_back(Unclaimed { since: seen.now, at: event.at, event: event.clone() });
+        self.unattributed.push_back(UnattributedEvent {
+            since: context.now,
+            at: event.at,
+            event: event.clone(),
+        });
     }
 
     /// Containers became known: what happened in their namespaces just before was done to them.
-    fn claim(&mut self, seen: &Seen<'_>, findings: &mut Findings) {
-        let unclaimed = std::mem::take(&mut self.unclaimed);
-        let young = |one: &Unclaimed| one.since.saturating_add(UNCLAIMED_NS) > seen.now;
-        for one in unclaimed.into_iter().filter(young) {
+    fn attribute(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        let unattributed = std::mem::take(&mut self.unattributed);
+        let young = |one: &UnattributedEvent| one.since.saturating_add(UNATTRIBUTED_NS) > context.now;
+        for one in unattributed.into_iter().filter(young) {
             let Some(neighbor) = one.event.neighbor.clone() else { continue };
-            match judge::live_target(seen.node, neighbor.netns) {
-                Some(target) if !is_back(seen.node, key(&neighbor)) => {
+            match judge::live_target(context.node, neighbor.netns) {
+                Some(target) if !is_restored(context.node, key(&neighbor)) => {
                     let event = Event { target: Some(Box::new(target)), ..one.event };
-                    self.neighbor(seen, &event, &neighbor, findings);
+                    self.neighbor(context, &event, &neighbor, findings);
                 }
                 Some(_) => {}
-                None => self.unclaimed.push_back(one),
+                None => self.unattributed.push_back(one),
             }
         }
     }
@@ -257,84 +273,85 @@ impl Diagnosis for GatewayNeighborLost {
         KIND
     }
 
-    fn event(&mut self, seen: &Seen<'_>, event: &Event, findings: &mut Findings) {
+    fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         match event.kind {
             Kind::NeighborDeleted | Kind::NeighborChanged | Kind::NeighborFailed | Kind::NeighborAdded => {
                 if let Some(neighbor) = event.neighbor.as_ref().filter(|entry| entry.gateway == Some(true)) {
-                    self.neighbor(seen, event, neighbor, findings);
+                    self.neighbor(context, event, neighbor, findings);
                 }
             }
             Kind::ContainerStarted => {
                 let id = event.target.as_ref().and_then(|target| target.container.as_ref());
-                let netns = id.and_then(|container| seen.node.containers.get(&container.id)?.netns);
-                if let Some(netns) = netns.filter(|netns| *netns != seen.node.host_netns) {
-                    self.rereads.look(netns, seen.now + SET_UP);
+                let netns = id.and_then(|container| context.node.containers.get(&container.id)?.netns);
+                if let Some(netns) = netns.filter(|netns| *netns != context.node.host_netns) {
+                    self.rereads.schedule(netns, context.now + NETWORK_SETUP);
                 }
             }
             // The host's end got another address: entries that point to the old one are wrong now.
-            Kind::LinkChanged if relabels_host(seen, event) => self.plan_survey(seen.now),
+            Kind::LinkChanged if changes_host_lladdr(context, event) => self.schedule_check_all(context.now),
             Kind::EventsLost if event.lost.as_ref().is_some_and(|lost| lost.source == "bpf") => {
-                self.rereads.doubt_all(seen.now);
+                self.rereads.schedule_all(context.now);
             }
             _ => {}
         }
     }
 
-    fn change(&mut self, seen: &Seen<'_>, change: &Change<'_>, findings: &mut Findings) {
+    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
         match change {
-            Change::Netns(netns) => self.was_read(seen, *netns, findings),
-            Change::NetnsGone(netns) => {
+            ModelChange::Netns(netns) => self.netns_read(context, *netns, findings),
+            ModelChange::NetnsGone(netns) => {
                 self.rereads.forget(*netns);
                 for key in self.keys(Some(*netns)) {
-                    self.end(key, CloseReason::SubjectGone, None, findings);
+                    self.close(key, CloseReason::SubjectGone, None, findings);
                 }
             }
-            Change::Container(id) => {
-                let facts = seen.node.containers.get(id);
+            ModelChange::Container(id) => {
+                let facts = context.node.containers.get(id);
                 if facts.is_none_or(|facts| !is_live(facts.state)) {
-                    self.end_gone(seen, findings);
+                    self.close_gone(context, findings);
                 } else if let Some(netns) = facts.and_then(|facts| facts.netns) {
-                    self.claim(seen, findings);
-                    self.detect(seen, netns, findings);
+                    self.attribute(context, findings);
+                    self.detect(context, netns, findings);
                 }
             }
-            Change::Runtime => {
-                self.end_gone(seen, findings);
-                self.claim(seen, findings);
-                self.plan_survey(seen.now);
+            ModelChange::Runtime => {
+                self.close_gone(context, findings);
+                self.attribute(context, findings);
+                self.schedule_check_all(context.now);
             }
-            Change::Ready => self.reconcile(seen, findings),
-            Change::Refused { .. } | Change::Holders(_) => {}
+            ModelChange::Ready => self.reconcile(context, findings),
+            ModelChange::Refused { .. } | ModelChange::Holders(_) => {}
         }
     }
 
-    fn tick(&mut self, seen: &Seen<'_>, findings: &mut Findings) {
-        if self.survey.take_if(|due| *due <= seen.now).is_some() {
-            self.survey(seen, findings);
+    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        if self.check_all_at.take_if(|due| *due <= context.now).is_some() {
+            self.check_all(context, findings);
         }
-        self.look_again(seen, findings);
-        while let Some(key) = self.alarms.take_due(seen.now) {
-            self.alarm(seen, key, findings);
+        self.request_rereads(context, findings);
+        while let Some(key) = self.escalations.take_due(context.now) {
+            self.escalate(context, key, findings);
         }
     }
 
     fn deadline(&self) -> Option<BootNs> {
-        self.survey.into_iter().chain(self.alarms.next()).chain(self.rereads.next()).min()
+        self.check_all_at.into_iter().chain(self.escalations.next()).chain(self.rereads.next()).min()
     }
 
-    fn resume(&mut self, seen: &Seen<'_>, event: &Event) -> Option<String> {
+    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let (neighbor, incident) = (event.neighbor.as_ref()?, event.incident.as_ref()?);
-        let owner = Owner::of(event.target.as_ref()?)?;
+        let owner = GatewayOwner::of(event.target.as_ref()?)?;
         let key = key(neighbor);
-        if self.troubles.contains_key(&key) {
+        if self.faults.contains_key(&key) {
             return None;
         }
         let subject = subject(&owner, key);
-        let opened = seen.clock.boot_ns(&incident.opened).unwrap_or(seen.now);
+        let opened = context.clock.boot_ns(&incident.opened).unwrap_or(context.now);
         if incident.severity < Severity::Critical {
-            self.alarms.set(&key, opened.saturating_add(seconds(self.thresholds.gateway_critical_seconds)));
+            self.escalations
+                .set(&key, opened.saturating_add(seconds(self.thresholds.gateway_critical_seconds)));
         }
-        self.troubles.insert(key, Trouble::resumed(seen, owner, event, incident, neighbor));
+        self.faults.insert(key, Fault::resumed(context, owner, event, incident, neighbor));
         Some(subject)
     }
 
@@ -345,22 +362,22 @@ impl Diagnosis for GatewayNeighborLost {
     fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
         let thresholds = self.thresholds.clone();
         *self = Self { thresholds, ..serde_json::from_value(saved)? };
-        for one in &mut self.unclaimed {
+        for one in &mut self.unattributed {
             one.event.at = one.at;
         }
         Ok(())
     }
 }
 
-fn relabels_host(seen: &Seen<'_>, event: &Event) -> bool {
+fn changes_host_lladdr(context: &Context<'_>, event: &Event) -> bool {
     event.link.as_ref().is_some_and(|link| {
-        link.netns == seen.node.host_netns && link.change.iter().any(|change| change == "mac")
+        link.netns == context.node.host_netns && link.change.iter().any(|change| change == "mac")
     })
 }
 
 /// Whether the entry is there again.
-fn is_back(node: &NodeView<'_>, key: NeighborKey) -> bool {
-    matches!(judge::health(node, key), Health::Right | Health::Static)
+fn is_restored(node: &NodeView<'_>, key: NeighborKey) -> bool {
+    matches!(judge::health(node, key), Health::Correct | Health::Static)
 }
 
 fn seconds(seconds: u32) -> BootNs {

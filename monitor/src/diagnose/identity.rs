@@ -12,9 +12,9 @@ const END: u8 = 0xff;
 /// An incident's id; 16 hex digits in the schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
-pub(super) struct Id(u64);
+pub(super) struct IncidentId(u64);
 
-impl Id {
+impl IncidentId {
     pub(super) fn parse(text: &str) -> Option<Self> {
         u64::from_str_radix(text, 16).ok().filter(|_| text.len() == 16).map(Self)
     }
@@ -24,13 +24,13 @@ impl Id {
     }
 }
 
-impl From<Id> for String {
-    fn from(id: Id) -> Self {
+impl From<IncidentId> for String {
+    fn from(id: IncidentId) -> Self {
         id.text()
     }
 }
 
-impl TryFrom<String> for Id {
+impl TryFrom<String> for IncidentId {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -40,20 +40,20 @@ impl TryFrom<String> for Id {
 
 /// Makes the ids of one node in one boot.
 #[derive(Debug)]
-pub(super) struct Namer {
+pub(super) struct IdGenerator {
     /// The hash so far: node and boot id are always the same.
     prefix: u128,
 }
 
-impl Namer {
+impl IdGenerator {
     pub(super) fn new(node: &str, boot_id: &str) -> Self {
         Self { prefix: add(add(OFFSET, node), boot_id) }
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "the upper half is folded in before it is cut off")]
-    pub(super) fn id(&self, kind: &str, subject: &str) -> Id {
+    pub(super) fn id(&self, kind: &str, subject: &str) -> IncidentId {
         let hash = add(add(self.prefix, kind), subject);
-        Id((hash ^ (hash >> 64)) as u64)
+        IncidentId((hash ^ (hash >> 64)) as u64)
     }
 }
 
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn an_id_depends_on_every_part_and_on_where_one_ends() {
-        let id = |node, boot, kind, subject| Namer::new(node, boot).id(kind, subject);
+        let id = |node, boot, kind, subject| IdGenerator::new(node, boot).id(kind, subject);
         let one = id("n", "b", "k", "s");
         assert_eq!(one, id("n", "b", "k", "s"));
         for other in
@@ -80,10 +80,10 @@ mod tests {
 
     #[test]
     fn the_text_of_an_id_never_changes_and_reads_back() {
-        let id = Namer::new("slave-197", "b").id("gateway-neighbor-lost", "94feeebc95fb/2/169.254.1.1");
-        assert_eq!(Id::parse(&id.text()), Some(id));
+        let id = IdGenerator::new("slave-197", "b").id("gateway-neighbor-lost", "94feeebc95fb/2/169.254.1.1");
+        assert_eq!(IncidentId::parse(&id.text()), Some(id));
         assert_eq!(id.text().len(), 16);
-        assert_eq!(Id::parse("12"), None);
+        assert_eq!(IncidentId::parse("12"), None);
     }
 
     #[test]

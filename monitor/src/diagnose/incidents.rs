@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::finding::{About, Count, Repeat, Report};
-use super::identity::Id;
+use super::finding::{Count, IncidentObjects, Repeat, Report};
+use super::identity::IncidentId;
 use crate::event::{EVIDENCE_MAX, Incident, WallClock};
 use crate::observation::BootNs;
 
@@ -16,17 +16,17 @@ const FORMER: usize = 256;
 
 /// An incident that is open.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Open {
+pub struct OpenIncident {
     incident: Incident,
     subject: String,
-    about: About,
+    objects: IncidentObjects,
     /// When it was seen last, if that is later than what the incident says.
     last: Option<BootNs>,
     summaries: u32,
 }
 
-impl Open {
-    pub(super) fn new(id: Id, kind: &str, report: Report, now: BootNs, clock: WallClock) -> Self {
+impl OpenIncident {
+    pub(super) fn new(id: IncidentId, kind: &str, report: Report, now: BootNs, clock: WallClock) -> Self {
         let mut open = Self {
             incident: Incident {
                 id: id.text(),
@@ -49,7 +49,7 @@ impl Open {
                 evidence_omitted: 0,
             },
             subject: report.subject,
-            about: report.about,
+            objects: report.objects,
             last: None,
             summaries: 0,
         };
@@ -58,8 +58,8 @@ impl Open {
     }
 
     /// As an earlier run of the daemon left it.
-    pub(super) fn resumed(incident: Incident, subject: String, about: About) -> Self {
-        Self { incident, subject, about, last: None, summaries: 0 }
+    pub(super) fn resumed(incident: Incident, subject: String, objects: IncidentObjects) -> Self {
+        Self { incident, subject, objects, last: None, summaries: 0 }
     }
 
     /// What it happens to.
@@ -76,8 +76,8 @@ impl Open {
 
     /// The objects of its newest evidence.
     #[must_use]
-    pub fn about(&self) -> &About {
-        &self.about
+    pub fn objects(&self) -> &IncidentObjects {
+        &self.objects
     }
 
     /// As the schema shows it.
@@ -93,20 +93,20 @@ impl Open {
     /// Takes a report; true if it is worth telling.
     pub(super) fn report(&mut self, report: Report) -> bool {
         let incident = &mut self.incident;
-        let mut worth = false;
+        let mut notable = false;
         if report.confidence > incident.confidence {
             incident.confidence = report.confidence;
-            worth = true;
+            notable = true;
         }
         if report.summary != incident.summary {
             incident.summary = report.summary;
             self.summaries += 1;
-            worth |= self.summaries <= SUMMARIES;
+            notable |= self.summaries <= SUMMARIES;
         }
         if let Some(advice) = report.advice {
             incident.advice = advice;
         }
-        self.about.merge(report.about);
+        self.objects.merge(report.objects);
         for seq in report.evidence {
             self.add_evidence(seq);
         }
@@ -117,7 +117,7 @@ impl Open {
             count: report.count,
             severity: Some(report.severity),
         };
-        worth | self.repeat(&repeat)
+        notable | self.repeat(&repeat)
     }
 
     /// Takes a repetition; true if it is worth telling: at counts 2, 4, 8, …, and when it got worse.
@@ -140,7 +140,7 @@ impl Open {
     }
 
     /// Links to a cause; true if that is news.
-    pub(super) fn add_cause(&mut self, cause: Id) -> bool {
+    pub(super) fn add_cause(&mut self, cause: IncidentId) -> bool {
         let cause = cause.text();
         let causes = &mut self.incident.caused_by;
         let news = cause != self.incident.id && !causes.contains(&cause) && causes.len() < EVIDENCE_MAX;
@@ -167,22 +167,22 @@ impl Open {
 /// All that are open, and the ids of some that were.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Incidents {
-    pub(super) open: BTreeMap<Id, Open>,
-    former: VecDeque<Id>,
+    pub(super) open: BTreeMap<IncidentId, OpenIncident>,
+    former: VecDeque<IncidentId>,
 }
 
 impl Incidents {
     /// All of them, in the order of their ids.
-    pub fn iter(&self) -> impl Iterator<Item = &Open> {
+    pub fn iter(&self) -> impl Iterator<Item = &OpenIncident> {
         self.open.values()
     }
 
     /// Those of one kind.
-    pub fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Open> {
+    pub fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a OpenIncident> {
         self.iter().filter(move |open| open.kind() == kind)
     }
 
-    pub(super) fn close(&mut self, id: Id) -> Option<Open> {
+    pub(super) fn close(&mut self, id: IncidentId) -> Option<OpenIncident> {
         let open = self.open.remove(&id)?;
         if self.former.len() >= FORMER {
             self.former.pop_front();
@@ -192,7 +192,7 @@ impl Incidents {
     }
 
     /// Whether it is or was open, as far as that is remembered.
-    pub(super) fn knows(&self, id: Id) -> bool {
+    pub(super) fn knows(&self, id: IncidentId) -> bool {
         self.open.contains_key(&id) || self.former.contains(&id)
     }
 }

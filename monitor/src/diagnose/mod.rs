@@ -23,9 +23,9 @@ mod incidents;
 mod timers;
 mod volume_busy;
 
-pub use engine::{Engine, RestoreError, SCAN_ID, Saved, Told};
-pub use finding::{About, Count, Finding, Findings, Key, Repeat, Report};
-pub use incidents::{Incidents, Open};
+pub use engine::{Engine, IncidentChange, RestoreError, SCAN_ID, Saved};
+pub use finding::{Count, Finding, Findings, IncidentKey, IncidentObjects, Repeat, Report};
+pub use incidents::{Incidents, OpenIncident};
 
 /// Every kind, in the order of [`all`].
 pub const KINDS: [&str; 2] = [gateway_neighbor_lost::KIND, volume_busy::KIND];
@@ -35,7 +35,7 @@ pub(crate) const CAPACITY: usize = 1024;
 
 /// What an earlier run left open gets no worse before the node was looked at; this long after it is thought of
 /// again.
-pub(crate) const STARTING: BootNs = 5_000_000_000;
+pub(crate) const STARTUP_GRACE: BootNs = 5_000_000_000;
 
 /// The diagnoses, causes before their effects: a later one sees what an earlier one found in the same event.
 #[must_use]
@@ -52,13 +52,13 @@ pub trait Diagnosis: Debug + Send {
     fn kind(&self) -> &'static str;
 
     /// An event was told. The model shows it already.
-    fn event(&mut self, seen: &Seen<'_>, event: &Event, findings: &mut Findings);
+    fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings);
 
     /// The model was read anew, or something happened that is no event.
-    fn change(&mut self, _seen: &Seen<'_>, _change: &Change<'_>, _findings: &mut Findings) {}
+    fn change(&mut self, _seen: &Context<'_>, _change: &ModelChange<'_>, _findings: &mut Findings) {}
 
     /// Time has passed.
-    fn tick(&mut self, _seen: &Seen<'_>, _findings: &mut Findings) {}
+    fn tick(&mut self, _seen: &Context<'_>, _findings: &mut Findings) {}
 
     /// When it wants the next tick.
     fn deadline(&self) -> Option<BootNs> {
@@ -67,7 +67,7 @@ pub trait Diagnosis: Debug + Send {
 
     /// An incident of this kind was open when an earlier run ended: goes on with it, and gives its subject.
     /// `event` is the newest one of the incident.
-    fn resume(&mut self, seen: &Seen<'_>, event: &Event) -> Option<String>;
+    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String>;
 
     /// All that it remembers, but for its thresholds.
     ///
@@ -84,7 +84,7 @@ pub trait Diagnosis: Debug + Send {
 
 /// What a diagnosis can look at.
 #[derive(Debug, Clone, Copy)]
-pub struct Seen<'a> {
+pub struct Context<'a> {
     /// Time; never goes back.
     pub now: BootNs,
     /// To read the times of events.
@@ -99,7 +99,7 @@ pub struct Seen<'a> {
 
 /// What a diagnosis hears of besides events.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Change<'a> {
+pub enum ModelChange<'a> {
     /// A network namespace was read.
     Netns(NsInum),
     /// A network namespace is gone.

@@ -23,13 +23,13 @@ impl Diagnosis for Fake {
         self.kind
     }
 
-    fn event(&mut self, _: &Seen<'_>, _: &Event, _: &mut Findings) {}
+    fn event(&mut self, _: &Context<'_>, _: &Event, _: &mut Findings) {}
 
-    fn tick(&mut self, _: &Seen<'_>, findings: &mut Findings) {
-        findings.said.append(&mut self.next);
+    fn tick(&mut self, _: &Context<'_>, findings: &mut Findings) {
+        findings.items.append(&mut self.next);
     }
 
-    fn resume(&mut self, _: &Seen<'_>, _: &Event) -> Option<String> {
+    fn resume(&mut self, _: &Context<'_>, _: &Event) -> Option<String> {
         None
     }
 
@@ -42,14 +42,14 @@ impl Diagnosis for Fake {
     }
 }
 
-fn report(subject: &str, caused_by: Vec<Key>) -> Report {
+fn report(subject: &str, caused_by: Vec<IncidentKey>) -> Report {
     Report {
         subject: subject.into(),
         severity: Severity::Warning,
         confidence: Confidence::Likely,
         summary: "something is wrong".into(),
         advice: None,
-        about: About::default(),
+        objects: IncidentObjects::default(),
         first: 1,
         last: 1,
         evidence: vec![1],
@@ -63,12 +63,12 @@ fn found(subject: &str) -> Finding {
     Finding::Report(Box::new(report(subject, Vec::new())))
 }
 
-fn cause(subject: &str) -> Key {
-    Key { kind: "cause", subject: subject.into() }
+fn cause(subject: &str) -> IncidentKey {
+    IncidentKey { kind: "cause", subject: subject.into() }
 }
 
 /// Runs one tick in which the kinds `cause` and `effect` say these.
-fn tick(engine: &mut Engine, causes: Vec<Finding>, effects: Vec<Finding>) -> Vec<Told> {
+fn tick(engine: &mut Engine, causes: Vec<Finding>, effects: Vec<Finding>) -> Vec<IncidentChange> {
     let (containers, namespaces, pods) = (Containers::default(), Namespaces::default(), PodNames::default());
     let node = NodeView {
         containers: &containers,
@@ -83,7 +83,7 @@ fn tick(engine: &mut Engine, causes: Vec<Finding>, effects: Vec<Finding>) -> Vec
         Box::new(Fake { kind: "effect", next: effects }),
     ]);
     engine.tick(&node, 10);
-    engine.take_told()
+    engine.take_changes()
 }
 
 fn engine() -> Engine {
@@ -102,8 +102,10 @@ fn an_effect_names_a_cause_that_was_found_in_the_same_moment() {
 fn a_cause_that_is_understood_later_is_linked_then_and_told_once() {
     let mut engine = engine();
     tick(&mut engine, vec![], vec![found("pod")]);
-    let link =
-        || Finding::Link { effect: Key { kind: "effect", subject: "pod".into() }, cause: cause("del") };
+    let link = || Finding::Link {
+        effect: IncidentKey { kind: "effect", subject: "pod".into() },
+        cause: cause("del"),
+    };
     assert_eq!(tick(&mut engine, vec![link()], vec![]), [], "there is no such cause");
     let told = tick(&mut engine, vec![found("del"), link(), link()], vec![]);
     let kinds: Vec<Kind> = told.iter().map(|told| told.kind).collect();
@@ -141,9 +143,9 @@ fn severity_and_confidence_rise_and_never_fall() {
         ],
         vec![],
     );
-    let seen: Vec<_> = told.iter().map(|told| (told.incident.severity, told.incident.confidence)).collect();
+    let levels: Vec<_> = told.iter().map(|told| (told.incident.severity, told.incident.confidence)).collect();
     assert_eq!(
-        seen,
+        levels,
         [
             (Severity::Info, Confidence::Guess),
             (Severity::Critical, Confidence::Guess),

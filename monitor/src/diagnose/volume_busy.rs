@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::advice::advice;
-use super::finding::{About, Count, Findings, Repeat, Report};
+use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Change, Diagnosis, SCAN_ID, STARTING, Seen};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, SCAN_ID, STARTUP_GRACE};
 use crate::event::wording::{holders_phrase, owner_phrase};
 use crate::event::{
     Advice, CloseReason, Confidence, Event, Kind, Mount, MountHolder, Pod, Risk, Severity, Volume,
@@ -26,13 +26,13 @@ pub(super) const KIND: &str = "volume-busy";
 
 const SECOND: BootNs = 1_000_000_000;
 /// Mounts of one volume: one for each container with a sub-path of it.
-const MOUNTS: usize = 64;
+const MOUNTS_MAX: usize = 64;
 /// Scans asked for at once: as many as wait in the scanner's queue.
-const SCANS: usize = 32;
+const SCANS_MAX: usize = 32;
 
 /// A volume that is busy.
 #[derive(Debug, Serialize, Deserialize)]
-struct Busy {
+struct BusyVolume {
     first: BootNs,
     last: BootNs,
     severity: Severity,
@@ -43,7 +43,7 @@ struct Busy {
     former: u64,
 }
 
-impl Busy {
+impl BusyVolume {
     fn attempts(&self, counted: &BusyMounts) -> u64 {
         let here = |(key, before): (&MountKey, &u64)| {
             counted.get(key).map_or(0, |busy| busy.attempts().saturating_sub(*before))
@@ -57,13 +57,13 @@ impl Busy {
 pub(super) struct VolumeBusy {
     #[serde(skip)]
     thresholds: Thresholds,
-    busy: BTreeMap<String, Busy>,
+    busy: BTreeMap<String, BusyVolume>,
     #[serde(with = "crate::pairs")]
     by_mount: BTreeMap<MountKey, String>,
     /// When it gets worse, or has not been heard of for too long.
-    alarms: Timers<String>,
+    timers: Timers<String>,
     scans: BTreeMap<u64, MountKey>,
-    scanned: u64,
+    last_scan: u64,
 }
 
 impl VolumeBusy {
@@ -72,21 +72,21 @@ impl VolumeBusy {
             thresholds: thresholds.clone(),
             busy: BTreeMap::new(),
             by_mount: BTreeMap::new(),
-            alarms: Timers::default(),
+            timers: Timers::default(),
             scans: BTreeMap::new(),
-            scanned: 0,
+            last_scan: 0,
         }
     }
 
-    fn refused(&mut self, seen: &Seen<'_>, event: &Event, mount: &Mount, findings: &mut Findings) {
+    fn refused(&mut self, context: &Context<'_>, event: &Event, mount: &Mount, findings: &mut Findings) {
         let Some(volume) = &mount.volume else {
             return;
         };
         let subject = subject(volume);
         if !self.busy.contains_key(&subject) && self.busy.len() >= CAPACITY {
-            return findings.no_room();
+            return findings.discard();
         }
-        let busy = self.busy.entry(subject.clone()).or_insert_with(|| Busy {
+        let busy = self.busy.entry(subject.clone()).or_insert_with(|| BusyVolume {
             first: event.at,
             last: event.at,
             severity: Severity::Info,
@@ -94,14 +94,14 @@ impl VolumeBusy {
             former: 0,
         });
         let key = MountKey::new(mount.mntns, &mount.path);
-        let counted = seen.node.busy_mounts.get(&key);
-        if !busy.mounts.contains_key(&key) && busy.mounts.len() < MOUNTS {
+        let counted = context.node.busy_mounts.get(&key);
+        if !busy.mounts.contains_key(&key) && busy.mounts.len() < MOUNTS_MAX {
             let before = counted.map_or(0, |busy| busy.attempts() - busy.recent_attempts());
             busy.mounts.insert(key.clone(), before);
             self.by_mount.insert(key.clone(), subject.clone());
         }
         busy.last = busy.last.max(event.at);
-        let severity = self.severity(seen, &subject);
+        let severity = self.severity(context, &subject);
         let Some(busy) = self.busy.get(&subject) else {
             return;
         };
@@ -109,33 +109,33 @@ impl VolumeBusy {
             severity,
             confidence: Confidence::Certain,
             summary: summary(event, mount, volume),
-            advice: Some(steps(event, mount)),
-            about: About::of(event),
+            advice: Some(advice_for(event, mount)),
+            objects: IncidentObjects::of(event),
             first: busy.first,
             last: busy.last,
             evidence: vec![event.seq],
             // The model does not count it any more where the mount was released since.
-            count: Count::Total(busy.attempts(seen.node.busy_mounts).max(mount.attempts.unwrap_or(1))),
+            count: Count::Total(busy.attempts(context.node.busy_mounts).max(mount.attempts.unwrap_or(1))),
             found_at_start: false,
             caused_by: Vec::new(),
             subject: subject.clone(),
         });
-        self.set_alarm(&subject);
+        self.set_timer(&subject);
     }
 
     /// One more attempt, of which no event tells.
-    fn attempt(&mut self, seen: &Seen<'_>, key: &MountKey, findings: &mut Findings) {
+    fn attempt(&mut self, context: &Context<'_>, key: &MountKey, findings: &mut Findings) {
         let Some(subject) = self.by_mount.get(key).cloned() else {
             return;
         };
         let Some(busy) = self.busy.get_mut(&subject) else {
             return;
         };
-        busy.last = seen.now;
-        let count = Count::Total(busy.attempts(seen.node.busy_mounts));
-        let severity = Some(self.severity(seen, &subject));
-        self.set_alarm(&subject);
-        findings.repeat(Repeat { subject, last: seen.now, evidence: None, count, severity });
+        busy.last = context.now;
+        let count = Count::Total(busy.attempts(context.node.busy_mounts));
+        let severity = Some(self.severity(context, &subject));
+        self.set_timer(&subject);
+        findings.repeat(Repeat { subject, last: context.now, evidence: None, count, severity });
     }
 
     /// It is mounted there no more.
@@ -155,7 +155,7 @@ impl VolumeBusy {
     }
 
     fn forget(&mut self, subject: &str) {
-        self.alarms.cancel(&subject.to_owned());
+        self.timers.cancel(&subject.to_owned());
         if let Some(busy) = self.busy.remove(subject) {
             for key in busy.mounts.keys() {
                 self.by_mount.remove(key);
@@ -164,15 +164,16 @@ impl VolumeBusy {
     }
 
     /// How bad it is by now; it never gets better while it lasts.
-    fn severity(&mut self, seen: &Seen<'_>, subject: &str) -> Severity {
+    fn severity(&mut self, context: &Context<'_>, subject: &str) -> Severity {
         let Some(busy) = self.busy.get_mut(subject) else {
             return Severity::Info;
         };
-        let age = seen.now.saturating_sub(busy.first);
+        let age = context.now.saturating_sub(busy.first);
         let severity = if age >= seconds(self.thresholds.volume_busy_critical_seconds) {
             Severity::Critical
         } else if age >= seconds(self.thresholds.volume_busy_warning_seconds)
-            || busy.attempts(seen.node.busy_mounts) >= u64::from(self.thresholds.volume_busy_warning_attempts)
+            || busy.attempts(context.node.busy_mounts)
+                >= u64::from(self.thresholds.volume_busy_warning_attempts)
         {
             Severity::Warning
         } else {
@@ -182,7 +183,7 @@ impl VolumeBusy {
         busy.severity
     }
 
-    fn set_alarm(&mut self, subject: &str) {
+    fn set_timer(&mut self, subject: &str) {
         let Some(busy) = self.busy.get(subject) else {
             return;
         };
@@ -193,22 +194,22 @@ impl VolumeBusy {
         };
         let worse = worse.map(|after| busy.first.saturating_add(seconds(after)));
         let silent = busy.last.saturating_add(seconds(self.thresholds.volume_busy_expire_seconds));
-        self.alarms.set(&subject.to_owned(), worse.map_or(silent, |worse| worse.min(silent)));
+        self.timers.set(&subject.to_owned(), worse.map_or(silent, |worse| worse.min(silent)));
     }
 
     /// Asks who holds what was left open or may have been released unseen: the answer may be that nothing is
     /// mounted there.
     fn scan_all(&mut self, findings: &mut Findings) {
         self.scans.clear();
-        for key in self.by_mount.keys().take(SCANS) {
-            self.scanned += 1;
-            let id = SCAN_ID | self.scanned;
+        for key in self.by_mount.keys().take(SCANS_MAX) {
+            self.last_scan += 1;
+            let id = SCAN_ID | self.last_scan;
             self.scans.insert(id, key.clone());
-            findings.ask(Request::Holders { id, mntns: key.mntns, tgid: 0, path: key.path.clone() });
+            findings.request(Request::Holders { id, mntns: key.mntns, tgid: 0, path: key.path.clone() });
         }
     }
 
-    fn scanned(&mut self, report: &HolderReport, findings: &mut Findings) {
+    fn scan_done(&mut self, report: &HolderReport, findings: &mut Findings) {
         if let Some(key) = self.scans.remove(&report.id)
             && report.verdict == Verdict::NotAMount
         {
@@ -222,9 +223,9 @@ impl Diagnosis for VolumeBusy {
         KIND
     }
 
-    fn event(&mut self, seen: &Seen<'_>, event: &Event, findings: &mut Findings) {
+    fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         match (event.kind, &event.mount) {
-            (Kind::MountBusy, Some(mount)) => self.refused(seen, event, mount, findings),
+            (Kind::MountBusy, Some(mount)) => self.refused(context, event, mount, findings),
             (Kind::MountReleased | Kind::MountDetached, Some(mount)) => {
                 let key = MountKey::new(mount.mntns, &mount.path);
                 self.released(&key, mount.attempts.unwrap_or(0), Some(event.seq), findings);
@@ -236,31 +237,31 @@ impl Diagnosis for VolumeBusy {
         }
     }
 
-    fn change(&mut self, seen: &Seen<'_>, change: &Change<'_>, findings: &mut Findings) {
+    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
         match change {
-            Change::Refused(key) => self.attempt(seen, key, findings),
-            Change::Holders(report) => self.scanned(report, findings),
-            Change::Ready => self.scan_all(findings),
+            ModelChange::Refused(key) => self.attempt(context, key, findings),
+            ModelChange::Holders(report) => self.scan_done(report, findings),
+            ModelChange::Ready => self.scan_all(findings),
             _ => {}
         }
     }
 
-    fn tick(&mut self, seen: &Seen<'_>, findings: &mut Findings) {
-        while let Some(subject) = self.alarms.take_due(seen.now) {
+    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        while let Some(subject) = self.timers.take_due(context.now) {
             let Some(busy) = self.busy.get(&subject) else { continue };
-            if seen.ready.is_none() {
-                self.alarms.set(&subject, seen.now + STARTING);
+            if context.ready.is_none() {
+                self.timers.set(&subject, context.now + STARTUP_GRACE);
                 continue;
             }
             let (before, last) = (busy.severity, busy.last);
             let silent = last.saturating_add(seconds(self.thresholds.volume_busy_expire_seconds));
-            if silent <= seen.now {
+            if silent <= context.now {
                 self.forget(&subject);
                 findings.close(subject, CloseReason::Expired, None);
                 continue;
             }
-            let severity = self.severity(seen, &subject);
-            self.set_alarm(&subject);
+            let severity = self.severity(context, &subject);
+            self.set_timer(&subject);
             if severity > before {
                 let (evidence, count, severity) = (None, Count::More(0), Some(severity));
                 findings.repeat(Repeat { subject, last, evidence, count, severity });
@@ -269,23 +270,23 @@ impl Diagnosis for VolumeBusy {
     }
 
     fn deadline(&self) -> Option<BootNs> {
-        self.alarms.next()
+        self.timers.next()
     }
 
-    fn resume(&mut self, seen: &Seen<'_>, event: &Event) -> Option<String> {
+    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let (mount, incident) = (event.mount.as_ref()?, event.incident.as_ref()?);
         let subject = subject(mount.volume.as_ref()?);
         let key = MountKey::new(mount.mntns, &mount.path);
-        let busy = Busy {
-            first: seen.clock.boot_ns(&incident.first_seen).unwrap_or(seen.now),
-            last: seen.clock.boot_ns(&incident.last_seen).unwrap_or(seen.now),
+        let busy = BusyVolume {
+            first: context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now),
+            last: context.clock.boot_ns(&incident.last_seen).unwrap_or(context.now),
             severity: incident.severity,
             mounts: BTreeMap::from([(key.clone(), 0)]),
             former: incident.count,
         };
         self.busy.insert(subject.clone(), busy);
         self.by_mount.insert(key, subject.clone());
-        self.set_alarm(&subject);
+        self.set_timer(&subject);
         Some(subject)
     }
 
@@ -338,13 +339,13 @@ fn pod_label(pod: &Pod) -> String {
     }
 }
 
-fn steps(event: &Event, mount: &Mount) -> Vec<Advice> {
+fn advice_for(event: &Event, mount: &Mount) -> Vec<Advice> {
     let mut steps = vec![advice("see who holds it now", Risk::Read, &["fuser", "-vm", &mount.path])];
     for child in mount.child_mounts.iter().take(1) {
         steps.push(advice("unmount what is mounted below it", Risk::Destructive, &["umount", child]));
     }
     if let Some(holder) = event.holders.as_deref().unwrap_or_default().first() {
-        steps.push(let_go(holder));
+        steps.push(release_advice(holder));
     }
     steps.push(advice(
         "detach it though it is in use; what holds it goes on using it unseen",
@@ -355,7 +356,7 @@ fn steps(event: &Event, mount: &Mount) -> Vec<Advice> {
 }
 
 /// Makes a holder let go, by the gentlest way there is.
-fn let_go(holder: &MountHolder) -> Advice {
+fn release_advice(holder: &MountHolder) -> Advice {
     if let Some(Pod { namespace: Some(namespace), name: Some(name), .. }) = &holder.pod {
         let command = ["kubectl", "-n", namespace, "delete", "pod", name];
         return advice("delete the pod that holds it", Risk::Restart, &command);

@@ -8,7 +8,7 @@ use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::registrar::Registrar;
 use super::{FamilyMetrics, MetricsError, lock};
-use crate::diagnose::{About, KINDS};
+use crate::diagnose::{IncidentObjects, KINDS};
 use crate::event::{Event, Incident, Kind, Severity};
 
 /// Incidents that are shown one by one: more would be a flood of series, of a node that has another problem.
@@ -39,16 +39,16 @@ pub(super) struct Shown {
 
 impl Shown {
     #[expect(clippy::cast_precision_loss, reason = "microseconds suffice for a point in time")]
-    fn of(incident: &Incident, about: &About) -> Self {
+    fn of(incident: &Incident, objects: &IncidentObjects) -> Self {
         let opened = incident.opened.parse::<Timestamp>().unwrap_or(Timestamp::UNIX_EPOCH);
-        let pod = about.target.as_ref().and_then(|target| target.pod.as_ref());
+        let pod = objects.target.as_ref().and_then(|target| target.pod.as_ref());
         Self {
             kind: incident.kind.clone(),
             severity: incident.severity,
             opened: opened.as_microsecond() as f64 / 1e6,
             namespace: pod.and_then(|pod| pod.namespace.clone()).unwrap_or_default(),
             pod: pod.and_then(|pod| pod.name.clone()).unwrap_or_default(),
-            actor: about.actor.as_ref().map(|actor| actor.comm.clone()).unwrap_or_default(),
+            actor: objects.actor.as_ref().map(|actor| actor.comm.clone()).unwrap_or_default(),
         }
     }
 }
@@ -88,9 +88,9 @@ impl IncidentMetrics {
     }
 
     /// An incident that an earlier run left open.
-    pub(super) fn resumed(&self, incident: &Incident, about: &About) {
+    pub(super) fn resumed(&self, incident: &Incident, objects: &IncidentObjects) {
         let mut known = lock(&self.known);
-        known.insert(incident.id.clone(), Shown::of(incident, about));
+        known.insert(incident.id.clone(), Shown::of(incident, objects));
         self.show(&known);
     }
 
@@ -136,7 +136,7 @@ impl FamilyMetrics for IncidentMetrics {
             }
             _ => {}
         }
-        known.insert(incident.id.clone(), Shown::of(incident, &About::of(event)));
+        known.insert(incident.id.clone(), Shown::of(incident, &IncidentObjects::of(event)));
         self.show(&known);
     }
 }

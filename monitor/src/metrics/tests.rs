@@ -320,7 +320,7 @@ fn an_incident_is_counted_once_shown_while_open_and_moves_with_its_severity() {
 fn a_resumed_incident_is_open_but_not_counted_again() {
     let metrics = metrics();
     let event = incident("aa", Kind::IncidentUpdated, Severity::Critical);
-    metrics.resumed_incident(event.incident.as_ref().unwrap(), &About::of(&event));
+    metrics.resumed_incident(event.incident.as_ref().unwrap(), &IncidentObjects::of(&event));
     let open = "kevtmon_incidents_open{incident=\"gateway-neighbor-lost\",severity=\"critical\"}";
     let total = "kevtmon_incidents_total{incident=\"gateway-neighbor-lost\"}";
     assert_eq!((value(&metrics, open), value(&metrics, total)), (Some(1.0), Some(0.0)));

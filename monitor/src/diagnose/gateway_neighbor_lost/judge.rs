@@ -15,7 +15,7 @@ pub(super) enum Health {
     /// The namespace or the gateway was never read.
     Unknown,
     /// Static, and the host's end answers to its address.
-    Right,
+    Correct,
     /// Static; who answers to its address is not known.
     Static,
     /// Static, and the host's end has another address.
@@ -37,7 +37,7 @@ pub(super) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
     };
     if gateway.is_static() {
         return match (node.gateway_lladdr(key), gateway.lladdr()) {
-            (Some(expected), Some(lladdr)) if expected == lladdr => Health::Right,
+            (Some(expected), Some(lladdr)) if expected == lladdr => Health::Correct,
             (Some(_), Some(_)) => Health::Wrong,
             _ => Health::Static,
         };
@@ -67,7 +67,7 @@ pub(super) fn is_replaced(node: &NodeView<'_>, key: NeighborKey) -> bool {
         let health = health(node, NeighborKey { netns: key.netns, ifindex, address });
         ifindex != key.ifindex
             && address.is_ipv4() == key.address.is_ipv4()
-            && matches!(health, Health::Right | Health::Static | Health::Learned)
+            && matches!(health, Health::Correct | Health::Static | Health::Learned)
     })
 }
 
@@ -93,7 +93,7 @@ pub(super) fn is_live_container(target: &Target) -> bool {
 
 /// A gateway that lacks what those like it have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Odd {
+pub(super) struct Outlier {
     pub(super) key: NeighborKey,
     /// How many of those like it have a static entry, and how many there are.
     pub(super) others: (usize, usize),
@@ -102,7 +102,7 @@ pub(super) struct Odd {
 }
 
 /// Gateways without an entry, where nearly all others of the same network plugin have a static one.
-pub(super) fn odd_ones(node: &NodeView<'_>, thresholds: &Thresholds) -> Vec<Odd> {
+pub(super) fn outliers(node: &NodeView<'_>, thresholds: &Thresholds) -> Vec<Outlier> {
     #[derive(Default)]
     struct Group {
         with: usize,
@@ -138,7 +138,7 @@ pub(super) fn odd_ones(node: &NodeView<'_>, thresholds: &Thresholds) -> Vec<Odd>
         .filter(|(_, group)| is_rule(group))
         .flat_map(|((prefix, _), group)| {
             let others = (group.with, group.all);
-            group.without.into_iter().map(move |key| Odd { key, others, prefix: prefix.to_owned() })
+            group.without.into_iter().map(move |key| Outlier { key, others, prefix: prefix.to_owned() })
         })
         .collect()
 }

@@ -17,43 +17,43 @@ const BATCH: usize = 8;
 const BATCH_INTERVAL: BootNs = SECOND / 4;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Rereads {
-    looks: Timers<NsInum>,
+pub(super) struct RereadSchedule {
+    timers: Timers<NsInum>,
     /// When to begin with all of them.
     all: Option<BootNs>,
     last_all: Option<BootNs>,
-    doubted: BTreeSet<NsInum>,
+    remaining: BTreeSet<NsInum>,
     next_batch: BootNs,
 }
 
-impl Rereads {
+impl RereadSchedule {
     /// One namespace, at that time or earlier.
-    pub(super) fn look(&mut self, netns: NsInum, at: BootNs) {
-        if self.looks.len() < CAPACITY {
-            self.looks.set_earlier(&netns, at);
+    pub(super) fn schedule(&mut self, netns: NsInum, at: BootNs) {
+        if self.timers.len() < CAPACITY {
+            self.timers.set_earlier(&netns, at);
         }
     }
 
     /// What was told of any namespace may be out of date.
-    pub(super) fn doubt_all(&mut self, now: BootNs) {
+    pub(super) fn schedule_all(&mut self, now: BootNs) {
         let earliest = self.last_all.map_or(now, |last| now.max(last.saturating_add(ALL_INTERVAL)));
         self.all.get_or_insert(earliest);
     }
 
     /// Nothing in it is waited for any more.
     pub(super) fn cancel(&mut self, netns: NsInum) {
-        self.looks.cancel(&netns);
+        self.timers.cancel(&netns);
     }
 
     /// It is gone.
     pub(super) fn forget(&mut self, netns: NsInum) {
-        self.looks.cancel(&netns);
-        self.doubted.remove(&netns);
+        self.timers.cancel(&netns);
+        self.remaining.remove(&netns);
     }
 
     pub(super) fn next(&self) -> Option<BootNs> {
-        let batch = (!self.doubted.is_empty()).then_some(self.next_batch);
-        self.looks.next().into_iter().chain(self.all).chain(batch).min()
+        let batch = (!self.remaining.is_empty()).then_some(self.next_batch);
+        self.timers.next().into_iter().chain(self.all).chain(batch).min()
     }
 
     /// Those whose time has come; `all` lists every one there is.
@@ -64,15 +64,15 @@ impl Rereads {
     ) -> BTreeSet<NsInum> {
         if self.all.take_if(|due| *due <= now).is_some() {
             self.last_all = Some(now);
-            self.doubted = all();
+            self.remaining = all();
             self.next_batch = now;
         }
         let mut due = BTreeSet::new();
         if self.next_batch <= now {
-            due.extend((0..BATCH).map_while(|_| self.doubted.pop_first()));
+            due.extend((0..BATCH).map_while(|_| self.remaining.pop_first()));
             self.next_batch = now.saturating_add(BATCH_INTERVAL);
         }
-        while let Some(netns) = self.looks.take_due(now) {
+        while let Some(netns) = self.timers.take_due(now) {
             due.insert(netns);
         }
         due
@@ -85,9 +85,9 @@ mod tests {
 
     #[test]
     fn after_a_loss_every_namespace_is_read_once_and_a_few_at_a_time() {
-        let mut rereads = Rereads::default();
-        rereads.doubt_all(0);
-        rereads.doubt_all(0);
+        let mut rereads = RereadSchedule::default();
+        rereads.schedule_all(0);
+        rereads.schedule_all(0);
         let mut read = Vec::new();
         while let Some(next) = rereads.next() {
             let due = rereads.take_due(next, || (0..20).collect());
@@ -100,10 +100,10 @@ mod tests {
 
     #[test]
     fn a_storm_of_losses_reads_everything_at_most_twice_a_minute() {
-        let mut rereads = Rereads::default();
+        let mut rereads = RereadSchedule::default();
         let mut read = 0;
         for now in (0..60 * SECOND).step_by(100_000_000) {
-            rereads.doubt_all(now);
+            rereads.schedule_all(now);
             read += rereads.take_due(now, || BTreeSet::from([7])).len();
         }
         assert_eq!(read, 2);
@@ -111,8 +111,8 @@ mod tests {
 
     #[test]
     fn a_namespace_that_is_gone_is_not_read() {
-        let mut rereads = Rereads::default();
-        rereads.look(7, 5);
+        let mut rereads = RereadSchedule::default();
+        rereads.schedule(7, 5);
         rereads.forget(7);
         assert_eq!(rereads.next(), None);
     }

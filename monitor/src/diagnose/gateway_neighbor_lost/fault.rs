@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::judge::Health;
-use super::{judge, words};
-use crate::diagnose::Seen;
-use crate::diagnose::finding::{About, Count, Report};
+use super::{judge, wording};
+use crate::diagnose::Context;
+use crate::diagnose::finding::{Count, IncidentObjects, Report};
 use crate::event::wording::owner_phrase;
 use crate::event::{Confidence, Event, Incident, Neighbor, Severity, Target};
 use crate::observation::{BootNs, NeighborKey};
@@ -13,13 +13,13 @@ use crate::observation::{BootNs, NeighborKey};
 /// What is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Reason {
+pub(super) enum FaultReason {
     Missing,
     WrongLladdr,
     Failed,
 }
 
-impl Reason {
+impl FaultReason {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Missing => "missing",
@@ -39,7 +39,7 @@ impl Reason {
 
 /// Whose gateway it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Owner {
+pub(super) struct GatewayOwner {
     /// The pod's sandbox, or the container.
     pub(super) id: String,
     pub(super) container: String,
@@ -49,7 +49,7 @@ pub(super) struct Owner {
     pub(super) by_runtime: bool,
 }
 
-impl Owner {
+impl GatewayOwner {
     pub(super) fn of(target: &Target) -> Option<Self> {
         let container = target.container.as_ref()?;
         let sandbox = target.pod.as_ref().and_then(|pod| pod.sandbox_id.clone());
@@ -64,7 +64,7 @@ impl Owner {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Phase {
+pub(super) enum FaultPhase {
     /// Counts if it is still so at that time.
     Suspected {
         due: BootNs,
@@ -74,35 +74,35 @@ pub(super) enum Phase {
 
 /// One gateway in trouble.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Trouble {
-    pub(super) owner: Owner,
+pub(super) struct Fault {
+    pub(super) owner: GatewayOwner,
     pub(super) ifname: String,
-    pub(super) reason: Reason,
+    pub(super) reason: FaultReason,
     pub(super) confidence: Confidence,
     /// What happened to the entry, as the end of a sentence.
-    pub(super) deed: String,
-    pub(super) phase: Phase,
+    pub(super) what_happened: String,
+    pub(super) phase: FaultPhase,
     pub(super) first: BootNs,
     /// When it was last seen to be so.
     pub(super) last: BootNs,
     pub(super) evidence: Vec<u64>,
-    pub(super) about: About,
-    pub(super) looks: usize,
+    pub(super) objects: IncidentObjects,
+    pub(super) interval_index: usize,
     pub(super) found_at_start: bool,
 }
 
-impl Trouble {
+impl Fault {
     /// A static entry was taken away or made another.
-    pub(super) fn lost(seen: &Seen<'_>, owner: Owner, target: Target, event: &Event) -> Self {
+    pub(super) fn lost(context: &Context<'_>, owner: GatewayOwner, target: Target, event: &Event) -> Self {
         let neighbor = event.neighbor.as_ref();
         let replaced = neighbor.is_some_and(|entry| {
             entry.new_lladdr.is_some() && entry.new_state.as_deref() == Some("permanent")
         });
-        let reason = if replaced { Reason::WrongLladdr } else { Reason::Missing };
+        let reason = if replaced { FaultReason::WrongLladdr } else { FaultReason::Missing };
         // Another address may be the right one of a gateway that moved, unless it is known not to be.
-        let known = neighbor.is_some_and(|entry| judge::health(seen.node, key(entry)) == Health::Wrong);
-        let mut about = About { target: Some(Box::new(target)), ..About::of(event) };
-        if let Some(entry) = &mut about.neighbor {
+        let known = neighbor.is_some_and(|entry| judge::health(context.node, key(entry)) == Health::Wrong);
+        let mut objects = IncidentObjects { target: Some(Box::new(target)), ..IncidentObjects::of(event) };
+        if let Some(entry) = &mut objects.neighbor {
             entry.reason = Some(reason.name().to_owned());
         }
         Self {
@@ -110,13 +110,13 @@ impl Trouble {
             ifname: neighbor.map(|entry| entry.ifname.clone()).unwrap_or_default(),
             reason,
             confidence: if replaced && !known { Confidence::Likely } else { Confidence::Certain },
-            deed: words::deed(event),
-            phase: Phase::Open,
+            what_happened: wording::what_happened(event),
+            phase: FaultPhase::Open,
             first: event.at,
             last: event.at,
             evidence: vec![event.seq],
-            about,
-            looks: 0,
+            objects,
+            interval_index: 0,
             found_at_start: false,
         }
     }
@@ -124,21 +124,21 @@ impl Trouble {
     /// What is to be said of it; the advice does not change with each repetition.
     pub(super) fn report(
         &self,
-        seen: &Seen<'_>,
+        context: &Context<'_>,
         key: NeighborKey,
         severity: Severity,
         with_advice: bool,
     ) -> Report {
-        let target = self.about.target.as_ref().filter(|_| with_advice);
+        let target = self.objects.target.as_ref().filter(|_| with_advice);
         Report {
             subject: subject(&self.owner, key),
             severity,
             confidence: self.confidence,
-            summary: words::summary(self, key),
-            advice: target.map(|target| words::steps(seen.node, self, key, target)),
-            about: self.about.clone(),
+            summary: wording::summary(self, key),
+            advice: target.map(|target| wording::steps(context.node, self, key, target)),
+            objects: self.objects.clone(),
             first: self.first,
-            last: self.last.min(seen.now),
+            last: self.last.min(context.now),
             count: Count::More(u64::try_from(self.evidence.len()).unwrap_or(1).max(1)),
             evidence: self.evidence.clone(),
             found_at_start: self.found_at_start,
@@ -148,31 +148,31 @@ impl Trouble {
 
     /// As an earlier run of the daemon left it.
     pub(super) fn resumed(
-        seen: &Seen<'_>,
-        owner: Owner,
+        context: &Context<'_>,
+        owner: GatewayOwner,
         event: &Event,
         incident: &Incident,
         neighbor: &Neighbor,
     ) -> Self {
-        let first = seen.clock.boot_ns(&incident.first_seen).unwrap_or_default();
+        let first = context.clock.boot_ns(&incident.first_seen).unwrap_or_default();
         Self {
             owner,
             ifname: neighbor.ifname.clone(),
-            reason: Reason::of(neighbor.reason.as_deref()),
+            reason: FaultReason::of(neighbor.reason.as_deref()),
             confidence: incident.confidence,
-            deed: words::deed(event),
-            phase: Phase::Open,
+            what_happened: wording::what_happened(event),
+            phase: FaultPhase::Open,
             first,
             last: first,
             evidence: Vec::new(),
-            about: About::of(event),
-            looks: 0,
+            objects: IncidentObjects::of(event),
+            interval_index: 0,
             found_at_start: false,
         }
     }
 }
 
-pub(super) fn subject(owner: &Owner, key: NeighborKey) -> String {
+pub(super) fn subject(owner: &GatewayOwner, key: NeighborKey) -> String {
     format!("{}/{}/{}", owner.id, key.ifindex, key.address)
 }
 

@@ -1,6 +1,6 @@
 //! What is said of a lost gateway: the sentence and the next steps.
 
-use super::{Reason, Trouble};
+use super::{Fault, FaultReason};
 use crate::diagnose::advice::advice;
 use crate::event::wording::{actor_phrase, cause_phrase};
 use crate::event::{Advice, Event, Pod, Risk, Target};
@@ -8,7 +8,7 @@ use crate::node::view::NodeView;
 use crate::observation::NeighborKey;
 
 /// What an event says of who did what to the entry: `was deleted by calico (pid 28997)`.
-pub(super) fn deed(event: &Event) -> String {
+pub(super) fn what_happened(event: &Event) -> String {
     let Some(neighbor) = &event.neighbor else {
         return String::new();
     };
@@ -25,20 +25,22 @@ pub(super) fn deed(event: &Event) -> String {
 }
 
 /// The incident in one sentence.
-pub(super) fn summary(trouble: &Trouble, key: NeighborKey) -> String {
-    let Trouble { owner, ifname, deed, .. } = trouble;
+pub(super) fn summary(fault: &Fault, key: NeighborKey) -> String {
+    let Fault { owner, ifname, what_happened, .. } = fault;
     let (label, address) = (&owner.label, key.address);
     let protocol = if address.is_ipv4() { "ARP" } else { "neighbor" };
-    match trouble.reason {
-        Reason::Missing => {
-            format!("{label} has lost its gateway {address}: its static {protocol} entry on {ifname} {deed}")
-        }
-        Reason::WrongLladdr => {
+    match fault.reason {
+        FaultReason::Missing => {
             format!(
-                "{label} cannot reach its gateway {address}: its static {protocol} entry on {ifname} {deed}"
+                "{label} has lost its gateway {address}: its static {protocol} entry on {ifname} {what_happened}"
             )
         }
-        Reason::Failed => {
+        FaultReason::WrongLladdr => {
+            format!(
+                "{label} cannot reach its gateway {address}: its static {protocol} entry on {ifname} {what_happened}"
+            )
+        }
+        FaultReason::Failed => {
             format!(
                 "{label} cannot reach its gateway {address}: nothing answers its {protocol} requests on {ifname}"
             )
@@ -47,14 +49,9 @@ pub(super) fn summary(trouble: &Trouble, key: NeighborKey) -> String {
 }
 
 /// What to do about it.
-pub(super) fn steps(
-    node: &NodeView<'_>,
-    trouble: &Trouble,
-    key: NeighborKey,
-    target: &Target,
-) -> Vec<Advice> {
+pub(super) fn steps(node: &NodeView<'_>, fault: &Fault, key: NeighborKey, target: &Target) -> Vec<Advice> {
     let mut steps = Vec::new();
-    let ifname = trouble.ifname.as_str();
+    let ifname = fault.ifname.as_str();
     let pid = target.container.as_ref().and_then(|container| container.pid).map(|pid| pid.to_string());
     if let Some(pid) = &pid {
         let inside = ["nsenter", "-t", pid, "-n", "ip", "neigh"];
@@ -67,7 +64,7 @@ pub(super) fn steps(
         let lladdr = node
             .gateway_lladdr(key)
             .or_else(|| former.and_then(|gateway| gateway.static_lladdr.as_ref()))
-            .filter(|_| trouble.reason != Reason::Failed)
+            .filter(|_| fault.reason != FaultReason::Failed)
             .map(ToString::to_string);
         if let Some(lladdr) = lladdr {
             let address = key.address.to_string();
