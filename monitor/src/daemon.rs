@@ -166,7 +166,7 @@ pub async fn run(
         .map(|config| store::start(config, Arc::clone(&metrics), tx.clone()))
         .transpose()
         .map_err(|source| DaemonError::Start { what: "the event store", source })?;
-    let left = store.as_ref().map(|started| started.left.clone()).unwrap_or_default();
+    let previous_run = store.as_ref().map(|started| started.previous_run.clone()).unwrap_or_default();
     let mut settings = Settings {
         node: config.node_name.clone(),
         boot_id,
@@ -177,8 +177,12 @@ pub async fn run(
         sources,
     };
     config.govern(&mut settings);
-    let resumed = left.incidents.clone();
-    let resume = Resume { last_seq: left.last_seq, incidents: left.incidents, pods: left.pods };
+    let resumed = previous_run.incidents.clone();
+    let resume = Resume {
+        last_seq: previous_run.last_seq,
+        incidents: previous_run.incidents,
+        pods: previous_run.pods,
+    };
     let recorder = start_recorder(&config, options.record.as_ref(), &metrics)?;
     let core = Core::new(settings, resume);
     let scanner = holders::worker::spawn(proc.clone(), tx.clone(), Limits::default())
@@ -215,7 +219,7 @@ pub async fn run(
         weather: Weather::default(),
     };
     daemon.observe(seen(Fact::Clock { realtime_offset_ns: daemon.offset_ns }));
-    if let Some(last_alive) = left.alive {
+    if let Some(last_alive) = previous_run.alive {
         daemon.observe(seen(Fact::Restarted { last_alive }));
     }
     if let Some(status) = store {

@@ -12,8 +12,8 @@ pub enum SourceKind {
     Hook,
     /// A container runtime: it names containers.
     Runtime,
-    /// The event store.
-    Store,
+    /// A sink that can be down, such as the event store.
+    Sink,
 }
 
 impl SourceKind {
@@ -22,7 +22,7 @@ impl SourceKind {
         match source {
             "docker" => Self::Runtime,
             "netlink" => Self::Netlink,
-            "store" => Self::Store,
+            "store" => Self::Sink,
             _ => Self::Hook,
         }
     }

@@ -37,6 +37,8 @@ pub enum Refused {
     Full,
     /// The last write failed, and writing has not been resumed.
     Failed,
+    /// The destination is down.
+    Down,
     /// The worker has ended.
     Closed,
 }
@@ -48,6 +50,7 @@ impl Refused {
         match self {
             Self::Full => "queue-full",
             Self::Failed => "write-failed",
+            Self::Down => "failed",
             Self::Closed => "closed",
         }
     }

@@ -201,7 +201,7 @@ impl Track {
     fn can_resume(&self, at: BootNs) -> bool {
         let Some(gap) = &self.gap else { return true };
         let interval = match gap.refused {
-            Refused::Failed => RETRY_INTERVAL,
+            Refused::Failed | Refused::Down => RETRY_INTERVAL,
             Refused::Full if self.is_urgent => SECOND,
             Refused::Full | Refused::Closed => self.rotation.gap_interval,
         };

@@ -10,10 +10,11 @@ use std::mem;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use super::event_gap::EventGap;
 use super::{CommitBarrier, Filter, Sink};
-use crate::event::{Event, Kind, Lost, Severity, SharedEvent};
+use crate::event::{Kind, SharedEvent};
 use crate::metrics::Metrics;
-use crate::queue::{Bounds, Buffer, Gap, Priority, Queue, Refused, Worker};
+use crate::queue::{Bounds, Buffer, Priority, Queue, Refused, Worker};
 
 /// Most events that wait, and places beyond for those that must not be displaced, each with the gap before it. As
 /// many again may be in the thread's hands. An event takes about 3 KiB.
@@ -42,12 +43,6 @@ struct Events {
     /// What was discarded after the last of them.
     gap: Option<EventGap>,
     is_urgent: bool,
-}
-
-struct EventGap {
-    gap: Gap,
-    first_time: String,
-    last: Arc<SharedEvent>,
 }
 
 impl EventQueue {
@@ -109,7 +104,7 @@ impl Events {
         let fits = (self.gap.is_none() || priority == Priority::Reserved)
             && bounds.admits(self.events.len(), 1, priority);
         if !fits {
-            self.extend_gap(event);
+            EventGap::extend(&mut self.gap, event, Refused::Full);
             return Err(Refused::Full);
         }
         if let Some(gap) = self.gap.take() {
@@ -118,16 +113,6 @@ impl Events {
         self.events.push(Arc::clone(event));
         self.is_urgent |= priority == Priority::Reserved;
         Ok(())
-    }
-
-    fn extend_gap(&mut self, event: &Arc<SharedEvent>) {
-        let open = self.gap.get_or_insert_with(|| EventGap {
-            gap: Gap::new(Refused::Full),
-            first_time: event.time.clone(),
-            last: Arc::clone(event),
-        });
-        open.gap.discarded += 1;
-        open.last = Arc::clone(event);
     }
 }
 
@@ -172,7 +157,7 @@ impl<S: Sink> SinkWorker<S> {
             self.sink.deliver(&event)?;
         }
         if let Some(gap) = batch.gap.take() {
-            self.sink.deliver(&gap.summary(self.shared.name).into())?;
+            self.sink.deliver(&Arc::new(gap.summary(self.shared.name).into()))?;
         }
         self.sink.flush()
     }
@@ -216,29 +201,6 @@ fn priority(kind: Kind) -> Priority {
     let is_reserved = kind == Kind::EventsLost
         || ["daemon.", "incident."].iter().any(|family| kind.name().starts_with(family));
     if is_reserved { Priority::Reserved } else { Priority::Normal }
-}
-
-impl EventGap {
-    fn summary(&self, sink: &str) -> Event {
-        let Self { gap: Gap { discarded, refused }, first_time, last } = self;
-        let message =
-            format!("{sink} is read too slowly: {discarded} events discarded up to number {}", last.seq);
-        Event {
-            time: last.time.clone(),
-            at: last.at,
-            seq: last.seq,
-            boot_id: last.boot_id.clone(),
-            node: last.node.clone(),
-            lost: Some(Lost {
-                source: format!("sink.{sink}"),
-                reason: refused.reason().to_owned(),
-                count: discarded.to_string(),
-                from: Some(first_time.clone()),
-                to: Some(last.time.clone()),
-            }),
-            ..Event::new(Kind::EventsLost, Severity::Warning, message)
-        }
-    }
 }
 
 #[cfg(test)]

@@ -9,15 +9,18 @@ use crate::event::{Event, Severity, SharedEvent};
 
 pub mod api;
 mod commit_barrier;
+mod event_gap;
 mod event_queue;
 pub mod health;
 pub mod http;
 pub mod json;
+mod reconnect;
 pub mod stdout;
 pub mod store;
 
 pub use commit_barrier::CommitBarrier;
 pub use event_queue::EventQueue;
+pub use reconnect::{Backoff, Destination, Disconnected, Reconnecting};
 
 /// What the thread of a queue hands its events to.
 pub trait Sink: Send + 'static {
@@ -25,7 +28,7 @@ pub trait Sink: Send + 'static {
     ///
     /// # Errors
     /// When the sink can take no more, ever.
-    fn deliver(&mut self, event: &SharedEvent) -> io::Result<()>;
+    fn deliver(&mut self, event: &Arc<SharedEvent>) -> io::Result<()>;
 
     /// Writes what was buffered; called as soon as nothing waits.
     ///

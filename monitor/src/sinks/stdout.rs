@@ -50,7 +50,7 @@ struct Stream<W> {
 }
 
 impl<W: Write + AsFd + Send + 'static> Sink for Stream<W> {
-    fn deliver(&mut self, event: &SharedEvent) -> io::Result<()> {
+    fn deliver(&mut self, event: &Arc<SharedEvent>) -> io::Result<()> {
         match &self.style {
             Style::Json => {
                 self.chunk.extend_from_slice(event.line().as_bytes());

@@ -1,23 +1,23 @@
-//! Copies the log into the file: the only moment when the store waits for the disk.
+//! Copies the write-ahead log into the file: the only time when the store waits for the disk.
 
 use super::{StoreError, Writer, failed};
 
 /// Bytes of a page in the log, with its header.
 const FRAME: u64 = 4096 + 24;
 
-/// What became of the log.
+/// State of the log after a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Log {
     /// It is short enough to wait.
     Short,
-    /// It was copied and begins anew.
+    /// It was copied and starts over.
     Copied,
-    /// A reader that stands still needs its pages.
+    /// A reader in a long transaction needs its pages.
     Held,
 }
 
 impl Writer {
-    /// Copies the log if it is long; between transactions.
+    /// Copies the log if it is long. Called between transactions.
     ///
     /// # Errors
     /// When it cannot be copied.
@@ -30,7 +30,7 @@ impl Writer {
                 .map_err(failed("checkpoint"))
         };
         let bytes = |frames: i64| u64::try_from(frames).unwrap_or(0).saturating_mul(FRAME);
-        // Copied pages still count until the next transaction begins the log anew.
+        // Copied pages still count until the next transaction restarts the log.
         let (frames, copied) = pragma("NOOP")?;
         if bytes(frames - copied.max(0)) < self.limits.checkpoint_bytes() {
             return Ok(Log::Short);
@@ -43,9 +43,9 @@ impl Writer {
         }
     }
 
-    /// Gives memory back that a storm needed.
+    /// Frees memory that a storm needed.
     pub fn shrink_memory(&self) {
-        // It is only a wish.
+        // Best effort.
         let _ = self.connection.execute_batch("PRAGMA shrink_memory");
     }
 }

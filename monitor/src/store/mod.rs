@@ -1,13 +1,13 @@
-//! What happened and what was wrong, kept in a file: events and incidents enter, answers to questions leave.
+//! Events and incidents in a file: they are written, searched and bounded; what the previous run left is read.
 //!
 //! One SQLite file in the state directory, its write-ahead log beside it. One [`Writer`] at a time, any
-//! number of [`Reader`]s, with or without a daemon. It knows nothing of sinks, threads and retries: whoever
-//! drives it decides when to commit and what to do when the disk fails.
+//! number of [`Reader`]s, with or without a daemon. It knows nothing of sinks, threads and retries: the caller
+//! decides when to commit and what to do when the disk fails.
 //!
 //! The log is synchronous only when it is copied into the file (`synchronous = NORMAL`). What was committed
-//! is in the kernel's hands, so it survives the end of this process however that comes about; a power
-//! failure may cost the last commits, but never the file. In exchange a commit waits for no disk, and a
-//! database that shares the disk is not slowed down by ours.
+//! is in the page cache, so it survives the end of this process, however it ends; a power failure may cost the
+//! last commits, but never the file. In exchange a commit does not wait for the disk, and a database on the same
+//! disk is not slowed down.
 
 use std::io;
 use std::path::PathBuf;
@@ -32,21 +32,21 @@ mod writer;
 
 pub use archive::Archive;
 pub use checkpoint::Log;
-pub use open::Aside;
+pub use open::Quarantined;
 pub use reader::Reader;
-pub use runs::{Left, RESERVE};
+pub use runs::{PreviousRun, RESERVE};
 pub use schema::VERSION;
 pub use writer::Writer;
 
 /// Name of the file in the state directory.
 pub const FILE: &str = "events.db";
 
-/// How much is kept.
+/// How much is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Limits {
-    /// Older events are forgotten.
+    /// Older events are removed.
     pub max_age: Duration,
-    /// Most bytes on disk, the log included; the oldest events make room.
+    /// Most bytes on disk, the log included; the oldest events are removed first.
     pub max_bytes: u64,
 }
 
@@ -86,8 +86,8 @@ impl Limits {
 /// Why the store cannot be used.
 #[derive(Debug, Error)]
 pub enum StoreError {
-    /// The state directory cannot be made.
-    #[error("cannot make {}", .path.display())]
+    /// The state directory cannot be created.
+    #[error("cannot create {}", .path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -95,7 +95,7 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    /// A file cannot be made, locked or moved.
+    /// A file cannot be created, locked or renamed.
     #[error("cannot use {}", .path.display())]
     File {
         /// The file.
@@ -110,8 +110,8 @@ pub enum StoreError {
         /// The file.
         path: PathBuf,
     },
-    /// It was made by a newer program.
-    #[error("{} has schema {found}, made by a newer kevtmon; this one knows schema {known}", .path.display())]
+    /// It was written by a newer program.
+    #[error("{} has schema {found} of a newer kevtmon; this one supports schema {known}", .path.display())]
     Newer {
         /// The file.
         path: PathBuf,
@@ -120,13 +120,13 @@ pub enum StoreError {
         /// [`VERSION`].
         known: u32,
     },
-    /// There is none.
+    /// There is no store.
     #[error("there is no event store in {}", .directory.display())]
     Missing {
         /// The state directory.
         directory: PathBuf,
     },
-    /// The content makes no sense.
+    /// The content is invalid.
     #[error("{} is damaged: {what}", .path.display())]
     Damaged {
         /// The file.
@@ -167,7 +167,7 @@ impl StoreError {
     }
 }
 
-/// SQLite finds broken pages, we find broken content: what was written as text comes back as text.
+/// SQLite reports broken pages; these errors report broken content, such as text that is not UTF-8.
 fn is_damage(error: &rusqlite::Error) -> bool {
     use rusqlite::Error;
     match error {

@@ -1,7 +1,7 @@
-//! Finds or makes the file to write to: a state directory enters, a connection that is ours alone leaves.
+//! Finds or creates the file to write to: a state directory enters, an exclusive connection leaves.
 //!
-//! A file of a newer schema is left as it is, and another one is used beside it. A damaged file is moved
-//! aside; the last one is kept for whoever wants to look.
+//! A file of a newer schema is left as it is, and another one is used beside it. A damaged file is
+//! quarantined under another name; only the last one is kept.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
@@ -18,9 +18,9 @@ use super::{FILE, Limits, StoreError, failed, is_damage};
 
 /// Holds the lock of the one writer.
 const LOCK: &str = "events.lock";
-/// In the name of a damaged file that was moved aside.
-const ASIDE: &str = ".corrupt-";
-/// What SQLite keeps beside a file, by suffix.
+/// In the name of a quarantined file.
+const QUARANTINE_INFIX: &str = ".corrupt-";
+/// Suffixes of the files that SQLite keeps beside the database.
 const BESIDE: [&str; 2] = ["-wal", "-shm"];
 /// A reader never holds the lock of the writer for long.
 const BUSY: Duration = Duration::from_millis(250);
@@ -29,7 +29,7 @@ pub(super) const STATEMENTS: usize = 64;
 
 /// A file that was not used, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Aside {
+pub struct Quarantined {
     /// Where it lies now.
     pub path: PathBuf,
     /// Why it is not used, in words for an operator.
@@ -40,10 +40,10 @@ pub(super) struct Opened {
     pub(super) connection: Connection,
     pub(super) path: PathBuf,
     pub(super) lock: File,
-    pub(super) aside: Vec<Aside>,
+    pub(super) quarantined: Vec<Quarantined>,
 }
 
-/// The file that a newer program's file is left alone for.
+/// The file used where a newer program has its own.
 pub(super) fn beside_newer() -> String {
     format!("events-v{VERSION}.db")
 }
@@ -55,22 +55,22 @@ pub(super) fn open(directory: &Path, limits: Limits) -> Result<Opened, StoreErro
         .create(directory)
         .map_err(|source| StoreError::Directory { path: directory.to_owned(), source })?;
     let lock = lock(directory)?;
-    let mut aside = Vec::new();
+    let mut quarantined = Vec::new();
     let mut newer = None;
     for name in [FILE.to_owned(), beside_newer()] {
         let path = directory.join(name);
         touch(&path)?;
         match connect(&path, limits) {
-            Ok(connection) => return Ok(Opened { connection, path, lock, aside }),
+            Ok(connection) => return Ok(Opened { connection, path, lock, quarantined }),
             Err(error @ StoreError::Newer { .. }) => {
-                aside.push(Aside { path, reason: error.to_string() });
+                quarantined.push(Quarantined { path, reason: error.to_string() });
                 newer = Some(error);
             }
             Err(error) if error.is_damage() => {
-                aside.push(set_aside(&path, &error)?);
+                quarantined.push(quarantine(&path, &error)?);
                 touch(&path)?;
                 let connection = connect(&path, limits)?;
-                return Ok(Opened { connection, path, lock, aside });
+                return Ok(Opened { connection, path, lock, quarantined });
             }
             Err(error) => return Err(error),
         }
@@ -88,12 +88,12 @@ fn lock(directory: &Path) -> Result<File, StoreError> {
     }
 }
 
-/// Makes the file for nobody but us; SQLite gives what lies beside it the same mode.
+/// Creates the file with mode 0600; SQLite creates those beside it with the same mode.
 fn touch(path: &Path) -> Result<(), StoreError> {
     open_file(path).map(drop)
 }
 
-/// Refuses links and does not wait for the other end of a pipe: somebody else may have put it there.
+/// Refuses symbolic links and does not block on a FIFO: another user may have put them there.
 fn open_file(path: &Path) -> Result<File, StoreError> {
     let failed = |source| StoreError::File { path: path.to_owned(), source };
     let file = OpenOptions::new()
@@ -119,7 +119,7 @@ fn connect(path: &Path, limits: Limits) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Looks without changing a byte: whose file it is, and which schema it has.
+/// Checks, without changing a byte, whose file it is and which schema it has.
 fn inspect(path: &Path) -> Result<(), StoreError> {
     let looked = (|| {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -166,12 +166,12 @@ fn set_up(connection: &mut Connection, limits: Limits) -> rusqlite::Result<()> {
     schema::migrate(connection, STEPS)
 }
 
-/// Moves a damaged file away, with what SQLite keeps beside it.
-pub(super) fn set_aside(path: &Path, why: &StoreError) -> Result<Aside, StoreError> {
+/// Renames a damaged file, with what SQLite keeps beside it.
+pub(super) fn quarantine(path: &Path, why: &StoreError) -> Result<Quarantined, StoreError> {
     let failed = |source| StoreError::File { path: path.to_owned(), source };
-    let stem = format!("{}{ASIDE}", path.file_name().unwrap_or_default().to_string_lossy());
+    let stem = format!("{}{QUARANTINE_INFIX}", path.file_name().unwrap_or_default().to_string_lossy());
     let directory = path.parent().unwrap_or_else(|| Path::new("."));
-    // A disk that damages files again and again is not filled with them.
+    // Only one is kept, so that a disk that damages files again and again does not fill up.
     for entry in fs::read_dir(directory).map_err(failed)?.filter_map(Result::ok) {
         if entry.file_name().to_string_lossy().starts_with(&stem) {
             fs::remove_file(entry.path()).map_err(failed)?;
@@ -189,7 +189,7 @@ pub(super) fn set_aside(path: &Path, why: &StoreError) -> Result<Aside, StoreErr
         StoreError::Failed { source, .. } if is_damage(source) => source.to_string(),
         other => other.to_string(),
     };
-    Ok(Aside { path: to, reason })
+    Ok(Quarantined { path: to, reason })
 }
 
 pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {

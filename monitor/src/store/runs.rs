@@ -1,4 +1,4 @@
-//! What an earlier run of the daemon left, and where this one begins.
+//! The state left by the previous run of the daemon, and where this one starts.
 
 use rusqlite::{OptionalExtension as _, params};
 
@@ -8,16 +8,16 @@ use crate::event::Event;
 use crate::node::pods::PodNames;
 use crate::observation::BootNs;
 
-/// Numbers skipped after a run that did not stop in good order: its last second of events is not in the
-/// store, but others have read their numbers.
+/// Numbers skipped after a run that did not stop cleanly: its last second of events is not in the store, but readers
+/// have seen their numbers.
 pub const RESERVE: u64 = 1 << 16;
 
-/// What an earlier run of this boot left.
+/// State left by the previous run of this boot.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Left {
+pub struct PreviousRun {
     /// Events of this run are numbered from here on, exclusively.
     pub last_seq: u64,
-    /// When it was last alive; `None` when there was none in this boot.
+    /// When it was last alive; `None` if there was none in this boot.
     pub alive: Option<BootNs>,
     /// The newest event of each incident that it left open.
     pub incidents: Vec<Event>,
@@ -25,8 +25,8 @@ pub struct Left {
     pub pods: PodNames,
 }
 
-/// The newest run in the file.
-pub(super) struct Previous {
+/// The newest run in the file, of any boot.
+pub(super) struct LastRun {
     pub(super) boot_id: String,
     base: i64,
     last_seq: u64,
@@ -36,13 +36,13 @@ pub(super) struct Previous {
 }
 
 impl Writer {
-    pub(super) fn previous(&self) -> Result<Option<Previous>, StoreError> {
+    pub(super) fn previous(&self) -> Result<Option<LastRun>, StoreError> {
         self.connection
             .query_row(
                 "SELECT boot_id, base, last_seq, alive, alive_boot, ended FROM runs ORDER BY run DESC LIMIT 1",
                 [],
                 |row| {
-                    Ok(Previous {
+                    Ok(LastRun {
                         boot_id: row.get(0)?,
                         base: row.get(1)?,
                         last_seq: row.get::<_, i64>(2)?.try_into().unwrap_or(0),
@@ -56,14 +56,14 @@ impl Writer {
             .map_err(failed("open"))
     }
 
-    /// What the previous run left, if it was one of this boot.
-    pub(super) fn left(&self, previous: Option<&Previous>) -> Result<Left, StoreError> {
+    /// State left by the previous run, if it was of this boot.
+    pub(super) fn previous_run(&self, previous: Option<&LastRun>) -> Result<PreviousRun, StoreError> {
         let pods = self.pod_names(time::now(), boot_now())?;
         let Some(previous) = previous.filter(|previous| previous.boot_id == self.boot_id) else {
-            return Ok(Left { pods, ..Left::default() });
+            return Ok(PreviousRun { pods, ..PreviousRun::default() });
         };
         let skipped = if previous.ended { 0 } else { RESERVE };
-        Ok(Left {
+        Ok(PreviousRun {
             last_seq: previous.last_seq + skipped,
             alive: Some(previous.alive_boot),
             incidents: self.open_incidents()?,
@@ -71,8 +71,8 @@ impl Writer {
         })
     }
 
-    /// Begins the run whose next event has this number.
-    pub(super) fn begin_run(&mut self, previous: Option<&Previous>, next_seq: u64) -> Result<(), StoreError> {
+    /// Starts the run whose next event has this number.
+    pub(super) fn begin_run(&mut self, previous: Option<&LastRun>, next_seq: u64) -> Result<(), StoreError> {
         let (newest, high): (i64, i64) = self
             .connection
             .query_row("SELECT id, high FROM events ORDER BY id DESC LIMIT 1", [], |row| {
@@ -104,10 +104,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Closes what a run left open whose boot is over: nobody will hear of it again.
+    /// Closes the open incidents of a run that this one does not continue.
     pub(super) fn expire_incidents(
         &mut self,
-        previous: Option<&Previous>,
+        previous: Option<&LastRun>,
         stays: impl Fn(&Event) -> bool,
     ) -> Result<(), StoreError> {
         let closed = previous.map_or_else(time::now, |previous| previous.alive);

@@ -53,10 +53,10 @@ pub(super) fn incident(id: &str, kind: Kind, seq: u64) -> Event {
     numbered(Event { kind, incident: Some(Box::new(incident)), ..sample::busy() }, seq)
 }
 
-fn resume(dir: &Path, boot: &str) -> (Writer, Left) {
-    let (writer, left, aside) = Writer::resume(dir, SMALL, boot).unwrap();
-    assert_eq!(aside, []);
-    (writer, left)
+fn resume(dir: &Path, boot: &str) -> (Writer, PreviousRun) {
+    let (writer, previous_run, quarantined) = Writer::resume(dir, SMALL, boot).unwrap();
+    assert_eq!(quarantined, []);
+    (writer, previous_run)
 }
 
 fn reader(dir: &Path) -> Reader {
@@ -106,13 +106,13 @@ fn what_was_committed_is_read_as_it_was_told_and_nothing_before() {
 #[test]
 fn a_run_that_stopped_in_good_order_is_continued_without_a_gap_in_numbers() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut writer, left) = resume(dir.path(), BOOT);
-    assert_eq!((left.last_seq, left.alive), (0, None));
+    let (mut writer, previous_run) = resume(dir.path(), BOOT);
+    assert_eq!((previous_run.last_seq, previous_run.alive), (0, None));
     writer.insert(&numbered(sample::deletion(), 1)).unwrap();
     writer.stop().unwrap();
-    let (_writer, left) = resume(dir.path(), BOOT);
-    assert_eq!(left.last_seq, 1);
-    assert!(left.alive.is_some());
+    let (_writer, previous_run) = resume(dir.path(), BOOT);
+    assert_eq!(previous_run.last_seq, 1);
+    assert!(previous_run.alive.is_some());
 }
 
 #[test]
@@ -126,13 +126,17 @@ fn a_run_that_was_killed_leaves_all_it_committed_and_its_numbers_are_not_used_ag
     writer.commit().unwrap();
     writer.insert(&numbered(sample::busy(), 5)).unwrap();
     drop(writer);
-    let (mut writer, left) = resume(dir.path(), BOOT);
-    assert_eq!(left.last_seq, 4 + RESERVE);
+    let (mut writer, previous_run) = resume(dir.path(), BOOT);
+    assert_eq!(previous_run.last_seq, 4 + RESERVE);
     assert_eq!(
-        left.incidents.iter().map(|event| event.incident.as_ref().unwrap().id.as_str()).collect::<Vec<_>>(),
+        previous_run
+            .incidents
+            .iter()
+            .map(|event| event.incident.as_ref().unwrap().id.as_str())
+            .collect::<Vec<_>>(),
         ["one"]
     );
-    let next = left.last_seq + 1;
+    let next = previous_run.last_seq + 1;
     writer.insert(&Event { seq: next, ..numbered(sample::busy(), 6) }).unwrap();
     writer.commit().unwrap();
     let reader = reader(dir.path());
@@ -148,8 +152,8 @@ fn what_another_boot_left_open_is_closed_as_expired() {
     writer.insert(&incident("one", Kind::IncidentOpened, 1)).unwrap();
     writer.commit().unwrap();
     drop(writer);
-    let (mut writer, left) = resume(dir.path(), "another boot");
-    assert_eq!((left.last_seq, left.alive, left.incidents.len()), (0, None, 0));
+    let (mut writer, previous_run) = resume(dir.path(), "another boot");
+    assert_eq!((previous_run.last_seq, previous_run.alive, previous_run.incidents.len()), (0, None, 0));
     writer
         .insert(&Event { boot_id: "another boot".into(), time: at(9), ..numbered(sample::busy(), 1) })
         .unwrap();
@@ -298,9 +302,9 @@ fn a_file_of_a_newer_program_is_left_alone_and_another_one_used() {
     std::mem::forget(newer);
     let refused = Reader::open_read_only(dir.path()).err().unwrap();
     assert!(matches!(refused, StoreError::Newer { found, .. } if found == VERSION + 1), "{refused}");
-    for aside in [1, 1] {
+    for quarantined in [1, 1] {
         let (mut writer, _, told) = Writer::resume(dir.path(), SMALL, BOOT).unwrap();
-        assert_eq!(told.len(), aside);
+        assert_eq!(told.len(), quarantined);
         assert!(told[0].reason.contains("newer"), "{told:?}");
         writer.insert(&numbered(sample::deletion(), 1)).unwrap();
         writer.stop().unwrap();
@@ -312,24 +316,24 @@ fn a_file_of_a_newer_program_is_left_alone_and_another_one_used() {
 }
 
 #[test]
-fn a_file_that_makes_no_sense_is_moved_aside_with_all_its_bytes() {
+fn a_file_that_makes_no_sense_is_quarantined_with_all_its_bytes() {
     for (content, why) in [
         (b"SQLite format 3\0 and then nothing that makes sense".repeat(200), "not a database"),
         (vec![0xa5; 4096], "not a database"),
     ] {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(FILE), &content).unwrap();
-        let (mut writer, _, aside) = Writer::resume(dir.path(), SMALL, BOOT).unwrap();
-        assert!(aside[0].reason.contains(why), "{aside:?}");
-        assert!(aside[0].path.to_str().unwrap().contains("events.db.corrupt-"), "{aside:?}");
-        assert_eq!(fs::read(&aside[0].path).unwrap(), content);
+        let (mut writer, _, quarantined) = Writer::resume(dir.path(), SMALL, BOOT).unwrap();
+        assert!(quarantined[0].reason.contains(why), "{quarantined:?}");
+        assert!(quarantined[0].path.to_str().unwrap().contains("events.db.corrupt-"), "{quarantined:?}");
+        assert_eq!(fs::read(&quarantined[0].path).unwrap(), content);
         writer.insert(&numbered(sample::deletion(), 1)).unwrap();
         writer.commit().unwrap();
     }
     let dir = tempfile::tempdir().unwrap();
     Connection::open(dir.path().join(FILE)).unwrap().execute_batch("CREATE TABLE letters (x)").unwrap();
-    let (.., aside) = Writer::resume(dir.path(), SMALL, BOOT).unwrap();
-    assert!(aside[0].reason.contains("not an event store"), "{aside:?}");
+    let (.., quarantined) = Writer::resume(dir.path(), SMALL, BOOT).unwrap();
+    assert!(quarantined[0].reason.contains("not an event store"), "{quarantined:?}");
 }
 
 #[test]
@@ -347,8 +351,8 @@ fn a_power_failure_that_broke_pages_is_found_at_the_next_start() {
     let middle = bytes.len() / 4096 / 2 * 4096;
     bytes[middle..middle + 8192].fill(0xee);
     fs::write(&path, bytes).unwrap();
-    let (mut writer, _, aside) = Writer::resume(dir.path(), SMALL, "the next boot").unwrap();
-    assert!(aside[0].reason.contains("damaged"), "{aside:?}");
+    let (mut writer, _, quarantined) = Writer::resume(dir.path(), SMALL, "the next boot").unwrap();
+    assert!(quarantined[0].reason.contains("damaged"), "{quarantined:?}");
     writer.insert(&numbered(sample::deletion(), 1)).unwrap();
     writer.commit().unwrap();
     let reader = reader(dir.path());

@@ -1,4 +1,4 @@
-//! The one writer: events enter, rows leave in transactions that the caller ends.
+//! The only writer: events enter, rows leave in transactions that the caller commits.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::index::Waiting;
-use super::open::{self, Aside};
+use super::open::{self, Quarantined};
 use super::pods::Written;
-use super::runs::Left;
+use super::runs::PreviousRun;
 use super::{Limits, StoreError, failed, lookup, time};
 use crate::clock::boot_now;
 use crate::event::{Event, Severity};
 
-/// Writes to the store; there is one at a time.
+/// Writes to the store; there is only one at a time.
 pub struct Writer {
     pub(super) connection: Connection,
     pub(super) path: PathBuf,
@@ -47,7 +47,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Opens or makes the store. The daemon's first attempt takes over what an earlier run left.
+    /// Opens or creates the store. The first attempt of a daemon resumes from the previous run.
     ///
     /// # Errors
     /// When there is no usable directory or file, or another daemon uses it.
@@ -55,36 +55,36 @@ impl Writer {
         directory: &Path,
         limits: Limits,
         boot_id: &str,
-    ) -> Result<(Self, Left, Vec<Aside>), StoreError> {
-        let (mut writer, mut aside) = Self::open(directory, limits, boot_id)?;
-        let left = match writer.take_over() {
+    ) -> Result<(Self, PreviousRun, Vec<Quarantined>), StoreError> {
+        let (mut writer, mut quarantined) = Self::open(directory, limits, boot_id)?;
+        let previous_run = match writer.take_over() {
             Err(error) if error.is_damage() => {
-                aside.push(writer.set_aside(&error)?);
+                quarantined.push(writer.quarantine(&error)?);
                 let (fresh, more) = Self::open(directory, limits, boot_id)?;
-                aside.extend(more);
+                quarantined.extend(more);
                 writer = fresh;
                 writer.take_over()?
             }
-            left => left?,
+            previous_run => previous_run?,
         };
-        Ok((writer, left, aside))
+        Ok((writer, previous_run, quarantined))
     }
 
-    fn take_over(&mut self) -> Result<Left, StoreError> {
+    fn take_over(&mut self) -> Result<PreviousRun, StoreError> {
         let previous = self.previous()?;
-        // The end of a process breaks no file; a power failure can, on a disk that does not keep its word.
+        // A process that is killed breaks no file; a power failure can, on a disk that acknowledges writes too early.
         if previous.as_ref().is_some_and(|previous| !previous.ended && previous.boot_id != self.boot_id) {
             self.check()?;
         }
-        let (left, previous) = (self.left(previous.as_ref())?, previous.as_ref());
-        self.begin_run(previous, left.last_seq + 1)?;
+        let (previous_run, previous) = (self.previous_run(previous.as_ref())?, previous.as_ref());
+        self.begin_run(previous, previous_run.last_seq + 1)?;
         let boot_id = self.boot_id.clone();
         self.expire_incidents(previous, |event| event.boot_id == boot_id)?;
-        Ok(left)
+        Ok(previous_run)
     }
 
-    /// Opens or makes the store for a daemon that runs already and goes on with this number. Open incidents
-    /// in it that the daemon does not know are closed.
+    /// Opens or creates the store for a daemon that is running already, whose next event has this number. Open
+    /// incidents that the daemon does not know are closed.
     ///
     /// # Errors
     /// When there is no usable directory or file, or another daemon uses it.
@@ -94,17 +94,17 @@ impl Writer {
         boot_id: &str,
         next_seq: u64,
         is_open: impl Fn(&str) -> bool,
-    ) -> Result<(Self, Vec<Aside>), StoreError> {
-        let (mut writer, aside) = Self::open(directory, limits, boot_id)?;
+    ) -> Result<(Self, Vec<Quarantined>), StoreError> {
+        let (mut writer, quarantined) = Self::open(directory, limits, boot_id)?;
         let previous = writer.previous()?;
         writer.begin_run(previous.as_ref(), next_seq)?;
         writer.expire_incidents(previous.as_ref(), |event| {
             event.incident.as_ref().is_some_and(|incident| is_open(&incident.id))
         })?;
-        Ok((writer, aside))
+        Ok((writer, quarantined))
     }
 
-    fn open(directory: &Path, limits: Limits, boot_id: &str) -> Result<(Self, Vec<Aside>), StoreError> {
+    fn open(directory: &Path, limits: Limits, boot_id: &str) -> Result<(Self, Vec<Quarantined>), StoreError> {
         let opened = open::open(directory, limits)?;
         let writer = Self {
             connection: opened.connection,
@@ -129,39 +129,39 @@ impl Writer {
             numbers: Vec::new(),
             keys: Vec::new(),
         };
-        Ok((writer, opened.aside))
+        Ok((writer, opened.quarantined))
     }
 
     /// Reads the whole file, as after a power failure.
     fn check(&self) -> Result<(), StoreError> {
-        let said: String = self
+        let result: String = self
             .connection
             .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
             .map_err(failed("check"))?;
-        match said.as_str() {
+        match result.as_str() {
             "ok" => Ok(()),
-            _ => Err(StoreError::Damaged { path: self.path.clone(), what: said }),
+            _ => Err(StoreError::Damaged { path: self.path.clone(), what: result }),
         }
     }
 
     /// Takes an event into the transaction, which begins with the first one.
     ///
     /// # Errors
-    /// When it cannot be written; then the transaction is lost, and the caller lets go of the store.
+    /// When it cannot be written; then the transaction is lost, and the caller drops the writer.
     pub fn insert(&mut self, event: &Event) -> Result<(), StoreError> {
         self.begin()?;
         let mut json = std::mem::take(&mut self.json);
         json.clear();
         let done = match serde_json::to_writer(&mut json, event) {
             Ok(()) => self.insert_line(event, std::str::from_utf8(&json).unwrap_or_default()),
-            // Nothing in an event can fail to become JSON; were it so, the event is not worth the store.
+            // Serializing an event cannot fail: the schema has no maps with keys other than strings.
             Err(_) => Ok(()),
         };
         self.json = json;
         done
     }
 
-    /// The same where its JSON is there already.
+    /// The same for an event that is serialized already.
     ///
     /// # Errors
     /// As [`Self::insert`].
@@ -205,10 +205,10 @@ impl Writer {
         self.trim_if_due()
     }
 
-    /// Writes an incident whose events are not in the store: they came while it was not there.
+    /// Writes an incident whose events are not in the store: they arrived while it was down.
     ///
     /// # Errors
-    /// When it cannot be written; then the transaction is lost, and the caller lets go of the store.
+    /// When it cannot be written; then the transaction is lost, and the caller drops the writer.
     pub fn restore_incident(&mut self, event: &Event) -> Result<(), StoreError> {
         self.begin()?;
         let json = serde_json::to_string(event).unwrap_or_default();
@@ -234,16 +234,16 @@ impl Writer {
         self.in_transaction
     }
 
-    /// Ends the transaction, and notes that the daemon is alive. What was inserted is then safe from the end
-    /// of this process.
+    /// Commits the transaction, and records that the daemon is alive. What was inserted then survives the end of this
+    /// process.
     ///
     /// # Errors
-    /// When it cannot be written; then the transaction is lost, and the caller lets go of the store.
+    /// When it cannot be written; then the transaction is lost, and the caller drops the writer.
     pub fn commit(&mut self) -> Result<(), StoreError> {
         self.end(false)
     }
 
-    /// The last commit: the daemon stops in good order.
+    /// The last commit of a daemon that stops cleanly.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -291,16 +291,16 @@ impl Writer {
         open::bytes(&self.path)
     }
 
-    /// Moves the file aside because of this damage, so that the next attempt makes a new one.
+    /// Renames the file because of this damage, so that the next attempt creates a new one.
     ///
     /// # Errors
     /// When it cannot be moved.
-    pub fn set_aside(self, why: &StoreError) -> Result<Aside, StoreError> {
+    pub fn quarantine(self, why: &StoreError) -> Result<Quarantined, StoreError> {
         let Self { connection, path, _lock: lock, .. } = self;
         drop(connection);
-        let aside = open::set_aside(&path, why);
+        let quarantined = open::quarantine(&path, why);
         drop(lock);
-        aside
+        quarantined
     }
 
     /// The number of a kind in this file.

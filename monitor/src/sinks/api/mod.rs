@@ -182,7 +182,7 @@ struct Feed {
 }
 
 impl Sink for Feed {
-    fn deliver(&mut self, event: &SharedEvent) -> io::Result<()> {
+    fn deliver(&mut self, event: &Arc<SharedEvent>) -> io::Result<()> {
         self.memory.push(event, Arc::clone(event.line()));
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use super::*;
+use crate::event::{Event, Lost, Severity};
 use crate::sinks::Sinks;
 use crate::sources::procfs::own::Own;
 use crate::tests::sample;
@@ -18,8 +19,8 @@ struct Gated {
 }
 
 impl Sink for Gated {
-    fn deliver(&mut self, event: &SharedEvent) -> io::Result<()> {
-        self.delivered.send((**event).clone()).unwrap();
+    fn deliver(&mut self, event: &Arc<SharedEvent>) -> io::Result<()> {
+        self.delivered.send(Event::clone(event)).unwrap();
         self.permits.recv().unwrap_or(Ok(()))
     }
 

@@ -9,9 +9,9 @@ use tokio::sync::mpsc::{Receiver, channel};
 
 use super::*;
 use crate::event::{CloseReason, Confidence, Incident};
-use crate::observation::Observation;
+use crate::observation::{Fact, Observation};
 use crate::query::filter::{EventFilter, IncidentFilter};
-use crate::sinks::Sinks;
+use crate::sinks::{Sink, Sinks};
 use crate::sources::procfs::own::Own;
 use crate::store::{FILE, Reader};
 use crate::tests::sample;
@@ -20,7 +20,7 @@ const BOOT: &str = "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11";
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Rig {
-    sink: StoreSink,
+    sink: Reconnecting<StoreFile>,
     metrics: Arc<Metrics>,
     statuses: Receiver<Observation>,
     start: SourceStatus,
@@ -42,18 +42,23 @@ fn rig(directory: &Path) -> Rig {
 impl Rig {
     fn deliver(&mut self, events: impl IntoIterator<Item = Event>) {
         for event in events {
-            self.sink.deliver(&event.into()).unwrap();
+            self.sink.deliver(&Arc::new(event.into())).unwrap();
         }
     }
 
-    /// What the core was told since the last call.
-    fn told(&mut self) -> Vec<(bool, String)> {
-        let mut told = Vec::new();
+    fn commit(&mut self) {
+        let committed = self.sink.destination.commit();
+        self.sink.check(committed);
+    }
+
+    /// Statuses reported to the core since the last call.
+    fn reported(&mut self) -> Vec<(bool, String)> {
+        let mut reported = Vec::new();
         while let Ok(Observation { fact: Fact::Source(status), .. }) = self.statuses.try_recv() {
             assert_eq!(status.source, NAME);
-            told.push((status.up, status.reason.unwrap_or_default()));
+            reported.push((status.up, status.reason.unwrap_or_default()));
         }
-        told
+        reported
     }
 
     fn metric(&self, start: &str) -> f64 {
@@ -141,19 +146,19 @@ impl Drop for Disk {
 fn events_wait_for_a_commit_a_second_and_incidents_do_not() {
     let dir = tempfile::tempdir().unwrap();
     let mut rig = rig(dir.path());
-    rig.sink.last_commit = Instant::now();
+    rig.sink.destination.last_commit = Instant::now();
     rig.deliver([numbered(1), numbered(2)]);
     rig.sink.flush().unwrap();
     assert_eq!(stored(dir.path()), [0_u64; 0]);
     let due = rig.sink.due().unwrap();
-    assert!(due > rig.sink.last_commit && due <= rig.sink.last_commit + COMMIT);
+    assert!(due > rig.sink.destination.last_commit && due <= rig.sink.destination.last_commit + COMMIT);
     rig.deliver([incident("one", Kind::IncidentUpdated, 3)]);
     rig.sink.flush().unwrap();
     assert_eq!(stored(dir.path()), [0_u64; 0], "an update can wait");
     rig.deliver([incident("two", Kind::IncidentOpened, 4)]);
     rig.sink.flush().unwrap();
     assert_eq!(stored(dir.path()), [1, 2, 3, 4]);
-    assert_eq!(rig.sink.due(), Some(rig.sink.last_commit + ALIVE));
+    assert_eq!(rig.sink.due(), Some(rig.sink.destination.last_commit + ALIVE));
 }
 
 #[test]
@@ -163,7 +168,7 @@ fn an_incident_is_in_the_store_before_another_sink_announces_it() {
         found: std::sync::mpsc::SyncSender<(Kind, bool)>,
     }
     impl Sink for Announcer {
-        fn deliver(&mut self, event: &SharedEvent) -> io::Result<()> {
+        fn deliver(&mut self, event: &Arc<SharedEvent>) -> io::Result<()> {
             let id = &event.incident.as_ref().unwrap().id;
             let filter = IncidentFilter { ids: vec![id.clone()], ..IncidentFilter::default() };
             let views = Reader::open_read_only(&self.directory).unwrap().incidents(&filter).unwrap();
@@ -202,20 +207,20 @@ fn a_full_disk_is_told_once_and_what_it_cannot_take_is_counted() {
     rig.sink.flush().unwrap();
     rig.deliver((2..=3000).map(numbered));
     rig.deliver([incident("meanwhile", Kind::IncidentOpened, 3001)]);
-    rig.sink.commit();
+    rig.commit();
     rig.sink.on_time();
-    let told = rig.told();
-    assert!(matches!(&told[..], [(false, reason)] if reason.contains("full")), "{told:?}");
+    let reported = rig.reported();
+    assert!(matches!(&reported[..], [(false, reason)] if reason.contains("full")), "{reported:?}");
     assert!(rig.metric("kevtmon_store_errors_total") >= 1.0);
     assert!(rig.discarded("failed") >= 2000.0, "{}", rig.discarded("failed"));
-    assert!(rig.sink.barrier.wait(3001), "nobody waits for what will not be stored");
+    assert!(rig.sink.destination.barrier.wait(3001), "nobody waits for what will not be stored");
     assert_eq!(open_incidents(disk.path()), ["before"]);
 
     disk.remount(MsFlags::empty(), Some("size=32m"));
     rig.sink.on_time();
-    assert_eq!(rig.told(), [(true, String::new())]);
+    assert_eq!(rig.reported(), [(true, String::new())]);
     rig.deliver([numbered(3002)]);
-    rig.sink.commit();
+    rig.commit();
     let mut open = open_incidents(disk.path());
     open.sort_unstable();
     assert_eq!(open, ["before", "meanwhile"], "incidents were kept in memory");
@@ -233,15 +238,15 @@ fn a_directory_that_cannot_be_written_costs_only_the_store() {
     rig.deliver([numbered(1), incident("one", Kind::IncidentOpened, 2)]);
     rig.sink.flush().unwrap();
     rig.sink.on_time();
-    assert_eq!(rig.told(), [], "the start told it");
-    assert!(!rig.sink.is_up);
+    assert_eq!(rig.reported(), [], "the start told it");
+    assert!(!rig.sink.is_up());
     assert_eq!(rig.discarded("failed"), 2.0);
     disk.remount(MsFlags::empty(), None);
     rig.sink.on_time();
-    assert_eq!(rig.told(), [(true, String::new())]);
+    assert_eq!(rig.reported(), [(true, String::new())]);
     assert_eq!(open_incidents(disk.path()), ["one"]);
     rig.deliver([numbered(3)]);
-    rig.sink.commit();
+    rig.commit();
     assert_eq!(stored(disk.path()), [3]);
 }
 
@@ -250,9 +255,10 @@ fn a_disk_that_becomes_read_only_is_told_once_and_what_it_holds_can_be_read() {
     let disk = Disk::new("32m");
     let mut rig = rig(disk.path());
     rig.deliver([numbered(1)]);
-    rig.sink.commit();
+    rig.commit();
     // The descriptors that SQLite holds keep a file system from being remounted, so the writer is let go first.
-    rig.sink.state = State::Down { retry: Instant::now() };
+    rig.sink.destination.writer = None;
+    rig.sink.check(Err(StoreError::Missing { directory: disk.path().to_owned() }));
     let log = disk.path().join(format!("{FILE}-wal"));
     assert!(!log.exists(), "the last connection took the log along");
     disk.remount(MsFlags::MS_RDONLY, None);
@@ -268,7 +274,7 @@ fn a_log_that_a_crash_left_can_be_read_on_a_read_only_disk() {
     let living = tempfile::tempdir().unwrap();
     let mut rig = rig(living.path());
     rig.deliver([numbered(1)]);
-    rig.sink.commit();
+    rig.commit();
     for file in [FILE.to_owned(), format!("{FILE}-wal")] {
         fs::copy(living.path().join(&file), disk.path().join(&file)).unwrap();
     }
@@ -292,10 +298,10 @@ fn a_file_that_breaks_while_it_is_used_is_moved_aside_and_a_new_one_begins() {
     let mut rig = rig(dir.path());
     assert_eq!(rig.start.reason, None);
     rig.deliver((602..=1200).map(numbered));
-    rig.sink.commit();
+    rig.commit();
     rig.deliver([numbered(1201)]);
-    rig.sink.commit();
-    assert!(rig.sink.is_up);
+    rig.commit();
+    assert!(rig.sink.is_up());
     assert_eq!(stored(dir.path()).last(), Some(&1201));
     let aside = fs::read_dir(dir.path())
         .unwrap()
@@ -315,7 +321,7 @@ fn a_state_directory_that_is_a_file_is_said_with_its_path() {
     let started = start(config, metrics, core).unwrap();
     let reason = started.status.reason.unwrap();
     assert!(!started.status.up && reason.contains(path.to_str().unwrap()), "{reason}");
-    assert_eq!(started.left, Left::default());
+    assert_eq!(started.previous_run, PreviousRun::default());
     Sinks::behind(started.store).finish(PATIENCE);
 }
 
@@ -328,7 +334,7 @@ fn an_orderly_end_keeps_everything_and_the_numbers() {
         let config =
             StoreConfig { directory: dir.path().to_owned(), limits: Limits::default(), boot_id: BOOT.into() };
         let started = start(config, Arc::clone(&metrics), core).unwrap();
-        assert_eq!(started.left.last_seq, run * 10);
+        assert_eq!(started.previous_run.last_seq, run * 10);
         let sinks = Sinks::behind(started.store);
         for seq in 1..=10 {
             sinks.offer(&Arc::new(numbered(run * 10 + seq).into()));

@@ -22,11 +22,11 @@ fn the_name_of_a_pod_stays_when_the_pod_has_gone() {
     assert_eq!(named(20, 86_390), None, "a day is counted from its end, not from a restart");
     assert_eq!(named(5, 86_390).as_deref(), Some("lijiaob/etcd1-0"));
     writer.stop().unwrap();
-    let (mut writer, left) = resume(dir.path(), "another boot");
-    assert_eq!(left.pods.get(&uid), Some(("lijiaob", "etcd1-0")));
+    let (mut writer, previous_run) = resume(dir.path(), "another boot");
+    assert_eq!(previous_run.pods.get(&uid), Some(("lijiaob", "etcd1-0")));
     writer.connection.execute("UPDATE pods SET gone = gone - ?1", [86_410 * SECOND]).unwrap();
     writer.next_prune = 0;
     writer.stop().unwrap();
-    let (_writer, left) = resume(dir.path(), BOOT);
-    assert_eq!(left.pods, PodNames::default(), "for a day");
+    let (_writer, previous_run) = resume(dir.path(), BOOT);
+    assert_eq!(previous_run.pods, PodNames::default(), "for a day");
 }

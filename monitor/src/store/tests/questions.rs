@@ -107,9 +107,9 @@ fn what_waits_for_the_index_is_found_after_a_kill_and_enters_it_later() {
         writer.connection.query_row("SELECT count(*) FROM lookup", [], |row| row.get(0)).unwrap()
     };
     let busy = || EventFilter { kinds: vec!["mount.busy".into()], ..EventFilter::default() };
-    let (mut writer, left) = resume(dir.path(), BOOT);
+    let (mut writer, previous_run) = resume(dir.path(), BOOT);
     assert_eq!((query(&reader(dir.path()), busy()), entries(&writer)), (vec![2], 0));
-    let next = left.last_seq + 1;
+    let next = previous_run.last_seq + 1;
     writer.insert(&Event { seq: next, ..numbered(sample::busy(), 3) }).unwrap();
     writer.index().unwrap();
     writer.commit().unwrap();

@@ -1,0 +1,295 @@
+//! Keeps a sink in service whose destination can fail: a disk, a socket, a server.
+//!
+//! After a failure the destination is down. Events are counted as discarded and connecting is tried again, at
+//! growing intervals. The core learns of each change, and the destination of what it missed.
+
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Sink;
+use super::event_gap::EventGap;
+use crate::error_chain::chain;
+use crate::event::SharedEvent;
+use crate::metrics::Metrics;
+use crate::observation::{Fact, SourceKind, SourceStatus};
+use crate::queue::Refused;
+use crate::sources::{Sender, seen};
+
+/// Where a sink writes to, and what can fail.
+pub trait Destination: Send + 'static {
+    /// What goes wrong.
+    type Error: Error + 'static;
+
+    /// In metric labels, thread names and the sources of `daemon.*` events.
+    const NAME: &'static str;
+    /// In log messages, as in "the TITLE failed".
+    const TITLE: &'static str;
+    /// Whether the destination gets an `events.lost` event for what it missed.
+    const REPORTS_GAPS: bool = true;
+
+    /// Whether connecting has a chance. Called before [`Self::connect`].
+    fn can_connect(&self) -> bool {
+        true
+    }
+
+    /// Connects, or opens what is written to.
+    ///
+    /// # Errors
+    /// When that fails; it is tried again later.
+    fn connect(&mut self) -> Result<(), Self::Error>;
+
+    /// Writes an event; may buffer it until [`Self::flush`].
+    ///
+    /// # Errors
+    /// When the destination is down from now on.
+    fn write(&mut self, event: &SharedEvent) -> Result<(), Self::Error>;
+
+    /// Writes what was buffered; called as soon as nothing waits.
+    ///
+    /// # Errors
+    /// When the destination is down from now on.
+    fn flush(&mut self) -> Result<(), Self::Error>;
+
+    /// Lets go of the connection after this error.
+    fn disconnect(&mut self, error: &Self::Error) -> Disconnected;
+
+    /// Learns of an event that is discarded while the destination is down.
+    fn skip(&mut self, _event: &SharedEvent) {}
+
+    /// As [`Sink::due`], while connected.
+    fn due(&self) -> Option<Instant> {
+        None
+    }
+
+    /// As [`Sink::on_time`], while connected.
+    ///
+    /// # Errors
+    /// When the destination is down from now on.
+    fn on_time(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    /// As [`Sink::time_per_event`].
+    fn time_per_event(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Nothing more arrives.
+    ///
+    /// # Errors
+    /// When what was buffered cannot be written.
+    fn close(&mut self) -> Result<(), Self::Error>;
+}
+
+/// What a lost connection means.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Disconnected {
+    /// Events that were accepted and not yet written.
+    pub undelivered: u64,
+    /// Whether connecting again at once has a chance.
+    pub retry_now: bool,
+}
+
+/// Intervals between attempts to connect: each is twice as long as the one before.
+#[derive(Debug, Clone, Copy)]
+pub struct Backoff {
+    /// The first interval.
+    pub first: Duration,
+    /// The longest interval.
+    pub longest: Duration,
+}
+
+/// A sink whose destination is connected again after failures.
+pub struct Reconnecting<D> {
+    pub(super) destination: D,
+    metrics: Arc<Metrics>,
+    core: Sender,
+    backoff: Backoff,
+    state: State,
+    /// The newest event that was accepted, if gaps are reported.
+    last: Option<Arc<SharedEvent>>,
+    /// What was discarded since the destination went down.
+    gap: Option<EventGap>,
+    /// What the core was told last.
+    reported_up: Option<bool>,
+}
+
+enum State {
+    Up,
+    Down { retry: Instant, next_interval: Duration },
+}
+
+impl<D: Destination> Reconnecting<D> {
+    /// A sink that connects on its own thread, as soon as that runs.
+    pub fn new(destination: D, backoff: Backoff, metrics: Arc<Metrics>, core: Sender) -> Self {
+        let state = State::Down { retry: Instant::now(), next_interval: backoff.first };
+        Self { destination, metrics, core, backoff, state, last: None, gap: None, reported_up: None }
+    }
+
+    /// A sink whose destination was connected by the caller, or could not be for a reason. The caller reports the
+    /// status to the core.
+    pub fn started(mut self, failure: Option<String>) -> (Self, SourceStatus) {
+        self.reported_up = Some(failure.is_none());
+        match &failure {
+            None => self.state = State::Up,
+            Some(reason) => {
+                tracing::warn!("no {}: {reason}; events are discarded until it is available", D::TITLE);
+                self.schedule_retry();
+            }
+        }
+        (self, status::<D>(failure))
+    }
+
+    /// Whether the destination is connected.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        matches!(self.state, State::Up)
+    }
+
+    fn connect(&mut self) -> Result<(), D::Error> {
+        self.destination.connect()?;
+        if let Some(gap) = &self.gap {
+            self.destination.write(&gap.summary(D::NAME).into())?;
+            self.destination.flush()?;
+        }
+        self.gap = None;
+        self.state = State::Up;
+        Ok(())
+    }
+
+    /// Tries to connect; a failure is reported if it is news.
+    fn retry(&mut self) {
+        if !self.destination.can_connect() {
+            return self.schedule_retry();
+        }
+        match self.connect() {
+            Ok(()) => self.report(None),
+            Err(error) => {
+                self.disconnect(&error);
+                self.report(Some(chain(&error)));
+            }
+        }
+    }
+
+    /// Keeps the result of an operation of the destination in mind.
+    pub(super) fn check(&mut self, result: Result<(), D::Error>) {
+        let Err(mut error) = result else { return };
+        let Disconnected { undelivered, retry_now } = self.disconnect(&error);
+        if undelivered > 0 {
+            self.metrics.discarded(D::NAME, Refused::Down.reason(), undelivered);
+            self.gap = self.last.take().map(|last| EventGap::ending_with(last, undelivered, Refused::Down));
+        }
+        if retry_now && self.destination.can_connect() {
+            match self.connect() {
+                Ok(()) => return,
+                Err(again) => {
+                    self.disconnect(&again);
+                    error = again;
+                }
+            }
+        }
+        self.report(Some(chain(&error)));
+    }
+
+    fn disconnect(&mut self, error: &D::Error) -> Disconnected {
+        self.schedule_retry();
+        self.destination.disconnect(error)
+    }
+
+    fn schedule_retry(&mut self) {
+        let interval = match self.state {
+            State::Up => self.backoff.first,
+            State::Down { next_interval, .. } => next_interval,
+        };
+        let next_interval = (interval * 2).min(self.backoff.longest);
+        self.state = State::Down { retry: Instant::now() + interval, next_interval };
+    }
+
+    /// Reports once that the destination went down or came back.
+    fn report(&mut self, failure: Option<String>) {
+        if self.reported_up == Some(failure.is_none()) {
+            return;
+        }
+        self.reported_up = Some(failure.is_none());
+        match &failure {
+            Some(reason) => {
+                tracing::warn!("the {} failed: {reason}; events are discarded until it is back", D::TITLE)
+            }
+            None => tracing::info!("the {} is back", D::TITLE),
+        }
+        // The core ends together with its queue.
+        let _ = self.core.blocking_send(seen(Fact::Source(status::<D>(failure))));
+    }
+
+    fn discard(&mut self, event: &Arc<SharedEvent>) {
+        self.destination.skip(event);
+        if D::REPORTS_GAPS {
+            EventGap::extend(&mut self.gap, event, Refused::Down);
+        }
+        self.metrics.discarded(D::NAME, Refused::Down.reason(), 1);
+    }
+}
+
+fn status<D: Destination>(failure: Option<String>) -> SourceStatus {
+    match failure {
+        None => SourceStatus::up(SourceKind::Sink, D::NAME),
+        Some(reason) => SourceStatus::down(SourceKind::Sink, D::NAME, reason),
+    }
+}
+
+impl<D: Destination> Sink for Reconnecting<D> {
+    fn deliver(&mut self, event: &Arc<SharedEvent>) -> io::Result<()> {
+        if self.is_up() {
+            if D::REPORTS_GAPS {
+                self.last = Some(Arc::clone(event));
+            }
+            let written = self.destination.write(event);
+            self.check(written);
+        } else {
+            self.discard(event);
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.is_up() {
+            let flushed = self.destination.flush();
+            self.check(flushed);
+        }
+        Ok(())
+    }
+
+    fn due(&self) -> Option<Instant> {
+        match self.state {
+            State::Up => self.destination.due(),
+            State::Down { retry, .. } => Some(retry),
+        }
+    }
+
+    fn on_time(&mut self) {
+        if self.is_up() {
+            let done = self.destination.on_time();
+            self.check(done);
+        } else {
+            self.retry();
+        }
+    }
+
+    fn time_per_event(&self) -> Option<Duration> {
+        self.destination.time_per_event()
+    }
+
+    fn finish(&mut self) {
+        if self.is_up()
+            && let Err(error) = self.destination.close()
+        {
+            tracing::warn!("the {} was not closed cleanly: {}", D::TITLE, chain(&error));
+            self.check(Err(error));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
