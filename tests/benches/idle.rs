@@ -42,8 +42,8 @@ fn main() -> io::Result<()> {
     let addresses = || (0..STORM).map(storm::ipv4);
     pods[0].netns().network(|network| network.set_neighbors("eth0", addresses()));
     pods[0].netns().network(|network| network.delete_neighbors("eth0", addresses()));
-    let told = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
-    eventually!(told() >= f64::from(STORM), "the storm is told");
+    let emitted = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
+    eventually!(emitted() >= f64::from(STORM), "all events of the storm are emitted");
     println!("after {STORM} deletions: {}", memory(&daemon)?);
     sleep(3 * SETTLE);
     println!("  a while later: {}", memory(&daemon)?);

@@ -5,7 +5,7 @@ use crate::lock;
 use crate::netns::NetnsPath;
 use crate::network::{NeighbourState, Network};
 use crate::patience::wait_until;
-use crate::process::Ran;
+use crate::process::Finished;
 use crate::unique;
 
 /// A container that is removed when dropped.
@@ -77,7 +77,7 @@ impl<'d> Container<'d> {
     }
 
     /// Runs a command in it.
-    pub fn exec(&self, options: &[&str], command: &[&str]) -> Ran {
+    pub fn exec(&self, options: &[&str], command: &[&str]) -> Finished {
         let mut words = vec!["exec"];
         words.extend_from_slice(options);
         words.push(&self.name);

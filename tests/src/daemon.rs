@@ -17,7 +17,7 @@ use crate::http::{self, Answer};
 use crate::mount::{Mount, Scratch};
 use crate::patience::{patience, wait_until};
 use crate::pod::Pod;
-use crate::process::{Ran, Running, finish, run};
+use crate::process::{Finished, Running, finish, run};
 use crate::scrape::Scrape;
 use crate::unique;
 
@@ -54,7 +54,7 @@ pub struct Launch {
     read_later: bool,
 }
 
-/// `kevtmon run` with files and a port of its own, no runtime and JSON on standard output, until told otherwise.
+/// `kevtmon run` with files and a port of its own, no runtime, and JSON on standard output, unless changed.
 #[must_use]
 pub fn launch() -> Launch {
     Launch {
@@ -170,7 +170,7 @@ impl Launch {
 
     /// Runs it where it is expected to end by itself.
     #[must_use]
-    pub fn run_to_end(self) -> Ran {
+    pub fn run_to_end(self) -> Finished {
         let mut command = Command::new("timeout");
         // A daemon that does not end is ended: status 124 says so.
         command.arg(patience().as_secs().to_string());
@@ -182,9 +182,9 @@ impl Launch {
     /// Starts it and does not wait until it is ready.
     #[must_use]
     pub fn spawn(mut self) -> Daemon {
-        let complaints = self.scratch.path().join("stderr");
+        let stderr = self.scratch.path().join("stderr");
         let mut command = self.command();
-        command.stderr(File::create(&complaints).expect("a file can be made"));
+        command.stderr(File::create(&stderr).expect("a file can be made"));
         let piped = self.stdout.is_none();
         command.stdout(self.stdout.take().map_or_else(Stdio::piped, Stdio::from));
         let mut process = Running::spawn(&mut command);
@@ -194,7 +194,7 @@ impl Launch {
             pipe,
             lines: Arc::default(),
             address: self.address,
-            complaints,
+            stderr,
             stopped: false,
             scratch: self.scratch,
         };
@@ -240,7 +240,7 @@ pub struct Daemon {
     pipe: Option<ChildStdout>,
     lines: Arc<Lines>,
     address: SocketAddr,
-    complaints: PathBuf,
+    stderr: PathBuf,
     stopped: bool,
     scratch: Scratch,
 }
@@ -271,7 +271,7 @@ impl Daemon {
     }
 
     /// Runs a command that reads: `["incidents", "--json"]`. It asks this daemon, or reads what it left.
-    pub fn ask(&self, question: &[&str]) -> Ran {
+    pub fn ask(&self, question: &[&str]) -> Finished {
         let mut command = Command::new(program());
         command.args(question).stdin(Stdio::null());
         command.arg("--socket").arg(self.socket()).arg("--state-dir").arg(self.state());
@@ -289,7 +289,7 @@ impl Daemon {
     /// What it logged.
     #[must_use]
     pub fn log(&self) -> String {
-        std::fs::read_to_string(&self.complaints).unwrap_or_default()
+        std::fs::read_to_string(&self.stderr).unwrap_or_default()
     }
 
     /// Begins to read its standard output.
@@ -370,7 +370,7 @@ impl Daemon {
     pub fn mount_fence(&mut self) -> Vec<Event> {
         let mount = Mount::new();
         let holder = crate::process::hold_by_cwd(mount.point());
-        mount.umount_in_vain();
+        mount.umount_refused();
         let path = mount.point().to_string_lossy().into_owned();
         let fits = |event: &Event| event.kind() == "mount.busy" && event.text("/mount/path") == path;
         self.wait_for("the refused unmount of the fence", fits);

@@ -15,7 +15,7 @@ use crate::image;
 use crate::mount::Scratch;
 use crate::network::on_host;
 use crate::patience::wait_until;
-use crate::process::{Ran, attempt};
+use crate::process::{Finished, attempt};
 use crate::reaper::Cleanup;
 use crate::unique;
 
@@ -164,12 +164,12 @@ impl Dockerd {
     }
 
     /// Runs the client, whatever comes of it.
-    pub fn attempt<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ran {
+    pub fn attempt<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Finished {
         attempt(&self.words(arguments))
     }
 
     /// Runs the client; panics unless it succeeds.
-    pub fn docker<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ran {
+    pub fn docker<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Finished {
         let words = self.words(arguments);
         attempt(&words).succeeded(&format!("{words:?}"))
     }

@@ -1,6 +1,6 @@
-//! The stage for end-to-end tests: a real kernel, real namespaces, mounts, containers, and the real daemon.
+//! The harness of the end-to-end tests: a real kernel, real namespaces, mounts, containers, and the real daemon.
 //!
-//! A scenario builds its stage from guards, starts the daemon, lets a short-lived process do the harm, and
+//! A scenario sets up what it needs by guards, starts the daemon, lets a short-lived process do the harm, and
 //! waits for what the daemon prints. Every guard cleans up when dropped; what a killed test process leaves
 //! behind is cleaned up by the [`reaper`]. Names are unique, so scenarios run side by side. The harness
 //! knows the daemon's command line, its JSON and its metrics, and nothing of its insides.
@@ -8,7 +8,7 @@
 #![allow(
     clippy::expect_used,
     clippy::panic,
-    reason = "a stage that cannot be built must fail its test, with a backtrace"
+    reason = "a set-up that fails must fail its test, with a backtrace"
 )]
 
 pub mod patience;
@@ -21,7 +21,7 @@ pub mod mount;
 pub mod netns;
 pub mod network;
 pub mod pod;
-pub mod sandbox;
+pub mod pod_sandbox;
 pub mod storm;
 
 pub mod container;

@@ -3,9 +3,9 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use crate::process::{Ran, attempt};
+use crate::pod_sandbox::uuid;
+use crate::process::{Finished, attempt};
 use crate::reaper::Cleanup;
-use crate::sandbox::uuid;
 use crate::unique;
 
 /// A directory that is removed with all mounts in it.
@@ -98,12 +98,12 @@ impl Mount {
     }
 
     /// Tries to unmount it, by a process that ends at once.
-    pub fn umount(&self) -> Ran {
+    pub fn umount(&self) -> Finished {
         attempt::<&OsStr>(&["umount".as_ref(), self.point.as_ref()])
     }
 
     /// Tries to unmount it and is refused.
-    pub fn umount_in_vain(&self) -> Ran {
+    pub fn umount_refused(&self) -> Finished {
         let ran = self.umount();
         assert!(!ran.status.success(), "{} was not busy", self.point.display());
         ran

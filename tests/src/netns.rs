@@ -11,7 +11,7 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::lock;
 use crate::network::{self, NeighbourState, Network, NetworkError};
-use crate::process::{Ran, attempt, run, run_with_input};
+use crate::process::{Finished, attempt, run, run_with_input};
 use crate::reaper::Cleanup;
 use crate::unique;
 
@@ -59,12 +59,12 @@ impl NetnsPath {
     }
 
     /// Runs a command in it; panics unless it succeeds. The process becomes the command, so its id is the actor's.
-    pub fn run(&self, line: &str) -> Ran {
+    pub fn run(&self, line: &str) -> Finished {
         run(&format!("nsenter --net={} {line}", self.0.display()))
     }
 
     /// Runs a command in it, whatever comes of it.
-    pub fn attempt(&self, line: &str) -> Ran {
+    pub fn attempt(&self, line: &str) -> Finished {
         let net = format!("--net={}", self.0.display());
         let mut words = vec!["nsenter", &net];
         words.extend(line.split_whitespace());
@@ -72,7 +72,7 @@ impl NetnsPath {
     }
 
     /// Runs one `ip` process in it that executes several lines, as a culprit.
-    pub fn ip_batch(&self, lines: &str) -> Ran {
+    pub fn ip_batch(&self, lines: &str) -> Finished {
         run_with_input(&format!("nsenter --net={} ip -batch -", self.0.display()), lines)
     }
 }

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use crate::netns::{Netns, NetnsPath};
 use crate::network::{NeighbourState, lladdr, on_host};
-use crate::process::Ran;
+use crate::process::Finished;
 use crate::reaper::Cleanup;
 use crate::unique;
 
@@ -79,12 +79,12 @@ impl Pod {
     }
 
     /// Deletes the gateway's entry, by a process that ends at once.
-    pub fn delete_gateway(&self) -> Ran {
+    pub fn delete_gateway(&self) -> Finished {
         self.ip(&format!("neigh del {GATEWAY} dev eth0"))
     }
 
     /// Runs `ip` in the namespace: the culprit that the daemon is to name.
-    pub fn ip(&self, arguments: &str) -> Ran {
+    pub fn ip(&self, arguments: &str) -> Finished {
         self.netns.run(&format!("ip {arguments}"))
     }
 

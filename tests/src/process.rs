@@ -11,7 +11,7 @@ use crate::reaper::Cleanup;
 
 /// A process that has ended.
 #[derive(Debug, Clone)]
-pub struct Ran {
+pub struct Finished {
     /// Its id while it lived.
     pub pid: u32,
     /// How it ended.
@@ -22,7 +22,7 @@ pub struct Ran {
     pub stderr: String,
 }
 
-impl Ran {
+impl Finished {
     /// Panics with the complaint unless the process succeeded.
     #[must_use]
     pub fn succeeded(self, what: &str) -> Self {
@@ -32,22 +32,22 @@ impl Ran {
 }
 
 /// Runs a command to its end, whatever that is.
-pub fn attempt<S: AsRef<OsStr>>(command: &[S]) -> Ran {
+pub fn attempt<S: AsRef<OsStr>>(command: &[S]) -> Finished {
     let (program, arguments) = command.split_first().expect("a command has a name");
     finish(Command::new(program).args(arguments).stdin(Stdio::null()), program.as_ref())
 }
 
 /// Runs a prepared command to its end and collects what it printed.
-pub fn finish(command: &mut Command, name: &OsStr) -> Ran {
+pub fn finish(command: &mut Command, name: &OsStr) -> Finished {
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let child = child.unwrap_or_else(|error| panic!("{} does not start: {error}", name.display()));
     collect(child)
 }
 
-fn collect(child: Child) -> Ran {
+fn collect(child: Child) -> Finished {
     let pid = child.id();
     let output = child.wait_with_output().expect("a child can be waited for");
-    Ran {
+    Finished {
         pid,
         status: output.status,
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -56,12 +56,12 @@ fn collect(child: Child) -> Ran {
 }
 
 /// Runs a command line without quoting rules; panics unless it succeeds.
-pub fn run(line: &str) -> Ran {
+pub fn run(line: &str) -> Finished {
     attempt(&line.split_whitespace().collect::<Vec<_>>()).succeeded(line)
 }
 
 /// As [`run`], with text for its standard input.
-pub fn run_with_input(line: &str, input: &str) -> Ran {
+pub fn run_with_input(line: &str, input: &str) -> Finished {
     let words = line.split_whitespace().collect::<Vec<_>>();
     let (program, arguments) = words.split_first().expect("a command has a name");
     let mut command = Command::new(program);
@@ -152,15 +152,15 @@ pub fn hold_by_fd(file: &Path) -> Running {
 
 /// Burns one CPU and changes nothing.
 #[must_use]
-pub fn burn() -> Running {
+pub fn busy_loop() -> Running {
     let mut command = Command::new("sh");
-    command.arg0("kevtmon-burner").args(["-c", "while :; do :; done"]);
+    command.arg0("kevtmon-busy-loop").args(["-c", "while :; do :; done"]);
     Running::spawn(command.stdin(Stdio::null()))
 }
 
 /// Asks the kernel for neighbors of the network namespace at `netns`, again and again.
 #[must_use]
-pub fn chatter(netns: &Path) -> Running {
+pub fn poll_neighbors(netns: &Path) -> Running {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={}", netns.display()));
     command.args(["sh", "-c", "while :; do ip neigh show >/dev/null; done"]).stdin(Stdio::null());

@@ -1,6 +1,6 @@
-//! Containers: whose entry it was, whose process did it, and what is told of their lives.
+//! Containers: whose neighbor entry it was, whose process deleted it, and the events of their life cycle.
 
-#![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
 use kevtmon_tests::container::{Container, Sleeper};
 use kevtmon_tests::daemon::{Daemon, launch};
@@ -77,7 +77,7 @@ fn a_container_that_shares_the_network_deletes_the_gateway_of_another() {
     event.expect("/actor/exe", "/bin/ip");
     event.expect("/actor/container/id", culprit.id.as_str());
     assert!(event.text("/actor/cgroup").contains(&culprit.id), "{event}");
-    // What a container was started with may be secret; it is told only where the configuration says so.
+    // What a container was started with may be secret; it is shown only where the configuration says so.
     event.expect_none("/actor/cmdline");
     assert!(!event.list("/actor/ancestors").is_empty(), "{event}");
     expect_gateway_of(&event, &victim);
@@ -121,7 +121,7 @@ fn a_container_deletes_its_own_gateway() {
 }
 
 #[test]
-fn what_happens_to_the_link_of_a_container_is_told_with_the_container() {
+fn what_happens_to_the_link_of_a_container_is_reported_with_the_container() {
     let dockerd = Dockerd::shared();
     for (arguments, cause) in [
         ("link set eth0 down", "link-down"),
@@ -140,7 +140,7 @@ fn what_happens_to_the_link_of_a_container_is_told_with_the_container() {
 }
 
 #[test]
-fn the_host_end_of_a_container_deleted_by_hand_is_told_with_the_container() {
+fn the_host_end_of_a_container_deleted_by_hand_is_reported_with_the_container() {
     let dockerd = Dockerd::shared();
     let victim = Container::idle(dockerd, &["--network", "none"]);
     let pod = Pod::at(victim.netns());
@@ -236,7 +236,7 @@ fn a_removed_container_with_the_network_of_a_pod_takes_its_entries_quietly() {
 }
 
 #[test]
-fn a_deletion_just_before_the_end_of_a_container_is_told_all_the_same() {
+fn a_deletion_just_before_the_end_of_a_container_is_reported_all_the_same() {
     let dockerd = Dockerd::shared();
     let mut victim = Container::idle(dockerd, &[]);
     victim.set_gateway(LLADDR);
@@ -283,7 +283,7 @@ fn the_pod_of_a_container_is_read_from_its_labels() {
 }
 
 #[test]
-fn the_life_of_a_container_is_told() {
+fn the_life_of_a_container_is_reported() {
     let dockerd = Dockerd::shared();
     let mut daemon = daemon_of(dockerd);
     let mut container = Container::idle(dockerd, &["--network", "none"]);

@@ -1,6 +1,6 @@
 //! Bad input and broken surroundings: what ends the daemon says why, what does not is survived and said.
 
-#![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,14 +13,14 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::pod::{GATEWAY, Pod};
-use kevtmon_tests::process::Ran;
+use kevtmon_tests::process::Finished;
 
 /// Exit codes of the contract.
 const USAGE: i32 = 64;
 const PRIVILEGE: i32 = 77;
 
 #[track_caller]
-fn expect_exit(ran: &Ran, code: i32, words: &[&str]) {
+fn expect_exit(ran: &Finished, code: i32, words: &[&str]) {
     assert_eq!(ran.status.code(), Some(code), "{}", ran.stderr);
     for word in words {
         assert!(ran.stderr.contains(word), "{word} in {}", ran.stderr);
@@ -28,7 +28,7 @@ fn expect_exit(ran: &Ran, code: i32, words: &[&str]) {
     assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
 }
 
-/// Panics unless the daemon still tells of a deletion.
+/// Panics unless the daemon still reports a deletion.
 fn expect_service(daemon: &mut Daemon, pod: &Pod) -> Event {
     pod.set_gateway();
     pod.delete_gateway();
@@ -127,7 +127,7 @@ fn without_btf_and_tracefs_it_runs_on_and_says_what_it_lost() {
         Some(1.0)
     );
 
-    // State detects: the deletion is still told, but no name is made up.
+    // State detects: the deletion is still reported, but without an actor.
     let event = expect_service(&mut daemon, &pod);
     event.expect("/neighbor/cause", "admin");
     event.expect("/neighbor/gateway", true);
@@ -249,8 +249,8 @@ fn what_a_slow_reader_cannot_take_is_discarded_and_counted() {
     let address = kevtmon_tests::unique::address(91);
     let entry = address.parse().expect("an address");
     pod.netns().churn((0..TIMES).map(|_| entry));
-    let told = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
-    eventually!(told() >= f64::from(TIMES), "every deletion becomes an event");
+    let emitted = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
+    eventually!(emitted() >= f64::from(TIMES), "every deletion becomes an event");
     assert_eq!(daemon.get("/healthz").map(|answer| answer.status), Some(200));
     let discarded = daemon.metrics().count("kevtmon_events_discarded_total", &[]);
     assert!(discarded > 0.0, "a pipe of 64 KiB cannot have taken them all");

@@ -1,6 +1,6 @@
 //! The daemon's own life: ready, running without holding anything, and stopping in good order.
 
-#![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
 use std::fs::File;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn the_first_event_says_what_is_live() {
 }
 
 #[test]
-fn every_event_says_where_and_in_which_order_it_was_told() {
+fn every_event_says_where_and_in_which_order_it_was_reported() {
     let pod = Pod::new();
     let mut daemon = launch().argument("--node-name").argument("slave-197").start();
     for _ in 0..3 {
@@ -81,7 +81,7 @@ fn an_interrupt_ends_well_too() {
 }
 
 #[test]
-fn what_happened_before_the_end_is_told_before_the_end() {
+fn what_happened_before_the_end_is_reported_before_the_end() {
     let pod = Pod::new();
     let mut daemon = launch().start();
     pod.delete_gateway();
@@ -109,11 +109,11 @@ fn a_readable_line_names_address_and_actor() {
     eventually!(daemon.get("/readyz").is_some_and(|answer| answer.status == 200), "the daemon is ready");
     let ip = pod.delete_gateway();
     let words = [GATEWAY.to_owned(), "eth0".to_owned(), ip.pid.to_string()];
-    let told = || {
+    let emitted = || {
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         text.lines().any(|line| words.iter().all(|word| line.contains(word.as_str())))
     };
-    eventually!(told(), "a line names {words:?}");
+    eventually!(emitted(), "a line names {words:?}");
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn a_mount_can_be_unmounted_while_the_daemon_looks_for_its_holders() {
     for _ in 0..10 {
         let mount = Mount::new();
         let holder = hold_by_cwd(mount.point());
-        mount.umount_in_vain();
+        mount.umount_refused();
         drop(holder);
         eventually!(mount.umount().status.success(), "nobody holds the mount any more");
     }

@@ -30,7 +30,7 @@ fn wait_for_change(daemon: &mut Daemon, netns: u64, ifname: &str, change: &str) 
 }
 
 #[test]
-fn a_new_pair_is_told_with_its_other_end() {
+fn a_new_pair_is_reported_with_its_other_end() {
     let mut daemon = launch().start();
     let pod = Pod::new();
     let event = wait_for_link(&mut daemon, "link.created", host(), pod.host_end());
@@ -75,7 +75,7 @@ fn a_new_mac_address_is_a_change() {
 }
 
 #[test]
-fn a_deleted_host_end_is_told_with_the_namespace_it_served() {
+fn a_deleted_host_end_is_reported_with_the_namespace_it_served() {
     let pod = Pod::new();
     let mut daemon = launch().start();
     on_host(|network| network.delete_link(pod.host_end()));
@@ -84,7 +84,7 @@ fn a_deleted_host_end_is_told_with_the_namespace_it_served() {
 }
 
 #[test]
-fn every_link_that_comes_and_goes_is_told_once() {
+fn every_link_that_comes_and_goes_is_reported_once() {
     let witness = Pod::new();
     let mut daemon = launch().start();
     let mut names = Vec::new();
@@ -101,13 +101,13 @@ fn every_link_that_comes_and_goes_is_told_once() {
     }
     let events = daemon.events();
     for kind in ["link.created", "link.deleted"] {
-        let told = events.iter().filter(|event| event.kind() == kind && event.is_in(host()));
-        let mut told = told.map(|event| event.text("/link/ifname").to_owned()).collect::<Vec<_>>();
-        told.retain(|name| names.contains(name));
-        told.sort();
+        let emitted = events.iter().filter(|event| event.kind() == kind && event.is_in(host()));
+        let mut emitted = emitted.map(|event| event.text("/link/ifname").to_owned()).collect::<Vec<_>>();
+        emitted.retain(|name| names.contains(name));
+        emitted.sort();
         let mut expected = names.clone();
         expected.sort();
-        assert_eq!(told, expected, "{kind}");
+        assert_eq!(emitted, expected, "{kind}");
     }
 }
 

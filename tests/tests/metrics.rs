@@ -1,4 +1,4 @@
-//! What Prometheus reads: exact counts, the promised names, few series, and a format without complaints.
+//! What Prometheus reads: exact counts, the promised names, few series, and a format without stderr.
 
 use kevtmon_tests::daemon::launch;
 use kevtmon_tests::eventually;
@@ -53,12 +53,12 @@ fn deletions_are_counted_exactly() {
     assert_eq!(rise(&admin), 7.0);
     assert_eq!(rise(&collateral), 1.0);
 
-    let told = || {
+    let emitted = || {
         let now = daemon.metrics();
         now.count("kevtmon_neighbor_deletions_total", &[("cause", "admin"), ("gateway", "true")])
     };
-    eventually!(told() >= 7.0, "the events are counted");
-    assert_eq!(told(), 7.0);
+    eventually!(emitted() >= 7.0, "the events are counted");
+    assert_eq!(emitted(), 7.0);
 }
 
 #[test]
@@ -78,9 +78,9 @@ fn a_storm_is_counted_exactly() {
     pod.netns().churn((0..TIMES).map(|_| entry));
     eventually!(count() >= before + f64::from(TIMES), "the storm is counted");
     assert_eq!(count(), before + f64::from(TIMES));
-    let told = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
+    let emitted = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
     let lost = || daemon.metrics().count("kevtmon_events_lost_total", &[]);
-    eventually!(told() + lost() >= f64::from(TIMES), "what was not told was lost, and counted");
+    eventually!(emitted() + lost() >= f64::from(TIMES), "what was not emitted was lost, and counted");
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn refused_unmounts_are_counted() {
     let daemon = launch().start();
     let holder = hold_by_cwd(mount.point());
     for _ in 0..3 {
-        mount.umount_in_vain();
+        mount.umount_refused();
     }
     let kernel = || daemon.metrics().count("kevtmon_kernel_mount_busy_total", &[]);
     eventually!(kernel() >= 3.0, "the kernel counts each refusal");
@@ -105,7 +105,7 @@ fn every_promised_family_is_there() {
     pod.set_up(false);
     pod.set_up(true);
     let _holder = hold_by_cwd(mount.point());
-    mount.umount_in_vain();
+    mount.umount_refused();
     daemon.mount_fence();
     daemon.fence(&pod);
     let metrics = daemon.metrics();

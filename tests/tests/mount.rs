@@ -1,6 +1,6 @@
 //! Mounts that will not go: who holds them, who tried, how often, and what is said when they go at last.
 
-#![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
@@ -35,7 +35,7 @@ fn a_refused_unmount_names_the_caller_and_who_is_in_the_mount() {
     let mount = Mount::new();
     let mut daemon = launch().start();
     let culprit = hold_by_cwd(mount.point());
-    let umount = mount.umount_in_vain();
+    let umount = mount.umount_refused();
 
     let event = wait_for(&mut daemon, "mount.busy", mount.point());
     event.expect("/mount/syscall", "umount2");
@@ -62,7 +62,7 @@ fn an_open_file_holds_a_mount() {
     let mount = Mount::new();
     let mut daemon = launch().start();
     let culprit = hold_by_fd(&mount.file());
-    mount.umount_in_vain();
+    mount.umount_refused();
     let event = wait_for(&mut daemon, "mount.busy", mount.point());
     let found = holder(&event, culprit.pid(), "fd");
     assert_eq!(found["fd"], 7, "{event}");
@@ -76,7 +76,7 @@ fn a_program_that_runs_from_a_mount_holds_it() {
     std::fs::copy(kevtmon_tests::image::find("busybox"), &program).expect("busybox can be copied");
     let mut daemon = launch().start();
     let culprit = Running::spawn(Command::new(&program).args(["sleep", "1000000"]));
-    mount.umount_in_vain();
+    mount.umount_refused();
     let event = wait_for(&mut daemon, "mount.busy", mount.point());
     holder(&event, culprit.pid(), "exe");
 }
@@ -90,7 +90,7 @@ fn a_root_directory_in_a_mount_holds_it() {
     let mut command = Command::new("chroot");
     let culprit = Running::spawn(command.arg(mount.point()).args(["/busybox", "sleep", "1000000"]));
     eventually!(comm(culprit.pid()).as_deref() == Some("busybox"), "the program changes its root");
-    mount.umount_in_vain();
+    mount.umount_refused();
     let event = wait_for(&mut daemon, "mount.busy", mount.point());
     holder(&event, culprit.pid(), "root");
 }
@@ -100,7 +100,7 @@ fn a_mount_below_holds_the_one_above() {
     let mount = Mount::new();
     let child = Mount::at(&mount.point().join("below"));
     let mut daemon = launch().start();
-    mount.umount_in_vain();
+    mount.umount_refused();
     let event = wait_for(&mut daemon, "mount.busy", mount.point());
     event.expect("/holders_verdict", "child-mount");
     let below = child.point().to_string_lossy();
@@ -120,7 +120,7 @@ fn a_process_in_a_container_is_found_with_its_container() {
         Container::start(dockerd, &["-v", &bind], &["sh", "-c", "cd /data/volume; exec sleep 1000000"]);
     eventually!(comm(container.pid()).as_deref() == Some("sleep"), "the container is in the volume");
     let mut daemon = launch().runtime(dockerd.runtime()).start();
-    volume.umount_in_vain();
+    volume.umount_refused();
 
     let event = wait_for(&mut daemon, "mount.busy", volume.point());
     event.expect("/holders_verdict", "processes");
@@ -132,16 +132,16 @@ fn a_process_in_a_container_is_found_with_its_container() {
 }
 
 #[test]
-fn repeated_refusals_are_told_at_each_doubling() {
+fn repeated_refusals_are_reported_at_each_doubling() {
     let mount = Mount::new();
     let mut daemon = launch().start();
     let culprit = hold_by_cwd(mount.point());
     for _ in 0..9 {
-        mount.umount_in_vain();
+        mount.umount_refused();
     }
     let events = daemon.mount_fence();
-    let told = events.iter().filter(|event| is_about(event, "mount.busy", mount.point()));
-    let attempts = told.filter_map(|event| event.number("/mount/attempts")).collect::<Vec<_>>();
+    let emitted = events.iter().filter(|event| is_about(event, "mount.busy", mount.point()));
+    let attempts = emitted.filter_map(|event| event.number("/mount/attempts")).collect::<Vec<_>>();
     assert_eq!(attempts, [1, 2, 4, 8]);
     drop(culprit);
 }
@@ -151,7 +151,7 @@ fn a_mount_that_goes_at_last_is_released() {
     let mount = Mount::new();
     let mut daemon = launch().start();
     let culprit = hold_by_cwd(mount.point());
-    mount.umount_in_vain();
+    mount.umount_refused();
     wait_for(&mut daemon, "mount.busy", mount.point());
     drop(culprit);
     let umount = kevtmon_tests::patience::wait_until("the mount is free", || {
@@ -168,7 +168,7 @@ fn a_busy_mount_that_is_detached_is_not_released() {
     let mount = Mount::new();
     let mut daemon = launch().start();
     let culprit = hold_by_cwd(mount.point());
-    mount.umount_in_vain();
+    mount.umount_refused();
     wait_for(&mut daemon, "mount.busy", mount.point());
     let umount = kevtmon_tests::process::attempt::<&std::ffi::OsStr>(&[
         "umount".as_ref(),
@@ -184,17 +184,17 @@ fn a_busy_mount_that_is_detached_is_not_released() {
 }
 
 #[test]
-fn an_unmount_that_succeeds_at_once_is_nothing_to_tell() {
+fn an_unmount_that_succeeds_at_once_is_not_reported() {
     let mount = Mount::new();
     let mut daemon = launch().start();
     eventually!(mount.umount().status.success(), "nobody holds the mount");
     let events = daemon.mount_fence();
-    let told = events.iter().find(|event| is_about(event, "mount.released", mount.point()));
-    assert_eq!(told.map(ToString::to_string), None);
+    let emitted = events.iter().find(|event| is_about(event, "mount.released", mount.point()));
+    assert_eq!(emitted.map(ToString::to_string), None);
 }
 
 #[test]
-fn unmounting_what_is_no_mount_is_nothing_to_tell() {
+fn unmounting_what_is_no_mount_is_not_reported() {
     let scratch = Scratch::new();
     let mut daemon = launch().start();
     let refused = kevtmon_tests::process::attempt(&["busybox", "umount", &scratch.path().to_string_lossy()]);
@@ -204,7 +204,7 @@ fn unmounting_what_is_no_mount_is_nothing_to_tell() {
 }
 
 #[test]
-fn a_relative_path_is_told_as_an_absolute_one() {
+fn a_relative_path_is_reported_as_an_absolute_one() {
     let mount = Mount::new();
     let above = mount.point().parent().expect("a mount point has a directory").to_owned();
     let mut daemon = launch().start();

@@ -8,7 +8,7 @@ use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::netns::Netns;
 use kevtmon_tests::network::{Neighbor, NeighbourState, on_host};
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
-use kevtmon_tests::process::{Ran, burn, chatter, run};
+use kevtmon_tests::process::{Finished, busy_loop, poll_neighbors, run};
 use kevtmon_tests::unique;
 
 /// A pod that the daemon finds at its start.
@@ -33,7 +33,7 @@ fn expect_no_blame(events: &[Event], netns: u64) {
 }
 
 /// Lets a process take the gateway's entry along, and returns what was said, checked for the actor.
-fn collateral(act: impl FnOnce(&Pod) -> Ran, cause: &str) -> Event {
+fn collateral(act: impl FnOnce(&Pod) -> Finished, cause: &str) -> Event {
     let (pod, mut daemon) = pod_and_daemon();
     let ip = act(&pod);
     let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
@@ -319,8 +319,8 @@ fn a_process_that_only_keeps_the_cpu_busy_is_never_named() {
     pod.netns().run("busybox sysctl -q -w net.ipv4.neigh.eth0.retrans_time_ms=10");
     let mut daemon = launch().start();
     let cpus = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
-    let burners = (0..cpus).map(|_| burn()).collect::<Vec<_>>();
-    let talker = chatter(pod.netns().path());
+    let busy = (0..cpus).map(|_| busy_loop()).collect::<Vec<_>>();
+    let poller = poll_neighbors(pod.netns().path());
     let mut actors = Vec::new();
     for round in 0..20 {
         // An entry that fails in a timer, and one that a process deletes.
@@ -333,7 +333,7 @@ fn a_process_that_only_keeps_the_cpu_busy_is_never_named() {
     assert_eq!(deleted.iter().filter_map(|event| event.number("/actor/pid")).collect::<Vec<_>>(), {
         actors.iter().map(|pid| u64::from(*pid)).collect::<Vec<_>>()
     });
-    let idle = burners.iter().chain([&talker]).map(|process| u64::from(process.pid())).collect::<Vec<_>>();
+    let idle = busy.iter().chain([&poller]).map(|process| u64::from(process.pid())).collect::<Vec<_>>();
     for event in &events {
         assert!(!event.number("/actor/pid").is_some_and(|pid| idle.contains(&pid)), "{event}");
     }

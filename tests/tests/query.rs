@@ -4,8 +4,8 @@ use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::pod::{GATEWAY, Pod};
-use kevtmon_tests::process::{Ran, attempt};
-use kevtmon_tests::sandbox::Sandbox;
+use kevtmon_tests::pod_sandbox::PodSandbox;
+use kevtmon_tests::process::{Finished, attempt};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -13,10 +13,10 @@ use serde_json::Value;
 const NOTHING: i32 = 1;
 const NO_ANSWER: i32 = 2;
 
-/// A pod whose gateway is lost, and the daemon that told of it.
-fn pod_with_incident() -> (Pod, Sandbox, Daemon, Event) {
+/// A pod whose gateway is lost, and the daemon that reported it.
+fn pod_with_incident() -> (Pod, PodSandbox, Daemon, Event) {
     let pod = Pod::new();
-    let sandbox = Sandbox::of(&pod);
+    let sandbox = PodSandbox::of(&pod);
     let mut daemon = launch().start();
     pod.delete_gateway();
     let opened = daemon.wait_for("incident.opened", |event| {
@@ -31,7 +31,7 @@ fn kill(daemon: &mut Daemon) {
 }
 
 #[track_caller]
-fn expect(ran: &Ran, code: i32, words: &[&str]) {
+fn expect(ran: &Finished, code: i32, words: &[&str]) {
     assert_eq!(ran.status.code(), Some(code), "{}{}", ran.stdout, ran.stderr);
     for word in words {
         assert!(ran.stderr.contains(word), "{word} in {}", ran.stderr);
@@ -41,7 +41,7 @@ fn expect(ran: &Ran, code: i32, words: &[&str]) {
 
 /// Panics unless it was answered from what the daemon left, and that was said.
 #[track_caller]
-fn expect_left(ran: &Ran, code: i32, daemon: &Daemon) {
+fn expect_left(ran: &Finished, code: i32, daemon: &Daemon) {
     let (socket, state) = (daemon.socket(), daemon.state());
     let (socket, state) = (socket.to_string_lossy(), state.to_string_lossy());
     expect(ran, code, &["no daemon listens on", &socket, "reading its files in", &state]);
@@ -57,7 +57,7 @@ fn a_dead_daemon_has_left_what_a_live_one_answers() {
         &["events", "--container", id, "--limit", "1"],
         &["incidents", "--json", "--all"],
     ];
-    let about_it = |ran: &Ran| -> Vec<String> {
+    let about_it = |ran: &Finished| -> Vec<String> {
         ran.stdout.lines().filter(|line| line.contains(sandbox.id())).map(str::to_owned).collect()
     };
     let live = questions.map(|question| daemon.ask(question).succeeded("a question to a live daemon"));
@@ -72,9 +72,9 @@ fn a_dead_daemon_has_left_what_a_live_one_answers() {
         expect_left(&dead, 0, &daemon);
         assert_eq!(about_it(&dead), about_it(live), "{question:?}");
     }
-    let told = daemon.find(&["events", "--container", id]);
-    assert!(told.iter().any(|event| event.to_string() == opened.to_string()), "{opened}");
-    assert!(told.iter().any(|event| event.kind() == "neighbor.deleted"), "{opened}");
+    let emitted = daemon.find(&["events", "--container", id]);
+    assert!(emitted.iter().any(|event| event.to_string() == opened.to_string()), "{opened}");
+    assert!(emitted.iter().any(|event| event.kind() == "neighbor.deleted"), "{opened}");
 
     let dead = daemon.ask(&["why", "--json", id]);
     expect_left(&dead, 0, &daemon);
@@ -189,7 +189,7 @@ fn where_there_is_neither_daemon_nor_store_both_are_named() {
 }
 
 #[test]
-fn a_question_that_is_wrong_is_told_from_one_without_answer() {
+fn a_question_that_is_wrong_is_reported_from_one_without_answer() {
     let daemon = launch().start();
     for (question, code, words) in [
         (&["events", "--since", "yesterday"][..], NO_ANSWER, &["--since", "yesterday"][..]),

@@ -1,6 +1,6 @@
 //! Many readers of the stream of events, of whom one never reads: nobody waits for anybody.
 
-#![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,7 +17,7 @@ const ROUND: u32 = 200;
 /// Rounds after which whoever does not read has fallen behind, with what his socket holds.
 const ROUNDS: u32 = 60;
 
-/// Lets entries come and go, and waits until the standard output told of the last one; its number.
+/// Lets entries come and go, and waits until the deletion of the last one is on standard output; its sequence number.
 fn round(daemon: &mut Daemon, pod: &Pod, round: u32) -> u64 {
     let end = (round + 1) * ROUND;
     storm(pod, end - ROUND..end);

@@ -1,6 +1,6 @@
 //! Recordings of the real daemon: they replay to what it printed, hold no secrets, and outlive its death.
 
-#![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -16,26 +16,26 @@ use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Mount;
 use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::pod::{GATEWAY, Pod};
-use kevtmon_tests::process::{Ran, Running, attempt, finish, hold_by_cwd, idle};
-use kevtmon_tests::sandbox::Sandbox;
+use kevtmon_tests::pod_sandbox::PodSandbox;
+use kevtmon_tests::process::{Finished, Running, attempt, finish, hold_by_cwd, idle};
 use nix::sys::signal::Signal;
 
 /// The daemon with its standard output and a recording in files.
-struct Stage {
+struct RecordedDaemon {
     daemon: Daemon,
     printed: PathBuf,
     recording: PathBuf,
 }
 
-impl Stage {
+impl RecordedDaemon {
     fn start(launch: Launch) -> Self {
         let printed = launch.directory().join("printed");
         let recording = launch.directory().join("recording.ndjson");
         let stdout = File::create(&printed).expect("a file can be made");
         let daemon = launch.argument("--record").argument(&recording).stdout(stdout).spawn();
-        let stage = Self { daemon, printed, recording };
-        stage.wait_for("\"daemon.ready\"");
-        stage
+        let recorded = Self { daemon, printed, recording };
+        recorded.wait_for("\"daemon.ready\"");
+        recorded
     }
 
     fn printed(&self) -> String {
@@ -51,7 +51,7 @@ impl Stage {
     }
 
     /// Waits for a transition of the lost gateway of this sandbox.
-    fn wait_for_gateway(&self, transition: &str, sandbox: &Sandbox) -> Event {
+    fn wait_for_gateway(&self, transition: &str, sandbox: &PodSandbox) -> Event {
         self.wait_for_event(transition, |event| is_gateway(event, transition, sandbox))
     }
 
@@ -69,24 +69,24 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for RecordedDaemon {
     #[expect(clippy::print_stderr, reason = "the test runner shows it with the failure")]
     fn drop(&mut self) {
         if std::thread::panicking() {
             let printed = std::fs::read_to_string(&self.printed).unwrap_or_default();
-            let told = printed.lines().filter_map(|line| Event::parse(line).ok());
-            for event in told {
+            let emitted = printed.lines().filter_map(|line| Event::parse(line).ok());
+            for event in emitted {
                 eprintln!("{} {} {}", event.text("/time"), event.kind(), event.text("/message"));
             }
         }
     }
 }
 
-fn replay(arguments: &[&Path]) -> Ran {
+fn replay(arguments: &[&Path]) -> Finished {
     attempt_replay(arguments).succeeded("replay")
 }
 
-fn attempt_replay(arguments: &[&Path]) -> Ran {
+fn attempt_replay(arguments: &[&Path]) -> Finished {
     let mut words = vec![program(), "replay".into(), "--json".into(), "--strict".into()];
     words.extend(arguments.iter().map(|argument| argument.to_path_buf()));
     attempt(&words)
@@ -98,7 +98,7 @@ fn events(printed: &str) -> Vec<Event> {
     whole.lines().map(|line| Event::parse(line).expect("an event")).collect()
 }
 
-fn is_gateway(event: &Event, transition: &str, sandbox: &Sandbox) -> bool {
+fn is_gateway(event: &Event, transition: &str, sandbox: &PodSandbox) -> bool {
     event.is_incident(transition, "gateway-neighbor-lost")
         && event.text("/target/container/id") == sandbox.id()
 }
@@ -124,7 +124,7 @@ fn kept(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn provoke(stage: &Stage, pod: &Pod) {
+fn provoke(recorded: &RecordedDaemon, pod: &Pod) {
     for _ in 0..3 {
         pod.delete_gateway();
         pod.set_gateway();
@@ -132,64 +132,64 @@ fn provoke(stage: &Stage, pod: &Pod) {
     pod.set_up(false);
     let mount = Mount::new();
     let holder = hold_by_cwd(mount.point());
-    mount.umount_in_vain();
-    mount.umount_in_vain();
-    stage.wait_for("\"mount.busy\"");
+    mount.umount_refused();
+    mount.umount_refused();
+    recorded.wait_for("\"mount.busy\"");
     drop(holder);
     eventually!(mount.umount().status.success(), "nobody holds the mount any more");
-    stage.wait_for("\"mount.released\"");
+    recorded.wait_for("\"mount.released\"");
 }
 
 #[test]
 fn a_recording_replays_to_the_very_bytes_that_the_daemon_printed() {
     let pod = Pod::new();
-    let mut stage = Stage::start(launch());
-    provoke(&stage, &pod);
-    stage.daemon.stop();
-    let printed = stage.printed();
+    let mut recorded = RecordedDaemon::start(launch());
+    provoke(&recorded, &pod);
+    recorded.daemon.stop();
+    let printed = recorded.printed();
     for kind in ["daemon.ready", "neighbor.deleted", "link.changed", "mount.busy", "daemon.stopping"] {
         assert!(printed.contains(&format!("\"{kind}\"")), "{kind} in\n{printed}");
     }
-    assert_eq!(replay(&[&stage.recording]).stdout, printed);
-    assert_eq!(replay(&[&stage.recording]).stdout, printed, "and again");
-    let segments = kept(&stage.state().join("recorder"));
+    assert_eq!(replay(&[&recorded.recording]).stdout, printed);
+    assert_eq!(replay(&[&recorded.recording]).stdout, printed, "and again");
+    let segments = kept(&recorded.state().join("recorder"));
     assert_eq!(segments.len(), 1, "{segments:?}");
     assert_eq!(replay(&[&segments[0]]).stdout, printed, "the flight recorder has the same");
 }
 
 #[test]
-fn incidents_replay_to_the_very_bytes_that_were_told_of_them() {
+fn incidents_replay_to_the_very_bytes_that_were_reported_of_them() {
     let pod = Pod::new();
-    let sandbox = Sandbox::of(&pod);
+    let sandbox = PodSandbox::of(&pod);
     let volume = Mount::volume();
-    let mut stage = Stage::start(launch());
+    let mut recorded = RecordedDaemon::start(launch());
     pod.delete_gateway();
-    let lost = stage.wait_for_gateway("incident.opened", &sandbox);
+    let lost = recorded.wait_for_gateway("incident.opened", &sandbox);
     let holder = hold_by_cwd(volume.point());
-    volume.umount_in_vain();
-    let busy = stage.wait_for_volume("incident.opened", &volume);
+    volume.umount_refused();
+    let busy = recorded.wait_for_volume("incident.opened", &volume);
     busy.expect("/severity", "info");
     // With the third attempt it is worth a warning.
-    volume.umount_in_vain();
-    volume.umount_in_vain();
-    stage.wait_for_event("the warning", |event| {
+    volume.umount_refused();
+    volume.umount_refused();
+    recorded.wait_for_event("the warning", |event| {
         is_volume(event, "incident.updated", &volume) && event.severity() == "warning"
     });
     drop(holder);
     eventually!(volume.umount().status.success(), "nobody holds the volume any more");
     pod.set_gateway();
     for (opened, closed) in [
-        (lost, stage.wait_for_gateway("incident.closed", &sandbox)),
-        (busy, stage.wait_for_volume("incident.closed", &volume)),
+        (lost, recorded.wait_for_gateway("incident.closed", &sandbox)),
+        (busy, recorded.wait_for_volume("incident.closed", &volume)),
     ] {
         closed.expect("/incident/close_reason", "resolved");
         closed.expect("/incident/id", opened.text("/incident/id"));
     }
-    stage.daemon.stop();
-    let printed = stage.printed();
-    assert_eq!(replay(&[&stage.recording]).stdout, printed);
-    assert_eq!(replay(&[&stage.recording]).stdout, printed, "and again");
-    let segments = kept(&stage.state().join("recorder"));
+    recorded.daemon.stop();
+    let printed = recorded.printed();
+    assert_eq!(replay(&[&recorded.recording]).stdout, printed);
+    assert_eq!(replay(&[&recorded.recording]).stdout, printed, "and again");
+    let segments = kept(&recorded.state().join("recorder"));
     assert_eq!(segments.len(), 1, "{segments:?}");
     assert_eq!(replay(&[&segments[0]]).stdout, printed, "the flight recorder has the same");
 }
@@ -197,30 +197,30 @@ fn incidents_replay_to_the_very_bytes_that_were_told_of_them() {
 #[test]
 fn a_replay_with_another_configuration_shows_what_it_would_have_done() {
     let pod = Pod::new();
-    let sandbox = Sandbox::of(&pod);
+    let sandbox = PodSandbox::of(&pod);
     let volume = Mount::volume();
     let live = "[incidents]\ngateway_teardown_seconds = 1\n";
-    let mut stage = Stage::start(launch().config(live));
+    let mut recorded = RecordedDaemon::start(launch().config(live));
     let holder = hold_by_cwd(volume.point());
-    volume.umount_in_vain();
+    volume.umount_refused();
     // A pod that goes loses its interface first, so its gateway counts as lost only if the pod stays.
     pod.netns().network(|network| network.delete_link("eth0"));
-    let lost = stage.wait_for_gateway("incident.opened", &sandbox);
-    let busy = stage.wait_for_volume("incident.opened", &volume);
+    let lost = recorded.wait_for_gateway("incident.opened", &sandbox);
+    let busy = recorded.wait_for_volume("incident.opened", &volume);
     busy.expect("/severity", "info");
-    stage.daemon.stop();
+    recorded.daemon.stop();
     drop(holder);
 
     let with = |text: &str| {
-        let config = stage.daemon.directory().join("other.toml");
+        let config = recorded.daemon.directory().join("other.toml");
         std::fs::write(&config, text).expect("a file can be written");
-        attempt_replay(&[&stage.recording, "--config".as_ref(), &config])
+        attempt_replay(&[&recorded.recording, "--config".as_ref(), &config])
     };
-    assert_eq!(with(live).succeeded("replay").stdout, stage.printed());
+    assert_eq!(with(live).succeeded("replay").stdout, recorded.printed());
     let other = "[incidents]\ngateway_teardown_seconds = 3600\nvolume_busy_warning_attempts = 1\n";
-    let told = events(&with(other).succeeded("replay").stdout);
-    assert!(!told.iter().any(|event| is_gateway(event, "incident.opened", &sandbox)), "instead of {lost}");
-    let opened = told.iter().find(|event| is_volume(event, "incident.opened", &volume));
+    let emitted = events(&with(other).succeeded("replay").stdout);
+    assert!(!emitted.iter().any(|event| is_gateway(event, "incident.opened", &sandbox)), "instead of {lost}");
+    let opened = emitted.iter().find(|event| is_volume(event, "incident.opened", &volume));
     let opened = opened.unwrap_or_else(|| unreachable!("instead of {busy}"));
     opened.expect("/severity", "warning");
     opened.expect("/incident/id", busy.text("/incident/id"));
@@ -236,20 +236,20 @@ fn a_replay_with_another_configuration_shows_what_it_would_have_done() {
 #[test]
 fn the_bundle_of_an_open_incident_replays_to_it() {
     let pod = Pod::new();
-    let sandbox = Sandbox::of(&pod);
-    let mut stage = Stage::start(launch());
+    let sandbox = PodSandbox::of(&pod);
+    let mut recorded = RecordedDaemon::start(launch());
     pod.delete_gateway();
-    let opened = stage.wait_for_gateway("incident.opened", &sandbox);
+    let opened = recorded.wait_for_gateway("incident.opened", &sandbox);
     let id = opened.text("/incident/id");
-    let state = stage.state();
+    let state = recorded.state();
     let bundle =
         |id: &str| attempt(&[program(), "bundle".into(), id.into(), "--state-dir".into(), state.clone()]);
-    let replays = |file: &Path, packed: &Ran| {
+    let replays = |file: &Path, packed: &Finished| {
         std::fs::write(file, &packed.stdout).expect("a file can be written");
-        let told = events(&replay(&[file]).stdout);
-        told.iter().any(|event| event.to_string() == opened.to_string())
+        let emitted = events(&replay(&[file]).stdout);
+        emitted.iter().any(|event| event.to_string() == opened.to_string())
     };
-    let file = stage.daemon.directory().join("bundle");
+    let file = recorded.daemon.directory().join("bundle");
     // What was observed is on disk within a second.
     eventually!(
         {
@@ -258,8 +258,8 @@ fn the_bundle_of_an_open_incident_replays_to_it() {
         },
         "the bundle of {id}"
     );
-    stage.daemon.signal(Signal::SIGKILL);
-    assert_eq!(stage.daemon.wait(), None);
+    recorded.daemon.signal(Signal::SIGKILL);
+    assert_eq!(recorded.daemon.wait(), None);
     assert!(replays(&file, &bundle(&id[..8]).succeeded("bundle")), "also of a dead daemon");
 
     let unknown = bundle("0000");
@@ -273,40 +273,40 @@ fn the_bundle_of_an_open_incident_replays_to_it() {
 #[test]
 fn a_replay_needs_neither_privilege_nor_this_node() {
     let pod = Pod::new();
-    let mut stage = Stage::start(launch().copied());
-    provoke(&stage, &pod);
-    stage.daemon.stop();
-    let open = stage.daemon.directory().join("open.ndjson");
-    std::fs::copy(&stage.recording, &open).expect("a copy");
+    let mut recorded = RecordedDaemon::start(launch().copied());
+    provoke(&recorded, &pod);
+    recorded.daemon.stop();
+    let open = recorded.daemon.directory().join("open.ndjson");
+    std::fs::copy(&recorded.recording, &open).expect("a copy");
     std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o644)).expect("a mode can be set");
-    let program = stage.daemon.directory().join("kevtmon");
+    let program = recorded.daemon.directory().join("kevtmon");
     let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all env -i";
     let mut words: Vec<PathBuf> = nobody.split(' ').map(PathBuf::from).collect();
     words.extend([program, "replay".into(), "--json".into(), open]);
-    assert_eq!(attempt(&words).succeeded("replay as nobody").stdout, stage.printed());
+    assert_eq!(attempt(&words).succeeded("replay as nobody").stdout, recorded.printed());
 }
 
 #[test]
 fn a_recording_of_containers_replays_too() {
     let dockerd = Dockerd::shared();
     let early = Container::idle(dockerd, &[]);
-    let mut stage = Stage::start(launch().runtime(dockerd.runtime()));
+    let mut recorded = RecordedDaemon::start(launch().runtime(dockerd.runtime()));
     early.set_gateway("02:00:00:00:00:01");
     let late = Container::idle(dockerd, &[]);
-    stage.wait_for(late.id());
+    recorded.wait_for(late.id());
     let gateway = early.gateway().parse().expect("an address");
     early.netns().network(|network| network.delete_neighbor("eth0", gateway));
-    stage.wait_for("\"neighbor.deleted\"");
-    stage.daemon.stop();
-    assert_eq!(replay(&[&stage.recording]).stdout, stage.printed());
+    recorded.wait_for("\"neighbor.deleted\"");
+    recorded.daemon.stop();
+    assert_eq!(replay(&[&recorded.recording]).stdout, recorded.printed());
 }
 
 #[test]
 fn nobody_but_the_owner_reads_what_is_recorded() {
-    let mut stage = Stage::start(launch());
-    stage.daemon.stop();
-    let mut files = kept(&stage.state());
-    files.push(stage.recording.clone());
+    let mut recorded = RecordedDaemon::start(launch());
+    recorded.daemon.stop();
+    let mut files = kept(&recorded.state());
+    files.push(recorded.recording.clone());
     assert!(files.len() >= 2, "{files:?}");
     for file in files {
         let mode = std::fs::metadata(&file).expect("a file").permissions().mode();
@@ -325,7 +325,7 @@ fn secrets_of_the_node_are_in_no_recording() {
         &["sh", "-c", "exec sleep 1000000", &format!("--password={planted}")],
     );
     let pod = Pod::new();
-    let mut stage = Stage::start(launch().runtime(dockerd.runtime()));
+    let mut recorded = RecordedDaemon::start(launch().runtime(dockerd.runtime()));
 
     // A holder with secrets in its arguments and environment.
     let mount = Mount::new();
@@ -347,15 +347,15 @@ fn secrets_of_the_node_are_in_no_recording() {
     let mut batch = Command::new("sh");
     batch.args(["-c", "exec ip -n \"$0\" neigh del 169.254.1.1 dev eth0", pod.netns_name()]);
     let _ = finish(batch.env("K8S_API_TOKEN", planted), "sh".as_ref()).succeeded("ip");
-    stage.wait_for("\"mount.busy\"");
-    stage.wait_for("\"neighbor.deleted\"");
+    recorded.wait_for("\"mount.busy\"");
+    recorded.wait_for("\"neighbor.deleted\"");
     let late = Container::start(dockerd, &["-e", &variable, "--label", &label], &["sleep", "1000000"]);
-    stage.wait_for(late.id());
-    stage.daemon.stop();
+    recorded.wait_for(late.id());
+    recorded.daemon.stop();
     drop((holder, container));
 
-    let mut files = kept(&stage.state());
-    files.extend([stage.recording.clone(), stage.printed.clone()]);
+    let mut files = kept(&recorded.state());
+    files.extend([recorded.recording.clone(), recorded.printed.clone()]);
     let mut recorded = String::new();
     for file in files {
         let bytes = std::fs::read(&file).expect("a file");
@@ -369,20 +369,20 @@ fn secrets_of_the_node_are_in_no_recording() {
 #[test]
 fn a_killed_daemon_leaves_a_recording_that_replays_to_all_but_its_end() {
     let pod = Pod::new();
-    let mut stage = Stage::start(launch());
-    provoke(&stage, &pod);
-    let printed = stage.printed();
-    // What was told is on disk within a second.
-    let replayed = || replay(&[&stage.recording]).stdout;
+    let mut recorded = RecordedDaemon::start(launch());
+    provoke(&recorded, &pod);
+    let printed = recorded.printed();
+    // What was emitted is on disk within a second.
+    let replayed = || replay(&[&recorded.recording]).stdout;
     eventually!(replayed().len() >= printed.len(), "all is recorded");
     assert_eq!(&replayed()[..printed.len()], printed);
-    stage.daemon.signal(Signal::SIGKILL);
-    assert_eq!(stage.daemon.wait(), None);
+    recorded.daemon.signal(Signal::SIGKILL);
+    assert_eq!(recorded.daemon.wait(), None);
     // A kill in the middle of a line.
-    let length = std::fs::metadata(&stage.recording).expect("a file").len();
-    let file = File::options().write(true).open(&stage.recording).expect("a file");
+    let length = std::fs::metadata(&recorded.recording).expect("a file").len();
+    let file = File::options().write(true).open(&recorded.recording).expect("a file");
     file.set_len(length - 3).expect("a file can be cut");
-    let ran = replay(&[&stage.recording]);
+    let ran = replay(&[&recorded.recording]);
     assert!(ran.stderr.contains("the line is cut"), "{}", ran.stderr);
     assert!(printed.starts_with(&ran.stdout) || ran.stdout.starts_with(&printed));
 }
@@ -410,12 +410,12 @@ fn a_recording_that_cannot_be_made_is_refused_at_start() {
 #[test]
 fn the_recorder_keeps_nothing_of_others_alive() {
     let mount = Mount::new();
-    let mut stage = Stage::start(launch().argument("--record-max-mib").argument("1"));
+    let mut recorded = RecordedDaemon::start(launch().argument("--record-max-mib").argument("1"));
     let holder = Running::spawn(idle().current_dir(mount.point()));
-    mount.umount_in_vain();
-    stage.wait_for("\"mount.busy\"");
+    mount.umount_refused();
+    recorded.wait_for("\"mount.busy\"");
     drop(holder);
     eventually!(mount.umount().status.success(), "nobody holds the mount any more");
-    eventually!(stage.daemon.metrics().count("kevtmon_self_pins", &[]) == 0.0, "no pins");
-    stage.daemon.stop();
+    eventually!(recorded.daemon.metrics().count("kevtmon_self_pins", &[]) == 0.0, "no pins");
+    recorded.daemon.stop();
 }

@@ -7,23 +7,23 @@ use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::pod::Pod;
-use kevtmon_tests::sandbox::Sandbox;
+use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::storm::{Storm, address, storm};
 use nix::sys::signal::Signal;
 
 const KIND: &str = "gateway-neighbor-lost";
 
 /// Waits for a transition of the incident of this sandbox.
-fn wait_for(daemon: &mut Daemon, transition: &str, sandbox: &Sandbox) -> Event {
+fn wait_for(daemon: &mut Daemon, transition: &str, sandbox: &PodSandbox) -> Event {
     daemon.wait_for(&format!("{transition} of {}", sandbox.id()), |event| is_of(event, transition, sandbox))
 }
 
-fn is_of(event: &Event, transition: &str, sandbox: &Sandbox) -> bool {
+fn is_of(event: &Event, transition: &str, sandbox: &PodSandbox) -> bool {
     event.is_incident(transition, KIND) && event.text("/target/container/id") == sandbox.id()
 }
 
-/// What the commands tell of the incident of this sandbox.
-fn incident(daemon: &Daemon, question: &[&str], sandbox: &Sandbox) -> Option<Event> {
+/// The incident of this sandbox, as the commands show it.
+fn incident(daemon: &Daemon, question: &[&str], sandbox: &PodSandbox) -> Option<Event> {
     let found = daemon.find(question);
     let mut found =
         found.into_iter().filter(|incident| incident.text("/target/container/id") == sandbox.id());
@@ -39,15 +39,15 @@ fn kill(daemon: &mut Daemon) -> Vec<Event> {
     daemon.wait_for_end_of_output()
 }
 
-/// Bursts, each after the one before was told, until they have lasted so many seconds; how many entries that were.
+/// Bursts, each after the one before was emitted, until they have lasted so many seconds; how many entries that were.
 fn bursts(daemon: &mut Daemon, pod: &Pod, seconds: f64) -> u32 {
     const COUNT: u32 = 50;
     let (mut begin, mut entries) = (None, 0);
     loop {
         storm(pod, entries..entries + COUNT);
         entries += COUNT;
-        let told = daemon.wait_for_deletion(pod.inum(), &address(entries - 1)).seconds();
-        if told >= *begin.get_or_insert(told) + seconds {
+        let emitted = daemon.wait_for_deletion(pod.inum(), &address(entries - 1)).seconds();
+        if emitted >= *begin.get_or_insert(emitted) + seconds {
             return entries;
         }
     }
@@ -56,7 +56,7 @@ fn bursts(daemon: &mut Daemon, pod: &Pod, seconds: f64) -> u32 {
 #[test]
 fn an_incident_that_is_open_when_the_daemon_is_killed_in_a_burst_goes_on() {
     let (pod, other) = (Pod::new(), Pod::new());
-    let sandbox = Sandbox::of(&pod);
+    let sandbox = PodSandbox::of(&pod);
     let mut daemon = launch().start();
     pod.delete_gateway();
     let opened = wait_for(&mut daemon, "incident.opened", &sandbox);
@@ -67,21 +67,21 @@ fn an_incident_that_is_open_when_the_daemon_is_killed_in_a_burst_goes_on() {
     let entries = bursts(&mut daemon, &other, 3.0);
     let storm = Storm::of(&other, entries..entries + 50);
     daemon.wait_for_deletion(other.inum(), &address(entries + 20));
-    let told = kill(&mut daemon);
+    let emitted = kill(&mut daemon);
     drop(storm);
 
     let kept = daemon.find(&["events", "--since", "1h"]);
     let kept = kept.iter().map(|event| (event.number("/seq"), event)).collect::<BTreeMap<_, _>>();
-    let end = told.last().map_or(0.0, Event::seconds);
+    let end = emitted.last().map_or(0.0, Event::seconds);
     // A second, and as much again for a machine that has much else to do.
-    let (old, young) = told.iter().partition::<Vec<_>, _>(|event| event.seconds() < end - 2.0);
+    let (old, young) = emitted.iter().partition::<Vec<_>, _>(|event| event.seconds() < end - 2.0);
     assert!(
         old.iter().filter(|event| event.is_in(other.inum())).count() >= 100,
         "{} and {}",
         old.len(),
         young.len()
     );
-    // What only the standard output missed is told there only.
+    // What the standard output lost is reported there only.
     for event in old.into_iter().filter(|event| event.text("/lost/source") != "sink.stdout") {
         let kept = kept.get(&event.number("/seq")).unwrap_or_else(|| panic!("it is lost: {event}"));
         assert_eq!(kept.to_string(), event.to_string());
@@ -113,7 +113,7 @@ fn an_incident_that_is_open_when_the_daemon_is_killed_in_a_burst_goes_on() {
 #[test]
 fn what_was_repaired_while_no_daemon_ran_is_resolved() {
     let pod = Pod::new();
-    let sandbox = Sandbox::of(&pod);
+    let sandbox = PodSandbox::of(&pod);
     let mut daemon = launch().start();
     pod.delete_gateway();
     let opened = wait_for(&mut daemon, "incident.opened", &sandbox);
@@ -139,7 +139,7 @@ fn what_was_repaired_while_no_daemon_ran_is_resolved() {
 #[test]
 fn what_ended_while_no_daemon_ran_is_over() {
     let pod = Pod::new();
-    let sandbox = Sandbox::of(&pod);
+    let sandbox = PodSandbox::of(&pod);
     let mut daemon = launch().start();
     pod.delete_gateway();
     let opened = wait_for(&mut daemon, "incident.opened", &sandbox);
@@ -160,14 +160,14 @@ fn a_transition_that_was_announced_survives_the_death_of_the_daemon_at_that_mome
     // A storm of others would keep the store from being in time.
     let _exclusive = Exclusive::take();
     let pod = Pod::new();
-    let sandbox = Sandbox::of(&pod);
+    let sandbox = PodSandbox::of(&pod);
     // The state directory is that of the first, whose files live as long as it is not dropped.
     let mut daemons = vec![launch().start()];
     let mut announced = Vec::new();
     for round in 0..4 {
         let daemon = daemons.last_mut().unwrap_or_else(|| unreachable!("one was started"));
         let opens = round % 2 == 0;
-        let told = if opens {
+        let emitted = if opens {
             pod.delete_gateway();
             wait_for(daemon, "incident.opened", &sandbox)
         } else {
@@ -180,11 +180,14 @@ fn a_transition_that_was_announced_survives_the_death_of_the_daemon_at_that_mome
             return;
         }
         let open = incident(daemon, &["incidents"], &sandbox);
-        assert_eq!(open.is_some(), opens, "it was killed as soon as it had said {told}");
-        announced.push(told);
+        assert_eq!(open.is_some(), opens, "it was killed as soon as it had said {emitted}");
+        announced.push(emitted);
         let kept = daemon.find(&["events", "--since", "1h", "--kind", "incident."]);
-        for told in &announced {
-            assert!(kept.iter().any(|event| event.to_string() == told.to_string()), "it is lost: {told}");
+        for emitted in &announced {
+            assert!(
+                kept.iter().any(|event| event.to_string() == emitted.to_string()),
+                "it is lost: {emitted}"
+            );
         }
         let next = launch().on_state_of(daemon).start();
         daemons.push(next);

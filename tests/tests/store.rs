@@ -1,6 +1,6 @@
 //! The event store: what a killed daemon leaves, how much disk a storm takes, and what broken disks cost.
 
-#![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -51,12 +51,12 @@ fn a_daemon_that_is_killed_in_a_storm_loses_its_last_second_at_most() {
     daemon.signal(Signal::SIGKILL);
     drop(storm);
     daemon.wait();
-    let told = daemon.wait_for_end_of_output();
+    let emitted = daemon.wait_for_end_of_output();
     let last = numbers(&kept(&daemon)).into_iter().max().unwrap_or_default();
     assert!(last > 0, "something was kept");
     // A commit a second: what is missing is younger than that, and less time for the kill itself.
-    let end = told.last().map_or(0.0, Event::seconds);
-    let missing: Vec<_> = told.iter().filter(|event| event.number("/seq") > Some(last)).collect();
+    let end = emitted.last().map_or(0.0, Event::seconds);
+    let missing: Vec<_> = emitted.iter().filter(|event| event.number("/seq") > Some(last)).collect();
     assert!(missing.iter().all(|event| event.seconds() > end - 2.0), "{last} of {end}");
 
     let mut again = launch().on_state_of(&daemon).start();
@@ -65,7 +65,7 @@ fn a_daemon_that_is_killed_in_a_storm_loses_its_last_second_at_most() {
     lost.expect("/lost/reason", "restart");
     lost.expect("/lost/count", "unknown");
     assert!(lost.text("/lost/from") < lost.text("/lost/to"), "{lost}");
-    let newest = told.iter().filter_map(|event| event.number("/seq")).max();
+    let newest = emitted.iter().filter_map(|event| event.number("/seq")).max();
     assert!(lost.number("/seq") > newest, "no number is used twice: {lost}");
     pod.delete_gateway();
     again.wait_for_deletion(pod.inum(), GATEWAY);
@@ -78,17 +78,17 @@ fn a_daemon_that_stops_well_keeps_everything_and_its_numbers_go_on() {
     pod.delete_gateway();
     daemon.wait_for_deletion(pod.inum(), GATEWAY);
     daemon.stop();
-    let told = daemon.wait_for_end_of_output();
+    let emitted = daemon.wait_for_end_of_output();
     let mut kept = kept(&daemon);
     // A query answers in the order of times, which differs where an event waited for a name.
     kept.sort_by_key(|event| event.number("/seq"));
-    assert_eq!(numbers(&kept), numbers(&told));
-    for (kept, told) in kept.iter().zip(&told) {
-        assert_eq!(kept.to_string(), told.to_string());
+    assert_eq!(numbers(&kept), numbers(&emitted));
+    for (kept, emitted) in kept.iter().zip(&emitted) {
+        assert_eq!(kept.to_string(), emitted.to_string());
     }
     let mut again = launch().on_state_of(&daemon).start();
     let first = again.wait_for("the gap", |event| event.text("/lost/source") == "daemon");
-    assert_eq!(first.number("/seq"), told.last().and_then(|event| Some(event.number("/seq")? + 1)));
+    assert_eq!(first.number("/seq"), emitted.last().and_then(|event| Some(event.number("/seq")? + 1)));
 }
 
 /// Bytes of the files in a directory whose names begin like this.
@@ -106,7 +106,7 @@ fn the_size_limits_hold_in_a_storm() {
     let _exclusive = Exclusive::take();
     let pod = Pod::new();
     let daemon = launch().config("[store]\nmax_mib = 8\n[recorder]\nmax_mib = 4\n").start();
-    let told = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
+    let emitted = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
     let (mut store, mut recorder) = (0, 0);
     for chunk in 1..=CHUNKS {
         storm(&pod, 0..CHUNK);
@@ -114,9 +114,9 @@ fn the_size_limits_hold_in_a_storm() {
             {
                 store = store.max(bytes(&daemon.state(), "events.db"));
                 recorder = recorder.max(bytes(&daemon.state().join("recorder"), ""));
-                told() >= f64::from(chunk * CHUNK)
+                emitted() >= f64::from(chunk * CHUNK)
             },
-            "all of {chunk} chunks is told"
+            "all of {chunk} chunks is emitted"
         );
     }
     assert!(store <= 8 << 20, "{store} bytes of the store");

@@ -1,10 +1,10 @@
 //! `cargo xtask bench`: what kevtmon costs and how fast it is, measured side by side in one run.
 
+mod environment;
 mod idle;
 mod latency;
 mod neighbors;
 mod replay;
-mod stage;
 mod store;
 
 use anyhow::{Result, bail};

@@ -1,12 +1,12 @@
 //! `cargo xtask demo`: a daemon, two faults provoked for real, and what the daemon says of them.
 //!
 //! In: a daemon, built or given. Out: its events and metrics with a line of explanation before each step, and a
-//! verdict: an event that does not come, or one too many, is an error. Knows the plot; how the faults are made is
-//! in `stage`, how the daemon is run and heard in `daemon`.
+//! verdict: an event that does not come, or one too many, is an error. Knows the scenario; how the faults are made is
+//! in `fixtures`, how the daemon is run and read in `daemon`.
 
 mod daemon;
+mod fixtures;
 mod scrape;
-mod stage;
 mod transcript;
 
 use std::env;
@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
-use self::daemon::{Daemon, Hearing};
-use self::stage::{GATEWAY, Pod, Stage};
+use self::daemon::{Daemon, InputQueue};
+use self::fixtures::{Fixtures, GATEWAY, Pod};
 use crate::build;
 use crate::packages::{self, Apt};
 use crate::setup::{self, Privilege};
@@ -85,22 +85,22 @@ fn again_as_root(privilege: Privilege, daemon: &Path) -> Result<()> {
 }
 
 fn show(program: &Path) -> Result<()> {
-    let hearing = Hearing::with_signals()?;
-    // Dropped in the order stage, daemon, directory, whatever happens from here on.
+    let queue = InputQueue::with_signals()?;
+    // Dropped in the order fixtures, daemon, directory, whatever happens from here on.
     let directory =
         tempfile::Builder::new().prefix("kevtmon-demo-").tempdir().context("cannot make a directory")?;
     let narrator = Narrator::new();
     narrator.title(
         "kevtmon says who did it. Two faults are provoked on this machine, for real, in namespaces that end with\n\
-         this demo. Only the cast is played: shell scripts named kubelet, calico, etcd, glusterfs and nginx.",
+         this demo. Only the programs are stand-ins: shell scripts named kubelet, calico, etcd, glusterfs and nginx.",
     )?;
 
     narrator.step("Start the daemon: kevtmon run --output pretty --runtime none")?;
-    let mut daemon = Daemon::start(program, directory.path(), hearing)?;
+    let mut daemon = Daemon::start(program, directory.path(), queue)?;
     daemon.expect("daemon.ready", &[])?;
-    let stage = Stage::set(directory.path())?;
-    let pod = gateway_is_lost(&narrator, &mut daemon, &stage)?;
-    volume_is_busy(&narrator, &mut daemon, &stage)?;
+    let fixtures = Fixtures::create(directory.path())?;
+    let pod = gateway_is_lost(&narrator, &mut daemon, &fixtures)?;
+    volume_is_busy(&narrator, &mut daemon, &fixtures)?;
 
     narrator.step("The same for Prometheus:")?;
     let metrics = scrape::get(daemon.address())?;
@@ -110,11 +110,11 @@ fn show(program: &Path) -> Result<()> {
 
     narrator.step("Stop the daemon:")?;
     daemon.stop()?;
-    let told = daemon.told("neighbor.", &in_netns(&pod));
-    if told != 2 {
-        bail!("two neighbor events were due, and the daemon told {told}");
+    let emitted = daemon.count("neighbor.", &in_netns(&pod));
+    if emitted != 2 {
+        bail!("two neighbor events were due, and the daemon emitted {emitted}");
     }
-    drop((pod, stage, daemon));
+    drop((pod, fixtures, daemon));
     directory.close().context("cannot remove the daemon's files")?;
     print("")?;
     narrator.title(
@@ -123,7 +123,7 @@ fn show(program: &Path) -> Result<()> {
     )
 }
 
-/// Series that the plot must have moved.
+/// Series that the scenario must have changed.
 const METRICS: [&str; 5] = [
     r#"kevtmon_neighbor_deletions_total{cause="admin",gateway="true"}"#,
     r#"kevtmon_neighbor_deletions_total{cause="link-down",gateway="true"}"#,
@@ -133,24 +133,25 @@ const METRICS: [&str; 5] = [
 ];
 
 /// A pod loses its gateway twice by somebody's fault, and then in a way that is nobody's business.
-fn gateway_is_lost(narrator: &Narrator, daemon: &mut Daemon, stage: &Stage) -> Result<Pod> {
+fn gateway_is_lost(narrator: &Narrator, daemon: &mut Daemon, fixtures: &Fixtures) -> Result<Pod> {
     narrator.step(&format!(
         "A pod's network as Calico makes it: everything goes via {GATEWAY}, whose MAC is a static ARP entry.\n  \
          kubelet has calico clean up after an older pod of the same name, and calico hits this one:"
     ))?;
-    let pod = stage.pod()?;
+    let pod = fixtures.pod()?;
     let netns = in_netns(&pod);
-    stage.kubelet(&["calico", &pod.netns])?.succeeded()?;
+    fixtures.kubelet(&["calico", &pod.netns])?.succeeded()?;
     daemon.expect("neighbor.deleted", &["← calico(", "← kubelet(", "cause admin", &netns])?;
 
     narrator.step(
         "The entry is put back. Now somebody sets the link down, and the kernel drops the entry with it:",
     )?;
     pod.set_gateway()?;
-    pod.take_link_down(stage)?;
+    pod.take_link_down(fixtures)?;
     daemon.expect("neighbor.deleted", &["link set eth0 down", "cause link-down", &netns])?;
 
-    narrator.step("Six learned entries come and are flushed, as happens all day: counted, not told.")?;
+    narrator
+        .step("Six learned entries come and are flushed, as happens all day: counted, without an event.")?;
     pod.flush_learned()?;
     Ok(pod)
 }
@@ -161,25 +162,26 @@ fn in_netns(pod: &Pod) -> String {
 }
 
 /// An unmount is refused until its holders are gone.
-fn volume_is_busy(narrator: &Narrator, daemon: &mut Daemon, stage: &Stage) -> Result<()> {
-    let volume = stage.volume()?;
+fn volume_is_busy(narrator: &Narrator, daemon: &mut Daemon, fixtures: &Fixtures) -> Result<()> {
+    let volume = fixtures.volume()?;
     let path = volume.display().to_string();
     let log = volume.join("access.log").display().to_string();
-    let holders = (stage.play("glusterfs", &[], &volume)?, stage.play("nginx", &[&log], Path::new("/"))?);
+    let holders =
+        (fixtures.start("glusterfs", &[], &volume)?, fixtures.start("nginx", &[&log], Path::new("/"))?);
     narrator.step(
         "A pod hangs in Terminating, since its volume does not unmount. All that kubelet gets to log is",
     )?;
-    let refused = stage.kubelet(&["umount", &path])?;
+    let refused = fixtures.kubelet(&["umount", &path])?;
     if refused.status.success() {
         bail!("umount of {path} should have been refused");
     }
-    print(&refused.complaint)?;
+    print(&refused.stderr)?;
     narrator.title("  and kevtmon says who holds it:")?;
     daemon.expect("mount.busy", &["← kubelet(", "glusterfs (pid ", "nginx (pid ", "…/access.log"])?;
 
     narrator.step("The two end, and kubelet tries again:")?;
     drop(holders);
-    stage.kubelet(&["umount", &path])?.succeeded()?;
+    fixtures.kubelet(&["umount", &path])?.succeeded()?;
     daemon.expect("mount.released", &["← kubelet(", &path, "umount2"])
 }
 

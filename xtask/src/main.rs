@@ -13,8 +13,8 @@ mod run;
 mod test;
 mod vm;
 
-mod needs;
 mod packages;
+mod prerequisites;
 mod setup;
 mod side_by_side;
 mod static_link;

@@ -87,7 +87,7 @@ impl Step {
         self
     }
 
-    /// With Debian's packages told not to start the services that they bring.
+    /// Without starting the services that Debian's packages bring.
     pub(crate) fn with_services_stopped(mut self) -> Self {
         self.keeps_services_stopped = true;
         self

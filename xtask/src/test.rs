@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 
 use crate::build;
 use crate::ebpf::ebpf;
-use crate::needs::{self, Need, need};
+use crate::prerequisites::{self, Prerequisite, program};
 use crate::setup::{self, Privilege};
 use crate::side_by_side::{Output, Transcript};
 use crate::vm;
@@ -158,7 +158,7 @@ fn run_into(command: &mut Command, output: &mut impl Write) -> Result<()> {
 
 /// Installs, downloads and builds what the end-to-end tests and those on other kernels need, while others run.
 fn prepare() -> Result<()> {
-    end_to_end_needs(Privilege::of_this_user())?;
+    install_end_to_end_prerequisites(Privilege::of_this_user())?;
     let prepared = vm::prepare(Privilege::of_this_user());
     build::release()?;
     workspace::check(e2e_tests()?.arg("--no-run"))?;
@@ -177,7 +177,7 @@ fn end_to_end(arguments: &[String]) -> Result<()> {
     if privilege == Privilege::None {
         bail!("the end-to-end tests need root, and there is no sudo here: run `cargo xtask test` as root");
     }
-    end_to_end_needs(privilege)?;
+    install_end_to_end_prerequisites(privilege)?;
     let daemon = build::release()?;
     let mut cargo = e2e_tests()?;
     cargo.arg("--no-fail-fast");
@@ -194,8 +194,8 @@ pub(crate) fn e2e_tests() -> Result<Command> {
 }
 
 /// Installs what the harness of the end-to-end tests starts.
-pub(crate) fn end_to_end_needs(privilege: Privilege) -> Result<()> {
-    needs::ensure("the end-to-end tests", &NEEDS, privilege)
+pub(crate) fn install_end_to_end_prerequisites(privilege: Privilege) -> Result<()> {
+    prerequisites::ensure("the end-to-end tests", &PREREQUISITES, privilege)
 }
 
 /// Has cargo compile as this user and start the test executables as root.
@@ -211,17 +211,17 @@ fn run_as_root(cargo: &mut Command, privilege: Privilege, daemon: &Path) {
     cargo.args(["--config", &format!("target.'cfg(unix)'.runner = [{}]", runner.join(", "))]);
 }
 
-const NEEDS: [Need; 9] = [
+const PREREQUISITES: [Prerequisite; 9] = [
     // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.
-    need("ip", "iproute2", "deletes and changes what the daemon then names it for"),
-    need("iptables", "iptables", "dockerd sets up its bridge with it"),
-    need("dockerd", "docker.io", "the tests start one of their own"),
-    need("docker", "docker.io", "makes and starts the containers that the tests watch"),
-    need("containerd", "containerd", "dockerd starts one of its own"),
-    need("busybox", "busybox-static", "all that is in the containers' image").statically_linked(),
-    need("fuser", "psmisc", "what the holders of a mount are compared with"),
-    need("ps", "procps", "shows what a failed test left running"),
-    need("promtool", "prometheus", "judges the exported metrics"),
+    program("ip", "iproute2", "deletes and changes what the daemon then names it for"),
+    program("iptables", "iptables", "dockerd sets up its bridge with it"),
+    program("dockerd", "docker.io", "the tests start one of their own"),
+    program("docker", "docker.io", "makes and starts the containers that the tests watch"),
+    program("containerd", "containerd", "dockerd starts one of its own"),
+    program("busybox", "busybox-static", "all that is in the containers' image").statically_linked(),
+    program("fuser", "psmisc", "what the holders of a mount are compared with"),
+    program("ps", "procps", "shows what a failed test left running"),
+    program("promtool", "prometheus", "judges the exported metrics"),
 ];
 
 #[cfg(test)]

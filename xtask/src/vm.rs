@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use self::kernels::Kernel;
 use crate::build;
-use crate::needs::{self, Need, need};
+use crate::prerequisites::{self, Prerequisite, program};
 use crate::setup::Privilege;
 use crate::side_by_side::Transcript;
 use crate::test::e2e_tests;
@@ -35,12 +35,12 @@ const REAPER: &str = "reaper";
 /// The test executables that depend on the kernel, each with what it leaves out: no runtime is in the guest.
 const TESTS: [(&str, &[&str]); 3] = [("hooks", &[]), ("neighbor", &[]), ("mount", &["--skip=container"])];
 
-const NEEDS: [Need; 4] = [
-    need("qemu-system-x86_64", "qemu-system-x86", "is the machine"),
-    need("xz", "xz-utils", "unpacks the kernels' modules"),
+const PREREQUISITES: [Prerequisite; 4] = [
+    program("qemu-system-x86_64", "qemu-system-x86", "is the machine"),
+    program("xz", "xz-utils", "unpacks the kernels' modules"),
     // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.
-    need("ip", "iproute2", "deletes and changes what the daemon then names it for"),
-    need("busybox", "busybox-static", "is started by the tests").statically_linked(),
+    program("ip", "iproute2", "deletes and changes what the daemon then names it for"),
+    program("busybox", "busybox-static", "is started by the tests").statically_linked(),
 ];
 
 /// Runs the tests on every kernel that can be had, side by side. None is an error if they are `required`.
@@ -90,7 +90,7 @@ pub(crate) fn prepare(privilege: Privilege) -> Result<Vec<Kernel>> {
     if packages.is_empty() {
         return Ok(Vec::new());
     }
-    needs::ensure("the tests on other kernels", &NEEDS, privilege)?;
+    prerequisites::ensure("the tests on other kernels", &PREREQUISITES, privilege)?;
     packages.iter().map(|package| kernels::fetch(package, privilege)).collect()
 }
 

@@ -5,11 +5,11 @@ use std::path::Path;
 use anyhow::Result;
 
 use crate::setup::Privilege;
-use crate::test::{E2E, end_to_end_needs};
+use crate::test::{E2E, install_end_to_end_prerequisites};
 use crate::workspace;
 
 pub(super) fn idle(binary: &Path) -> Result<()> {
-    end_to_end_needs(Privilege::Root)?;
+    install_end_to_end_prerequisites(Privilege::Root)?;
     let mut bench = workspace::cargo("bench");
     bench.args(["--package", E2E, "--bench", "idle"]).env("KEVTMON_BIN", binary);
     workspace::check(&mut bench)

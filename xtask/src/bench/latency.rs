@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result};
 
-use super::stage::{Daemon, Line, Namespace};
+use super::environment::{Daemon, Line, Namespace};
 
 const EVENTS: u32 = 10_000;
 /// The first address, 10.99.1.0.

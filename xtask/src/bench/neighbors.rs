@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 
+use super::environment::{Daemon, Namespace};
 use super::spread;
-use super::stage::{Daemon, Namespace};
 
 const NEIGHBORS: usize = 100_000;
 const ROUNDS: usize = 7;

@@ -1,6 +1,6 @@
-//! The daemon of the demo: started apart from everything on this machine, heard line by line, ended with the demo.
+//! The daemon of the demo: started apart from everything on this machine, read line by line, ended with the demo.
 //!
-//! What it says goes to the terminal as it comes and into a transcript in which the events that are due are
+//! Its output goes to the terminal as it comes and into a transcript in which the events that are due are
 //! looked for. Signals for the demo arrive on the same queue, so that every wait ends with them.
 
 use std::fs::{self, File};
@@ -40,20 +40,20 @@ const QUEUE: usize = 256;
 const CONFIG: &str = "[output]\nmin_severity = \"info\"\n";
 
 /// What ends a wait.
-enum Heard {
+enum Input {
     Line(String),
     /// The daemon closed its output.
     Ended,
     Interrupted(Signal),
 }
 
-/// The queue of all that is heard.
-pub(super) struct Hearing {
-    sender: SyncSender<Heard>,
-    receiver: Receiver<Heard>,
+/// The queue of all inputs.
+pub(super) struct InputQueue {
+    sender: SyncSender<Input>,
+    receiver: Receiver<Input>,
 }
 
-impl Hearing {
+impl InputQueue {
     fn new() -> Self {
         let (sender, receiver) = sync_channel(QUEUE);
         Self { sender, receiver }
@@ -62,21 +62,21 @@ impl Hearing {
     /// From here on a signal ends a wait, not the process, which would leave its work behind. To be called before
     /// there is any other thread.
     pub(super) fn with_signals() -> Result<Self> {
-        let hearing = Self::new();
+        let queue = Self::new();
         let signals = signals();
         signals.thread_block().context("cannot block signals")?;
-        let interrupted = hearing.sender.clone();
+        let interrupted = queue.sender.clone();
         thread::Builder::new()
             .name("signals".to_owned())
             .spawn(move || {
                 while let Ok(signal) = signals.wait() {
-                    if interrupted.send(Heard::Interrupted(signal)).is_err() {
+                    if interrupted.send(Input::Interrupted(signal)).is_err() {
                         break;
                     }
                 }
             })
             .context("cannot start a thread")?;
-        Ok(hearing)
+        Ok(queue)
     }
 }
 
@@ -87,7 +87,7 @@ fn signals() -> SigSet {
 /// A running daemon.
 pub(super) struct Daemon {
     child: Child,
-    heard: Receiver<Heard>,
+    inputs: Receiver<Input>,
     address: SocketAddr,
     log: PathBuf,
     transcript: Transcript,
@@ -98,7 +98,7 @@ pub(super) struct Daemon {
 
 impl Daemon {
     /// Starts `program` with all its files in `directory`.
-    pub(super) fn start(program: &Path, directory: &Path, hearing: Hearing) -> Result<Self> {
+    pub(super) fn start(program: &Path, directory: &Path, queue: InputQueue) -> Result<Self> {
         let address = free_address()?;
         let config = directory.join("kevtmon.toml");
         fs::write(&config, CONFIG).with_context(|| format!("cannot write {}", config.display()))?;
@@ -109,7 +109,7 @@ impl Daemon {
         command.args(["--output", "pretty", "--runtime", "none", "--listen", &address.to_string()]);
         command.arg("--state-dir").arg(directory.join("state"));
         command.arg("--socket").arg(directory.join("kevtmon.sock"));
-        // Ctrl-C is for the demo, which ends the daemon when the stage is cleared.
+        // Ctrl-C is for the demo, which ends the daemon itself.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(stderr);
         let unblocked = signals();
         // SAFETY: between fork and exec the closure makes two system calls, both async-signal-safe, and
@@ -124,10 +124,10 @@ impl Daemon {
         }
         let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
         let output = child.stdout.take();
-        let Hearing { sender, receiver } = hearing;
+        let InputQueue { sender, receiver } = queue;
         let daemon = Self {
             child,
-            heard: receiver,
+            inputs: receiver,
             address,
             log,
             transcript: Transcript::default(),
@@ -139,12 +139,12 @@ impl Daemon {
             .name("daemon".to_owned())
             .spawn(move || {
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
-                    if sender.send(Heard::Line(line)).is_err() {
+                    if sender.send(Input::Line(line)).is_err() {
                         return;
                     }
                 }
-                // Nobody hears it when the demo is over already.
-                let _ = sender.send(Heard::Ended);
+                // The demo may be over already.
+                let _ = sender.send(Input::Ended);
             })
             .context("cannot start a thread")?;
         Ok(daemon)
@@ -155,30 +155,30 @@ impl Daemon {
         self.address
     }
 
-    /// Shows what the daemon says until an event of `kind` came whose text holds all `words`.
+    /// Shows the output of the daemon until an event of `kind` came whose text holds all `words`.
     pub(super) fn expect(&mut self, kind: &str, words: &[&str]) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         let found = loop {
             if let Some(found) = self.transcript.find(self.next, kind, words) {
                 break found;
             }
-            if Instant::now() > deadline || !self.hear(deadline)? {
+            if Instant::now() > deadline || !self.receive(deadline)? {
                 let words = if words.is_empty() { String::new() } else { format!(" with {words:?}") };
                 bail!(
-                    "the daemon told of no {kind}{words} within {} s; what this kernel lacks, it says at its start{}",
+                    "the daemon reported no {kind}{words} within {} s; it says at its start what this kernel lacks{}",
                     PATIENCE.as_secs(),
                     self.logged()
                 );
             }
         };
         let found_at = Instant::now();
-        while found_at.elapsed() < NO_SILENCE && self.hear(Instant::now() + SILENCE)? {}
+        while found_at.elapsed() < NO_SILENCE && self.receive(Instant::now() + SILENCE)? {}
         self.next = found + 1;
         Ok(())
     }
 
     /// How many events of kinds that start with `kind` hold `word`.
-    pub(super) fn told(&self, kind: &str, word: &str) -> usize {
+    pub(super) fn count(&self, kind: &str, word: &str) -> usize {
         self.transcript.count(kind, word)
     }
 
@@ -187,10 +187,10 @@ impl Daemon {
         self.terminate();
         let deadline = Instant::now() + DRAIN;
         while !self.ended {
-            match self.next_heard(deadline) {
-                Some(Heard::Line(line)) => self.show(&line)?,
-                Some(Heard::Ended) => {}
-                Some(Heard::Interrupted(signal)) => bail!("ended by {signal}"),
+            match self.next_input(deadline) {
+                Some(Input::Line(line)) => self.show(&line)?,
+                Some(Input::Ended) => {}
+                Some(Input::Interrupted(signal)) => bail!("ended by {signal}"),
                 None => bail!("the daemon did not end within {} s{}", DRAIN.as_secs(), self.logged()),
             }
         }
@@ -202,19 +202,19 @@ impl Daemon {
     }
 
     /// Shows the next line; false when none came in time.
-    fn hear(&mut self, deadline: Instant) -> Result<bool> {
-        match self.next_heard(deadline) {
-            Some(Heard::Line(line)) => self.show(&line).map(|()| true),
-            Some(Heard::Ended) => bail!("the daemon ended{}", self.logged()),
-            Some(Heard::Interrupted(signal)) => bail!("ended by {signal}"),
+    fn receive(&mut self, deadline: Instant) -> Result<bool> {
+        match self.next_input(deadline) {
+            Some(Input::Line(line)) => self.show(&line).map(|()| true),
+            Some(Input::Ended) => bail!("the daemon ended{}", self.logged()),
+            Some(Input::Interrupted(signal)) => bail!("ended by {signal}"),
             None => Ok(false),
         }
     }
 
-    fn next_heard(&mut self, deadline: Instant) -> Option<Heard> {
-        let heard = self.heard.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok();
-        self.ended |= matches!(heard, Some(Heard::Ended));
-        heard
+    fn next_input(&mut self, deadline: Instant) -> Option<Input> {
+        let input = self.inputs.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok();
+        self.ended |= matches!(input, Some(Input::Ended));
+        input
     }
 
     fn show(&mut self, line: &str) -> Result<()> {
@@ -244,7 +244,7 @@ impl Drop for Daemon {
         if matches!(self.child.try_wait(), Ok(None)) {
             self.terminate();
             let deadline = Instant::now() + DRAIN;
-            while !self.ended && self.next_heard(deadline).is_some() {}
+            while !self.ended && self.next_input(deadline).is_some() {}
             // Nothing more can be done for a process that even this does not end.
             let _ = self.child.kill();
             let _ = self.child.wait();
@@ -273,7 +273,7 @@ mod tests {
         let program = directory.path().join("kevtmon");
         fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("write");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("make executable");
-        let daemon = Daemon::start(&program, directory.path(), Hearing::new()).expect("start");
+        let daemon = Daemon::start(&program, directory.path(), InputQueue::new()).expect("start");
         (directory, daemon)
     }
 
@@ -285,7 +285,7 @@ mod tests {
         );
         daemon.expect("a.b", &["x", "in netns 7"]).expect("first");
         daemon.expect("a.b", &["w"]).expect("last");
-        assert_eq!(daemon.told("a.", "in netns 7"), 2);
+        assert_eq!(daemon.count("a.", "in netns 7"), 2);
     }
 
     #[test]
@@ -312,8 +312,8 @@ mod tests {
     fn a_signal_ends_a_wait() {
         let (_directory, mut daemon) = daemon("exec sleep 600");
         let (sender, receiver) = sync_channel(1);
-        daemon.heard = receiver;
-        sender.send(Heard::Interrupted(Signal::SIGINT)).expect("room for one");
+        daemon.inputs = receiver;
+        sender.send(Input::Interrupted(Signal::SIGINT)).expect("room for one");
         let error = daemon.expect("a.b", &[]).unwrap_err().to_string();
         assert_eq!(error, "ended by SIGINT");
     }

@@ -10,7 +10,7 @@ use crate::reaper::Cleanup;
 
 /// A process that does nothing, in the network of a pod and in a control group that names pod and container.
 #[derive(Debug)]
-pub struct Sandbox {
+pub struct PodSandbox {
     process: Running,
     uid: String,
     id: String,
@@ -18,7 +18,7 @@ pub struct Sandbox {
     _cleanup: Cleanup,
 }
 
-impl Sandbox {
+impl PodSandbox {
     /// Starts one in a pod's network.
     #[must_use]
     pub fn of(pod: &Pod) -> Self {

@@ -1,6 +1,6 @@
-//! The stage itself: what the guards build works, and nothing of it stays.
+//! The harness itself: what the guards set up works, and nothing of it stays.
 
-#![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -43,10 +43,10 @@ fn a_pod_leaves_neither_link_nor_namespace() {
 fn a_mount_is_busy_while_it_is_held() {
     let mount = Mount::new();
     let by_cwd = hold_by_cwd(mount.point());
-    mount.umount_in_vain();
+    mount.umount_refused();
     drop(by_cwd);
     let by_fd = hold_by_fd(&mount.file());
-    mount.umount_in_vain();
+    mount.umount_refused();
     drop(by_fd);
     eventually!(mount.umount().status.success(), "the mount is free");
 }
@@ -120,8 +120,8 @@ fn expect_nothing_of(name: &str, directory: &str, pid: u32) {
 
 /// Run by the next test only, in a process that is killed.
 #[test]
-#[ignore = "the stage of a test that is killed"]
-fn builds_a_stage_and_waits() {
+#[ignore = "what a test sets up that is killed"]
+fn builds_guards_and_waits() {
     let pod = Pod::new();
     let mount = Mount::new();
     let holder = hold_by_cwd(mount.point());
@@ -137,27 +137,27 @@ fn builds_a_stage_and_waits() {
         &container.pid().to_string(),
     ]
     .join(" ");
-    writeln!(std::io::stdout(), "stage: {words}").expect("the parent listens");
+    writeln!(std::io::stdout(), "guards: {words}").expect("the parent listens");
     drop(std::io::stdin().lines().next());
 }
 
 #[test]
 fn nothing_stays_of_a_test_process_that_is_killed() {
     let mut command = Command::new(std::env::current_exe().expect("a test has a path"));
-    command.args(["--exact", "builds_a_stage_and_waits", "--ignored", "--nocapture"]);
+    command.args(["--exact", "builds_guards_and_waits", "--ignored", "--nocapture"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a test runs");
     let output = BufReader::new(child.stdout.take().expect("a pipe"));
-    let stage = output
+    let guards = output
         .lines()
         .map_while(Result::ok)
-        .find_map(|line| line.split_once("stage: ").map(|(_, words)| words.to_owned()))
-        .expect("the child builds its stage");
+        .find_map(|line| line.split_once("guards: ").map(|(_, words)| words.to_owned()))
+        .expect("the child sets up its guards");
     child.kill().expect("a child can be killed");
     child.wait().expect("a child can be waited for");
 
-    let words = stage.split_whitespace().collect::<Vec<_>>();
+    let words = guards.split_whitespace().collect::<Vec<_>>();
     let [netns, link, scratch, holder, dockerd, directory, container] = words[..] else {
-        unreachable!("seven words: {stage}")
+        unreachable!("seven words: {guards}")
     };
     eventually!(!link_exists(link), "link {link} is removed");
     eventually!(!Path::new("/run/netns").join(netns).exists(), "namespace {netns} is removed");

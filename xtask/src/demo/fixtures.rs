@@ -1,7 +1,7 @@
-//! Where the demo's faults happen: a pod's network, a kubelet's volume, and the cast.
+//! Where the demo's faults happen: a pod's network, a kubelet's volume, and stand-ins for the programs.
 //!
 //! All of it hangs on a mount namespace of this thread: what is mounted there, the names of network namespaces
-//! included, is seen by nobody else and ends with it. The cast reads from pipes of this process and ends with them.
+//! included, is seen by nobody else and ends with it. The programs read from pipes of this process and end with them.
 //! So nothing is left behind even by a demo that was killed, save a directory with the daemon's files.
 
 use std::fs;
@@ -39,27 +39,22 @@ const KUBELET: &str = "#!/bin/sh\n\"$@\"\nexit\n";
 const CALICO: &str = "#!/bin/sh\nip -n \"$1\" neigh del 169.254.1.1 dev eth0\nexit\n";
 
 /// Opens the file that it is given, if any, and waits for the end of the demo.
-const BYSTANDER: &str = "#!/bin/sh\n[ $# -eq 0 ] || exec 3>>\"$1\"\necho ready\nread -r line\n";
+const HOLDER: &str = "#!/bin/sh\n[ $# -eq 0 ] || exec 3>>\"$1\"\necho ready\nread -r line\n";
 
-const CAST: [(&str, &str); 5] = [
-    ("kubelet", KUBELET),
-    ("calico", CALICO),
-    ("etcd", BYSTANDER),
-    ("glusterfs", BYSTANDER),
-    ("nginx", BYSTANDER),
-];
+const SCRIPTS: [(&str, &str); 5] =
+    [("kubelet", KUBELET), ("calico", CALICO), ("etcd", HOLDER), ("glusterfs", HOLDER), ("nginx", HOLDER)];
 
-/// The place; what hangs on it goes with it.
-pub(super) struct Stage {
+/// Mounts and programs of the demo; unmounted when dropped.
+pub(super) struct Fixtures {
     /// The kubelet's directory.
     root: PathBuf,
-    /// PATH of the cast.
+    /// PATH of the programs.
     path: String,
 }
 
-impl Stage {
-    /// Sets the stage below `directory`, for this thread.
-    pub(super) fn set(directory: &Path) -> Result<Self> {
+impl Fixtures {
+    /// Makes them below `directory`, seen by this thread and what it starts.
+    pub(super) fn create(directory: &Path) -> Result<Self> {
         unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace")?;
         let none = None::<&str>;
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
@@ -68,18 +63,18 @@ impl Stage {
         let bin = root.join("bin");
         let path = std::env::join_paths([bin.clone()].into_iter().chain(setup::search_path()))?;
         let path = path.into_string().ok().context("PATH is not UTF-8")?;
-        let stage = Self { root, path };
+        let fixtures = Self { root, path };
         // A file system of its own: that of temporary directories often refuses to execute.
-        mount_tmpfs("kevtmon-demo", &stage.root)?;
+        mount_tmpfs("kevtmon-demo", &fixtures.root)?;
         mount_tmpfs("kevtmon-demo", Path::new(NAMES))?;
         fs::create_dir(&bin)?;
-        for (name, script) in CAST {
+        for (name, script) in SCRIPTS {
             let file = bin.join(name);
             fs::write(&file, script)
                 .and_then(|()| fs::set_permissions(&file, fs::Permissions::from_mode(0o755)))
                 .with_context(|| format!("cannot write {}", file.display()))?;
         }
-        Ok(stage)
+        Ok(fixtures)
     }
 
     /// A pod's network as Calico makes it, with a process in it.
@@ -99,7 +94,7 @@ impl Stage {
         let address = Ipv4Addr::new(192, 168, 252, 66);
         Network::within(&path, |network| network.add_address(LINK, address, 32))?;
         let inode = fs::metadata(&path)?.ino();
-        let process = network::enter(&path, || self.play("etcd", &[], Path::new("/")))??;
+        let process = network::enter(&path, || self.start("etcd", &[], Path::new("/")))??;
         let pod = Pod { netns, path, inode, _process: process };
         pod.bring_link_up()?;
         pod.set_gateway()?;
@@ -116,33 +111,35 @@ impl Stage {
     }
 
     /// Has the kubelet run `argv` to its end.
-    pub(super) fn kubelet(&self, argv: &[&str]) -> Result<Ended> {
+    pub(super) fn kubelet(&self, argv: &[&str]) -> Result<Finished> {
         self.run("kubelet", argv)
     }
 
-    /// Starts one of the cast, in `directory`, who stays until dropped.
-    pub(super) fn play(&self, program: &str, arguments: &[&str], directory: &Path) -> Result<Player> {
+    /// Starts one of the programs in `directory`; it stays until dropped.
+    pub(super) fn start(&self, program: &str, arguments: &[&str], directory: &Path) -> Result<Process> {
         let mut command = self.command(program, arguments);
         command.current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::piped());
         let written = workspace::written(&command);
-        let mut player = Player(command.spawn().with_context(|| format!("cannot start {written}"))?);
+        let mut process = Process(command.spawn().with_context(|| format!("cannot start {written}"))?);
         let mut line = String::new();
-        if let Some(output) = player.0.stdout.take() {
-            BufReader::new(output).read_line(&mut line).with_context(|| format!("cannot hear {written}"))?;
+        if let Some(output) = process.0.stdout.take() {
+            BufReader::new(output)
+                .read_line(&mut line)
+                .with_context(|| format!("cannot read from {written}"))?;
         }
         if line.trim_end() != "ready" {
             bail!("{written} did not get ready");
         }
-        Ok(player)
+        Ok(process)
     }
 
-    fn run(&self, program: &str, arguments: &[&str]) -> Result<Ended> {
+    fn run(&self, program: &str, arguments: &[&str]) -> Result<Finished> {
         let mut command = self.command(program, arguments);
         let written = workspace::written(&command);
         let output =
             command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {written}"))?;
-        let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Ok(Ended { command: written, status: output.status, complaint })
+        let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Ok(Finished { command: written, status: output.status, stderr })
     }
 
     fn command(&self, program: &str, arguments: &[&str]) -> Command {
@@ -152,7 +149,7 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for Fixtures {
     fn drop(&mut self) {
         // In a mount namespace of its own; what cannot be unmounted now ends with that.
         for place in [self.root.as_path(), Path::new(NAMES)] {
@@ -168,7 +165,7 @@ pub(super) struct Pod {
     path: PathBuf,
     /// Its number, which is how the daemon calls it.
     pub(super) inode: u64,
-    _process: Player,
+    _process: Process,
 }
 
 impl Pod {
@@ -181,8 +178,8 @@ impl Pod {
     }
 
     /// Takes the link down, by a process that is to be named.
-    pub(super) fn take_link_down(&self, stage: &Stage) -> Result<()> {
-        stage.run("ip", &["-n", &self.netns, "link", "set", LINK, "down"])?.succeeded()
+    pub(super) fn take_link_down(&self, fixtures: &Fixtures) -> Result<()> {
+        fixtures.run("ip", &["-n", &self.netns, "link", "set", LINK, "down"])?.succeeded()
     }
 
     /// Lets learned entries come and go, that of the gateway among them.
@@ -211,10 +208,10 @@ impl Pod {
     }
 }
 
-/// One of the cast; leaves when dropped.
-pub(super) struct Player(Child);
+/// A program that runs; killed when dropped.
+pub(super) struct Process(Child);
 
-impl Drop for Player {
+impl Drop for Process {
     fn drop(&mut self) {
         // It may have left by itself.
         let _ = self.0.kill();
@@ -223,17 +220,17 @@ impl Drop for Player {
 }
 
 /// How a command ended.
-pub(super) struct Ended {
+pub(super) struct Finished {
     command: String,
     pub(super) status: ExitStatus,
     /// What it wrote to standard error.
-    pub(super) complaint: String,
+    pub(super) stderr: String,
 }
 
-impl Ended {
+impl Finished {
     pub(super) fn succeeded(&self) -> Result<()> {
         if !self.status.success() {
-            bail!("{} failed ({}): {}", self.command, self.status, self.complaint);
+            bail!("{} failed ({}): {}", self.command, self.status, self.stderr);
         }
         Ok(())
     }
