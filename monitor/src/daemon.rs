@@ -14,7 +14,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use crate::allocator::{self, Weather};
 use crate::clock::{boot_now, realtime_offset_ns};
-use crate::config::{Config, Format, Runtimes};
+use crate::config::{Config, NODE_NAME, Runtimes, SOCKETS, STATE_DIR};
 use crate::core::{Core, Output, Resume};
 use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Refused, Scanner};
@@ -24,12 +24,15 @@ use crate::observation::{Fact, HolderReport, NsInum, Observation, ProcessState, 
 use crate::query::history::LiveHistory;
 use crate::recording::format::Writer;
 use crate::recording::recorder::{Record, RecordError, Recorder};
+use crate::recording::settings::FlightLimits;
 use crate::settings::Settings;
-use crate::sinks::api::{self, ApiError, Identity, Memory, Question};
+use crate::sinks::api::{self, ApiError, Identity, Memory, Question, SOCKET};
 use crate::sinks::health::Health;
 use crate::sinks::http::{HttpError, Server};
+use crate::sinks::listen::LISTEN;
+use crate::sinks::stdout::{self, FORMAT, Format, MIN_SEVERITY};
 use crate::sinks::store::{self, Started, StoreConfig};
-use crate::sinks::{Filter, Sinks, stdout};
+use crate::sinks::{Filter, Sinks};
 use crate::sources::bpf::hooks::{HOOKS, Standing};
 use crate::sources::bpf::{self, Hooks};
 use crate::sources::netlink::{NetlinkConfig, NetlinkError, NetlinkSource};
@@ -37,7 +40,7 @@ use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::runtime;
 use crate::sources::{Sender, seen};
-use crate::store::Archive;
+use crate::store::{Archive, Limits as StoreLimits};
 
 use programs::Reading;
 use signals::Signals;
@@ -118,27 +121,29 @@ pub async fn run(
     options: Options,
     reload: impl Fn() -> Option<Config>,
 ) -> Result<(), DaemonError> {
-    let mut own_files = vec![config.state_dir.clone()];
+    let mut own_files = vec![config.get(&STATE_DIR)];
     own_files.extend(options.record.as_ref().and_then(|record| std::path::absolute(&record.path).ok()));
     let own = Own::default().with_directories(own_files);
     let metrics = Arc::new(Metrics::new(options.version, options.revision, own)?);
     let health = Arc::new(Health::default());
     // A port in use is found out before anything is touched in the kernel.
-    let _server = match &config.listen[..] {
+    let _server = match &config.get(&LISTEN).0[..] {
         [] => None,
         listen => Some(Server::start(listen, Arc::clone(&metrics), Arc::clone(&health))?),
     };
     let proc = Proc::default();
     let boot_id = proc.boot_id();
-    let memory = Arc::new(Memory::new(&config.node_name, &boot_id, Arc::clone(&metrics)));
+    let memory = Arc::new(Memory::new(&config.get(&NODE_NAME), &boot_id, Arc::clone(&metrics)));
     let (asking, questions) = api::questions();
-    let older = config.store.map(|_| Arc::new(Archive::behind(&config.state_dir)) as Arc<dyn LiveHistory>);
+    let store_limits = StoreLimits::from_values(config.values());
+    let older =
+        store_limits.map(|_| Arc::new(Archive::behind(config.get(&STATE_DIR))) as Arc<dyn LiveHistory>);
     let identity = Identity {
-        node: config.node_name.clone(),
+        node: config.get(&NODE_NAME),
         version: options.version.to_owned(),
         revision: options.revision.to_owned(),
     };
-    let _api = api::Server::start(&config.socket, identity, Arc::clone(&memory), older, asking)?;
+    let _api = api::Server::start(&config.get(&SOCKET), identity, Arc::clone(&memory), older, asking)?;
     let mut signals = Signals::new()?;
     let (tx, mut rx) = mpsc::channel(QUEUE);
 
@@ -147,7 +152,8 @@ pub async fn run(
     let netlink =
         NetlinkSource::open(NetlinkConfig { neighbors_live, ..NetlinkConfig::default() }, proc.clone())?;
     let host_netns = netlink.host();
-    let sockets = match &config.runtimes {
+    let runtimes = config.get(&SOCKETS);
+    let sockets = match &runtimes {
         Runtimes::Auto => runtime::default_sockets(),
         Runtimes::Sockets(sockets) => sockets.clone(),
     };
@@ -157,26 +163,27 @@ pub async fn run(
     for (socket, label) in sockets.iter().zip(runtime::metric_labels(&sockets)) {
         metrics.name_source(socket.source(), label);
         // Where nobody named a runtime, a node without one is an everyday case.
-        sources.insert(socket.source(), config.runtimes == Runtimes::Auto);
+        sources.insert(socket.source(), runtimes == Runtimes::Auto);
     }
-    if config.store.is_some() {
+    if store_limits.is_some() {
         sources.insert(store::NAME.to_owned(), false);
     }
-    let store = StoreConfig::of(&config, &boot_id)
+    let store = store_limits
+        .map(|limits| StoreConfig { directory: config.get(&STATE_DIR), limits, boot_id: boot_id.clone() })
         .map(|config| store::start(config, Arc::clone(&metrics), tx.clone()))
         .transpose()
         .map_err(|source| DaemonError::Start { what: "the event store", source })?;
     let previous_run = store.as_ref().map(|started| started.previous_run.clone()).unwrap_or_default();
-    let mut settings = Settings {
-        node: config.node_name.clone(),
+    let policy = config.policy();
+    let settings = Settings {
+        node: config.get(&NODE_NAME),
         boot_id,
         version: options.version.to_owned(),
         host_netns,
-        cmdline: config.cmdline,
-        incidents: config.incidents.clone(),
+        cmdline: policy.cmdline,
+        incidents: policy.incidents,
         sources,
     };
-    config.govern(&mut settings);
     let resumed = previous_run.incidents.clone();
     let resume = Resume {
         last_seq: previous_run.last_seq,
@@ -192,9 +199,9 @@ pub async fn run(
         Some(Started { store, status, .. }) => (Sinks::behind(store), Some(status)),
         None => (Sinks::default(), None),
     };
-    let filter = Filter { min_severity: config.min_severity };
-    let colour = options.colour && config.format == Format::Pretty;
-    if let Some(queue) = stdout::start(config.format, filter, colour, Arc::clone(&metrics))
+    let filter = Filter { min_severity: config.get(&MIN_SEVERITY) };
+    let colour = options.colour && config.get(&FORMAT) == Format::Pretty;
+    if let Some(queue) = stdout::start(config.get(&FORMAT), filter, colour, Arc::clone(&metrics))
         .map_err(|source| DaemonError::Start { what: "standard output", source })?
     {
         sinks.add(queue);
@@ -296,7 +303,7 @@ impl Daemon {
                 }
                 _ = signals.terminate.recv() => return Ok(()),
                 _ = signals.interrupt.recv() => return Ok(()),
-                _ = signals.hangup.recv() => if let Some(config) = reload() { self.reconfigure(config) },
+                _ = signals.hangup.recv() => if let Some(config) = reload() { self.reconfigure(&config) },
                 _ = &mut *netlink => return Err(DaemonError::SourceEnded),
             }
         }
@@ -377,16 +384,15 @@ impl Daemon {
         self.metrics.model(&gauges.containers, gauges.veths);
     }
 
-    fn reconfigure(&mut self, config: Config) {
+    fn reconfigure(&mut self, config: &Config) {
         let mut settings = self.core.settings().clone();
-        config.govern(&mut settings);
+        config.policy().apply_to(&mut settings);
         self.observe(seen(Fact::Settings(Box::new(settings))));
-        if self.config.needs_restart(&config) {
+        if self.config.adopt(config) {
             tracing::warn!("configuration read again; what changed besides `cmdline` needs a restart");
         } else {
             tracing::info!("configuration read again");
         }
-        self.config.cmdline = config.cmdline;
     }
 
     /// Starts to read the programs' records, and reports the rung of every hook.
@@ -456,8 +462,8 @@ fn start_recorder(
     if let Some(record) = record {
         recorder.add_file(record)?;
     }
-    if config.recorder.enabled {
-        recorder.add_flight(&config.state_dir, &config.recorder)?;
+    if let Some(limits) = FlightLimits::from_values(config.values()) {
+        recorder.add_flight(&config.get(&STATE_DIR), &limits)?;
     }
     Ok(recorder)
 }

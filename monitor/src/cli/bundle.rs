@@ -7,7 +7,7 @@ use clap::Args;
 use jiff::Timestamp;
 
 use super::{exit, fail, remark};
-use crate::config::{Config, Overrides};
+use crate::config::{Config, Overrides, STATE_DIR};
 use crate::recording::bundle::{BundleError, bundle};
 use crate::recording::create_private;
 use crate::recording::format::Writer;
@@ -49,7 +49,7 @@ impl BundleArgs {
         let created = Timestamp::now().to_string();
         let pack = |out: &mut dyn Write| {
             let out = BufWriter::with_capacity(CHUNK, out);
-            bundle(&config.state_dir, &self.incident, &writer, created, out)
+            bundle(&config.get(&STATE_DIR), &self.incident, &writer, created, out)
         };
         let packed = match &self.output {
             None if io::stdout().is_terminal() => {

@@ -10,9 +10,10 @@ use std::sync::LazyLock;
 use clap::{Args, Parser, Subcommand};
 
 use crate::build_info::{REVISION, VERSION};
-use crate::config::{Format, Overrides, RuntimeSpec};
+use crate::config::{Overrides, RuntimeSpec};
 use crate::error_chain::chain;
 use crate::recording::recorder::Record;
+use crate::sinks::stdout::Format;
 
 pub mod bundle;
 pub mod client;

@@ -50,7 +50,7 @@ impl Reference {
             }
             Self::Config(ConfigCommand::Default) => text = config::default_file().into_bytes(),
             Self::Config(ConfigCommand::Check { file }) => match load(file.clone()) {
-                Ok(config) => text = config::effective(&config).into_bytes(),
+                Ok(config) => text = config::effective_file(&config).into_bytes(),
                 Err(error) => {
                     complain(&chain(&error));
                     return exit::USAGE;

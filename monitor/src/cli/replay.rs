@@ -23,7 +23,7 @@ const CHUNK: usize = 256 * 1024;
 pub struct ReplayArgs {
     /// Recording of `run --record`, or bundle; - for standard input
     pub file: PathBuf,
-    /// Configuration whose thresholds and policy replace the recorded ones
+    /// Configuration whose thresholds and `cmdline` replace the recorded ones
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Print one JSON object per line, as `run --output json` [default when standard output is not a terminal]
@@ -44,8 +44,8 @@ impl ReplayArgs {
             node_name: Some("replay".into()),
             ..Overrides::default()
         };
-        let config = match self.config.as_deref().map(|file| Config::load(&overrides(file))).transpose() {
-            Ok(config) => config,
+        let policy = match self.config.as_deref().map(|file| Config::load(&overrides(file))).transpose() {
+            Ok(config) => config.map(|config| config.policy()),
             Err(error) => return fail(&error, exit::USAGE),
         };
         let stdout = io::stdout();
@@ -55,7 +55,7 @@ impl ReplayArgs {
         });
         let mut out = BufWriter::with_capacity(CHUNK, stdout.lock());
         let outcome = open(&self.file).map_err(|error| ReplayError::Read(error.into())).and_then(|input| {
-            let summary = replay(input, config.as_ref(), |event| print(&event, pretty.as_ref(), &mut out))?;
+            let summary = replay(input, policy.as_ref(), |event| print(&event, pretty.as_ref(), &mut out))?;
             out.flush()?;
             Ok(summary)
         });

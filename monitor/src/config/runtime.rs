@@ -7,7 +7,13 @@ use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 use thiserror::Error as ThisError;
 
+use crate::settings::settings;
 use crate::sources::runtime::{RuntimeKind, RuntimeSocket};
+
+settings! { "runtime":
+    /// Container runtimes: "auto", "none", or a list such as ["docker=/run/docker.sock"].
+    SOCKETS: Runtimes = "sockets", default Runtimes::Auto;
+}
 
 /// One word of the choice, as `--runtime` takes it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::DaemonError;
-use crate::config::Config;
+use crate::config::{Config, REQUIRE_EBPF};
 use crate::error_chain::chain;
 use crate::observation::{Fact, Loss, NsInum};
 use crate::sources::bpf::{self, BpfConfig, BpfSource, Hooks};
@@ -13,8 +13,8 @@ use crate::sources::{Sender, seen};
 
 /// Puts every hook on the best rung that the configuration and the kernel allow.
 pub(super) fn load_hooks(config: &Config, log: bool) -> Result<Hooks, DaemonError> {
-    let hooks = bpf::load(&BpfConfig { ring_bytes: config.ring_bytes, hooks: config.hooks.clone(), log });
-    if config.require_ebpf {
+    let hooks = bpf::load(&BpfConfig::from_values(config.values(), log));
+    if config.get(&REQUIRE_EBPF) {
         check_required(&hooks)?;
     }
     Ok(hooks)

@@ -19,7 +19,7 @@ use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Event, Kind, Neighbor,
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, NeighborKey, NsInum};
-use crate::settings::Thresholds;
+use crate::settings::{Thresholds, Unit, thresholds};
 
 mod fault;
 mod judge;
@@ -50,6 +50,23 @@ const UNATTRIBUTED_NS: BootNs = 60 * SECOND;
 const UNATTRIBUTED_MAX: usize = 64;
 /// An unresolved entry that is no longer used is collected by the kernel: nobody wants the gateway any more.
 const UNUSED_AFTER: BootNs = 300 * SECOND;
+
+thresholds! {
+    /// A learned gateway entry may stay unresolved for this time.
+    LEARNED_GATEWAY_FAILED = "learned_gateway_failed_seconds", default 10, Unit::Seconds;
+    /// A lost gateway is critical after this time.
+    GATEWAY_CRITICAL = "gateway_critical_seconds", default 60, Unit::Seconds;
+    /// What only a snapshot of the neighbor table shows must persist for this time.
+    GATEWAY_CONFIRM = "gateway_confirm_seconds", default 5, Unit::Seconds;
+    /// A pod younger than this may not have its gateway yet.
+    GATEWAY_YOUNG_POD = "gateway_young_pod_seconds", default 60, Unit::Seconds;
+    /// A pod whose whole network was removed may go on running for this time: it is being deleted.
+    GATEWAY_TEARDOWN = "gateway_teardown_seconds", default 60, Unit::Seconds;
+    /// A pod without a static gateway entry has lost it if at least this many similar pods have one.
+    GATEWAY_STATIC_PODS = "gateway_static_pods", default 3, Unit::Count;
+    /// A pod without a static gateway entry has lost it only if at least this share of all similar pods have one.
+    GATEWAY_STATIC_PERCENT = "gateway_static_percent", default 80, Unit::Percent;
+}
 
 /// The diagnosis.
 #[derive(Debug, Serialize, Deserialize)]
@@ -132,7 +149,7 @@ impl GatewayNeighborLost {
         let with_link = fault.objects.neighbor.as_ref().is_some_and(|entry| entry.cause == "link-deleted");
         if with_link && !is_open {
             // A network plugin deletes the interface before the runtime ends the container.
-            let due = context.now + seconds(self.thresholds.gateway_teardown_seconds);
+            let due = context.now + seconds(self.thresholds.get(&GATEWAY_TEARDOWN));
             return self.suspect(key, Fault { phase: FaultPhase::Suspected { due }, ..fault }, findings);
         }
         if !is_open {
@@ -204,7 +221,7 @@ impl GatewayNeighborLost {
         }
         let fault = Fault { phase: FaultPhase::Open, interval_index: 0, ..fault };
         findings.report(fault.report(context, key, Severity::Warning, true));
-        self.escalations.set(&key, context.now + seconds(self.thresholds.gateway_critical_seconds));
+        self.escalations.set(&key, context.now + seconds(self.thresholds.get(&GATEWAY_CRITICAL)));
         self.rereads.schedule(key.netns, context.now + REREAD_INTERVALS[0]);
         self.faults.insert(key, fault);
     }
@@ -349,7 +366,7 @@ impl Diagnosis for GatewayNeighborLost {
         let opened = context.clock.boot_ns(&incident.opened).unwrap_or(context.now);
         if incident.severity < Severity::Critical {
             self.escalations
-                .set(&key, opened.saturating_add(seconds(self.thresholds.gateway_critical_seconds)));
+                .set(&key, opened.saturating_add(seconds(self.thresholds.get(&GATEWAY_CRITICAL))));
         }
         self.faults.insert(key, Fault::resumed(context, owner, event, incident, neighbor));
         Some(subject)

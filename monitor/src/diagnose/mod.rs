@@ -12,7 +12,7 @@ use crate::event::{Event, WallClock};
 use crate::node::mounts::MountKey;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, HolderReport, NsInum};
-use crate::settings::Thresholds;
+use crate::settings::{Threshold, Thresholds};
 
 mod advice;
 mod engine;
@@ -29,6 +29,11 @@ pub use incidents::{Incidents, OpenIncident};
 
 /// Every kind, in the order of [`all`].
 pub const KINDS: [&str; 2] = [gateway_neighbor_lost::KIND, volume_busy::KIND];
+
+/// The thresholds of all diagnoses, in the order of the configuration file.
+pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
+    [gateway_neighbor_lost::THRESHOLDS, volume_busy::THRESHOLDS].into_iter().flatten().copied()
+}
 
 /// Trouble that one diagnosis follows at once; and incidents that are open at once.
 pub(crate) const CAPACITY: usize = 1024;

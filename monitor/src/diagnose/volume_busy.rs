@@ -19,7 +19,7 @@ use crate::event::{
 };
 use crate::node::mounts::{BusyMounts, MountKey};
 use crate::observation::{BootNs, HolderReport, Request, Verdict};
-use crate::settings::Thresholds;
+use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "volume-busy";
@@ -29,6 +29,17 @@ const SECOND: BootNs = 1_000_000_000;
 const MOUNTS_MAX: usize = 64;
 /// Scans asked for at once: as many as wait in the scanner's queue.
 const SCANS_MAX: usize = 32;
+
+thresholds! {
+    /// A busy volume is a warning after this many refused attempts to unmount it.
+    WARNING_ATTEMPTS = "volume_busy_warning_attempts", default 3, Unit::Count;
+    /// A busy volume is a warning after this time.
+    WARNING_AFTER = "volume_busy_warning_seconds", default 30, Unit::Seconds;
+    /// A busy volume is critical after this time.
+    CRITICAL_AFTER = "volume_busy_critical_seconds", default 15 * 60, Unit::Seconds;
+    /// Without a further attempt to unmount it, the incident of a busy volume expires after this time.
+    EXPIRE_AFTER = "volume_busy_expire_seconds", default 30 * 60, Unit::Seconds;
+}
 
 /// A volume that is busy.
 #[derive(Debug, Serialize, Deserialize)]
@@ -169,11 +180,10 @@ impl VolumeBusy {
             return Severity::Info;
         };
         let age = context.now.saturating_sub(busy.first);
-        let severity = if age >= seconds(self.thresholds.volume_busy_critical_seconds) {
+        let severity = if age >= seconds(self.thresholds.get(&CRITICAL_AFTER)) {
             Severity::Critical
-        } else if age >= seconds(self.thresholds.volume_busy_warning_seconds)
-            || busy.attempts(context.node.busy_mounts)
-                >= u64::from(self.thresholds.volume_busy_warning_attempts)
+        } else if age >= seconds(self.thresholds.get(&WARNING_AFTER))
+            || busy.attempts(context.node.busy_mounts) >= u64::from(self.thresholds.get(&WARNING_ATTEMPTS))
         {
             Severity::Warning
         } else {
@@ -189,11 +199,11 @@ impl VolumeBusy {
         };
         let worse = match busy.severity {
             Severity::Critical => None,
-            Severity::Warning => Some(self.thresholds.volume_busy_critical_seconds),
-            _ => Some(self.thresholds.volume_busy_warning_seconds),
+            Severity::Warning => Some(self.thresholds.get(&CRITICAL_AFTER)),
+            _ => Some(self.thresholds.get(&WARNING_AFTER)),
         };
         let worse = worse.map(|after| busy.first.saturating_add(seconds(after)));
-        let silent = busy.last.saturating_add(seconds(self.thresholds.volume_busy_expire_seconds));
+        let silent = busy.last.saturating_add(seconds(self.thresholds.get(&EXPIRE_AFTER)));
         self.timers.set(&subject.to_owned(), worse.map_or(silent, |worse| worse.min(silent)));
     }
 
@@ -254,7 +264,7 @@ impl Diagnosis for VolumeBusy {
                 continue;
             }
             let (before, last) = (busy.severity, busy.last);
-            let silent = last.saturating_add(seconds(self.thresholds.volume_busy_expire_seconds));
+            let silent = last.saturating_add(seconds(self.thresholds.get(&EXPIRE_AFTER)));
             if silent <= context.now {
                 self.forget(&subject);
                 findings.close(subject, CloseReason::Expired, None);

@@ -104,9 +104,18 @@ impl Severity {
     /// Every severity, least first.
     pub const ALL: [Self; 5] = [Self::Debug, Self::Info, Self::Notice, Self::Warning, Self::Critical];
 
+    /// Names of all severities, least first.
+    pub const NAMES: &'static [&'static str] = &[
+        Self::Debug.name(),
+        Self::Info.name(),
+        Self::Notice.name(),
+        Self::Warning.name(),
+        Self::Critical.name(),
+    ];
+
     /// As in the JSON.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Debug => "debug",
             Self::Info => "info",

@@ -20,6 +20,7 @@ pub mod recorder;
 pub mod replay;
 mod rotating_file;
 mod segments;
+pub mod settings;
 
 pub use rotating_file::create_private;
 

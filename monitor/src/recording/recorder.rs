@@ -13,7 +13,7 @@ use super::format::{self, PartPosition, Writer};
 use super::record_queue::{PartStart, RecordBounds, RecordQueue};
 use super::rotating_file::RotatingFile;
 use super::segments::Segments;
-use crate::config::Recorder as FlightConfig;
+use super::settings::FlightLimits;
 use crate::core::Core;
 use crate::event::{Event, Kind};
 use crate::metrics::Metrics;
@@ -123,9 +123,9 @@ impl Recorder {
     ///
     /// # Errors
     /// When no thread can be started.
-    pub fn add_flight(&mut self, state_dir: &Path, config: &FlightConfig) -> Result<(), RecordError> {
-        let age = Duration::from_secs(60 * u64::from(config.minutes));
-        let max = u64::from(config.max_mib) << 20;
+    pub fn add_flight(&mut self, state_dir: &Path, limits: &FlightLimits) -> Result<(), RecordError> {
+        let age = Duration::from_secs(60 * u64::from(limits.minutes));
+        let max = u64::from(limits.max_mib) << 20;
         let segments = match Segments::open(state_dir, age, max) {
             Ok(segments) => segments,
             Err(error) => {
@@ -138,7 +138,7 @@ impl Recorder {
         let bounds = RecordBounds { capacity: MIB, urgent: usize::MAX };
         let rotation = Rotation {
             file_bytes: max / SEGMENT_SHARE,
-            part_age: u64::from(config.minutes) * 60 * SECOND / SEGMENTS,
+            part_age: u64::from(limits.minutes) * 60 * SECOND / SEGMENTS,
             gap_interval: 10 * SECOND,
             one_file_per_part: true,
         };

@@ -7,11 +7,11 @@ use thiserror::Error;
 
 use super::format::{Gap, Header};
 use super::reader::{Line, ReadError, Reader, Skipped};
-use crate::config::Config;
 use crate::core::{Core, Output};
 use crate::diagnose::RestoreError;
 use crate::event::Event;
 use crate::observation::{BootNs, Fact, Observation};
+use crate::settings::Policy;
 
 /// Skipped lines that are told one by one.
 const TOLD: usize = 10;
@@ -49,17 +49,17 @@ pub struct Summary {
     pub cut: Vec<u64>,
 }
 
-/// Replays all of it. With a configuration, what it says of thresholds and policy holds instead of what was
+/// Replays all of it. With a policy, its thresholds and the like hold instead of what was
 /// recorded; the node, its boot and its sources stay as they were.
 ///
 /// # Errors
 /// When it is no recording, cannot be read, or an event cannot be written.
 pub fn replay(
     input: impl BufRead,
-    config: Option<&Config>,
+    policy: Option<&Policy>,
     tell: impl FnMut(Event) -> io::Result<()>,
 ) -> Result<Summary, ReplayError> {
-    play(input, config, tell).map(|played| played.summary)
+    play(input, policy, tell).map(|played| played.summary)
 }
 
 /// A replay that came to its end.
@@ -74,11 +74,11 @@ pub(super) struct Played {
 /// As [`replay`].
 pub(super) fn play(
     input: impl BufRead,
-    config: Option<&Config>,
+    policy: Option<&Policy>,
     mut tell: impl FnMut(Event) -> io::Result<()>,
 ) -> Result<Played, ReplayError> {
     let mut reader = Reader::new(input);
-    let mut player = Player { config, ..Player::default() };
+    let mut player = Player { policy, ..Player::default() };
     while let Some(line) = reader.next_line()? {
         match line {
             Line::Bundle(_) => {}
@@ -93,7 +93,7 @@ pub(super) fn play(
 
 #[derive(Default)]
 struct Player<'a> {
-    config: Option<&'a Config>,
+    policy: Option<&'a Policy>,
     /// Of the part that is read.
     header: Option<Header<'static>>,
     /// `None` before the first part.
@@ -106,8 +106,8 @@ impl Player<'_> {
         let goes_on = self.header.as_ref().is_some_and(|earlier| header.continues(earlier));
         // What is missing before the recording begins is no gap of it.
         self.summary.gaps.extend(header.gap.clone().filter(|_| self.header.is_some()));
-        if let Some(config) = self.config {
-            config.govern(&mut header.settings);
+        if let Some(policy) = self.policy {
+            policy.apply_to(&mut header.settings);
         }
         let state = mem::take(&mut header.state);
         if !goes_on {
@@ -122,8 +122,8 @@ impl Player<'_> {
         mut observation: Observation,
         tell: &mut impl FnMut(Event) -> io::Result<()>,
     ) -> io::Result<()> {
-        if let (Some(config), Fact::Settings(settings)) = (self.config, &mut observation.fact) {
-            config.govern(settings);
+        if let (Some(policy), Fact::Settings(settings)) = (self.policy, &mut observation.fact) {
+            policy.apply_to(settings);
         }
         // There is none only in a bundle without recording.
         let Some(core) = &mut self.core else { return Ok(()) };

@@ -13,7 +13,8 @@ use super::reader::{Line, Reader};
 use super::recorder::{Record, Recorder};
 use super::replay::{Summary, replay};
 use super::segments::numbered;
-use crate::config::{Config, Overrides, Recorder as FlightConfig};
+use super::settings::FlightLimits;
+use crate::config::{Config, Overrides};
 use crate::core::{Core, Output, Resume};
 use crate::event::{Confidence, Event, Incident, Kind, Severity};
 use crate::metrics::Metrics;
@@ -29,7 +30,7 @@ pub(super) mod golden;
 mod story;
 
 const PATIENCE: Duration = Duration::from_secs(30);
-const FLIGHT: FlightConfig = FlightConfig { enabled: true, minutes: 15, max_mib: 16 };
+const FLIGHT: FlightLimits = FlightLimits { minutes: 15, max_mib: 16 };
 const SECOND: u64 = 1_000_000_000;
 
 fn settings() -> Settings {
@@ -411,7 +412,7 @@ fn another_configuration_shows_what_it_would_have_changed() {
     let overrides = Overrides { file: Some(toml), node_name: Some("n".into()), ..Overrides::default() };
     let config = Config::load(&overrides).unwrap();
     let mut events = Vec::new();
-    replay(&fs::read(&path).unwrap()[..], Some(&config), |event| {
+    replay(&fs::read(&path).unwrap()[..], Some(&config.policy()), |event| {
         events.push(event);
         Ok(())
     })

@@ -14,6 +14,7 @@ mod event_queue;
 pub mod health;
 pub mod http;
 pub mod json;
+pub mod listen;
 mod reconnect;
 pub mod stdout;
 pub mod store;

@@ -10,10 +10,31 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{EventQueue, Filter, Sink};
-use crate::config::Format;
-use crate::event::SharedEvent;
+use crate::event::{Severity, SharedEvent};
 use crate::metrics::Metrics;
+use crate::names::names;
 use crate::render::Pretty;
+use crate::settings::{Valid, settings};
+
+names! {
+    /// Format of the events on standard output.
+    Format {
+        /// For people.
+        Pretty = "pretty",
+        /// One JSON object per line.
+        Json = "json",
+        /// No events.
+        None = "none",
+    }
+}
+
+settings! { "output":
+    /// Format of the events on standard output. Default: pretty on a terminal, else json.
+    FORMAT: Format = "format", default Format::Json, valid Valid::OneOf(Format::NAMES);
+    /// Minimum severity on standard output; events of the daemon itself and of incidents are always written.
+    /// Default: info on a terminal, else notice.
+    MIN_SEVERITY: Severity = "min_severity", default Severity::Notice, valid Valid::OneOf(Severity::NAMES);
+}
 
 /// How much is put together before it is written, in bytes; less when nothing waits.
 const CHUNK: usize = 64 * 1024;

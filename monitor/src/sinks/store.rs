@@ -16,7 +16,6 @@ use nix::sys::statvfs::statvfs;
 
 use super::reconnect::{Backoff, Destination, Disconnected, Reconnecting};
 use super::{CommitBarrier, EventQueue, Filter};
-use crate::config::Config;
 use crate::error_chain::chain;
 use crate::event::{Event, Kind, Severity, SharedEvent};
 use crate::metrics::Metrics;
@@ -54,15 +53,6 @@ pub struct StoreConfig {
     pub limits: Limits,
     /// Identity of this boot.
     pub boot_id: String,
-}
-
-impl StoreConfig {
-    /// What the daemon is told to keep; `None` when that is nothing.
-    #[must_use]
-    pub fn of(config: &Config, boot_id: &str) -> Option<Self> {
-        let limits = config.store?;
-        Some(Self { directory: config.state_dir.clone(), limits, boot_id: boot_id.to_owned() })
-    }
 }
 
 /// The running sink.

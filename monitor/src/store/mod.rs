@@ -26,6 +26,7 @@ mod reader;
 mod retention;
 mod runs;
 mod schema;
+pub mod settings;
 mod streams;
 mod time;
 mod writer;
@@ -42,18 +43,12 @@ pub use writer::Writer;
 pub const FILE: &str = "events.db";
 
 /// How much is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Older events are removed.
     pub max_age: Duration,
     /// Most bytes on disk, the log included; the oldest events are removed first.
     pub max_bytes: u64,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { max_age: Duration::from_secs(7 * 86_400), max_bytes: 64 << 20 }
-    }
 }
 
 impl Limits {

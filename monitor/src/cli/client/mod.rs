@@ -6,13 +6,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::config::{Config, DEFAULT_SOCKET, DEFAULT_STATE_DIR, Overrides};
+use crate::config::{Config, Overrides, STATE_DIR};
 use crate::core::state::State;
 use crate::error_chain::chain;
 use crate::query::history::{Extent, History, HistoryError};
 use crate::query::why::{self, Outcome};
 use crate::recording::offline_state::{OfflineStateError, offline_state};
 use crate::render::time::Clock;
+use crate::sinks::api::SOCKET;
 
 pub mod offline;
 pub mod remote;
@@ -130,13 +131,13 @@ impl ClientArgs {
             ..Overrides::default()
         };
         match (&self.socket, &self.state_dir, Config::load(&given)) {
-            (_, _, Ok(config)) => (config.socket, config.state_dir),
+            (_, _, Ok(config)) => (config.get(&SOCKET), config.get(&STATE_DIR)),
             (Some(socket), Some(state_dir), Err(_)) => (socket.clone(), state_dir.clone()),
             (socket, state_dir, Err(error)) => {
                 remark(&format!("{}; using the default paths", chain(&error)));
                 let or =
-                    |given: &Option<PathBuf>, default: &str| given.clone().unwrap_or_else(|| default.into());
-                (or(socket, DEFAULT_SOCKET), or(state_dir, DEFAULT_STATE_DIR))
+                    |given: &Option<PathBuf>, default: fn() -> PathBuf| given.clone().unwrap_or_else(default);
+                (or(socket, SOCKET.default), or(state_dir, STATE_DIR.default))
             }
         }
     }

@@ -205,7 +205,8 @@ fn other_settings_leave_the_thresholds_as_the_diagnoses_began() {
     let mut core = core();
     let mut settings = core.settings().clone();
     settings.cmdline = Cmdline::Off;
-    settings.incidents.gateway_critical_seconds = 1;
+    let threshold = diagnose::thresholds().next().unwrap();
+    settings.incidents.set(threshold, threshold.default + 1);
     core.observe(at(1, Fact::Settings(Box::new(settings))));
     assert_eq!((core.settings().cmdline, &core.settings().incidents), (Cmdline::Off, &Thresholds::default()));
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use super::{GATEWAY_STATIC_PERCENT, GATEWAY_STATIC_PODS};
 use crate::event::Target;
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
@@ -130,8 +131,8 @@ pub(super) fn outliers(node: &NodeView<'_>, thresholds: &Thresholds) -> Vec<Outl
         }
     }
     let is_rule = |group: &Group| {
-        group.with >= thresholds.gateway_static_pods as usize
-            && group.with * 100 >= group.all * thresholds.gateway_static_percent as usize
+        group.with >= thresholds.get(&GATEWAY_STATIC_PODS) as usize
+            && group.with * 100 >= group.all * thresholds.get(&GATEWAY_STATIC_PERCENT) as usize
     };
     groups
         .into_iter()

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use super::judge::{self, Health};
 use super::{
-    CHECK_ALL_DELAY, Fault, FaultPhase, FaultReason, GatewayNeighborLost, GatewayOwner, PENDING_EVENT,
-    REREAD_INTERVALS, REREAD_RETRY, SECOND, UNUSED_AFTER, seconds, subject,
+    CHECK_ALL_DELAY, Fault, FaultPhase, FaultReason, GATEWAY_CONFIRM, GATEWAY_YOUNG_POD, GatewayNeighborLost,
+    GatewayOwner, LEARNED_GATEWAY_FAILED, PENDING_EVENT, REREAD_INTERVALS, REREAD_RETRY, SECOND,
+    UNUSED_AFTER, seconds, subject,
 };
 use crate::diagnose::finding::{Count, Findings, IncidentObjects, Repeat};
 use crate::diagnose::{CAPACITY, Context, STARTUP_GRACE};
@@ -90,7 +91,7 @@ impl GatewayNeighborLost {
             if self.faults.contains_key(&key) {
                 continue;
             }
-            let confirmed = context.now + seconds(self.thresholds.gateway_confirm_seconds);
+            let confirmed = context.now + seconds(self.thresholds.get(&GATEWAY_CONFIRM));
             match judge::health(context.node, key) {
                 Health::Wrong => {
                     let what_happened = mismatch(context.node, key, gateway);
@@ -154,7 +155,7 @@ impl GatewayNeighborLost {
             let what_happened =
                 format!("is missing, though {with} of {all} pods with a {prefix} interface have one");
             let young = self.grace_period_end(context.node, outlier.key.netns);
-            let due = young.max(context.now + seconds(self.thresholds.gateway_confirm_seconds));
+            let due = young.max(context.now + seconds(self.thresholds.get(&GATEWAY_CONFIRM)));
             let found = Finding {
                 reason: FaultReason::Missing,
                 confidence: Confidence::Likely,
@@ -233,14 +234,14 @@ impl GatewayNeighborLost {
 
     /// When an unresolved gateway counts: a new pod whose gateway never worked may still be set up.
     pub(super) fn failed_due(&self, context: &Context<'_>, key: NeighborKey, owner: &GatewayOwner) -> BootNs {
-        let due = context.now + seconds(self.thresholds.learned_gateway_failed_seconds);
+        let due = context.now + seconds(self.thresholds.get(&LEARNED_GATEWAY_FAILED));
         let namespace = context.node.namespaces.get(key.netns);
         let worked = namespace
             .and_then(|namespace| namespace.gateway(key.ifindex, key.address))
             .is_some_and(|gateway| gateway.worked);
         let started = context.node.containers.started(&owner.id);
         match started.filter(|_| !worked) {
-            Some(started) => due.max(started + seconds(self.thresholds.gateway_young_pod_seconds)),
+            Some(started) => due.max(started + seconds(self.thresholds.get(&GATEWAY_YOUNG_POD))),
             None => due,
         }
     }
@@ -248,7 +249,7 @@ impl GatewayNeighborLost {
     fn grace_period_end(&self, node: &NodeView<'_>, netns: NsInum) -> BootNs {
         let owner = judge::live_target(node, netns).and_then(|target| GatewayOwner::of(&target));
         let started = owner.and_then(|owner| node.containers.started(&owner.id));
-        started.map_or(0, |started| started + seconds(self.thresholds.gateway_young_pod_seconds))
+        started.map_or(0, |started| started + seconds(self.thresholds.get(&GATEWAY_YOUNG_POD)))
     }
 
     fn found(

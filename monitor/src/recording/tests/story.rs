@@ -5,7 +5,7 @@ use super::golden::{fixtures, observations};
 use super::*;
 
 /// Segments of twelve seconds.
-const SHORT: FlightConfig = FlightConfig { enabled: true, minutes: 1, max_mib: 16 };
+const SHORT: FlightLimits = FlightLimits { minutes: 1, max_mib: 16 };
 
 #[test]
 fn a_frozen_window_says_the_same_of_its_incident_wherever_it_begins() {

@@ -31,6 +31,7 @@ use crate::event::{Severity, SharedEvent};
 use crate::metrics::Metrics;
 use crate::query::history::{History, Layered, LiveHistory};
 use crate::queue::lower_thread_priority;
+use crate::settings::settings;
 
 mod answer;
 mod memory;
@@ -46,6 +47,11 @@ pub use memory::Memory;
 use answer::Answers;
 use peer::Gate;
 use stream::Link;
+
+settings! { "":
+    /// Unix socket that queries are answered on, for root and its group.
+    SOCKET: PathBuf = "socket", default "/run/kevtmon/kevtmon.sock".into();
+}
 
 /// Most connections at once; more wait in the kernel.
 const CONNECTIONS: usize = 512;

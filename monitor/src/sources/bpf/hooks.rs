@@ -6,7 +6,7 @@ mod ladder;
 mod neighbor;
 mod umount;
 
-pub use choice::{Choice, ChoiceSeed, HookChoices, UnknownChoice};
+pub use choice::{Choice, HookChoices};
 pub use ladder::Standing;
 pub(super) use ladder::wants_programs;
 

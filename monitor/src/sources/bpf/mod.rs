@@ -12,6 +12,7 @@ pub mod hooks;
 mod load;
 pub mod objects;
 mod ring;
+pub mod settings;
 mod task;
 
 pub use counters::{CountReader, loss_reasons};

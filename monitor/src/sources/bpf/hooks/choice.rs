@@ -1,13 +1,16 @@
 //! What the configuration says of a hook: `auto`, one of its rungs, or `off`.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
+use std::sync::Arc;
 
-use serde::Serialize;
-use serde::de::{DeserializeSeed, Deserializer, Error, Visitor};
-use thiserror::Error as ThisError;
+use serde::{Serialize, Serializer};
+use toml::Value;
 
 use super::{HOOKS, Hook};
+use crate::names::one_of;
+use crate::settings::setting::invalid;
+use crate::settings::{Description, Stored, Values};
 
 const AUTO: &str = "auto";
 const OFF: &str = "off";
@@ -36,14 +39,10 @@ impl Choice {
     }
 }
 
-/// A value that a hook does not take.
-#[derive(Debug, Clone, PartialEq, Eq, ThisError)]
-#[error("{given:?} is not valid: expected {}", crate::names::one_of(.valid))]
-pub struct UnknownChoice {
-    /// What was given.
-    pub given: String,
-    /// What the hook takes.
-    pub valid: Vec<&'static str>,
+impl Serialize for Choice {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.name())
+    }
 }
 
 impl Hook {
@@ -54,18 +53,13 @@ impl Hook {
         std::iter::once(AUTO).chain(rungs).chain(std::iter::once(OFF)).collect()
     }
 
-    /// Reads a value.
-    ///
-    /// # Errors
-    /// When the hook has no such rung.
-    pub fn choice(&self, text: &str) -> Result<Choice, UnknownChoice> {
-        match text {
-            AUTO => Ok(Choice::Auto),
-            OFF => Ok(Choice::Off),
-            _ => match self.rungs.iter().find(|rung| rung.name == text) {
-                Some(rung) => Ok(Choice::Rung(rung.name)),
-                None => Err(UnknownChoice { given: text.to_owned(), valid: self.choices() }),
-            },
+    /// The choice of that name; `None` if the hook has no such rung.
+    #[must_use]
+    pub fn choice(&self, name: &str) -> Option<Choice> {
+        match name {
+            AUTO => Some(Choice::Auto),
+            OFF => Some(Choice::Off),
+            _ => self.rungs.iter().find(|rung| rung.name == name).map(|rung| Choice::Rung(rung.name)),
         }
     }
 
@@ -96,6 +90,16 @@ impl HookChoices {
     /// Every hook on its best rung.
     pub const AUTO: Self = Self(BTreeMap::new());
 
+    /// What the settings say.
+    #[must_use]
+    pub fn from_values(values: &Values) -> Self {
+        let mut choices = Self::default();
+        for hook in HOOKS {
+            choices.set(hook, values.find(*hook).unwrap_or_default());
+        }
+        choices
+    }
+
     /// The choice for one hook.
     #[must_use]
     pub fn of(&self, hook: &Hook) -> Choice {
@@ -111,32 +115,31 @@ impl HookChoices {
     }
 }
 
-/// By the name of the hook, each that there is.
-impl Serialize for HookChoices {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_map(HOOKS.iter().map(|hook| (hook.name, self.of(hook).name())))
-    }
-}
-
-/// Reads the choice for one hook from a configuration file.
-pub struct ChoiceSeed(pub &'static Hook);
-
-impl<'de> DeserializeSeed<'de> for ChoiceSeed {
-    type Value = Choice;
-
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Choice, D::Error> {
-        from.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for ChoiceSeed {
-    type Value = Choice;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::names::one_of(&self.0.choices()))
+impl Description for Hook {
+    fn table(&self) -> &'static str {
+        "hooks"
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Choice, E> {
-        self.0.choice(text).map_err(E::custom)
+    fn key(&self) -> &'static str {
+        self.name
+    }
+
+    fn doc(&self) -> Cow<'static, str> {
+        self.explanation().into()
+    }
+
+    fn valid(&self) -> Option<String> {
+        None
+    }
+
+    fn default(&self) -> Arc<dyn Stored> {
+        Arc::new(Choice::default())
+    }
+
+    fn parse(&self, value: Value) -> Result<Arc<dyn Stored>, String> {
+        match value.as_str().and_then(|name| self.choice(name)) {
+            Some(choice) => Ok(Arc::new(choice)),
+            None => Err(invalid(&value, &one_of(&self.choices()))),
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::settings::{Description as _, Values};
 use crate::sources::bpf::{objects, task};
 
 /// Panics when two are the same.
@@ -80,28 +81,29 @@ fn the_running_kernel_has_all_that_the_programs_read() {
 
 #[test]
 fn a_choice_is_auto_a_rung_or_off() {
-    assert_eq!(TWO.choice("auto"), Ok(Choice::Auto));
-    assert_eq!(TWO.choice("off"), Ok(Choice::Off));
-    assert_eq!(TWO.choice("slow"), Ok(Choice::Rung("slow")));
+    assert_eq!(TWO.choice("auto"), Some(Choice::Auto));
+    assert_eq!(TWO.choice("off"), Some(Choice::Off));
+    assert_eq!(TWO.choice("slow"), Some(Choice::Rung("slow")));
     for hook in HOOKS {
         for name in hook.choices() {
             assert_eq!(hook.choice(name).unwrap().name(), name);
         }
     }
-    let error = TWO.choice("kprobe").unwrap_err();
-    assert_eq!(error.to_string(), r#""kprobe" is not valid: expected one of auto, fast, slow, netlink, off"#);
-    assert!(TWO.choice("Auto").is_err() && TWO.choice("").is_err());
+    assert!(TWO.choice("Auto").is_none() && TWO.choice("").is_none());
+    let error = TWO.parse("kprobe".into()).unwrap_err();
+    assert_eq!(error, r#""kprobe" is not valid: expected one of auto, fast, slow, netlink, off"#);
 }
 
 #[test]
 fn what_is_not_chosen_is_auto() {
-    let mut choices = HookChoices::default();
+    let mut values = Values::default();
+    let choices = HookChoices::from_values(&values);
     assert!(HOOKS.iter().all(|hook| choices.of(hook) == Choice::Auto));
-    choices.set(HOOKS[0], Choice::Off);
+    values.store(HOOKS[0], HOOKS[0].parse("off".into()).unwrap());
+    let choices = HookChoices::from_values(&values);
     assert_eq!(choices.of(HOOKS[0]), Choice::Off);
-    let written = serde_json::to_value(&choices).unwrap();
-    assert_eq!(written[HOOKS[0].name], "off");
-    assert_eq!(written.as_object().unwrap().len(), HOOKS.len());
+    assert!(HOOKS[1..].iter().all(|hook| choices.of(hook) == Choice::Auto));
+    assert_eq!(values.stored(HOOKS[0]).to_toml(), "off".into());
 }
 
 const fn program(name: &'static str) -> Program {
