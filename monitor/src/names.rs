@@ -13,7 +13,7 @@ macro_rules! names {
 
             /// As it is written.
             #[must_use]
-            pub fn name(self) -> &'static str {
+            pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)+ }
             }
         }

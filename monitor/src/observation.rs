@@ -20,7 +20,7 @@ mod process;
 mod runtime;
 mod source;
 
-pub use mount::{Access, Holder, HolderReport, MountFacts, UmountAttempt, Verdict};
+pub use mount::{Access, Holder, HolderReport, MountFacts, MountSyscall, UmountAttempt, Verdict};
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use net::{
     AddressFacts, LinkFacts, NetnsOwner, NetnsSnapshot, PeerLink, RouteFacts, RuleFacts, TABLE_MAIN, iff,

@@ -256,7 +256,7 @@ impl Core {
     ) -> Mount {
         let facts = report.and_then(|report| report.mount.as_ref());
         Mount {
-            syscall: "umount2".into(),
+            syscall: attempt.syscall.name().into(),
             path: report.map_or_else(|| key.path.clone(), |report| report.path.clone()),
             errno: attempt.errno.map(|_| "EBUSY".to_owned()),
             flags: FLAGS

@@ -376,6 +376,7 @@ pub(super) fn volume_path() -> String {
 
 pub(super) fn umount(errno: Option<u16>) -> Fact {
     Fact::Umount(Box::new(UmountAttempt {
+        syscall: MountSyscall::Umount2,
         actor: TaskRef { key: task_key(30_001), tid: 30_001, comm: "umount".into() },
         mntns: 4_026_531_840,
         path: volume_path(),

@@ -4,7 +4,7 @@ use prometheus::{Histogram, IntCounterVec};
 
 use super::registrar::Registrar;
 use super::{FamilyMetrics, MetricsError};
-use crate::observation::{Fact, HolderReport, Observation, Verdict};
+use crate::observation::{Fact, HolderReport, MountSyscall, Observation, Verdict};
 
 /// Positive errno of a busy mount (`EBUSY`).
 const EBUSY: u16 = 16;
@@ -23,7 +23,9 @@ impl MountMetrics {
             "Calls refused because a mount is busy.",
             &["syscall"],
         )?;
-        busy.with_label_values(&["umount2"]);
+        for syscall in MountSyscall::NAMES {
+            busy.with_label_values(&[syscall]);
+        }
         Ok(Self {
             busy,
             busy_ignored: registrar.counters(
@@ -60,7 +62,7 @@ impl FamilyMetrics for MountMetrics {
     fn observation(&self, observation: &Observation) {
         match &observation.fact {
             Fact::Umount(attempt) if attempt.errno == Some(EBUSY) => {
-                self.busy.with_label_values(&["umount2"]).inc();
+                self.busy.with_label_values(&[attempt.syscall.name()]).inc();
             }
             Fact::Holders(report) => self.scan(report),
             _ => {}

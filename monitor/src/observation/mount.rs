@@ -1,13 +1,32 @@
-//! Unmount attempts, and what pins a mount.
+//! Calls that a busy mount refuses, and what pins the mount.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{NsInum, TaskRef};
+use crate::names::names;
 
-/// One call of umount(2).
+names! {
+    /// A system call that the kernel refuses while a mount is busy.
+    MountSyscall {
+        /// umount(2) and umount2(2), which are one system call.
+        Umount2 = "umount2",
+    }
+}
+
+impl MountSyscall {
+    /// The only one in recordings that do not name it.
+    const fn umount2() -> Self {
+        Self::Umount2
+    }
+}
+
+/// A call that the kernel refuses while a mount is busy, whether it did or not.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct UmountAttempt {
+    /// The system call.
+    #[serde(default = "MountSyscall::umount2")]
+    pub syscall: MountSyscall,
     /// Who called.
     pub actor: TaskRef,
     /// The caller's mount namespace.

@@ -177,6 +177,7 @@ fn link(netns: NsInum, ifindex: u32, flags: u32) -> Fact {
 
 fn busy(path: &str) -> Fact {
     Fact::Umount(Box::new(UmountAttempt {
+        syscall: MountSyscall::Umount2,
         actor: TaskRef { key: key(), tid: 28_997, comm: "umount".into() },
         mntns: 2,
         path: path.into(),

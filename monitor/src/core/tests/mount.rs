@@ -4,6 +4,7 @@ use super::*;
 
 fn attempt(errno: Option<u16>) -> Fact {
     Fact::Umount(Box::new(UmountAttempt {
+        syscall: MountSyscall::Umount2,
         actor: TaskRef { key: key(), tid: 1, comm: "umount".into() },
         mntns: 2,
         path: "/mnt/x/".into(),

@@ -166,6 +166,7 @@ fn a_full_node_in_the_middle_of_everything_goes_on_from_what_is_saved() {
     let mut unknown = change(NeighborOp::Deleted, NeighborCause::Admin);
     unknown.key.netns = 99;
     let attempt = UmountAttempt {
+        syscall: MountSyscall::Umount2,
         actor: TaskRef { key: of_node(1_000).key, tid: 1, comm: "umount".into() },
         mntns: 4_026_531_840,
         path: "/mnt/x".into(),

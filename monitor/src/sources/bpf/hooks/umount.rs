@@ -6,7 +6,7 @@ use zerocopy::FromBytes as _;
 use super::{Attach, Count, Hook, LossCount, Means, Program, Records, Rung};
 use crate::metrics::KernelMetric;
 use crate::namespace::NsInum;
-use crate::observation::{Fact, UmountAttempt};
+use crate::observation::{Fact, MountSyscall, UmountAttempt};
 use crate::sources::bpf::decode::{DecodeError, short};
 use crate::sources::bpf::objects;
 use crate::sources::bpf::task::actor;
@@ -22,7 +22,11 @@ pub(super) const HOOK: Hook = Hook {
     offsets: None,
     records: Records {
         kinds: &[(KIND_UMOUNT, decode)],
-        counts: &[Count { counter: counter::BUSY, metric: KernelMetric::MountBusy, labels: &["umount2"] }],
+        counts: &[Count {
+            counter: counter::BUSY,
+            metric: KernelMetric::MountBusy,
+            labels: &[MountSyscall::Umount2.name()],
+        }],
         losses: &[
             LossCount { counter: counter::RING_FULL, reason: "mount-ring-full" },
             LossCount { counter: counter::PENDING_FULL, reason: "mount-pending-full" },
@@ -47,6 +51,7 @@ fn umount(bytes: &[u8]) -> Option<UmountAttempt> {
     let record = UmountRecord::ref_from_bytes(&whole).ok()?;
     let path = bytes.get(UmountRecord::HEAD..)?.get(..record.path_len as usize)?;
     Some(UmountAttempt {
+        syscall: MountSyscall::Umount2,
         actor: actor(&record.task)?,
         mntns: record.mntns,
         path: String::from_utf8_lossy(path).into_owned(),
