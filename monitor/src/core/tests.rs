@@ -5,6 +5,7 @@ use crate::event::Join;
 use crate::node::view::RuntimeAvailability;
 use crate::observation::*;
 use crate::settings::{Cmdline, Thresholds};
+use crate::tests::schema::assert_valid;
 
 mod mount;
 mod runtimes;
@@ -116,6 +117,7 @@ fn events(core: &mut Core) -> Vec<Event> {
             Output::Event(event) => event.incident.is_none().then_some(*event),
             Output::Request(_) => None,
         })
+        .inspect(assert_valid)
         .collect()
 }
 

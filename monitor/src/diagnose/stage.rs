@@ -8,6 +8,7 @@ use crate::event::{Event, Incident, Kind};
 use crate::observation::*;
 use crate::settings::Settings;
 use crate::settings::{Cmdline, Thresholds};
+use crate::tests::schema::assert_valid;
 
 pub(super) const HOST: NsInum = 4_026_531_833;
 pub(super) const S: BootNs = 1_000_000_000;
@@ -150,7 +151,10 @@ impl Stage {
         let mut questions = Vec::new();
         for output in self.core.take_output() {
             match output {
-                Output::Event(event) => self.told.push(*event),
+                Output::Event(event) => {
+                    assert_valid(&event);
+                    self.told.push(*event);
+                }
                 Output::Request(request) => questions.push(request),
             }
         }

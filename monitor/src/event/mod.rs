@@ -27,7 +27,7 @@ pub(crate) mod wording;
 
 pub use daemon::{Daemon, Lost, SourceStates};
 pub use incident::{Advice, CloseReason, EVIDENCE_MAX, Incident, Risk};
-pub use kind::{Kind, Severity};
+pub use kind::Severity;
 pub use link::{Link, LinkPeer};
 pub use mount::{Mount, MountHolder, Serves, Volume};
 pub use neighbor::Neighbor;
@@ -40,6 +40,57 @@ pub use time::WallClock;
 
 /// Version of the schema, in every event.
 pub const SCHEMA: u32 = 1;
+
+kind::kinds! {
+    /// Required sources are live, optional ones were tried.
+    DaemonReady = "daemon.ready",
+    /// Something optional is missing.
+    DaemonDegraded = "daemon.degraded",
+    /// The daemon ends.
+    DaemonStopping = "daemon.stopping",
+    /// Records were lost.
+    EventsLost = "events.lost",
+    /// A permanent entry was set.
+    NeighborAdded = "neighbor.added",
+    /// A permanent entry got another address or lost its permanence.
+    NeighborChanged = "neighbor.changed",
+    /// An entry failed to resolve.
+    NeighborFailed = "neighbor.failed",
+    /// A permanent entry is gone.
+    NeighborDeleted = "neighbor.deleted",
+    /// A link appeared.
+    LinkCreated = "link.created",
+    /// A link changed.
+    LinkChanged = "link.changed",
+    /// A link went to another namespace.
+    LinkMoved = "link.moved",
+    /// A link is gone.
+    LinkDeleted = "link.deleted",
+    /// A pod's gateway route or route to a pod appeared.
+    RouteAdded = "route.added",
+    /// A pod's gateway route or route to a pod is gone.
+    RouteDeleted = "route.deleted",
+    /// An unmount was refused because something holds the mount.
+    MountBusy = "mount.busy",
+    /// A mount that was busy is unmounted.
+    MountReleased = "mount.released",
+    /// A mount was detached lazily (`MNT_DETACH`).
+    MountDetached = "mount.detached",
+    /// A container was created.
+    ContainerCreated = "container.created",
+    /// A container runs.
+    ContainerStarted = "container.started",
+    /// A container ended.
+    ContainerExited = "container.exited",
+    /// A container was removed.
+    ContainerRemoved = "container.removed",
+    /// An incident opened.
+    IncidentOpened = "incident.opened",
+    /// An open incident was seen again, got worse or is better understood.
+    IncidentUpdated = "incident.updated",
+    /// An incident closed.
+    IncidentClosed = "incident.closed",
+}
 
 /// One observed fact, joined with what is known of the node. What is unknown is absent, never null. Fields and
 /// kinds are added freely and never renamed: readers ignore those that they do not know.

@@ -240,8 +240,11 @@ fn a_container_that_is_not_known_may_be_of_the_runtime_that_is_down() {
 fn containers_of_an_old_recording_belong_to_the_one_source_there_was() {
     let mut core = core();
     let old = |text: &str| serde_json::from_str::<Fact>(text).unwrap();
-    let listed = r#"{"id":"a","name":"web","runtime":"docker","image":"i","state":"running","tgid":1,"netns":7,
-        "mntns":8,"addresses":[],"pod":null,"sandbox":false}"#;
+    let id = "a".repeat(64);
+    let listed = format!(
+        r#"{{"id":"{id}","name":"web","runtime":"docker","image":"i","state":"running","tgid":1,"netns":7,
+        "mntns":8,"addresses":[],"pod":null,"sandbox":false}}"#
+    );
     core.observe(at(
         1,
         old(&format!(r#"{{"runtime_snapshot":{{"runtime":"docker","containers":[{listed}]}}}}"#)),
@@ -249,7 +252,7 @@ fn containers_of_an_old_recording_belong_to_the_one_source_there_was() {
     core.observe(at(2, old(r#"{"source":{"source":"docker","up":true}}"#)));
     assert_eq!(core.state(9).containers[0].sources, ["docker"]);
     assert!(!core.state(9).containers[0].stale);
-    core.observe(at(3, old(r#"{"container_gone":{"id":"a"}}"#)));
+    core.observe(at(3, old(&format!(r#"{{"container_gone":{{"id":"{id}"}}}}"#))));
     assert_eq!(kinds(&mut core), [Kind::ContainerRemoved]);
 }
 

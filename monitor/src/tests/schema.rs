@@ -1,0 +1,32 @@
+//! Whether an event keeps the published schema.
+
+use std::sync::LazyLock;
+
+use jsonschema::Validator;
+use schemars::Schema;
+use schemars::transform::{RecursiveTransform, Transform};
+use serde_json::Value;
+
+use crate::event::{Event, schema};
+
+/// Stricter than what is published: what is not described is wrong too.
+static STRICT: LazyLock<Validator> = LazyLock::new(|| {
+    fn close(schema: &mut Schema) {
+        if schema.get("properties").is_some() {
+            schema.insert("additionalProperties".to_owned(), false.into());
+        }
+    }
+    let mut strict = schema();
+    RecursiveTransform(close).transform(&mut strict);
+    jsonschema::validator_for(strict.as_value()).unwrap()
+});
+
+/// What is wrong with the JSON of an event.
+pub(crate) fn errors(json: &Value) -> Vec<String> {
+    STRICT.iter_errors(json).map(|error| format!("{}: {error}", error.instance_path())).collect()
+}
+
+pub(crate) fn assert_valid(event: &Event) {
+    let json = serde_json::to_value(event).unwrap();
+    assert_eq!(errors(&json), Vec::<String>::new(), "{json:#}");
+}
