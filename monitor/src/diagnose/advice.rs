@@ -1,11 +1,33 @@
 //! Commands that an operator can paste: whatever the node itself could name is quoted.
 
-use crate::event::{Advice, Risk};
+use crate::event::{Advice, Container, Risk};
 
 /// One next step; the words of the command are quoted where they need it.
 pub(super) fn advice(text: &str, risk: Risk, command: &[&str]) -> Advice {
     let words: Vec<String> = command.iter().map(|word| quoted(word)).collect();
     Advice { text: text.to_owned(), command: words.join(" "), risk }
+}
+
+/// The command that restarts a container by the tool of its own runtime, with a new network. None where that is not
+/// known to exist: the tool of another runtime does not find the container.
+pub(super) fn restart(container: &Container) -> Option<[&str; 3]> {
+    let tool = match container.runtime.as_deref()? {
+        "docker" => "docker",
+        "podman" => "podman",
+        "containerd" => "nerdctl",
+        _ => return None,
+    };
+    Some([tool, "restart", &container.id])
+}
+
+/// The command that ends a container of a pod, where the kubelet starts another one in its place: a container behind
+/// the CRI cannot be restarted.
+pub(super) fn replace_in_pod(container: &Container) -> Option<[&str; 3]> {
+    matches!(container.runtime.as_deref()?, "containerd" | "crio").then_some([
+        "crictl",
+        "stop",
+        &container.id,
+    ])
 }
 
 /// As a POSIX shell reads it back; control characters in the way of bash and zsh, so that none is sent to a

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::advice::advice;
+use super::advice::{advice, replace_in_pod, restart};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, SCAN_ID, STARTUP_GRACE};
@@ -371,8 +371,12 @@ fn release_advice(holder: &MountHolder) -> Advice {
         let command = ["kubectl", "-n", namespace, "delete", "pod", name];
         return advice("delete the pod that holds it", Risk::Restart, &command);
     }
-    if let Some(container) = &holder.container {
-        let command = ["docker", "restart", &container.id];
+    let in_pod = holder.container.as_ref().filter(|_| holder.pod.is_some());
+    if let Some(command) = in_pod.and_then(replace_in_pod) {
+        let text = "stop the container that holds it; the kubelet starts another one";
+        return advice(text, Risk::Restart, &command);
+    }
+    if let Some(command) = holder.container.as_ref().and_then(restart) {
         return advice("restart the container that holds it", Risk::Restart, &command);
     }
     if let Some(serves) = &holder.serves {

@@ -1,7 +1,7 @@
 //! What is said of a lost gateway: the sentence and the next steps.
 
 use super::{Fault, FaultReason};
-use crate::diagnose::advice::advice;
+use crate::diagnose::advice::{advice, restart};
 use crate::event::wording::{actor_phrase, cause_phrase};
 use crate::event::{Advice, Event, Pod, Risk, Target};
 use crate::node::view::NodeView;
@@ -82,11 +82,10 @@ pub(super) fn steps(node: &NodeView<'_>, fault: &Fault, key: NeighborKey, target
             Risk::Restart,
             &["kubectl", "-n", namespace, "delete", "pod", name],
         )),
-        (None, Some(container)) if container.runtime.as_deref() == Some("docker") => steps.push(advice(
-            "restart the container with a new network",
-            Risk::Restart,
-            &["docker", "restart", &container.id],
-        )),
+        (None, Some(container)) => steps.extend(
+            restart(container)
+                .map(|command| advice("restart the container with a new network", Risk::Restart, &command)),
+        ),
         _ => {}
     }
     steps
