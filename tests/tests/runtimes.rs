@@ -1,0 +1,162 @@
+//! Several sockets of runtimes: each is a source of its own, and a container is one however many report it.
+
+#![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
+
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kevtmon_tests::container::Container;
+use kevtmon_tests::daemon::{Daemon, Launch, launch};
+use kevtmon_tests::dockerd::Dockerd;
+use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
+use kevtmon_tests::mount::Scratch;
+
+/// A socket that leads to another one.
+struct Proxy {
+    path: PathBuf,
+    connections: Arc<Mutex<Vec<UnixStream>>>,
+}
+
+impl Proxy {
+    fn start(path: PathBuf, target: PathBuf) -> Self {
+        let listener = UnixListener::bind(&path).expect("a socket can be made");
+        let connections = Arc::<Mutex<Vec<UnixStream>>>::default();
+        let kept = Arc::clone(&connections);
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let Ok(server) = UnixStream::connect(&target) else { continue };
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                for (from, to) in [(&client, &server), (&server, &client)] {
+                    let (mut from, mut to) = (clone(from), clone(to));
+                    std::thread::spawn(move || {
+                        // Whichever end is closed, the other one follows.
+                        drop(io::copy(&mut from, &mut to));
+                        drop(to.shutdown(Shutdown::Both));
+                    });
+                }
+                kept.push(client);
+            }
+        });
+        Self { path, connections }
+    }
+
+    /// Takes the socket away and cuts all connections.
+    fn cut(&self) {
+        std::fs::remove_file(&self.path).expect("the socket is there");
+        for connection in self.connections.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            drop(connection.shutdown(Shutdown::Both));
+        }
+    }
+}
+
+fn clone(stream: &UnixStream) -> UnixStream {
+    stream.try_clone().expect("a descriptor is free")
+}
+
+fn watching(sockets: &[&Path]) -> Launch {
+    let (first, others) = sockets.split_first().expect("a socket");
+    let runtime = |socket: &Path| format!("docker={}", socket.display());
+    others.iter().fold(launch().runtime(runtime(first)), |launch, socket| {
+        launch.argument("--runtime").argument(runtime(socket))
+    })
+}
+
+fn up(daemon: &Daemon, source: &str) -> Option<f64> {
+    daemon.metrics().sum("kevtmon_source_up", &[("source", source)])
+}
+
+fn running(daemon: &Daemon) -> f64 {
+    daemon.metrics().count("kevtmon_containers", &[("state", "running")])
+}
+
+/// What was reported of the life of a container, in order.
+fn life(events: &[Event], id: &str) -> Vec<String> {
+    let of_it = events.iter().filter(|event| event.has("/target/container/id"));
+    let of_it = of_it.filter(|event| event.text("/target/container/id") == id);
+    of_it.map(|event| event.kind().to_owned()).filter(|kind| kind.starts_with("container.")).collect()
+}
+
+/// Waits until the daemon has reported a container's removal.
+fn wait_for_removal(daemon: &mut Daemon, id: &str) {
+    daemon.wait_for("container.removed", |event| {
+        event.kind() == "container.removed" && event.text("/target/container/id") == id
+    });
+}
+
+/// Whether the daemon shows a container as stale.
+fn is_stale(daemon: &Daemon, id: &str) -> bool {
+    let state = daemon.find(&["state"]);
+    let container = state[0].list("/containers").iter().find(|container| container["id"] == id);
+    container.expect("the container is known")["stale"] == true
+}
+
+#[test]
+fn two_docker_daemons_do_not_wipe_each_others_containers() {
+    let (first, second) = (Dockerd::start(), Dockerd::start());
+    let [of_first, of_second] =
+        [&first, &second].map(|dockerd| Container::idle(dockerd, &["--network", "none"]));
+    let mut daemon = watching(&[&first.socket(), &second.socket()]).start();
+    assert_eq!((up(&daemon, "docker"), up(&daemon, "docker-2")), (Some(1.0), Some(1.0)));
+    assert_eq!(running(&daemon), 2.0);
+
+    second.kill();
+    eventually!(up(&daemon, "docker-2") == Some(0.0), "the loss of the second one is seen");
+    assert_eq!((up(&daemon, "docker"), running(&daemon)), (Some(1.0), 2.0), "what is known stays");
+    assert!(is_stale(&daemon, of_second.id()) && !is_stale(&daemon, of_first.id()));
+    let name = format!("docker:{}", second.socket().display());
+    let lost = daemon.wait_for("daemon.degraded", |event| {
+        event.kind() == "daemon.degraded" && event.text("/message").contains(&name)
+    });
+    assert!(!lost.text("/message").contains(&*first.socket().to_string_lossy()), "{lost}");
+
+    // Its list comes anew, and says nothing of the others.
+    second.launch();
+    eventually!(up(&daemon, "docker-2") == Some(1.0), "the second one is back");
+    let mut late = Container::idle(&second, &["--network", "none"]);
+    late.end(&["rm", "-f"]);
+    wait_for_removal(&mut daemon, late.id());
+    assert_eq!(running(&daemon), 2.0);
+    let events = daemon.events();
+    for container in [&of_first, &of_second] {
+        assert_eq!(life(&events, container.id()), [""; 0], "it ran all the time");
+    }
+}
+
+#[test]
+fn a_container_that_is_seen_through_several_sockets_is_one() {
+    let dockerd = Dockerd::start();
+    let scratch = Scratch::new();
+    let path = |name: &str| scratch.path().join(name);
+    let early = Container::idle(&dockerd, &["--network", "none"]);
+    let proxy = Proxy::start(path("proxy.sock"), dockerd.socket());
+    symlink(dockerd.socket(), path("link.sock")).expect("a link can be made");
+    let sockets = [dockerd.socket(), path("proxy.sock"), path("link.sock"), path("dead.sock")];
+    let mut daemon = watching(&sockets.each_ref().map(PathBuf::as_path)).start();
+    let labels = ["docker", "docker-2", "docker-3", "docker-4"];
+    assert_eq!(labels.map(|label| up(&daemon, label)), [1.0, 1.0, 1.0, 0.0].map(Some));
+    assert_eq!(running(&daemon), 1.0);
+
+    for _ in 0..3 {
+        let mut container = Container::idle(&dockerd, &["--network", "none"]);
+        container.end(&["rm", "-f"]);
+        wait_for_removal(&mut daemon, container.id());
+        let reported = life(&daemon.events(), container.id());
+        let once = ["container.created", "container.started", "container.exited", "container.removed"];
+        assert_eq!(reported, once);
+    }
+
+    proxy.cut();
+    eventually!(up(&daemon, "docker-2") == Some(0.0), "the loss of the proxy is seen");
+    assert!(!is_stale(&daemon, early.id()), "others still report it");
+    let late = Container::idle(&dockerd, &["--network", "none"]);
+    eventually!(running(&daemon) == 2.0, "the other sockets are listened to");
+    let events = daemon.events();
+    assert_eq!(life(&events, early.id()), [""; 0]);
+    assert_eq!(events.iter().filter(|event| event.kind() == "container.removed").count(), 3);
+    drop(late);
+}
