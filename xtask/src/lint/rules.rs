@@ -13,8 +13,19 @@ const METRICS: [&str; 2] = ["monitor/src/metrics.rs", "monitor/src/metrics/"];
 /// Where /proc is read: both take its place as an argument, so that tests can give another.
 const READS_PROC: [&str; 2] = ["sources", "holders"];
 
-/// Names that said what something is only to those who had read its comment, and what it is called now.
-const RETIRED_NAMES: [(&str, &str); 0] = [];
+/// Names that said what something is only to those who had read its comment, and the standard terms instead.
+const RETIRED_NAMES: [(&str, &str); 10] = [
+    ("Aside", "Quarantined"),
+    ("Desk", "Output"),
+    ("House", "Registrar"),
+    ("Left", "PreviousRun"),
+    ("Reel", "SegmentWriter"),
+    ("Tape", "RecordQueue"),
+    ("Told", "SharedEvent"),
+    ("grown_up", "past_grace_period"),
+    ("remains", "offline_state"),
+    ("strangers", "unclaimed"),
+];
 
 /// A broken rule.
 #[derive(Debug, PartialEq, Eq)]
@@ -78,7 +89,7 @@ fn retired_names(file: &File) -> Vec<Finding> {
     names
         .filter_map(|found| {
             let (name, now) = RETIRED_NAMES.iter().find(|(name, _)| *name == found.what)?;
-            Some(Finding::new(file, found.line, format!("`{name}` is called {now}")))
+            Some(Finding::new(file, found.line, format!("`{name}` is called `{now}`")))
         })
         .collect()
 }
@@ -133,6 +144,15 @@ mod tests {
             1
         );
         is_clean("monitor/src/a.rs", "fn a() { let todo = !done; mastodo!(); }");
+    }
+
+    #[test]
+    fn a_retired_name_does_not_come_back() {
+        assert_eq!(
+            findings("monitor/src/sinks/a.rs", "use crate::event::Told;"),
+            ["monitor/src/sinks/a.rs:1: `Told` is called `SharedEvent`"]
+        );
+        is_clean("monitor/src/sinks/a.rs", "/// What remains.\nfn f() { told.remaining() }");
     }
 
     #[test]
