@@ -3,17 +3,12 @@
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, Write as _};
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
 use crate::build_info::{REVISION, VERSION};
-use crate::config::{Overrides, RuntimeSpec};
 use crate::error_chain::chain;
-use crate::recording::recorder::Record;
-use crate::sinks::stdout::Format;
 
 pub mod bundle;
 pub mod client;
@@ -22,9 +17,11 @@ pub mod logging;
 pub mod query;
 pub mod reference;
 pub mod replay;
+pub mod run;
 
 pub use bundle::BundleArgs;
 pub use replay::ReplayArgs;
+pub use run::RunArgs;
 
 static VERSION_LINE: LazyLock<String> = LazyLock::new(|| format!("{VERSION} ({REVISION})"));
 
@@ -54,63 +51,16 @@ pub enum Command {
     Reference(reference::Reference),
 }
 
-/// Arguments of `run`.
-#[derive(Debug, Args)]
-pub struct RunArgs {
-    /// Configuration file; it must exist [default: /etc/kevtmon/kevtmon.toml, if it exists]
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Format of the events on standard output: pretty, json or none [default: pretty on a terminal, else json]
-    #[arg(long, value_name = "FORMAT")]
-    pub output: Option<Format>,
-    /// Address to serve metrics and health on; may be repeated [default: 127.0.0.1:19809]
-    #[arg(long, value_name = "ADDR:PORT")]
-    pub listen: Vec<SocketAddr>,
-    /// Unix socket to answer queries on [default: /run/kevtmon/kevtmon.sock]
-    #[arg(long, value_name = "PATH")]
-    pub socket: Option<PathBuf>,
-    /// State directory: event store and recordings [default: /var/lib/kevtmon]
-    #[arg(long, value_name = "DIR")]
-    pub state_dir: Option<PathBuf>,
-    /// Name of this node in events [default: KEVTMON_NODE_NAME or the host name]
-    #[arg(long, value_name = "NAME")]
-    pub node_name: Option<String>,
-    /// Container runtime: auto, none or docker=PATH; may be repeated [default: auto]
-    #[arg(long, value_name = "RUNTIME")]
-    pub runtime: Vec<RuntimeSpec>,
-    /// Format of the logs on standard error
-    #[arg(long, value_name = "FORMAT", default_value = "text")]
-    pub log_format: logging::LogFormat,
-    /// Also log the messages of the eBPF programs
-    #[arg(long)]
-    pub log_bpf: bool,
-    /// Record all observations for `replay`; a full file is renamed to FILE.1
-    #[arg(long, value_name = "FILE")]
-    pub record: Option<PathBuf>,
-    /// Size at which the recording is rotated
-    #[arg(long, value_name = "MIB", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
-    pub record_max_mib: u64,
-}
-
-impl RunArgs {
-    /// The recording, if one is wanted.
+impl Cli {
+    /// Runs the command; returns the exit code.
     #[must_use]
-    pub fn record(&self) -> Option<Record> {
-        let path = self.record.clone()?;
-        Some(Record { path, max_bytes: self.record_max_mib << 20 })
-    }
-
-    /// The arguments that override the configuration.
-    #[must_use]
-    pub fn overrides(&self) -> Overrides {
-        Overrides {
-            file: self.config.clone(),
-            output: self.output,
-            listen: self.listen.clone(),
-            socket: self.socket.clone(),
-            state_dir: self.state_dir.clone(),
-            node_name: self.node_name.clone(),
-            runtimes: self.runtime.clone(),
+    pub fn run(&self) -> u8 {
+        match &self.command {
+            Command::Run(args) => args.run(),
+            Command::Replay(args) => args.run(),
+            Command::Bundle(args) => args.run(),
+            Command::Query(query) => query.run(),
+            Command::Reference(reference) => reference.run(),
         }
     }
 }
@@ -149,6 +99,8 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+    use crate::recording::recorder::Record;
+    use crate::sinks::stdout::Format;
 
     fn run(args: &[&str]) -> Result<RunArgs, (u8, String)> {
         let line = ["kevtmon", "run"].iter().chain(args).copied();

@@ -1,4 +1,4 @@
-//! The commands that tell of the program itself: schema of events, completions, configuration.
+//! Commands about the program itself: schema of events, completions, configuration.
 
 use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
@@ -11,12 +11,12 @@ use crate::config::{self, Config, ConfigError, Overrides};
 use crate::error_chain::chain;
 use crate::event;
 
-/// The commands that tell of the program itself.
+/// Commands about the program itself.
 #[derive(Debug, Subcommand)]
 pub enum Reference {
     /// Print the JSON Schema of events
     Schema,
-    /// Print completions for a shell
+    /// Print shell completions
     Completions {
         /// The shell
         shell: Shell,
@@ -31,7 +31,7 @@ pub enum Reference {
 pub enum ConfigCommand {
     /// Print a configuration file with every setting, explained, at its default
     Default,
-    /// Check a configuration file, and print what it comes to
+    /// Check a configuration file and print the effective configuration
     Check {
         /// The file [default: /etc/kevtmon/kevtmon.toml, if it is there]
         file: Option<PathBuf>,

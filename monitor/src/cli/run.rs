@@ -1,0 +1,121 @@
+//! `run`: the daemon in the foreground. Logging, configuration and privileges first, then the stages.
+
+use std::io::{self, IsTerminal as _};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+use tokio::task::LocalSet;
+
+use super::logging::{self, LogFormat};
+use super::{exit, fail};
+use crate::build_info;
+use crate::config::{Config, Overrides, RuntimeSpec};
+use crate::daemon::{self, DaemonError, Options};
+use crate::error_chain::chain;
+use crate::privilege;
+use crate::recording::recorder::Record;
+use crate::sinks::stdout::Format;
+use crate::sources::procfs::own::Own;
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Configuration file; it must exist [default: /etc/kevtmon/kevtmon.toml, if it exists]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Format of the events on standard output: pretty, json or none [default: pretty on a terminal, else json]
+    #[arg(long, value_name = "FORMAT")]
+    pub output: Option<Format>,
+    /// Address to serve metrics and health on; may be repeated [default: 127.0.0.1:19809]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: Vec<SocketAddr>,
+    /// Unix socket to answer queries on [default: /run/kevtmon/kevtmon.sock]
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// State directory: event store and recordings [default: /var/lib/kevtmon]
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+    /// Name of this node in events [default: KEVTMON_NODE_NAME or the host name]
+    #[arg(long, value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// Container runtime: auto, none or docker=PATH; may be repeated [default: auto]
+    #[arg(long, value_name = "RUNTIME")]
+    pub runtime: Vec<RuntimeSpec>,
+    /// Format of the logs on standard error
+    #[arg(long, value_name = "FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
+    /// Also log the messages of the eBPF programs
+    #[arg(long)]
+    pub log_bpf: bool,
+    /// Record all observations for `replay`; a full file is renamed to FILE.1
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+    /// Size at which the recording is rotated
+    #[arg(long, value_name = "MIB", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub record_max_mib: u64,
+}
+
+impl RunArgs {
+    /// The recording, if one is wanted.
+    #[must_use]
+    pub fn record(&self) -> Option<Record> {
+        let path = self.record.clone()?;
+        Some(Record { path, max_bytes: self.record_max_mib << 20 })
+    }
+
+    /// The arguments that override the configuration.
+    #[must_use]
+    pub fn overrides(&self) -> Overrides {
+        Overrides {
+            file: self.config.clone(),
+            output: self.output,
+            listen: self.listen.clone(),
+            socket: self.socket.clone(),
+            state_dir: self.state_dir.clone(),
+            node_name: self.node_name.clone(),
+            runtimes: self.runtime.clone(),
+        }
+    }
+
+    /// Runs the daemon until it is stopped; returns the exit code.
+    #[must_use]
+    pub fn run(&self) -> u8 {
+        if let Err(error) = logging::init(self.log_format, self.log_bpf) {
+            return fail(&error, exit::USAGE);
+        }
+        let overrides = self.overrides();
+        let config = match Config::load(&overrides) {
+            Ok(config) => config,
+            Err(error) => return fail(&error, exit::USAGE),
+        };
+        if let Err(error) = privilege::check(&Own::default()) {
+            return fail(&error, exit::PRIVILEGE);
+        }
+        let options = Options {
+            version: build_info::VERSION,
+            revision: build_info::REVISION,
+            log_bpf: self.log_bpf,
+            record: self.record(),
+            colour: io::stdout().is_terminal()
+                && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty()),
+        };
+        let reload = || {
+            Config::load(&overrides)
+                .inspect_err(|error| tracing::error!("{}; the old configuration stays", chain(error)))
+                .ok()
+        };
+        let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => return fail(&error, exit::FAILED),
+        };
+        let ended = LocalSet::new().block_on(&runtime, daemon::run(config, options, reload));
+        // A source may be in the middle of a read that never ends.
+        runtime.shutdown_background();
+        match ended {
+            Ok(()) => exit::OK,
+            Err(error @ DaemonError::Ebpf(_)) => fail(&error, exit::UNSUPPORTED),
+            Err(error) => fail(&error, exit::FAILED),
+        }
+    }
+}
