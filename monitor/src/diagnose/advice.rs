@@ -1,8 +1,8 @@
-//! Commands that an operator can paste: whatever the node itself could name is quoted.
+//! Commands that an operator can paste: names that come from the node are quoted.
 
 use crate::event::{Advice, Container, Risk};
 
-/// One next step; the words of the command are quoted where they need it.
+/// One next step; the arguments of the command are quoted where needed.
 pub(super) fn advice(text: &str, risk: Risk, command: &[&str]) -> Advice {
     let words: Vec<String> = command.iter().map(|word| quoted(word)).collect();
     Advice { text: text.to_owned(), command: words.join(" "), risk }
@@ -30,7 +30,7 @@ pub(super) fn replace_in_pod(container: &Container) -> Option<[&str; 3]> {
     ])
 }
 
-/// As a POSIX shell reads it back; control characters in the way of bash and zsh, so that none is sent to a
+/// Quotes an argument for a POSIX shell; control characters as `$'…'` of bash and zsh, so that none reaches the
 /// terminal.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+~".contains(c);
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_somebody_chose_cannot_become_a_command() {
+    fn a_name_chosen_by_a_user_cannot_become_a_command() {
         for (word, shown) in [
             ("eth0", "eth0"),
             (

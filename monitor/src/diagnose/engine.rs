@@ -1,8 +1,8 @@
-//! Runs the diagnoses, and the lifecycle of incidents: opened, updated, closed.
+//! Runs the diagnoses and keeps the lifecycle of incidents: opened, updated, closed.
 //!
-//! In: events, changes of the model, time. Out: what is to be told, and questions. An incident that is found
-//! again counts up and never opens a second time; one that an earlier run left open goes on without being
-//! announced again.
+//! Input: events, changes of the model, time. Output: changes of incidents to emit, and requests. A finding about an
+//! open incident updates it and never opens a second one; an incident that the previous run left open is resumed
+//! without another `incident.opened`.
 
 use std::collections::BTreeMap;
 
@@ -18,37 +18,37 @@ use crate::event::{CloseReason, Event, Incident, Kind, Severity, WallClock};
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, Request};
 
-/// This bit marks the scans that diagnoses ask for.
+/// This bit marks the ids of holder scans requested by diagnoses.
 pub const SCAN_ID: u64 = 1 << 48;
 
-/// An incident whose event is to be told.
+/// A change of an incident, to be emitted as an event.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IncidentChange {
     /// `incident.opened`, `incident.updated` or `incident.closed`.
     pub kind: Kind,
-    /// When.
+    /// Time of the change.
     pub at: BootNs,
-    /// The incident as it is now.
+    /// The incident after the change.
     pub incident: Incident,
-    /// Its objects.
+    /// The objects of its event.
     pub objects: IncidentObjects,
 }
 
-/// Why a saved state cannot be restored.
+/// Why a saved state could not be restored.
 #[derive(Debug, Error)]
 pub enum RestoreError {
-    /// A diagnosis does not understand its saved state.
-    #[error("what was saved of {kind} cannot be read")]
+    /// A diagnosis cannot read its saved state.
+    #[error("cannot read the saved state of diagnosis {kind}")]
     Diagnosis {
         /// Kind of its incidents.
         kind: &'static str,
-        /// What is wrong.
+        /// The cause.
         #[source]
         source: serde_json::Error,
     },
 }
 
-/// What goes on where an engine was.
+/// The saved state of an engine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Saved {
@@ -57,11 +57,11 @@ pub struct Saved {
     incidents: Incidents,
     unclaimed: Vec<IncidentId>,
     discarded: u64,
-    /// By the kind of their incidents.
+    /// The state of each diagnosis, by the kind of its incidents.
     diagnoses: BTreeMap<String, Value>,
 }
 
-/// All diagnoses and all that they found.
+/// All diagnoses and the incidents that they found.
 #[derive(Debug)]
 pub struct Engine {
     diagnoses: Vec<Box<dyn Diagnosis>>,
@@ -71,7 +71,7 @@ pub struct Engine {
     clock: WallClock,
     ready: Option<BootNs>,
     incidents: Incidents,
-    /// Resumed incidents that no diagnosis knows how to go on with.
+    /// Resumed incidents that no diagnosis recognizes, such as those of another version; closed once ready.
     unclaimed: Vec<IncidentId>,
     findings: Findings,
     changes: Vec<IncidentChange>,
@@ -80,7 +80,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Nothing is open.
+    /// An engine without incidents.
     #[must_use]
     pub fn new(diagnoses: Vec<Box<dyn Diagnosis>>, node: &str, boot_id: &str) -> Self {
         Self {
@@ -104,7 +104,7 @@ impl Engine {
         self.diagnoses = diagnoses;
     }
 
-    /// All that is remembered; what was found is told and asked by then.
+    /// Saves the state. All changes and requests must have been taken before.
     ///
     /// # Errors
     /// Never in practice, as of [`Diagnosis::save`].
@@ -124,10 +124,10 @@ impl Engine {
         })
     }
 
-    /// Goes on where another engine was. A diagnosis that it did not have begins anew.
+    /// Restores the state. A diagnosis without saved state starts empty.
     ///
     /// # Errors
-    /// When a diagnosis does not understand what was saved.
+    /// When a diagnosis cannot read its saved state.
     pub fn restore(&mut self, mut saved: Saved) -> Result<(), RestoreError> {
         for diagnosis in &mut self.diagnoses {
             let kind = diagnosis.kind();
@@ -143,12 +143,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Wall-clock time from now on.
+    /// Sets the offset of the wall clock.
     pub fn set_clock(&mut self, clock: WallClock) {
         self.clock = clock;
     }
 
-    /// Goes on with incidents that an earlier run left open; `events` holds the newest one of each.
+    /// Resumes the open incidents of the previous run; `events` holds the newest event of each.
     pub fn resume(&mut self, node: &NodeView<'_>, events: Vec<Event>) {
         for event in events {
             let Some(incident) = event.incident.as_deref().cloned() else { continue };
@@ -179,12 +179,12 @@ impl Engine {
         }
     }
 
-    /// An event was told.
+    /// Passes an event to the diagnoses.
     pub fn event(&mut self, node: &NodeView<'_>, at: BootNs, event: &Event) {
         self.run(node, at, |diagnosis, context, findings| diagnosis.event(context, event, findings));
     }
 
-    /// Something happened that is no event.
+    /// Passes a change of the model to the diagnoses that is no event.
     pub fn change(&mut self, node: &NodeView<'_>, at: BootNs, change: &ModelChange<'_>) {
         if *change == ModelChange::Ready {
             self.ready.get_or_insert(at);
@@ -195,7 +195,7 @@ impl Engine {
         self.run(node, at, |diagnosis, context, findings| diagnosis.change(context, change, findings));
     }
 
-    /// Time has passed.
+    /// Lets the diagnoses act on elapsed time.
     pub fn tick(&mut self, node: &NodeView<'_>, at: BootNs) {
         self.run(node, at, |diagnosis, context, findings| diagnosis.tick(context, findings));
     }
@@ -206,23 +206,23 @@ impl Engine {
         self.diagnoses.iter().filter_map(|diagnosis| diagnosis.deadline()).min()
     }
 
-    /// Takes what is to be told.
+    /// Removes and returns the changes of incidents since the last call.
     pub fn take_changes(&mut self) -> Vec<IncidentChange> {
         std::mem::take(&mut self.changes)
     }
 
-    /// Takes the questions.
+    /// Removes and returns the requests since the last call.
     pub fn take_requests(&mut self) -> Vec<Request> {
         std::mem::take(&mut self.requests)
     }
 
-    /// What is open.
+    /// The open incidents.
     #[must_use]
     pub fn incidents(&self) -> &Incidents {
         &self.incidents
     }
 
-    /// How often trouble was found that could not be followed.
+    /// Number of findings that were discarded because a limit was reached.
     #[must_use]
     pub fn discarded(&self) -> u64 {
         self.discarded
@@ -234,7 +234,7 @@ impl Engine {
         at: BootNs,
         mut work: impl FnMut(&mut dyn Diagnosis, &Context<'_>, &mut Findings),
     ) {
-        // Events are told up to half a second after they happened: time does not go back for them.
+        // A pending event is emitted up to half a second late, with its own time; `now` must not go back for it.
         self.now = self.now.max(at);
         for index in 0..self.diagnoses.len() {
             let context = Context {
@@ -337,7 +337,7 @@ impl Engine {
 }
 
 impl IncidentChange {
-    /// How bad its event is: what is over is no alarm.
+    /// Severity of its event: a closed incident is a notice at most.
     #[must_use]
     pub fn severity(&self) -> Severity {
         match self.kind {
@@ -346,7 +346,7 @@ impl IncidentChange {
         }
     }
 
-    /// Its event in one sentence.
+    /// Message of its event.
     #[must_use]
     pub fn message(&self) -> String {
         let summary = &self.incident.summary;

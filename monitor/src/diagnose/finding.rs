@@ -1,4 +1,4 @@
-//! What a diagnosis says.
+//! What a diagnosis reports.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,12 +7,12 @@ use crate::event::{
 };
 use crate::observation::{BootNs, Request, Verdict};
 
-/// An incident, by what it is made of.
+/// Identifies an incident.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IncidentKey {
     /// Its kind.
     pub kind: &'static str,
-    /// What it happens to: unique within the kind.
+    /// What is affected; unique within the kind.
     pub subject: String,
 }
 
@@ -20,19 +20,19 @@ pub struct IncidentKey {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct IncidentObjects {
-    /// Who did it.
+    /// The actor.
     pub actor: Option<Box<Actor>>,
-    /// Whose it was.
+    /// The owner of what is affected.
     pub target: Option<Box<Target>>,
     /// The neighbor entry.
     pub neighbor: Option<Box<Neighbor>>,
     /// The mount.
     pub mount: Option<Box<Mount>>,
-    /// Who pins the mount.
+    /// The holders of the mount.
     pub holders: Option<Vec<MountHolder>>,
-    /// Whether that is everybody.
+    /// Whether the list of holders is complete.
     pub holders_complete: Option<bool>,
-    /// What the scan concludes.
+    /// Conclusion of the holder scan.
     pub holders_verdict: Option<Verdict>,
 }
 
@@ -51,7 +51,8 @@ impl IncidentObjects {
         }
     }
 
-    /// Takes what the newer one has: an entry that is missed once more does not make its culprit unknown.
+    /// Takes over what the newer objects have and keeps the rest: a repetition without an actor does not remove the
+    /// actor of the first event.
     pub(super) fn merge(&mut self, newer: Self) {
         fn put<T>(old: &mut Option<T>, newer: Option<T>) {
             if newer.is_some() {
@@ -68,121 +69,121 @@ impl IncidentObjects {
     }
 }
 
-/// How often the trouble was seen.
+/// Number of observations of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
-    /// So many times more.
+    /// This many more.
     More(u64),
-    /// So many times in all; never fewer than before.
+    /// The total; lower values are ignored.
     Total(u64),
 }
 
-/// Trouble in full: opens the incident, or brings the open one up to date.
+/// A complete report: opens the incident, or updates the open one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// What it happens to.
+    /// What is affected.
     pub subject: String,
-    /// How bad; an open incident keeps the worst.
+    /// Severity; an open incident keeps the highest.
     pub severity: Severity,
-    /// How sure; an open incident keeps the surest.
+    /// Confidence; an open incident keeps the highest.
     pub confidence: Confidence,
     /// One sentence with actor and target.
     pub summary: String,
-    /// What to do; `None` leaves what was said before.
+    /// Next steps; `None` keeps those of the open incident.
     pub advice: Option<Vec<Advice>>,
-    /// The objects.
+    /// The objects of its events.
     pub objects: IncidentObjects,
-    /// When the trouble began, as far as it was seen.
+    /// When it was first observed.
     pub first: BootNs,
-    /// When it was seen last.
+    /// When it was last observed.
     pub last: BootNs,
     /// Sequence numbers of the events that show it.
     pub evidence: Vec<u64>,
-    /// How often.
+    /// Number of observations.
     pub count: Count,
-    /// It was there before the daemon looked.
+    /// Whether it existed before the daemon started.
     pub found_at_start: bool,
-    /// What led to it.
+    /// Incidents that caused it.
     pub caused_by: Vec<IncidentKey>,
 }
 
-/// Known trouble once more.
+/// Another observation of an open incident.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Repeat {
-    /// What it happens to.
+    /// What is affected.
     pub subject: String,
-    /// When it was seen.
+    /// When it was observed.
     pub last: BootNs,
     /// The event that shows it.
     pub evidence: Option<u64>,
-    /// How often.
+    /// Number of observations.
     pub count: Count,
-    /// Worse than before.
+    /// New severity, if it is higher.
     pub severity: Option<Severity>,
 }
 
-/// One thing that a diagnosis says.
+/// A finding of a diagnosis.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Finding {
-    /// Something is wrong.
+    /// Opens or updates an incident.
     Report(Box<Report>),
-    /// Something is wrong still.
+    /// Updates an open incident.
     Repeat(Repeat),
-    /// It is over.
+    /// Closes an incident.
     Close {
-        /// What it happened to.
+        /// What was affected.
         subject: String,
-        /// Why.
+        /// Why it is closed.
         reason: CloseReason,
         /// The event that shows it.
         evidence: Option<u64>,
     },
-    /// One incident led to another, which was not known when that opened.
+    /// Links a cause that was not known when the effect opened.
     Link {
         /// The effect.
         effect: IncidentKey,
         /// The cause.
         cause: IncidentKey,
     },
-    /// Something that only I/O can tell.
+    /// Requests what only I/O can find out.
     Request(Request),
-    /// There was trouble that could not be followed, for there is too much of it.
+    /// A fault was discarded because a limit was reached.
     Discarded,
 }
 
-/// Collects what a diagnosis says.
+/// Collects the findings of a diagnosis.
 #[derive(Debug, Default)]
 pub struct Findings {
     pub(super) items: Vec<Finding>,
 }
 
 impl Findings {
-    /// Something is wrong.
+    /// Opens or updates an incident.
     pub fn report(&mut self, report: Report) {
         self.items.push(Finding::Report(Box::new(report)));
     }
 
-    /// Something is wrong still.
+    /// Updates an open incident.
     pub fn repeat(&mut self, repeat: Repeat) {
         self.items.push(Finding::Repeat(repeat));
     }
 
-    /// It is over.
+    /// Closes an incident.
     pub fn close(&mut self, subject: String, reason: CloseReason, evidence: Option<u64>) {
         self.items.push(Finding::Close { subject, reason, evidence });
     }
 
-    /// One incident led to another.
+    /// Links a cause to its effect.
     pub fn link(&mut self, effect: IncidentKey, cause: IncidentKey) {
         self.items.push(Finding::Link { effect, cause });
     }
 
-    /// Asks for what only I/O can tell.
+    /// Requests what only I/O can find out.
     pub fn request(&mut self, request: Request) {
         self.items.push(Finding::Request(request));
     }
 
-    /// There is too much trouble to follow it all.
+    /// Counts a fault that is discarded because a limit was reached.
     pub fn discard(&mut self) {
         self.items.push(Finding::Discarded);
     }

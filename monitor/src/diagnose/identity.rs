@@ -1,7 +1,7 @@
-//! Ids of incidents: the same trouble has the same id after a restart, so it does not page again.
+//! Ids of incidents: the same incident has the same id after a restart, so that it does not page again.
 //!
 //! FNV-1a with 128 bits over node, boot id, kind and subject, each followed by a byte that occurs in no UTF-8
-//! text, folded to 64 bits. It keeps accidents apart, not adversaries.
+//! text, folded to 64 bits. The hash avoids accidental collisions, not deliberate ones.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,14 +34,14 @@ impl TryFrom<String> for IncidentId {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        Self::parse(&text).ok_or_else(|| format!("{text:?} is no id of an incident"))
+        Self::parse(&text).ok_or_else(|| format!("{text:?} is not an incident id"))
     }
 }
 
-/// Makes the ids of one node in one boot.
+/// Generates the ids of one node in one boot.
 #[derive(Debug)]
 pub(super) struct IdGenerator {
-    /// The hash so far: node and boot id are always the same.
+    /// Hash state after node and boot id.
     prefix: u128,
 }
 

@@ -1,4 +1,4 @@
-//! The open incidents: evidence, counts, and what of a change is worth telling.
+//! The open incidents: evidence, counts, and which changes are notable enough for an `incident.updated` event.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,18 +9,18 @@ use super::identity::IncidentId;
 use crate::event::{EVIDENCE_MAX, Incident, WallClock};
 use crate::observation::BootNs;
 
-/// A changed summary alone is told so often; later it comes with the next thing that is told.
-const SUMMARIES: u32 = 16;
-/// Closed incidents that can still be named as a cause.
-const FORMER: usize = 256;
+/// Up to this number of times a changed summary alone is notable; after that it appears in the next update.
+const SUMMARY_UPDATES_MAX: u32 = 16;
+/// Closed incidents that can still be linked as a cause.
+const CLOSED_MAX: usize = 256;
 
-/// An incident that is open.
+/// An open incident.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OpenIncident {
     incident: Incident,
     subject: String,
     objects: IncidentObjects,
-    /// When it was seen last, if that is later than what the incident says.
+    /// When it was last observed, if that is later than `incident.last_seen`.
     last: Option<BootNs>,
     summaries: u32,
 }
@@ -57,12 +57,12 @@ impl OpenIncident {
         open
     }
 
-    /// As an earlier run of the daemon left it.
+    /// An open incident of the previous run of the daemon.
     pub(super) fn resumed(incident: Incident, subject: String, objects: IncidentObjects) -> Self {
         Self { incident, subject, objects, last: None, summaries: 0 }
     }
 
-    /// What it happens to.
+    /// What is affected; unique within the kind.
     #[must_use]
     pub fn subject(&self) -> &str {
         &self.subject
@@ -74,13 +74,13 @@ impl OpenIncident {
         &self.incident.kind
     }
 
-    /// The objects of its newest evidence.
+    /// The newest objects of its events.
     #[must_use]
     pub fn objects(&self) -> &IncidentObjects {
         &self.objects
     }
 
-    /// As the schema shows it.
+    /// The incident in the event schema.
     #[must_use]
     pub fn incident(&self, clock: WallClock) -> Incident {
         let mut incident = self.incident.clone();
@@ -90,7 +90,7 @@ impl OpenIncident {
         incident
     }
 
-    /// Takes a report; true if it is worth telling.
+    /// Applies a report; returns whether the change is notable.
     pub(super) fn report(&mut self, report: Report) -> bool {
         let incident = &mut self.incident;
         let mut notable = false;
@@ -101,7 +101,7 @@ impl OpenIncident {
         if report.summary != incident.summary {
             incident.summary = report.summary;
             self.summaries += 1;
-            notable |= self.summaries <= SUMMARIES;
+            notable |= self.summaries <= SUMMARY_UPDATES_MAX;
         }
         if let Some(advice) = report.advice {
             incident.advice = advice;
@@ -120,7 +120,7 @@ impl OpenIncident {
         notable | self.repeat(&repeat)
     }
 
-    /// Takes a repetition; true if it is worth telling: at counts 2, 4, 8, …, and when it got worse.
+    /// Applies a repetition; returns whether the change is notable: at counts 2, 4, 8, … and when the severity rises.
     pub(super) fn repeat(&mut self, repeat: &Repeat) -> bool {
         if let Some(seq) = repeat.evidence {
             self.add_evidence(seq);
@@ -139,18 +139,18 @@ impl OpenIncident {
         worse || incident.count.checked_ilog2() != before.checked_ilog2()
     }
 
-    /// Links to a cause; true if that is news.
+    /// Links a cause; returns whether it is new.
     pub(super) fn add_cause(&mut self, cause: IncidentId) -> bool {
         let cause = cause.text();
         let causes = &mut self.incident.caused_by;
-        let news = cause != self.incident.id && !causes.contains(&cause) && causes.len() < EVIDENCE_MAX;
-        if news {
+        let is_new = cause != self.incident.id && !causes.contains(&cause) && causes.len() < EVIDENCE_MAX;
+        if is_new {
             causes.push(cause);
         }
-        news
+        is_new
     }
 
-    /// Keeps the first and the newest.
+    /// Adds evidence; when full, the first and the newest half are kept.
     pub(super) fn add_evidence(&mut self, seq: u64) {
         let evidence = &mut self.incident.evidence;
         if evidence.last() == Some(&seq) {
@@ -164,35 +164,35 @@ impl OpenIncident {
     }
 }
 
-/// All that are open, and the ids of some that were.
+/// The open incidents, and the ids of recently closed ones.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Incidents {
     pub(super) open: BTreeMap<IncidentId, OpenIncident>,
-    former: VecDeque<IncidentId>,
+    closed: VecDeque<IncidentId>,
 }
 
 impl Incidents {
-    /// All of them, in the order of their ids.
+    /// All open incidents, by id.
     pub fn iter(&self) -> impl Iterator<Item = &OpenIncident> {
         self.open.values()
     }
 
-    /// Those of one kind.
+    /// The open incidents of one kind.
     pub fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a OpenIncident> {
         self.iter().filter(move |open| open.kind() == kind)
     }
 
     pub(super) fn close(&mut self, id: IncidentId) -> Option<OpenIncident> {
         let open = self.open.remove(&id)?;
-        if self.former.len() >= FORMER {
-            self.former.pop_front();
+        if self.closed.len() >= CLOSED_MAX {
+            self.closed.pop_front();
         }
-        self.former.push_back(id);
+        self.closed.push_back(id);
         Some(open)
     }
 
-    /// Whether it is or was open, as far as that is remembered.
+    /// Whether an incident is open or was closed recently.
     pub(super) fn knows(&self, id: IncidentId) -> bool {
-        self.open.contains_key(&id) || self.former.contains(&id)
+        self.open.contains_key(&id) || self.closed.contains(&id)
     }
 }

@@ -1,8 +1,8 @@
-//! What is wrong now, since when, and why: events and the model go in, incidents come out.
+//! Finds incidents: what is wrong now, since when, and why.
 //!
-//! Each kind of incident is one file and one line in [`all`]. A diagnosis sees events, changes of the model
-//! and time; it says [`Findings`]. What becomes of them, under which id and how often it is told, is the
-//! engine's business. Neither does I/O or reads a clock: what only I/O can tell is asked for.
+//! Each kind of incident is one file and one line in [`all`]. A diagnosis gets events, changes of the model and time,
+//! and reports [`Findings`]; the [`Engine`] turns them into incidents, gives those an id and decides when an event is
+//! emitted. Neither does I/O or reads a clock: what only I/O can find out is requested.
 
 use std::fmt::Debug;
 
@@ -35,14 +35,13 @@ pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
     [gateway_neighbor_lost::THRESHOLDS, volume_busy::THRESHOLDS].into_iter().flatten().copied()
 }
 
-/// Trouble that one diagnosis follows at once; and incidents that are open at once.
+/// Limit of faults that one diagnosis follows, and of open incidents.
 pub(crate) const CAPACITY: usize = 1024;
 
-/// What an earlier run left open gets no worse before the node was looked at; this long after it is thought of
-/// again.
+/// An incident of the previous run does not escalate before every source has reported; its timer is postponed by this.
 pub(crate) const STARTUP_GRACE: BootNs = 5_000_000_000;
 
-/// The diagnoses, causes before their effects: a later one sees what an earlier one found in the same event.
+/// The diagnoses, causes before their effects: a later one can link what an earlier one found in the same event.
 #[must_use]
 pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
     vec![
@@ -53,75 +52,73 @@ pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
 
 /// Finds one kind of incident.
 pub trait Diagnosis: Debug + Send {
-    /// The kind, as users filter and alert on it.
+    /// The kind of its incidents, as users filter and alert on it.
     fn kind(&self) -> &'static str;
 
-    /// An event was told. The model shows it already.
+    /// An event was emitted; the model includes it already.
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings);
 
-    /// The model was read anew, or something happened that is no event.
+    /// Something changed that is no event.
     fn change(&mut self, _seen: &Context<'_>, _change: &ModelChange<'_>, _findings: &mut Findings) {}
 
-    /// Time has passed.
+    /// A deadline may have passed.
     fn tick(&mut self, _seen: &Context<'_>, _findings: &mut Findings) {}
 
-    /// When it wants the next tick.
+    /// When the next tick is due.
     fn deadline(&self) -> Option<BootNs> {
         None
     }
 
-    /// An incident of this kind was open when an earlier run ended: goes on with it, and gives its subject.
-    /// `event` is the newest one of the incident.
+    /// Resumes an incident of this kind that the previous run left open, and returns its subject. `event` is the newest
+    /// event of the incident.
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String>;
 
-    /// All that it remembers, but for its thresholds.
+    /// Saves its state, without the thresholds.
     ///
     /// # Errors
-    /// Never in practice: nothing that is saved has maps with keys that are not strings.
+    /// Never in practice: all saved maps have string keys or are written as lists of pairs.
     fn save(&self) -> Result<Value, serde_json::Error>;
 
-    /// Goes on where another one was.
+    /// Restores its state.
     ///
     /// # Errors
-    /// When it does not understand what that one saved.
+    /// When the saved state cannot be read.
     fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error>;
 }
 
-/// What a diagnosis can look at.
+/// What a diagnosis can read.
 #[derive(Debug, Clone, Copy)]
 pub struct Context<'a> {
-    /// Time; never goes back.
+    /// Current time; never goes back.
     pub now: BootNs,
-    /// To read the times of events.
+    /// Converts the times of events.
     pub clock: WallClock,
     /// The model.
     pub node: &'a NodeView<'a>,
-    /// What is open.
+    /// The open incidents.
     pub incidents: &'a Incidents,
-    /// Since when every source delivers; `None` during the start.
+    /// When every source had reported; `None` during start-up.
     pub ready: Option<BootNs>,
 }
 
-/// What a diagnosis hears of besides events.
+/// A change that diagnoses are notified of besides events.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ModelChange<'a> {
-    /// A network namespace was read.
+    /// A snapshot of a network namespace was applied.
     Netns(NsInum),
-    /// A network namespace is gone.
+    /// A network namespace was destroyed.
     NetnsGone(NsInum),
-    /// A container appeared, changed or went.
+    /// A container was added, changed or removed.
     Container(&'a str),
-    /// All containers of a runtime were listed.
+    /// A snapshot of all containers of a runtime was applied.
     Runtime,
-    /// Every source has delivered what it has.
+    /// Every source has reported its status.
     Ready,
-    /// An unmount was refused once more, and no event tells of it.
+    /// An unmount was refused again, without an event.
     Refused(&'a MountKey),
-    /// A scan that a diagnosis asked for is done.
+    /// A holder scan requested by a diagnosis is done.
     Holders(&'a HolderReport),
 }
 
-#[cfg(test)]
-mod stage;
 #[cfg(test)]
 mod tests;

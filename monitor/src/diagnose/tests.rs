@@ -1,6 +1,5 @@
-//! The engine, and whole stories through the core.
+//! The engine, and complete scenarios through the core.
 
-use super::stage::*;
 use super::*;
 use crate::core::{Core, Output, Resume};
 use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Kind, Severity};
@@ -11,7 +10,11 @@ use crate::node::pods::PodNames;
 use crate::node::view::RuntimeAvailability;
 use crate::observation::*;
 
-/// Says what it is told to say.
+use harness::*;
+
+pub(super) mod harness;
+
+/// A diagnosis that reports the given findings.
 #[derive(Debug)]
 struct Fake {
     kind: &'static str,
@@ -67,7 +70,7 @@ fn cause(subject: &str) -> IncidentKey {
     IncidentKey { kind: "cause", subject: subject.into() }
 }
 
-/// Runs one tick in which the kinds `cause` and `effect` say these.
+/// Runs one tick in which the diagnoses `cause` and `effect` report these findings.
 fn tick(engine: &mut Engine, causes: Vec<Finding>, effects: Vec<Finding>) -> Vec<IncidentChange> {
     let (containers, namespaces, pods) = (Containers::default(), Namespaces::default(), PodNames::default());
     let node = NodeView {
@@ -94,12 +97,12 @@ fn engine() -> Engine {
 fn an_effect_names_a_cause_that_was_found_in_the_same_moment() {
     let mut engine = engine();
     let effect = Finding::Report(Box::new(report("pod", vec![cause("del"), cause("never-seen")])));
-    let told = tick(&mut engine, vec![found("del")], vec![effect]);
-    assert_eq!(told[1].incident.caused_by, [told[0].incident.id.as_str()]);
+    let changes = tick(&mut engine, vec![found("del")], vec![effect]);
+    assert_eq!(changes[1].incident.caused_by, [changes[0].incident.id.as_str()]);
 }
 
 #[test]
-fn a_cause_that_is_understood_later_is_linked_then_and_told_once() {
+fn a_cause_found_later_is_linked_and_emitted_once() {
     let mut engine = engine();
     tick(&mut engine, vec![], vec![found("pod")]);
     let link = || Finding::Link {
@@ -107,10 +110,10 @@ fn a_cause_that_is_understood_later_is_linked_then_and_told_once() {
         cause: cause("del"),
     };
     assert_eq!(tick(&mut engine, vec![link()], vec![]), [], "there is no such cause");
-    let told = tick(&mut engine, vec![found("del"), link(), link()], vec![]);
-    let kinds: Vec<Kind> = told.iter().map(|told| told.kind).collect();
+    let changes = tick(&mut engine, vec![found("del"), link(), link()], vec![]);
+    let kinds: Vec<Kind> = changes.iter().map(|change| change.kind).collect();
     assert_eq!(kinds, [Kind::IncidentOpened, Kind::IncidentUpdated]);
-    assert_eq!(told[1].incident.caused_by, [told[0].incident.id.as_str()]);
+    assert_eq!(changes[1].incident.caused_by, [changes[0].incident.id.as_str()]);
 }
 
 #[test]
@@ -133,7 +136,7 @@ fn severity_and_confidence_rise_and_never_fall() {
             ..report("s", Vec::new())
         }))
     };
-    let told = tick(
+    let changes = tick(
         &mut engine,
         vec![
             with(Severity::Info, Confidence::Guess),
@@ -143,7 +146,8 @@ fn severity_and_confidence_rise_and_never_fall() {
         ],
         vec![],
     );
-    let levels: Vec<_> = told.iter().map(|told| (told.incident.severity, told.incident.confidence)).collect();
+    let levels: Vec<_> =
+        changes.iter().map(|change| (change.incident.severity, change.incident.confidence)).collect();
     assert_eq!(
         levels,
         [
@@ -166,15 +170,15 @@ fn the_evidence_is_the_first_and_the_newest() {
             severity: None,
         })
     };
-    let told = tick(&mut engine, [found("s")].into_iter().chain((2..=128).map(again)).collect(), vec![]);
-    let last = &told.last().unwrap().incident;
+    let changes = tick(&mut engine, [found("s")].into_iter().chain((2..=128).map(again)).collect(), vec![]);
+    let last = &changes.last().unwrap().incident;
     assert_eq!((last.count, last.evidence.len(), last.evidence_omitted), (128, EVIDENCE_MAX, 96));
     assert_eq!((last.evidence[15], last.evidence[16], last.evidence[31]), (16, 113, 128));
-    assert_eq!(told.len(), 8, "opened, and updates at 2, 4, 8, 16, 32, 64, 128");
+    assert_eq!(changes.len(), 8, "opened, and updates at 2, 4, 8, 16, 32, 64, 128");
 }
 
 #[test]
-fn a_summary_that_never_settles_is_not_told_for_ever() {
+fn a_summary_that_keeps_changing_is_not_emitted_for_ever() {
     let mut engine = engine();
     let changing = |index| {
         Finding::Report(Box::new(Report {
@@ -187,27 +191,27 @@ fn a_summary_that_never_settles_is_not_told_for_ever() {
 }
 
 #[test]
-fn a_resumed_incident_that_nobody_knows_how_to_go_on_with_ends_at_the_start() {
+fn a_resumed_incident_that_no_diagnosis_claims_expires_when_all_sources_are_ready() {
     let before = {
-        let mut stage = Stage::settled();
-        stage.delete_entry(ETCD, NeighborCause::Admin);
-        stage.left()
+        let mut node = TestNode::with_running_pod();
+        node.delete_entry(ETCD, NeighborCause::Admin);
+        node.resume_state()
     };
     let mut resume = before.clone();
     resume.incidents[0].incident.as_mut().unwrap().kind = "of-a-newer-version".into();
-    let mut stage = Stage::bare(resume);
-    assert_eq!(stage.open().len(), 1);
-    stage.start(Vec::new());
-    assert_eq!(stage.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Expired));
+    let mut node = TestNode::booted(resume);
+    assert_eq!(node.open().len(), 1);
+    node.start(Vec::new());
+    assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Expired));
 
     let mut other_boot = before;
     other_boot.incidents[0].boot_id = "another".into();
-    assert!(Stage::bare(other_boot).open().is_empty());
+    assert!(TestNode::booted(other_boot).open().is_empty());
 }
 
 /// Stale CNI DEL: the old sandbox 94feeebc95fb is deleted by pod name, and takes the new one's gateway.
-fn story_of_the_stale_deletion() -> Stage {
-    let mut stage = Stage::bare(Resume::default());
+fn scenario_of_the_stale_deletion() -> TestNode {
+    let mut node = TestNode::booted(Resume::default());
     let uid = "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f";
     let mut old = sandbox(
         &"94feeebc95fb".repeat(6)[..64],
@@ -218,26 +222,25 @@ fn story_of_the_stale_deletion() -> Stage {
     );
     old.state = ContainerState::Exited;
     old.tgid = None;
-    stage.start(vec![old]);
-    stage.run_until(1_287 * S);
-    stage.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
-    stage.read(ETCD);
-    stage.read(HOST);
-    stage.say(Fact::Container(Box::new(sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", uid))));
-    stage.run_until(1_344 * S);
-    stage.say(calico());
-    stage.delete_entry(ETCD, NeighborCause::Admin);
-    stage.run_for(3 * S);
-    stage.say(failure(ETCD));
-    stage.run_until(1_420 * S);
-    stage.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
-    stage.run_until(1_500 * S);
-    stage
+    node.start(vec![old]);
+    node.run_until(1_287 * S);
+    node.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
+    node.observe_netns(ETCD);
+    node.observe_netns(HOST);
+    node.observe(Fact::Container(Box::new(sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", uid))));
+    node.run_until(1_344 * S);
+    node.observe(calico());
+    node.delete_entry(ETCD, NeighborCause::Admin);
+    node.run_for(3 * S);
+    node.observe(failure(ETCD));
+    node.run_until(1_420 * S);
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
+    node.run_until(1_500 * S);
+    node
 }
 
-fn lines(stage: &Stage) -> Vec<String> {
-    stage
-        .told
+fn lines(node: &TestNode) -> Vec<String> {
+    node.events
         .iter()
         .map(|event| {
             format!(
@@ -252,11 +255,11 @@ fn lines(stage: &Stage) -> Vec<String> {
 }
 
 #[test]
-fn the_story_of_the_stale_deletion() {
+fn the_events_of_the_stale_deletion() {
     let trouble = "pod lijiaob/etcd1-0 has lost its gateway 169.254.1.1: its static ARP entry on eth0 was deleted \
                    by calico (pid 28997)";
     assert_eq!(
-        lines(&story_of_the_stale_deletion()),
+        lines(&scenario_of_the_stale_deletion()),
         [
             "20:00:00 info daemon.ready ready".to_owned(),
             "20:21:27 info link.created veth cali9118ebbb10b created".to_owned(),
@@ -278,26 +281,26 @@ fn the_story_of_the_stale_deletion() {
 }
 
 /// A glusterfs of another pod's volume holds a file.
-fn story_of_the_busy_volume() -> Stage {
-    let mut stage = Stage::bare(Resume::default());
+fn scenario_of_the_busy_volume() -> TestNode {
+    let mut node = TestNode::booted(Resume::default());
     let web = sandbox(&"d".repeat(64), 72, "cam", "web-fddf96444-stxpf", WEB_UID);
     let cam = sandbox(&"c".repeat(64), 71, "cam", "cam1-78b6fc6bc8-cjsw5", CAM_UID);
-    stage.start(vec![web, cam]);
-    stage.say(Fact::ContainerGone { id: "c".repeat(64), source: "docker".into() });
-    stage.say(task(30_001, "/bin/umount"));
+    node.start(vec![web, cam]);
+    node.observe(Fact::ContainerGone { id: "c".repeat(64), source: "docker".into() });
+    node.observe(task(30_001, "/bin/umount"));
     // kubelet doubles its delay from half a second.
     for delay in [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000] {
-        stage.say(umount(Some(16)));
-        stage.run_for(delay * MS);
+        node.observe(umount(Some(16)));
+        node.run_for(delay * MS);
     }
-    stage.mounted = false;
-    stage.say(umount(None));
-    stage
+    node.mounted = false;
+    node.observe(umount(None));
+    node
 }
 
 #[test]
-fn the_story_of_the_volume_that_will_not_unmount() {
-    let stage = story_of_the_busy_volume();
+fn the_events_of_a_volume_that_cannot_be_unmounted() {
+    let node = scenario_of_the_busy_volume();
     let volume = "volume cam-pv-50g of pod cam/cam1-78b6fc6bc8-cjsw5";
     let held = "held by glusterfs (pid 94549) with an open file";
     let busy = format!("warning mount.busy umount of {volume} refused: {held}");
@@ -307,7 +310,7 @@ fn the_story_of_the_volume_that_will_not_unmount() {
          of kubelet.service: {held}, which serves a volume of pod cam/web-fddf96444-stxpf"
     );
     assert_eq!(
-        lines(&stage)[2..],
+        lines(&node)[2..],
         [
             format!("20:00:01 {busy}"),
             format!("20:00:01 info incident.opened {trouble}"),
@@ -328,38 +331,38 @@ fn the_story_of_the_volume_that_will_not_unmount() {
 
 #[test]
 fn the_same_observations_give_the_same_bytes() {
-    for stage in [story_of_the_stale_deletion(), story_of_the_busy_volume()] {
+    for node in [scenario_of_the_stale_deletion(), scenario_of_the_busy_volume()] {
         let mut core = Core::new(settings(), Resume::default());
         let mut again = Vec::new();
-        for observation in &stage.observed {
+        for observation in &node.observed {
             let json = serde_json::to_string(observation).unwrap();
             core.observe(serde_json::from_str(&json).unwrap());
-            again.extend(core.take_output().filter_map(|said| match said {
+            again.extend(core.take_output().filter_map(|output| match output {
                 Output::Event(event) => Some(serde_json::to_string(&event).unwrap()),
                 Output::Request(_) => None,
             }));
         }
-        let told: Vec<String> =
-            stage.told.iter().map(|event| serde_json::to_string(event).unwrap()).collect();
-        assert_eq!(told, again);
+        let first: Vec<String> =
+            node.events.iter().map(|event| serde_json::to_string(event).unwrap()).collect();
+        assert_eq!(first, again);
     }
 }
 
 #[test]
 fn a_hundred_thousand_repeats_are_one_incident_of_bounded_size() {
-    let mut stage = Stage::settled();
-    let mut told = 0;
+    let mut node = TestNode::with_running_pod();
+    let mut emitted = 0;
     for index in 0..100_000 {
         let fact = Fact::Neighbor(Box::new(deletion(ETCD, NeighborCause::Admin)));
-        stage.core.observe(Observation { at: 2 * S + index, source: Source::Daemon, fact });
-        told += stage
+        node.core.observe(Observation { at: 2 * S + index, source: Source::Daemon, fact });
+        emitted += node
             .core
             .take_output()
-            .filter(|said| matches!(said, Output::Event(event) if event.incident.is_some()))
+            .filter(|output| matches!(output, Output::Event(event) if event.incident.is_some()))
             .count();
     }
-    let incident = &stage.open()[0];
-    assert_eq!((stage.open().len(), incident.count), (1, 100_000));
+    let incident = &node.open()[0];
+    assert_eq!((node.open().len(), incident.count), (1, 100_000));
     assert_eq!((incident.evidence.len(), incident.evidence_omitted), (EVIDENCE_MAX, 100_000 - 32));
-    assert_eq!(told, 17, "opened, and updates at powers of two");
+    assert_eq!(emitted, 17, "opened, and updates at powers of two");
 }

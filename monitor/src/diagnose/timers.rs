@@ -62,7 +62,7 @@ impl<K: Ord + Clone> Timers<K> {
         self.by_time.first().map(|(at, _)| *at)
     }
 
-    /// Takes a key whose deadline has come.
+    /// Removes and returns a key whose deadline has passed.
     pub(super) fn take_due(&mut self, now: BootNs) -> Option<K> {
         self.next().filter(|at| *at <= now)?;
         let (_, key) = self.by_time.pop_first()?;

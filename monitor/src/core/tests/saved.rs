@@ -195,10 +195,10 @@ fn a_full_node_in_the_middle_of_everything_goes_on_from_what_is_saved() {
 fn a_state_that_a_diagnosis_does_not_understand_is_refused_naming_it() {
     let core = core();
     let written = serde_json::to_string(&core.save().unwrap()).unwrap();
-    let other = written.replace("\"troubles\":", "\"worries\":");
+    let other = written.replace("\"faults\":", "\"unknown\":");
     assert_ne!(written, other);
     let refused = Core::restore(core.settings().clone(), serde_json::from_str(&other).unwrap()).unwrap_err();
-    assert_eq!(refused.to_string(), "what was saved of gateway-neighbor-lost cannot be read");
+    assert_eq!(refused.to_string(), "cannot read the saved state of diagnosis gateway-neighbor-lost");
 }
 
 #[test]

@@ -2,36 +2,36 @@
 
 use super::*;
 use crate::core::Resume;
-use crate::diagnose::stage::*;
+use crate::diagnose::tests::harness::*;
 use crate::event::Join;
 use crate::observation::*;
 
-fn lost() -> Stage {
-    let mut stage = Stage::settled();
-    stage.delete_entry(ETCD, NeighborCause::Admin);
-    stage
+fn lost() -> TestNode {
+    let mut node = TestNode::with_running_pod();
+    node.delete_entry(ETCD, NeighborCause::Admin);
+    node
 }
 
-fn pods(count: u32, without: u32) -> Stage {
-    let mut stage = Stage::bare(Resume::default());
+fn pods(count: u32, without: u32) -> TestNode {
+    let mut node = TestNode::booted(Resume::default());
     let mut containers = Vec::new();
     for index in 0..count {
         let netns = 100 + index;
-        stage.add_pod(netns, &format!("cali9118ebbb{index:03x}"), NudState::PERMANENT);
+        node.add_pod(netns, &format!("cali9118ebbb{index:03x}"), NudState::PERMANENT);
         if index < without {
-            stage.set_entry(netns, None);
+            node.set_entry(netns, None);
         }
         let id = format!("{index:064x}");
         containers.push(sandbox(&id, netns, "lijiaob", &format!("web-{index}"), &format!("uid-{index}")));
     }
-    stage.start(containers);
-    stage
+    node.start(containers);
+    node
 }
 
 #[test]
 fn a_deleted_static_entry_opens_with_the_name_of_who_did_it() {
-    let stage = lost();
-    let [deleted, opened] = &stage.told[..] else { panic!("{:?}", stage.kinds()) };
+    let node = lost();
+    let [deleted, opened] = &node.events[..] else { panic!("{:?}", node.kinds()) };
     assert_eq!((deleted.kind, opened.kind), (Kind::NeighborDeleted, Kind::IncidentOpened));
     assert_eq!(opened.seq, deleted.seq + 1);
     assert_eq!(
@@ -57,53 +57,53 @@ fn a_deleted_static_entry_opens_with_the_name_of_who_did_it() {
 }
 
 #[test]
-fn it_is_looked_at_at_growing_intervals_and_closes_when_the_entry_is_back() {
-    let mut stage = lost();
-    let began = stage.now;
-    stage.asked.clear();
-    stage.run_for(50 * S);
-    assert_eq!(stage.asked, vec![Request::Netns { netns: ETCD }; 5]);
-    stage.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
-    stage.run_for(30 * S);
-    assert_eq!(stage.kinds(), ["incident.opened", "incident.updated", "incident.closed"]);
-    let closed = stage.last_incident();
+fn the_namespace_is_read_again_at_growing_intervals_and_the_incident_closes_when_the_entry_is_back() {
+    let mut node = lost();
+    let began = node.now;
+    node.requests.clear();
+    node.run_for(50 * S);
+    assert_eq!(node.requests, vec![Request::Netns { netns: ETCD }; 5]);
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
+    node.run_for(30 * S);
+    assert_eq!(node.kinds(), ["incident.opened", "incident.updated", "incident.closed"]);
+    let closed = node.last_incident();
     assert_eq!(closed.incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
     assert_eq!(closed.severity, Severity::Notice);
     assert!(closed.actor.is_some() && closed.target.is_some());
-    assert!(stage.now < began + 90 * S);
-    assert_eq!(stage.core.deadline(), None, "nothing is left to look at");
+    assert!(node.now < began + 90 * S);
+    assert_eq!(node.core.deadline(), None, "no reread is scheduled");
 }
 
 #[test]
 fn it_is_critical_after_a_minute_without_the_entry() {
-    let mut stage = lost();
-    stage.run_for(59 * S);
-    assert_eq!(stage.open()[0].severity, Severity::Warning);
-    stage.run_for(S);
-    assert_eq!(stage.kinds(), ["incident.opened", "incident.updated"]);
-    assert_eq!(stage.open()[0].severity, Severity::Critical);
+    let mut node = lost();
+    node.run_for(59 * S);
+    assert_eq!(node.open()[0].severity, Severity::Warning);
+    node.run_for(S);
+    assert_eq!(node.kinds(), ["incident.opened", "incident.updated"]);
+    assert_eq!(node.open()[0].severity, Severity::Critical);
 }
 
 #[test]
 fn it_is_not_critical_while_packets_flow_by_a_learned_entry_and_over_once_that_is_confirmed() {
-    let mut stage = lost();
-    stage.set_entry(ETCD, Some((NudState(0x04), Some(host_mac()))));
-    stage.run_for(100 * S);
-    assert_eq!(stage.open()[0].severity, Severity::Warning);
-    stage.set_entry(ETCD, Some((NudState(0x02), Some(host_mac()))));
-    stage.run_for(31 * S);
-    assert_eq!(stage.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
-    stage.set_entry(ETCD, None);
-    stage.read(ETCD);
-    stage.run_for(20 * S);
-    assert!(stage.open().is_empty(), "an idle learned entry is collected, and nobody lost it");
+    let mut node = lost();
+    node.set_entry(ETCD, Some((NudState(0x04), Some(host_mac()))));
+    node.run_for(100 * S);
+    assert_eq!(node.open()[0].severity, Severity::Warning);
+    node.set_entry(ETCD, Some((NudState(0x02), Some(host_mac()))));
+    node.run_for(31 * S);
+    assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
+    node.set_entry(ETCD, None);
+    node.observe_netns(ETCD);
+    node.run_for(20 * S);
+    assert!(node.open().is_empty(), "an idle learned entry is collected, and nobody lost it");
 }
 
 #[test]
-fn an_entry_that_is_set_again_is_seen_at_once_where_the_source_tells_it() {
-    let mut stage = lost();
-    stage.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
-    stage.say(Fact::Neighbor(Box::new(NeighborChange {
+fn an_entry_that_is_set_again_closes_the_incident_at_once_where_the_source_reports_it() {
+    let mut node = lost();
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
+    node.observe(Fact::Neighbor(Box::new(NeighborChange {
         op: NeighborOp::Added,
         old_state: None,
         new_state: Some(NudState::PERMANENT),
@@ -111,114 +111,114 @@ fn an_entry_that_is_set_again_is_seen_at_once_where_the_source_tells_it() {
         new_lladdr: Some(host_mac()),
         ..deletion(ETCD, NeighborCause::Admin)
     })));
-    assert_eq!(stage.kinds(), ["incident.opened", "incident.closed"]);
+    assert_eq!(node.kinds(), ["incident.opened", "incident.closed"]);
 }
 
 #[test]
 fn the_same_deletion_again_counts_and_names_the_newest_actor() {
-    let mut stage = lost();
-    let id = stage.open()[0].id.clone();
-    stage.say(task(30_000, "/usr/bin/ip"));
+    let mut node = lost();
+    let id = node.open()[0].id.clone();
+    node.observe(task(30_000, "/usr/bin/ip"));
     let mut again = deletion(ETCD, NeighborCause::Admin);
     again.actor = Some(TaskRef { key: task_key(30_000), tid: 30_000, comm: "ip".into() });
-    stage.say(Fact::Neighbor(Box::new(again)));
-    assert_eq!(stage.kinds(), ["incident.opened", "incident.updated"]);
-    let incident = &stage.open()[0];
+    node.observe(Fact::Neighbor(Box::new(again)));
+    assert_eq!(node.kinds(), ["incident.opened", "incident.updated"]);
+    let incident = &node.open()[0];
     assert_eq!((&incident.id, incident.count, incident.evidence.len()), (&id, 2, 2));
     assert!(incident.summary.ends_with("deleted by ip (pid 30000)"), "{}", incident.summary);
-    stage.say(failure(ETCD));
-    assert_eq!(stage.open()[0].count, 3);
-    assert!(stage.core.incidents().next().unwrap().1.actor.is_some(), "a failure does not hide the culprit");
+    node.observe(failure(ETCD));
+    assert_eq!(node.open()[0].count, 3);
+    assert!(node.core.incidents().next().unwrap().1.actor.is_some(), "a failure does not hide the culprit");
 }
 
 #[test]
-fn a_container_that_ends_takes_its_incident_along() {
-    let mut stage = lost();
-    stage.say(etcd(ContainerState::Exited));
-    let closed = stage.last_incident().incident.clone().unwrap();
+fn the_exit_of_its_container_closes_an_incident() {
+    let mut node = lost();
+    node.observe(etcd(ContainerState::Exited));
+    let closed = node.last_incident().incident.clone().unwrap();
     assert_eq!(closed.close_reason, Some(CloseReason::SubjectGone));
-    stage.run_for(100 * S);
-    assert_eq!(stage.kinds(), ["incident.opened", "incident.closed"]);
+    node.run_for(100 * S);
+    assert_eq!(node.kinds(), ["incident.opened", "incident.closed"]);
 }
 
 #[test]
-fn a_namespace_that_goes_takes_its_incident_along() {
-    let mut stage = lost();
-    stage.tables.remove(&ETCD);
-    stage.run_for(2 * S);
-    assert_eq!(stage.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::SubjectGone));
+fn the_end_of_its_namespace_closes_an_incident() {
+    let mut node = lost();
+    node.tables.remove(&ETCD);
+    node.run_for(2 * S);
+    assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::SubjectGone));
 }
 
 #[test]
 fn a_plain_namespace_has_events_but_no_incident() {
-    let mut stage = Stage::settled();
-    stage.add_pod(99, "veth1234567", NudState::PERMANENT);
-    stage.read(99);
-    stage.delete_entry(99, NeighborCause::Admin);
-    stage.run_for(200 * S);
-    assert_eq!(stage.told.iter().filter(|event| event.kind == Kind::NeighborDeleted).count(), 1);
-    assert_eq!(stage.kinds(), [""; 0]);
+    let mut node = TestNode::with_running_pod();
+    node.add_pod(99, "veth1234567", NudState::PERMANENT);
+    node.observe_netns(99);
+    node.delete_entry(99, NeighborCause::Admin);
+    node.run_for(200 * S);
+    assert_eq!(node.events.iter().filter(|event| event.kind == Kind::NeighborDeleted).count(), 1);
+    assert_eq!(node.kinds(), [""; 0]);
 }
 
 #[test]
 fn teardown_is_no_incident() {
-    let mut stage = Stage::settled();
+    let mut node = TestNode::with_running_pod();
     // The network plugin takes the interface before the sandbox ends.
-    stage.delete_entry(ETCD, NeighborCause::LinkDeleted);
-    stage.run_for(20 * S);
-    stage.say(etcd(ContainerState::Exited));
-    stage.tables.remove(&ETCD);
-    stage.run_for(200 * S);
-    assert_eq!(stage.kinds(), [""; 0]);
+    node.delete_entry(ETCD, NeighborCause::LinkDeleted);
+    node.run_for(20 * S);
+    node.observe(etcd(ContainerState::Exited));
+    node.tables.remove(&ETCD);
+    node.run_for(200 * S);
+    assert_eq!(node.kinds(), [""; 0]);
 }
 
 #[test]
 fn an_interface_deleted_under_a_pod_that_lives_on_is_an_incident_with_a_name() {
-    let mut stage = Stage::settled();
-    stage.delete_entry(ETCD, NeighborCause::LinkDeleted);
-    stage.run_for(59 * S);
-    assert_eq!(stage.kinds(), [""; 0]);
-    stage.run_for(2 * S);
-    assert_eq!(stage.kinds(), ["incident.opened"]);
-    let opened = stage.last_incident();
+    let mut node = TestNode::with_running_pod();
+    node.delete_entry(ETCD, NeighborCause::LinkDeleted);
+    node.run_for(59 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+    node.run_for(2 * S);
+    assert_eq!(node.kinds(), ["incident.opened"]);
+    let opened = node.last_incident();
     assert!(
         opened.message.ends_with("deleted by calico (pid 28997), who deleted the link"),
         "{}",
         opened.message
     );
-    assert_eq!(opened.incident.as_ref().unwrap().first_seen, stage.told[0].time);
+    assert_eq!(opened.incident.as_ref().unwrap().first_seen, node.events[0].time);
 }
 
 #[test]
-fn an_interface_that_another_one_took_the_place_of_is_not_missed() {
-    let replace = |stage: &mut Stage| {
-        let tables = stage.tables.get_mut(&ETCD).unwrap();
+fn an_interface_replaced_by_another_is_no_fault() {
+    let replace = |node: &mut TestNode| {
+        let tables = node.tables.get_mut(&ETCD).unwrap();
         tables.links[0].ifindex = 3;
         tables.routes[0].ifindex = Some(3);
         let peer = PeerLink { ifindex: 3, netns: Some(ETCD) };
-        stage.tables.get_mut(&HOST).unwrap().links.last_mut().unwrap().peer = Some(peer);
-        stage.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
-        stage.tables.get_mut(&ETCD).unwrap().neighbors[0].ifindex = 3;
-        stage.read(HOST);
+        node.tables.get_mut(&HOST).unwrap().links.last_mut().unwrap().peer = Some(peer);
+        node.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
+        node.tables.get_mut(&ETCD).unwrap().neighbors[0].ifindex = 3;
+        node.observe_netns(HOST);
     };
-    let mut stage = Stage::settled();
-    stage.delete_entry(ETCD, NeighborCause::LinkDeleted);
-    replace(&mut stage);
-    stage.run_for(100 * S);
-    assert!(stage.incidents().is_empty(), "{:?}", stage.kinds());
+    let mut node = TestNode::with_running_pod();
+    node.delete_entry(ETCD, NeighborCause::LinkDeleted);
+    replace(&mut node);
+    node.run_for(100 * S);
+    assert!(node.incidents().is_empty(), "{:?}", node.kinds());
 
-    let mut stage = Stage::settled();
-    stage.delete_entry(ETCD, NeighborCause::LinkDeleted);
-    stage.run_for(61 * S);
-    assert_eq!(stage.kinds(), ["incident.opened"]);
-    replace(&mut stage);
-    stage.run_for(30 * S);
-    assert_eq!(stage.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
+    let mut node = TestNode::with_running_pod();
+    node.delete_entry(ETCD, NeighborCause::LinkDeleted);
+    node.run_for(61 * S);
+    assert_eq!(node.kinds(), ["incident.opened"]);
+    replace(&mut node);
+    node.run_for(30 * S);
+    assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
 }
 
 #[test]
 fn an_entry_replaced_with_a_wrong_address_is_as_bad_as_a_missing_one() {
-    let mut stage = Stage::settled();
+    let mut node = TestNode::with_running_pod();
     let replaced = |lladdr: LlAddr| {
         Fact::Neighbor(Box::new(NeighborChange {
             op: NeighborOp::Changed,
@@ -227,90 +227,90 @@ fn an_entry_replaced_with_a_wrong_address_is_as_bad_as_a_missing_one() {
             ..deletion(ETCD, NeighborCause::Replaced)
         }))
     };
-    stage.set_entry(ETCD, Some((NudState::PERMANENT, Some(mac(9)))));
-    stage.say(replaced(mac(9)));
-    let opened = stage.last_incident();
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(mac(9)))));
+    node.observe(replaced(mac(9)));
+    let opened = node.last_incident();
     assert_eq!(opened.neighbor.as_ref().unwrap().reason.as_deref(), Some("wrong-lladdr"));
     assert!(opened.message.contains("was replaced with 32:76:e6:6f:ff:09 by calico"), "{}", opened.message);
-    stage.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
-    stage.say(replaced(host_mac()));
-    assert_eq!(stage.kinds(), ["incident.opened", "incident.closed"]);
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
+    node.observe(replaced(host_mac()));
+    assert_eq!(node.kinds(), ["incident.opened", "incident.closed"]);
 }
 
 #[test]
 fn a_repair_to_the_right_address_is_no_incident() {
-    let mut stage = Stage::settled();
-    stage.say(Fact::Neighbor(Box::new(NeighborChange {
+    let mut node = TestNode::with_running_pod();
+    node.observe(Fact::Neighbor(Box::new(NeighborChange {
         op: NeighborOp::Changed,
         new_state: Some(NudState::PERMANENT),
         lladdr: Some(mac(9)),
         new_lladdr: Some(host_mac()),
         ..deletion(ETCD, NeighborCause::Replaced)
     })));
-    assert_eq!(stage.kinds(), [""; 0]);
-    let [changed] = &stage.told[..] else { panic!("{:?}", stage.told) };
+    assert_eq!(node.kinds(), [""; 0]);
+    let [changed] = &node.events[..] else { panic!("{:?}", node.events) };
     assert_eq!((changed.kind, changed.severity), (Kind::NeighborChanged, Severity::Notice));
     assert_eq!(changed.neighbor.as_ref().unwrap().reason, None);
 }
 
 #[test]
 fn a_learned_gateway_that_stays_unresolved_for_ten_seconds_is_an_incident() {
-    let mut stage = Stage::bare(Resume::default());
-    stage.add_pod(ETCD, "cali9118ebbb10b", NudState(0x02));
-    stage.start(vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "u")]);
-    stage.set_entry(ETCD, Some((NudState::FAILED, None)));
-    stage.say(failure(ETCD));
-    stage.run_for(9 * S);
-    assert_eq!(stage.kinds(), [""; 0]);
-    stage.run_for(2 * S);
-    let opened = stage.last_incident();
+    let mut node = TestNode::booted(Resume::default());
+    node.add_pod(ETCD, "cali9118ebbb10b", NudState(0x02));
+    node.start(vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "u")]);
+    node.set_entry(ETCD, Some((NudState::FAILED, None)));
+    node.observe(failure(ETCD));
+    node.run_for(9 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+    node.run_for(2 * S);
+    let opened = node.last_incident();
     assert_eq!(
         opened.message,
         "pod lijiaob/etcd1-0 cannot reach its gateway 169.254.1.1: nothing answers its ARP requests on eth0"
     );
     assert_eq!(opened.neighbor.as_ref().unwrap().reason.as_deref(), Some("failed"));
-    stage.set_entry(ETCD, Some((NudState(0x02), Some(host_mac()))));
-    stage.run_for(2 * S);
-    assert_eq!(stage.kinds(), ["incident.opened", "incident.closed"]);
+    node.set_entry(ETCD, Some((NudState(0x02), Some(host_mac()))));
+    node.run_for(2 * S);
+    assert_eq!(node.kinds(), ["incident.opened", "incident.closed"]);
 }
 
 #[test]
 fn a_learned_gateway_that_recovers_or_is_not_wanted_any_more_is_no_incident() {
     for entry in [Some((NudState(0x02), Some(host_mac()))), None] {
-        let mut stage = Stage::bare(Resume::default());
-        stage.add_pod(ETCD, "cali9118ebbb10b", NudState(0x02));
-        stage.start(vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "u")]);
-        stage.say(failure(ETCD));
-        stage.set_entry(ETCD, entry);
-        stage.run_for(100 * S);
-        assert_eq!(stage.kinds(), [""; 0]);
+        let mut node = TestNode::booted(Resume::default());
+        node.add_pod(ETCD, "cali9118ebbb10b", NudState(0x02));
+        node.start(vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "u")]);
+        node.observe(failure(ETCD));
+        node.set_entry(ETCD, entry);
+        node.run_for(100 * S);
+        assert_eq!(node.kinds(), [""; 0]);
     }
 }
 
 #[test]
 fn a_new_pod_whose_gateway_never_worked_gets_a_minute() {
-    let mut stage = Stage::bare(Resume::default());
-    stage.start(Vec::new());
-    stage.add_pod(ETCD, "cali9118ebbb10b", NudState::FAILED);
-    stage.set_entry(ETCD, Some((NudState::FAILED, None)));
-    stage.read(HOST);
-    stage.read(ETCD);
-    stage.say(etcd(ContainerState::Running));
-    let started = stage.now;
-    stage.say(failure(ETCD));
-    stage.run_until(started + 59 * S);
-    assert_eq!(stage.kinds(), [""; 0]);
-    stage.run_until(started + 61 * S);
-    assert_eq!(stage.kinds(), ["incident.opened"]);
+    let mut node = TestNode::booted(Resume::default());
+    node.start(Vec::new());
+    node.add_pod(ETCD, "cali9118ebbb10b", NudState::FAILED);
+    node.set_entry(ETCD, Some((NudState::FAILED, None)));
+    node.observe_netns(HOST);
+    node.observe_netns(ETCD);
+    node.observe(etcd(ContainerState::Running));
+    let started = node.now;
+    node.observe(failure(ETCD));
+    node.run_until(started + 59 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+    node.run_until(started + 61 * S);
+    assert_eq!(node.kinds(), ["incident.opened"]);
 }
 
 #[test]
-fn an_entry_that_went_unseen_is_found_in_the_tables() {
-    let mut stage = Stage::settled();
-    stage.set_entry(ETCD, None);
-    stage.say(Fact::Lost(Loss { source: "bpf".into(), reason: "ring-full".into(), count: Some(3) }));
-    stage.run_for(10 * S);
-    let opened = stage.last_incident();
+fn a_deletion_that_was_not_observed_is_found_in_the_neighbor_table() {
+    let mut node = TestNode::with_running_pod();
+    node.set_entry(ETCD, None);
+    node.observe(Fact::Lost(Loss { source: "bpf".into(), reason: "ring-full".into(), count: Some(3) }));
+    node.run_for(10 * S);
+    let opened = node.last_incident();
     assert!(opened.message.ends_with("is gone, and nobody was seen removing it"), "{}", opened.message);
     assert!(opened.actor.is_none());
     let incident = opened.incident.as_ref().unwrap();
@@ -319,12 +319,12 @@ fn an_entry_that_went_unseen_is_found_in_the_tables() {
 
 #[test]
 fn a_static_entry_that_does_not_point_to_the_hosts_end_is_found_at_start() {
-    let mut stage = Stage::bare(Resume::default());
-    stage.add_pod(ETCD, "eni0123456789a", NudState::PERMANENT);
-    stage.set_entry(ETCD, Some((NudState::PERMANENT, Some(mac(9)))));
-    stage.start(vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "u")]);
-    stage.run_for(10 * S);
-    let opened = stage.last_incident();
+    let mut node = TestNode::booted(Resume::default());
+    node.add_pod(ETCD, "eni0123456789a", NudState::PERMANENT);
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(mac(9)))));
+    node.start(vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "u")]);
+    node.run_for(10 * S);
+    let opened = node.last_incident();
     let incident = opened.incident.as_ref().unwrap();
     assert!(incident.found_at_start);
     assert_eq!((incident.severity, incident.confidence), (Severity::Warning, Confidence::Likely));
@@ -335,46 +335,46 @@ fn a_static_entry_that_does_not_point_to_the_hosts_end_is_found_at_start() {
         "{}",
         incident.summary
     );
-    stage.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
-    stage.run_for(30 * S);
-    assert_eq!(stage.kinds(), ["incident.opened", "incident.closed"]);
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
+    node.run_for(30 * S);
+    assert_eq!(node.kinds(), ["incident.opened", "incident.closed"]);
 }
 
 #[test]
 fn a_bridge_port_is_judged_by_the_bridge_if_that_is_the_gateway() {
     for (has_address, expected) in [(true, 1), (false, 0)] {
-        let mut stage = Stage::bare(Resume::default());
-        stage.add_pod(ETCD, "veth1234567", NudState::PERMANENT);
-        stage.set_entry(ETCD, Some((NudState::PERMANENT, Some(mac(9)))));
-        let host = stage.tables.get_mut(&HOST).unwrap();
+        let mut node = TestNode::booted(Resume::default());
+        node.add_pod(ETCD, "veth1234567", NudState::PERMANENT);
+        node.set_entry(ETCD, Some((NudState::PERMANENT, Some(mac(9)))));
+        let host = node.tables.get_mut(&HOST).unwrap();
         host.links[0].master = Some(3);
         let bridge = LinkFacts { kind: Some("bridge".into()), peer: None, ..veth(HOST, 3, "cni0", 0, 0) };
         host.links.push(bridge);
         if has_address {
             host.addresses.push(AddressFacts { netns: HOST, ifindex: 3, address: gateway(), prefix_len: 24 });
         }
-        stage.start(vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "u")]);
-        stage.run_for(10 * S);
-        assert_eq!(stage.kinds().len(), expected);
+        node.start(vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "u")]);
+        node.run_for(10 * S);
+        assert_eq!(node.kinds().len(), expected);
     }
 }
 
 #[test]
-fn a_host_end_that_gets_another_address_makes_the_entry_wrong() {
-    let mut stage = Stage::settled();
-    let mut end = stage.tables[&HOST].links[0].clone();
+fn a_new_address_of_the_host_end_makes_the_entry_wrong() {
+    let mut node = TestNode::with_running_pod();
+    let mut end = node.tables[&HOST].links[0].clone();
     end.mac = Some(mac(7));
-    stage.tables.get_mut(&HOST).unwrap().links[0] = end.clone();
-    stage.say(Fact::Link(Box::new(end)));
-    stage.run_for(10 * S);
-    assert_eq!(stage.last_incident().neighbor.as_ref().unwrap().reason.as_deref(), Some("wrong-lladdr"));
+    node.tables.get_mut(&HOST).unwrap().links[0] = end.clone();
+    node.observe(Fact::Link(Box::new(end)));
+    node.run_for(10 * S);
+    assert_eq!(node.last_incident().neighbor.as_ref().unwrap().reason.as_deref(), Some("wrong-lladdr"));
 }
 
 #[test]
-fn the_one_pod_without_what_nearly_all_have_has_lost_it() {
-    let mut stage = pods(5, 1);
-    stage.run_for(10 * S);
-    let opened = stage.last_incident();
+fn the_one_pod_without_the_entry_that_nearly_all_have_has_lost_it() {
+    let mut node = pods(5, 1);
+    node.run_for(10 * S);
+    let opened = node.last_incident();
     assert!(
         opened.message.ends_with("is missing, though 4 of 5 pods with a cali interface have one"),
         "{}",
@@ -387,89 +387,89 @@ fn the_one_pod_without_what_nearly_all_have_has_lost_it() {
 #[test]
 fn without_a_clear_majority_nobody_has_lost_anything() {
     for (count, without) in [(4, 1), (3, 1), (5, 2), (5, 5)] {
-        let mut stage = pods(count, without);
-        stage.run_for(100 * S);
-        assert_eq!(stage.kinds(), [""; 0], "{without} of {count}");
+        let mut node = pods(count, without);
+        node.run_for(100 * S);
+        assert_eq!(node.kinds(), [""; 0], "{without} of {count}");
     }
 }
 
 #[test]
-fn what_happened_before_the_container_was_known_is_put_down_to_it_with_its_actor() {
-    let mut stage = Stage::bare(Resume::default());
-    stage.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
-    stage.start(Vec::new());
-    stage.say(calico());
-    stage.delete_entry(ETCD, NeighborCause::Admin);
-    assert_eq!(stage.kinds(), [""; 0]);
-    stage.say(etcd(ContainerState::Running));
-    let opened = stage.last_incident();
+fn a_deletion_before_the_container_was_known_is_attributed_to_it_with_its_actor() {
+    let mut node = TestNode::booted(Resume::default());
+    node.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
+    node.start(Vec::new());
+    node.observe(calico());
+    node.delete_entry(ETCD, NeighborCause::Admin);
+    assert_eq!(node.kinds(), [""; 0]);
+    node.observe(etcd(ContainerState::Running));
+    let opened = node.last_incident();
     assert_eq!(opened.actor.as_ref().unwrap().comm, "calico");
     assert_eq!(opened.target.as_ref().unwrap().pod.as_ref().unwrap().name.as_deref(), Some("etcd1-0"));
 }
 
 #[test]
-fn a_restart_keeps_the_id_announces_nothing_and_closes_what_was_mended_meanwhile() {
+fn a_restart_keeps_the_id_emits_nothing_and_closes_what_was_repaired_meanwhile() {
     let mut before = lost();
     before.run_for(5 * S);
     let id = before.open()[0].id.clone();
-    let mended = Some((NudState::PERMANENT, Some(host_mac())));
-    for (entry, expected) in [(None, vec!["incident.updated"]), (mended, vec!["incident.closed"])] {
-        let mut stage = Stage::bare(before.left());
-        stage.now = before.now;
-        stage.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
-        stage.set_entry(ETCD, entry);
-        assert_eq!(stage.open()[0].id, id);
-        stage.start(vec![sandbox(
+    let repaired = Some((NudState::PERMANENT, Some(host_mac())));
+    for (entry, expected) in [(None, vec!["incident.updated"]), (repaired, vec!["incident.closed"])] {
+        let mut node = TestNode::booted(before.resume_state());
+        node.now = before.now;
+        node.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
+        node.set_entry(ETCD, entry);
+        assert_eq!(node.open()[0].id, id);
+        node.start(vec![sandbox(
             SANDBOX,
             ETCD,
             "lijiaob",
             "etcd1-0",
             "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f",
         )]);
-        stage.run_for(60 * S);
-        assert_eq!(stage.kinds(), expected);
-        let last = stage.last_incident();
+        node.run_for(60 * S);
+        assert_eq!(node.kinds(), expected);
+        let last = node.last_incident();
         assert_eq!(last.incident.as_ref().unwrap().id, id);
         assert_eq!(last.actor.as_ref().unwrap().comm, "calico");
     }
 }
 
 #[test]
-fn a_restart_after_a_long_time_makes_nothing_worse_before_it_has_looked() {
+fn after_a_long_downtime_no_incident_escalates_before_the_node_was_read() {
     let before = lost();
-    let mended = Some((NudState::PERMANENT, Some(host_mac())));
-    for (entry, expected) in [(None, "incident.updated"), (mended, "incident.closed")] {
-        let mut stage = Stage::bare(before.left());
-        stage.now = before.now + 600 * S;
-        stage.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
-        stage.set_entry(ETCD, entry);
-        stage.say(Fact::Tick);
-        assert_eq!(stage.kinds(), [""; 0]);
-        stage.start(vec![sandbox(
+    let repaired = Some((NudState::PERMANENT, Some(host_mac())));
+    for (entry, expected) in [(None, "incident.updated"), (repaired, "incident.closed")] {
+        let mut node = TestNode::booted(before.resume_state());
+        node.now = before.now + 600 * S;
+        node.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
+        node.set_entry(ETCD, entry);
+        node.observe(Fact::Tick);
+        assert_eq!(node.kinds(), [""; 0]);
+        node.start(vec![sandbox(
             SANDBOX,
             ETCD,
             "lijiaob",
             "etcd1-0",
             "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f",
         )]);
-        stage.run_for(10 * S);
-        assert_eq!(stage.kinds(), [expected]);
+        node.run_for(10 * S);
+        assert_eq!(node.kinds(), [expected]);
     }
 }
 
 #[test]
-fn a_container_that_ended_while_nobody_looked_closes_its_incident_after_the_restart() {
+fn a_container_that_exited_during_downtime_closes_its_incident_after_the_restart() {
     let before = lost();
-    let mut stage = Stage::bare(before.left());
-    stage.start(Vec::new());
-    let closed = stage.last_incident().incident.as_ref().unwrap();
+    let mut node = TestNode::booted(before.resume_state());
+    node.start(Vec::new());
+    let closed = node.last_incident().incident.as_ref().unwrap();
     assert_eq!(closed.close_reason, Some(CloseReason::SubjectGone));
-    assert_eq!(stage.kinds(), ["incident.closed"]);
+    assert_eq!(node.kinds(), ["incident.closed"]);
 }
 
 #[test]
-fn trouble_is_bounded_in_number() {
-    let mut stage = Stage::bare(Resume::default());
+fn faults_are_bounded_in_number() {
+    let mut node = TestNode::booted(Resume::default());
     let mut containers = Vec::new();
     for index in 0..1_100_u32 {
         let netns = 1_000 + index;
@@ -480,17 +480,17 @@ fn trouble_is_bounded_in_number() {
             &format!("p{index}"),
             &index.to_string(),
         ));
-        stage.tables.insert(netns, {
-            let mut tables = stage.tables[&HOST].clone();
+        node.tables.insert(netns, {
+            let mut tables = node.tables[&HOST].clone();
             tables.netns = netns;
             tables.routes = vec![RouteFacts::default_via(netns, gateway(), 2)];
             tables
         });
     }
-    stage.start(containers);
+    node.start(containers);
     for index in 0..1_100_u32 {
-        stage.delete_entry(1_000 + index, NeighborCause::Admin);
+        node.delete_entry(1_000 + index, NeighborCause::Admin);
     }
-    assert_eq!(stage.open().len(), CAPACITY);
-    assert!(stage.core.incidents_discarded() >= 76);
+    assert_eq!(node.open().len(), CAPACITY);
+    assert!(node.core.incidents_discarded() >= 76);
 }

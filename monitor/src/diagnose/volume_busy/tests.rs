@@ -2,33 +2,33 @@
 
 use super::*;
 use crate::core::Resume;
-use crate::diagnose::stage::*;
+use crate::diagnose::tests::harness::*;
 use crate::event::Container;
 use crate::observation::*;
 
 /// The pod is Terminating: its containers are gone.
-fn terminating() -> Stage {
-    let mut stage = Stage::bare(Resume::default());
+fn terminating() -> TestNode {
+    let mut node = TestNode::booted(Resume::default());
     let cam = sandbox(&"c".repeat(64), 71, "cam", "cam1-78b6fc6bc8-cjsw5", CAM_UID);
     let web = sandbox(&"d".repeat(64), 72, "cam", "web-fddf96444-stxpf", WEB_UID);
-    stage.start(vec![cam, web]);
-    stage.say(Fact::ContainerGone { id: "c".repeat(64), source: "docker".into() });
-    stage.run_for(700 * S);
-    stage.say(task(30_001, "/bin/umount"));
-    stage.told.clear();
-    stage
+    node.start(vec![cam, web]);
+    node.observe(Fact::ContainerGone { id: "c".repeat(64), source: "docker".into() });
+    node.run_for(700 * S);
+    node.observe(task(30_001, "/bin/umount"));
+    node.events.clear();
+    node
 }
 
-fn busy() -> Stage {
-    let mut stage = terminating();
-    stage.say(umount(Some(16)));
-    stage
+fn busy() -> TestNode {
+    let mut node = terminating();
+    node.observe(umount(Some(16)));
+    node
 }
 
 #[test]
 fn the_first_refused_unmount_opens_with_pod_volume_and_who_holds_it() {
-    let stage = busy();
-    let opened = stage.last_incident();
+    let node = busy();
+    let opened = node.last_incident();
     assert_eq!(
         opened.message,
         "volume cam-pv-50g (kubernetes.io/glusterfs) of pod cam/cam1-78b6fc6bc8-cjsw5 cannot be unmounted by \
@@ -50,125 +50,124 @@ fn the_first_refused_unmount_opens_with_pod_volume_and_who_holds_it() {
 
 #[test]
 fn retries_count_up_and_never_open_another() {
-    let mut stage = busy();
+    let mut node = busy();
     for _ in 0..50 {
-        stage.say(umount(Some(16)));
+        node.observe(umount(Some(16)));
     }
-    let incident = &stage.open()[0];
-    assert_eq!((stage.open().len(), incident.count), (1, 51));
-    let updates = stage.kinds().iter().filter(|kind| **kind == "incident.updated").count();
+    let incident = &node.open()[0];
+    assert_eq!((node.open().len(), incident.count), (1, 51));
+    let updates = node.kinds().iter().filter(|kind| **kind == "incident.updated").count();
     assert!((5..10).contains(&updates), "{updates}");
 }
 
 #[test]
 fn it_is_a_warning_at_the_third_attempt() {
-    let mut stage = busy();
-    stage.say(umount(Some(16)));
-    assert_eq!(stage.open()[0].severity, Severity::Info);
-    stage.say(umount(Some(16)));
-    assert_eq!((stage.open()[0].severity, stage.open()[0].count), (Severity::Warning, 3));
-    assert_eq!(stage.last_incident().severity, Severity::Warning);
+    let mut node = busy();
+    node.observe(umount(Some(16)));
+    assert_eq!(node.open()[0].severity, Severity::Info);
+    node.observe(umount(Some(16)));
+    assert_eq!((node.open()[0].severity, node.open()[0].count), (Severity::Warning, 3));
+    assert_eq!(node.last_incident().severity, Severity::Warning);
 }
 
 #[test]
-fn it_gets_worse_with_time_alone() {
-    let mut stage = busy();
-    stage.run_for(29 * S);
-    assert_eq!(stage.open()[0].severity, Severity::Info);
-    stage.run_for(S);
-    assert_eq!(stage.open()[0].severity, Severity::Warning);
-    stage.run_for(870 * S);
-    assert_eq!(stage.open()[0].severity, Severity::Critical);
-    assert_eq!(stage.kinds(), ["incident.opened", "incident.updated", "incident.updated"]);
+fn it_escalates_with_time_alone() {
+    let mut node = busy();
+    node.run_for(29 * S);
+    assert_eq!(node.open()[0].severity, Severity::Info);
+    node.run_for(S);
+    assert_eq!(node.open()[0].severity, Severity::Warning);
+    node.run_for(870 * S);
+    assert_eq!(node.open()[0].severity, Severity::Critical);
+    assert_eq!(node.kinds(), ["incident.opened", "incident.updated", "incident.updated"]);
 }
 
 #[test]
 fn it_closes_when_the_unmount_succeeds_even_if_lazily() {
     for flags in [0, 2] {
-        let mut stage = busy();
+        let mut node = busy();
         let Fact::Umount(mut attempt) = umount(None) else { unreachable!() };
         attempt.flags = flags;
-        stage.say(Fact::Umount(attempt));
-        let closed = stage.last_incident().incident.as_ref().unwrap();
+        node.observe(Fact::Umount(attempt));
+        let closed = node.last_incident().incident.as_ref().unwrap();
         assert_eq!((closed.close_reason, closed.evidence.len()), (Some(CloseReason::Resolved), 2));
-        assert_eq!(stage.core.deadline(), None);
+        assert_eq!(node.core.deadline(), None);
     }
 }
 
 #[test]
-fn another_mount_namespace_that_lets_its_copy_go_resolves_nothing() {
-    let mut stage = busy();
+fn an_unmount_in_another_mount_namespace_resolves_nothing() {
+    let mut node = busy();
     let Fact::Umount(mut attempt) = umount(None) else { unreachable!() };
     attempt.mntns = 5;
-    stage.say(Fact::Umount(attempt));
-    assert_eq!(stage.open().len(), 1);
+    node.observe(Fact::Umount(attempt));
+    assert_eq!(node.open().len(), 1);
 }
 
 #[test]
-fn trouble_again_reopens_under_the_same_id() {
-    let mut stage = busy();
-    stage.say(umount(None));
-    stage.run_for(60 * S);
-    stage.say(umount(Some(16)));
-    let ids: Vec<&String> = stage.incidents().iter().map(|(_, incident)| &incident.id).collect();
+fn a_volume_that_is_busy_again_reopens_under_the_same_id() {
+    let mut node = busy();
+    node.observe(umount(None));
+    node.run_for(60 * S);
+    node.observe(umount(Some(16)));
+    let ids: Vec<&String> = node.incidents().iter().map(|(_, incident)| &incident.id).collect();
     assert!(ids.iter().all(|id| *id == ids[0]));
-    assert_eq!(stage.kinds(), ["incident.opened", "incident.closed", "incident.opened"]);
-    assert_eq!(stage.open()[0].count, 1);
+    assert_eq!(node.kinds(), ["incident.opened", "incident.closed", "incident.opened"]);
+    assert_eq!(node.open()[0].count, 1);
 }
 
 #[test]
 fn a_volume_that_nobody_tries_to_unmount_any_more_expires() {
-    let mut stage = busy();
-    stage.run_for(1_801 * S);
-    assert_eq!(stage.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Expired));
-    assert_eq!(stage.core.deadline(), None);
+    let mut node = busy();
+    node.run_for(1_801 * S);
+    assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Expired));
+    assert_eq!(node.core.deadline(), None);
 }
 
 #[test]
 fn an_unmount_that_succeeds_before_the_scan_is_done_leaves_nothing_open() {
-    let mut stage = terminating();
-    let silent = |stage: &mut Stage, at, fact| {
-        stage.core.observe(Observation { at, source: Source::Daemon, fact });
-        stage
-            .core
+    let mut node = terminating();
+    let silent = |node: &mut TestNode, at, fact| {
+        node.core.observe(Observation { at, source: Source::Daemon, fact });
+        node.core
             .take_output()
-            .filter_map(|said| match said {
+            .filter_map(|output| match output {
                 crate::core::Output::Event(event) => Some(event.kind),
                 crate::core::Output::Request(_) => None,
             })
             .collect::<Vec<_>>()
     };
-    let now = stage.now;
-    assert_eq!(silent(&mut stage, now, umount(Some(16))), []);
-    assert_eq!(silent(&mut stage, now + 1, umount(None)), [], "events of one mount leave in order");
-    let emitted = silent(&mut stage, now + 6 * S, Fact::Tick);
+    let now = node.now;
+    assert_eq!(silent(&mut node, now, umount(Some(16))), []);
+    assert_eq!(silent(&mut node, now + 1, umount(None)), [], "events of one mount leave in order");
+    let emitted = silent(&mut node, now + 6 * S, Fact::Tick);
     let expected = [Kind::MountBusy, Kind::IncidentOpened, Kind::MountReleased, Kind::IncidentClosed];
     assert_eq!(emitted, expected);
 }
 
 #[test]
 fn a_busy_mount_that_is_no_volume_is_no_incident() {
-    let mut stage = terminating();
+    let mut node = terminating();
     let Fact::Umount(mut attempt) = umount(Some(16)) else { unreachable!() };
     attempt.path = "/mnt/backup".into();
     for _ in 0..10 {
-        stage.say(Fact::Umount(attempt.clone()));
+        node.observe(Fact::Umount(attempt.clone()));
     }
-    assert_eq!(stage.kinds(), [""; 0]);
+    assert_eq!(node.kinds(), [""; 0]);
 }
 
 #[test]
-fn a_restart_after_a_long_time_makes_nothing_worse_before_it_has_looked() {
+fn after_a_long_downtime_no_incident_escalates_before_the_node_was_read() {
     let before = busy();
     for (mounted, expected) in [(true, "incident.updated"), (false, "incident.closed")] {
-        let mut stage = Stage::bare(before.left());
-        stage.now = before.now + 1_000 * S;
-        stage.mounted = mounted;
-        stage.say(Fact::Tick);
-        assert_eq!(stage.kinds(), [""; 0]);
-        stage.start(Vec::new());
-        stage.run_for(10 * S);
-        assert_eq!(stage.kinds(), [expected]);
+        let mut node = TestNode::booted(before.resume_state());
+        node.now = before.now + 1_000 * S;
+        node.mounted = mounted;
+        node.observe(Fact::Tick);
+        assert_eq!(node.kinds(), [""; 0]);
+        node.start(Vec::new());
+        node.run_for(10 * S);
+        assert_eq!(node.kinds(), [expected]);
     }
 }
 
@@ -176,21 +175,21 @@ fn a_restart_after_a_long_time_makes_nothing_worse_before_it_has_looked() {
 fn a_restart_keeps_id_count_and_age_and_closes_what_was_unmounted_meanwhile() {
     let mut before = busy();
     before.run_for(10 * S);
-    before.say(umount(Some(16)));
+    before.observe(umount(Some(16)));
     let id = before.open()[0].id.clone();
     for mounted in [true, false] {
-        let mut stage = Stage::bare(before.left());
-        stage.now = before.now;
-        stage.mounted = mounted;
-        stage.start(Vec::new());
+        let mut node = TestNode::booted(before.resume_state());
+        node.now = before.now;
+        node.mounted = mounted;
+        node.start(Vec::new());
         if !mounted {
-            assert_eq!(stage.kinds(), ["incident.closed"]);
-            assert_eq!(stage.last_incident().incident.as_ref().unwrap().id, id);
+            assert_eq!(node.kinds(), ["incident.closed"]);
+            assert_eq!(node.last_incident().incident.as_ref().unwrap().id, id);
             continue;
         }
-        assert_eq!(stage.kinds(), [""; 0]);
-        stage.say(umount(Some(16)));
-        let incident = &stage.open()[0];
+        assert_eq!(node.kinds(), [""; 0]);
+        node.observe(umount(Some(16)));
+        let incident = &node.open()[0];
         assert_eq!((&incident.id, incident.count, incident.severity), (&id, 3, Severity::Warning));
         assert_eq!(incident.opened, before.open()[0].opened);
     }

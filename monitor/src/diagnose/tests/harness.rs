@@ -1,4 +1,4 @@
-//! A node to diagnose in tests: it answers the core's questions from tables that a test can change.
+//! A simulated node: it answers the core's requests from tables that a test can change.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,36 +10,37 @@ use crate::settings::Settings;
 use crate::settings::{Cmdline, Thresholds};
 use crate::tests::schema::assert_valid;
 
-pub(super) const HOST: NsInum = 4_026_531_833;
-pub(super) const S: BootNs = 1_000_000_000;
-pub(super) const MS: BootNs = 1_000_000;
+pub(in crate::diagnose) const HOST: NsInum = 4_026_531_833;
+pub(in crate::diagnose) const S: BootNs = 1_000_000_000;
+pub(in crate::diagnose) const MS: BootNs = 1_000_000;
 /// The new sandbox of lijiaob/etcd1-0, and its namespace.
-pub(super) const ETCD: NsInum = 4_026_532_253;
-pub(super) const SANDBOX: &str = "291716a39be991716a39be991716a39be991716a39be991716a39be991716a39";
-pub(super) const CAM_UID: &str = "5c948341-c030-4996-b888-f032577d97b0";
-pub(super) const WEB_UID: &str = "0b7a2f50-9d1c-4a3e-8f6d-2c5b1e0a9d84";
+pub(in crate::diagnose) const ETCD: NsInum = 4_026_532_253;
+pub(in crate::diagnose) const SANDBOX: &str =
+    "291716a39be991716a39be991716a39be991716a39be991716a39be991716a39";
+pub(in crate::diagnose) const CAM_UID: &str = "5c948341-c030-4996-b888-f032577d97b0";
+pub(in crate::diagnose) const WEB_UID: &str = "0b7a2f50-9d1c-4a3e-8f6d-2c5b1e0a9d84";
 
-/// Moments of each story at which it is cut, and played to its end.
-const CUTS: usize = 12;
-/// Moments at which what is saved is compared with all that is known.
-const LOOKS: usize = 100;
+/// Points of each scenario at which the core is saved, restored and run to the end.
+const CONTINUATIONS: usize = 12;
+/// Points at which the restored core is compared with the running one.
+const COMPARISONS: usize = 100;
 
 /// The wall clock of the boot: 2018-03-05T20:00:00Z.
 const BOOTED_AT: i64 = 1_520_280_000_000_000_000;
 
-pub(super) struct Stage {
-    pub(super) core: Core,
-    /// What it began with.
+pub(in crate::diagnose) struct TestNode {
+    pub(in crate::diagnose) core: Core,
+    /// State at the start.
     resume: Resume,
-    pub(super) told: Vec<Event>,
-    pub(super) asked: Vec<Request>,
-    pub(super) observed: Vec<Observation>,
-    pub(super) tables: BTreeMap<NsInum, NetnsSnapshot>,
-    pub(super) mounted: bool,
-    pub(super) now: BootNs,
+    pub(in crate::diagnose) events: Vec<Event>,
+    pub(in crate::diagnose) requests: Vec<Request>,
+    pub(in crate::diagnose) observed: Vec<Observation>,
+    pub(in crate::diagnose) tables: BTreeMap<NsInum, NetnsSnapshot>,
+    pub(in crate::diagnose) mounted: bool,
+    pub(in crate::diagnose) now: BootNs,
 }
 
-pub(super) fn settings() -> Settings {
+pub(in crate::diagnose) fn settings() -> Settings {
     Settings {
         node: "slave-197".into(),
         boot_id: "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11".into(),
@@ -51,59 +52,59 @@ pub(super) fn settings() -> Settings {
     }
 }
 
-impl Stage {
-    /// A node that has just booted, with nothing on it.
-    pub(super) fn bare(resume: Resume) -> Self {
-        let mut stage = Self {
+impl TestNode {
+    /// A node that has just booted, without containers.
+    pub(in crate::diagnose) fn booted(resume: Resume) -> Self {
+        let mut node = Self {
             core: Core::new(settings(), resume.clone()),
             resume,
-            told: Vec::new(),
-            asked: Vec::new(),
+            events: Vec::new(),
+            requests: Vec::new(),
             observed: Vec::new(),
             tables: BTreeMap::new(),
             mounted: true,
             now: 0,
         };
-        stage.tables.insert(HOST, empty(HOST));
-        stage.say(Fact::Clock { realtime_offset_ns: BOOTED_AT });
-        stage
+        node.tables.insert(HOST, empty(HOST));
+        node.observe(Fact::Clock { realtime_offset_ns: BOOTED_AT });
+        node
     }
 
-    /// The daemon has been up for a second, with these containers.
-    pub(super) fn start(&mut self, containers: Vec<ContainerFacts>) {
+    /// All sources report, the runtime with these containers; then a second passes.
+    pub(in crate::diagnose) fn start(&mut self, containers: Vec<ContainerFacts>) {
         for netns in self.tables.keys().copied().collect::<Vec<_>>() {
-            self.read(netns);
+            self.observe_netns(netns);
         }
-        self.say(Fact::RuntimeSnapshot {
+        self.observe(Fact::RuntimeSnapshot {
             runtime: "docker".into(),
             source: "docker".into(),
             read: None,
             containers,
         });
         for source in ["netlink", "docker"] {
-            self.say(up(source));
+            self.observe(up(source));
         }
         self.run_until(S);
     }
 
-    /// lijiaob/etcd1-0 has run for a while, with a static gateway.
-    pub(super) fn settled() -> Self {
-        let mut stage = Self::bare(Resume::default());
-        stage.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
-        stage.start(vec![sandbox(
+    /// A ready node on which lijiaob/etcd1-0 runs with a static gateway entry; earlier events are dropped.
+    pub(in crate::diagnose) fn with_running_pod() -> Self {
+        let mut node = Self::booted(Resume::default());
+        node.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
+        node.start(vec![sandbox(
             SANDBOX,
             ETCD,
             "lijiaob",
             "etcd1-0",
             "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f",
         )]);
-        stage.say(calico());
-        stage.told.clear();
-        stage
+        node.observe(calico());
+        node.events.clear();
+        node
     }
 
     /// Gives a namespace the tables of a Calico pod: eth0, a default route, and a gateway entry.
-    pub(super) fn add_pod(&mut self, netns: NsInum, host_end: &str, state: NudState) {
+    pub(in crate::diagnose) fn add_pod(&mut self, netns: NsInum, host_end: &str, state: NudState) {
         let ifindex = u32::try_from(self.tables.len()).unwrap() + 10;
         let mut end = veth(HOST, ifindex, host_end, netns, 2);
         end.mac = Some(host_mac());
@@ -115,8 +116,12 @@ impl Stage {
         self.set_entry(netns, Some((state, Some(host_mac()))));
     }
 
-    /// Changes the gateway's entry without anybody being told.
-    pub(super) fn set_entry(&mut self, netns: NsInum, entry: Option<(NudState, Option<LlAddr>)>) {
+    /// Changes the gateway's entry without an observation.
+    pub(in crate::diagnose) fn set_entry(
+        &mut self,
+        netns: NsInum,
+        entry: Option<(NudState, Option<LlAddr>)>,
+    ) {
         let tables = self.tables.get_mut(&netns).unwrap();
         tables.neighbors = entry
             .into_iter()
@@ -124,156 +129,161 @@ impl Stage {
             .collect();
     }
 
-    pub(super) fn read(&mut self, netns: NsInum) {
+    pub(in crate::diagnose) fn observe_netns(&mut self, netns: NsInum) {
         let fact = match self.tables.get(&netns) {
             Some(tables) => Fact::Netns(Box::new(tables.clone())),
             None => Fact::NetnsGone { netns },
         };
-        self.say(fact);
+        self.observe_now(fact);
     }
 
     /// Deletes the entry as `ip neigh del` does, seen by the kernel hook.
-    pub(super) fn delete_entry(&mut self, netns: NsInum, cause: NeighborCause) {
+    pub(in crate::diagnose) fn delete_entry(&mut self, netns: NsInum, cause: NeighborCause) {
         self.set_entry(netns, None);
-        self.say(Fact::Neighbor(Box::new(deletion(netns, cause))));
+        self.observe(Fact::Neighbor(Box::new(deletion(netns, cause))));
     }
 
     /// One observation, a millisecond after the one before.
-    pub(super) fn say(&mut self, fact: Fact) {
+    pub(in crate::diagnose) fn observe(&mut self, fact: Fact) {
         self.now += MS;
-        self.observe(fact);
+        self.observe_now(fact);
     }
 
-    fn observe(&mut self, fact: Fact) {
+    fn observe_now(&mut self, fact: Fact) {
         let observation = Observation { at: self.now, source: Source::Daemon, fact };
         self.observed.push(observation.clone());
         self.core.observe(observation);
-        let mut questions = Vec::new();
+        let mut requests = Vec::new();
         for output in self.core.take_output() {
             match output {
                 Output::Event(event) => {
                     assert_valid(&event);
-                    self.told.push(*event);
+                    self.events.push(*event);
                 }
-                Output::Request(request) => questions.push(request),
+                Output::Request(request) => requests.push(request),
             }
         }
-        for question in questions {
-            self.asked.push(question.clone());
-            self.answer(question);
+        for request in requests {
+            self.requests.push(request.clone());
+            self.answer(request);
         }
     }
 
     fn answer(&mut self, request: Request) {
         match request {
-            Request::Netns { netns } => self.read(netns),
+            Request::Netns { netns } => self.observe_netns(netns),
             Request::ProcessState { tgid } => {
-                self.say(Fact::ProcessState(ProcessState { tgid, alive: true }));
+                self.observe(Fact::ProcessState(ProcessState { tgid, alive: true }));
             }
             Request::Holders { id, path, .. } => {
                 let report = if self.mounted { holders(id, &path) } else { not_a_mount(id, &path) };
-                self.say(Fact::Holders(Box::new(report)));
+                self.observe(Fact::Holders(Box::new(report)));
             }
         }
     }
 
     /// Lets time pass: ticks come exactly when the core wants them.
-    pub(super) fn run_until(&mut self, until: BootNs) {
+    pub(in crate::diagnose) fn run_until(&mut self, until: BootNs) {
         while let Some(deadline) = self.core.deadline().filter(|deadline| *deadline <= until) {
             assert!(deadline + S >= self.now, "a deadline that is never met: {deadline}");
             self.now = self.now.max(deadline);
-            self.observe(Fact::Tick);
+            self.observe_now(Fact::Tick);
         }
         self.now = self.now.max(until);
     }
 
-    pub(super) fn run_for(&mut self, span: BootNs) {
+    pub(in crate::diagnose) fn run_for(&mut self, span: BootNs) {
         self.run_until(self.now + span);
     }
 
-    /// The incident events that were told.
-    pub(super) fn incidents(&self) -> Vec<(Kind, &Incident)> {
-        self.told.iter().filter_map(|event| Some((event.kind, event.incident.as_deref()?))).collect()
+    /// The incident events so far.
+    pub(in crate::diagnose) fn incidents(&self) -> Vec<(Kind, &Incident)> {
+        self.events.iter().filter_map(|event| Some((event.kind, event.incident.as_deref()?))).collect()
     }
 
-    pub(super) fn kinds(&self) -> Vec<&'static str> {
+    pub(in crate::diagnose) fn kinds(&self) -> Vec<&'static str> {
         self.incidents().iter().map(|(kind, _)| kind.name()).collect()
     }
 
     /// The newest event of an incident.
-    pub(super) fn last_incident(&self) -> &Event {
-        self.told.iter().rfind(|event| event.incident.is_some()).expect("no incident was told")
+    pub(in crate::diagnose) fn last_incident(&self) -> &Event {
+        self.events.iter().rfind(|event| event.incident.is_some()).expect("no incident event")
     }
 
-    pub(super) fn open(&self) -> Vec<Incident> {
+    pub(in crate::diagnose) fn open(&self) -> Vec<Incident> {
         self.core.incidents().map(|(incident, _)| incident).collect()
     }
 
-    /// What a store would hand to the next run.
-    pub(super) fn left(&self) -> Resume {
+    /// The state that the store would pass to the next run.
+    pub(in crate::diagnose) fn resume_state(&self) -> Resume {
         let open: Vec<String> = self.open().into_iter().map(|incident| incident.id).collect();
         let newest = |id: &String| {
             let of_it = |event: &&Event| event.incident.as_ref().is_some_and(|incident| incident.id == *id);
-            let json = serde_json::to_string(self.told.iter().rfind(of_it).unwrap()).unwrap();
+            let json = serde_json::to_string(self.events.iter().rfind(of_it).unwrap()).unwrap();
             serde_json::from_str(&json).unwrap()
         };
         Resume {
-            last_seq: self.told.last().unwrap().seq,
+            last_seq: self.events.last().unwrap().seq,
             incidents: open.iter().map(newest).collect(),
             ..Resume::default()
         }
     }
 }
 
-/// Every story can be cut: a core that goes on from what was saved says the rest of it in the same words.
-impl Drop for Stage {
+/// Checks at the end of each test that the core can be restored at any observation: a restored core must emit the same
+/// output for the remaining observations.
+impl Drop for TestNode {
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;
         }
         let mut core = Core::new(settings(), self.resume.clone());
-        let mut said = Vec::new();
+        let mut output = Vec::new();
         let mut saved = Vec::new();
         let restore = |saved: &str| Core::restore(settings(), serde_json::from_str(saved).unwrap()).unwrap();
-        // A large node takes long to compare.
-        let looks = if self.observed.len() < 1_000 { LOOKS } else { 2 };
+        // Comparing a large node is slow.
+        let comparisons = if self.observed.len() < 1_000 { COMPARISONS } else { 2 };
         let every = |cuts| self.observed.len() / cuts + 1;
         for (index, observation) in self.observed.iter().enumerate() {
             let written = || serde_json::to_string(&core.save().unwrap()).unwrap();
-            if index % every(looks) == 0 {
+            if index % every(comparisons) == 0 {
                 assert_same(&restore(&written()), &core, &format!("cut at {index}"));
             }
-            if index % every(CUTS) == 0 {
-                saved.push((index, said.len(), written()));
+            if index % every(CONTINUATIONS) == 0 {
+                saved.push((index, output.len(), written()));
             }
             core.observe(observation.clone());
-            said.extend(core.take_output());
+            output.extend(core.take_output());
         }
-        for (index, told, saved) in saved {
+        for (index, output_len, saved) in saved {
             let mut restored = restore(&saved);
             let mut again = Vec::new();
             for observation in &self.observed[index..] {
                 restored.observe(observation.clone());
                 again.extend(restored.take_output());
             }
-            assert!(again == said[told..], "cut at {index}: {again:#?} instead of {:#?}", &said[told..]);
+            assert!(
+                again == output[output_len..],
+                "cut at {index}: {again:#?} instead of {:#?}",
+                &output[output_len..]
+            );
         }
     }
 }
 
-pub(super) fn gateway() -> IpAddr {
+pub(in crate::diagnose) fn gateway() -> IpAddr {
     "169.254.1.1".parse().unwrap()
 }
 
-pub(super) fn host_mac() -> LlAddr {
+pub(in crate::diagnose) fn host_mac() -> LlAddr {
     LlAddr(vec![0xee; 6])
 }
 
-pub(super) fn mac(last: u8) -> LlAddr {
+pub(in crate::diagnose) fn mac(last: u8) -> LlAddr {
     LlAddr(vec![0x32, 0x76, 0xe6, 0x6f, 0xff, last])
 }
 
-pub(super) fn up(source: &str) -> Fact {
+pub(in crate::diagnose) fn up(source: &str) -> Fact {
     let kind = if source == "docker" { SourceKind::Runtime } else { SourceKind::Netlink };
     Fact::Source(SourceStatus::up(kind, source))
 }
@@ -282,7 +292,13 @@ fn empty(netns: NsInum) -> NetnsSnapshot {
     NetnsSnapshot::empty(netns)
 }
 
-pub(super) fn veth(netns: NsInum, ifindex: u32, ifname: &str, peer_netns: NsInum, peer: u32) -> LinkFacts {
+pub(in crate::diagnose) fn veth(
+    netns: NsInum,
+    ifindex: u32,
+    ifname: &str,
+    peer_netns: NsInum,
+    peer: u32,
+) -> LinkFacts {
     LinkFacts {
         netns,
         ifindex,
@@ -295,7 +311,13 @@ pub(super) fn veth(netns: NsInum, ifindex: u32, ifname: &str, peer_netns: NsInum
     }
 }
 
-pub(super) fn sandbox(id: &str, netns: NsInum, namespace: &str, name: &str, uid: &str) -> ContainerFacts {
+pub(in crate::diagnose) fn sandbox(
+    id: &str,
+    netns: NsInum,
+    namespace: &str,
+    name: &str,
+    uid: &str,
+) -> ContainerFacts {
     ContainerFacts {
         id: id.into(),
         name: format!("k8s_POD_{name}_{namespace}_{uid}_0"),
@@ -319,16 +341,16 @@ pub(super) fn sandbox(id: &str, netns: NsInum, namespace: &str, name: &str, uid:
     }
 }
 
-pub(super) fn etcd(state: ContainerState) -> Fact {
+pub(in crate::diagnose) fn etcd(state: ContainerState) -> Fact {
     let facts = sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f");
     Fact::Container(Box::new(ContainerFacts { state, ..facts }))
 }
 
-pub(super) fn task_key(tgid: u32) -> TaskKey {
+pub(in crate::diagnose) fn task_key(tgid: u32) -> TaskKey {
     TaskKey { tgid, start_ns: 5, exec_id: 2 }
 }
 
-pub(super) fn task(tgid: u32, exe: &str) -> Fact {
+pub(in crate::diagnose) fn task(tgid: u32, exe: &str) -> Fact {
     Fact::Task(Box::new(TaskFacts {
         key: task_key(tgid),
         uid: 0,
@@ -342,11 +364,11 @@ pub(super) fn task(tgid: u32, exe: &str) -> Fact {
 }
 
 /// The stale CNI DEL of the old sandbox runs this.
-pub(super) fn calico() -> Fact {
+pub(in crate::diagnose) fn calico() -> Fact {
     task(28_997, "/opt/cni/bin/calico")
 }
 
-pub(super) fn deletion(netns: NsInum, cause: NeighborCause) -> NeighborChange {
+pub(in crate::diagnose) fn deletion(netns: NsInum, cause: NeighborCause) -> NeighborChange {
     NeighborChange {
         key: NeighborKey { netns, ifindex: 2, address: gateway() },
         ifname: "eth0".into(),
@@ -362,7 +384,7 @@ pub(super) fn deletion(netns: NsInum, cause: NeighborCause) -> NeighborChange {
     }
 }
 
-pub(super) fn failure(netns: NsInum) -> Fact {
+pub(in crate::diagnose) fn failure(netns: NsInum) -> Fact {
     Fact::Neighbor(Box::new(NeighborChange {
         op: NeighborOp::Failed,
         cause: NeighborCause::Unknown,
@@ -374,11 +396,11 @@ pub(super) fn failure(netns: NsInum) -> Fact {
     }))
 }
 
-pub(super) fn volume_path() -> String {
+pub(in crate::diagnose) fn volume_path() -> String {
     format!("/var/lib/kubelet/pods/{CAM_UID}/volumes/kubernetes.io~glusterfs/cam-pv-50g")
 }
 
-pub(super) fn umount(errno: Option<u16>) -> Fact {
+pub(in crate::diagnose) fn umount(errno: Option<u16>) -> Fact {
     Fact::Umount(Box::new(UmountAttempt {
         syscall: MountSyscall::Umount2,
         actor: TaskRef { key: task_key(30_001), tid: 30_001, comm: "umount".into() },
