@@ -1,10 +1,9 @@
 //! A running container cannot reach its default gateway, because the gateway's neighbor entry is gone, wrong or
 //! unresolved.
 //!
-//! What is seen to happen to a static entry opens the incident at once, with the name of who did it. What only
-//! the tables show, and what may be a pod on its way in or out, is suspected first and looked at again. While
-//! it is open the namespace is read again at growing intervals: the kernel's hooks do not tell of an entry
-//! that comes back.
+//! An event of a static entry opens the incident at once, with the actor. A fault that only a snapshot shows, or that may
+//! be a pod being set up or torn down, is suspected first and confirmed later. While the incident is open the namespace
+//! is read again at growing intervals, because the kernel hooks do not report an entry that is added again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
@@ -22,33 +21,33 @@ use crate::observation::{BootNs, NeighborKey, NsInum};
 use crate::settings::{Thresholds, Unit, thresholds};
 
 mod fault;
-mod judge;
+mod health;
 mod recheck;
 mod rereads;
 mod wording;
 
 use fault::{Fault, FaultPhase, FaultReason, GatewayOwner, key, subject};
-use judge::Health;
+use health::Health;
 use rereads::RereadSchedule;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "gateway-neighbor-lost";
 
 const SECOND: BootNs = 1_000_000_000;
-/// From one look at an open incident to the next; then always the last.
+/// Intervals at which the namespace of an open incident is read again; the last one repeats.
 const REREAD_INTERVALS: [BootNs; 5] = [SECOND, 2 * SECOND, 5 * SECOND, 10 * SECOND, 30 * SECOND];
-/// A look that was not answered is asked for again.
+/// A namespace whose snapshot did not arrive is requested again after this time.
 const REREAD_RETRY: BootNs = 30 * SECOND;
-/// A pod's network is set up by then; only its table tells of the entry that was set.
+/// A new pod's network is set up by then. Its namespace is read again, since no event reports the added entry.
 const NETWORK_SETUP: BootNs = 10 * SECOND;
-/// Changes of the model come in bursts.
+/// Delay of a check of all namespaces, because changes of the model come in bursts.
 const CHECK_ALL_DELAY: BootNs = SECOND;
-/// An event of that age may still wait for what is missing to name it.
+/// The event of a change may still be pending in the core for this time.
 const PENDING_EVENT: BootNs = SECOND;
-/// What was seen to happen this long ago can be put down to a container that turns up now.
+/// An event can be attributed to a container that becomes known within this time.
 const UNATTRIBUTED_NS: BootNs = 60 * SECOND;
 const UNATTRIBUTED_MAX: usize = 64;
-/// An unresolved entry that is no longer used is collected by the kernel: nobody wants the gateway any more.
+/// The kernel garbage-collects an unresolved entry that is no longer used. An incident about it expires after this time.
 const UNUSED_AFTER: BootNs = 300 * SECOND;
 
 thresholds! {
@@ -75,19 +74,19 @@ pub(super) struct GatewayNeighborLost {
     thresholds: Thresholds,
     #[serde(with = "crate::pairs")]
     faults: BTreeMap<NeighborKey, Fault>,
-    /// When an open one becomes critical.
+    /// When an open incident becomes critical.
     escalations: Timers<NeighborKey>,
     rereads: RereadSchedule,
     check_all_at: Option<BootNs>,
-    /// What happened in namespaces of which nobody knew yet whose they are.
+    /// Events in namespaces whose container is not known yet.
     unattributed: VecDeque<UnattributedEvent>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct UnattributedEvent {
-    /// Since when it is kept.
+    /// When it was kept.
     since: BootNs,
-    /// When it happened: the event as it is written has no boot time.
+    /// Time of the event, which its serialized form does not include.
     at: BootNs,
     event: Event,
 }
@@ -104,7 +103,7 @@ impl GatewayNeighborLost {
         }
     }
 
-    /// Something was seen to happen to the entry of a gateway.
+    /// An event of a gateway's entry.
     fn neighbor(
         &mut self,
         context: &Context<'_>,
@@ -116,8 +115,8 @@ impl GatewayNeighborLost {
         if neighbor.cause == "netns-exit" {
             return self.close(key, CloseReason::SubjectGone, Some(event.seq), findings);
         }
-        let known = event.target.clone().map(|target| *target).filter(judge::is_live_container);
-        let Some(target) = known.or_else(|| judge::live_target(context.node, key.netns)) else {
+        let known = event.target.clone().map(|target| *target).filter(health::is_live_container);
+        let Some(target) = known.or_else(|| health::live_target(context.node, key.netns)) else {
             if matches!(event.kind, Kind::NeighborDeleted | Kind::NeighborChanged) {
                 self.keep_unattributed(context, event, key.netns);
             }
@@ -127,13 +126,13 @@ impl GatewayNeighborLost {
             return;
         };
         if self.faults.get(&key).is_some_and(|fault| fault.owner.id != owner.id) {
-            // The number of a namespace that is gone was given to another.
+            // The kernel reused the inode number of a namespace that is gone.
             self.close(key, CloseReason::SubjectGone, None, findings);
         }
         match event.kind {
             Kind::NeighborAdded => self.recheck(context, key.netns, Some(event.seq), findings),
             Kind::NeighborFailed => self.failed(context, key, owner, event, findings),
-            Kind::NeighborChanged if judge::health(context.node, key) == Health::Correct => {
+            Kind::NeighborChanged if health::health(context.node, key) == Health::Correct => {
                 self.recheck(context, key.netns, Some(event.seq), findings);
             }
             Kind::NeighborChanged | Kind::NeighborDeleted => {
@@ -143,12 +142,12 @@ impl GatewayNeighborLost {
         }
     }
 
-    /// A static entry was taken away or made another.
+    /// A static entry was deleted or replaced.
     fn lost(&mut self, context: &Context<'_>, key: NeighborKey, fault: Fault, findings: &mut Findings) {
         let is_open = self.faults.get(&key).is_some_and(|known| known.phase == FaultPhase::Open);
         let with_link = fault.objects.neighbor.as_ref().is_some_and(|entry| entry.cause == "link-deleted");
         if with_link && !is_open {
-            // A network plugin deletes the interface before the runtime ends the container.
+            // A CNI plugin deletes the interface before the runtime stops the container.
             let due = context.now + seconds(self.thresholds.get(&GATEWAY_TEARDOWN));
             return self.suspect(key, Fault { phase: FaultPhase::Suspected { due }, ..fault }, findings);
         }
@@ -226,7 +225,7 @@ impl GatewayNeighborLost {
         self.faults.insert(key, fault);
     }
 
-    /// It is over, or was nothing.
+    /// Drops a fault, and closes its incident if it has one.
     fn close(
         &mut self,
         key: NeighborKey,
@@ -245,7 +244,7 @@ impl GatewayNeighborLost {
         }
     }
 
-    /// The keys of a namespace's troubles; of all namespaces without one.
+    /// The keys of the faults in a namespace; in all of them for `None`.
     fn keys(&self, netns: Option<NsInum>) -> Vec<NeighborKey> {
         let least = |netns| NeighborKey { netns, ifindex: 0, address: IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
         let from = least(netns.unwrap_or(0));
@@ -267,13 +266,13 @@ impl GatewayNeighborLost {
         });
     }
 
-    /// Containers became known: what happened in their namespaces just before was done to them.
+    /// Attributes kept events to containers that have become known.
     fn attribute(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let unattributed = std::mem::take(&mut self.unattributed);
-        let young = |one: &UnattributedEvent| one.since.saturating_add(UNATTRIBUTED_NS) > context.now;
-        for one in unattributed.into_iter().filter(young) {
+        let recent = |one: &UnattributedEvent| one.since.saturating_add(UNATTRIBUTED_NS) > context.now;
+        for one in unattributed.into_iter().filter(recent) {
             let Some(neighbor) = one.event.neighbor.clone() else { continue };
-            match judge::live_target(context.node, neighbor.netns) {
+            match health::live_target(context.node, neighbor.netns) {
                 Some(target) if !is_restored(context.node, key(&neighbor)) => {
                     let event = Event { target: Some(Box::new(target)), ..one.event };
                     self.neighbor(context, &event, &neighbor, findings);
@@ -304,7 +303,7 @@ impl Diagnosis for GatewayNeighborLost {
                     self.rereads.schedule(netns, context.now + NETWORK_SETUP);
                 }
             }
-            // The host's end got another address: entries that point to the old one are wrong now.
+            // The MAC address of a host interface changed: entries that point to the old one are wrong now.
             Kind::LinkChanged if changes_host_lladdr(context, event) => self.schedule_check_all(context.now),
             Kind::EventsLost if event.lost.as_ref().is_some_and(|lost| lost.source == "bpf") => {
                 self.rereads.schedule_all(context.now);
@@ -392,9 +391,9 @@ fn changes_host_lladdr(context: &Context<'_>, event: &Event) -> bool {
     })
 }
 
-/// Whether the entry is there again.
+/// Whether a static entry exists again.
 fn is_restored(node: &NodeView<'_>, key: NeighborKey) -> bool {
-    matches!(judge::health(node, key), Health::Correct | Health::Static)
+    matches!(health::health(node, key), Health::Correct | Health::Static)
 }
 
 fn seconds(seconds: u32) -> BootNs {

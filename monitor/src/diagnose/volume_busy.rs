@@ -1,8 +1,7 @@
-//! A pod's volume cannot be unmounted, so the pod cannot end.
+//! A pod's volume cannot be unmounted, so the pod stays in Terminating.
 //!
-//! Opens with the first refused unmount below a kubelet's pod directory and closes when the unmount succeeds.
-//! However often it is tried, it is one incident. Without a hook nothing here is seen: no source lists the
-//! mounts of pods.
+//! Opens with the first refused unmount below a kubelet's pod directory and closes when the unmount succeeds. All
+//! attempts are one incident. It needs the umount hook: no source lists the mounts of pods.
 
 use std::collections::BTreeMap;
 
@@ -27,30 +26,19 @@ pub(super) const KIND: &str = "volume-busy";
 const SECOND: BootNs = 1_000_000_000;
 /// Mounts of one volume: one for each container with a sub-path of it.
 const MOUNTS_MAX: usize = 64;
-/// Scans asked for at once: as many as wait in the scanner's queue.
+/// Holder scans requested at once: as many as fit into the scanner's queue.
 const SCANS_MAX: usize = 32;
 
-thresholds! {
-    /// A busy volume is a warning after this many refused attempts to unmount it.
-    WARNING_ATTEMPTS = "volume_busy_warning_attempts", default 3, Unit::Count;
-    /// A busy volume is a warning after this time.
-    WARNING_AFTER = "volume_busy_warning_seconds", default 30, Unit::Seconds;
-    /// A busy volume is critical after this time.
-    CRITICAL_AFTER = "volume_busy_critical_seconds", default 15 * 60, Unit::Seconds;
-    /// Without a further attempt to unmount it, the incident of a busy volume expires after this time.
-    EXPIRE_AFTER = "volume_busy_expire_seconds", default 30 * 60, Unit::Seconds;
-}
-
-/// A volume that is busy.
+/// A busy volume.
 #[derive(Debug, Serialize, Deserialize)]
 struct BusyVolume {
     first: BootNs,
     last: BootNs,
     severity: Severity,
-    /// Where it is mounted, and the attempts there that belong to an earlier incident.
+    /// Its busy mounts, with the number of attempts that an earlier incident counted.
     #[serde(with = "crate::pairs")]
     mounts: BTreeMap<MountKey, u64>,
-    /// Attempts that the model does not count any more: it is unmounted there, or an earlier run counted them.
+    /// Attempts that the model no longer counts: of released mounts, or of the previous run.
     former: u64,
 }
 
@@ -71,7 +59,7 @@ pub(super) struct VolumeBusy {
     busy: BTreeMap<String, BusyVolume>,
     #[serde(with = "crate::pairs")]
     by_mount: BTreeMap<MountKey, String>,
-    /// When it gets worse, or has not been heard of for too long.
+    /// When an incident escalates or expires.
     timers: Timers<String>,
     scans: BTreeMap<u64, MountKey>,
     last_scan: u64,
@@ -125,7 +113,7 @@ impl VolumeBusy {
             first: busy.first,
             last: busy.last,
             evidence: vec![event.seq],
-            // The model does not count it any more where the mount was released since.
+            // The event may be older than the release of the mount, which resets the model's count.
             count: Count::Total(busy.attempts(context.node.busy_mounts).max(mount.attempts.unwrap_or(1))),
             found_at_start: false,
             caused_by: Vec::new(),
@@ -134,7 +122,7 @@ impl VolumeBusy {
         self.set_timer(&subject);
     }
 
-    /// One more attempt, of which no event tells.
+    /// Counts an attempt that has no event.
     fn attempt(&mut self, context: &Context<'_>, key: &MountKey, findings: &mut Findings) {
         let Some(subject) = self.by_mount.get(key).cloned() else {
             return;
@@ -149,7 +137,7 @@ impl VolumeBusy {
         findings.repeat(Repeat { subject, last: context.now, evidence: None, count, severity });
     }
 
-    /// It is mounted there no more.
+    /// Drops a mount that was unmounted, and closes the incident with the last one.
     fn released(&mut self, key: &MountKey, attempts: u64, evidence: Option<u64>, findings: &mut Findings) {
         let Some(subject) = self.by_mount.remove(key) else {
             return;
@@ -174,7 +162,7 @@ impl VolumeBusy {
         }
     }
 
-    /// How bad it is by now; it never gets better while it lasts.
+    /// The severity by now; it never falls while the incident is open.
     fn severity(&mut self, context: &Context<'_>, subject: &str) -> Severity {
         let Some(busy) = self.busy.get_mut(subject) else {
             return Severity::Info;
@@ -197,18 +185,18 @@ impl VolumeBusy {
         let Some(busy) = self.busy.get(subject) else {
             return;
         };
-        let worse = match busy.severity {
+        let escalates_after = match busy.severity {
             Severity::Critical => None,
             Severity::Warning => Some(self.thresholds.get(&CRITICAL_AFTER)),
             _ => Some(self.thresholds.get(&WARNING_AFTER)),
         };
-        let worse = worse.map(|after| busy.first.saturating_add(seconds(after)));
-        let silent = busy.last.saturating_add(seconds(self.thresholds.get(&EXPIRE_AFTER)));
-        self.timers.set(&subject.to_owned(), worse.map_or(silent, |worse| worse.min(silent)));
+        let escalates = escalates_after.map(|after| busy.first.saturating_add(seconds(after)));
+        let expires = busy.last.saturating_add(seconds(self.thresholds.get(&EXPIRE_AFTER)));
+        self.timers.set(&subject.to_owned(), escalates.map_or(expires, |escalates| escalates.min(expires)));
     }
 
-    /// Asks who holds what was left open or may have been released unseen: the answer may be that nothing is
-    /// mounted there.
+    /// Requests scans of all busy mounts, because the previous run left them open or records were lost. A scan shows if
+    /// nothing is mounted there any more.
     fn scan_all(&mut self, findings: &mut Findings) {
         self.scans.clear();
         for key in self.by_mount.keys().take(SCANS_MAX) {
@@ -264,8 +252,8 @@ impl Diagnosis for VolumeBusy {
                 continue;
             }
             let (before, last) = (busy.severity, busy.last);
-            let silent = last.saturating_add(seconds(self.thresholds.get(&EXPIRE_AFTER)));
-            if silent <= context.now {
+            let expires = last.saturating_add(seconds(self.thresholds.get(&EXPIRE_AFTER)));
+            if expires <= context.now {
                 self.forget(&subject);
                 findings.close(subject, CloseReason::Expired, None);
                 continue;
@@ -365,7 +353,7 @@ fn advice_for(event: &Event, mount: &Mount) -> Vec<Advice> {
     steps
 }
 
-/// Makes a holder let go, by the gentlest way there is.
+/// How to make a holder release the mount, in the least disruptive way.
 fn release_advice(holder: &MountHolder) -> Advice {
     if let Some(Pod { namespace: Some(namespace), name: Some(name), .. }) = &holder.pod {
         let command = ["kubectl", "-n", namespace, "delete", "pod", name];

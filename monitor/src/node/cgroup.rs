@@ -1,26 +1,25 @@
-//! What a control group path says of a process: its container, its pod, its unit.
+//! Parses container, pod and systemd unit from a cgroup path.
 //!
-//! In: a path of `/proc/PID/cgroup` or of the kernel, of any driver and runtime. Out: the names in it.
-//! It does not know whether such a container exists: a name is only a name until a runtime confirms it.
+//! Input: a path from `/proc/PID/cgroup` or the kernel, of any cgroup driver and runtime. Whether the container exists is
+//! not checked: only a runtime can confirm that.
 
-/// The names in one control group path.
+/// The names in one cgroup path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CgroupIdentity {
-    /// Container id, 64 hex digits: the outermost, which is the one that the node's own runtime made.
+    /// Container id, 64 hex digits: the outermost one, which the node's own runtime created.
     pub container_id: Option<String>,
     /// Pod uid with dashes, or 32 hex digits for a static pod.
     pub pod_uid: Option<String>,
-    /// systemd unit: the deepest one outside the container, `user@UID.service` for all of a user's own.
+    /// systemd unit: the innermost one outside the container; `user@UID.service` for all units of a user.
     pub unit: Option<String>,
-    /// Runtime, where the path names it.
+    /// Runtime, if the path names it.
     pub runtime: Option<Runtime>,
-    /// What the part of the path says that lies below the container or below a user's service manager.
-    /// The container or the user may choose these names, so they are a hint, to be believed only where
-    /// nothing contradicts them.
+    /// The names in the part of the path below the container or below a user's service manager. Container or user can
+    /// choose these, so they are hints only, used where nothing contradicts them.
     pub nested: Option<Box<Self>>,
 }
 
-/// A runtime that leaves its name in the path.
+/// A runtime that puts its name into the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runtime {
     /// dockerd.
@@ -45,8 +44,8 @@ impl Runtime {
         }
     }
 
-    /// By the word before a container id, or the name of the group above it.
-    fn named(word: &str) -> Option<Self> {
+    /// By the prefix of a container id, or the name of the parent cgroup.
+    fn from_prefix(word: &str) -> Option<Self> {
         match word {
             "docker" | "moby" => Some(Self::Docker),
             "cri-containerd" | "nerdctl" | "k8s.io" => Some(Self::Containerd),
@@ -75,10 +74,10 @@ pub fn most_specific<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> Option
         .or_else(|| paths.clone().next())
 }
 
-/// Reads the names in a control group path; one that names nothing gives an empty identity.
+/// Parses the names in a cgroup path; the identity is empty if there are none.
 #[must_use]
 pub fn identify(path: &str) -> CgroupIdentity {
-    // The kernel appends this in /proc when the group is removed (v2, zombies).
+    // The kernel appends this in /proc once the cgroup is removed (v2, zombies).
     let path = path.strip_suffix(" (deleted)").unwrap_or(path);
     let mut identity = CgroupIdentity::default();
     let mut parent = "";
@@ -93,7 +92,7 @@ pub fn identify(path: &str) -> CgroupIdentity {
         let inner = container(segment);
         if let Some((id, word)) = inner {
             identity.container_id = Some(id.to_owned());
-            identity.runtime = Runtime::named(if word.is_empty() { parent } else { word });
+            identity.runtime = Runtime::from_prefix(if word.is_empty() { parent } else { word });
         }
         if inner.is_some() || is_user_manager(segment) {
             let below: Vec<&str> = segments.collect();
@@ -111,12 +110,12 @@ fn is_unit(segment: &str) -> bool {
         .any(|suffix| segment.strip_suffix(suffix).is_some_and(|stem| !stem.is_empty()))
 }
 
-/// Below it, cgroups are delegated to the user.
+/// Whether it is the service manager of a user, to whom cgroups below it are delegated.
 fn is_user_manager(segment: &str) -> bool {
     segment.starts_with("user@") && segment.ends_with(".service")
 }
 
-/// The container id of one segment and the word before it: `ID`, `crio-ID`, `docker-ID.scope`, and
+/// The container id of one segment and its prefix: `ID`, `crio-ID`, `docker-ID.scope`, and
 /// `X.slice:cri-containerd:ID`, which runc makes of a systemd name when it drives cgroupfs.
 fn container(segment: &str) -> Option<(&str, &str)> {
     let stem = segment.strip_suffix(".scope").unwrap_or(segment);
@@ -124,7 +123,7 @@ fn container(segment: &str) -> Option<(&str, &str)> {
         Some((head, id)) => (head.rsplit_once(':').map_or(head, |(_, word)| word), id),
         None => ("", stem),
     };
-    // conmon watches the container from outside of it, under the container's id.
+    // conmon supervises the container from outside, in a cgroup with the container's id.
     (is_id(id) && !word.split('-').any(|part| part == "conmon")).then_some((id, word))
 }
 
@@ -154,7 +153,7 @@ fn pod_uid(segment: &str) -> Option<String> {
     is_pod_uid(&uid).then_some(uid)
 }
 
-/// A UUID, or the 32 hex digits that a static pod has: the hash of its manifest.
+/// Whether it is a UUID, or the 32 hex digits of a static pod, which are the hash of its manifest.
 fn is_pod_uid(uid: &str) -> bool {
     let groups: Vec<&str> = uid.split('-').collect();
     uid.bytes().all(|byte| byte == b'-' || is_hex(byte))
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_cannot_take_another_name_by_making_groups_below_its_own() {
+    fn a_container_cannot_impersonate_another_by_cgroups_below_its_own() {
         let path = fill("/docker/{A}/kubepods.slice/kubepods-pod{S}.slice/kubelet.service/docker-{B}.scope");
         let identity = identify(&path);
         assert_eq!(identity.container_id, Some(id('a')));
@@ -279,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_cannot_take_the_name_of_a_container() {
+    fn a_user_cannot_impersonate_a_container() {
         let path =
             fill("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope/container");
         let identity = identify(&path);
@@ -289,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_itself_a_container_still_gives_what_runs_in_it() {
+    fn containers_of_a_node_that_is_itself_a_container_are_nested() {
         let identity = identify(&fill("/docker/{A}/kubelet/kubepods/pod{U}/{B}"));
         assert_eq!(identity.container_id, Some(id('a')));
         let nested = identity.nested.unwrap();

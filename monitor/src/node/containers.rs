@@ -1,9 +1,9 @@
-//! Containers of all runtimes, by id and by network namespace. The dead are remembered for a while, since
-//! what is theirs goes later than they do.
+//! Containers of all runtimes, by id and by network namespace. Removed ones are kept for a while, since their links and
+//! mounts are removed later than they are.
 //!
 //! One container may be reported by several sources: through a proxy, a link to the socket, or a runtime on top of
-//! another. It is one container all the same. The first source describes it, and of what the sources say of its
-//! state the newest holds, so that a source that lags behind changes nothing.
+//! another. The first source describes it, and the newest report of any source gives its state, so that a source that
+//! lags behind changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -11,51 +11,51 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::observation::{BootNs, ContainerFacts, ContainerState, NsInum};
 
-/// How long a removed container can still be named.
-const REMEMBER_NS: u64 = 600 * 1_000_000_000;
+/// How long a removed container is kept.
+const RETENTION_NS: u64 = 600 * 1_000_000_000;
 
-/// How far one source may lag behind another that reported a removal. Only what is newer than that says that the
-/// container is still there.
+/// How far a source may lag behind another one that reported a removal. Only a newer report than that shows that the
+/// container still exists.
 const LAG_NS: u64 = 10 * 1_000_000_000;
 
 /// All containers.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(from = "Vec<Known>")]
+#[serde(from = "Vec<KnownContainer>")]
 pub struct Containers {
-    known: HashMap<String, Known>,
-    /// Ids by the namespace they are in: the question that every neighbor event asks.
+    known: HashMap<String, KnownContainer>,
+    /// Ids by network namespace, looked up for every neighbor event.
     by_netns: BTreeMap<NsInum, BTreeSet<String>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Known {
+struct KnownContainer {
     facts: ContainerFacts,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     removed: Option<BootNs>,
-    /// When it was seen to start; `None` if it ran before it was known.
+    /// When its start was observed; `None` if it ran before.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     started: Option<BootNs>,
     /// The sources that report it, the first one first.
     #[serde(default)]
     sources: Vec<String>,
-    /// Which source the last change is from, and from when.
+    /// Source and time of the last change.
     #[serde(default)]
     changed: (String, BootNs),
 }
 
-impl Known {
-    /// Whether another source knows better already.
+impl KnownContainer {
+    /// Whether another source has reported something newer.
     fn is_ahead_of(&self, source: &str, read: BootNs) -> bool {
         let (by, at) = &self.changed;
         let lag = if self.removed.is_some() { LAG_NS } else { 0 };
         by != source && read < at.saturating_add(lag)
     }
 
-    /// What a source says of a container that another one describes.
-    fn described(&self, said: ContainerFacts) -> ContainerFacts {
-        let tgid = self.facts.tgid.filter(|_| is_live(said.state) && is_live(self.facts.state));
-        let from_pod = said.pod.is_some() && self.facts.pod.is_none();
-        let described = if from_pod { &said } else { &self.facts };
+    /// Merges a report of a source that is not the one that describes the container.
+    fn merge(&self, reported: ContainerFacts) -> ContainerFacts {
+        let tgid = self.facts.tgid.filter(|_| is_live(reported.state) && is_live(self.facts.state));
+        let from_pod = reported.pod.is_some() && self.facts.pod.is_none();
+        let described = if from_pod { &reported } else { &self.facts };
         ContainerFacts {
             name: self.facts.name.clone(),
             runtime: self.facts.runtime.clone(),
@@ -64,22 +64,22 @@ impl Known {
             sandbox: described.sandbox,
             joined_netns: described.joined_netns,
             pod: described.pod.clone(),
-            tgid: said.tgid.or(tgid),
-            ..said
+            tgid: reported.tgid.or(tgid),
+            ..reported
         }
     }
 }
 
 impl Serialize for Containers {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut known: Vec<&Known> = self.known.values().collect();
+        let mut known: Vec<&KnownContainer> = self.known.values().collect();
         known.sort_unstable_by_key(|known| &known.facts.id);
         to.collect_seq(known)
     }
 }
 
-impl From<Vec<Known>> for Containers {
-    fn from(all: Vec<Known>) -> Self {
+impl From<Vec<KnownContainer>> for Containers {
+    fn from(all: Vec<KnownContainer>) -> Self {
         let mut all = all;
         let mut by_netns = BTreeMap::<_, BTreeSet<_>>::new();
         for known in &mut all {
@@ -87,7 +87,7 @@ impl From<Vec<Known>> for Containers {
             if let Some(netns) = facts.netns {
                 by_netns.entry(netns).or_default().insert(facts.id.clone());
             }
-            // Written before a container could have several sources.
+            // Saved by a version in which a container had one source.
             if known.sources.is_empty() && known.removed.is_none() {
                 known.sources.push(facts.source().to_owned());
                 known.changed.0 = facts.source().to_owned();
@@ -109,14 +109,14 @@ pub struct Transition {
 }
 
 impl Containers {
-    /// What is known of a container, removed ones included.
+    /// A container by id, removed ones included.
     #[must_use]
     pub fn get(&self, id: &str) -> Option<&ContainerFacts> {
         self.known.get(id).map(|known| &known.facts)
     }
 
-    /// The container that a network namespace belongs to: one that lives before one that does not, the
-    /// pod's sandbox before the others, the one that made it before those that joined it.
+    /// The container that a network namespace belongs to. A running one takes precedence, then the pod's sandbox, then
+    /// the one that created the namespace over those that joined it.
     #[must_use]
     pub fn in_netns(&self, netns: NsInum) -> Option<&ContainerFacts> {
         self.by_netns
@@ -135,7 +135,7 @@ impl Containers {
             .map(|known| &known.facts)
     }
 
-    /// Every network namespace that a living container is in, with the container it belongs to.
+    /// Network namespaces of running containers, each with the container that it belongs to.
     pub fn live_netns(&self) -> impl Iterator<Item = (NsInum, &ContainerFacts)> {
         self.by_netns
             .keys()
@@ -143,13 +143,13 @@ impl Containers {
             .filter(|(_, facts)| is_live(facts.state))
     }
 
-    /// When a container was seen to start; `None` if it ran before it was known.
+    /// When the start of a container was observed; `None` if it ran before.
     #[must_use]
     pub fn started(&self, id: &str) -> Option<BootNs> {
         self.known.get(id)?.started
     }
 
-    /// A container of a pod: its sandbox rather than another, a living one rather than a dead one.
+    /// A container of a pod; a running one takes precedence, then the sandbox.
     #[must_use]
     pub fn of_pod(&self, uid: &str) -> Option<&ContainerFacts> {
         self.known
@@ -164,12 +164,12 @@ impl Containers {
 
     /// Adds or changes a container; returns its transition when its state is another.
     pub fn put(&mut self, at: BootNs, facts: ContainerFacts) -> Option<Transition> {
-        self.keep(at, at, facts, true)
+        self.update(at, at, facts, true)
     }
 
-    /// `read`: when the source looked. `live`: reported when it happened, so that one which was unknown has just
-    /// begun.
-    fn keep(
+    /// `read`: when the source read it. `live`: reported when it happened, so that an unknown container has just been
+    /// created.
+    fn update(
         &mut self,
         at: BootNs,
         read: BootNs,
@@ -185,16 +185,16 @@ impl Containers {
                 self.known.insert(facts.id, old);
                 return None;
             }
-            self.leave(old.facts.netns, &old.facts.id);
+            self.unlink_netns(old.facts.netns, &old.facts.id);
             started = old.started;
             if old.removed.is_none() {
                 from = Some(old.facts.state);
                 if old.sources.first().is_some_and(|first| *first != source) {
-                    facts = old.described(facts);
+                    facts = old.merge(facts);
                 }
                 sources = old.sources;
             }
-            // A process that is gone no longer tells its namespaces; they were these.
+            // The namespaces of an exited process cannot be read any more; the container keeps those it had.
             facts.netns = facts.netns.or(old.facts.netns);
             facts.mntns = facts.mntns.or(old.facts.mntns);
             if facts.addresses.is_empty() {
@@ -209,12 +209,12 @@ impl Containers {
             self.by_netns.entry(netns).or_default().insert(facts.id.clone());
         }
         let transition = Transition { id: facts.id.clone(), from, to: Some(facts.state) };
-        let known = Known { facts, removed: None, started, sources, changed: (source, read) };
+        let known = KnownContainer { facts, removed: None, started, sources, changed: (source, read) };
         self.known.insert(transition.id.clone(), known);
         (transition.from != transition.to).then_some(transition)
     }
 
-    /// Marks a container as removed. The word of one source is enough: an id is never used again, and a source that
+    /// Marks a container as removed. The report of one source is sufficient: an id is never reused, and a source that
     /// still lists the container lags behind.
     pub fn remove(&mut self, at: BootNs, id: &str, source: &str) -> Option<Transition> {
         let known = self.known.get_mut(id)?;
@@ -229,7 +229,7 @@ impl Containers {
         Some(Transition { id: id.to_owned(), from, to: None })
     }
 
-    /// Takes the full list of a source that was asked for at `read`.
+    /// Applies the complete list of a source, requested at `read`.
     pub fn replace(
         &mut self,
         at: BootNs,
@@ -248,7 +248,7 @@ impl Containers {
         gone.sort_unstable();
         let mut transitions: Vec<Transition> =
             gone.iter().filter_map(|id| self.remove(at, id, source)).collect();
-        transitions.extend(list.into_iter().filter_map(|facts| self.keep(at, read, facts, false)));
+        transitions.extend(list.into_iter().filter_map(|facts| self.update(at, read, facts, false)));
         transitions
     }
 
@@ -266,20 +266,21 @@ impl Containers {
         self.known.get(id).map_or(&[], |known| &known.sources)
     }
 
-    /// Forgets what was removed long ago.
+    /// Drops containers that were removed long ago.
     pub fn expire(&mut self, now: BootNs) {
-        let old =
-            |known: &Known| known.removed.is_some_and(|removed| removed.saturating_add(REMEMBER_NS) <= now);
+        let old = |known: &KnownContainer| {
+            known.removed.is_some_and(|removed| removed.saturating_add(RETENTION_NS) <= now)
+        };
         let forgotten: Vec<String> =
             self.known.iter().filter(|(_, known)| old(known)).map(|(id, _)| id.clone()).collect();
         for id in forgotten {
             if let Some(known) = self.known.remove(&id) {
-                self.leave(known.facts.netns, &id);
+                self.unlink_netns(known.facts.netns, &id);
             }
         }
     }
 
-    /// Dead containers no longer own a namespace whose inode is used again.
+    /// Detaches exited containers from a namespace that was destroyed, since its inode number can be reused.
     pub fn forget_netns(&mut self, netns: NsInum) {
         let Some(mut ids) = self.by_netns.remove(&netns) else {
             return;
@@ -296,7 +297,7 @@ impl Containers {
         }
     }
 
-    fn leave(&mut self, netns: Option<NsInum>, id: &str) {
+    fn unlink_netns(&mut self, netns: Option<NsInum>, id: &str) {
         let Some(netns) = netns else {
             return;
         };
@@ -308,12 +309,12 @@ impl Containers {
         }
     }
 
-    /// Those that are not removed.
+    /// Containers that are not removed.
     pub fn present(&self) -> impl Iterator<Item = &ContainerFacts> {
         self.known.values().filter(|known| known.removed.is_none()).map(|known| &known.facts)
     }
 
-    /// How many there are, by runtime and state; removed ones do not count.
+    /// Number of containers by runtime and state, without removed ones.
     #[must_use]
     pub fn counts(&self) -> HashMap<(String, ContainerState), i64> {
         let mut counts = HashMap::new();
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_belongs_to_the_sandbox_and_to_the_living() {
+    fn a_namespace_belongs_to_the_sandbox_that_runs() {
         let mut containers = Containers::default();
         containers.put(0, container("app", ContainerState::Running, Some(7), false));
         containers.put(0, container("pause", ContainerState::Running, Some(7), true));
@@ -368,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_belongs_to_the_container_that_made_it_not_to_one_that_joined() {
+    fn a_namespace_belongs_to_the_container_that_created_it_not_to_one_that_joined() {
         let mut containers = Containers::default();
         let owner = container("a", ContainerState::Running, Some(7), false);
         let guest = ContainerFacts { id: "z".into(), joined_netns: true, ..owner.clone() };
@@ -388,14 +389,14 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_a_list_no_longer_has_is_removed_and_remembered_for_ten_minutes() {
+    fn a_container_missing_from_a_list_is_removed_and_kept_for_ten_minutes() {
         let mut containers = Containers::default();
         containers.put(0, container("a", ContainerState::Running, None, false));
         let transitions = containers.replace(1, 1, "docker", Vec::new());
         assert_eq!(transitions[0].to, None);
         containers.expire(2);
         assert!(containers.get("a").is_some());
-        containers.expire(REMEMBER_NS + 2);
+        containers.expire(RETENTION_NS + 2);
         assert!(containers.get("a").is_none());
     }
 
@@ -408,12 +409,12 @@ mod tests {
         assert!(containers.in_netns(7).is_none());
         assert_eq!(containers.live_netns().map(|(netns, _)| netns).collect::<Vec<_>>(), [8]);
         containers.remove(0, "a", "docker");
-        containers.expire(REMEMBER_NS);
+        containers.expire(RETENTION_NS);
         assert!(containers.by_netns.is_empty());
     }
 
     #[test]
-    fn a_start_is_known_only_where_it_was_seen() {
+    fn the_start_is_known_only_if_it_was_observed() {
         let mut containers = Containers::default();
         let running = |id| container(id, ContainerState::Running, None, false);
         containers.replace(5, 5, "docker", vec![running("old")]);

@@ -1,7 +1,7 @@
-//! Neighbor entries of default gateways: what they are, and whether they were static before.
+//! Neighbor entries of default gateways: their state, and whether they were static before.
 //!
-//! Snapshots and live changes go in. A snapshot is as old as its reading took, so a change that came live
-//! just before counts for more. Whether an entry is what it should be is not known here.
+//! Input: snapshots and live changes. A snapshot takes time to read, so a live change received just before it takes
+//! precedence. Whether an entry is correct is not decided here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::observation::{BootNs, LlAddr, NeighborChange, NeighborEntry, NeighborOp, NudState};
 
-/// Reading a namespace takes less than that, so a snapshot that comes later was read after the change.
-const READING_NS: u64 = 1_000_000_000;
-/// A learned entry that is confirmed this long after the static one went has taken its place.
-const SETTLED_NS: u64 = 60_000_000_000;
-/// Gateways of one namespace that are remembered.
+/// Upper bound of the time to read a namespace: a snapshot that arrives later was read after the change.
+const READ_DURATION_NS: u64 = 1_000_000_000;
+/// A learned entry that is confirmed this long after the static one was deleted has replaced it.
+const REPLACED_AFTER_NS: u64 = 60_000_000_000;
+/// Limit of gateways of one namespace.
 const CAPACITY: usize = 16;
 
 /// States in which the kernel has a link-layer address to send to: REACHABLE, STALE, DELAY, PROBE.
@@ -25,42 +25,42 @@ const USABLE: u8 = 0x02 | 0x04 | 0x08 | 0x10;
 pub struct Gateway {
     /// State and link-layer address; `None` when there is no entry.
     pub entry: Option<(NudState, Option<LlAddr>)>,
-    /// Link-layer address of the static entry that is there, or was and is missed.
+    /// Link-layer address of the static entry that exists, or that existed and was not replaced since.
     pub static_lladdr: Option<LlAddr>,
     /// Whether a learned entry was ever seen with a link-layer address.
     pub worked: bool,
-    /// When the static entry was last known to be there.
+    /// When the static entry was last observed.
     static_at: BootNs,
     changed_at: Option<BootNs>,
 }
 
 impl Gateway {
-    /// Whether an administrator's entry is there.
+    /// Whether the entry is static (`NUD_PERMANENT`).
     #[must_use]
     pub fn is_static(&self) -> bool {
         self.entry.as_ref().is_some_and(|(state, _)| state.is_permanent())
     }
 
-    /// Whether a learned entry is there that the kernel would send to.
+    /// Whether the entry is learned and has a link-layer address to send to.
     #[must_use]
     pub fn is_learned(&self) -> bool {
         self.entry.as_ref().is_some_and(|(state, _)| state.0 & USABLE != 0)
     }
 
-    /// Whether resolution is under way or gave up.
+    /// Whether resolution is in progress or has failed.
     #[must_use]
     pub fn is_unresolved(&self) -> bool {
         let unresolved = NudState::FAILED.0 | NudState::INCOMPLETE.0;
         self.entry.as_ref().is_some_and(|(state, _)| state.0 & unresolved != 0)
     }
 
-    /// Whether a live change of it came since then.
+    /// Whether a live change was received since then.
     #[must_use]
     pub fn changed_since(&self, at: BootNs) -> bool {
         self.changed_at.is_some_and(|changed| changed >= at)
     }
 
-    /// Where packets go, if anywhere.
+    /// The link-layer address that packets are sent to, if any.
     #[must_use]
     pub fn lladdr(&self) -> Option<&LlAddr> {
         self.entry.as_ref().and_then(|(_, lladdr)| lladdr.as_ref())
@@ -74,7 +74,7 @@ impl Gateway {
         } else if self.is_learned() {
             self.worked = true;
             let confirmed = self.entry.as_ref().is_some_and(|(state, _)| *state == NudState(0x02));
-            if confirmed && self.static_at.saturating_add(SETTLED_NS) <= at {
+            if confirmed && self.static_at.saturating_add(REPLACED_AFTER_NS) <= at {
                 self.static_lladdr = None;
             }
         }
@@ -98,7 +98,7 @@ impl Gateways {
         self.known.get(&(ifindex, address))
     }
 
-    /// Takes the default gateways in use and the neighbor table of a snapshot.
+    /// Applies the default gateways in use and the neighbor table of a snapshot.
     pub(super) fn replace(
         &mut self,
         at: BootNs,
@@ -108,7 +108,7 @@ impl Gateways {
         for gateway in in_use {
             self.known.entry(*gateway).or_default();
         }
-        // What was static once is waited for, even while it is nobody's gateway.
+        // An address whose entry was static is kept while it is not a gateway: the route may return.
         self.known.retain(|key, gateway| gateway.static_lladdr.is_some() || in_use.contains(key));
         while self.known.len() > CAPACITY {
             self.known.pop_last();
@@ -119,7 +119,7 @@ impl Gateways {
             .map(|entry| ((entry.ifindex, entry.address), entry))
             .collect();
         for (key, gateway) in &mut self.known {
-            if gateway.changed_at.is_some_and(|changed| at < changed.saturating_add(READING_NS)) {
+            if gateway.changed_at.is_some_and(|changed| at < changed.saturating_add(READ_DURATION_NS)) {
                 continue;
             }
             let entry = seen.remove(key).map(|entry| (entry.state, entry.lladdr.clone()));
@@ -127,7 +127,7 @@ impl Gateways {
         }
     }
 
-    /// Takes a live change.
+    /// Applies a live change.
     pub(super) fn change(&mut self, at: BootNs, change: &NeighborChange, is_gateway: bool) {
         let key = (change.key.ifindex, change.key.address);
         if !self.known.contains_key(&key) && (!is_gateway || self.known.len() >= CAPACITY) {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_static_entry_is_missed_when_it_is_gone_even_without_its_route() {
+    fn a_deleted_static_entry_is_remembered_even_without_its_route() {
         let mut gateways = Gateways::default();
         gateways.replace(S, &in_use(), &entry(0x80));
         assert!(gateways.get(2, address()).unwrap().is_static());

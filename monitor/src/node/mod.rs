@@ -1,4 +1,4 @@
-//! The model of the node: what is known, and whose it is. Pure: no I/O, no clock.
+//! The model of the node: its state and the owners of its objects. No I/O, no clock.
 
 pub mod cgroup;
 pub mod containers;

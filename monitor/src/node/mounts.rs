@@ -1,4 +1,4 @@
-//! Mounts that could not be unmounted: how often it was tried, and by whom.
+//! Busy mounts: mounts whose unmount was refused, with the number of attempts of each caller.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,23 +6,23 @@ use serde::{Deserialize, Serialize};
 
 use crate::observation::{BootNs, NsInum};
 
-/// kubelet retries every two minutes at the slowest: who has not tried for longer than this begins anew.
+/// The count of a caller that has not tried for this time starts again; kubelet retries every two minutes at most.
 const CALLER_RETENTION_NS: u64 = 15 * 60 * 1_000_000_000;
-/// How long a mount is remembered after the last attempt.
+/// How long a mount is kept after the last attempt.
 const RETENTION_NS: u64 = 24 * 3600 * 1_000_000_000;
 const CAPACITY: usize = 1024;
 
-/// Where a mount is: its path as the caller gave it, in the caller's mount namespace.
+/// Identity of a mount: its path as the caller gave it, in the caller's mount namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MountKey {
     /// Mount namespace.
     pub mntns: NsInum,
-    /// Path, without a slash at its end.
+    /// Path, without a trailing slash.
     pub path: String,
 }
 
 impl MountKey {
-    /// `/mnt/` and `/mnt` are the same mount.
+    /// A key with trailing slashes removed.
     #[must_use]
     pub fn new(mntns: NsInum, path: &str) -> Self {
         let trimmed = match path.trim_end_matches('/') {
@@ -37,8 +37,7 @@ impl MountKey {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BusyMount {
     total: u64,
-    /// Since somebody tried last after a long silence, by the caller's command name: each retry of kubelet is
-    /// another process.
+    /// Recent attempts by the caller's command name, since each retry of kubelet is another process.
     by_caller: BTreeMap<String, u64>,
     last: BootNs,
 }
@@ -50,14 +49,14 @@ impl BusyMount {
         self.total
     }
 
-    /// Those of them that came after the last long silence.
+    /// Refused attempts since the last long pause.
     #[must_use]
     pub fn recent_attempts(&self) -> u64 {
         self.by_caller.values().sum()
     }
 }
 
-/// All of them; the one place where attempts are counted.
+/// All busy mounts. Attempts are counted only here.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct BusyMounts {
     #[serde(with = "crate::pairs")]
@@ -65,7 +64,7 @@ pub struct BusyMounts {
 }
 
 impl BusyMounts {
-    /// Counts a refused attempt; gives how many it is of this caller.
+    /// Counts a refused attempt; returns the count of this caller.
     pub fn refused(&mut self, at: BootNs, key: &MountKey, caller: &str) -> u64 {
         if !self.known.contains_key(key) {
             self.make_room();
@@ -78,18 +77,18 @@ impl BusyMounts {
         *attempts
     }
 
-    /// An unmount succeeded: gives what was known of the mount.
+    /// Removes and returns a mount after a successful unmount.
     pub fn released(&mut self, key: &MountKey) -> Option<BusyMount> {
         self.known.remove(key)
     }
 
-    /// A mount that is busy.
+    /// A busy mount.
     #[must_use]
     pub fn get(&self, key: &MountKey) -> Option<&BusyMount> {
         self.known.get(key)
     }
 
-    /// Forgets what nobody tries any more.
+    /// Removes mounts without recent attempts.
     pub fn expire(&mut self, now: BootNs) {
         self.known.retain(|_, busy| busy.last.saturating_add(RETENTION_NS) > now);
         for busy in self.known.values_mut() {
@@ -120,14 +119,14 @@ mod tests {
     }
 
     #[test]
-    fn a_slash_at_the_end_is_no_part_of_the_path() {
+    fn a_trailing_slash_is_no_part_of_the_path() {
         assert_eq!(key().path, "/mnt/x");
         assert_eq!(MountKey::new(2, "//").path, "/");
         assert_eq!(MountKey::new(2, "").path, "");
     }
 
     #[test]
-    fn attempts_count_by_caller_and_in_all() {
+    fn attempts_count_by_caller_and_in_total() {
         let mut mounts = BusyMounts::default();
         assert_eq!(mounts.refused(S, &key(), "umount"), 1);
         assert_eq!(mounts.refused(S, &key(), "dockerd"), 1);
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_begins_anew_after_a_long_silence_and_the_sum_goes_on() {
+    fn a_caller_starts_again_after_a_long_pause_and_the_total_does_not() {
         let mut mounts = BusyMounts::default();
         mounts.refused(S, &key(), "umount");
         mounts.refused(S, &key(), "umount");

@@ -1,4 +1,4 @@
-//! Network namespaces: links, addresses, the routes that make an address a gateway, and its neighbor entry.
+//! Network namespaces: links, addresses, default routes, and the neighbor entries of gateways.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,21 +12,21 @@ use crate::observation::{
     RuleFacts,
 };
 
-/// A route that is gone still made its next hop the gateway of whatever happened just before: the kernel
-/// drops routes and neighbor entries in one operation, and tells of the one sooner than of the other.
+/// The next hop of a deleted route still counts as a gateway for this time: the kernel deletes routes and neighbor
+/// entries in one operation, and the two notifications arrive in any order.
 const FORMER_GATEWAY_NS: u64 = 2_000_000_000;
-/// What was built up within this time before a moment may not have been told yet: the kernel's records and
-/// netlink's messages come by different ways.
+/// Notifications of changes within this time before an event may still be in transit: records of the probes and netlink
+/// messages take different paths.
 const SETTLING_NS: u64 = 1_000_000_000;
 
-/// All namespaces that were read.
+/// All namespaces of which a snapshot was read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Namespaces {
     known: BTreeMap<NsInum, Namespace>,
 }
 
-/// What is known of one.
+/// A network namespace.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Namespace {
     /// Name below /run/netns.
@@ -37,34 +37,34 @@ pub struct Namespace {
     pub links: BTreeMap<u32, LinkFacts>,
     /// Addresses.
     pub addresses: Vec<AddressFacts>,
-    /// Default routes, and halves of such.
+    /// Default routes, and halves of default routes.
     pub routes: Vec<RouteFacts>,
     rules: Vec<RuleFacts>,
     gateways: Gateways,
-    /// Default gateways now, by interface.
+    /// Default gateways in use, by interface.
     in_use: BTreeSet<(u32, IpAddr)>,
-    /// Those that were a moment ago, with the time at which they ceased to be.
+    /// Recent default gateways, with the time of their removal.
     former: Vec<(BootNs, (u32, IpAddr))>,
     /// When the hardware address of a link last changed.
-    relabelled: BTreeMap<u32, BootNs>,
-    /// When a link or route last came or changed.
+    lladdr_changed: BTreeMap<u32, BootNs>,
+    /// When a link or route was last added or changed.
     changed: BootNs,
 }
 
 impl Namespaces {
-    /// What is known of a namespace.
+    /// A namespace by inode number.
     #[must_use]
     pub fn get(&self, netns: NsInum) -> Option<&Namespace> {
         self.known.get(&netns)
     }
 
-    /// All of them, by inode number.
+    /// All namespaces, by inode number.
     pub fn all(&self) -> impl Iterator<Item = (NsInum, &Namespace)> {
         self.known.iter().map(|(netns, namespace)| (*netns, namespace))
     }
 
-    /// Puts a snapshot in place of what was known, and returns that. Routes that it no longer has become
-    /// former ones; the other end of a pair stays known. `settled`: nothing in it is known to be new.
+    /// Replaces a namespace by a snapshot and returns its previous state. Gateways of missing routes become recent ones;
+    /// a peer that the snapshot does not name is kept. `settled`: nothing in the snapshot counts as a recent change.
     pub fn replace(&mut self, at: BootNs, mut snapshot: NetnsSnapshot, settled: bool) -> Option<Namespace> {
         let old = self.known.remove(&snapshot.netns);
         if let Some(old) = &old {
@@ -83,7 +83,7 @@ impl Namespaces {
             in_use: old.as_ref().map(|old| old.in_use.clone()).unwrap_or_default(),
             gateways: old.as_ref().map(|old| old.gateways.clone()).unwrap_or_default(),
             former: old.as_ref().map(|old| old.former.clone()).unwrap_or_default(),
-            relabelled: old.as_ref().map(|old| old.relabelled.clone()).unwrap_or_default(),
+            lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
             changed: old.as_ref().map_or(changed, |old| old.changed),
         };
         new.select_gateways(at);
@@ -92,12 +92,12 @@ impl Namespaces {
         old
     }
 
-    /// Forgets a namespace.
+    /// Removes a namespace.
     pub fn remove(&mut self, netns: NsInum) {
         self.known.remove(&netns);
     }
 
-    /// Adds or changes a link; returns what it was.
+    /// Adds or changes a link; returns its previous state.
     pub fn put_link(&mut self, at: BootNs, link: LinkFacts) -> Option<LinkFacts> {
         let namespace = self.known.get_mut(&link.netns)?;
         let ifindex = link.ifindex;
@@ -105,15 +105,15 @@ impl Namespaces {
         namespace.changed = at;
         let old = namespace.links.insert(ifindex, link);
         if old.as_ref().is_some_and(|old| old.mac != mac) {
-            namespace.relabelled.insert(ifindex, at);
+            namespace.lladdr_changed.insert(ifindex, at);
         }
         old
     }
 
-    /// Removes a link; returns what it was.
+    /// Removes and returns a link.
     pub fn remove_link(&mut self, netns: NsInum, ifindex: u32) -> Option<LinkFacts> {
         let namespace = self.known.get_mut(&netns)?;
-        namespace.relabelled.remove(&ifindex);
+        namespace.lladdr_changed.remove(&ifindex);
         namespace.addresses.retain(|address| address.ifindex != ifindex);
         namespace.links.remove(&ifindex)
     }
@@ -147,7 +147,7 @@ impl Namespaces {
         }
     }
 
-    /// Removes a default route; returns whether it was there.
+    /// Removes a default route; returns whether it existed.
     pub fn remove_route(&mut self, at: BootNs, route: &RouteFacts) -> bool {
         let Some(namespace) = self.known.get_mut(&route.netns) else {
             return false;
@@ -161,7 +161,7 @@ impl Namespaces {
         found
     }
 
-    /// Takes a live change of a neighbor entry, if it is that of a gateway.
+    /// Applies a live change of a neighbor entry, if that is a gateway's.
     pub fn put_neighbor(&mut self, at: BootNs, change: &NeighborChange) {
         if let Some(namespace) = self.known.get_mut(&change.key.netns) {
             let is_gateway = namespace.is_gateway(at, change.key.ifindex, change.key.address);
@@ -169,7 +169,7 @@ impl Namespaces {
         }
     }
 
-    /// How many links of a kind a namespace has.
+    /// Number of links of a kind in a namespace.
     #[must_use]
     pub fn count_links(&self, netns: NsInum, kind: &str) -> i64 {
         self.known.get(&netns).map_or(0, |namespace| {
@@ -179,12 +179,12 @@ impl Namespaces {
 }
 
 impl Namespace {
-    /// The neighbor entries of its default gateways, present and former.
+    /// The neighbor entries of its default gateways, current and recent.
     pub fn gateways(&self) -> impl Iterator<Item = (u32, IpAddr, &Gateway)> {
         self.gateways.iter()
     }
 
-    /// The neighbor entry of a default gateway; `None` when nothing is known of it.
+    /// The neighbor entry of a default gateway; `None` if the gateway is not known.
     #[must_use]
     pub fn gateway(&self, ifindex: u32, address: IpAddr) -> Option<&Gateway> {
         self.gateways.get(ifindex, address)
@@ -202,7 +202,7 @@ impl Namespace {
         &self.in_use
     }
 
-    /// Whether an address was a default gateway on an interface at a moment.
+    /// Whether an address was a default gateway on an interface at a time.
     #[must_use]
     pub fn is_gateway(&self, at: BootNs, ifindex: u32, address: IpAddr) -> bool {
         let was = |(ceased, gateway): &(BootNs, (u32, IpAddr))| {
@@ -211,23 +211,23 @@ impl Namespace {
         self.in_use.contains(&(ifindex, address)) || self.former.iter().any(was)
     }
 
-    /// Whether the model shows this interface as it was at a moment: it is known, and nothing changed just before.
+    /// Whether the model is up to date for an interface at a time: it is known, and nothing changed just before.
     #[must_use]
     pub fn is_settled(&self, at: BootNs, ifindex: u32) -> bool {
         self.links.contains_key(&ifindex) && self.changed.saturating_add(SETTLING_NS) < at
     }
 
-    /// Whether a link has had this hardware address for longer than a change just before would allow.
+    /// Whether a link had this hardware address at a time, and for some time before.
     #[must_use]
     pub fn had_lladdr(&self, at: BootNs, ifindex: u32, lladdr: &LlAddr) -> bool {
         let settled = self
-            .relabelled
+            .lladdr_changed
             .get(&ifindex)
             .is_none_or(|changed| changed.saturating_add(FORMER_GATEWAY_NS) < at);
         settled && self.links.get(&ifindex).is_some_and(|link| link.mac.as_ref() == Some(lladdr))
     }
 
-    /// Routes or rules changed.
+    /// Recomputes the gateways in use after a change of routes or rules.
     fn select_gateways(&mut self, at: BootNs) {
         let in_use = gateways_in_use(&self.routes, &self.rules);
         self.former.retain(|(ceased, _)| ceased.saturating_add(FORMER_GATEWAY_NS) >= at);

@@ -1,4 +1,4 @@
-//! Names of pods by uid: a volume is unmounted long after the pod's last container went.
+//! Names of pods by uid, kept because a volume may be unmounted long after the pod's last container was removed.
 
 use std::collections::BTreeMap;
 
@@ -6,28 +6,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::observation::{BootNs, PodIdentity};
 
-/// How long a pod can still be named.
-const REMEMBER_NS: u64 = 24 * 3600 * 1_000_000_000;
+/// How long the name of a pod is kept.
+const RETENTION_NS: u64 = 24 * 3600 * 1_000_000_000;
 
-/// The names of pods that were seen.
+/// The names of pods.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PodNames {
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<String, KnownPod>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Known {
+struct KnownPod {
     namespace: String,
     name: String,
     seen: BootNs,
 }
 
 impl PodNames {
-    /// Pods that are remembered: far more than a node runs in a day.
+    /// Limit of pods: far more than a node runs in a day.
     pub const CAPACITY: usize = 4096;
 
-    /// Remembers a pod.
+    /// Adds a pod, or updates when it was last observed.
     pub fn note(&mut self, at: BootNs, pod: &PodIdentity) {
         if let Some(known) = self.known.get_mut(&pod.uid) {
             known.seen = at;
@@ -36,12 +36,12 @@ impl PodNames {
         self.insert(pod.uid.clone(), pod.namespace.clone(), pod.name.clone(), at);
     }
 
-    /// Remembers what a pod is called that was there at a moment.
+    /// Adds the name of a pod that existed at a time.
     pub fn insert(&mut self, uid: String, namespace: String, name: String, seen: BootNs) {
         if self.known.len() >= Self::CAPACITY && !self.known.contains_key(&uid) {
-            self.forget_older_half();
+            self.remove_older_half();
         }
-        self.known.insert(uid, Known { namespace, name, seen });
+        self.known.insert(uid, KnownPod { namespace, name, seen });
     }
 
     /// Namespace and name of a pod.
@@ -50,13 +50,13 @@ impl PodNames {
         self.known.get(uid).map(|known| (known.namespace.as_str(), known.name.as_str()))
     }
 
-    /// Forgets pods that were last seen a day ago.
+    /// Removes pods that were last observed a day ago.
     pub fn expire(&mut self, now: BootNs) {
-        self.known.retain(|_, known| known.seen.saturating_add(REMEMBER_NS) > now);
+        self.known.retain(|_, known| known.seen.saturating_add(RETENTION_NS) > now);
     }
 
-    /// Of those that were seen at the same time, any.
-    fn forget_older_half(&mut self) {
+    /// Removes the half that was observed longest ago; ties are broken by uid.
+    fn remove_older_half(&mut self) {
         let mut seen: Vec<(BootNs, &str)> =
             self.known.iter().map(|(uid, known)| (known.seen, uid.as_str())).collect();
         seen.sort_unstable();
@@ -82,13 +82,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_named_for_a_day_after_it_was_last_seen() {
+    fn the_name_of_a_pod_is_kept_for_a_day_after_it_was_last_observed() {
         let mut pods = PodNames::default();
         pods.note(0, &pod("a"));
         pods.note(10, &pod("a"));
-        pods.expire(REMEMBER_NS);
+        pods.expire(RETENTION_NS);
         assert_eq!(pods.get("a"), Some(("cam", "pod-a")));
-        pods.expire(REMEMBER_NS + 10);
+        pods.expire(RETENTION_NS + 10);
         assert_eq!(pods.get("a"), None);
     }
 

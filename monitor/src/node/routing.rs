@@ -1,7 +1,7 @@
-//! Which next hops packets without a more specific route go to: the default gateways in use now.
+//! The default gateways in use: next hops of packets without a more specific route.
 //!
-//! A rule or a VRF selects a table, the longest prefix a route in it, the lowest metric one of several. What a
-//! rule selects packets by is not looked at: some packet takes it.
+//! A rule or a VRF selects a table, the longest prefix a route in it, the lowest metric one of several. The
+//! selectors of a rule are ignored: any rule is assumed to match some packet.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,4 +1,5 @@
-//! Who tasks are: at least as many as are remembered in the kernel, so that a reference always resolves.
+//! Details of tasks. At least as many are kept as in the kernel's map of reported tasks, so that a reference in a record
+//! always resolves.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -9,39 +10,39 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::observation::{Ancestor, BootNs, NsInum, TaskFacts, TaskKey};
 
-/// As many as the kernel remembers having told.
+/// Size of the kernel's map of reported tasks.
 const KEPT: usize = 1024;
-/// From this number on all but those are forgotten.
+/// At this number the least recently used tasks are removed, down to `KEPT`.
 const CAPACITY: usize = KEPT + KEPT / 4;
 
-/// Tasks by identity; the least recently used are forgotten.
+/// Tasks by identity.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(from = "Written<'static>")]
+#[serde(from = "SavedTasks<'static>")]
 pub struct Tasks {
-    known: HashMap<TaskKey, Known>,
+    known: HashMap<TaskKey, KnownTask>,
     uses: Cell<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-struct Known {
+struct KnownTask {
     facts: TaskFacts,
     used: Cell<u64>,
 }
 
-/// As it is written: what many tasks share is there once.
+/// Serialized form, in which values shared by many tasks are stored once.
 #[derive(Debug, Serialize, Deserialize)]
-struct Written<'a> {
+struct SavedTasks<'a> {
     ancestors: Vec<Cow<'a, Ancestor>>,
-    /// Executables and control groups.
+    /// Executables and cgroups.
     texts: Vec<Cow<'a, str>>,
-    /// In the order of their use.
-    tasks: Vec<Row<'a>>,
+    /// In order of use.
+    tasks: Vec<SavedTask<'a>>,
 }
 
-/// A task, with indexes in place of what it shares: tgid, start, execs, uid, executable, arguments, network and mount
-/// namespace, control group, ancestors.
+/// A task with indexes of shared values: tgid, start time, exec id, uid, executable, command line, network and mount
+/// namespace, cgroup, ancestors.
 #[derive(Debug, Serialize, Deserialize)]
-struct Row<'a>(
+struct SavedTask<'a>(
     u32,
     BootNs,
     u32,
@@ -54,18 +55,18 @@ struct Row<'a>(
     Vec<usize>,
 );
 
-impl<'a> From<&'a Tasks> for Written<'a> {
+impl<'a> From<&'a Tasks> for SavedTasks<'a> {
     fn from(tasks: &'a Tasks) -> Self {
-        let mut known: Vec<&Known> = tasks.known.values().collect();
+        let mut known: Vec<&KnownTask> = tasks.known.values().collect();
         known.sort_unstable_by_key(|known| known.used.get());
-        let (mut ancestors, mut texts) = (Shared::default(), Shared::default());
-        let row = |Known { facts, .. }: &'a Known| {
+        let (mut ancestors, mut texts) = (Interner::default(), Interner::default());
+        let row = |KnownTask { facts, .. }: &'a KnownTask| {
             let TaskFacts { key, uid, exe, cmdline, netns, mntns, cgroup, ancestors: line } = facts;
             let exe = exe.as_deref().map(|exe| texts.index(exe));
             let cgroup = cgroup.as_deref().map(|cgroup| texts.index(cgroup));
             let cmdline = cmdline.as_deref().map(Cow::from);
             let line = line.iter().map(|ancestor| ancestors.index(ancestor)).collect();
-            Row(key.tgid, key.start_ns, key.exec_id, *uid, exe, cmdline, *netns, *mntns, cgroup, line)
+            SavedTask(key.tgid, key.start_ns, key.exec_id, *uid, exe, cmdline, *netns, *mntns, cgroup, line)
         };
         let tasks = known.into_iter().map(row).collect();
         Self {
@@ -78,16 +79,16 @@ impl<'a> From<&'a Tasks> for Written<'a> {
 
 impl Serialize for Tasks {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        Written::from(self).serialize(to)
+        SavedTasks::from(self).serialize(to)
     }
 }
 
-impl From<Written<'_>> for Tasks {
-    fn from(Written { ancestors, texts, tasks: rows }: Written<'_>) -> Self {
+impl From<SavedTasks<'_>> for Tasks {
+    fn from(SavedTasks { ancestors, texts, tasks: rows }: SavedTasks<'_>) -> Self {
         let mut tasks = Self::default();
         let text = |index: Option<usize>| Some(texts.get(index?)?.clone().into_owned());
         let ancestor = |index: usize| Some(ancestors.get(index)?.clone().into_owned());
-        for Row(tgid, start_ns, exec_id, uid, exe, cmdline, netns, mntns, cgroup, line) in rows {
+        for SavedTask(tgid, start_ns, exec_id, uid, exe, cmdline, netns, mntns, cgroup, line) in rows {
             tasks.insert(TaskFacts {
                 key: TaskKey { tgid, start_ns, exec_id },
                 uid,
@@ -103,19 +104,19 @@ impl From<Written<'_>> for Tasks {
     }
 }
 
-/// Values, each once.
-struct Shared<'a, T: ?Sized> {
+/// Distinct values with their indexes.
+struct Interner<'a, T: ?Sized> {
     all: Vec<&'a T>,
     indexes: HashMap<&'a T, usize>,
 }
 
-impl<T: ?Sized> Default for Shared<'_, T> {
+impl<T: ?Sized> Default for Interner<'_, T> {
     fn default() -> Self {
         Self { all: Vec::new(), indexes: HashMap::new() }
     }
 }
 
-impl<'a, T: ?Sized + Eq + Hash> Shared<'a, T> {
+impl<'a, T: ?Sized + Eq + Hash> Interner<'a, T> {
     fn index(&mut self, value: &'a T) -> usize {
         *self.indexes.entry(value).or_insert_with(|| {
             self.all.push(value);
@@ -125,16 +126,16 @@ impl<'a, T: ?Sized + Eq + Hash> Shared<'a, T> {
 }
 
 impl Tasks {
-    /// Remembers a task.
+    /// Adds a task.
     pub fn insert(&mut self, facts: TaskFacts) {
         if self.known.len() >= CAPACITY {
-            self.forget_oldest();
+            self.remove_least_recently_used();
         }
         let used = Cell::new(self.next_use());
-        self.known.insert(facts.key, Known { facts, used });
+        self.known.insert(facts.key, KnownTask { facts, used });
     }
 
-    /// What is known of a task.
+    /// Details of a task; marks it as used.
     #[must_use]
     pub fn get(&self, key: &TaskKey) -> Option<&TaskFacts> {
         let known = self.known.get(key)?;
@@ -147,7 +148,7 @@ impl Tasks {
         self.uses.get()
     }
 
-    fn forget_oldest(&mut self) {
+    fn remove_least_recently_used(&mut self) {
         let mut uses: Vec<u64> = self.known.values().map(|known| known.used.get()).collect();
         uses.sort_unstable();
         let Some(oldest) = uses.len().checked_sub(KEPT).and_then(|first| uses.get(first)) else {

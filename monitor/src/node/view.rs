@@ -1,6 +1,6 @@
-//! The model for reading: whose process, whose namespace, whose volume.
+//! A read-only view of the model that joins processes, namespaces and volumes with containers and pods.
 //!
-//! What a join says of itself is part of the answer: found, missed, or no container at all.
+//! The result of a join is part of each answer: found, missed, or no container at all.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,70 +13,70 @@ use super::pods::PodNames;
 use crate::event::{Container, Join, Pod, Target};
 use crate::observation::{ContainerFacts, LinkFacts, LlAddr, NeighborKey, NsInum};
 
-/// Addresses of a pod that are told.
+/// Limit of addresses of a pod in an event.
 const POD_ADDRESSES: usize = 8;
 
-/// All that is known of the node.
+/// The model of the node.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeView<'a> {
     /// Containers.
     pub containers: &'a Containers,
     /// Network namespaces.
     pub namespaces: &'a Namespaces,
-    /// Names of pods, those included whose containers are gone.
+    /// Names of pods, including those without containers.
     pub pods: &'a PodNames,
-    /// Mounts that could not be unmounted.
+    /// Mounts whose unmount was refused.
     pub busy_mounts: &'a BusyMounts,
     /// The host's network namespace.
     pub host_netns: NsInum,
-    /// Which runtimes can be asked for containers.
+    /// Which runtimes are available.
     pub runtimes: RuntimeAvailability,
 }
 
-/// How many of the node's runtimes can be asked.
+/// How many of the node's runtimes are available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuntimeAvailability {
-    /// None, or there is none.
+    /// No runtime is available or configured.
     None,
-    /// At least one, but a container that is not known may be another's.
+    /// At least one is; an unknown container may belong to another one.
     Some,
-    /// All: a container that is not known does not exist.
+    /// All are: an unknown container does not exist.
     All,
 }
 
-/// What a control group tells.
+/// The owner of a cgroup.
 #[derive(Debug)]
-pub struct Owner {
+pub struct CgroupOwner {
     /// The container.
     pub container: Option<Container>,
     /// Its pod.
     pub pod: Option<Pod>,
     /// The systemd unit.
     pub unit: Option<String>,
-    /// How the join went.
+    /// Result of the join.
     pub join: Join,
 }
 
 impl NodeView<'_> {
-    /// Container and pod of a control group path.
+    /// The owner of a cgroup path.
     #[must_use]
-    pub fn owner(&self, cgroup: Option<&str>) -> Owner {
+    pub fn owner(&self, cgroup: Option<&str>) -> CgroupOwner {
         let Some(path) = cgroup else {
-            return Owner { container: None, pod: None, unit: None, join: Join::Missed };
+            return CgroupOwner { container: None, pod: None, unit: None, join: Join::Missed };
         };
         let identity = cgroup::identify(path);
         let Some(id) = identity.container_id else {
-            return Owner { container: None, pod: None, unit: identity.unit, join: Join::Host };
+            return CgroupOwner { container: None, pod: None, unit: identity.unit, join: Join::Host };
         };
         let uid = identity.pod_uid;
         match self.containers.get(&id) {
-            Some(facts) => Owner {
+            Some(facts) => CgroupOwner {
                 container: Some(container(facts)),
                 pod: self.pod(facts).or_else(|| uid.map(|uid| self.pod_of_uid(uid))),
                 unit: identity.unit,
                 join: Join::Ok,
             },
-            None => Owner {
+            None => CgroupOwner {
                 container: Some(Container {
                     id,
                     name: None,
@@ -87,23 +87,23 @@ impl NodeView<'_> {
                 }),
                 pod: uid.map(|uid| self.pod_of_uid(uid)),
                 unit: identity.unit,
-                // Where no runtime can be asked, the control group is all there is to know.
+                // Without a runtime the cgroup is the only information there is.
                 join: if self.runtimes == RuntimeAvailability::None { Join::Ok } else { Join::Missed },
             },
         }
     }
 
-    /// Whose a network namespace is.
+    /// The owner of a network namespace.
     #[must_use]
     pub fn target(&self, netns: NsInum) -> Target {
         if netns == self.host_netns {
-            return nobody(Join::Host);
+            return no_owner(Join::Host);
         }
         if let Some(facts) = self.containers.in_netns(netns) {
             return self.target_of(facts);
         }
         let Some(namespace) = self.namespaces.get(netns) else {
-            return nobody(Join::Missed);
+            return no_owner(Join::Missed);
         };
         let owner = namespace.owner.as_ref().map(|process| {
             let mut owner = self.owner(process.cgroup.as_deref());
@@ -124,17 +124,17 @@ impl NodeView<'_> {
         Target { container: Some(container(facts)), pod: self.pod(facts), netns_name: None, join: Join::Ok }
     }
 
-    /// The pod that a uid names, though its containers may be gone.
+    /// A pod by uid as a target, even if its containers are gone.
     #[must_use]
     pub fn target_of_pod(&self, uid: &str) -> Target {
         if let Some(facts) = self.containers.of_pod(uid) {
             return self.target_of(facts);
         }
         let join = if self.pods.get(uid).is_some() { Join::Ok } else { Join::Missed };
-        Target { pod: Some(self.pod_of_uid(uid.to_owned())), ..nobody(join) }
+        Target { pod: Some(self.pod_of_uid(uid.to_owned())), ..no_owner(join) }
     }
 
-    /// A pod, as far as it can be named.
+    /// A pod by uid, with its name if that is known.
     #[must_use]
     pub fn pod_of(&self, uid: &str) -> Pod {
         let known = self.containers.of_pod(uid).and_then(|facts| self.pod(facts));
@@ -143,11 +143,11 @@ impl NodeView<'_> {
 
     pub(crate) fn pod(&self, facts: &ContainerFacts) -> Option<Pod> {
         let identity = facts.pod.as_ref()?;
-        // The sandbox owns the addresses; those that joined its namespace have none of their own.
+        // The sandbox has the addresses; containers that joined its namespace have none of their own.
         let sandbox = identity.sandbox_id.as_deref().and_then(|id| self.containers.get(id));
         let mut ip = sandbox.filter(|_| facts.addresses.is_empty()).unwrap_or(facts).addresses.clone();
         if ip.is_empty() {
-            // A network plugin gives a pod its addresses behind the runtime's back.
+            // A CNI plugin sets addresses that the runtime does not know.
             ip = self.addresses_in(facts.netns.or(sandbox.and_then(|sandbox| sandbox.netns)));
         }
         ip.sort_unstable();
@@ -160,7 +160,7 @@ impl NodeView<'_> {
         })
     }
 
-    /// Addresses in a pod's namespace by which others reach it.
+    /// Addresses in a pod's namespace that are reachable from outside it.
     fn addresses_in(&self, netns: Option<NsInum>) -> Vec<IpAddr> {
         let namespace = netns.filter(|netns| *netns != self.host_netns).and_then(|n| self.namespaces.get(n));
         let addresses = namespace.into_iter().flat_map(|namespace| &namespace.addresses);
@@ -194,9 +194,8 @@ pub(crate) fn container(facts: &ContainerFacts) -> Container {
 }
 
 impl<'a> NodeView<'a> {
-    /// The link-layer address that a packet to the gateway has to carry, where that is certain: that of the
-    /// host's end of the pair, which routes it; or that of the bridge it is a port of, if that has the gateway's
-    /// address.
+    /// The correct link-layer address of a gateway, where that is certain: that of the host end of the veth pair, or of
+    /// the bridge that it is a port of, if the bridge has the gateway's address.
     #[must_use]
     pub fn gateway_lladdr(&self, key: NeighborKey) -> Option<&'a LlAddr> {
         let end = self.host_end(key.netns, key.ifindex)?;
@@ -209,7 +208,7 @@ impl<'a> NodeView<'a> {
         host.links.get(&bridge).filter(|_| has_address)?.mac.as_ref()
     }
 
-    /// The other end of a veth pair. Other kinds of links name their lower device as a peer.
+    /// The host end of a veth pair. Links of other kinds are ignored: their peer is a lower device.
     #[must_use]
     pub fn host_end(&self, netns: NsInum, ifindex: u32) -> Option<&'a LinkFacts> {
         let is_veth = |link: &&LinkFacts| link.kind.as_deref() == Some("veth");
@@ -220,8 +219,8 @@ impl<'a> NodeView<'a> {
     }
 }
 
-/// A target of which nothing is known.
-fn nobody(join: Join) -> Target {
+/// A target without owner.
+fn no_owner(join: Join) -> Target {
     Target { container: None, pod: None, netns_name: None, join }
 }
 
@@ -230,7 +229,7 @@ mod tests {
     use super::*;
     use crate::observation::{AddressFacts, ContainerState, NetnsSnapshot, PodIdentity};
 
-    fn pod_addresses(netns: NsInum, told: &[&str]) -> Vec<String> {
+    fn pod_addresses(netns: NsInum, reported: &[&str]) -> Vec<String> {
         let (mut namespaces, containers) = (Namespaces::default(), Containers::default());
         for netns in [1, 2] {
             let addresses =
@@ -250,7 +249,7 @@ mod tests {
             tgid: Some(7),
             netns: Some(netns),
             mntns: None,
-            addresses: told.iter().map(|address| address.parse().unwrap()).collect(),
+            addresses: reported.iter().map(|address| address.parse().unwrap()).collect(),
             pod: Some(PodIdentity {
                 namespace: "lijiaob".into(),
                 name: "etcd1-0".into(),

@@ -1,25 +1,25 @@
-//! A path below the kubelet's directory goes in, the pod volume that it belongs to comes out.
+//! Parses the pod volume from a path below the kubelet's root directory.
 //!
 //! Layouts (pkg/kubelet/kubelet_getters.go): `ROOT/pods/UID/volumes/PLUGIN/NAME`,
 //! `…/volumeDevices/PLUGIN/NAME`, `…/volume-subpaths/NAME/CONTAINER/INDEX`, each with anything after it (CSI
-//! adds `/mount`). ROOT can be any directory. Knows nothing of whether the pod exists.
+//! adds `/mount`). ROOT can be any directory. Whether the pod exists is not checked.
 
 use crate::event::Volume;
 
-/// What stands for the plugin of a sub-path mount, whose path does not name it.
+/// Plugin name of a sub-path mount, whose path does not contain it.
 pub const SUBPATH: &str = "subpath";
 
-/// Reads the pod volume from an absolute path.
+/// Parses the pod volume from an absolute path.
 #[must_use]
 pub fn of_path(path: &str) -> Option<Volume> {
-    // The root directory may itself have a part of that name, so each is tried.
+    // The root directory may contain a component of that name, too.
     path.match_indices("/pods/").find_map(|(at, marker)| below_pods(&path[at + marker.len()..]))
 }
 
-/// File servers in user space whose command line ends in, or holds, the place where they are mounted.
+/// User-space file servers whose command line contains their mount point.
 const SERVERS: [&str; 6] = ["glusterfs", "fuse", "s3fs", "sshfs", "juicefs", "rclone"];
 
-/// The pod volume that a process serves: a FUSE server is told its mount point by an argument.
+/// The pod volume that a process serves: a FUSE server gets its mount point as an argument.
 #[must_use]
 pub fn served<'a>(comm: &str, cmdline: &'a str) -> Option<(&'a str, Volume)> {
     if !SERVERS.iter().any(|server| comm.contains(server)) {
@@ -40,7 +40,7 @@ fn below_pods(path: &str) -> Option<Volume> {
     Some(Volume { pod_uid, plugin, name: name.to_owned() })
 }
 
-/// A UUID, or the 32 hex digits that name a static pod.
+/// Whether it is a UUID, or the 32 hex digits of a static pod.
 fn is_uid(text: &str) -> bool {
     let groups: Vec<usize> = text.split('-').map(str::len).collect();
     matches!(groups[..], [8, 4, 4, 4, 12] | [32])
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subpath_mount_is_the_volume_it_was_cut_from() {
+    fn a_subpath_mount_is_the_volume_that_contains_it() {
         let path = format!("/var/lib/kubelet/pods/{UID}/volume-subpaths/cam-pv-50g/web/0");
         assert_eq!(of_path(&path), volume(UID, SUBPATH, "cam-pv-50g"));
     }

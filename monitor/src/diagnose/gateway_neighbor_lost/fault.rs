@@ -1,16 +1,16 @@
-//! One gateway in trouble: whose it is, what happened to its entry, and the report that is made of it.
+//! The fault of one gateway: its owner, what happened to its entry, and the report about it.
 
 use serde::{Deserialize, Serialize};
 
-use super::judge::Health;
-use super::{judge, wording};
+use super::health::Health;
+use super::{health, wording};
 use crate::diagnose::Context;
 use crate::diagnose::finding::{Count, IncidentObjects, Report};
 use crate::event::wording::owner_phrase;
 use crate::event::{Confidence, Event, Incident, Neighbor, Severity, Target};
 use crate::observation::{BootNs, NeighborKey};
 
-/// What is wrong.
+/// What is wrong with the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum FaultReason {
@@ -37,15 +37,15 @@ impl FaultReason {
     }
 }
 
-/// Whose gateway it is.
+/// The owner of a gateway.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct GatewayOwner {
-    /// The pod's sandbox, or the container.
+    /// Id of the pod's sandbox, else of the container.
     pub(super) id: String,
     pub(super) container: String,
-    /// `pod lijiaob/etcd1-0`.
+    /// For the summary: `pod lijiaob/etcd1-0`.
     pub(super) label: String,
-    /// Whether a runtime told of it, and so will tell when it ends.
+    /// Whether a runtime reported the container, and so will report its exit.
     pub(super) by_runtime: bool,
 }
 
@@ -65,25 +65,25 @@ impl GatewayOwner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum FaultPhase {
-    /// Counts if it is still so at that time.
+    /// Opens an incident if it persists until then.
     Suspected {
         due: BootNs,
     },
     Open,
 }
 
-/// One gateway in trouble.
+/// The fault of one gateway.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Fault {
     pub(super) owner: GatewayOwner,
     pub(super) ifname: String,
     pub(super) reason: FaultReason,
     pub(super) confidence: Confidence,
-    /// What happened to the entry, as the end of a sentence.
+    /// What happened to the entry, as the end of the summary.
     pub(super) what_happened: String,
     pub(super) phase: FaultPhase,
     pub(super) first: BootNs,
-    /// When it was last seen to be so.
+    /// When it was last observed.
     pub(super) last: BootNs,
     pub(super) evidence: Vec<u64>,
     pub(super) objects: IncidentObjects,
@@ -92,15 +92,15 @@ pub(super) struct Fault {
 }
 
 impl Fault {
-    /// A static entry was taken away or made another.
+    /// The fault of a static entry that was deleted or replaced.
     pub(super) fn lost(context: &Context<'_>, owner: GatewayOwner, target: Target, event: &Event) -> Self {
         let neighbor = event.neighbor.as_ref();
         let replaced = neighbor.is_some_and(|entry| {
             entry.new_lladdr.is_some() && entry.new_state.as_deref() == Some("permanent")
         });
         let reason = if replaced { FaultReason::WrongLladdr } else { FaultReason::Missing };
-        // Another address may be the right one of a gateway that moved, unless it is known not to be.
-        let known = neighbor.is_some_and(|entry| judge::health(context.node, key(entry)) == Health::Wrong);
+        // The new address may be correct if the gateway has moved, unless the model shows otherwise.
+        let known = neighbor.is_some_and(|entry| health::health(context.node, key(entry)) == Health::Wrong);
         let mut objects = IncidentObjects { target: Some(Box::new(target)), ..IncidentObjects::of(event) };
         if let Some(entry) = &mut objects.neighbor {
             entry.reason = Some(reason.name().to_owned());
@@ -121,7 +121,7 @@ impl Fault {
         }
     }
 
-    /// What is to be said of it; the advice does not change with each repetition.
+    /// The report about it. Advice is left out of repetitions, since it does not change.
     pub(super) fn report(
         &self,
         context: &Context<'_>,
@@ -135,7 +135,7 @@ impl Fault {
             severity,
             confidence: self.confidence,
             summary: wording::summary(self, key),
-            advice: target.map(|target| wording::steps(context.node, self, key, target)),
+            advice: target.map(|target| wording::advice_for(context.node, self, key, target)),
             objects: self.objects.clone(),
             first: self.first,
             last: self.last.min(context.now),
@@ -146,7 +146,7 @@ impl Fault {
         }
     }
 
-    /// As an earlier run of the daemon left it.
+    /// The fault of an incident that the previous run of the daemon left open.
     pub(super) fn resumed(
         context: &Context<'_>,
         owner: GatewayOwner,

@@ -1,8 +1,8 @@
-//! What the tables show: which trouble is over, which suspicion holds, and what nobody was seen to do.
+//! Compares faults with the model: which are resolved, which suspected ones are confirmed, and faults without an event.
 
 use std::collections::BTreeSet;
 
-use super::judge::{self, Health};
+use super::health::{self, Health, Outlier};
 use super::{
     CHECK_ALL_DELAY, Fault, FaultPhase, FaultReason, GATEWAY_CONFIRM, GATEWAY_YOUNG_POD, GatewayNeighborLost,
     GatewayOwner, LEARNED_GATEWAY_FAILED, PENDING_EVENT, REREAD_INTERVALS, REREAD_RETRY, SECOND,
@@ -16,13 +16,13 @@ use crate::node::gateways::Gateway;
 use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{BootNs, NeighborKey, NsInum, Request};
 
-/// A learned entry that works this long after the static one went has taken its place.
+/// A learned entry that works this long after the static one was deleted has replaced it.
 const REPLACED_AFTER: BootNs = 60 * SECOND;
 
-/// Reading a namespace takes less than that, so what is read later was read after what happened.
+/// Upper bound of the time to read a namespace: a snapshot that arrives later was read after the fault.
 const READ_DURATION: BootNs = SECOND;
 
-/// What the model says of a trouble.
+/// Result of comparing a fault with the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Recheck {
     Resolved,
@@ -31,7 +31,7 @@ enum Recheck {
 }
 
 impl GatewayNeighborLost {
-    /// A namespace was read.
+    /// Processes the snapshot of a namespace.
     pub(super) fn netns_read(&mut self, context: &Context<'_>, netns: NsInum, findings: &mut Findings) {
         if netns != context.node.host_netns {
             self.attribute(context, findings);
@@ -41,7 +41,7 @@ impl GatewayNeighborLost {
         self.schedule_check_all(context.now);
     }
 
-    /// Ends what is over in a namespace, and opens what was suspected and holds.
+    /// Closes resolved faults in a namespace, and opens incidents of suspected ones that are confirmed.
     pub(super) fn recheck(
         &mut self,
         context: &Context<'_>,
@@ -51,7 +51,7 @@ impl GatewayNeighborLost {
     ) {
         for key in self.keys(Some(netns)) {
             let Some(fault) = self.faults.get_mut(&key) else { continue };
-            let result = fault.result(context, key);
+            let result = fault.recheck(context, key);
             let may_be_old = evidence.is_none() && context.now < fault.last.saturating_add(READ_DURATION);
             match (fault.phase, result) {
                 (FaultPhase::Open, Recheck::Resolved) if may_be_old => {}
@@ -81,7 +81,7 @@ impl GatewayNeighborLost {
         }
     }
 
-    /// Looks for trouble that nobody was seen to make in one namespace.
+    /// Detects faults in a namespace that no event reported.
     pub(super) fn detect(&mut self, context: &Context<'_>, netns: NsInum, findings: &mut Findings) {
         let Some(namespace) = context.node.namespaces.get(netns) else {
             return;
@@ -92,10 +92,10 @@ impl GatewayNeighborLost {
                 continue;
             }
             let confirmed = context.now + seconds(self.thresholds.get(&GATEWAY_CONFIRM));
-            match judge::health(context.node, key) {
+            match health::health(context.node, key) {
                 Health::Wrong => {
                     let what_happened = mismatch(context.node, key, gateway);
-                    let found = Finding {
+                    let found = DetectedFault {
                         reason: FaultReason::WrongLladdr,
                         confidence: Confidence::Likely,
                         what_happened,
@@ -105,12 +105,12 @@ impl GatewayNeighborLost {
                 }
                 Health::Absent | Health::Unresolved if gateway.static_lladdr.is_some() => {
                     if gateway.changed_since(context.now.saturating_sub(PENDING_EVENT)) {
-                        // Its event may be on the way, and knows who did it.
+                        // Its event may be pending, and will name the actor.
                         self.schedule_check_all(context.now);
                         continue;
                     }
                     let what_happened = "is gone, and nobody was seen removing it".to_owned();
-                    let found = Finding {
+                    let found = DetectedFault {
                         reason: FaultReason::Missing,
                         confidence: Confidence::Certain,
                         what_happened,
@@ -120,13 +120,13 @@ impl GatewayNeighborLost {
                 }
                 Health::Unresolved => {
                     let Some(owner) =
-                        judge::live_target(context.node, netns).and_then(|target| GatewayOwner::of(&target))
+                        health::live_target(context.node, netns).and_then(|target| GatewayOwner::of(&target))
                     else {
                         return;
                     };
                     let due = self.failed_due(context, key, &owner);
                     let what_happened = String::new();
-                    let found = Finding {
+                    let found = DetectedFault {
                         reason: FaultReason::Failed,
                         confidence: Confidence::Certain,
                         what_happened,
@@ -139,39 +139,38 @@ impl GatewayNeighborLost {
         }
     }
 
-    /// Looks at all namespaces of containers.
+    /// Detects faults in all namespaces of containers.
     pub(super) fn check_all(&mut self, context: &Context<'_>, findings: &mut Findings) {
         for (netns, _) in context.node.containers.live_netns() {
             if netns != context.node.host_netns {
                 self.detect(context, netns, findings);
             }
         }
-        for outlier in judge::outliers(context.node, &self.thresholds) {
-            if self.faults.contains_key(&outlier.key) {
+        for Outlier { key, with_static, total, prefix } in health::outliers(context.node, &self.thresholds) {
+            if self.faults.contains_key(&key) {
                 continue;
             }
-            let (with, all) = outlier.others;
-            let prefix = outlier.prefix;
-            let what_happened =
-                format!("is missing, though {with} of {all} pods with a {prefix} interface have one");
-            let young = self.grace_period_end(context.node, outlier.key.netns);
-            let due = young.max(context.now + seconds(self.thresholds.get(&GATEWAY_CONFIRM)));
-            let found = Finding {
+            let what_happened = format!(
+                "is missing, though {with_static} of {total} pods with a {prefix} interface have one"
+            );
+            let grace_period_end = self.grace_period_end(context.node, key.netns);
+            let due = grace_period_end.max(context.now + seconds(self.thresholds.get(&GATEWAY_CONFIRM)));
+            let found = DetectedFault {
                 reason: FaultReason::Missing,
                 confidence: Confidence::Likely,
                 what_happened,
                 was_fine: false,
             };
-            self.found(context, outlier.key, found, due, findings);
+            self.found(context, key, found, due, findings);
         }
     }
 
-    /// The model changed: everything is looked at soon.
+    /// Schedules a check of all namespaces after a change of the model.
     pub(super) fn schedule_check_all(&mut self, now: BootNs) {
         self.check_all_at.get_or_insert(now.saturating_add(CHECK_ALL_DELAY));
     }
 
-    /// Asks for the namespaces whose time has come.
+    /// Requests snapshots of the namespaces that are due.
     pub(super) fn request_rereads(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let containers = context.node.containers;
         let all = || -> BTreeSet<NsInum> {
@@ -195,16 +194,16 @@ impl GatewayNeighborLost {
         }
     }
 
-    /// Trouble lasts: it gets worse, unless packets flow by an entry that was learned meanwhile.
+    /// Raises the severity of a fault that persists, unless a learned entry works meanwhile.
     pub(super) fn escalate(&mut self, context: &Context<'_>, key: NeighborKey, findings: &mut Findings) {
         let Some(fault) = self.faults.get(&key).filter(|fault| fault.phase == FaultPhase::Open) else {
             return;
         };
         if context.ready.is_none() {
-            // It is from an earlier run, and nothing was read yet.
+            // It was resumed from the previous run, and the model is not complete yet.
             return self.escalations.set(&key, context.now + STARTUP_GRACE);
         }
-        match fault.result(context, key) {
+        match fault.recheck(context, key) {
             Recheck::Persists => findings.repeat(repeat_of(fault, key, Some(Severity::Critical))),
             Recheck::Resolved | Recheck::Inconclusive => {
                 self.escalations.set(&key, context.now + REREAD_RETRY)
@@ -212,7 +211,7 @@ impl GatewayNeighborLost {
         }
     }
 
-    /// Every source has delivered: what an earlier run left open is compared with what is there.
+    /// Compares the incidents of the previous run with the model, once every source has reported.
     pub(super) fn reconcile(&mut self, context: &Context<'_>, findings: &mut Findings) {
         self.close_gone(context, findings);
         for key in self.keys(None) {
@@ -221,7 +220,7 @@ impl GatewayNeighborLost {
         self.schedule_check_all(context.now);
     }
 
-    /// Ends the troubles of containers that ended.
+    /// Closes the faults of containers that have exited.
     pub(super) fn close_gone(&mut self, context: &Context<'_>, findings: &mut Findings) {
         for key in self.keys(None) {
             let gone =
@@ -232,7 +231,8 @@ impl GatewayNeighborLost {
         }
     }
 
-    /// When an unresolved gateway counts: a new pod whose gateway never worked may still be set up.
+    /// When an unresolved gateway becomes an incident: later for a new pod whose gateway never worked, which may still be
+    /// in setup.
     pub(super) fn failed_due(&self, context: &Context<'_>, key: NeighborKey, owner: &GatewayOwner) -> BootNs {
         let due = context.now + seconds(self.thresholds.get(&LEARNED_GATEWAY_FAILED));
         let namespace = context.node.namespaces.get(key.netns);
@@ -247,7 +247,7 @@ impl GatewayNeighborLost {
     }
 
     fn grace_period_end(&self, node: &NodeView<'_>, netns: NsInum) -> BootNs {
-        let owner = judge::live_target(node, netns).and_then(|target| GatewayOwner::of(&target));
+        let owner = health::live_target(node, netns).and_then(|target| GatewayOwner::of(&target));
         let started = owner.and_then(|owner| node.containers.started(&owner.id));
         started.map_or(0, |started| started + seconds(self.thresholds.get(&GATEWAY_YOUNG_POD)))
     }
@@ -256,11 +256,11 @@ impl GatewayNeighborLost {
         &mut self,
         context: &Context<'_>,
         key: NeighborKey,
-        found: Finding,
+        found: DetectedFault,
         due: BootNs,
         findings: &mut Findings,
     ) {
-        let Some(target) = judge::live_target(context.node, key.netns) else {
+        let Some(target) = health::live_target(context.node, key.netns) else {
             return;
         };
         let Some(owner) = GatewayOwner::of(&target) else {
@@ -287,7 +287,7 @@ impl GatewayNeighborLost {
             evidence: Vec::new(),
             objects,
             interval_index: 0,
-            // Looking at everything for the first time takes a moment.
+            // The first check of all namespaces takes a moment.
             found_at_start: !found.was_fine
                 && context.ready.is_none_or(|ready| context.now <= ready + 2 * SECOND),
         };
@@ -295,26 +295,26 @@ impl GatewayNeighborLost {
     }
 }
 
-/// What the tables show.
-struct Finding {
+/// A fault that the model shows.
+struct DetectedFault {
     reason: FaultReason,
     confidence: Confidence,
     what_happened: String,
-    /// The tables showed it in order before.
+    /// Whether the model showed a correct entry before.
     was_fine: bool,
 }
 
 impl Fault {
-    fn result(&self, context: &Context<'_>, key: NeighborKey) -> Recheck {
+    fn recheck(&self, context: &Context<'_>, key: NeighborKey) -> Recheck {
         let gateway = context
             .node
             .namespaces
             .get(key.netns)
             .and_then(|namespace| namespace.gateway(key.ifindex, key.address));
-        if judge::is_replaced(context.node, key) {
+        if health::is_replaced(context.node, key) {
             return Recheck::Resolved;
         }
-        match (judge::health(context.node, key), self.reason) {
+        match (health::health(context.node, key), self.reason) {
             (Health::Correct, _) | (Health::Learned, FaultReason::Failed) => Recheck::Resolved,
             (Health::Static, FaultReason::WrongLladdr) => {
                 let wrong = self.objects.neighbor.as_ref().and_then(|entry| entry.new_lladdr.as_deref());
@@ -337,7 +337,7 @@ impl Fault {
 }
 
 impl GatewayOwner {
-    /// Whether its runtime says so. Without a runtime only the namespace tells.
+    /// Whether its container is gone according to the runtime. Without a runtime only the end of the namespace shows that.
     fn is_gone(&self, node: &NodeView<'_>, netns: NsInum) -> bool {
         if !self.by_runtime {
             return false;
@@ -346,8 +346,8 @@ impl GatewayOwner {
         if known.is_some_and(|facts| is_live(facts.state) && facts.netns == Some(netns)) {
             return false;
         }
-        let heir = judge::live_target(node, netns).and_then(|target| Self::of(&target));
-        heir.is_none_or(|heir| heir.id != self.id)
+        let successor = health::live_target(node, netns).and_then(|target| Self::of(&target));
+        successor.is_none_or(|successor| successor.id != self.id)
             && (known.is_some() || node.runtimes == RuntimeAvailability::All)
     }
 }
@@ -362,7 +362,7 @@ fn repeat_of(fault: &Fault, key: NeighborKey, severity: Option<Severity>) -> Rep
     }
 }
 
-/// The entry as the tables show it.
+/// The entry as the model shows it.
 fn entry(node: &NodeView<'_>, key: NeighborKey, reason: FaultReason) -> Neighbor {
     let namespace = node.namespaces.get(key.netns);
     let gateway = namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address));

@@ -1,4 +1,4 @@
-//! Which namespaces are to be read again, and when: bounded, and spread out when it is all of them.
+//! When to read which namespaces again: bounded in number, and in batches when all of them are due.
 
 use std::collections::BTreeSet;
 
@@ -9,17 +9,17 @@ use crate::diagnose::CAPACITY;
 use crate::diagnose::timers::Timers;
 use crate::observation::{BootNs, NsInum};
 
-/// All namespaces are read again at most once in this time, however much was lost.
+/// All namespaces are read again at most once in this time, however many records were lost.
 const ALL_INTERVAL: BootNs = 30 * SECOND;
-/// So many of them at a time …
+/// Namespaces in one batch.
 const BATCH: usize = 8;
-/// … and so long after the ones before: a few hundred take a few seconds, at a few percent of a core.
+/// Time between batches: a few hundred namespaces take a few seconds, at a few percent of a core.
 const BATCH_INTERVAL: BootNs = SECOND / 4;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct RereadSchedule {
     timers: Timers<NsInum>,
-    /// When to begin with all of them.
+    /// When to begin to read all namespaces.
     all: Option<BootNs>,
     last_all: Option<BootNs>,
     remaining: BTreeSet<NsInum>,
@@ -27,25 +27,25 @@ pub(super) struct RereadSchedule {
 }
 
 impl RereadSchedule {
-    /// One namespace, at that time or earlier.
+    /// Schedules one namespace, unless it is due earlier already.
     pub(super) fn schedule(&mut self, netns: NsInum, at: BootNs) {
         if self.timers.len() < CAPACITY {
             self.timers.set_earlier(&netns, at);
         }
     }
 
-    /// What was told of any namespace may be out of date.
+    /// Schedules all namespaces, because records were lost.
     pub(super) fn schedule_all(&mut self, now: BootNs) {
         let earliest = self.last_all.map_or(now, |last| now.max(last.saturating_add(ALL_INTERVAL)));
         self.all.get_or_insert(earliest);
     }
 
-    /// Nothing in it is waited for any more.
+    /// Cancels the scheduled read of a namespace.
     pub(super) fn cancel(&mut self, netns: NsInum) {
         self.timers.cancel(&netns);
     }
 
-    /// It is gone.
+    /// Removes a namespace that was destroyed.
     pub(super) fn forget(&mut self, netns: NsInum) {
         self.timers.cancel(&netns);
         self.remaining.remove(&netns);
@@ -56,7 +56,7 @@ impl RereadSchedule {
         self.timers.next().into_iter().chain(self.all).chain(batch).min()
     }
 
-    /// Those whose time has come; `all` lists every one there is.
+    /// Removes and returns the namespaces that are due; `all` lists all existing ones.
     pub(super) fn take_due(
         &mut self,
         now: BootNs,

@@ -1,4 +1,4 @@
-//! What is said of a lost gateway: the sentence and the next steps.
+//! Summary and advice of an incident.
 
 use super::{Fault, FaultReason};
 use crate::diagnose::advice::{advice, restart};
@@ -7,7 +7,7 @@ use crate::event::{Advice, Event, Pod, Risk, Target};
 use crate::node::view::NodeView;
 use crate::observation::NeighborKey;
 
-/// What an event says of who did what to the entry: `was deleted by calico (pid 28997)`.
+/// What happened to the entry according to an event: `was deleted by calico (pid 28997)`.
 pub(super) fn what_happened(event: &Event) -> String {
     let Some(neighbor) = &event.neighbor else {
         return String::new();
@@ -24,7 +24,7 @@ pub(super) fn what_happened(event: &Event) -> String {
     text
 }
 
-/// The incident in one sentence.
+/// The incident's summary.
 pub(super) fn summary(fault: &Fault, key: NeighborKey) -> String {
     let Fault { owner, ifname, what_happened, .. } = fault;
     let (label, address) = (&owner.label, key.address);
@@ -48,8 +48,13 @@ pub(super) fn summary(fault: &Fault, key: NeighborKey) -> String {
     }
 }
 
-/// What to do about it.
-pub(super) fn steps(node: &NodeView<'_>, fault: &Fault, key: NeighborKey, target: &Target) -> Vec<Advice> {
+/// The incident's advice.
+pub(super) fn advice_for(
+    node: &NodeView<'_>,
+    fault: &Fault,
+    key: NeighborKey,
+    target: &Target,
+) -> Vec<Advice> {
     let mut steps = Vec::new();
     let ifname = fault.ifname.as_str();
     let pid = target.container.as_ref().and_then(|container| container.pid).map(|pid| pid.to_string());

@@ -1,4 +1,4 @@
-//! Whether a gateway's neighbor entry is what it should be, by the model alone.
+//! Whether a gateway's neighbor entry is correct, judged by the model alone.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,23 +13,23 @@ use crate::settings::Thresholds;
 /// The state of a gateway's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Health {
-    /// The namespace or the gateway was never read.
+    /// The model has no such namespace or gateway.
     Unknown,
-    /// Static, and the host's end answers to its address.
+    /// Static, with the address of the host end.
     Correct,
-    /// Static; who answers to its address is not known.
+    /// Static; the expected address is not known.
     Static,
-    /// Static, and the host's end has another address.
+    /// Static, with another address than that of the host end.
     Wrong,
     /// Learned.
     Learned,
-    /// Being resolved, or given up.
+    /// `NUD_INCOMPLETE` or `NUD_FAILED`.
     Unresolved,
-    /// There is no entry.
+    /// No entry.
     Absent,
 }
 
-/// Reads it from the model.
+/// The state of a gateway's entry in the model.
 pub(super) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
     let Some(gateway) =
         node.namespaces.get(key.netns).and_then(|namespace| namespace.gateway(key.ifindex, key.address))
@@ -52,8 +52,7 @@ pub(super) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
     }
 }
 
-/// Whether the interface is gone, and the default route goes by another one whose entry works: nobody misses
-/// the entry of the old one.
+/// Whether the interface was deleted and the default route uses another one whose entry works.
 pub(super) fn is_replaced(node: &NodeView<'_>, key: NeighborKey) -> bool {
     let Some(namespace) = node.namespaces.get(key.netns) else {
         return false;
@@ -72,7 +71,7 @@ pub(super) fn is_replaced(node: &NodeView<'_>, key: NeighborKey) -> bool {
     })
 }
 
-/// Whose namespace it is, if it is that of a container that lives.
+/// The owner of a namespace, if that is a running container.
 pub(super) fn live_target(node: &NodeView<'_>, netns: NsInum) -> Option<Target> {
     if netns == node.host_netns {
         return None;
@@ -83,7 +82,7 @@ pub(super) fn live_target(node: &NodeView<'_>, netns: NsInum) -> Option<Target> 
     Some(node.target(netns)).filter(is_live_container)
 }
 
-/// A container without a state was found by the control group of a process that lives in it.
+/// Whether a target is a running container. One without a state was found by the cgroup of a process, so it runs.
 pub(super) fn is_live_container(target: &Target) -> bool {
     let live = [ContainerState::Running.name(), ContainerState::Paused.name()];
     target
@@ -92,22 +91,24 @@ pub(super) fn is_live_container(target: &Target) -> bool {
         .is_some_and(|container| container.state.as_deref().is_none_or(|state| live.contains(&state)))
 }
 
-/// A gateway that lacks what those like it have.
+/// A gateway without the static entry that its peers have: gateways of pods with the same CNI plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Outlier {
     pub(super) key: NeighborKey,
-    /// How many of those like it have a static entry, and how many there are.
-    pub(super) others: (usize, usize),
-    /// What makes them alike: the beginning of the name of the host's end.
+    /// Number of its peers, itself included, that have a static entry.
+    pub(super) with_static: usize,
+    /// Number of its peers, itself included.
+    pub(super) total: usize,
+    /// What its peers have in common: the prefix of the host interface's name.
     pub(super) prefix: String,
 }
 
-/// Gateways without an entry, where nearly all others of the same network plugin have a static one.
+/// Gateways without an entry, where nearly all gateways of the same CNI plugin have a static one.
 pub(super) fn outliers(node: &NodeView<'_>, thresholds: &Thresholds) -> Vec<Outlier> {
     #[derive(Default)]
     struct Group {
-        with: usize,
-        all: usize,
+        with_static: usize,
+        total: usize,
         without: Vec<NeighborKey>,
     }
     let mut groups: BTreeMap<(&str, bool), Group> = BTreeMap::new();
@@ -122,30 +123,30 @@ pub(super) fn outliers(node: &NodeView<'_>, thresholds: &Thresholds) -> Vec<Outl
             };
             let Some(end) = node.host_end(netns, ifindex).filter(|_| is_current(address)) else { continue };
             let group = groups.entry((prefix(&end.ifname), address.is_ipv4())).or_default();
-            group.all += 1;
+            group.total += 1;
             if gateway.is_static() {
-                group.with += 1;
+                group.with_static += 1;
             } else if !gateway.is_learned() {
                 group.without.push(NeighborKey { netns, ifindex, address });
             }
         }
     }
-    let is_rule = |group: &Group| {
-        group.with >= thresholds.get(&GATEWAY_STATIC_PODS) as usize
-            && group.with * 100 >= group.all * thresholds.get(&GATEWAY_STATIC_PERCENT) as usize
+    let is_majority = |group: &Group| {
+        group.with_static >= thresholds.get(&GATEWAY_STATIC_PODS) as usize
+            && group.with_static * 100 >= group.total * thresholds.get(&GATEWAY_STATIC_PERCENT) as usize
     };
     groups
         .into_iter()
-        .filter(|(_, group)| is_rule(group))
+        .filter(|(_, group)| is_majority(group))
         .flat_map(|((prefix, _), group)| {
-            let others = (group.with, group.all);
-            group.without.into_iter().map(move |key| Outlier { key, others, prefix: prefix.to_owned() })
+            let Group { with_static, total, without } = group;
+            without.into_iter().map(move |key| Outlier { key, with_static, total, prefix: prefix.to_owned() })
         })
         .collect()
 }
 
-/// What a network plugin puts before the hash or number of an interface name: `cali9118ebbb10b` is `cali`.
-/// Where the prefix ends in hex digits they count as part of the hash, for all of its interfaces alike.
+/// The prefix that a CNI plugin puts before the hash or number of an interface name: `cali` of `cali9118ebbb10b`.
+/// Hex digits at its end count as part of the hash, for all interfaces of the plugin alike.
 fn prefix(ifname: &str) -> &str {
     ifname.trim_end_matches(|c: char| c.is_ascii_hexdigit())
 }
