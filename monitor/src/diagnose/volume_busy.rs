@@ -29,6 +29,17 @@ const MOUNTS_MAX: usize = 64;
 /// Holder scans requested at once: as many as fit into the scanner's queue.
 const SCANS_MAX: usize = 32;
 
+thresholds! {
+    /// A busy volume is a warning after this many refused attempts to unmount it.
+    WARNING_ATTEMPTS = "volume_busy_warning_attempts", default 3, Unit::Count;
+    /// A busy volume is a warning after this time.
+    WARNING_AFTER = "volume_busy_warning_seconds", default 30, Unit::Seconds;
+    /// A busy volume is critical after this time.
+    CRITICAL_AFTER = "volume_busy_critical_seconds", default 15 * 60, Unit::Seconds;
+    /// Without a further attempt to unmount it, the incident of a busy volume expires after this time.
+    EXPIRE_AFTER = "volume_busy_expire_seconds", default 30 * 60, Unit::Seconds;
+}
+
 /// A busy volume.
 #[derive(Debug, Serialize, Deserialize)]
 struct BusyVolume {
