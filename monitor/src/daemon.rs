@@ -347,8 +347,8 @@ impl Daemon {
                 let alive = self.proc.is_alive(tgid);
                 self.replies.push_back(seen(Fact::ProcessState(ProcessState { tgid, alive })));
             }
-            Request::Holders { id, mntns, tgid, path } => {
-                let request = ScanRequest { id, mntns, tgid, path: path.clone() };
+            Request::Holders { id, mntns, tgid, path, follow } => {
+                let request = ScanRequest { id, mntns, tgid, path: path.clone(), follow };
                 if let Err(refused) = self.scanner.request(request) {
                     self.metrics.holders_scan_skipped(match refused {
                         Refused::Full => "queue-full",

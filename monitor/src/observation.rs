@@ -20,7 +20,7 @@ mod process;
 mod runtime;
 mod source;
 
-pub use mount::{Access, Holder, HolderReport, MountFacts, MountSyscall, UmountAttempt, Verdict};
+pub use mount::{Access, BlindSpot, Holder, HolderReport, MountFacts, MountSyscall, UmountAttempt, Verdict};
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use net::{
     AddressFacts, LinkFacts, NetnsOwner, NetnsSnapshot, PeerLink, RouteFacts, RuleFacts, TABLE_MAIN, iff,
@@ -191,6 +191,8 @@ pub enum Request {
         tgid: u32,
         /// As the caller gave it; may be relative to the caller's directory.
         path: String,
+        /// Whether a link at its end is followed.
+        follow: bool,
     },
 }
 

@@ -19,6 +19,7 @@ const EBUSY: u16 = 16;
 const FLAGS: [(u32, &str); 4] =
     [(1, "MNT_FORCE"), (2, "MNT_DETACH"), (4, "MNT_EXPIRE"), (8, "UMOUNT_NOFOLLOW")];
 const MNT_DETACH: u32 = 2;
+const UMOUNT_NOFOLLOW: u32 = 8;
 /// At most one scan of a mount in this time: a runtime retries 50 times in 5 s.
 const SCAN_INTERVAL_NS: u64 = 10_000_000_000;
 /// An event is held back this long for its scan; a scan has a shorter time budget of its own.
@@ -139,6 +140,7 @@ impl Core {
             mntns: umount.attempt.mntns,
             tgid: umount.attempt.actor.key.tgid,
             path: umount.attempt.path.clone(),
+            follow: umount.attempt.flags & UMOUNT_NOFOLLOW == 0,
         });
         self.holder_scans.pending.push(at.saturating_add(SCAN_TIMEOUT_NS), id, umount);
     }

@@ -214,13 +214,20 @@ impl VolumeBusy {
             self.last_scan += 1;
             let id = SCAN_ID | self.last_scan;
             self.scans.insert(id, key.clone());
-            findings.request(Request::Holders { id, mntns: key.mntns, tgid: 0, path: key.path.clone() });
+            findings.request(Request::Holders {
+                id,
+                mntns: key.mntns,
+                tgid: 0,
+                path: key.path.clone(),
+                follow: false,
+            });
         }
     }
 
     fn scan_done(&mut self, report: &HolderReport, findings: &mut Findings) {
         if let Some(key) = self.scans.remove(&report.id)
             && report.verdict == Verdict::NotAMount
+            && report.complete
         {
             self.released(&key, 0, None, findings);
         }

@@ -40,7 +40,8 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
         return match verdict {
             Verdict::ChildMount => "another file system is mounted below it",
             Verdict::Kernel => "no process holds it, so the kernel does",
-            Verdict::Transient | Verdict::NotAMount => "it was busy for a moment only",
+            Verdict::Transient => "it was busy for a moment only",
+            Verdict::NotAMount => "nothing is mounted there any more",
             Verdict::Skipped => "its holders were not looked for",
             Verdict::Incomplete => "no holder found, but not every process could be read",
             Verdict::Processes | Verdict::MountNamespace => "busy",

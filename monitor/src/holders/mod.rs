@@ -15,6 +15,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use crate::error_chain::chain;
 use crate::observation::{Access, Holder, HolderReport, NsInum, Verdict};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Dir, is_gone};
@@ -27,6 +28,7 @@ use reach::{Copy, View};
 mod census;
 mod pins;
 mod reach;
+mod resolve;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -46,6 +48,8 @@ pub struct ScanRequest {
     pub tgid: u32,
     /// As it was given; may be relative to the process' directory.
     pub path: String,
+    /// Whether a link at its end is followed.
+    pub follow: bool,
 }
 
 /// When a scan has to end.
@@ -105,11 +109,15 @@ impl<'p> Scan<'p> {
     fn run(&mut self, request: &ScanRequest) -> Option<Verdict> {
         let census = Census::take(self.proc, &self.deadline).ok()?;
         self.in_time &= census.finished;
-        self.report.path = target::absolute(self.proc, request)?;
         let members = self.best_members(&census, request);
-        let table = census::mounts(self.proc, members.iter().copied(), |_| true)?;
+        let Some(table) = census::mounts(self.proc, members.iter().copied(), |_| true) else {
+            self.report
+                .blind_spot(None, "no process is left in its mount namespace whose mounts can be read");
+            return None;
+        };
+        let resolved = self.resolve(request, &members, &table);
         let Some(target) = table.at(&self.report.path).cloned() else {
-            return Some(Verdict::NotAMount);
+            return resolved.then_some(Verdict::NotAMount);
         };
         self.report.mount = Some(target.facts(request.mntns));
         let children = table.children(target.id).map(|child| child.mountpoint.clone());
@@ -127,8 +135,38 @@ impl<'p> Scan<'p> {
         self.visit_all(&census, &wanted);
         let processes = self.report.holders.len();
         self.add_namespaces(request.mntns, &copies, &census);
-        self.report.complete &= self.in_time;
+        if !self.in_time {
+            self.report.blind_spot(None, "the time for one scan ran out");
+        }
         Some(self.verdict(processes > 0, &members, &target))
+    }
+
+    /// Finds the path that was meant; false where links on the way to it could not be followed.
+    fn resolve(&mut self, request: &ScanRequest, members: &[Member], table: &MountTable) -> bool {
+        let lexical = target::absolute(self.proc, request);
+        let Some(walk) = target::walk(self.proc, request, members.iter().map(|member| member.tgid)) else {
+            // What a descriptor has open needs no walk.
+            let Some(path) = lexical.filter(|_| self.proc.link(request.tgid, "root").is_some()) else {
+                self.report.blind_spot(None, "whoever gave the path has ended, so it cannot be resolved");
+                return false;
+            };
+            self.report.path = path;
+            return true;
+        };
+        let root = self.proc.path(walk.tgid, "root");
+        match resolve::mount_point(&root, walk.tgid, &walk.path, request.follow, table) {
+            Ok(path) => {
+                self.report.path = path;
+                true
+            }
+            Err(error) => {
+                self.report.blind_spot(None, &format!("the path cannot be resolved: {}", chain(&error)));
+                if let Some(path) = lexical {
+                    self.report.path = path;
+                }
+                false
+            }
+        }
     }
 
     /// Members of the target's namespace: ourselves first, then the caller.
@@ -163,14 +201,17 @@ impl<'p> Scan<'p> {
     /// Counts the processes that may not be read. Those that see the mount, or whose mounts cannot be known
     /// either, could be what is looked for.
     fn judge_refused(&mut self, census: &Census, target: &Mount) {
-        for tgid in census.refused.iter().copied().filter(|tgid| Some(*tgid) != self.own) {
+        let own = self.own;
+        for tgid in census.refused.iter().copied().filter(|tgid| Some(*tgid) != own) {
             let blind = match census::mounts_of_refused(self.proc, tgid) {
                 Ok(table) => table.iter().any(|mount| mount.is_copy_of(target)),
                 Err(error) if is_gone(&error) => continue,
                 Err(_) => self.proc.is_alive(tgid),
             };
             self.report.unreadable += 1;
-            self.report.complete &= !blind;
+            if blind {
+                self.blind_to(tgid, "its descriptors may not be read");
+            }
         }
     }
 
@@ -197,7 +238,7 @@ impl<'p> Scan<'p> {
                 Ok(process) => process,
                 Err(error) if is_gone(&error) => continue,
                 Err(_) => {
-                    self.refuse(near);
+                    self.refuse(tgid, near);
                     continue;
                 }
             };
@@ -205,15 +246,23 @@ impl<'p> Scan<'p> {
             self.in_time &= !visit.cut;
             // The kernel also refuses what it can no longer find.
             if visit.refused && process.is_there(&mut Vec::new()) {
-                self.refuse(near);
+                self.refuse(tgid, near);
             }
             self.add(tgid, &process, visit.ns, visit.pins);
         }
     }
 
-    fn refuse(&mut self, near: bool) {
+    fn refuse(&mut self, tgid: u32, near: bool) {
         self.report.unreadable += 1;
-        self.report.complete &= !near;
+        if near {
+            self.blind_to(tgid, "it may not be read");
+        }
+    }
+
+    /// A process that could be a holder was not looked into.
+    fn blind_to(&mut self, tgid: u32, reason: &str) {
+        let comm = self.proc.stat(tgid).map(|stat| stat.comm);
+        self.report.blind_spot(Some((tgid, comm)), reason);
     }
 
     /// Describes a process and lists what it pins.

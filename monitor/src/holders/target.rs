@@ -1,10 +1,43 @@
 //! Which path an unmount meant: what the caller gave goes in, an absolute path in the view of its mount
-//! namespace comes out.
+//! namespace comes out, and where to walk it from.
 //!
-//! Lexical only: a symbolic link within the path is not followed, since that would touch file systems.
+//! Lexical only; [`super::resolve`] follows symbolic links.
 
 use super::ScanRequest;
 use crate::sources::procfs::Proc;
+
+/// A path to walk, from the root directory of a process.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Walk {
+    /// The process.
+    pub(super) tgid: u32,
+    /// Absolute, from that root.
+    pub(super) path: String,
+}
+
+/// Where to walk a path from: the root of whoever gave it; if that is gone, of another process of its namespace
+/// that is not in a chroot. `None` when no such process is left, or the path names a descriptor.
+pub(super) fn walk(proc: &Proc, request: &ScanRequest, members: impl Iterator<Item = u32>) -> Option<Walk> {
+    let path = request.path.as_str();
+    if magic_link(path, request.tgid).is_some() {
+        return None;
+    }
+    let root = |tgid| proc.link(tgid, "root").filter(|root| root.starts_with('/'));
+    let Some(own_root) = root(request.tgid) else {
+        let is_whole = |tgid: &u32| root(*tgid).as_deref() == Some("/");
+        let tgid = members.into_iter().find(is_whole).filter(|_| path.starts_with('/'))?;
+        return Some(Walk { tgid, path: path.to_owned() });
+    };
+    if path.starts_with('/') {
+        return Some(Walk { tgid: request.tgid, path: path.to_owned() });
+    }
+    let cwd = proc.link(request.tgid, "cwd")?;
+    let below = cwd.strip_prefix(own_root.trim_end_matches('/')).filter(|below| {
+        // Outside of its root a process sees no absolute path of its directory.
+        below.is_empty() || below.starts_with('/')
+    })?;
+    Some(Walk { tgid: request.tgid, path: format!("{below}/{path}") })
+}
 
 /// The absolute, normalised path; `None` when it was relative to a process that is gone.
 pub(super) fn absolute(proc: &Proc, request: &ScanRequest) -> Option<String> {
@@ -67,6 +100,10 @@ mod tests {
 
     use super::*;
 
+    fn request(tgid: u32) -> ScanRequest {
+        ScanRequest { id: 1, mntns: 1, tgid, path: String::new(), follow: true }
+    }
+
     /// What the caller 42 meant, whose links are as given.
     fn meant(links: &[(&str, &str)], path: &str) -> Option<String> {
         let root = tempfile::tempdir().unwrap();
@@ -74,7 +111,7 @@ mod tests {
         for (link, target) in links {
             symlink(target, root.path().join("42").join(link)).unwrap();
         }
-        let request = ScanRequest { id: 1, mntns: 1, tgid: 42, path: path.to_owned() };
+        let request = ScanRequest { path: path.to_owned(), ..request(42) };
         absolute(&Proc::new(root.path()), &request)
     }
 
@@ -98,6 +135,29 @@ mod tests {
         let jail = [("root", "/jail"), ("cwd", "/jail/in")];
         assert_eq!(meant(&jail, "/../vol").as_deref(), Some("/jail/vol"));
         assert_eq!(meant(&jail, "vol").as_deref(), Some("/jail/in/vol"));
+    }
+
+    fn walked(links: &[(u32, &str, &str)], path: &str) -> Option<(u32, String)> {
+        let root = tempfile::tempdir().unwrap();
+        for (tgid, link, target) in links {
+            fs::create_dir_all(root.path().join(tgid.to_string())).unwrap();
+            symlink(target, root.path().join(tgid.to_string()).join(link)).unwrap();
+        }
+        let request = ScanRequest { path: path.to_owned(), ..request(42) };
+        let walk = walk(&Proc::new(root.path()), &request, [7, 8].into_iter())?;
+        Some((walk.tgid, walk.path))
+    }
+
+    #[test]
+    fn a_path_is_walked_from_the_root_of_whoever_gave_it_or_of_one_like_it() {
+        let there = [(42, "root", "/jail"), (42, "cwd", "/jail/in"), (7, "root", "/")];
+        assert_eq!(walked(&there, "/vol/../x"), Some((42, "/vol/../x".into())));
+        assert_eq!(walked(&there, "vol"), Some((42, "/in/vol".into())));
+        let gone = [(7, "root", "/jail"), (8, "root", "/")];
+        assert_eq!(walked(&gone, "/vol"), Some((8, "/vol".into())));
+        assert_eq!(walked(&gone, "vol"), None, "whose directory nobody knows any more");
+        assert_eq!(walked(&gone[..1], "/vol"), None, "none is left outside of a chroot");
+        assert_eq!(walked(&[(42, "root", "/jail"), (42, "cwd", "/srv")], "vol"), None);
     }
 
     #[test]

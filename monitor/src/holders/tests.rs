@@ -22,7 +22,7 @@ fn own_mntns() -> NsInum {
 
 fn request(path: &Path) -> ScanRequest {
     let path = path.to_str().unwrap().to_owned();
-    ScanRequest { id: 7, mntns: own_mntns(), tgid: std::process::id(), path }
+    ScanRequest { id: 7, mntns: own_mntns(), tgid: std::process::id(), path, follow: true }
 }
 
 fn scan_path(path: &Path) -> HolderReport {
@@ -339,7 +339,7 @@ impl FakeProc {
     }
 
     fn scan(&self) -> HolderReport {
-        let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned() };
+        let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), follow: true };
         scan(&Proc::new(self.0.path()), &request, AMPLE)
     }
 }
@@ -356,7 +356,7 @@ fn a_mount_that_is_gone_after_the_scan_was_held_for_a_moment_only() {
     let fake = FakeProc::new();
     let proc = Proc::new(fake.0.path());
     let target = MountTable::parse(FAKE_TABLE, "/").at("/vol").unwrap().clone();
-    let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned() };
+    let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), follow: true };
     let scan = Scan::new(&proc, &request, Deadline(Instant::now() + AMPLE));
     let members = [Member { tgid: 10, tid: 10 }];
     assert_eq!(scan.verdict(false, &members, &target), Verdict::Kernel);
@@ -434,7 +434,7 @@ fn the_mount_id_of_a_descriptor_decides_and_its_name_where_there_is_none() {
 fn more_holders_than_a_report_lists_are_counted() {
     let fake = FakeProc::new();
     let proc = Proc::new(fake.0.path());
-    let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned() };
+    let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), follow: true };
     let mut scan = Scan::new(&proc, &request, Deadline(Instant::now() + AMPLE));
     for fd in 0..u32::try_from(MAX_LISTED).unwrap() + 3 {
         scan.add(10, &proc.dir(10).unwrap(), 1, vec![Pin { access: Access::Fd, path: None, fd: Some(fd) }]);
@@ -446,8 +446,55 @@ fn more_holders_than_a_report_lists_are_counted() {
 fn without_a_proc_the_answer_is_incomplete() {
     let empty = tempfile::tempdir().unwrap();
     for root in [empty.path().to_owned(), empty.path().join("none")] {
-        let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned() };
+        let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), follow: true };
         let report = scan(&Proc::new(root), &request, AMPLE);
         assert_eq!((report.verdict, report.complete), (Verdict::Incomplete, false));
     }
+}
+
+#[test]
+fn a_path_through_links_leads_to_the_mount_that_the_kernel_would_unmount() {
+    let mut stage = Stage::new();
+    let target = stage.mount("data/vol");
+    fs::write(target.join("f"), "x").unwrap();
+    symlink("data", stage.path("lib")).unwrap();
+    symlink(stage.path("lib"), stage.path("abs")).unwrap();
+    symlink("../lib/vol", stage.path("data/last")).unwrap();
+    fs::create_dir_all(stage.path("data/deep/er")).unwrap();
+    symlink("data/deep/er", stage.path("jump")).unwrap();
+    let child = Child::spawn(vec![Step::Open(c_path(&target.join("f")), libc::O_RDONLY)]);
+    for path in ["lib/vol", "abs/vol/", "lib/last", "jump/../../vol", "lib/./vol/."] {
+        let path = stage.path(path);
+        assert_eq!(umount(&path, 0), Err(libc::EBUSY), "{path:?}");
+        let report = scan_path(&path);
+        assert_eq!(report.path, target.to_str().unwrap(), "{path:?}");
+        assert_eq!(held(&report), [(child.tgid(), Access::Fd)], "{path:?}");
+        // Whoever gave the path has ended: another process of the namespace stands in.
+        let late = scan(&Proc::default(), &ScanRequest { tgid: u32::MAX, ..request(&path) }, AMPLE);
+        assert_eq!(held(&late), [(child.tgid(), Access::Fd)], "{path:?}");
+    }
+    let unfollowed = ScanRequest { follow: false, ..request(&stage.path("data/last")) };
+    let report = scan(&Proc::default(), &unfollowed, AMPLE);
+    assert_eq!(
+        (report.verdict, report.path.as_str()),
+        (Verdict::NotAMount, stage.path("data/last").to_str().unwrap())
+    );
+}
+
+#[test]
+fn resolving_a_path_does_not_pin_the_mount() {
+    let mut stage = Stage::new();
+    let target = stage.mount("vol");
+    symlink("vol", stage.path("link")).unwrap();
+    assert_eq!(scan_path(&stage.path("link")).path, target.to_str().unwrap());
+    assert_eq!(umount(&target, 0), Ok(()));
+}
+
+#[test]
+fn where_nobody_is_left_in_the_namespace_the_answer_is_incomplete_and_says_why() {
+    let stage = Stage::new();
+    let request = ScanRequest { mntns: 1, tgid: u32::MAX, ..request(&stage.path("vol")) };
+    let report = scan(&Proc::default(), &request, AMPLE);
+    assert_eq!((report.verdict, report.complete), (Verdict::Incomplete, false));
+    assert!(report.blind_spots[0].reason.contains("no process is left"), "{report:?}");
 }

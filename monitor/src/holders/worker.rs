@@ -170,7 +170,7 @@ mod tests {
     use crate::observation::{HolderReport, Verdict};
 
     fn request(id: u64) -> ScanRequest {
-        ScanRequest { id, mntns: 1, tgid: 1, path: "/vol".to_owned() }
+        ScanRequest { id, mntns: 1, tgid: 1, path: "/vol".to_owned(), follow: true }
     }
 
     fn idle(queue: usize) -> Scanner {

@@ -143,6 +143,9 @@ pub struct HolderReport {
     /// Processes that could not be read, whether or not they could pin it.
     #[serde(default)]
     pub unreadable: u32,
+    /// Why the report may miss a holder.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub blind_spots: Vec<BlindSpot>,
     /// Whether every process that could pin it was read within the time budget.
     pub complete: bool,
     /// The conclusion.
@@ -151,7 +154,32 @@ pub struct HolderReport {
     pub elapsed_ns: u64,
 }
 
+/// Something that a scan could not look into.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlindSpot {
+    /// Process id, where it is one process.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tgid: Option<u32>,
+    /// Its command name.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub comm: Option<String>,
+    /// Why.
+    pub reason: String,
+}
+
 impl HolderReport {
+    /// Blind spots that one report lists.
+    pub const BLIND_SPOTS: usize = 16;
+
+    /// Notes that something could not be looked into.
+    pub fn blind_spot(&mut self, process: Option<(u32, Option<String>)>, reason: &str) {
+        self.complete = false;
+        if self.blind_spots.len() < Self::BLIND_SPOTS {
+            let (tgid, comm) = process.map_or((None, None), |(tgid, comm)| (Some(tgid), comm));
+            self.blind_spots.push(BlindSpot { tgid, comm, reason: reason.to_owned() });
+        }
+    }
+
     /// The answer to a request for which no scan is made.
     #[must_use]
     pub fn skipped(id: u64, path: impl Into<String>) -> Self {
@@ -163,6 +191,7 @@ impl HolderReport {
             holders_omitted: 0,
             child_mounts: Vec::new(),
             unreadable: 0,
+            blind_spots: Vec::new(),
             complete: false,
             verdict: Verdict::Skipped,
             elapsed_ns: 0,
