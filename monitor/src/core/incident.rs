@@ -89,6 +89,7 @@ fn with_objects(event: Event, objects: IncidentObjects) -> Event {
         mount: objects.mount,
         holders: objects.holders,
         holders_complete: objects.holders_complete,
+        holders_unreadable: objects.holders_unreadable,
         holders_verdict: objects.holders_verdict,
         ..event
     }

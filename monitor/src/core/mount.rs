@@ -9,7 +9,7 @@ use super::Core;
 use super::pending::Pending;
 use crate::diagnose::ModelChange;
 use crate::event::wording::{actor_phrase, holders_phrase, owner_phrase};
-use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Volume};
+use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Unreadable, Volume};
 use crate::node::mounts::MountKey;
 use crate::node::volume;
 use crate::observation::{BootNs, HolderReport, Request, Source, UmountAttempt, Verdict};
@@ -221,17 +221,19 @@ impl Core {
         let volume = volume::of_path(path);
         let mount = self.mount(key, attempt, Some(attempts), report.as_ref(), volume);
         let (complete, verdict) = match &report {
-            // EBUSY shows that it was a mount when the unmount was attempted.
-            Some(HolderReport { verdict: Verdict::NotAMount, .. }) => (true, Verdict::Transient),
+            // EBUSY shows that it was a mount: that none is found now explains nothing.
+            Some(HolderReport { verdict: Verdict::NotAMount, .. }) => (false, Verdict::NotAMount),
             Some(report) => (report.complete, report.verdict),
             None => (false, Verdict::Skipped),
         };
-        let holders: Vec<MountHolder> = report
-            .map(|report| report.holders)
-            .unwrap_or_default()
-            .into_iter()
-            .map(|holder| self.mount_holder(holder))
-            .collect();
+        let (holders, blind_spots) =
+            report.map(|report| (report.holders, report.blind_spots)).unwrap_or_default();
+        let unreadable = blind_spots.into_iter().map(|spot| Unreadable {
+            pid: spot.tgid,
+            comm: spot.comm,
+            reason: spot.reason,
+        });
+        let holders: Vec<MountHolder> = holders.into_iter().map(|holder| self.mount_holder(holder)).collect();
         let actor = self.actor(&attempt.actor, false);
         let target = mount.volume.as_ref().map(|volume| self.node().target_of_pod(&volume.pod_uid));
         let subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
@@ -242,6 +244,7 @@ impl Core {
             mount: Some(Box::new(mount)),
             holders: Some(holders),
             holders_complete: Some(complete),
+            holders_unreadable: unreadable.collect(),
             holders_verdict: Some(verdict),
             ..self.event(at, Kind::MountBusy, Severity::Warning, message)
         };

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::event::{
-    Actor, Advice, CloseReason, Confidence, Event, Mount, MountHolder, Neighbor, Severity, Target,
+    Actor, Advice, CloseReason, Confidence, Event, Mount, MountHolder, Neighbor, Severity, Target, Unreadable,
 };
 use crate::observation::{BootNs, Request, Verdict};
 
@@ -32,6 +32,8 @@ pub struct IncidentObjects {
     pub holders: Option<Vec<MountHolder>>,
     /// Whether the list of holders is complete.
     pub holders_complete: Option<bool>,
+    /// What the scan could not look into.
+    pub holders_unreadable: Vec<Unreadable>,
     /// Conclusion of the holder scan.
     pub holders_verdict: Option<Verdict>,
 }
@@ -47,6 +49,7 @@ impl IncidentObjects {
             mount: event.mount.clone(),
             holders: event.holders.clone(),
             holders_complete: event.holders_complete,
+            holders_unreadable: event.holders_unreadable.clone(),
             holders_verdict: event.holders_verdict,
         }
     }
@@ -64,6 +67,9 @@ impl IncidentObjects {
         put(&mut self.neighbor, newer.neighbor);
         put(&mut self.mount, newer.mount);
         put(&mut self.holders, newer.holders);
+        if newer.holders_complete.is_some() {
+            self.holders_unreadable = newer.holders_unreadable;
+        }
         put(&mut self.holders_complete, newer.holders_complete);
         put(&mut self.holders_verdict, newer.holders_verdict);
     }

@@ -29,7 +29,7 @@ pub use daemon::{Daemon, Lost, SourceStates};
 pub use incident::{Advice, CloseReason, EVIDENCE_MAX, Incident, Risk};
 pub use kind::Severity;
 pub use link::{Link, LinkPeer};
-pub use mount::{Mount, MountHolder, Serves, Volume};
+pub use mount::{Mount, MountHolder, Serves, Unreadable, Volume};
 pub use neighbor::Neighbor;
 pub use object::{Details, Object, Role, Visitor};
 pub use route::Route;
@@ -145,6 +145,9 @@ pub struct Event {
     /// Whether the holder scan saw everything.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders_complete: Option<bool>,
+    /// What the holder scan could not look into, though a holder may be there.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub holders_unreadable: Vec<Unreadable>,
     /// What the holder scan concludes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders_verdict: Option<Verdict>,
@@ -182,6 +185,7 @@ impl Event {
             mount: None,
             holders: None,
             holders_complete: None,
+            holders_unreadable: Vec::new(),
             holders_verdict: None,
             lost: None,
             incident: None,

@@ -52,6 +52,19 @@ pub struct Volume {
     pub name: String,
 }
 
+/// Something that the holder scan could not look into.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Unreadable {
+    /// Process id, where it is one process.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pid: Option<u32>,
+    /// Its command name.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub comm: Option<String>,
+    /// Why.
+    pub reason: String,
+}
+
 /// A process that pins a mount.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MountHolder {

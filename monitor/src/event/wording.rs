@@ -43,7 +43,7 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
             Verdict::Transient => "it was busy for a moment only",
             Verdict::NotAMount => "nothing is mounted there any more",
             Verdict::Skipped => "its holders were not looked for",
-            Verdict::Incomplete => "no holder found, but not every process could be read",
+            Verdict::Incomplete => "no holder found, but not everything could be read",
             Verdict::Processes | Verdict::MountNamespace => "busy",
         }
         .to_owned();

@@ -5,7 +5,9 @@ use std::fmt::{self, Write};
 use jiff::Timestamp;
 
 use super::{Escaped, Pretty, Style, escaped, severity_style};
-use crate::event::{Actor, ActorSource, Confidence, Container, Details, Event, MountHolder, Pod, Target};
+use crate::event::{
+    Actor, ActorSource, Confidence, Container, Details, Event, MountHolder, Pod, Target, Unreadable,
+};
 use crate::observation::{Access, Verdict};
 
 /// Longest list of holders; the rest is counted.
@@ -113,13 +115,22 @@ impl Pretty {
             Some(Verdict::Transient) => "nobody holds it any more",
             Some(Verdict::NotAMount) => "nothing is mounted there",
             Some(Verdict::Skipped) => "holders were not looked for again",
-            Some(Verdict::Incomplete) => "no holder found, but not every process could be read",
+            Some(Verdict::Incomplete) => "no holder found, but not everything could be read",
             Some(Verdict::Processes) if event.holders_complete == Some(false) => {
-                "there may be more: not every process could be read"
+                "there may be more: not everything could be read"
             }
             Some(Verdict::Processes) | None => return Ok(()),
         };
-        self.detail(if holders.is_empty() { "held" } else { "" }, verdict, out)
+        self.detail(if holders.is_empty() { "held" } else { "" }, verdict, out)?;
+        for Unreadable { pid, comm, reason } in event.holders_unreadable.iter().take(MAX_HOLDERS) {
+            let process = match (pid, comm) {
+                (Some(pid), Some(comm)) => format!("{comm} (pid {pid}): "),
+                (Some(pid), None) => format!("pid {pid}: "),
+                (None, _) => String::new(),
+            };
+            self.detail("", &escaped(&format!("not seen: {process}{reason}")), out)?;
+        }
+        Ok(())
     }
 }
 

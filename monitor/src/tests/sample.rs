@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::event::{
     Actor, ActorSource, AncestorRef, Confidence, Container, Daemon, Event, Join, Kind, Link, LinkPeer, Lost,
-    Mount, MountHolder, Neighbor, Pod, Route, Severity, Target, Volume,
+    Mount, MountHolder, Neighbor, Pod, Route, Severity, Target, Unreadable, Volume,
 };
 use crate::observation::{Access, Verdict};
 
@@ -162,6 +162,11 @@ pub(crate) fn busy() -> Event {
             MountHolder { unit: Some("backup.service".into()), ..holder(977, "rsync", Access::Mount) },
         ]),
         holders_complete: Some(false),
+        holders_unreadable: vec![Unreadable {
+            pid: Some(1),
+            comm: Some("systemd".into()),
+            reason: "it may not be read".into(),
+        }],
         holders_verdict: Some(Verdict::Processes),
         ..plain(
             Kind::MountBusy,

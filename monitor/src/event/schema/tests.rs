@@ -86,6 +86,7 @@ fn extremes() -> Event {
         holder.serves = Some(Serves { mountpoint: "/x".into(), pod: pod.clone() });
     }
     (event.holders_complete, event.holders_verdict) = (busy.holders_complete, busy.holders_verdict);
+    event.holders_unreadable = busy.holders_unreadable;
     event.incident = Some(Box::new(Incident {
         id: "1".into(),
         kind: "volume-busy".into(),
