@@ -59,8 +59,10 @@ pub(super) fn read_all() -> Result<Vec<File>> {
 
 /// Marks the files of modules that another file declares for tests only.
 fn find_test_modules(files: &mut [File]) {
+    // A benchmark is a crate of its own.
     let declared: Vec<(String, Vec<String>)> = files
         .iter()
+        .filter(|file| file.module.is_some())
         .flat_map(|file| {
             let of_crate = crate_directory(&file.path).to_owned();
             file.source.test_modules.iter().map(move |module| (of_crate.clone(), module.clone()))
@@ -109,8 +111,9 @@ mod tests {
             File::new("monitor/src/sinks/sample/data.rs", "").expect("Rust"),
             File::new("monitor/src/sinks/http.rs", "").expect("Rust"),
             File::new("xtask/src/sinks/sample.rs", "").expect("Rust"),
+            File::new("monitor/benches/store/main.rs", "mod sinks;").expect("Rust"),
         ];
         find_test_modules(&mut files);
-        assert_eq!(files.map(|file| file.in_test), [false, true, true, false, false]);
+        assert_eq!(files.map(|file| file.in_test), [false, true, true, false, false, true]);
     }
 }
