@@ -1,15 +1,15 @@
-//! Memory that is free in this process but not yet for others.
+//! Returns freed memory to the kernel.
 //!
-//! The allocator keeps what was freed in small pieces between pieces in use. After the type information of the
-//! kernel was parsed, and after a storm of events, that is several times what the daemon needs.
+//! The allocator keeps freed memory between allocations that are in use. After parsing the kernel's BTF and after an
+//! event storm, that is several times what the daemon needs.
 
-/// Events between two looks that make a storm.
+/// Events between two checks from which on it is a storm.
 const STORM: u64 = 2048;
-/// So few, and it is over.
+/// Events between two checks up to which a storm is over.
 const CALM: u64 = 64;
 
-/// Gives all free memory back to the kernel; takes milliseconds.
-pub fn give_back() {
+/// Returns all free memory to the kernel; takes milliseconds.
+pub fn release_free_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim only touches the allocator's free memory.
     unsafe {
@@ -17,7 +17,7 @@ pub fn give_back() {
     }
 }
 
-/// Tells when a storm is over.
+/// Detects the end of an event storm.
 #[derive(Debug, Default)]
 pub struct Weather {
     events: u64,
@@ -25,7 +25,7 @@ pub struct Weather {
 }
 
 impl Weather {
-    /// An event passed.
+    /// Counts an event.
     pub fn event(&mut self) {
         self.events += 1;
     }
@@ -53,7 +53,7 @@ mod tests {
             weather.has_calmed()
         };
         assert!(!after(STORM));
-        assert!(!after(CALM + 1), "it is ebbing");
+        assert!(!after(CALM + 1), "it is not over yet");
         assert!(after(CALM));
         assert!(!after(0));
         assert!(!after(STORM - 1));

@@ -5,7 +5,7 @@ use nix::time::{ClockId, clock_gettime};
 /// Nanoseconds of `CLOCK_BOOTTIME`, the clock of every kernel record.
 pub type BootNs = u64;
 
-/// Now on the boot clock. The kernel always has this clock, so a failure reads as zero.
+/// Current boot time; 0 if the clock cannot be read, which does not happen on Linux.
 #[must_use]
 pub fn boot_now() -> BootNs {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |t| {
@@ -13,7 +13,7 @@ pub fn boot_now() -> BootNs {
     })
 }
 
-/// What to add to a boot time to get wall-clock time, in nanoseconds.
+/// Offset in nanoseconds from boot time to wall-clock time.
 #[must_use]
 pub fn realtime_offset_ns() -> i64 {
     let read = |clock| {

@@ -1,4 +1,5 @@
-//! Puts the pipeline together: sources to the core, the core to the sinks, its questions back to the sources.
+//! Assembles and runs the pipeline: observations from the sources to the core, events from the core to the sinks,
+//! requests from the core to the sources.
 
 mod programs;
 mod signals;
@@ -39,56 +40,56 @@ use crate::sources::netlink::{NetlinkConfig, NetlinkError, NetlinkSource};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::runtime;
-use crate::sources::{Sender, seen};
+use crate::sources::{Sender, observed_now};
 use crate::store::{Archive, Limits as StoreLimits};
 
 use programs::Reading;
 use signals::Signals;
 
-/// Observations that wait for the core; beyond that the kernel buffers.
+/// Capacity of the core's queue of observations; beyond that the kernel buffers.
 const QUEUE: usize = 4096;
-/// Observations taken in one go.
+/// Observations received at once.
 const BATCH: usize = 256;
-/// Namespaces that wait to be read.
+/// Capacity of the queue of namespaces to read.
 const NETNS_QUEUE: usize = 1024;
-/// Heartbeat of the core, for health and for what expires.
+/// Interval of the core's heartbeat, for health checks and expiry.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// What the kernel programs get to hand over what they have.
+/// How long the remaining records of the probes are read at shutdown.
 const READ_DRAIN: Duration = Duration::from_millis(500);
-/// What the sinks get to write what they have.
+/// How long sinks may write their queues at shutdown.
 const DRAIN: Duration = Duration::from_secs(3);
-/// What recordings get for the same.
+/// How long the recorder may write its queue at shutdown.
 const RECORDER_DRAIN: Duration = Duration::from_secs(1);
-/// The wall clock is slewed all the time; an event's time follows once it is off by this much.
+/// The core's wall clock is updated when it is off by more than this, since NTP slews the clock all the time.
 const CLOCK_STEP_NS: u64 = 10_000;
 
 /// Why the daemon could not start, or ended.
 #[derive(Debug, Error)]
 pub enum DaemonError {
-    /// A required source cannot be had.
+    /// A required source could not be started.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// Kernel programs were required and cannot run.
+    /// Kernel programs are required and could not be loaded.
     #[error("kernel programs are required and cannot run: {0}")]
     Ebpf(String),
-    /// Metrics cannot be registered.
+    /// Metrics could not be registered.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
-    /// Metrics cannot be served.
+    /// The HTTP server could not be started.
     #[error(transparent)]
     Http(#[from] HttpError),
-    /// What was to be recorded cannot be.
+    /// The recorder could not be started.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// Queries cannot be answered.
+    /// The API server could not be started.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// A thread or signal handler cannot be had.
+    /// A thread or signal handler could not be started.
     #[error("cannot start {what}")]
     Start {
-        /// What was to be started.
+        /// What could not be started.
         what: &'static str,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -97,10 +98,10 @@ pub enum DaemonError {
     SourceEnded,
 }
 
-/// What the command line adds to the configuration.
+/// Options of the command line that are not part of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Version and revision of the program.
+    /// Version of the program.
     pub version: &'static str,
     /// Git revision.
     pub revision: &'static str,
@@ -108,14 +109,14 @@ pub struct Options {
     pub log_bpf: bool,
     /// Whether standard output is coloured.
     pub colour: bool,
-    /// What is recorded besides the last minutes.
+    /// Recording file, besides the flight recorder.
     pub record: Option<Record>,
 }
 
-/// Runs until a signal ends it, within a local task set. `reload` reads the configuration again.
+/// Runs the daemon in a local task set until SIGINT or SIGTERM. `reload` reads the configuration again.
 ///
 /// # Errors
-/// When something required cannot be had, at start or later.
+/// When a required part cannot be started, or ends.
 pub async fn run(
     config: Config,
     options: Options,
@@ -126,7 +127,7 @@ pub async fn run(
     let own = Own::default().with_directories(own_files);
     let metrics = Arc::new(Metrics::new(options.version, options.revision, own)?);
     let health = Arc::new(Health::default());
-    // A port in use is found out before anything is touched in the kernel.
+    // First, so that a port in use is reported before any program is loaded.
     let _server = match &config.get(&LISTEN).0[..] {
         [] => None,
         listen => Some(Server::start(listen, Arc::clone(&metrics), Arc::clone(&health))?),
@@ -162,7 +163,7 @@ pub async fn run(
     sources.extend(HOOKS.iter().map(|hook| (hook.source(), false)));
     for (socket, label) in sockets.iter().zip(runtime::metric_labels(&sockets)) {
         metrics.name_source(socket.source(), label);
-        // Where nobody named a runtime, a node without one is an everyday case.
+        // Without a configured runtime, a node without any is not degraded.
         sources.insert(socket.source(), runtimes == Runtimes::Auto);
     }
     if store_limits.is_some() {
@@ -225,12 +226,12 @@ pub async fn run(
         offset_ns: realtime_offset_ns(),
         weather: Weather::default(),
     };
-    daemon.observe(seen(Fact::Clock { realtime_offset_ns: daemon.offset_ns }));
+    daemon.observe(observed_now(Fact::Clock { realtime_offset_ns: daemon.offset_ns }));
     if let Some(last_alive) = previous_run.alive {
-        daemon.observe(seen(Fact::Restarted { last_alive }));
+        daemon.observe(observed_now(Fact::Restarted { last_alive }));
     }
     if let Some(status) = store {
-        daemon.observe(seen(Fact::Source(status)));
+        daemon.observe(observed_now(Fact::Source(status)));
     }
     for (incident, objects) in daemon.core.incidents() {
         daemon.metrics.resumed_incident(&incident, objects);
@@ -258,7 +259,7 @@ struct Daemon {
     scanner: Scanner,
     netns: mpsc::Sender<NsInum>,
     proc: Proc,
-    /// Answers that are there at once.
+    /// Answers that need no waiting, and the observation that is processed.
     replies: VecDeque<Observation>,
     config: Config,
     offset_ns: i64,
@@ -295,10 +296,10 @@ impl Daemon {
                 () = async { match deadline {
                     Some(deadline) => sleep_until(deadline).await,
                     None => std::future::pending().await,
-                } } => self.observe(seen(Fact::Tick)),
-                _ = heartbeat.tick() => self.beat(),
+                } } => self.observe(observed_now(Fact::Tick)),
+                _ = heartbeat.tick() => self.heartbeat(),
                 Some(question) = questions.recv() => {
-                    // Whoever asked may have gone.
+                    // The client may have disconnected.
                     let _ = question.send(Box::new(self.core.state(boot_now())));
                 }
                 _ = signals.terminate.recv() => return Ok(()),
@@ -317,14 +318,14 @@ impl Daemon {
             self.core.observe(observation);
             for output in self.core.take_output().collect::<Vec<_>>() {
                 match output {
-                    Output::Event(event) => self.tell(*event),
-                    Output::Request(request) => self.ask(request),
+                    Output::Event(event) => self.emit(*event),
+                    Output::Request(request) => self.handle_request(request),
                 }
             }
         }
     }
 
-    fn tell(&mut self, event: Event) {
+    fn emit(&mut self, event: Event) {
         self.metrics.event(&event);
         self.recorder.event(&event);
         self.metrics.latency(&event, boot_now());
@@ -335,17 +336,17 @@ impl Daemon {
         self.sinks.offer(&Arc::new(event.into()));
     }
 
-    fn ask(&mut self, request: Request) {
+    fn handle_request(&mut self, request: Request) {
         match request {
-            // A full queue costs a name: the event that waits is told without it.
+            // With a full queue the pending event is emitted at its deadline, without the names that are missing.
             Request::Netns { netns } => {
                 if self.netns.try_send(netns).is_err() {
-                    tracing::warn!(netns, "too many namespaces wait to be read");
+                    tracing::warn!(netns, "namespace queue is full; the request is discarded");
                 }
             }
             Request::ProcessState { tgid } => {
                 let alive = self.proc.is_alive(tgid);
-                self.replies.push_back(seen(Fact::ProcessState(ProcessState { tgid, alive })));
+                self.replies.push_back(observed_now(Fact::ProcessState(ProcessState { tgid, alive })));
             }
             Request::Holders { id, mntns, tgid, path, follow } => {
                 let request = ScanRequest { id, mntns, tgid, path: path.clone(), follow };
@@ -354,13 +355,14 @@ impl Daemon {
                         Refused::Full => "queue-full",
                         Refused::Ended => "ended",
                     });
-                    self.replies.push_back(seen(Fact::Holders(Box::new(HolderReport::skipped(id, path)))));
+                    self.replies
+                        .push_back(observed_now(Fact::Holders(Box::new(HolderReport::skipped(id, path)))));
                 }
             }
         }
     }
 
-    fn beat(&mut self) {
+    fn heartbeat(&mut self) {
         let now = boot_now();
         let offset_ns = realtime_offset_ns();
         if offset_ns.abs_diff(self.offset_ns) > CLOCK_STEP_NS {
@@ -375,7 +377,7 @@ impl Daemon {
         self.metrics.incidents_discarded(self.core.incidents_discarded());
         self.health.tick(now);
         if self.weather.has_calmed() {
-            allocator::give_back();
+            allocator::release_free_memory();
         }
     }
 
@@ -387,15 +389,15 @@ impl Daemon {
     fn reconfigure(&mut self, config: &Config) {
         let mut settings = self.core.settings().clone();
         config.policy().apply_to(&mut settings);
-        self.observe(seen(Fact::Settings(Box::new(settings))));
+        self.observe(observed_now(Fact::Settings(Box::new(settings))));
         if self.config.adopt(config) {
-            tracing::warn!("configuration read again; what changed besides `cmdline` needs a restart");
+            tracing::warn!("configuration reloaded; changes of settings other than `cmdline` need a restart");
         } else {
-            tracing::info!("configuration read again");
+            tracing::info!("configuration reloaded");
         }
     }
 
-    /// Starts to read the programs' records, and reports the rung of every hook.
+    /// Starts to read the records of the probes, and observes the status of every hook.
     fn start_hooks(&mut self, hooks: Hooks, host_netns: NsInum, tx: &Sender) -> Option<Reading> {
         self.metrics.export_zero_losses(bpf::loss_reasons());
         let reading = hooks.programs.map(|programs| {
@@ -404,12 +406,12 @@ impl Daemon {
             Reading::start(programs, self.proc.clone(), host_netns, tx.clone())
         });
         for standing in &hooks.standings {
-            self.observe(seen(Fact::Source(standing.status())));
+            self.observe(observed_now(Fact::Source(standing.status())));
         }
         reading
     }
 
-    /// Takes what happened before the end, as far as it comes in time.
+    /// Processes the observations made before shutdown, as far as they arrive in time.
     async fn drain(&mut self, mut rx: mpsc::Receiver<Observation>, reading: Option<Reading>) {
         let mut read = pin!(async {
             if let Some(reading) = reading {
@@ -424,7 +426,7 @@ impl Daemon {
                 () = &mut timeout => break,
             }
         }
-        // Others go on sending: what waits now is all that is taken.
+        // Other sources are still sending: only what is queued now is processed.
         for _ in 0..rx.len() {
             let Ok(observation) = rx.try_recv() else { return };
             self.observe(observation);
@@ -432,7 +434,7 @@ impl Daemon {
     }
 
     fn stop(mut self) {
-        self.observe(seen(Fact::Stop));
+        self.observe(observed_now(Fact::Stop));
         self.recorder.finish(&self.core, boot_now(), RECORDER_DRAIN);
         self.sinks.finish(DRAIN);
     }
@@ -456,7 +458,7 @@ fn start_recorder(
     record: Option<&Record>,
     metrics: &Arc<Metrics>,
 ) -> Result<Recorder, RecordError> {
-    // A path that is not Unicode cannot be shown; the rest of the pipeline does not mind it.
+    // A path that is not Unicode cannot be serialized; everything else works with it.
     let shown = serde_json::to_value(config).unwrap_or_default();
     let mut recorder = Recorder::new(Writer::this_build(shown), boot_now(), Arc::clone(metrics));
     if let Some(record) = record {

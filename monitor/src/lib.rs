@@ -1,4 +1,4 @@
-//! kevtmon names who broke a node's network or mounts, the moment it happens.
+//! kevtmon names the process that broke a node's network or mounts, the moment it happens.
 //!
 //! ```text
 //! sources ─► Observation ─► core + node model ─► Event ─► sinks

@@ -1,4 +1,4 @@
-//! Settings that are one of a few names: the list that is parsed is the list that a complaint shows.
+//! Settings with a fixed set of values, parsed from one list that error messages show, too.
 
 /// Defines an enum whose variants have names, read from arguments and from the configuration file.
 macro_rules! names {
@@ -11,7 +11,7 @@ macro_rules! names {
             /// Every valid name.
             pub const NAMES: &'static [&'static str] = &[$($name),+];
 
-            /// As it is written.
+            /// The name as it is parsed.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)+ }
@@ -51,13 +51,13 @@ use std::str::FromStr;
 use serde::de::{Deserializer, Error, Visitor};
 use thiserror::Error as ThisError;
 
-/// A name that is none of the valid ones.
+/// A name that is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 #[error("{given:?} is not valid: expected {}", one_of(.valid))]
 pub struct UnknownName {
-    /// What was given.
+    /// The given name.
     pub given: String,
-    /// What would be valid.
+    /// The valid names.
     pub valid: &'static [&'static str],
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn one_of(valid: &[&str]) -> String {
     format!("one of {}", valid.join(", "))
 }
 
-/// Reads a name, and names the valid ones when something else stands there.
+/// Deserializes a name; the error of any other value lists the valid names.
 pub(crate) fn deserialize<'de, D, T>(from: D, valid: &'static [&'static str]) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

@@ -1,5 +1,5 @@
-//! Maps as lists of pairs in the order of their keys, for serde: a key that is no text cannot name a JSON field, and
-//! equal maps are written equally.
+//! Serializes maps as lists of key-value pairs in key order: JSON object keys must be strings, and equal maps must give
+//! equal output.
 
 use serde::de::{Deserialize, Deserializer};
 use serde::ser::{Serialize, Serializer};

@@ -53,7 +53,7 @@ pub enum Output {
     Request(Request),
 }
 
-/// The joining stage.
+/// The stage that joins observations with the model.
 #[derive(Debug)]
 pub struct Core {
     settings: Settings,

@@ -14,7 +14,7 @@ use crate::observation::{BootNs, ContainerFacts, LinkFacts, NsInum, SourceStatus
 
 /// The model at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct State {
+pub struct NodeState {
     /// Time of the snapshot, RFC 3339.
     pub time: String,
     /// Node name.
@@ -37,13 +37,13 @@ pub struct State {
     pub counts: Counts,
     /// Pods with at least one container, by namespace and name.
     #[serde(default)]
-    pub pods: Vec<PodState>,
+    pub pods: Vec<PodStatus>,
     /// Containers that are not removed, by id.
     #[serde(default)]
-    pub containers: Vec<ContainerPlace>,
+    pub containers: Vec<ContainerStatus>,
     /// Network namespaces of which a snapshot was read, by inode number.
     #[serde(default)]
-    pub namespaces: Vec<NetnsState>,
+    pub namespaces: Vec<NetnsStatus>,
 }
 
 /// Numbers of objects.
@@ -65,7 +65,7 @@ pub struct Counts {
 
 /// A pod and its network.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PodState {
+pub struct PodStatus {
     /// Name, uid, addresses.
     #[serde(flatten)]
     pub pod: Pod,
@@ -85,7 +85,7 @@ pub struct PodState {
 
 /// A container with its pod and namespaces.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ContainerPlace {
+pub struct ContainerStatus {
     /// The container.
     #[serde(flatten)]
     pub container: Container,
@@ -114,7 +114,7 @@ pub struct ContainerPlace {
 
 /// A network namespace.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct NetnsState {
+pub struct NetnsStatus {
     /// Inode number.
     pub netns: NsInum,
     /// Name below /run/netns.
@@ -142,23 +142,23 @@ pub struct NetnsState {
 impl Core {
     /// The current state of the model; `at` becomes its time stamp.
     #[must_use]
-    pub fn state(&self, at: BootNs) -> State {
-        let mut containers: Vec<ContainerPlace> =
-            self.containers.present().map(|facts| self.container_place(facts)).collect();
+    pub fn state(&self, at: BootNs) -> NodeState {
+        let mut containers: Vec<ContainerStatus> =
+            self.containers.present().map(|facts| self.container_status(facts)).collect();
         containers.sort_unstable_by(|a, b| a.container.id.cmp(&b.container.id));
-        let namespaces: Vec<NetnsState> =
-            self.namespaces.all().map(|(netns, namespace)| self.netns_state(netns, namespace)).collect();
-        let pods = self.pod_states(&containers);
+        let namespaces: Vec<NetnsStatus> =
+            self.namespaces.all().map(|(netns, namespace)| self.netns_status(netns, namespace)).collect();
+        let pods = self.pod_statuses(&containers);
         let mut counts = Counts {
             containers: BTreeMap::new(),
             pods: number(pods.len()),
             namespaces: number(namespaces.len()),
             links: number(namespaces.iter().map(|namespace| namespace.links.len()).sum()),
         };
-        for place in &containers {
-            *counts.containers.entry(place.container.state.clone().unwrap_or_default()).or_default() += 1;
+        for container in &containers {
+            *counts.containers.entry(container.container.state.clone().unwrap_or_default()).or_default() += 1;
         }
-        State {
+        NodeState {
             time: self.wall_time(at),
             node: self.settings.node.clone(),
             boot_id: self.settings.boot_id.clone(),
@@ -174,10 +174,10 @@ impl Core {
         }
     }
 
-    fn container_place(&self, facts: &ContainerFacts) -> ContainerPlace {
+    fn container_status(&self, facts: &ContainerFacts) -> ContainerStatus {
         let sources = self.containers.sources(&facts.id);
         let is_up = |source: &String| self.statuses.get(source).is_some_and(|status| status.up);
-        ContainerPlace {
+        ContainerStatus {
             sources: sources.to_vec(),
             stale: !sources.iter().any(is_up),
             container: container(facts),
@@ -189,22 +189,22 @@ impl Core {
         }
     }
 
-    fn pod_states(&self, containers: &[ContainerPlace]) -> Vec<PodState> {
-        let mut pods: BTreeMap<&str, PodState> = BTreeMap::new();
-        for place in containers {
-            let Some(pod) = &place.pod else { continue };
-            let state = pods.entry(&pod.uid).or_insert_with(|| PodState {
+    fn pod_statuses(&self, containers: &[ContainerStatus]) -> Vec<PodStatus> {
+        let mut pods: BTreeMap<&str, PodStatus> = BTreeMap::new();
+        for container in containers {
+            let Some(pod) = &container.pod else { continue };
+            let state = pods.entry(&pod.uid).or_insert_with(|| PodStatus {
                 pod: pod.clone(),
                 netns: None,
                 gateways: Vec::new(),
                 host_links: Vec::new(),
                 containers: Vec::new(),
             });
-            state.containers.push(place.container.id.clone());
+            state.containers.push(container.container.id.clone());
             // All containers of a pod share the sandbox's namespace; the host's belongs to no pod.
-            state.netns = state.netns.or(place.netns.filter(|netns| *netns != self.settings.host_netns));
+            state.netns = state.netns.or(container.netns.filter(|netns| *netns != self.settings.host_netns));
         }
-        let mut pods: Vec<PodState> = pods.into_values().collect();
+        let mut pods: Vec<PodStatus> = pods.into_values().collect();
         for pod in &mut pods {
             let Some(netns) = pod.netns else { continue };
             if let Some(namespace) = self.namespaces.get(netns) {
@@ -221,20 +221,20 @@ impl Core {
         }
         pods.sort_unstable_by(|a, b| {
             let name =
-                |pod: &PodState| (pod.pod.namespace.clone(), pod.pod.name.clone(), pod.pod.uid.clone());
+                |pod: &PodStatus| (pod.pod.namespace.clone(), pod.pod.name.clone(), pod.pod.uid.clone());
             name(a).cmp(&name(b))
         });
         pods
     }
 
-    fn netns_state(&self, netns: NsInum, namespace: &Namespace) -> NetnsState {
+    fn netns_status(&self, netns: NsInum, namespace: &Namespace) -> NetnsStatus {
         let mut addresses: Vec<String> = namespace
             .addresses
             .iter()
             .map(|address| format!("{}/{}", address.address, address.prefix_len))
             .collect();
         addresses.sort_unstable();
-        NetnsState {
+        NetnsStatus {
             netns,
             name: namespace.name.clone(),
             pid: namespace.owner.as_ref().map(|owner| owner.tgid),

@@ -480,6 +480,6 @@ fn the_state_says_whose_each_namespace_is_and_reads_back_the_same() {
     let [host, inner] = &state.namespaces[..] else { panic!("{:?}", state.namespaces) };
     assert_eq!((host.owner.join, inner.owner.join), (Join::Host, Join::Ok));
     assert_eq!(host.links[0].peer.as_ref().unwrap().ifname.as_deref(), Some("eth0"));
-    let back: state::State = serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap();
+    let back: state::NodeState = serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap();
     assert_eq!(back, state);
 }

@@ -9,7 +9,7 @@ use crate::error_chain::chain;
 use crate::observation::{Fact, Loss, NsInum};
 use crate::sources::bpf::{self, BpfConfig, BpfSource, Hooks};
 use crate::sources::procfs::Proc;
-use crate::sources::{Sender, seen};
+use crate::sources::{Sender, observed_now};
 
 /// Puts every hook on the best rung that the configuration and the kernel allow.
 pub(super) fn load_hooks(config: &Config, log: bool) -> Result<Hooks, DaemonError> {
@@ -35,7 +35,7 @@ impl Reading {
                 tracing::error!(error = chain(&error), "cannot read the kernel programs");
                 let loss = Loss { source: "bpf".into(), reason: "unreadable".into(), count: None };
                 // The core ends together with its queue.
-                let _ = tx.send(seen(Fact::Lost(loss))).await;
+                let _ = tx.send(observed_now(Fact::Lost(loss))).await;
             }
         });
         Self { stop, task }

@@ -14,7 +14,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::{ScanRequest, scan};
 use crate::observation::Fact;
 use crate::sources::procfs::Proc;
-use crate::sources::{Sender, seen};
+use crate::sources::{Sender, observed_now};
 
 /// A scan that took one part is followed by nineteen parts of rest: 5 % of a core.
 const REST_FACTOR: u32 = 19;
@@ -141,7 +141,7 @@ fn work(proc: &Proc, shared: &Shared, tx: &Sender, limits: Limits) {
         let before = thread_time();
         let report = scan(proc, &request, limits.budget);
         let took = thread_time().saturating_sub(before);
-        if tx.blocking_send(seen(Fact::Holders(Box::new(report)))).is_err() {
+        if tx.blocking_send(observed_now(Fact::Holders(Box::new(report)))).is_err() {
             return;
         }
         not_before = Instant::now() + rest_after(took, limits.max_rest);

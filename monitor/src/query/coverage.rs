@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::history::Extent;
 use super::record::{Record, timestamp};
-use crate::core::state::State;
+use crate::core::state::NodeState;
 use crate::event::{Kind, SourceStates};
 
 /// A gap in what could be seen.
@@ -74,7 +74,7 @@ pub struct Coverage<'a> {
     /// Its `daemon.*` and `events.lost` events, in order, from the last one before the story on.
     pub daemon_events: &'a [Record],
     /// Its state, if it runs.
-    pub state: Option<&'a State>,
+    pub state: Option<&'a NodeState>,
     /// How far the history reaches.
     pub extent: &'a Extent,
 }

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::filter::{EventFilter, IncidentFilter, Order, Position};
 use super::record::{Record, RecordError, timestamp};
-use crate::core::state::State;
+use crate::core::state::NodeState;
 use crate::event::{Actor, Event, Incident, SCHEMA, Target};
 
 /// Maximum size of the JSON on one page, in bytes; there is at least one event on it.
@@ -42,7 +42,7 @@ pub trait History: Send + Sync {
     ///
     /// # Errors
     /// When it cannot be read.
-    fn state(&self) -> Result<Option<State>, HistoryError> {
+    fn state(&self) -> Result<Option<NodeState>, HistoryError> {
         Ok(None)
     }
 }
@@ -267,7 +267,7 @@ where
         Ok(Extent { from, ..if new.to.is_some() { new } else { old } })
     }
 
-    fn state(&self) -> Result<Option<State>, HistoryError> {
+    fn state(&self) -> Result<Option<NodeState>, HistoryError> {
         match self.newest.state()? {
             Some(state) => Ok(Some(state)),
             None => self.older.state(),

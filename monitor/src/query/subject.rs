@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::Record;
 use super::filter::is_uid;
 use super::key::{Family, Key, Lookup};
-use crate::core::state::{NetnsState, State};
+use crate::core::state::{NetnsStatus, NodeState};
 use crate::event::{Container, Pod, Role, Visitor};
 
 /// A bare word this short that looks like the beginning of a container id is a coincidence.
@@ -87,7 +87,7 @@ pub fn probes(word: &str) -> Vec<Lookup> {
 
 /// All subjects that match the word, each once, in a stable order.
 #[must_use]
-pub fn candidates(word: &str, state: Option<&State>, records: &[Record]) -> Vec<Subject> {
+pub fn candidates(word: &str, state: Option<&NodeState>, records: &[Record]) -> Vec<Subject> {
     let probes = probes(word);
     let mut known = Known { probes: &probes, ..Known::default() };
     if let Some(state) = state {
@@ -138,7 +138,7 @@ fn address_lookups(value: &str) -> Vec<Lookup> {
 }
 
 /// The address itself, and the interfaces of the namespace that has it.
-fn address_subject_lookups(address: IpAddr, state: Option<&State>) -> Vec<Lookup> {
+fn address_subject_lookups(address: IpAddr, state: Option<&NodeState>) -> Vec<Lookup> {
     let mut lookups = address_lookups(&address.to_string());
     let Some(state) = state else { return lookups };
     // Not every event on the host's interfaces is about this address.
@@ -149,7 +149,7 @@ fn address_subject_lookups(address: IpAddr, state: Option<&State>) -> Vec<Lookup
     lookups
 }
 
-fn own_addresses(namespace: &NetnsState) -> impl Iterator<Item = IpAddr> {
+fn own_addresses(namespace: &NetnsStatus) -> impl Iterator<Item = IpAddr> {
     namespace.addresses.iter().filter_map(|address| address.split('/').next()?.parse().ok())
 }
 
@@ -227,7 +227,7 @@ impl Known<'_> {
         self.probes.iter().any(|probe| probe.matches(&key))
     }
 
-    fn take_state(&mut self, state: &State) {
+    fn take_state(&mut self, state: &NodeState) {
         for pod in &state.pods {
             self.take_pod(&pod.pod);
         }
@@ -288,7 +288,7 @@ impl Known<'_> {
         }
     }
 
-    fn subjects(&self, state: Option<&State>) -> Vec<Subject> {
+    fn subjects(&self, state: Option<&NodeState>) -> Vec<Subject> {
         let pods = self.pods.iter().map(|(name, names)| pod_subject(name, names, state));
         let containers = self.containers.values().map(|container| container_subject(container, state));
         let interfaces = self
@@ -336,7 +336,7 @@ impl Visitor for Known<'_> {
     fn path(&mut self, _role: Role, _path: &str) {}
 }
 
-fn pod_subject(name: &str, names: &PodNames, state: Option<&State>) -> Subject {
+fn pod_subject(name: &str, names: &PodNames, state: Option<&NodeState>) -> Subject {
     let mut lookups: Vec<Lookup> = names.uids.iter().map(|uid| Lookup::exact(Family::Uid, uid)).collect();
     if names.named {
         lookups.push(Lookup::exact(Family::Pod, name));
@@ -358,7 +358,7 @@ fn pod_subject(name: &str, names: &PodNames, state: Option<&State>) -> Subject {
     }
 }
 
-fn container_subject(container: &Container, state: Option<&State>) -> Subject {
+fn container_subject(container: &Container, state: Option<&NodeState>) -> Subject {
     let short = container.id.get(..12).unwrap_or(&container.id);
     let mut lookups = vec![Lookup::exact(Family::Container, &container.id)];
     if let Some(state) = state
@@ -379,7 +379,7 @@ fn container_subject(container: &Container, state: Option<&State>) -> Subject {
 }
 
 /// All links of a namespace, and their other ends.
-fn interfaces_of(state: &State, netns: u32) -> Vec<Lookup> {
+fn interfaces_of(state: &NodeState, netns: u32) -> Vec<Lookup> {
     let links = state.namespaces.iter().filter(|namespace| namespace.netns == netns).flat_map(|n| &n.links);
     links
         .filter(|link| link.ifname != "lo")
@@ -392,7 +392,12 @@ fn interfaces_of(state: &State, netns: u32) -> Vec<Lookup> {
         .collect()
 }
 
-fn interface_subject(netns: u32, ifname: &str, indexes: &BTreeSet<u32>, state: Option<&State>) -> Subject {
+fn interface_subject(
+    netns: u32,
+    ifname: &str,
+    indexes: &BTreeSet<u32>,
+    state: Option<&NodeState>,
+) -> Subject {
     let mut lookups: Vec<Lookup> = indexes
         .iter()
         .map(|ifindex| Lookup::exact(Family::Interface, format!("{netns}/{ifindex}")))

@@ -16,7 +16,7 @@ use nix::sys::utsname::uname;
 use serde::{Deserialize, Serialize};
 
 use crate::build_info;
-use crate::core::state::State;
+use crate::core::state::NodeState;
 use crate::core::{Core, Saved};
 use crate::event::Incident;
 use crate::observation::{BootNs, SourceStatus};
@@ -126,7 +126,7 @@ pub struct BundleHeader {
     /// The model at the end of the window, as `kevtmon state --json` shows it; absent where nothing could be
     /// replayed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub state: Option<Box<State>>,
+    pub state: Option<Box<NodeState>>,
 }
 
 /// What the recording daemon could observe, and by which means. Another one may have packed the bundle.

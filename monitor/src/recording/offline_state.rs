@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::replay::{ReplayError, play};
 use super::segments::{DIRECTORY, numbered};
-use crate::core::state::State;
+use crate::core::state::NodeState;
 
 /// Why the recorded state cannot be read.
 #[derive(Debug, Error)]
@@ -39,7 +39,7 @@ pub enum OfflineStateError {
 ///
 /// # Errors
 /// When there are segments and none can be read.
-pub fn offline_state(state_dir: &Path) -> Result<Option<State>, OfflineStateError> {
+pub fn offline_state(state_dir: &Path) -> Result<Option<NodeState>, OfflineStateError> {
     let directory = state_dir.join(DIRECTORY);
     let segments = match numbered(&directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -56,7 +56,7 @@ pub fn offline_state(state_dir: &Path) -> Result<Option<State>, OfflineStateErro
     newest_error.map_or(Ok(None), Err)
 }
 
-fn end_of(segment: &Path) -> Result<Option<State>, OfflineStateError> {
+fn end_of(segment: &Path) -> Result<Option<NodeState>, OfflineStateError> {
     let path = || segment.to_owned();
     let file = File::open(segment).map_err(|source| OfflineStateError::Read { path: path(), source })?;
     let played = play(BufReader::new(file), None, |_event| Ok(()))

@@ -4,14 +4,14 @@ use std::fmt::Write as _;
 
 use super::time::Clock;
 use super::{Pretty, Style, escaped};
-use crate::core::state::{ContainerPlace, NetnsState, PodState, State};
+use crate::core::state::{ContainerStatus, NetnsStatus, NodeState, PodStatus};
 use crate::event::Pod;
 use crate::observation::SourceStatus;
 use crate::query::record::timestamp;
 
 /// The model of the node as tables.
 #[must_use]
-pub fn text(state: &State, pretty: &Pretty, clock: &Clock) -> String {
+pub fn text(state: &NodeState, pretty: &Pretty, clock: &Clock) -> String {
     let mut text = String::new();
     let mut line = |line: &str| {
         text.push_str(line.trim_end());
@@ -39,7 +39,7 @@ pub fn text(state: &State, pretty: &Pretty, clock: &Clock) -> String {
     text
 }
 
-fn sources(state: &State) -> Vec<Vec<String>> {
+fn sources(state: &NodeState) -> Vec<Vec<String>> {
     let row = |status: &SourceStatus| {
         vec![
             escaped(&status.source),
@@ -51,8 +51,8 @@ fn sources(state: &State) -> Vec<Vec<String>> {
     state.sources.iter().map(row).collect()
 }
 
-fn pods(state: &State) -> Vec<Vec<String>> {
-    let row = |pod: &PodState| {
+fn pods(state: &NodeState) -> Vec<Vec<String>> {
+    let row = |pod: &PodStatus| {
         vec![
             pod_name(&pod.pod),
             list(&pod.pod.ip),
@@ -65,22 +65,22 @@ fn pods(state: &State) -> Vec<Vec<String>> {
     state.pods.iter().map(row).collect()
 }
 
-fn containers(state: &State) -> Vec<Vec<String>> {
-    let row = |place: &ContainerPlace| {
-        let container = &place.container;
+fn containers(state: &NodeState) -> Vec<Vec<String>> {
+    let row = |status: &ContainerStatus| {
+        let container = &status.container;
         vec![
             escaped(container.id.get(..12).unwrap_or(&container.id)),
             words(container.name.as_deref()),
-            words(container.state.as_deref()) + if place.stale { " (stale)" } else { "" },
+            words(container.state.as_deref()) + if status.stale { " (stale)" } else { "" },
             container.pid.map_or_else(dash, |pid| pid.to_string()),
-            place.pod.as_ref().map_or_else(dash, pod_name),
+            status.pod.as_ref().map_or_else(dash, pod_name),
         ]
     };
     state.containers.iter().map(row).collect()
 }
 
-fn namespaces(state: &State) -> Vec<Vec<String>> {
-    let row = |namespace: &NetnsState| {
+fn namespaces(state: &NodeState) -> Vec<Vec<String>> {
+    let row = |namespace: &NetnsStatus| {
         let links: Vec<String> = namespace.links.iter().map(|link| escaped(&link.ifname)).collect();
         vec![
             namespace.netns.to_string(),
@@ -92,7 +92,7 @@ fn namespaces(state: &State) -> Vec<Vec<String>> {
     state.namespaces.iter().map(row).collect()
 }
 
-fn owner(state: &State, namespace: &NetnsState) -> String {
+fn owner(state: &NodeState, namespace: &NetnsStatus) -> String {
     if namespace.netns == state.host_netns {
         return "the host".to_owned();
     }

@@ -15,7 +15,7 @@ use crate::event::SharedEvent;
 use crate::metrics::Metrics;
 use crate::observation::{Fact, SourceKind, SourceStatus};
 use crate::queue::Refused;
-use crate::sources::{Sender, seen};
+use crate::sources::{Sender, observed_now};
 
 /// Where a sink writes to, and what can fail.
 pub trait Destination: Send + 'static {
@@ -220,7 +220,7 @@ impl<D: Destination> Reconnecting<D> {
             None => tracing::info!("the {} is back", D::TITLE),
         }
         // The core ends together with its queue.
-        let _ = self.core.blocking_send(seen(Fact::Source(status::<D>(failure))));
+        let _ = self.core.blocking_send(observed_now(Fact::Source(status::<D>(failure))));
     }
 
     fn discard(&mut self, event: &Arc<SharedEvent>) {

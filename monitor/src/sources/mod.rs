@@ -12,14 +12,14 @@ pub mod runtime;
 /// buffers and counts what it cannot.
 pub type Sender = tokio::sync::mpsc::Sender<Observation>;
 
-/// A fact that the daemon itself or one of its helpers established now.
+/// An observation of the daemon itself, with the current time.
 #[must_use]
-pub fn seen(fact: Fact) -> Observation {
-    seen_by(Source::Daemon, fact)
+pub fn observed_now(fact: Fact) -> Observation {
+    observed_now_by(Source::Daemon, fact)
 }
 
-/// A fact that a source read now.
+/// An observation of a source, with the current time.
 #[must_use]
-pub fn seen_by(source: Source, fact: Fact) -> Observation {
+pub fn observed_now_by(source: Source, fact: Fact) -> Observation {
     Observation { at: boot_now(), source, fact }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::core::state::State;
+use crate::core::state::NodeState;
 use crate::event::{Confidence, Event, Incident, Severity};
 use crate::query::filter::{EventFilter, IncidentFilter};
 use crate::query::history::{Extent, Found, History, HistoryError, IncidentView, LiveHistory, Page};
@@ -54,7 +54,7 @@ pub(crate) fn incident(id: &str, last: u64) -> Incident {
 pub(crate) struct Memory {
     records: Vec<Record>,
     incidents: Vec<IncidentView>,
-    state: Option<State>,
+    state: Option<NodeState>,
 }
 
 impl Memory {
@@ -77,7 +77,7 @@ impl Memory {
         self
     }
 
-    pub(crate) fn with_state(mut self, state: State) -> Self {
+    pub(crate) fn with_state(mut self, state: NodeState) -> Self {
         self.state = Some(state);
         self
     }
@@ -109,7 +109,7 @@ impl History for Memory {
         })
     }
 
-    fn state(&self) -> Result<Option<State>, HistoryError> {
+    fn state(&self) -> Result<Option<NodeState>, HistoryError> {
         Ok(self.state.clone())
     }
 }

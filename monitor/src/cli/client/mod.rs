@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::config::{Config, Overrides, STATE_DIR};
-use crate::core::state::State;
+use crate::core::state::NodeState;
 use crate::error_chain::chain;
 use crate::query::history::{Extent, History, HistoryError};
 use crate::query::why::{self, Outcome};
@@ -66,7 +66,7 @@ impl Source {
     }
 
     /// The model of the node: as it is, or as it was recorded last.
-    pub(super) fn state(&self) -> Result<Option<State>, StateError> {
+    pub(super) fn state(&self) -> Result<Option<NodeState>, StateError> {
         match (self.history().state()?, self) {
             (None, Self::Files { dir, .. }) => Ok(offline_state(dir)?),
             (state, _) => Ok(state),

@@ -17,7 +17,7 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-use crate::core::state::State;
+use crate::core::state::NodeState;
 use crate::query::filter::{EventFilter, IncidentFilter};
 use crate::query::history::{Extent, History, HistoryError, IncidentView, Page};
 use crate::query::why::Outcome;
@@ -270,7 +270,7 @@ impl History for Remote {
         Ok(wire::read_page(&body).map_err(RemoteError::from)?.1)
     }
 
-    fn state(&self) -> Result<Option<State>, HistoryError> {
+    fn state(&self) -> Result<Option<NodeState>, HistoryError> {
         Ok(Some(serde_json::from_str(&self.get("/v1/state")?).map_err(RemoteError::from)?))
     }
 }

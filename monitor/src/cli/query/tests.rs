@@ -3,7 +3,7 @@
 use jiff::tz;
 
 use super::*;
-use crate::core::state::{ContainerPlace, Counts};
+use crate::core::state::{ContainerStatus, Counts};
 use crate::event::{Container, Event, Kind};
 use crate::observation::{SourceKind, SourceStatus};
 use crate::query::history::IncidentView;
@@ -79,7 +79,7 @@ fn the_state_reads_well() {
     ];
     state.counts = Counts::default();
     state.pods[0].host_links = vec!["cali-a".into()];
-    state.containers = vec![ContainerPlace {
+    state.containers = vec![ContainerStatus {
         container: Container {
             id: "593d8a89ee37".repeat(6)[..64].into(),
             name: Some("etcd\u{1b}[2J".into()),
@@ -99,7 +99,7 @@ fn the_state_reads_well() {
     let memory = || Memory::default().with_state(state.clone());
     golden(&answer(memory(), &Query::State(StateArgs::default())), include_str!("golden/state.txt"));
     let json = answer(memory(), &Query::State(StateArgs { json: true, ..StateArgs::default() }));
-    assert_eq!(serde_json::from_str::<crate::core::state::State>(&json.out).unwrap(), state);
+    assert_eq!(serde_json::from_str::<crate::core::state::NodeState>(&json.out).unwrap(), state);
     let without = answer(Memory::default(), &Query::State(StateArgs::default()));
     assert_eq!((without.code, without.out.as_str()), (exit::FAILED, ""));
 }
@@ -243,7 +243,7 @@ fn the_examples_of_the_manual_are_what_the_commands_write() {
     let event: Event = serde_json::from_str(event).unwrap();
     let incident: IncidentView = serde_json::from_str(incident).unwrap();
     assert_eq!((&event.boot_id, &vec![event.seq]), (&incident.boot_id, &incident.incident.evidence));
-    let state: crate::core::state::State = serde_json::from_str(state).unwrap();
+    let state: crate::core::state::NodeState = serde_json::from_str(state).unwrap();
     assert_eq!(state.pods[0].pod.uid, incident.target.as_ref().unwrap().pod.as_ref().unwrap().uid);
     let memory = Memory::of_lines([line]).with_view(incident).with_state(state);
     let json = Query::Why(WhyArgs { word: "lijiaob/etcd1-0".into(), json: true, ..WhyArgs::default() });

@@ -1,7 +1,7 @@
 //! Words of an operator, on a node with two pods of one name and a busy mount.
 
 use super::*;
-use crate::core::state::{Counts, NetnsState, PodState};
+use crate::core::state::{Counts, NetnsStatus, PodStatus};
 use crate::event::Event;
 use crate::event::{Join, Link, LinkPeer, Target};
 use crate::query::key::keys;
@@ -29,7 +29,7 @@ fn link(netns: u32, ifindex: u32, ifname: &str, peer: (u32, u32)) -> Link {
     }
 }
 
-fn pod(namespace: &str, name: &str, uid: &str, ip: &str, netns: u32) -> PodState {
+fn pod(namespace: &str, name: &str, uid: &str, ip: &str, netns: u32) -> PodStatus {
     let pod = Pod {
         namespace: Some(namespace.into()),
         name: Some(name.into()),
@@ -37,11 +37,17 @@ fn pod(namespace: &str, name: &str, uid: &str, ip: &str, netns: u32) -> PodState
         sandbox_id: None,
         ip: vec![ip.parse().unwrap()],
     };
-    PodState { pod, netns: Some(netns), gateways: Vec::new(), host_links: Vec::new(), containers: Vec::new() }
+    PodStatus {
+        pod,
+        netns: Some(netns),
+        gateways: Vec::new(),
+        host_links: Vec::new(),
+        containers: Vec::new(),
+    }
 }
 
-fn namespace(netns: u32, owner: Option<Pod>, links: Vec<Link>) -> NetnsState {
-    NetnsState {
+fn namespace(netns: u32, owner: Option<Pod>, links: Vec<Link>) -> NetnsStatus {
+    NetnsStatus {
         netns,
         name: None,
         pid: None,
@@ -54,12 +60,12 @@ fn namespace(netns: u32, owner: Option<Pod>, links: Vec<Link>) -> NetnsState {
 }
 
 /// Pods `a/web` and `b/web`, each with an `eth0` and a host interface.
-pub(crate) fn state() -> State {
+pub(crate) fn state() -> NodeState {
     let pods = vec![pod("a", "web", "uid-a", "10.0.0.1", 71), pod("b", "web", "uid-b", "10.0.0.2", 72)];
     let inner = |index: usize, netns, host| {
         namespace(netns, Some(pods[index].pod.clone()), vec![link(netns, 2, "eth0", (HOST, host))])
     };
-    State {
+    NodeState {
         time: history::time(0),
         node: "slave-197".into(),
         boot_id: "b".into(),

@@ -17,7 +17,7 @@ use super::Question;
 use super::memory::{Memory, Subscription};
 use super::peer::Refused;
 use super::stream::{self, Body, Link};
-use crate::core::state::State;
+use crate::core::state::NodeState;
 use crate::error_chain::chain;
 use crate::event::{Kind, SCHEMA, Severity};
 use crate::query::filter::{EventFilter, MAX_LIMIT, Order};
@@ -153,7 +153,7 @@ impl Answers {
     }
 
     /// A copy of the core's model.
-    async fn model(&self) -> Result<Box<State>, Answer> {
+    async fn model(&self) -> Result<Box<NodeState>, Answer> {
         let unavailable = |why: &str| text(StatusCode::SERVICE_UNAVAILABLE, why);
         let (question, answer) = oneshot::channel();
         self.questions

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::watch;
 
 use super::stream::Link;
-use crate::core::state::State;
+use crate::core::state::NodeState;
 use crate::event::{Event, Severity};
 use crate::metrics::Metrics;
 use crate::query::filter::{EventFilter, IncidentFilter, Position};
@@ -260,7 +260,7 @@ impl Kept {
 
 impl Memory {
     /// The memory as it is at this moment, with a copy of the model.
-    pub(super) fn snapshot(&self, state: State) -> Snapshot {
+    pub(super) fn snapshot(&self, state: NodeState) -> Snapshot {
         let inner = self.lock();
         let kept = inner.kept.iter().cloned().collect();
         let incidents = inner.incidents.values().cloned().collect();
@@ -319,7 +319,7 @@ pub(super) struct Snapshot {
     kept: Vec<Kept>,
     incidents: Vec<Arc<IncidentView>>,
     extent: Extent,
-    state: State,
+    state: NodeState,
 }
 
 impl History for Snapshot {
@@ -340,7 +340,7 @@ impl History for Snapshot {
         Ok(self.extent.clone())
     }
 
-    fn state(&self) -> Result<Option<State>, HistoryError> {
+    fn state(&self) -> Result<Option<NodeState>, HistoryError> {
         Ok(Some(self.state.clone()))
     }
 }

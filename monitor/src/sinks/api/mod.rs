@@ -26,7 +26,7 @@ use tokio::time::{sleep, timeout};
 
 use super::http::{ACCEPT_PAUSE, CONNECTION_TIME, REQUEST_TIME};
 use super::{EventQueue, Filter, Sink};
-use crate::core::state::State;
+use crate::core::state::NodeState;
 use crate::event::{Severity, SharedEvent};
 use crate::metrics::Metrics;
 use crate::query::history::{History, Layered, LiveHistory};
@@ -105,7 +105,7 @@ pub enum ApiError {
 }
 
 /// Asks the core for its model; the answer comes by the channel that is the question.
-pub type Question = oneshot::Sender<Box<State>>;
+pub type Question = oneshot::Sender<Box<NodeState>>;
 
 /// The channel of questions to the core.
 #[must_use]

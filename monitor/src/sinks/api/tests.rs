@@ -72,7 +72,7 @@ impl Rig {
             };
             let core = Core::new(settings, Resume::default());
             while let Some(question) = asked.blocking_recv() {
-                let state = State { seq: own.seq.load(Ordering::Relaxed), ..core.state(0) };
+                let state = NodeState { seq: own.seq.load(Ordering::Relaxed), ..core.state(0) };
                 own.copies.fetch_add(1, Ordering::Relaxed);
                 let _ = question.send(Box::new(state));
             }

@@ -66,7 +66,7 @@ pub fn load(config: &BpfConfig) -> Hooks {
         Ok((standings, objects.into_source(config.log)?))
     });
     // Type information costs some 30 MB while it is parsed.
-    crate::allocator::give_back();
+    crate::allocator::release_free_memory();
     match loaded {
         Ok((standings, source)) => Hooks { standings, programs: Some(source), failure: None },
         Err(error) => {

@@ -18,7 +18,7 @@ use super::load::BpfSource;
 use super::{BpfError, decode};
 use crate::observation::{Ancestor, Fact, Loss, NsInum, Observation, TaskFacts};
 use crate::sources::procfs::Proc;
-use crate::sources::{Sender, seen};
+use crate::sources::{Sender, observed_now};
 
 /// Longest sleep without a wake-up.
 const SAFETY: Duration = Duration::from_millis(100);
@@ -104,7 +104,11 @@ impl BpfSource {
                 Ok(observation) => observation,
                 Err(error) => {
                     tracing::warn!(%error, "cannot decode a record of the kernel programs");
-                    seen(Fact::Lost(Loss { source: "bpf".into(), reason: "decode".into(), count: Some(1) }))
+                    observed_now(Fact::Lost(Loss {
+                        source: "bpf".into(),
+                        reason: "decode".into(),
+                        count: Some(1),
+                    }))
                 }
             });
             read += 1;
@@ -121,7 +125,7 @@ impl BpfSource {
                 let loss =
                     Loss { source: "bpf".into(), reason: loss.reason.into(), count: Some(now - *reported) };
                 *reported = now;
-                if tx.send(seen(Fact::Lost(loss))).await.is_err() {
+                if tx.send(observed_now(Fact::Lost(loss))).await.is_err() {
                     return false;
                 }
             }

@@ -9,7 +9,7 @@ use super::dump::{PeerName, ReadError, Reading};
 use super::nsid::Name;
 use super::stream::{Flow, Stream};
 use crate::observation::{Fact, NetnsSnapshot, NsInum, Observation, Source};
-use crate::sources::seen_by;
+use crate::sources::observed_now_by;
 
 impl Stream {
     /// What a survey found: forgets what is gone, and plans to read what is new.
@@ -71,7 +71,7 @@ impl Stream {
                 self.wanted.remove(&netns);
                 let undecoded = reading.undecoded;
                 let snapshot = self.adopt(*reading, &held);
-                self.send(seen_by(Source::Netlink, Fact::Netns(Box::new(snapshot)))).await?;
+                self.send(observed_now_by(Source::Netlink, Fact::Netns(Box::new(snapshot)))).await?;
                 self.send_all(held).await?;
                 if undecoded > 0 { self.lost("decode", Some(undecoded)).await } else { Ok(()) }
             }
@@ -161,7 +161,7 @@ impl Stream {
             }
         });
         for link in resolved {
-            self.send(seen_by(Source::Netlink, Fact::Link(Box::new(link)))).await?;
+            self.send(observed_now_by(Source::Netlink, Fact::Link(Box::new(link)))).await?;
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ use super::socket::{DATAGRAM, Datagram, Subscription};
 use crate::clock::boot_now;
 use crate::observation::{Fact, LinkFacts, Loss, NsInum, Observation, SourceKind, SourceStatus};
 use crate::sources::procfs::Proc;
-use crate::sources::{Sender, seen};
+use crate::sources::{Sender, observed_now};
 
 const SOURCE: &str = "netlink";
 /// Changes that may wait for the snapshot of their namespace. With more, the kernel buffers.
@@ -220,12 +220,13 @@ impl Stream {
     async fn settle(&mut self) -> Flow {
         if let Some(Cycle::Resync(reasons)) = self.agenda.finish(Instant::now()) {
             for reason in reasons {
-                self.send(seen(Fact::Resync { source: SOURCE.into(), reason: reason.into() })).await?;
+                self.send(observed_now(Fact::Resync { source: SOURCE.into(), reason: reason.into() }))
+                    .await?;
             }
         }
         if self.up != Some(true) && !self.agenda.in_cycle() && self.known.contains(&self.host) {
             self.up = Some(true);
-            self.send(seen(Fact::Source(self.status()))).await?;
+            self.send(observed_now(Fact::Source(self.status()))).await?;
         }
         Ok(())
     }
@@ -283,7 +284,8 @@ impl Stream {
     }
 
     pub(super) async fn lost(&mut self, reason: &str, count: Option<u64>) -> Flow {
-        self.send(seen(Fact::Lost(Loss { source: SOURCE.into(), reason: reason.into(), count }))).await
+        self.send(observed_now(Fact::Lost(Loss { source: SOURCE.into(), reason: reason.into(), count })))
+            .await
     }
 
     pub(super) async fn down(&mut self, reason: String) -> Flow {
@@ -291,7 +293,7 @@ impl Stream {
             return Ok(());
         }
         let status = SourceStatus::down(SourceKind::Netlink, SOURCE, reason);
-        self.send(seen(Fact::Source(status))).await
+        self.send(observed_now(Fact::Source(status))).await
     }
 
     /// Forgets a namespace, and says so if anybody believes in it.
@@ -310,7 +312,11 @@ impl Stream {
             self.job = None;
             self.held.clear();
         }
-        if was_wanted || was_known { self.send(seen(Fact::NetnsGone { netns })).await } else { Ok(()) }
+        if was_wanted || was_known {
+            self.send(observed_now(Fact::NetnsGone { netns })).await
+        } else {
+            Ok(())
+        }
     }
 
     pub(super) fn is_reading(&self, netns: NsInum) -> bool {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::super::procfs::Proc;
-use super::super::{Sender, seen_by};
+use super::super::{Sender, observed_now_by};
 use super::client::RuntimeClient;
 use super::containers::Containers;
 use super::session::{self, End};
@@ -70,7 +70,7 @@ pub async fn run<C: RuntimeClient>(source: String, path: &Path, timing: Timing, 
         tracing::debug!(source, %reason, ?pause, "the runtime is down");
         if down.as_ref() != Some(&reason) {
             let status = SourceStatus::down(SourceKind::Runtime, source.clone(), reason.clone());
-            if tx.send(seen_by(Source::Runtime, Fact::Source(status))).await.is_err() {
+            if tx.send(observed_now_by(Source::Runtime, Fact::Source(status))).await.is_err() {
                 return;
             }
             down = Some(reason);
