@@ -1,9 +1,9 @@
-//! The one vocabulary between sources and the core.
+//! The vocabulary between sources and the core.
 //!
-//! A source says an [`Observation`]: one [`Fact`] with the kernel's time, nothing joined. The core may
-//! answer with a [`Request`] for a fact that only I/O can tell; the reply is an observation again, so a
-//! recording of observations is all that a replay needs. Secrets never get this far: sources mask
-//! command lines before they build a fact.
+//! A source sends an [`Observation`]: one [`Fact`] with the kernel's time, nothing joined. The core may send a
+//! [`Request`] for a fact that only I/O can establish; the reply is an observation again, so a recording of
+//! observations is all that a replay needs. Secrets never get this far: sources mask command lines before they
+//! build a fact.
 
 use std::net::IpAddr;
 
@@ -74,11 +74,11 @@ impl Source {
     }
 }
 
-/// What a source can tell.
+/// What a source can observe.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fact {
-    /// `CLOCK_REALTIME` minus `CLOCK_BOOTTIME`, told at start and again when it moves.
+    /// `CLOCK_REALTIME` minus `CLOCK_BOOTTIME`, at start and again when it moves.
     Clock {
         /// Nanoseconds to add to a boot time to get wall-clock time.
         realtime_offset_ns: i64,
@@ -134,7 +134,7 @@ pub enum Fact {
         /// sockets.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         source: String,
-        /// When the list was asked for: what changed later may be missing from it.
+        /// When the list was requested: what changed later may be missing from it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         read: Option<BootNs>,
         /// All its containers, in any state.
@@ -155,23 +155,23 @@ pub enum Fact {
     },
     /// A source lost records.
     Lost(Loss),
-    /// An earlier run of the daemon in this boot ended; what came after it was not seen.
+    /// An earlier run of the daemon in this boot ended; what came after it was not observed.
     Restarted {
         /// When it was last alive.
         last_alive: BootNs,
     },
     /// Time has passed; wakes what waits for a deadline.
     Tick,
-    /// What the operator wants is another from now on.
+    /// Settings that apply from now on.
     Settings(Box<Settings>),
     /// The daemon ends; nothing comes after it.
     Stop,
 }
 
-/// What the core asks of the sources.
+/// What the core requests from the sources.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Request {
-    /// Find this network namespace and read it: answered by `Fact::Netns` or `Fact::NetnsGone`.
+    /// Find this network namespace and read it: the reply is `Fact::Netns` or `Fact::NetnsGone`.
     Netns {
         /// Its inode number.
         netns: NsInum,

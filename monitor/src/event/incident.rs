@@ -14,7 +14,7 @@ pub struct Incident {
     pub kind: String,
     /// How bad it is; can rise while it is open.
     pub severity: Severity,
-    /// How sure the diagnosis is; can rise while it is open.
+    /// How certain the diagnosis is; can rise while it is open.
     pub confidence: Confidence,
     /// When it opened, RFC 3339.
     #[schemars(extend("format" = "date-time"))]
@@ -29,7 +29,7 @@ pub struct Incident {
     /// Time of the newest evidence.
     #[schemars(extend("format" = "date-time"))]
     pub last_seen: String,
-    /// How often it was seen.
+    /// How often the trouble was observed.
     pub count: u64,
     /// Why it closed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -72,7 +72,7 @@ pub enum CloseReason {
 /// A next step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Advice {
-    /// What it does, in words.
+    /// What the command does, in words.
     pub text: String,
     /// The exact command.
     pub command: String,

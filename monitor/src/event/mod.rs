@@ -86,7 +86,7 @@ kind::kinds! {
     ContainerRemoved = "container.removed",
     /// An incident opened.
     IncidentOpened = "incident.opened",
-    /// An open incident was seen again, got worse or is better understood.
+    /// An open incident was observed again, got worse or is better understood.
     IncidentUpdated = "incident.updated",
     /// An incident closed.
     IncidentClosed = "incident.closed",

@@ -32,7 +32,7 @@ fn without_null(schema: &mut Schema) {
         any.retain(|option| option["type"] != "null");
         match &any[..] {
             [Value::Object(only)] => {
-                // The words about the field are nearer than those about its type.
+                // What documents the field is more specific than what documents its type.
                 let rest = only
                     .iter()
                     .filter(|(key, _)| *key != "description" || schema.get(key.as_str()).is_none());

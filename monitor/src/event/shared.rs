@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::Event;
 
-/// An event, and its JSON once a sink asked for it.
+/// An event, and its JSON once a sink needed it.
 #[derive(Debug)]
 pub struct SharedEvent {
     event: Event,

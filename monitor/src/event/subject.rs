@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct Actor {
     /// Where this was learned.
     pub source: ActorSource,
-    /// How sure it is.
+    /// How certain that is.
     pub confidence: Confidence,
     /// Process id (thread group).
     pub pid: u32,
@@ -72,7 +72,7 @@ pub enum ActorSource {
     None,
 }
 
-/// How sure an answer is.
+/// How certain a statement is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Confidence {

@@ -1,4 +1,4 @@
-//! Counters of the kernel programs: their sources say which metric each is part of.
+//! Counters of the kernel programs: their sources declare which metric each is part of.
 
 use std::sync::Mutex;
 

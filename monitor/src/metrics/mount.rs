@@ -48,7 +48,7 @@ impl MountMetrics {
 
     #[expect(
         clippy::cast_precision_loss,
-        reason = "a scan takes seconds, where a double still tells nanoseconds"
+        reason = "a scan takes seconds, where a double still resolves nanoseconds"
     )]
     fn scan(&self, report: &HolderReport) {
         match report.verdict {

@@ -180,7 +180,7 @@ impl HolderReport {
         }
     }
 
-    /// The answer to a request for which no scan is made.
+    /// The reply to a request for which no scan is made.
     #[must_use]
     pub fn skipped(id: u64, path: impl Into<String>) -> Self {
         Self {

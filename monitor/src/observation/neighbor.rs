@@ -115,7 +115,7 @@ pub enum NeighborCause {
     Gc,
     /// The namespace ended.
     NetnsExit,
-    /// The kernel's record does not tell.
+    /// The kernel's record does not show it.
     Unknown,
 }
 
@@ -157,7 +157,7 @@ pub struct NeighborChange {
     pub lladdr: Option<LlAddr>,
     /// Link-layer address after, when it is another.
     pub new_lladdr: Option<LlAddr>,
-    /// Hardware address of the interface at that moment, where the source tells it.
+    /// Hardware address of the interface at that moment, where the source reports it.
     pub device_lladdr: Option<LlAddr>,
     /// Who did it, where that is true.
     pub actor: Option<TaskRef>,

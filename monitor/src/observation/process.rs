@@ -48,7 +48,7 @@ pub struct TaskFacts {
     pub uid: u32,
     /// Executable path, within the root of its mount.
     pub exe: Option<String>,
-    /// Arguments joined by blanks, masked, cut.
+    /// Arguments joined by spaces, masked, cut.
     pub cmdline: Option<String>,
     /// Network namespace of the task.
     pub netns: NsInum,
@@ -63,7 +63,7 @@ pub struct TaskFacts {
 /// Whether a process is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessState {
-    /// Process asked for.
+    /// The process in question.
     pub tgid: u32,
     /// False for a zombie too: its files and namespaces are gone.
     pub alive: bool,
