@@ -1,7 +1,7 @@
 //! The only writer to the ring and to the counters.
 //!
 //! Waking the reader costs the task that runs the program more than all the rest of it, so a record is submitted
-//! without a wake-up unless `ARMED` says that the reader is about to sleep.
+//! without a wake-up unless the reader has set `ARMED`, which it does before it sleeps.
 
 use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
 use aya_ebpf::helpers::generated::bpf_ringbuf_output;

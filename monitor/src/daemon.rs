@@ -34,8 +34,8 @@ use crate::sinks::listen::LISTEN;
 use crate::sinks::stdout::{self, FORMAT, Format, MIN_SEVERITY};
 use crate::sinks::store::{self, Started, StoreConfig};
 use crate::sinks::{Filter, Sinks};
-use crate::sources::bpf::hooks::{HOOKS, Standing};
-use crate::sources::bpf::{self, Hooks};
+use crate::sources::bpf::hooks::{HOOKS, HookStatus};
+use crate::sources::bpf::{self, LoadedHooks};
 use crate::sources::netlink::{NetlinkConfig, NetlinkError, NetlinkSource};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
@@ -149,7 +149,7 @@ pub async fn run(
     let (tx, mut rx) = mpsc::channel(QUEUE);
 
     let hooks = programs::load_hooks(&config, options.log_bpf)?;
-    let neighbors_live = hooks.standings.iter().any(Standing::needs_neighbor_messages);
+    let neighbors_live = hooks.statuses.iter().any(HookStatus::needs_neighbor_messages);
     let netlink =
         NetlinkSource::open(NetlinkConfig { neighbors_live, ..NetlinkConfig::default() }, proc.clone())?;
     let host_netns = netlink.host();
@@ -397,16 +397,16 @@ impl Daemon {
         }
     }
 
-    /// Starts to read the records of the probes, and observes the status of every hook.
-    fn start_hooks(&mut self, hooks: Hooks, host_netns: NsInum, tx: &Sender) -> Option<Reading> {
+    /// Starts to read the programs' records, and observes the status of every hook.
+    fn start_hooks(&mut self, hooks: LoadedHooks, host_netns: NsInum, tx: &Sender) -> Option<Reading> {
         self.metrics.export_zero_losses(bpf::loss_reasons());
         let reading = hooks.programs.map(|programs| {
             let counts = programs.counts();
             self.metrics.set_kernel_counters(Box::new(move || counts()));
             Reading::start(programs, self.proc.clone(), host_netns, tx.clone())
         });
-        for standing in &hooks.standings {
-            self.observe(observed_now(Fact::Source(standing.status())));
+        for status in &hooks.statuses {
+            self.observe(observed_now(Fact::Source(status.source_status())));
         }
         reading
     }

@@ -75,7 +75,7 @@ pub struct NeighborRecord {
     pub operation: u8,
     /// `neighbour.nud_state` before.
     pub old_state: u8,
-    /// State asked for.
+    /// Requested state.
     pub new_state: u8,
     /// Bytes of the hardware addresses that count.
     pub lladdr_len: u8,

@@ -7,12 +7,12 @@ use super::DaemonError;
 use crate::config::{Config, REQUIRE_EBPF};
 use crate::error_chain::chain;
 use crate::observation::{Fact, Loss, NsInum};
-use crate::sources::bpf::{self, BpfConfig, BpfSource, Hooks};
+use crate::sources::bpf::{self, BpfConfig, BpfSource, LoadedHooks};
 use crate::sources::procfs::Proc;
 use crate::sources::{Sender, observed_now};
 
 /// Puts every hook on the best rung that the configuration and the kernel allow.
-pub(super) fn load_hooks(config: &Config, log: bool) -> Result<Hooks, DaemonError> {
+pub(super) fn load_hooks(config: &Config, log: bool) -> Result<LoadedHooks, DaemonError> {
     let hooks = bpf::load(&BpfConfig::from_values(config.values(), log));
     if config.get(&REQUIRE_EBPF) {
         check_required(&hooks)?;
@@ -49,13 +49,13 @@ impl Reading {
     }
 }
 
-fn check_required(hooks: &Hooks) -> Result<(), DaemonError> {
+fn check_required(hooks: &LoadedHooks) -> Result<(), DaemonError> {
     if let Some(failure) = &hooks.failure {
         return Err(DaemonError::Ebpf(chain(failure)));
     }
-    let Some(standing) = hooks.standings.iter().find(|standing| standing.lacks_programs()) else {
+    let Some(status) = hooks.statuses.iter().find(|status| status.lacks_programs()) else {
         return Ok(());
     };
-    let reason = standing.reason().unwrap_or_default();
-    Err(DaemonError::Ebpf(format!("{}: {reason}", standing.hook.source())))
+    let reason = status.reason().unwrap_or_default();
+    Err(DaemonError::Ebpf(format!("{}: {reason}", status.hook.source())))
 }

@@ -1,5 +1,5 @@
-//! The table of hooks. A hook says here all that loading, configuration, metrics and events need to know of it; they
-//! iterate over [`HOOKS`], and no other place names a hook.
+//! The table of hooks. Each hook is described in a file below; loading, configuration, metrics, events and
+//! documentation iterate over [`HOOKS`], and nothing else names a single hook.
 
 mod choice;
 mod ladder;
@@ -7,7 +7,7 @@ mod neighbor;
 mod umount;
 
 pub use choice::{Choice, HookChoices};
-pub use ladder::Standing;
+pub use ladder::HookStatus;
 pub(super) use ladder::wants_programs;
 
 use kevtmon_ebpf::Counter;
@@ -22,7 +22,7 @@ use crate::observation::Fact;
 /// Every hook, in the order in which they are attached and shown.
 pub const HOOKS: &[&Hook] = &[&neighbor::HOOK, &umount::HOOK];
 
-/// A kind of act in the kernel that is observed, and the ways in which it can be.
+/// A kind of kernel activity that is observed, and the ways to observe it.
 #[derive(Debug)]
 pub struct Hook {
     /// Name in the configuration and in metrics.
@@ -42,16 +42,16 @@ pub struct Hook {
 pub struct Rung {
     /// Name in the configuration, in events and in metrics.
     pub name: &'static str,
-    /// What a user should know before choosing it.
+    /// Its limitation, for the documentation of the setting.
     pub note: Option<&'static str>,
-    /// What it takes.
-    pub means: Means,
+    /// How it observes.
+    pub mechanism: Mechanism,
 }
 
-/// What a rung takes.
+/// How a rung observes.
 #[derive(Debug)]
-pub enum Means {
-    /// All of these programs: with some of them only, it would tell half the truth.
+pub enum Mechanism {
+    /// All of these programs: some of them alone would miss or misreport part of the activity.
     Programs(&'static [Program]),
     /// Live neighbor messages of the netlink source, which are not subscribed to otherwise.
     NeighborMessages,
@@ -138,9 +138,9 @@ impl Hook {
     }
 
     pub(super) fn programs(&self) -> impl Iterator<Item = &'static Program> {
-        self.rungs.iter().flat_map(|rung| match rung.means {
-            Means::Programs(programs) => programs,
-            Means::NeighborMessages => &[],
+        self.rungs.iter().flat_map(|rung| match rung.mechanism {
+            Mechanism::Programs(programs) => programs,
+            Mechanism::NeighborMessages => &[],
         })
     }
 }

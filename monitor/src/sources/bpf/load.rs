@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use thiserror::Error;
 
 use super::btf::{Btf, BtfError};
-use super::hooks::{Attach, HOOKS, Hook, Program, Standing, wants_programs};
+use super::hooks::{Attach, HOOKS, Hook, HookStatus, Program, wants_programs};
 use super::objects::{Object, SHARED_MAPS, SharedMaps};
 use super::{BpfConfig, BpfError, CountReader, counters, task};
 use crate::error_chain::chain;
@@ -18,10 +18,10 @@ use crate::error_chain::chain;
 const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
 const TRACEFS: &str = "/sys/kernel/tracing";
 
-/// Where every hook stands, and the programs of those that have any.
-pub struct Hooks {
+/// The status of every hook, and the programs of those that have any.
+pub struct LoadedHooks {
     /// One per hook, in the order of the table.
-    pub standings: Vec<Standing>,
+    pub statuses: Vec<HookStatus>,
     /// The ring that the programs write to; `None` if nothing was loaded.
     pub programs: Option<BpfSource>,
     /// Why nothing could be loaded, if something was wanted.
@@ -49,29 +49,29 @@ impl BpfSource {
 
 /// Loads the objects and attaches every hook by the best rung that works.
 #[must_use]
-pub fn load(config: &BpfConfig) -> Hooks {
+pub fn load(config: &BpfConfig) -> LoadedHooks {
     let wanted = wanted_objects(config);
     if wanted.is_empty() {
-        return Hooks { standings: without_programs(config, ""), programs: None, failure: None };
+        return LoadedHooks { statuses: without_programs(config, ""), programs: None, failure: None };
     }
     let loaded = Objects::load(config, &wanted).and_then(|mut objects| {
-        let standings = HOOKS
+        let statuses = HOOKS
             .iter()
             .map(|hook| {
-                Standing::find(hook, config.hooks.of(hook), |programs| {
+                HookStatus::select(hook, config.hooks.of(hook), |programs| {
                     objects.attach(hook, programs).map_err(|error| chain(&error))
                 })
             })
             .collect();
-        Ok((standings, objects.into_source(config.log)?))
+        Ok((statuses, objects.into_source(config.log)?))
     });
     // Type information costs some 30 MB while it is parsed.
     crate::allocator::release_free_memory();
     match loaded {
-        Ok((standings, source)) => Hooks { standings, programs: Some(source), failure: None },
+        Ok((statuses, source)) => LoadedHooks { statuses, programs: Some(source), failure: None },
         Err(error) => {
-            let standings = without_programs(config, &chain(&error));
-            Hooks { standings, programs: None, failure: Some(error) }
+            let statuses = without_programs(config, &chain(&error));
+            LoadedHooks { statuses, programs: None, failure: Some(error) }
         }
     }
 }
@@ -88,9 +88,9 @@ fn wanted_objects(config: &BpfConfig) -> Vec<&'static Object> {
     wanted
 }
 
-fn without_programs(config: &BpfConfig, reason: &str) -> Vec<Standing> {
+fn without_programs(config: &BpfConfig, reason: &str) -> Vec<HookStatus> {
     let refuse = |_: &'static [Program]| Err(reason.to_owned());
-    HOOKS.iter().map(|hook| Standing::find(hook, config.hooks.of(hook), refuse)).collect()
+    HOOKS.iter().map(|hook| HookStatus::select(hook, config.hooks.of(hook), refuse)).collect()
 }
 
 /// Why a rung is refused.
@@ -190,7 +190,7 @@ impl Objects {
 
     fn unload_program(&mut self, program: &Program) {
         let Ok((found, _)) = self.find(program) else { return };
-        // An error says only that it was not loaded.
+        // Fails only for one that was not loaded.
         let _ = match program.attach {
             Attach::BtfTracepoint(_) => <&mut BtfTracePoint>::try_from(found).and_then(BtfTracePoint::unload),
             Attach::Tracepoint { .. } => <&mut TracePoint>::try_from(found).and_then(TracePoint::unload),

@@ -17,7 +17,7 @@ mod task;
 
 pub use counters::{CountReader, loss_reasons};
 pub use decode::{DecodeError, record};
-pub use load::{BpfSource, Hooks, load};
+pub use load::{BpfSource, LoadedHooks, load};
 
 use hooks::HookChoices;
 

@@ -1,4 +1,4 @@
-//! What the configuration says of a hook: `auto`, one of its rungs, or `off`.
+//! The value of a hook in the configuration: `auto`, one of its rungs, or `off`.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -63,7 +63,7 @@ impl Hook {
         }
     }
 
-    /// What its setting means, for the configuration file.
+    /// What its setting means, for `config default`.
     #[must_use]
     pub fn explanation(&self) -> String {
         let rungs: Vec<String> = self

@@ -1,7 +1,7 @@
-//! From the rungs of a hook, the best that works. Pure: attaching is the caller's.
+//! Selects the best rung of a hook that works. Pure: the caller attaches.
 
 use super::choice::Choice;
-use super::{Hook, Means, Program, Rung};
+use super::{Hook, Mechanism, Program, Rung};
 use crate::observation::{SourceKind, SourceStatus};
 
 /// Why a rung that the configuration excludes is refused.
@@ -9,45 +9,45 @@ const SWITCHED_OFF: &str = "switched off";
 
 /// The rung that a hook is on, and why on none above it.
 #[derive(Debug)]
-pub struct Standing {
+pub struct HookStatus {
     /// The hook.
     pub hook: &'static Hook,
-    /// Its rung; `None` while it observes nothing.
+    /// Its rung; `None` if it observes nothing.
     pub rung: Option<&'static Rung>,
-    /// Rungs above, the best first, with the reason.
+    /// The rungs above, best first, and why each was refused.
     refused: Vec<(&'static str, String)>,
     choice: Choice,
 }
 
-impl Standing {
+impl HookStatus {
     /// Tries the rungs from the best one that the configuration allows downwards, until one works.
-    pub(in crate::sources::bpf) fn find(
+    pub(in crate::sources::bpf) fn select(
         hook: &'static Hook,
         choice: Choice,
         mut attach: impl FnMut(&'static [Program]) -> Result<(), String>,
     ) -> Self {
-        let mut standing = Self { hook, rung: None, refused: Vec::new(), choice };
+        let mut status = Self { hook, rung: None, refused: Vec::new(), choice };
         for (index, rung) in hook.rungs.iter().enumerate() {
-            let tried = match rung.means {
+            let tried = match rung.mechanism {
                 _ if !allowed(hook, choice, index) => Err(SWITCHED_OFF.to_owned()),
-                Means::Programs(programs) => attach(programs),
+                Mechanism::Programs(programs) => attach(programs),
                 // The netlink source is required: where it cannot be had, the daemon ends.
-                Means::NeighborMessages => Ok(()),
+                Mechanism::NeighborMessages => Ok(()),
             };
             match tried {
                 Ok(()) => {
-                    standing.rung = Some(rung);
+                    status.rung = Some(rung);
                     break;
                 }
-                Err(reason) => standing.refused.push((rung.name, reason)),
+                Err(reason) => status.refused.push((rung.name, reason)),
             }
         }
-        standing
+        status
     }
 
-    /// What events and metrics show of it.
+    /// The status that events and metrics show.
     #[must_use]
-    pub fn status(&self) -> SourceStatus {
+    pub fn source_status(&self) -> SourceStatus {
         SourceStatus {
             source: self.hook.source(),
             kind: SourceKind::Hook,
@@ -72,20 +72,20 @@ impl Standing {
     /// Whether the configuration allows kernel programs, and none of them works.
     #[must_use]
     pub fn lacks_programs(&self) -> bool {
-        let on_programs = self.rung.is_some_and(|rung| matches!(rung.means, Means::Programs(_)));
+        let on_programs = self.rung.is_some_and(|rung| matches!(rung.mechanism, Mechanism::Programs(_)));
         wants_programs(self.hook, self.choice) && !on_programs
     }
 
     /// Whether it depends on live neighbor messages.
     #[must_use]
     pub fn needs_neighbor_messages(&self) -> bool {
-        self.rung.is_some_and(|rung| matches!(rung.means, Means::NeighborMessages))
+        self.rung.is_some_and(|rung| matches!(rung.mechanism, Mechanism::NeighborMessages))
     }
 }
 
 /// Whether the configuration allows a rung that takes programs.
 pub(in crate::sources::bpf) fn wants_programs(hook: &Hook, choice: Choice) -> bool {
-    let takes_programs = |rung: &Rung| matches!(rung.means, Means::Programs(_));
+    let takes_programs = |rung: &Rung| matches!(rung.mechanism, Mechanism::Programs(_));
     hook.rungs.iter().enumerate().any(|(index, rung)| allowed(hook, choice, index) && takes_programs(rung))
 }
 

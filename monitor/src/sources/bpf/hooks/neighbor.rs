@@ -1,5 +1,5 @@
 //! Neighbor entries: permanent ones that are deleted, replaced or removed with their interface, and any that fails
-//! to resolve. On the netlink rung nobody knows the actor.
+//! to resolve. Netlink messages do not identify the actor.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,7 +8,7 @@ use kevtmon_ebpf::neighbor::{
 };
 use zerocopy::IntoBytes as _;
 
-use super::{Attach, Count, Hook, LossCount, Means, Offsets, Program, Records, Rung};
+use super::{Attach, Count, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
 use crate::metrics::KernelMetric;
 use crate::namespace::NsInum;
 use crate::observation::{
@@ -26,13 +26,13 @@ pub(super) const HOOK: Hook = Hook {
         Rung {
             name: "tp_btf",
             note: None,
-            means: Means::Programs(&[
+            mechanism: Mechanism::Programs(&[
                 tp_btf("neigh_update"),
                 tp_btf("neigh_cleanup_and_release"),
                 tp_btf("neigh_timer_handler"),
             ]),
         },
-        Rung { name: "netlink", note: Some("no actor"), means: Means::NeighborMessages },
+        Rung { name: "netlink", note: Some("no actor"), mechanism: Mechanism::NeighborMessages },
     ],
     offsets: Some(Offsets { global: "NEIGHBOR_OFFSETS", resolve: offsets }),
     records: Records {

@@ -1,4 +1,4 @@
-//! The table as a whole, and what the configuration and the kernel make of a hook.
+//! The table as a whole, the values of `[hooks]`, and the rung that is selected.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ fn is_name(text: &str) -> bool {
 }
 
 #[test]
-fn every_name_in_the_table_stands_for_one_thing() {
+fn every_name_in_the_table_is_unique() {
     assert_unique(HOOKS.iter().map(|hook| hook.name));
     assert!(HOOKS.iter().all(|hook| is_name(hook.name) && hook.name != "ring_kib"));
     for hook in HOOKS {
@@ -115,9 +115,9 @@ const TWO: Hook = Hook {
     name: "two",
     observes: "things",
     rungs: &[
-        Rung { name: "fast", note: None, means: Means::Programs(&[program("a")]) },
-        Rung { name: "slow", note: None, means: Means::Programs(&[program("b"), program("c")]) },
-        Rung { name: "netlink", note: Some("no actor"), means: Means::NeighborMessages },
+        Rung { name: "fast", note: None, mechanism: Mechanism::Programs(&[program("a")]) },
+        Rung { name: "slow", note: None, mechanism: Mechanism::Programs(&[program("b"), program("c")]) },
+        Rung { name: "netlink", note: Some("no actor"), mechanism: Mechanism::NeighborMessages },
     ],
     offsets: None,
     records: Records { kinds: &[], counts: &[], losses: &[] },
@@ -126,64 +126,64 @@ const TWO: Hook = Hook {
 /// The same without the last.
 const PROGRAMS_ONLY: Hook = Hook { name: "programs_only", rungs: TWO.rungs.split_at(2).0, ..TWO };
 
-/// What is tried on a kernel that refuses these programs, and where that ends.
-fn find(hook: &'static Hook, choice: Choice, refused: &[(&str, &str)]) -> (Vec<&'static str>, Standing) {
+/// What is tried on a kernel that refuses these programs, and the result.
+fn select(hook: &'static Hook, choice: Choice, refused: &[(&str, &str)]) -> (Vec<&'static str>, HookStatus) {
     let mut tried = Vec::new();
-    let standing = Standing::find(hook, choice, |programs| {
+    let status = HookStatus::select(hook, choice, |programs| {
         tried.push(programs[0].name);
         match refused.iter().find(|(name, _)| *name == programs[0].name) {
             Some((_, reason)) => Err((*reason).to_owned()),
             None => Ok(()),
         }
     });
-    (tried, standing)
+    (tried, status)
 }
 
-fn rung(standing: &Standing) -> Option<&str> {
-    standing.rung.map(|rung| rung.name)
+fn rung(status: &HookStatus) -> Option<&str> {
+    status.rung.map(|rung| rung.name)
 }
 
 #[test]
 fn the_best_rung_that_works_is_taken_and_no_other_tried() {
-    let (tried, standing) = find(&TWO, Choice::Auto, &[]);
-    assert_eq!((tried, rung(&standing), standing.reason()), (vec!["a"], Some("fast"), None));
-    let (tried, standing) = find(&TWO, Choice::Auto, &[("a", "no fentry")]);
-    assert_eq!((tried, rung(&standing)), (vec!["a", "b"], Some("slow")));
-    assert_eq!(standing.reason().as_deref(), Some("no fentry"));
+    let (tried, status) = select(&TWO, Choice::Auto, &[]);
+    assert_eq!((tried, rung(&status), status.reason()), (vec!["a"], Some("fast"), None));
+    let (tried, status) = select(&TWO, Choice::Auto, &[("a", "no fentry")]);
+    assert_eq!((tried, rung(&status)), (vec!["a", "b"], Some("slow")));
+    assert_eq!(status.reason().as_deref(), Some("no fentry"));
 }
 
 #[test]
 fn every_refused_rung_has_its_reason() {
-    let (_, standing) = find(&TWO, Choice::Auto, &[("a", "no fentry"), ("b", "no tracefs")]);
-    assert_eq!(rung(&standing), Some("netlink"));
-    assert_eq!(standing.reason().as_deref(), Some("fast: no fentry; slow: no tracefs"));
-    assert!(standing.needs_neighbor_messages() && standing.lacks_programs());
+    let (_, status) = select(&TWO, Choice::Auto, &[("a", "no fentry"), ("b", "no tracefs")]);
+    assert_eq!(rung(&status), Some("netlink"));
+    assert_eq!(status.reason().as_deref(), Some("fast: no fentry; slow: no tracefs"));
+    assert!(status.needs_neighbor_messages() && status.lacks_programs());
 
-    let (_, standing) = find(&PROGRAMS_ONLY, Choice::Auto, &[("a", "no BTF"), ("b", "no BTF")]);
-    let status = standing.status();
-    assert_eq!((status.source.as_str(), status.up, status.rung), ("hook.programs_only", false, None));
-    assert_eq!(status.reason.as_deref(), Some("no BTF"), "the same reason is given once");
+    let (_, status) = select(&PROGRAMS_ONLY, Choice::Auto, &[("a", "no BTF"), ("b", "no BTF")]);
+    let shown = status.source_status();
+    assert_eq!((shown.source.as_str(), shown.up, shown.rung), ("hook.programs_only", false, None));
+    assert_eq!(shown.reason.as_deref(), Some("no BTF"), "the same reason is given once");
 }
 
 #[test]
 fn a_chosen_rung_is_tried_first_and_those_below_it_next() {
-    let (tried, standing) = find(&TWO, Choice::Rung("slow"), &[("b", "no tracefs")]);
-    assert_eq!((tried, rung(&standing)), (vec!["b"], Some("netlink")));
-    assert_eq!(standing.reason().as_deref(), Some("fast: switched off; slow: no tracefs"));
+    let (tried, status) = select(&TWO, Choice::Rung("slow"), &[("b", "no tracefs")]);
+    assert_eq!((tried, rung(&status)), (vec!["b"], Some("netlink")));
+    assert_eq!(status.reason().as_deref(), Some("fast: switched off; slow: no tracefs"));
 
-    let (tried, standing) = find(&TWO, Choice::Rung("netlink"), &[]);
-    assert_eq!((tried, rung(&standing)), (vec![], Some("netlink")));
-    assert_eq!(standing.reason().as_deref(), Some("switched off"));
-    assert!(!standing.lacks_programs(), "nobody asked for any");
+    let (tried, status) = select(&TWO, Choice::Rung("netlink"), &[]);
+    assert_eq!((tried, rung(&status)), (vec![], Some("netlink")));
+    assert_eq!(status.reason().as_deref(), Some("switched off"));
+    assert!(!status.lacks_programs(), "none was wanted");
 }
 
 #[test]
 fn a_hook_that_is_off_tries_nothing() {
-    let (tried, standing) = find(&TWO, Choice::Off, &[]);
-    assert_eq!((tried, rung(&standing)), (vec![], None));
-    let status = standing.status();
-    assert_eq!((status.up, status.reason.as_deref()), (false, Some("switched off")));
-    assert!(!standing.needs_neighbor_messages() && !standing.lacks_programs());
+    let (tried, status) = select(&TWO, Choice::Off, &[]);
+    assert_eq!((tried, rung(&status)), (vec![], None));
+    let shown = status.source_status();
+    assert_eq!((shown.up, shown.reason.as_deref()), (false, Some("switched off")));
+    assert!(!status.needs_neighbor_messages() && !status.lacks_programs());
 }
 
 #[test]

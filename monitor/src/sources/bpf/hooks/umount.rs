@@ -3,7 +3,7 @@
 use kevtmon_ebpf::umount::{KIND_UMOUNT, UmountRecord, counter};
 use zerocopy::FromBytes as _;
 
-use super::{Attach, Count, Hook, LossCount, Means, Program, Records, Rung};
+use super::{Attach, Count, Hook, LossCount, Mechanism, Program, Records, Rung};
 use crate::metrics::KernelMetric;
 use crate::namespace::NsInum;
 use crate::observation::{Fact, MountSyscall, UmountAttempt};
@@ -17,7 +17,7 @@ pub(super) const HOOK: Hook = Hook {
     rungs: &[Rung {
         name: "tracepoint",
         note: None,
-        means: Means::Programs(&[syscall("sys_enter_umount"), syscall("sys_exit_umount")]),
+        mechanism: Mechanism::Programs(&[syscall("sys_enter_umount"), syscall("sys_exit_umount")]),
     }],
     offsets: None,
     records: Records {

@@ -81,5 +81,5 @@ fn what_the_configuration_switches_off_is_not_loaded() {
     HOOKS.iter().for_each(|hook| hooks.set(hook, super::super::hooks::Choice::Off));
     let loaded = load(&BpfConfig { hooks, ..CONFIG });
     assert!(loaded.programs.is_none() && loaded.failure.is_none());
-    assert!(loaded.standings.iter().all(|standing| standing.reason().as_deref() == Some("switched off")));
+    assert!(loaded.statuses.iter().all(|status| status.reason().as_deref() == Some("switched off")));
 }
