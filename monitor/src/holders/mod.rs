@@ -2,7 +2,7 @@
 //! what is mounted there come out, with a verdict.
 //!
 //! ```text
-//! census (process ─► namespace) ─► target (path ─► mount) ─► reach (copies) ─► pins (each process) ─► verdict
+//! index (process ─► namespace) ─► target (path ─► mount) ─► propagation (copies) ─► pins (each process) ─► verdict
 //! ```
 //!
 //! Reads /proc only: links, fdinfo, maps and mountinfo, which no hung file server can delay. The target is
@@ -21,13 +21,13 @@ use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Dir, is_gone};
 use crate::sources::procfs::mountinfo::{Mount, MountTable};
 
-use census::{Census, Member};
-use pins::{Mark, Pin, Visitor, Wanted};
-use reach::{Copy, View};
+use mntns_index::{Member, MntnsIndex};
+use pins::{Pin, ScanTargets, SearchedMount, Visitor};
+use propagation::{MountCopy, NamespaceMounts};
 
-mod census;
+mod mntns_index;
 mod pins;
-mod reach;
+mod propagation;
 mod resolve;
 mod target;
 #[cfg(test)]
@@ -78,7 +78,7 @@ pub fn scan(proc: &Proc, request: &ScanRequest, budget: Duration) -> HolderRepor
     scan.report
 }
 
-/// The daemon's own id as this /proc tells it, which may be of another pid namespace.
+/// The daemon's own id as this /proc shows it, which may be of another pid namespace.
 fn own_tgid(proc: &Proc) -> Option<u32> {
     std::fs::read_link(proc.root().join("self")).ok()?.to_str()?.parse().ok()
 }
@@ -107,10 +107,10 @@ impl<'p> Scan<'p> {
 
     /// `None` when the question cannot be answered at all.
     fn run(&mut self, request: &ScanRequest) -> Option<Verdict> {
-        let census = Census::take(self.proc, &self.deadline).ok()?;
-        self.in_time &= census.finished;
-        let members = self.best_members(&census, request);
-        let Some(table) = census::mounts(self.proc, members.iter().copied(), |_| true) else {
+        let index = MntnsIndex::build(self.proc, &self.deadline).ok()?;
+        self.in_time &= index.finished;
+        let members = self.best_members(&index, request);
+        let Some(table) = mntns_index::mounts(self.proc, members.iter().copied(), |_| true) else {
             self.report
                 .blind_spot(None, "no process is left in its mount namespace whose mounts can be read");
             return None;
@@ -123,18 +123,22 @@ impl<'p> Scan<'p> {
         let children = table.children(target.id).map(|child| child.mountpoint.clone());
         self.report.child_mounts = children.take(MAX_LISTED).collect();
 
-        let views = self.views(View { ns: request.mntns, table }, &census, &target);
-        let copies = reach::copies(&views, &target);
-        let mut marks = vec![Mark { ns: request.mntns, mount: &target }];
-        marks.extend(
-            copies.iter().filter(|copy| copy.reached).map(|copy| Mark { ns: copy.ns, mount: copy.mount }),
+        let views = self.views(NamespaceMounts { ns: request.mntns, table }, &index, &target);
+        let copies = propagation::copies(&views, &target);
+        let mut mounts = vec![SearchedMount { ns: request.mntns, mount: &target }];
+        mounts.extend(
+            copies
+                .iter()
+                .filter(|copy| copy.propagated)
+                .map(|copy| SearchedMount { ns: copy.ns, mount: copy.mount }),
         );
-        let wanted = Wanted { marks, tables: views.iter().map(|view| (view.ns, &view.table)).collect() };
+        let targets =
+            ScanTargets { mounts, tables: views.iter().map(|view| (view.ns, &view.table)).collect() };
 
-        self.judge_refused(&census, &target);
-        self.visit_all(&census, &wanted);
+        self.count_unreadable(&index, &target);
+        self.visit_all(&index, &targets);
         let processes = self.report.holders.len();
-        self.add_namespaces(request.mntns, &copies, &census);
+        self.add_namespaces(request.mntns, &copies, &index);
         if !self.in_time {
             self.report.blind_spot(None, "the time for one scan ran out");
         }
@@ -170,8 +174,8 @@ impl<'p> Scan<'p> {
     }
 
     /// Members of the target's namespace: ourselves first, then the caller.
-    fn best_members(&self, census: &Census, request: &ScanRequest) -> Vec<Member> {
-        let mut members = census.members(request.mntns).to_vec();
+    fn best_members(&self, index: &MntnsIndex, request: &ScanRequest) -> Vec<Member> {
+        let mut members = index.members(request.mntns).to_vec();
         members.sort_by_key(|member| {
             (Some(member.tgid) != self.own, member.tgid != request.tgid, member.tid != member.tgid)
         });
@@ -179,10 +183,10 @@ impl<'p> Scan<'p> {
     }
 
     /// The target's namespace, and all others in which its file system is mounted.
-    fn views(&mut self, own: View, census: &Census, target: &Mount) -> Vec<View> {
+    fn views(&mut self, own: NamespaceMounts, index: &MntnsIndex, target: &Mount) -> Vec<NamespaceMounts> {
         let device = format!(" {} ", target.device);
         let mut views = vec![own];
-        for (ns, members) in &census.namespaces {
+        for (ns, members) in &index.namespaces {
             if *ns == views[0].ns {
                 continue;
             }
@@ -190,9 +194,10 @@ impl<'p> Scan<'p> {
                 self.in_time = false;
                 break;
             }
-            let table = census::mounts(self.proc, members.iter().copied(), |text| text.contains(&device));
+            let table =
+                mntns_index::mounts(self.proc, members.iter().copied(), |text| text.contains(&device));
             if let Some(table) = table.filter(|table| table.iter().any(|mount| mount.is_copy_of(target))) {
-                views.push(View { ns: *ns, table });
+                views.push(NamespaceMounts { ns: *ns, table });
             }
         }
         views
@@ -200,10 +205,10 @@ impl<'p> Scan<'p> {
 
     /// Counts the processes that may not be read. Those that see the mount, or whose mounts cannot be known
     /// either, could be what is looked for.
-    fn judge_refused(&mut self, census: &Census, target: &Mount) {
+    fn count_unreadable(&mut self, index: &MntnsIndex, target: &Mount) {
         let own = self.own;
-        for tgid in census.refused.iter().copied().filter(|tgid| Some(*tgid) != own) {
-            let blind = match census::mounts_of_refused(self.proc, tgid) {
+        for tgid in index.unreadable.iter().copied().filter(|tgid| Some(*tgid) != own) {
+            let blind = match mntns_index::mounts_of_unreadable(self.proc, tgid) {
                 Ok(table) => table.iter().any(|mount| mount.is_copy_of(target)),
                 Err(error) if is_gone(&error) => continue,
                 Err(_) => self.proc.is_alive(tgid),
@@ -215,20 +220,20 @@ impl<'p> Scan<'p> {
         }
     }
 
-    fn visit_all(&mut self, census: &Census, wanted: &Wanted<'_>) {
-        let marked: BTreeSet<NsInum> = wanted.marks.iter().map(|mark| mark.ns).collect();
+    fn visit_all(&mut self, index: &MntnsIndex, targets: &ScanTargets<'_>) {
+        let searched: BTreeSet<NsInum> = targets.mounts.iter().map(|searched| searched.ns).collect();
         let (mut near, mut far) = (BTreeSet::new(), BTreeSet::new());
-        for (ns, members) in &census.namespaces {
-            let side = if marked.contains(ns) { &mut near } else { &mut far };
+        for (ns, members) in &index.namespaces {
+            let side = if searched.contains(ns) { &mut near } else { &mut far };
             side.extend(members.iter().map(|member| member.tgid).filter(|tgid| Some(*tgid) != self.own));
         }
-        self.visit(near.iter().copied(), true, wanted);
+        self.visit(near.iter().copied(), true, targets);
         if self.report.holders.is_empty() {
-            self.visit(far.difference(&near).copied(), false, wanted);
+            self.visit(far.difference(&near).copied(), false, targets);
         }
     }
 
-    fn visit(&mut self, tgids: impl Iterator<Item = u32>, near: bool, wanted: &Wanted<'_>) {
+    fn visit(&mut self, tgids: impl Iterator<Item = u32>, near: bool, targets: &ScanTargets<'_>) {
         for tgid in tgids {
             if self.deadline.is_over() {
                 self.in_time = false;
@@ -238,21 +243,21 @@ impl<'p> Scan<'p> {
                 Ok(process) => process,
                 Err(error) if is_gone(&error) => continue,
                 Err(_) => {
-                    self.refuse(tgid, near);
+                    self.add_unreadable(tgid, near);
                     continue;
                 }
             };
-            let Some(visit) = self.visitor.visit(tgid, &process, wanted, &self.deadline) else { continue };
+            let Some(visit) = self.visitor.visit(tgid, &process, targets, &self.deadline) else { continue };
             self.in_time &= !visit.cut;
             // The kernel also refuses what it can no longer find.
             if visit.refused && process.is_there(&mut Vec::new()) {
-                self.refuse(tgid, near);
+                self.add_unreadable(tgid, near);
             }
             self.add(tgid, &process, visit.ns, visit.pins);
         }
     }
 
-    fn refuse(&mut self, tgid: u32, near: bool) {
+    fn add_unreadable(&mut self, tgid: u32, near: bool) {
         self.report.unreadable += 1;
         if near {
             self.blind_to(tgid, "it may not be read");
@@ -296,13 +301,13 @@ impl<'p> Scan<'p> {
     }
 
     /// Lists each other namespace with a copy by its oldest process.
-    fn add_namespaces(&mut self, own: NsInum, copies: &[Copy<'_>], census: &Census) {
-        let mut places: BTreeMap<NsInum, Vec<String>> = BTreeMap::new();
+    fn add_namespaces(&mut self, own: NsInum, copies: &[MountCopy<'_>], index: &MntnsIndex) {
+        let mut mountpoints: BTreeMap<NsInum, Vec<String>> = BTreeMap::new();
         for copy in copies.iter().filter(|copy| copy.ns != own) {
-            places.entry(copy.ns).or_default().push(copy.mount.mountpoint.clone());
+            mountpoints.entry(copy.ns).or_default().push(copy.mount.mountpoint.clone());
         }
-        for (ns, paths) in places {
-            let oldest = census
+        for (ns, paths) in mountpoints {
+            let oldest = index
                 .members(ns)
                 .iter()
                 // Kernel threads, which have no executable, live in the first namespace and hold nothing.
@@ -329,7 +334,7 @@ impl<'p> Scan<'p> {
         if !self.report.holders.is_empty() {
             return Verdict::MountNamespace;
         }
-        let now = census::mounts(self.proc, members.iter().copied(), |_| true);
+        let now = mntns_index::mounts(self.proc, members.iter().copied(), |_| true);
         if now.is_some_and(|now: MountTable| now.by_id(target.id).is_none()) {
             return Verdict::Transient;
         }

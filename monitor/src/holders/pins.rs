@@ -10,49 +10,52 @@ use std::collections::BTreeMap;
 use std::io;
 
 use super::Deadline;
-use super::census::{namespace, task_dir, threads};
+use super::mntns_index::{namespace, task_dir, threads};
 use crate::observation::{Access, NsInum};
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
 use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below};
 
 /// A mount whose use is looked for: the target, or a copy that an unmount would take along.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Mark<'a> {
+pub(super) struct SearchedMount<'a> {
     pub(super) ns: NsInum,
     pub(super) mount: &'a Mount,
 }
 
 /// What is looked for.
 #[derive(Debug)]
-pub(super) struct Wanted<'a> {
-    pub(super) marks: Vec<Mark<'a>>,
-    /// Tables of the namespaces of the marks.
+pub(super) struct ScanTargets<'a> {
+    pub(super) mounts: Vec<SearchedMount<'a>>,
+    /// Tables of the namespaces of the mounts.
     pub(super) tables: BTreeMap<NsInum, &'a MountTable>,
 }
 
-impl Wanted<'_> {
-    /// Whether a file of this name, in this namespace, is on a wanted mount.
+impl ScanTargets<'_> {
+    /// Whether a file of this name, in this namespace, is on a searched mount.
     fn names(&self, ns: NsInum, path: &str) -> bool {
-        self.marks.iter().filter(|mark| mark.ns == ns && is_below(path, &mark.mount.mountpoint)).any(|mark| {
-            let covering = self.tables.get(&ns).and_then(|table| table.covering(path));
-            covering.is_some_and(|covering| covering.id == mark.mount.id)
-        })
+        self.mounts
+            .iter()
+            .filter(|searched| searched.ns == ns && is_below(path, &searched.mount.mountpoint))
+            .any(|searched| {
+                let covering = self.tables.get(&ns).and_then(|table| table.covering(path));
+                covering.is_some_and(|covering| covering.id == searched.mount.id)
+            })
     }
 
-    /// Whether a file of this name may be on a wanted mount, whoever has it open: a descriptor that came from
+    /// Whether a file of this name may be on a searched mount, whoever has it open: a descriptor that came from
     /// another namespace is named from the root of that.
     fn selects(&self, path: &str) -> bool {
-        self.marks.iter().any(|mark| is_below(path, &mark.mount.mountpoint))
+        self.mounts.iter().any(|searched| is_below(path, &searched.mount.mountpoint))
     }
 
-    /// Whether a mapping, by its name and the device in hexadecimal, is of a file on a wanted mount.
+    /// Whether a mapping, by its name and the device in hexadecimal, is of a file on a searched mount.
     fn maps(&self, ns: NsInum, path: &str, device: &str) -> bool {
         let own = self.names(ns, path);
-        self.marks.iter().filter(|mark| is_below(path, &mark.mount.mountpoint)).any(|mark| {
-            if LAYERED.contains(&mark.mount.fstype.as_str()) {
-                mark.ns == ns && own
+        self.mounts.iter().filter(|searched| is_below(path, &searched.mount.mountpoint)).any(|searched| {
+            if LAYERED.contains(&searched.mount.fstype.as_str()) {
+                searched.ns == ns && own
             } else {
-                (mark.ns != ns || own) && is_device(device, &mark.mount.device)
+                (searched.ns != ns || own) && is_device(device, &searched.mount.device)
             }
         })
     }
@@ -116,7 +119,7 @@ const MAX_GAPS: u64 = 8;
 struct Files<'a> {
     main: &'a Dir,
     list: Dir,
-    wanted: &'a Wanted<'a>,
+    targets: &'a ScanTargets<'a>,
     deadline: &'a Deadline,
 }
 
@@ -139,7 +142,7 @@ impl Visitor {
         &mut self,
         tgid: u32,
         process: &Dir,
-        wanted: &Wanted<'_>,
+        targets: &ScanTargets<'_>,
         deadline: &Deadline,
     ) -> Option<Visit> {
         let tids = threads(tgid, process, &mut self.buffer);
@@ -162,39 +165,39 @@ impl Visitor {
         let mut visit = Visit::default();
         visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
         let exe = visit.read(exe);
-        if exe.as_ref().is_some_and(|exe| wanted.names(visit.ns, exe)) {
+        if exe.as_ref().is_some_and(|exe| targets.names(visit.ns, exe)) {
             visit.add(Access::Exe, exe.clone(), None);
         }
-        self.directories(main, visit.ns, wanted, &mut visit);
+        self.directories(main, visit.ns, targets, &mut visit);
         for tid in tids.into_iter().filter(|tid| *tid != tgid) {
             let Some(task) = task_dir(process, tid) else { continue };
             if let Some(Some(ns)) = visit.read(namespace(&task, &mut self.buffer)) {
-                self.directories(&task, ns, wanted, &mut visit);
+                self.directories(&task, ns, targets, &mut visit);
             }
         }
-        self.descriptors(main, wanted, deadline, &mut visit);
-        self.mappings(main, exe.as_deref(), wanted, &mut visit);
+        self.descriptors(main, targets, deadline, &mut visit);
+        self.mappings(main, exe.as_deref(), targets, &mut visit);
         Some(visit)
     }
 
     /// Current and root directory, which each thread may have of its own.
-    fn directories(&mut self, task: &Dir, ns: NsInum, wanted: &Wanted<'_>, visit: &mut Visit) {
+    fn directories(&mut self, task: &Dir, ns: NsInum, targets: &ScanTargets<'_>, visit: &mut Visit) {
         for (name, access) in [(c"cwd", Access::Cwd), (c"root", Access::Root)] {
             if let Some(path) = visit.read(task.link(name, &mut self.buffer))
-                && wanted.names(ns, &path)
+                && targets.names(ns, &path)
             {
                 visit.add(access, Some(path.into_owned()), None);
             }
         }
     }
 
-    /// The first descriptor of the process that is open on a wanted mount.
+    /// The first descriptor of the process that is open on a searched mount.
     ///
-    /// Listing them would take an eighth of the whole scan. So where the kernel tells how many there are they
+    /// Listing them would take an eighth of the whole scan. So where the kernel shows how many there are they
     /// are tried from zero, as long as nearly all numbers are in use.
-    fn descriptors(&mut self, main: &Dir, wanted: &Wanted<'_>, deadline: &Deadline, visit: &mut Visit) {
+    fn descriptors(&mut self, main: &Dir, targets: &ScanTargets<'_>, deadline: &Deadline, visit: &mut Visit) {
         let Some(list) = visit.read(main.at(c"fd")) else { return };
-        let files = Files { main, list, wanted, deadline };
+        let files = Files { main, list, targets, deadline };
         let count = files.list.size();
         let (mut next, mut open) = (0, 0);
         while open < count && u64::from(next) <= open + MAX_GAPS {
@@ -224,10 +227,10 @@ impl Visitor {
         }
         let name = NumberName::new(fd);
         let path = match files.list.link(name.as_c_str(), &mut self.buffer) {
-            Ok(path) if files.wanted.selects(&path) => Some(path.into_owned()),
+            Ok(path) if files.targets.selects(&path) => Some(path.into_owned()),
             Ok(_) => return Some(State::Open),
             Err(error) if is_gone(&error) => return Some(State::Closed),
-            // Where the kernel cannot write the name down the mount id alone has to tell.
+            // Where the kernel cannot write the name down the mount id alone has to decide.
             Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => None,
             Err(_) => {
                 visit.refused = true;
@@ -237,8 +240,8 @@ impl Visitor {
         let info = visit.read(files.main.at(c"fdinfo"));
         let info = info.and_then(|info| visit.read(info.text(name.as_c_str(), &mut self.text)));
         let held = match (info.as_deref().map(mnt_id), &path) {
-            (Some(Some(id)), _) => files.wanted.marks.iter().any(|mark| mark.mount.id == id),
-            (Some(None), Some(path)) => files.wanted.names(visit.ns, path),
+            (Some(Some(id)), _) => files.targets.mounts.iter().any(|searched| searched.mount.id == id),
+            (Some(None), Some(path)) => files.targets.names(visit.ns, path),
             _ => false,
         };
         if held {
@@ -248,11 +251,11 @@ impl Visitor {
         Some(State::Open)
     }
 
-    /// The first mapping of a file on a wanted mount, but for the executable itself.
-    fn mappings(&mut self, main: &Dir, exe: Option<&str>, wanted: &Wanted<'_>, visit: &mut Visit) {
+    /// The first mapping of a file on a searched mount, but for the executable itself.
+    fn mappings(&mut self, main: &Dir, exe: Option<&str>, targets: &ScanTargets<'_>, visit: &mut Visit) {
         let Some(maps) = visit.read(main.text(c"maps", &mut self.text)) else { return };
         let held = maps.lines().filter_map(mapped_file).find(|(path, device)| {
-            Some(*path) != exe && wanted.selects(path) && wanted.maps(visit.ns, path, device)
+            Some(*path) != exe && targets.selects(path) && targets.maps(visit.ns, path, device)
         });
         if let Some((path, _)) = held {
             visit.add(Access::Mmap, Some(path.replace("\\012", "\n")), None);
@@ -307,23 +310,27 @@ mod tests {
             "1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - tmpfs t rw\n3 2 0:8 / /v/in rw - tmpfs t rw",
         );
         let target = table.by_id(2).unwrap();
-        let wanted =
-            Wanted { marks: vec![Mark { ns: 7, mount: target }], tables: BTreeMap::from([(7, &table)]) };
-        assert!(wanted.names(7, "/v") && wanted.names(7, "/v/x (deleted)"));
-        assert!(!wanted.names(7, "/v/in/x"));
-        assert!(!wanted.names(8, "/v/x"), "another namespace has a directory of the same name");
-        assert!(wanted.maps(7, "/v/x", "00:09"));
-        assert!(wanted.maps(8, "/v/x", "00:09"), "a mapping that came from the namespace of the mount");
-        assert!(!wanted.maps(7, "/v/x", "00:08") && !wanted.maps(7, "/v/in/x", "00:09"));
+        let targets = ScanTargets {
+            mounts: vec![SearchedMount { ns: 7, mount: target }],
+            tables: BTreeMap::from([(7, &table)]),
+        };
+        assert!(targets.names(7, "/v") && targets.names(7, "/v/x (deleted)"));
+        assert!(!targets.names(7, "/v/in/x"));
+        assert!(!targets.names(8, "/v/x"), "another namespace has a directory of the same name");
+        assert!(targets.maps(7, "/v/x", "00:09"));
+        assert!(targets.maps(8, "/v/x", "00:09"), "a mapping that came from the namespace of the mount");
+        assert!(!targets.maps(7, "/v/x", "00:08") && !targets.maps(7, "/v/in/x", "00:09"));
     }
 
     #[test]
     fn a_layered_file_system_is_recognised_by_name_alone() {
         let table = mount("1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - overlay o rw\n");
         let target = table.by_id(2).unwrap();
-        let wanted =
-            Wanted { marks: vec![Mark { ns: 7, mount: target }], tables: BTreeMap::from([(7, &table)]) };
-        assert!(wanted.maps(7, "/v/x", "08:01"));
-        assert!(!wanted.maps(8, "/v/x", "08:01"));
+        let targets = ScanTargets {
+            mounts: vec![SearchedMount { ns: 7, mount: target }],
+            tables: BTreeMap::from([(7, &table)]),
+        };
+        assert!(targets.maps(7, "/v/x", "08:01"));
+        assert!(!targets.maps(8, "/v/x", "08:01"));
     }
 }

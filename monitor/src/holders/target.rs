@@ -43,7 +43,7 @@ pub(super) fn walk(proc: &Proc, request: &ScanRequest, members: impl Iterator<It
 pub(super) fn absolute(proc: &Proc, request: &ScanRequest) -> Option<String> {
     let path = request.path.as_str();
     if let Some((link, rest)) = magic_link(path, request.tgid) {
-        // Links are told from the root of the namespace, so no chroot is put in front.
+        // Links are relative to the root of the namespace, so no chroot is put in front.
         let base = proc.link(request.tgid, &link).filter(|base| base.starts_with('/'))?;
         return Some(normalise(&format!("{base}/{rest}")));
     }

@@ -8,9 +8,9 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use super::*;
-use stage::{Child, Stage, Step, c_path, umount};
+use sandbox::{Child, MountSandbox, Step, c_path, umount};
 
-mod stage;
+mod sandbox;
 
 /// Long enough that it never ends a scan of a test.
 const AMPLE: Duration = Duration::from_secs(60);
@@ -37,8 +37,8 @@ fn held(report: &HolderReport) -> Vec<(u32, Access)> {
 
 #[test]
 fn an_open_file_is_found_with_its_descriptor_and_process() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
     fs::write(target.join("f"), "x").unwrap();
     let child = Child::spawn(vec![Step::Open(c_path(&target.join("f")), libc::O_RDONLY)]);
     assert_eq!(umount(&target, 0), Err(libc::EBUSY));
@@ -57,8 +57,8 @@ fn an_open_file_is_found_with_its_descriptor_and_process() {
 
 #[test]
 fn a_deleted_file_and_a_path_descriptor_hold_too() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
     fs::write(target.join("f"), "x").unwrap();
     let deleted = Child::spawn(vec![Step::Open(c_path(&target.join("f")), libc::O_RDONLY)]);
     fs::remove_file(target.join("f")).unwrap();
@@ -72,8 +72,8 @@ fn a_deleted_file_and_a_path_descriptor_hold_too() {
 
 #[test]
 fn a_descriptor_far_above_the_others_is_found() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
     let child = Child::spawn(vec![Step::OpenAt(c_path(&target), 900)]);
     let report = scan_path(&target);
     assert_eq!(held(&report), [(child.tgid(), Access::Fd)]);
@@ -82,8 +82,8 @@ fn a_descriptor_far_above_the_others_is_found() {
 
 #[test]
 fn current_and_root_directory_are_found_each_with_its_access() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol with blank");
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol with blank");
     fs::create_dir(target.join("d")).unwrap();
     let cwd = Child::spawn(vec![Step::Chdir(c_path(&target.join("d")))]);
     assert_eq!(held(&scan_path(&target)), [(cwd.tgid(), Access::Cwd)]);
@@ -97,8 +97,8 @@ fn current_and_root_directory_are_found_each_with_its_access() {
 
 #[test]
 fn the_directory_of_a_thread_is_found() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
     let child = Child::spawn(vec![Step::ThreadIn(c_path(&target))]);
     assert_eq!(umount(&target, 0), Err(libc::EBUSY));
     assert_eq!(held(&scan_path(&target)), [(child.tgid(), Access::Cwd)]);
@@ -106,11 +106,11 @@ fn the_directory_of_a_thread_is_found() {
 
 #[test]
 fn a_process_whose_first_thread_ended_is_found_through_another() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
     let child = Child::spawn(vec![
         Step::Open(c_path(&target), libc::O_RDONLY),
-        Step::ThreadIn(c_path(&stage.path(""))),
+        Step::ThreadIn(c_path(&sandbox.path(""))),
         Step::EndLeader,
     ]);
     while Proc::default().stat(child.tgid()).unwrap().state != 'Z' {
@@ -122,8 +122,8 @@ fn a_process_whose_first_thread_ended_is_found_through_another() {
 
 #[test]
 fn a_mapped_file_is_found_after_its_descriptor_is_closed() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
     fs::write(target.join("f"), "x").unwrap();
     let child = Child::spawn(vec![Step::Map(c_path(&target.join("f")))]);
     assert_eq!(umount(&target, 0), Err(libc::EBUSY));
@@ -134,8 +134,8 @@ fn a_mapped_file_is_found_after_its_descriptor_is_closed() {
 
 #[test]
 fn a_running_program_is_found_as_executable_only() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
     fs::copy("/bin/cat", target.join("cat")).unwrap();
     let mut cat = Command::new(target.join("cat")).stdin(Stdio::piped()).spawn().unwrap();
     let report = scan_path(&target);
@@ -148,9 +148,9 @@ fn a_running_program_is_found_as_executable_only() {
 
 #[test]
 fn a_child_mount_is_reported_and_its_users_are_not() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol");
-    let nested = stage.mount("vol/nested");
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
+    let nested = sandbox.mount("vol/nested");
     let _child = Child::spawn(vec![
         Step::Chdir(c_path(&nested)),
         Step::Open(c_path(&nested), libc::O_RDONLY | libc::O_DIRECTORY),
@@ -163,19 +163,19 @@ fn a_child_mount_is_reported_and_its_users_are_not() {
 
 #[test]
 fn the_topmost_of_two_mounts_is_meant() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
     let _below = Child::spawn(vec![Step::Open(c_path(&target), libc::O_RDONLY)]);
-    stage.mount("vol");
+    sandbox.mount("vol");
     let above = Child::spawn(vec![Step::Open(c_path(&target), libc::O_RDONLY)]);
     assert_eq!(held(&scan_path(&target)), [(above.tgid(), Access::Fd)]);
 }
 
 #[test]
 fn a_private_copy_in_another_namespace_is_named_but_its_users_refuse_nothing() {
-    let mut stage = Stage::new();
-    stage.share();
-    let target = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    sandbox.share();
+    let target = sandbox.mount("vol");
     let child = Child::spawn(vec![Step::Unshare(libc::MS_PRIVATE), Step::Chdir(c_path(&target))]);
     let report = scan_path(&target);
     assert_eq!(report.verdict, Verdict::MountNamespace, "{report:#?}");
@@ -188,9 +188,9 @@ fn a_private_copy_in_another_namespace_is_named_but_its_users_refuse_nothing() {
 
 #[test]
 fn a_user_of_a_copy_that_the_unmount_reaches_is_a_holder() {
-    let mut stage = Stage::new();
-    stage.share();
-    let target = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    sandbox.share();
+    let target = sandbox.mount("vol");
     let child = Child::spawn(vec![Step::Unshare(libc::MS_SLAVE), Step::Chdir(c_path(&target))]);
     assert_eq!(umount(&target, 0), Err(libc::EBUSY));
     let report = scan_path(&target);
@@ -202,12 +202,12 @@ fn a_user_of_a_copy_that_the_unmount_reaches_is_a_holder() {
 
 #[test]
 fn a_descriptor_taken_into_another_namespace_still_holds_the_old_mount() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
     let child = Child::spawn(vec![
         Step::Open(c_path(&target), libc::O_RDONLY),
         Step::Unshare(libc::MS_PRIVATE),
-        Step::Detach(c_path(&stage.path(""))),
+        Step::Detach(c_path(&sandbox.path(""))),
     ]);
     assert_eq!(umount(&target, 0), Err(libc::EBUSY));
     let report = scan_path(&target);
@@ -217,8 +217,8 @@ fn a_descriptor_taken_into_another_namespace_still_holds_the_old_mount() {
 
 #[test]
 fn the_question_can_come_from_another_namespace() {
-    let mut stage = Stage::new();
-    let here = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    let here = sandbox.mount("vol");
     let there = Child::spawn(vec![Step::Unshare(libc::MS_PRIVATE), Step::Chdir(c_path(&here))]);
     let mntns = Proc::default().ns(there.tgid(), "mnt").unwrap();
     for caller in [there.tgid(), u32::MAX] {
@@ -232,9 +232,9 @@ fn the_question_can_come_from_another_namespace() {
 
 #[test]
 fn a_relative_path_is_resolved_with_the_callers_directory() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol");
-    let caller = Child::spawn(vec![Step::Chdir(c_path(&stage.path("")))]);
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
+    let caller = Child::spawn(vec![Step::Chdir(c_path(&sandbox.path("")))]);
     let holder = Child::spawn(vec![Step::Chdir(c_path(&target))]);
     let relative = ScanRequest { tgid: caller.tgid(), path: "./x/../vol/".to_owned(), ..request(&target) };
     let report = scan(&Proc::default(), &relative, AMPLE);
@@ -247,8 +247,8 @@ fn a_relative_path_is_resolved_with_the_callers_directory() {
 
 #[test]
 fn a_path_where_nothing_is_mounted_is_not_a_mount() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
     fs::create_dir(target.join("d")).unwrap();
     assert_eq!(scan_path(&target.join("d")).verdict, Verdict::NotAMount);
     assert_eq!(scan_path(&target.join("none")).verdict, Verdict::NotAMount);
@@ -256,9 +256,9 @@ fn a_path_where_nothing_is_mounted_is_not_a_mount() {
 
 #[test]
 fn the_scan_itself_pins_nothing() {
-    let mut stage = Stage::new();
-    stage.share();
-    let target = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    sandbox.share();
+    let target = sandbox.mount("vol");
     let child = Child::spawn(vec![Step::Unshare(libc::MS_SLAVE), Step::Chdir(c_path(&target))]);
     assert_eq!(scan_path(&target).verdict, Verdict::Processes);
     let mine = |fd: fs::DirEntry| fs::read_link(fd.path()).unwrap_or_default().to_string_lossy().into_owned();
@@ -271,12 +271,12 @@ fn the_scan_itself_pins_nothing() {
 
 #[test]
 fn a_file_server_that_never_answers_does_not_hold_up_the_scan() {
-    let mut stage = Stage::new();
-    let (target, server) = stage.mount_hung_fuse("hung");
+    let mut sandbox = MountSandbox::new();
+    let (target, server) = sandbox.mount_hung_fuse("hung");
     let holder = Child::spawn(vec![Step::Open(c_path(&target), libc::O_PATH)]);
-    let (tell, answer) = sync_channel(1);
+    let (answered, answer) = sync_channel(1);
     let path = target.clone();
-    let scanner = std::thread::spawn(move || tell.send(Box::new(scan_path(&path))));
+    let scanner = std::thread::spawn(move || answered.send(Box::new(scan_path(&path))));
     let report = answer.recv_timeout(Duration::from_secs(30));
     // Ends the connection, and with it any call that waits for the server.
     drop(server);
@@ -288,8 +288,8 @@ fn a_file_server_that_never_answers_does_not_hold_up_the_scan() {
 
 #[test]
 fn without_time_the_report_says_so() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol");
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
     let _child = Child::spawn(vec![Step::Chdir(c_path(&target))]);
     let report = scan(&Proc::default(), &request(&target), Duration::ZERO);
     assert_eq!((report.verdict, report.complete), (Verdict::Incomplete, false));
@@ -454,17 +454,17 @@ fn without_a_proc_the_answer_is_incomplete() {
 
 #[test]
 fn a_path_through_links_leads_to_the_mount_that_the_kernel_would_unmount() {
-    let mut stage = Stage::new();
-    let target = stage.mount("data/vol");
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("data/vol");
     fs::write(target.join("f"), "x").unwrap();
-    symlink("data", stage.path("lib")).unwrap();
-    symlink(stage.path("lib"), stage.path("abs")).unwrap();
-    symlink("../lib/vol", stage.path("data/last")).unwrap();
-    fs::create_dir_all(stage.path("data/deep/er")).unwrap();
-    symlink("data/deep/er", stage.path("jump")).unwrap();
+    symlink("data", sandbox.path("lib")).unwrap();
+    symlink(sandbox.path("lib"), sandbox.path("abs")).unwrap();
+    symlink("../lib/vol", sandbox.path("data/last")).unwrap();
+    fs::create_dir_all(sandbox.path("data/deep/er")).unwrap();
+    symlink("data/deep/er", sandbox.path("jump")).unwrap();
     let child = Child::spawn(vec![Step::Open(c_path(&target.join("f")), libc::O_RDONLY)]);
     for path in ["lib/vol", "abs/vol/", "lib/last", "jump/../../vol", "lib/./vol/."] {
-        let path = stage.path(path);
+        let path = sandbox.path(path);
         assert_eq!(umount(&path, 0), Err(libc::EBUSY), "{path:?}");
         let report = scan_path(&path);
         assert_eq!(report.path, target.to_str().unwrap(), "{path:?}");
@@ -473,27 +473,27 @@ fn a_path_through_links_leads_to_the_mount_that_the_kernel_would_unmount() {
         let late = scan(&Proc::default(), &ScanRequest { tgid: u32::MAX, ..request(&path) }, AMPLE);
         assert_eq!(held(&late), [(child.tgid(), Access::Fd)], "{path:?}");
     }
-    let unfollowed = ScanRequest { follow: false, ..request(&stage.path("data/last")) };
+    let unfollowed = ScanRequest { follow: false, ..request(&sandbox.path("data/last")) };
     let report = scan(&Proc::default(), &unfollowed, AMPLE);
     assert_eq!(
         (report.verdict, report.path.as_str()),
-        (Verdict::NotAMount, stage.path("data/last").to_str().unwrap())
+        (Verdict::NotAMount, sandbox.path("data/last").to_str().unwrap())
     );
 }
 
 #[test]
 fn resolving_a_path_does_not_pin_the_mount() {
-    let mut stage = Stage::new();
-    let target = stage.mount("vol");
-    symlink("vol", stage.path("link")).unwrap();
-    assert_eq!(scan_path(&stage.path("link")).path, target.to_str().unwrap());
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
+    symlink("vol", sandbox.path("link")).unwrap();
+    assert_eq!(scan_path(&sandbox.path("link")).path, target.to_str().unwrap());
     assert_eq!(umount(&target, 0), Ok(()));
 }
 
 #[test]
 fn where_nobody_is_left_in_the_namespace_the_answer_is_incomplete_and_says_why() {
-    let stage = Stage::new();
-    let request = ScanRequest { mntns: 1, tgid: u32::MAX, ..request(&stage.path("vol")) };
+    let sandbox = MountSandbox::new();
+    let request = ScanRequest { mntns: 1, tgid: u32::MAX, ..request(&sandbox.path("vol")) };
     let report = scan(&Proc::default(), &request, AMPLE);
     assert_eq!((report.verdict, report.complete), (Verdict::Incomplete, false));
     assert!(report.blind_spots[0].reason.contains("no process is left"), "{report:?}");

@@ -6,16 +6,16 @@
 use std::time::Instant;
 
 use super::message::{self, Change, LinkChange};
-use super::nsid::Name;
-use super::stream::{Flow, Stream};
+use super::nsid::PeerLookup;
+use super::stream::{SendResult, Stream};
 use crate::observation::{BootNs, Fact, NsInum, Observation, PeerLink, Source};
 
 impl Stream {
     /// Messages came, from the namespace that the host calls so, or from the host itself.
-    pub(super) async fn changed(&mut self, nsid: Option<i32>, datagram: &[u8], at: BootNs) -> Flow {
+    pub(super) async fn changed(&mut self, nsid: Option<i32>, datagram: &[u8], at: BootNs) -> SendResult {
         let Some(netns) = nsid.map_or(Some(self.host), |nsid| self.names.get(nsid)) else {
             // The snapshot that the search leads to will hold what this message says.
-            nsid.into_iter().for_each(|nsid| self.missed(nsid));
+            nsid.into_iter().for_each(|nsid| self.unknown_nsid(nsid));
             return Ok(());
         };
         for message in message::messages(datagram) {
@@ -30,12 +30,12 @@ impl Stream {
         Ok(())
     }
 
-    async fn apply(&mut self, netns: NsInum, change: Change, at: BootNs) -> Flow {
+    async fn apply(&mut self, netns: NsInum, change: Change, at: BootNs) -> SendResult {
         match change {
             Change::NsidAssigned(nsid) if netns == self.host => {
-                // The survey may have been quicker than this message.
+                // The discovery may have been quicker than this message.
                 if self.names.get(nsid).is_none() {
-                    self.missed(nsid);
+                    self.unknown_nsid(nsid);
                 }
                 return Ok(());
             }
@@ -72,7 +72,7 @@ impl Stream {
             _ => false,
         };
         if doubted {
-            self.agenda.doubt(netns, Instant::now());
+            self.schedule.mark_stale(netns, Instant::now());
         }
         let memory = self.memory.as_mut();
         match change {
@@ -86,8 +86,8 @@ impl Stream {
                 let moved_to = moved_to.map(|(nsid, ifindex)| PeerLink {
                     ifindex,
                     netns: match self.names.peer(self.host, netns, nsid) {
-                        Name::Known(netns) => Some(netns),
-                        Name::Unknown | Name::Unknowable => None,
+                        PeerLookup::Known(netns) => Some(netns),
+                        PeerLookup::Unknown | PeerLookup::Unknowable => None,
                     },
                 });
                 vec![Fact::LinkGone { netns, ifindex, moved_to }]
@@ -117,25 +117,25 @@ impl Stream {
         }
     }
 
-    /// A link with the namespace of its peer, as far as that is known by now; else it is told again.
+    /// A link with the namespace of its peer, as far as that is known by now; else it is sent again later.
     fn link(&mut self, link: LinkChange) -> Fact {
         let LinkChange { mut facts, peer_nsid, .. } = link;
         let key = (facts.netns, facts.ifindex);
         self.unresolved.remove(&key);
         if let Some(nsid) = peer_nsid {
             match self.names.peer(self.host, facts.netns, nsid) {
-                Name::Known(peer) => {
+                PeerLookup::Known(peer) => {
                     if let Some(end) = &mut facts.peer {
                         end.netns = Some(peer);
                     }
                 }
-                Name::Unknowable => {}
-                Name::Unknown => {
+                PeerLookup::Unknowable => {}
+                PeerLookup::Unknown => {
                     self.unresolved.insert(key, (facts.clone(), nsid));
                     if facts.netns == self.host {
-                        self.missed(nsid);
+                        self.unknown_nsid(nsid);
                     } else {
-                        self.agenda.doubt(facts.netns, Instant::now());
+                        self.schedule.mark_stale(facts.netns, Instant::now());
                     }
                 }
             }

@@ -1,7 +1,7 @@
-//! Which network namespaces exist, by which handles they can be entered, and what the kernel calls them.
+//! Which network namespaces exist, by which handles they can be entered, and their nsid in the kernel.
 //!
 //! Looks at processes and at the directories where namespaces are bound. A namespace that only a file
-//! descriptor keeps alive is not found. Nothing is held when a function returns.
+//! descriptor keeps alive is not found. Nothing is held open when a function returns.
 
 use std::collections::{BinaryHeap, HashMap};
 use std::fs::{self, File};
@@ -15,29 +15,29 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
 
 use super::message::{self, Change};
-use super::socket::{Questions, RequestError};
+use super::socket::{RequestError, RequestSocket};
 use crate::observation::{BootNs, NetnsOwner, NsInum};
 use crate::sources::procfs::{self, Proc};
 
 /// Processes remembered per namespace: enough that one of them is still there at the dump.
 const PROCESSES: usize = 4;
-/// All questions of a survey together.
+/// All requests of a discovery together.
 const BUDGET: Duration = Duration::from_secs(1);
 
 /// A namespace other than the host's.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct DiscoveredNetns {
     pub(super) netns: NsInum,
     /// Name below the first bind directory.
     pub(super) name: Option<String>,
-    /// What the host's namespace calls it; only then its messages are heard.
+    /// Its nsid in the host namespace; without one its messages do not arrive.
     pub(super) nsid: Option<i32>,
     paths: Vec<PathBuf>,
     /// Oldest first, the lower id of two that started together.
     processes: Vec<u32>,
 }
 
-impl Found {
+impl DiscoveredNetns {
     /// Opens the namespace by the first handle that still leads to it.
     pub(super) fn open(&self, proc: &Proc) -> Option<File> {
         let by_process = self.processes.iter().map(|tgid| proc.path(*tgid, "ns/net"));
@@ -62,7 +62,11 @@ pub(super) fn own_namespace(proc: &Proc) -> io::Result<NsInum> {
 }
 
 /// Finds every namespace but `host` that can be opened.
-pub(super) fn survey(proc: &Proc, bind_directories: &[PathBuf], host: NsInum) -> HashMap<NsInum, Found> {
+pub(super) fn discover(
+    proc: &Proc,
+    bind_directories: &[PathBuf],
+    host: NsInum,
+) -> HashMap<NsInum, DiscoveredNetns> {
     let mut found = HashMap::new();
     for (netns, processes) in processes_by_namespace(proc, host) {
         entry(&mut found, netns).processes = processes;
@@ -78,41 +82,44 @@ pub(super) fn survey(proc: &Proc, bind_directories: &[PathBuf], host: NsInum) ->
         }
         named = false;
     }
-    let mut questions = match Questions::open(BUDGET) {
-        Ok(questions) => Some(questions),
+    let mut requests = match RequestSocket::open(BUDGET) {
+        Ok(requests) => Some(requests),
         Err(error) => {
-            tracing::warn!(%error, "namespace ids cannot be asked");
+            tracing::warn!(%error, "cannot request namespace ids");
             None
         }
     };
     found.retain(|_, found| {
         let Some(handle) = found.open(proc) else { return false };
-        found.nsid = questions.as_mut().and_then(|questions| nsid_of(questions, &handle).ok().flatten());
+        found.nsid = requests.as_mut().and_then(|requests| nsid_of(requests, &handle).ok().flatten());
         true
     });
     found
 }
 
-/// What the namespace of `questions` calls the opened one; `None` if it has no name for it.
-pub(super) fn nsid_of(questions: &mut Questions, namespace: &File) -> Result<Option<i32>, RequestError> {
+/// The nsid of the opened namespace in that of `requests`; `None` if it has none.
+pub(super) fn nsid_of(requests: &mut RequestSocket, namespace: &File) -> Result<Option<i32>, RequestError> {
     let fd = u32::try_from(namespace.as_raw_fd()).unwrap_or(u32::MAX);
-    ask_nsid(questions, vec![NsidAttribute::Fd(fd)])
+    request_nsid(requests, vec![NsidAttribute::Fd(fd)])
 }
 
-/// What the namespace called `target` calls the one that is called `nsid` here (since Linux 4.20).
+/// The nsid in the namespace `target` of the one that is `nsid` here (since Linux 4.20).
 pub(super) fn nsid_in(
-    questions: &mut Questions,
+    requests: &mut RequestSocket,
     target: i32,
     nsid: i32,
 ) -> Result<Option<i32>, RequestError> {
-    ask_nsid(questions, vec![NsidAttribute::Id(nsid), NsidAttribute::TargetNsid(target)])
+    request_nsid(requests, vec![NsidAttribute::Id(nsid), NsidAttribute::TargetNsid(target)])
 }
 
-fn ask_nsid(questions: &mut Questions, about: Vec<NsidAttribute>) -> Result<Option<i32>, RequestError> {
+fn request_nsid(
+    requests: &mut RequestSocket,
+    about: Vec<NsidAttribute>,
+) -> Result<Option<i32>, RequestError> {
     let mut request = NsidMessage::default();
     request.attributes = about;
-    // The answer is about no namespace's content, so any inode serves to decode it.
-    questions.ask(RouteNetlinkMessage::GetNsId(request), |message| match message::decode(0, message) {
+    // The answer describes no content of a namespace, so any inode serves to decode it.
+    requests.request(RouteNetlinkMessage::GetNsId(request), |message| match message::decode(0, message) {
         Ok(Change::NsidAssigned(id)) => Some(id),
         _ => None,
     })
@@ -124,8 +131,8 @@ pub(super) fn open_namespace(path: &Path, netns: NsInum) -> io::Result<File> {
     if file.metadata()?.ino() == u64::from(netns) { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
 }
 
-fn entry(found: &mut HashMap<NsInum, Found>, netns: NsInum) -> &mut Found {
-    found.entry(netns).or_insert_with(|| Found {
+fn entry(found: &mut HashMap<NsInum, DiscoveredNetns>, netns: NsInum) -> &mut DiscoveredNetns {
+    found.entry(netns).or_insert_with(|| DiscoveredNetns {
         netns,
         name: None,
         nsid: None,
@@ -137,7 +144,7 @@ fn entry(found: &mut HashMap<NsInum, Found>, netns: NsInum) -> &mut Found {
 /// One pass over all processes; start times are read only outside the host's namespace.
 fn processes_by_namespace(proc: &Proc, host: NsInum) -> HashMap<NsInum, Vec<u32>> {
     let pids = proc.pids().unwrap_or_else(|error| {
-        tracing::warn!(%error, "processes cannot be listed");
+        tracing::warn!(%error, "cannot list processes");
         Vec::new()
     });
     let mut oldest: HashMap<NsInum, BinaryHeap<(BootNs, u32)>> = HashMap::new();
@@ -195,7 +202,7 @@ mod tests {
         let found = processes_by_namespace(&proc, 9);
         assert_eq!(found.len(), 2, "the host's namespace is left out");
         assert_eq!(found[&7], [11, 12, 10]);
-        let found = Found { processes: found[&7].clone(), ..entry(&mut HashMap::new(), 7).clone() };
+        let found = DiscoveredNetns { processes: found[&7].clone(), ..entry(&mut HashMap::new(), 7).clone() };
         assert_eq!(found.owner(&proc).unwrap().comm, "p11");
         fs::remove_dir_all(root.path().join("11")).unwrap();
         assert_eq!(found.owner(&proc).unwrap().tgid, 12);

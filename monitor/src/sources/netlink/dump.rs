@@ -20,16 +20,16 @@ use netlink_packet_route::rule::RuleMessage;
 use nix::sched::{CloneFlags, setns};
 use tokio::sync::oneshot;
 
-use super::discover::{self, Found};
+use super::discover::{self, DiscoveredNetns};
 use super::message::{self, Change};
 use super::route::Nexthop;
-use super::socket::{Questions, RequestError};
+use super::socket::{RequestError, RequestSocket};
 use crate::observation::{
     AddressFacts, LinkFacts, NeighborEntry, NetnsSnapshot, NsInum, RouteFacts, RuleFacts,
 };
 use crate::sources::procfs::Proc;
 
-/// All dumps of a namespace together; longer than that nothing of it may be held.
+/// All dumps of a namespace together; longer than that nothing of it may still be open.
 const BUDGET: Duration = Duration::from_millis(900);
 /// How often a table is read again because it changed under the reader.
 const ATTEMPTS: usize = 4;
@@ -64,7 +64,7 @@ pub(super) struct Reading {
     pub(super) snapshot: NetnsSnapshot,
     /// Interface index and `IFLA_LINK_NETNSID` of those.
     pub(super) peers: Vec<(u32, i32)>,
-    /// What the numbers among `peers` mean, as far as the kernel told. Empty for the host itself.
+    /// The namespaces of the nsids among `peers`, as far as the kernel knows them. Empty for the host itself.
     pub(super) names: HashMap<i32, PeerName>,
     /// A table changed under every attempt: read the namespace again soon.
     pub(super) interrupted: bool,
@@ -91,20 +91,20 @@ pub(super) fn on_thread<T: Send + 'static>(
 
 /// Reads the namespace of this thread.
 pub(super) fn read_host(host: NsInum) -> Result<Reading, ReadError> {
-    Ok(read_tables(&mut Questions::open(BUDGET)?, host)?)
+    Ok(read_tables(&mut RequestSocket::open(BUDGET)?, host)?)
 }
 
 /// Enters a namespace for good and reads it. To be called on a thread that ends with it.
-pub(super) fn read_foreign(found: &Found, proc: &Proc) -> Result<Reading, ReadError> {
+pub(super) fn read_foreign(found: &DiscoveredNetns, proc: &Proc) -> Result<Reading, ReadError> {
     // Of this process, not of this thread: it stays where the daemon is.
     let home = File::open(proc.root().join("self/ns/net")).map_err(ReadError::Thread)?;
     let namespace = found.open(proc).ok_or(ReadError::Vanished)?;
     let owner = found.owner(proc);
     setns(&namespace, CloneFlags::CLONE_NEWNET).map_err(ReadError::Enter)?;
     drop(namespace);
-    let mut questions = Questions::open(BUDGET)?;
-    let mut reading = read_tables(&mut questions, found.netns)?;
-    reading.names = name_peers(&mut questions, &home, &reading.peers);
+    let mut requests = RequestSocket::open(BUDGET)?;
+    let mut reading = read_tables(&mut requests, found.netns)?;
+    reading.names = name_peers(&mut requests, &home, &reading.peers);
     reading.snapshot.name.clone_from(&found.name);
     reading.snapshot.owner = owner;
     Ok(reading)
@@ -112,27 +112,27 @@ pub(super) fn read_foreign(found: &Found, proc: &Proc) -> Result<Reading, ReadEr
 
 /// The host is recognised by its handle; others through the name that the host has for them, which the
 /// kernel tells where the namespace has a name for the host.
-fn name_peers(questions: &mut Questions, home: &File, peers: &[(u32, i32)]) -> HashMap<i32, PeerName> {
+fn name_peers(requests: &mut RequestSocket, home: &File, peers: &[(u32, i32)]) -> HashMap<i32, PeerName> {
     let mut names = HashMap::new();
     if peers.is_empty() {
         return names;
     }
-    let Ok(Some(host)) = discover::nsid_of(questions, home) else { return names };
+    let Ok(Some(host)) = discover::nsid_of(requests, home) else { return names };
     for (_, nsid) in peers {
         if *nsid == host {
             names.insert(*nsid, PeerName::Host);
-        } else if let Ok(Some(name)) = discover::nsid_in(questions, host, *nsid) {
+        } else if let Ok(Some(name)) = discover::nsid_in(requests, host, *nsid) {
             names.insert(*nsid, PeerName::Nsid(name));
         }
     }
     names
 }
 
-fn read_tables(questions: &mut Questions, netns: NsInum) -> Result<Reading, RequestError> {
+fn read_tables(requests: &mut RequestSocket, netns: NsInum) -> Result<Reading, RequestError> {
     let mut links = LinkMessage::default();
     links.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
     // Without a family each request covers both.
-    let requests = [
+    let messages = [
         RouteNetlinkMessage::GetLink(links),
         RouteNetlinkMessage::GetAddress(AddressMessage::default()),
         RouteNetlinkMessage::GetRoute(RouteMessage::default()),
@@ -141,14 +141,14 @@ fn read_tables(questions: &mut Questions, netns: NsInum) -> Result<Reading, Requ
     ];
     let mut tables = Tables::default();
     let mut interrupted = false;
-    for request in requests.into_iter().map(Some).chain([None]) {
+    for request in messages.into_iter().map(Some).chain([None]) {
         let mut table = Tables::default();
         for attempt in 1..=ATTEMPTS {
             table = Tables::default();
             let take = |message: &NetlinkBuffer<&[u8]>| table.take(netns, message);
             let changed = match &request {
-                Some(request) => questions.dump(request.clone(), take)?,
-                None => questions.dump_nexthops(take)?,
+                Some(request) => requests.dump(request.clone(), take)?,
+                None => requests.dump_nexthops(take)?,
             };
             if !changed {
                 break;

@@ -3,14 +3,13 @@
 //!
 //! In: the kernel's netlink messages, dumps made inside each namespace, the core's requests. Out:
 //! snapshots first, then every change, each with the inode of its namespace. It does not know containers,
-//! and it names nobody: a netlink message does not tell who caused it.
+//! and it names no actor: a netlink message does not carry who caused it.
 //!
 //! The socket listens before the first dump is made. While a namespace is being dumped, changes in it
 //! wait for the snapshot and follow it; the snapshot may contain them already, and as all of them follow
-//! in order, the last word on each object is the newest. What was heard before a dump began is older
+//! in order, the last message about each object is the newest. What arrived before a dump began is older
 //! than the dump.
 
-mod agenda;
 mod changes;
 mod discover;
 mod dump;
@@ -18,6 +17,7 @@ mod message;
 mod neighbor;
 mod nsid;
 mod route;
+mod schedule;
 mod snapshots;
 mod socket;
 mod stream;
@@ -88,7 +88,7 @@ impl NetlinkSource {
     ///
     /// # Errors
     /// When the socket cannot be had or a group cannot be joined. Hearing no other namespaces is not an
-    /// error: the status that [`Self::run`] sends tells.
+    /// error: the status that [`Self::run`] sends reports it.
     pub fn open(config: NetlinkConfig, proc: Proc) -> Result<Self, NetlinkError> {
         let mut groups = vec![
             libc::RTNLGRP_LINK,

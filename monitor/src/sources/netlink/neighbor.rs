@@ -1,7 +1,7 @@
 //! Changes of neighbor entries out of neighbor messages, where no probe reports them.
 //!
-//! A message tells the state that an entry has, never the one it had: a permanent entry that is deleted
-//! by request shows up as failed. So the entries are remembered. Who did it is not known here; at best
+//! A message carries the state that an entry has, never the one it had: a permanent entry that is deleted
+//! by request shows up as failed. So the entries are remembered. The actor is not known here; at best
 //! the netlink port of the request.
 
 use std::collections::{HashMap, HashSet};
@@ -15,14 +15,14 @@ use crate::observation::{
 
 /// Entries and links of all namespaces, as many as the kernel holds.
 #[derive(Debug, Default)]
-pub(super) struct NeighborMemory {
+pub(super) struct NeighborCache {
     namespaces: HashMap<NsInum, Namespace>,
     /// The namespace that is being dumped, and what changed in it since: the dump may be older.
-    dump: Option<(NsInum, Touched)>,
+    dump: Option<(NsInum, ChangedKeys)>,
 }
 
 /// Links, and entries by link and address.
-type Touched = HashSet<(u32, Option<IpAddr>)>;
+type ChangedKeys = HashSet<(u32, Option<IpAddr>)>;
 
 #[derive(Debug, Default)]
 struct Namespace {
@@ -67,7 +67,7 @@ impl Link {
     }
 }
 
-impl NeighborMemory {
+impl NeighborCache {
     /// A link appeared or changed.
     pub(super) fn link(&mut self, facts: &LinkFacts) {
         self.touch(facts.netns, facts.ifindex, None);

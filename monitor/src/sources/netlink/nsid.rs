@@ -1,84 +1,84 @@
-//! What namespaces call each other: small numbers, given by each namespace to others, and reused.
+//! Namespace ids (nsid): small numbers that each namespace assigns to others, and reuses.
 //!
-//! Pure bookkeeping. The host's own numbers come from surveys and from the stream; those that other
-//! namespaces use come from their dumps.
+//! Pure. The nsids of the host namespace come from discoveries and from the stream; those of other
+//! namespaces come from their dumps.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::observation::NsInum;
 
-/// Surveys that may fail to find the namespace behind a number before it is left alone.
+/// Discoveries that may fail to find the namespace of an nsid before it is given up.
 const TRIES: u32 = 5;
 
-/// What is known of a number.
+/// The namespace of an nsid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Name {
+pub(super) enum PeerLookup {
     Known(NsInum),
-    /// The kernel was asked, and did not tell.
+    /// The kernel was asked and did not know.
     Unknowable,
     Unknown,
 }
 
-/// The numbers of the host and of the other namespaces.
+/// The nsids of the host namespace and of the others.
 #[derive(Debug, Default)]
 pub(super) struct NsidTable {
     host: HashMap<i32, NsInum>,
     others: HashMap<(NsInum, i32), Option<NsInum>>,
-    /// Taken back since the running survey began: what the survey says of them may be old.
+    /// Removed since the running discovery began, whose result may be older.
     touched: HashSet<i32>,
-    /// Heard, and not found by so many surveys.
-    missed: HashMap<i32, u32>,
+    /// In messages, and not found by this many discoveries.
+    unknown: HashMap<i32, u32>,
 }
 
 impl NsidTable {
-    /// The namespace that the host calls so.
+    /// The namespace with this nsid in the host namespace.
     pub(super) fn get(&self, nsid: i32) -> Option<NsInum> {
         self.host.get(&nsid).copied()
     }
 
-    /// The namespace that `netns` calls so.
-    pub(super) fn peer(&self, host: NsInum, netns: NsInum, nsid: i32) -> Name {
+    /// The namespace with this nsid in `netns`.
+    pub(super) fn peer(&self, host: NsInum, netns: NsInum, nsid: i32) -> PeerLookup {
         if netns == host {
-            return self.get(nsid).map_or(Name::Unknown, Name::Known);
+            return self.get(nsid).map_or(PeerLookup::Unknown, PeerLookup::Known);
         }
         match self.others.get(&(netns, nsid)) {
-            Some(Some(peer)) => Name::Known(*peer),
-            Some(None) => Name::Unknowable,
-            None => Name::Unknown,
+            Some(Some(peer)) => PeerLookup::Known(*peer),
+            Some(None) => PeerLookup::Unknowable,
+            None => PeerLookup::Unknown,
         }
     }
 
-    /// Learns what `netns` calls another.
+    /// Records an nsid of `netns`.
     pub(super) fn learn(&mut self, netns: NsInum, nsid: i32, peer: Option<NsInum>) {
         self.others.insert((netns, nsid), peer);
     }
 
-    /// `netns` gave the number anew or took it back.
+    /// `netns` reassigned or removed the nsid.
     pub(super) fn unlearn(&mut self, netns: NsInum, nsid: i32) {
         self.others.remove(&(netns, nsid));
     }
 
-    /// The host took the number back from who had it.
+    /// The host namespace removed the nsid; returns whose it was.
     pub(super) fn release(&mut self, nsid: i32) -> Option<NsInum> {
         self.touched.insert(nsid);
-        self.missed.remove(&nsid);
+        self.unknown.remove(&nsid);
         self.host.remove(&nsid)
     }
 
-    /// An unknown number was heard. Tells how often it was looked for, if it is worth another try.
-    pub(super) fn miss(&mut self, nsid: i32) -> Option<u32> {
-        let tries = *self.missed.entry(nsid).or_insert(0);
+    /// A message carried an unknown nsid. Returns how many discoveries missed it, unless it is given up.
+    pub(super) fn unknown(&mut self, nsid: i32) -> Option<u32> {
+        let tries = *self.unknown.entry(nsid).or_insert(0);
         (tries < TRIES).then_some(tries)
     }
 
-    /// A survey begins.
-    pub(super) fn begin_survey(&mut self) {
+    /// A discovery begins.
+    pub(super) fn begin_discovery(&mut self) {
         self.touched.clear();
     }
 
-    /// A survey ended. `afresh`: what is not in it is forgotten, because the stream had a gap.
-    /// Returns the namespaces that are heard from now on, and were not before.
-    pub(super) fn surveyed(
+    /// A discovery ended. `afresh`: what is not in it is forgotten, because the stream had a gap.
+    /// Returns the namespaces whose messages arrive from now on, and did not before.
+    pub(super) fn discovered(
         &mut self,
         found: impl Iterator<Item = (i32, NsInum)>,
         afresh: bool,
@@ -88,31 +88,31 @@ impl NsidTable {
         let gained =
             found.iter().filter(|(nsid, netns)| before.get(nsid) != Some(netns)).map(|(_, n)| *n).collect();
         if !afresh {
-            // A namespace without a handle is still heard; one that has another number by now is not
-            // heard by the old one.
+            // Messages of a namespace without a handle still arrive; of one with another nsid by now
+            // none arrive under the old one.
             let renamed: HashSet<NsInum> = found.values().copied().collect();
             self.host.extend(before.into_iter().filter(|(_, netns)| !renamed.contains(netns)));
         }
         self.host.extend(found);
-        self.missed.retain(|nsid, _| !self.host.contains_key(nsid));
-        for tries in self.missed.values_mut() {
+        self.unknown.retain(|nsid, _| !self.host.contains_key(nsid));
+        for tries in self.unknown.values_mut() {
             *tries += 1;
         }
         gained
     }
 
-    /// The most patient of the numbers that are still worth looking for has been tried so often.
+    /// The fewest discoveries that missed an nsid which is not given up.
     pub(super) fn tries(&self) -> Option<u32> {
-        self.missed.values().copied().filter(|tries| *tries < TRIES).min()
+        self.unknown.values().copied().filter(|tries| *tries < TRIES).min()
     }
 
-    /// Whether messages of the namespace are heard.
-    pub(super) fn hears(&self, netns: NsInum) -> bool {
-        self.host.values().any(|heard| *heard == netns)
+    /// Whether messages of the namespace arrive.
+    pub(super) fn has_nsid(&self, netns: NsInum) -> bool {
+        self.host.values().any(|known| *known == netns)
     }
 
-    /// The namespace is gone, or out of reach. The host's number for it stays until it is taken back:
-    /// messages under it are nobody's news.
+    /// The namespace is gone or cannot be entered. Its nsid in the host namespace stays until it is removed:
+    /// messages with it are ignored.
     pub(super) fn forget(&mut self, netns: NsInum) {
         self.others.retain(|(namer, _), named| *namer != netns && *named != Some(netns));
     }
@@ -125,21 +125,21 @@ mod tests {
     #[test]
     fn a_number_that_changed_hands_during_a_survey_is_not_believed() {
         let mut table = NsidTable::default();
-        assert_eq!(table.surveyed([(1, 100)].into_iter(), false), HashSet::from([100]));
-        table.begin_survey();
+        assert_eq!(table.discovered([(1, 100)].into_iter(), false), HashSet::from([100]));
+        table.begin_discovery();
         assert_eq!(table.release(1), Some(100));
-        assert!(table.surveyed([(1, 100), (2, 200)].into_iter(), false).contains(&200));
+        assert!(table.discovered([(1, 100), (2, 200)].into_iter(), false).contains(&200));
         assert_eq!(table.get(1), None);
         assert_eq!(table.get(2), Some(200));
     }
 
     #[test]
-    fn a_namespace_without_a_handle_is_still_heard_unless_the_stream_had_a_gap() {
+    fn a_namespace_without_a_handle_still_sends_messages_unless_the_stream_had_a_gap() {
         let mut table = NsidTable::default();
-        table.surveyed([(1, 100), (2, 200)].into_iter(), false);
-        table.surveyed([(2, 200)].into_iter(), false);
+        table.discovered([(1, 100), (2, 200)].into_iter(), false);
+        table.discovered([(2, 200)].into_iter(), false);
         assert_eq!(table.get(1), Some(100));
-        table.surveyed([(2, 200)].into_iter(), true);
+        table.discovered([(2, 200)].into_iter(), true);
         assert_eq!(table.get(1), None);
     }
 
@@ -147,28 +147,28 @@ mod tests {
     fn a_number_that_no_survey_explains_is_left_alone_until_it_changes_hands() {
         let mut table = NsidTable::default();
         for _ in 0..TRIES {
-            assert!(table.miss(5).is_some());
+            assert!(table.unknown(5).is_some());
             assert!(table.tries().is_some());
-            table.surveyed([].into_iter(), false);
+            table.discovered([].into_iter(), false);
         }
-        assert_eq!(table.miss(5), None);
+        assert_eq!(table.unknown(5), None);
         assert_eq!(table.tries(), None);
         table.release(5);
-        assert_eq!(table.miss(5), Some(0));
+        assert_eq!(table.unknown(5), Some(0));
     }
 
     #[test]
     fn the_same_number_means_another_namespace_elsewhere() {
         let mut table = NsidTable::default();
-        table.surveyed([(0, 100)].into_iter(), false);
+        table.discovered([(0, 100)].into_iter(), false);
         table.learn(100, 0, Some(1));
         table.learn(100, 7, None);
-        assert_eq!(table.peer(1, 1, 0), Name::Known(100));
-        assert_eq!(table.peer(1, 100, 0), Name::Known(1));
-        assert_eq!(table.peer(1, 100, 7), Name::Unknowable);
-        assert_eq!(table.peer(1, 100, 8), Name::Unknown);
+        assert_eq!(table.peer(1, 1, 0), PeerLookup::Known(100));
+        assert_eq!(table.peer(1, 100, 0), PeerLookup::Known(1));
+        assert_eq!(table.peer(1, 100, 7), PeerLookup::Unknowable);
+        assert_eq!(table.peer(1, 100, 8), PeerLookup::Unknown);
         table.forget(100);
-        assert_eq!(table.peer(1, 100, 0), Name::Unknown);
+        assert_eq!(table.peer(1, 100, 0), PeerLookup::Unknown);
         assert_eq!(table.get(0), Some(100));
     }
 }

@@ -1,38 +1,38 @@
-//! What surveys and dumps mean for the model: which namespaces are new, gone, or to be read, and what
+//! What discoveries and dumps mean for the model: which namespaces are new, gone, or to be read, and what
 //! their links are connected to.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Instant;
 
-use super::discover::Found;
+use super::discover::DiscoveredNetns;
 use super::dump::{PeerName, ReadError, Reading};
-use super::nsid::Name;
-use super::stream::{Flow, Stream};
+use super::nsid::PeerLookup;
+use super::stream::{SendResult, Stream};
 use crate::observation::{Fact, NetnsSnapshot, NsInum, Observation, Source};
 use crate::sources::observed_now_by;
 
 impl Stream {
-    /// What a survey found: forgets what is gone, and plans to read what is new.
-    pub(super) async fn surveyed(
+    /// What a discovery found: forgets what is gone, and plans to read what is new.
+    pub(super) async fn discovered(
         &mut self,
         all: bool,
         began: Instant,
-        found: HashMap<NsInum, Found>,
-    ) -> Flow {
+        found: HashMap<NsInum, DiscoveredNetns>,
+    ) -> SendResult {
         let took = began.elapsed();
         // What is in the socket by now was sent under the names as they were before.
         self.drain().await?;
         let now = Instant::now();
-        self.agenda.surveyed(now, took);
+        self.schedule.discovery_done(now, took);
         self.found = found;
         let named = self.found.values().filter_map(|found| Some((found.nsid?, found.netns)));
-        let gained = self.names.surveyed(named, all);
-        // A question that came later than the survey began waits for the next one.
+        let gained = self.names.discovered(named, all);
+        // A question that came later than the discovery began waits for the next one.
         let asked = |netns: &NsInum| self.wanted.get(netns).is_some_and(|asked| *asked <= began);
         let is_lost = |netns: &NsInum| {
             *netns != self.host
                 && !self.found.contains_key(netns)
-                && (asked(netns) || self.known.contains(netns) && !self.names.hears(*netns))
+                && (asked(netns) || self.known.contains(netns) && !self.names.has_nsid(*netns))
         };
         let lost: HashSet<NsInum> =
             self.known.iter().chain(self.wanted.keys()).filter(|netns| is_lost(netns)).copied().collect();
@@ -40,59 +40,63 @@ impl Stream {
             self.gone(netns).await?;
         }
         if all {
-            self.agenda.read(self.host);
+            self.schedule.enqueue(self.host);
         }
         let is_due = |netns: &NsInum| {
             all || !self.known.contains(netns) || gained.contains(netns) || self.wanted.contains_key(netns)
         };
         let mut due: Vec<NsInum> = self.found.keys().copied().filter(is_due).collect();
         due.sort_unstable();
-        due.into_iter().for_each(|netns| self.agenda.read(netns));
+        due.into_iter().for_each(|netns| self.schedule.enqueue(netns));
         if self.wanted.keys().any(|netns| *netns != self.host && !self.found.contains_key(netns)) {
-            self.agenda.look(now, 0);
+            self.schedule.plan_discovery(now, 0);
         }
         if let Some(tries) = self.names.tries() {
-            self.agenda.look(now, tries);
+            self.schedule.plan_discovery(now, tries);
         }
         Ok(())
     }
 
     /// A namespace was read, or could not be.
-    pub(super) async fn read(&mut self, netns: NsInum, reading: Result<Box<Reading>, ReadError>) -> Flow {
-        let held = std::mem::take(&mut self.held);
+    pub(super) async fn read(
+        &mut self,
+        netns: NsInum,
+        reading: Result<Box<Reading>, ReadError>,
+    ) -> SendResult {
+        let pending = std::mem::take(&mut self.pending);
         let now = Instant::now();
         match reading {
             Ok(reading) => {
                 if reading.interrupted {
-                    self.agenda.doubt(netns, now);
+                    self.schedule.mark_stale(netns, now);
                 }
-                self.agenda.done(netns, now);
+                self.schedule.read_done(netns, now);
                 self.known.insert(netns);
                 self.wanted.remove(&netns);
                 let undecoded = reading.undecoded;
-                let snapshot = self.adopt(*reading, &held);
+                let snapshot = self.adopt(*reading, &pending);
                 self.send(observed_now_by(Source::Netlink, Fact::Netns(Box::new(snapshot)))).await?;
-                self.send_all(held).await?;
+                self.send_all(pending).await?;
                 if undecoded > 0 { self.lost("decode", Some(undecoded)).await } else { Ok(()) }
             }
             Err(error) => {
                 let text = chain(&error);
                 tracing::debug!(netns, error = text, "a namespace cannot be read");
                 if self.known.contains(&netns) {
-                    self.send_all(held).await?;
+                    self.send_all(pending).await?;
                 }
                 if matches!(error, ReadError::Vanished) {
-                    self.agenda.look(now, 0);
+                    self.schedule.plan_discovery(now, 0);
                 }
                 if netns == self.host {
                     self.down(text.clone()).await?;
                 }
                 if matches!(error, ReadError::Enter(_)) {
-                    // A right is missing: trying again would not help, and one word about it is enough.
+                    // A right is missing: a retry would not help, and one report is enough.
                     if self.refused.replace(text.clone()).is_none() {
-                        tracing::warn!(error = text, "other namespaces cannot be read");
+                        tracing::warn!(error = text, "cannot read other namespaces");
                     }
-                } else if self.agenda.failed(netns, now, netns == self.host) {
+                } else if self.schedule.read_failed(netns, now, netns == self.host) {
                     return Ok(());
                 } else {
                     tracing::warn!(netns, error = text, "a namespace is given up");
@@ -102,12 +106,12 @@ impl Stream {
         }
     }
 
-    /// Learns the names that a dump told, and puts them into its links.
-    fn adopt(&mut self, reading: Reading, held: &VecDeque<Observation>) -> NetnsSnapshot {
+    /// Records the nsids of a dump, and resolves them in its links.
+    fn adopt(&mut self, reading: Reading, pending: &VecDeque<Observation>) -> NetnsSnapshot {
         let Reading { mut snapshot, peers, names, .. } = reading;
         let netns = snapshot.netns;
         // A link that changed meanwhile is newer than the dump.
-        let newer: HashSet<u32> = held
+        let newer: HashSet<u32> = pending
             .iter()
             .filter_map(|observation| match &observation.fact {
                 Fact::Link(link) => Some(link.ifindex),
@@ -126,15 +130,15 @@ impl Stream {
             }
             let Some(link) = snapshot.links.iter_mut().find(|link| link.ifindex == ifindex) else { continue };
             match self.names.peer(self.host, netns, nsid) {
-                Name::Known(peer) => {
+                PeerLookup::Known(peer) => {
                     if let Some(end) = &mut link.peer {
                         end.netns = Some(peer);
                     }
                 }
-                Name::Unknowable => {}
-                Name::Unknown => {
+                PeerLookup::Unknowable => {}
+                PeerLookup::Unknown => {
                     self.unresolved.entry((netns, ifindex)).or_insert_with(|| (link.clone(), nsid));
-                    self.missed(nsid);
+                    self.unknown_nsid(nsid);
                 }
             }
         }
@@ -145,13 +149,13 @@ impl Stream {
     }
 
     /// Tells links whose peer has become known.
-    pub(super) async fn resolve(&mut self) -> Flow {
+    pub(super) async fn resolve(&mut self) -> SendResult {
         let (names, host) = (&self.names, self.host);
         let mut resolved = Vec::new();
         self.unresolved.retain(|(netns, _), (link, nsid)| match names.peer(host, *netns, *nsid) {
-            Name::Unknown => true,
-            Name::Unknowable => false,
-            Name::Known(peer) => {
+            PeerLookup::Unknown => true,
+            PeerLookup::Unknowable => false,
+            PeerLookup::Known(peer) => {
                 let mut link = link.clone();
                 if let Some(end) = &mut link.peer {
                     end.netns = Some(peer);

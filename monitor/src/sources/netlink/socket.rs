@@ -61,12 +61,12 @@ fn setup(step: &'static str) -> impl FnOnce(io::Error) -> SetupError {
 #[derive(Debug)]
 pub(super) struct Subscription {
     socket: Socket,
-    /// Why foreign namespaces are not heard, if so.
+    /// Why other namespaces cannot be subscribed to, if so.
     pub(super) host_only: Option<io::Error>,
 }
 
 impl Subscription {
-    /// Joins the groups; without a right to hear all namespaces it hears its own.
+    /// Joins the groups, of all namespaces if the capability is there, else of its own.
     pub(super) fn open(receive_buffer: usize, groups: &[u32]) -> Result<Self, SetupError> {
         let mut socket = Socket::new(NETLINK_ROUTE).map_err(setup("open a netlink socket"))?;
         enlarge(&socket, receive_buffer).map_err(setup("set the receive buffer"))?;
@@ -134,15 +134,15 @@ pub(super) enum RequestError {
     Answer(#[source] DecodeError),
 }
 
-/// A blocking socket for questions, in the namespace of the thread that opens it.
-pub(super) struct Questions {
+/// A blocking socket for requests, in the namespace of the thread that opens it.
+pub(super) struct RequestSocket {
     socket: Socket,
     sequence: u32,
     buffer: Vec<u8>,
     deadline: Instant,
 }
 
-impl Questions {
+impl RequestSocket {
     /// Opens the socket; all answers together must come within `budget`.
     pub(super) fn open(budget: Duration) -> Result<Self, RequestError> {
         let mut socket = Socket::new(NETLINK_ROUTE).map_err(RequestError::Socket)?;
@@ -208,7 +208,7 @@ impl Questions {
     }
 
     /// Asks for one thing and hands over the one message that answers.
-    pub(super) fn ask<T>(
+    pub(super) fn request<T>(
         &mut self,
         request: RouteNetlinkMessage,
         answer: impl FnOnce(&NetlinkBuffer<&[u8]>) -> T,

@@ -1,6 +1,6 @@
-//! The loop: one socket that is heard all the time, one reading job at a time.
+//! The loop: one socket is read all the time, one discovery or dump runs at a time.
 //!
-//! Decides what is read when; what it means for the model is in `changes` and `snapshots`.
+//! Decides when to read what; what it means for the model is decided in `changes` and `snapshots`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future;
@@ -12,11 +12,11 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
 
 use super::NetlinkConfig;
-use super::agenda::{Agenda, Cycle, Work};
-use super::discover::{self, Found};
+use super::discover::{self, DiscoveredNetns};
 use super::dump::{self, ReadError, Reading};
-use super::neighbor::NeighborMemory;
+use super::neighbor::NeighborCache;
 use super::nsid::NsidTable;
+use super::schedule::{FullRead, ReadSchedule, Work};
 use super::socket::{DATAGRAM, Datagram, Subscription};
 use crate::clock::boot_now;
 use crate::observation::{Fact, LinkFacts, Loss, NsInum, Observation, SourceKind, SourceStatus};
@@ -25,26 +25,26 @@ use crate::sources::{Sender, observed_now};
 
 const SOURCE: &str = "netlink";
 /// Changes that may wait for the snapshot of their namespace. With more, the kernel buffers.
-const HELD: usize = 1024;
-/// Datagrams read at one go before a survey takes effect.
+const PENDING_MAX: usize = 1024;
+/// Maximum number of datagrams read before the result of a discovery is applied.
 const DRAIN: usize = 4096;
 
-/// Nobody receives any more.
+/// The receiver of observations is gone.
 #[derive(Debug)]
 pub(super) struct Closed;
 
-pub(super) type Flow = Result<(), Closed>;
+pub(super) type SendResult = Result<(), Closed>;
 
 /// A reading job under way.
 #[derive(Debug)]
 enum Job {
-    Survey { all: bool, began: Instant, result: oneshot::Receiver<HashMap<NsInum, Found>> },
+    Discover { all: bool, began: Instant, result: oneshot::Receiver<HashMap<NsInum, DiscoveredNetns>> },
     Read { netns: NsInum, result: oneshot::Receiver<Result<Reading, ReadError>> },
 }
 
 /// Its result.
 enum Outcome {
-    Survey { all: bool, began: Instant, found: Option<HashMap<NsInum, Found>> },
+    Discover { all: bool, began: Instant, found: Option<HashMap<NsInum, DiscoveredNetns>> },
     Read { netns: NsInum, reading: Result<Box<Reading>, ReadError> },
 }
 
@@ -65,22 +65,22 @@ pub(super) struct Stream {
     buffer: Vec<u8>,
     tx: Sender,
     pub(super) names: NsidTable,
-    pub(super) agenda: Agenda,
-    pub(super) found: HashMap<NsInum, Found>,
+    pub(super) schedule: ReadSchedule,
+    pub(super) found: HashMap<NsInum, DiscoveredNetns>,
     /// Their snapshot was delivered.
     pub(super) known: HashSet<NsInum>,
-    /// Asked for by the core, and not answered yet, with the time of the question.
+    /// Requested by the core and not yet answered, with the time of the request.
     pub(super) wanted: HashMap<NsInum, Instant>,
-    /// Links delivered without the namespace of their peer, with its number.
+    /// Links delivered without the namespace of their peer, with its nsid.
     pub(super) unresolved: HashMap<(NsInum, u32), (LinkFacts, i32)>,
-    /// Only where neighbors are heard.
-    pub(super) memory: Option<NeighborMemory>,
+    /// Only if neighbor messages are subscribed to.
+    pub(super) memory: Option<NeighborCache>,
     job: Option<Job>,
     /// Changes in the namespace that is being read.
-    pub(super) held: VecDeque<Observation>,
+    pub(super) pending: VecDeque<Observation>,
     /// Why a namespace could not be entered.
     pub(super) refused: Option<String>,
-    /// What was last said of the source.
+    /// The state of the source as last reported.
     up: Option<bool>,
 }
 
@@ -100,14 +100,14 @@ impl Stream {
             buffer: vec![0; DATAGRAM],
             tx,
             names: NsidTable::default(),
-            agenda: Agenda::new(Instant::now()),
+            schedule: ReadSchedule::new(Instant::now()),
             found: HashMap::new(),
             known: HashSet::new(),
             wanted: HashMap::new(),
             unresolved: HashMap::new(),
-            memory: config.neighbors_live.then(NeighborMemory::default),
+            memory: config.neighbors_live.then(NeighborCache::default),
             job: None,
-            held: VecDeque::new(),
+            pending: VecDeque::new(),
             refused: None,
             up: None,
         }
@@ -117,15 +117,15 @@ impl Stream {
         let mut requests_open = true;
         loop {
             self.begin_work();
-            if self.job.is_none() && self.settle().await.is_err() {
+            if self.job.is_none() && self.report_completion().await.is_err() {
                 return;
             }
-            let deadline = self.agenda.deadline().filter(|_| self.job.is_none());
+            let deadline = self.schedule.deadline().filter(|_| self.job.is_none());
             let event = tokio::select! {
                 () = self.tx.closed() => Event::Closed,
                 outcome = outcome(&mut self.job) => Event::Outcome(outcome),
                 request = requests.recv(), if requests_open => Event::Request(request),
-                ready = self.socket.readable(), if self.held.len() < HELD => match ready {
+                ready = self.socket.readable(), if self.pending.len() < PENDING_MAX => match ready {
                     Ok(mut guard) => guard
                         .try_io(|socket| socket.get_ref().receive(&mut self.buffer))
                         .map_or(Event::NotReady, Event::Datagram),
@@ -157,36 +157,36 @@ impl Stream {
         let now = Instant::now();
         self.wanted.insert(netns, now);
         if netns == self.host || self.found.contains_key(&netns) {
-            self.agenda.read(netns);
+            self.schedule.enqueue(netns);
         } else {
-            self.agenda.look(now, 0);
+            self.schedule.plan_discovery(now, 0);
         }
     }
 
     fn begin_work(&mut self) {
         while self.job.is_none() {
             let now = Instant::now();
-            let Some(work) = self.agenda.next(now) else { return };
+            let Some(work) = self.schedule.next(now) else { return };
             let begun = match work {
-                Work::Survey { all } => self.begin_survey(all, now),
+                Work::Discover { all } => self.begin_discovery(all, now),
                 Work::Read(netns) => self.begin_read(netns),
             };
             match begun {
                 Ok(job) => self.job = job,
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "namespaces cannot be read now");
-                    self.agenda.postpone(work, now);
+                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot read namespaces now");
+                    self.schedule.postpone(work, now);
                     return;
                 }
             }
         }
     }
 
-    fn begin_survey(&mut self, all: bool, began: Instant) -> Result<Option<Job>, ReadError> {
-        self.names.begin_survey();
+    fn begin_discovery(&mut self, all: bool, began: Instant) -> Result<Option<Job>, ReadError> {
+        self.names.begin_discovery();
         let (proc, directories, host) = (self.proc.clone(), self.bind_directories.clone(), self.host);
-        let result = dump::on_thread(move || discover::survey(&proc, &directories, host))?;
-        Ok(Some(Job::Survey { all, began, result }))
+        let result = dump::on_thread(move || discover::discover(&proc, &directories, host))?;
+        Ok(Some(Job::Discover { all, began, result }))
     }
 
     fn begin_read(&mut self, netns: NsInum) -> Result<Option<Job>, ReadError> {
@@ -197,7 +197,7 @@ impl Stream {
             dump::on_thread(move || dump::read_foreign(&found, &proc))?
         } else {
             // It went while it waited.
-            self.agenda.forget(netns);
+            self.schedule.forget(netns);
             return Ok(None);
         };
         if let Some(memory) = &mut self.memory {
@@ -206,25 +206,27 @@ impl Stream {
         Ok(Some(Job::Read { netns, result }))
     }
 
-    async fn end_work(&mut self, outcome: Outcome) -> Flow {
+    async fn end_work(&mut self, outcome: Outcome) -> SendResult {
         self.job = None;
         match outcome {
-            Outcome::Survey { all, began, found: Some(found) } => self.surveyed(all, began, found).await?,
-            Outcome::Survey { all, .. } => self.agenda.postpone(Work::Survey { all }, Instant::now()),
+            Outcome::Discover { all, began, found: Some(found) } => {
+                self.discovered(all, began, found).await?
+            }
+            Outcome::Discover { all, .. } => self.schedule.postpone(Work::Discover { all }, Instant::now()),
             Outcome::Read { netns, reading } => self.read(netns, reading).await?,
         }
         self.resolve().await
     }
 
-    /// Says what is complete, when nothing is under way.
-    async fn settle(&mut self) -> Flow {
-        if let Some(Cycle::Resync(reasons)) = self.agenda.finish(Instant::now()) {
+    /// Reports that everything is read, if so, while no job is running.
+    async fn report_completion(&mut self) -> SendResult {
+        if let Some(FullRead::Resync(reasons)) = self.schedule.finish(Instant::now()) {
             for reason in reasons {
                 self.send(observed_now(Fact::Resync { source: SOURCE.into(), reason: reason.into() }))
                     .await?;
             }
         }
-        if self.up != Some(true) && !self.agenda.in_cycle() && self.known.contains(&self.host) {
+        if self.up != Some(true) && !self.schedule.is_reading_all() && self.known.contains(&self.host) {
             self.up = Some(true);
             self.send(observed_now(Fact::Source(self.status()))).await?;
         }
@@ -233,22 +235,22 @@ impl Stream {
 
     fn status(&self) -> SourceStatus {
         let refused = self.socket.get_ref().host_only.as_ref();
-        let unheard = refused.map(|error| format!("other namespaces cannot be heard: {error}"));
+        let unsubscribed = refused.map(|error| format!("cannot subscribe to other namespaces: {error}"));
         let rung = if refused.is_some() { "host-only" } else { "all-nsid" };
-        let unread = self.refused.as_ref().map(|error| format!("other namespaces cannot be read: {error}"));
-        let reasons: Vec<String> = unheard.into_iter().chain(unread).collect();
+        let unread = self.refused.as_ref().map(|error| format!("cannot read other namespaces: {error}"));
+        let reasons: Vec<String> = unsubscribed.into_iter().chain(unread).collect();
         let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
         SourceStatus { rung: Some(rung.into()), reason, ..SourceStatus::up(SourceKind::Netlink, SOURCE) }
     }
 
-    /// A host's number for a namespace was heard that nobody explained yet.
-    pub(super) fn missed(&mut self, nsid: i32) {
-        if let Some(tries) = self.names.miss(nsid) {
-            self.agenda.look(Instant::now(), tries);
+    /// A message carried an nsid that is not in the table.
+    pub(super) fn unknown_nsid(&mut self, nsid: i32) {
+        if let Some(tries) = self.names.unknown(nsid) {
+            self.schedule.plan_discovery(Instant::now(), tries);
         }
     }
 
-    pub(super) async fn drain(&mut self) -> Flow {
+    pub(super) async fn drain(&mut self) -> SendResult {
         for _ in 0..DRAIN {
             match self.socket.get_ref().receive(&mut self.buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -258,7 +260,7 @@ impl Stream {
         Ok(())
     }
 
-    async fn received(&mut self, datagram: io::Result<Datagram>) -> Flow {
+    async fn received(&mut self, datagram: io::Result<Datagram>) -> SendResult {
         match datagram {
             Ok(datagram) if !datagram.from_kernel => Ok(()),
             Ok(datagram) if datagram.truncated => self.undecoded().await,
@@ -270,7 +272,7 @@ impl Stream {
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
             Err(error) => {
-                let is_news = self.agenda.gap("overrun", Instant::now());
+                let is_news = self.schedule.gap("overrun", Instant::now());
                 tracing::debug!(%error, "netlink messages were lost");
                 if is_news { self.lost("overrun", None).await } else { Ok(()) }
             }
@@ -278,17 +280,17 @@ impl Stream {
     }
 
     /// A message did not decode.
-    pub(super) async fn undecoded(&mut self) -> Flow {
-        self.agenda.gap("decode", Instant::now());
+    pub(super) async fn undecoded(&mut self) -> SendResult {
+        self.schedule.gap("decode", Instant::now());
         self.lost("decode", Some(1)).await
     }
 
-    pub(super) async fn lost(&mut self, reason: &str, count: Option<u64>) -> Flow {
+    pub(super) async fn lost(&mut self, reason: &str, count: Option<u64>) -> SendResult {
         self.send(observed_now(Fact::Lost(Loss { source: SOURCE.into(), reason: reason.into(), count })))
             .await
     }
 
-    pub(super) async fn down(&mut self, reason: String) -> Flow {
+    pub(super) async fn down(&mut self, reason: String) -> SendResult {
         if self.up.replace(false) == Some(false) {
             return Ok(());
         }
@@ -296,21 +298,21 @@ impl Stream {
         self.send(observed_now(Fact::Source(status))).await
     }
 
-    /// Forgets a namespace, and says so if anybody believes in it.
-    pub(super) async fn gone(&mut self, netns: NsInum) -> Flow {
+    /// Forgets a namespace, and reports it if the core knows or wants it.
+    pub(super) async fn gone(&mut self, netns: NsInum) -> SendResult {
         let was_wanted = self.wanted.remove(&netns).is_some();
         let was_known = self.known.remove(&netns);
         self.found.remove(&netns);
         self.names.forget(netns);
-        self.agenda.forget(netns);
+        self.schedule.forget(netns);
         self.unresolved.retain(|(of, _), _| *of != netns);
         if let Some(memory) = &mut self.memory {
             memory.forget(netns);
         }
         if self.is_reading(netns) {
-            // Nobody wants to know what it held.
+            // Its content no longer matters.
             self.job = None;
-            self.held.clear();
+            self.pending.clear();
         }
         if was_wanted || was_known {
             self.send(observed_now(Fact::NetnsGone { netns })).await
@@ -324,22 +326,22 @@ impl Stream {
     }
 
     /// Delivers a change, after the snapshot if that is being made.
-    pub(super) async fn deliver(&mut self, netns: NsInum, observation: Observation) -> Flow {
+    pub(super) async fn deliver(&mut self, netns: NsInum, observation: Observation) -> SendResult {
         if self.is_reading(netns) {
-            self.held.push_back(observation);
+            self.pending.push_back(observation);
             return Ok(());
         }
         self.send(observation).await
     }
 
-    pub(super) async fn send_all(&mut self, observations: VecDeque<Observation>) -> Flow {
+    pub(super) async fn send_all(&mut self, observations: VecDeque<Observation>) -> SendResult {
         for observation in observations {
             self.send(observation).await?;
         }
         Ok(())
     }
 
-    pub(super) async fn send(&mut self, observation: Observation) -> Flow {
+    pub(super) async fn send(&mut self, observation: Observation) -> SendResult {
         self.tx.send(observation).await.map_err(|_| Closed)
     }
 }
@@ -351,12 +353,12 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// Waits for the job; a thread that died without a word counts as a failure.
+/// Waits for the job; a thread that ended without a result counts as a failure.
 async fn outcome(job: &mut Option<Job>) -> Outcome {
     match job {
-        Some(Job::Survey { all, began, result }) => {
+        Some(Job::Discover { all, began, result }) => {
             let found = result.await.ok();
-            Outcome::Survey { all: *all, began: *began, found }
+            Outcome::Discover { all: *all, began: *began, found }
         }
         Some(Job::Read { netns, result }) => {
             let reading = result.await.unwrap_or_else(|_| {

@@ -110,17 +110,17 @@ impl MountTable {
     /// Where in the file system of its parent a mount sits: mounts and unmounts propagate to the same place
     /// of the parent's copies.
     #[must_use]
-    pub fn seat<'a>(&'a self, mount: &Mount) -> Option<Seat<'a>> {
+    pub fn attachment<'a>(&'a self, mount: &Mount) -> Option<Attachment<'a>> {
         let parent = self.by_id(mount.parent).filter(|parent| parent.id != mount.id)?;
         let below = mount.mountpoint.strip_prefix(parent.mountpoint.trim_end_matches('/'))?;
         let path = format!("{}{below}", parent.root.trim_end_matches('/'));
-        Some(Seat { parent, path })
+        Some(Attachment { parent, path })
     }
 }
 
 /// The place that a mount sits on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seat<'a> {
+pub struct Attachment<'a> {
     /// The mount below.
     pub parent: &'a Mount,
     /// Path within the parent's file system.
@@ -267,15 +267,15 @@ mod tests {
     }
 
     #[test]
-    fn the_seat_of_a_mount_is_told_in_its_parents_file_system() {
+    fn the_attachment_of_a_mount_is_given_in_its_parents_file_system() {
         let table = MountTable::parse(HOST, "/");
-        let seat = table.seat(table.by_id(41).unwrap()).unwrap();
-        assert_eq!((seat.parent.id, seat.path.as_str()), (40, "/in"));
-        let seat = table.seat(table.by_id(43).unwrap()).unwrap();
-        assert_eq!((seat.parent.id, seat.path.as_str()), (42, ""));
-        assert_eq!(table.seat(table.by_id(27).unwrap()), None);
+        let attachment = table.attachment(table.by_id(41).unwrap()).unwrap();
+        assert_eq!((attachment.parent.id, attachment.path.as_str()), (40, "/in"));
+        let attachment = table.attachment(table.by_id(43).unwrap()).unwrap();
+        assert_eq!((attachment.parent.id, attachment.path.as_str()), (42, ""));
+        assert_eq!(table.attachment(table.by_id(27).unwrap()), None);
         let bound = "60 27 0:51 /sub /b rw - fuse.x h:/v rw\n61 60 0:9 / /b/c rw - tmpfs t rw\n";
         let table = MountTable::parse(bound, "/");
-        assert_eq!(table.seat(table.by_id(61).unwrap()).unwrap().path, "/sub/c");
+        assert_eq!(table.attachment(table.by_id(61).unwrap()).unwrap().path, "/sub/c");
     }
 }

@@ -31,7 +31,7 @@ fn ipv4(model: &HashSet<IpAddr>) -> HashSet<IpAddr> {
 }
 
 #[tokio::test]
-async fn an_overrun_is_told_and_mended() {
+async fn an_overrun_is_reported_and_repaired() {
     let netns = Netns::new();
     netns.connect();
     let mut source = Running::start(NetlinkConfig { receive_buffer: 4096, ..NetlinkConfig::default() });
@@ -95,9 +95,12 @@ async fn changes_during_a_dump_are_neither_lost_nor_undone() {
             // One snapshot after the other, as long as the burst lasts.
             let _ = source.requests.try_send(netns.inode);
             let fact = source.next().await;
-            let told: Vec<IpAddr> = model.intersection(&truth).copied().collect();
+            let reported: Vec<IpAddr> = model.intersection(&truth).copied().collect();
             apply(&mut model, netns.inode, &fact);
-            assert!(told.iter().all(|kept| model.contains(kept)), "a snapshot is older than what it follows");
+            assert!(
+                reported.iter().all(|kept| model.contains(kept)),
+                "a snapshot is older than what it follows"
+            );
             match fact {
                 Fact::Netns(snapshot) if snapshot.netns == netns.inode => snapshots += 1,
                 Fact::Address(last) if last.address == address("10.30.0.1") => return,

@@ -67,17 +67,17 @@ async fn changes_in_another_namespace_carry_its_inode() {
 }
 
 #[tokio::test]
-async fn a_namespace_that_appears_is_found_and_one_that_dies_is_told() {
+async fn a_namespace_that_appears_is_found_and_one_that_dies_is_reported() {
     let mut source = Running::start(NetlinkConfig::default());
     source.up().await;
     let netns = Netns::new();
     netns.connect();
-    let mut peer_told = false;
+    let mut peer_reported = false;
     let mut snapshot = None;
-    while !peer_told || snapshot.is_none() {
+    while !peer_reported || snapshot.is_none() {
         match source.next().await {
             Fact::Link(link) if link.ifname == netns.veth() => {
-                peer_told |= link.peer.is_some_and(|peer| peer.netns == Some(netns.inode));
+                peer_reported |= link.peer.is_some_and(|peer| peer.netns == Some(netns.inode));
             }
             Fact::Netns(read) if read.netns == netns.inode => snapshot = Some(read),
             _ => {}
@@ -127,7 +127,7 @@ async fn routes_that_vanish_without_a_message_are_noticed() {
 }
 
 #[tokio::test]
-async fn a_pair_between_two_containers_is_told_by_both() {
+async fn a_pair_between_two_containers_is_reported_by_both() {
     let (one, two) = (Netns::new(), Netns::new());
     one.connect();
     two.connect();

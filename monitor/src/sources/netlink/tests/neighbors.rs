@@ -96,7 +96,7 @@ async fn what_happened_to_the_link_explains_the_loss_of_its_entries() {
 }
 
 #[tokio::test]
-async fn a_pair_deleted_from_the_host_is_told_from_a_link_set_down() {
+async fn a_pair_deleted_from_the_host_is_distinguished_from_a_link_set_down() {
     let netns = Netns::new();
     netns.connect();
     let mut source = listening(&netns).await;

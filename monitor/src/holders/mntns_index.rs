@@ -1,7 +1,7 @@
-//! Which process lives in which mount namespace: /proc goes in, members by namespace come out.
+//! Which process is in which mount namespace.
 //!
-//! Threads are asked one by one, since each may have a namespace of its own (dockerd and runc leave such).
-//! Knows nothing of the mount that is asked for.
+//! Threads are looked up one by one, since each may have a namespace of its own (dockerd and runc leave such).
+//! Knows nothing of the mount that is searched for.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,7 +12,7 @@ use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone};
 use crate::sources::procfs::mountinfo::MountTable;
 use crate::sources::procfs::{Proc, parse_ns};
 
-/// A task that can speak for its mount namespace.
+/// A task whose /proc directory shows its mount namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Member {
     pub(super) tgid: u32,
@@ -21,40 +21,40 @@ pub(super) struct Member {
 
 /// All processes by mount namespace.
 #[derive(Debug, Default)]
-pub(super) struct Census {
-    /// One member per process, and one per thread that lives elsewhere than its process.
+pub(super) struct MntnsIndex {
+    /// One member per process, and one per thread in another namespace than its process.
     pub(super) namespaces: BTreeMap<NsInum, Vec<Member>>,
     /// Processes whose namespace may not be known.
-    pub(super) refused: Vec<u32>,
-    /// Whether time sufficed for all processes.
+    pub(super) unreadable: Vec<u32>,
+    /// Whether there was time for all processes.
     pub(super) finished: bool,
 }
 
-impl Census {
-    /// Asks every process.
-    pub(super) fn take(proc: &Proc, deadline: &Deadline) -> io::Result<Self> {
-        let mut census = Self { finished: true, ..Self::default() };
+impl MntnsIndex {
+    /// Looks up every process.
+    pub(super) fn build(proc: &Proc, deadline: &Deadline) -> io::Result<Self> {
+        let mut index = Self { finished: true, ..Self::default() };
         let mut buffer = Buffer::default();
         for tgid in proc.pids()? {
             if deadline.is_over() {
-                census.finished = false;
+                index.finished = false;
                 break;
             }
             match proc.dir(tgid) {
-                Ok(dir) => census.ask(tgid, &dir, &mut buffer),
+                Ok(dir) => index.add_process(tgid, &dir, &mut buffer),
                 Err(error) if is_gone(&error) => {}
-                Err(_) => census.refused.push(tgid),
+                Err(_) => index.unreadable.push(tgid),
             }
         }
-        Ok(census)
+        Ok(index)
     }
 
-    fn ask(&mut self, tgid: u32, dir: &Dir, buffer: &mut Buffer) {
+    fn add_process(&mut self, tgid: u32, dir: &Dir, buffer: &mut Buffer) {
         let own = match namespace(dir, buffer) {
             Ok(own) => own,
             // The kernel also refuses what it can no longer find.
             Err(_) if !dir.is_there(&mut Vec::new()) => return,
-            Err(_) => return self.refused.push(tgid),
+            Err(_) => return self.unreadable.push(tgid),
         };
         if let Some(own) = own {
             self.add(own, Member { tgid, tid: tgid });
@@ -138,7 +138,7 @@ pub(super) fn mounts(
 const MAX_TRIES: usize = 64;
 
 /// The mounts that a process sees whose links may not be read; its own root may hide some.
-pub(super) fn mounts_of_refused(proc: &Proc, tgid: u32) -> io::Result<MountTable> {
+pub(super) fn mounts_of_unreadable(proc: &Proc, tgid: u32) -> io::Result<MountTable> {
     let mut text = Vec::new();
     Ok(MountTable::parse(&proc.dir(tgid)?.text(c"mountinfo", &mut text)?, "/"))
 }

@@ -12,24 +12,24 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 static TURN: Mutex<()> = Mutex::new(());
 
 /// A directory for mounts, which are detached on drop, the last first.
-pub(super) struct Stage {
+pub(super) struct MountSandbox {
     mounts: Vec<PathBuf>,
     dir: tempfile::TempDir,
     _turn: MutexGuard<'static, ()>,
 }
 
-impl Stage {
+impl MountSandbox {
     /// A directory with a private mount of its own, so that nothing propagates out of it.
     pub(super) fn new() -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut stage = Self { mounts: Vec::new(), dir: tempfile::tempdir().unwrap(), _turn: turn };
-        mount("stage", stage.dir.path(), "tmpfs", 0, "");
-        stage.mounts.push(stage.dir.path().to_owned());
-        mount("", stage.dir.path(), "", libc::MS_PRIVATE, "");
-        stage
+        let mut sandbox = Self { mounts: Vec::new(), dir: tempfile::tempdir().unwrap(), _turn: turn };
+        mount("sandbox", sandbox.dir.path(), "tmpfs", 0, "");
+        sandbox.mounts.push(sandbox.dir.path().to_owned());
+        mount("", sandbox.dir.path(), "", libc::MS_PRIVATE, "");
+        sandbox
     }
 
-    /// Makes what is mounted on this stage propagate to copies of the stage.
+    /// Makes what is mounted on this sandbox propagate to copies of the sandbox.
     pub(super) fn share(&self) {
         mount("", self.dir.path(), "", libc::MS_SHARED, "");
     }
@@ -59,7 +59,7 @@ impl Stage {
     }
 }
 
-impl Drop for Stage {
+impl Drop for MountSandbox {
     fn drop(&mut self) {
         for path in self.mounts.iter().rev() {
             let _ = umount(path, libc::MNT_DETACH);
@@ -117,16 +117,16 @@ pub(super) struct Child {
 impl Child {
     /// Forks, takes the steps, and returns when they are done.
     pub(super) fn spawn(steps: Vec<Step>) -> Self {
-        let (mut ready, tell) = pipe();
+        let (mut ready, ready_out) = pipe();
         let (wait, stay) = pipe();
         // SAFETY: the child only makes system calls on memory that was prepared before.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0);
         if pid == 0 {
             // SAFETY: as above; it never returns to the code of the parent.
-            unsafe { act(&steps, tell.as_raw_fd(), wait.as_raw_fd()) }
+            unsafe { act(&steps, ready_out.as_raw_fd(), wait.as_raw_fd()) }
         }
-        drop((tell, wait));
+        drop((ready_out, wait));
         let child = Self { pid, _stay: stay.into() };
         let mut byte = [0];
         assert_eq!(ready.read(&mut byte).unwrap(), 1, "a step failed");
@@ -159,11 +159,11 @@ fn pipe() -> (File, File) {
 
 /// # Safety
 /// Only in a forked child.
-unsafe fn act(steps: &[Step], tell: c_int, wait: c_int) -> ! {
+unsafe fn act(steps: &[Step], ready_out: c_int, wait: c_int) -> ! {
     // SAFETY: system calls on strings that live as long as this process. The two pipe ends are moved to the
     // lowest numbers, and everything else that was inherited is closed.
     unsafe {
-        let (tell, wait) = (libc::dup2(tell, 1000), libc::dup2(wait, 1001));
+        let (ready_out, wait) = (libc::dup2(ready_out, 1000), libc::dup2(wait, 1001));
         libc::syscall(libc::SYS_close_range, 0, 999, 0);
         libc::syscall(libc::SYS_close_range, 1002, u32::MAX, 0);
         for step in steps {
@@ -194,7 +194,7 @@ unsafe fn act(steps: &[Step], tell: c_int, wait: c_int) -> ! {
                 Step::Detach(path) => libc::umount2(path.as_ptr(), libc::MNT_DETACH) == 0,
                 Step::ThreadIn(path) => start_thread(path),
                 Step::EndLeader => {
-                    libc::write(tell, c"!".as_ptr().cast(), 1);
+                    libc::write(ready_out, c"!".as_ptr().cast(), 1);
                     libc::syscall(libc::SYS_exit, 0);
                     false
                 }
@@ -203,7 +203,7 @@ unsafe fn act(steps: &[Step], tell: c_int, wait: c_int) -> ! {
                 libc::_exit(1);
             }
         }
-        libc::write(tell, c"!".as_ptr().cast(), 1);
+        libc::write(ready_out, c"!".as_ptr().cast(), 1);
         let mut byte = 0_u8;
         libc::read(wait, (&raw mut byte).cast(), 1);
         libc::_exit(0)
@@ -230,10 +230,10 @@ unsafe fn start_thread(path: &CString) -> bool {
 extern "C" fn live_in(argument: *mut c_void) -> *mut c_void {
     // SAFETY: the argument that start_thread made, which waits for the byte.
     unsafe {
-        let (path, tell): (*const c_char, c_int) = argument.cast::<(*const c_char, c_int)>().read();
+        let (path, ready_out): (*const c_char, c_int) = argument.cast::<(*const c_char, c_int)>().read();
         let there = libc::unshare(libc::CLONE_FS) == 0 && libc::chdir(path) == 0;
         let answer = if there { c"!" } else { c"?" };
-        libc::write(tell, answer.as_ptr().cast(), 1);
+        libc::write(ready_out, answer.as_ptr().cast(), 1);
         loop {
             libc::pause();
         }
