@@ -383,7 +383,7 @@ fn a_killed_daemon_leaves_a_recording_that_replays_to_all_but_its_end() {
     let file = File::options().write(true).open(&recorded.recording).expect("a file");
     file.set_len(length - 3).expect("a file can be cut");
     let ran = replay(&[&recorded.recording]);
-    assert!(ran.stderr.contains("the line is cut"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("the line is truncated"), "{}", ran.stderr);
     assert!(printed.starts_with(&ran.stdout) || ran.stdout.starts_with(&printed));
 }
 
