@@ -19,24 +19,24 @@ pub fn release_free_memory() {
 
 /// Detects the end of an event storm.
 #[derive(Debug, Default)]
-pub struct Weather {
+pub struct StormDetector {
     events: u64,
-    stormy: bool,
+    in_storm: bool,
 }
 
-impl Weather {
+impl StormDetector {
     /// Counts an event.
     pub fn event(&mut self) {
         self.events += 1;
     }
 
-    /// Called every few seconds: whether a storm has ended since the last call.
+    /// Whether a storm has ended since the last call; called every few seconds.
     pub fn has_calmed(&mut self) -> bool {
         let events = std::mem::take(&mut self.events);
         if events >= STORM {
-            self.stormy = true;
+            self.in_storm = true;
         }
-        events <= CALM && std::mem::take(&mut self.stormy)
+        events <= CALM && std::mem::take(&mut self.in_storm)
     }
 }
 
@@ -46,11 +46,11 @@ mod tests {
 
     #[test]
     fn a_storm_is_over_once_when_few_events_pass() {
-        let mut weather = Weather::default();
-        assert!(!weather.has_calmed(), "there was none");
+        let mut detector = StormDetector::default();
+        assert!(!detector.has_calmed(), "there was none");
         let mut after = |events: u64| {
-            (0..events).for_each(|_| weather.event());
-            weather.has_calmed()
+            (0..events).for_each(|_| detector.event());
+            detector.has_calmed()
         };
         assert!(!after(STORM));
         assert!(!after(CALM + 1), "it is not over yet");

@@ -13,7 +13,7 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
-use crate::allocator::{self, Weather};
+use crate::allocator::{self, StormDetector};
 use crate::clock::{boot_now, realtime_offset_ns};
 use crate::config::{Config, NODE_NAME, Runtimes, SOCKETS, STATE_DIR};
 use crate::core::{Core, Output, Resume};
@@ -224,7 +224,7 @@ pub async fn run(
         replies: VecDeque::new(),
         config,
         offset_ns: realtime_offset_ns(),
-        weather: Weather::default(),
+        storm_detector: StormDetector::default(),
     };
     daemon.observe(observed_now(Fact::Clock { realtime_offset_ns: daemon.offset_ns }));
     if let Some(last_alive) = previous_run.alive {
@@ -263,7 +263,7 @@ struct Daemon {
     replies: VecDeque<Observation>,
     config: Config,
     offset_ns: i64,
-    weather: Weather,
+    storm_detector: StormDetector,
 }
 
 impl Daemon {
@@ -332,7 +332,7 @@ impl Daemon {
         if event.kind == Kind::DaemonReady {
             self.health.set_ready();
         }
-        self.weather.event();
+        self.storm_detector.event();
         self.sinks.offer(&Arc::new(event.into()));
     }
 
@@ -376,7 +376,7 @@ impl Daemon {
         self.observe(Observation { at: now, source: Source::Daemon, fact: Fact::Tick });
         self.metrics.incidents_discarded(self.core.incidents_discarded());
         self.health.tick(now);
-        if self.weather.has_calmed() {
+        if self.storm_detector.has_calmed() {
             allocator::release_free_memory();
         }
     }

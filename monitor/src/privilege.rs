@@ -1,4 +1,4 @@
-//! Which capabilities this process lacks, told before anything is started.
+//! Checks the capabilities of the daemon before anything is started.
 
 use thiserror::Error;
 
@@ -20,7 +20,7 @@ const SYS_ADMIN: Capability = Capability { name: "CAP_SYS_ADMIN", bit: 21 };
 const PERFMON: Capability = Capability { name: "CAP_PERFMON", bit: 38 };
 const BPF: Capability = Capability { name: "CAP_BPF", bit: 39 };
 
-/// Without one of these there is nothing to say about a node.
+/// Capabilities without which the daemon does not start, and what each is for.
 const REQUIRED: [(Capability, &str); 4] = [
     (NET_ADMIN, "read links and neighbors"),
     (SYS_ADMIN, "enter network namespaces"),
@@ -28,7 +28,7 @@ const REQUIRED: [(Capability, &str); 4] = [
     (DAC_READ_SEARCH, "read the descriptors of every process"),
 ];
 
-/// What the capabilities at hand allow beyond the required.
+/// What the optional capabilities allow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Privileges {
     /// Whether kernel programs may be loaded: BPF and PERFMON (since 5.8), or SYS_ADMIN.
@@ -94,18 +94,18 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_every_required_capability() {
-        let said = judge(0).unwrap_err().to_string();
+    fn the_error_lists_every_missing_required_capability() {
+        let error = judge(0).unwrap_err().to_string();
         for name in ["CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"] {
-            assert!(said.contains(name), "{said}");
+            assert!(error.contains(name), "{error}");
         }
     }
 
     #[test]
     fn one_missing_capability_is_named_alone() {
-        let said =
+        let error =
             judge(mask(&[NET_ADMIN, SYS_ADMIN, DAC_READ_SEARCH, BPF, PERFMON])).unwrap_err().to_string();
-        assert!(said.contains("CAP_SYS_PTRACE") && !said.contains("CAP_NET_ADMIN"), "{said}");
+        assert!(error.contains("CAP_SYS_PTRACE") && !error.contains("CAP_NET_ADMIN"), "{error}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Observations in, events out.
+//! Observations as input, events as output.
 
 use super::*;
 use crate::event::Join;
@@ -113,7 +113,7 @@ fn deletion(cause: NeighborCause) -> Fact {
 fn events(core: &mut Core) -> Vec<Event> {
     core.take_output()
         .filter_map(|output| match output {
-            // What the diagnoses make of it has tests of its own.
+            // Incident events have tests of their own.
             Output::Event(event) => event.incident.is_none().then_some(*event),
             Output::Request(_) => None,
         })
@@ -166,7 +166,7 @@ fn a_deleted_gateway_names_the_actor_and_the_pod() {
 }
 
 #[test]
-fn an_event_in_an_unknown_namespace_waits_for_its_snapshot() {
+fn an_event_in_an_unknown_namespace_is_held_back_until_its_snapshot() {
     let mut core = core();
     core.observe(at(10, deletion(NeighborCause::Admin)));
     assert_eq!(requests(&mut core), [Request::Netns { netns: POD }]);
@@ -179,7 +179,7 @@ fn an_event_in_an_unknown_namespace_waits_for_its_snapshot() {
 }
 
 #[test]
-fn an_entry_of_a_namespace_that_is_being_built_is_not_said_to_be_no_gateway() {
+fn an_entry_of_a_namespace_in_setup_is_not_reported_as_no_gateway() {
     let mut core = core();
     core.observe(at(1, status("netlink", true)));
     core.observe(at(1, status("docker", false)));
@@ -196,7 +196,7 @@ fn an_entry_of_a_namespace_that_is_being_built_is_not_said_to_be_no_gateway() {
 }
 
 #[test]
-fn a_snapshot_tells_what_changed_without_a_message() {
+fn a_snapshot_emits_changes_of_which_no_message_was_received() {
     let mut core = core();
     let link = |ifname: &str, flags| LinkFacts {
         netns: POD,
@@ -213,7 +213,7 @@ fn a_snapshot_tells_what_changed_without_a_message() {
         Fact::Netns(Box::new(NetnsSnapshot { links, ..*bare }))
     };
     core.observe(at(1, with(vec![link("eth0", iff::UP)])));
-    assert!(events(&mut core).is_empty(), "the first one is what is");
+    assert!(events(&mut core).is_empty(), "the first one is the initial state");
     core.observe(at(2, with(vec![LinkFacts { peer: None, ..link("eth0", 0) }])));
     let emitted = events(&mut core);
     assert_eq!(emitted[0].link.as_ref().unwrap().change, ["down"]);
@@ -229,7 +229,7 @@ fn a_snapshot_tells_what_changed_without_a_message() {
 }
 
 #[test]
-fn a_link_that_goes_to_another_namespace_has_moved() {
+fn a_link_moved_to_another_namespace_is_a_move() {
     let mut core = core();
     let Fact::Netns(bare) = snapshot(HOST) else { unreachable!() };
     let link = LinkFacts {
@@ -251,7 +251,7 @@ fn a_link_that_goes_to_another_namespace_has_moved() {
 }
 
 #[test]
-fn an_event_does_not_wait_for_ever() {
+fn an_event_is_not_held_back_for_ever() {
     let mut core = core();
     core.observe(at(10, deletion(NeighborCause::Admin)));
     let deadline = core.deadline().unwrap();
@@ -265,7 +265,7 @@ fn an_event_does_not_wait_for_ever() {
 }
 
 #[test]
-fn a_storm_in_unknown_namespaces_is_told_and_bounded() {
+fn an_event_storm_in_unknown_namespaces_is_emitted_with_bounded_memory() {
     let mut core = core();
     for index in 0..3_000 {
         let mut one = change(NeighborOp::Deleted, NeighborCause::Admin);
@@ -279,7 +279,7 @@ fn a_storm_in_unknown_namespaces_is_told_and_bounded() {
 }
 
 #[test]
-fn links_taken_down_after_the_container_ended_are_no_fault_and_nobody_did_it() {
+fn links_set_down_after_the_container_exited_are_no_fault_and_have_no_actor() {
     let mut core = settled();
     core.observe(at(10, deletion(NeighborCause::LinkDown)));
     assert_eq!(requests(&mut core), [Request::ProcessState { tgid: 16_707 }]);
@@ -291,7 +291,7 @@ fn links_taken_down_after_the_container_ended_are_no_fault_and_nobody_did_it() {
 }
 
 #[test]
-fn links_taken_down_under_a_living_container_are_somebodys_doing() {
+fn links_set_down_under_a_running_container_have_an_actor() {
     let mut core = settled();
     core.observe(at(10, deletion(NeighborCause::LinkDown)));
     core.observe(at(11, Fact::ProcessState(ProcessState { tgid: 16_707, alive: true })));
@@ -302,7 +302,7 @@ fn links_taken_down_under_a_living_container_are_somebodys_doing() {
 }
 
 #[test]
-fn a_container_known_to_have_exited_is_not_asked_about() {
+fn no_request_is_sent_for_a_container_that_has_exited() {
     let mut core = settled();
     core.observe(at(9, container(ContainerState::Exited)));
     events(&mut core);
@@ -342,7 +342,7 @@ fn delete_add_delete_gives_two_events_in_order() {
 }
 
 #[test]
-fn an_actor_in_a_container_that_the_runtime_has_not_told_of_is_waited_for() {
+fn an_event_awaits_the_container_of_its_actor() {
     let mut core = settled();
     core.observe(at(2, status("docker", true)));
     let other = "a".repeat(64);
@@ -363,7 +363,7 @@ fn an_actor_in_a_container_that_the_runtime_has_not_told_of_is_waited_for() {
 }
 
 #[test]
-fn a_dead_container_that_shared_the_hosts_network_takes_no_entry_of_the_host_with_it() {
+fn an_exited_container_with_host_networking_owns_no_entry_of_the_host() {
     let mut core = core();
     let Fact::Container(mut facts) = container(ContainerState::Running) else { unreachable!() };
     facts.netns = Some(HOST);
@@ -380,7 +380,7 @@ fn a_dead_container_that_shared_the_hosts_network_takes_no_entry_of_the_host_wit
 }
 
 #[test]
-fn without_a_runtime_the_control_group_names_the_container() {
+fn without_a_runtime_the_cgroup_names_the_container() {
     let mut core = core();
     core.observe(at(1, snapshot(POD)));
     core.observe(at(1, task(&format!("/docker/{ID}"))));
@@ -391,7 +391,7 @@ fn without_a_runtime_the_control_group_names_the_container() {
 }
 
 #[test]
-fn ready_is_told_when_every_source_has_reported_and_names_what_is_missing() {
+fn ready_is_emitted_when_every_source_has_reported_and_lists_degraded_ones() {
     let mut core = core();
     core.observe(at(1, status("netlink", true)));
     assert!(events(&mut core).is_empty());
@@ -406,7 +406,7 @@ fn ready_is_told_when_every_source_has_reported_and_names_what_is_missing() {
 }
 
 #[test]
-fn the_first_list_of_a_runtime_is_silent_and_later_ones_tell_what_was_missed() {
+fn the_first_list_of_a_runtime_emits_nothing_and_later_ones_emit_missed_changes() {
     let mut core = core();
     let Fact::Container(facts) = container(ContainerState::Running) else { unreachable!() };
     let list = |containers| Fact::RuntimeSnapshot {
@@ -422,7 +422,7 @@ fn the_first_list_of_a_runtime_is_silent_and_later_ones_tell_what_was_missed() {
 }
 
 #[test]
-fn a_link_that_did_not_change_is_silent_and_one_that_did_says_how() {
+fn an_unchanged_link_emits_nothing_and_a_changed_one_lists_the_changes() {
     let mut core = settled();
     let link = |flags| {
         Fact::Link(Box::new(LinkFacts {
@@ -449,7 +449,7 @@ fn a_link_that_did_not_change_is_silent_and_one_that_did_says_how() {
 }
 
 #[test]
-fn the_state_says_whose_each_namespace_is_and_reads_back_the_same() {
+fn the_state_names_the_owner_of_each_namespace_and_deserializes_to_itself() {
     let mut core = settled();
     let link = |netns, ifindex, ifname: &str, peer| LinkFacts {
         netns,

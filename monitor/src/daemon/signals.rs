@@ -1,4 +1,4 @@
-//! The signals that the daemon obeys.
+//! The signals that the daemon handles.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

@@ -1,4 +1,4 @@
-//! Refused unmounts in, events out.
+//! Refused unmounts as input, events as output.
 
 use super::*;
 
@@ -33,11 +33,14 @@ fn report(id: u64) -> Fact {
 }
 
 #[test]
-fn refused_unmounts_are_told_at_attempts_1_2_4_8_with_one_scan_in_ten_seconds() {
+fn refused_unmounts_are_emitted_at_attempts_1_2_4_8_with_one_scan_in_ten_seconds() {
     let mut core = settled();
     core.observe(at(10, attempt(Some(16))));
-    let asked = requests(&mut core);
-    assert!(matches!(&asked[..], [Request::Holders { id: 1, path, .. }] if path == "/mnt/x/"), "{asked:?}");
+    let requested = requests(&mut core);
+    assert!(
+        matches!(&requested[..], [Request::Holders { id: 1, path, .. }] if path == "/mnt/x/"),
+        "{requested:?}"
+    );
     core.observe(at(11, report(1)));
     for now in 12..19 {
         core.observe(at(now, attempt(Some(16))));
@@ -53,7 +56,7 @@ fn refused_unmounts_are_told_at_attempts_1_2_4_8_with_one_scan_in_ten_seconds() 
 }
 
 #[test]
-fn the_unmount_that_succeeds_at_last_is_told_once() {
+fn the_unmount_that_succeeds_is_emitted_once() {
     let mut core = settled();
     core.observe(at(10, attempt(Some(16))));
     core.observe(at(11, report(1)));
@@ -66,7 +69,7 @@ fn the_unmount_that_succeeds_at_last_is_told_once() {
 }
 
 #[test]
-fn a_scan_that_never_answers_does_not_swallow_the_event() {
+fn an_event_is_emitted_even_if_its_scan_never_finishes() {
     let mut core = settled();
     core.observe(at(10, attempt(Some(16))));
     core.observe(at(10_000 * MS, Fact::Tick));
@@ -82,7 +85,7 @@ fn after_a_restart_a_volume_still_has_the_name_of_a_pod_that_is_gone() {
     let mut pods = PodNames::default();
     pods.insert(uid.into(), "cam".into(), "cam1-0".into(), 2 * day);
     let core = Core::new(core().settings().clone(), Resume { pods, ..Resume::default() });
-    // A recording has it, too.
+    // It is part of the saved state.
     let written = serde_json::to_string(&core.save().unwrap()).unwrap();
     let restored = Core::restore(core.settings().clone(), serde_json::from_str(&written).unwrap()).unwrap();
     for mut core in [core, restored] {

@@ -6,7 +6,7 @@ const A: &str = "docker:/run/docker.sock";
 const B: &str = "docker:/run/other.sock";
 const SECOND: u64 = 1_000 * MS;
 
-/// What the runtimes report to a core, and what it makes of it.
+/// A core that gets reports of runtimes, and its events.
 struct Node {
     core: Core,
 }
@@ -148,7 +148,7 @@ fn a_container_that_two_sockets_report_is_one() {
 }
 
 #[test]
-fn its_life_is_reported_once_whichever_socket_is_ahead() {
+fn its_lifecycle_is_emitted_once_whichever_socket_is_ahead() {
     for (first, second) in [(A, B), (B, A)] {
         let (a, mut node) = (running('a'), Node::watching(&[], &[]));
         let created = ContainerFacts { state: ContainerState::Created, tgid: None, ..a.clone() };
@@ -198,7 +198,7 @@ fn a_socket_that_lags_behind_brings_no_container_back() {
 }
 
 #[test]
-fn what_another_socket_still_lists_long_after_is_there() {
+fn a_container_that_another_socket_lists_long_after_its_removal_exists() {
     let a = running('a');
     let mut node = Node::watching(&[&a], &[&a]);
     // A proxy that may show it no longer.
@@ -212,7 +212,7 @@ fn what_another_socket_still_lists_long_after_is_there() {
 }
 
 #[test]
-fn the_first_source_describes_a_container_and_any_says_its_state() {
+fn the_first_source_describes_a_container_and_any_reports_its_state() {
     let cri = "cri:/run/containerd.sock";
     let a = running('a');
     let mut node = Node::watching(&[&a], &[]);
@@ -227,7 +227,7 @@ fn the_first_source_describes_a_container_and_any_says_its_state() {
 }
 
 #[test]
-fn a_container_that_is_not_known_may_be_of_the_runtime_that_is_down() {
+fn an_unknown_container_may_belong_to_the_runtime_that_is_down() {
     let mut node = Node::watching(&[], &[]);
     assert_eq!(node.core.runtimes(), RuntimeAvailability::All);
     node.says(5, down(B));
@@ -257,7 +257,7 @@ fn containers_of_an_old_recording_belong_to_the_one_source_there_was() {
 }
 
 #[test]
-fn which_sources_report_a_container_survives_a_cut() {
+fn the_sources_of_a_container_are_saved_and_restored() {
     let a = running('a');
     let mut node = Node::watching(&[&a], &[&a]);
     node.loses(11 * SECOND, A, &a);

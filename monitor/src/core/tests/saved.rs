@@ -1,4 +1,4 @@
-//! A state that is written and read again.
+//! Saving and restoring the state.
 
 use super::*;
 
@@ -26,8 +26,8 @@ fn id(pod: u32, number: u64) -> String {
     format!("{:016x}", (u64::from(pod) * 2 + number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).repeat(4)
 }
 
-/// Compares all that two cores know, whether or not it is written: a field that is left out is found here. Maps have no
-/// order, and the counters of uses need only keep theirs.
+/// Compares the complete state of two cores, so that a field that is not saved is found. Maps are not
+/// ordered, and use counters need only keep their order, so lines are sorted and counters ignored.
 pub(crate) fn assert_same(restored: &Core, live: &Core, place: &str) {
     let outline = |core: &Core| {
         let text = format!("{core:#?}");
@@ -91,18 +91,18 @@ fn of_node(number: u32) -> TaskFacts {
     }
 }
 
-/// A full node that has been up for long.
+/// A node with 250 pods that has been up for a while.
 fn full() -> Core {
     let mut core = core();
     let mut now = 9_000 * GIB;
-    let mut say = |core: &mut Core, fact| {
+    let mut observe = |core: &mut Core, fact| {
         now += MS;
         core.observe(at(now, fact));
         core.take_output().for_each(drop);
     };
     let Fact::Netns(bare) = snapshot(HOST) else { unreachable!() };
     let ends = (0..PODS).map(|pod| veth(HOST, 100 + pod, format!("cali{pod:011x}"), inum(pod), 4));
-    say(&mut core, Fact::Netns(Box::new(NetnsSnapshot { links: ends.collect(), ..*bare.clone() })));
+    observe(&mut core, Fact::Netns(Box::new(NetnsSnapshot { links: ends.collect(), ..*bare.clone() })));
     for pod in 0..PODS {
         let netns = inum(pod);
         let Fact::Netns(bare) = snapshot(netns) else { unreachable!() };
@@ -133,18 +133,18 @@ fn full() -> Core {
             neighbors: vec![entry],
             ..*bare
         };
-        say(&mut core, Fact::Netns(Box::new(snapshot)));
+        observe(&mut core, Fact::Netns(Box::new(snapshot)));
     }
     let containers = (0..PODS).flat_map(|pod| [of_pod(pod, true), of_pod(pod, false)]).collect();
-    say(
+    observe(
         &mut core,
         Fact::RuntimeSnapshot { runtime: "docker".into(), source: "docker".into(), read: None, containers },
     );
     for source in ["netlink", "docker"] {
-        say(&mut core, status(source, true));
+        observe(&mut core, status(source, true));
     }
     for number in 0..1_279 {
-        say(&mut core, Fact::Task(Box::new(of_node(number))));
+        observe(&mut core, Fact::Task(Box::new(of_node(number))));
     }
     core
 }
@@ -160,7 +160,7 @@ fn a_full_node_is_saved_in_less_than_a_mebibyte() {
 }
 
 #[test]
-fn a_full_node_in_the_middle_of_everything_goes_on_from_what_is_saved() {
+fn a_full_node_with_pending_events_is_saved_and_restored() {
     let mut core = full();
     let now = 9_001 * GIB;
     let mut unknown = change(NeighborOp::Deleted, NeighborCause::Admin);
@@ -188,11 +188,11 @@ fn a_full_node_in_the_middle_of_everything_goes_on_from_what_is_saved() {
     let written = serde_json::to_string(&core.save().unwrap()).unwrap();
     let restored = Core::restore(core.settings().clone(), serde_json::from_str(&written).unwrap()).unwrap();
     assert_same(&restored, &core, "a full node");
-    assert!(core.deadline().is_some_and(|deadline| deadline < now + 1_000 * MS), "something waits");
+    assert!(core.deadline().is_some_and(|deadline| deadline < now + 1_000 * MS), "events are pending");
 }
 
 #[test]
-fn a_state_that_a_diagnosis_does_not_understand_is_refused_naming_it() {
+fn a_saved_state_that_a_diagnosis_cannot_read_is_an_error_that_names_it() {
     let core = core();
     let written = serde_json::to_string(&core.save().unwrap()).unwrap();
     let other = written.replace("\"faults\":", "\"unknown\":");
@@ -202,7 +202,7 @@ fn a_state_that_a_diagnosis_does_not_understand_is_refused_naming_it() {
 }
 
 #[test]
-fn other_settings_leave_the_thresholds_as_the_diagnoses_began() {
+fn thresholds_keep_their_values_when_settings_change() {
     let mut core = core();
     let mut settings = core.settings().clone();
     settings.cmdline = Cmdline::Off;
