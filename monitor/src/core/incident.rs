@@ -60,7 +60,7 @@ impl Core {
                 // A conclusion, which no source observed.
                 source: Source::Daemon,
                 incident: Some(Box::new(change.incident)),
-                ..with_objects(event, change.objects)
+                ..change.objects.apply_to(event)
             });
         }
         for request in self.engine.take_requests() {
@@ -78,19 +78,5 @@ impl Core {
             runtimes: super::join::runtimes(&self.statuses, self.ready),
         };
         (&mut self.engine, node)
-    }
-}
-
-fn with_objects(event: Event, objects: IncidentObjects) -> Event {
-    Event {
-        actor: objects.actor,
-        target: objects.target,
-        neighbor: objects.neighbor,
-        mount: objects.mount,
-        holders: objects.holders,
-        holders_complete: objects.holders_complete,
-        holders_unreadable: objects.holders_unreadable,
-        holders_verdict: objects.holders_verdict,
-        ..event
     }
 }

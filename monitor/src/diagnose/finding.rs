@@ -54,6 +54,22 @@ impl IncidentObjects {
         }
     }
 
+    /// The event with these objects instead of its own.
+    #[must_use]
+    pub fn apply_to(self, event: Event) -> Event {
+        Event {
+            actor: self.actor,
+            target: self.target,
+            neighbor: self.neighbor,
+            mount: self.mount,
+            holders: self.holders,
+            holders_complete: self.holders_complete,
+            holders_unreadable: self.holders_unreadable,
+            holders_verdict: self.holders_verdict,
+            ..event
+        }
+    }
+
     /// Takes over what the newer objects have and keeps the rest: a repetition without an actor does not remove the
     /// actor of the first event.
     pub(super) fn merge(&mut self, newer: Self) {
