@@ -10,7 +10,7 @@ use tokio::task::LocalSet;
 use super::logging::{self, LogFormat};
 use super::{exit, fail};
 use crate::build_info;
-use crate::config::{Config, Overrides, RuntimeSpec};
+use crate::config::{Config, Overrides, RuntimeSpec, runtime_choices};
 use crate::daemon::{self, DaemonError, Options};
 use crate::error_chain::chain;
 use crate::privilege;
@@ -39,8 +39,8 @@ pub struct RunArgs {
     /// Name of this node in events [default: KEVTMON_NODE_NAME or the host name]
     #[arg(long, value_name = "NAME")]
     pub node_name: Option<String>,
-    /// Container runtime: auto, none or docker=PATH; may be repeated [default: auto]
-    #[arg(long, value_name = "RUNTIME")]
+    /// Container runtime: auto, none or a socket; may be repeated
+    #[arg(long, value_name = "RUNTIME", help = runtime_help())]
     pub runtime: Vec<RuntimeSpec>,
     /// Format of the logs on standard error
     #[arg(long, value_name = "FORMAT", default_value = "text")]
@@ -54,6 +54,10 @@ pub struct RunArgs {
     /// Size at which the recording is rotated
     #[arg(long, value_name = "MIB", default_value = "64", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     pub record_max_mib: u64,
+}
+
+fn runtime_help() -> String {
+    format!("Container runtime: {}; may be repeated [default: auto]", runtime_choices())
 }
 
 impl RunArgs {

@@ -28,7 +28,7 @@ pub mod runtime;
 
 pub use file::{FileError, Position};
 pub use print::{default_file, effective_file};
-pub use runtime::{RuntimeSpec, RuntimeSpecError, Runtimes, SOCKETS};
+pub use runtime::{RuntimeSpec, RuntimeSpecError, Runtimes, SOCKETS, choices as runtime_choices};
 
 /// Read when no other file is named, if it exists.
 pub const DEFAULT_FILE: &str = "/etc/kevtmon/kevtmon.toml";

@@ -15,7 +15,7 @@ settings! { "runtime":
     SOCKETS: Runtimes = "sockets", default Runtimes::Auto;
 }
 
-/// One word of the choice, as `--runtime` takes it.
+/// One value of `--runtime`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RuntimeSpec {
     /// Whatever is found at the usual places.
@@ -26,7 +26,7 @@ pub enum RuntimeSpec {
     Socket(RuntimeSocket),
 }
 
-/// A word that names no runtime.
+/// A value that names no runtime.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum RuntimeSpecError {
     /// Neither a choice nor NAME=PATH.
@@ -73,8 +73,9 @@ impl FromStr for RuntimeSpec {
     }
 }
 
-/// `auto, none or docker=PATH`.
-fn choices() -> String {
+/// What `--runtime` takes: `auto, none or docker=PATH`.
+#[must_use]
+pub fn choices() -> String {
     let sockets = RuntimeKind::NAMES.iter().map(|name| format!("{name}=PATH"));
     format!("auto, none or {}", sockets.collect::<Vec<_>>().join(", "))
 }
@@ -94,7 +95,7 @@ pub enum Runtimes {
 }
 
 impl Runtimes {
-    /// Puts the words together; no word at all means [`Self::Auto`].
+    /// Combines the values; none at all means [`Self::Auto`].
     ///
     /// # Errors
     /// When `auto` or `none` does not stand alone.
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn words_become_a_choice() {
+    fn values_become_a_choice() {
         assert_eq!(of(&[]), Ok(Runtimes::Auto));
         assert_eq!(of(&["auto"]), Ok(Runtimes::Auto));
         assert_eq!(of(&["none"]), Ok(Runtimes::Sockets(vec![])));
@@ -188,6 +189,6 @@ mod tests {
         assert_eq!(of(&["cri=/run/containerd/containerd.sock"]), Err(RuntimeSpecError::Cri));
         let relative = of(&["docker=a"]).unwrap_err().to_string();
         assert!(relative.ends_with("an absolute path, as in docker=/run/docker.sock"), "{relative}");
-        assert_eq!(of(&["podman=/a"]), Err(RuntimeSpecError::Unknown { given: "podman=/a".into() }));
+        assert_eq!(of(&["lxd=/a"]), Err(RuntimeSpecError::Unknown { given: "lxd=/a".into() }));
     }
 }

@@ -24,7 +24,7 @@ pub enum ContainerState {
     Exited,
     /// Removal failed half-way.
     Dead,
-    /// The runtime said something else.
+    /// Any other state.
     Unknown,
 }
 
@@ -84,7 +84,7 @@ pub struct ContainerFacts {
     pub netns: Option<NsInum>,
     /// Its mount namespace, read from /proc; the same holds.
     pub mntns: Option<NsInum>,
-    /// Addresses by the runtime's word.
+    /// Addresses as the runtime reports them.
     pub addresses: Vec<IpAddr>,
     /// Pod, if the kubelet made it.
     pub pod: Option<PodIdentity>,

@@ -1,4 +1,4 @@
-//! What a source says of itself: what it is, whether it delivers, and what it lost.
+//! What a source reports about itself: what it is, whether it delivers, and what it lost.
 
 use serde::{Deserialize, Serialize};
 
@@ -41,7 +41,7 @@ pub struct SourceStatus {
     /// The rung of its ladder (`tp_btf`, `tracepoint`, `netlink`, …), where it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rung: Option<String>,
-    /// Why it is down or not on its best rung, in words for an operator.
+    /// Why it is down or not on its best rung, for an operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }

@@ -35,7 +35,7 @@ pub struct Change {
     pub kind: ChangeKind,
     /// Wall clock, nanoseconds.
     pub wall: i64,
-    /// What the event says of the container, if it says anything; its state does not count.
+    /// Attributes of the container that the event carries, if any; the state in them is ignored.
     pub facts: Option<ContainerFacts>,
 }
 

@@ -45,7 +45,7 @@ pub trait RuntimeClient: Clone + Send + Sync + 'static {
     fn events(&self, since: i64) -> Changes;
 }
 
-/// Why a runtime cannot be asked.
+/// Why a runtime cannot be queried.
 #[derive(Debug, Error)]
 pub enum RuntimeError {
     /// Nothing is there.
@@ -76,7 +76,7 @@ pub enum RuntimeError {
     /// A request was refused.
     #[error("{request} failed")]
     Request {
-        /// What was asked.
+        /// The request.
         request: &'static str,
         /// What went wrong.
         #[source]
@@ -85,7 +85,7 @@ pub enum RuntimeError {
     /// An answer or event cannot be read.
     #[error("{request} gave an answer that makes no sense")]
     Decode {
-        /// What was asked.
+        /// The request.
         request: &'static str,
         /// What went wrong.
         #[source]

@@ -27,11 +27,11 @@ struct Known {
     reported: bool,
     /// Start of the init process, to 10 ms: a pid alone may be another process by now.
     started: Option<BootNs>,
-    /// Wall clock when the inspect was asked that these facts are from.
+    /// Wall clock at the request of the inspect that these facts are from.
     inspected: i64,
-    /// What an event said of the state, and when, as long as no inspect confirms it.
+    /// The state by an event, and its time, as long as no inspect confirms it.
     expected: Option<(ContainerState, BootNs)>,
-    /// An event said that it ended, and no inspect was answered since.
+    /// It ended by an event, and no inspect was answered since.
     died: bool,
 }
 
@@ -129,11 +129,11 @@ impl Containers {
         all
     }
 
-    /// Takes an inspect answer that was asked for at `asked` (wall clock).
-    pub(super) fn inspected(&mut self, facts: ContainerFacts, asked: i64) -> Option<ContainerFacts> {
+    /// Takes an inspect answer that was requested at `requested` (wall clock).
+    pub(super) fn inspected(&mut self, facts: ContainerFacts, requested: i64) -> Option<ContainerFacts> {
         let mut facts = self.own(facts);
         let known = self.known.entry(facts.id.clone()).or_insert_with(|| Known::new(facts.clone()));
-        known.inspected = asked;
+        known.inspected = requested;
         known.expected = None;
         known.died = false;
         known.started = None;
@@ -151,7 +151,7 @@ impl Containers {
         known.take(facts)
     }
 
-    /// What an event said and no inspect has confirmed, and when that was.
+    /// A state by an event that no inspect has confirmed, and its time.
     pub(super) fn unconfirmed(&mut self, id: &str) -> Option<(BootNs, ContainerFacts)> {
         let known = self.known.get_mut(id)?;
         let (state, at) = known.expected.take()?;
@@ -159,13 +159,13 @@ impl Containers {
         Some((at, known.take(facts)?))
     }
 
-    /// A container appeared; the event has all that can be said of it before it starts.
+    /// A container appeared; the event has all that is known of it before it starts.
     pub(super) fn created(&mut self, change: Change) -> Option<ContainerFacts> {
         let known = self.entry(change, ContainerState::Created)?;
         known.take(known.facts.clone())
     }
 
-    /// An event says that the container has this state now; an inspect has to confirm it.
+    /// By an event the container has this state now; an inspect has to confirm it.
     pub(super) fn expect(&mut self, change: Change, state: ContainerState, at: BootNs) {
         let wall = change.wall;
         if let Some(known) = self.entry(change, state).filter(|known| wall > known.inspected) {

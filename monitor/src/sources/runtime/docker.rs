@@ -14,6 +14,7 @@ use futures_util::{StreamExt, future};
 
 use super::client::{Changes, RuntimeClient, RuntimeError};
 use crate::observation::ContainerFacts;
+use events::Actions;
 
 mod events;
 mod facts;
@@ -78,11 +79,18 @@ impl RuntimeClient for Docker {
     }
 
     fn events(&self, since: i64) -> Changes {
+        self.changes(events::ACTIONS, since)
+    }
+}
+
+impl Docker {
+    /// Changes of an engine that has these names for what happens to a container.
+    pub(super) fn changes(&self, actions: Actions, since: i64) -> Changes {
         let patience = self.patience;
-        let messages = self.api.events(Some(events::subscription(since)));
+        let messages = self.api.events(Some(events::subscription(actions, since)));
         Box::pin(messages.filter_map(move |message| {
             future::ready(match message {
-                Ok(message) => events::read(message).map(Ok),
+                Ok(message) => events::read(actions, message).map(Ok),
                 Err(source) => Some(Err(match failure(EVENTS, patience, source) {
                     RuntimeError::Request { source, .. } => RuntimeError::Events { source },
                     error => error,

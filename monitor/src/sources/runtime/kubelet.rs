@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn without_labels_the_name_tells() {
+    fn without_labels_the_name_identifies_the_pod() {
         for (name, container) in [
             ("k8s_etcd_etcd1-0_lijiaob_u-1_3", "etcd"),
             ("k8s_etcd_etcd1-0_lijiaob_u-1_3_0a1b2c3d", "etcd"),

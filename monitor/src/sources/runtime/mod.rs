@@ -33,7 +33,7 @@ impl RuntimeKind {
     /// All of them.
     pub const ALL: &'static [Self] = &[Self::Docker];
 
-    /// Where its socket is unless somebody says otherwise; the first that exists counts.
+    /// Default paths of its socket; the first that exists is used.
     #[must_use]
     pub fn default_sockets(self) -> &'static [&'static str] {
         match self {

@@ -23,7 +23,7 @@ pub(super) struct Refresh {
 
 #[derive(Debug, Default)]
 struct Job {
-    /// The latest event that asked for it.
+    /// The latest event that requested it.
     at: Option<BootNs>,
     /// The latest event that the inspect under way can have seen.
     launched: Option<BootNs>,
@@ -36,7 +36,7 @@ struct Job {
 /// What to do with an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Landing {
-    /// Use it; the event that asked for it happened then.
+    /// Use it; the event that requested it happened then.
     Use(Option<BootNs>),
     /// The container changed while the answer was under way; another one follows.
     Outdated,

@@ -28,7 +28,7 @@ use crate::sources::Sender;
 pub(super) enum End {
     /// Nobody listens any more.
     Closed,
-    /// The runtime cannot be asked.
+    /// The runtime cannot be queried.
     Failed(RuntimeError),
 }
 
@@ -42,7 +42,7 @@ type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A list under way.
 struct Listing {
-    asked: Instant,
+    requested: Instant,
     /// The same on the boot clock.
     read: BootNs,
     answer: Answer<Result<Vec<ContainerFacts>, RuntimeError>>,
@@ -50,8 +50,8 @@ struct Listing {
 
 struct Inspected {
     id: String,
-    /// Wall clock when it was asked for.
-    asked: i64,
+    /// Wall clock when it was requested.
+    requested: i64,
     answer: Result<Option<ContainerFacts>, RuntimeError>,
 }
 
@@ -65,9 +65,9 @@ pub(super) struct Session<'a, C> {
     refresh: Refresh,
     inspects: FuturesUnordered<Answer<Inspected>>,
     listing: Option<Listing>,
-    /// When the last list was asked for.
+    /// When the last list was requested.
     read: BootNs,
-    /// When containers changed last: a list that was asked for before does not know of it.
+    /// When containers changed last: a list that was requested before does not know of it.
     changed: HashMap<String, Instant>,
     /// The event stream, or why there is none.
     events: Result<Changes, RuntimeError>,
@@ -146,7 +146,7 @@ impl<C: RuntimeClient> Session<'_, C> {
     fn list(&mut self) {
         let (client, patience) = (self.client.clone(), self.timing.timeout);
         let answer = Box::pin(async move { bounded(patience, client.list()).await });
-        self.listing = Some(Listing { asked: Instant::now(), read: boot_now(), answer });
+        self.listing = Some(Listing { requested: Instant::now(), read: boot_now(), answer });
     }
 
     /// Lists from now on as often as that is bearable.
@@ -198,7 +198,7 @@ impl<C: RuntimeClient> Session<'_, C> {
     async fn listed(&mut self, answer: Result<Vec<ContainerFacts>, RuntimeError>) -> Result<(), End> {
         let Some(listing) = self.listing.take() else { return Ok(()) };
         self.read = listing.read;
-        self.changed.retain(|_, changed| *changed >= listing.asked);
+        self.changed.retain(|_, changed| *changed >= listing.requested);
         for id in self.containers.replace(answer?, |id| self.changed.contains_key(id)) {
             self.refresh.request(&id, None);
         }
@@ -243,13 +243,13 @@ impl<C: RuntimeClient> Session<'_, C> {
     }
 
     async fn inspected(&mut self, inspected: Inspected) -> Result<(), End> {
-        let Inspected { id, asked, answer } = inspected;
+        let Inspected { id, requested, answer } = inspected;
         match answer {
             Ok(Some(facts)) => {
                 let Landing::Use(at) = self.refresh.land(&id) else { return Ok(()) };
                 let facts = Some(facts).filter(|facts| facts.id == id);
-                let news = facts.and_then(|facts| self.containers.inspected(facts, asked));
-                self.report(at.or_else(|| Some(boot_time(asked))), news).await
+                let news = facts.and_then(|facts| self.containers.inspected(facts, requested));
+                self.report(at.or_else(|| Some(boot_time(requested))), news).await
             }
             Ok(None) => {
                 self.refresh.land(&id);
@@ -292,9 +292,9 @@ impl<C: RuntimeClient> Session<'_, C> {
 
 fn inspect<C: RuntimeClient>(client: C, id: String, patience: Duration) -> Answer<Inspected> {
     Box::pin(async move {
-        let asked = wall_now();
+        let requested = wall_now();
         let answer = bounded(patience, client.inspect(&id)).await;
-        Inspected { id, asked, answer }
+        Inspected { id, requested, answer }
     })
 }
 

@@ -46,7 +46,7 @@ impl Default for Timing {
 /// Reports what a runtime knows, until nobody listens any more.
 ///
 /// The first `Fact::Source` comes within the time of a few requests whatever the runtime does: after the first
-/// snapshot if it is up, else with the reason. A snapshot always comes before the status that says up.
+/// snapshot if it is up, else with the reason. A snapshot always precedes the status `up`.
 pub async fn run<C: RuntimeClient>(source: String, path: &Path, timing: Timing, proc: Proc, tx: Sender) {
     let mut containers = Containers::new(proc.clone(), source.clone());
     let mut pause = timing.backoff_min;

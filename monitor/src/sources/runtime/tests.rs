@@ -77,7 +77,7 @@ impl RuntimeClient for Mute {
 }
 
 #[tokio::test]
-async fn a_runtime_without_an_event_stream_is_listed_instead_and_says_so() {
+async fn a_runtime_without_an_event_stream_is_polled_and_degraded() {
     let (tx, mut rx) = mpsc::channel::<Observation>(8);
     let timing = Timing { poll: Duration::from_millis(20), ..Timing::default() };
     let source = tokio::spawn(run::<Mute>("mute:/a".into(), Path::new("/a"), timing, Proc::default(), tx));
@@ -86,9 +86,9 @@ async fn a_runtime_without_an_event_stream_is_listed_instead_and_says_so() {
     let met = tokio::time::timeout(Duration::from_secs(30), async {
         while let Some(observation) = rx.recv().await {
             match observation.fact {
-                Fact::Source(told) => {
+                Fact::Source(reported) => {
                     LISTED.lock().unwrap().push(container('a'));
-                    status = Some(told);
+                    status = Some(reported);
                 }
                 Fact::RuntimeSnapshot { containers, .. } => listed = containers,
                 fact => panic!("{fact:?}"),

@@ -12,8 +12,11 @@ use super::super::change::{Change, ChangeKind};
 use super::super::is_container_id;
 use super::facts;
 
-/// What happens to a container, by its name in the API.
-const ACTIONS: &[(&str, ChangeKind)] = &[
+/// What happens to a container, by its name in an engine's API.
+pub(in super::super) type Actions = &'static [(&'static str, ChangeKind)];
+
+/// Docker's names.
+pub(super) const ACTIONS: Actions = &[
     ("create", ChangeKind::Created),
     ("start", ChangeKind::Started),
     ("die", ChangeKind::Died),
@@ -28,15 +31,15 @@ const NETWORK_ACTIONS: &[&str] = &["connect", "disconnect"];
 
 /// Only what [`read`] takes, and all of it since `wall`: the daemon answers the request before it has
 /// subscribed us (`getEvents` in moby's router/system), but has kept its last 256 events.
-pub(super) fn subscription(wall: i64) -> EventsOptions {
-    let actions = ACTIONS.iter().map(|(action, _)| *action).chain(NETWORK_ACTIONS.iter().copied());
+pub(super) fn subscription(actions: Actions, wall: i64) -> EventsOptions {
+    let actions = actions.iter().map(|(action, _)| *action).chain(NETWORK_ACTIONS.iter().copied());
     let filters = HashMap::from([("type", vec!["container", "network"]), ("event", actions.collect())]);
     let since = format!("{}.{:09}", wall / 1_000_000_000, wall % 1_000_000_000);
     EventsOptionsBuilder::default().since(&since).filters(&filters).build()
 }
 
 /// The change that a message reports.
-pub(super) fn read(message: EventMessage) -> Option<Change> {
+pub(super) fn read(actions: Actions, message: EventMessage) -> Option<Change> {
     let actor = message.actor?;
     let attributes = actor.attributes.unwrap_or_default();
     let action = message.action?;
@@ -47,7 +50,7 @@ pub(super) fn read(message: EventMessage) -> Option<Change> {
             Change { id, kind: ChangeKind::Network, wall, facts: None }
         }
         EventMessageTypeEnum::CONTAINER => {
-            let (_, kind) = ACTIONS.iter().find(|(name, _)| *name == action)?;
+            let (_, kind) = actions.iter().find(|(name, _)| *name == action)?;
             let id = actor.id?;
             let facts = facts::from_event(&id, attributes);
             Change { id, kind: *kind, wall, facts }
@@ -66,7 +69,7 @@ mod tests {
     const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
     fn change(value: Value) -> Option<Change> {
-        read(serde_json::from_value(value).unwrap())
+        read(ACTIONS, serde_json::from_value(value).unwrap())
     }
 
     #[test]

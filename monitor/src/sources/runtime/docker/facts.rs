@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inspect_answer_gives_the_pid_and_the_image_as_it_was_asked_for() {
+    fn an_inspect_answer_gives_the_pid_and_the_image_as_it_was_requested() {
         let answer = json!({
             "Id": ID, "Name": "/web", "Image": "sha256:0123", "State": {"Status": "running", "Pid": 42},
             "Config": {"Image": "nginx:1"}, "NetworkSettings": {"Networks": {}},
@@ -205,8 +205,8 @@ mod tests {
         let inspected = from_inspect(serde_json::from_value(answer).unwrap()).unwrap();
         let listed = summary(json!({"Id": ID, "Names": ["/web"], "Command": planted, "Labels": labels}));
         let attributes = serde_json::from_value(labels).unwrap();
-        let told = from_event(ID, attributes).unwrap();
-        for facts in [inspected, listed.unwrap(), told] {
+        let by_event = from_event(ID, attributes).unwrap();
+        for facts in [inspected, listed.unwrap(), by_event] {
             assert!(facts.pod.is_some());
             let recorded = serde_json::to_string(&facts).unwrap();
             assert!(!recorded.contains(planted), "{recorded}");

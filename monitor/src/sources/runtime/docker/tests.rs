@@ -88,7 +88,7 @@ impl Reports {
         self.until(|fact| matches!(fact, Fact::Source(SourceStatus { up: true, .. })).then_some(())).await;
     }
 
-    /// The reason of the next status that says down.
+    /// The reason of the next status `down`.
     async fn down(&mut self) -> String {
         self.until(|fact| match fact {
             Fact::Source(SourceStatus { up: false, reason, .. }) => Some(reason.clone().unwrap_or_default()),
@@ -259,7 +259,7 @@ async fn an_answer_that_is_older_than_the_death_does_not_revive_the_container() 
     assert_eq!(
         reports.container().await.state,
         ContainerState::Dead,
-        "the next word is from after the death"
+        "the next report is from after the death"
     );
 }
 
@@ -335,7 +335,7 @@ async fn without_a_socket_it_is_down_until_one_appears() {
 }
 
 #[tokio::test]
-async fn a_socket_that_refuses_makes_it_down_and_says_why() {
+async fn a_socket_that_refuses_makes_it_down_with_the_reason() {
     let mut fake = FakeDocker::started();
     fake.stop(false).await;
     let mut reports = Reports::by(&fake);
