@@ -27,6 +27,7 @@ pub mod core;
 pub mod diagnose;
 pub mod node;
 
+pub mod http;
 pub mod metrics;
 pub mod query;
 pub mod queue;

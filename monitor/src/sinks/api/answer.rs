@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::header::HeaderValue;
+use hyper::{Method, Request, StatusCode};
 use jiff::Timestamp;
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
@@ -15,11 +14,13 @@ use tokio::time::timeout;
 
 use super::Question;
 use super::memory::{Memory, Subscription};
-use super::peer::Refused;
-use super::stream::{self, Body, Link};
+use super::stream;
 use crate::core::state::NodeState;
 use crate::error_chain::chain;
 use crate::event::{Kind, SCHEMA, Severity};
+use crate::http::{
+    Connection, JSON, NDJSON, Response, method_not_allowed, respond, stream_body, text, whole,
+};
 use crate::query::filter::{EventFilter, MAX_LIMIT, Order};
 use crate::query::history::{History, HistoryError, Layered, LiveHistory};
 use crate::query::why::why;
@@ -32,12 +33,6 @@ const BACKLOG: usize = 10_000;
 const CORE_TIME: Duration = Duration::from_secs(5);
 /// Time for events that the core has emitted to reach the memory. Their queue can be full, so it ends.
 const CATCH_UP_TIME: Duration = Duration::from_secs(1);
-
-const JSON: HeaderValue = HeaderValue::from_static("application/json");
-const LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
-const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-
-type Answer = Response<Body>;
 
 /// The daemon that answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,11 +56,9 @@ pub(super) struct Answers {
 }
 
 impl Answers {
-    pub(super) async fn answer(&self, request: &Request<Incoming>, link: Arc<Link>) -> Answer {
+    pub(super) async fn answer(&self, request: &Request<Incoming>, connection: Arc<Connection>) -> Response {
         if request.method() != Method::GET {
-            let mut refusal = text(StatusCode::METHOD_NOT_ALLOWED, "only GET");
-            refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
-            return refusal;
+            return method_not_allowed("GET");
         }
         let theirs = request.headers().get(API_HEADER).map(HeaderValue::as_bytes);
         if theirs.is_some_and(|theirs| theirs != API.to_string().as_bytes()) {
@@ -75,7 +68,7 @@ impl Answers {
         }
         let query = request.uri().query().unwrap_or_default();
         match request.uri().path() {
-            "/v1/events" => self.events(query, link).await,
+            "/v1/events" => self.events(query, connection).await,
             "/v1/incidents" => self.incidents(query).await,
             "/v1/why" => self.why(query).await,
             "/v1/state" => self.state().await,
@@ -89,13 +82,13 @@ impl Answers {
         }
     }
 
-    async fn events(&self, query: &str, link: Arc<Link>) -> Answer {
+    async fn events(&self, query: &str, connection: Arc<Connection>) -> Response {
         let question = match wire::parse_events(query, Timestamp::now()) {
             Ok(question) => question,
             Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
         };
         if question.follow {
-            return self.follow(question.filter, link).await;
+            return self.follow(question.filter, connection).await;
         }
         let history = Arc::clone(&self.history);
         searched(move || {
@@ -105,7 +98,7 @@ impl Answers {
         .await
     }
 
-    async fn incidents(&self, query: &str) -> Answer {
+    async fn incidents(&self, query: &str) -> Response {
         let filter = match wire::parse_incidents(query, Timestamp::now()) {
             Ok(filter) => filter,
             Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
@@ -118,7 +111,7 @@ impl Answers {
         .await
     }
 
-    async fn state(&self) -> Answer {
+    async fn state(&self) -> Response {
         match self.model().await {
             Ok(state) => searched(move || serde_json::to_string(&state).map_err(broken)).await,
             Err(refusal) => refusal,
@@ -127,7 +120,7 @@ impl Answers {
 
     /// What happened to a subject. The core only copies its model; events and incidents are read here, from the
     /// memory and the store as they are at one moment.
-    async fn why(&self, query: &str) -> Answer {
+    async fn why(&self, query: &str) -> Response {
         let subject = match wire::parse_why(query) {
             Ok(subject) => subject,
             Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
@@ -153,7 +146,7 @@ impl Answers {
     }
 
     /// A copy of the core's model.
-    async fn model(&self) -> Result<Box<NodeState>, Answer> {
+    async fn model(&self) -> Result<Box<NodeState>, Response> {
         let unavailable = |why: &str| text(StatusCode::SERVICE_UNAVAILABLE, why);
         let (question, answer) = oneshot::channel();
         self.questions
@@ -165,18 +158,18 @@ impl Answers {
         }
     }
 
-    fn version(&self) -> Answer {
+    fn version(&self) -> Response {
         let Identity { node, version, revision } = self.identity.clone();
         match serde_json::to_string(&VersionAnswer { api: API, schema: SCHEMA, version, revision, node }) {
-            Ok(body) => answer(StatusCode::OK, JSON, whole(body)),
+            Ok(body) => respond(StatusCode::OK, JSON, whole(body)),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         }
     }
 
-    async fn follow(&self, mut filter: EventFilter, link: Arc<Link>) -> Answer {
+    async fn follow(&self, mut filter: EventFilter, connection: Arc<Connection>) -> Response {
         let after = filter.after.take().map(|after| self.continued(after, filter.boot_id.as_deref()));
         filter.boot_id = None;
-        let Some(subscription) = self.memory.subscribe(filter.clone(), Arc::clone(&link)) else {
+        let Some(subscription) = self.memory.subscribe(filter.clone(), Arc::clone(&connection)) else {
             return text(StatusCode::SERVICE_UNAVAILABLE, "too many readers, or the daemon ends");
         };
         let backlog = match after {
@@ -186,11 +179,11 @@ impl Answers {
             },
             None => Vec::new(),
         };
-        link.set_stream();
-        let (chunks, body) = stream::stream();
+        connection.set_stream();
+        let (chunks, body) = stream_body();
         // Ends when its body is dropped with the connection.
         tokio::spawn(stream::feed(backlog, Arc::clone(&self.memory), subscription, chunks));
-        answer(StatusCode::OK, LINES, body)
+        respond(StatusCode::OK, NDJSON, body)
     }
 
     /// Sequence numbers begin anew with each boot, and where the last number is lost: then all events are new.
@@ -205,7 +198,7 @@ impl Answers {
         filter: EventFilter,
         after: u64,
         subscription: &Subscription,
-    ) -> Result<Vec<Arc<str>>, Answer> {
+    ) -> Result<Vec<Arc<str>>, Response> {
         let history = Arc::clone(&self.history);
         let (boot_id, last_seq) = (self.memory.boot_id().to_owned(), subscription.last_seq);
         let search = move || -> Result<_, HistoryError> {
@@ -262,16 +255,16 @@ impl Answers {
     }
 }
 
-/// Searches on a blocking thread, so that streams go on meanwhile.
-async fn searched(search: impl FnOnce() -> Result<String, HistoryError> + Send + 'static) -> Answer {
+/// Searches on a thread of its own, so that streams go on meanwhile.
+async fn searched(search: impl FnOnce() -> Result<String, HistoryError> + Send + 'static) -> Response {
     match spawn_blocking(search).await {
-        Ok(Ok(body)) => answer(StatusCode::OK, JSON, whole(body)),
+        Ok(Ok(body)) => respond(StatusCode::OK, JSON, whole(body)),
         Ok(Err(error)) => failed(&error),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
     }
 }
 
-fn failed(error: &HistoryError) -> Answer {
+fn failed(error: &HistoryError) -> Response {
     let error = chain(error);
     tracing::error!(error, "a query failed");
     text(StatusCode::INTERNAL_SERVER_ERROR, error)
@@ -279,26 +272,4 @@ fn failed(error: &HistoryError) -> Answer {
 
 fn broken(source: serde_json::Error) -> HistoryError {
     HistoryError::Unreadable { what: "an answer".to_owned(), source: Box::new(source) }
-}
-
-pub(super) fn refusal(refused: &Refused) -> Answer {
-    text(StatusCode::FORBIDDEN, refused.to_string())
-}
-
-fn text(status: StatusCode, said: impl Into<String>) -> Answer {
-    let mut said = said.into();
-    said.push('\n');
-    answer(status, TEXT, whole(said))
-}
-
-fn whole(body: String) -> Body {
-    Body::Whole(Some(Bytes::from(body)))
-}
-
-fn answer(status: StatusCode, content_type: HeaderValue, body: Body) -> Answer {
-    let mut answer = Response::new(body);
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(CONTENT_TYPE, content_type);
-    answer.headers_mut().insert(API_HEADER, HeaderValue::from(API));
-    answer
 }

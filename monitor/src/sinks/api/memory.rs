@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::watch;
 
-use super::stream::Link;
 use crate::core::state::NodeState;
 use crate::event::{Event, Severity};
+use crate::http::Connection;
 use crate::metrics::Metrics;
 use crate::query::filter::{EventFilter, IncidentFilter, Position};
 use crate::query::history::{Extent, Found, History, HistoryError, IncidentView, Page};
@@ -63,7 +63,7 @@ pub(super) struct Reader {
     filter: EventFilter,
     place: AtomicU64,
     cut: AtomicBool,
-    link: Arc<Link>,
+    connection: Arc<Connection>,
 }
 
 /// What a new reader needs to know.
@@ -149,19 +149,19 @@ impl Memory {
         if !reader.cut.swap(true, Ordering::Relaxed) {
             let unread = end.saturating_sub(reader.place.load(Ordering::Relaxed));
             self.metrics.discarded("api", "slow-reader", unread);
-            reader.link.cut();
+            reader.connection.cut();
         }
     }
 
     /// Joins the readers; `None` when there are too many, or when the daemon ends.
-    pub(super) fn subscribe(&self, filter: EventFilter, link: Arc<Link>) -> Option<Subscription> {
+    pub(super) fn subscribe(&self, filter: EventFilter, connection: Arc<Connection>) -> Option<Subscription> {
         let mut inner = self.lock();
         inner.readers.retain(|reader| reader.strong_count() > 0);
         if inner.closed || inner.readers.len() >= READERS {
             return None;
         }
         let place = AtomicU64::new(inner.end());
-        let reader = Arc::new(Reader { filter, place, cut: AtomicBool::new(false), link });
+        let reader = Arc::new(Reader { filter, place, cut: AtomicBool::new(false), connection });
         inner.readers.push(Arc::downgrade(&reader));
         let last_seq = inner.last_seq;
         let first_seq = inner.kept.front().map_or(last_seq + 1, |kept| kept.found.position.seq);

@@ -1,5 +1,5 @@
-//! Who may ask: root, the daemon's own user, and members of the socket's group. The mode of the socket says the
-//! same; this holds even where somebody widened it, or handed over a descriptor.
+//! Access control: root, the user of the daemon, and members of the group of the socket. The mode of the socket has the
+//! same effect; this check holds even if the mode was changed, or a descriptor was passed on.
 
 use std::fs;
 use std::io;
@@ -11,48 +11,48 @@ use nix::unistd::geteuid;
 use thiserror::Error;
 use tokio::net::UnixStream;
 
-/// Supplementary groups of one peer that are looked at; the kernel allows 65,536.
+/// Most supplementary groups of a peer that are checked; the kernel allows 65,536.
 const GROUPS: usize = 1024;
 /// include/uapi/asm-generic/socket.h
 const SO_PEERGROUPS: libc::c_int = 59;
 
-/// Somebody who may not ask.
+/// Why a client has no access.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub(super) enum Refused {
+pub(super) enum Denied {
     /// Neither root nor in the group.
-    #[error("user {uid} may not ask: be root, or in group {group} of the socket")]
-    Stranger {
-        /// Who it is.
+    #[error("access denied for user {uid}: be root, or in group {group} of the socket")]
+    NotAllowed {
+        /// The user.
         uid: u32,
-        /// Group of the socket.
+        /// The group of the socket.
         group: u32,
     },
-    /// The kernel does not tell who it is.
-    #[error("cannot tell who asks")]
+    /// The kernel does not identify it.
+    #[error("cannot identify the client")]
     Unknown,
 }
 
-/// Decides by the socket file as it is at the moment.
+/// Decides by the current group of the socket file.
 #[derive(Debug)]
-pub(super) struct Gate {
+pub(super) struct AccessControl {
     path: PathBuf,
     own: u32,
 }
 
-impl Gate {
+impl AccessControl {
     pub(super) fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), own: geteuid().as_raw() }
     }
 
-    pub(super) fn check(&self, stream: &UnixStream) -> Result<(), Refused> {
-        let peer = stream.peer_cred().map_err(|_| Refused::Unknown)?;
-        // Its group may have been changed by whoever set the node up.
-        let group = fs::metadata(&self.path).map_err(|_| Refused::Unknown)?.gid();
+    pub(super) fn check(&self, stream: &UnixStream) -> Result<(), Denied> {
+        let peer = stream.peer_cred().map_err(|_| Denied::Unknown)?;
+        // An administrator may have changed the group.
+        let group = fs::metadata(&self.path).map_err(|_| Denied::Unknown)?.gid();
         // Before Linux 4.13 only the primary group is known.
         let groups = groups(stream.as_fd()).unwrap_or_default();
         match is_allowed(self.own, peer.uid(), peer.gid(), &groups, group) {
             true => Ok(()),
-            false => Err(Refused::Stranger { uid: peer.uid(), group }),
+            false => Err(Denied::NotAllowed { uid: peer.uid(), group }),
         }
     }
 }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_the_daemons_user_and_the_sockets_group_may_ask() {
+    fn root_the_daemons_user_and_the_sockets_group_have_access() {
         assert!(is_allowed(0, 0, 5, &[], 7));
         assert!(is_allowed(33, 33, 5, &[], 7));
         assert!(is_allowed(0, 1000, 7, &[], 7));
@@ -97,12 +97,12 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_the_groups_of_a_peer() {
+    fn the_kernel_knows_the_groups_of_a_peer() {
         let (one, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let mut own: Vec<u32> = nix::unistd::getgroups().unwrap().iter().map(|gid| gid.as_raw()).collect();
-        let mut told = groups(one.as_fd()).unwrap();
+        let mut reported = groups(one.as_fd()).unwrap();
         own.sort_unstable();
-        told.sort_unstable();
-        assert_eq!(told, own);
+        reported.sort_unstable();
+        assert_eq!(reported, own);
     }
 }

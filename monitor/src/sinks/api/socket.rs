@@ -1,4 +1,4 @@
-//! The socket file: made with its mode from the first moment on, removed at the end if it is still ours.
+//! The socket file: created with its final mode, removed at the end unless it was replaced.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
@@ -19,15 +19,15 @@ use super::ApiError;
 const MODE: u32 = 0o660;
 const DIRECTORY_MODE: u32 = 0o755;
 
-/// The file; removed when dropped, unless another took its place.
+/// The file; removed when dropped, unless another one has its path.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct SocketFile {
     path: PathBuf,
     device: u64,
     inode: u64,
 }
 
-impl Drop for Place {
+impl Drop for SocketFile {
     fn drop(&mut self) {
         let ours = fs::symlink_metadata(&self.path)
             .is_ok_and(|there| (there.dev(), there.ino()) == (self.device, self.inode));
@@ -37,8 +37,8 @@ impl Drop for Place {
     }
 }
 
-/// Listens at the path. What a dead daemon left there is replaced.
-pub(super) fn bind(path: &Path) -> Result<(UnixListener, Place), ApiError> {
+/// Listens at the path. A socket left by a dead daemon is replaced.
+pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), ApiError> {
     if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         DirBuilder::new()
             .recursive(true)
@@ -50,7 +50,7 @@ pub(super) fn bind(path: &Path) -> Result<(UnixListener, Place), ApiError> {
     let failed = |source| ApiError::Listen { path: path.to_owned(), source };
     let listener = listen_at(path).map_err(failed)?;
     let there = fs::symlink_metadata(path).map_err(failed)?;
-    Ok((listener, Place { path: path.to_owned(), device: there.dev(), inode: there.ino() }))
+    Ok((listener, SocketFile { path: path.to_owned(), device: there.dev(), inode: there.ino() }))
 }
 
 /// Removes a socket that nobody listens on.
@@ -64,16 +64,16 @@ fn clear(path: &Path) -> Result<(), ApiError> {
         }
         Ok(_) => {}
     }
-    match knock(path) {
+    match probe_listener(path) {
         Err(Errno::ECONNREFUSED) => fs::remove_file(path).map_err(failed),
         Err(Errno::ENOENT) => Ok(()),
-        // Whatever else the kernel says, such as a full backlog, it has somebody who listens.
+        // Any other error, such as a full backlog, means that somebody listens.
         Ok(()) | Err(_) => Err(ApiError::Taken { path: path.to_owned() }),
     }
 }
 
-/// Connects without waiting: a daemon that hangs would let this one hang too.
-fn knock(path: &Path) -> nix::Result<()> {
+/// Connects without blocking: a daemon that hangs would block this one, too.
+fn probe_listener(path: &Path) -> nix::Result<()> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     connect(socket.as_raw_fd(), &UnixAddr::new(path)?)
@@ -101,11 +101,11 @@ mod tests {
     fn the_directory_is_made_and_root_and_group_may_connect() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b/k.sock");
-        let (_listener, place) = bind(&path).unwrap();
+        let (_listener, file) = bind(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, MODE);
         assert_eq!(fs::metadata(dir.path().join("a/b")).unwrap().mode() & 0o7777, DIRECTORY_MODE);
         UnixStream::connect(&path).unwrap();
-        drop(place);
+        drop(file);
         assert!(!path.exists());
     }
 
@@ -115,7 +115,7 @@ mod tests {
         let path = dir.path().join("k.sock");
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        let (_listener, _place) = bind(&path).unwrap();
+        let (_listener, _file) = bind(&path).unwrap();
         UnixStream::connect(&path).unwrap();
     }
 
@@ -123,7 +123,7 @@ mod tests {
     fn the_socket_of_a_living_daemon_is_left_alone_and_named() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("k.sock");
-        let (_listener, _place) = bind(&path).unwrap();
+        let (_listener, _file) = bind(&path).unwrap();
         let error = bind(&path).unwrap_err().to_string();
         assert!(error.contains("another kevtmon listens on") && error.contains("k.sock"), "{error}");
         UnixStream::connect(&path).unwrap();
@@ -154,11 +154,11 @@ mod tests {
     fn a_socket_that_another_put_in_its_place_is_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("k.sock");
-        let (_listener, place) = bind(&path).unwrap();
+        let (_listener, file) = bind(&path).unwrap();
         let other = dir.path().join("other");
         let _other = UnixListener::bind(&other).unwrap();
         fs::rename(&other, &path).unwrap();
-        drop(place);
+        drop(file);
         assert!(path.exists());
     }
 

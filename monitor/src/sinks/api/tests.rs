@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -178,7 +179,7 @@ fn what_is_not_there_or_not_understood_is_said() {
     assert!(rig.ask("/v1/incidents?colour=red").contains("this daemon knows all, since, id"));
     let refusal = ask(&rig.path, "POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n");
     assert!(refusal.starts_with("HTTP/1.1 405 ") && refusal.contains("allow: GET\r\n"), "{refusal}");
-    let large = format!("GET /v1/events HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(REQUEST_BYTES));
+    let large = format!("GET /v1/events HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(http::REQUEST_BYTES));
     let refusal = ask(&rig.path, &large);
     assert!(!refusal.starts_with("HTTP/1.1 200"), "{refusal}");
     assert!(ask(&rig.path, "nonsense\r\n\r\n").starts_with("HTTP/1.1 400 "));

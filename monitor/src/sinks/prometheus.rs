@@ -1,45 +1,30 @@
-//! Metrics and health over HTTP. Events never leave this way.
-//!
-//! It has a thread and a runtime of its own, so that neither a scrape nor a slow client delays the core.
-//! One request a connection, and a time limit on the whole of it: nobody can hold a place.
+//! Metrics for Prometheus and health over HTTP. Events are not served here.
 
-use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::header::HeaderValue;
+use hyper::{Method, Request, StatusCode};
 use thiserror::Error;
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, oneshot};
-use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
 
 use super::health::Health;
 use crate::build_info::VERSION;
 use crate::clock::boot_now;
+use crate::http::{
+    self, Connection, HTML, Handler, Limits, Response, method_not_allowed, respond, text, whole,
+};
 use crate::metrics::Metrics;
-use crate::queue::lower_thread_priority;
 
-/// Most connections at once, over all addresses; more wait in the kernel.
-const CONNECTIONS: usize = 64;
-/// Time for a client to send its request.
-pub(super) const REQUEST_TIME: Duration = Duration::from_secs(5);
-/// Time for a client to take its answer, request included.
-pub(super) const CONNECTION_TIME: Duration = Duration::from_secs(15);
-/// Pause after the kernel refused a connection (no descriptors left), so that it is not asked in a loop.
-pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+/// What a scraper may take; nobody waits for it at the end.
+const LIMITS: Limits = Limits { connections: 64, blocking_threads: 1, shutdown: Duration::ZERO };
+/// The text format of Prometheus.
+const EXPOSITION: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 
-/// Why the endpoint cannot be offered. The daemon exits with code 1.
+/// Why metrics cannot be served. The daemon exits with code 1.
 #[derive(Debug, Error)]
 pub enum HttpError {
     /// An address cannot be used.
@@ -56,11 +41,10 @@ pub enum HttpError {
     Start(#[source] io::Error),
 }
 
-/// The running endpoint; it ends when this is dropped.
+/// The running endpoint; it stops when this is dropped.
 pub struct Server {
     addresses: Vec<SocketAddr>,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<JoinHandle<()>>,
+    _http: http::Server,
 }
 
 impl Server {
@@ -79,35 +63,15 @@ impl Server {
             .map(TcpListener::local_addr)
             .collect::<io::Result<_>>()
             .map_err(HttpError::Start)?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            .build()
+        let http = http::Server::start("http", listeners, LIMITS, Endpoint { metrics, health })
             .map_err(HttpError::Start)?;
-        let (stop, stopped) = oneshot::channel();
-        let answers = Arc::new(Answers { metrics, health });
-        let thread = thread::Builder::new()
-            .name("http".to_owned())
-            .spawn(move || {
-                lower_thread_priority();
-                runtime.block_on(serve(listeners, answers, stopped));
-            })
-            .map_err(HttpError::Start)?;
-        Ok(Self { addresses, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { addresses, _http: http })
     }
 
     /// Where it listens, with the ports that the kernel chose.
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Either end may be gone already.
-        let _ = self.stop.take().map(|stop| stop.send(()));
-        let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
@@ -118,104 +82,48 @@ fn listen(address: SocketAddr) -> Result<TcpListener, HttpError> {
     Ok(listener)
 }
 
-async fn serve(listeners: Vec<TcpListener>, answers: Arc<Answers>, stopped: oneshot::Receiver<()>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    // Dropping the set ends what still runs.
-    let mut accepting = JoinSet::new();
-    for listener in listeners {
-        accepting.spawn(accept(listener, Arc::clone(&places), Arc::clone(&answers)));
-    }
-    // An error means that the handle was dropped: the same wish.
-    let _ = stopped.await;
-}
-
-async fn accept(listener: TcpListener, places: Arc<Semaphore>, answers: Arc<Answers>) {
-    let listener = match tokio::net::TcpListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(error) => return tracing::error!(%error, "metrics are not served"),
-    };
-    let mut connections = JoinSet::new();
-    loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let answers = Arc::clone(&answers);
-                connections.spawn(async move {
-                    // A client that breaks off or is too slow is its own business.
-                    let _ = timeout(CONNECTION_TIME, answer_one(stream, answers)).await;
-                    drop(place);
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection for metrics");
-                sleep(ACCEPT_PAUSE).await;
-            }
-        }
-        while connections.try_join_next().is_some() {}
-    }
-}
-
-async fn answer_one(stream: TcpStream, answers: Arc<Answers>) -> hyper::Result<()> {
-    let service = service_fn(move |request: Request<Incoming>| {
-        let answer = answers.answer(request.method(), request.uri().path());
-        async move { Ok::<_, Infallible>(answer) }
-    });
-    http1::Builder::new()
-        .keep_alive(false)
-        .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST_TIME)
-        .serve_connection(TokioIo::new(stream), service)
-        .await
-}
-
-struct Answers {
+struct Endpoint {
     metrics: Arc<Metrics>,
     health: Arc<Health>,
 }
 
-impl Answers {
-    fn answer(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
-        const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
-        const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
-        const METRICS: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-        if !matches!(*method, Method::GET | Method::HEAD) {
-            let mut refusal = response(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET and HEAD\n");
-            refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-            return refusal;
-        }
-        match path {
-            "/metrics" => match self.metrics.gather() {
-                Ok(text) => response(StatusCode::OK, METRICS, text),
-                Err(error) => {
-                    tracing::error!(%error, "cannot render metrics");
-                    response(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "cannot render metrics\n")
-                }
-            },
-            "/healthz" => match self.health.check(boot_now()) {
-                Ok(()) => response(StatusCode::OK, TEXT, "ok\n"),
-                Err(silent) => response(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    TEXT,
-                    format!("the core has been silent for {} s\n", silent / 1_000_000_000),
-                ),
-            },
-            "/readyz" if self.health.is_ready() => response(StatusCode::OK, TEXT, "ready\n"),
-            "/readyz" => {
-                response(StatusCode::SERVICE_UNAVAILABLE, TEXT, "not ready: the sources are being started\n")
-            }
-            "/" => response(StatusCode::OK, HTML, landing_page()),
-            _ => {
-                response(StatusCode::NOT_FOUND, TEXT, "not found: there are /metrics, /healthz and /readyz\n")
-            }
-        }
+impl Handler for Endpoint {
+    type Stream = TcpStream;
+    type Peer = ();
+
+    fn identify(&self, _stream: &TcpStream) {}
+
+    async fn handle(&self, request: &Request<Incoming>, (): &(), _connection: &Arc<Connection>) -> Response {
+        self.respond(request.method(), request.uri().path())
     }
 }
 
-fn response(status: StatusCode, content_type: HeaderValue, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, content_type);
-    response
+impl Endpoint {
+    fn respond(&self, method: &Method, path: &str) -> Response {
+        if !matches!(*method, Method::GET | Method::HEAD) {
+            return method_not_allowed("GET, HEAD");
+        }
+        match path {
+            "/metrics" => match self.metrics.gather() {
+                Ok(metrics) => respond(StatusCode::OK, EXPOSITION, whole(metrics)),
+                Err(error) => {
+                    tracing::error!(%error, "cannot render metrics");
+                    text(StatusCode::INTERNAL_SERVER_ERROR, "cannot render metrics")
+                }
+            },
+            "/healthz" => match self.health.check(boot_now()) {
+                Ok(()) => text(StatusCode::OK, "ok"),
+                Err(silent) => text(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    format!("the core has been silent for {} s", silent / 1_000_000_000),
+                ),
+            },
+            "/readyz" if self.health.is_ready() => text(StatusCode::OK, "ready"),
+            "/readyz" => text(StatusCode::SERVICE_UNAVAILABLE, "not ready: the sources are being started"),
+            "/" => respond(StatusCode::OK, HTML, whole(landing_page())),
+            _ => text(StatusCode::NOT_FOUND, "not found: there are /metrics, /healthz and /readyz"),
+        }
+    }
 }
 
 fn landing_page() -> String {
@@ -325,7 +233,8 @@ mod tests {
     fn clients_that_say_nothing_do_not_keep_others_out() {
         let (server, _) = server();
         let address = server.addresses()[0];
-        let silent: Vec<_> = (0..CONNECTIONS / 2).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let silent: Vec<_> =
+            (0..LIMITS.connections / 2).map(|_| TcpStream::connect(address).unwrap()).collect();
         assert!(ask(address, "GET /healthz").starts_with("HTTP/1.1 200 "));
         drop(silent);
     }

@@ -1,0 +1,209 @@
+//! The HTTP server of the daemon's endpoints: accept loops, limits of connections and time, shutdown.
+//!
+//! Each server has a thread and a runtime of its own, so that neither a request nor a slow client delays the core.
+//! HTTP/1.1 with one request per connection and a limit on its time: nobody can occupy a connection for long.
+//! What is answered is up to the [`Handler`].
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::queue::lower_thread_priority;
+
+mod body;
+mod connection;
+mod listener;
+mod response;
+
+pub use body::{Body, stream_body, whole};
+pub use connection::Connection;
+pub use listener::{Accept, Listen};
+pub use response::{HTML, JSON, NDJSON, Response, TEXT, method_not_allowed, respond, text};
+
+/// Most bytes of a request.
+pub const REQUEST_BYTES: usize = 16 * 1024;
+/// Most headers of a request.
+const REQUEST_HEADERS: usize = 64;
+/// Time for a client to send its request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for a client to take its response, request included. Streams have no limit.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(15);
+/// Pause after accepting failed (no descriptors left), so that it is not tried in a busy loop.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
+/// What a server allows.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Most connections at once, over all listeners; more wait in the kernel.
+    pub connections: usize,
+    /// Most threads for blocking work.
+    pub blocking_threads: usize,
+    /// Time that open connections get to complete when the server stops.
+    pub shutdown: Duration,
+}
+
+/// Answers requests.
+pub trait Handler: Send + Sync + 'static {
+    /// Connections, as they are accepted.
+    type Stream;
+    /// What is known of a client.
+    type Peer: Send + Sync + 'static;
+
+    /// Identifies a client when it connects.
+    fn identify(&self, stream: &Self::Stream) -> Self::Peer;
+
+    /// Answers a request.
+    fn handle(
+        &self,
+        request: &Request<Incoming>,
+        peer: &Self::Peer,
+        connection: &Arc<Connection>,
+    ) -> impl Future<Output = Response> + Send;
+}
+
+/// A running server; it stops when this is dropped.
+pub struct Server {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves what connects to the listeners.
+    ///
+    /// # Errors
+    /// When no runtime or thread can be started.
+    pub fn start<L, H>(name: &str, listeners: Vec<L>, limits: Limits, handler: H) -> io::Result<Self>
+    where
+        L: Listen,
+        H: Handler<Stream = <L::Accept as Accept>::Stream>,
+    {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .max_blocking_threads(limits.blocking_threads)
+            .build()?;
+        let (stop, stopped) = oneshot::channel();
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
+            lower_thread_priority();
+            runtime.block_on(serve(listeners, limits, Arc::new(handler), stopped));
+            runtime.shutdown_background();
+        })?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Either end may be gone already.
+        let _ = self.stop.take().map(|stop| stop.send(()));
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+async fn serve<L, H>(listeners: Vec<L>, limits: Limits, handler: Arc<H>, stopped: oneshot::Receiver<()>)
+where
+    L: Listen,
+    H: Handler<Stream = <L::Accept as Accept>::Stream>,
+{
+    let permits = Arc::new(Semaphore::new(limits.connections));
+    let (stop, stopping) = watch::channel(());
+    let mut accepting = JoinSet::new();
+    for listener in listeners {
+        match listener.into_async() {
+            Ok(listener) => {
+                let (permits, handler) = (Arc::clone(&permits), Arc::clone(&handler));
+                accepting.spawn(accept_all(listener, permits, handler, stopping.clone(), limits.shutdown));
+            }
+            Err(error) => tracing::error!(%error, "cannot serve a listener"),
+        }
+    }
+    // An error means that the server was dropped, which stops it, too.
+    let _ = stopped.await;
+    drop(stop);
+    while accepting.join_next().await.is_some() {}
+}
+
+async fn accept_all<A, H>(
+    listener: A,
+    permits: Arc<Semaphore>,
+    handler: Arc<H>,
+    mut stopping: watch::Receiver<()>,
+    shutdown: Duration,
+) where
+    A: Accept,
+    H: Handler<Stream = A::Stream>,
+{
+    // Dropping the set closes the connections.
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = accept(&listener, &permits) => accepted,
+            _ = stopping.changed() => break,
+        };
+        match accepted {
+            Ok((stream, permit)) => {
+                let handler = Arc::clone(&handler);
+                connections.spawn(async move {
+                    serve_connection(stream, handler).await;
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+        while connections.try_join_next().is_some() {}
+    }
+    let _ = timeout(shutdown, async { while connections.join_next().await.is_some() {} }).await;
+}
+
+async fn accept<A: Accept>(
+    listener: &A,
+    permits: &Arc<Semaphore>,
+) -> io::Result<(A::Stream, OwnedSemaphorePermit)> {
+    let permit = Arc::clone(permits).acquire_owned().await.map_err(io::Error::other)?;
+    Ok((listener.accept().await?, permit))
+}
+
+async fn serve_connection<H: Handler>(stream: H::Stream, handler: Arc<H>)
+where
+    H::Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    let connection = Arc::new(Connection::default());
+    let peer = Arc::new(handler.identify(&stream));
+    let service = service_fn(|request: Request<Incoming>| {
+        let (handler, peer, connection) = (Arc::clone(&handler), Arc::clone(&peer), Arc::clone(&connection));
+        async move { Ok::<_, Infallible>(handler.handle(&request, &peer, &connection).await) }
+    });
+    let served = http1::Builder::new()
+        .keep_alive(false)
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_TIMEOUT)
+        .max_buf_size(REQUEST_BYTES)
+        .max_headers(REQUEST_HEADERS)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::select! {
+        // An error is a client that disconnected, or sent no valid request.
+        _ = served => {}
+        () = connection.is_cut() => {}
+        () = async {
+            sleep(CONNECTION_TIMEOUT).await;
+            if connection.is_stream() {
+                std::future::pending::<()>().await;
+            }
+        } => {}
+    }
+}
