@@ -31,9 +31,7 @@ use crate::sinks::api::{self, ApiError, Identity, Memory, Question, SOCKET};
 use crate::sinks::health::Health;
 use crate::sinks::listen::LISTEN;
 use crate::sinks::prometheus::{HttpError, Server};
-use crate::sinks::stdout::{self, FORMAT, Format, MIN_SEVERITY};
-use crate::sinks::store::{self, Started, StoreConfig};
-use crate::sinks::{Filter, Sinks};
+use crate::sinks::{self, Context, Running, Sinks, StartError};
 use crate::sources::bpf::hooks::{HOOKS, HookStatus};
 use crate::sources::bpf::{self, LoadedHooks};
 use crate::sources::netlink::{NetlinkConfig, NetlinkError, NetlinkSource};
@@ -84,6 +82,9 @@ pub enum DaemonError {
     /// The API server could not be started.
     #[error(transparent)]
     Api(#[from] ApiError),
+    /// A sink could not be started.
+    #[error(transparent)]
+    Sink(#[from] StartError),
     /// A thread or signal handler could not be started.
     #[error("cannot start {what}")]
     Start {
@@ -166,15 +167,16 @@ pub async fn run(
         // Without a configured runtime, a node without any is not degraded.
         sources.insert(socket.source(), runtimes == Runtimes::Auto);
     }
-    if store_limits.is_some() {
-        sources.insert(store::NAME.to_owned(), false);
-    }
-    let store = store_limits
-        .map(|limits| StoreConfig { directory: config.get(&STATE_DIR), limits, boot_id: boot_id.clone() })
-        .map(|config| store::start(config, Arc::clone(&metrics), tx.clone()))
-        .transpose()
-        .map_err(|source| DaemonError::Start { what: "the event store", source })?;
-    let previous_run = store.as_ref().map(|started| started.previous_run.clone()).unwrap_or_default();
+    let Running { sinks, sources: sink_sources, statuses, previous_run } = sinks::start(&Context {
+        settings: config.values(),
+        state_dir: config.get(&STATE_DIR),
+        boot_id: &boot_id,
+        colour: options.colour,
+        metrics: &metrics,
+        core: &tx,
+        memory: &memory,
+    })?;
+    sources.extend(sink_sources.into_iter().map(|name| (name.to_owned(), false)));
     let policy = config.policy();
     let settings = Settings {
         node: config.get(&NODE_NAME),
@@ -196,21 +198,6 @@ pub async fn run(
     let scanner = holders::worker::spawn(proc.clone(), tx.clone(), Limits::default())
         .map_err(|source| DaemonError::Start { what: "the holder scan", source })?;
     let (netns_tx, netns_rx) = mpsc::channel(NETNS_QUEUE);
-    let (mut sinks, store) = match store {
-        Some(Started { store, status, .. }) => (Sinks::behind(store), Some(status)),
-        None => (Sinks::default(), None),
-    };
-    let filter = Filter { min_severity: config.get(&MIN_SEVERITY) };
-    let colour = options.colour && config.get(&FORMAT) == Format::Pretty;
-    if let Some(queue) = stdout::start(config.get(&FORMAT), filter, colour, Arc::clone(&metrics))
-        .map_err(|source| DaemonError::Start { what: "standard output", source })?
-    {
-        sinks.add(queue);
-    }
-    sinks.add(
-        api::sink(Arc::clone(&memory), Arc::clone(&metrics))
-            .map_err(|source| DaemonError::Start { what: "the memory of events", source })?,
-    );
 
     let mut daemon = Daemon {
         core,
@@ -230,7 +217,7 @@ pub async fn run(
     if let Some(last_alive) = previous_run.alive {
         daemon.observe(observed_now(Fact::Restarted { last_alive }));
     }
-    if let Some(status) = store {
+    for status in statuses {
         daemon.observe(observed_now(Fact::Source(status)));
     }
     for (incident, objects) in daemon.core.incidents() {

@@ -13,6 +13,7 @@ mod event_gap;
 mod event_queue;
 pub mod health;
 pub mod json;
+mod list;
 pub mod listen;
 pub mod prometheus;
 mod reconnect;
@@ -21,6 +22,7 @@ pub mod store;
 
 pub use commit_barrier::CommitBarrier;
 pub use event_queue::EventQueue;
+pub use list::{Context, Running, StartError, Started, start};
 pub use reconnect::{Backoff, Destination, Disconnected, Reconnecting};
 
 /// What the thread of a queue hands its events to.
@@ -82,7 +84,15 @@ impl Sinks {
     /// Sinks behind a store: transitions of incidents are committed there before the others get them.
     #[must_use]
     pub fn behind(store: store::Store) -> Self {
-        Self { queues: vec![store.queue], barrier: Some(store.barrier) }
+        let mut sinks = Self::default();
+        sinks.add(store.queue);
+        sinks.wait_for(store.barrier);
+        sinks
+    }
+
+    /// Lets the sinks that are added from now on wait for the commits of a store.
+    fn wait_for(&mut self, barrier: Arc<CommitBarrier>) {
+        self.barrier = Some(barrier);
     }
 
     /// Adds a sink.

@@ -9,9 +9,8 @@ use jiff::tz::TimeZone;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{EventQueue, Filter, Sink};
+use super::{Context, EventQueue, Filter, Sink, Started};
 use crate::event::{Severity, SharedEvent};
-use crate::metrics::Metrics;
 use crate::names::names;
 use crate::render::Pretty;
 use crate::settings::{Valid, settings};
@@ -36,27 +35,21 @@ settings! { "output":
     MIN_SEVERITY: Severity = "min_severity", default Severity::Notice, valid Valid::OneOf(Severity::NAMES);
 }
 
-/// How much is put together before it is written, in bytes; less when nothing waits.
+/// Bytes that are collected before they are written; fewer when nothing waits.
 const CHUNK: usize = 64 * 1024;
 
 /// Starts the sink; `None` when nothing is to be written.
-///
-/// # Errors
-/// When standard output cannot be used or no thread can be started.
-pub fn start(
-    format: Format,
-    filter: Filter,
-    colour: bool,
-    metrics: Arc<Metrics>,
-) -> io::Result<Option<EventQueue>> {
-    let style = match format {
+pub(super) fn start(context: &Context<'_>) -> io::Result<Option<Started>> {
+    let style = match context.settings.get(&FORMAT) {
         Format::None => return Ok(None),
         Format::Json => Style::Json,
-        Format::Pretty => Style::Pretty(Pretty { colour, zone: TimeZone::system() }),
+        Format::Pretty => Style::Pretty(Pretty { colour: context.colour, zone: TimeZone::system() }),
     };
+    let filter = Filter { min_severity: context.settings.get(&MIN_SEVERITY) };
     // The standard library's handle writes line by line; a duplicate of its descriptor takes whole chunks.
     let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
-    EventQueue::start("stdout", filter, metrics, Stream { style, output, chunk: Vec::new() }).map(Some)
+    let stream = Stream { style, output, chunk: Vec::new() };
+    Ok(Some(EventQueue::start("stdout", filter, Arc::clone(context.metrics), stream)?.into()))
 }
 
 enum Style {
@@ -116,6 +109,7 @@ mod tests {
 
     use super::*;
     use crate::event::{Event, Severity};
+    use crate::metrics::Metrics;
     use crate::sinks::Sinks;
     use crate::sources::procfs::own::Own;
     use crate::tests::sample;

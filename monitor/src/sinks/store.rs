@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nix::sys::statvfs::statvfs;
 
 use super::reconnect::{Backoff, Destination, Disconnected, Reconnecting};
-use super::{CommitBarrier, EventQueue, Filter};
+use super::{CommitBarrier, Context, EventQueue, Filter};
 use crate::error_chain::chain;
 use crate::event::{Event, Kind, Severity, SharedEvent};
 use crate::metrics::Metrics;
@@ -69,6 +69,20 @@ pub struct Started {
     pub previous_run: PreviousRun,
     /// Whether it works, for the core.
     pub status: SourceStatus,
+}
+
+/// Starts the sink; `None` when there is to be no store.
+pub(super) fn start_if_enabled(context: &Context<'_>) -> io::Result<Option<super::Started>> {
+    let Some(limits) = Limits::from_values(context.settings) else { return Ok(None) };
+    let config =
+        StoreConfig { directory: context.state_dir.clone(), limits, boot_id: context.boot_id.to_owned() };
+    let started = start(config, Arc::clone(context.metrics), context.core.clone())?;
+    Ok(Some(super::Started {
+        queue: started.store.queue,
+        source: Some(NAME),
+        status: Some(started.status),
+        store: Some((started.store.barrier, started.previous_run)),
+    }))
 }
 
 /// Opens the store and starts its thread. That it cannot be opened is no error: it is tried again.

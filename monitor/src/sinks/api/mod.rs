@@ -16,11 +16,10 @@ use thiserror::Error;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{EventQueue, Filter, Sink};
+use super::{Context, EventQueue, Filter, Sink, Started};
 use crate::core::state::NodeState;
 use crate::event::{Severity, SharedEvent};
 use crate::http::{self, Connection, Handler, Limits, Response, text};
-use crate::metrics::Metrics;
 use crate::query::history::{History, Layered, LiveHistory};
 use crate::query::{API, API_HEADER};
 use crate::settings::settings;
@@ -172,12 +171,12 @@ impl Handler for Endpoint {
     }
 }
 
-/// The sink that fills the memory.
-///
-/// # Errors
-/// When no thread can be started.
-pub fn sink(memory: Arc<Memory>, metrics: Arc<Metrics>) -> io::Result<EventQueue> {
-    EventQueue::start("api", Filter { min_severity: Severity::Debug }, metrics, Feed { memory })
+/// Starts the sink that fills the memory.
+pub(super) fn start_sink(context: &Context<'_>) -> io::Result<Option<Started>> {
+    let feed = Feed { memory: Arc::clone(context.memory) };
+    let everything = Filter { min_severity: Severity::Debug };
+    let queue = EventQueue::start("api", everything, Arc::clone(context.metrics), feed)?;
+    Ok(Some(queue.into()))
 }
 
 struct Feed {

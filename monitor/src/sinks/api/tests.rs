@@ -16,6 +16,7 @@ use super::*;
 use crate::cli::client::remote::{Remote, RemoteError};
 use crate::core::{Core, Resume};
 use crate::event::{Event, Incident, Kind};
+use crate::metrics::Metrics;
 use crate::query::filter::{EventFilter, IncidentFilter, Order};
 use crate::settings::Cmdline;
 use crate::settings::Settings;
