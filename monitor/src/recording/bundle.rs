@@ -1,5 +1,5 @@
-//! Packs what is kept of an incident into one file: the incident, versions and configuration, what the daemon could
-//! see, the model, and the recording of its window, which replays like any other.
+//! Packs the window of an incident into one file: the incident, versions and configuration, what the daemon could
+//! observe, the model, and the recording, which can be replayed like any other.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
@@ -12,11 +12,11 @@ use super::incident_windows::{DIRECTORY, is_id, list, read_incident};
 use super::replay::{ReplayError, play};
 use super::segments::numbered;
 
-/// Why there is no bundle.
+/// Why a bundle cannot be written.
 #[derive(Debug, Error)]
 pub enum BundleError {
-    /// Nothing is kept of such an incident.
-    #[error("nothing is kept of incident {wanted:?} in {}; there {}", .looked.display(), listed(.known))]
+    /// There is no window of such an incident.
+    #[error("no recording of incident {wanted:?} in {}; there {}", .looked.display(), listed(.known))]
     Unknown {
         /// What was asked for.
         wanted: String,
@@ -25,15 +25,15 @@ pub enum BundleError {
         /// What is there.
         known: Vec<String>,
     },
-    /// Several begin like that.
-    #[error("{wanted:?} is the beginning of several: {}", .candidates.join(", "))]
+    /// Several incidents have this prefix.
+    #[error("{wanted:?} matches several incidents: {}", .candidates.join(", "))]
     Ambiguous {
         /// What was asked for.
         wanted: String,
         /// What it could mean.
         candidates: Vec<String>,
     },
-    /// What is kept cannot be read.
+    /// The window cannot be read.
     #[error("cannot read {}", .path.display())]
     Read {
         /// Directory or file.
@@ -64,7 +64,7 @@ fn listed(ids: &[String]) -> String {
 /// daemon runs, and after it.
 ///
 /// # Errors
-/// When nothing is kept of it, or files cannot be read or written.
+/// When it has no window, or files cannot be read or written.
 pub fn bundle(
     state_dir: &Path,
     wanted: &str,

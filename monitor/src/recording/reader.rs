@@ -1,5 +1,5 @@
-//! Reads a recording line by line, in bounded memory. What is not understood is told with its line; only what
-//! is no recording at all, or of another version, is an error.
+//! Reads a recording line by line, in bounded memory. Unknown lines are reported with their number; only a file that is
+//! no recording, or of another version, is an error.
 
 use std::io::{self, BufRead, Read};
 
@@ -12,7 +12,7 @@ use crate::observation::Observation;
 
 /// Longest line, in bytes: the containers of a large node are one line.
 const LINE_MAX: u64 = 64 << 20;
-/// Length of a foreign line that is quoted.
+/// Most characters of an unknown line that are quoted.
 const QUOTED: usize = 60;
 
 /// Why a recording cannot be read.
@@ -24,10 +24,10 @@ pub enum ReadError {
     /// There is nothing in it.
     #[error("it is empty")]
     Empty,
-    /// It begins with something else.
+    /// It starts with something else.
     #[error("line 1 is not the header of a recording or bundle: {found}")]
     Foreign {
-        /// How it begins.
+        /// How it starts.
         found: String,
     },
     /// Of another version.
@@ -63,13 +63,13 @@ pub enum ReadError {
 /// A line of a recording.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Line {
-    /// A bundle begins.
+    /// The header of a bundle.
     Bundle(Box<BundleHeader>),
-    /// A part begins.
+    /// The header of a part.
     Part(Box<Header<'static>>),
-    /// Something the core took.
+    /// An observation.
     Observation(Observation),
-    /// Not understood.
+    /// An unknown line.
     Skipped(Skipped),
     /// The writer did not finish this line, the last one or the last before another part.
     Cut {
@@ -78,7 +78,7 @@ pub enum Line {
     },
 }
 
-/// A line that was not understood.
+/// An unknown line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Skipped {
     /// Counted from 1.

@@ -1,4 +1,4 @@
-//! Feeds a recording to a core: the same observations, the same events. Needs nothing of the node it runs on.
+//! Feeds a recording to a core, which emits the same events again. Needs nothing of the node that it runs on.
 
 use std::io::{self, BufRead};
 use std::mem;
@@ -13,7 +13,7 @@ use crate::event::Event;
 use crate::observation::{BootNs, Fact, Observation};
 use crate::settings::Policy;
 
-/// Skipped lines that are told one by one.
+/// Most skipped lines that are listed one by one.
 const TOLD: usize = 10;
 
 /// Why a replay ended early.
@@ -22,10 +22,10 @@ pub enum ReplayError {
     /// The recording cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// What it begins with is no state of this program's core.
-    #[error("it begins with a state that cannot be gone on from")]
+    /// It starts with a state that this program cannot restore.
+    #[error("it starts with a state that cannot be restored")]
     State(#[from] RestoreError),
-    /// Nobody takes the events any more.
+    /// The events cannot be written.
     #[error("cannot write events")]
     Write(#[from] io::Error),
 }
@@ -37,15 +37,15 @@ pub struct Summary {
     pub until: BootNs,
     /// Observations that the core took.
     pub observations: u64,
-    /// Events that it said.
+    /// Events that it emitted.
     pub events: u64,
-    /// Lines that were not understood.
+    /// Unknown lines.
     pub skipped: u64,
     /// The first of them.
     pub first_skipped: Vec<Skipped>,
     /// Gaps of the recording.
     pub gaps: Vec<Gap>,
-    /// Lines that were cut: the daemon was killed, or still writes.
+    /// Truncated lines: the daemon was killed, or is still writing.
     pub cut: Vec<u64>,
 }
 
@@ -62,7 +62,7 @@ pub fn replay(
     play(input, policy, tell).map(|played| played.summary)
 }
 
-/// A replay that came to its end.
+/// A complete replay.
 pub(super) struct Played {
     /// As it is at the end; `None` if there was no part.
     pub(super) core: Option<Core>,

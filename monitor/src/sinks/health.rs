@@ -1,14 +1,14 @@
-//! Whether the daemon works: the core says when it last looked at the clock and that it is ready.
+//! Liveness and readiness of the daemon: the core reports its heartbeat and when it is ready.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::clock::boot_now;
 use crate::observation::BootNs;
 
-/// A core that is silent for longer does not work.
-const PATIENCE_NS: u64 = 10_000_000_000;
+/// A core without heartbeat for longer is not healthy.
+const HEARTBEAT_TIMEOUT_NS: u64 = 10_000_000_000;
 
-/// Shared between the core and whoever is asked.
+/// Shared between the core and the endpoint.
 #[derive(Debug)]
 pub struct Health {
     last_tick: AtomicU64,
@@ -22,12 +22,12 @@ impl Default for Health {
 }
 
 impl Health {
-    /// The core looked at the clock.
+    /// Records a heartbeat of the core.
     pub fn tick(&self, at: BootNs) {
         self.last_tick.store(at, Ordering::Relaxed);
     }
 
-    /// Required sources are live, optional ones were tried.
+    /// Records that required sources are up and optional ones were tried.
     pub fn set_ready(&self) {
         self.ready.store(true, Ordering::Relaxed);
     }
@@ -38,13 +38,13 @@ impl Health {
         self.ready.load(Ordering::Relaxed)
     }
 
-    /// Whether the core works.
+    /// Whether the core is healthy.
     ///
     /// # Errors
     /// For how many nanoseconds it has been silent, when that is too long.
     pub fn check(&self, now: BootNs) -> Result<(), u64> {
         let silent = now.saturating_sub(self.last_tick.load(Ordering::Relaxed));
-        if silent <= PATIENCE_NS { Ok(()) } else { Err(silent) }
+        if silent <= HEARTBEAT_TIMEOUT_NS { Ok(()) } else { Err(silent) }
     }
 }
 
@@ -56,9 +56,9 @@ mod tests {
     fn a_core_that_is_silent_for_more_than_ten_seconds_is_not_healthy() {
         let health = Health::default();
         health.tick(1_000);
-        assert_eq!(health.check(PATIENCE_NS + 1_000), Ok(()));
-        assert_eq!(health.check(PATIENCE_NS + 1_001), Err(PATIENCE_NS + 1));
-        assert_eq!(health.check(0), Ok(()), "a tick may be newer than the question");
+        assert_eq!(health.check(HEARTBEAT_TIMEOUT_NS + 1_000), Ok(()));
+        assert_eq!(health.check(HEARTBEAT_TIMEOUT_NS + 1_001), Err(HEARTBEAT_TIMEOUT_NS + 1));
+        assert_eq!(health.check(0), Ok(()), "a heartbeat may be newer than the request");
     }
 
     #[test]

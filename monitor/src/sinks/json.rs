@@ -1,4 +1,4 @@
-//! One event as one line of JSON: the public schema, as it stands.
+//! One event as one line of JSON, in the public schema.
 
 use std::io::{self, Write};
 

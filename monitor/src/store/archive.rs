@@ -7,7 +7,7 @@ use super::{Reader, StoreError};
 use crate::query::filter::{EventFilter, IncidentFilter};
 use crate::query::history::{Extent, History, HistoryError, IncidentView, LiveHistory, Page};
 
-/// What was kept in a state directory.
+/// The store in a state directory.
 pub struct Archive {
     directory: PathBuf,
     reader: Option<Mutex<Reader>>,
@@ -15,7 +15,7 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// All there is to ask, held open for the questions of one command.
+    /// A history for one command: the file stays open.
     ///
     /// # Errors
     /// When there is no store, or it cannot be opened.
@@ -25,11 +25,11 @@ impl Archive {
         Ok(Self { directory, reader, is_optional: false })
     }
 
-    /// Asked for what another memory no longer has: where it cannot be read, there is just nothing more. The
-    /// daemon says by other means that its store is down.
+    /// A history behind that of the memory: where the file cannot be read, there are just no older events. The daemon
+    /// reports by other means that its store is down.
     ///
-    /// It is opened for each question, which takes a fraction of a millisecond: another file may take its place
-    /// while the daemon runs, and an idle daemon holds no memory for it.
+    /// It is opened for each query, which takes a fraction of a millisecond: another file may replace it while the
+    /// daemon runs, and an idle daemon needs no memory for it.
     #[must_use]
     pub fn behind(directory: impl Into<PathBuf>) -> Self {
         Self { directory: directory.into(), reader: None, is_optional: true }

@@ -1,4 +1,4 @@
-//! Incidents: one row each, its newest event as it was told.
+//! Incidents: one row each, with its newest event as it was emitted.
 
 use rusqlite::params;
 
@@ -40,7 +40,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Notes what it rests on, for whoever asks what came of an event.
+    /// Records its evidence, to find the incidents that an event led to.
     pub(super) fn put_evidence(&self, incident: &Incident) -> Result<(), StoreError> {
         let put = || -> rusqlite::Result<()> {
             let mut put = self

@@ -1,14 +1,14 @@
-//! Which events stand under a name: written for a block of events at a time, read back as their ids.
+//! The index from names to events: written for a block of events at a time, read back as ids.
 //!
-//! An event has a dozen names, and each name has its own place in the index: entered one by one, each event would
-//! change a dozen pages of the file. So events wait in their table, where a reader looks through them, until there
-//! are enough for a block; then each name that occurs in it gets one row with all ids.
+//! An event has a dozen names, each at another place in the index: inserted one by one, each event would change a dozen
+//! pages of the file. So events wait in their table, which a reader scans, until there are enough for a block; then
+//! each name that occurs in the block gets one row with all ids.
 
 use rusqlite::{Row, params};
 
 use super::Writer;
 
-/// Most events that wait.
+/// Most events that wait for the index.
 const EVENTS: u64 = 1024;
 /// From the first to the last event of a block, in nanoseconds: what is too old goes by blocks.
 const SPAN_NS: i64 = 3_600 * 1_000_000_000;
@@ -31,7 +31,7 @@ pub(super) fn keys<'a>(row: &'a Row<'_>, column: usize) -> rusqlite::Result<impl
 }
 
 impl Writer {
-    /// What an earlier run left out of the index.
+    /// Finds the events that the previous run did not index.
     pub(super) fn find_waiting(&mut self) -> rusqlite::Result<()> {
         let indexed = "SELECT coalesce(max(last), 0) FROM blocks";
         let waiting = "SELECT count(*), coalesce(sum(octet_length(json)), 0), coalesce(min(high), 0)
@@ -44,7 +44,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes room for an event that happens now.
+    /// Writes a block if an event of this time is not to wait with those before.
     pub(super) fn index_if_due(&mut self, high: i64) -> rusqlite::Result<()> {
         let Waiting { events, bytes, begin } = self.waiting;
         let is_due = events >= EVENTS || bytes >= self.limits.block_bytes() || high - begin > SPAN_NS;
@@ -59,12 +59,12 @@ impl Writer {
         self.waiting.bytes += bytes;
     }
 
-    /// Whether some that wait happened before this time.
+    /// Whether some of the waiting events are older than this time.
     pub(super) fn waits_since_before(&self, time: i64) -> bool {
         self.waiting.events > 0 && self.waiting.begin < time
     }
 
-    /// Enters what waits as one block.
+    /// Writes the waiting events as one block.
     pub(super) fn index(&mut self) -> rusqlite::Result<()> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut end = None;
@@ -113,7 +113,7 @@ fn encode(last: i64, ids: impl DoubleEndedIterator<Item = i64>, out: &mut Vec<u8
     }
 }
 
-/// The ids, falling. What nobody wrote gives ids that are not there.
+/// The ids, descending. Invalid bytes give ids that do not exist.
 pub(super) fn decode(last: i64, distances: &[u8]) -> impl Iterator<Item = i64> {
     let mut above = last;
     distances.split_inclusive(|byte| byte & 0x80 == 0).map(move |distance| {

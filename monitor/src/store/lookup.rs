@@ -1,8 +1,8 @@
 //! The names of an event as numbers: keys and conditions on them enter, numbers and ranges of numbers leave.
 //!
-//! A number has its space in the top byte. Process ids, IPv4 addresses and the first twelve digits of a
-//! container's id are themselves; other names are hashed to 56 bits, where a hundred thousand of them meet by
-//! chance in one of ten million stores.
+//! The top byte of a number is its namespace. Process ids, IPv4 addresses and the first twelve digits of a
+//! container's id are themselves; other names are hashed to 56 bits, where two of a hundred thousand collide in
+//! one of ten million stores.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -12,16 +12,16 @@ use crate::query::key::{self, Family, Key, Lookup};
 
 const SPACE_SHIFT: u32 = 56;
 const VALUE: u64 = (1 << SPACE_SHIFT) - 1;
-/// Digits of a container's id that are looked up.
+/// Digits of a container's id that are indexed.
 const CONTAINER_DIGITS: usize = 12;
 
-/// Every event stands under this.
+/// The key of every event.
 pub(super) const ALL: i64 = 0;
 const CONTAINER: u8 = 4;
 /// A directory above a mount point.
 const ABOVE: u8 = 12;
 
-/// Part of the file format, as all numbers here.
+/// Part of the file format, like all numbers here.
 fn space(family: Family) -> u8 {
     match family {
         Family::Pod => 1,
@@ -74,7 +74,7 @@ fn container_range(prefix: &str) -> Option<(u64, u64)> {
     Some((first, first | ((1 << open) - 1)))
 }
 
-/// Everything that the event can be found by, sorted.
+/// All keys of the event, sorted.
 pub(super) fn numbers(event: &Event, numbers: &mut Vec<i64>) {
     numbers.clear();
     numbers.push(ALL);
@@ -89,13 +89,13 @@ pub(super) fn numbers(event: &Event, numbers: &mut Vec<i64>) {
     numbers.dedup();
 }
 
-/// Where the events that meet a condition stand.
+/// The keys of the events that meet a condition.
 pub(super) struct Range {
     /// First number, inclusive.
     pub(super) first: i64,
     /// Last number, inclusive.
     pub(super) last: i64,
-    /// Whether all kinds of events stand there, so that each has to be read.
+    /// Whether other events have these keys, too, so that each event has to be checked.
     pub(super) is_rough: bool,
 }
 

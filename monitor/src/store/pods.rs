@@ -1,4 +1,4 @@
-//! Names of pods, remembered for a day after the pod: what a pod leaves behind bears only its uid.
+//! Names of pods, kept for a day after the pod: its mounts and cgroups have only its uid.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::event::{Event, Kind, Pod};
 use crate::node::pods::PodNames;
 use crate::observation::BootNs;
 
-/// How long a pod that is gone can still be named, in nanoseconds.
+/// How long the name of a deleted pod is kept, in nanoseconds.
 const REMEMBER_NS: i64 = 86_400 * 1_000_000_000;
 /// A pod that events keep mentioning is written this often, in nanoseconds.
 const REFRESH_NS: i64 = 60 * 1_000_000_000;

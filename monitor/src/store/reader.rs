@@ -1,5 +1,5 @@
-//! Answers questions, in a daemon's process or without one: conditions enter, JSON leaves as it was told.
-//! Nothing that was asked becomes part of a statement's text.
+//! Answers queries, with or without a running daemon: conditions enter, JSON leaves as it was emitted. No part of a
+//! query becomes part of an SQL statement.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -45,7 +45,7 @@ impl Reader {
     /// Opens the store in this state directory.
     ///
     /// # Errors
-    /// When there is none, it cannot be read, or it was made by a newer program.
+    /// When there is none, it cannot be read, or it was written by a newer program.
     pub fn open_read_only(directory: &Path) -> Result<Self, StoreError> {
         let mut newer = None;
         for name in [FILE.to_owned(), open::beside_newer()] {
@@ -66,7 +66,7 @@ impl Reader {
         Err(newer.unwrap_or_else(|| StoreError::Missing { directory: directory.to_owned() }))
     }
 
-    /// Begins one view of the file for all questions to come, until the reader is dropped.
+    /// Starts one snapshot of the file for all following queries, until the reader is dropped.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -77,7 +77,7 @@ impl Reader {
             .map_err(failed("read"))
     }
 
-    /// One view of the file for one question: what is deleted meanwhile is still there.
+    /// A snapshot of the file for one query: what is deleted meanwhile is still visible.
     fn view(&self) -> Result<Option<Transaction<'_>>, StoreError> {
         let begin = || self.connection.unchecked_transaction().map_err(failed("read"));
         self.connection.is_autocommit().then(begin).transpose()
@@ -207,7 +207,7 @@ impl Reader {
         Ok(answer)
     }
 
-    /// The latest word on each incident, the oldest first.
+    /// The newest state of each incident, the oldest first.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -378,7 +378,7 @@ fn flags() -> OpenFlags {
     OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX
 }
 
-/// Opens the file and tells its schema.
+/// Opens the file and reads its schema.
 fn connect(path: &Path) -> rusqlite::Result<(Connection, u32)> {
     set_up(Connection::open_with_flags(path, flags())?)
 }
@@ -401,7 +401,7 @@ fn set_up(connection: Connection) -> rusqlite::Result<(Connection, u32)> {
     connection.set_prepared_statement_cache_capacity(open::STATEMENTS);
     connection.pragma_update(None, "cache_size", -CACHE_KIB)?;
     connection.pragma_update(None, "query_only", true)?;
-    // Reads the log, too: what cannot be read is found out now.
+    // Reads the log, too, so that errors occur now.
     connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_row| Ok(()))?;
     let version = schema::version(&connection)?;
     Ok((connection, version))

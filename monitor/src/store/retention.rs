@@ -1,4 +1,4 @@
-//! Forgets what is too old or too much, the oldest first, in small steps within the caller's transaction.
+//! Removes events that are too old or too many, the oldest first, in small steps within the caller's transaction.
 
 use std::collections::BTreeSet;
 
@@ -6,13 +6,13 @@ use rusqlite::{OptionalExtension as _, params};
 
 use super::{StoreError, Writer, failed, index, time};
 
-/// Most steps at once, each of which forgets a block: a lowered limit is reached over several commits.
+/// Most steps at once, each of which removes a block: a lowered limit is reached over several commits.
 const STEPS: usize = 8;
-/// Room is looked for after this many bytes of events.
+/// Bytes of events after which the size is checked.
 const TRIM_BYTES: u64 = 256 * 1024;
-/// How often what is too old is looked for, in nanoseconds.
+/// How often the age is checked, in nanoseconds.
 const PRUNE_NS: i64 = 60 * 1_000_000_000;
-/// Free pages at the end of the file that are given back in one commit.
+/// Free pages at the end of the file that are released in one commit.
 const VACUUM: u32 = 512;
 
 impl Writer {
@@ -23,7 +23,7 @@ impl Writer {
         self.trim().map_err(failed("retain"))
     }
 
-    /// What is due before a commit.
+    /// Removes what is due before a commit.
     pub(super) fn retain(&mut self) -> Result<(), StoreError> {
         let now = time::now();
         let result = (|| {
@@ -104,7 +104,7 @@ impl Writer {
         Ok(true)
     }
 
-    /// Shortens the file where it is longer than it may be.
+    /// Truncates a file that is larger than its limit.
     fn give_back(&self) -> rusqlite::Result<()> {
         let (pages, free, size) = self.pages()?;
         if free == 0 || pages * size <= self.limits.data_bytes() {
@@ -126,7 +126,7 @@ impl Writer {
         Ok((number("page_count")?, number("freelist_count")?, number("page_size")?))
     }
 
-    /// Whether the file is still bigger than it may be.
+    /// Whether the file is still larger than its limit.
     #[must_use]
     pub fn is_too_big(&self) -> bool {
         self.pages().is_ok_and(|(pages, _free, size)| pages * size > self.limits.data_bytes())

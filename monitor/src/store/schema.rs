@@ -1,4 +1,4 @@
-//! The tables, and the way from older ones to them.
+//! The tables, and the migrations from older schemas.
 //!
 //! An event is one row with its full JSON. Whatever it can be found by is a number in `lookup`, together
 //! with its class (kind and severity) and the block of events that it is in: so any subject, kind and severity,
@@ -9,7 +9,7 @@ use rusqlite::{Connection, Transaction};
 /// Marks a file as ours (`application_id`): "kevt".
 pub(super) const APPLICATION: i32 = 0x6b65_7674;
 
-/// One step from a schema to the next; runs in a transaction of its own.
+/// A migration from a schema to the next; runs in a transaction of its own.
 pub(super) type Step = fn(&Transaction<'_>) -> rusqlite::Result<()>;
 
 /// Step `n` leads from schema `n` to schema `n + 1`; 0 is an empty file.
@@ -100,7 +100,7 @@ pub(super) fn version(connection: &Connection) -> rusqlite::Result<u32> {
     connection.pragma_query_value(None, "user_version", |row| row.get(0))
 }
 
-/// Takes the steps that are missing, each as a whole or not at all.
+/// Runs the migrations that are missing, each as a whole or not at all.
 pub(super) fn migrate(connection: &mut Connection, steps: &[Step]) -> rusqlite::Result<()> {
     let from = version(connection)?;
     for (number, step) in (1_u32..).zip(steps).skip(from as usize) {
@@ -109,7 +109,7 @@ pub(super) fn migrate(connection: &mut Connection, steps: &[Step]) -> rusqlite::
         transaction.pragma_update(None, "user_version", number)?;
         transaction.commit()?;
         if from > 0 {
-            tracing::info!(schema = number, "took the event store to a newer schema");
+            tracing::info!(schema = number, "migrated the event store to a newer schema");
         }
     }
     Ok(())

@@ -1,8 +1,8 @@
-//! The newest events as JSON, the incidents, and the readers that wait for what comes next.
+//! The newest events as JSON, the incidents, and the readers of the stream.
 //!
-//! All under one lock, held for a short time only: so a reader that joins misses nothing and gets nothing
-//! twice. Readers take from the memory at their own pace. Nothing waits for them: one whose place is forgotten
-//! is cut off, so it costs the same to have one reader or hundreds.
+//! All under one lock, held for a short time only: so a reader that subscribes misses nothing and gets nothing twice.
+//! Readers take events at their own pace. Nothing waits for them: one whose position was evicted is disconnected, so
+//! that one reader or hundreds cost the same.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,17 +22,17 @@ use crate::query::record::{Record, timestamp};
 const EVENTS: usize = 4096;
 /// Most bytes of their JSON.
 const BYTES: usize = 4 << 20;
-/// Most incidents; closed ones go first.
+/// Most incidents; closed ones are evicted first.
 const INCIDENTS: usize = 1024;
-/// Most readers of the stream, so that questions find a place too.
+/// Most readers of the stream, so that connections are left for other queries.
 pub(super) const READERS: usize = 384;
-/// Forgotten events after which it is looked who has not read them.
+/// Evicted events after which slow readers are looked for.
 const SWEEP: u64 = 64;
 
-/// The newest that happened.
+/// The newest events and the incidents.
 pub struct Memory {
     inner: Mutex<Inner>,
-    /// Changes when there is something to read, or nothing more to come.
+    /// Changes when there is something to read, or when the stream ends.
     changed: watch::Sender<()>,
     metrics: Arc<Metrics>,
     node: String,
@@ -42,8 +42,8 @@ pub struct Memory {
 #[derive(Default)]
 struct Inner {
     kept: VecDeque<Kept>,
-    /// How many were forgotten: the place of the oldest, counted from the first ever.
-    forgotten: u64,
+    /// How many were evicted: the position of the oldest, counted from the first ever.
+    evicted: u64,
     bytes: usize,
     last_seq: u64,
     incidents: BTreeMap<String, Arc<IncidentView>>,
@@ -58,38 +58,38 @@ struct Kept {
     severity: Severity,
 }
 
-/// Somebody who reads what comes. Readers share the memory; all that each has is a place in it.
+/// A reader of the stream. Readers share the memory; each has only a position in it.
 pub(super) struct Reader {
     filter: EventFilter,
-    place: AtomicU64,
+    position: AtomicU64,
     cut: AtomicBool,
     connection: Arc<Connection>,
 }
 
-/// What a new reader needs to know.
+/// What a new reader needs.
 pub(super) struct Subscription {
     pub(super) reader: Arc<Reader>,
-    /// Tells when to look again.
+    /// Changes when there may be something to read.
     pub(super) changed: watch::Receiver<()>,
-    /// Number of the newest event that will not come.
+    /// Number of the newest event before the subscription.
     pub(super) last_seq: u64,
-    /// Number of the oldest event that is remembered.
+    /// Number of the oldest event in the memory.
     pub(super) first_seq: u64,
 }
 
-/// What there is for a reader.
+/// The next result for a reader.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// These lines.
     Lines(Vec<Arc<str>>),
-    /// Nothing until [`Subscription::changed`] says so.
+    /// Nothing until [`Subscription::changed`] changes.
     Wait,
-    /// Nothing ever: the daemon ends, or the reader fell behind.
+    /// Nothing more: the daemon stops, or the reader fell behind.
     End,
 }
 
 impl Memory {
-    /// An empty memory of a node's boot.
+    /// An empty memory for this boot of the node.
     #[must_use]
     pub fn new(node: &str, boot_id: &str, metrics: Arc<Metrics>) -> Self {
         Self {
@@ -101,7 +101,7 @@ impl Memory {
         }
     }
 
-    /// Takes an event and its JSON. Readers learn of it by [`Self::wake`].
+    /// Adds an event and its JSON. Readers are notified by [`Self::wake`].
     pub fn push(&self, event: &Event, line: Arc<str>) {
         let position = Position { time: timestamp(&event.time), seq: event.seq };
         let mut inner = self.lock();
@@ -116,52 +116,52 @@ impl Memory {
         while inner.kept.len() > EVENTS || inner.bytes > BYTES {
             let Some(oldest) = inner.kept.pop_front() else { break };
             inner.bytes -= oldest.found.line.len();
-            inner.forgotten += 1;
-            if inner.forgotten.is_multiple_of(SWEEP) {
+            inner.evicted += 1;
+            if inner.evicted.is_multiple_of(SWEEP) {
                 self.sweep(&mut inner);
             }
         }
     }
 
-    /// Takes an incident that an earlier run left open, by its newest event, which is told to no reader again.
+    /// Adds an incident that the previous run left open, by its newest event, which readers do not get again.
     pub fn resume(&self, event: &Event) {
         self.lock().note_incident(event);
     }
 
-    /// Lets readers look for what came.
+    /// Notifies readers of new events.
     pub fn wake(&self) {
         self.changed.send_replace(());
     }
 
-    /// Gives up those who did not read what is forgotten.
+    /// Disconnects the readers that did not read what was evicted.
     fn sweep(&self, inner: &mut Inner) {
-        let (forgotten, end) = (inner.forgotten, inner.end());
+        let (evicted, end) = (inner.evicted, inner.end());
         inner.readers.retain(|reader| match reader.upgrade() {
-            Some(reader) if reader.place.load(Ordering::Relaxed) < forgotten => {
-                self.give_up(&reader, end);
+            Some(reader) if reader.position.load(Ordering::Relaxed) < evicted => {
+                self.disconnect(&reader, end);
                 false
             }
             reader => reader.is_some(),
         });
     }
 
-    fn give_up(&self, reader: &Reader, end: u64) {
+    fn disconnect(&self, reader: &Reader, end: u64) {
         if !reader.cut.swap(true, Ordering::Relaxed) {
-            let unread = end.saturating_sub(reader.place.load(Ordering::Relaxed));
+            let unread = end.saturating_sub(reader.position.load(Ordering::Relaxed));
             self.metrics.discarded("api", "slow-reader", unread);
             reader.connection.cut();
         }
     }
 
-    /// Joins the readers; `None` when there are too many, or when the daemon ends.
+    /// Adds a reader; `None` when there are too many, or when the daemon stops.
     pub(super) fn subscribe(&self, filter: EventFilter, connection: Arc<Connection>) -> Option<Subscription> {
         let mut inner = self.lock();
         inner.readers.retain(|reader| reader.strong_count() > 0);
         if inner.closed || inner.readers.len() >= READERS {
             return None;
         }
-        let place = AtomicU64::new(inner.end());
-        let reader = Arc::new(Reader { filter, place, cut: AtomicBool::new(false), connection });
+        let position = AtomicU64::new(inner.end());
+        let reader = Arc::new(Reader { filter, position, cut: AtomicBool::new(false), connection });
         inner.readers.push(Arc::downgrade(&reader));
         let last_seq = inner.last_seq;
         let first_seq = inner.kept.front().map_or(last_seq + 1, |kept| kept.found.position.seq);
@@ -171,9 +171,9 @@ impl Memory {
     /// What a reader has not read yet, up to about so many bytes.
     pub(super) fn next(&self, reader: &Reader, most: usize) -> Next {
         let inner = self.lock();
-        let place = reader.place.load(Ordering::Relaxed);
-        let Some(skip) = place.checked_sub(inner.forgotten) else {
-            self.give_up(reader, inner.end());
+        let place = reader.position.load(Ordering::Relaxed);
+        let Some(skip) = place.checked_sub(inner.evicted) else {
+            self.disconnect(reader, inner.end());
             return Next::End;
         };
         let mut bytes = 0_usize;
@@ -193,12 +193,12 @@ impl Memory {
         if unread.is_empty() {
             return if closed { Next::End } else { Next::Wait };
         }
-        reader.place.store(place + unread.len() as u64, Ordering::Relaxed);
+        reader.position.store(place + unread.len() as u64, Ordering::Relaxed);
         let wanted = unread.into_iter().filter(|kept| kept.is_wanted(&reader.filter));
         Next::Lines(wanted.map(|kept| kept.found.line).collect())
     }
 
-    /// Ends every stream, once its reader took what there is.
+    /// Ends every stream, once its reader has read what there is.
     pub(super) fn close(&self) {
         self.lock().closed = true;
         self.wake();
@@ -219,9 +219,9 @@ impl Memory {
 }
 
 impl Inner {
-    /// The place of the next event.
+    /// The position of the next event.
     fn end(&self) -> u64 {
-        self.forgotten + self.kept.len() as u64
+        self.evicted + self.kept.len() as u64
     }
 
     fn has(&self, seq: u64) -> bool {
@@ -247,7 +247,7 @@ impl Inner {
 }
 
 impl Kept {
-    /// Whether it meets the conditions, but for those on its place.
+    /// Whether it meets the conditions, except those on its position.
     fn is_wanted(&self, filter: &EventFilter) -> bool {
         filter.wants_kind(self.kind)
             && filter.severity.is_none_or(|least| self.severity >= least)
@@ -269,7 +269,7 @@ impl Memory {
         Snapshot { kept, incidents, extent, state }
     }
 
-    /// Waits until it has the event of this number, or nothing more comes.
+    /// Waits until it has the event of this number, or the daemon stops.
     pub(super) async fn caught_up(&self, seq: u64) {
         let mut changed = self.changed.subscribe();
         while !self.lock().has(seq) {
@@ -299,7 +299,7 @@ impl History for Memory {
         let inner = self.lock();
         let kept = inner.kept.iter().filter(|kept| filter.wants_position(kept.found.position));
         let kept: Vec<Kept> = kept.cloned().collect();
-        // The search is left to the time after the lock.
+        // The search does not need the lock.
         drop(inner);
         let found = kept.into_iter().filter(|kept| kept.is_wanted(filter)).map(|kept| kept.found).collect();
         Ok(Page::cut(found, filter))
