@@ -1,4 +1,4 @@
-//! The kernel programs: loaded as the configuration wants, and read until the daemon ends.
+//! Loads the eBPF programs that the configuration selects, and reads their records until shutdown.
 
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -11,7 +11,7 @@ use crate::sources::bpf::{self, BpfConfig, BpfSource, LoadedHooks};
 use crate::sources::procfs::Proc;
 use crate::sources::{Sender, observed_now};
 
-/// Puts every hook on the best rung that the configuration and the kernel allow.
+/// Attaches every hook at the best rung that configuration and kernel allow.
 pub(super) fn load_hooks(config: &Config, log: bool) -> Result<LoadedHooks, DaemonError> {
     let hooks = bpf::load(&BpfConfig::from_values(config.values(), log));
     if config.get(&REQUIRE_EBPF) {
@@ -20,30 +20,30 @@ pub(super) fn load_hooks(config: &Config, log: bool) -> Result<LoadedHooks, Daem
     Ok(hooks)
 }
 
-/// The task that reads the programs' records.
+/// The task that reads the records of the programs.
 pub(super) struct Reading {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
 
 impl Reading {
-    /// Starts it.
+    /// Starts the task.
     pub(super) fn start(programs: BpfSource, proc: Proc, host_netns: NsInum, tx: Sender) -> Self {
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
             if let Err(error) = programs.run(proc, host_netns, tx.clone(), stopped).await {
                 tracing::error!(error = chain(&error), "cannot read the kernel programs");
                 let loss = Loss { source: "bpf".into(), reason: "unreadable".into(), count: None };
-                // The core ends together with its queue.
+                // Sending fails only during shutdown, when the core's queue is closed.
                 let _ = tx.send(observed_now(Fact::Lost(loss))).await;
             }
         });
         Self { stop, task }
     }
 
-    /// Has it hand over what the programs have written so far; returns when that is done.
+    /// Lets the task send the records written so far, and waits until it has.
     pub(super) async fn finish(self) {
-        // Either end may be gone already.
+        // The task may have ended already.
         let _ = self.stop.send(());
         let _ = self.task.await;
     }
