@@ -99,7 +99,10 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+    use crate::config::{DEFAULT_FILE, STATE_DIR};
     use crate::recording::recorder::Record;
+    use crate::sinks::api::SOCKET;
+    use crate::sinks::listen::LISTEN;
     use crate::sinks::stdout::Format;
 
     fn run(args: &[&str]) -> Result<RunArgs, (u8, String)> {
@@ -168,6 +171,17 @@ mod tests {
         let (code, text) = run(&["--runtime", "cri=/run/containerd/containerd.sock"]).unwrap_err();
         assert_eq!(code, exit::USAGE);
         assert!(text.contains("cri is not supported by this build"), "{text}");
+    }
+
+    #[test]
+    fn the_help_shows_the_defaults_of_the_settings() {
+        let shown: String = Cli::command().find_subcommand_mut("run").unwrap().render_long_help().to_string();
+        let help = shown.split_whitespace().collect::<Vec<_>>().join(" ");
+        let listen = (LISTEN.default)().0[0].to_string();
+        let paths = [(SOCKET.default)(), (STATE_DIR.default)()].map(|path| path.display().to_string());
+        for default in paths.iter().chain([&listen, &DEFAULT_FILE.to_owned()]) {
+            assert!(help.contains(&format!("[default: {default}")), "{default} in {help}");
+        }
     }
 
     #[test]
