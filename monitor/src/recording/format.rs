@@ -1,7 +1,7 @@
 //! The lines of a recording: what they contain, and how they are told apart.
 //!
 //! ```text
-//! {"format":"kevtmon-recording","version":2, …, "state":{…}}     a part starts, with the complete state of the core
+//! {"format":"kevtmon-recording","version":3, …, "state":{…}}     a part starts, with the complete state of the core
 //! {"at":…,"fact":{"neighbor":{…}}}                               one observation per line, in the order
 //! {"at":…,"fact":"tick"}                                         in which the core took them
 //! ```
@@ -26,9 +26,11 @@ use crate::settings::Settings;
 pub const RECORDING: &str = "kevtmon-recording";
 /// `format` in the first line of a bundle.
 pub const BUNDLE: &str = "kevtmon-bundle";
-/// The version of both that is written, and the only one that is read. Fields and facts can be added without
-/// another version, to the saved state of the core, too, if they have a default.
-pub const VERSION: u32 = 2;
+/// The version of both that is written. Fields and facts can be added without another version, to the saved state of
+/// the core, too, if they have a default.
+pub const VERSION: u32 = 3;
+/// The oldest version that is read: its observations are the same, its saved states are not understood.
+pub const OLDEST_VERSION: u32 = 2;
 
 /// Who wrote it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -220,7 +220,7 @@ impl Script {
 
 fn header() -> String {
     format!(
-        r#"{{"format":"kevtmon-recording","version":2,"started":"","settings":{{"node":"slave-197","boot_id":"7d1e0c5a-3b0f-4a3e-9d43-2f6f0a9d8c11","version":"0.1.0","host_netns":{HOST},"cmdline":"host","sources":{{"netlink":false,"hook.neighbor":false,"hook.umount":false,"docker":true}}}}}}"#
+        r#"{{"format":"kevtmon-recording","version":3,"started":"","settings":{{"node":"slave-197","boot_id":"7d1e0c5a-3b0f-4a3e-9d43-2f6f0a9d8c11","version":"0.1.0","host_netns":{HOST},"cmdline":"host","sources":{{"netlink":false,"hook.neighbor":false,"hook.umount":false,"docker":true}}}}}}"#
     )
 }
 
