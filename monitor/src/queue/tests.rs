@@ -1,6 +1,6 @@
 //! Wake-ups, rests, timers and the end of a queue.
 
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use super::*;
@@ -34,11 +34,11 @@ impl Buffer for Numbers {
 
 /// Passes each batch on, then does what the test says.
 struct Relay {
-    batches: Sender<Vec<u32>>,
+    batches: SyncSender<Vec<u32>>,
     answers: Receiver<io::Result<Option<Instant>>>,
     timer: Option<Instant>,
-    timers: Sender<()>,
-    aborted: Sender<usize>,
+    timers: SyncSender<()>,
+    aborted: SyncSender<usize>,
 }
 
 impl Worker for Relay {
@@ -74,10 +74,10 @@ struct Rig {
 }
 
 fn rig(timer: Option<Instant>) -> Rig {
-    let (batches_in, batches) = channel();
+    let (batches_in, batches) = sync_channel(100);
     let (answers, answers_out) = sync_channel(100);
-    let (timers_in, timers) = channel();
-    let (aborted_in, aborted) = channel();
+    let (timers_in, timers) = sync_channel(100);
+    let (aborted_in, aborted) = sync_channel(100);
     let relay =
         Relay { batches: batches_in, answers: answers_out, timer, timers: timers_in, aborted: aborted_in };
     Rig { queue: Queue::start("test", relay).unwrap(), batches, answers, timers, aborted }
