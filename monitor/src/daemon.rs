@@ -3,8 +3,9 @@
 
 mod programs;
 mod signals;
+mod startup;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,34 +16,31 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
 use crate::allocator::{self, StormDetector};
 use crate::clock::{boot_now, realtime_offset_ns};
-use crate::config::{Config, NODE_NAME, Runtimes, SOCKETS, STATE_DIR};
+use crate::config::{Config, NODE_NAME, STATE_DIR};
 use crate::core::{Core, Output, Resume};
 use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Refused, Scanner};
 use crate::holders::{self, ScanRequest};
 use crate::metrics::{Metrics, MetricsError};
-use crate::observation::{Fact, HolderReport, NsInum, Observation, ProcessState, Request, Source};
-use crate::query::history::LiveHistory;
-use crate::recording::format::Writer;
+use crate::observation::{
+    Fact, HolderReport, NsInum, Observation, ProcessState, Request, Source, SourceStatus,
+};
 use crate::recording::recorder::{Record, RecordError, Recorder};
-use crate::recording::settings::FlightLimits;
 use crate::settings::Settings;
-use crate::sinks::api::{self, ApiError, Identity, Memory, Question, SOCKET};
+use crate::sinks::api::{ApiError, Memory, Question};
 use crate::sinks::health::Health;
-use crate::sinks::listen::LISTEN;
-use crate::sinks::prometheus::{HttpError, Server};
+use crate::sinks::prometheus::HttpError;
 use crate::sinks::{self, Context, Running, Sinks, StartError};
-use crate::sources::bpf::hooks::{HOOKS, HookStatus};
 use crate::sources::bpf::{self, LoadedHooks};
-use crate::sources::netlink::{NetlinkConfig, NetlinkError, NetlinkSource};
+use crate::sources::netlink::NetlinkError;
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
-use crate::sources::runtime;
 use crate::sources::{Sender, observed_now};
-use crate::store::{Archive, Limits as StoreLimits};
+use crate::store::PreviousRun;
 
 use programs::Reading;
 use signals::Signals;
+use startup::{Servers, Sources, own_files, start_recorder};
 
 /// Capacity of the core's queue of observations; beyond that the kernel buffers.
 const QUEUE: usize = 4096;
@@ -123,50 +121,13 @@ pub async fn run(
     options: Options,
     reload: impl Fn() -> Option<Config>,
 ) -> Result<(), DaemonError> {
-    let mut own_files = vec![config.get(&STATE_DIR)];
-    own_files.extend(options.record.as_ref().and_then(|record| std::path::absolute(&record.path).ok()));
-    let own = Own::default().with_directories(own_files);
+    let own = Own::default().with_directories(own_files(&config, &options));
     let metrics = Arc::new(Metrics::new(options.version, options.revision, own)?);
-    let health = Arc::new(Health::default());
-    // First, so that a port in use is reported before any program is loaded.
-    let _server = match &config.get(&LISTEN).0[..] {
-        [] => None,
-        listen => Some(Server::start(listen, Arc::clone(&metrics), Arc::clone(&health))?),
-    };
-    let proc = Proc::default();
-    let boot_id = proc.boot_id();
-    let memory = Arc::new(Memory::new(&config.get(&NODE_NAME), &boot_id, Arc::clone(&metrics)));
-    let (asking, questions) = api::questions();
-    let store_limits = StoreLimits::from_values(config.values());
-    let older =
-        store_limits.map(|_| Arc::new(Archive::behind(config.get(&STATE_DIR))) as Arc<dyn LiveHistory>);
-    let identity = Identity {
-        node: config.get(&NODE_NAME),
-        version: options.version.to_owned(),
-        revision: options.revision.to_owned(),
-    };
-    let _api = api::Server::start(&config.get(&SOCKET), identity, Arc::clone(&memory), older, asking)?;
-    let mut signals = Signals::new()?;
     let (tx, mut rx) = mpsc::channel(QUEUE);
-
-    let hooks = programs::load_hooks(&config, options.log_bpf)?;
-    let neighbors_live = hooks.statuses.iter().any(HookStatus::needs_neighbor_messages);
-    let netlink =
-        NetlinkSource::open(NetlinkConfig { neighbors_live, ..NetlinkConfig::default() }, proc.clone())?;
-    let host_netns = netlink.host();
-    let runtimes = config.get(&SOCKETS);
-    let sockets = match &runtimes {
-        Runtimes::Auto => runtime::default_sockets(),
-        Runtimes::Sockets(sockets) => sockets.clone(),
-    };
-
-    let mut sources = BTreeMap::from([("netlink".to_owned(), false)]);
-    sources.extend(HOOKS.iter().map(|hook| (hook.source(), false)));
-    for (socket, label) in sockets.iter().zip(runtime::metric_labels(&sockets)) {
-        metrics.name_source(socket.source(), label);
-        // Without a configured runtime, a node without any is not degraded.
-        sources.insert(socket.source(), runtimes == Runtimes::Auto);
-    }
+    // First, so that a port in use is reported before any program is loaded.
+    let Servers { health, memory, boot_id, questions, _open } = Servers::start(&config, &options, &metrics)?;
+    let mut signals = Signals::new()?;
+    let sources = Sources::open(&config, options.log_bpf)?;
     let Running { sinks, sources: sink_sources, statuses, previous_run } = sinks::start(&Context {
         settings: config.values(),
         state_dir: config.get(&STATE_DIR),
@@ -176,61 +137,35 @@ pub async fn run(
         core: &tx,
         memory: &memory,
     })?;
-    sources.extend(sink_sources.into_iter().map(|name| (name.to_owned(), false)));
-    let policy = config.policy();
     let settings = Settings {
         node: config.get(&NODE_NAME),
         boot_id,
         version: options.version.to_owned(),
-        host_netns,
-        cmdline: policy.cmdline,
-        incidents: policy.incidents,
-        sources,
-    };
-    let resumed = previous_run.incidents.clone();
-    let resume = Resume {
-        last_seq: previous_run.last_seq,
-        incidents: previous_run.incidents,
-        pods: previous_run.pods,
+        host_netns: sources.host_netns(),
+        cmdline: config.policy().cmdline,
+        incidents: config.policy().incidents,
+        sources: sources.names(&metrics, &sink_sources),
     };
     let recorder = start_recorder(&config, options.record.as_ref(), &metrics)?;
-    let core = Core::new(settings, resume);
-    let scanner = holders::worker::spawn(proc.clone(), tx.clone(), Limits::default())
+    let scanner = holders::worker::spawn(Proc::default(), tx.clone(), Limits::default())
         .map_err(|source| DaemonError::Start { what: "the holder scan", source })?;
     let (netns_tx, netns_rx) = mpsc::channel(NETNS_QUEUE);
-
     let mut daemon = Daemon {
-        core,
+        core: Core::new(settings, resume(&previous_run)),
         recorder,
         metrics,
         health,
         sinks,
         scanner,
         netns: netns_tx,
-        proc: proc.clone(),
+        proc: Proc::default(),
         replies: VecDeque::new(),
         config,
         offset_ns: realtime_offset_ns(),
         storm_detector: StormDetector::default(),
     };
-    daemon.observe(observed_now(Fact::Clock { realtime_offset_ns: daemon.offset_ns }));
-    if let Some(last_alive) = previous_run.alive {
-        daemon.observe(observed_now(Fact::Restarted { last_alive }));
-    }
-    for status in statuses {
-        daemon.observe(observed_now(Fact::Source(status)));
-    }
-    for (incident, objects) in daemon.core.incidents() {
-        daemon.metrics.resumed_incident(&incident, objects);
-        let of_it = |event: &&Event| event.incident.as_ref().is_some_and(|known| known.id == incident.id);
-        resumed.iter().filter(of_it).for_each(|event| memory.resume(event));
-    }
-    let reading = daemon.start_hooks(hooks, host_netns, &tx);
-    let mut netlink = tokio::spawn(netlink.run(netns_rx, tx.clone()));
-    for socket in sockets {
-        tokio::task::spawn_local(socket.watch(proc.clone(), tx.clone()));
-    }
-    drop(tx);
+    daemon.resume(&previous_run, statuses, &memory);
+    let (reading, mut netlink) = sources.start(&mut daemon, netns_rx, tx);
     let ended = daemon.work(&mut rx, questions, &mut signals, &mut netlink, reload).await;
     daemon.drain(rx, reading).await;
     daemon.stop();
@@ -254,6 +189,22 @@ struct Daemon {
 }
 
 impl Daemon {
+    /// Observes the clock, what the previous run left, and the status of the sinks.
+    fn resume(&mut self, previous: &PreviousRun, statuses: Vec<SourceStatus>, memory: &Memory) {
+        self.observe(observed_now(Fact::Clock { realtime_offset_ns: self.offset_ns }));
+        if let Some(last_alive) = previous.alive {
+            self.observe(observed_now(Fact::Restarted { last_alive }));
+        }
+        for status in statuses {
+            self.observe(observed_now(Fact::Source(status)));
+        }
+        for (incident, objects) in self.core.incidents() {
+            self.metrics.resumed_incident(&incident, objects);
+            let of_it = |event: &&Event| event.incident.as_ref().is_some_and(|known| known.id == incident.id);
+            previous.incidents.iter().filter(of_it).for_each(|event| memory.resume(event));
+        }
+    }
+
     async fn work(
         &mut self,
         rx: &mut mpsc::Receiver<Observation>,
@@ -440,19 +391,6 @@ fn changes_model_gauges(observation: &Observation) -> bool {
     )
 }
 
-fn start_recorder(
-    config: &Config,
-    record: Option<&Record>,
-    metrics: &Arc<Metrics>,
-) -> Result<Recorder, RecordError> {
-    // A path that is not Unicode cannot be serialized; everything else works with it.
-    let shown = serde_json::to_value(config).unwrap_or_default();
-    let mut recorder = Recorder::new(Writer::this_build(shown), boot_now(), Arc::clone(metrics));
-    if let Some(record) = record {
-        recorder.add_file(record)?;
-    }
-    if let Some(limits) = FlightLimits::from_values(config.values()) {
-        recorder.add_flight(&config.get(&STATE_DIR), &limits)?;
-    }
-    Ok(recorder)
+fn resume(previous: &PreviousRun) -> Resume {
+    Resume { last_seq: previous.last_seq, incidents: previous.incidents.clone(), pods: previous.pods.clone() }
 }

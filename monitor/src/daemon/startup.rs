@@ -1,0 +1,148 @@
+//! Opens what the daemon is made of: the listeners first, then the sources.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, spawn_local};
+
+use super::programs::{self, Reading};
+use super::{Daemon, DaemonError, Options};
+use crate::clock::boot_now;
+use crate::config::{Config, NODE_NAME, Runtimes, SOCKETS, STATE_DIR};
+use crate::metrics::Metrics;
+use crate::observation::NsInum;
+use crate::query::history::LiveHistory;
+use crate::recording::format::Writer;
+use crate::recording::recorder::{Record, RecordError, Recorder};
+use crate::recording::settings::FlightLimits;
+use crate::sinks::api::{self, Identity, Memory, Question, SOCKET};
+use crate::sinks::health::Health;
+use crate::sinks::listen::LISTEN;
+use crate::sinks::prometheus;
+use crate::sources::Sender;
+use crate::sources::bpf::LoadedHooks;
+use crate::sources::bpf::hooks::{HOOKS, HookStatus};
+use crate::sources::netlink::{NetlinkConfig, NetlinkSource};
+use crate::sources::procfs::Proc;
+use crate::sources::runtime::{self, RuntimeSocket};
+use crate::store::{Archive, Limits};
+
+/// Files that the daemon holds open by itself.
+pub(super) fn own_files(config: &Config, options: &Options) -> Vec<PathBuf> {
+    let record = options.record.as_ref().and_then(|record| std::path::absolute(&record.path).ok());
+    [config.get(&STATE_DIR)].into_iter().chain(record).collect()
+}
+
+/// The listeners for metrics and queries, and what answers them.
+pub(super) struct Servers {
+    pub(super) health: Arc<Health>,
+    pub(super) memory: Arc<Memory>,
+    pub(super) boot_id: String,
+    /// Requests for the state of the core.
+    pub(super) questions: mpsc::Receiver<Question>,
+    /// They listen until these are dropped.
+    pub(super) _open: (Option<prometheus::Server>, api::Server),
+}
+
+impl Servers {
+    pub(super) fn start(
+        config: &Config,
+        options: &Options,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Self, DaemonError> {
+        let health = Arc::new(Health::default());
+        let metrics_server = match &config.get(&LISTEN).0[..] {
+            [] => None,
+            listen => Some(prometheus::Server::start(listen, Arc::clone(metrics), Arc::clone(&health))?),
+        };
+        let boot_id = Proc::default().boot_id();
+        let memory = Arc::new(Memory::new(&config.get(&NODE_NAME), &boot_id, Arc::clone(metrics)));
+        let (asking, questions) = api::questions();
+        let older = Limits::from_values(config.values())
+            .map(|_| Arc::new(Archive::behind(config.get(&STATE_DIR))) as Arc<dyn LiveHistory>);
+        let identity = Identity {
+            node: config.get(&NODE_NAME),
+            version: options.version.to_owned(),
+            revision: options.revision.to_owned(),
+        };
+        let server = api::Server::start(&config.get(&SOCKET), identity, Arc::clone(&memory), older, asking)?;
+        Ok(Self { health, memory, boot_id, questions, _open: (metrics_server, server) })
+    }
+}
+
+/// The sources: opened, but not delivering yet.
+pub(super) struct Sources {
+    hooks: LoadedHooks,
+    netlink: NetlinkSource,
+    sockets: Vec<RuntimeSocket>,
+    /// Whether a node without a runtime is an everyday case.
+    runtime_optional: bool,
+}
+
+impl Sources {
+    pub(super) fn open(config: &Config, log_bpf: bool) -> Result<Self, DaemonError> {
+        let hooks = programs::load_hooks(config, log_bpf)?;
+        let neighbors_live = hooks.statuses.iter().any(HookStatus::needs_neighbor_messages);
+        let netlink_config = NetlinkConfig { neighbors_live, ..NetlinkConfig::default() };
+        let netlink = NetlinkSource::open(netlink_config, Proc::default())?;
+        let runtimes = config.get(&SOCKETS);
+        let runtime_optional = runtimes == Runtimes::Auto;
+        let sockets = match runtimes {
+            Runtimes::Auto => runtime::default_sockets(),
+            Runtimes::Sockets(sockets) => sockets,
+        };
+        Ok(Self { hooks, netlink, sockets, runtime_optional })
+    }
+
+    pub(super) fn host_netns(&self) -> NsInum {
+        self.netlink.host()
+    }
+
+    /// The sources that the daemon waits for before it is ready; true where one may be missing without being a
+    /// degradation.
+    pub(super) fn names(&self, metrics: &Metrics, sinks: &[&'static str]) -> BTreeMap<String, bool> {
+        let mut names = BTreeMap::from([("netlink".to_owned(), false)]);
+        names.extend(HOOKS.iter().map(|hook| (hook.source(), false)));
+        for (socket, label) in self.sockets.iter().zip(runtime::metric_labels(&self.sockets)) {
+            metrics.name_source(socket.source(), label);
+            names.insert(socket.source(), self.runtime_optional);
+        }
+        names.extend(sinks.iter().map(|name| ((*name).to_owned(), false)));
+        names
+    }
+
+    /// Lets them deliver.
+    pub(super) fn start(
+        self,
+        daemon: &mut Daemon,
+        netns: mpsc::Receiver<NsInum>,
+        tx: Sender,
+    ) -> (Option<Reading>, JoinHandle<()>) {
+        let host_netns = self.host_netns();
+        let reading = daemon.start_hooks(self.hooks, host_netns, &tx);
+        let netlink = tokio::spawn(self.netlink.run(netns, tx.clone()));
+        for socket in self.sockets {
+            spawn_local(socket.watch(Proc::default(), tx.clone()));
+        }
+        (reading, netlink)
+    }
+}
+
+pub(super) fn start_recorder(
+    config: &Config,
+    record: Option<&Record>,
+    metrics: &Arc<Metrics>,
+) -> Result<Recorder, RecordError> {
+    // A path that is not Unicode cannot be serialized; everything else works with it.
+    let shown = serde_json::to_value(config).unwrap_or_default();
+    let mut recorder = Recorder::new(Writer::this_build(shown), boot_now(), Arc::clone(metrics));
+    if let Some(record) = record {
+        recorder.add_file(record)?;
+    }
+    if let Some(limits) = FlightLimits::from_values(config.values()) {
+        recorder.add_flight(&config.get(&STATE_DIR), &limits)?;
+    }
+    Ok(recorder)
+}
