@@ -13,17 +13,25 @@ mod event_gap;
 mod event_queue;
 pub mod health;
 pub mod json;
-mod list;
 pub mod listen;
 pub mod prometheus;
 mod reconnect;
+mod startup;
 pub mod stdout;
 pub mod store;
 
 pub use commit_barrier::CommitBarrier;
 pub use event_queue::EventQueue;
-pub use list::{Context, Running, StartError, Started, start};
 pub use reconnect::{Backoff, Destination, Disconnected, Reconnecting};
+pub use startup::{Context, Running, StartError, Started, start};
+
+/// Every sink, with its name in errors, in the order in which they get an event. The store is the first: the others
+/// wait for its commits.
+const SINKS: [(&str, startup::Start); 3] = [
+    ("the event store", store::start_if_enabled),
+    ("standard output", stdout::start),
+    ("the memory of events", api::start_sink),
+];
 
 /// What the thread of a queue hands its events to.
 pub trait Sink: Send + 'static {

@@ -1,4 +1,4 @@
-//! The list of sinks. The daemon starts what is in it and knows none of them by name.
+//! Starts the sinks of the list: the daemon knows none of them by name.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,23 +6,16 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::api::{self, Memory};
-use super::{CommitBarrier, EventQueue, Sinks, stdout, store};
+use super::api::Memory;
+use super::{CommitBarrier, EventQueue, SINKS, Sinks};
 use crate::metrics::Metrics;
 use crate::observation::SourceStatus;
 use crate::settings::Values;
 use crate::sources::Sender;
 use crate::store::PreviousRun;
 
-type Start = fn(&Context<'_>) -> io::Result<Option<Started>>;
-
-/// Every sink by what it is to an operator, in the order in which they get an event. The store is the first: the
-/// others wait for its commits.
-const SINKS: [(&str, Start); 3] = [
-    ("the event store", store::start_if_enabled),
-    ("standard output", stdout::start),
-    ("the memory of events", api::start_sink),
-];
+/// Starts a sink; `None` if it is not enabled.
+pub(super) type Start = fn(&Context<'_>) -> io::Result<Option<Started>>;
 
 /// What sinks are started with.
 pub struct Context<'a> {
