@@ -15,7 +15,6 @@ use crate::clock::{BootNs, boot_now};
 use crate::diagnose::IncidentObjects;
 use crate::event::{Event, Incident};
 use crate::observation::{ContainerState, Fact, Observation};
-use crate::sources::procfs::own::Own;
 
 mod containers;
 mod events;
@@ -44,6 +43,7 @@ use sinks::SinkMetrics;
 use sources::SourceMetrics;
 
 /// Why metrics could not be registered or rendered.
+pub use process::{Pin, PinKind, ProcessReader, Usage};
 pub use prometheus::Error as MetricsError;
 
 /// The metrics of one family: each counts what concerns it. What can be zero is exported as zero from the start.
@@ -78,7 +78,11 @@ impl Metrics {
     ///
     /// # Errors
     /// When two metrics have one name.
-    pub fn new(version: &str, revision: &str, own: Own) -> Result<Self, MetricsError> {
+    pub fn new(
+        version: &str,
+        revision: &str,
+        own: impl ProcessReader + 'static,
+    ) -> Result<Self, MetricsError> {
         let registry = Registry::new();
         let registrar = Registrar { registry: &registry };
         let metrics = Self {
@@ -96,7 +100,7 @@ impl Metrics {
             containers: ContainerMetrics::register(&registrar)?,
             sinks: SinkMetrics::register(&registrar)?,
             kernel: KernelMetrics::register(&registrar)?,
-            process: ProcessMetrics::register(&registrar, own)?,
+            process: ProcessMetrics::register(&registrar, Box::new(own))?,
             registry: registry.clone(),
         };
         registrar

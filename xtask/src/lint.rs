@@ -61,7 +61,7 @@ impl Check {
 }
 
 /// What runs when no check is named.
-const DEFAULT: [Check; 4] = [Check::Format, Check::Clippy, Check::Programs, Check::Rules];
+const DEFAULT: [Check; 5] = [Check::Format, Check::Clippy, Check::Programs, Check::Rules, Check::Imports];
 
 /// Runs the checks asked for; an error names those that failed.
 pub(crate) fn lint(options: &Options) -> Result<()> {

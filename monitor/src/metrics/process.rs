@@ -4,10 +4,72 @@ use prometheus::{Counter, IntGauge, IntGaugeVec};
 
 use super::MetricsError;
 use super::registrar::Registrar;
-use crate::sources::procfs::own::{Own, PinKind};
+use crate::clock::BootNs;
+
+/// Reads what this process uses and keeps alive, at every scrape.
+pub trait ProcessReader: Send + Sync {
+    /// When this process started, on the boot clock.
+    fn start_ns(&self) -> Option<BootNs>;
+
+    /// What this process uses now.
+    fn usage(&self) -> Option<Usage>;
+
+    /// What this process keeps alive at this moment.
+    fn pins(&self) -> Vec<Pin>;
+}
+
+/// What this process uses.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Usage {
+    /// Time on all processors, user and system, in seconds.
+    pub cpu_seconds: f64,
+    /// Resident memory in bytes.
+    pub resident_bytes: u64,
+    /// Address space in bytes.
+    pub virtual_bytes: u64,
+    /// Open descriptors.
+    pub open_fds: u64,
+    /// How many may be open.
+    pub max_fds: u64,
+}
+
+/// What kind of object is kept alive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PinKind {
+    /// A mount that somebody may want to unmount.
+    Mount,
+    /// Another network namespace.
+    Netns,
+    /// Another mount namespace, with every mount in it.
+    Mntns,
+}
+
+impl PinKind {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Mount, Self::Netns, Self::Mntns];
+
+    /// As in metric labels.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mount => "mount",
+            Self::Netns => "netns",
+            Self::Mntns => "mntns",
+        }
+    }
+}
+
+/// Something that this process keeps alive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pin {
+    /// Its kind.
+    pub kind: PinKind,
+    /// The descriptor or thread, and what it refers to.
+    pub what: String,
+}
 
 pub(super) struct ProcessMetrics {
-    own: Own,
+    own: Box<dyn ProcessReader>,
     self_pins: IntGaugeVec,
     cpu: Counter,
     resident: IntGauge,
@@ -17,7 +79,10 @@ pub(super) struct ProcessMetrics {
 }
 
 impl ProcessMetrics {
-    pub(super) fn register(registrar: &Registrar<'_>, own: Own) -> Result<Self, MetricsError> {
+    pub(super) fn register(
+        registrar: &Registrar<'_>,
+        own: Box<dyn ProcessReader>,
+    ) -> Result<Self, MetricsError> {
         let self_pins = registrar.gauges(
             "kevtmon_self_pins",
             "Mounts and namespaces that this process keeps alive; above 0 only while a scan runs.",

@@ -8,6 +8,7 @@ use super::link::MAX_LINK_KINDS;
 use super::*;
 use crate::event::{Kind, Severity};
 use crate::observation::{Loss, Source, SourceKind, SourceStatus};
+use crate::sources::procfs::own::Own;
 use crate::tests::sample;
 
 fn metrics() -> Metrics {

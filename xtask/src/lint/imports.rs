@@ -10,7 +10,7 @@ const GROUND_FLOOR: [&str; 8] =
 
 /// Every other module, and what it may import besides the ground floor. A part of a module that has a row of its own
 /// is held apart from the rest of it.
-const TABLE: [(&str, &[&str]); 19] = [
+const TABLE: [(&str, &[&str]); 20] = [
     ("settings", &[]),
     ("observation", &["settings"]),
     ("event", &["settings", "observation"]),
@@ -19,6 +19,7 @@ const TABLE: [(&str, &[&str]); 19] = [
     ("core", &["settings", "observation", "event", "node", "diagnose"]),
     ("metrics", &["settings", "observation", "event", "diagnose"]),
     ("queue", &[]),
+    ("http", &["queue"]),
     ("sources", &["settings", "observation", "node", "metrics"]),
     ("holders", &["settings", "observation", "metrics", "sources"]),
     ("query", &["settings", "observation", "event", "node", "diagnose", "core"]),
@@ -38,6 +39,7 @@ const TABLE: [(&str, &[&str]); 19] = [
             "query",
             "store",
             "render",
+            "http",
         ],
     ),
     ("config", &["settings", "event", "diagnose", "sources", "holders", "store", "recording", "sinks"]),

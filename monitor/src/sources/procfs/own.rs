@@ -11,6 +11,7 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 
 use super::{Proc, parse_ns};
+use crate::metrics::{Pin, PinKind, ProcessReader, Usage};
 use crate::observation::{BootNs, NsInum};
 
 /// Gives a descriptor of a socket's network namespace, `include/uapi/linux/sockios.h`, since 4.10.
@@ -24,54 +25,18 @@ pub struct Own {
     directories: Vec<PathBuf>,
 }
 
-/// What this process uses.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Usage {
-    /// Time on all processors, user and system, in seconds.
-    pub cpu_seconds: f64,
-    /// Resident memory in bytes.
-    pub resident_bytes: u64,
-    /// Address space in bytes.
-    pub virtual_bytes: u64,
-    /// Open descriptors.
-    pub open_fds: u64,
-    /// How many may be open.
-    pub max_fds: u64,
-}
-
-/// What kind of object is kept alive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum PinKind {
-    /// A mount that somebody may want to unmount.
-    Mount,
-    /// Another network namespace.
-    Netns,
-    /// Another mount namespace, with every mount in it.
-    Mntns,
-}
-
-impl PinKind {
-    /// Every kind.
-    pub const ALL: [Self; 3] = [Self::Mount, Self::Netns, Self::Mntns];
-
-    /// As in metric labels.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Mount => "mount",
-            Self::Netns => "netns",
-            Self::Mntns => "mntns",
-        }
+impl ProcessReader for Own {
+    fn start_ns(&self) -> Option<BootNs> {
+        self.start_ns()
     }
-}
 
-/// Something that this process keeps alive.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pin {
-    /// Its kind.
-    pub kind: PinKind,
-    /// The descriptor or thread, and what it refers to.
-    pub what: String,
+    fn usage(&self) -> Option<Usage> {
+        self.usage()
+    }
+
+    fn pins(&self) -> Vec<Pin> {
+        self.pins()
+    }
 }
 
 impl Default for Own {
