@@ -1,0 +1,158 @@
+//! What is remembered, found, evicted and handed to readers.
+
+use super::*;
+use crate::event::Kind;
+use crate::query::filter::{self, Order};
+use crate::sources::procfs::own::Own;
+use crate::tests::history;
+
+fn memory() -> Memory {
+    Memory::new(
+        "n",
+        "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11",
+        Arc::new(Metrics::new("0", "0", Own::default()).unwrap()),
+    )
+}
+
+fn push(memory: &Memory, event: &Event) {
+    memory.push(event, serde_json::to_string(event).unwrap().into());
+}
+
+#[test]
+fn it_answers_as_a_search_of_everything_would() {
+    let memory = memory();
+    let samples = crate::tests::sample::all();
+    let events: Vec<Event> =
+        samples.into_iter().cycle().zip(1..100).map(|(event, seq)| history::numbered(seq, event)).collect();
+    events.iter().for_each(|event| push(&memory, event));
+    let reference = history::Memory::of(events);
+    for filter in [
+        EventFilter::default(),
+        EventFilter { limit: 7, order: Order::Oldest, ..EventFilter::default() },
+        EventFilter { kinds: vec!["mount.".into()], limit: 3, ..EventFilter::default() },
+        EventFilter { pod: filter::pod("lijiaob/etcd1-0").ok(), after: Some(50), ..EventFilter::default() },
+        EventFilter {
+            severity: filter::severity("warning").ok(),
+            seqs: vec![1, 2, 3],
+            ..EventFilter::default()
+        },
+        EventFilter { boot_id: Some("other".into()), ..EventFilter::default() },
+    ] {
+        assert_eq!(memory.events(&filter).unwrap(), reference.events(&filter).unwrap(), "{filter:?}");
+    }
+}
+
+#[test]
+fn it_holds_so_many_events_and_bytes_and_no_more() {
+    let many = memory();
+    (1..=5_000).for_each(|seq| many.push(&history::event(seq), "{}".into()));
+    assert_eq!(many.lock().kept.len(), EVENTS);
+    assert_eq!(many.extent().unwrap().last_seq, 5_000);
+    let large = memory();
+    let line = "x".repeat(BYTES / 10);
+    (1..=100).for_each(|seq| large.push(&history::event(seq), line.as_str().into()));
+    let inner = large.lock();
+    assert!(inner.bytes <= BYTES && inner.kept.len() == 10, "{}", inner.kept.len());
+}
+
+#[test]
+fn open_incidents_outlive_closed_ones_and_the_events() {
+    let memory = memory();
+    for number in 0..2 * INCIDENTS as u64 {
+        let mut incident = history::incident(&number.to_string(), number);
+        // One in four stays open.
+        incident.closed = (number % 4 != 0).then(|| history::time(number));
+        let event = Event {
+            kind: Kind::IncidentClosed,
+            incident: Some(Box::new(incident)),
+            ..crate::tests::sample::daemon(Severity::Info)
+        };
+        memory.push(&history::numbered(number, event), "{}".into());
+    }
+    let open = memory.incidents(&IncidentFilter::default()).unwrap();
+    assert_eq!(open.len(), INCIDENTS / 2);
+    let all = memory.incidents(&IncidentFilter { all: true, ..IncidentFilter::default() }).unwrap();
+    assert_eq!(all.len(), INCIDENTS);
+}
+
+fn seqs(next: Next) -> Vec<u64> {
+    let Next::Lines(lines) = next else { panic!("{next:?}") };
+    lines.into_iter().map(|line| Record::read(line).unwrap().event.seq).collect()
+}
+
+#[test]
+fn a_reader_gets_what_it_wants_from_then_on() {
+    let memory = memory();
+    push(&memory, &history::event(1));
+    let filter = EventFilter { kinds: vec!["mount.busy".into()], ..EventFilter::default() };
+    let mut subscription = memory.subscribe(filter, Arc::default()).unwrap();
+    assert_eq!((subscription.first_seq, subscription.last_seq), (1, 1));
+    assert_eq!(memory.next(&subscription.reader, usize::MAX), Next::Wait);
+    push(&memory, &history::event(2));
+    push(&memory, &history::numbered(3, crate::tests::sample::busy()));
+    assert!(!subscription.changed.has_changed().unwrap());
+    memory.wake();
+    assert!(subscription.changed.has_changed().unwrap());
+    assert_eq!(seqs(memory.next(&subscription.reader, usize::MAX)), [3]);
+    subscription.changed.mark_unchanged();
+    push(&memory, &history::numbered(4, crate::tests::sample::busy()));
+    memory.close();
+    assert!(subscription.changed.has_changed().unwrap());
+    assert_eq!(seqs(memory.next(&subscription.reader, usize::MAX)), [4], "the last ones are not lost");
+    assert_eq!(memory.next(&subscription.reader, usize::MAX), Next::End);
+    assert!(memory.subscribe(EventFilter::default(), Arc::default()).is_none());
+}
+
+#[test]
+fn a_reader_is_handed_little_at_a_time_and_all_in_the_end() {
+    let memory = memory();
+    let subscription = memory.subscribe(EventFilter::default(), Arc::default()).unwrap();
+    (1..=10).for_each(|seq| push(&memory, &history::event(seq)));
+    assert_eq!(seqs(memory.next(&subscription.reader, 1)), [1]);
+    assert_eq!(seqs(memory.next(&subscription.reader, usize::MAX)), (2..=10).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_reader_that_falls_behind_is_cut_off_and_counted_once() {
+    let memory = memory();
+    let subscription = memory.subscribe(EventFilter::default(), Arc::default()).unwrap();
+    let other = memory.subscribe(EventFilter::default(), Arc::default()).unwrap();
+    let end = EVENTS as u64 + SWEEP;
+    for seq in 1..=end {
+        memory.push(&history::event(seq), "{}".into());
+        memory.next(&other.reader, usize::MAX);
+    }
+    assert_eq!(memory.lock().readers.len(), 1);
+    assert_eq!(memory.next(&subscription.reader, usize::MAX), Next::End);
+    let text = memory.metrics.gather().unwrap();
+    let counted = format!("kevtmon_events_discarded_total{{reason=\"slow-reader\",sink=\"api\"}} {end}\n");
+    assert!(text.contains(&counted), "{text}");
+}
+
+#[test]
+fn readers_that_went_away_make_room() {
+    let memory = memory();
+    let join = || memory.subscribe(EventFilter::default(), Arc::default());
+    let first: Vec<_> = (0..READERS).map(|_| join()).collect();
+    assert!(first.iter().all(Option::is_some));
+    assert!(join().is_none());
+    drop(first);
+    assert!(join().is_some());
+}
+
+#[test]
+fn a_snapshot_stays_as_it_is_while_events_come() {
+    let memory = memory();
+    let opened =
+        |id: &str, seq| Event { incident: Some(Box::new(history::incident(id, seq))), ..history::event(seq) };
+    push(&memory, &opened("a", 1));
+    let snapshot = memory.snapshot(crate::query::subject::tests::state());
+    push(&memory, &opened("b", 2));
+    let counts = |history: &dyn History| {
+        let events = history.events(&EventFilter::default()).unwrap().events.len();
+        let incidents = history.incidents(&IncidentFilter::default()).unwrap().len();
+        (events, incidents, history.extent().unwrap().last_seq)
+    };
+    assert_eq!((counts(&snapshot), counts(&memory)), ((1, 1, 1), (2, 2, 2)));
+    assert!(snapshot.state().unwrap().is_some());
+}
