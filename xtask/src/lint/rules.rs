@@ -14,7 +14,7 @@ const METRICS: [&str; 2] = ["monitor/src/metrics.rs", "monitor/src/metrics/"];
 const READS_PROC: [&str; 2] = ["sources", "holders"];
 
 /// Names that said what something is only to those who had read its comment, and the standard terms instead.
-const RETIRED_NAMES: [(&str, &str); 10] = [
+const RETIRED_NAMES: [(&str, &str); 13] = [
     ("Aside", "Quarantined"),
     ("Desk", "Output"),
     ("House", "Registrar"),
@@ -22,7 +22,10 @@ const RETIRED_NAMES: [(&str, &str); 10] = [
     ("Reel", "SegmentWriter"),
     ("Tape", "RecordQueue"),
     ("Told", "SharedEvent"),
+    ("Weather", "StormDetector"),
+    ("govern", "apply_to"),
     ("grown_up", "past_grace_period"),
+    ("knock", "probe_listener"),
     ("remains", "offline_state"),
     ("strangers", "unclaimed"),
 ];
