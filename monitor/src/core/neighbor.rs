@@ -144,7 +144,7 @@ impl Core {
     /// where no recent change can be missing from the model.
     fn is_sure_of_gateway(&self, at: BootNs, change: &NeighborChange) -> bool {
         self.namespaces.get(change.key.netns).is_some_and(|namespace| {
-            namespace.is_gateway(at, change.key.ifindex, change.key.address)
+            namespace.is_gateway(at, change.key.ifindex, change.key.address, is_by_request(change))
                 || namespace.is_settled(at, change.key.ifindex)
         })
     }
@@ -156,7 +156,8 @@ impl Core {
             || requested.netns == Some(RequestState::Answered)
             || self.is_sure_of_gateway(at, change);
         let namespace = self.namespaces.get(key.netns).filter(|_| known);
-        let gateway = namespace.map(|namespace| namespace.is_gateway(at, key.ifindex, key.address));
+        let gateway = namespace
+            .map(|namespace| namespace.is_gateway(at, key.ifindex, key.address, is_by_request(change)));
         let teardown = self.is_teardown(change, requested);
         let cause = if teardown { NeighborCause::NetnsExit } else { self.checked_cause(at, change) };
         let actor =
@@ -241,6 +242,11 @@ impl Core {
             cause => cause,
         }
     }
+}
+
+/// Whether somebody changed the entry itself.
+fn is_by_request(change: &NeighborChange) -> bool {
+    change.cause == NeighborCause::Admin
 }
 
 fn message(

@@ -17,8 +17,8 @@ const REPLACED_AFTER_NS: u64 = 60_000_000_000;
 /// Limit of gateways of one namespace.
 const CAPACITY: usize = 16;
 
-/// States in which the kernel has a link-layer address to send to: REACHABLE, STALE, DELAY, PROBE.
-const USABLE: u8 = 0x02 | 0x04 | 0x08 | 0x10;
+/// States in which the kernel sends, besides PERMANENT: REACHABLE, STALE, DELAY, PROBE, NOARP.
+const USABLE: u8 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40;
 
 /// The neighbor entry of one gateway.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,13 +103,16 @@ impl Gateways {
         &mut self,
         at: BootNs,
         in_use: &BTreeSet<(u32, IpAddr)>,
+        missed: &BTreeSet<(u32, IpAddr)>,
         neighbors: &[NeighborEntry],
     ) {
         for gateway in in_use {
             self.known.entry(*gateway).or_default();
         }
-        // An address whose entry was static is kept while it is not a gateway: the route may return.
-        self.known.retain(|key, gateway| gateway.static_lladdr.is_some() || in_use.contains(key));
+        // An address whose entry was static is kept where it went together with its interface, address or route.
+        self.known.retain(|key, gateway| {
+            in_use.contains(key) || (gateway.static_lladdr.is_some() && missed.contains(key))
+        });
         while self.known.len() > CAPACITY {
             self.known.pop_last();
         }
@@ -194,9 +197,9 @@ mod tests {
     #[test]
     fn a_deleted_static_entry_is_remembered_even_without_its_route() {
         let mut gateways = Gateways::default();
-        gateways.replace(S, &in_use(), &entry(0x80));
+        gateways.replace(S, &in_use(), &in_use(), &entry(0x80));
         assert!(gateways.get(2, address()).unwrap().is_static());
-        gateways.replace(2 * S, &BTreeSet::new(), &[]);
+        gateways.replace(2 * S, &BTreeSet::new(), &in_use(), &[]);
         let gateway = gateways.get(2, address()).unwrap();
         assert_eq!((gateway.entry.as_ref(), gateway.static_lladdr.as_ref()), (None, Some(&lladdr())));
     }
@@ -204,30 +207,30 @@ mod tests {
     #[test]
     fn a_snapshot_that_was_being_read_does_not_undo_a_change_that_came_live() {
         let mut gateways = Gateways::default();
-        gateways.replace(S, &in_use(), &entry(0x80));
+        gateways.replace(S, &in_use(), &in_use(), &entry(0x80));
         gateways.change(2 * S, &deletion(), true);
-        gateways.replace(2 * S + S / 2, &in_use(), &entry(0x80));
+        gateways.replace(2 * S + S / 2, &in_use(), &in_use(), &entry(0x80));
         assert!(!gateways.get(2, address()).unwrap().is_static());
-        gateways.replace(3 * S, &in_use(), &entry(0x80));
+        gateways.replace(3 * S, &in_use(), &in_use(), &entry(0x80));
         assert!(gateways.get(2, address()).unwrap().is_static());
     }
 
     #[test]
     fn a_learned_entry_takes_the_place_of_a_static_one_once_it_is_confirmed_a_minute_later() {
         let mut gateways = Gateways::default();
-        gateways.replace(S, &in_use(), &entry(0x80));
-        gateways.replace(20 * S, &in_use(), &entry(0x02));
+        gateways.replace(S, &in_use(), &in_use(), &entry(0x80));
+        gateways.replace(20 * S, &in_use(), &in_use(), &entry(0x02));
         assert!(gateways.get(2, address()).unwrap().static_lladdr.is_some());
-        gateways.replace(62 * S, &in_use(), &entry(0x04));
+        gateways.replace(62 * S, &in_use(), &in_use(), &entry(0x04));
         assert!(gateways.get(2, address()).unwrap().static_lladdr.is_some(), "stale is not confirmed");
-        gateways.replace(63 * S, &in_use(), &entry(0x02));
+        gateways.replace(63 * S, &in_use(), &in_use(), &entry(0x02));
         assert!(gateways.get(2, address()).unwrap().static_lladdr.is_none());
     }
 
     #[test]
     fn neighbors_that_are_no_gateway_are_not_kept() {
         let mut gateways = Gateways::default();
-        gateways.replace(S, &BTreeSet::new(), &entry(0x80));
+        gateways.replace(S, &BTreeSet::new(), &BTreeSet::new(), &entry(0x80));
         gateways.change(S, &deletion(), false);
         assert_eq!(gateways.iter().count(), 0);
     }

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::gateways::{Gateway, Gateways};
 use super::routing::{gateways_in_use, is_default};
 use crate::observation::{
-    AddressFacts, BootNs, LinkFacts, LlAddr, NeighborChange, NetnsOwner, NetnsSnapshot, NsInum, RouteFacts,
-    RuleFacts,
+    AddressFacts, BootNs, LinkFacts, LlAddr, NeighborCause, NeighborChange, NetnsOwner, NetnsSnapshot,
+    NsInum, RouteFacts, RuleFacts, iff,
 };
 
 /// The next hop of a deleted route still counts as a gateway for this time: the kernel deletes routes and neighbor
@@ -87,7 +87,13 @@ impl Namespaces {
             changed: old.as_ref().map_or(changed, |old| old.changed),
         };
         new.select_gateways(at);
-        new.gateways.replace(at, &new.in_use, &snapshot.neighbors);
+        let missed: BTreeSet<(u32, IpAddr)> = new
+            .gateways
+            .iter()
+            .map(|(ifindex, address, _)| (ifindex, address))
+            .filter(|(ifindex, address)| !new.is_former_gateway(*ifindex, *address))
+            .collect();
+        new.gateways.replace(at, &new.in_use, &missed, &snapshot.neighbors);
         self.known.insert(snapshot.netns, new);
         old
     }
@@ -164,7 +170,8 @@ impl Namespaces {
     /// Applies a live change of a neighbor entry, if that is a gateway's.
     pub fn put_neighbor(&mut self, at: BootNs, change: &NeighborChange) {
         if let Some(namespace) = self.known.get_mut(&change.key.netns) {
-            let is_gateway = namespace.is_gateway(at, change.key.ifindex, change.key.address);
+            let by_request = change.cause == NeighborCause::Admin;
+            let is_gateway = namespace.is_gateway(at, change.key.ifindex, change.key.address, by_request);
             namespace.gateways.change(at, change, is_gateway);
         }
     }
@@ -202,13 +209,28 @@ impl Namespace {
         &self.in_use
     }
 
-    /// Whether an address was a default gateway on an interface at a time.
+    /// Whether an address was a default gateway on an interface when its neighbor entry changed. `by_request`: the
+    /// entry itself was changed, so that a route which went before is another matter.
     #[must_use]
-    pub fn is_gateway(&self, at: BootNs, ifindex: u32, address: IpAddr) -> bool {
+    pub fn is_gateway(&self, at: BootNs, ifindex: u32, address: IpAddr, by_request: bool) -> bool {
+        let key = (ifindex, address);
+        let grace = if by_request { 0 } else { FORMER_GATEWAY_NS };
         let was = |(ceased, gateway): &(BootNs, (u32, IpAddr))| {
-            *gateway == (ifindex, address) && ceased.saturating_add(FORMER_GATEWAY_NS) >= at
+            *gateway == key && ceased.saturating_add(grace) >= at
         };
-        self.in_use.contains(&(ifindex, address)) || self.former.iter().any(was)
+        self.in_use.contains(&key) || self.former.iter().any(was)
+    }
+
+    /// Whether an address that was a default gateway is missed by nobody: packets go to another one, or the route was
+    /// deleted and left interface and address in place.
+    #[must_use]
+    pub fn is_former_gateway(&self, ifindex: u32, address: IpAddr) -> bool {
+        let is_up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.flags & iff::UP != 0);
+        let same_family = |other: &IpAddr| other.is_ipv4() == address.is_ipv4();
+        let has_address =
+            || self.addresses.iter().any(|known| known.ifindex == ifindex && same_family(&known.address));
+        let replaced = || self.in_use.iter().any(|(other, gateway)| same_family(gateway) && is_up(other));
+        !self.in_use.contains(&(ifindex, address)) && (replaced() || (is_up(&ifindex) && has_address()))
     }
 
     /// Whether the model is up to date for an interface at a time: it is known, and nothing changed just before.
@@ -260,15 +282,16 @@ mod tests {
         let mut namespaces = with(vec![route("169.254.1.1")]);
         assert!(namespaces.remove_route(1_000, &route("169.254.1.1")));
         let namespace = namespaces.get(7).unwrap();
-        assert!(namespace.is_gateway(900, 2, address));
-        assert!(namespace.is_gateway(1_500, 2, address));
-        assert!(!namespace.is_gateway(5_000_000_000, 2, address));
+        assert!(namespace.is_gateway(900, 2, address, true));
+        assert!(namespace.is_gateway(1_500, 2, address, false));
+        assert!(!namespace.is_gateway(1_500, 2, address, true), "its entry was deleted after the route");
+        assert!(!namespace.is_gateway(5_000_000_000, 2, address, false));
     }
 
     #[test]
     fn a_snapshot_without_the_route_counts_as_its_removal() {
         let mut namespaces = with(vec![route("10.0.0.1")]);
         namespaces.replace(1_000, snapshot(Vec::new()), true);
-        assert!(namespaces.get(7).unwrap().is_gateway(1_000, 2, "10.0.0.1".parse().unwrap()));
+        assert!(namespaces.get(7).unwrap().is_gateway(1_000, 2, "10.0.0.1".parse().unwrap(), false));
     }
 }

@@ -1,7 +1,6 @@
 //! Whether a gateway's neighbor entry is correct, judged by the model alone.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
 use super::{GATEWAY_STATIC_PERCENT, GATEWAY_STATIC_PODS};
 use crate::event::Target;
@@ -52,23 +51,13 @@ pub(super) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
     }
 }
 
-/// Whether the interface was deleted and the default route uses another one whose entry works.
-pub(super) fn is_replaced(node: &NodeView<'_>, key: NeighborKey) -> bool {
-    let Some(namespace) = node.namespaces.get(key.netns) else {
-        return false;
-    };
-    if namespace.links.contains_key(&key.ifindex) {
-        return false;
-    }
-    namespace.routes().iter().any(|route| {
-        let (Some(address), Some(ifindex)) = (route.gateway, route.ifindex) else {
-            return false;
-        };
-        let health = health(node, NeighborKey { netns: key.netns, ifindex, address });
-        ifindex != key.ifindex
-            && address.is_ipv4() == key.address.is_ipv4()
-            && matches!(health, Health::Correct | Health::Static | Health::Learned)
-    })
+/// Whether nobody needs the entry any more: see [`Namespace::is_former_gateway`].
+///
+/// [`Namespace::is_former_gateway`]: crate::node::namespaces::Namespace::is_former_gateway
+pub(super) fn is_former(node: &NodeView<'_>, key: NeighborKey) -> bool {
+    node.namespaces
+        .get(key.netns)
+        .is_some_and(|namespace| namespace.is_former_gateway(key.ifindex, key.address))
 }
 
 /// The owner of a namespace, if that is a running container.
@@ -115,13 +104,8 @@ pub(super) fn outliers(node: &NodeView<'_>, thresholds: &Thresholds) -> Vec<Outl
     for (netns, _) in node.containers.live_netns().filter(|(netns, _)| *netns != node.host_netns) {
         let Some(namespace) = node.namespaces.get(netns) else { continue };
         for (ifindex, address, gateway) in namespace.gateways() {
-            let is_current = |address: IpAddr| {
-                namespace
-                    .routes
-                    .iter()
-                    .any(|route| route.gateway == Some(address) && route.ifindex == Some(ifindex))
-            };
-            let Some(end) = node.host_end(netns, ifindex).filter(|_| is_current(address)) else { continue };
+            let in_use = namespace.gateways_in_use().contains(&(ifindex, address));
+            let Some(end) = node.host_end(netns, ifindex).filter(|_| in_use) else { continue };
             let group = groups.entry((prefix(&end.ifname), address.is_ipv4())).or_default();
             group.total += 1;
             if gateway.is_static() {

@@ -88,7 +88,7 @@ impl GatewayNeighborLost {
         };
         for (ifindex, address, gateway) in namespace.gateways() {
             let key = NeighborKey { netns, ifindex, address };
-            if self.faults.contains_key(&key) {
+            if self.faults.contains_key(&key) || health::is_former(context.node, key) {
                 continue;
             }
             let confirmed = context.now + seconds(self.thresholds.get(&GATEWAY_CONFIRM));
@@ -311,7 +311,7 @@ impl Fault {
             .namespaces
             .get(key.netns)
             .and_then(|namespace| namespace.gateway(key.ifindex, key.address));
-        if health::is_replaced(context.node, key) {
+        if health::is_former(context.node, key) {
             return Recheck::Resolved;
         }
         match (health::health(context.node, key), self.reason) {

@@ -8,6 +8,7 @@ use std::time::Instant;
 use super::message::{self, Change, LinkChange};
 use super::nsid::PeerLookup;
 use super::stream::{SendResult, Stream};
+use crate::node::routing::is_default;
 use crate::observation::{BootNs, Fact, NsInum, Observation, PeerLink, Source};
 
 impl Stream {
@@ -67,6 +68,8 @@ impl Stream {
             Change::Link(link) => link.went_down || link.vrf_table.is_some(),
             Change::AddressGone(address) => address.address.is_ipv4(),
             Change::Route { replaced, .. } => *replaced,
+            // Whether its interface and address went with it is seen once all is done.
+            Change::RouteGone(routes) => routes.iter().any(is_default),
             // Rare, and what they lead to is not in the message: the namespace is read again.
             Change::RouteByObject { .. } | Change::Nexthop(_) | Change::Rule(_) | Change::RoutingGone => true,
             _ => false,

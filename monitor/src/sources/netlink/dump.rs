@@ -211,7 +211,7 @@ impl Tables {
                 Some(table) => self.rules.push(RuleFacts { ipv6: rule.ipv6, table }),
                 None => self.by_device.push(rule.ipv6),
             },
-            Ok(Change::Neighbor { entry, .. }) if !message::is_noarp(&entry) => self.neighbors.push(entry),
+            Ok(Change::Neighbor { entry, .. }) => self.neighbors.push(entry),
             Ok(_) => {}
             Err(error) => {
                 tracing::debug!(%error, netns, "a dumped message does not decode");
