@@ -6,6 +6,8 @@ use crate::diagnose::tests::harness::*;
 use crate::event::Join;
 use crate::observation::*;
 
+mod routes;
+
 fn lost() -> TestNode {
     let mut node = TestNode::with_running_pod();
     node.delete_entry(ETCD, NeighborCause::Admin);

@@ -1,0 +1,99 @@
+//! Which gateway is missed when default routes move, vanish and come back.
+
+use super::*;
+
+fn other() -> IpAddr {
+    "169.254.9.9".parse().unwrap()
+}
+
+/// A second interface with an address, and whatever routes there are to be.
+fn reroute(node: &mut TestNode, routes: Vec<RouteFacts>) {
+    let tables = node.tables.get_mut(&ETCD).unwrap();
+    if !tables.links.iter().any(|link| link.ifindex == 7) {
+        tables.links.push(veth(ETCD, 7, "net1", HOST, 99));
+    }
+    tables.addresses = [2, 7]
+        .map(|ifindex| AddressFacts {
+            netns: ETCD,
+            ifindex,
+            address: "192.168.252.66".parse().unwrap(),
+            prefix_len: 32,
+        })
+        .to_vec();
+    tables.routes = routes;
+    node.observe_netns(ETCD);
+    node.run_for(10 * S);
+    node.events.clear();
+}
+
+#[test]
+fn the_entry_of_a_former_gateway_is_nobodys_loss() {
+    let mut node = TestNode::with_running_pod();
+    reroute(&mut node, vec![RouteFacts::default_via(ETCD, other(), 7)]);
+    node.delete_entry(ETCD, NeighborCause::Admin);
+    node.run_for(120 * S);
+    let deleted = node.events.iter().find(|event| event.kind == Kind::NeighborDeleted).unwrap();
+    assert_eq!(deleted.neighbor.as_ref().unwrap().gateway, Some(false));
+    assert_eq!(node.open().len(), 0);
+    // Nor after a restart.
+    let mut again = TestNode::booted(node.resume_state());
+    again.tables = node.tables.clone();
+    again.now = node.now;
+    again.start(vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f")]);
+    again.run_for(120 * S);
+    assert_eq!(again.open().len(), 0);
+}
+
+#[test]
+fn the_gateways_address_on_another_interface_is_no_gateway() {
+    let mut node = TestNode::with_running_pod();
+    let routes = vec![RouteFacts::default_via(ETCD, gateway(), 2)];
+    reroute(&mut node, routes);
+    let mut change = deletion(ETCD, NeighborCause::Admin);
+    change.key.ifindex = 7;
+    change.ifname = "net1".into();
+    node.observe(Fact::Neighbor(Box::new(change)));
+    node.run_for(120 * S);
+    assert_eq!((node.open().len(), node.events[0].neighbor.as_ref().unwrap().gateway), (0, Some(false)));
+}
+
+#[test]
+fn a_spare_route_of_a_higher_metric_is_none_either() {
+    let mut node = TestNode::with_running_pod();
+    let spare = RouteFacts { metric: 100, ..RouteFacts::default_via(ETCD, other(), 7) };
+    reroute(&mut node, vec![RouteFacts::default_via(ETCD, gateway(), 2), spare]);
+    let mut change = deletion(ETCD, NeighborCause::Admin);
+    (change.key.ifindex, change.key.address) = (7, other());
+    node.observe(Fact::Neighbor(Box::new(change)));
+    assert_eq!((node.open().len(), node.events[0].neighbor.as_ref().unwrap().gateway), (0, Some(false)));
+}
+
+#[test]
+fn an_incident_closes_when_the_route_moves_or_is_deleted_on_purpose() {
+    for routes in [vec![RouteFacts::default_via(ETCD, other(), 7)], Vec::new()] {
+        let mut node = lost();
+        assert_eq!(node.open().len(), 1);
+        let tables = node.tables.get_mut(&ETCD).unwrap();
+        tables.links.push(veth(ETCD, 7, "net1", HOST, 99));
+        tables.addresses = vec![AddressFacts {
+            netns: ETCD,
+            ifindex: 2,
+            address: "192.168.252.66".parse().unwrap(),
+            prefix_len: 32,
+        }];
+        tables.routes = routes;
+        node.run_for(5 * S);
+        assert_eq!(node.open().len(), 0);
+        assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
+    }
+}
+
+#[test]
+fn a_gateway_that_went_with_its_interface_stays_missed() {
+    let mut node = TestNode::with_running_pod();
+    node.delete_entry(ETCD, NeighborCause::LinkDeleted);
+    let tables = node.tables.get_mut(&ETCD).unwrap();
+    (tables.links, tables.routes, tables.addresses) = Default::default();
+    node.run_for(600 * S);
+    assert_eq!(node.open().len(), 1, "{:?}", node.kinds());
+}
