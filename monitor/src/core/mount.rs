@@ -167,7 +167,11 @@ impl Core {
         let report = self.holder_scans.scans.get(&key).and_then(|scan| scan.report.clone());
         match outcome {
             Outcome::Refused(attempts) => self.emit_busy(at, &key, &attempt, attempts, report),
-            Outcome::Released(attempts) => self.emit_released(at, &key, &attempt, attempts, report.as_ref()),
+            Outcome::Released(attempts) => {
+                self.emit_released(at, &key, &attempt, attempts, report.as_ref());
+                // What is mounted there next has other holders.
+                self.holder_scans.scans.remove(&key);
+            }
         }
     }
 

@@ -69,6 +69,21 @@ fn the_unmount_that_succeeds_is_emitted_once() {
 }
 
 #[test]
+fn a_mount_that_is_busy_again_after_its_release_is_scanned_again() {
+    let mut core = settled();
+    core.observe(at(10, attempt(Some(16))));
+    core.observe(at(11, report(1)));
+    core.observe(at(12, attempt(None)));
+    assert_eq!(events(&mut core).len(), 2);
+    core.observe(at(13, attempt(Some(16))));
+    let requested = requests(&mut core);
+    assert!(matches!(&requested[..], [Request::Holders { id: 2, .. }]), "{requested:?}");
+    core.observe(at(10_000 * MS, Fact::Tick));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!(event.holders, Some(Vec::new()), "those of the mount before are no longer true");
+}
+
+#[test]
 fn an_event_is_emitted_even_if_its_scan_never_finishes() {
     let mut core = settled();
     core.observe(at(10, attempt(Some(16))));
