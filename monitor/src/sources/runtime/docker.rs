@@ -72,7 +72,11 @@ impl RuntimeClient for Docker {
 
     async fn inspect(&self, id: &str) -> Result<Option<ContainerFacts>, RuntimeError> {
         match self.api.inspect_container(id, None::<InspectContainerOptions>).await {
-            Ok(answer) => Ok(facts::from_inspect(answer)),
+            // Not `None`, which would report that the container is gone.
+            Ok(answer) => facts::from_inspect(answer).map(Some).ok_or_else(|| RuntimeError::Decode {
+                request: INSPECT,
+                source: "it has no container id".into(),
+            }),
             Err(ClientError::DockerResponseServerError { status_code: 404, .. }) => Ok(None),
             Err(source) => Err(failure(INSPECT, self.patience, source)),
         }

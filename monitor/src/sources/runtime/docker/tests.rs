@@ -311,6 +311,17 @@ async fn a_container_that_vanishes_between_list_and_inspect_is_left_out() {
 }
 
 #[tokio::test]
+async fn an_inspect_without_a_container_is_no_removal() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "running", me());
+    fake.mood(Mood::InspectEmpty);
+    let mut reports = Reports::by(&fake);
+    let snapshot = reports.snapshot().await;
+    assert_eq!((snapshot[0].state, snapshot[0].tgid), (ContainerState::Running, None));
+    reports.up().await;
+}
+
+#[tokio::test]
 async fn one_container_that_cannot_be_inspected_does_not_hold_up_the_others() {
     let fake = FakeDocker::started();
     fake.put(&id('a'), "running", me());

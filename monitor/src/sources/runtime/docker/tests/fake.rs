@@ -37,6 +37,8 @@ pub(in crate::sources::runtime) enum Mood {
     Broken,
     /// Lists, but never answers an inspect.
     InspectHangs,
+    /// Lists, but answers an inspect with an empty object.
+    InspectEmpty,
     /// Lists, but says 404 to an inspect.
     InspectGone,
     /// Takes 50 ms for an inspect.
@@ -244,6 +246,7 @@ async fn answer(request: Request<Incoming>, state: &Mutex<State>) -> Result<Resp
         return Ok(reply(StatusCode::OK, &json!(list).to_string()));
     }
     match mood {
+        Mood::InspectEmpty => return Ok(reply(StatusCode::OK, "{}")),
         Mood::InspectHangs => std::future::pending().await,
         Mood::InspectSlow => tokio::time::sleep(Duration::from_millis(50)).await,
         _ => {}
