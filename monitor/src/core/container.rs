@@ -44,7 +44,8 @@ impl Core {
             self.pods.note(at, pod);
         }
         for transition in self.containers.replace(at, read, source, list) {
-            if !first {
+            // One that another source reported before has changed, though.
+            if !first || transition.from.is_some() {
                 self.emit_transition(at, &transition);
             }
         }

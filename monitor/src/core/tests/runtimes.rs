@@ -177,6 +177,17 @@ fn its_lifecycle_is_emitted_once_whichever_socket_is_ahead() {
 }
 
 #[test]
+fn what_the_first_list_of_a_second_socket_knows_sooner_is_news() {
+    let (a, b) = (running('a'), running('b'));
+    let mut node = Node::new();
+    node.lists(1, A, &[&a]);
+    node.says(2, up(A));
+    node.lists(3, B, &[&exited(&a), &b]);
+    node.reports(4, A, &exited(&a));
+    assert_eq!(node.kinds(), [Kind::ContainerExited]);
+}
+
+#[test]
 fn a_socket_that_lags_behind_brings_no_container_back() {
     let a = running('a');
     let mut node = Node::watching(&[&a], &[&a]);
