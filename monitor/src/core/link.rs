@@ -6,7 +6,9 @@ use crate::diagnose::ModelChange;
 use crate::event::wording::owner_phrase;
 use crate::event::{Event, Kind, Link, LinkPeer, Route, Severity, Target};
 use crate::node::routing::is_default;
-use crate::observation::{BootNs, LinkFacts, NetnsSnapshot, NsInum, PeerLink, Request, RouteFacts, iff};
+use crate::observation::{
+    BootNs, LinkFacts, NetnsSnapshot, NsInum, PeerLink, Request, RouteFacts, TABLE_MAIN, iff,
+};
 
 impl Core {
     /// Applies the snapshot of a namespace. The first one emits no events; each difference in a later one is a change of
@@ -123,7 +125,11 @@ impl Core {
         }
     }
 
+    /// Halves of default routes and those of other tables are known only to tell which gateway is in use.
     fn emit_route(&mut self, at: BootNs, kind: Kind, route: &RouteFacts, verb: &str) {
+        if route.destination.is_some() || route.table != TABLE_MAIN {
+            return;
+        }
         let target = self.target(route.netns, false);
         let severity = match kind {
             Kind::RouteDeleted if target.container.is_some() => Severity::Notice,

@@ -196,6 +196,17 @@ fn an_entry_of_a_namespace_in_setup_is_not_reported_as_no_gateway() {
 }
 
 #[test]
+fn of_routes_only_default_ones_of_the_main_table_give_events() {
+    let mut core = settled();
+    let default = RouteFacts::default_via(POD, "10.8.0.1".parse().unwrap(), 9);
+    let half = RouteFacts { destination: Some(("0.0.0.0".parse().unwrap(), 1)), ..default.clone() };
+    let other = RouteFacts { table: 100, ..default.clone() };
+    [half, other, default].into_iter().for_each(|route| core.observe(at(10, Fact::Route(route))));
+    let kinds: Vec<Kind> = events(&mut core).iter().map(|event| event.kind).collect();
+    assert_eq!(kinds, [Kind::RouteAdded]);
+}
+
+#[test]
 fn a_snapshot_emits_changes_of_which_no_message_was_received() {
     let mut core = core();
     let link = |ifname: &str, flags| LinkFacts {
