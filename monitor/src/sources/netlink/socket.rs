@@ -28,6 +28,8 @@ use super::route::{NEXTHOP_HEADER, RTM_GETNEXTHOP};
 pub(super) const DATAGRAM: usize = 64 * 1024;
 /// `struct nlmsghdr`.
 const NLMSG_HEADER: usize = 16;
+/// Tables that a kernel may not have: rules without policy routing, nexthop objects before 5.3.
+const OPTIONAL_TABLES: [u16; 2] = [libc::RTM_GETRULE, RTM_GETNEXTHOP];
 /// Longest wait for one datagram of an answer.
 const PATIENCE: Duration = Duration::from_millis(300);
 
@@ -134,6 +136,14 @@ pub(super) enum RequestError {
     Answer(#[source] DecodeError),
 }
 
+impl RequestError {
+    /// Whether a table was requested that this kernel does not have.
+    fn is_missing_table(&self) -> bool {
+        matches!(self, Self::Refused { request, errno }
+            if OPTIONAL_TABLES.contains(request) && errno.raw_os_error() == Some(libc::EOPNOTSUPP))
+    }
+}
+
 /// A blocking socket for requests, in the namespace of the thread that opens it.
 pub(super) struct RequestSocket {
     socket: Socket,
@@ -153,7 +163,8 @@ impl RequestSocket {
         Ok(Self { socket, sequence: 0, buffer: vec![0; DATAGRAM], deadline: Instant::now() + budget })
     }
 
-    /// Dumps a table, message by message. Returns whether the kernel says that it changed meanwhile.
+    /// Dumps a table, message by message; one that the kernel does not have is empty. Returns whether the kernel says
+    /// that it changed meanwhile.
     pub(super) fn dump(
         &mut self,
         request: RouteNetlinkMessage,
@@ -163,7 +174,7 @@ impl RequestSocket {
         self.read_dump(kind, each)
     }
 
-    /// Dumps the nexthop objects, which the packet crate does not know. A kernel before 5.3 has none.
+    /// Dumps the nexthop objects, which the packet crate does not know.
     pub(super) fn dump_nexthops(
         &mut self,
         each: impl FnMut(&NetlinkBuffer<&[u8]>),
@@ -176,12 +187,7 @@ impl RequestSocket {
         message.set_flags(NLM_F_REQUEST | NLM_F_DUMP);
         message.set_sequence_number(self.sequence);
         self.socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).map_err(RequestError::Socket)?;
-        match self.read_dump(RTM_GETNEXTHOP, each) {
-            Err(RequestError::Refused { errno, .. }) if errno.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                Ok(false)
-            }
-            result => result,
-        }
+        self.read_dump(RTM_GETNEXTHOP, each)
     }
 
     fn read_dump(
@@ -199,8 +205,12 @@ impl RequestSocket {
                 }
                 interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
                 match message.message_type() {
-                    NLMSG_DONE => return refusal(kind, message.payload()).map(|()| interrupted),
-                    NLMSG_ERROR => return refusal(kind, message.payload()).map(|()| interrupted),
+                    NLMSG_DONE | NLMSG_ERROR => {
+                        return match refusal(kind, message.payload()) {
+                            Err(error) if error.is_missing_table() => Ok(false),
+                            result => result.map(|()| interrupted),
+                        };
+                    }
                     _ => each(&message),
                 }
             }
@@ -312,4 +322,20 @@ fn sender_nsid(header: &libc::msghdr) -> Option<i32> {
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_rules_and_nexthop_objects_may_be_missing_in_a_kernel() {
+        let is_missing =
+            |request, errno: i32| refusal(request, &(-errno).to_ne_bytes()).unwrap_err().is_missing_table();
+        assert!(
+            is_missing(libc::RTM_GETRULE, libc::EOPNOTSUPP) && is_missing(RTM_GETNEXTHOP, libc::EOPNOTSUPP)
+        );
+        assert!(!is_missing(libc::RTM_GETRULE, libc::EPERM));
+        assert!(!is_missing(libc::RTM_GETLINK, libc::EOPNOTSUPP));
+    }
 }
