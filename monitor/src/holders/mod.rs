@@ -5,9 +5,10 @@
 //! index (process ─► namespace) ─► target (path ─► mount) ─► propagation (copies) ─► pins (each process) ─► verdict
 //! ```
 //!
-//! Reads /proc only: links, fdinfo, maps and mountinfo, which no hung file server can delay. The target is
-//! never opened and never stat'ed, and nothing of another process stays open after it was read. Knows nothing
-//! of containers and pods; the core joins those by control group.
+//! Reads /proc: links, fdinfo, maps and mountinfo, which no hung file server can delay. The directories above the
+//! target are opened for a moment, to follow symbolic links; the target is never opened and never stat'ed, and
+//! nothing of another process stays open after it was read. Knows nothing of containers and pods; the core joins
+//! those by cgroup.
 //!
 //! Processes whose namespace sees the mount, or a copy that the unmount would take along, are visited first.
 //! Only when none of these pins it are all others: a descriptor can have come from another namespace.
