@@ -17,7 +17,7 @@ pub struct Object {
 }
 
 /// Programs on tracepoints and BTF-typed tracepoints.
-pub const CORE: Object =
+pub static CORE: Object =
     Object { name: "core", bytes: aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kevtmon-ebpf.o")) };
 
 /// Maps that all objects share: one ring, its flag, the counters, and which tasks were sent.
