@@ -4,7 +4,7 @@
 //! depends on what stood before its name; where that is unclear, it ends with the argument.
 
 use super::MASK;
-use super::flag::{is_glued_password, is_password_command};
+use super::flag::{is_glued_command, is_glued_password, is_password_command};
 use super::name::{is_header, is_scheme, is_secret, is_secret_assigned, is_secret_word, is_user_option};
 
 /// What an argument says about the next one.
@@ -29,6 +29,8 @@ pub(super) struct Context {
     pub(super) option_list: bool,
     /// The command takes a password with `-p`, as a word before says.
     pub(super) password_command: bool,
+    /// Whatever is glued to `-p` is a password, as a word before says.
+    pub(super) glued_command: bool,
     /// It may go on where the capture ends.
     pub(super) cut: bool,
 }
@@ -83,6 +85,7 @@ fn scan(arg: &str, context: &Context, line: &mut String) -> Next {
         first: context.first,
         option_list: context.option_list || glued_list || arg.starts_with("--opt"),
         password_command: context.password_command,
+        glued_command: context.glued_command,
         cut: context.cut,
         begin: if glued_list { 2 } else { 0 },
     };
@@ -115,6 +118,7 @@ struct Scanner<'a> {
     first: bool,
     option_list: bool,
     password_command: bool,
+    glued_command: bool,
     cut: bool,
     /// Where names begin: after a glued `-o`.
     begin: usize,
@@ -232,12 +236,16 @@ impl Scanner<'_> {
     fn short_password(&self, start: usize, end: usize) -> Option<Found> {
         let value = start + 2;
         let value_end = if start == 0 { self.arg.len() } else { self.word_end(value) };
+        let mut before = self.arg[..start].split_ascii_whitespace();
         if value_end > value {
             let cut = self.cut && value_end == self.arg.len();
-            return (cut || is_glued_password(&self.arg[value..value_end])).then(|| plain(value, value_end));
+            let is_password = cut
+                || self.glued_command
+                || is_glued_password(&self.arg[value..value_end])
+                || before.any(is_glued_command);
+            return is_password.then(|| plain(value, value_end));
         }
-        let before = self.arg[..start].split_ascii_whitespace();
-        let takes_one = self.password_command || before.into_iter().any(is_password_command);
+        let takes_one = self.password_command || before.any(is_password_command);
         takes_one.then(|| self.following_word(end)).flatten()
     }
 

@@ -3,6 +3,11 @@
 /// Programs and subcommands whose `-p` takes a password as the next argument.
 const PASSWORD_COMMANDS: &[&str] = &["sshpass", "login", "htpasswd", "smbpasswd"];
 
+/// Programs whose `-p` has the password glued to it, whatever it looks like; of the first two every program whose name
+/// begins like that.
+const GLUED_FAMILIES: &[&str] = &["mysql", "mariadb"];
+const GLUED_COMMANDS: &[&str] = &["sshpass", "mycli", "7z", "7za", "7zr", "7zz", "rar", "unrar"];
+
 /// Long options with one dash that begin like it (find, ps, ffmpeg, gcc, Go programs).
 const LONG_OPTIONS: &[&str] = &[
     "pass", "path", "pedantic", "perm", "pid", "pidfile", "pid-file", "ping", "pipe", "pix_fmt", "policy",
@@ -14,6 +19,12 @@ const LONG_OPTIONS: &[&str] = &[
 pub(super) fn is_password_command(word: &str) -> bool {
     let name = word.rsplit('/').next().unwrap_or(word);
     PASSWORD_COMMANDS.contains(&name)
+}
+
+/// Whether whatever is glued to `-p` is a password after this word of the same command.
+pub(super) fn is_glued_command(word: &str) -> bool {
+    let name = word.rsplit('/').next().unwrap_or(word);
+    GLUED_COMMANDS.contains(&name) || GLUED_FAMILIES.iter().any(|family| name.starts_with(family))
 }
 
 /// Whether what is glued to `-p` can be a password: no port or list of ports, no path, no other option. A short

@@ -40,6 +40,8 @@ const MASKED: &[(&str, &str)] = &[
     ("skopeo|--src-creds|u:p|x", "skopeo --src-creds *** x"),
     ("mysql|-u|root|-phunter2|db", "mysql -u root -p*** db"),
     ("mysql|-ps3cr3t!x y|db", "mysql -p*** db"),
+    ("/usr/bin/mysqldump|-p123456|db", "/usr/bin/mysqldump -p*** db"),
+    ("sh|-c|mariadb -uroot -p/x -h db", "sh -c mariadb -uroot -p*** -h db"),
     ("sh|-c|mysql -phunter2 -h db", "sh -c mysql -p*** -h db"),
     ("sshpass|-p|hunter2|ssh|-p|22|h", "sshpass -p *** ssh -p *** h"),
     ("docker|login|-u|me|-p|hunter2|r", "docker login -u me -p *** r"),
