@@ -282,9 +282,12 @@ impl<D: Destination> Sink for Reconnecting<D> {
     }
 
     fn finish(&mut self) {
-        if self.is_up()
-            && let Err(error) = self.destination.close()
-        {
+        // After a failure it may have been connected again at once: then that connection is closed.
+        for _ in 0..2 {
+            if !self.is_up() {
+                return;
+            }
+            let Err(error) = self.destination.close() else { return };
             tracing::warn!("the {} was not closed cleanly: {}", D::TITLE, chain(&error));
             self.check(Err(error));
         }

@@ -36,6 +36,8 @@ struct Buffered {
     buffered: Vec<Event>,
     skipped: u32,
     retry_now: bool,
+    /// What each attempt to close it comes to; well if there is none.
+    closing: Vec<Result<(), Broken>>,
 }
 
 impl Buffered {
@@ -78,6 +80,7 @@ impl Destination for Buffered {
     }
 
     fn close(&mut self) -> Result<(), Broken> {
+        self.closing.pop().unwrap_or(Ok(()))?;
         self.flush()
     }
 }
@@ -93,8 +96,13 @@ fn rig(backoff: Backoff) -> Rig {
     let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
     let wire = Arc::new(Mutex::new(Wire::default()));
     let (core, statuses) = channel(16);
-    let destination =
-        Buffered { wire: Arc::clone(&wire), buffered: Vec::new(), skipped: 0, retry_now: false };
+    let destination = Buffered {
+        wire: Arc::clone(&wire),
+        buffered: Vec::new(),
+        skipped: 0,
+        retry_now: false,
+        closing: Vec::new(),
+    };
     let sink = Reconnecting::new(destination, backoff, Arc::clone(&metrics), core);
     Rig { sink, wire, metrics, statuses }
 }
@@ -216,4 +224,15 @@ fn the_end_writes_what_was_buffered() {
     rig.sink.deliver(&Arc::new(event.into())).unwrap();
     rig.sink.finish();
     assert_eq!(rig.received(), [(1, Kind::NeighborDeleted)]);
+}
+
+#[test]
+fn a_connection_that_replaces_one_at_the_end_is_closed_too() {
+    let mut rig = rig(AT_ONCE);
+    rig.sink.on_time();
+    rig.sink.destination.retry_now = true;
+    rig.sink.destination.closing = vec![Ok(()), Err(Broken)];
+    rig.sink.finish();
+    assert_eq!(rig.wire.lock().unwrap().connects, 2);
+    assert!(rig.sink.destination.closing.is_empty(), "only one was closed");
 }
