@@ -8,6 +8,7 @@ mod archive;
 mod files;
 mod kernels;
 mod machine;
+mod qemu;
 
 use std::fs;
 use std::io::{self, Write};
@@ -19,6 +20,7 @@ use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
 
 use self::kernels::Kernel;
+use self::qemu::Qemu;
 use crate::build;
 use crate::prerequisites::{self, Prerequisite, program};
 use crate::setup::Privilege;
@@ -35,8 +37,7 @@ const REAPER: &str = "reaper";
 /// The test executables that depend on the kernel, each with what it leaves out: no runtime is in the guest.
 const TESTS: [(&str, &[&str]); 3] = [("hooks", &[]), ("neighbor", &[]), ("mount", &["--skip=container"])];
 
-const PREREQUISITES: [Prerequisite; 4] = [
-    program("qemu-system-x86_64", "qemu-system-x86", "is the machine"),
+const PREREQUISITES: [Prerequisite; 3] = [
     program("xz", "xz-utils", "unpacks the kernels' modules"),
     // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.
     program("ip", "iproute2", "deletes and changes what the daemon then names it for"),
@@ -55,18 +56,19 @@ pub(crate) fn test(arguments: &[String], required: bool) -> Result<()> {
         eprintln!("xtask: skipped: {reason}");
         return Ok(());
     }
+    let qemu = Qemu::of_this_machine(Privilege::of_this_user())?;
     let daemon = build::release()?;
     let executables = executables()?;
     let transcript = Transcript::new(kernels.len(), io::stderr());
     let failed = std::thread::scope(|scope| {
-        let (plan, daemon, executables) = (&plan, &daemon, &executables);
+        let (plan, qemu, daemon, executables) = (&plan, &qemu, &daemon, &executables);
         let machines: Vec<_> = kernels
             .iter()
             .enumerate()
             .map(|(index, kernel)| {
                 let mut output = transcript.piece(index);
                 scope.spawn(move || {
-                    let passed = run(kernel, daemon, executables, plan, &mut output);
+                    let passed = run(qemu, kernel, daemon, executables, plan, &mut output);
                     let passed = passed.inspect_err(|error| {
                         // Nobody reads any more; the exit code says it, too.
                         let _ = writeln!(output, "xtask: {}: {error:#}", kernel.name);
@@ -91,10 +93,12 @@ pub(crate) fn prepare(privilege: Privilege) -> Result<Vec<Kernel>> {
         return Ok(Vec::new());
     }
     prerequisites::ensure("the tests on other kernels", &PREREQUISITES, privilege)?;
+    Qemu::of_this_machine(privilege)?;
     packages.iter().map(|package| kernels::fetch(package, privilege)).collect()
 }
 
 fn run(
+    qemu: &Qemu,
     kernel: &Kernel,
     daemon: &Path,
     executables: &[(String, PathBuf)],
@@ -105,7 +109,7 @@ fn run(
     let initramfs = workspace::target().join("vm").join(format!("{}.initramfs", kernel.name));
     let content = files::collect(daemon, executables, kernel)?;
     fs::write(&initramfs, content).with_context(|| format!("cannot write {}", initramfs.display()))?;
-    machine::run(kernel, &initramfs, plan, output)
+    machine::run(qemu, kernel, &initramfs, plan, output)
 }
 
 /// A word per test executable, as `guest` takes them: its name and its arguments, with commas between.

@@ -56,7 +56,7 @@ pub(crate) fn fetch(name: &str, privilege: Privilege) -> Result<Kernel> {
         let parent = workspace::target().join("vm");
         fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
         let partial = tempfile::tempdir_in(&parent).context("cannot create a directory")?;
-        download(name, partial.path(), privilege)?;
+        download(&[name], partial.path(), privilege)?;
         let unpacked = partial.path().join("kernel");
         unpack(partial.path(), &unpacked)?;
         fs::rename(&unpacked, &directory)
@@ -69,10 +69,11 @@ pub(crate) fn fetch(name: &str, privilege: Privilege) -> Result<Kernel> {
     })
 }
 
-fn download(name: &str, directory: &Path, privilege: Privilege) -> Result<()> {
-    eprintln!("xtask: downloading {name}");
+/// Downloads packages, as files, into a directory.
+pub(super) fn download(names: &[&str], directory: &Path, privilege: Privilege) -> Result<()> {
+    eprintln!("xtask: downloading {}", names.join(", "));
     let mut get = Command::new("apt-get");
-    get.args(["download", "-q", name]).current_dir(directory);
+    get.args(["download", "-q"]).args(names).current_dir(directory);
     if workspace::check(&mut get).is_err() {
         // The version that the lists name may have left the archive.
         setup::carry_out("apt's lists may be too old", &[packages::update()], privilege)?;

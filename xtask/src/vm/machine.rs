@@ -3,13 +3,14 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
 use super::kernels::Kernel;
+use super::qemu::Qemu;
 use crate::workspace;
 
 /// How long a machine may take: two minutes were measured on two busy cores.
@@ -28,8 +29,14 @@ const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet panic=-1 oops=panic softlock
 
 /// Boots the kernel, writes each test's verdict to `output`, and fails unless all passed. The console's log stays beside the
 /// initramfs.
-pub(crate) fn run(kernel: &Kernel, initramfs: &Path, plan: &[String], output: &mut impl Write) -> Result<()> {
-    let mut command = Command::new("qemu-system-x86_64");
+pub(crate) fn run(
+    qemu: &Qemu,
+    kernel: &Kernel,
+    initramfs: &Path,
+    plan: &[String],
+    output: &mut impl Write,
+) -> Result<()> {
+    let mut command = qemu.command();
     command
         .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none"])
         .args(["-serial", "stdio", "-accel", ACCELERATION, "-cpu", "max", "-smp", "2", "-m", "1024"])
