@@ -1,6 +1,6 @@
 //! In: the kernel programs that `cargo xtask ebpf` left, and the checkout. Out: a copy of the programs in
 //! `OUT_DIR/kevtmon-ebpf.o` (empty when they were not built) and the revision in `KEVTMON_GIT_REVISION`.
-//! It knows no eBPF compiler: a plain `cargo build` needs none, and the daemon can tell that it carries no programs.
+//! No eBPF compiler is needed: a plain `cargo build` gives a daemon without programs, which reports that it has none.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,7 +23,7 @@ fn main() -> io::Result<()> {
 fn embed_programs(root: &Path, out: &Path) -> io::Result<()> {
     let built = root.join("target/bpf");
     // Cargo takes a watched path that does not exist for one that has changed, and would compile the daemon on
-    // every call; a watched directory that exists tells when the object appears.
+    // every call; a watched directory that exists changes when the object appears.
     if fs::create_dir_all(&built).is_ok() {
         watch(&built);
     }

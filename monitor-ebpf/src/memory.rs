@@ -4,7 +4,7 @@ use aya_ebpf::helpers::generated::{bpf_probe_read_kernel, bpf_probe_read_kernel_
 use kevtmon_ebpf::MISSING;
 use kevtmon_ebpf::task::{ARGV_CAPACITY, NAME_CAPACITY, NAMES_DEPTH, Names};
 
-/// One offset: a field of the `OFFSETS` of the file that asks.
+/// One offset: a field of the `OFFSETS` of the file that reads it.
 macro_rules! offset {
     ($field:ident) => {
         $crate::memory::volatile(&raw const OFFSETS.$field)
@@ -28,7 +28,7 @@ pub(crate) trait Structure: Copy {
     fn follow(self, offset: u32) -> Self;
 }
 
-/// A structure that the verifier knows the type of: an argument of a BTF tracepoint, and what its pointers lead
+/// A structure with a type known to the verifier: an argument of a BTF tracepoint, and what its pointers lead
 /// to. A member is read by one instruction where [`Kernel`] takes a call, many times as long; a null pointer or
 /// one that faults gives zeros just the same. What is read must be a member, or lie within one.
 #[derive(Clone, Copy)]

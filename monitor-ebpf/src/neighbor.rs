@@ -115,7 +115,7 @@ fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
 }
 
 /// `neigh_timer_handler(struct neighbour *n, int err)`, since 5.1. Fires after the state changed, in
-/// whatever task the timer interrupted: nobody did it.
+/// whatever task the timer interrupted: there is no actor.
 #[btf_tracepoint(function = "neigh_timer_handler")]
 fn neigh_timer_handler(ctx: BtfTracePointContext) -> i32 {
     let neighbour = Typed(ctx.arg::<u64>(0));

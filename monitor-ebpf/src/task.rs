@@ -1,6 +1,6 @@
 //! The current task: its identity in every record, its details once per identity.
 //!
-//! `ip`, `umount` and CNI plugins are gone within milliseconds, so all that identifies them is captured here.
+//! `ip`, `umount` and CNI plugins end within milliseconds, so all that identifies them is captured here.
 
 use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_current_task_btf, bpf_ktime_get_boot_ns};
 use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid, bpf_get_current_uid_gid};

@@ -140,7 +140,7 @@ impl<'d> Sleeper<'d> {
         Self { dockerd, name, client, pid, id }
     }
 
-    /// Says the word, and waits for the end.
+    /// Sends the word, and waits for the end.
     pub fn wake(&mut self) {
         use std::io::Write;
         let mut stdin = self.client.stdin.take().expect("a sleeper is woken once");

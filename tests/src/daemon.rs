@@ -100,7 +100,7 @@ impl Launch {
         self
     }
 
-    /// A copy of the program in its own directory, that everybody may run: the build directory may be closed.
+    /// A copy of the program in its own directory, that every user may run: the build directory may be closed.
     #[must_use]
     pub fn copied(mut self) -> Self {
         let copy = self.scratch.path().join("kevtmon");
@@ -132,7 +132,7 @@ impl Launch {
         self
     }
 
-    /// Nobody reads the standard output until [`Daemon::read`].
+    /// Standard output is not read until [`Daemon::read`].
     #[must_use]
     pub fn read_later(mut self) -> Self {
         self.read_later = true;
@@ -172,7 +172,7 @@ impl Launch {
     #[must_use]
     pub fn run_to_end(self) -> Finished {
         let mut command = Command::new("timeout");
-        // A daemon that does not end is ended: status 124 says so.
+        // A daemon that does not end is ended, with status 124.
         command.arg(patience().as_secs().to_string());
         let inner = self.command();
         command.arg(inner.get_program()).args(inner.get_args()).stdin(Stdio::null());
@@ -270,7 +270,7 @@ impl Daemon {
         self.directory().join("kevtmon.sock")
     }
 
-    /// Runs a command that reads: `["incidents", "--json"]`. It asks this daemon, or reads what it left.
+    /// Runs a query command: `["incidents", "--json"]`. It queries this daemon, or reads its files.
     pub fn ask(&self, question: &[&str]) -> Finished {
         let mut command = Command::new(program());
         command.args(question).stdin(Stdio::null());
@@ -278,7 +278,7 @@ impl Daemon {
         finish(&mut command, "kevtmon".as_ref())
     }
 
-    /// As [`Daemon::ask`] with `--json`: the lines of the answer, whose exit code says that there is one.
+    /// As [`Daemon::ask`] with `--json`: the lines of the answer; the exit code must be 0 if there are any.
     pub fn find(&self, question: &[&str]) -> Vec<Event> {
         let ran = self.ask(&[question, &["--json"]].concat());
         assert!(matches!(ran.status.code(), Some(0 | 1)), "{question:?}: {} {}", ran.status, ran.stderr);
@@ -358,7 +358,7 @@ impl Daemon {
     }
 
     /// All events printed before a deletion that happens now in the same namespace: what is not
-    /// among them was not said about anything that happened before this call.
+    /// among them was not emitted for anything that happened before this call.
     pub fn fence(&mut self, pod: &Pod) -> Vec<Event> {
         let address = unique::address(250);
         pod.netns().churn([address.parse().expect("an address")]);
@@ -382,7 +382,7 @@ impl Daemon {
         self.events().into_iter().take_while(|event| !fits(event)).collect()
     }
 
-    /// Asks its HTTP side once.
+    /// Sends one HTTP request to it.
     #[must_use]
     pub fn get(&self, path: &str) -> Option<Answer> {
         http::get(self.address, path)

@@ -96,13 +96,13 @@ impl Event {
         self.is_in(netns) && self.text("/neighbor/address") == address
     }
 
-    /// Whether it says that this entry is gone.
+    /// Whether it reports that this entry is gone.
     #[must_use]
     pub fn is_deletion(&self, netns: u64, address: &str) -> bool {
         self.kind() == "neighbor.deleted" && self.is_neighbor(netns, address)
     }
 
-    /// Whether somebody should look at it.
+    /// Whether its severity is at least `warning`.
     #[must_use]
     pub fn alarms(&self) -> bool {
         matches!(self.severity(), "warning" | "critical")

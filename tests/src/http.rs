@@ -1,11 +1,11 @@
-//! The daemon's HTTP side, asked over a plain connection.
+//! A client of the daemon's HTTP endpoints, over a plain connection.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use crate::patience::patience;
 
-/// An answer.
+/// A response.
 #[derive(Debug, Clone)]
 pub struct Answer {
     /// Status code.
@@ -16,7 +16,7 @@ pub struct Answer {
     pub body: String,
 }
 
-/// Asks once; `None` when nobody answers.
+/// Sends one request; `None` without a response.
 #[must_use]
 pub fn get(address: SocketAddr, path: &str) -> Option<Answer> {
     let mut stream = TcpStream::connect_timeout(&address, patience()).ok()?;

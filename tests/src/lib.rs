@@ -3,7 +3,7 @@
 //! A scenario sets up what it needs by guards, starts the daemon, lets a short-lived process do the harm, and
 //! waits for what the daemon prints. Every guard cleans up when dropped; what a killed test process leaves
 //! behind is cleaned up by the [`reaper`]. Names are unique, so scenarios run side by side. The harness
-//! knows the daemon's command line, its JSON and its metrics, and nothing of its insides.
+//! uses the daemon's command line, its JSON and its metrics, and none of its internals.
 
 #![allow(
     clippy::expect_used,

@@ -16,7 +16,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes one that everybody may enter.
+    /// Makes one that every user may enter.
     #[must_use]
     pub fn new() -> Self {
         let path = std::env::temp_dir().join(unique::name("kvm"));
@@ -74,7 +74,7 @@ impl Mount {
         mount
     }
 
-    /// Mounts one at a path whose directory somebody else keeps.
+    /// Mounts one at a path whose directory the caller keeps.
     #[must_use]
     pub fn at(point: &Path) -> Self {
         std::fs::create_dir_all(point).expect("a mount point can be made");

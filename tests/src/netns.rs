@@ -15,7 +15,7 @@ use crate::process::{Finished, attempt, run, run_with_input};
 use crate::reaper::Cleanup;
 use crate::unique;
 
-/// Where namespaces have names, for `ip` and everybody else.
+/// Where namespaces have names, as for `ip`.
 const NAMES: &str = "/run/netns";
 
 /// The file of a network namespace.
@@ -41,7 +41,7 @@ impl NetnsPath {
         fs::metadata(&self.0).expect("the namespace exists").ino()
     }
 
-    /// Asks or changes something in it, by this process; panics unless that succeeds.
+    /// Queries or changes something in it, by this process; panics unless that succeeds.
     pub fn network<T: Send>(&self, act: impl FnOnce(&Network) -> Result<T, NetworkError> + Send) -> T {
         Network::within(&self.0, act).unwrap_or_else(|error| panic!("in {}: {error:?}", self.0.display()))
     }

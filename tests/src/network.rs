@@ -41,7 +41,7 @@ pub fn enter<T: Send>(path: &Path, act: impl FnOnce() -> T + Send) -> Result<T, 
     std::thread::scope(|scope| scope.spawn(run).join()).unwrap_or_else(|panic| resume_unwind(panic))
 }
 
-/// Asks or changes something in the namespace of this process; panics unless that succeeds.
+/// Queries or changes something in the namespace of this process; panics unless that succeeds.
 pub fn on_host<T>(act: impl FnOnce(&Network) -> Result<T, NetworkError>) -> T {
     Network::here().and_then(|network| act(&network)).unwrap_or_else(|error| panic!("{error:?}"))
 }
@@ -74,7 +74,7 @@ pub enum NetworkError {
     /// The kernel refused.
     #[error("rtnetlink refused: {request}")]
     Refused {
-        /// What was asked, in the words of `ip`.
+        /// The request, in the words of `ip`.
         request: String,
         /// Its answer.
         #[source]
@@ -90,7 +90,7 @@ pub enum NetworkError {
 pub struct Neighbor {
     /// Its address.
     pub address: IpAddr,
-    /// Whether it stays until somebody deletes it.
+    /// Whether it stays until it is deleted.
     pub permanent: bool,
     /// Its link-layer address, if it is known.
     pub lladdr: Option<Vec<u8>>,
@@ -286,7 +286,7 @@ impl Network {
         self.run(request, set_neighbor(&self.handle, index, address, lladdr, state))
     }
 
-    /// Has the kernel look for a neighbor, as if it were talked to.
+    /// Has the kernel look for a neighbor, as if a packet were sent to it.
     ///
     /// # Errors
     /// When the link is gone.

@@ -34,7 +34,7 @@ impl Pod {
         pod
     }
 
-    /// A pod network in a namespace that somebody else keeps.
+    /// A pod network in a namespace that the caller keeps.
     #[must_use]
     pub fn at(netns: NetnsPath) -> Self {
         let host_end = unique::name("kvh");

@@ -16,14 +16,14 @@ pub struct Finished {
     pub pid: u32,
     /// How it ended.
     pub status: ExitStatus,
-    /// What it printed.
+    /// Its standard output.
     pub stdout: String,
-    /// What it complained about.
+    /// Its standard error.
     pub stderr: String,
 }
 
 impl Finished {
-    /// Panics with the complaint unless the process succeeded.
+    /// Panics with its standard error unless the process succeeded.
     #[must_use]
     pub fn succeeded(self, what: &str) -> Self {
         assert!(self.status.success(), "{what}: {}\n{}{}", self.status, self.stdout, self.stderr);
@@ -158,7 +158,7 @@ pub fn busy_loop() -> Running {
     Running::spawn(command.stdin(Stdio::null()))
 }
 
-/// Asks the kernel for neighbors of the network namespace at `netns`, again and again.
+/// Queries the kernel for neighbors of the network namespace at `netns`, again and again.
 #[must_use]
 pub fn poll_neighbors(netns: &Path) -> Running {
     let mut command = Command::new("nsenter");

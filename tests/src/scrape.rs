@@ -49,7 +49,7 @@ impl Scrape {
         self.sum(name, labels).unwrap_or(0.0)
     }
 
-    /// Names of metric families, as their `# TYPE` lines say.
+    /// Names of metric families, by their `# TYPE` lines.
     #[must_use]
     pub fn families(&self) -> Vec<&str> {
         let lines = self.text.lines().filter_map(|line| line.strip_prefix("# TYPE "));

@@ -13,7 +13,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Asks for `/v1/events?follow=1` and these further parameters, and reads the head of the answer. What happens
+    /// Requests `/v1/events?follow=1` with these further parameters, and reads the head of the response. What happens
     /// from then on is in the stream.
     #[must_use]
     pub fn open(socket: &Path, parameters: &str) -> Self {

@@ -1,4 +1,4 @@
-//! Containers: whose neighbor entry it was, whose process deleted it, and the events of their life cycle.
+//! Containers: the owner of a neighbor entry, the container of the process that deleted it, and lifecycle events.
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 

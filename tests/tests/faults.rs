@@ -1,4 +1,4 @@
-//! Bad input and broken surroundings: what ends the daemon says why, what does not is survived and said.
+//! Bad input and a broken environment: fatal errors name their cause, others are reported and survived.
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 

@@ -1,4 +1,4 @@
-//! The harness itself: what the guards set up works, and nothing of it stays.
+//! The harness itself: what the guards set up works, and is cleaned up.
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 

@@ -1,4 +1,4 @@
-//! The daemon's own life: ready, running without holding anything, and stopping in good order.
+//! The daemon's lifecycle: ready, running without pinning anything, and stopping cleanly.
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 

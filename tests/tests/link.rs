@@ -1,4 +1,4 @@
-//! Links of pods: what is said when one comes, changes, moves and goes.
+//! Links of pods: the events when one is created, changed, moved and deleted.
 
 use std::os::unix::fs::MetadataExt;
 

@@ -1,4 +1,4 @@
-//! Mounts that will not go: who holds them, who tried, how often, and what is said when they go at last.
+//! Busy mounts: their holders, the caller, the number of attempts, and the event when they are unmounted.
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 

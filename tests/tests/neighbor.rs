@@ -1,4 +1,4 @@
-//! Neighbor entries that go, each way they can go: what is said, who is named, and when nothing may be said.
+//! Deletions of neighbor entries, for every cause: the event, its actor, and when there must be no event.
 
 use std::net::IpAddr;
 

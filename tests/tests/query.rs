@@ -1,4 +1,4 @@
-//! The commands that read: what a daemon answers, what a dead one has left, and what is said where nothing is found.
+//! The query commands: with a running daemon, on the files of a dead one, and where nothing is found.
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;

@@ -1,4 +1,4 @@
-//! Many readers of the stream of events, of whom one never reads: nobody waits for anybody.
+//! Many readers of the stream of events, one of which never reads: none waits for another.
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 

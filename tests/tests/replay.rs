@@ -1,4 +1,4 @@
-//! Recordings of the real daemon: they replay to what it printed, hold no secrets, and outlive its death.
+//! Recordings of the real daemon: they replay to the events that it emitted, contain no secrets, and survive a kill.
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 

@@ -1,5 +1,5 @@
-//! A daemon that is killed and started again: what was open goes on, what changed meanwhile is noticed, and what was
-//! announced is remembered.
+//! A daemon that is killed and started again: open incidents continue, changes meanwhile are noticed, and emitted
+//! incidents are in the store.
 
 use std::collections::{BTreeMap, BTreeSet};
 

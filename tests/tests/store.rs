@@ -152,7 +152,7 @@ fn a_broken_file_is_moved_aside_and_a_new_one_begun() {
     let mut daemon = launch.start();
     let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
     assert!(ready.has("/daemon/sources/store"), "{ready}");
-    assert_eq!(daemon.log().matches("another event store is used").count(), 1, "{}", daemon.log());
+    assert_eq!(daemon.log().matches("using another event store").count(), 1, "{}", daemon.log());
     let aside = std::fs::read_dir(&state).expect("a directory").filter_map(Result::ok);
     assert_eq!(
         aside.filter(|file| file.file_name().to_string_lossy().starts_with("events.db.corrupt-")).count(),

@@ -25,11 +25,11 @@ enum Name {
     Idle,
     /// Kernel time stamp to JSON line, at 1,000 neighbor deletions a second
     Latency,
-    /// What watching costs whoever adds and deletes 100,000 neighbors
+    /// How much slower adding and deleting 100,000 neighbors becomes
     Neighbors,
-    /// How fast the core takes a recording, and whether its memory stays flat
+    /// How fast the core replays a recording, and whether its memory stays flat
     Replay,
-    /// Events a second that the event store takes, and how fast it answers with a million of them
+    /// Events per second that the event store takes, and how fast queries are with a million of them
     Store,
 }
 

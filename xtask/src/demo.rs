@@ -1,8 +1,8 @@
-//! `cargo xtask demo`: a daemon, two faults provoked for real, and what the daemon says of them.
+//! `cargo xtask demo`: a daemon, two real faults, and the events that it emits.
 //!
 //! In: a daemon, built or given. Out: its events and metrics with a line of explanation before each step, and a
-//! verdict: an event that does not come, or one too many, is an error. Knows the scenario; how the faults are made is
-//! in `fixtures`, how the daemon is run and read in `daemon`.
+//! verdict: an event that does not come, or one too many, is an error. The scenario is here; `fixtures`
+//! makes the faults, `daemon` runs the daemon and reads its output.
 
 mod daemon;
 mod fixtures;
@@ -132,7 +132,7 @@ const METRICS: [&str; 5] = [
     r#"kevtmon_events_total{kind="mount.released"}"#,
 ];
 
-/// A pod loses its gateway twice by somebody's fault, and then in a way that is nobody's business.
+/// A pod loses its gateway twice through a process, and then learned entries are flushed, which is normal.
 fn gateway_is_lost(narrator: &Narrator, daemon: &mut Daemon, fixtures: &Fixtures) -> Result<Pod> {
     narrator.step(&format!(
         "A pod's network as Calico makes it: everything goes via {GATEWAY}, whose MAC is a static ARP entry.\n  \
@@ -185,7 +185,7 @@ fn volume_is_busy(narrator: &Narrator, daemon: &mut Daemon, fixtures: &Fixtures)
     daemon.expect("mount.released", &["← kubelet(", &path, "umount2"])
 }
 
-/// Says what is about to happen, between the daemon's lines.
+/// Prints what is about to happen, between the daemon's lines.
 struct Narrator {
     bold: bool,
 }
@@ -206,7 +206,7 @@ impl Narrator {
     }
 }
 
-/// A line for the terminal; that nobody reads any more ends the demo.
+/// A line for the terminal; a closed output ends the demo.
 fn print(line: &str) -> Result<()> {
     writeln!(io::stdout(), "{line}").context("cannot write to standard output")
 }

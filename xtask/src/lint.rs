@@ -63,7 +63,7 @@ impl Check {
 /// What runs when no check is named.
 const DEFAULT: [Check; 5] = [Check::Format, Check::Clippy, Check::Programs, Check::Rules, Check::Imports];
 
-/// Runs the checks asked for; an error names those that failed.
+/// Runs the requested checks; an error names those that failed.
 pub(crate) fn lint(options: &Options) -> Result<()> {
     match options.check {
         Some(check @ (Check::Rules | Check::Imports)) => return check.run(),

@@ -1,7 +1,7 @@
 //! The project's own commands: `cargo xtask <command>`, one file per command.
 //!
 //! In: a command line. Out: built files in `target/`, a running daemon, or a verdict as exit code. Each command does
-//! the set-up that it needs; what it knows about machines is in `toolchain`, `packages` and `setup`.
+//! the set-up that it needs; `toolchain`, `packages` and `setup` examine and change the machine.
 #![expect(clippy::print_stderr, reason = "a build tool talks to whoever started it")]
 
 mod bench;
@@ -43,7 +43,7 @@ enum Command {
     Build(build::Options),
     /// Build everything and start the daemon in the foreground (needs root: goes through sudo)
     Run(run::Options),
-    /// Build the daemon and show what it says of two faults, provoked for real (needs root: goes through sudo)
+    /// Build the daemon and show its output for two real faults (needs root: goes through sudo)
     Demo(demo::Options),
     /// Install what the tests need, build, and run them (`e2e` needs root: goes through sudo)
     Test(test::Options),

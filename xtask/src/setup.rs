@@ -144,7 +144,7 @@ fi
 "$@"
 "#;
 
-/// Says what is about to be done and why, then does it. Where this user may not, prints the commands and fails.
+/// Prints what is about to be done and why, then does it. Where this user may not, prints the commands and fails.
 pub(crate) fn carry_out(why: &str, steps: &[Step], privilege: Privilege) -> Result<()> {
     if privilege == Privilege::None && steps.iter().any(Step::needs_root) {
         print_commands(steps);

@@ -72,7 +72,7 @@ impl<W: Write + Send> Write for Output<'_, W> {
 
 impl<W: Write + Send> Drop for Output<'_, W> {
     fn drop(&mut self) {
-        // Whoever reads it is gone; the verdict is an exit code, too.
+        // The reader is gone; the verdict is an exit code, too.
         let _ = self.transcript.state.lock().unwrap_or_else(PoisonError::into_inner).end(self.index);
     }
 }

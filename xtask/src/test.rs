@@ -1,4 +1,4 @@
-//! `cargo xtask test`: what the tests need, the build, and the tests; every part runs, whatever the ones before said.
+//! `cargo xtask test`: installs what the tests need, builds, and tests; every part runs, even after a failure.
 //!
 //! All parts run as CI runs them: what does not disturb each other side by side, each as a process of its own. The unit tests
 //! and the end-to-end tests never meet, since both change mounts and neighbors, and some of the latter count all that
@@ -53,7 +53,7 @@ enum Part {
     All,
 }
 
-/// Runs the tests as asked; an error names the parts that failed.
+/// Runs the requested tests; an error names the parts that failed.
 pub(crate) fn test(options: &Options) -> Result<()> {
     match options.part {
         Part::Unit => unit(&options.arguments),

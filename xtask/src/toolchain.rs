@@ -1,6 +1,6 @@
 //! The compiler and the linker for kernel programs: which of this machine's are usable, and how they are called.
 //!
-//! Two compilers will do, in this order. Debian packages a stable rustc with a prebuilt `core` for
+//! Two compilers are supported, in this order. Debian packages a stable rustc with a prebuilt `core` for
 //! bpfel-unknown-none, at /usr/bin/rustc, where rustup's may stand before it in PATH. Elsewhere it is a rustup nightly
 //! with rust-src, which builds `core` itself. The linker is bpf-linker, which must read the bitcode of the compiler's LLVM.
 
@@ -48,7 +48,7 @@ impl Compiler {
             Self::Nightly { rustup, .. } => Command::new(rustup),
         };
         workspace::forget_outer_cargo(&mut cargo);
-        // A wrapper from the user's configuration knows nothing of this compiler.
+        // A wrapper from the user's configuration is not made for this compiler.
         cargo.env("RUSTC_WRAPPER", "");
         match self {
             // A stable compiler; the programs need unstable features.
@@ -72,7 +72,7 @@ pub(crate) fn ensure() -> Result<Toolchain> {
 /// Standard output of a program that exited with 0.
 type Output<'a> = &'a dyn Fn(&Path, &[&str]) -> Option<String>;
 
-/// Where to look, and how to ask what is found there.
+/// Where to look, and how to query what is found there.
 struct Probe<'a> {
     /// Directories searched for rustup and the linker, in order.
     search: Vec<PathBuf>,
@@ -166,7 +166,7 @@ impl Probe<'_> {
 fn output(program: &Path, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new(program);
     workspace::forget_outer_cargo(&mut command);
-    // A question must not make rustup download a toolchain.
+    // A query must not make rustup download a toolchain.
     command.env("RUSTUP_AUTO_INSTALL", "0").args(arguments).stdin(Stdio::null());
     let output = command.output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())

@@ -1,8 +1,8 @@
 //! `cargo xtask test vm`: the end-to-end tests of the probes on other kernels, each in a virtual machine.
 //!
 //! In: the daemon, the static test executables and the kernels of Debian's packages. Out: a verdict per test. The
-//! guest's files come in an initramfs; its process 1 is `guest` of the tests' package, which says on the console how
-//! it went. Nothing here needs root but the installation of missing programs.
+//! guest's files come in an initramfs; its process 1 is `guest` of the tests' package, which prints the result
+//! on the console. Nothing here needs root but the installation of missing programs.
 
 mod archive;
 mod files;
@@ -70,7 +70,7 @@ pub(crate) fn test(arguments: &[String], required: bool) -> Result<()> {
                 scope.spawn(move || {
                     let passed = run(qemu, kernel, daemon, executables, plan, &mut output);
                     let passed = passed.inspect_err(|error| {
-                        // Nobody reads any more; the exit code says it, too.
+                        // The output is closed; the exit code has the result, too.
                         let _ = writeln!(output, "xtask: {}: {error:#}", kernel.name);
                     });
                     passed.is_err().then_some(kernel.name.as_str())

@@ -1,5 +1,5 @@
 //! A node's life as events, the same in every run: pods come and go, some of them crash all the time, gateways
-//! lose their ARP entry, volumes stay busy, storms blow, the daemon restarts. Few things happen to most pods,
+//! lose their ARP entry, volumes stay busy, there are storms, the daemon restarts. Few things happen to most pods,
 //! and a great deal to some.
 
 use std::collections::{BTreeMap, VecDeque};

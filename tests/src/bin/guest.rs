@@ -1,5 +1,5 @@
 //! Process 1 of a virtual machine: makes it a place where tests can run, runs those that the kernel's command line
-//! names, says how many passed, and powers off.
+//! names, prints how many passed, and powers off.
 //!
 //! Each argument is a test executable and its own arguments, with commas between: `mount,--skip=container`.
 #![expect(clippy::print_stdout, reason = "the console is how the machine is heard")]

@@ -1,4 +1,4 @@
-//! Undoes what a test process left, once it has ended; its argument is the directory that says how.
+//! Undoes what a test process left, once it has ended; its argument is the directory of its cleanups.
 
 use std::io;
 use std::path::PathBuf;

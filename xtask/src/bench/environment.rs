@@ -68,7 +68,7 @@ pub(super) struct Line {
     pub(super) read: SystemTime,
 }
 
-/// What the daemon writes. It is taken apart only when somebody asks: during a measurement its reader should
+/// What the daemon writes. It is parsed only on request: during a measurement its reader should
 /// cost next to nothing.
 struct Output {
     chunks: Receiver<(Vec<u8>, SystemTime)>,
@@ -119,7 +119,7 @@ impl Daemon {
     /// Returns once it is ready.
     pub(super) fn start(binary: &Path) -> Result<Self> {
         let state = tempfile::tempdir()?;
-        // Freed just before it is used again, on an address that nobody else takes ports of meanwhile.
+        // Freed just before it is used again, on an address from which no other process takes ports meanwhile.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let mut child = Command::new(binary)
             .args(["run", "--output", "json", "--runtime", "none"])

@@ -1,6 +1,6 @@
-//! What watching costs whoever adds and deletes 100,000 permanent neighbors as fast as one core can, in turn
-//! with and without the daemon; and whether anything is lost. Whoever it is: `ip -batch`, the fastest that operators use,
-//! so that the figures stay comparable.
+//! The cost of observation for a process that adds and deletes 100,000 permanent neighbors as fast as one core can, in
+//! turn with and without the daemon; and whether anything is lost. The process is `ip -batch`, the fastest tool that
+//! operators use, so that the figures stay comparable.
 
 use std::fmt::Write as _;
 use std::io::Write as _;

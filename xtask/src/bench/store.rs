@@ -65,7 +65,7 @@ fn syncs(summary: &str) -> String {
     if rows.is_empty() { "never".to_owned() } else { rows.join(", ") }
 }
 
-/// Fills a store; returns what can be asked of it, by name.
+/// Fills a store; returns what can be queried, by name.
 fn fill(state: &Path) -> Result<serde_json::Value> {
     let output = load()?
         .args(["--", "fill"])

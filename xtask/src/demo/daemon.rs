@@ -182,7 +182,7 @@ impl Daemon {
         self.transcript.count(kind, word)
     }
 
-    /// Asks the daemon to end and shows its last words.
+    /// Stops the daemon and shows its last output.
     pub(super) fn stop(&mut self) -> Result<()> {
         self.terminate();
         let deadline = Instant::now() + DRAIN;
@@ -240,7 +240,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Not waited for yet, unless it stopped as it was asked to.
+        // Not waited for yet, unless it stopped on request.
         if matches!(self.child.try_wait(), Ok(None)) {
             self.terminate();
             let deadline = Instant::now() + DRAIN;

@@ -1,7 +1,7 @@
 //! Where the demo's faults happen: a pod's network, a kubelet's volume, and stand-ins for the programs.
 //!
 //! All of it hangs on a mount namespace of this thread: what is mounted there, the names of network namespaces
-//! included, is seen by nobody else and ends with it. The programs read from pipes of this process and end with them.
+//! included, is visible to no other process and ends with it. The programs read from pipes of this process and end with them.
 //! So nothing is left behind even by a demo that was killed, save a directory with the daemon's files.
 
 use std::fs;

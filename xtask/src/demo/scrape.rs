@@ -1,4 +1,4 @@
-//! One look at the daemon's metrics: an address goes in, the series that were asked for come out.
+//! One scrape of the daemon's metrics. Input: an address. Output: the requested series.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};

@@ -1,5 +1,5 @@
 //! The daemon's readable output, line by line, put together to events again: a head line, and below it, indented,
-//! the details. Knows the form and no content.
+//! the details. Only the form is parsed.
 
 /// What was read so far.
 #[derive(Debug, Default)]

@@ -1,5 +1,5 @@
 //! Which module of the daemon may import which. Each stands below all that it imports, so no two import each other, and
-//! a change is felt below it only. `monitor/ARCHITECTURE.md` shows the same table.
+//! a change affects only modules below. `monitor/ARCHITECTURE.md` shows the same table.
 
 use super::files::File;
 use super::rules::Finding;

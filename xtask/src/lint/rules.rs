@@ -13,7 +13,7 @@ const METRICS: [&str; 2] = ["monitor/src/metrics.rs", "monitor/src/metrics/"];
 /// Where /proc is read: both take its place as an argument, so that tests can give another.
 const READS_PROC: [&str; 2] = ["sources", "holders"];
 
-/// Names that said what something is only to those who had read its comment, and the standard terms instead.
+/// Names that need their comment to be understood, and the standard terms to use instead.
 const RETIRED_NAMES: [(&str, &str); 13] = [
     ("Aside", "Quarantined"),
     ("Desk", "Output"),

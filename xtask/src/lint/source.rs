@@ -3,7 +3,7 @@
 
 use proc_macro2::{Delimiter, LexError, TokenStream, TokenTree};
 
-/// What a file says.
+/// The contents of a file.
 #[derive(Debug, Default)]
 pub(super) struct Source {
     /// Number of lines.
@@ -171,7 +171,7 @@ impl Position<'_> {
         Found { what, line: span.start().line, module: self.module.to_vec(), in_test: self.in_test }
     }
 
-    /// The path from the crate's root on, if it says by `self` or `super` where it begins.
+    /// The path from the crate's root on, if it begins with `self` or `super`.
     fn resolve(&self, names: Vec<String>) -> Vec<String> {
         let up = names.iter().take_while(|name| *name == "super").count();
         let from_here = up + usize::from(names.first().is_some_and(|name| name == "self"));

@@ -1,4 +1,4 @@
-//! One virtual machine: started, listened to on its serial console, and ended.
+//! One virtual machine: started, read on its serial console, and ended.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write};

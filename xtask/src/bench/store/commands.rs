@@ -1,4 +1,4 @@
-//! The commands that read, timed from their start to their exit, against the store of a dead daemon and against a
+//! The query commands, timed from their start to their exit, against the store of a dead daemon and against a
 //! daemon that runs on it.
 
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ const BUDGET_MS: f64 = 50.0;
 const REPEATS: usize = 15;
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is asked: arguments, and whether there is an answer.
+/// A query: arguments, and whether there is an answer.
 type Question = (Vec<String>, bool);
 
 pub(super) fn measure(binary: &Path, state: &Path, words: &Value) -> Result<()> {
@@ -84,7 +84,7 @@ fn questions(words: &Value) -> Result<Vec<Question>> {
     Ok(questions)
 }
 
-/// Asks again and again; returns the question if an answer takes too long.
+/// Repeats each query; returns the query if an answer takes too long.
 fn time(binary: &Path, state: &Path, (arguments, finds): &Question, cold: bool) -> Result<Option<String>> {
     let shown = arguments.join(" ");
     let mut lines = 0;
@@ -115,11 +115,11 @@ fn time(binary: &Path, state: &Path, (arguments, finds): &Question, cold: bool) 
     let (min, median, max) = spread(&mut times);
     let first = first.map_or_else(|| "-".to_owned(), |first| format!("{first:.1}"));
     eprintln!("           {shown:<62.62} {lines:>6} {first:>7} {min:>7.1} {median:>7.1} {max:>7.1}");
-    // The best one, since other work on the machine is nobody's fault.
+    // The best one, since other load on the machine does not count.
     Ok((min > BUDGET_MS).then_some(shown))
 }
 
-/// Has the kernel forget what it keeps of the files in memory.
+/// Drops the page cache of the files.
 fn forget(directory: &Path) -> Result<()> {
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
@@ -160,7 +160,7 @@ impl Daemon {
                 .arg("--socket")
                 .arg(state.join("kevtmon.sock"))
                 .output()?;
-            // Without a daemon it says so.
+            // Without a daemon it prints a remark.
             if answered.status.success() && answered.stderr.is_empty() {
                 return Ok(daemon);
             }
