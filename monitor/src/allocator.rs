@@ -3,9 +3,9 @@
 //! The allocator keeps freed memory between allocations that are in use. After parsing the kernel's BTF and after an
 //! event storm, that is several times what the daemon needs.
 
-/// Events between two checks from which on it is a storm.
+/// Minimum number of events between two checks that is a storm.
 const STORM: u64 = 2048;
-/// Events between two checks up to which a storm is over.
+/// Maximum number of events between two checks at which a storm is over.
 const CALM: u64 = 64;
 
 /// Returns all free memory to the kernel; takes milliseconds.

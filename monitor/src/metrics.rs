@@ -156,12 +156,12 @@ impl Metrics {
         self.incidents.resumed(incident, objects);
     }
 
-    /// Sets how often trouble was found that is not followed.
+    /// Sets how many faults were discarded because a limit was reached.
     pub fn incidents_discarded(&self, total: u64) {
         self.sinks.incidents_discarded(total);
     }
 
-    /// Gives a label to a source whose name has a path. It counts as down until it reports.
+    /// Gives a label to a source whose name contains a path. It counts as down until it reports.
     pub fn name_source(&self, source: String, label: String) {
         self.sources.name(source, label);
     }
@@ -171,7 +171,7 @@ impl Metrics {
         self.mount.scans_skipped.with_label_values(&[reason]).inc();
     }
 
-    /// Counts a refused unmount that is everyday life.
+    /// Counts a refused unmount that is normal operation.
     pub fn mount_busy_ignored(&self, reason: &'static str) {
         self.mount.busy_ignored.with_label_values(&[reason]).inc();
     }

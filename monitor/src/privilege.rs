@@ -37,7 +37,7 @@ pub struct Privileges {
     pub all_namespaces: bool,
 }
 
-/// Why the daemon may not start. It exits with code 77.
+/// Why the daemon cannot start. It exits with code 77.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum PrivilegeError {
     /// Required capabilities are missing.
@@ -46,7 +46,7 @@ pub enum PrivilegeError {
         /// What is missing, and what it is for.
         missing: Vec<(Capability, &'static str)>,
     },
-    /// /proc does not tell.
+    /// /proc cannot be read.
     #[error("cannot read the capabilities of this process from /proc/self/status; is /proc mounted?")]
     Unreadable,
 }
@@ -67,7 +67,7 @@ pub fn check(own: &Own) -> Result<Privileges, PrivilegeError> {
     judge(own.effective_capabilities().ok_or(PrivilegeError::Unreadable)?)
 }
 
-/// Judges a mask as `CapEff` of proc_pid_status(5) has it.
+/// Checks a mask in the form of `CapEff` of proc_pid_status(5).
 ///
 /// # Errors
 /// When a required one is missing.

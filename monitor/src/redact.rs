@@ -1,8 +1,8 @@
 //! Masks secrets in command lines, before anything else sees them.
 //!
-//! In: the raw arguments of a process, which whoever started it chose. Out: one line that is safe to
-//! show: secrets masked, nothing that a terminal obeys, at most [`MAX_LEN`] bytes. It rather hides too
-//! much than too little, and knows nothing of any program's own options.
+//! In: the raw arguments of a process, which are untrusted. Out: one line that is safe to
+//! show: secrets masked, no terminal escapes, at most [`MAX_LEN`] bytes. It rather masks too
+//! much than too little, and has no table of the options of each program.
 
 mod argument;
 mod flag;
@@ -24,7 +24,7 @@ const ELLIPSIS: char = '…';
 
 /// Turns the NUL-separated arguments of a process into one masked, cut line; `None` when there are none.
 ///
-/// A missing NUL at the end says that the capture was cut within the last argument, so that what is left
+/// A missing NUL at the end means that the capture was cut within the last argument, so that what is left
 /// of it may be the beginning of a secret.
 #[must_use]
 pub fn command_line(args: &[u8]) -> Option<String> {

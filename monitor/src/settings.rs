@@ -1,4 +1,4 @@
-//! What the operator sets: descriptions of all settings, their values, and those of them that the core reads.
+//! Settings: their descriptions, their values, and those that the core reads.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Replaces what other settings say.
+    /// Replaces these values in the settings of a core.
     pub fn apply_to(&self, settings: &mut Settings) {
         settings.cmdline = self.cmdline;
         settings.incidents = self.incidents.clone();
@@ -65,7 +65,7 @@ pub struct Settings {
     /// Thresholds of the diagnoses.
     #[serde(default)]
     pub incidents: Thresholds,
-    /// Sources that must have reported before the daemon is ready; `true` where absence is an everyday
-    /// case and no degradation.
+    /// Sources that must have reported before the daemon is ready; `true` where absence is normal
+    /// and no degradation.
     pub sources: BTreeMap<String, bool>,
 }

@@ -33,14 +33,14 @@ pub enum LoggingError {
         source: ParseError,
     },
     /// Logging is set up already.
-    #[error("logs are set up already")]
+    #[error("logging is set up already")]
     Twice(#[from] TryInitError),
 }
 
-/// Starts logging at `info`, or as `RUST_LOG` says.
+/// Starts logging at `info`, or as configured by `RUST_LOG`.
 ///
 /// # Errors
-/// When `RUST_LOG` cannot be understood.
+/// When `RUST_LOG` cannot be parsed.
 pub fn init(format: LogFormat, programs: bool) -> Result<(), LoggingError> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(directives(env::var("RUST_LOG").unwrap_or_default(), programs)?)

@@ -1,4 +1,4 @@
-//! The command line: arguments enter, a typed command leaves. Each command that reads is a file of its own here.
+//! The command line: arguments enter, a typed command leaves. One file per command.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ pub use run::RunArgs;
 
 static VERSION_LINE: LazyLock<String> = LazyLock::new(|| format!("{VERSION} ({REVISION})"));
 
-/// Names who deleted a neighbor entry, changed a link or holds a mount, the moment it happens.
+/// Names the process that deleted a neighbor entry, changed a link or holds a mount, the moment it happens.
 #[derive(Debug, Parser)]
 #[command(name = "kevtmon", version = VERSION_LINE.as_str(), max_term_width = 100)]
 pub struct Cli {

@@ -1,4 +1,4 @@
-//! Commands about the program itself: schema of events, completions, configuration.
+//! Reference commands: schema of events, completions, configuration.
 
 use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::config::{self, Config, ConfigError, Overrides};
 use crate::error_chain::chain;
 use crate::event;
 
-/// Commands about the program itself.
+/// Reference commands.
 #[derive(Debug, Subcommand)]
 pub enum Reference {
     /// Print the JSON Schema of events
@@ -26,20 +26,20 @@ pub enum Reference {
     Config(ConfigCommand),
 }
 
-/// What to do with the configuration.
+/// Commands about the configuration.
 #[derive(Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Print a configuration file with every setting, explained, at its default
+    /// Print a configuration file with every setting, its meaning and its default
     Default,
     /// Check a configuration file and print the effective configuration
     Check {
-        /// The file [default: /etc/kevtmon/kevtmon.toml, if it is there]
+        /// The file [default: /etc/kevtmon/kevtmon.toml, if it exists]
         file: Option<PathBuf>,
     },
 }
 
 impl Reference {
-    /// Prints what was asked for; returns the exit code.
+    /// Prints the output of the command; returns the exit code.
     #[must_use]
     pub fn run(&self) -> u8 {
         let mut text = Vec::new();
@@ -60,7 +60,7 @@ impl Reference {
         let mut out = io::stdout().lock();
         match out.write_all(&text).and_then(|()| out.flush()) {
             Ok(()) => exit::OK,
-            // Whoever read has read enough.
+            // The reader closed the pipe, as head does.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => exit::OK,
             Err(error) => {
                 complain(&format!("cannot write: {error}"));
@@ -75,7 +75,7 @@ fn load(file: Option<PathBuf>) -> Result<Config, ConfigError> {
 }
 
 fn complain(what: &str) {
-    // Nobody is left to tell when even this cannot be printed.
+    // There is nowhere left to report that standard error cannot be written.
     let _ = writeln!(io::stderr(), "kevtmon: {what}");
 }
 

@@ -1,4 +1,4 @@
-//! `replay`: prints the events of a recording. Needs no privilege but that of reading the file.
+//! `replay`: prints the events of a recording. Needs no privilege but read access to the file.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, IsTerminal, Write};
@@ -23,10 +23,10 @@ const CHUNK: usize = 256 * 1024;
 pub struct ReplayArgs {
     /// Recording of `run --record`, or bundle; - for standard input
     pub file: PathBuf,
-    /// Configuration whose thresholds and `cmdline` replace the recorded ones
+    /// Configuration file with thresholds and `cmdline` that replace the recorded ones
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Print one JSON object per line, as `run --output json` [default when standard output is not a terminal]
+    /// Print one JSON object per line, as `run --output json` [default unless standard output is a terminal]
     #[arg(long)]
     pub json: bool,
     /// Fail if a line cannot be read

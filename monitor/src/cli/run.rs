@@ -106,7 +106,7 @@ impl RunArgs {
         };
         let reload = || {
             Config::load(&overrides)
-                .inspect_err(|error| tracing::error!("{}; the old configuration stays", chain(error)))
+                .inspect_err(|error| tracing::error!("{}; keeping the old configuration", chain(error)))
                 .ok()
         };
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

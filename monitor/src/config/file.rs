@@ -1,5 +1,4 @@
-//! The configuration file: TOML text enters, the values that it sets leave. Which settings there are is not known
-//! here.
+//! The configuration file. Input: TOML text. Output: the values that it sets. The settings are declared elsewhere.
 
 use std::fmt;
 use std::ops::Range;
@@ -36,7 +35,7 @@ impl fmt::Display for Position {
 /// What is wrong with the text of a file.
 #[derive(Debug, Clone, PartialEq, Eq, ThisError)]
 pub enum FileError {
-    /// A key that means nothing there.
+    /// An unknown key.
     #[error("{position}: unknown key {key:?}{}", hint(.nearest.as_deref(), .valid))]
     UnknownKey {
         /// Its position.

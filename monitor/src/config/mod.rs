@@ -1,7 +1,7 @@
 //! The configuration: arguments over environment over file over defaults, merged once.
 //!
 //! Each setting is described beside the code that reads it; [`descriptions`] lists them all. The file is optional
-//! and every default works. What is not understood in it is an error that names the position and what would be
+//! and every default works. Anything invalid in it is an error that names the position and what would be
 //! valid.
 
 use std::env;
@@ -65,7 +65,7 @@ pub fn descriptions() -> Vec<&'static dyn Description> {
 #[derive(Debug, Clone)]
 pub struct Config(Values);
 
-/// What the arguments say.
+/// Values of the command-line arguments.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Overrides {
     /// The file to read; it must exist.
@@ -123,7 +123,7 @@ impl Config {
     /// Reads the file and the environment, and merges them with the arguments.
     ///
     /// # Errors
-    /// When the file cannot be read or understood, or the arguments contradict each other.
+    /// When the file cannot be read or parsed, or the arguments contradict each other.
     pub fn load(overrides: &Overrides) -> Result<Self, ConfigError> {
         let environment = Environment {
             node_name: env::var(NODE_NAME_VARIABLE).ok().filter(|name| !name.is_empty()),
@@ -206,7 +206,7 @@ fn merge(file: Values, over: &Overrides, environment: Environment) -> Result<Con
     }
     if let Some(format) = over.output {
         values.set(&FORMAT, format);
-        // Whoever asks for JSON on the command line wants all events; a service's output ends in a journal.
+        // JSON by argument is for programs, which get all events; the output of a service goes to a journal.
         if format == Format::Json {
             values.set(&MIN_SEVERITY, Severity::Debug);
         }

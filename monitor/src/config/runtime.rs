@@ -22,7 +22,7 @@ pub enum RuntimeSpec {
     Auto,
     /// None at all.
     None,
-    /// A socket and what is spoken there.
+    /// A socket and its API.
     Socket(RuntimeSocket),
 }
 
@@ -47,7 +47,7 @@ pub enum RuntimeSpecError {
         example: String,
     },
     /// `auto` or `none` beside something else.
-    #[error("auto and none stand alone, they cannot be combined with other runtimes")]
+    #[error("auto and none cannot be combined with other runtimes")]
     Combined,
 }
 

@@ -41,7 +41,7 @@ fn a_file_without_end_is_refused() {
     assert_eq!(why, "it is larger than 1 MiB");
 }
 
-/// Whoever adds a setting checks that it cannot hold a secret: recordings and bundles contain all of them.
+/// Before adding a setting, check that it cannot hold a secret: recordings and bundles contain all of them.
 #[test]
 fn every_setting_is_understood() {
     let text = r#"node_name = "slave-197"

@@ -140,8 +140,8 @@ impl Core {
         .then_some(Awaited::Container(id))
     }
 
-    /// Whether the model can tell if the address is a gateway. A route to it is proof; that it is none is certain only
-    /// where no recent change can be missing from the model.
+    /// Whether the model is certain about the address being a gateway or not. A route to it is proof; that it is none
+    /// is certain only where no recent change can be missing from the model.
     fn is_sure_of_gateway(&self, at: BootNs, change: &NeighborChange) -> bool {
         self.namespaces.get(change.key.netns).is_some_and(|namespace| {
             namespace.is_gateway(at, change.key.ifindex, change.key.address, is_by_request(change))

@@ -1,4 +1,4 @@
-//! Opens what the daemon is made of: the listeners first, then the sources.
+//! Opens the listeners, then the sources.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -77,7 +77,7 @@ pub(super) struct Sources {
     hooks: LoadedHooks,
     netlink: NetlinkSource,
     sockets: Vec<RuntimeSocket>,
-    /// Whether a node without a runtime is an everyday case.
+    /// Whether a node without a runtime is normal.
     runtime_optional: bool,
 }
 
@@ -113,7 +113,7 @@ impl Sources {
         names
     }
 
-    /// Lets them deliver.
+    /// Starts delivery.
     pub(super) fn start(
         self,
         daemon: &mut Daemon,

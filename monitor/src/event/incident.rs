@@ -8,7 +8,7 @@ use super::{Confidence, Object, Severity};
 /// A diagnosis with a lifecycle, for `incident.*`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Incident {
-    /// Hash of node, boot, kind and subject: the same trouble has the same id after a restart.
+    /// Hash of node, boot, kind and subject: the same fault has the same id after a restart.
     pub id: String,
     /// Kind of the diagnosis: `gateway-neighbor-lost`, `volume-busy`, …
     pub kind: String,
@@ -29,15 +29,15 @@ pub struct Incident {
     /// Time of the newest evidence.
     #[schemars(extend("format" = "date-time"))]
     pub last_seen: String,
-    /// How often the trouble was observed.
+    /// How often the fault was observed.
     pub count: u64,
     /// Why it closed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub close_reason: Option<CloseReason>,
-    /// The trouble was there before the daemon looked.
+    /// The fault existed before the daemon started.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub found_at_start: bool,
-    /// Ids of the incidents that led to this one.
+    /// Ids of the incidents that caused this one.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub caused_by: Vec<String>,
     /// One sentence with actor and target.
@@ -45,11 +45,11 @@ pub struct Incident {
     /// What to do, most useful first.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub advice: Vec<Advice>,
-    /// Sequence numbers of the events that it rests on, the first and the newest.
+    /// Sequence numbers of its evidence, the first and the newest events.
     #[schemars(length(max = EVIDENCE_MAX))]
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub evidence: Vec<u64>,
-    /// How many more events it rests on.
+    /// How many more events are evidence.
     #[serde(skip_serializing_if = "is_zero", default)]
     pub evidence_omitted: u64,
 }
@@ -61,9 +61,9 @@ pub const EVIDENCE_MAX: usize = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CloseReason {
-    /// The trouble is over.
+    /// The fault is resolved.
     Resolved,
-    /// What it happened to is gone.
+    /// What was affected is gone.
     SubjectGone,
     /// It was not observed for too long.
     Expired,
@@ -76,11 +76,11 @@ pub struct Advice {
     pub text: String,
     /// The exact command.
     pub command: String,
-    /// What the command may cost.
+    /// The risk of the command.
     pub risk: Risk,
 }
 
-/// What a command may cost.
+/// The risk of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Risk {
@@ -88,7 +88,7 @@ pub enum Risk {
     Read,
     /// It restarts something.
     Restart,
-    /// It loses something.
+    /// It may lose data.
     Destructive,
 }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Defines the kinds of events from a table: documentation, variant, and the name in JSON and metric labels.
 macro_rules! kinds {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal,)+) => {
-        /// What happened. Readers show a kind that they do not know by its message.
+        /// What happened. Readers show an unknown kind by its message.
         #[derive(
             Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord,
             serde::Serialize, serde::Deserialize, schemars::JsonSchema,
@@ -42,7 +42,7 @@ pub(super) use kinds;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// Of use only when looking for something.
+    /// Of use only for troubleshooting.
     Debug,
     /// Normal life of a node.
     Info,
@@ -50,7 +50,7 @@ pub enum Severity {
     Notice,
     /// Something is broken or about to break.
     Warning,
-    /// Somebody should act now.
+    /// An operator should act now.
     Critical,
 }
 

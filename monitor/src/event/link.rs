@@ -32,7 +32,7 @@ pub struct Link {
     /// What changed: `up`, `down`, `carrier-up`, `carrier-down`, `mac`, `name`, `master`, `peer`, `netns`.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub change: Vec<String>,
-    /// Where it is now, for `link.moved`.
+    /// Its new namespace, for `link.moved`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub moved_to: Option<LinkPeer>,
 }

@@ -4,7 +4,7 @@
 //! Integers that can pass 2^53 are strings. A field is added freely and never renamed.
 //!
 //! Each family of kinds has a file with its object. Doc comments of types and fields are the documentation that
-//! `kevtmon schema` prints: they speak to readers of the JSON.
+//! `kevtmon schema` prints: their audience is readers of the JSON.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -92,8 +92,8 @@ kind::kinds! {
     IncidentClosed = "incident.closed",
 }
 
-/// One observed fact, joined with what is known of the node. What is unknown is absent, never null. Fields and
-/// kinds are added freely and never renamed: readers ignore those that they do not know.
+/// One observed fact, joined with the model of the node. What is unknown is absent, never null. Fields and
+/// kinds are added freely and never renamed: readers ignore unknown ones.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(title = "kevtmon event")]
 pub struct Event {
@@ -115,16 +115,16 @@ pub struct Event {
     pub boot_id: String,
     /// Node name.
     pub node: String,
-    /// What happened. Readers show a kind that they do not know by its message.
+    /// What happened. Readers show an unknown kind by its message.
     pub kind: Kind,
     /// How bad it is.
     pub severity: Severity,
-    /// One sentence for a person.
+    /// One sentence, for people.
     pub message: String,
-    /// Who did it.
+    /// The process that did it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub actor: Option<Box<Actor>>,
-    /// Whose it was.
+    /// The container and pod that are affected.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub target: Option<Box<Target>>,
     /// The neighbor entry, for `neighbor.*`.
@@ -142,10 +142,10 @@ pub struct Event {
     /// Who pins the mount, for `mount.busy`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders: Option<Vec<MountHolder>>,
-    /// Whether the holder scan saw everything.
+    /// Whether the holder scan was complete.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders_complete: Option<bool>,
-    /// What the holder scan could not look into, though a holder may be there.
+    /// What the holder scan could not read; a holder may be among it.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub holders_unreadable: Vec<Unreadable>,
     /// What the holder scan concludes.
@@ -193,7 +193,7 @@ impl Event {
         }
     }
 
-    /// Reports everything that plays a part in the event: its target, its actor, and what its objects are about.
+    /// Reports the parties of the event: its target, its actor, and what its objects are about.
     pub fn visit(&self, visitor: &mut dyn Visitor) {
         if let Some(target) = &self.target {
             visitor.owner(Role::Target, target.container.as_ref(), target.pod.as_ref());

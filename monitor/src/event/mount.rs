@@ -52,7 +52,7 @@ pub struct Volume {
     pub name: String,
 }
 
-/// Something that the holder scan could not look into.
+/// Something that the holder scan could not read.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Unreadable {
     /// Process id, where it is one process.
@@ -108,7 +108,7 @@ pub struct MountHolder {
 pub struct Serves {
     /// Where the volume is mounted.
     pub mountpoint: String,
-    /// Whose it is.
+    /// The pod that it belongs to.
     pub pod: Pod,
 }
 

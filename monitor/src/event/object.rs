@@ -1,5 +1,5 @@
-//! What the objects of events have in common: each reports what plays a part in it and describes itself to people,
-//! so that indexes, filters, queries and text output need not know the objects one by one.
+//! What the objects of events have in common: each reports the parties of the event and describes itself as text,
+//! so that indexes, filters, queries and text output handle all objects alike.
 
 use std::net::IpAddr;
 
@@ -9,10 +9,10 @@ use super::{Container, Pod};
 
 /// An object that events are about: one per family of kinds.
 pub trait Object {
-    /// Reports everything that plays a part in it; nothing by default.
+    /// Reports the parties of the event; none by default.
     fn visit(&self, _visitor: &mut dyn Visitor) {}
 
-    /// Describes it to people; not at all by default, where the message of the event says everything.
+    /// Describes it as text; nothing by default, where the message of the event is enough.
     fn describe(&self, _details: &mut dyn Details) {}
 }
 
@@ -22,11 +22,11 @@ pub trait Details {
     /// need not be escaped.
     fn line(&mut self, label: &str, text: &str);
 
-    /// A time of the schema, as the reader wants to see it.
+    /// A time of the schema, in the reader's format.
     fn clock(&self, time: &str) -> String;
 }
 
-/// The part that something plays in an event.
+/// The role of a party in an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -42,7 +42,7 @@ pub enum Role {
     Peer,
 }
 
-/// Takes what plays a part in an event; some of it more than once.
+/// Takes the parties of an event; some more than once.
 pub trait Visitor {
     /// A process.
     fn process(&mut self, role: Role, pid: u32, comm: &str);

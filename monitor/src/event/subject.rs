@@ -1,14 +1,14 @@
-//! Actor and target: who did it and whose it was, resolved separately.
+//! Actor and target: the process that did it, and the container and pod affected; resolved separately.
 
 use std::net::IpAddr;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Who did it.
+/// The process that did it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Actor {
-    /// Where this was learned.
+    /// How the actor was found.
     pub source: ActorSource,
     /// How certain that is.
     pub confidence: Confidence,
@@ -56,7 +56,7 @@ pub struct Actor {
     pub join: Join,
 }
 
-/// Where an actor was learned.
+/// How an actor was found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ActorSource {
@@ -76,11 +76,11 @@ pub enum ActorSource {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Confidence {
-    /// It may be.
+    /// Possible.
     Guess,
-    /// It fits all that is known.
+    /// Consistent with everything that is known.
     Likely,
-    /// It was observed.
+    /// Observed.
     Certain,
 }
 
@@ -104,7 +104,7 @@ pub enum Join {
     Ok,
     /// Found after a query.
     Late,
-    /// Looked for and not found.
+    /// Not found.
     Missed,
     /// Belongs to the host.
     Host,
@@ -123,7 +123,7 @@ impl Join {
     }
 }
 
-/// Whose it was.
+/// The container and pod that are affected.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Target {
     /// The container.

@@ -1,7 +1,7 @@
 //! Which process is in which mount namespace.
 //!
 //! Threads are looked up one by one, since each may have a namespace of its own (dockerd and runc leave such).
-//! Knows nothing of the mount that is searched for.
+//! Independent of the mount that is searched for.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,7 +24,7 @@ pub(super) struct Member {
 pub(super) struct MntnsIndex {
     /// One member per process, and one per thread in another namespace than its process.
     pub(super) namespaces: BTreeMap<NsInum, Vec<Member>>,
-    /// Processes whose namespace may not be known.
+    /// Processes whose namespace may not be read.
     pub(super) unreadable: Vec<u32>,
     /// Whether there was time for all processes.
     pub(super) finished: bool,

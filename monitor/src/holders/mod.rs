@@ -7,8 +7,8 @@
 //!
 //! Reads /proc: links, fdinfo, maps and mountinfo, which no hung file server can delay. The directories above the
 //! target are opened for a moment, to follow symbolic links; the target is never opened and never stat'ed, and
-//! nothing of another process stays open after it was read. Knows nothing of containers and pods; the core joins
-//! those by cgroup.
+//! nothing of another process stays open after it was read. Containers and pods are joined by the core, by
+//! cgroup.
 //!
 //! Processes whose namespace sees the mount, or a copy that the unmount would take along, are visited first.
 //! Only when none of these pins it are all others: a descriptor can have come from another namespace.
@@ -38,10 +38,10 @@ pub mod worker;
 /// Holders, and child mounts, that one report lists.
 pub const MAX_LISTED: usize = 256;
 
-/// The question.
+/// A request to scan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScanRequest {
-    /// Comes back in the report.
+    /// Returned in the report.
     pub id: u64,
     /// Mount namespace in which the path was given.
     pub mntns: NsInum,
@@ -106,7 +106,7 @@ impl<'p> Scan<'p> {
         }
     }
 
-    /// `None` when the question cannot be answered at all.
+    /// `None` when no scan is possible.
     fn run(&mut self, request: &ScanRequest) -> Option<Verdict> {
         let index = MntnsIndex::build(self.proc, &self.deadline).ok()?;
         self.in_time &= index.finished;
@@ -146,7 +146,7 @@ impl<'p> Scan<'p> {
         Some(self.verdict(processes > 0, &members, &target))
     }
 
-    /// Finds the path that was meant; false where links on the way to it could not be followed.
+    /// Resolves the path; false if links on the way to it could not be followed.
     fn resolve(&mut self, request: &ScanRequest, members: &[Member], table: &MountTable) -> bool {
         let lexical = target::absolute(self.proc, request);
         let Some(walk) = target::walk(self.proc, request, members.iter().map(|member| member.tgid)) else {

@@ -15,7 +15,7 @@ use crate::observation::{Access, NsInum};
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
 use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below};
 
-/// A mount whose use is looked for: the target, or a copy that an unmount would take along.
+/// A mount whose use is looked for: the target, or a copy that would be unmounted along with it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SearchedMount<'a> {
     pub(super) ns: NsInum,
@@ -77,12 +77,12 @@ fn is_device(hexadecimal: &str, decimal: &str) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Pin {
     pub(super) access: Access,
-    /// Name of the file; none where the kernel cannot write it down.
+    /// Name of the file; none if the kernel cannot show it.
     pub(super) path: Option<String>,
     pub(super) fd: Option<u32>,
 }
 
-/// What a visit to a process brought.
+/// The result for one process.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Visit {
     /// At most one for each way.
@@ -102,7 +102,7 @@ impl Visit {
         }
     }
 
-    /// Remembers that something could not be read, unless it is just not there.
+    /// Records that something could not be read, unless it does not exist.
     fn read<T>(&mut self, result: io::Result<T>) -> Option<T> {
         self.refused |= result.as_ref().is_err_and(|error| !is_gone(error));
         result.ok()
@@ -230,7 +230,7 @@ impl Visitor {
             Ok(path) if files.targets.selects(&path) => Some(path.into_owned()),
             Ok(_) => return Some(State::Open),
             Err(error) if is_gone(&error) => return Some(State::Closed),
-            // Where the kernel cannot write the name down the mount id alone has to decide.
+            // Where the kernel cannot show the name, the mount id alone decides.
             Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => None,
             Err(_) => {
                 visit.refused = true;

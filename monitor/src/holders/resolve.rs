@@ -1,9 +1,9 @@
 //! Which mount point a path leads to, through symbolic links: the kernel walks, from its own cache only.
 //!
 //! The mount point itself is never opened: that would pin the mount. The directories above it are, with `O_PATH`
-//! and for a moment. `RESOLVE_CACHED` (since 5.12) fails instead of asking a file system, which could hang; whoever
-//! tried to unmount has just walked the same path, so it is cached. Links are read one by one, since a walk through
-//! one may have to note the time of access, which is no walk in the cache any more.
+//! and for a moment. `RESOLVE_CACHED` (since 5.12) fails instead of querying a file system, which could hang; the
+//! process that tried to unmount has just walked the same path, so it is cached. Links are read one by one, since a
+//! walk through one may update its access time, which is not done from the cache.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -25,7 +25,7 @@ const RESOLVE_CACHED: u64 = 0x20;
 const LINKS_MAX: usize = 40;
 /// The cache walk also fails when mounts change meanwhile.
 const ATTEMPTS: usize = 5;
-/// File systems of which a link can be read without asking anybody.
+/// File systems of which a link can be read without a request to a server.
 const LOCAL: &[&str] = &[
     "aufs", "bcachefs", "btrfs", "devtmpfs", "erofs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs",
     "rootfs", "squashfs", "tmpfs", "xfs", "zfs",
@@ -34,34 +34,34 @@ const LOCAL: &[&str] = &[
 /// Why a path could not be resolved.
 #[derive(Debug, Error)]
 pub(super) enum Unresolved {
-    /// The process has gone, or may not be looked into.
-    #[error("the root directory of process {tgid} cannot be had")]
+    /// The process has ended, or may not be inspected.
+    #[error("cannot open the root directory of process {tgid}")]
     Root {
         tgid: u32,
         #[source]
         source: io::Error,
     },
     /// `EAGAIN`: a part is not in the cache; `EINVAL`: a kernel before 5.12.
-    #[error("the kernel cannot look {name:?} up in its cache")]
+    #[error("cannot look up {name:?} in the kernel's cache")]
     Walk {
         name: String,
         #[source]
         errno: Errno,
     },
-    #[error("a directory on the way cannot be named")]
+    #[error("cannot read the path of a parent directory")]
     Shown {
         #[source]
         source: io::Error,
     },
     #[error("{shown} was removed")]
     Deleted { shown: String },
-    /// It would have to be asked for.
-    #[error("a link on {fstype} cannot be read without waiting for it")]
+    /// Its file system would have to request it.
+    #[error("reading a link on {fstype} could block")]
     Remote { fstype: String },
     /// Only by opening the mount itself.
-    #[error("it ends in a directory's parent")]
+    #[error("the path ends in `..`")]
     Parent,
-    #[error("too many links")]
+    #[error("too many symbolic links")]
     Links,
 }
 
@@ -132,7 +132,7 @@ fn joined(directory: &str, name: &str) -> String {
 
 /// Where a link leads; `None` where it is no link.
 fn link(found: &OwnedFd, table: &MountTable) -> Result<Option<String>, Unresolved> {
-    // Of what is known already, so that no file server is asked.
+    // From the cache, so that no file server is queried.
     let flags = AtFlags::AT_EMPTY_PATH | AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC);
     let stat = fstatat(found, "", flags).map_err(|errno| Unresolved::Walk { name: String::new(), errno })?;
     if SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) != SFlag::S_IFLNK {

@@ -15,7 +15,7 @@ pub(super) struct Walk {
     pub(super) path: String,
 }
 
-/// Where to walk a path from: the root of whoever gave it; if that is gone, of another process of its namespace
+/// Where to walk a path from: the root of its caller; if that is gone, of another process of its namespace
 /// that is not in a chroot. `None` when no such process is left, or the path names a descriptor.
 pub(super) fn walk(proc: &Proc, request: &ScanRequest, members: impl Iterator<Item = u32>) -> Option<Walk> {
     let path = request.path.as_str();
@@ -48,7 +48,7 @@ pub(super) fn absolute(proc: &Proc, request: &ScanRequest) -> Option<String> {
         return Some(normalise(&format!("{base}/{rest}")));
     }
     if path.starts_with('/') {
-        // Nobody knows any more whether a caller that is gone was in a chroot; hardly any is.
+        // Whether a caller that is gone was in a chroot is unknown; hardly any is.
         let root = proc.link(request.tgid, "root").filter(|root| root.starts_with('/')).unwrap_or_default();
         // `..` does not lead out of a chroot.
         return Some(normalise(&format!("{root}{}", normalise(path))));
@@ -104,7 +104,7 @@ mod tests {
         ScanRequest { id: 1, mntns: 1, tgid, path: String::new(), follow: true }
     }
 
-    /// What the caller 42 meant, whose links are as given.
+    /// The path that caller 42 meant, with these links.
     fn meant(links: &[(&str, &str)], path: &str) -> Option<String> {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("42/fd")).unwrap();

@@ -1,7 +1,7 @@
 //! The thread that scans: requests go into a bounded queue, reports come out as observations.
 //!
 //! It runs at low priority, and rests after each scan so that scanning takes at most a twentieth of a core
-//! however often it is asked. A queue that is full refuses, and the caller answers for the scan that was not
+//! however many requests there are. A full queue refuses a request, and the caller reports that the scan was not
 //! made.
 
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ use crate::sources::{Sender, observed_now};
 /// A scan that took one part is followed by nineteen parts of rest: 5 % of a core.
 const REST_FACTOR: u32 = 19;
 
-/// Added to the thread's nice value: whoever does real work goes first.
+/// Added to the thread's nice value: the workloads of the node take precedence.
 const NICE: libc::c_int = 10;
 
 /// What scanning may cost.
@@ -42,10 +42,10 @@ impl Default for Limits {
 /// Why a request is not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// As many requests wait as may.
+    /// The queue is full.
     #[error("the queue of holder scans is full")]
     Full,
-    /// The reports are read by nobody any more.
+    /// The receiver of reports is gone.
     #[error("the holder scanner has ended")]
     Ended,
 }
@@ -158,7 +158,7 @@ fn thread_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Refusal is no harm: the scan is only less polite.
+/// If it is refused, the scan runs at normal priority.
 fn lower_priority() {
     // SAFETY: takes three integers. On Linux a priority belongs to a thread, and 0 is the calling one.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };

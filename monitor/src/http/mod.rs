@@ -1,7 +1,7 @@
 //! The HTTP server of the daemon's endpoints: accept loops, limits of connections and time, shutdown.
 //!
 //! Each server has a thread and a runtime of its own, so that neither a request nor a slow client delays the core.
-//! HTTP/1.1 with one request per connection and a limit on its time: nobody can occupy a connection for long.
+//! HTTP/1.1 with one request per connection and a limit on its time: no client can occupy a connection for long.
 //! What is answered is up to the [`Handler`].
 
 use std::convert::Infallible;
@@ -58,7 +58,7 @@ pub struct Limits {
 pub trait Handler: Send + Sync + 'static {
     /// Connections, as they are accepted.
     type Stream;
-    /// What is known of a client.
+    /// Identity of a client.
     type Peer: Send + Sync + 'static;
 
     /// Identifies a client when it connects.

@@ -1,4 +1,4 @@
-//! Figures of incidents: what is open, since when, and what about.
+//! Incidents: which are open, since when, and about what.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use super::{FamilyMetrics, MetricsError, lock};
 use crate::diagnose::{IncidentObjects, KINDS};
 use crate::event::{Event, Incident, Kind, Severity};
 
-/// Incidents that are shown one by one: more would be a flood of series, of a node that has another problem.
+/// Incidents that are shown one by one: more would be too many series, on a node with another problem.
 const SHOWN_MAX: usize = 20;
 /// Severities that incidents have.
 const SEVERITIES: [Severity; 3] = [Severity::Info, Severity::Warning, Severity::Critical];

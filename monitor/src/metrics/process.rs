@@ -36,7 +36,7 @@ pub struct Usage {
 /// What kind of object is kept alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PinKind {
-    /// A mount that somebody may want to unmount.
+    /// A mount that others may want to unmount.
     Mount,
     /// Another network namespace.
     Netns,

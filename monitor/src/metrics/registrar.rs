@@ -1,4 +1,4 @@
-//! Makes collectors and registers them. Knows no metric.
+//! Creates collectors and registers them; the metrics are declared in the other files.
 
 use prometheus::core::Collector;
 use prometheus::{

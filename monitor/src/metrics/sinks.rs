@@ -1,4 +1,4 @@
-//! What sinks did not take, and the event store.
+//! Events that sinks discarded, and the event store.
 
 use prometheus::{IntCounterVec, IntGauge};
 
@@ -42,7 +42,7 @@ impl SinkMetrics {
         })
     }
 
-    /// Sets how often trouble was found that is not followed.
+    /// Sets how many faults were discarded because a limit was reached.
     pub(super) fn incidents_discarded(&self, total: u64) {
         let counter = self.discarded.with_label_values(&["diagnose", "too-many-open"]);
         counter.inc_by(total.saturating_sub(counter.get()));

@@ -15,7 +15,7 @@ pub(super) struct SourceMetrics {
     pub(super) lost: IntCounterVec,
     resyncs: IntCounterVec,
     rungs: Mutex<HashMap<String, String>>,
-    /// Labels of sources whose names are no labels.
+    /// Labels of sources whose names contain a path.
     labels: Mutex<HashMap<String, String>>,
 }
 

@@ -1,4 +1,4 @@
-//! The text is what monitoring reads, so the tests read the text.
+//! The tests read the text that Prometheus scrapes.
 
 use std::collections::BTreeSet;
 use std::io::Write;

@@ -111,15 +111,15 @@ pub enum Verdict {
     MountNamespace,
     /// Only mounts below it hold it.
     ChildMount,
-    /// Nobody in user space holds it.
+    /// No user-space process holds it.
     Kernel,
-    /// Nobody holds it any more.
+    /// Nothing holds it any more.
     Transient,
     /// Nothing is mounted at the path.
     NotAMount,
     /// The scan was not made.
     Skipped,
-    /// The scan could not see everything, and found nobody.
+    /// The scan was incomplete, and found no holder.
     Incomplete,
 }
 

@@ -61,7 +61,7 @@ impl NudState {
         self.0 & Self::PERMANENT.0 != 0
     }
 
-    /// The kernel's name in lower case, as `ip neigh` knows it.
+    /// The kernel's name in lower case, as in `ip neigh`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self.0 {
@@ -87,7 +87,7 @@ pub enum NeighborOp {
     Added,
     /// A permanent entry got another address or lost its permanence.
     Changed,
-    /// Resolution or probing gave up.
+    /// Resolution or probing failed.
     Failed,
     /// A permanent entry is gone.
     Deleted,

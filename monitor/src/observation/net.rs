@@ -119,7 +119,7 @@ fn is_zero(number: &u32) -> bool {
 pub struct RuleFacts {
     /// Whether it is a rule of IPv6.
     pub ipv6: bool,
-    /// The table (`FRA_TABLE`, or the table of a VRF where the rule says `FRA_L3MDEV`).
+    /// The table (`FRA_TABLE`, or the table of a VRF for a rule with `FRA_L3MDEV`).
     pub table: u32,
 }
 

@@ -39,7 +39,7 @@ pub struct Ancestor {
     pub exe: Option<String>,
 }
 
-/// Who a task is: captured in the kernel, completed from /proc where that is still there.
+/// The details of a task: captured in the kernel, completed from /proc if it still exists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskFacts {
     /// Identity.
@@ -60,7 +60,7 @@ pub struct TaskFacts {
     pub ancestors: Vec<Ancestor>,
 }
 
-/// Whether a process is there.
+/// Whether a process exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessState {
     /// The process in question.

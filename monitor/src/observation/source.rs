@@ -84,7 +84,7 @@ pub struct Loss {
     pub source: String,
     /// `ring-full`, `overrun`, `decode`, …
     pub reason: String,
-    /// How many; `None` when nobody can know.
+    /// How many; `None` if unknown.
     pub count: Option<u64>,
 }
 

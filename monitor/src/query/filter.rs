@@ -186,7 +186,7 @@ pub struct IncidentFilter {
     pub since: Option<Timestamp>,
     /// These, open or closed; any when empty.
     pub ids: Vec<String>,
-    /// Open or closed ones that rest on one of these events; any when empty.
+    /// Open or closed ones with one of these events as evidence; any when empty.
     pub evidence: Vec<u64>,
     /// The boot that `evidence` is of; any when absent.
     pub boot_id: Option<String>,

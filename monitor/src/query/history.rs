@@ -49,7 +49,7 @@ pub trait History: Send + Sync {
 
 /// A history that goes on while it is read.
 pub trait LiveHistory: History {
-    /// The history as it is at this moment, for several questions that belong together; `None` where it cannot be
+    /// The history as it is at this moment, for several queries that belong together; `None` where it cannot be
     /// read.
     fn snapshot(&self) -> Option<Box<dyn History>>;
 }
@@ -77,13 +77,13 @@ pub enum HistoryError {
 /// An event as it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Where it stands.
+    /// Its position.
     pub position: Position,
     /// Its JSON.
     pub line: Arc<str>,
 }
 
-/// Some of the events that were asked for.
+/// One page of the events of a query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Page {
     /// The events, the oldest first.
@@ -93,8 +93,8 @@ pub struct Page {
 }
 
 impl Page {
-    /// Cuts what was found to one page. `found` holds everything that was asked for up to one more than
-    /// the limit, in any order.
+    /// Cuts what was found to one page. `found` has the matching events up to one more than the limit,
+    /// in any order.
     #[must_use]
     pub fn cut(mut found: Vec<Found>, filter: &EventFilter) -> Self {
         found.sort_unstable_by_key(|found| found.position);
@@ -148,10 +148,10 @@ pub struct IncidentView {
     /// The incident.
     #[serde(flatten)]
     pub incident: Incident,
-    /// Who did it.
+    /// The process that did it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub actor: Option<Actor>,
-    /// Whose it was.
+    /// The container and pod that are affected.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub target: Option<Target>,
     /// Boot that its evidence numbers belong to.
@@ -229,7 +229,7 @@ where
 {
     fn events(&self, filter: &EventFilter) -> Result<Page, HistoryError> {
         let (new, old) = (self.newest.events(filter)?, self.older.events(filter)?);
-        // Beyond where one of them stopped, only it could say what comes.
+        // Beyond the end of one page, only that history has what comes.
         let stop = match filter.order {
             Order::Newest => new.next.into_iter().chain(old.next).max(),
             Order::Oldest => new.next.into_iter().chain(old.next).min(),

@@ -25,5 +25,5 @@ pub use record::Record;
 
 /// Major version of the interface; another one is refused.
 pub const API: u32 = 1;
-/// Header that carries [`API`], in requests and answers.
+/// Header that carries [`API`], in requests and responses.
 pub const API_HEADER: &str = "kevtmon-api";

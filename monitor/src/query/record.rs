@@ -15,7 +15,7 @@ const REQUIRED: [&str; 8] = ["schema", "time", "seq", "boot_id", "node", "kind",
 /// An event, and the line that it was read from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    /// Its kind as it is written; `event.kind` is [`Kind::Unknown`] where this version does not know it.
+    /// Its kind as it is written; `event.kind` is [`Kind::Unknown`] if this version does not have it.
     pub kind: String,
     /// What could be parsed.
     pub event: Event,

@@ -85,7 +85,7 @@ pub struct StoryIncident {
     pub count: u64,
     /// One sentence.
     pub summary: String,
-    /// What led to it.
+    /// Its causes.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub caused_by: Vec<Cause>,
 }
@@ -93,7 +93,7 @@ pub struct StoryIncident {
 /// A link from effect to cause.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cause {
-    /// Id of the incident that led to it.
+    /// Id of the incident that caused it.
     pub id: String,
     /// How sure that is: no surer than either end. Absent where that incident is no longer known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -113,13 +113,13 @@ pub struct Step {
     pub severity: Severity,
     /// What happened.
     pub message: String,
-    /// Roles of the subject in it; none where it only explains.
+    /// Roles of the subject in it; none for an event that is only evidence.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub roles: Vec<Role>,
     /// Ids of the incidents that it is evidence of.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub evidence_of: Vec<String>,
-    /// Who did it.
+    /// The process that did it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub actor: Option<Actor>,
     #[serde(skip)]
@@ -249,7 +249,7 @@ fn step(record: &Record, parts: &Parts<'_>) -> Step {
     }
 }
 
-/// The newest harmful event that has no actor though somebody did it.
+/// The newest harmful event without an actor that must have had one.
 fn without_actor(steps: &[Step]) -> Vec<Unseen> {
     let with_actor =
         ["neighbor.deleted", "neighbor.changed", "mount.busy", "link.deleted", "link.moved", "link.changed"];

@@ -48,7 +48,7 @@ pub struct Subject {
     pub lookups: Vec<Lookup>,
 }
 
-/// The keys of events that can name what the word means.
+/// The keys of events that can name the subject of the word.
 #[must_use]
 pub fn probes(word: &str) -> Vec<Lookup> {
     let prefixed = |family: Family, value: &str| match family {

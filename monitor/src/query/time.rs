@@ -1,4 +1,4 @@
-//! Times as people write them. Text and the present enter; no clock is read.
+//! Parses times as people write them. The current time is an argument; no clock is read.
 
 use jiff::{SignedDuration, Timestamp};
 use thiserror::Error;

@@ -36,7 +36,7 @@ pub enum Outcome {
     Unknown(Extent),
 }
 
-/// The story of what a word means.
+/// The story of the subject that a word resolves to.
 ///
 /// # Errors
 /// When the history cannot be read.

@@ -18,12 +18,12 @@ use super::time;
 /// Why a request cannot be answered.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RequestError {
-    /// A parameter that this version does not know: ignoring it would give a wrong answer.
-    #[error("unknown parameter {name:?}: this daemon knows {}", .valid.join(", "))]
+    /// An unknown parameter: ignoring it would give a wrong answer.
+    #[error("unknown parameter {name:?}: expected one of {}", .valid.join(", "))]
     Unknown {
         /// Its name.
         name: String,
-        /// What is known.
+        /// The known ones.
         valid: &'static [&'static str],
     },
     /// A value that cannot be parsed.
@@ -47,7 +47,7 @@ pub enum RequestError {
 pub struct EventsRequest {
     /// Which.
     pub filter: EventFilter,
-    /// Whether new events are wanted as they come.
+    /// Whether to stream new events.
     pub follow: bool,
 }
 
@@ -394,7 +394,7 @@ mod tests {
     #[test]
     fn what_cannot_be_understood_is_refused_and_named() {
         let said = |query: &str| parse_events(query, now()).unwrap_err().to_string();
-        assert!(said("colour=red").contains("unknown parameter \"colour\": this daemon knows kind, "));
+        assert!(said("colour=red").contains("unknown parameter \"colour\": expected one of kind, "));
         assert!(said("severity=loud").starts_with("severity: "));
         assert!(said("since=yesterday").contains("1h30m"));
         assert!(said("limit=-1").starts_with("limit: "));

@@ -4,7 +4,7 @@
 //! without the lock. It is woken only when the buffer was empty or when something urgent arrives: what would slow
 //! the producer down is waking a thread, not the lock.
 //!
-//! The queue knows neither events nor files. [`Buffer`] says what waits and when that is urgent; [`Bounds`] and
+//! The queue is independent of events and files. [`Buffer`] defines what waits and when it is urgent; [`Bounds`] and
 //! [`Gap`] are how a buffer decides what fits and accounts for what did not; [`Worker`] is the slow work.
 
 use std::io;

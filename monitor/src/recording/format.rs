@@ -1,4 +1,4 @@
-//! The lines of a recording: what they contain, and how they are told apart.
+//! The lines of a recording: their content and types.
 //!
 //! ```text
 //! {"format":"kevtmon-recording","version":3, …, "state":{…}}     a part starts, with the complete state of the core
@@ -29,7 +29,7 @@ pub const BUNDLE: &str = "kevtmon-bundle";
 /// The version of both that is written. Fields and facts can be added without another version, to the saved state of
 /// the core, too, if they have a default.
 pub const VERSION: u32 = 3;
-/// The oldest version that is read: its observations are the same, its saved states are not understood.
+/// The oldest version that is read: its observations are the same, its saved states cannot be read.
 pub const OLDEST_VERSION: u32 = 2;
 
 /// Who wrote it.

@@ -32,7 +32,7 @@ const BYTES: u64 = 64 << 20;
 #[derive(Debug)]
 pub(super) struct IncidentWindows {
     directory: PathBuf,
-    /// Those whose minute is not over.
+    /// Those that still get new segments.
     growing: Vec<(PathBuf, Instant)>,
 }
 
@@ -53,7 +53,7 @@ impl IncidentWindows {
             segments.iter().try_for_each(|segment| link(segment, &window))
         });
         if let Err(error) = frozen {
-            tracing::warn!(incident = incident.id, %error, "cannot keep the recording around an incident");
+            tracing::warn!(incident = incident.id, %error, "cannot keep the recording of an incident");
         }
         if let Some(until) = Instant::now().checked_add(AFTER) {
             self.growing.push((window.clone(), until));
@@ -70,7 +70,7 @@ impl IncidentWindows {
         }
     }
 
-    /// Adds a segment to the windows whose minute is not over.
+    /// Adds a segment to the windows that are not complete.
     pub(super) fn add_segment(&mut self, segment: &Path) {
         for (window, _) in &self.growing {
             if let Err(error) = link(segment, window) {
@@ -79,7 +79,7 @@ impl IncidentWindows {
         }
     }
 
-    /// Completes the windows whose minute is over.
+    /// Completes the windows whose end has passed.
     pub(super) fn complete_expired(&mut self, current: &Path) {
         let now = Instant::now();
         if self.growing.iter().any(|(_, until)| *until <= now) {

@@ -70,7 +70,7 @@ struct Records {
     /// Bytes of `lines` that count against the bounds.
     counted: usize,
     is_urgent: bool,
-    /// Until the next part starts nothing is written.
+    /// Nothing is written until the next part starts.
     has_failed: bool,
     /// Lines that were queued and could not be written.
     lost: u64,
@@ -193,8 +193,8 @@ impl Buffer for Records {
     }
 }
 
-/// Writes what was queued. After a failure nothing is written until a part starts: it would follow a hole that
-/// nobody sees.
+/// Writes what was queued. After a failure nothing is written until a part starts: it would follow an
+/// unreported gap.
 struct RecordWorker<W> {
     name: &'static str,
     writer: W,

@@ -42,7 +42,7 @@ struct Segment {
 }
 
 impl Segments {
-    /// Keeps the segments of an earlier run: the minutes before a crash are worth having.
+    /// Keeps the segments of an earlier run: they cover the minutes before a crash.
     pub(super) fn open(state_dir: &Path, age: Duration, max_bytes: u64) -> io::Result<Self> {
         let directory = state_dir.join(DIRECTORY);
         create_directory(&directory)?;
@@ -82,7 +82,7 @@ impl Segments {
                 || now.duration_since(oldest.written).is_ok_and(|age| age > self.age))
         {
             if let Err(error) = fs::remove_file(&oldest.path) {
-                tracing::debug!(path = %oldest.path.display(), %error, "an old segment cannot be removed");
+                tracing::debug!(path = %oldest.path.display(), %error, "cannot remove an old segment");
             }
             total -= oldest.bytes;
             self.known.pop_front();

@@ -45,7 +45,7 @@ fn settings() -> Settings {
     }
 }
 
-/// A daemon without sources: what it is told is recorded and goes to a core.
+/// A daemon without sources: its observations are recorded and go to a core.
 struct Live {
     core: Core,
     recorder: Recorder,
@@ -334,7 +334,7 @@ fn after_a_gap_the_model_is_right_again() {
     live.begin();
     live.bustle(10, 5_000);
     assert!(live.discarded("recorder", "queue-full") > 0);
-    // Told only in the gap.
+    // Emitted only in the gap.
     live.observe(SECOND, netns_snapshot(99));
     let before = live.said.len();
     let from = 20 * SECOND;

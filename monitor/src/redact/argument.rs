@@ -1,13 +1,13 @@
 //! Masks the secrets within one argument, which may be a whole shell script, URL, header or JSON text.
 //!
-//! The scanner walks over runs of name characters and asks of each what follows it. Where a value ends
+//! The scanner walks over runs of name characters and checks what follows each. Where a value ends
 //! depends on what stood before its name; where that is unclear, it ends with the argument.
 
 use super::MASK;
 use super::flag::{is_glued_command, is_glued_password, is_password_command};
 use super::name::{is_header, is_scheme, is_secret, is_secret_assigned, is_secret_word, is_user_option};
 
-/// What an argument says about the next one.
+/// What an argument implies about the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     /// Nothing.
@@ -27,7 +27,7 @@ pub(super) struct Context {
     pub(super) first: bool,
     /// It is the value of an option that takes a list, as of mount(8).
     pub(super) option_list: bool,
-    /// The command takes a password with `-p`, as a word before says.
+    /// The command takes a password with `-p`, according to a word before.
     pub(super) password_command: bool,
     /// Whatever is glued to `-p` is a password, as a word before says.
     pub(super) glued_command: bool,
@@ -35,7 +35,7 @@ pub(super) struct Context {
     pub(super) cut: bool,
 }
 
-/// A part of an argument that is masked, and what it says about the next argument.
+/// A part of an argument that is masked, and what it implies about the next argument.
 struct Found {
     start: usize,
     end: usize,
@@ -232,7 +232,7 @@ impl Scanner<'_> {
         Some(plain(start, word_end))
     }
 
-    /// `-pPASSWORD`, or the word after `-p` where the command says so.
+    /// `-pPASSWORD`, or the word after `-p` for such a command.
     fn short_password(&self, start: usize, end: usize) -> Option<Found> {
         let value = start + 2;
         let value_end = if start == 0 { self.arg.len() } else { self.word_end(value) };

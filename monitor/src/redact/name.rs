@@ -69,7 +69,7 @@ pub(super) fn is_scheme(word: &str) -> bool {
     ["bearer", "basic", "digest", "negotiate", "token", "apikey"].iter().any(|s| word.eq_ignore_ascii_case(s))
 }
 
-/// Whether a word of the name begins at `at`: after a separator, or where the case says so.
+/// Whether a word of the name begins at `at`: after a separator, or at a change of case.
 fn begins_word(name: &str, at: usize) -> bool {
     let bytes = name.as_bytes();
     let Some(before) = at.checked_sub(1).map(|i| bytes[i]) else { return true };

@@ -11,7 +11,7 @@ use crate::query::record::timestamp;
 use crate::query::story::{Step, Story, StoryIncident};
 use crate::query::subject::Subject;
 
-/// What a word can mean, one a line, with the form that means only it.
+/// The subjects that a word matches, one per line, with a word that matches only it.
 #[must_use]
 pub fn candidates(subjects: &[Subject]) -> String {
     let width = subjects.iter().map(|subject| subject.handle.chars().count()).max().unwrap_or(0);
@@ -185,7 +185,7 @@ impl Page<'_> {
     }
 }
 
-/// The part of the subject, unless it is the usual one, and what the event explains.
+/// The role of the subject, unless it is the usual one, and the incidents that the event is evidence of.
 fn remark(step: &Step, incidents: &[StoryIncident]) -> String {
     let mut words: Vec<String> = Vec::new();
     let usual = step.roles.iter().any(|role| matches!(role, Role::Target | Role::Object));

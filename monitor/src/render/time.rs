@@ -1,4 +1,4 @@
-//! Times and durations as people read them. The present enters; no clock is read.
+//! Times and durations as text. The current time is an argument; no clock is read.
 
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
@@ -21,20 +21,20 @@ fn with(large: i64, unit: &str, small: i64, small_unit: &str) -> String {
     if small == 0 { format!("{large} {unit}") } else { format!("{large} {unit} {small} {small_unit}") }
 }
 
-/// Less than this ahead is a moment that came after the question.
+/// Less than this in the future is a moment after the query.
 const JUST_NOW: SignedDuration = SignedDuration::from_secs(-2);
 
-/// How long ago; what lies ahead is a clock that was set.
+/// How long ago; a time in the future means that the clock was set.
 #[must_use]
 pub fn age(time: Timestamp, now: Timestamp) -> String {
     let passed = now.duration_since(time);
     if passed < JUST_NOW { "in the future".to_owned() } else { format!("{} ago", span(passed)) }
 }
 
-/// The present and the place, which turn a time into words.
+/// The current time and time zone, to show a time.
 #[derive(Debug, Clone)]
 pub struct Clock {
-    /// The present.
+    /// The current time.
     pub now: Timestamp,
     /// The reader's time zone.
     pub zone: TimeZone,

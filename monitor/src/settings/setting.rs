@@ -15,7 +15,7 @@ use toml::Value;
 
 use crate::names::one_of;
 
-/// Values that a setting accepts, besides what its type says.
+/// Values that a setting accepts, of those of its type.
 #[derive(Debug, Clone, Copy)]
 pub enum Valid {
     /// All values of its type.
@@ -26,12 +26,12 @@ pub enum Valid {
     PowerOfTwo(u64, u64),
     /// These names.
     OneOf(&'static [&'static str]),
-    /// Texts that the function accepts; the first says which those are.
+    /// Texts that the function accepts, and their description.
     Text(&'static str, fn(&str) -> bool),
 }
 
 impl Valid {
-    /// As in "expected a number from 1 to 100"; `None` where the type says it all.
+    /// As in "expected a number from 1 to 100"; `None` where the type is enough.
     #[must_use]
     pub fn expected(self) -> Option<String> {
         match self {
@@ -66,7 +66,7 @@ impl Valid {
     }
 }
 
-/// Says that a value is not valid, and what would be.
+/// Reports that a value is not valid, and what would be.
 #[must_use]
 pub fn invalid(value: &Value, expected: &str) -> String {
     let given = match value {
@@ -86,9 +86,9 @@ pub struct Setting<T: 'static> {
     pub key: &'static str,
     /// What it means, in full sentences.
     pub doc: &'static str,
-    /// What its type does not say about valid values.
+    /// Valid values, of those of its type.
     pub valid: Valid,
-    /// Its value if nobody sets it.
+    /// Its default.
     pub default: fn() -> T,
 }
 
@@ -103,10 +103,10 @@ pub trait Description: Debug + Sync {
     /// What it means, in full sentences.
     fn doc(&self) -> Cow<'static, str>;
 
-    /// Its valid values, as in "expected a number from 1 to 100"; `None` where its type or its meaning says it all.
+    /// Its valid values, as in "expected a number from 1 to 100"; `None` where its type or its meaning is enough.
     fn valid(&self) -> Option<String>;
 
-    /// Its value if nobody sets it.
+    /// Its default.
     fn default(&self) -> Arc<dyn Stored>;
 
     /// Reads its value from a file.
@@ -181,7 +181,7 @@ impl Values {
         self.find(setting).unwrap_or_else(setting.default)
     }
 
-    /// The value of a setting if somebody set it.
+    /// The value of a setting if it is set.
     #[must_use]
     pub fn find<T: Stored + Clone>(&self, setting: &dyn Description) -> Option<T> {
         let value = self.0.get(&(setting.table(), setting.key()))?;
@@ -217,7 +217,7 @@ impl Values {
 }
 
 /// Declares the settings of a module and `SETTINGS`, the list of them in the order of the file. The doc comment
-/// is what the file says of them.
+/// is their documentation in the file.
 ///
 /// ```ignore
 /// settings! { "store":

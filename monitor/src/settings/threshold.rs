@@ -17,7 +17,7 @@ pub struct Threshold {
     pub key: &'static str,
     /// What it means, in full sentences.
     pub doc: &'static str,
-    /// Its value if nobody sets it.
+    /// Its default.
     pub default: u32,
     /// What it counts.
     pub unit: Unit,
@@ -97,7 +97,7 @@ impl Thresholds {
 }
 
 /// Declares the thresholds of a diagnosis and `THRESHOLDS`, the list of them in the order of the file. The doc
-/// comment is what the file says of them.
+/// comment is their documentation in the file.
 ///
 /// ```ignore
 /// thresholds! {

@@ -1,7 +1,7 @@
 //! Delays transitions of incidents until the store has committed them, but not for long.
 //!
-//! Whoever reads that an incident opened or closed can rely on finding it in the store after a crash. Only the
-//! threads of the other sinks wait here; the core does not.
+//! An incident that was emitted as opened or closed is in the store even after a crash. Only the threads of the
+//! other sinks wait here; the core does not.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -78,7 +78,7 @@ impl EventQueue {
         let _ = self.sink.barrier.set(barrier);
     }
 
-    /// Queues the event if the sink wants it and has room; never waits for the sink.
+    /// Queues the event if the sink takes it and has room; never waits for the sink.
     pub fn offer(&self, event: &Arc<SharedEvent>) {
         if !self.sink.filter.passes(event) {
             return;
@@ -189,7 +189,7 @@ impl<S: Sink> Worker for SinkWorker<S> {
 
     fn abort(&mut self, error: &io::Error, unprocessed: &Events) {
         let SinkShared { name, metrics, .. } = &*self.shared;
-        tracing::warn!(sink = name, %error, "sink closed: it takes no more events");
+        tracing::warn!(sink = name, %error, "sink failed; it takes no more events");
         let count = u64::try_from(self.batch_size + unprocessed.len()).unwrap_or(u64::MAX);
         if count > 0 {
             metrics.discarded(name, Refused::Closed.reason(), count);

@@ -65,7 +65,7 @@ pub trait Sink: Send + 'static {
     fn finish(&mut self) {}
 }
 
-/// Which events a sink wants.
+/// Which events a sink takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Filter {
     /// Least severity; `daemon.*` and `incident.*` pass always.
@@ -73,7 +73,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Whether the sink wants it.
+    /// Whether the sink takes it.
     #[must_use]
     pub fn passes(self, event: &Event) -> bool {
         event.severity >= self.min_severity
@@ -111,7 +111,7 @@ impl Sinks {
         self.queues.push(queue);
     }
 
-    /// Gives the event to every sink that wants it; never waits.
+    /// Queues the event for every sink that takes it; never waits.
     pub fn offer(&self, event: &Arc<SharedEvent>) {
         for queue in &self.queues {
             queue.offer(event);

@@ -19,7 +19,7 @@ use crate::http::{
 };
 use crate::metrics::Metrics;
 
-/// What a scraper may take; nobody waits for it at the end.
+/// Limits of the server; open scrapes are not awaited at shutdown.
 const LIMITS: Limits = Limits { connections: 64, blocking_threads: 1, shutdown: Duration::ZERO };
 /// The text format of Prometheus.
 const EXPOSITION: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");

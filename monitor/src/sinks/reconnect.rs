@@ -1,7 +1,7 @@
 //! Keeps a sink in service whose destination can fail: a disk, a socket, a server.
 //!
-//! After a failure the destination is down. Events are counted as discarded and connecting is tried again, at
-//! growing intervals. The core learns of each change, and the destination of what it missed.
+//! After a failure the destination is down: events are counted as discarded, and it is connected again, at growing
+//! intervals. Each change is reported to the core, and what was discarded to the destination.
 
 use std::error::Error;
 use std::io;
@@ -112,7 +112,7 @@ pub struct Reconnecting<D> {
     last: Option<Arc<SharedEvent>>,
     /// What was discarded since the destination went down.
     gap: Option<EventGap>,
-    /// What the core was told last.
+    /// The status last reported to the core.
     reported_up: Option<bool>,
 }
 
@@ -135,7 +135,10 @@ impl<D: Destination> Reconnecting<D> {
         match &failure {
             None => self.state = State::Up,
             Some(reason) => {
-                tracing::warn!("no {}: {reason}; events are discarded until it is available", D::TITLE);
+                tracing::warn!(
+                    "the {} is unavailable: {reason}; events are discarded until it is back",
+                    D::TITLE
+                );
                 self.schedule_retry();
             }
         }

@@ -1,4 +1,4 @@
-//! Starts the sinks of the list: the daemon knows none of them by name.
+//! Starts the sinks in `SINKS`: the daemon refers to none of them by name.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Standard output: events as JSON or for people, nothing else.
+//! Standard output: events as JSON or text, nothing else.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -18,7 +18,7 @@ use crate::settings::{Valid, settings};
 names! {
     /// Format of the events on standard output.
     Format {
-        /// For people.
+        /// Text for people.
         Pretty = "pretty",
         /// One JSON object per line.
         Json = "json",

@@ -1,7 +1,7 @@
 //! The event store as a sink: events enter, at most one commit a second leaves.
 //!
 //! A commit is only brought forward when an incident opened or closed, because the other sinks wait for it, or when
-//! a storm fills the log. Whatever goes wrong with the file, the daemon goes on: events are counted as discarded,
+//! a storm fills the log. If the file fails, the daemon keeps running: events are counted as discarded,
 //! incidents are kept in memory, and the file is opened again every minute.
 
 use std::collections::BTreeMap;
@@ -107,7 +107,7 @@ fn open(
     thread::Builder::new().name("store-open".to_owned()).spawn({
         let config = config.clone();
         move || {
-            // Nobody waits any more when it took too long; what was opened is closed again.
+            // If it took too long, nothing waits for it any more; what was opened is closed again.
             let _ = sent.send(Writer::resume(&config.directory, config.limits, &config.boot_id));
         }
     })?;
@@ -340,7 +340,7 @@ impl Destination for StoreFile {
 
 fn log_quarantined(quarantined: &[Quarantined]) {
     for Quarantined { path, reason } in quarantined {
-        tracing::warn!(path = %path.display(), "another event store is used: {reason}");
+        tracing::warn!(path = %path.display(), "using another event store: {reason}");
     }
 }
 

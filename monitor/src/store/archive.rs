@@ -45,7 +45,7 @@ impl Archive {
         };
         match answer {
             Err(error) if self.is_optional => {
-                tracing::debug!(%error, "the event store cannot be read");
+                tracing::debug!(%error, "cannot read the event store");
                 Ok(T::default())
             }
             answer => answer.map_err(|error| HistoryError::Unreadable {
@@ -60,7 +60,7 @@ impl LiveHistory for Archive {
     fn snapshot(&self) -> Option<Box<dyn History>> {
         let opened = Reader::open_read_only(&self.directory)
             .and_then(|reader| reader.begin_snapshot().map(|()| reader))
-            .inspect_err(|error| tracing::debug!(%error, "the event store cannot be read"));
+            .inspect_err(|error| tracing::debug!(%error, "cannot read the event store"));
         let reader = Some(Mutex::new(opened.ok()?));
         Some(Box::new(Self { directory: self.directory.clone(), reader, is_optional: self.is_optional }))
     }

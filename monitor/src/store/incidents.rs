@@ -40,7 +40,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Records its evidence, to find the incidents that an event led to.
+    /// Records its evidence, to find the incidents that an event is evidence of.
     pub(super) fn put_evidence(&self, incident: &Incident) -> Result<(), StoreError> {
         let put = || -> rusqlite::Result<()> {
             let mut put = self

@@ -116,7 +116,7 @@ pub(super) fn range(lookup: &Lookup) -> Range {
             let path = if value.len() > 1 { value.trim_end_matches('/') } else { value };
             single(in_space(ABOVE, hashed(path)))
         }
-        // The beginning of a hashed name is nowhere; nobody asks for one.
+        // The prefix of a hashed name cannot be looked up, and no query needs it.
         Lookup::Prefix(_) => Range { is_rough: true, ..single(ALL) },
     }
 }

@@ -1,7 +1,7 @@
 //! Events and incidents in a file: they are written, searched and bounded; what the previous run left is read.
 //!
 //! One SQLite file in the state directory, its write-ahead log beside it. One [`Writer`] at a time, any
-//! number of [`Reader`]s, with or without a daemon. It knows nothing of sinks, threads and retries: the caller
+//! number of [`Reader`]s, with or without a daemon. Sinks, threads and retries are the caller's: it
 //! decides when to commit and what to do when the disk fails.
 //!
 //! The log is synchronous only when it is copied into the file (`synchronous = NORMAL`). What was committed

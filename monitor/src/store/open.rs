@@ -30,9 +30,9 @@ pub(super) const STATEMENTS: usize = 64;
 /// A file that was not used, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quarantined {
-    /// Where it lies now.
+    /// Its present path.
     pub path: PathBuf,
-    /// Why it is not used, in words for an operator.
+    /// Why it is not used, for the operator.
     pub reason: String,
 }
 
@@ -119,7 +119,7 @@ fn connect(path: &Path, limits: Limits) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Checks, without changing a byte, whose file it is and which schema it has.
+/// Checks, without changing a byte, that it is an event store, and which schema it has.
 fn inspect(path: &Path) -> Result<(), StoreError> {
     let looked = (|| {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;

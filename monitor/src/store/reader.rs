@@ -383,7 +383,7 @@ fn connect(path: &Path) -> rusqlite::Result<(Connection, u32)> {
     set_up(Connection::open_with_flags(path, flags())?)
 }
 
-/// A log needs an index beside it, which cannot be made on a read-only disk. But there nobody writes either:
+/// A log needs an index beside it, which cannot be made on a read-only disk. But nothing writes there either:
 /// without a log the file never changes, and with one its index may be in memory.
 fn connect_alone(path: &Path) -> rusqlite::Result<(Connection, u32)> {
     if !open::with_suffix(path, "-wal").exists() {

@@ -18,7 +18,7 @@ settings! { "store":
 }
 
 impl Limits {
-    /// What the settings say; `None` if there is to be no store.
+    /// The configured limits; `None` if the store is disabled.
     #[must_use]
     pub fn from_values(values: &Values) -> Option<Self> {
         values.get(&ENABLED).then(|| Self {

@@ -182,7 +182,7 @@ pub(super) fn stands_under(mut keys: impl Iterator<Item = i64>, ranges: &[Range]
     keys.any(|key| ranges.iter().any(|range| (range.first..=range.last).contains(&key)))
 }
 
-/// Calls with each key and class in the range, until told to stop: one step in the index each.
+/// Calls with each key and class in the range until the callback stops it: one step in the index each.
 fn each_class(
     connection: &Connection,
     range: &Range,

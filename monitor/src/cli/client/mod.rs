@@ -32,11 +32,11 @@ pub struct ClientArgs {
     pub state_dir: Option<PathBuf>,
 }
 
-/// Neither a daemon nor its files can be read; the reason is printed already.
+/// Neither the daemon nor its files can be read; the reason is printed already.
 #[derive(Debug)]
 pub(super) struct Unreachable;
 
-/// Who answers.
+/// What answers queries.
 pub(super) enum Source {
     /// The running daemon.
     Daemon(Remote),

@@ -1,4 +1,4 @@
-//! `events`: past events, and new ones as they come.
+//! `events`: past events, and new ones as they occur.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -19,15 +19,15 @@ use crate::query::history::{Found, HistoryError};
 use crate::query::record::Record;
 use crate::query::time;
 
-/// First pause before a lost connection is tried again; doubles each time.
+/// First pause before reconnecting; doubles each time.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Attempts to connect again: a restart takes seconds.
+/// Attempts to reconnect: a restart takes seconds.
 const TRIES: u32 = 7;
 
 /// Arguments of `events`.
 #[derive(Debug, Default, Args)]
 pub struct EventsArgs {
-    /// Print new events as they come
+    /// Print new events as they occur
     #[arg(long, short)]
     pub follow: bool,
     /// Only events since: how long ago (90s, 15m, 1h30m, 2d), or a time (2026-01-02T03:04:05Z)
@@ -39,10 +39,10 @@ pub struct EventsArgs {
     /// Only events of this kind, or of a family such as `neighbor.`; may be repeated
     #[arg(long, value_name = "KIND")]
     pub kind: Vec<String>,
-    /// Only events with this pod as target, actor or holder; its uid will do
+    /// Only events with this pod as target, actor or holder; NAMESPACE/NAME or uid
     #[arg(long, value_name = "NS/NAME")]
     pub pod: Option<String>,
-    /// Only events with this container as target, actor or holder; the first digits of its id will do
+    /// Only events with this container as target, actor or holder; its id or the first digits of it
     #[arg(long, value_name = "ID")]
     pub container: Option<String>,
     /// Minimum severity: debug, info, notice, warning or critical
@@ -99,7 +99,7 @@ impl EventsArgs {
         let Source::Daemon(remote) = source else {
             return Err(Failure::Arguments("--follow needs a running daemon".to_owned()));
         };
-        // Events that come while the past ones are read are left to the stream.
+        // Events that occur while the past ones are read are left to the stream.
         let extent = source.history().extent()?;
         if self.since.is_some() || self.limit.is_some() {
             self.print_past(output, filter.clone(), |found| {

@@ -10,7 +10,7 @@ use crate::render::incident;
 /// Arguments of `incidents`.
 #[derive(Debug, Default, Args)]
 pub struct IncidentsArgs {
-    /// Closed incidents, too
+    /// Include closed incidents
     #[arg(long)]
     pub all: bool,
     /// Print one JSON object per line

@@ -1,4 +1,4 @@
-//! The commands that read. Arguments enter, text or JSON leaves by standard output, remarks by standard error.
+//! The query commands. Input: arguments. Output: text or JSON on standard output, remarks on standard error.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal, Write};
@@ -30,10 +30,10 @@ pub use why::WhyArgs;
 /// Size of writes, in bytes: what a pipe holds.
 const CHUNK: usize = 64 * 1024;
 
-/// The commands that read.
+/// The query commands.
 #[derive(Debug, Subcommand)]
 pub enum Query {
-    /// Show events: the newest, those of a time, or those to come
+    /// Show events: the newest, those of a time range, or new ones as they occur
     Events(EventsArgs),
     /// Show open incidents, or all of them
     Incidents(IncidentsArgs),
@@ -117,7 +117,7 @@ enum Failure {
     /// The model of the node could not be read.
     #[error("{}", chain(.0))]
     State(#[from] StateError),
-    /// The arguments cannot be answered.
+    /// The arguments are not a valid query.
     #[error("{0}")]
     Arguments(String),
     /// The answer could not be written.
@@ -150,7 +150,7 @@ impl Output<'_> {
         self.nothing_in(what, extent)
     }
 
-    /// The same, with how far the history reaches.
+    /// The same, with the extent of the history.
     fn nothing_in(&mut self, what: &str, extent: Option<Extent>) -> u8 {
         let searched = self.source.searched(extent, &self.clock);
         self.remark(&format!("{what}: {searched}"));

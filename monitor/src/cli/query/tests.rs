@@ -1,4 +1,4 @@
-//! What a person and a program see, to the letter. The clock stands; the history is a list.
+//! Text and JSON output, to the letter. The clock is fixed; the history is a list.
 
 use jiff::tz;
 

@@ -10,7 +10,7 @@ use crate::render::{escaped, story};
 /// Arguments of `why`.
 #[derive(Debug, Default, Args)]
 pub struct WhyArgs {
-    /// Pod, container, address, path, interface or process; FAMILY:VALUE if that is ambiguous
+    /// Pod, container, address, path, interface or process; FAMILY:VALUE if it is ambiguous
     #[arg(value_name = "POD|CONTAINER|IP|PATH|VETH|PID")]
     pub word: String,
     /// Print one JSON object

@@ -1,4 +1,4 @@
-//! Stories of the two failures that everybody knows, and what makes a story hard.
+//! Stories of the two common failures, and edge cases.
 
 use super::*;
 use crate::event::{Event, Incident, Risk};

@@ -1,4 +1,4 @@
-//! Words of an operator, on a node with two pods of one name and a busy mount.
+//! Words that an operator gives, on a node with two pods of one name and a busy mount.
 
 use super::*;
 use crate::core::state::{Counts, NetnsStatus, PodStatus};

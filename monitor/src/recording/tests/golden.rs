@@ -1,5 +1,5 @@
-//! Recordings with a reviewed answer: `tests/fixtures/NAME.ndjson` must say what `NAME.golden` says. With
-//! `KEVTMON_BLESS=1` the answer is written anew; its diff is what to review.
+//! Recordings with a reviewed output: `tests/fixtures/NAME.ndjson` must give the events of `NAME.golden`. With
+//! `KEVTMON_BLESS=1` the output is written anew; review its diff.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -24,7 +24,7 @@ pub(in crate::recording) fn fixtures() -> Vec<PathBuf> {
     paths
 }
 
-/// Each event as a person reads it, and below it as a program does.
+/// Each event as text, and below it as JSON.
 fn answer(recording: &[u8]) -> (String, Summary) {
     let pretty = Pretty { colour: false, zone: TimeZone::UTC };
     let mut text = String::new();
@@ -51,7 +51,7 @@ fn every_fixture_says_what_was_reviewed() {
         let differs = said.lines().zip(reviewed.lines()).find(|(said, reviewed)| said != reviewed);
         assert!(
             said == reviewed,
-            "{} says something else; see the difference with KEVTMON_BLESS=1 and git diff\nfirst: {differs:#?}",
+            "{} differs; see the difference with KEVTMON_BLESS=1 and git diff\nfirst: {differs:#?}",
             path.display()
         );
     }

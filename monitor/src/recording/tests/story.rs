@@ -1,4 +1,4 @@
-//! What is kept of an incident says again what was said live, wherever it begins.
+//! The window of an incident replays to the events that were emitted live, wherever it begins.
 
 use super::super::incident_windows::{DIRECTORY, list};
 use super::golden::{fixtures, observations};

@@ -1,4 +1,4 @@
-//! What a person sees, to the letter.
+//! The text output, to the letter.
 
 use jiff::tz::TimeZone;
 

@@ -1,4 +1,4 @@
-//! Requests and their responses: which path is answered from what.
+//! Routes requests: which path is answered from which data.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -129,7 +129,7 @@ impl Answers {
             Ok(state) => state,
             Err(refusal) => return refusal,
         };
-        // Events take a moment from the core to the memory, and the model knows them already.
+        // Events take a moment from the core to the memory, and the model includes them already.
         let _ = timeout(CATCH_UP_TIME, self.memory.caught_up(state.seq)).await;
         let (memory, older) = (Arc::clone(&self.memory), self.older.clone());
         searched(move || {

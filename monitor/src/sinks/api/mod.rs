@@ -1,7 +1,7 @@
 //! Queries over a unix socket: past events, incidents, the model of the node, and events as they occur.
 //!
 //! Events reach its memory through a sink's queue. Readers of the stream take from the memory; one that falls behind
-//! is disconnected and counted. The model stays with the core, which is asked for a copy.
+//! is disconnected and counted. The model stays with the core, which sends a copy on request.
 
 use std::fmt;
 use std::io;
@@ -88,10 +88,10 @@ pub enum ApiError {
     Start(#[source] io::Error),
 }
 
-/// Asks the core for its model; the answer is sent on the channel.
+/// Requests a copy of the model from the core; it is sent on the channel.
 pub type Question = oneshot::Sender<Box<NodeState>>;
 
-/// The channel of questions to the core.
+/// The channel of requests to the core.
 #[must_use]
 pub fn questions() -> (mpsc::Sender<Question>, mpsc::Receiver<Question>) {
     mpsc::channel(QUESTIONS)

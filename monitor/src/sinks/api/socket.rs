@@ -53,7 +53,7 @@ pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), ApiError> 
     Ok((listener, SocketFile { path: path.to_owned(), device: there.dev(), inode: there.ino() }))
 }
 
-/// Removes a socket that nobody listens on.
+/// Removes a socket that no process listens on.
 fn clear(path: &Path) -> Result<(), ApiError> {
     let failed = |source| ApiError::Listen { path: path.to_owned(), source };
     match fs::symlink_metadata(path) {
@@ -67,7 +67,7 @@ fn clear(path: &Path) -> Result<(), ApiError> {
     match probe_listener(path) {
         Err(Errno::ECONNREFUSED) => fs::remove_file(path).map_err(failed),
         Err(Errno::ENOENT) => Ok(()),
-        // Any other error, such as a full backlog, means that somebody listens.
+        // Any other error, such as a full backlog, means that a process listens.
         Ok(()) | Err(_) => Err(ApiError::Taken { path: path.to_owned() }),
     }
 }

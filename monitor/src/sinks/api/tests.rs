@@ -177,7 +177,7 @@ fn what_is_not_there_or_not_understood_is_said() {
     let rig = Rig::new();
     assert!(rig.ask("/v2/events").starts_with("HTTP/1.1 404 "));
     assert!(rig.ask("/v1/events?colour=red").starts_with("HTTP/1.1 400 "));
-    assert!(rig.ask("/v1/incidents?colour=red").contains("this daemon knows all, since, id"));
+    assert!(rig.ask("/v1/incidents?colour=red").contains("expected one of all, since, id"));
     let refusal = ask(&rig.path, "POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n");
     assert!(refusal.starts_with("HTTP/1.1 405 ") && refusal.contains("allow: GET\r\n"), "{refusal}");
     let large = format!("GET /v1/events HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(http::REQUEST_BYTES));
@@ -278,7 +278,7 @@ fn two_hundred_readers_get_everything_though_one_of_them_never_reads() {
         }
         eventually("all have joined", || joined.load(Ordering::Relaxed) == READERS - 1);
         let mut seq = 0;
-        // Whoever reads gets time to; whoever does not is given up, without harm to the others.
+        // A reader that reads gets time to; one that does not is disconnected, without harm to the others.
         while !cut() {
             rig.push(seq + 1..=seq + BATCH);
             seq += BATCH;
@@ -340,7 +340,7 @@ fn something_else_that_listens_is_not_taken_for_the_daemon() {
     });
 }
 
-/// Makes the calling thread, and only it, somebody else: the raw calls know nothing of the other threads.
+/// Changes the user of the calling thread only: the raw system calls do not affect the other threads.
 fn become_nobody(group: libc::gid_t) {
     const NOBODY: libc::uid_t = 65_534;
     // SAFETY: setgroups(2) reads no list of length 0; the other calls take plain integers.

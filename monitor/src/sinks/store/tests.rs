@@ -1,4 +1,4 @@
-//! The sink on real files: what others are told, what survives, what goes wrong with disks.
+//! The sink on real files: status reports, durability, disk failures.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

@@ -12,18 +12,18 @@ use crate::observation::{Observation, Source};
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum DecodeError {
     /// Too few bytes for its kind.
-    #[error("record of kind {kind} cut at {len} bytes")]
+    #[error("record of kind {kind} truncated at {len} bytes")]
     Short {
         /// Kind in the header, 0 if there was no header.
         kind: u32,
         /// Bytes there were.
         len: usize,
     },
-    /// A kind that this daemon does not know.
+    /// An unknown kind.
     #[error("record of unknown kind {0}")]
     Kind(u32),
     /// A value outside its range.
-    #[error("record with {field} {value}")]
+    #[error("record with invalid {field} {value}")]
     Value {
         /// Which field.
         field: &'static str,

@@ -108,7 +108,7 @@ enum AttachError {
         #[source]
         source: ProgramError,
     },
-    #[error("needs tracefs at {TRACEFS}, it is not there and cannot be mounted")]
+    #[error("needs tracefs at {TRACEFS}, which is not mounted and cannot be mounted")]
     NoTracefs(#[source] Errno),
 }
 
@@ -219,7 +219,7 @@ impl Objects {
         for object in attached.iter_mut().filter(|_| log) {
             match aya_log::EbpfLogger::init(object) {
                 Ok(logger) => loggers.push(logger),
-                Err(error) => tracing::warn!(%error, "the kernel programs cannot log"),
+                Err(error) => tracing::warn!(%error, "cannot read the log of the kernel programs"),
             }
         }
         Ok(BpfSource { _attached: attached, loggers, ring, armed, counts: Arc::new(counts) })

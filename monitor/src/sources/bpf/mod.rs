@@ -43,7 +43,7 @@ pub enum BpfError {
     NoBtf {
         /// Where it was looked for.
         path: &'static str,
-        /// What reading it said.
+        /// Why it cannot be read.
         #[source]
         source: std::io::Error,
     },
@@ -69,13 +69,13 @@ pub enum BpfError {
     #[error("the kernel refused the programs' maps")]
     Load(#[source] Box<aya::EbpfError>),
     /// No file system for the maps that objects share.
-    #[error("cannot make a BPF file system for the maps that the objects share")]
+    #[error("cannot create a BPF file system for the maps that the objects share")]
     Share(#[source] std::io::Error),
     /// The object has no such map: it is not of this build.
     #[error("the embedded object has no map {0}")]
     NoMap(&'static str),
     /// A map could not be used.
-    #[error("map {name}")]
+    #[error("cannot use map {name}")]
     Map {
         /// Which.
         name: &'static str,
@@ -84,6 +84,6 @@ pub enum BpfError {
         source: Box<aya::maps::MapError>,
     },
     /// The ring could not be watched.
-    #[error("the ring cannot be polled")]
+    #[error("cannot poll the ring")]
     Poll(#[source] std::io::Error),
 }

@@ -58,7 +58,7 @@ impl BpfSource {
         Ok(())
     }
 
-    /// Returns once the core is gone. May be given up anywhere: a record that is taken is handed over at once.
+    /// Returns once the core is gone. Cancel-safe: a record that is taken is handed over at once.
     async fn read(
         &mut self,
         poll: &AsyncFd<OwnedFd>,

@@ -16,7 +16,7 @@ pub fn descriptions() -> impl Iterator<Item = &'static dyn Description> {
 }
 
 impl BpfConfig {
-    /// What the settings say.
+    /// The configured value.
     #[must_use]
     pub fn from_values(values: &Values, log: bool) -> Self {
         Self { ring_bytes: values.get(&RING_KIB) << 10, hooks: HookChoices::from_values(values), log }

@@ -1,7 +1,7 @@
 //! What a message means for the model: from a decoded change to facts.
 //!
-//! Routes of IPv4 that vanish with a link, an address or by replacement have no message of their own, so
-//! such changes cast doubt on what is known, and the namespace is read anew.
+//! IPv4 routes that vanish with a link, an address or by replacement have no message of their own, so after such
+//! changes the namespace is read again.
 
 use std::time::Instant;
 
@@ -12,10 +12,10 @@ use crate::node::routing::is_default;
 use crate::observation::{BootNs, Fact, NsInum, Observation, PeerLink, Source};
 
 impl Stream {
-    /// Messages came, from the namespace that the host calls so, or from the host itself.
+    /// Handles messages, from the namespace with this nsid in the host namespace, or from the host itself.
     pub(super) async fn changed(&mut self, nsid: Option<i32>, datagram: &[u8], at: BootNs) -> SendResult {
         let Some(netns) = nsid.map_or(Some(self.host), |nsid| self.names.get(nsid)) else {
-            // The snapshot that the search leads to will hold what this message says.
+            // The snapshot that follows the discovery will include this change.
             nsid.into_iter().for_each(|nsid| self.unknown_nsid(nsid));
             return Ok(());
         };
@@ -23,7 +23,11 @@ impl Stream {
             match message.and_then(|message| message::decode(netns, &message)) {
                 Ok(change) => self.apply(netns, change, at).await?,
                 Err(error) => {
-                    tracing::debug!(error = &error as &dyn std::error::Error, netns, "undecoded message");
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        netns,
+                        "cannot decode a message"
+                    );
                     self.undecoded().await?;
                 }
             }

@@ -39,21 +39,21 @@ const STACK: usize = 256 * 1024;
 /// A namespace that could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
-    #[error("no handle leads to the namespace any more")]
+    #[error("no handle to the namespace is left")]
     Vanished,
-    #[error("the namespace cannot be entered")]
+    #[error("cannot enter the namespace")]
     Enter(#[source] nix::Error),
     #[error("the thread that reads namespaces failed")]
     Thread(#[source] io::Error),
-    #[error("its tables cannot be read")]
+    #[error("cannot read its tables")]
     Tables(#[from] RequestError),
 }
 
-/// Which namespace a number means that another one uses for its peers.
+/// The namespace that an nsid of another namespace refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PeerName {
     Host,
-    /// The one that the host calls so.
+    /// By its nsid in the host namespace.
     Nsid(i32),
 }
 
@@ -64,7 +64,7 @@ pub(super) struct Reading {
     pub(super) snapshot: NetnsSnapshot,
     /// Interface index and `IFLA_LINK_NETNSID` of those.
     pub(super) peers: Vec<(u32, i32)>,
-    /// The namespaces of the nsids among `peers`, as far as the kernel knows them. Empty for the host itself.
+    /// The namespaces of the nsids among `peers`, as far as the kernel resolves them. Empty for the host itself.
     pub(super) names: HashMap<i32, PeerName>,
     /// A table changed under every attempt: read the namespace again soon.
     pub(super) interrupted: bool,
@@ -78,7 +78,7 @@ pub(super) fn on_thread<T: Send + 'static>(
 ) -> Result<oneshot::Receiver<T>, ReadError> {
     let (done, result) = oneshot::channel();
     let body = move || {
-        // The asker may be gone: then nobody wants to know.
+        // The requester may be gone: then the result is dropped.
         let _ = done.send(work());
     };
     thread::Builder::new()
@@ -110,8 +110,8 @@ pub(super) fn read_foreign(found: &DiscoveredNetns, proc: &Proc) -> Result<Readi
     Ok(reading)
 }
 
-/// The host is recognised by its handle; others through the name that the host has for them, which the
-/// kernel tells where the namespace has a name for the host.
+/// The host is recognised by its handle; others by their nsid in the host namespace, which the
+/// kernel reports if the namespace has an nsid for the host.
 fn name_peers(requests: &mut RequestSocket, home: &File, peers: &[(u32, i32)]) -> HashMap<i32, PeerName> {
     let mut names = HashMap::new();
     if peers.is_empty() {
@@ -214,7 +214,7 @@ impl Tables {
             Ok(Change::Neighbor { entry, .. }) => self.neighbors.push(entry),
             Ok(_) => {}
             Err(error) => {
-                tracing::debug!(%error, netns, "a dumped message does not decode");
+                tracing::debug!(%error, netns, "cannot decode a dumped message");
                 self.undecoded += 1;
             }
         }

@@ -1,7 +1,7 @@
-//! Bytes of one rtnetlink message in, one [`Change`] out; knows no socket, no clock and no state.
+//! Bytes of one rtnetlink message in, one [`Change`] out; no socket, no clock, no state.
 //!
 //! Only the attributes that are used are decoded. A newer kernel's form of another attribute, or a name
-//! that is not UTF-8, must not cost the message: a container could otherwise blind the daemon.
+//! that is not UTF-8, must not lose the message: a container could otherwise hide its changes.
 
 use netlink_packet_core::{NLM_F_REPLACE, NetlinkBuffer, NlasIterator, parse_i32, parse_ip, parse_u32};
 use netlink_packet_route::AddressFamily;
@@ -33,13 +33,13 @@ const IFLA_VRF_TABLE: u16 = 1;
 /// Bytes that are no rtnetlink message.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DecodeError {
-    #[error("a datagram does not divide into messages at byte {offset}")]
+    #[error("malformed message at byte {offset} of a datagram")]
     Framing {
         offset: usize,
         #[source]
         source: netlink_packet_core::DecodeError,
     },
-    #[error("a message of type {kind} does not decode")]
+    #[error("cannot decode a message of type {kind}")]
     Message {
         kind: u16,
         #[source]
@@ -47,7 +47,7 @@ pub(super) enum DecodeError {
     },
 }
 
-/// What one message says.
+/// The change that one message reports.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Change {
     Link(LinkChange),
@@ -182,7 +182,7 @@ pub(super) fn attributes(payload: &[u8], skip: usize) -> impl Iterator<Item = De
 
 fn link(netns: NsInum, payload: &[u8]) -> Decoded<Change> {
     let header = LinkHeader::parse(payload)?;
-    // AF_BRIDGE messages of the same group speak of a bridge port, not of the link.
+    // AF_BRIDGE messages of the same group are about a bridge port, not the link.
     if header.interface_family != AddressFamily::Unspec {
         return Ok(Change::Other);
     }
@@ -222,7 +222,7 @@ fn link(netns: NsInum, payload: &[u8]) -> Decoded<Change> {
             _ => {}
         }
     }
-    // Of a vlan or macvlan it is the device below, and 0 says that the other end is gone already.
+    // Of a vlan or macvlan it is the device below, and 0 means that the other end is gone already.
     let is_pair = matches!(facts.kind.as_deref(), Some("veth" | "netkit" | "vxcan"));
     let other_end = lower.filter(|ifindex| is_pair && *ifindex != 0);
     let peer_nsid = peer_nsid.filter(|_| other_end.is_some());
@@ -233,7 +233,7 @@ fn link(netns: NsInum, payload: &[u8]) -> Decoded<Change> {
 
 fn link_gone(payload: &[u8]) -> Decoded<Change> {
     let header = LinkHeader::parse(payload)?;
-    // In AF_BRIDGE it says that the link left its bridge.
+    // In AF_BRIDGE it means that the link left its bridge.
     if header.interface_family != AddressFamily::Unspec {
         return Ok(Change::Other);
     }

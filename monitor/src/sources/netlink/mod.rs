@@ -2,8 +2,8 @@
 //! number here.
 //!
 //! In: the kernel's netlink messages, dumps made inside each namespace, the core's requests. Out:
-//! snapshots first, then every change, each with the inode of its namespace. It does not know containers,
-//! and it names no actor: a netlink message does not carry who caused it.
+//! snapshots first, then every change, each with the inode of its namespace. It does not join
+//! containers, and it names no actor: a netlink message does not carry its cause.
 //!
 //! The socket listens before the first dump is made. While a namespace is being dumped, changes in it
 //! wait for the snapshot and follow it; the snapshot may contain them already, and as all of them follow
@@ -39,7 +39,7 @@ use crate::observation::NsInum;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetlinkConfig {
     /// Report changes of neighbor entries. Only where no probe does: listening to neighbors slows down
-    /// whoever changes them.
+    /// the processes that change them.
     pub neighbors_live: bool,
     /// Receive buffer in bytes; what does not fit is lost, and followed by a resync.
     pub receive_buffer: usize,
@@ -69,7 +69,7 @@ pub enum NetlinkError {
         #[source]
         source: io::Error,
     },
-    /// The own network namespace is unknown, so no fact could be placed.
+    /// The own network namespace is unknown, so no fact could be assigned to a namespace.
     #[error("netlink: cannot read the namespace of this process")]
     Namespace(#[source] io::Error),
 }
@@ -87,7 +87,7 @@ impl NetlinkSource {
     /// Starts to listen. The namespace of this process is taken for the host's.
     ///
     /// # Errors
-    /// When the socket cannot be had or a group cannot be joined. Hearing no other namespaces is not an
+    /// When the socket cannot be opened or a group cannot be joined. Receiving from no other namespace is not an
     /// error: the status that [`Self::run`] sends reports it.
     pub fn open(config: NetlinkConfig, proc: Proc) -> Result<Self, NetlinkError> {
         let mut groups = vec![
@@ -114,12 +114,12 @@ impl NetlinkSource {
         self.host
     }
 
-    /// Delivers snapshots and changes until nobody receives them. Each namespace that comes by `requests`
+    /// Delivers snapshots and changes until the receiver is gone. Each namespace that comes by `requests`
     /// is answered with its snapshot, or with its absence.
     pub async fn run(self, requests: mpsc::Receiver<NsInum>, tx: Sender) {
         match self.subscription.watch() {
             Ok(socket) => Stream::new(self.config, self.proc, self.host, socket, tx).run(requests).await,
-            Err(error) => tracing::error!(%error, "the netlink socket cannot be polled"),
+            Err(error) => tracing::error!(%error, "cannot poll the netlink socket"),
         }
     }
 }

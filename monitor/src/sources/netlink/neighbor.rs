@@ -1,8 +1,8 @@
 //! Changes of neighbor entries out of neighbor messages, where no probe reports them.
 //!
 //! A message carries the state that an entry has, never the one it had: a permanent entry that is deleted
-//! by request shows up as failed. So the entries are remembered. The actor is not known here; at best
-//! the netlink port of the request.
+//! by request shows up as failed. So the entries are stored. The actor is unknown here; at best
+//! there is the netlink port of the request.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -183,7 +183,7 @@ impl NeighborCache {
         self.dump = Some((netns, HashSet::new()));
     }
 
-    /// A dump ended: it replaces what is remembered, but for what changed since it began.
+    /// A dump ended: it replaces what is stored, except what changed since it began.
     pub(super) fn dumped(&mut self, snapshot: &NetnsSnapshot) {
         let touched = self.dump.take().map(|(_, touched)| touched).unwrap_or_default();
         let namespace = self.namespaces.entry(snapshot.netns).or_default();

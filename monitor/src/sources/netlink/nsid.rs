@@ -7,14 +7,14 @@ use std::collections::{HashMap, HashSet};
 
 use crate::observation::NsInum;
 
-/// Discoveries that may fail to find the namespace of an nsid before it is given up.
+/// Discoveries that may fail to find the namespace of an nsid before it is ignored.
 const TRIES: u32 = 5;
 
 /// The namespace of an nsid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PeerLookup {
     Known(NsInum),
-    /// The kernel was asked and did not know.
+    /// The kernel was queried and has none.
     Unknowable,
     Unknown,
 }
@@ -58,14 +58,14 @@ impl NsidTable {
         self.others.remove(&(netns, nsid));
     }
 
-    /// The host namespace removed the nsid; returns whose it was.
+    /// The host namespace removed the nsid; returns its namespace.
     pub(super) fn release(&mut self, nsid: i32) -> Option<NsInum> {
         self.touched.insert(nsid);
         self.unknown.remove(&nsid);
         self.host.remove(&nsid)
     }
 
-    /// A message carried an unknown nsid. Returns how many discoveries missed it, unless it is given up.
+    /// A message carried an unknown nsid. Returns how many discoveries missed it, unless it is ignored.
     pub(super) fn unknown(&mut self, nsid: i32) -> Option<u32> {
         let tries = *self.unknown.entry(nsid).or_insert(0);
         (tries < TRIES).then_some(tries)
@@ -76,7 +76,7 @@ impl NsidTable {
         self.touched.clear();
     }
 
-    /// A discovery ended. `afresh`: what is not in it is forgotten, because the stream had a gap.
+    /// A discovery ended. `afresh`: what is not in it is removed, because the stream had a gap.
     /// Returns the namespaces whose messages arrive from now on, and did not before.
     pub(super) fn discovered(
         &mut self,
@@ -101,7 +101,7 @@ impl NsidTable {
         gained
     }
 
-    /// The fewest discoveries that missed an nsid which is not given up.
+    /// The fewest discoveries that missed an nsid which is not ignored.
     pub(super) fn tries(&self) -> Option<u32> {
         self.unknown.values().copied().filter(|tries| *tries < TRIES).min()
     }

@@ -54,7 +54,7 @@ pub(super) struct Rule {
     pub(super) table: Option<u32>,
 }
 
-/// What a message about a route says.
+/// The next hops in a message about a route.
 pub(super) enum Routes {
     /// Of no interest.
     None,

@@ -14,7 +14,7 @@ const DEBOUNCE: Duration = Duration::from_millis(50);
 const SPACING: Duration = Duration::from_secs(1);
 /// A discovery is followed by a pause of so many times its duration.
 const DISCOVERY_PAUSE: u32 = 19;
-/// Failed readings of a namespace before it is given up.
+/// Failed readings of a namespace before it is not tried again.
 const ATTEMPTS: u32 = 5;
 
 /// The next thing to do.
@@ -107,7 +107,7 @@ impl ReadSchedule {
         self.failures.remove(&netns);
     }
 
-    /// It could not be read. False if it is given up; if `is_required` it never is.
+    /// It could not be read. False if it is not tried again; with `is_required` it always is.
     pub(super) fn read_failed(&mut self, netns: NsInum, now: Instant, is_required: bool) -> bool {
         let failures = self.failures.entry(netns).or_insert(0);
         *failures += 1;

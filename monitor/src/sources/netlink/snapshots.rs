@@ -27,7 +27,7 @@ impl Stream {
         self.found = found;
         let named = self.found.values().filter_map(|found| Some((found.nsid?, found.netns)));
         let gained = self.names.discovered(named, all);
-        // A question that came later than the discovery began waits for the next one.
+        // A request that arrived after the discovery began waits for the next one.
         let asked = |netns: &NsInum| self.wanted.get(netns).is_some_and(|asked| *asked <= began);
         let is_lost = |netns: &NsInum| {
             *netns != self.host
@@ -81,7 +81,7 @@ impl Stream {
             }
             Err(error) => {
                 let text = chain(&error);
-                tracing::debug!(netns, error = text, "a namespace cannot be read");
+                tracing::debug!(netns, error = text, "cannot read a namespace");
                 if self.known.contains(&netns) {
                     self.send_all(pending).await?;
                 }
@@ -92,14 +92,14 @@ impl Stream {
                     self.down(text.clone()).await?;
                 }
                 if matches!(error, ReadError::Enter(_)) {
-                    // A right is missing: a retry would not help, and one report is enough.
+                    // A capability is missing: a retry would not help, and one report is enough.
                     if self.refused.replace(text.clone()).is_none() {
                         tracing::warn!(error = text, "cannot read other namespaces");
                     }
                 } else if self.schedule.read_failed(netns, now, netns == self.host) {
                     return Ok(());
                 } else {
-                    tracing::warn!(netns, error = text, "a namespace is given up");
+                    tracing::warn!(netns, error = text, "cannot read a namespace; it is not tried again");
                 }
                 self.gone(netns).await
             }
@@ -148,7 +148,7 @@ impl Stream {
         snapshot
     }
 
-    /// Tells links whose peer has become known.
+    /// Sends links whose peer has become known.
     pub(super) async fn resolve(&mut self) -> SendResult {
         let (names, host) = (&self.names, self.host);
         let mut resolved = Vec::new();

@@ -1,8 +1,8 @@
-//! Netlink sockets: the one that listens for good, and short-lived ones that ask.
+//! Netlink sockets: the one that listens, and short-lived ones for requests.
 //!
-//! Datagrams come out with their namespace id and whether they were cut; what they say is not known
-//! here. netlink-sys reads with `recvfrom`, which drops the namespace id, so reading is done here; rtnetlink, which acts on
-//! the network elsewhere, reads through netlink-sys and could not tell the namespaces of one stream apart.
+//! Datagrams come out with their namespace id and whether they were truncated; they are not decoded here. netlink-sys
+//! reads with `recvfrom`, which drops the namespace id, so reading is done here; rtnetlink, which acts on the network
+//! elsewhere, reads through netlink-sys and could not distinguish the namespaces of one stream.
 
 use std::io;
 use std::mem;
@@ -114,15 +114,15 @@ fn enlarge(socket: &Socket, bytes: usize) -> io::Result<()> {
     // The kernel doubles what it grants, for its own bookkeeping.
     let granted = socket.get_rx_buf_sz()? / 2;
     if granted < bytes {
-        tracing::warn!(wanted = bytes, granted, "netlink receive buffer clamped: net.core.rmem_max");
+        tracing::warn!(wanted = bytes, granted, "netlink receive buffer is limited by net.core.rmem_max");
     }
     Ok(())
 }
 
-/// A question that was not answered.
+/// Why a request has no reply.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RequestError {
-    #[error("socket")]
+    #[error("cannot open a netlink socket")]
     Socket(#[source] io::Error),
     #[error("the kernel refused a request of type {request}")]
     Refused {
@@ -130,9 +130,9 @@ pub(super) enum RequestError {
         #[source]
         errno: io::Error,
     },
-    #[error("no answer in time to a request of type {request}")]
+    #[error("no reply in time to a request of type {request}")]
     Timeout { request: u16 },
-    #[error("the answer was cut or did not decode")]
+    #[error("the reply was truncated or cannot be decoded")]
     Answer(#[source] DecodeError),
 }
 
@@ -163,8 +163,8 @@ impl RequestSocket {
         Ok(Self { socket, sequence: 0, buffer: vec![0; DATAGRAM], deadline: Instant::now() + budget })
     }
 
-    /// Dumps a table, message by message; one that the kernel does not have is empty. Returns whether the kernel says
-    /// that it changed meanwhile.
+    /// Dumps a table, message by message; one that the kernel does not have is empty. Returns whether the kernel
+    /// reports that it changed meanwhile.
     pub(super) fn dump(
         &mut self,
         request: RouteNetlinkMessage,
@@ -174,7 +174,7 @@ impl RequestSocket {
         self.read_dump(kind, each)
     }
 
-    /// Dumps the nexthop objects, which the packet crate does not know.
+    /// Dumps the nexthop objects, which the packet crate does not decode.
     pub(super) fn dump_nexthops(
         &mut self,
         each: impl FnMut(&NetlinkBuffer<&[u8]>),
@@ -217,7 +217,7 @@ impl RequestSocket {
         }
     }
 
-    /// Asks for one thing and hands over the one message that answers.
+    /// Sends a request and hands over the one message of the reply.
     pub(super) fn request<T>(
         &mut self,
         request: RouteNetlinkMessage,

@@ -174,7 +174,10 @@ impl Stream {
             match begun {
                 Ok(job) => self.job = job,
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot read namespaces now");
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "cannot read namespaces; retrying"
+                    );
                     self.schedule.postpone(work, now);
                     return;
                 }
@@ -196,7 +199,7 @@ impl Stream {
             let proc = self.proc.clone();
             dump::on_thread(move || dump::read_foreign(&found, &proc))?
         } else {
-            // It went while it waited.
+            // It was removed while it was queued.
             self.schedule.forget(netns);
             return Ok(None);
         };
@@ -298,7 +301,7 @@ impl Stream {
         self.send(observed_now(Fact::Source(status))).await
     }
 
-    /// Forgets a namespace, and reports it if the core knows or wants it.
+    /// Removes a namespace, and reports it if the core has or requested it.
     pub(super) async fn gone(&mut self, netns: NsInum) -> SendResult {
         let was_wanted = self.wanted.remove(&netns).is_some();
         let was_known = self.known.remove(&netns);

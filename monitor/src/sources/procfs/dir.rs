@@ -1,8 +1,8 @@
 //! One process or task, reached through an open handle of its directory in /proc.
 //!
-//! The handle belongs to one process for ever: when that is gone every read says so, so an id that was given
-//! to another process meanwhile cannot be mistaken for it. It pins nothing but the id. What is read goes to
-//! memory at once; no file of another process stays open. Knows nothing of what the texts mean.
+//! The handle belongs to one process for ever: every read fails once that is gone, so a process that reuses the id
+//! cannot be mistaken for it. It pins nothing but the id. What is read goes to
+//! memory at once; no file of another process stays open. The texts are not parsed here.
 
 use std::borrow::Cow;
 use std::ffi::CStr;
@@ -18,7 +18,7 @@ use super::Proc;
 /// No text of /proc that is read whole is longer: 100,000 mounts or 600,000 mappings.
 const MAX_TEXT: u64 = 64 << 20;
 
-/// `d_path` gives up beyond this (`PATH_MAX`).
+/// `d_path` fails beyond this (`PATH_MAX`).
 const MAX_LINK: usize = 4096;
 
 /// Takes some 1,300 entries per call.
@@ -68,7 +68,7 @@ impl Dir {
     ///
     /// # Errors
     /// As readlink(2); `ENOENT` for a link that this process does not have, `ENAMETOOLONG` for a target
-    /// that the kernel cannot write down.
+    /// that the kernel cannot show.
     pub fn link<'b>(&self, name: &CStr, buffer: &'b mut Buffer) -> io::Result<Cow<'b, str>> {
         // SAFETY: the name ends with NUL and the kernel writes at most the length of the buffer, which is
         // borrowed mutably for the call.
@@ -117,11 +117,11 @@ impl Dir {
         }
     }
 
-    /// Number of tasks of the process, without listing them; `None` when it cannot be told.
+    /// Number of tasks of the process, without listing them; `None` if unknown.
     #[must_use]
     pub fn task_count(&self) -> Option<u64> {
         let stat = fstatat(&self.0, c"task", AtFlags::AT_SYMLINK_NOFOLLOW).ok()?;
-        // The link count of a directory is two and one for each directory in it; some file systems say 1.
+        // The link count of a directory is two and one for each directory in it; some file systems report 1.
         stat.st_nlink.checked_sub(2)
     }
 
@@ -189,7 +189,7 @@ pub fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
 
-/// The mount id in the text of `/proc/PID/fdinfo/N`; kernels before 3.15 do not tell it.
+/// The mount id in the text of `/proc/PID/fdinfo/N`; kernels before 3.15 do not show it.
 #[must_use]
 pub fn mnt_id(fdinfo: &str) -> Option<u64> {
     fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().parse().ok()

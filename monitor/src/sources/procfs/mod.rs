@@ -87,7 +87,7 @@ impl Proc {
         self.stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
     }
 
-    /// Whether the process with this id is still the one of the key, as far as 10 ms can tell.
+    /// Whether the process with this id is still the one of the key, to a resolution of 10 ms.
     #[must_use]
     pub fn is_same(&self, key: &TaskKey) -> bool {
         self.stat(key.tgid).is_some_and(|stat| stat.start_ns / NS_PER_TICK == key.start_ns / NS_PER_TICK)
@@ -119,7 +119,7 @@ impl Proc {
         parse_ns(&self.link(pid, &format!("ns/{kind}"))?)
     }
 
-    /// The most telling control group path.
+    /// The most specific control group path.
     #[must_use]
     pub fn cgroup(&self, pid: u32) -> Option<String> {
         parse_cgroup(&fs::read_to_string(self.path(pid, "cgroup")).ok()?)

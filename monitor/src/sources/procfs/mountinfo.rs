@@ -32,7 +32,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// As an observation tells it.
+    /// As it appears in an observation.
     #[must_use]
     pub fn facts(&self, mntns: NsInum) -> MountFacts {
         MountFacts {
@@ -61,7 +61,7 @@ pub struct MountTable {
 
 impl MountTable {
     /// Parses the text. `root` is the root directory of the process whose file it was, as its link shows it
-    /// (`/` but for a chroot): mount points are told relative to it.
+    /// (`/` but for a chroot): mount points are relative to it.
     #[must_use]
     pub fn parse(text: &str, root: &str) -> Self {
         let mut mounts: Vec<Mount> = text.lines().filter_map(parse_line).collect();

@@ -1,4 +1,4 @@
-//! This process in /proc: what it uses, what it may, and whether it pins what others want to remove.
+//! This process in /proc: its resources, its capabilities, and what it pins.
 
 use std::fs;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -187,14 +187,14 @@ fn is_foreign_mount(id: u64, mountinfo: &str) -> bool {
 
 fn socket_netns(fd: i32) -> Option<NsInum> {
     // SAFETY: the number is only handed to the kernel within this function. If another thread closed or
-    // reused it meanwhile, the request fails or tells of another socket of this process.
+    // reused it meanwhile, the request fails or is about another socket of this process.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     // SAFETY: SIOCGSKNS takes no argument and returns a new descriptor or -1.
     let namespace = unsafe { libc::ioctl(fd.as_raw_fd(), SIOCGSKNS) };
     if namespace < 0 {
         return None;
     }
-    // SAFETY: the kernel has just made this descriptor for us; nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor for us; nothing else uses it.
     let namespace = unsafe { OwnedFd::from_raw_fd(namespace) };
     NsInum::try_from(fstat(&namespace).ok()?.st_ino).ok()
 }

@@ -16,7 +16,7 @@ pub enum ChangeKind {
     Died,
     /// It was frozen.
     Paused,
-    /// It goes on.
+    /// It was resumed.
     Unpaused,
     /// It was removed.
     Removed,

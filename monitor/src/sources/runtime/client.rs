@@ -1,5 +1,5 @@
-//! What a container runtime has to answer. A client knows the runtime's API and nothing of time, retries or what was
-//! reported before.
+//! The interface of a container runtime. A client implements the runtime's API; timeouts, retries and what was
+//! reported before are the session's.
 
 use std::error::Error;
 use std::future::Future;
@@ -13,10 +13,10 @@ use thiserror::Error;
 use super::change::Change;
 use crate::observation::ContainerFacts;
 
-/// Longest part of an error text that is repeated: it is the runtime's to choose.
+/// Longest part of an error text that is repeated: the runtime chooses its length.
 const MAX_REASON: usize = 300;
 
-/// An error of the library that speaks the runtime's API.
+/// An error of the library that implements the runtime's API.
 type Cause = Box<dyn Error + Send + Sync>;
 
 /// Changes as they happen.
@@ -24,10 +24,10 @@ pub type Changes = Pin<Box<dyn Stream<Item = Result<Change, RuntimeError>> + Sen
 
 /// A connection to one runtime. Only what reads is ever sent: the socket is root on the node.
 ///
-/// In the facts that it gives, `runtime` and `source` do not count, nor what only /proc knows (`netns`, `mntns`): the
-/// session fills them in. Calls need no deadline of their own: the session gives up in time and drops the future.
+/// In its facts, `runtime`, `source` and what only /proc has (`netns`, `mntns`) are ignored: the session fills them in.
+/// Calls need no deadline of their own: the session has one and drops the future.
 pub trait RuntimeClient: Clone + Send + Sync + 'static {
-    /// Connects to a socket; `patience` is how long a request may take, for libraries that want to know.
+    /// Connects to a socket; `patience` is how long a request may take, for libraries with timeouts of their own.
     fn connect(socket: &Path, patience: Duration) -> impl Future<Output = Result<Self, RuntimeError>> + Send;
 
     /// What really answers there, as in `ContainerFacts::runtime`: the API of one runtime may be served by another.
@@ -60,7 +60,7 @@ pub enum RuntimeError {
         /// The path.
         path: PathBuf,
     },
-    /// Nobody listens there, or not to us.
+    /// No process listens there, or access is denied.
     #[error("cannot connect to the socket")]
     Connect {
         /// What went wrong.
@@ -83,7 +83,7 @@ pub enum RuntimeError {
         source: Cause,
     },
     /// An answer or event cannot be read.
-    #[error("{request} gave an answer that makes no sense")]
+    #[error("{request} returned an invalid response")]
     Decode {
         /// The request.
         request: &'static str,

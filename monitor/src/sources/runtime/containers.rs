@@ -1,7 +1,7 @@
 //! The containers as last reported, so that an event can be reported before its inspect is answered.
 //!
 //! In: lists, inspect answers, changes. Out: the facts that are new. It reads /proc for what the runtime does
-//! not know (namespaces, whether a process is still the one it was) and asks the runtime nothing.
+//! not report (namespaces, whether a process is still the same) and sends the runtime no request.
 
 use std::collections::HashMap;
 
@@ -66,7 +66,7 @@ impl Containers {
         runtime.clone_into(&mut self.runtime);
     }
 
-    /// Facts of a client with what it does not know.
+    /// Completes the facts of a client.
     fn own(&self, facts: ContainerFacts) -> ContainerFacts {
         ContainerFacts { runtime: self.runtime.clone(), source: self.source.clone(), ..facts }
     }
@@ -207,14 +207,14 @@ impl Containers {
         self.known.get_mut(&change.id)
     }
 
-    /// Whether its process is still the one it was; one that could never be read passes for it.
+    /// Whether its process is still the same; one that could never be read counts as the same.
     fn still_runs(&self, known: &Known) -> bool {
         let start = |tgid| self.proc.stat(tgid).map(|stat| stat.start_ns);
         known.facts.tgid.is_some_and(|tgid| start(tgid) == known.started)
     }
 }
 
-/// Whether the container has a process; a state that is not understood passes for one that has.
+/// Whether the container has a process; an unknown state counts as one that has.
 fn is_live(state: ContainerState) -> bool {
     matches!(state, ContainerState::Running | ContainerState::Paused | ContainerState::Unknown)
 }

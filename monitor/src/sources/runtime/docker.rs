@@ -23,7 +23,7 @@ mod facts;
 /// `ContainerFacts::runtime`.
 const ENGINES: &[(&str, &str)] = &[("Engine", "docker"), ("Podman Engine", "podman")];
 
-/// The name of an engine that does not say what it is.
+/// The name of an engine that does not report its own.
 const UNNAMED: &str = "docker";
 
 const LIST: &str = "GET /containers/json";
@@ -53,7 +53,7 @@ impl RuntimeClient for Docker {
             })?;
         let runtime = match ask(VERSION, patience, api.version()).await {
             Ok(version) => runtime_of(version),
-            // A proxy may keep the version to itself. What else is wrong, the list will say.
+            // A proxy may withhold the version. Any other fault shows in the list.
             Err(RuntimeError::Request { .. } | RuntimeError::Decode { .. }) => UNNAMED,
             Err(error) => return Err(error),
         };

@@ -1,7 +1,7 @@
 //! The pod of a container, as the kubelet leaves it in labels and in the name.
 //!
-//! In: labels and name. Out: a pod identity or none. Whoever may start containers on the node may write
-//! these labels, so they say what the kubelet or somebody in its place claims.
+//! In: labels and name. Out: a pod identity or none. Any client that may start containers on the
+//! node may write these labels, so they are claims, not proof.
 
 use std::collections::HashMap;
 

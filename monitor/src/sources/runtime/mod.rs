@@ -22,7 +22,7 @@ mod session;
 mod source;
 
 names! {
-    /// The API that is spoken at a socket.
+    /// The API that a socket serves.
     RuntimeKind {
         /// Docker Engine API.
         Docker = "docker",
@@ -45,7 +45,7 @@ impl RuntimeKind {
 /// A socket to watch: a source of its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeSocket {
-    /// What is spoken there.
+    /// Its API.
     pub kind: RuntimeKind,
     /// Where it is.
     pub path: PathBuf,
@@ -58,7 +58,7 @@ impl RuntimeSocket {
         format!("{}:{}", self.kind.name(), self.path.display())
     }
 
-    /// Watches it until nobody listens any more.
+    /// Watches it until the receiver of observations is gone.
     pub async fn watch(self, proc: Proc, tx: Sender) {
         let (source, timing) = (self.source(), Timing::default());
         match self.kind {
@@ -100,7 +100,7 @@ pub fn metric_labels(sockets: &[RuntimeSocket]) -> Vec<String> {
 }
 
 /// Whether it is a full container id: 64 hex digits. Ids become part of request paths, so nothing else
-/// may pass for one.
+/// is accepted.
 fn is_container_id(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

@@ -7,8 +7,8 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::observation::BootNs;
 
-/// Inspects under way at once: dockerd serves them in parallel, but they compete with the kubelet's.
-const MAX_FLYING: usize = 8;
+/// Inspects in flight at once: dockerd serves them in parallel, but they compete with the kubelet's.
+const MAX_IN_FLIGHT: usize = 8;
 
 /// Inspects of one container that may fail in a row. The periodic list tries again.
 const MAX_ATTEMPTS: u8 = 3;
@@ -18,37 +18,37 @@ const MAX_ATTEMPTS: u8 = 3;
 pub(super) struct Refresh {
     waiting: VecDeque<String>,
     jobs: HashMap<String, Job>,
-    flying: usize,
+    in_flight: usize,
 }
 
 #[derive(Debug, Default)]
 struct Job {
     /// The latest event that requested it.
     at: Option<BootNs>,
-    /// The latest event that the inspect under way can have seen.
-    launched: Option<BootNs>,
-    flying: bool,
+    /// The latest event that the inspect in flight can have seen.
+    requested_by: Option<BootNs>,
+    in_flight: bool,
     again: bool,
     outdated: bool,
     failures: u8,
 }
 
-/// What to do with an answer.
+/// What to do with the reply to an inspect.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Landing {
+pub(super) enum InspectReply {
     /// Use it; the event that requested it happened then.
     Use(Option<BootNs>),
-    /// The container changed while the answer was under way; another one follows.
+    /// The container changed after the request; another inspect follows.
     Outdated,
-    /// Nobody wants it any more.
-    Forgotten,
+    /// The container is gone.
+    Gone,
 }
 
 impl Refresh {
-    /// Asks for an inspect, because of an event at `at` if there was one.
+    /// Queues an inspect, because of an event at `at` if there was one.
     pub(super) fn request(&mut self, id: &str, at: Option<BootNs>) {
         let job = self.jobs.entry(id.to_owned()).or_default();
-        if job.flying {
+        if job.in_flight {
             job.again = true;
         } else if !self.waiting.iter().any(|waiting| waiting == id) {
             self.waiting.push_back(id.to_owned());
@@ -57,10 +57,10 @@ impl Refresh {
         job.failures = 0;
     }
 
-    /// What is under way for this container is out of date.
+    /// The inspect in flight for this container is out of date.
     pub(super) fn outdate(&mut self, id: &str) {
         if let Some(job) = self.jobs.get_mut(id) {
-            job.outdated = job.flying;
+            job.outdated = job.in_flight;
         }
     }
 
@@ -72,34 +72,34 @@ impl Refresh {
 
     /// The next container to inspect now.
     pub(super) fn launch(&mut self) -> Option<String> {
-        if self.flying >= MAX_FLYING {
+        if self.in_flight >= MAX_IN_FLIGHT {
             return None;
         }
         let id = self.waiting.pop_front()?;
-        self.flying += 1;
+        self.in_flight += 1;
         if let Some(job) = self.jobs.get_mut(&id) {
-            job.flying = true;
-            job.launched = job.at;
+            job.in_flight = true;
+            job.requested_by = job.at;
         }
         Some(id)
     }
 
     /// An inspect came back.
-    pub(super) fn land(&mut self, id: &str) -> Landing {
-        self.flying = self.flying.saturating_sub(1);
-        let Some(mut job) = self.jobs.remove(id) else { return Landing::Forgotten };
-        let landing = if job.outdated { Landing::Outdated } else { Landing::Use(job.launched) };
+    pub(super) fn complete(&mut self, id: &str) -> InspectReply {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        let Some(mut job) = self.jobs.remove(id) else { return InspectReply::Gone };
+        let reply = if job.outdated { InspectReply::Outdated } else { InspectReply::Use(job.requested_by) };
         if job.again || job.outdated {
             job = Job { at: job.at, ..Job::default() };
             self.waiting.push_back(id.to_owned());
             self.jobs.insert(id.to_owned(), job);
         }
-        landing
+        reply
     }
 
     /// An inspect failed; `false` when that was the last one.
     pub(super) fn retry(&mut self, id: &str) -> bool {
-        self.flying = self.flying.saturating_sub(1);
+        self.in_flight = self.in_flight.saturating_sub(1);
         let Some(job) = self.jobs.get_mut(id) else { return true };
         let failures = job.failures + 1;
         if failures >= MAX_ATTEMPTS && !job.again {
@@ -111,7 +111,7 @@ impl Refresh {
         true
     }
 
-    /// Whether nothing waits nor is under way.
+    /// Whether nothing waits and nothing is in flight.
     pub(super) fn is_idle(&self) -> bool {
         self.jobs.is_empty()
     }
@@ -129,7 +129,7 @@ mod tests {
         }
         assert_eq!(refresh.launch().as_deref(), Some("a"));
         assert_eq!(refresh.launch(), None);
-        assert_eq!(refresh.land("a"), Landing::Use(Some(19)));
+        assert_eq!(refresh.complete("a"), InspectReply::Use(Some(19)));
         assert!(refresh.is_idle());
     }
 
@@ -141,9 +141,9 @@ mod tests {
         refresh.request("a", Some(2));
         refresh.request("a", Some(3));
         assert_eq!(refresh.launch(), None, "one at a time for each container");
-        assert_eq!(refresh.land("a"), Landing::Use(Some(1)));
+        assert_eq!(refresh.complete("a"), InspectReply::Use(Some(1)));
         assert_eq!(refresh.launch().as_deref(), Some("a"));
-        assert_eq!(refresh.land("a"), Landing::Use(Some(3)));
+        assert_eq!(refresh.complete("a"), InspectReply::Use(Some(3)));
         assert!(refresh.is_idle());
     }
 
@@ -153,9 +153,9 @@ mod tests {
         refresh.request("a", None);
         refresh.launch();
         refresh.outdate("a");
-        assert_eq!(refresh.land("a"), Landing::Outdated);
+        assert_eq!(refresh.complete("a"), InspectReply::Outdated);
         assert_eq!(refresh.launch().as_deref(), Some("a"));
-        assert_eq!(refresh.land("a"), Landing::Use(None));
+        assert_eq!(refresh.complete("a"), InspectReply::Use(None));
     }
 
     #[test]
@@ -164,7 +164,7 @@ mod tests {
         refresh.request("a", None);
         refresh.launch();
         refresh.forget("a");
-        assert_eq!(refresh.land("a"), Landing::Forgotten);
+        assert_eq!(refresh.complete("a"), InspectReply::Gone);
         assert!(refresh.is_idle());
     }
 
@@ -176,7 +176,7 @@ mod tests {
         }
         let first: Vec<String> = std::iter::from_fn(|| refresh.launch()).collect();
         assert_eq!(first, ["10", "11", "12", "13", "14", "15", "16", "17"]);
-        refresh.land("12");
+        refresh.complete("12");
         assert_eq!(refresh.launch().as_deref(), Some("18"));
     }
 

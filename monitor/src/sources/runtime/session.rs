@@ -1,7 +1,7 @@
 //! One connection to a runtime, from the subscription to the first failure.
 //!
 //! In: the client's answers and changes. Out: one snapshot, then changes in the order of each container's
-//! events, then a snapshot after each periodic list. How to come back after a failure is not its business.
+//! events, then a snapshot after each periodic list. `source.rs` reconnects after a failure.
 
 use std::collections::HashMap;
 use std::future::{Future, pending};
@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::change::{Change, ChangeKind, boot_time, wall_now};
 use super::client::{Changes, RuntimeClient, RuntimeError};
 use super::containers::Containers;
-use super::refresh::{Landing, Refresh};
+use super::refresh::{InspectReply, Refresh};
 use super::source::Timing;
 use crate::clock::boot_now;
 use crate::observation::{
@@ -26,7 +26,7 @@ use crate::sources::Sender;
 
 /// Why a session ended.
 pub(super) enum End {
-    /// Nobody listens any more.
+    /// The receiver of observations is gone.
     Closed,
     /// The runtime cannot be queried.
     Failed(RuntimeError),
@@ -55,7 +55,7 @@ struct Inspected {
     answer: Result<Option<ContainerFacts>, RuntimeError>,
 }
 
-/// What one connection needs to remember.
+/// The state of one connection.
 pub(super) struct Session<'a, C> {
     timing: &'a Timing,
     containers: &'a mut Containers,
@@ -67,7 +67,7 @@ pub(super) struct Session<'a, C> {
     listing: Option<Listing>,
     /// When the last list was requested.
     read: BootNs,
-    /// When containers changed last: a list that was requested before does not know of it.
+    /// When containers changed last: a list that was requested before does not include it.
     changed: HashMap<String, Instant>,
     /// The event stream, or why there is none.
     events: Result<Changes, RuntimeError>,
@@ -78,8 +78,8 @@ pub(super) struct Session<'a, C> {
     due: Option<Instant>,
 }
 
-/// Runs one connection until the runtime fails or nobody listens; sets `up` once the first snapshot was sent. `gap`
-/// says why there was one before that ended.
+/// Runs one connection until the runtime fails or the receiver is gone; sets `up` once the first snapshot was sent.
+/// `gap`: why the previous connection ended, if there was one.
 pub(super) async fn run<C: RuntimeClient>(
     socket: &Path,
     timing: &Timing,
@@ -149,7 +149,7 @@ impl<C: RuntimeClient> Session<'_, C> {
         self.listing = Some(Listing { requested: Instant::now(), read: boot_now(), answer });
     }
 
-    /// Lists from now on as often as that is bearable.
+    /// Lists from now on, at the interval for runtimes without events.
     async fn without_events(&mut self, error: RuntimeError) -> Result<(), End> {
         self.events = Err(error);
         if self.live {
@@ -246,18 +246,18 @@ impl<C: RuntimeClient> Session<'_, C> {
         let Inspected { id, requested, answer } = inspected;
         match answer {
             Ok(Some(facts)) => {
-                let Landing::Use(at) = self.refresh.land(&id) else { return Ok(()) };
+                let InspectReply::Use(at) = self.refresh.complete(&id) else { return Ok(()) };
                 let facts = Some(facts).filter(|facts| facts.id == id);
                 let news = facts.and_then(|facts| self.containers.inspected(facts, requested));
                 self.report(at.or_else(|| Some(boot_time(requested))), news).await
             }
             Ok(None) => {
-                self.refresh.land(&id);
+                self.refresh.complete(&id);
                 self.refresh.forget(&id);
                 self.removed(id, None).await
             }
             Err(error) => {
-                tracing::debug!(container = %id, reason = %error.reason(), "container not inspected");
+                tracing::debug!(container = %id, reason = %error.reason(), "cannot inspect a container");
                 if self.refresh.retry(&id) { Ok(()) } else { self.unconfirmed(&id).await }
             }
         }

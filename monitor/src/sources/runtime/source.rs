@@ -1,7 +1,7 @@
-//! One socket as a source: connects, and connects again after every failure.
+//! One socket as a source: connects, and reconnects after every failure.
 //!
-//! Out: snapshots, changes and whether the source is up. A runtime that is missing, restarts, hangs or talks nonsense
-//! makes the source down for as long as that lasts, never more; what was known of its containers stays.
+//! Out: snapshots, changes and whether the source is up. The source is down while the runtime is missing, restarts,
+//! hangs or sends invalid data; the model keeps its containers meanwhile.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::containers::Containers;
 use super::session::{self, End};
 use crate::observation::{Fact, Source, SourceKind, SourceStatus};
 
-/// How patient to be with a runtime.
+/// Intervals and timeouts for a runtime.
 #[derive(Debug, Clone)]
 pub struct Timing {
     /// Between two full lists, which repair what the event stream did not report.
@@ -37,13 +37,13 @@ impl Default for Timing {
             poll: Duration::from_secs(5),
             timeout: Duration::from_secs(2),
             backoff_min: Duration::from_millis(100),
-            // A node has to know its containers again within 5 s of a restart of the runtime.
+            // The containers are to be known again within 5 s of a restart of the runtime.
             backoff_max: Duration::from_secs(2),
         }
     }
 }
 
-/// Reports what a runtime knows, until nobody listens any more.
+/// Reports the containers of a runtime until the receiver is gone.
 ///
 /// The first `Fact::Source` comes within the time of a few requests whatever the runtime does: after the first
 /// snapshot if it is up, else with the reason. A snapshot always precedes the status `up`.

@@ -46,7 +46,7 @@ fn why(word: &str, socket: &Path, state_dir: &Path) -> Answered {
     Answered { code, out: String::from_utf8(out).unwrap(), err: String::from_utf8(err).unwrap() }
 }
 
-/// A gateway that is deleted a hundred times, the incident of it, and what led to that.
+/// A gateway that is deleted a hundred times, the incident of it, and its causes.
 fn story() -> Vec<Event> {
     let mut events: Vec<Event> = (1..=100).map(history::event).collect();
     let cause = Incident { evidence: vec![1, 2, 3], ..history::incident("cause", 3) };

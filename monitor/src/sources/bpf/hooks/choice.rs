@@ -90,7 +90,7 @@ impl HookChoices {
     /// Every hook on its best rung.
     pub const AUTO: Self = Self(BTreeMap::new());
 
-    /// What the settings say.
+    /// The configured value.
     #[must_use]
     pub fn from_values(values: &Values) -> Self {
         let mut choices = Self::default();

@@ -31,7 +31,7 @@ impl HookStatus {
             let tried = match rung.mechanism {
                 _ if !allowed(hook, choice, index) => Err(SWITCHED_OFF.to_owned()),
                 Mechanism::Programs(programs) => attach(programs),
-                // The netlink source is required: where it cannot be had, the daemon ends.
+                // The netlink source is required: where it cannot be opened, the daemon ends.
                 Mechanism::NeighborMessages => Ok(()),
             };
             match tried {

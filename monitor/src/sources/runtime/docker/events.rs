@@ -1,7 +1,7 @@
-//! Docker's events that change what is known of a container.
+//! Docker's events that change the state of a container.
 //!
 //! In: messages of the event stream. Out: a change of one container; everything else is refused, most of
-//! it by the filter already, so that exec probes wake nobody.
+//! it by the filter already, so that exec probes cause no work.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
 //! Docker's answers as container facts.
 //!
-//! In: a list entry, an inspect answer or an event. Out: facts without what a client does not know.
+//! In: a list entry, an inspect answer or an event. Out: facts without what only /proc has.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -46,7 +46,7 @@ pub(super) fn from_inspect(answer: ContainerInspectResponse) -> Option<Container
     Some(facts)
 }
 
-/// What the attributes of an event say of its container: the labels stand among them.
+/// The container of an event from its attributes, which include the labels.
 pub(super) fn from_event(id: &str, attributes: HashMap<String, String>) -> Option<ContainerFacts> {
     let described = Described {
         name: attributes.get("name").map(|name| bare(name).to_owned()).unwrap_or_default(),
