@@ -118,7 +118,9 @@ impl Core {
         let netns = change.key.netns;
         if requested.netns.is_none()
             && netns != self.settings.host_netns
-            && !self.is_sure_of_gateway(at, change)
+            // None overtakes one of its namespace that waits.
+            && (!self.is_sure_of_gateway(at, change)
+                || self.pending_neighbors.is_awaited(&Awaited::Netns(netns)))
         {
             return Some(Awaited::Netns(netns));
         }

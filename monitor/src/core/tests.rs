@@ -8,6 +8,7 @@ use crate::settings::{Cmdline, Thresholds};
 use crate::tests::schema::assert_valid;
 
 mod mount;
+mod order;
 mod runtimes;
 pub(crate) mod saved;
 
