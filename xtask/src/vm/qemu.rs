@@ -47,8 +47,10 @@ impl Qemu {
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         if let Some(root) = &self.root {
-            let libraries = root.join("usr/lib/x86_64-linux-gnu");
-            command.env("QEMU_MODULE_DIR", libraries.join("qemu")).env("LD_LIBRARY_PATH", &libraries);
+            let libraries = ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].map(|path| root.join(path));
+            command.env("QEMU_MODULE_DIR", libraries[0].join("qemu"));
+            // No part of the path has a colon: cargo could not use such a target directory either.
+            command.envs(std::env::join_paths(&libraries).map(|paths| ("LD_LIBRARY_PATH", paths)));
             for directory in ["usr/share/qemu", "usr/share/seabios"] {
                 command.arg("-L").arg(root.join(directory));
             }
