@@ -30,10 +30,10 @@ pub struct EventsArgs {
     /// Print new events as they occur
     #[arg(long, short)]
     pub follow: bool,
-    /// Only events since: how long ago (90s, 15m, 1h30m, 2d), or a time (2026-01-02T03:04:05Z)
+    /// Only events since then: an age (90s, 15m, 1h30m, 2d) or a time (2026-01-02T03:04:05Z)
     #[arg(long, value_name = "WHEN")]
     pub since: Option<String>,
-    /// Only events before: as for --since
+    /// Only events before then: an age or a time, as for --since
     #[arg(long, value_name = "WHEN")]
     pub until: Option<String>,
     /// Only events of this kind, or of a family such as `neighbor.`; may be repeated
@@ -48,7 +48,7 @@ pub struct EventsArgs {
     /// Minimum severity: debug, info, notice, warning or critical
     #[arg(long, value_name = "SEVERITY")]
     pub severity: Option<String>,
-    /// At most this many, the newest [default: 100; with --since no limit]
+    /// Maximum number of events, the newest [default: 100; with --since no limit]
     #[arg(long, value_name = "COUNT")]
     pub limit: Option<usize>,
     /// Print one JSON object per line
