@@ -194,7 +194,7 @@ fn send(neighbour: Typed, id: &TaskId, change: &Change) {
             (*record).lladdr_len = device.get(offset!(net_device_addr_len));
             (*record).device_marks = marks;
             (*record).has_new_lladdr = u8::from(change.new_lladdr.0 != 0);
-            // An array without a size, at the end: not within what the verifier knows of the structure.
+            // An array without a size, at the end: not within the structure that the verifier knows.
             let key = neighbour.untyped();
             if family == AF_INET {
                 (*record).address = [0; 16];

@@ -92,7 +92,7 @@ pub(crate) fn mount_namespace(task: Kernel) -> u32 {
 #[inline(always)]
 fn fill(record: *mut TaskRecord, task: Kernel, id: &TaskId) {
     // SAFETY: the ring gave memory for a whole record; every field is written below, `argv` as far as its
-    // length says, and the daemon reads no further.
+    // length goes, and the daemon reads no further.
     unsafe {
         (*record).header = Header { kind: KIND_TASK, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
         (*record).task = *id;

@@ -89,7 +89,7 @@ impl Metrics {
             clock_offset: AtomicI64::new(clock_offset_now()),
             last_tick: registrar.float_gauge(
                 "kevtmon_core_last_tick_timestamp_seconds",
-                "When the core last looked at the clock.",
+                "When the core last processed a heartbeat, seconds since the epoch.",
             )?,
             events: EventMetrics::register(&registrar)?,
             neighbor: NeighborMetrics::register(&registrar)?,

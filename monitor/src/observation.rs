@@ -83,7 +83,7 @@ pub enum Fact {
         /// Nanoseconds to add to a boot time to get wall-clock time.
         realtime_offset_ns: i64,
     },
-    /// Who a task is; sent once, before the first fact that refers to it.
+    /// The details of a task; sent once, before the first fact that refers to it.
     Task(Box<TaskFacts>),
     /// A live change of a neighbor entry.
     Neighbor(Box<NeighborChange>),
@@ -126,7 +126,7 @@ pub enum Fact {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         source: String,
     },
-    /// Every container that one source knows; those that it reported before and does not list are gone.
+    /// Every container of one source; those that it reported before and does not list are gone.
     RuntimeSnapshot {
         /// `docker`, …
         runtime: String,
@@ -176,12 +176,12 @@ pub enum Request {
         /// Its inode number.
         netns: NsInum,
     },
-    /// Is this process alive? Answered by `Fact::ProcessState`.
+    /// Whether this process is alive; the reply is `Fact::ProcessState`.
     ProcessState {
         /// Process id (thread group).
         tgid: u32,
     },
-    /// Who pins the mount at this path? Answered by `Fact::Holders` with the same `id`.
+    /// What pins the mount at this path; the reply is `Fact::Holders` with the same `id`.
     Holders {
         /// Chosen by the core.
         id: u64,

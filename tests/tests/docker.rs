@@ -77,7 +77,7 @@ fn a_container_that_shares_the_network_deletes_the_gateway_of_another() {
     event.expect("/actor/exe", "/bin/ip");
     event.expect("/actor/container/id", culprit.id.as_str());
     assert!(event.text("/actor/cgroup").contains(&culprit.id), "{event}");
-    // What a container was started with may be secret; it is shown only where the configuration says so.
+    // What a container was started with may be secret; it is shown only where the configuration allows it.
     event.expect_none("/actor/cmdline");
     assert!(!event.list("/actor/ancestors").is_empty(), "{event}");
     expect_gateway_of(&event, &victim);
@@ -158,7 +158,7 @@ fn a_container_that_starts_while_the_daemon_runs_is_known() {
     let mut daemon = daemon_of(dockerd);
     let victim = Container::idle(dockerd, &["--network", "none"]);
     let pod = Pod::at(victim.netns());
-    // The daemon has read the namespace when it knows whom the host's end serves.
+    // The daemon has read the namespace when it reports the owner of the host's end.
     let (name, netns) = (pod.host_end().to_owned(), pod.inum());
     daemon.wait_for("the namespace of the other end", |event| {
         event.text("/link/ifname") == name && event.number("/link/peer/netns") == Some(netns)
@@ -182,7 +182,7 @@ fn a_gateway_set_a_moment_ago_is_not_said_to_be_none() {
     assert_ne!(event.get("/neighbor/gateway"), Some(&false.into()), "{event}");
 }
 
-/// Ends a container that has a permanent gateway entry, and expects that nobody is blamed.
+/// Ends a container that has a permanent gateway entry, and expects no actor.
 fn expect_quiet_end(options: &[&str], command: &[&str]) {
     let dockerd = Dockerd::shared();
     let mut container = Container::idle(dockerd, options);
@@ -199,7 +199,7 @@ fn expect_quiet_end(options: &[&str], command: &[&str]) {
     let netns = container.netns().inum();
     container.end(command);
 
-    // The kernel ends a namespace in its own time; what it says then comes before the host's end is gone.
+    // The kernel ends a namespace in its own time; its messages then come before the host's end is gone.
     if let Some(pod) = &pod {
         let link = format!("/sys/class/net/{}", pod.host_end());
         eventually!(!std::path::Path::new(&link).exists(), "the host's end is gone");

@@ -37,7 +37,7 @@ fn a_new_pair_is_reported_with_its_other_end() {
     event.expect("/link/kind", "veth");
     event.expect("/link/mac", GATEWAY_LLADDR);
     assert!(event.number("/link/peer/ifindex").is_some(), "{event}");
-    // Whose namespace that is may take a moment to find out.
+    // The owner of the namespace may take a moment to find out.
     let (name, netns) = (pod.host_end().to_owned(), pod.inum());
     daemon.wait_for("the namespace of the other end", |event| {
         event.text("/link/ifname") == name && event.number("/link/peer/netns") == Some(netns)

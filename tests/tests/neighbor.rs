@@ -23,7 +23,7 @@ fn deletions(events: &[Event], netns: u64, address: &str) -> usize {
     events.iter().filter(|event| event.is_deletion(netns, address)).count()
 }
 
-/// Panics when anything printed about the namespace alarms somebody or names somebody.
+/// Panics if any event of the namespace is a warning or has an actor.
 #[track_caller]
 fn expect_no_blame(events: &[Event], netns: u64) {
     for event in events.iter().filter(|event| event.kind().starts_with("neighbor.") && event.is_in(netns)) {
@@ -32,7 +32,7 @@ fn expect_no_blame(events: &[Event], netns: u64) {
     }
 }
 
-/// Lets a process take the gateway's entry along, and returns what was said, checked for the actor.
+/// Lets a process remove the gateway's entry with something else, and returns the event, checked for the actor.
 fn collateral(act: impl FnOnce(&Pod) -> Finished, cause: &str) -> Event {
     let (pod, mut daemon) = pod_and_daemon();
     let ip = act(&pod);
@@ -227,7 +227,7 @@ fn a_learned_gateway_that_stops_answering_has_failed_and_nobody_is_named() {
     let _ = pod.delete_gateway();
     pod.netns().run("busybox sysctl -q -w net.ipv4.neigh.eth0.retrans_time_ms=50");
     let mut daemon = launch().start();
-    // Nobody answers: the host's end has no address and no proxy ARP.
+    // There is no reply: the host's end has no address and no proxy ARP.
     let _ = pod.netns().attempt("busybox ping -c 1 -w 1 10.97.0.1");
     let event = daemon.wait_for("neighbor.failed of the gateway", |event| {
         event.kind() == "neighbor.failed" && event.is_neighbor(pod.inum(), GATEWAY)
@@ -313,7 +313,7 @@ fn a_delete_an_add_and_a_delete_in_one_breath_are_two_events() {
 
 #[test]
 fn a_process_that_only_keeps_the_cpu_busy_is_never_named() {
-    // Interrupts hit whoever runs: alone on the machine that is a burner, almost always.
+    // Interrupts hit the running task: alone on the machine that is a burner, almost always.
     let _exclusive = Exclusive::take();
     let pod = Pod::new();
     pod.netns().run("busybox sysctl -q -w net.ipv4.neigh.eth0.retrans_time_ms=10");

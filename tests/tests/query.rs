@@ -39,7 +39,7 @@ fn expect(ran: &Finished, code: i32, words: &[&str]) {
     assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
 }
 
-/// Panics unless it was answered from what the daemon left, and that was said.
+/// Panics unless it was answered from the files of the daemon, with a remark about that.
 #[track_caller]
 fn expect_left(ran: &Finished, code: i32, daemon: &Daemon) {
     let (socket, state) = (daemon.socket(), daemon.state());

@@ -14,7 +14,7 @@ use kevtmon_tests::stream::Stream;
 const READERS: usize = 198;
 /// Entries that come and go in one breath; less than any queue holds.
 const ROUND: u32 = 200;
-/// Rounds after which whoever does not read has fallen behind, with what his socket holds.
+/// Rounds after which a reader that does not read has fallen behind, including what its socket holds.
 const ROUNDS: u32 = 60;
 
 /// Lets entries come and go, and waits until the deletion of the last one is on standard output; its sequence number.
@@ -54,7 +54,7 @@ fn cut_off(daemon: &Daemon) -> f64 {
 
 #[test]
 fn whoever_does_not_read_is_cut_off_and_two_hundred_others_get_everything() {
-    // Nobody else's storm is to take place in a queue whose every event is counted here.
+    // No storm of another test may take room in a queue of which every event is counted here.
     let _exclusive = Exclusive::take();
     let pod = Pod::new();
     let mut daemon = launch().start();

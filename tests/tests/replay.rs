@@ -116,7 +116,7 @@ fn kept(directory: &Path) -> Vec<PathBuf> {
         match path.is_dir() {
             true => files.extend(kept(&path)),
             false if path.extension().is_some() => files.push(path),
-            // The lock of whoever writes here.
+            // The lock of the writer.
             false => {}
         }
     }

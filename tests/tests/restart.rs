@@ -176,7 +176,7 @@ fn a_transition_that_was_announced_survives_the_death_of_the_daemon_at_that_mome
         };
         kill(daemon);
         if daemon.log().contains("reported before it is stored") {
-            // Nobody waits for a store that this machine gives no time to; then it says so.
+            // The other sinks do not wait for a store that gets no processor time; this is logged then.
             return;
         }
         let open = incident(daemon, &["incidents"], &sandbox);

@@ -114,7 +114,7 @@ fn two_docker_daemons_do_not_wipe_each_others_containers() {
     });
     assert!(!lost.text("/message").contains(&*first.socket().to_string_lossy()), "{lost}");
 
-    // Its list comes anew, and says nothing of the others.
+    // Its list is read again, without the others' containers.
     second.launch();
     eventually!(up(&daemon, "docker-2") == Some(1.0), "the second one is back");
     let mut late = Container::idle(&second, &["--network", "none"]);

@@ -126,7 +126,7 @@ fn the_size_limits_hold_in_a_storm() {
     assert_eq!(daemon.metrics().count("kevtmon_store_errors_total", &[]), 0.0);
 }
 
-/// Panics unless the daemon says that it has no store, once, counts what it does not keep, and goes on with the rest.
+/// Panics unless the daemon reports once that it has no store, counts what it discards, and keeps running.
 fn expect_no_store(daemon: &mut Daemon, pod: &Pod, said: &str) {
     daemon.wait_for("daemon.degraded", |event| {
         event.kind() == "daemon.degraded" && event.has("/daemon/degraded/store")

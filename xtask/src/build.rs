@@ -22,7 +22,7 @@ pub(crate) struct Options {
     release: bool,
 }
 
-/// Builds as asked and returns the daemon's path.
+/// Builds with these options and returns the daemon's path.
 pub(crate) fn build(options: &Options) -> Result<PathBuf> {
     if options.release { release() } else { debug() }
 }

@@ -44,7 +44,7 @@ const PREREQUISITES: [Prerequisite; 3] = [
     program("busybox", "busybox-static", "is started by the tests").statically_linked(),
 ];
 
-/// Runs the tests on every kernel that can be had, side by side. None is an error if they are `required`.
+/// Runs the tests on every kernel that is available, side by side. None is an error if they are `required`.
 pub(crate) fn test(arguments: &[String], required: bool) -> Result<()> {
     let plan = plan(arguments)?;
     let kernels = prepare(Privilege::of_this_user())?;

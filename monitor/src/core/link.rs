@@ -125,7 +125,7 @@ impl Core {
         }
     }
 
-    /// Halves of default routes and those of other tables are known only to tell which gateway is in use.
+    /// Halves of default routes and those of other tables are kept only to determine which gateway is in use.
     fn emit_route(&mut self, at: BootNs, kind: Kind, route: &RouteFacts, verb: &str) {
         if route.destination.is_some() || route.table != TABLE_MAIN {
             return;

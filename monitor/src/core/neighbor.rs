@@ -246,7 +246,7 @@ impl Core {
     }
 }
 
-/// Whether somebody changed the entry itself.
+/// Whether the entry itself was changed by request.
 fn is_by_request(change: &NeighborChange) -> bool {
     change.cause == NeighborCause::Admin
 }

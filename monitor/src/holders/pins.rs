@@ -42,7 +42,7 @@ impl ScanTargets<'_> {
             })
     }
 
-    /// Whether a file of this name may be on a searched mount, whoever has it open: a descriptor that came from
+    /// Whether a file of this name may be on a searched mount, whichever process has it open: a descriptor that came from
     /// another namespace is named from the root of that.
     fn selects(&self, path: &str) -> bool {
         self.mounts.iter().any(|searched| is_below(path, &searched.mount.mountpoint))

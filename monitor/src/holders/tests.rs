@@ -469,7 +469,7 @@ fn a_path_through_links_leads_to_the_mount_that_the_kernel_would_unmount() {
         let report = scan_path(&path);
         assert_eq!(report.path, target.to_str().unwrap(), "{path:?}");
         assert_eq!(held(&report), [(child.tgid(), Access::Fd)], "{path:?}");
-        // Whoever gave the path has ended: another process of the namespace stands in.
+        // The process that gave the path has ended: another process of the namespace stands in.
         let late = scan(&Proc::default(), &ScanRequest { tgid: u32::MAX, ..request(&path) }, AMPLE);
         assert_eq!(held(&late), [(child.tgid(), Access::Fd)], "{path:?}");
     }

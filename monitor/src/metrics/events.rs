@@ -34,7 +34,7 @@ impl EventMetrics {
         }
         let latency = registrar.histograms(
             "kevtmon_event_latency_seconds",
-            "Time from the kernel's stamp, or from reading where there is none, to the event being handed to the sinks.",
+            "Time from the fact (the kernel's time stamp, else when it was read) to the event being queued for the sinks.",
             &["source"],
             &[0.000_05, 0.000_25, 0.001, 0.01, 1.0],
         )?;

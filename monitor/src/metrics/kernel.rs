@@ -42,7 +42,7 @@ impl KernelMetrics {
         Ok(Self {
             neighbor_deletions: registrar.counters(
                 "kevtmon_kernel_neighbor_deletions_total",
-                "Neighbor entries deleted by request or with something else, counted in the kernel, by the state they had.",
+                "Neighbor entries deleted by request or as collateral, by their previous state, counted in the kernel.",
                 &["state", "origin"],
             )?,
             mount_busy: registrar.counters(

@@ -30,12 +30,12 @@ impl MountMetrics {
             busy,
             busy_ignored: registrar.counters(
                 "kevtmon_mount_busy_ignored_total",
-                "Refused calls that are everyday life and gave no event.",
+                "Refused calls in normal operation, which emit no event.",
                 &["reason"],
             )?,
             scans: registrar.histogram(
                 "kevtmon_holders_scan_seconds",
-                "Time that a scan for the holders of a mount took.",
+                "Duration of a scan for the holders of a mount.",
                 &[0.02, 0.1, 0.5, 2.0, 10.0],
             )?,
             scans_skipped: registrar.counters(

@@ -85,7 +85,7 @@ impl ProcessMetrics {
     ) -> Result<Self, MetricsError> {
         let self_pins = registrar.gauges(
             "kevtmon_self_pins",
-            "Mounts and namespaces that this process keeps alive; above 0 only while a scan runs.",
+            "Mounts and namespaces that this process pins; above 0 only during a scan.",
             &["type"],
         )?;
         for kind in PinKind::ALL {

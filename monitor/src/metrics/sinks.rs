@@ -15,7 +15,7 @@ impl SinkMetrics {
     pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
         let discarded = registrar.counters(
             "kevtmon_events_discarded_total",
-            "Events that a sink did not take.",
+            "Events that a sink discarded.",
             &["sink", "reason"],
         )?;
         for (sink, reason) in [
@@ -29,7 +29,7 @@ impl SinkMetrics {
         }
         let store_errors = registrar.counters(
             "kevtmon_store_errors_total",
-            "Failures of the event store, by what was tried.",
+            "Failures of the event store, by operation.",
             &["op"],
         )?;
         for op in ["open", "write", "commit", "checkpoint"] {

@@ -23,23 +23,19 @@ impl SourceMetrics {
     pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
         let lost = registrar.counters(
             "kevtmon_events_lost_total",
-            "Records that the kernel or a runtime could not hand over; at least one each where nobody can know how many.",
+            "Records that the kernel or a runtime could not deliver; a loss of unknown size counts as one.",
             &["source", "reason"],
         )?;
         lost.with_label_values(&["netlink", "overrun"]);
         let resyncs = registrar.counters(
             "kevtmon_netlink_resyncs_total",
-            "Times that netlink state was read anew because messages were missed.",
+            "Times that netlink state was read again because messages were lost.",
             &["reason"],
         )?;
         resyncs.with_label_values(&["overrun"]);
         Ok(Self {
             up: registrar.gauges("kevtmon_source_up", "Whether a source delivers.", &["source"])?,
-            hooks: registrar.gauges(
-                "kevtmon_hook_info",
-                "The way each hook works here.",
-                &["hook", "rung"],
-            )?,
+            hooks: registrar.gauges("kevtmon_hook_info", "The rung of each hook.", &["hook", "rung"])?,
             lost,
             resyncs,
             rungs: Mutex::default(),
@@ -47,7 +43,7 @@ impl SourceMetrics {
         })
     }
 
-    /// Gives a label to a source whose name has a path. It counts as down until it reports.
+    /// Gives a label to a source whose name contains a path. It counts as down until it reports.
     pub(super) fn name(&self, source: String, label: String) {
         self.up.with_label_values(&[&label]).set(0);
         lock(&self.labels).insert(source, label);

@@ -221,7 +221,7 @@ impl Namespace {
         self.in_use.contains(&key) || self.former.iter().any(was)
     }
 
-    /// Whether an address that was a default gateway is missed by nobody: packets go to another one, or the route was
+    /// Whether an address that was a default gateway is no longer needed: packets go to another one, or the route was
     /// deleted and left interface and address in place.
     #[must_use]
     pub fn is_former_gateway(&self, ifindex: u32, address: IpAddr) -> bool {

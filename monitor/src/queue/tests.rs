@@ -32,7 +32,7 @@ impl Buffer for Numbers {
     }
 }
 
-/// Passes each batch on, then does what the test says.
+/// Passes each batch on, then does what the test set.
 struct Relay {
     batches: SyncSender<Vec<u32>>,
     answers: Receiver<io::Result<Option<Instant>>>,

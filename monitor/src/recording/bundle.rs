@@ -18,19 +18,19 @@ pub enum BundleError {
     /// There is no window of such an incident.
     #[error("no recording of incident {wanted:?} in {}; there {}", .looked.display(), listed(.known))]
     Unknown {
-        /// What was asked for.
+        /// The given id or prefix.
         wanted: String,
-        /// Where it was looked for.
+        /// The directory that was searched.
         looked: PathBuf,
-        /// What is there.
+        /// The incidents that have one.
         known: Vec<String>,
     },
     /// Several incidents have this prefix.
     #[error("{wanted:?} matches several incidents: {}", .candidates.join(", "))]
     Ambiguous {
-        /// What was asked for.
+        /// The given id or prefix.
         wanted: String,
-        /// What it could mean.
+        /// The ids that match.
         candidates: Vec<String>,
     },
     /// The window cannot be read.

@@ -36,7 +36,7 @@ pub enum ReadError {
         crate::build_info::VERSION
     )]
     Version {
-        /// Which line says so.
+        /// Its line.
         line: u64,
         /// Recording or bundle.
         format: String,
@@ -49,7 +49,7 @@ pub enum ReadError {
         crate::build_info::VERSION
     )]
     OldState {
-        /// Which line says so.
+        /// Its line.
         line: u64,
         /// The version.
         found: u64,

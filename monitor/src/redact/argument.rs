@@ -29,7 +29,7 @@ pub(super) struct Context {
     pub(super) option_list: bool,
     /// The command takes a password with `-p`, according to a word before.
     pub(super) password_command: bool,
-    /// Whatever is glued to `-p` is a password, as a word before says.
+    /// Whatever is glued to `-p` is a password, according to a word before.
     pub(super) glued_command: bool,
     /// It may go on where the capture ends.
     pub(super) cut: bool,

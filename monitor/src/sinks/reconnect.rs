@@ -29,7 +29,7 @@ pub trait Destination: Send + 'static {
     /// Whether the destination gets an `events.lost` event for what it missed.
     const REPORTS_GAPS: bool = true;
 
-    /// Whether connecting has a chance. Called before [`Self::connect`].
+    /// Whether connecting may succeed. Called before [`Self::connect`].
     fn can_connect(&self) -> bool {
         true
     }
@@ -52,10 +52,10 @@ pub trait Destination: Send + 'static {
     /// When the destination is down from now on.
     fn flush(&mut self) -> Result<(), Self::Error>;
 
-    /// Lets go of the connection after this error.
+    /// Drops the connection after this error.
     fn disconnect(&mut self, error: &Self::Error) -> Disconnected;
 
-    /// Learns of an event that is discarded while the destination is down.
+    /// Notified of an event that is discarded while the destination is down.
     fn skip(&mut self, _event: &SharedEvent) {}
 
     /// As [`Sink::due`], while connected.
@@ -88,7 +88,7 @@ pub trait Destination: Send + 'static {
 pub struct Disconnected {
     /// Events that were accepted and not yet written.
     pub undelivered: u64,
-    /// Whether connecting again at once has a chance.
+    /// Whether reconnecting at once may succeed.
     pub retry_now: bool,
 }
 
@@ -176,7 +176,7 @@ impl<D: Destination> Reconnecting<D> {
         }
     }
 
-    /// Keeps the result of an operation of the destination in mind.
+    /// Records the result of an operation of the destination.
     pub(super) fn check(&mut self, result: Result<(), D::Error>) {
         let Err(mut error) = result else { return };
         let Disconnected { undelivered, retry_now } = self.disconnect(&error);

@@ -65,13 +65,13 @@ pub struct Store {
 pub struct Started {
     /// The sink.
     pub store: Store,
-    /// What an earlier run left.
+    /// State of the previous run.
     pub previous_run: PreviousRun,
     /// Whether it works, for the core.
     pub status: SourceStatus,
 }
 
-/// Starts the sink; `None` when there is to be no store.
+/// Starts the sink; `None` if the store is disabled.
 pub(super) fn start_if_enabled(context: &Context<'_>) -> io::Result<Option<super::Started>> {
     let Some(limits) = Limits::from_values(context.settings) else { return Ok(None) };
     let config =

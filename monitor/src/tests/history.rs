@@ -120,7 +120,7 @@ impl LiveHistory for Memory {
     }
 }
 
-/// Shared, as it is asked for.
+/// A shared copy.
 pub(crate) fn shared(memory: Memory) -> Arc<dyn LiveHistory> {
     Arc::new(memory)
 }

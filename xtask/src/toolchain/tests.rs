@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A machine: files below a directory, and what its programs print. A program that is not asked about fails.
+/// A machine: files below a directory, and what its programs print. A program without a canned answer fails.
 struct Machine {
     root: TempDir,
     answers: HashMap<String, String>,

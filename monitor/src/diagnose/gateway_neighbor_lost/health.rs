@@ -51,7 +51,7 @@ pub(super) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
     }
 }
 
-/// Whether nobody needs the entry any more: see [`Namespace::is_former_gateway`].
+/// Whether the entry is no longer needed: see [`Namespace::is_former_gateway`].
 ///
 /// [`Namespace::is_former_gateway`]: crate::node::namespaces::Namespace::is_former_gateway
 pub(super) fn is_former(node: &NodeView<'_>, key: NeighborKey) -> bool {

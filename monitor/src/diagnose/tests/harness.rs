@@ -182,7 +182,7 @@ impl TestNode {
         }
     }
 
-    /// Lets time pass: ticks come exactly when the core wants them.
+    /// Lets time pass: ticks come exactly when they are due.
     pub(in crate::diagnose) fn run_until(&mut self, until: BootNs) {
         while let Some(deadline) = self.core.deadline().filter(|deadline| *deadline <= until) {
             assert!(deadline + S >= self.now, "a deadline that is never met: {deadline}");

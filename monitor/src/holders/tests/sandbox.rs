@@ -150,7 +150,7 @@ impl Drop for Child {
 
 fn pipe() -> (File, File) {
     let mut ends = [0; 2];
-    // SAFETY: room for two descriptors, which belong to nobody else yet.
+    // SAFETY: room for two descriptors, which nothing else uses yet.
     unsafe {
         assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
         (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1]))

@@ -36,7 +36,7 @@ struct Buffered {
     buffered: Vec<Event>,
     skipped: u32,
     retry_now: bool,
-    /// What each attempt to close it comes to; well if there is none.
+    /// The result of each attempt to close it; success if there is none.
     closing: Vec<Result<(), Broken>>,
 }
 

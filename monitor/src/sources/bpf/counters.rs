@@ -8,7 +8,7 @@ use kevtmon_ebpf::Counter;
 use super::hooks::{LossCount, records};
 use crate::metrics::KernelCount;
 
-/// Reads the exported counters; shared with whoever renders metrics.
+/// Reads the exported counters; shared with the metrics.
 pub type CountReader = Arc<dyn Fn() -> Vec<KernelCount> + Send + Sync>;
 
 /// Reasons for which records are lost in the kernel.

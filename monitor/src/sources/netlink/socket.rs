@@ -288,7 +288,7 @@ fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Datagram> {
     // SAFETY: both are plain C structs for which all zeroes is a valid value.
     let (mut sender, mut header) =
         unsafe { (mem::zeroed::<libc::sockaddr_nl>(), mem::zeroed::<libc::msghdr>()) };
-    // Room for the one control message that is asked for; u64 gives cmsghdr its alignment.
+    // Room for the one control message that is requested; u64 gives cmsghdr its alignment.
     let mut control = [0_u64; 8];
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     header.msg_name = (&raw mut sender).cast();

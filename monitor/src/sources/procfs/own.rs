@@ -100,7 +100,7 @@ impl Own {
                     socket_netns(fd).is_some_and(|inum| inum != netns).then_some(PinKind::Netns)
                 }
                 _ if is_mount_table(&link, self.pid) => Some(PinKind::Mntns),
-                // Descriptors 0 to 2 are whoever started the daemon's choice.
+                // Descriptors 0 to 2 are inherited from the parent.
                 _ if fd > 2 && may_pin_mount(&link) && !self.is_in_own_directory(&link) => {
                     let mounts = mounts.get_or_insert_with(|| self.mountinfo());
                     self.pins_mount(fd, mounts).then_some(PinKind::Mount)

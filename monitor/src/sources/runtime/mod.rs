@@ -1,4 +1,4 @@
-//! Container runtimes: which containers there are, whose pod they belong to, where their processes are.
+//! Container runtimes: their containers, with pods, processes and namespaces.
 //!
 //! One [`RuntimeClient`] per API, in a file of its own, registered in [`RuntimeKind`]; how to snapshot, stream,
 //! reconcile and recover is the same for all of them. Every socket is a source of its own.

@@ -118,7 +118,7 @@ impl Running {
         .await
     }
 
-    /// Waits until the source says that it is up.
+    /// Waits until the source reports that it is up.
     async fn up(&mut self) {
         let up = self
             .find(|fact| match fact {

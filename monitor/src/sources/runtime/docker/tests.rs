@@ -40,7 +40,7 @@ impl Reports {
         Self::with(fake, Timing { reconcile: LONG, timeout: PATIENCE, ..Timing::default() })
     }
 
-    /// Gives up on an answer soon.
+    /// With short timeouts.
     fn impatient(fake: &FakeDocker) -> Self {
         let timeout = Duration::from_millis(200);
         Self::with(fake, Timing { reconcile: LONG, timeout, ..Timing::default() })

@@ -27,7 +27,7 @@ use crate::sources::runtime::change::wall_now;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::sources::runtime) enum Mood {
     Well,
-    /// Accepts connections and never says a word.
+    /// Accepts connections and never responds.
     Silent,
     /// Answers anything but HTTP.
     Garbage,
@@ -39,7 +39,7 @@ pub(in crate::sources::runtime) enum Mood {
     InspectHangs,
     /// Lists, but answers an inspect with an empty object.
     InspectEmpty,
-    /// Lists, but says 404 to an inspect.
+    /// Lists, but responds to an inspect with 404.
     InspectGone,
     /// Takes 50 ms for an inspect.
     InspectSlow,
@@ -163,7 +163,7 @@ impl FakeDocker {
         self.state.lock().unwrap().subscribers.clear();
     }
 
-    /// Waits until somebody listens to events.
+    /// Waits until a client subscribes to events.
     pub(in crate::sources::runtime) async fn subscribed(&self) {
         while self.state.lock().unwrap().subscribers.is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;
