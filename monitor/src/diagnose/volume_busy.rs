@@ -16,7 +16,8 @@ use crate::event::wording::{holders_phrase, owner_phrase};
 use crate::event::{
     Advice, CloseReason, Confidence, Event, Kind, Mount, MountHolder, Pod, Risk, Severity, Volume,
 };
-use crate::node::mounts::{BusyMounts, MountKey};
+use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
+use crate::node::volume;
 use crate::observation::{BootNs, HolderReport, Request, Verdict};
 use crate::settings::{Thresholds, Unit, thresholds};
 
@@ -26,6 +27,8 @@ pub(super) const KIND: &str = "volume-busy";
 const SECOND: BootNs = 1_000_000_000;
 /// Mounts of one volume: one for each container with a sub-path of it.
 const MOUNTS_MAX: usize = 64;
+/// The directory of the pods' directories.
+const PODS: &str = "/pods/";
 /// Holder scans requested at once: as many as fit into the scanner's queue.
 const SCANS_MAX: usize = 32;
 
@@ -56,7 +59,7 @@ struct BusyVolume {
 impl BusyVolume {
     fn attempts(&self, counted: &BusyMounts) -> u64 {
         let here = |(key, before): (&MountKey, &u64)| {
-            counted.get(key).map_or(0, |busy| busy.attempts().saturating_sub(*before))
+            counted_at(counted, key).map_or(0, |busy| busy.attempts().saturating_sub(*before))
         };
         self.former + self.mounts.iter().map(here).sum::<u64>()
     }
@@ -96,6 +99,8 @@ impl VolumeBusy {
         if !self.busy.contains_key(&subject) && self.busy.len() >= CAPACITY {
             return findings.discard();
         }
+        let key = MountKey::new(mount.mntns, &mount.path);
+        let key = self.known_key(&key).unwrap_or(key);
         let busy = self.busy.entry(subject.clone()).or_insert_with(|| BusyVolume {
             first: event.at,
             last: event.at,
@@ -103,8 +108,7 @@ impl VolumeBusy {
             mounts: BTreeMap::new(),
             former: 0,
         });
-        let key = MountKey::new(mount.mntns, &mount.path);
-        let counted = context.node.busy_mounts.get(&key);
+        let counted = counted_at(context.node.busy_mounts, &key);
         if !busy.mounts.contains_key(&key) && busy.mounts.len() < MOUNTS_MAX {
             let before = counted.map_or(0, |busy| busy.attempts() - busy.recent_attempts());
             busy.mounts.insert(key.clone(), before);
@@ -133,9 +137,18 @@ impl VolumeBusy {
         self.set_timer(&subject);
     }
 
+    /// The key of a known mount: callers may name it through symbolic links, its event has the path without them.
+    fn known_key(&self, key: &MountKey) -> Option<MountKey> {
+        if self.by_mount.contains_key(key) {
+            return Some(key.clone());
+        }
+        let busy = self.busy.get(&subject(&volume::of_path(&key.path)?))?;
+        busy.mounts.keys().find(|known| is_same_mount(known, key)).cloned()
+    }
+
     /// Counts an attempt that has no event.
     fn attempt(&mut self, context: &Context<'_>, key: &MountKey, findings: &mut Findings) {
-        let Some(subject) = self.by_mount.get(key).cloned() else {
+        let Some(subject) = self.known_key(key).and_then(|key| self.by_mount.get(&key).cloned()) else {
             return;
         };
         let Some(busy) = self.busy.get_mut(&subject) else {
@@ -150,6 +163,9 @@ impl VolumeBusy {
 
     /// Drops a mount that was unmounted, and closes the incident with the last one.
     fn released(&mut self, key: &MountKey, attempts: u64, evidence: Option<u64>, findings: &mut Findings) {
+        let Some(key) = &self.known_key(key) else {
+            return;
+        };
         let Some(subject) = self.by_mount.remove(key) else {
             return;
         };
@@ -315,6 +331,22 @@ impl Diagnosis for VolumeBusy {
         *self = Self { thresholds, ..serde_json::from_value(saved)? };
         Ok(())
     }
+}
+
+/// Whether two paths lead to the same mount of a volume. The directory of the pods may be reached through symbolic
+/// links, and what is below it has none.
+fn is_same_mount(one: &MountKey, other: &MountKey) -> bool {
+    let below_pods = |key: &MountKey| key.path.rfind(PODS).map(|at| key.path[at..].to_owned());
+    one == other
+        || (one.mntns == other.mntns && below_pods(one).is_some_and(|path| Some(path) == below_pods(other)))
+}
+
+/// The attempts that the model counts for a mount, under the path that its callers use.
+fn counted_at<'a>(counted: &'a BusyMounts, key: &MountKey) -> Option<&'a BusyMount> {
+    counted.get(key).or_else(|| {
+        let mut others = counted.iter().filter(|(other, _)| is_same_mount(other, key));
+        others.next().map(|(_, busy)| busy)
+    })
 }
 
 fn subject(volume: &Volume) -> String {

@@ -88,6 +88,11 @@ impl BusyMounts {
         self.known.get(key)
     }
 
+    /// All busy mounts.
+    pub fn iter(&self) -> impl Iterator<Item = (&MountKey, &BusyMount)> {
+        self.known.iter()
+    }
+
     /// Removes mounts without recent attempts.
     pub fn expire(&mut self, now: BootNs) {
         self.known.retain(|_, busy| busy.last.saturating_add(RETENTION_NS) > now);

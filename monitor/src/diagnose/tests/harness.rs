@@ -176,6 +176,7 @@ impl TestNode {
                 self.observe(Fact::ProcessState(ProcessState { tgid, alive: true }));
             }
             Request::Holders { id, path, .. } => {
+                let path = path.replace(LINK, KUBELET);
                 let report = if self.mounted { holders(id, &path) } else { not_a_mount(id, &path) };
                 self.observe(Fact::Holders(Box::new(report)));
             }
@@ -396,8 +397,13 @@ pub(in crate::diagnose) fn failure(netns: NsInum) -> Fact {
     }))
 }
 
+/// The kubelet's directory.
+pub(in crate::diagnose) const KUBELET: &str = "/var/lib/kubelet/";
+/// A symbolic link to it.
+pub(in crate::diagnose) const LINK: &str = "/srv/link/";
+
 pub(in crate::diagnose) fn volume_path() -> String {
-    format!("/var/lib/kubelet/pods/{CAM_UID}/volumes/kubernetes.io~glusterfs/cam-pv-50g")
+    format!("{KUBELET}pods/{CAM_UID}/volumes/kubernetes.io~glusterfs/cam-pv-50g")
 }
 
 pub(in crate::diagnose) fn umount(errno: Option<u16>) -> Fact {

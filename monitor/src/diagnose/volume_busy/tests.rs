@@ -96,6 +96,25 @@ fn it_closes_when_the_unmount_succeeds_even_if_lazily() {
 }
 
 #[test]
+fn a_path_through_a_symbolic_link_is_the_same_mount() {
+    let through_link = |errno| {
+        let Fact::Umount(mut attempt) = umount(errno) else { unreachable!() };
+        attempt.path = attempt.path.replace(KUBELET, LINK);
+        Fact::Umount(attempt)
+    };
+    let mut node = terminating();
+    for _ in 0..3 {
+        node.observe(through_link(Some(16)));
+    }
+    assert_eq!((node.open()[0].count, node.open()[0].severity), (3, Severity::Warning));
+    assert_eq!(node.last_incident().mount.as_ref().unwrap().path, volume_path());
+    // The scan that resolved the path is forgotten by then.
+    node.run_for(1_200 * S);
+    node.observe(through_link(None));
+    assert_eq!(node.open().len(), 0);
+}
+
+#[test]
 fn an_unmount_in_another_mount_namespace_resolves_nothing() {
     let mut node = busy();
     let Fact::Umount(mut attempt) = umount(None) else { unreachable!() };
