@@ -99,7 +99,8 @@ pub(super) fn routes(netns: NsInum, payload: &[u8]) -> Decoded<Routes> {
     }
     let route = RouteFacts { netns, destination, gateway: None, ifindex: None, table, metric, ipv6 };
     if let (Some(object), true) = (object, hops.is_empty() && hop == NextHop::default()) {
-        return Ok(Routes::ByObject(route, object));
+        // Only default routes are used, and reading the namespace again costs a dump.
+        return Ok(if prefix > 1 { Routes::None } else { Routes::ByObject(route, object) });
     }
     if hops.is_empty() {
         hops.push(hop);

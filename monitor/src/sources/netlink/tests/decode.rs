@@ -202,3 +202,15 @@ fn the_table_of_a_vrf_and_a_rule_by_device_are_seen() {
     rule.attributes.push(RuleAttribute::SuppressPrefixLen(0));
     assert_eq!(decode(&rule), [Change::Other], "it takes no default route");
 }
+
+#[test]
+fn a_route_by_nexthop_object_matters_only_if_it_is_a_default_route() {
+    let mut route = route();
+    let object = netlink_packet_core::DefaultNla::new(30, 5_u32.to_ne_bytes().to_vec());
+    route.attributes = vec![RouteAttribute::Other(object)];
+    let decode =
+        |route: &RouteMessage| decoded(&bytes(RouteNetlinkMessage::NewRoute(route.clone()), 0, 0)).unwrap();
+    assert!(matches!(&decode(&route)[..], [Change::RouteByObject { nexthop: 5, .. }]));
+    route.header.destination_prefix_length = 24;
+    assert_eq!(decode(&route), [Change::Other]);
+}
