@@ -43,6 +43,8 @@ fn numbers(events: &[Event]) -> Vec<u64> {
 
 #[test]
 fn a_daemon_that_is_killed_in_a_storm_loses_its_last_second_at_most() {
+    // The daemons of other tests would discard events of such a storm.
+    let _exclusive = Exclusive::take();
     let pod = Pod::new();
     let mut daemon = launch().start();
     let storm = Storm::of(&pod, 0..20);
@@ -170,7 +172,7 @@ fn without_a_usable_state_directory_only_the_store_is_missing() {
     let mut daemon = launch.start();
     let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
     assert!(ready.has("/daemon/degraded/store"), "{ready}");
-    expect_no_store(&mut daemon, &pod, "no event store");
+    expect_no_store(&mut daemon, &pod, "the event store is unavailable");
 }
 
 /// A file system of this size as the state directory of a daemon that is not started yet.
@@ -226,7 +228,7 @@ fn a_disk_that_is_read_only_is_read() {
     first.stop();
     run(&format!("mount -o remount,ro {}", state.display()));
     let mut second = launch().on_state_of(&first).start();
-    expect_no_store(&mut second, &pod, "no event store");
+    expect_no_store(&mut second, &pod, "the event store is unavailable");
     assert!(is_kept(&kept(&second), &before), "{before}");
     second.stop();
     assert!(is_kept(&kept(&second), &before), "also when nobody runs: {before}");
