@@ -34,11 +34,13 @@ pub(super) fn neighbors(binary: &Path) -> Result<()> {
         while daemon.metric(deleted)? + daemon.metric(lost_events)? < NEIGHBORS as f64 {
             std::thread::yield_now();
         }
-        lost += daemon.metric(lost_events)?;
+        let lost_now = daemon.metric(lost_events)?;
+        lost += lost_now;
         counted +=
             daemon.metric("kevtmon_kernel_neighbor_deletions_total{origin=\"admin\",state=\"permanent\"}")?;
         discarded += daemon.metric(discarded_events)?;
-        read += daemon.count("\"neighbor.deleted\"", NEIGHBORS as f64 - daemon.metric(discarded_events)?)?;
+        read += daemon
+            .count("\"neighbor.deleted\"", NEIGHBORS as f64 - lost_now - daemon.metric(discarded_events)?)?;
     }
     let total = (NEIGHBORS * ROUNDS) as f64;
     ensure!(counted == total, "the kernel counted {counted} deletions, {total} were made");
