@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::Question;
 use super::memory::{Memory, Subscription};
@@ -33,6 +33,10 @@ const BACKLOG: usize = 10_000;
 const CORE_TIME: Duration = Duration::from_secs(5);
 /// Time for events that the core has emitted to reach the memory. Their queue can be full, so it ends.
 const CATCH_UP_TIME: Duration = Duration::from_secs(1);
+/// Time for the store to commit what it was given; it does so once a second.
+const COMMIT_TIME: Duration = Duration::from_secs(3);
+/// Between two looks whether it has.
+const COMMIT_CHECK: Duration = Duration::from_millis(50);
 
 /// The daemon that answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -192,6 +196,22 @@ impl Answers {
         if same_boot && after <= self.memory.last_seq() { after } else { 0 }
     }
 
+    /// Waits until the store has this event: it commits once a second, and a storm can evict events from the memory
+    /// sooner. Without a store that works it ends at once, or in time.
+    async fn committed(&self, seq: u64) {
+        let Some(older) = &self.older else { return };
+        let stored = async {
+            loop {
+                let older = Arc::clone(older);
+                match spawn_blocking(move || older.extent()).await {
+                    Ok(Ok(extent)) if extent.last_seq < seq => sleep(COMMIT_CHECK).await,
+                    _ => return,
+                }
+            }
+        };
+        let _ = timeout(COMMIT_TIME, stored).await;
+    }
+
     /// Events after the number and before the subscription. Those that are no longer kept are replaced by one event.
     async fn missed(
         &self,
@@ -199,6 +219,9 @@ impl Answers {
         after: u64,
         subscription: &Subscription,
     ) -> Result<Vec<Arc<str>>, Response> {
+        if subscription.first_seq > after + 1 {
+            self.committed(subscription.first_seq - 1).await;
+        }
         let history = Arc::clone(&self.history);
         let (boot_id, last_seq) = (self.memory.boot_id().to_owned(), subscription.last_seq);
         let search = move || -> Result<_, HistoryError> {
