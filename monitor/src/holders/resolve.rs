@@ -94,9 +94,19 @@ pub(super) fn mount_point(
         let directory = way.last().map(AsFd::as_fd).ok_or(Unresolved::Parent)?;
         // On a mount point this fails (EXDEV) before anything of the mount is opened.
         let resolve = if is_last { ResolveFlag::RESOLVE_NO_XDEV } else { ResolveFlag::empty() };
-        let found = match open_cached(directory, &name, resolve) {
+        let mut opened = open_cached(directory, &name, resolve);
+        if is_last && matches!(opened, Err(Errno::EAGAIN)) && is_local(&fstype(directory, table)) {
+            // A name that does not exist is often not in the cache.
+            opened = openat2(directory, name.as_str(), how(resolve));
+        }
+        let found = match opened {
             Ok(found) => found,
-            Err(_) if is_last => return Ok(joined(&shown_path(directory)?, &name)),
+            Err(errno) if is_last => {
+                let path = joined(&shown_path(directory)?, &name);
+                // Any other error says nothing about what is there, which may be a link.
+                let is_settled = matches!(errno, Errno::EXDEV | Errno::ENOENT) || table.at(&path).is_some();
+                return if is_settled { Ok(path) } else { Err(Unresolved::Walk { name, errno }) };
+            }
             Err(errno) => return Err(Unresolved::Walk { name, errno }),
         };
         if is_last && !follow {
@@ -138,20 +148,31 @@ fn link(found: &OwnedFd, table: &MountTable) -> Result<Option<String>, Unresolve
     if SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) != SFlag::S_IFLNK {
         return Ok(None);
     }
-    let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{}", found.as_raw_fd())).unwrap_or_default();
-    let mount = mnt_id(&fdinfo).and_then(|id| table.by_id(id));
-    let fstype = mount.map_or("an unknown file system", |mount| mount.fstype.as_str());
-    if !LOCAL.contains(&fstype) {
-        return Err(Unresolved::Remote { fstype: fstype.to_owned() });
+    let fstype = fstype(found.as_fd(), table);
+    if !is_local(&fstype) {
+        return Err(Unresolved::Remote { fstype });
     }
     let target = readlinkat(found, "").map_err(|errno| Unresolved::Walk { name: String::new(), errno })?;
     Ok(Some(target.to_string_lossy().into_owned()))
 }
 
+fn is_local(fstype: &str) -> bool {
+    LOCAL.contains(&fstype)
+}
+
+/// The type of the file system that an open file is on.
+fn fstype(file: BorrowedFd<'_>, table: &MountTable) -> String {
+    let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).unwrap_or_default();
+    let mount = mnt_id(&fdinfo).and_then(|id| table.by_id(id));
+    mount.map_or("an unknown file system", |mount| mount.fstype.as_str()).to_owned()
+}
+
+fn how(resolve: ResolveFlag) -> OpenHow {
+    OpenHow::new().flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).resolve(resolve)
+}
+
 fn open_cached(directory: BorrowedFd<'_>, name: &str, resolve: ResolveFlag) -> Result<OwnedFd, Errno> {
-    let how = OpenHow::new()
-        .flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
-        .resolve(resolve | ResolveFlag::from_bits_retain(RESOLVE_CACHED));
+    let how = how(resolve | ResolveFlag::from_bits_retain(RESOLVE_CACHED));
     let mut result = Err(Errno::EAGAIN);
     for _ in 0..ATTEMPTS {
         result = openat2(directory, name, how);
