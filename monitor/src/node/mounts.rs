@@ -11,6 +11,10 @@ const CALLER_RETENTION_NS: u64 = 15 * 60 * 1_000_000_000;
 /// How long a mount is kept after the last attempt.
 const RETENTION_NS: u64 = 24 * 3600 * 1_000_000_000;
 const CAPACITY: usize = 1024;
+/// Callers of one mount that are told apart. Whoever calls chooses its name, so the rest share a count.
+const CALLERS_MAX: usize = 8;
+/// Not a command name.
+const OTHER_CALLERS: &str = "";
 
 /// Identity of a mount: its path as the caller gave it, in the caller's mount namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -72,6 +76,8 @@ impl BusyMounts {
         let busy = self.known.entry(key.clone()).or_default();
         busy.last = at;
         busy.total += 1;
+        let is_told_apart = busy.by_caller.contains_key(caller) || busy.by_caller.len() < CALLERS_MAX;
+        let caller = if is_told_apart { caller } else { OTHER_CALLERS };
         let attempts = busy.by_caller.entry(caller.to_owned()).or_default();
         *attempts += 1;
         *attempts
@@ -152,6 +158,17 @@ mod tests {
         assert_eq!((busy.attempts(), busy.recent_attempts()), (3, 1));
         mounts.expire(2 * S + CALLER_RETENTION_NS + RETENTION_NS);
         assert_eq!(mounts.get(&key()), None);
+    }
+
+    #[test]
+    fn a_caller_that_changes_its_name_is_one_of_few() {
+        let mut mounts = BusyMounts::default();
+        let counts = (0..100).map(|index| mounts.refused(S, &key(), &format!("name{index}")));
+        let counts: Vec<u64> = counts.collect();
+        assert_eq!(counts[..CALLERS_MAX], [1; CALLERS_MAX]);
+        assert_eq!(counts[CALLERS_MAX..], (1..=92).collect::<Vec<u64>>()[..]);
+        assert_eq!(mounts.get(&key()).unwrap().attempts(), 100);
+        assert_eq!(mounts.refused(S, &key(), "name0"), 2, "who was there first keeps a count of its own");
     }
 
     #[test]
