@@ -88,7 +88,8 @@ impl Core {
     fn hold_or_emit(&mut self, now: BootNs, at: BootNs, change: NeighborChange, mut requested: Requested) {
         let deadline = at.saturating_add(PENDING_TIMEOUT_NS);
         let room = self.pending_neighbors.len() < PENDING_MAX && now < deadline;
-        let Some(awaited) = self.missing(at, &change, requested).filter(|_| room) else {
+        // In a storm nothing is looked for that could not be waited for.
+        let Some(awaited) = room.then(|| self.missing(at, &change, requested)).flatten() else {
             return self.emit_neighbor(at, &change, requested);
         };
         let already_requested = self.pending_neighbors.is_awaited(&awaited);
