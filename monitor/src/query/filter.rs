@@ -8,7 +8,8 @@ use jiff::Timestamp;
 use super::Record;
 use super::history::IncidentView;
 use super::key::{Family, Key, Lookup, keys};
-use crate::event::{Event, Kind, Severity};
+use crate::diagnose::KINDS;
+use crate::event::{Event, Kind, Pod, Severity};
 
 /// Events on one page by default.
 pub const DEFAULT_LIMIT: usize = 100;
@@ -182,6 +183,12 @@ impl EventFilter {
 pub struct IncidentFilter {
     /// Closed ones too.
     pub all: bool,
+    /// Kinds; any when empty.
+    pub kinds: Vec<String>,
+    /// Minimum severity.
+    pub severity: Option<Severity>,
+    /// A pod that is target or actor: [`pod`] makes it.
+    pub pod: Option<Lookup>,
     /// Last seen at this time or later.
     pub since: Option<Timestamp>,
     /// These, open or closed; any when empty.
@@ -203,6 +210,28 @@ impl IncidentFilter {
             && (!by_id || self.ids.contains(&view.incident.id))
             && (!by_evidence || rests(view) && self.boot_id.as_ref().is_none_or(|boot| view.boot_id == *boot))
             && self.since.is_none_or(|since| view.last_seen() >= since)
+            && (self.kinds.is_empty() || self.kinds.contains(&view.incident.kind))
+            && self.severity.is_none_or(|least| view.incident.severity >= least)
+            && self.pod.as_ref().is_none_or(|lookup| view.pods().any(|pod| names_pod(lookup, pod)))
+    }
+
+    /// The same without conditions that can be true of one update of an incident and not of a later one.
+    #[must_use]
+    pub fn of_any_update(&self) -> Self {
+        Self { all: true, since: None, kinds: Vec::new(), severity: None, pod: None, ..self.clone() }
+    }
+}
+
+fn names_pod(lookup: &Lookup, pod: &Pod) -> bool {
+    let named = |text: &str| {
+        text.split_once('/').is_some_and(|(namespace, name)| {
+            pod.namespace.as_deref() == Some(namespace) && pod.name.as_deref() == Some(name)
+        })
+    };
+    let Key { family, value } = lookup.key();
+    match family {
+        Family::Uid => pod.uid == *value,
+        _ => named(value),
     }
 }
 
@@ -212,6 +241,18 @@ pub enum FilterError {
     /// No event has this kind.
     #[error("{given:?} is not a kind of event: expected one of {}, or a family such as `neighbor.`", kinds())]
     Kind {
+        /// What was given.
+        given: String,
+    },
+    /// No event has this kind, but incidents have it.
+    #[error("{given:?} is a kind of incident, not of event: try `incidents --kind {given}`")]
+    IncidentAsEvent {
+        /// What was given.
+        given: String,
+    },
+    /// No incident has this kind.
+    #[error("{given:?} is not a kind of incident: expected one of {}", KINDS.join(", "))]
+    IncidentKind {
         /// What was given.
         given: String,
     },
@@ -254,8 +295,21 @@ pub fn kind(text: &str) -> Result<String, FilterError> {
         Ok(text.to_owned())
     } else if Kind::ALL.iter().any(|kind| kind.name().starts_with(&family)) {
         Ok(family)
+    } else if KINDS.contains(&text) {
+        Err(FilterError::IncidentAsEvent { given: text.to_owned() })
     } else {
         Err(FilterError::Kind { given: text.to_owned() })
+    }
+}
+
+/// A kind of incident.
+///
+/// # Errors
+/// When no incident has such a kind.
+pub fn incident_kind(text: &str) -> Result<String, FilterError> {
+    match KINDS.contains(&text) {
+        true => Ok(text.to_owned()),
+        false => Err(FilterError::IncidentKind { given: text.to_owned() }),
     }
 }
 
@@ -337,6 +391,8 @@ mod tests {
         for family in ["neighbor.", "neighbor", "neighbor.*"] {
             assert_eq!(of(family), ["neighbor.deleted"], "{family}");
         }
+        let error = kind("volume-busy").unwrap_err().to_string();
+        assert!(error.contains("`incidents --kind volume-busy`"), "{error}");
         let error = kind("neighbour.deleted").unwrap_err().to_string();
         assert!(error.contains("neighbor.deleted"), "{error}");
         for wrong in ["", ".", "*", "neigh"] {

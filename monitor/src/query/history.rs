@@ -12,7 +12,7 @@ use thiserror::Error;
 use super::filter::{EventFilter, IncidentFilter, Order, Position};
 use super::record::{Record, RecordError, timestamp};
 use crate::core::state::NodeState;
-use crate::event::{Actor, Event, Incident, SCHEMA, Target};
+use crate::event::{Actor, Event, Incident, Pod, SCHEMA, Target};
 
 /// Maximum size of the JSON on one page, in bytes; there is at least one event on it.
 pub const PAGE_BYTES: usize = 4 << 20;
@@ -189,6 +189,13 @@ impl IncidentView {
         Ok(incident.map(|incident| Self { incident: *incident, actor, target, boot_id, seq }))
     }
 
+    /// The pods that are affected or did it.
+    pub(super) fn pods(&self) -> impl Iterator<Item = &Pod> {
+        let target = self.target.as_ref().and_then(|target| target.pod.as_ref());
+        let actor = self.actor.as_ref().and_then(|actor| actor.pod.as_ref());
+        target.into_iter().chain(actor)
+    }
+
     /// Whether it is open.
     #[must_use]
     pub fn is_open(&self) -> bool {
@@ -248,9 +255,9 @@ where
 
     fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
         // The older history may not have the newest update of an incident yet.
-        let everything = IncidentFilter { all: true, since: None, ..filter.clone() };
+        let newest = self.newest.incidents(&filter.of_any_update())?;
         let mut latest: BTreeMap<String, IncidentView> = BTreeMap::new();
-        for view in self.older.incidents(filter)?.into_iter().chain(self.newest.incidents(&everything)?) {
+        for view in self.older.incidents(filter)?.into_iter().chain(newest) {
             let known = latest.get(&view.incident.id);
             if known.is_none_or(|known| known.last_seen() <= view.last_seen()) {
                 latest.insert(view.incident.id.clone(), view);
@@ -340,6 +347,18 @@ mod tests {
         assert_eq!(ids(&IncidentFilter::default()), ["c", "b"]);
         assert_eq!(ids(&IncidentFilter { all: true, ..IncidentFilter::default() }).len(), 3);
         assert_eq!(ids(&IncidentFilter { ids: vec!["a".into()], ..IncidentFilter::default() }), ["a"]);
+    }
+
+    #[test]
+    fn an_incident_that_became_harmless_is_not_found_as_it_was() {
+        let mut milder = incident("a", 20);
+        milder.severity = crate::event::Severity::Notice;
+        let new = Memory::default().with_incident(milder);
+        let old = Memory::default().with_incident(incident("a", 10));
+        let layered = Layered::new(Arc::new(new), Arc::new(old));
+        let critical =
+            IncidentFilter { severity: Some(crate::event::Severity::Critical), ..IncidentFilter::default() };
+        assert_eq!(layered.incidents(&critical).unwrap(), []);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use thiserror::Error;
 
-use super::filter::{self, EventFilter, IncidentFilter, MAX_LIMIT, Order, Position};
+use super::filter::{self, EventFilter, FilterError, IncidentFilter, MAX_LIMIT, Order, Position};
 use super::history::{Extent, Found, IncidentView, Page};
 use super::key::Lookup;
 use super::record::timestamp;
@@ -71,7 +71,7 @@ const EVENTS: &[&str] = &[
 const WHY: &[&str] = &["subject"];
 /// Longest subject, in bytes: the longest path (`PATH_MAX`).
 const SUBJECT_BYTES: usize = 4096;
-const INCIDENTS: &[&str] = &["all", "since", "id", "evidence", "boot"];
+const INCIDENTS: &[&str] = &["all", "kind", "pod", "severity", "since", "id", "evidence", "boot"];
 
 /// Parses the query string of `/v1/events`.
 ///
@@ -85,7 +85,10 @@ pub fn parse_events(query: &str, now: Timestamp) -> Result<EventsRequest, Reques
         let moment = || time::parse(value, now).map(Some).map_err(bad(name));
         match name {
             // Of a newer client: no event here has such a kind, which is an answer.
-            "kind" => filter.kinds.push(filter::kind(value).unwrap_or_else(|_| value.to_owned())),
+            "kind" => filter.kinds.push(match filter::kind(value) {
+                Err(error @ FilterError::IncidentAsEvent { .. }) => return Err(bad(name)(error)),
+                kind => kind.unwrap_or_else(|_| value.to_owned()),
+            }),
             "severity" => filter.severity = Some(filter::severity(value).map_err(bad(name))?),
             "since" => filter.since = moment()?,
             "until" => filter.until = moment()?,
@@ -153,6 +156,10 @@ pub fn parse_incidents(query: &str, now: Timestamp) -> Result<IncidentFilter, Re
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
         match name.as_ref() {
             "all" => filter.all = flag("all", &value)?,
+            // One of a newer client that no incident here has is an answer: there are none.
+            "kind" => filter.kinds.push(value.into_owned()),
+            "pod" => filter.pod = Some(filter::pod(&value).map_err(bad("pod"))?),
+            "severity" => filter.severity = Some(filter::severity(&value).map_err(bad("severity"))?),
             "since" => filter.since = Some(time::parse(&value, now).map_err(bad("since"))?),
             "id" => filter.ids.push(value.into_owned()),
             "evidence" => filter.evidence.push(value.parse().map_err(bad("evidence"))?),
@@ -170,6 +177,9 @@ pub fn write_incidents(filter: &IncidentFilter) -> String {
     if filter.all {
         query.put("all", "1");
     }
+    filter.kinds.iter().for_each(|kind| query.put("kind", kind));
+    filter.pod.iter().for_each(|pod| query.put("pod", &pod.key().value));
+    filter.severity.iter().for_each(|severity| query.put("severity", severity.name()));
     filter.since.iter().for_each(|since| query.put("since", &since.to_string()));
     filter.ids.iter().for_each(|id| query.put("id", id));
     filter.evidence.iter().for_each(|seq| query.put("evidence", &seq.to_string()));
@@ -373,6 +383,9 @@ mod tests {
         assert_eq!(read, EventsRequest { filter: plain, follow: true });
         let incidents = IncidentFilter {
             all: true,
+            kinds: vec!["volume-busy".into(), "of-a-newer-version".into()],
+            severity: filter::severity("warning").ok(),
+            pod: filter::pod("lijiaob/etcd1-0").ok(),
             since: Some(now()),
             ids: vec!["a b".into()],
             evidence: vec![3, 5],
@@ -396,6 +409,7 @@ mod tests {
         let said = |query: &str| parse_events(query, now()).unwrap_err().to_string();
         assert!(said("colour=red").contains("unknown parameter \"colour\": expected one of kind, "));
         assert!(said("severity=loud").starts_with("severity: "));
+        assert!(said("kind=volume-busy").contains("incidents"));
         assert!(said("since=yesterday").contains("1h30m"));
         assert!(said("limit=-1").starts_with("limit: "));
         assert!(said("cursor=1").contains("next"));

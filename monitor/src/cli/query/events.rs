@@ -1,7 +1,6 @@
 //! `events`: past events, and new ones as they occur.
 
 use std::collections::VecDeque;
-use std::fmt::Display;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use jiff::Timestamp;
 
-use super::{ClientArgs, Failure, Output, Source};
+use super::{ClientArgs, Failure, Output, Source, parsed};
 use crate::cli::client::remote::Remote;
 use crate::cli::exit;
 use crate::error_chain::chain;
@@ -57,15 +56,6 @@ pub struct EventsArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would show it in the help")]
     pub client: ClientArgs,
-}
-
-fn parsed<T, E: Display>(
-    name: &str,
-    text: Option<&String>,
-    parse: impl FnOnce(&str) -> Result<T, E>,
-) -> Result<Option<T>, Failure> {
-    let invalid = |error| Failure::Arguments(format!("--{name}: {error}"));
-    text.map(|text| parse(text).map_err(invalid)).transpose()
 }
 
 impl EventsArgs {

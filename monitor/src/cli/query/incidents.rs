@@ -2,9 +2,9 @@
 
 use clap::Args;
 
-use super::{ClientArgs, Failure, Output};
+use super::{ClientArgs, Failure, Output, parsed};
 use crate::cli::exit;
-use crate::query::filter::IncidentFilter;
+use crate::query::filter::{self, IncidentFilter};
 use crate::render::incident;
 
 /// Arguments of `incidents`.
@@ -13,6 +13,15 @@ pub struct IncidentsArgs {
     /// Include closed incidents
     #[arg(long)]
     pub all: bool,
+    /// Only incidents of this kind; may be repeated
+    #[arg(long, value_name = "KIND")]
+    pub kind: Vec<String>,
+    /// Only incidents with this pod as target or actor; NAMESPACE/NAME or uid
+    #[arg(long, value_name = "NS/NAME")]
+    pub pod: Option<String>,
+    /// Minimum severity: debug, info, notice, warning or critical
+    #[arg(long, value_name = "SEVERITY")]
+    pub severity: Option<String>,
     /// Print one JSON object per line
     #[arg(long)]
     pub json: bool,
@@ -22,11 +31,28 @@ pub struct IncidentsArgs {
 }
 
 impl IncidentsArgs {
+    fn filter(&self) -> Result<IncidentFilter, Failure> {
+        let kinds = self.kind.iter().map(|kind| parsed("kind", Some(kind), filter::incident_kind));
+        Ok(IncidentFilter {
+            all: self.all,
+            kinds: kinds.filter_map(Result::transpose).collect::<Result<_, _>>()?,
+            severity: parsed("severity", self.severity.as_ref(), filter::severity)?,
+            pod: parsed("pod", self.pod.as_ref(), filter::pod)?,
+            ..IncidentFilter::default()
+        })
+    }
+
     pub(super) fn answer(&self, output: &mut Output<'_>) -> Result<u8, Failure> {
-        let filter = IncidentFilter { all: self.all, ..IncidentFilter::default() };
+        let filter = self.filter()?;
         let views = output.source.history().incidents(&filter)?;
         if views.is_empty() {
-            return Ok(output.nothing(if self.all { "no incidents" } else { "no open incidents" }));
+            let is_narrowed = filter != IncidentFilter { all: self.all, ..IncidentFilter::default() };
+            return Ok(output.nothing(match (self.all, is_narrowed) {
+                (false, false) => "no open incidents",
+                (false, true) => "no matching open incidents",
+                (true, false) => "no incidents",
+                (true, true) => "no matching incidents",
+            }));
         }
         for view in &views {
             match self.json {

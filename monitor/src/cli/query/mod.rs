@@ -128,6 +128,16 @@ enum Failure {
     Json(#[from] serde_json::Error),
 }
 
+/// The value of an argument, if it is given.
+fn parsed<T, E: Display>(
+    name: &str,
+    text: Option<&String>,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<Option<T>, Failure> {
+    let invalid = |error| Failure::Arguments(format!("--{name}: {error}"));
+    text.map(|text| parse(text).map_err(invalid)).transpose()
+}
+
 /// Where one query is answered from, and where its answer is written.
 struct Output<'a> {
     source: &'a Source,

@@ -71,6 +71,54 @@ fn incidents_read_well() {
 }
 
 #[test]
+fn incidents_are_narrowed_down_by_kind_pod_and_severity() {
+    let (mut open, mut other) = (gateway_lost_view(), gateway_lost_view());
+    (open.incident.id, other.incident.id) = ("its".into(), "other".into());
+    (other.incident.kind, other.incident.severity) = ("volume-busy".into(), crate::event::Severity::Warning);
+    other.target = None;
+    let memory = || Memory::default().with_view(open.clone()).with_view(other.clone());
+    let ids = |args: IncidentsArgs| {
+        let said = answer(memory(), &Query::Incidents(IncidentsArgs { json: true, ..args }));
+        let ids =
+            said.out.lines().map(|line| serde_json::from_str::<IncidentView>(line).unwrap().incident.id);
+        (ids.collect::<Vec<_>>(), said.err)
+    };
+    let with = IncidentsArgs::default;
+    assert_eq!(ids(IncidentsArgs { kind: vec!["volume-busy".into()], ..with() }).0, ["other"]);
+    assert_eq!(ids(IncidentsArgs { severity: Some("critical".into()), ..with() }).0, ["its"]);
+    for pod in ["lijiaob/etcd1-0", "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f"] {
+        assert_eq!(ids(IncidentsArgs { pod: Some(pod.into()), ..with() }).0, ["its"]);
+    }
+    assert_eq!(ids(with()).0, ["its", "other"]);
+    let (none, err) = ids(IncidentsArgs { pod: Some("lijiaob/etcd1-9".into()), ..with() });
+    assert!(none.is_empty() && err.contains("no matching open incidents"), "{err}");
+    for (args, expected) in [
+        (
+            IncidentsArgs { kind: vec!["mount.busy".into()], ..with() },
+            "expected one of gateway-neighbor-lost",
+        ),
+        (IncidentsArgs { pod: Some("etcd".into()), ..with() }, "NAMESPACE/NAME"),
+        (IncidentsArgs { severity: Some("loud".into()), ..with() }, "critical"),
+    ] {
+        let said = answer(memory(), &Query::Incidents(args));
+        assert_eq!((said.code, said.out.as_str()), (exit::QUERY, ""));
+        assert!(said.err.contains(expected), "{}", said.err);
+    }
+}
+
+/// An open incident of the pod of the sample.
+fn gateway_lost_view() -> IncidentView {
+    let deletion = sample::deletion();
+    IncidentView {
+        incident: incident("lost", 1),
+        actor: None,
+        target: deletion.target.map(|target| *target),
+        boot_id: deletion.boot_id,
+        seq: 1,
+    }
+}
+
+#[test]
 fn the_state_reads_well() {
     let mut state = subject::tests::state();
     state.sources = vec![
@@ -149,6 +197,10 @@ fn a_wrong_question_is_named_with_what_would_be_right() {
             "--since: \"soon\" is not a time",
         ),
         (EventsArgs { kind: vec!["mount.bzy".into()], ..EventsArgs::default() }, "mount.busy"),
+        (
+            EventsArgs { kind: vec!["volume-busy".into()], ..EventsArgs::default() },
+            "`incidents --kind volume-busy`",
+        ),
         (EventsArgs { pod: Some("etcd".into()), ..EventsArgs::default() }, "NAMESPACE/NAME"),
         (EventsArgs { container: Some("etcd".into()), ..EventsArgs::default() }, "first digits"),
         (EventsArgs { severity: Some("loud".into()), ..EventsArgs::default() }, "critical"),
