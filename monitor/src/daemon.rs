@@ -20,10 +20,10 @@ use crate::config::{Config, NODE_NAME, STATE_DIR};
 use crate::core::{Core, Output, Resume};
 use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Refused, Scanner};
-use crate::holders::{self, ScanRequest};
+use crate::holders::{self, PresenceRequest, ScanRequest};
 use crate::metrics::{Metrics, MetricsError};
 use crate::observation::{
-    Fact, HolderReport, NsInum, Observation, ProcessState, Request, Source, SourceStatus,
+    Fact, HolderReport, MountPresence, NsInum, Observation, ProcessState, Request, Source, SourceStatus,
 };
 use crate::recording::recorder::{Record, RecordError, Recorder};
 use crate::settings::Settings;
@@ -285,6 +285,13 @@ impl Daemon {
             Request::ProcessState { tgid } => {
                 let alive = self.proc.is_alive(tgid);
                 self.replies.push_back(observed_now(Fact::ProcessState(ProcessState { tgid, alive })));
+            }
+            Request::MountPresence { id, mntns, tgid, identity } => {
+                let request = PresenceRequest { id, mntns, tgid, identity };
+                if let Err(refused) = self.scanner.presence(request) {
+                    let reply = MountPresence::unknown(id, refused.to_string());
+                    self.replies.push_back(observed_now(Fact::MountPresence(reply)));
+                }
             }
             Request::Holders { id, mntns, tgid, path, follow } => {
                 let request = ScanRequest { id, mntns, tgid, path: path.clone(), follow };

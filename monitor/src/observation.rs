@@ -20,7 +20,10 @@ mod process;
 mod runtime;
 mod source;
 
-pub use mount::{Access, BlindSpot, Holder, HolderReport, MountFacts, MountSyscall, UmountAttempt, Verdict};
+pub use mount::{
+    Access, BlindSpot, Holder, HolderReport, MountFacts, MountIdentity, MountPresence, MountSyscall,
+    UmountAttempt, Verdict,
+};
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use net::{
     AddressFacts, LinkFacts, NetnsOwner, NetnsSnapshot, PeerLink, RouteFacts, RuleFacts, TABLE_MAIN, iff,
@@ -144,6 +147,8 @@ pub enum Fact {
     ProcessState(ProcessState),
     /// Reply to [`Request::Holders`].
     Holders(Box<HolderReport>),
+    /// Reply to [`Request::MountPresence`].
+    MountPresence(MountPresence),
     /// A source came up, went down, or settled on a rung.
     Source(SourceStatus),
     /// A source read everything anew, because its stream had a gap.
@@ -193,6 +198,18 @@ pub enum Request {
         path: String,
         /// Whether a link at its end is followed.
         follow: bool,
+    },
+    /// Whether a mount is still there; the reply is `Fact::MountPresence` with the same `id`. Much cheaper than
+    /// `Holders`, and it resolves no path.
+    MountPresence {
+        /// Chosen by the core.
+        id: u64,
+        /// Mount namespace.
+        mntns: NsInum,
+        /// A process that was in that namespace, which saves the search for one; it may be gone already.
+        tgid: u32,
+        /// The mount.
+        identity: MountIdentity,
     },
 }
 

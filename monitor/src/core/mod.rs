@@ -109,6 +109,7 @@ impl Core {
                 self.diagnose(at, &ModelChange::Holders(&report))
             }
             Fact::Holders(report) => self.holders(*report),
+            Fact::MountPresence(_) => {}
             Fact::Netns(snapshot) => self.snapshot(at, *snapshot),
             Fact::NetnsGone { netns } => {
                 self.answered(at, &neighbor::Awaited::Netns(netns), false);

@@ -22,12 +22,15 @@ use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Dir, is_gone};
 use crate::sources::procfs::mountinfo::{Mount, MountTable};
 
+pub use presence::PresenceRequest;
+
 use mntns_index::{Member, MntnsIndex};
 use pins::{Pin, ScanTargets, SearchedMount, Visitor};
 use propagation::{MountCopy, NamespaceMounts};
 
 mod mntns_index;
 mod pins;
+mod presence;
 mod propagation;
 mod resolve;
 mod target;
@@ -58,6 +61,10 @@ pub struct ScanRequest {
 struct Deadline(Instant);
 
 impl Deadline {
+    fn after(budget: Duration) -> Self {
+        Self(Instant::now() + budget)
+    }
+
     fn is_over(&self) -> bool {
         Instant::now() >= self.0
     }

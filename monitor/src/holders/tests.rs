@@ -255,6 +255,37 @@ fn a_path_where_nothing_is_mounted_is_not_a_mount() {
 }
 
 #[test]
+fn a_mount_is_found_again_by_its_identity() {
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
+    let identity = scan_path(&target).mount.unwrap().identity().unwrap();
+    let wanted = PresenceRequest { id: 3, mntns: own_mntns(), tgid: u32::MAX, identity: identity.clone() };
+    let answer = || presence::presence(&Proc::default(), &wanted, Deadline::after(AMPLE)).present;
+    assert_eq!(answer(), Some(true));
+    sandbox.mount("vol");
+    assert_eq!(answer(), Some(true), "a cover does not end what is below");
+    assert_eq!((umount(&target, 0), umount(&target, 0)), (Ok(()), Ok(())));
+    assert_eq!(answer(), Some(false));
+}
+
+#[test]
+fn where_no_process_is_left_nothing_is_said_about_a_mount() {
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
+    let there = Child::spawn(vec![Step::Unshare(libc::MS_PRIVATE)]);
+    let mntns = Proc::default().ns(there.tgid(), "mnt").unwrap();
+    let request = ScanRequest { mntns, tgid: there.tgid(), ..request(&target) };
+    let identity = scan(&Proc::default(), &request, AMPLE).mount.unwrap().identity().unwrap();
+    let wanted = PresenceRequest { id: 3, mntns, tgid: there.tgid(), identity };
+    let answer = || presence::presence(&Proc::default(), &wanted, Deadline::after(AMPLE));
+    assert_eq!(answer().present, Some(true));
+    drop(there);
+    let late = answer();
+    assert_eq!(late.present, None);
+    assert!(late.reason.unwrap().starts_with("no process is left"));
+}
+
+#[test]
 fn the_scan_itself_pins_nothing() {
     let mut sandbox = MountSandbox::new();
     sandbox.share();

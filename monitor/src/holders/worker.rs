@@ -1,4 +1,5 @@
-//! The thread that scans: requests go into a bounded queue, reports come out as observations.
+//! The thread that scans: requests go into a bounded queue, reports come out as observations. Whether a mount is still
+//! there is answered before any scan.
 //!
 //! It runs at low priority, and rests after each scan so that scanning takes at most a twentieth of a core
 //! however many requests there are. A full queue refuses a request, and the caller reports that the scan was not
@@ -11,7 +12,8 @@ use std::{io, thread};
 
 use nix::time::{ClockId, clock_gettime};
 
-use super::{ScanRequest, scan};
+use super::presence::presence;
+use super::{Deadline, PresenceRequest, ScanRequest, scan};
 use crate::observation::Fact;
 use crate::sources::procfs::Proc;
 use crate::sources::{Sender, observed_now};
@@ -21,6 +23,9 @@ const REST_FACTOR: u32 = 19;
 
 /// Added to the thread's nice value: the workloads of the node take precedence.
 const NICE: libc::c_int = 10;
+
+/// Requests whether a mount is still there that wait; all of them together are worth a few scans.
+const PRESENCES_MAX: usize = 1024;
 
 /// What scanning may cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,13 +68,21 @@ struct Shared {
     changed: Condvar,
 }
 
+/// What the thread does next.
+#[derive(Debug, PartialEq, Eq)]
+enum Work {
+    Scan(ScanRequest),
+    Presence(PresenceRequest),
+}
+
 #[derive(Debug, Default)]
 struct State {
-    requests: VecDeque<ScanRequest>,
+    scans: VecDeque<ScanRequest>,
+    presences: VecDeque<PresenceRequest>,
     ended: bool,
 }
 
-/// Starts the thread; each request that is taken is answered by one `Fact::Holders`.
+/// Starts the thread; each request that is taken is answered by one `Fact::Holders` or `Fact::MountPresence`.
 ///
 /// # Errors
 /// When no thread can be started.
@@ -90,14 +103,32 @@ impl Scanner {
     /// # Errors
     /// When the queue is full or the thread has ended: no answer will come.
     pub fn request(&self, request: ScanRequest) -> Result<(), Refused> {
+        self.queue(request, self.queue, |state| &mut state.scans)
+    }
+
+    /// Queues a request whether a mount is still there; never blocks.
+    ///
+    /// # Errors
+    /// As [`Self::request`].
+    pub fn presence(&self, request: PresenceRequest) -> Result<(), Refused> {
+        self.queue(request, PRESENCES_MAX, |state| &mut state.presences)
+    }
+
+    fn queue<T>(
+        &self,
+        request: T,
+        max: usize,
+        queue: impl FnOnce(&mut State) -> &mut VecDeque<T>,
+    ) -> Result<(), Refused> {
         let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.ended {
             return Err(Refused::Ended);
         }
-        if state.requests.len() >= self.queue {
+        let queue = queue(&mut state);
+        if queue.len() >= max {
             return Err(Refused::Full);
         }
-        state.requests.push_back(request);
+        queue.push_back(request);
         self.shared.changed.notify_one();
         Ok(())
     }
@@ -115,17 +146,20 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// The next request, not before the moment; `None` at the end.
-    fn next(&self, not_before: Instant) -> Option<ScanRequest> {
+    /// What to do next, no scan before the moment; `None` at the end.
+    fn next(&self, no_scan_before: Instant) -> Option<Work> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if state.ended {
                 return None;
             }
-            let rest = not_before.saturating_duration_since(Instant::now());
+            if let Some(request) = state.presences.pop_front() {
+                return Some(Work::Presence(request));
+            }
+            let rest = no_scan_before.saturating_duration_since(Instant::now());
             if rest.is_zero() {
-                if let Some(request) = state.requests.pop_front() {
-                    return Some(request);
+                if let Some(request) = state.scans.pop_front() {
+                    return Some(Work::Scan(request));
                 }
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
             } else {
@@ -136,15 +170,22 @@ impl Shared {
 }
 
 fn work(proc: &Proc, shared: &Shared, tx: &Sender, limits: Limits) {
-    let mut not_before = Instant::now();
-    while let Some(request) = shared.next(not_before) {
+    let mut no_scan_before = Instant::now();
+    while let Some(work) = shared.next(no_scan_before) {
         let before = thread_time();
-        let report = scan(proc, &request, limits.budget);
-        let took = thread_time().saturating_sub(before);
-        if tx.blocking_send(observed_now(Fact::Holders(Box::new(report)))).is_err() {
+        let reply = match &work {
+            Work::Scan(request) => Fact::Holders(Box::new(scan(proc, request, limits.budget))),
+            Work::Presence(request) => {
+                Fact::MountPresence(presence(proc, request, Deadline::after(limits.budget)))
+            }
+        };
+        let rest = rest_after(thread_time().saturating_sub(before), limits.max_rest);
+        if tx.blocking_send(observed_now(reply)).is_err() {
             return;
         }
-        not_before = Instant::now() + rest_after(took, limits.max_rest);
+        // What was looked up between two scans delays the next one, too.
+        let now = Instant::now();
+        no_scan_before = (no_scan_before.max(now) + rest).min(now + limits.max_rest);
     }
 }
 
@@ -167,7 +208,7 @@ fn lower_priority() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observation::{HolderReport, Verdict};
+    use crate::observation::{HolderReport, MountIdentity, Verdict};
 
     fn request(id: u64) -> ScanRequest {
         ScanRequest { id, mntns: 1, tgid: 1, path: "/vol".to_owned(), follow: true }
@@ -207,12 +248,31 @@ mod tests {
     }
 
     #[test]
+    fn whether_a_mount_is_there_is_answered_before_any_scan() {
+        let scanner = idle(1);
+        scanner.request(request(1)).unwrap();
+        let identity = MountIdentity {
+            unique: None,
+            mount_id: 2,
+            parent_id: 1,
+            device: "0:9".to_owned(),
+            root: "/".to_owned(),
+            mount_point: "/vol".to_owned(),
+        };
+        let wanted = PresenceRequest { id: 2, mntns: 1, tgid: 1, identity };
+        scanner.presence(wanted.clone()).unwrap();
+        let later = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(scanner.shared.next(later), Some(Work::Presence(wanted)));
+        assert_eq!(scanner.shared.next(Instant::now()), Some(Work::Scan(request(1))));
+    }
+
+    #[test]
     fn a_full_queue_refuses() {
         let scanner = idle(2);
         assert_eq!(scanner.request(request(1)), Ok(()));
         assert_eq!(scanner.request(request(2)), Ok(()));
         assert_eq!(scanner.request(request(3)), Err(Refused::Full));
-        assert_eq!(scanner.shared.next(Instant::now()), Some(request(1)));
+        assert_eq!(scanner.shared.next(Instant::now()), Some(Work::Scan(request(1))));
         assert_eq!(scanner.request(request(4)), Ok(()));
     }
 

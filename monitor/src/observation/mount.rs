@@ -42,8 +42,14 @@ pub struct UmountAttempt {
 /// A mount as /proc/PID/mountinfo shows it (proc_pid_mountinfo(5)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountFacts {
-    /// Mount id.
+    /// Mount id; reused as soon as the mount is gone.
     pub id: u64,
+    /// Mount id of the mount that it sits on; not in older recordings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<u64>,
+    /// The id that is never reused (`STATMOUNT_MNT_BASIC`, since 6.8), where it could be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unique: Option<u64>,
     /// Mount point in the namespace's own view.
     pub mountpoint: String,
     /// Path within the file system that is mounted there.
@@ -56,6 +62,71 @@ pub struct MountFacts {
     pub device: String,
     /// Mount namespace.
     pub mntns: NsInum,
+}
+
+impl MountFacts {
+    /// What tells this mount from all others of its namespace; `None` where a recording does not say it.
+    #[must_use]
+    pub fn identity(&self) -> Option<MountIdentity> {
+        Some(MountIdentity {
+            unique: self.unique,
+            mount_id: u32::try_from(self.id).ok()?,
+            parent_id: u32::try_from(self.parent?).ok()?,
+            device: self.device.clone(),
+            root: self.root.clone(),
+            mount_point: self.mountpoint.clone(),
+        })
+    }
+}
+
+/// What tells a mount from all others of its mount namespace: the unique id where the kernel has one, else all the rest
+/// together, since plain ids are reused at once.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountIdentity {
+    /// The id that is never reused, since 6.8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unique: Option<u64>,
+    /// Mount id.
+    pub mount_id: u32,
+    /// Mount id of the mount that it sits on.
+    pub parent_id: u32,
+    /// `major:minor` of the file system.
+    pub device: String,
+    /// Path within the file system that is mounted there.
+    pub root: String,
+    /// Mount point in the namespace's own view.
+    pub mount_point: String,
+}
+
+impl MountIdentity {
+    /// Whether both are one mount, as far as both tell. A mount that was moved stays the same only by its unique id.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (self.unique, other.unique) {
+            (Some(one), Some(other)) => one == other,
+            _ => Self { unique: None, ..self.clone() } == Self { unique: None, ..other.clone() },
+        }
+    }
+}
+
+/// Reply to a request whether a mount is still there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountPresence {
+    /// Of the request.
+    pub id: u64,
+    /// Whether the mount is in its namespace; `None` where that cannot be determined.
+    pub present: Option<bool>,
+    /// Why it cannot be determined.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl MountPresence {
+    /// The reply where nothing can be said.
+    #[must_use]
+    pub fn unknown(id: u64, reason: impl Into<String>) -> Self {
+        Self { id, present: None, reason: Some(reason.into()) }
+    }
 }
 
 /// How a process pins a mount.

@@ -180,6 +180,13 @@ impl TestNode {
                 let report = if self.mounted { holders(id, &path) } else { not_a_mount(id, &path) };
                 self.observe(Fact::Holders(Box::new(report)));
             }
+            Request::MountPresence { id, .. } => {
+                self.observe(Fact::MountPresence(MountPresence {
+                    id,
+                    present: Some(self.mounted),
+                    reason: None,
+                }));
+            }
         }
     }
 
@@ -423,6 +430,8 @@ fn holders(id: u64, path: &str) -> HolderReport {
     HolderReport {
         mount: Some(MountFacts {
             id: 410,
+            parent: Some(29),
+            unique: None,
             mountpoint: path.into(),
             root: "/".into(),
             fstype: "fuse.glusterfs".into(),

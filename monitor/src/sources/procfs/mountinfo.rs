@@ -37,6 +37,8 @@ impl Mount {
     pub fn facts(&self, mntns: NsInum) -> MountFacts {
         MountFacts {
             id: self.id,
+            parent: Some(self.parent),
+            unique: None,
             mountpoint: self.mountpoint.clone(),
             root: self.root.clone(),
             fstype: self.fstype.clone(),
