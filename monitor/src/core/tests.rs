@@ -310,7 +310,7 @@ fn links_set_down_under_a_running_container_have_an_actor() {
     let [event] = &events(&mut core)[..] else { panic!("not one event") };
     assert_eq!(event.severity, Severity::Warning);
     assert_eq!(event.neighbor.as_ref().unwrap().cause, "link-down");
-    assert!(event.message.ends_with("by calico (pid 28997), who set the link down"), "{}", event.message);
+    assert!(event.message.ends_with("by calico (pid 28997), by setting the link down"), "{}", event.message);
 }
 
 #[test]

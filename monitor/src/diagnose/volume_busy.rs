@@ -12,7 +12,7 @@ use super::advice::{advice, replace_in_pod, restart};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, SCAN_ID, STARTUP_GRACE};
-use crate::event::wording::{holders_phrase, owner_phrase};
+use crate::event::wording::{holders_phrase, owner_phrase, repeated_actor_phrase};
 use crate::event::{
     Advice, CloseReason, Confidence, Event, Kind, Mount, MountHolder, Pod, Risk, Severity, Volume,
 };
@@ -358,10 +358,8 @@ fn seconds(seconds: u32) -> BootNs {
 }
 
 fn summary(event: &Event, mount: &Mount, volume: &Volume) -> String {
-    let caller = event.actor.as_ref().map_or_else(String::new, |actor| match &actor.unit {
-        Some(unit) => format!(" by {} of {unit}", actor.comm),
-        None => format!(" by {}", actor.comm),
-    });
+    let caller = event.actor.as_deref().map(repeated_actor_phrase);
+    let caller = caller.map_or_else(String::new, |caller| format!(" by {caller}"));
     let pod = match event.target.as_deref().map(owner_phrase) {
         Some(pod) if !pod.is_empty() => pod,
         _ => format!(" of pod {}", volume.pod_uid),

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::observation::{Source, Verdict};
 
+pub(crate) mod culprit;
 mod daemon;
 mod incident;
 mod kind;

@@ -1,5 +1,6 @@
 //! Phrases shared by event messages and incident summaries.
 
+use super::culprit::{Culprit, RunBy, culprit};
 use crate::event::{Actor, Container, MountHolder, Pod, Target};
 use crate::observation::{Access, Verdict};
 
@@ -23,15 +24,36 @@ pub(crate) fn container_label(container: &Container) -> &str {
     container.name.as_deref().unwrap_or_else(|| container.id.get(..12).unwrap_or(&container.id))
 }
 
-/// An actor by command name and pid, with its pod or container: `calico (pid 28997)`.
+/// Who did it, by command name and pid: `calico (pid 28997)`, with the pod or container of the actor. Where the actor is
+/// a tool, the program that uses it: `calico (pid 28997), run by kubelet, by means of ip`.
 pub(crate) fn actor_phrase(actor: &Actor) -> String {
-    let mut text = format!("{} (pid {})", actor.comm, actor.pid);
+    let Culprit { comm, pid, run_by, tool } = culprit(actor);
+    let mut text = format!("{comm} (pid {pid})");
     if let Some(Pod { namespace: Some(namespace), name: Some(name), .. }) = &actor.pod {
         text.push_str(&format!(" of pod {namespace}/{name}"));
     } else if let Some(container) = &actor.container {
         text.push_str(&format!(" of container {}", container_label(container)));
     }
+    match run_by {
+        RunBy::Nobody => {}
+        RunBy::Program(comm) => text.push_str(&format!(", run by {comm}")),
+        RunBy::Shell(comm, pid) => text.push_str(&format!(", run by {comm} (pid {pid})")),
+    }
+    if let Some(tool) = tool {
+        text.push_str(&format!(", by means of {tool}"));
+    }
     text
+}
+
+/// Who tries something again and again, as [`actor_phrase`], but without the id of a process that lives for one attempt.
+pub(crate) fn repeated_actor_phrase(actor: &Actor) -> String {
+    let culprit = culprit(actor);
+    match (culprit.tool, culprit.run_by, &actor.unit) {
+        (Some(_), ..) => actor_phrase(actor),
+        (None, RunBy::Shell(comm, pid), _) => format!("{}, run by {comm} (pid {pid})", actor.comm),
+        (None, _, Some(unit)) => format!("{} of {unit}", actor.comm),
+        (None, _, None) => actor.comm.clone(),
+    }
 }
 
 /// The holders of a busy mount, as the end of a sentence; only the first one by name.
@@ -74,15 +96,15 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
 /// The cause of a neighbor change as the end of a sentence; `actor_named`: the sentence ends with the actor.
 pub(crate) fn cause_phrase(cause: &str, actor_named: bool) -> &'static str {
     match (cause, actor_named) {
-        ("link-down", true) => ", who set the link down",
+        ("link-down", true) => ", by setting the link down",
         ("link-down", false) => " because the link was set down",
-        ("link-deleted", true) => ", who deleted the link",
+        ("link-deleted", true) => ", by deleting the link",
         ("link-deleted", false) => " because the link was deleted",
-        ("lladdr-changed", true) => ", who changed the link's MAC address",
+        ("lladdr-changed", true) => ", by changing the link's MAC address",
         ("lladdr-changed", false) => " because the link's MAC address changed",
-        ("noarp", true) => ", who switched ARP off",
+        ("noarp", true) => ", by switching ARP off",
         ("noarp", false) => " because ARP was switched off",
-        ("last-address-removed", true) => ", who removed the link's last address",
+        ("last-address-removed", true) => ", by removing the link's last address",
         ("last-address-removed", false) => " because the link lost its last address",
         ("netns-exit", _) => " because its namespace ended",
         ("gc", _) => " by garbage collection",

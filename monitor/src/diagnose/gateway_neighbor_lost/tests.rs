@@ -184,7 +184,7 @@ fn an_interface_deleted_under_a_pod_that_lives_on_is_an_incident_with_a_name() {
     assert_eq!(node.kinds(), ["incident.opened"]);
     let opened = node.last_incident();
     assert!(
-        opened.message.ends_with("deleted by calico (pid 28997), who deleted the link"),
+        opened.message.ends_with("deleted by calico (pid 28997), by deleting the link"),
         "{}",
         opened.message
     );

@@ -1,0 +1,260 @@
+//! Who is behind a call that a tool made: `ip` and `umount` only carry out what the program above them decided.
+//!
+//! Command names are chosen by whoever runs, so they decide only whether the name of the process itself or that of a
+//! process above it is shown: every name that comes out is that of the actor or of a real ancestor.
+
+use super::{Actor, AncestorRef};
+
+/// Programs that carry out one command of whoever runs them, or run another program in some surroundings.
+const TOOLS: [&str; 33] = [
+    "arp",
+    "bridge",
+    "brctl",
+    "busybox",
+    "chroot",
+    "doas",
+    "env",
+    "ethtool",
+    "flock",
+    "ifconfig",
+    "ifdown",
+    "ifup",
+    "ionice",
+    "ip",
+    "ndisc6",
+    "nice",
+    "nohup",
+    "nsenter",
+    "route",
+    "runuser",
+    "setpriv",
+    "setsid",
+    "stdbuf",
+    "su",
+    "sudo",
+    "systemd-run",
+    "taskset",
+    "tc",
+    "time",
+    "timeout",
+    "toybox",
+    "unshare",
+    "xargs",
+];
+const SHELLS: [&str; 11] =
+    ["ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "rbash", "sh", "tcsh", "zsh"];
+/// What starts programs for others, or adopts orphans; a name that ends in `*` is a prefix. Command names have 15
+/// characters at most.
+const SUPERVISORS: [&str; 20] = [
+    "(sd-*",
+    "agetty",
+    "catatonit",
+    "conmon*",
+    "containerd-shim*",
+    "crun*",
+    "docker-containe*",
+    "docker-init",
+    "dumb-init",
+    "getty",
+    "init",
+    "login",
+    "runc*",
+    "runsv*",
+    "s6-*",
+    "screen*",
+    "sshd*",
+    "systemd",
+    "tini",
+    "tmux*",
+];
+/// Programs of which one binary is many, by the name under which it is called.
+const MULTI_CALL: [&str; 2] = ["busybox", "toybox"];
+
+/// What a process is for the sentence that names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Program,
+    Tool,
+    Shell,
+    Supervisor,
+}
+
+/// Whom a sentence names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Culprit<'a> {
+    /// Command name of who did it.
+    pub(super) comm: &'a str,
+    /// Its process id.
+    pub(super) pid: u32,
+    /// Who runs it.
+    pub(super) run_by: RunBy<'a>,
+    /// Command name of the actor, where that is a tool of the culprit.
+    pub(super) tool: Option<&'a str>,
+}
+
+/// Who runs a culprit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RunBy<'a> {
+    /// Nobody who had a part in it, or unknown.
+    Nobody,
+    /// A program: its command name.
+    Program(&'a str),
+    /// A shell, which a person or a script uses: its command name and process id.
+    Shell(&'a str, u32),
+}
+
+/// Whom to name for what an actor did.
+pub(super) fn culprit(actor: &Actor) -> Culprit<'_> {
+    let own = Culprit { comm: &actor.comm, pid: actor.pid, run_by: RunBy::Nobody, tool: None };
+    match part(&actor.comm, actor.exe.as_deref(), actor.pid) {
+        Part::Tool | Part::Shell => {}
+        Part::Program | Part::Supervisor => return own,
+    }
+    let mut programs = programs(&actor.ancestors);
+    if let Some(program) = programs.next() {
+        let run_by = programs.next().map_or(RunBy::Nobody, |above| RunBy::Program(&above.comm));
+        return Culprit { comm: &program.comm, pid: program.pid, run_by, tool: Some(&actor.comm) };
+    }
+    let shell = actor.ancestors.iter().find(|above| part_of(above) == Part::Shell);
+    Culprit { run_by: shell.map_or(RunBy::Nobody, |shell| RunBy::Shell(&shell.comm, shell.pid)), ..own }
+}
+
+/// Whether a program unmounts on behalf of whoever runs it; each attempt is another process of it.
+pub(crate) fn is_umount_program(comm: &str, exe: Option<&str>) -> bool {
+    let is_one = |name: &str| {
+        matches!(name, "umount" | "fusermount" | "fusermount3" | "busybox" | "nsenter" | "systemd-run")
+            || name.starts_with("umount.")
+    };
+    is_called(comm, exe, is_one)
+}
+
+/// Programs above a process, nearest first, up to who starts programs for others.
+fn programs(ancestors: &[AncestorRef]) -> impl Iterator<Item = &AncestorRef> {
+    ancestors
+        .iter()
+        .take_while(|above| part_of(above) != Part::Supervisor)
+        .filter(|above| part_of(above) == Part::Program)
+}
+
+fn part_of(ancestor: &AncestorRef) -> Part {
+    part(&ancestor.comm, ancestor.exe.as_deref(), ancestor.pid)
+}
+
+fn part(comm: &str, exe: Option<&str>, pid: u32) -> Part {
+    let is_supervisor = |name: &&str| match name.strip_suffix('*') {
+        Some(prefix) => comm.starts_with(prefix),
+        None => comm == *name,
+    };
+    if pid == 1 || SUPERVISORS.iter().any(|name| is_supervisor(&name)) {
+        Part::Supervisor
+    } else if SHELLS.contains(&comm) {
+        // By its command name only: a script has a name of its own, and is a program.
+        Part::Shell
+    } else if is_umount_program(comm, exe) || is_called(comm, exe, |name| TOOLS.contains(&name)) {
+        Part::Tool
+    } else {
+        Part::Program
+    }
+}
+
+/// Whether a program has one of these names; its executable, where that is known, must not be another one.
+fn is_called(comm: &str, exe: Option<&str>, is_one: impl Fn(&str) -> bool) -> bool {
+    let file = exe.map(|exe| exe.rsplit('/').next().unwrap_or(exe));
+    is_one(comm) && file.is_none_or(|file| is_one(file) || MULTI_CALL.contains(&file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::wording::actor_phrase;
+    use crate::event::{ActorSource, Confidence, Join};
+
+    /// An actor with pid 100 and the processes above it, nearest first, with pids 99, 98, …
+    fn actor(comm: &str, exe: Option<&str>, above: &[&str]) -> Actor {
+        let above = (1..).zip(above).map(|(distance, comm)| AncestorRef {
+            pid: 100 - distance,
+            comm: (*comm).to_owned(),
+            exe: None,
+        });
+        Actor {
+            source: ActorSource::Kernel,
+            confidence: Confidence::Certain,
+            pid: 100,
+            tid: 100,
+            uid: Some(0),
+            comm: comm.to_owned(),
+            exe: exe.map(str::to_owned),
+            cmdline: None,
+            start_time_ns: "1".to_owned(),
+            cgroup: None,
+            unit: None,
+            netns: None,
+            mntns: None,
+            ancestors: above.collect(),
+            container: None,
+            pod: None,
+            join: Join::Host,
+        }
+    }
+
+    #[test]
+    fn a_sentence_names_who_uses_the_tool() {
+        for (comm, above, phrase) in [
+            ("calico", &["kubelet", "systemd"][..], "calico (pid 100)"),
+            ("ip", &["calico", "kubelet", "systemd"], "calico (pid 99), run by kubelet, by means of ip"),
+            (
+                "ip",
+                &["nsenter", "sh", "calico", "kubelet"],
+                "calico (pid 97), run by kubelet, by means of ip",
+            ),
+            ("umount", &["kubelet", "systemd"], "kubelet (pid 99), by means of umount"),
+            ("umount.nfs4", &["umount", "kubelet"], "kubelet (pid 98), by means of umount.nfs4"),
+            ("bash", &["fix-network.sh", "cron"], "fix-network.sh (pid 99), run by cron, by means of bash"),
+            ("ip", &["bash", "sshd", "sshd", "systemd"], "ip (pid 100), run by bash (pid 99)"),
+            ("ip", &["sudo", "sudo", "bash", "sshd-session"], "ip (pid 100), run by bash (pid 97)"),
+            ("bash", &["bash", "sshd"], "bash (pid 100), run by bash (pid 99)"),
+            ("ip", &["sshd", "systemd"], "ip (pid 100)"),
+            ("ip", &[], "ip (pid 100)"),
+        ] {
+            assert_eq!(actor_phrase(&actor(comm, None, above)), phrase, "{comm} below {above:?}");
+        }
+    }
+
+    #[test]
+    fn what_starts_programs_for_others_is_not_blamed_for_them() {
+        for above in [
+            &["containerd-shim", "kubelet"][..],
+            &["conmon", "kubelet"],
+            &["runc:[2:INIT]", "kubelet"],
+            &["docker-containe", "dockerd"],
+            &["sh", "tmux: server", "kubelet"],
+        ] {
+            let phrase = actor_phrase(&actor("ip", None, above));
+            assert!(phrase.starts_with("ip (pid 100)"), "{phrase} below {above:?}");
+            assert!(!phrase.contains("kubelet") && !phrase.contains("dockerd"), "{phrase}");
+        }
+        let adopted = AncestorRef { pid: 1, comm: "entrypoint".to_owned(), exe: None };
+        let orphan = Actor { ancestors: vec![adopted], ..actor("ip", None, &[]) };
+        assert_eq!(actor_phrase(&orphan), "ip (pid 100)");
+    }
+
+    #[test]
+    fn a_program_that_calls_itself_a_tool_is_named() {
+        let evil = actor("ip", Some("/home/eve/agent"), &["kubelet"]);
+        assert_eq!(actor_phrase(&evil), "ip (pid 100)");
+        let applet = actor("ip", Some("/bin/busybox"), &["calico"]);
+        assert_eq!(actor_phrase(&applet), "calico (pid 99), by means of ip");
+    }
+
+    #[test]
+    fn umount_and_what_runs_it_elsewhere_are_no_callers() {
+        for comm in ["umount", "umount.nfs", "fusermount3", "busybox", "nsenter", "systemd-run"] {
+            assert!(is_umount_program(comm, None), "{comm}");
+        }
+        for comm in ["kubelet", "sh", "umountall", "ip"] {
+            assert!(!is_umount_program(comm, None), "{comm}");
+        }
+        assert!(is_umount_program("umount", Some("/bin/busybox")));
+        assert!(!is_umount_program("umount", Some("/usr/sbin/agent")));
+    }
+}
