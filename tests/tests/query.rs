@@ -51,7 +51,10 @@ fn expect_left(ran: &Finished, code: i32, daemon: &Daemon) {
 fn a_dead_daemon_has_left_what_a_live_one_answers() {
     let (_pod, sandbox, mut daemon, opened) = pod_with_incident();
     let (id, uid) = (&sandbox.id()[..12], sandbox.uid());
-    let questions: [&[&str]; 4] = [
+    let narrow = ["--kind", "gateway-neighbor-lost", "--pod", uid, "--severity", "warning"];
+    let narrow = [&["incidents", "--json"][..], &narrow].concat();
+    let questions: [&[&str]; 5] = [
+        &narrow,
         &["events", "--json", "--container", id],
         &["events", "--json", "--pod", uid, "--kind", "incident.", "--since", "1h", "--severity", "warning"],
         &["events", "--container", id, "--limit", "1"],
@@ -63,6 +66,11 @@ fn a_dead_daemon_has_left_what_a_live_one_answers() {
     let live = questions.map(|question| daemon.ask(question).succeeded("a question to a live daemon"));
     for ran in &live {
         assert_eq!(ran.stderr, "");
+    }
+    assert_eq!(about_it(&live[0]).len(), 1, "{}", live[0].stdout);
+    for other in [["--kind", "volume-busy"], ["--pod", "nowhere/nothing"]] {
+        let ran = daemon.ask(&["incidents", "--json", other[0], other[1]]);
+        assert_eq!(about_it(&ran), [""; 0], "{other:?}");
     }
     let why = daemon.ask(&["why", "--json", id]).succeeded("why");
     kill(&mut daemon);
@@ -195,6 +203,8 @@ fn a_question_that_is_wrong_is_reported_from_one_without_answer() {
         (&["events", "--since", "yesterday"][..], NO_ANSWER, &["--since", "yesterday"][..]),
         (&["events", "--limit", "0"], NO_ANSWER, &["--limit"]),
         (&["events", "--severity", "terrible"], NO_ANSWER, &["--severity", "critical"]),
+        (&["events", "--kind", "volume-busy"], NO_ANSWER, &["incidents --kind volume-busy"]),
+        (&["incidents", "--kind", "mount.busy"], NO_ANSWER, &["--kind", "volume-busy"]),
         (&["why", ""], NO_ANSWER, &["name a pod"]),
         (&["events", "--seq", "7"], 64, &["--seq"]),
     ] {

@@ -117,6 +117,9 @@ fn two_docker_daemons_do_not_wipe_each_others_containers() {
     // Its list is read again, without the others' containers.
     second.launch();
     eventually!(up(&daemon, "docker-2") == Some(1.0), "the second one is back");
+    daemon.wait_for("daemon.recovered", |event| {
+        event.kind() == "daemon.recovered" && event.text("/message") == format!("{name} is back")
+    });
     let mut late = Container::idle(&second, &["--network", "none"]);
     late.end(&["rm", "-f"]);
     wait_for_removal(&mut daemon, late.id());

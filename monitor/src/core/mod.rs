@@ -4,7 +4,7 @@
 //! same observations always give the same events. What only I/O can find out is requested from the sources with a
 //! [`Request`]; the event is held back until the answer arrives, or half a second at most.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::diagnose::{self, Engine, ModelChange, SCAN_ID};
 use crate::event::{Event, Kind, Severity, WallClock};
@@ -63,6 +63,8 @@ pub struct Core {
     namespaces: Namespaces,
     containers: Containers,
     statuses: BTreeMap<String, SourceStatus>,
+    /// Sources whose degradation was emitted, and whose recovery was not.
+    degraded: BTreeSet<String>,
     ready: bool,
     pods: PodNames,
     pending_neighbors: Pending<neighbor::Awaited, neighbor::PendingChange>,

@@ -2,7 +2,7 @@
 //! observations, so a recording can begin at any observation.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,8 @@ pub struct Saved<'a> {
     ready: bool,
     last_expiry: BootNs,
     statuses: BTreeMap<String, SourceStatus>,
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    degraded: BTreeSet<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     to_resume: Vec<Event>,
     pending_neighbors: Pending<neighbor::Awaited, neighbor::PendingChange>,
@@ -67,6 +69,7 @@ impl Core {
             namespaces: saved.namespaces.into_owned(),
             containers: saved.containers.into_owned(),
             statuses: saved.statuses,
+            degraded: saved.degraded,
             ready: saved.ready,
             pods: saved.pods.into_owned(),
             pending_neighbors: saved.pending_neighbors,
@@ -96,6 +99,7 @@ impl Core {
             namespaces,
             containers,
             statuses,
+            degraded,
             ready,
             pods,
             pending_neighbors,
@@ -113,6 +117,7 @@ impl Core {
             ready: *ready,
             last_expiry: *last_expiry,
             statuses: statuses.clone(),
+            degraded: degraded.clone(),
             to_resume: to_resume.clone(),
             pending_neighbors: pending_neighbors.clone(),
             busy_mounts: Cow::Borrowed(busy_mounts),

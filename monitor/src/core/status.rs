@@ -10,7 +10,9 @@ impl Core {
         let name = status.source.clone();
         let old = self.statuses.insert(name.clone(), status.clone());
         if self.ready {
-            if old.as_ref().is_none_or(|old| old.up != status.up) {
+            let changed =
+                old.is_none_or(|old| old.up != status.up || old.reason.is_some() != status.reason.is_some());
+            if changed {
                 self.emit_status_change(at, &status);
             }
             return;
@@ -74,31 +76,31 @@ impl Core {
         self.emit_daemon(at, Kind::DaemonStopping, Severity::Info, "stopping".to_owned());
     }
 
+    /// Each `daemon.recovered` is the end of a `daemon.degraded` of the same source.
     fn emit_status_change(&mut self, at: BootNs, status: &SourceStatus) {
         let name = &status.source;
-        if let (true, Some(rung), Some(reason)) = (status.up, &status.rung, &status.reason) {
-            let message = format!("{name} works by {rung} only: {reason}");
-            self.emit_daemon(at, Kind::DaemonDegraded, Severity::Warning, message);
-        } else if status.up {
-            let kind = match self.is_degraded() {
-                true => Kind::DaemonDegraded,
-                false => Kind::DaemonReady,
-            };
-            self.emit_daemon(at, kind, Severity::Info, format!("{name} is back"));
-        } else {
-            let reason = status.reason.as_deref().unwrap_or("no reason given");
-            let message = format!("{name} is down: {reason}");
-            self.emit_daemon(at, Kind::DaemonDegraded, Severity::Warning, message);
-        }
+        let message = match (status.up, &status.rung, &status.reason) {
+            (true, _, None) => {
+                let (kind, message) = match self.degraded.remove(name) {
+                    true => (Kind::DaemonRecovered, format!("{name} is back")),
+                    // An optional source whose absence was no degradation.
+                    false => (Kind::DaemonReady, format!("{name} is up")),
+                };
+                return self.emit_daemon(at, kind, Severity::Info, message);
+            }
+            (true, Some(rung), Some(reason)) => format!("{name} works by {rung} only: {reason}"),
+            (true, None, Some(reason)) => format!("{name} is degraded: {reason}"),
+            (false, _, reason) => {
+                format!("{name} is down: {}", reason.as_deref().unwrap_or("no reason given"))
+            }
+        };
+        self.degraded.insert(name.clone());
+        self.emit_daemon(at, Kind::DaemonDegraded, Severity::Warning, message);
     }
 
     /// Whether a source is down or on a lower rung than its best. An optional source that is absent does not count.
     fn degrades(&self, status: &SourceStatus) -> bool {
         status.reason.is_some() && self.settings.sources.get(&status.source) != Some(&true)
-    }
-
-    fn is_degraded(&self) -> bool {
-        self.statuses.values().any(|status| self.degrades(status))
     }
 
     fn emit_daemon(&mut self, at: BootNs, kind: Kind, severity: Severity, message: String) {

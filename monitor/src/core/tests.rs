@@ -11,6 +11,7 @@ mod mount;
 mod order;
 mod runtimes;
 pub(crate) mod saved;
+mod status;
 
 const HOST: NsInum = 1;
 const POD: NsInum = 7;
@@ -414,7 +415,7 @@ fn ready_is_emitted_when_every_source_has_reported_and_lists_degraded_ones() {
     core.observe(at(3, status("netlink", false)));
     assert_eq!(events(&mut core)[0].kind, Kind::DaemonDegraded);
     core.observe(at(4, status("netlink", true)));
-    assert_eq!(events(&mut core)[0].kind, Kind::DaemonReady);
+    assert_eq!(events(&mut core)[0].kind, Kind::DaemonRecovered);
 }
 
 #[test]

@@ -47,6 +47,8 @@ kind::kinds! {
     DaemonReady = "daemon.ready",
     /// Something optional is missing.
     DaemonDegraded = "daemon.degraded",
+    /// What was missing is back.
+    DaemonRecovered = "daemon.recovered",
     /// The daemon ends.
     DaemonStopping = "daemon.stopping",
     /// Records were lost.

@@ -177,7 +177,9 @@ fn what_is_not_there_or_not_understood_is_said() {
     let rig = Rig::new();
     assert!(rig.ask("/v2/events").starts_with("HTTP/1.1 404 "));
     assert!(rig.ask("/v1/events?colour=red").starts_with("HTTP/1.1 400 "));
-    assert!(rig.ask("/v1/incidents?colour=red").contains("expected one of all, since, id"));
+    assert!(
+        rig.ask("/v1/incidents?colour=red").contains("expected one of all, kind, pod, severity, since, id")
+    );
     let refusal = ask(&rig.path, "POST /v1/events HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n");
     assert!(refusal.starts_with("HTTP/1.1 405 ") && refusal.contains("allow: GET\r\n"), "{refusal}");
     let large = format!("GET /v1/events HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(http::REQUEST_BYTES));
