@@ -23,11 +23,13 @@ use tokio::time::{sleep, timeout};
 use crate::queue::lower_thread_priority;
 
 mod body;
+mod compression;
 mod connection;
 mod listener;
 mod response;
 
 pub use body::{Body, stream_body, whole};
+pub use compression::compressed;
 pub use connection::Connection;
 pub use listener::{Accept, Listen};
 pub use response::{HTML, JSON, NDJSON, Response, TEXT, method_not_allowed, respond, text};

@@ -34,6 +34,7 @@ pub(super) struct Shown {
     opened: f64,
     namespace: String,
     pod: String,
+    pod_uid: String,
     actor: String,
 }
 
@@ -48,6 +49,7 @@ impl Shown {
             opened: opened.as_microsecond() as f64 / 1e6,
             namespace: pod.and_then(|pod| pod.namespace.clone()).unwrap_or_default(),
             pod: pod.and_then(|pod| pod.name.clone()).unwrap_or_default(),
+            pod_uid: pod.map(|pod| pod.uid.clone()).unwrap_or_default(),
             actor: objects.actor.as_ref().map(|actor| actor.comm.clone()).unwrap_or_default(),
         }
     }
@@ -70,7 +72,7 @@ impl IncidentMetrics {
             info: registrar.gauges(
                 "kevtmon_incident_info",
                 "An open incident; the worst twenty are shown.",
-                &["incident", "id", "severity", "namespace", "pod", "actor"],
+                &["incident", "id", "severity", "namespace", "pod", "pod_uid", "actor"],
             )?,
             omitted: registrar
                 .gauge("kevtmon_incident_info_omitted", "Open incidents that are not shown.")?,
@@ -114,8 +116,8 @@ impl IncidentMetrics {
         let mut worst: Vec<(&String, &Shown)> = known.iter().collect();
         worst.sort_by(|(_, a), (_, b)| b.severity.cmp(&a.severity).then(a.opened.total_cmp(&b.opened)));
         for (id, shown) in worst.iter().take(SHOWN_MAX) {
-            let labels =
-                [shown.kind.as_str(), id, shown.severity.name(), &shown.namespace, &shown.pod, &shown.actor];
+            let Shown { kind, severity, opened: _, namespace, pod, pod_uid, actor } = shown;
+            let labels = [kind, *id, severity.name(), namespace, pod, pod_uid, actor];
             self.info.with_label_values(&labels).set(1);
         }
         self.omitted.set(i64::try_from(worst.len().saturating_sub(SHOWN_MAX)).unwrap_or(i64::MAX));

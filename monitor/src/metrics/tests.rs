@@ -309,7 +309,8 @@ fn an_incident_is_counted_once_shown_while_open_and_moves_with_its_severity() {
         (Some(1.0), Some(1.0), Some(12.0))
     );
     let info = "kevtmon_incident_info{actor=\"calico\",id=\"aa\",incident=\"gateway-neighbor-lost\",\
-                namespace=\"lijiaob\",pod=\"etcd1-0\",severity=\"critical\"}";
+                namespace=\"lijiaob\",pod=\"etcd1-0\",\
+                pod_uid=\"3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f\",severity=\"critical\"}";
     assert_eq!(value(&metrics, info), Some(1.0));
     metrics.event(&incident("aa", Kind::IncidentClosed, Severity::Notice));
     assert_eq!((open("warning"), open("critical"), value(&metrics, info)), (Some(1.0), Some(0.0), None));

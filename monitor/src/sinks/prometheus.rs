@@ -15,7 +15,7 @@ use super::health::Health;
 use crate::build_info::VERSION;
 use crate::clock::boot_now;
 use crate::http::{
-    self, Connection, HTML, Handler, Limits, Response, method_not_allowed, respond, text, whole,
+    self, Connection, HTML, Handler, Limits, Response, compressed, method_not_allowed, respond, text, whole,
 };
 use crate::metrics::Metrics;
 
@@ -94,18 +94,20 @@ impl Handler for Endpoint {
     fn identify(&self, _stream: &TcpStream) {}
 
     async fn handle(&self, request: &Request<Incoming>, (): &(), _connection: &Arc<Connection>) -> Response {
-        self.respond(request.method(), request.uri().path())
+        self.respond(request)
     }
 }
 
 impl Endpoint {
-    fn respond(&self, method: &Method, path: &str) -> Response {
-        if !matches!(*method, Method::GET | Method::HEAD) {
+    fn respond(&self, request: &Request<Incoming>) -> Response {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return method_not_allowed("GET, HEAD");
         }
-        match path {
+        match request.uri().path() {
             "/metrics" => match self.metrics.gather() {
-                Ok(metrics) => respond(StatusCode::OK, EXPOSITION, whole(metrics)),
+                Ok(metrics) => {
+                    compressed(request.headers(), metrics, |body| respond(StatusCode::OK, EXPOSITION, body))
+                }
                 Err(error) => {
                     tracing::error!(%error, "cannot render metrics");
                     text(StatusCode::INTERNAL_SERVER_ERROR, "cannot render metrics")
@@ -170,6 +172,33 @@ mod tests {
                 "{answer}"
             );
             assert!(answer.contains("\nkevtmon_build_info{"), "{answer}");
+        }
+    }
+
+    #[test]
+    fn metrics_are_compressed_for_who_accepts_it() {
+        let (server, _) = server();
+        let address = server.addresses()[0];
+        let answer = |accepted: &str| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\n{accepted}\r\n").unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).unwrap();
+            let end = answer.windows(4).position(|end| end == b"\r\n\r\n").unwrap() + 4;
+            let body = answer.split_off(end);
+            (String::from_utf8(answer).unwrap(), body)
+        };
+        let (head, body) = answer("Accept-Encoding: gzip\r\n");
+        assert!(head.contains("content-encoding: gzip\r\n"), "{head}");
+        assert!(head.contains("vary: accept-encoding\r\n"), "{head}");
+        let mut text = String::new();
+        flate2::read::GzDecoder::new(&body[..]).read_to_string(&mut text).unwrap();
+        assert!(text.contains("\nkevtmon_build_info{"), "{text}");
+        assert!(body.len() * 3 < text.len(), "{} of {}", body.len(), text.len());
+        for refusal in ["", "Accept-Encoding: gzip;q=0\r\n"] {
+            let (head, body) = answer(refusal);
+            assert!(!head.contains("content-encoding") && head.contains("vary: accept-encoding"), "{head}");
+            assert!(String::from_utf8(body).unwrap().contains("\nkevtmon_build_info{"));
         }
     }
 
