@@ -1,7 +1,8 @@
 //! The object `core`: programs on tracepoints and BTF-typed tracepoints.
 //!
 //! One file per hook. `emit` is the only writer to the ring and counts what it cannot write, `task` captures the
-//! current task, `memory` reads kernel memory at the `OFFSETS` that the daemon resolves and writes before load.
+//! current task, `memory` reads kernel memory at the `OFFSETS` that the daemon resolves and writes before load,
+//! `path` walks up a path.
 #![no_std]
 #![no_main]
 #![expect(
@@ -13,6 +14,7 @@
 mod emit;
 mod memory;
 mod neighbor;
+mod path;
 mod task;
 mod umount;
 

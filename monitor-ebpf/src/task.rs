@@ -11,13 +11,14 @@ use kevtmon_ebpf::task::{AncestorRecord, KIND_TASK, TaskId, TaskOffsets, TaskRec
 
 use crate::emit;
 use crate::memory::{Kernel, Structure, Typed, copy_arguments, offset, walk_names};
+use crate::path::Place;
 
 /// `PF_KTHREAD` of `include/linux/sched.h`.
 const PF_KTHREAD: u32 = 0x0020_0000;
 
 /// Written by the daemon before load.
 #[unsafe(export_name = "TASK_OFFSETS")]
-static OFFSETS: TaskOffsets = TaskOffsets::ZERO;
+pub(crate) static OFFSETS: TaskOffsets = TaskOffsets::ZERO;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -107,8 +108,9 @@ fn fill(record: *mut TaskRecord, task: Kernel, id: &TaskId) {
             mm.get(offset!(mm_arg_end)),
             &raw mut (*record).argv,
         );
-        let dentry = mm.follow(offset!(mm_exe_file)).follow(offset!(file_dentry));
-        walk_names(dentry, offset!(dentry_parent), offset!(dentry_name), &raw mut (*record).exe);
+        let exe = Place::read(mm.follow(offset!(mm_exe_file)), offset!(file_path));
+        (*record).exe_marks = exe.walk(Place::root_of(task), &raw mut (*record).exe);
+        (*record).reserved = 0;
 
         let css_set = task.follow(offset!(task_cgroups));
         let v1 =

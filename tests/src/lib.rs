@@ -14,6 +14,7 @@
 pub mod patience;
 pub mod reaper;
 
+pub mod actor;
 pub mod process;
 pub mod unique;
 

@@ -101,7 +101,7 @@ fn start() -> Reaper {
     let directory = std::env::temp_dir().join(unique::name("kvw"));
     fs::create_dir_all(&directory).expect("a directory for cleanups");
     let (reader, writer) = io::pipe().expect("a pipe");
-    let mut command = Command::new(program());
+    let mut command = Command::new(built("reaper"));
     command.arg(&directory).stdin(reader).stdout(Stdio::null()).stderr(Stdio::null());
     let watcher = command.spawn().expect("the reaper starts");
     // SAFETY: `end` is a plain function that lives as long as the process and never unwinds.
@@ -110,11 +110,11 @@ fn start() -> Reaper {
     Reaper { directory, life: Mutex::new(Some((writer, watcher))) }
 }
 
-/// The reaper, beside the test or above its `deps`, where cargo puts the programs of the package.
-fn program() -> PathBuf {
+/// A program of this package: beside the test or above its `deps`, where cargo puts it.
+pub(crate) fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
-    let mut candidates = test.ancestors().skip(1).take(2).map(|directory| directory.join("reaper"));
-    candidates.find(|file| file.is_file()).expect("cargo builds the reaper with the tests")
+    let mut candidates = test.ancestors().skip(1).take(2).map(|directory| directory.join(name));
+    candidates.find(|file| file.is_file()).expect("cargo builds the programs with the tests")
 }
 
 /// Runs when the test process ends in good order: nothing may be left when the test runner sees the end.

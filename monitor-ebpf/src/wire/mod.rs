@@ -39,6 +39,22 @@ impl HookId {
     }
 }
 
+/// What is known about the captured names of a path. Without one of `ROOT`, `OTHER_TREE` and `LOOSE` there are more
+/// names than room for them.
+pub mod path_mark {
+    /// The root was reached: the names are the path as seen from there.
+    pub const ROOT: u32 = 1;
+    /// The top of a mount tree was reached that the root is not above of: another mount namespace, outside the root
+    /// directory, or a mount that was detached.
+    pub const OTHER_TREE: u32 = 2;
+    /// No mount shows it: a memfd, or a file that was moved out of a bind mount.
+    pub const LOOSE: u32 = 4;
+    /// A name is longer than its slot.
+    pub const CUT: u32 = 8;
+    /// Unlinked.
+    pub const DELETED: u32 = 16;
+}
+
 /// First bytes of every record.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]

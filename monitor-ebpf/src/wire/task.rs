@@ -30,6 +30,13 @@ pub const NAMES_DEPTH: usize = 10;
 /// packing them would take branches that multiply what the verifier has to walk.
 pub type Names = [[u8; NAME_CAPACITY]; NAMES_DEPTH];
 
+/// Components of the path of an executable that are captured, and mounts that are crossed on its way.
+pub const PATH_DEPTH: usize = 16;
+
+/// The components of a path from the leaf to a root, each NUL-terminated; empty where a mount is crossed, and above
+/// the end. Whether the root was reached is in the [`path_mark`](super::path_mark)s beside it.
+pub type PathNames = [[u8; NAME_CAPACITY]; PATH_DEPTH];
+
 /// Identity of the current task, in every record that has an actor.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -82,8 +89,12 @@ pub struct TaskRecord {
     pub ancestors: [AncestorRecord; 3],
     /// Arguments, NUL-separated, cut.
     pub argv: [u8; ARGV_CAPACITY],
-    /// Executable.
-    pub exe: Names,
+    /// Bits of [`path_mark`](super::path_mark) about `exe`.
+    pub exe_marks: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// Executable, as seen from the root directory of the task.
+    pub exe: PathNames,
     /// Control group of a v1 controller.
     pub cgroup_v1: Names,
     /// Control group of the v2 hierarchy.
@@ -92,7 +103,7 @@ pub struct TaskRecord {
 
 const _: () = assert!(size_of::<TaskId>() == 40);
 const _: () = assert!(size_of::<AncestorRecord>() == 32);
-const _: () = assert!(size_of::<TaskRecord>() == 16 + 40 + 16 + 96 + 512 + 3 * 960);
+const _: () = assert!(size_of::<TaskRecord>() == 16 + 40 + 16 + 96 + 512 + 8 + 16 * 96 + 2 * 960);
 
 /// Where the kernel keeps what is read of a task: byte offsets from the start of the structure named first. The
 /// daemon resolves them from the running kernel's type information before it loads the programs.
@@ -114,9 +125,19 @@ pub struct TaskOffsets {
     pub mm_arg_start: u32,
     pub mm_arg_end: u32,
     pub mm_exe_file: u32,
-    pub file_dentry: u32,
+    pub file_path: u32,
+    pub task_fs: u32,
+    pub fs_root: u32,
+    pub path_mnt: u32,
+    pub path_dentry: u32,
     pub dentry_parent: u32,
     pub dentry_name: u32,
+    pub dentry_hashed: u32,
+    pub vfsmount_root: u32,
+    /// `struct mount` from the start of the structure around it.
+    pub mount_vfsmount: u32,
+    pub mount_parent: u32,
+    pub mount_mountpoint: u32,
     pub nsproxy_net_ns: u32,
     pub nsproxy_mnt_ns: u32,
     pub mnt_namespace_inum: u32,
@@ -131,5 +152,5 @@ pub struct TaskOffsets {
 
 impl TaskOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 26]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 35]);
 }

@@ -21,7 +21,7 @@ pub struct Actor {
     pub uid: Option<u32>,
     /// Name of the thread.
     pub comm: String,
-    /// Executable.
+    /// Executable, as the root directory of the process shows it; `(unreachable)/…` and `… (deleted)` where it does not.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub exe: Option<String>,
     /// Arguments, masked, cut at 4 KiB.

@@ -46,7 +46,7 @@ pub struct TaskFacts {
     pub key: TaskKey,
     /// User id in the initial user namespace.
     pub uid: u32,
-    /// Executable path, within the root of its mount.
+    /// Executable, as the root directory of the task shows it; `(unreachable)…`, `… (deleted)` where it does not.
     pub exe: Option<String>,
     /// Arguments joined by spaces, masked, cut.
     pub cmdline: Option<String>,

@@ -162,7 +162,7 @@ fn complete(task: &mut TaskFacts, proc: &Proc) {
         let key =
             crate::observation::TaskKey { tgid: ancestor.tgid, start_ns: ancestor.start_ns, exec_id: 0 };
         if proc.is_same(&key) {
-            ancestor.exe = proc.exe(ancestor.tgid);
+            ancestor.exe = exe(proc, ancestor.tgid);
         }
     }
     while task.ancestors.len() < ANCESTORS {
@@ -179,7 +179,19 @@ fn complete(task: &mut TaskFacts, proc: &Proc) {
             tgid: parent,
             start_ns: stat.start_ns,
             comm: stat.comm,
-            exe: proc.exe(parent),
+            exe: exe(proc, parent),
         });
     }
+}
+
+/// The executable of a process as its own root shows it: /proc shows both from the root of the reader.
+fn exe(proc: &Proc, tgid: u32) -> Option<String> {
+    let (exe, root) = (proc.exe(tgid)?, proc.link(tgid, "root")?);
+    if root == "/" {
+        return Some(exe);
+    }
+    Some(match exe.strip_prefix(&root) {
+        Some(below) if below.starts_with('/') => below.to_owned(),
+        _ => format!("(unreachable){exe}"),
+    })
 }

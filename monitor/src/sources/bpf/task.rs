@@ -1,8 +1,8 @@
 //! The task that was current when a record was written: its identity is part of the record, its details precede the
 //! first record that refers to it.
 
-use kevtmon_ebpf::MISSING;
 use kevtmon_ebpf::task::{KIND_TASK, Names, TaskId, TaskOffsets, TaskRecord, counter};
+use kevtmon_ebpf::{MISSING, path_mark};
 use zerocopy::IntoBytes as _;
 
 use super::btf::{Btf, BtfError};
@@ -44,9 +44,19 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         mm_arg_start: btf.need("mm_struct.arg_start")?,
         mm_arg_end: btf.need("mm_struct.arg_end")?,
         mm_exe_file: btf.need("mm_struct.exe_file")?,
-        file_dentry: btf.need("file.f_path.dentry")?,
+        file_path: btf.need("file.f_path")?,
+        task_fs: btf.need("task_struct.fs")?,
+        fs_root: btf.need("fs_struct.root")?,
+        path_mnt: btf.need("path.mnt")?,
+        path_dentry: btf.need("path.dentry")?,
         dentry_parent: btf.need("dentry.d_parent")?,
         dentry_name: btf.need("dentry.d_name.name")?,
+        // Null once it is out of the hash table (d_unhashed in include/linux/dcache.h).
+        dentry_hashed: btf.need("dentry.d_hash.pprev")?,
+        vfsmount_root: btf.need("vfsmount.mnt_root")?,
+        mount_vfsmount: btf.need("mount.mnt")?,
+        mount_parent: btf.need("mount.mnt_parent")?,
+        mount_mountpoint: btf.need("mount.mnt_mountpoint")?,
         nsproxy_net_ns: btf.need("nsproxy.net_ns")?,
         nsproxy_mnt_ns: btf.need("nsproxy.mnt_ns")?,
         mnt_namespace_inum: btf.need("mnt_namespace.ns.inum")?,
@@ -75,7 +85,7 @@ fn task(record: &TaskRecord) -> TaskFacts {
     TaskFacts {
         key: key(&record.task),
         uid: record.uid,
-        exe: path(&record.exe),
+        exe: shown_path(&record.exe, record.exe_marks),
         cmdline: redact::command_line(argv),
         netns: record.netns,
         mntns: record.mntns,
@@ -106,6 +116,33 @@ pub(super) fn actor(task: &TaskId) -> Option<TaskRef> {
     (task.tgid != 0).then(|| TaskRef { key: key(task), tid: task.tid, comm: text(&task.comm) })
 }
 
+/// The path of a file as its root shows it. What that root does not show is marked as the kernel marks it in `/proc`
+/// and in getcwd(2); what did not fit begins with an ellipsis.
+pub(super) fn shown_path<const NAME: usize>(names: &[[u8; NAME]], marks: u32) -> Option<String> {
+    let has = |mark| marks & mark != 0;
+    let mut parts: Vec<String> =
+        names.iter().map(|name| text(name)).filter(|name| !name.is_empty()).collect();
+    if parts.is_empty() && !has(path_mark::ROOT) {
+        return None;
+    }
+    for part in &mut parts {
+        if has(path_mark::CUT) && part.len() == NAME - 1 {
+            part.push('…');
+        }
+    }
+    parts.reverse();
+    let memfd = has(path_mark::LOOSE) && parts.len() == 1 && parts[0].starts_with("memfd:");
+    let start = if has(path_mark::ROOT) || memfd {
+        "/"
+    } else if has(path_mark::OTHER_TREE) || has(path_mark::LOOSE) {
+        "(unreachable)/"
+    } else {
+        "…/"
+    };
+    let end = if has(path_mark::DELETED) || memfd { " (deleted)" } else { "" };
+    Some(format!("{start}{}{end}", parts.join("/")))
+}
+
 /// Names from the leaf to the root become a path; the root's own name is `/` or empty. A path that is deeper
 /// than the slots starts with an ellipsis.
 fn path(names: &Names) -> Option<String> {
@@ -124,6 +161,29 @@ mod tests {
     use kevtmon_ebpf::task::{NAME_CAPACITY, NAMES_DEPTH};
 
     use super::*;
+
+    #[test]
+    fn a_path_that_the_root_does_not_show_is_never_shown_as_if_it_did() {
+        use path_mark::{CUT, DELETED, LOOSE, OTHER_TREE, ROOT};
+        let shown = |list: &[&str], marks| {
+            let mut slots = [[0_u8; 8]; 4];
+            for (slot, name) in slots.iter_mut().zip(list) {
+                slot[..name.len()].copy_from_slice(name.as_bytes());
+            }
+            shown_path(&slots, marks).unwrap_or_default()
+        };
+        // An empty slot is where a mount is crossed.
+        assert_eq!(shown(&["ip", "", "sbin"], ROOT), "/sbin/ip");
+        assert_eq!(shown(&[], ROOT), "/");
+        assert_eq!(shown(&[], 0), "");
+        assert_eq!(shown(&["ip"], ROOT | DELETED), "/ip (deleted)");
+        assert_eq!(shown(&["ip", "sbin"], OTHER_TREE), "(unreachable)/sbin/ip");
+        assert_eq!(shown(&["ip", "sbin"], LOOSE), "(unreachable)/sbin/ip");
+        assert_eq!(shown(&["memfd:x"], LOOSE), "/memfd:x (deleted)");
+        assert_eq!(shown(&["memfd:x"], OTHER_TREE), "(unreachable)/memfd:x");
+        assert_eq!(shown(&["d", "c", "b", "a"], 0), "…/a/b/c/d");
+        assert_eq!(shown(&["abcdefg", "b"], ROOT | CUT), "/b/abcdefg…");
+    }
 
     #[test]
     fn names_from_leaf_to_root_become_a_path() {

@@ -1,0 +1,68 @@
+//! A process that acts on command and changes itself between its acts: the program `actor`.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+
+use crate::process::Running;
+use crate::reaper;
+
+/// The process.
+#[derive(Debug)]
+pub struct Actor {
+    process: Running,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Actor {
+    /// Starts one.
+    #[must_use]
+    pub fn start() -> Self {
+        Self::run(&program())
+    }
+
+    /// Starts a copy of the program that lies elsewhere.
+    #[must_use]
+    pub fn run(program: impl AsRef<OsStr>) -> Self {
+        let mut process = Running::spawn(Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let input = process.child().stdin.take().expect("standard input is a pipe");
+        let output = BufReader::new(process.child().stdout.take().expect("standard output is a pipe"));
+        Self { process, input, output }
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Has it execute one command of the program; panics unless it succeeds.
+    #[track_caller]
+    pub fn act(&mut self, command: &str) {
+        writeln!(self.input, "{command}").expect("the actor reads");
+        let mut answer = String::new();
+        self.output.read_line(&mut answer).expect("the actor answers");
+        assert_eq!(answer, "done\n");
+    }
+
+    /// Inode number of the namespace of this kind that it is in: `net`, `mnt`, `user`.
+    #[must_use]
+    pub fn namespace(&self, kind: &str) -> u64 {
+        let path = format!("/proc/{}/ns/{kind}", self.pid());
+        std::fs::metadata(path).expect("the actor lives").ino()
+    }
+
+    /// Moves it into a control group.
+    pub fn move_to(&self, cgroup: &Path) {
+        std::fs::write(cgroup.join("cgroup.procs"), self.pid().to_string()).expect("it can be moved");
+    }
+}
+
+/// The program itself.
+#[must_use]
+pub fn program() -> PathBuf {
+    reaper::built("actor")
+}
