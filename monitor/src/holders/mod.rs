@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::error_chain::chain;
-use crate::observation::{Access, Holder, HolderReport, NsInum, Verdict};
+use crate::observation::{Access, Holder, HolderReport, MountPresence, NsInum, Verdict};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Dir, is_gone};
 use crate::sources::procfs::mountinfo::{Mount, MountTable};
@@ -127,7 +127,11 @@ impl<'p> Scan<'p> {
         let Some(target) = table.at(&self.report.path).cloned() else {
             return resolved.then_some(Verdict::NotAMount);
         };
-        self.report.mount = Some(target.facts(request.mntns));
+        let unique = members.first().and_then(|member| {
+            let process = self.proc.dir(member.tgid).ok()?;
+            presence::namespace_of(self.proc, member.tgid, &process).ok()?.unique_id(&target)
+        });
+        self.report.mount = Some(target.facts(request.mntns, unique));
         let children = table.children(target.id).map(|child| child.mountpoint.clone());
         self.report.child_mounts = children.take(MAX_LISTED).collect();
 
@@ -150,7 +154,7 @@ impl<'p> Scan<'p> {
         if !self.in_time {
             self.report.blind_spot(None, "the time for one scan ran out");
         }
-        Some(self.verdict(processes > 0, &members, &target))
+        Some(self.verdict(processes > 0, request.tgid))
     }
 
     /// Resolves the path; false if links on the way to it could not be followed.
@@ -329,7 +333,7 @@ impl<'p> Scan<'p> {
         }
     }
 
-    fn verdict(&self, processes: bool, members: &[Member], target: &Mount) -> Verdict {
+    fn verdict(&mut self, processes: bool, tgid: u32) -> Verdict {
         if processes {
             return Verdict::Processes;
         }
@@ -342,10 +346,18 @@ impl<'p> Scan<'p> {
         if !self.report.holders.is_empty() {
             return Verdict::MountNamespace;
         }
-        let now = mntns_index::mounts(self.proc, members.iter().copied(), |_| true);
-        if now.is_some_and(|now: MountTable| now.by_id(target.id).is_none()) {
-            return Verdict::Transient;
+        let still = self.report.mount.as_ref().and_then(|mount| {
+            let (id, mntns, identity) = (self.report.id, mount.mntns, mount.identity()?);
+            Some(presence::presence(self.proc, &PresenceRequest { id, mntns, tgid, identity }, self.deadline))
+        });
+        match still {
+            Some(MountPresence { present: Some(true), .. }) if self.report.complete => Verdict::Kernel,
+            Some(MountPresence { present: Some(false), .. }) => Verdict::Transient,
+            Some(MountPresence { reason: Some(reason), .. }) => {
+                self.report.blind_spot(None, &reason);
+                Verdict::Incomplete
+            }
+            _ => Verdict::Incomplete,
         }
-        if self.report.complete { Verdict::Kernel } else { Verdict::Incomplete }
     }
 }

@@ -1,13 +1,16 @@
 //! Whether a mount is still in its namespace: looked up in the mount table of a living process of that namespace.
 //!
-//! By identity, never by path: what is mounted at the same path now may be another mount. No path is walked.
+//! By its unique id where the kernel has one, else by all that makes its identity, never by path: what is mounted at the same path now may be another mount. No path is walked.
+
+use std::io;
 
 use super::mntns_index::namespace;
 use super::{Deadline, own_tgid};
 use crate::observation::{MountIdentity, MountPresence, NsInum};
 use crate::sources::procfs::Proc;
-use crate::sources::procfs::dir::Buffer;
+use crate::sources::procfs::dir::{Buffer, Dir};
 use crate::sources::procfs::mountinfo::MountTable;
+use crate::sources::procfs::statmount::MountNamespace;
 
 /// A request whether a mount is still there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +37,15 @@ pub(super) fn presence(proc: &Proc, request: &PresenceRequest, deadline: Deadlin
         if deadline.is_over() {
             return unknown("the time to look for a process of its mount namespace ran out");
         }
-        let Some((table, is_whole)) = table_of(proc, tgid, request.mntns) else { continue };
+        let Some(process) = member(proc, tgid, request.mntns) else { continue };
+        if let Some(unique) = request.identity.unique
+            && let Some(present) =
+                namespace_of(proc, tgid, &process).ok().and_then(|namespace| namespace.has(unique))
+            && is_member(&process, request.mntns)
+        {
+            return known(present);
+        }
+        let Some((table, is_whole)) = table_of(&process, request.mntns) else { continue };
         match find(&table, &request.identity) {
             Some(true) => return known(true),
             Some(false) if is_whole => return known(false),
@@ -66,16 +77,27 @@ fn find(table: &MountTable, identity: &MountIdentity) -> Option<bool> {
     is_there.then_some(true)
 }
 
-/// The mounts that a process sees, if it is in the namespace, and whether these are all.
-fn table_of(proc: &Proc, tgid: u32, mntns: NsInum) -> Option<(MountTable, bool)> {
-    let (mut buffer, mut text) = (Buffer::default(), Vec::new());
-    let process = proc.dir(tgid).ok()?;
-    let is_member = |buffer: &mut Buffer| matches!(namespace(&process, buffer), Ok(Some(ns)) if ns == mntns);
-    if !is_member(&mut buffer) {
-        return None;
+/// A process, if it is in the namespace.
+fn member(proc: &Proc, tgid: u32, mntns: NsInum) -> Option<Dir> {
+    proc.dir(tgid).ok().filter(|process| is_member(process, mntns))
+}
+
+fn is_member(process: &Dir, mntns: NsInum) -> bool {
+    matches!(namespace(process, &mut Buffer::default()), Ok(Some(ns)) if ns == mntns)
+}
+
+/// The namespace of a process; our own needs no handle.
+pub(super) fn namespace_of(proc: &Proc, tgid: u32, process: &Dir) -> io::Result<MountNamespace> {
+    match own_tgid(proc) {
+        Some(own) if own == tgid => Ok(MountNamespace::own()),
+        _ => MountNamespace::of(process),
     }
-    let root = process.link(c"root", &mut buffer).ok()?.into_owned();
+}
+
+/// The mounts that a process sees, and whether these are all; `None` if it has entered another namespace meanwhile.
+fn table_of(process: &Dir, mntns: NsInum) -> Option<(MountTable, bool)> {
+    let mut text = Vec::new();
+    let root = process.link(c"root", &mut Buffer::default()).ok()?.into_owned();
     let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, &root);
-    // It may have entered another namespace meanwhile.
-    is_member(&mut buffer).then_some((table, root == "/"))
+    is_member(process, mntns).then_some((table, root == "/"))
 }

@@ -255,7 +255,7 @@ fn a_path_where_nothing_is_mounted_is_not_a_mount() {
 }
 
 #[test]
-fn a_mount_is_found_again_by_its_identity() {
+fn a_mount_is_found_again_by_its_identity_and_another_one_at_its_place_is_not() {
     let mut sandbox = MountSandbox::new();
     let target = sandbox.mount("vol");
     let identity = scan_path(&target).mount.unwrap().identity().unwrap();
@@ -266,6 +266,10 @@ fn a_mount_is_found_again_by_its_identity() {
     assert_eq!(answer(), Some(true), "a cover does not end what is below");
     assert_eq!((umount(&target, 0), umount(&target, 0)), (Ok(()), Ok(())));
     assert_eq!(answer(), Some(false));
+    sandbox.mount("vol");
+    let other = scan_path(&target).mount.unwrap().identity().unwrap();
+    assert!(!other.is_same(&identity), "{other:?}");
+    assert_eq!(answer(), Some(false), "what is mounted there now is another one");
 }
 
 #[test]
@@ -388,11 +392,11 @@ fn a_mount_that_is_gone_after_the_scan_was_held_for_a_moment_only() {
     let proc = Proc::new(fake.0.path());
     let target = MountTable::parse(FAKE_TABLE, "/").at("/vol").unwrap().clone();
     let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), follow: true };
-    let scan = Scan::new(&proc, &request, Deadline(Instant::now() + AMPLE));
-    let members = [Member { tgid: 10, tid: 10 }];
-    assert_eq!(scan.verdict(false, &members, &target), Verdict::Kernel);
+    let mut scan = Scan::new(&proc, &request, Deadline::after(AMPLE));
+    scan.report.mount = Some(target.facts(1, None));
+    assert_eq!(scan.verdict(false, 99), Verdict::Kernel);
     fs::write(fake.0.path().join("10/mountinfo"), FAKE_TABLE.lines().next().unwrap()).unwrap();
-    assert_eq!(scan.verdict(false, &members, &target), Verdict::Transient);
+    assert_eq!(scan.verdict(false, 99), Verdict::Transient);
 }
 
 #[test]

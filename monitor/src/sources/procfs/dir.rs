@@ -64,6 +64,14 @@ impl Dir {
         Ok(Self(openat(&self.0, name, DIRECTORY, Mode::empty())?))
     }
 
+    /// Opens what a magic link leads to. It stays pinned until the handle is closed.
+    ///
+    /// # Errors
+    /// As openat(2).
+    pub fn handle(&self, name: &CStr) -> io::Result<OwnedFd> {
+        Ok(openat(&self.0, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?)
+    }
+
     /// Target of a magic link; never follows it.
     ///
     /// # Errors

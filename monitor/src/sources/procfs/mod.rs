@@ -14,6 +14,7 @@ use crate::redact;
 pub mod dir;
 pub mod mountinfo;
 pub mod own;
+pub mod statmount;
 
 /// `/proc/PID/stat` times are in units of 1/100 s on every architecture that the kernel exports them
 /// for (`USER_HZ`, `include/asm-generic/param.h`).

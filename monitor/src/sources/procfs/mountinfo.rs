@@ -34,11 +34,11 @@ pub struct Mount {
 impl Mount {
     /// As it appears in an observation.
     #[must_use]
-    pub fn facts(&self, mntns: NsInum) -> MountFacts {
+    pub fn facts(&self, mntns: NsInum, unique: Option<u64>) -> MountFacts {
         MountFacts {
             id: self.id,
             parent: Some(self.parent),
-            unique: None,
+            unique,
             mountpoint: self.mountpoint.clone(),
             root: self.root.clone(),
             fstype: self.fstype.clone(),

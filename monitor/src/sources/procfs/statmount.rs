@@ -1,0 +1,178 @@
+//! Mounts by the id that is never reused: statmount(2) and listmount(2), since 6.8; for the namespaces of others since
+//! 6.11. No mount is opened, no path is walked, no file system is queried.
+
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use zerocopy::{FromBytes, FromZeros as _};
+
+use super::dir::Dir;
+use super::mountinfo::Mount;
+
+/// The same on every architecture.
+const SYS_STATMOUNT: libc::c_long = 457;
+const SYS_LISTMOUNT: libc::c_long = 458;
+/// `_IOR(NSIO, 0x5, __u64)` of include/uapi/linux/nsfs.h.
+const NS_GET_MNTNS_ID: libc::Ioctl = 0x8008_b705;
+/// Of include/uapi/linux/mount.h.
+const STATMOUNT_SB_BASIC: u64 = 1;
+const STATMOUNT_MNT_BASIC: u64 = 2;
+const LSMT_ROOT: u64 = u64::MAX;
+/// Size of the request before it had a namespace.
+const MNT_ID_REQ_SIZE_VER0: u32 = 24;
+/// Ids that one call lists.
+const LISTED: usize = 512;
+
+/// `struct mnt_id_req`.
+#[repr(C)]
+#[derive(Debug)]
+struct MountRequest {
+    size: u32,
+    spare: u32,
+    mount: u64,
+    param: u64,
+    namespace: u64,
+}
+
+/// The beginning of `struct statmount`.
+#[repr(C)]
+#[derive(Debug, FromBytes)]
+struct Basics {
+    size: u32,
+    options: u32,
+    mask: u64,
+    device_major: u32,
+    device_minor: u32,
+    magic: u64,
+    super_block_flags: u32,
+    fstype: u32,
+    id: u64,
+    parent: u64,
+    reused_id: u32,
+    reused_parent: u32,
+}
+
+const _: () = assert!(offset_of!(Basics, id) == 40 && size_of::<Basics>() == 64);
+const _: () = assert!(size_of::<MountRequest>() == 32);
+
+/// A mount namespace whose mounts are asked for. It must not be kept: it pins the namespace.
+#[derive(Debug)]
+pub struct MountNamespace {
+    /// 0 is the caller's own.
+    id: u64,
+    _pinned: Option<OwnedFd>,
+}
+
+impl MountNamespace {
+    /// Our own.
+    #[must_use]
+    pub fn own() -> Self {
+        Self { id: 0, _pinned: None }
+    }
+
+    /// That of a process.
+    ///
+    /// # Errors
+    /// When the process is gone or may not be inspected; `ENOTTY` before 6.11.
+    pub fn of(process: &Dir) -> io::Result<Self> {
+        let handle = process.handle(c"ns/mnt")?;
+        let mut id = 0_u64;
+        // SAFETY: the request writes one u64.
+        let result = unsafe { libc::ioctl(handle.as_raw_fd(), NS_GET_MNTNS_ID, &raw mut id) };
+        match result {
+            0 => Ok(Self { id, _pinned: Some(handle) }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// The unique id of a mount of its table, if the mount is still there.
+    #[must_use]
+    pub fn unique_id(&self, mount: &Mount) -> Option<u64> {
+        let mut after = 0;
+        loop {
+            let ids = self.list(after).ok()?;
+            let found = ids.iter().copied().find(|id| self.stat(*id).is_ok_and(|stat| stat.is(mount)));
+            if found.is_some() {
+                return found;
+            }
+            after = *ids.last().filter(|_| ids.len() == LISTED)?;
+        }
+    }
+
+    /// Whether the mount with this unique id is in the namespace; `None` where the kernel does not tell.
+    #[must_use]
+    pub fn has(&self, unique: u64) -> Option<bool> {
+        match self.stat(unique) {
+            Ok(_) => Some(true),
+            // Also if we may not look into the namespace.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+                self.list(0).is_ok_and(|ids| !ids.is_empty()).then_some(false)
+            }
+            Err(_) => None,
+        }
+    }
+
+    fn request(&self, mount: u64, param: u64) -> MountRequest {
+        let all = u32::try_from(size_of::<MountRequest>()).unwrap_or(MNT_ID_REQ_SIZE_VER0);
+        let size = if self.id == 0 { MNT_ID_REQ_SIZE_VER0 } else { all };
+        MountRequest { size, spare: 0, mount, param, namespace: self.id }
+    }
+
+    /// Unique ids of the mounts after this one, in ascending order.
+    fn list(&self, after: u64) -> io::Result<Vec<u64>> {
+        let request = self.request(LSMT_ROOT, after);
+        let mut ids = vec![0_u64; LISTED];
+        // SAFETY: the request is as long as it says, and the kernel writes at most the given number of ids.
+        let listed =
+            unsafe { libc::syscall(SYS_LISTMOUNT, &raw const request, ids.as_mut_ptr(), ids.len(), 0) };
+        ids.truncate(usize::try_from(listed).map_err(|_| io::Error::last_os_error())?);
+        Ok(ids)
+    }
+
+    fn stat(&self, unique: u64) -> io::Result<Basics> {
+        let request = self.request(unique, STATMOUNT_SB_BASIC | STATMOUNT_MNT_BASIC);
+        let mut basics = Basics::new_zeroed();
+        let size = size_of::<Basics>();
+        // SAFETY: the request is as long as it says, and the kernel writes at most the given size.
+        let result = unsafe { libc::syscall(SYS_STATMOUNT, &raw const request, &raw mut basics, size, 0) };
+        if result == 0 { Ok(basics) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl Basics {
+    /// Whether it describes the mount of this line of a mount table.
+    fn is(&self, mount: &Mount) -> bool {
+        u64::from(self.reused_id) == mount.id
+            && u64::from(self.reused_parent) == mount.parent
+            && format!("{}:{}", self.device_major, self.device_minor) == mount.device
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sources::procfs::Proc;
+    use crate::sources::procfs::mountinfo::MountTable;
+
+    #[test]
+    fn every_mount_of_the_own_namespace_has_an_id_of_its_own() {
+        let own = MountNamespace::own();
+        let Ok(ids) = own.list(0) else {
+            eprintln!("this kernel has no listmount(2)");
+            return;
+        };
+        let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let table = MountTable::parse(&text, "/");
+        let root = table.at("/").unwrap();
+        let unique = own.unique_id(root).unwrap();
+        assert!(unique >= 1 << 31 && ids.contains(&unique), "{unique} in {ids:?}");
+        assert_eq!(own.has(unique), Some(true));
+        assert_eq!(own.has(u64::MAX - 1), Some(false));
+        let through_proc = MountNamespace::of(&Proc::default().dir(std::process::id()).unwrap());
+        match through_proc {
+            Ok(through_proc) => assert_eq!(through_proc.unique_id(root), Some(unique)),
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOTTY)),
+        }
+    }
+}
