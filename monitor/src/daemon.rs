@@ -32,6 +32,7 @@ use crate::sinks::health::Health;
 use crate::sinks::prometheus::HttpError;
 use crate::sinks::{self, Context, Running, Sinks, StartError};
 use crate::sources::bpf::{self, LoadedHooks};
+use crate::sources::kubelet::{KubeletFinder, ROOTS};
 use crate::sources::netlink::NetlinkError;
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
@@ -150,6 +151,7 @@ pub async fn run(
     let scanner = holders::worker::spawn(Proc::default(), tx.clone(), Limits::default())
         .map_err(|source| DaemonError::Start { what: "the holder scan", source })?;
     let (netns_tx, netns_rx) = mpsc::channel(NETNS_QUEUE);
+    let kubelets = KubeletFinder::new(Proc::default(), &config.get(&ROOTS));
     let mut daemon = Daemon {
         core: Core::new(settings, resume(&previous_run)),
         recorder,
@@ -158,6 +160,8 @@ pub async fn run(
         sinks,
         scanner,
         netns: netns_tx,
+        kubelets,
+        observations: tx.clone(),
         proc: Proc::default(),
         replies: VecDeque::new(),
         config,
@@ -180,6 +184,8 @@ struct Daemon {
     sinks: Sinks,
     scanner: Scanner,
     netns: mpsc::Sender<NsInum>,
+    kubelets: KubeletFinder,
+    observations: Sender,
     proc: Proc,
     /// Answers that need no waiting, and the observation that is processed.
     replies: VecDeque<Observation>,
@@ -192,6 +198,9 @@ impl Daemon {
     /// Observes the clock, what the previous run left, and the status of the sinks.
     fn resume(&mut self, previous: &PreviousRun, statuses: Vec<SourceStatus>, memory: &Memory) {
         self.observe(observed_now(Fact::Clock { realtime_offset_ns: self.offset_ns }));
+        // Before any source: without it every path is believed.
+        self.observe(observed_now(Fact::Kubelet(self.kubelets.configured())));
+        self.kubelets.look_and_send(&self.observations);
         if let Some(last_alive) = previous.alive {
             self.observe(observed_now(Fact::Restarted { last_alive }));
         }
@@ -293,6 +302,7 @@ impl Daemon {
                     self.replies.push_back(observed_now(Fact::MountPresence(reply)));
                 }
             }
+            Request::Kubelet => self.kubelets.look_and_send(&self.observations),
             Request::Holders { id, mntns, tgid, path, follow } => {
                 let request = ScanRequest { id, mntns, tgid, path: path.clone(), follow };
                 if let Err(refused) = self.scanner.request(request) {

@@ -13,6 +13,7 @@ pub use crate::clock::BootNs;
 pub use crate::namespace::NsInum;
 use crate::settings::Settings;
 
+mod kubelet;
 mod mount;
 mod neighbor;
 mod net;
@@ -20,6 +21,7 @@ mod process;
 mod runtime;
 mod source;
 
+pub use kubelet::{KubeletFacts, KubeletNamespace};
 pub use mount::{
     Access, BlindSpot, Holder, HolderReport, MountFacts, MountIdentity, MountPresence, MountSyscall,
     UmountAttempt, Verdict,
@@ -149,6 +151,8 @@ pub enum Fact {
     Holders(Box<HolderReport>),
     /// Reply to [`Request::MountPresence`].
     MountPresence(MountPresence),
+    /// Reply to [`Request::Kubelet`], and reported once at start.
+    Kubelet(KubeletFacts),
     /// A source came up, went down, or settled on a rung.
     Source(SourceStatus),
     /// A source read everything anew, because its stream had a gap.
@@ -186,6 +190,8 @@ pub enum Request {
         /// Process id (thread group).
         tgid: u32,
     },
+    /// Where the kubelets that run now keep the directories of pods; the reply is `Fact::Kubelet`.
+    Kubelet,
     /// What pins the mount at this path; the reply is `Fact::Holders` with the same `id`.
     Holders {
         /// Chosen by the core.

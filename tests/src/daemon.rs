@@ -40,6 +40,12 @@ pub fn free_port() -> u16 {
     listener.local_addr().expect("a listener has an address").port()
 }
 
+/// The part of the configuration that tells the root directory of a kubelet.
+#[must_use]
+pub fn kubelet_roots(root: &Path) -> String {
+    format!("[kubelet]\nroots = [{:?}]\n", root.to_string_lossy())
+}
+
 /// How the daemon is to be started.
 #[derive(Debug)]
 pub struct Launch {
@@ -91,6 +97,12 @@ impl Launch {
         let path = self.scratch.path().join("kevtmon.toml");
         std::fs::write(&path, text).expect("a file can be written");
         self.argument("--config").argument(path)
+    }
+
+    /// A configuration file that tells the root directory of the kubelet that mounts a volume.
+    #[must_use]
+    pub fn kubelet(self, volume: &Mount) -> Self {
+        self.config(&kubelet_roots(volume.kubelet_root()))
     }
 
     /// A command that starts the daemon as its own process: `setpriv …`.

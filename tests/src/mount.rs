@@ -64,7 +64,9 @@ impl Mount {
         mount
     }
 
-    /// Mounts one where a kubelet mounts a volume of a pod.
+    /// Mounts one where a kubelet mounts a volume of a pod; see [`Launch::kubelet`].
+    ///
+    /// [`Launch::kubelet`]: crate::daemon::Launch::kubelet
     #[must_use]
     pub fn volume() -> Self {
         let scratch = Scratch::new();
@@ -83,6 +85,12 @@ impl Mount {
         let _ = attempt(&tmpfs).succeeded("mount");
         std::fs::write(point.join("file"), "held\n").expect("a file can be written");
         Self { point: point.to_owned(), _scratch: None }
+    }
+
+    /// The root directory of the kubelet that a volume is of.
+    #[must_use]
+    pub fn kubelet_root(&self) -> &Path {
+        self.point.ancestors().nth(5).expect("ROOT/pods/UID/volumes/PLUGIN/NAME")
     }
 
     /// Where it is mounted.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::container::Container;
-use kevtmon_tests::daemon::{Daemon, Launch, launch, program};
+use kevtmon_tests::daemon::{Daemon, Launch, kubelet_roots, launch, program};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -162,7 +162,7 @@ fn incidents_replay_to_the_very_bytes_that_were_reported_of_them() {
     let pod = Pod::new();
     let sandbox = PodSandbox::of(&pod);
     let volume = Mount::volume();
-    let mut recorded = RecordedDaemon::start(launch());
+    let mut recorded = RecordedDaemon::start(launch().kubelet(&volume));
     pod.delete_gateway();
     let lost = recorded.wait_for_gateway("incident.opened", &sandbox);
     let holder = hold_by_cwd(volume.point());
@@ -199,8 +199,8 @@ fn a_replay_with_another_configuration_shows_what_it_would_have_done() {
     let pod = Pod::new();
     let sandbox = PodSandbox::of(&pod);
     let volume = Mount::volume();
-    let live = "[incidents]\ngateway_teardown_seconds = 1\n";
-    let mut recorded = RecordedDaemon::start(launch().config(live));
+    let live = format!("{}[incidents]\ngateway_teardown_seconds = 1\n", kubelet_roots(volume.kubelet_root()));
+    let mut recorded = RecordedDaemon::start(launch().config(&live));
     let holder = hold_by_cwd(volume.point());
     volume.umount_refused();
     // A pod that goes loses its interface first, so its gateway counts as lost only if the pod stays.
@@ -216,7 +216,7 @@ fn a_replay_with_another_configuration_shows_what_it_would_have_done() {
         std::fs::write(&config, text).expect("a file can be written");
         attempt_replay(&[&recorded.recording, "--config".as_ref(), &config])
     };
-    assert_eq!(with(live).succeeded("replay").stdout, recorded.printed());
+    assert_eq!(with(&live).succeeded("replay").stdout, recorded.printed());
     let other = "[incidents]\ngateway_teardown_seconds = 3600\nvolume_busy_warning_attempts = 1\n";
     let emitted = events(&with(other).succeeded("replay").stdout);
     assert!(!emitted.iter().any(|event| is_gateway(event, "incident.opened", &sandbox)), "instead of {lost}");

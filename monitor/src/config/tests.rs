@@ -60,6 +60,9 @@ listen = ["0.0.0.0:19809", "[::1]:19809"]
 [runtime]
 sockets = ["docker=/run/docker.sock"]
 
+[kubelet]
+roots = ["/data/kubelet"]
+
 [hooks]
 neighbor = "netlink"
 umount = "off"

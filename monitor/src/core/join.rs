@@ -6,7 +6,7 @@ use super::Core;
 use crate::event::{Actor, ActorSource, AncestorRef, Confidence, Join, MountHolder, Serves, Target};
 use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::node::volume;
-use crate::observation::{ContainerFacts, Holder, NsInum, SourceKind, SourceStatus, TaskRef};
+use crate::observation::{BootNs, ContainerFacts, Holder, NsInum, SourceKind, SourceStatus, TaskRef};
 use crate::settings::Cmdline;
 
 impl Core {
@@ -70,14 +70,16 @@ impl Core {
     }
 
     /// A holder of a mount, with its container and pod.
-    pub(super) fn mount_holder(&self, holder: Holder) -> MountHolder {
+    pub(super) fn mount_holder(&self, at: BootNs, holder: Holder) -> MountHolder {
         let owner = self.node().owner(holder.cgroup.as_deref());
-        let serves = holder.cmdline.as_deref().and_then(|cmdline| volume::served(&holder.comm, cmdline)).map(
-            |(mountpoint, volume)| Serves {
-                mountpoint: mountpoint.to_owned(),
-                pod: self.node().pod_of(&volume.pod_uid),
-            },
-        );
+        // No number of a namespace is 0: one that could not be read is nobody's.
+        let of_path = |path: &str| self.kubelets.volume(at, holder.mntns.unwrap_or(0), path);
+        let cmdline = holder.cmdline.as_deref();
+        let served = cmdline.and_then(|cmdline| volume::served(&holder.comm, cmdline, of_path));
+        let serves = served.map(|(mountpoint, volume)| Serves {
+            mountpoint: mountpoint.to_owned(),
+            pod: self.node().pod_of(&volume.pod_uid),
+        });
         MountHolder {
             pid: holder.tgid,
             comm: holder.comm,

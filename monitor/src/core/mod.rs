@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::diagnose::{self, Engine, ModelChange, SCAN_ID};
 use crate::event::{Event, Kind, Severity, WallClock};
 use crate::node::containers::Containers;
+use crate::node::kubelet::Kubelets;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
@@ -19,6 +20,7 @@ use crate::settings::Settings;
 mod container;
 mod incident;
 mod join;
+mod kubelet;
 mod link;
 mod mount;
 mod neighbor;
@@ -67,6 +69,8 @@ pub struct Core {
     degraded: BTreeSet<String>,
     ready: bool,
     pods: PodNames,
+    kubelets: Kubelets,
+    kubelet_lookup: kubelet::KubeletLookup,
     pending_neighbors: Pending<neighbor::Awaited, neighbor::PendingChange>,
     busy_mounts: BusyMounts,
     holder_scans: mount::HolderScans,
@@ -106,7 +110,8 @@ impl Core {
             Fact::Clock { realtime_offset_ns } => self.set_clock(realtime_offset_ns),
             Fact::Task(task) => self.tasks.insert(*task),
             Fact::Neighbor(change) => self.neighbor(at, *change),
-            Fact::Umount(attempt) => self.umount(at, *attempt),
+            Fact::Umount(attempt) => self.umount_below_known_root(at, *attempt),
+            Fact::Kubelet(facts) => self.kubelet(at, facts),
             Fact::Holders(report) if report.id & SCAN_ID != 0 => {
                 self.diagnose(at, &ModelChange::Holders(&report))
             }
@@ -152,8 +157,12 @@ impl Core {
     /// When the next [`Fact::Tick`] is due at the latest, if anything is pending.
     #[must_use]
     pub fn deadline(&self) -> Option<BootNs> {
-        let deadlines =
-            [self.pending_neighbors.deadline(), self.holder_scans.deadline(), self.engine.deadline()];
+        let deadlines = [
+            self.pending_neighbors.deadline(),
+            self.kubelet_lookup.deadline(),
+            self.holder_scans.deadline(),
+            self.engine.deadline(),
+        ];
         deadlines.into_iter().flatten().min()
     }
 
@@ -174,6 +183,7 @@ impl Core {
 
     fn tick(&mut self, now: BootNs) {
         self.emit_overdue(now);
+        self.process_overdue_umounts(now);
         self.expire_mounts(now);
         if self.last_expiry.saturating_add(EXPIRY_INTERVAL_NS) <= now {
             self.last_expiry = now;

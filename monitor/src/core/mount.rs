@@ -11,7 +11,6 @@ use crate::diagnose::ModelChange;
 use crate::event::wording::{actor_phrase, holders_phrase, owner_phrase};
 use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Unreadable, Volume};
 use crate::node::mounts::MountKey;
-use crate::node::volume;
 use crate::observation::{BootNs, HolderReport, Request, Source, UmountAttempt, Verdict};
 
 const EBUSY: u16 = 16;
@@ -112,7 +111,7 @@ impl Core {
 
     fn released(&mut self, at: BootNs, key: MountKey, attempt: UmountAttempt) {
         let attempts = self.busy_mounts.released(&key).map(|busy| busy.attempts());
-        if attempts.is_none() && volume::of_path(&key.path).is_none() {
+        if attempts.is_none() && self.kubelets.volume(at, key.mntns, &key.path).is_none() {
             return;
         }
         self.emit_after_scan(at, key, attempt, Outcome::Released(attempts));
@@ -183,7 +182,7 @@ impl Core {
         attempts: Option<u64>,
         report: Option<&HolderReport>,
     ) {
-        let volume = volume::of_path(&key.path);
+        let volume = self.kubelets.volume(at, key.mntns, &key.path);
         let detached = attempt.flags & MNT_DETACH != 0;
         let (kind, verb) = match detached {
             true => (Kind::MountDetached, "detached"),
@@ -200,7 +199,7 @@ impl Core {
             Some(1) => " after one refused attempt".to_owned(),
             Some(attempts) => format!(" after {attempts} refused attempts"),
         };
-        let target = volume.as_ref().map(|volume| self.node().target_of_pod(&volume.pod_uid));
+        let target = self.mount_target(volume.as_ref(), key.mntns, &actor);
         let subject = mount_phrase(&key.path, volume.as_ref(), target.as_ref());
         let message = format!("{subject} {verb}{refused} by {}", actor_phrase(&actor));
         let mount = self.mount(key, attempt, attempts, report, volume);
@@ -222,7 +221,7 @@ impl Core {
         report: Option<HolderReport>,
     ) {
         let path = report.as_ref().map_or(key.path.as_str(), |report| report.path.as_str());
-        let volume = volume::of_path(path);
+        let volume = self.kubelets.volume(at, key.mntns, path);
         let mount = self.mount(key, attempt, Some(attempts), report.as_ref(), volume);
         let (complete, verdict) = match &report {
             // EBUSY shows that it was a mount: that none is found now explains nothing.
@@ -237,9 +236,10 @@ impl Core {
             comm: spot.comm,
             reason: spot.reason,
         });
-        let holders: Vec<MountHolder> = holders.into_iter().map(|holder| self.mount_holder(holder)).collect();
+        let holders: Vec<MountHolder> =
+            holders.into_iter().map(|holder| self.mount_holder(at, holder)).collect();
         let actor = self.actor(&attempt.actor, false);
-        let target = mount.volume.as_ref().map(|volume| self.node().target_of_pod(&volume.pod_uid));
+        let target = self.mount_target(mount.volume.as_ref(), key.mntns, &actor);
         let subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
         let message = format!("umount of {subject} refused: {}", holders_phrase(&holders, verdict));
         let event = Event {
@@ -288,6 +288,8 @@ impl Core {
 fn mount_phrase(path: &str, volume: Option<&Volume>, target: Option<&Target>) -> String {
     match (volume, target) {
         (Some(volume), Some(target)) => format!("volume {}{}", volume.name, owner_phrase(target)),
-        _ => path.to_owned(),
+        // In a namespace of somebody else, where any path may be made.
+        (None, Some(target)) => format!("{path}{}", owner_phrase(target)),
+        (_, None) => path.to_owned(),
     }
 }

@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::pending::Pending;
-use super::{Core, Resume, mount, neighbor, new_engine};
+use super::{Core, Resume, kubelet, mount, neighbor, new_engine};
 use crate::diagnose::{self, Engine, RestoreError};
 use crate::event::Event;
 use crate::node::containers::Containers;
+use crate::node::kubelet::Kubelets;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
@@ -39,6 +40,8 @@ pub struct Saved<'a> {
     namespaces: Cow<'a, Namespaces>,
     containers: Cow<'a, Containers>,
     pods: Cow<'a, PodNames>,
+    kubelets: Cow<'a, Kubelets>,
+    kubelet_lookup: kubelet::KubeletLookup,
     tasks: Cow<'a, Tasks>,
 }
 
@@ -72,6 +75,8 @@ impl Core {
             degraded: saved.degraded,
             ready: saved.ready,
             pods: saved.pods.into_owned(),
+            kubelets: saved.kubelets.into_owned(),
+            kubelet_lookup: saved.kubelet_lookup,
             pending_neighbors: saved.pending_neighbors,
             busy_mounts: saved.busy_mounts.into_owned(),
             holder_scans: saved.holder_scans,
@@ -102,6 +107,8 @@ impl Core {
             degraded,
             ready,
             pods,
+            kubelets,
+            kubelet_lookup,
             pending_neighbors,
             busy_mounts,
             holder_scans,
@@ -126,6 +133,8 @@ impl Core {
             namespaces: Cow::Borrowed(namespaces),
             containers: Cow::Borrowed(containers),
             pods: Cow::Borrowed(pods),
+            kubelets: Cow::Borrowed(kubelets),
+            kubelet_lookup: kubelet_lookup.clone(),
             tasks: Cow::Borrowed(tasks),
         })
     }

@@ -143,6 +143,17 @@ impl Containers {
             .filter(|(_, facts)| is_live(facts.state))
     }
 
+    /// A running container with a mount namespace.
+    #[must_use]
+    pub fn in_mntns(&self, mntns: NsInum) -> Option<&ContainerFacts> {
+        self.known
+            .values()
+            .filter(|known| known.removed.is_none() && is_live(known.facts.state))
+            .map(|known| &known.facts)
+            .filter(|facts| facts.mntns == Some(mntns))
+            .min_by_key(|facts| &facts.id)
+    }
+
     /// When the start of a container was observed; `None` if it ran before.
     #[must_use]
     pub fn started(&self, id: &str) -> Option<BootNs> {

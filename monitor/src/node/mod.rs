@@ -3,6 +3,7 @@
 pub mod cgroup;
 pub mod containers;
 pub mod gateways;
+pub mod kubelet;
 pub mod mounts;
 pub mod namespaces;
 pub mod pods;

@@ -2,35 +2,58 @@
 //!
 //! Layouts (pkg/kubelet/kubelet_getters.go): `ROOT/pods/UID/volumes/PLUGIN/NAME`,
 //! `…/volumeDevices/PLUGIN/NAME`, `…/volume-subpaths/NAME/CONTAINER/INDEX`, each with anything after it (CSI
-//! adds `/mount`). ROOT can be any directory. Whether the pod exists is not checked.
+//! adds `/mount`). ROOT can be any directory: which ones are a kubelet's is known to [`Kubelets`]. Whether the pod
+//! exists is not checked.
+//!
+//! [`Kubelets`]: super::kubelet::Kubelets
 
 use crate::event::Volume;
 
 /// Plugin name of a sub-path mount, whose path does not contain it.
 pub const SUBPATH: &str = "subpath";
 
-/// Parses the pod volume from an absolute path.
+/// Parses the pod volume from an absolute path, whatever directory it is below: a claim of whoever made that path.
 #[must_use]
 pub fn of_path(path: &str) -> Option<Volume> {
     // The root directory may contain a component of that name, too.
-    path.match_indices("/pods/").find_map(|(at, marker)| below_pods(&path[at + marker.len()..]))
+    path.match_indices("/pods/").find_map(|(at, marker)| below_pods(names(&path[at + marker.len()..])))
+}
+
+/// Parses the pod volume from an absolute path below this root directory of a kubelet.
+#[must_use]
+pub fn below(root: &str, path: &str) -> Option<Volume> {
+    let mut parts = names(path);
+    // What is above such a component is not known without looking.
+    if !path.starts_with('/') || parts.clone().any(|part| matches!(part, "." | "..")) {
+        return None;
+    }
+    let is_below = names(root).all(|name| parts.next() == Some(name)) && parts.next() == Some("pods");
+    is_below.then(|| below_pods(parts))?
+}
+
+fn names(path: &str) -> impl Iterator<Item = &str> + Clone {
+    path.split('/').filter(|part| !part.is_empty())
 }
 
 /// User-space file servers whose command line contains their mount point.
 const SERVERS: [&str; 6] = ["glusterfs", "fuse", "s3fs", "sshfs", "juicefs", "rclone"];
 
-/// The pod volume that a process serves: a FUSE server gets its mount point as an argument.
+/// The pod volume that a process serves: a FUSE server gets its mount point as an argument. `volume` tells which paths
+/// are one, as the process sees them.
 #[must_use]
-pub fn served<'a>(comm: &str, cmdline: &'a str) -> Option<(&'a str, Volume)> {
+pub fn served<'a>(
+    comm: &str,
+    cmdline: &'a str,
+    volume: impl Fn(&str) -> Option<Volume>,
+) -> Option<(&'a str, Volume)> {
     if !SERVERS.iter().any(|server| comm.contains(server)) {
         return None;
     }
     let paths = cmdline.split(' ').filter(|word| word.starts_with('/'));
-    paths.rev().find_map(|path| Some((path, of_path(path)?)))
+    paths.rev().find_map(|path| Some((path, volume(path)?)))
 }
 
-fn below_pods(path: &str) -> Option<Volume> {
-    let mut parts = path.split('/').filter(|part| !part.is_empty());
+fn below_pods<'a>(mut parts: impl Iterator<Item = &'a str>) -> Option<Volume> {
     let pod_uid = parts.next().filter(|part| is_uid(part))?.to_owned();
     let (plugin, name) = match parts.next()? {
         "volumes" | "volumeDevices" => (parts.next()?.replace('~', "/"), parts.next()?),
@@ -78,6 +101,18 @@ mod tests {
     }
 
     #[test]
+    fn a_path_is_below_a_root_by_whole_names() {
+        let of = |root: &str, path: &str| below(root, &format!("{path}/pods/{UID}/volumes/a~b/c"));
+        assert_eq!(of("/var/lib/kubelet", "/var/lib/kubelet"), volume(UID, "a/b", "c"));
+        assert_eq!(of("/var/lib/kubelet/", "//var/lib//kubelet"), volume(UID, "a/b", "c"));
+        for path in ["/var/lib/kubelet/pods", "/var/lib", "/x/var/lib/kubelet", "var/lib/kubelet", ""] {
+            assert_eq!(of("/var/lib/kubelet", path), None, "{path}");
+        }
+        let escape = format!("/k/pods/{UID}/volumes/a~b/c/../../../../../home/m");
+        assert_eq!(below("/k", &escape), None);
+    }
+
+    #[test]
     fn a_static_pod_has_a_uid_without_dashes() {
         let uid = "0123456789abcdef0123456789abcdef";
         let path = format!("/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~host-path/etc");
@@ -101,9 +136,9 @@ mod tests {
         let path = format!("/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~glusterfs/cam-pv-50g");
         let cmdline = format!("/usr/sbin/glusterfs --log-file=/var/log/x.log --volfile-id=a {path}");
         let served_volume = volume(UID, "kubernetes.io/glusterfs", "cam-pv-50g").unwrap();
-        assert_eq!(served("glusterfs", &cmdline), Some((path.as_str(), served_volume)));
-        assert_eq!(served("tar", &cmdline), None);
-        assert_eq!(served("glusterfs", "/usr/sbin/glusterfs /mnt"), None);
+        assert_eq!(served("glusterfs", &cmdline, of_path), Some((path.as_str(), served_volume)));
+        assert_eq!(served("tar", &cmdline, of_path), None);
+        assert_eq!(served("glusterfs", "/usr/sbin/glusterfs /mnt", of_path), None);
     }
 
     #[test]

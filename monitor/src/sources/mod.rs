@@ -4,6 +4,7 @@ use crate::clock::boot_now;
 use crate::observation::{Fact, Observation, Source};
 
 pub mod bpf;
+pub mod kubelet;
 pub mod netlink;
 pub mod procfs;
 pub mod runtime;

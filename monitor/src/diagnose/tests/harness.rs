@@ -171,6 +171,7 @@ impl TestNode {
 
     fn answer(&mut self, request: Request) {
         match request {
+            Request::Kubelet => self.observe(Fact::Kubelet(KubeletFacts::default())),
             Request::Netns { netns } => self.observe_netns(netns),
             Request::ProcessState { tgid } => {
                 self.observe(Fact::ProcessState(ProcessState { tgid, alive: true }));

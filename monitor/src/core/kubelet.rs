@@ -1,0 +1,117 @@
+//! Kubelets of the node. An unmount that looks like one of a pod volume, below a root directory that no known kubelet
+//! has, is held back until the kubelets that run now are looked up: one of them may just have started.
+
+use serde::{Deserialize, Serialize};
+
+use super::Core;
+use super::pending::Pending;
+use crate::event::{Actor, Target, Volume};
+use crate::node::mounts::MountKey;
+use crate::node::volume;
+use crate::observation::{BootNs, KubeletFacts, NsInum, Request, Source, UmountAttempt};
+
+/// At most one lookup in this time: it lists all processes.
+const LOOKUP_INTERVAL_NS: BootNs = 10_000_000_000;
+/// An unmount is held back this long at most.
+const LOOKUP_TIMEOUT_NS: BootNs = 1_000_000_000;
+/// Unmounts that are held back at once; more are reported with what is known.
+const HELD_MAX: usize = 256;
+/// Only root runs kubelets.
+const ROOT: u32 = 0;
+
+/// The lookup of kubelets, and the unmounts that await it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct KubeletLookup {
+    #[serde(default)]
+    requested: Option<BootNs>,
+    #[serde(default)]
+    held: Pending<(), HeldUmount>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct HeldUmount {
+    at: BootNs,
+    source: Source,
+    attempt: UmountAttempt,
+}
+
+impl KubeletLookup {
+    pub(super) fn deadline(&self) -> Option<BootNs> {
+        self.held.deadline()
+    }
+}
+
+impl Core {
+    /// Processes an unmount once it is known whether it is of a pod volume.
+    pub(super) fn umount_below_known_root(&mut self, at: BootNs, attempt: UmountAttempt) {
+        if self.kubelet_lookup.held.len() < HELD_MAX && self.awaits_lookup(at, &attempt) {
+            let held = HeldUmount { at, source: self.source, attempt };
+            let deadline = at.saturating_add(LOOKUP_TIMEOUT_NS);
+            return self.kubelet_lookup.held.push(deadline, (), held);
+        }
+        self.umount(at, attempt);
+    }
+
+    /// Whether a lookup is under way that the unmount depends on; requests it where it is due.
+    fn awaits_lookup(&mut self, at: BootNs, attempt: &UmountAttempt) -> bool {
+        let key = |attempt: &UmountAttempt| MountKey::new(attempt.mntns, &attempt.path);
+        let wanted = key(attempt);
+        // Those of one mount are processed in their order.
+        if self.kubelet_lookup.held.last_matching(|held| key(&held.attempt) == wanted).is_some() {
+            return true;
+        }
+        let by_root = self.tasks.get(&attempt.actor.key).is_some_and(|facts| facts.uid == ROOT);
+        if !by_root
+            || volume::of_path(&attempt.path).is_none()
+            || self.kubelets.volume(at, attempt.mntns, &attempt.path).is_some()
+        {
+            return false;
+        }
+        let is_recent = |requested: BootNs| at < requested.saturating_add(LOOKUP_INTERVAL_NS);
+        if self.kubelet_lookup.requested.is_some_and(is_recent) {
+            return self.kubelet_lookup.held.len() > 0;
+        }
+        self.kubelet_lookup.requested = Some(at);
+        self.request(Request::Kubelet);
+        true
+    }
+
+    /// Whose a mount is: that of the pod of its volume, else that of the container whose mount namespace it is in, or
+    /// which the caller is of. A mount in the host's namespace that is no volume is nobody's.
+    pub(super) fn mount_target(
+        &self,
+        volume: Option<&Volume>,
+        mntns: NsInum,
+        caller: &Actor,
+    ) -> Option<Target> {
+        if let Some(volume) = volume {
+            return Some(self.node().target_of_pod(&volume.pod_uid));
+        }
+        if self.kubelets.mounts_in(mntns) {
+            return None;
+        }
+        let of_caller = || {
+            let (container, pod) = (caller.container.clone()?, caller.pod.clone());
+            Some(Target { container: Some(container), pod, netns_name: None, join: caller.join })
+        };
+        self.containers.in_mntns(mntns).map(|facts| self.target_of(facts)).or_else(of_caller)
+    }
+
+    pub(super) fn kubelet(&mut self, at: BootNs, facts: KubeletFacts) {
+        self.kubelets.replace(at, facts);
+        let held = self.kubelet_lookup.held.take_answered(&());
+        self.process_held(held);
+    }
+
+    pub(super) fn process_overdue_umounts(&mut self, now: BootNs) {
+        let held = self.kubelet_lookup.held.take_overdue(now);
+        self.process_held(held);
+    }
+
+    fn process_held(&mut self, held: Vec<HeldUmount>) {
+        for HeldUmount { at, source, attempt } in held {
+            self.source = source;
+            self.umount(at, attempt);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Unmounts below root directories that are, or are not, those of a kubelet.
+
+use super::*;
+
+const PATH: &str =
+    "/data/kubelet/pods/5c948341-c030-4996-b888-f032577d97b0/volumes/kubernetes.io~glusterfs/pv";
+/// The mount namespace of the host, and of the task of these tests.
+const HOST_MNTNS: NsInum = 2;
+
+fn attempt(mntns: NsInum, errno: Option<u16>) -> Fact {
+    Fact::Umount(Box::new(UmountAttempt {
+        syscall: MountSyscall::Umount2,
+        actor: TaskRef { key: key(), tid: 1, comm: "umount".into() },
+        mntns,
+        path: PATH.into(),
+        flags: 0,
+        errno,
+    }))
+}
+
+fn kubelets(roots: &[&str]) -> Fact {
+    Fact::Kubelet(KubeletFacts {
+        namespaces: vec![KubeletNamespace {
+            mntns: HOST_MNTNS,
+            roots: roots.iter().map(|root| (*root).to_owned()).collect(),
+            of_kubelet: false,
+        }],
+    })
+}
+
+fn looked() -> Core {
+    let mut core = settled();
+    core.observe(at(5, task("/system.slice/kubelet.service")));
+    core.observe(at(6, kubelets(&["/var/lib/kubelet"])));
+    requests(&mut core);
+    core
+}
+
+fn volumes(core: &mut Core) -> Vec<bool> {
+    let mounts = events(core).into_iter().filter_map(|event| event.mount);
+    mounts.map(|mount| mount.volume.is_some()).collect()
+}
+
+#[test]
+fn an_unmount_below_an_unknown_root_awaits_the_lookup_of_a_kubelet_that_has_just_started() {
+    let mut core = looked();
+    core.observe(at(10, attempt(HOST_MNTNS, Some(16))));
+    core.observe(at(11, attempt(HOST_MNTNS, None)));
+    assert_eq!(requests(&mut core), [Request::Kubelet]);
+    core.observe(at(12, kubelets(&["/var/lib/kubelet", "/data/kubelet"])));
+    let requested = requests(&mut core);
+    let [Request::Holders { id, .. }] = requested[..] else { panic!("{requested:?}") };
+    core.observe(at(13, Fact::Holders(Box::new(HolderReport::skipped(id, PATH)))));
+    assert_eq!(volumes(&mut core), [true, true]);
+}
+
+#[test]
+fn a_path_that_no_kubelet_has_is_no_volume_and_is_looked_up_at_most_once_in_ten_seconds() {
+    let mut core = looked();
+    core.observe(at(10, attempt(HOST_MNTNS, Some(16))));
+    assert_eq!(requests(&mut core), [Request::Kubelet]);
+    core.observe(at(12, kubelets(&["/var/lib/kubelet"])));
+    core.observe(at(13, attempt(HOST_MNTNS, Some(16))));
+    let requested = requests(&mut core);
+    assert!(matches!(requested[..], [Request::Holders { .. }]), "{requested:?}");
+    core.observe(at(10_000 * MS, Fact::Tick));
+    assert_eq!(volumes(&mut core), [false, false]);
+}
+
+#[test]
+fn a_lookup_that_is_not_answered_delays_the_event_by_a_second() {
+    let mut core = looked();
+    core.observe(at(10, attempt(HOST_MNTNS, Some(16))));
+    let deadline = core.deadline().unwrap();
+    assert!(deadline <= 1_001 * MS, "{deadline}");
+    assert_eq!(requests(&mut core), [Request::Kubelet]);
+    core.observe(at(1_001 * MS, Fact::Tick));
+    assert!(requests(&mut core).iter().any(|request| matches!(request, Request::Holders { .. })));
+}
+
+#[test]
+fn a_path_in_another_mount_namespace_is_that_of_its_container_and_never_of_a_pod() {
+    let mut core = settled();
+    core.observe(at(5, task("/system.slice/x.service")));
+    core.observe(at(6, kubelets(&["/data/kubelet"])));
+    requests(&mut core);
+    // The namespace of the container, and one of nobody.
+    for (now, mntns) in [(10, 8), (11, 9)] {
+        core.observe(at(now, attempt(mntns, Some(16))));
+    }
+    core.observe(at(12, kubelets(&["/data/kubelet"])));
+    core.observe(at(10_000 * MS, Fact::Tick));
+    let emitted: Vec<Event> = events(&mut core);
+    let [inside, elsewhere] = &emitted[..] else { panic!("{emitted:?}") };
+    assert!(emitted.iter().all(|event| event.mount.as_ref().unwrap().volume.is_none()));
+    assert_eq!(inside.target.as_ref().unwrap().container.as_ref().unwrap().id, ID);
+    assert_eq!(elsewhere.target, None);
+}

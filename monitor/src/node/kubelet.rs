@@ -1,0 +1,93 @@
+//! Which paths are pod volumes: those below a root directory of a kubelet, in a mount namespace in which only root of
+//! the node mounts. A path alone proves nothing: anybody can make such directories, and mount on them in a mount
+//! namespace of his own.
+
+use serde::{Deserialize, Serialize};
+
+use super::volume;
+use crate::event::Volume;
+use crate::observation::{BootNs, KubeletFacts, NsInum};
+
+/// The mount namespace of a kubelet that is not the host's is believed for this time after it was looked up: when the
+/// kubelet ends, the kernel gives the number to the next namespace at once.
+const NAMESPACE_RETENTION_NS: BootNs = 10_000_000_000;
+
+/// The kubelets of the node, as last looked up.
+///
+/// Without any report, every path of the layout is believed: recordings of versions that did not look kubelets up
+/// replay as they were observed. The daemon reports before any source does.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Kubelets {
+    reported: Option<(BootNs, KubeletFacts)>,
+}
+
+impl Kubelets {
+    /// Replaces what was known.
+    pub fn replace(&mut self, at: BootNs, facts: KubeletFacts) {
+        self.reported = Some((at, facts));
+    }
+
+    /// Whether the host or a kubelet mounts in this namespace; true of all as long as nothing was reported.
+    #[must_use]
+    pub fn mounts_in(&self, mntns: NsInum) -> bool {
+        let known = self.reported.as_ref().map(|(_, facts)| &facts.namespaces);
+        known.is_none_or(|known| known.iter().any(|namespace| namespace.mntns == mntns))
+    }
+
+    /// The pod volume that a path leads to, as a process of this mount namespace sees it at this time.
+    #[must_use]
+    pub fn volume(&self, at: BootNs, mntns: NsInum, path: &str) -> Option<Volume> {
+        let Some((read, facts)) = &self.reported else {
+            return volume::of_path(path);
+        };
+        let is_current = at <= read.saturating_add(NAMESPACE_RETENTION_NS);
+        let namespaces = facts.namespaces.iter().filter(|known| known.mntns == mntns);
+        let roots = namespaces.filter(|known| is_current || !known.of_kubelet).flat_map(|known| &known.roots);
+        roots.into_iter().find_map(|root| volume::below(root, path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observation::KubeletNamespace;
+
+    const BELOW: &str = "pods/5c948341-c030-4996-b888-f032577d97b0/volumes/kubernetes.io~secret/token";
+
+    fn kubelets() -> Kubelets {
+        let namespace = |mntns, root: &str, of_kubelet| KubeletNamespace {
+            mntns,
+            roots: vec![root.to_owned()],
+            of_kubelet,
+        };
+        let namespaces = vec![namespace(1, "/var/lib/kubelet", false), namespace(2, "/data/k", true)];
+        let mut kubelets = Kubelets::default();
+        kubelets.replace(5, KubeletFacts { namespaces });
+        kubelets
+    }
+
+    #[test]
+    fn a_path_means_a_volume_only_below_a_root_and_in_its_namespace() {
+        let kubelets = kubelets();
+        let is_volume = |mntns, root: &str| kubelets.volume(5, mntns, &format!("{root}/{BELOW}")).is_some();
+        assert!(is_volume(1, "/var/lib/kubelet") && is_volume(2, "/data/k"));
+        assert!(!is_volume(2, "/var/lib/kubelet") && !is_volume(1, "/data/k"));
+        assert!(!is_volume(3, "/var/lib/kubelet"), "the namespace of anybody");
+        assert!(!is_volume(1, "/tmp/var/lib/kubelet") && !is_volume(1, "/var/lib/kubelet2"));
+    }
+
+    #[test]
+    fn the_namespace_of_a_kubelet_is_believed_for_a_short_time() {
+        let kubelets = kubelets();
+        let volume = |at, mntns, root: &str| kubelets.volume(at, mntns, &format!("{root}/{BELOW}"));
+        assert!(volume(5 + NAMESPACE_RETENTION_NS, 2, "/data/k").is_some());
+        assert!(volume(6 + NAMESPACE_RETENTION_NS, 2, "/data/k").is_none());
+        assert!(volume(6 + NAMESPACE_RETENTION_NS, 1, "/var/lib/kubelet").is_some());
+    }
+
+    #[test]
+    fn recordings_without_a_report_believe_every_root() {
+        assert!(Kubelets::default().volume(5, 7, &format!("/tmp/k/{BELOW}")).is_some());
+    }
+}

@@ -1,0 +1,26 @@
+//! Where the kubelets of this node keep the directories of pods.
+
+use serde::{Deserialize, Serialize};
+
+use super::NsInum;
+
+/// The root directories of kubelets, complete: those that are configured, the default one, and those of the kubelets
+/// that run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KubeletFacts {
+    /// The mount namespaces in which their paths mean what they say; nobody without privileges on the node mounts
+    /// there.
+    pub namespaces: Vec<KubeletNamespace>,
+}
+
+/// A mount namespace in which a path below a root directory of a kubelet belongs to a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KubeletNamespace {
+    /// Its inode number.
+    pub mntns: NsInum,
+    /// Absolute paths of the root directories in it, as configured and with symbolic links resolved.
+    pub roots: Vec<String>,
+    /// It exists only as long as the kubelet in it, so that its number may soon be another namespace's.
+    #[serde(default)]
+    pub of_kubelet: bool,
+}

@@ -1,0 +1,271 @@
+//! Where the kubelets of this node keep the directories of pods: what is configured, the default, and `--root-dir` of
+//! the kubelets that run.
+//!
+//! A process is taken for a kubelet if the kernel says that it is root of the node (all user ids 0 and `CAP_SYS_ADMIN`
+//! in the initial user namespace, and the initial process namespace), and if it runs a program of that name which only
+//! root can have put there. Its command name and arguments are anybody's to choose, so they are read only then.
+//!
+//! Files of any process in /proc may hang, so a lookup has a thread of its own that nothing waits for.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::procfs::Proc;
+use super::procfs::dir::Buffer;
+use super::{Sender, observed_now};
+use crate::observation::{Fact, KubeletFacts, KubeletNamespace, NsInum};
+use crate::settings::settings;
+
+settings! { "kubelet":
+    /// Root directories of kubelets (`--root-dir`), besides /var/lib/kubelet and those of the kubelets that run. A path
+    /// below one of them is believed to be a pod's, so nobody but root may write there.
+    ROOTS: Roots = "roots", default Roots::default();
+}
+
+/// The default of `--root-dir`.
+const DEFAULT_ROOT: &str = "/var/lib/kubelet";
+/// Programs that are a kubelet, or contain one.
+const PROGRAMS: [&str; 3] = ["kubelet", "hyperkube", "k3s"];
+/// Inode numbers of the initial namespaces (`PROC_USER_INIT_INO`, `PROC_PID_INIT_INO`, include/linux/proc_ns.h).
+const INITIAL_USERNS: NsInum = 0xEFFF_FFFD;
+const INITIAL_PIDNS: NsInum = 0xEFFF_FFFC;
+/// `CAP_SYS_ADMIN` of include/uapi/linux/capability.h: a kubelet cannot mount without it.
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+/// Set-id bits, and write permission for others than root.
+const UNTRUSTED_MODE: u32 = 0o6022;
+/// As the kernel (`MAXSYMLINKS`).
+const LINKS_MAX: usize = 40;
+/// Root directories that are kept of kubelets that have ended; their mounts stay.
+const FORMER_MAX: usize = 8;
+
+/// Absolute paths of directories.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Roots(pub Vec<PathBuf>);
+
+impl<'de> Deserialize<'de> for Roots {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let paths = Vec::<PathBuf>::deserialize(from)?;
+        let is_plain = |path: &&PathBuf| is_plain(path.to_str().unwrap_or_default());
+        match paths.iter().find(|path| !is_plain(path)) {
+            Some(path) => Err(serde::de::Error::custom(format!(
+                "{path:?} is not valid: expected an absolute path such as /data/kubelet"
+            ))),
+            None => Ok(Self(paths)),
+        }
+    }
+}
+
+/// Finds the kubelets of this node.
+#[derive(Debug, Clone)]
+pub struct KubeletFinder {
+    proc: Proc,
+    configured: Vec<String>,
+    /// Root directories in the host's mount namespace of kubelets that were found once.
+    former: Arc<Mutex<VecDeque<String>>>,
+    is_looking: Arc<AtomicBool>,
+}
+
+/// A kubelet that runs.
+#[derive(Debug, PartialEq, Eq)]
+struct Kubelet {
+    tgid: u32,
+    mntns: NsInum,
+    root: Option<String>,
+}
+
+impl KubeletFinder {
+    /// One that takes these root directories for a kubelet's, too.
+    #[must_use]
+    pub fn new(proc: Proc, roots: &Roots) -> Self {
+        let configured = roots.0.iter().filter_map(|root| root.to_str().map(str::to_owned));
+        let configured = configured.chain([DEFAULT_ROOT.to_owned()]).collect();
+        Self { proc, configured, former: Arc::default(), is_looking: Arc::default() }
+    }
+
+    /// What is known without looking: the configured and the default root directories, with links as they are.
+    #[must_use]
+    pub fn configured(&self) -> KubeletFacts {
+        let namespaces = self.host_namespaces().into_iter();
+        let namespace = |mntns| KubeletNamespace { mntns, roots: self.configured.clone(), of_kubelet: false };
+        KubeletFacts { namespaces: namespaces.map(|(mntns, _)| namespace(mntns)).collect() }
+    }
+
+    /// Looks in a thread of its own, and sends what it finds. Does nothing while that of an earlier call is not done.
+    pub fn look_and_send(&self, tx: &Sender) {
+        if self.is_looking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (finder, tx) = (self.clone(), tx.clone());
+        let started = std::thread::Builder::new().name("kubelet".to_owned()).spawn(move || {
+            let facts = finder.look();
+            finder.is_looking.store(false, Ordering::Release);
+            // The receiver is gone when the daemon ends.
+            let _ = tx.blocking_send(observed_now(Fact::Kubelet(facts)));
+        });
+        if let Err(error) = started {
+            self.is_looking.store(false, Ordering::Release);
+            tracing::warn!(%error, "cannot start the thread that looks for kubelets");
+        }
+    }
+
+    fn look(&self) -> KubeletFacts {
+        let kubelets: Vec<Kubelet> = self.kubelets();
+        let hosts = self.host_namespaces();
+        let is_host = |mntns| hosts.iter().any(|(host, _)| *host == mntns);
+        let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
+        for root in kubelets.iter().filter(|kubelet| is_host(kubelet.mntns)).filter_map(|k| k.root.as_ref()) {
+            if !former.contains(root) {
+                former.push_front(root.clone());
+                former.truncate(FORMER_MAX);
+            }
+        }
+        let of_host = |(mntns, top): &(NsInum, PathBuf)| KubeletNamespace {
+            mntns: *mntns,
+            roots: with_resolved(top, self.configured.iter().chain(former.iter())),
+            of_kubelet: false,
+        };
+        let mut namespaces: Vec<KubeletNamespace> = hosts.iter().map(of_host).collect();
+        for kubelet in kubelets.iter().filter(|kubelet| !is_host(kubelet.mntns)) {
+            let top = self.proc.path(kubelet.tgid, "root");
+            namespaces.push(KubeletNamespace {
+                mntns: kubelet.mntns,
+                roots: with_resolved(&top, self.configured.iter().chain(&kubelet.root)),
+                of_kubelet: true,
+            });
+        }
+        KubeletFacts { namespaces }
+    }
+
+    /// The mount namespaces of pid 1 and of the daemon, which only root of the node started there, and their roots.
+    /// Pid 1 may be out of reach even for root.
+    fn host_namespaces(&self) -> Vec<(NsInum, PathBuf)> {
+        let init = self.proc.ns(1, "mnt").map(|mntns| (mntns, self.proc.path(1, "root")));
+        let own = self.proc.ns(std::process::id(), "mnt").map(|mntns| (mntns, PathBuf::from("/")));
+        let mut both: Vec<_> = own.into_iter().chain(init).collect();
+        both.dedup_by_key(|(mntns, _)| *mntns);
+        both
+    }
+
+    fn kubelets(&self) -> Vec<Kubelet> {
+        let mut buffers = (Buffer::default(), Vec::new());
+        let pids = self.proc.pids().unwrap_or_default();
+        pids.into_iter().filter_map(|tgid| self.kubelet(tgid, &mut buffers)).collect()
+    }
+
+    fn kubelet(&self, tgid: u32, (links, text): &mut (Buffer, Vec<u8>)) -> Option<Kubelet> {
+        let dir = self.proc.dir(tgid).ok()?;
+        let program = program(&dir.link(c"exe", links).ok()?)?;
+        if !is_root_of_node(&dir.text(c"status", text).ok()?) {
+            return None;
+        }
+        let mut ns = |name| super::procfs::parse_ns(&dir.link(name, links).ok()?);
+        if ns(c"ns/user") != Some(INITIAL_USERNS) || ns(c"ns/pid") != Some(INITIAL_PIDNS) {
+            return None;
+        }
+        let mntns = ns(c"ns/mnt")?;
+        let file = fs::metadata(self.proc.path(tgid, "exe")).ok()?;
+        if !file.is_file() || file.uid() != 0 || file.mode() & UNTRUSTED_MODE != 0 {
+            return None;
+        }
+        let cmdline = dir.text(c"cmdline", text).ok()?;
+        let arguments: Vec<&str> = cmdline.split('\0').collect();
+        let root = root_dir(program, &arguments)?.map(str::to_owned);
+        // The handle is of one process: what was read by its number is of the same if that is still there.
+        dir.is_there(&mut Vec::new()).then_some(Kubelet { tgid, mntns, root })
+    }
+}
+
+/// The name of the program that may be a kubelet.
+fn program(exe: &str) -> Option<&'static str> {
+    let path = exe.strip_suffix(" (deleted)").unwrap_or(exe);
+    let name = path.rsplit('/').next()?;
+    PROGRAMS.into_iter().find(|program| *program == name)
+}
+
+/// Whether /proc/PID/status shows all user ids as 0, and the capability to mount; both in the reader's user namespace.
+fn is_root_of_node(status: &str) -> bool {
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    let is_root = field("Uid:").is_some_and(|uids| uids.split_ascii_whitespace().all(|uid| uid == "0"));
+    let capable = field("CapEff:").and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    is_root && capable.is_some_and(|bits| bits & CAP_SYS_ADMIN != 0)
+}
+
+/// `--root-dir` of a kubelet, if it is given; `None` if the program is not run as one.
+fn root_dir<'a>(program: &str, arguments: &[&'a str]) -> Option<Option<&'a str>> {
+    let (_, arguments) = arguments.split_first()?;
+    let flag = match (program, arguments.first()) {
+        ("hyperkube", Some(&"kubelet")) | ("kubelet", _) => "root-dir",
+        ("k3s", Some(&("server" | "agent"))) => "kubelet-arg",
+        _ => return None,
+    };
+    let mut values = arguments.iter().enumerate().filter_map(|(index, argument)| {
+        let rest =
+            argument.trim_start_matches('-').strip_prefix(flag).filter(|_| argument.starts_with('-'))?;
+        let value = match rest.strip_prefix('=') {
+            Some(value) => value,
+            None if rest.is_empty() => *arguments.get(index + 1)?,
+            None => return None,
+        };
+        if flag == "root-dir" { Some(value) } else { value.strip_prefix("root-dir=") }
+    });
+    // The last one counts, as with every flag of Go programs.
+    Some(values.by_ref().last().filter(|root| is_plain(root)))
+}
+
+/// Whether it is an absolute path without `.` and `..`, and not the root of everything.
+fn is_plain(path: &str) -> bool {
+    let mut names = path.split('/').filter(|name| !name.is_empty()).peekable();
+    path.starts_with('/') && names.peek().is_some() && !names.any(|name| matches!(name, "." | ".."))
+}
+
+/// Each root directory as it is given, and as symbolic links lead to it below `top`.
+fn with_resolved<'a>(top: &Path, roots: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let mut all = Vec::new();
+    for root in roots {
+        for path in [Some(root.clone()), resolved(top, root)].into_iter().flatten() {
+            if !all.contains(&path) {
+                all.push(path);
+            }
+        }
+    }
+    all
+}
+
+/// The path that an absolute path leads to through symbolic links, in the tree below `top`; as far as it exists.
+fn resolved(top: &Path, path: &str) -> Option<String> {
+    let mut way: Vec<String> = Vec::new();
+    let mut names: VecDeque<String> = path.split('/').map(str::to_owned).collect();
+    let mut links = 0;
+    while let Some(name) = names.pop_front() {
+        match name.as_str() {
+            "" | "." => continue,
+            ".." => {
+                way.pop();
+                continue;
+            }
+            _ => way.push(name),
+        }
+        let Ok(target) = fs::read_link(top.join(way.join("/"))) else { continue };
+        links += 1;
+        if links > LINKS_MAX {
+            return None;
+        }
+        way.pop();
+        let target = target.to_str()?;
+        if target.starts_with('/') {
+            way.clear();
+        }
+        target.split('/').rev().for_each(|name| names.push_front(name.to_owned()));
+    }
+    let resolved = format!("/{}", way.join("/"));
+    is_plain(&resolved).then_some(resolved)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,78 @@
+//! Literal files of /proc and of root directories in, kubelets out. Real processes are in the tests of the package.
+
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+const ROOT: &str = "Uid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n";
+
+#[test]
+fn only_root_with_the_capability_to_mount_is_root_of_the_node() {
+    assert!(is_root_of_node(ROOT));
+    assert!(!is_root_of_node("Uid:\t1000\t0\t0\t0\nCapEff:\t000001ffffffffff\n"), "a set-user-id program");
+    assert!(!is_root_of_node("Uid:\t65534\t65534\t65534\t65534\nCapEff:\t000001ffffffffff\n"));
+    assert!(!is_root_of_node("Uid:\t0\t0\t0\t0\nCapEff:\t00000000a80425fb\n"), "a container of Docker");
+    assert!(!is_root_of_node(""));
+}
+
+#[test]
+fn a_program_is_known_by_its_file_name_alone() {
+    for (exe, expected) in [
+        ("/usr/bin/kubelet", Some("kubelet")),
+        ("/opt/bin/kubelet (deleted)", Some("kubelet")),
+        ("/var/lib/rancher/k3s/data/0a1b/bin/k3s", Some("k3s")),
+        ("/usr/bin/kubelet-helper", None),
+        ("/usr/bin/dash", None),
+    ] {
+        assert_eq!(program(exe), expected, "{exe}");
+    }
+}
+
+#[test]
+fn the_root_directory_is_read_from_every_form_of_the_flag() {
+    let of = |program: &str, words: &str| {
+        let words: Vec<&str> = words.split(' ').collect();
+        root_dir(program, &words).map(|root| root.map(str::to_owned))
+    };
+    let root = |path: &str| Some(Some(path.to_owned()));
+    assert_eq!(of("kubelet", "kubelet --v=2 --root-dir=/data/k --x"), root("/data/k"));
+    assert_eq!(of("kubelet", "/usr/bin/kubelet --root-dir /data/k"), root("/data/k"));
+    assert_eq!(of("kubelet", "kubelet --root-dir=/a --root-dir=/b"), root("/b"));
+    assert_eq!(of("hyperkube", "hyperkube kubelet --root-dir=/h"), root("/h"));
+    assert_eq!(of("k3s", "k3s agent --kubelet-arg root-dir=/k"), root("/k"));
+    assert_eq!(of("k3s", "k3s server --kubelet-arg=v=2 --kubelet-arg=root-dir=/k"), root("/k"));
+    assert_eq!(of("kubelet", "kubelet --v=2"), Some(None));
+    assert_eq!(of("kubelet", "kubelet --root-dir=../x"), Some(None));
+    assert_eq!(of("kubelet", "kubelet --root-dir=/"), Some(None));
+    assert_eq!(of("kubelet", "kubelet --root-dir-x=/x root-dir=/y"), Some(None));
+    assert_eq!(of("hyperkube", "hyperkube apiserver --root-dir=/h"), None);
+    assert_eq!(of("k3s", "k3s kubectl get pods"), None);
+}
+
+#[test]
+fn a_root_directory_is_known_with_and_without_its_links() {
+    let top = tempfile::tempdir().unwrap();
+    fs::create_dir_all(top.path().join("data/kubelet")).unwrap();
+    fs::create_dir_all(top.path().join("var/lib")).unwrap();
+    symlink("../../srv/kubelet", top.path().join("var/lib/kubelet")).unwrap();
+    symlink("/data", top.path().join("srv")).unwrap();
+    symlink("knot", top.path().join("knot")).unwrap();
+    let of = |root: &str| with_resolved(top.path(), [root.to_owned()].iter());
+    assert_eq!(of("/var/lib/kubelet"), ["/var/lib/kubelet", "/data/kubelet"]);
+    assert_eq!(of("/data/kubelet"), ["/data/kubelet"]);
+    assert_eq!(of("/not/there"), ["/not/there"]);
+    assert_eq!(of("/knot"), ["/knot"]);
+}
+
+#[test]
+fn the_host_is_a_kubelets_namespace_and_this_process_is_no_kubelet() {
+    let finder = KubeletFinder::new(Proc::default(), &Roots(vec!["/data/k".into()]));
+    let own = Proc::default().ns(std::process::id(), "mnt").unwrap();
+    for facts in [finder.configured(), finder.look()] {
+        let here = facts.namespaces.iter().find(|namespace| namespace.mntns == own).unwrap();
+        assert_eq!(here.roots[..2], ["/data/k", "/var/lib/kubelet"]);
+        assert!(!here.of_kubelet);
+    }
+    let me = std::process::id();
+    assert_eq!(finder.kubelet(me, &mut (Buffer::default(), Vec::new())), None);
+}
