@@ -409,5 +409,10 @@ fn changes_model_gauges(observation: &Observation) -> bool {
 }
 
 fn resume(previous: &PreviousRun) -> Resume {
-    Resume { last_seq: previous.last_seq, incidents: previous.incidents.clone(), pods: previous.pods.clone() }
+    Resume {
+        last_seq: previous.last_seq,
+        incidents: previous.incidents.clone(),
+        episodes: previous.episodes.clone(),
+        pods: previous.pods.clone(),
+    }
 }

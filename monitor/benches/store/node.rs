@@ -300,6 +300,7 @@ impl Node {
             text: text.to_owned(),
             command: command.to_owned(),
             risk,
+            process: None,
         };
         Incident {
             id: format!("{:016x}", self.incidents.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
@@ -311,6 +312,8 @@ impl Node {
             first_seen: time.clone(),
             last_seen: time,
             count: 1,
+            episode: 1,
+            ruled_out: Vec::new(),
             close_reason: None,
             found_at_start: false,
             caused_by: Vec::new(),

@@ -42,6 +42,8 @@ pub struct Resume {
     pub last_seq: u64,
     /// The newest `incident.*` event of each open incident of this boot; the incident stays open under its id.
     pub incidents: Vec<Event>,
+    /// The last episode of incidents that closed in this boot, the latest at the end.
+    pub episodes: Vec<(String, u32)>,
     /// Names of pods that exist or were deleted less than a day ago.
     pub pods: PodNames,
 }

@@ -33,6 +33,8 @@ pub struct Saved<'a> {
     degraded: BTreeSet<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     to_resume: Vec<Event>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    episodes: Vec<(String, u32)>,
     pending_neighbors: Pending<neighbor::Awaited, neighbor::PendingChange>,
     busy_mounts: Cow<'a, BusyMounts>,
     holder_scans: mount::HolderScans,
@@ -46,8 +48,8 @@ pub struct Saved<'a> {
 }
 
 impl From<Resume> for Saved<'_> {
-    fn from(Resume { last_seq, incidents, pods }: Resume) -> Self {
-        Self { seq: last_seq, to_resume: incidents, pods: Cow::Owned(pods), ..Self::default() }
+    fn from(Resume { last_seq, incidents, episodes, pods }: Resume) -> Self {
+        Self { seq: last_seq, to_resume: incidents, episodes, pods: Cow::Owned(pods), ..Self::default() }
     }
 }
 
@@ -62,7 +64,8 @@ impl Core {
         Ok(Self::with_state(settings, engine, saved))
     }
 
-    pub(super) fn with_state(settings: Settings, engine: Engine, saved: Saved<'_>) -> Self {
+    pub(super) fn with_state(settings: Settings, mut engine: Engine, saved: Saved<'_>) -> Self {
+        engine.resume_episodes(saved.episodes);
         let mut core = Self {
             engine,
             settings,
@@ -126,6 +129,8 @@ impl Core {
             statuses: statuses.clone(),
             degraded: degraded.clone(),
             to_resume: to_resume.clone(),
+            // The engine has them.
+            episodes: Vec::new(),
             pending_neighbors: pending_neighbors.clone(),
             busy_mounts: Cow::Borrowed(busy_mounts),
             holder_scans: holder_scans.clone(),

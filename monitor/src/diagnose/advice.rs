@@ -1,23 +1,33 @@
 //! Commands that an operator can paste: names that come from the node are quoted.
 
-use crate::event::{Advice, Container, Risk};
+use crate::event::{Advice, Container, NamedProcess, Pod, Risk};
+use crate::node::view::NodeView;
+use crate::observation::BootNs;
 
 /// One next step; the arguments of the command are quoted where needed.
-pub(super) fn advice(text: &str, risk: Risk, command: &[&str]) -> Advice {
-    let words: Vec<String> = command.iter().map(|word| quoted(word)).collect();
-    Advice { text: text.to_owned(), command: words.join(" "), risk }
+pub(super) fn advice<S: AsRef<str>>(text: &str, risk: Risk, command: &[S]) -> Advice {
+    let words: Vec<String> = command.iter().map(|word| quoted(word.as_ref())).collect();
+    Advice { text: text.to_owned(), command: words.join(" "), risk, process: None }
 }
 
-/// The command that restarts a container by the tool of its own runtime, with a new network. None where that is not
-/// known to exist: the tool of another runtime does not find the container.
-pub(super) fn restart(container: &Container) -> Option<[&str; 3]> {
-    let tool = match container.runtime.as_deref()? {
-        "docker" => "docker",
-        "podman" => "podman",
-        "containerd" => "nerdctl",
+/// The step names a process, seen then. The command is dropped from answers once another one has the id.
+pub(super) fn of_process(advice: Advice, pid: u32, seen: BootNs) -> Advice {
+    Advice { process: Some(NamedProcess { pid, seen_ns: seen.to_string() }), ..advice }
+}
+
+/// The command that restarts a container by the tool of its own runtime, with a new network. None where no tool is known
+/// to find it: that of another runtime does not, and neither does that of another socket.
+pub(super) fn restart(node: &NodeView<'_>, container: &Container) -> Option<Vec<String>> {
+    let source = node.containers.get(&container.id).map(|facts| facts.source().to_owned());
+    let socket = source.as_deref().and_then(|source| source.split_once(':')).map(|(_, path)| path);
+    let words: &[&str] = match (container.runtime.as_deref()?, socket) {
+        ("docker", None | Some("/run/docker.sock" | "/var/run/docker.sock")) => &["docker"],
+        ("docker", Some(socket)) => &["docker", "--host", &format!("unix://{socket}")],
+        ("podman", None | Some("/run/podman/podman.sock" | "/var/run/podman/podman.sock")) => &["podman"],
+        ("podman", Some(socket)) => &["podman", "--url", &format!("unix://{socket}")],
         _ => return None,
     };
-    Some([tool, "restart", &container.id])
+    Some(words.iter().chain(&["restart", &container.id]).map(|word| (*word).to_owned()).collect())
 }
 
 /// The command that ends a container of a pod, where the kubelet starts another one in its place: a container behind
@@ -28,6 +38,22 @@ pub(super) fn replace_in_pod(container: &Container) -> Option<[&str; 3]> {
         "stop",
         &container.id,
     ])
+}
+
+/// The command that lists the sandboxes of a pod's name, those that have ended too, by the tool of its runtime.
+pub(super) fn list_sandboxes(node: &NodeView<'_>, container: &Container, pod: &Pod) -> Option<Vec<String>> {
+    let (namespace, name) = (pod.namespace.as_deref()?, pod.name.as_deref()?);
+    if matches!(container.runtime.as_deref()?, "containerd" | "crio") {
+        let words = ["crictl", "pods", "--namespace", namespace, "--name", name];
+        return Some(words.map(str::to_owned).into());
+    }
+    let mut words = restart(node, container)?;
+    words.truncate(words.len() - 2);
+    words.extend(["ps".to_owned(), "--all".to_owned()]);
+    for (label, value) in [("io.kubernetes.pod.namespace", namespace), ("io.kubernetes.pod.name", name)] {
+        words.extend(["--filter".to_owned(), format!("label={label}={value}")]);
+    }
+    Some(words)
 }
 
 /// Quotes an argument for a POSIX shell; control characters as `$'…'` of bash and zsh, so that none reaches the

@@ -148,6 +148,15 @@ impl Engine {
         self.clock = clock;
     }
 
+    /// Continues to count the episodes of incidents that earlier runs in this boot closed.
+    pub fn resume_episodes(&mut self, last: Vec<(String, u32)>) {
+        for (id, episode) in last {
+            if let Some(id) = IncidentId::parse(&id) {
+                self.incidents.note_episode(id, episode);
+            }
+        }
+    }
+
     /// Resumes the open incidents of the previous run; `events` holds the newest event of each.
     pub fn resume(&mut self, node: &NodeView<'_>, events: Vec<Event>) {
         for event in events {
@@ -280,6 +289,14 @@ impl Engine {
                     self.push_change(Kind::IncidentUpdated, effect);
                 }
             }
+            Finding::Advise { subject, ruled_out, advice } => {
+                let id = self.ids.id(kind, &subject);
+                if let Some(open) = self.incidents.open.get_mut(&id)
+                    && open.advise(ruled_out, advice)
+                {
+                    self.push_change(Kind::IncidentUpdated, id);
+                }
+            }
             Finding::Request(request) => self.requests.push(request),
             Finding::Discarded => self.discarded += 1,
         }
@@ -306,7 +323,8 @@ impl Engine {
             self.discarded += 1;
             return;
         }
-        let mut open = OpenIncident::new(id, kind, report, self.now, self.clock);
+        let episode = self.incidents.next_episode(id);
+        let mut open = OpenIncident::new((id, episode), kind, report, self.now, self.clock);
         for cause in causes {
             open.add_cause(cause);
         }
@@ -324,6 +342,8 @@ impl Engine {
         let mut incident = open.incident(self.clock);
         incident.closed = Some(self.clock.text(self.now));
         incident.close_reason = Some(reason);
+        // What was to be done about it was for the state that has ended.
+        incident.advice.clear();
         let objects = open.objects().clone();
         self.changes.push(IncidentChange { kind: Kind::IncidentClosed, at: self.now, incident, objects });
     }

@@ -111,6 +111,8 @@ pub struct Report {
     pub confidence: Confidence,
     /// One sentence with actor and target.
     pub summary: String,
+    /// What was checked and found healthy; `None` keeps that of the open incident.
+    pub ruled_out: Option<Vec<String>>,
     /// Next steps; `None` keeps those of the open incident.
     pub advice: Option<Vec<Advice>>,
     /// The objects of its events.
@@ -167,6 +169,15 @@ pub enum Finding {
         /// The cause.
         cause: IncidentKey,
     },
+    /// Replaces what was found healthy and the next steps of an open incident.
+    Advise {
+        /// What is affected.
+        subject: String,
+        /// What was checked and found healthy.
+        ruled_out: Vec<String>,
+        /// Next steps.
+        advice: Vec<Advice>,
+    },
     /// Requests what only I/O can find out.
     Request(Request),
     /// A fault was discarded because a limit was reached.
@@ -198,6 +209,11 @@ impl Findings {
     /// Links a cause to its effect.
     pub fn link(&mut self, effect: IncidentKey, cause: IncidentKey) {
         self.items.push(Finding::Link { effect, cause });
+    }
+
+    /// Replaces the next steps of an open incident, because what they depend on may have changed.
+    pub fn advise(&mut self, subject: String, ruled_out: Vec<String>, advice: Vec<Advice>) {
+        self.items.push(Finding::Advise { subject, ruled_out, advice });
     }
 
     /// Requests what only I/O can find out.

@@ -23,6 +23,7 @@ use crate::settings::{Thresholds, Unit, thresholds};
 mod fault;
 mod health;
 mod recheck;
+mod repair;
 mod rereads;
 mod wording;
 
@@ -252,6 +253,23 @@ impl GatewayNeighborLost {
         self.faults.range(from..).map(|(key, _)| key).take_while(of_it).copied().collect()
     }
 
+    /// Brings the advice on the open incidents of a namespace, and of the other ends of its links, up to date.
+    fn advise(&self, context: &Context<'_>, netns: NsInum, findings: &mut Findings) {
+        let is_near = |key: &NeighborKey| {
+            key.netns == netns
+                || context.node.host_end(key.netns, key.ifindex).is_some_and(|end| end.netns == netns)
+        };
+        let open = self.faults.iter().filter(|(key, fault)| fault.phase == FaultPhase::Open && is_near(key));
+        for (key, fault) in open {
+            let Some(target) = &fault.objects.target else { continue };
+            findings.advise(
+                subject(&fault.owner, *key),
+                repair::ruled_out(context.node, *key),
+                repair::advice_for(context, fault, *key, target),
+            );
+        }
+    }
+
     fn keep_unattributed(&mut self, context: &Context<'_>, event: &Event, netns: NsInum) {
         if netns == context.node.host_netns {
             return;
@@ -290,6 +308,9 @@ impl Diagnosis for GatewayNeighborLost {
     }
 
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
+        if let Some(link) = event.link.as_ref().filter(|_| !self.faults.is_empty()) {
+            self.advise(context, link.netns, findings);
+        }
         match event.kind {
             Kind::NeighborDeleted | Kind::NeighborChanged | Kind::NeighborFailed | Kind::NeighborAdded => {
                 if let Some(neighbor) = event.neighbor.as_ref().filter(|entry| entry.gateway == Some(true)) {

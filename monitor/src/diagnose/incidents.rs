@@ -6,13 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, IncidentObjects, Repeat, Report};
 use super::identity::IncidentId;
-use crate::event::{EVIDENCE_MAX, Incident, WallClock};
+use crate::event::{Advice, EVIDENCE_MAX, Incident, WallClock};
 use crate::observation::BootNs;
 
 /// Up to this number of times a changed summary alone is notable; after that it appears in the next update.
 const SUMMARY_UPDATES_MAX: u32 = 16;
 /// Closed incidents that can still be linked as a cause.
 const CLOSED_MAX: usize = 256;
+/// Closed incidents whose next episode is known; more than the store keeps need none.
+const EPISODES_MAX: usize = 1024;
 
 /// An open incident.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -26,7 +28,13 @@ pub struct OpenIncident {
 }
 
 impl OpenIncident {
-    pub(super) fn new(id: IncidentId, kind: &str, report: Report, now: BootNs, clock: WallClock) -> Self {
+    pub(super) fn new(
+        (id, episode): (IncidentId, u32),
+        kind: &str,
+        report: Report,
+        now: BootNs,
+        clock: WallClock,
+    ) -> Self {
         let mut open = Self {
             incident: Incident {
                 id: id.text(),
@@ -40,10 +48,12 @@ impl OpenIncident {
                 count: match report.count {
                     Count::More(count) | Count::Total(count) => count.max(1),
                 },
+                episode,
                 close_reason: None,
                 found_at_start: report.found_at_start,
                 caused_by: Vec::new(),
                 summary: report.summary,
+                ruled_out: report.ruled_out.unwrap_or_default(),
                 advice: report.advice.unwrap_or_default(),
                 evidence: Vec::new(),
                 evidence_omitted: 0,
@@ -103,6 +113,9 @@ impl OpenIncident {
             self.summaries += 1;
             notable |= self.summaries <= SUMMARY_UPDATES_MAX;
         }
+        if let Some(ruled_out) = report.ruled_out {
+            incident.ruled_out = ruled_out;
+        }
         if let Some(advice) = report.advice {
             incident.advice = advice;
         }
@@ -139,6 +152,18 @@ impl OpenIncident {
         worse || incident.count.checked_ilog2() != before.checked_ilog2()
     }
 
+    /// Replaces the next steps; returns whether that is notable: other commands than before, and not too often.
+    pub(super) fn advise(&mut self, ruled_out: Vec<String>, advice: Vec<Advice>) -> bool {
+        let commands = |steps: &[Advice]| steps.iter().map(|step| step.command.clone()).collect::<Vec<_>>();
+        let is_other = commands(&advice) != commands(&self.incident.advice);
+        if is_other {
+            self.incident.advice = advice;
+            self.summaries += 1;
+        }
+        self.incident.ruled_out = ruled_out;
+        is_other && self.summaries <= SUMMARY_UPDATES_MAX
+    }
+
     /// Links a cause; returns whether it is new.
     pub(super) fn add_cause(&mut self, cause: IncidentId) -> bool {
         let cause = cause.text();
@@ -169,6 +194,9 @@ impl OpenIncident {
 pub struct Incidents {
     pub(super) open: BTreeMap<IncidentId, OpenIncident>,
     closed: VecDeque<IncidentId>,
+    /// The last episode of closed incidents, the latest at the end.
+    #[serde(default)]
+    episodes: VecDeque<(IncidentId, u32)>,
 }
 
 impl Incidents {
@@ -188,7 +216,24 @@ impl Incidents {
             self.closed.pop_front();
         }
         self.closed.push_back(id);
+        self.note_episode(id, open.incident.episode);
         Some(open)
+    }
+
+    /// Notes that an incident has closed, in this run or an earlier one.
+    pub(super) fn note_episode(&mut self, id: IncidentId, episode: u32) {
+        let known = self.episodes.iter().position(|(known, _)| *known == id);
+        let earlier = known.and_then(|at| self.episodes.remove(at)).map_or(0, |(_, episode)| episode);
+        if self.episodes.len() >= EPISODES_MAX {
+            self.episodes.pop_front();
+        }
+        self.episodes.push_back((id, episode.max(earlier)));
+    }
+
+    /// The episode that begins if an incident opens now.
+    pub(super) fn next_episode(&self, id: IncidentId) -> u32 {
+        let last = self.episodes.iter().find(|(known, _)| *known == id);
+        last.map_or(1, |(_, episode)| episode.saturating_add(1))
     }
 
     /// Whether an incident is open or was closed recently.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::core::{Core, Output, Resume};
-use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Kind, Severity};
+use crate::event::{Advice, CloseReason, Confidence, EVIDENCE_MAX, Kind, NamedProcess, Risk, Severity};
 use crate::node::containers::Containers;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
@@ -51,6 +51,7 @@ fn report(subject: &str, caused_by: Vec<IncidentKey>) -> Report {
         severity: Severity::Warning,
         confidence: Confidence::Likely,
         summary: "something is wrong".into(),
+        ruled_out: None,
         advice: None,
         objects: IncidentObjects::default(),
         first: 1,
@@ -123,6 +124,56 @@ fn a_cause_that_is_over_can_still_be_named() {
     tick(&mut engine, vec![found("del"), close], vec![]);
     let effect = Finding::Report(Box::new(report("pod", vec![cause("del")])));
     assert_eq!(tick(&mut engine, vec![], vec![effect])[0].incident.caused_by.len(), 1);
+}
+
+#[test]
+fn an_incident_that_opens_again_is_another_episode_of_the_same_id() {
+    let mut engine = engine();
+    let close = || Finding::Close { subject: "pod".into(), reason: CloseReason::Resolved, evidence: None };
+    let first = tick(&mut engine, vec![found("pod"), close()], vec![]);
+    let second = tick(&mut engine, vec![found("pod"), close()], vec![]);
+    let ids: Vec<_> = first.iter().chain(&second).map(|change| change.incident.id.as_str()).collect();
+    assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+    assert_eq!(first.iter().chain(&second).map(|c| c.incident.episode).collect::<Vec<_>>(), [1, 1, 2, 2]);
+
+    let mut restored = self::engine();
+    restored.restore(engine.save().unwrap()).unwrap();
+    assert_eq!(tick(&mut restored, vec![found("pod")], vec![])[0].incident.episode, 3);
+    let mut restarted = self::engine();
+    restarted.resume_episodes(vec![(ids[0].to_owned(), 7), ("no id".to_owned(), 9)]);
+    assert_eq!(tick(&mut restarted, vec![found("pod")], vec![])[0].incident.episode, 8);
+}
+
+#[test]
+fn a_closed_incident_has_no_advice() {
+    let step = Advice { text: "look".into(), command: "ls".into(), risk: Risk::Read, process: None };
+    let report = Report { advice: Some(vec![step]), ..report("pod", Vec::new()) };
+    let close = Finding::Close { subject: "pod".into(), reason: CloseReason::Resolved, evidence: None };
+    let changes = tick(&mut engine(), vec![Finding::Report(Box::new(report)), close], vec![]);
+    let advice: Vec<usize> = changes.iter().map(|change| change.incident.advice.len()).collect();
+    assert_eq!(advice, [1, 0]);
+}
+
+#[test]
+fn other_commands_are_emitted_and_the_same_ones_are_not() {
+    let advise = |command: &str, seen: &str| Finding::Advise {
+        subject: "pod".into(),
+        ruled_out: vec!["eth0 is up".into()],
+        advice: vec![Advice {
+            text: "look".into(),
+            command: command.into(),
+            risk: Risk::Read,
+            process: Some(NamedProcess { pid: 7, seen_ns: seen.into() }),
+        }],
+    };
+    let mut engine = engine();
+    let changes =
+        tick(&mut engine, vec![found("pod"), advise("a", "1"), advise("a", "2"), advise("b", "3")], vec![]);
+    let kinds: Vec<Kind> = changes.iter().map(|change| change.kind).collect();
+    assert_eq!(kinds, [Kind::IncidentOpened, Kind::IncidentUpdated, Kind::IncidentUpdated]);
+    assert_eq!(changes[2].incident.ruled_out, ["eth0 is up"]);
+    let flapping = (0..50).map(|n| advise(["a", "b"][n % 2], "1")).collect();
+    assert!(tick(&mut engine, flapping, vec![]).len() < 20, "bounded");
 }
 
 #[test]

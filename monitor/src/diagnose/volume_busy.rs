@@ -8,18 +8,17 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::advice::{advice, replace_in_pod, restart};
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, SCAN_ID, STARTUP_GRACE};
 use crate::event::wording::{holders_phrase, owner_phrase, repeated_actor_phrase};
-use crate::event::{
-    Advice, CloseReason, Confidence, Event, Kind, Mount, MountHolder, Pod, Risk, Severity, Volume,
-};
+use crate::event::{CloseReason, Confidence, Event, Kind, Mount, Pod, Severity, Volume};
 use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
 use crate::node::volume;
 use crate::observation::{BootNs, HolderReport, Request, Verdict};
 use crate::settings::{Thresholds, Unit, thresholds};
+
+mod release;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "volume-busy";
@@ -123,7 +122,8 @@ impl VolumeBusy {
             severity,
             confidence: Confidence::Certain,
             summary: summary(event, mount, volume),
-            advice: Some(advice_for(event, mount)),
+            ruled_out: Some(release::ruled_out(event, mount)),
+            advice: Some(release::advice_for(context.node, event, mount)),
             objects: IncidentObjects::of(event),
             first: busy.first,
             last: busy.last,
@@ -382,54 +382,6 @@ fn pod_label(pod: &Pod) -> String {
     match (&pod.namespace, &pod.name) {
         (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
         _ => pod.uid.clone(),
-    }
-}
-
-fn advice_for(event: &Event, mount: &Mount) -> Vec<Advice> {
-    let mut steps = vec![advice("see who holds it now", Risk::Read, &["fuser", "-vm", &mount.path])];
-    for child in mount.child_mounts.iter().take(1) {
-        steps.push(advice("unmount what is mounted below it", Risk::Destructive, &["umount", child]));
-    }
-    if let Some(holder) = event.holders.as_deref().unwrap_or_default().first() {
-        steps.push(release_advice(holder));
-    }
-    steps.push(advice(
-        "detach it though it is in use; what holds it goes on using it unseen",
-        Risk::Destructive,
-        &["umount", "--lazy", &mount.path],
-    ));
-    steps
-}
-
-/// How to make a holder release the mount, in the least disruptive way.
-fn release_advice(holder: &MountHolder) -> Advice {
-    if let Some(Pod { namespace: Some(namespace), name: Some(name), .. }) = &holder.pod {
-        let command = ["kubectl", "-n", namespace, "delete", "pod", name];
-        return advice("delete the pod that holds it", Risk::Restart, &command);
-    }
-    let in_pod = holder.container.as_ref().filter(|_| holder.pod.is_some());
-    if let Some(command) = in_pod.and_then(replace_in_pod) {
-        let text = "stop the container that holds it; the kubelet starts another one";
-        return advice(text, Risk::Restart, &command);
-    }
-    if let Some(command) = holder.container.as_ref().and_then(restart) {
-        return advice("restart the container that holds it", Risk::Restart, &command);
-    }
-    if let Some(serves) = &holder.serves {
-        let text = format!(
-            "end the file server that holds it; pod {} loses the volume at {}",
-            pod_label(&serves.pod),
-            serves.mountpoint
-        );
-        return advice(&text, Risk::Destructive, &["kill", &holder.pid.to_string()]);
-    }
-    match holder.unit.as_deref().filter(|unit| unit.ends_with(".service")) {
-        Some(unit) => {
-            advice("restart the service that holds it", Risk::Restart, &["systemctl", "restart", unit])
-        }
-        None => {
-            advice("end the process that holds it", Risk::Destructive, &["kill", &holder.pid.to_string()])
-        }
     }
 }
 

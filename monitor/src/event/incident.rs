@@ -31,6 +31,11 @@ pub struct Incident {
     pub last_seen: String,
     /// How often the fault was observed.
     pub count: u64,
+    /// Counts how often an incident of this id opened, from 1: each opening is an episode with times and evidence of
+    /// its own. Absent in events of earlier versions.
+    #[serde(default = "first_episode")]
+    #[schemars(range(min = 1))]
+    pub episode: u32,
     /// Why it closed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub close_reason: Option<CloseReason>,
@@ -42,7 +47,10 @@ pub struct Incident {
     pub caused_by: Vec<String>,
     /// One sentence with actor and target.
     pub summary: String,
-    /// What to do, most useful first.
+    /// What was checked and found healthy.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub ruled_out: Vec<String>,
+    /// What to do, most useful first; nothing once it has closed.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub advice: Vec<Advice>,
     /// Sequence numbers of its evidence, the first and the newest events.
@@ -78,6 +86,20 @@ pub struct Advice {
     pub command: String,
     /// The risk of the command.
     pub risk: Risk,
+    /// The process that the command names by its id; absent where it names none.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub process: Option<NamedProcess>,
+}
+
+/// A process that a command names. The command is of use only while the process that has the id is still this one, that
+/// is, while it started before `seen_ns`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NamedProcess {
+    /// Process id.
+    pub pid: u32,
+    /// When it was seen, on the boot clock, nanoseconds.
+    #[schemars(regex(pattern = "^[0-9]+$"))]
+    pub seen_ns: String,
 }
 
 /// The risk of a command.
@@ -93,6 +115,10 @@ pub enum Risk {
 }
 
 impl Object for Incident {}
+
+fn first_episode() -> u32 {
+    1
+}
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
 fn is_zero(count: &u64) -> bool {

@@ -27,7 +27,7 @@ mod time;
 pub(crate) mod wording;
 
 pub use daemon::{Daemon, Lost, SourceStates};
-pub use incident::{Advice, CloseReason, EVIDENCE_MAX, Incident, Risk};
+pub use incident::{Advice, CloseReason, EVIDENCE_MAX, Incident, NamedProcess, Risk};
 pub use kind::Severity;
 pub use link::{Link, LinkPeer};
 pub use mount::{Mount, MountHolder, Serves, Unreadable, Volume};

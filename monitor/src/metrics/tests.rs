@@ -280,6 +280,8 @@ fn incident(id: &str, kind: Kind, severity: Severity) -> Event {
         first_seen: String::new(),
         last_seen: String::new(),
         count: 1,
+        episode: 1,
+        ruled_out: Vec::new(),
         close_reason: None,
         found_at_start: false,
         caused_by: Vec::new(),

@@ -196,6 +196,12 @@ impl IncidentView {
         target.into_iter().chain(actor)
     }
 
+    /// Identity of the episode: an incident can open again, with the same id.
+    #[must_use]
+    pub fn episode(&self) -> (String, String) {
+        (self.incident.id.clone(), self.incident.opened.clone())
+    }
+
     /// Whether it is open.
     #[must_use]
     pub fn is_open(&self) -> bool {
@@ -256,11 +262,11 @@ where
     fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
         // The older history may not have the newest update of an incident yet.
         let newest = self.newest.incidents(&filter.of_any_update())?;
-        let mut latest: BTreeMap<String, IncidentView> = BTreeMap::new();
+        let mut latest: BTreeMap<(String, String), IncidentView> = BTreeMap::new();
         for view in self.older.incidents(filter)?.into_iter().chain(newest) {
-            let known = latest.get(&view.incident.id);
+            let known = latest.get(&view.episode());
             if known.is_none_or(|known| known.last_seen() <= view.last_seen()) {
-                latest.insert(view.incident.id.clone(), view);
+                latest.insert(view.episode(), view);
             }
         }
         let mut views: Vec<IncidentView> = latest.into_values().filter(|view| filter.wants(view)).collect();
@@ -338,6 +344,7 @@ mod tests {
     fn the_newer_word_on_an_incident_counts() {
         let mut closed = incident("a", 20);
         closed.closed = Some(closed.last_seen.clone());
+        closed.opened = incident("a", 10).opened;
         let new = Memory::default().with_incident(closed).with_incident(incident("b", 21));
         let old = Memory::default().with_incident(incident("a", 10)).with_incident(incident("c", 5));
         let layered = Layered::new(Arc::new(new), Arc::new(old));
@@ -353,6 +360,7 @@ mod tests {
     fn an_incident_that_became_harmless_is_not_found_as_it_was() {
         let mut milder = incident("a", 20);
         milder.severity = crate::event::Severity::Notice;
+        milder.opened = incident("a", 10).opened;
         let new = Memory::default().with_incident(milder);
         let old = Memory::default().with_incident(incident("a", 10));
         let layered = Layered::new(Arc::new(new), Arc::new(old));

@@ -83,10 +83,10 @@ fn records(history: &dyn History, filter: EventFilter) -> Result<(Vec<Record>, b
 /// Incidents that the events belong to, the open ones and the newest if there are many, with their causes; and how
 /// many were left out.
 fn incidents(history: &dyn History, records: &[Record]) -> Result<(Vec<IncidentView>, usize), HistoryError> {
-    let mut known: BTreeMap<String, IncidentView> = BTreeMap::new();
+    let mut known: BTreeMap<(String, String), IncidentView> = BTreeMap::new();
     let mut take = |filter: IncidentFilter| -> Result<(), HistoryError> {
         let views = history.incidents(&filter)?;
-        known.extend(views.into_iter().map(|view| (view.incident.id.clone(), view)));
+        known.extend(views.into_iter().map(|view| (view.episode(), view)));
         Ok(())
     };
     let mut seqs: BTreeMap<&str, Vec<u64>> = BTreeMap::new();

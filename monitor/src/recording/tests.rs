@@ -131,6 +131,8 @@ fn incident(id: &str, opened: u32) -> Incident {
         first_seen: String::new(),
         last_seen: String::new(),
         count: 1,
+        episode: 1,
+        ruled_out: Vec::new(),
         close_reason: None,
         found_at_start: false,
         caused_by: Vec::new(),

@@ -17,7 +17,7 @@ use nix::sys::statvfs::statvfs;
 use super::reconnect::{Backoff, Destination, Disconnected, Reconnecting};
 use super::{CommitBarrier, Context, EventQueue, Filter};
 use crate::error_chain::chain;
-use crate::event::{Event, Kind, Severity, SharedEvent};
+use crate::event::{Event, Incident, Kind, Severity, SharedEvent};
 use crate::metrics::Metrics;
 use crate::observation::SourceStatus;
 use crate::sources::Sender;
@@ -145,6 +145,13 @@ fn open(
     Ok((sink, previous_run, status))
 }
 
+/// Id of an incident, and when it opened.
+type Episode = (String, String);
+
+fn episode(incident: &Incident) -> Episode {
+    (incident.id.clone(), incident.opened.clone())
+}
+
 /// The file, and what has to be known of events while there is none.
 struct StoreFile {
     config: StoreConfig,
@@ -154,7 +161,7 @@ struct StoreFile {
     retry: Duration,
     last_seq: u64,
     /// Newest event of each incident that is open, or whose end is not in the store yet.
-    incidents: BTreeMap<String, Event>,
+    incidents: BTreeMap<Episode, Event>,
     /// Whether some of them are not in the store.
     unsaved: bool,
     /// Events in the transaction.
@@ -184,12 +191,12 @@ impl StoreFile {
         self.last_seq = self.last_seq.max(event.seq);
         let Some(incident) = &event.incident else { return };
         // Closed ones are the first to go; none is left out while the store works.
-        if self.incidents.len() >= MAX_INCIDENTS && !self.incidents.contains_key(&incident.id) {
+        if self.incidents.len() >= MAX_INCIDENTS && !self.incidents.contains_key(&episode(incident)) {
             let closed = self.incidents.iter().find(|(_, event)| event.kind == Kind::IncidentClosed);
             let Some(id) = closed.map(|(id, _)| id.clone()) else { return };
             self.incidents.remove(&id);
         }
-        self.incidents.insert(incident.id.clone(), event.clone());
+        self.incidents.insert(episode(incident), event.clone());
     }
 
     fn commit(&mut self) -> Result<(), StoreError> {
@@ -245,7 +252,7 @@ impl Destination for StoreFile {
 
     fn connect(&mut self) -> Result<(), StoreError> {
         let StoreConfig { directory, limits, boot_id } = &self.config;
-        let is_open = |id: &str| self.incidents.contains_key(id);
+        let is_open = |incident: &Incident| self.incidents.contains_key(&episode(incident));
         let (writer, quarantined) = Writer::reopen(directory, *limits, boot_id, self.last_seq + 1, is_open)?;
         log_quarantined(&quarantined);
         self.writer = Some(Box::new(writer));

@@ -1,4 +1,4 @@
-//! Incidents: one row each, with its newest event as it was emitted.
+//! Incidents: one row for each episode, with its newest event as it was emitted.
 
 use rusqlite::params;
 
@@ -18,10 +18,11 @@ impl Writer {
         let open = event.kind != Kind::IncidentClosed;
         self.connection
             .prepare_cached(
-                "INSERT INTO incidents (id, kind, severity, open, opened, last_seen, closed, boot_id, json)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
-                 ON CONFLICT (id) DO UPDATE SET kind = ?2, severity = ?3, open = ?4, opened = ?5, last_seen = ?6,
-                     closed = ?7, boot_id = ?8, json = ?9",
+                "INSERT INTO incidents
+                     (id, kind, severity, open, opened, last_seen, closed, boot_id, json, episode)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
+                 ON CONFLICT (id, opened) DO UPDATE SET kind = ?2, severity = ?3, open = ?4, last_seen = ?6,
+                     closed = ?7, boot_id = ?8, json = ?9, episode = ?10",
             )
             .and_then(|mut put| {
                 put.execute(params![
@@ -34,6 +35,7 @@ impl Writer {
                     incident.closed.as_deref().map(time::nanos),
                     event.boot_id,
                     json,
+                    incident.episode,
                 ])
             })
             .map_err(failed("write"))?;
@@ -65,10 +67,23 @@ impl Writer {
         Ok(rows.iter().filter_map(|json| serde_json::from_str(json).ok()).collect())
     }
 
+    /// The last episode of incidents that closed in this boot.
+    pub(super) fn last_episodes(&self) -> Result<Vec<(String, u32)>, StoreError> {
+        let read = || -> rusqlite::Result<Vec<(String, u32)>> {
+            let mut select = self.connection.prepare(
+                "SELECT id, max(episode) FROM incidents WHERE open = 0 AND boot_id = ?1
+                 GROUP BY id ORDER BY max(last_seen)",
+            )?;
+            select.query_map([&self.boot_id], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
+        };
+        read().map_err(failed("open"))
+    }
+
     pub(super) fn expire_incident(&mut self, mut event: Event, closed: i64) -> Result<(), StoreError> {
         let Some(mut incident) = event.incident.take() else { return Ok(()) };
         incident.closed = Some(time::text(closed));
         incident.close_reason = Some(CloseReason::Expired);
+        incident.advice.clear();
         event.kind = Kind::IncidentClosed;
         event.time = time::text(closed);
         event.incident = Some(incident.clone());

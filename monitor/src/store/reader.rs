@@ -236,8 +236,13 @@ impl Reader {
             return select.query_map([since], |row| row.get(0))?.collect();
         }
         let mut select = self.connection.prepare_cached("SELECT json FROM incidents WHERE id = ?1")?;
-        let rows = ids.iter().map(|id| select.query_row([id], |row| row.get(0)).optional());
-        rows.filter_map(Result::transpose).collect()
+        let mut found = Vec::new();
+        for id in ids {
+            for json in select.query_map([id], |row| row.get(0))? {
+                found.push(json?);
+            }
+        }
+        Ok(found)
     }
 
     /// Ids of incidents that rest, or once rested, on the events that are named as evidence.

@@ -21,6 +21,8 @@ pub struct PreviousRun {
     pub alive: Option<BootNs>,
     /// The newest event of each incident that it left open.
     pub incidents: Vec<Event>,
+    /// The last episode of incidents that closed in this boot, the latest at the end.
+    pub episodes: Vec<(String, u32)>,
     /// Names of pods that existed, or were gone for less than a day.
     pub pods: PodNames,
 }
@@ -67,6 +69,7 @@ impl Writer {
             last_seq: previous.last_seq + skipped,
             alive: Some(previous.alive_boot),
             incidents: self.open_incidents()?,
+            episodes: self.last_episodes()?,
             pods,
         })
     }

@@ -13,10 +13,10 @@ pub(super) const APPLICATION: i32 = 0x6b65_7674;
 pub(super) type Step = fn(&Transaction<'_>) -> rusqlite::Result<()>;
 
 /// Step `n` leads from schema `n` to schema `n + 1`; 0 is an empty file.
-pub(super) const STEPS: &[Step] = &[create];
+pub(super) const STEPS: &[Step] = &[create, keep_episodes];
 
 /// The schema that this program writes.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 const _: () = assert!(STEPS.len() == VERSION as usize);
 
 fn create(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
@@ -95,6 +95,32 @@ fn create(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     )
 }
 
+/// An incident that opened again overwrote its earlier episode: now each has a row.
+fn keep_episodes(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+    transaction.execute_batch(
+        "
+        CREATE TABLE episodes (
+            id        TEXT NOT NULL,
+            kind      TEXT NOT NULL,
+            severity  INTEGER NOT NULL,
+            open      INTEGER NOT NULL,
+            opened    INTEGER NOT NULL, -- ns since the epoch
+            last_seen INTEGER NOT NULL,
+            closed    INTEGER,
+            boot_id   TEXT NOT NULL,
+            json      TEXT NOT NULL,    -- its newest event
+            episode   INTEGER NOT NULL,
+            UNIQUE (id, opened)
+        );
+        INSERT INTO episodes
+            SELECT id, kind, severity, open, opened, last_seen, closed, boot_id, json, 1 FROM incidents;
+        DROP TABLE incidents;
+        ALTER TABLE episodes RENAME TO incidents;
+        CREATE INDEX incidents_by_time ON incidents (open, last_seen);
+        ",
+    )
+}
+
 /// The schema of an open file.
 pub(super) fn version(connection: &Connection) -> rusqlite::Result<u32> {
     connection.pragma_query_value(None, "user_version", |row| row.get(0))
@@ -167,6 +193,18 @@ mod tests {
         assert_eq!(rows(&connection, "seq"), "7");
         migrate(&mut connection, &[older, with_time]).unwrap();
         assert_eq!(rows(&connection, "time"), "then");
+    }
+
+    #[test]
+    fn the_incidents_of_an_older_file_are_first_episodes() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        migrate(&mut connection, &STEPS[..1]).unwrap();
+        let put = "INSERT INTO incidents VALUES ('a', 'volume-busy', 3, 0, 5, 6, 7, 'boot', '{}')";
+        connection.execute(put, []).unwrap();
+        migrate(&mut connection, STEPS).unwrap();
+        let read = "SELECT id || opened || closed || boot_id || json || episode FROM incidents";
+        let row: String = connection.query_row(read, [], |row| row.get(0)).unwrap();
+        assert_eq!(row, "a57boot{}1");
     }
 
     #[test]

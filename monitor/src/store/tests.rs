@@ -42,6 +42,8 @@ pub(super) fn incident(id: &str, kind: Kind, seq: u64) -> Event {
         first_seen: at(0),
         last_seen: at(i64::try_from(seq).unwrap()),
         count: seq,
+        episode: 1,
+        ruled_out: Vec::new(),
         close_reason: closed.then_some(crate::event::CloseReason::Resolved),
         found_at_start: false,
         caused_by: vec![],
@@ -164,6 +166,34 @@ fn what_another_boot_left_open_is_closed_as_expired() {
     assert!(!all[0].is_open());
     assert_eq!(all[0].incident.close_reason, Some(crate::event::CloseReason::Expired));
     assert_eq!(everything(&reader), [1, 1], "numbers begin anew, places do not");
+}
+
+#[test]
+fn an_incident_that_opens_again_keeps_its_earlier_episode() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    writer.insert(&incident("aa1", Kind::IncidentClosed, 1)).unwrap();
+    let mut again = incident("aa1", Kind::IncidentOpened, 2);
+    let second = again.incident.as_mut().unwrap();
+    (second.opened, second.episode, second.evidence) = (at(2), 2, vec![2]);
+    writer.insert(&again).unwrap();
+    writer.commit().unwrap();
+    let episodes = |filter: IncidentFilter| -> Vec<(u32, u64)> {
+        let views = reader(dir.path()).incidents(&filter).unwrap();
+        views.iter().map(|view| (view.incident.episode, view.seq)).collect()
+    };
+    assert_eq!(episodes(IncidentFilter { all: true, ..IncidentFilter::default() }), [(1, 1), (2, 2)]);
+    assert_eq!(episodes(IncidentFilter::default()), [(2, 2)]);
+    let by_id = IncidentFilter { ids: vec!["aa1".into()], ..IncidentFilter::default() };
+    assert_eq!(episodes(by_id).len(), 2);
+    let by_evidence = IncidentFilter { evidence: vec![2], ..IncidentFilter::default() };
+    assert_eq!(episodes(by_evidence), [(2, 2)]);
+    drop(writer);
+    let (_, previous_run) = resume(dir.path(), BOOT);
+    assert_eq!(previous_run.incidents.len(), 1);
+    assert_eq!(previous_run.episodes, [("aa1".to_owned(), 1)]);
+    let (_, previous_run) = resume(dir.path(), "another boot");
+    assert_eq!(previous_run.episodes, []);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::pods::Written;
 use super::runs::PreviousRun;
 use super::{Limits, StoreError, failed, lookup, time};
 use crate::clock::boot_now;
-use crate::event::{Event, Severity};
+use crate::event::{Event, Incident, Severity};
 
 /// Writes to the store; there is only one at a time.
 pub struct Writer {
@@ -93,13 +93,13 @@ impl Writer {
         limits: Limits,
         boot_id: &str,
         next_seq: u64,
-        is_open: impl Fn(&str) -> bool,
+        is_open: impl Fn(&Incident) -> bool,
     ) -> Result<(Self, Vec<Quarantined>), StoreError> {
         let (mut writer, quarantined) = Self::open(directory, limits, boot_id)?;
         let previous = writer.previous()?;
         writer.begin_run(previous.as_ref(), next_seq)?;
         writer.expire_incidents(previous.as_ref(), |event| {
-            event.incident.as_ref().is_some_and(|incident| is_open(&incident.id))
+            event.incident.as_ref().is_some_and(|incident| is_open(incident))
         })?;
         Ok((writer, quarantined))
     }

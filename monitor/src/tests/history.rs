@@ -39,6 +39,8 @@ pub(crate) fn incident(id: &str, last: u64) -> Incident {
         first_seen: time(last),
         last_seen: time(last),
         count: 1,
+        episode: 1,
+        ruled_out: Vec::new(),
         close_reason: None,
         found_at_start: false,
         caused_by: Vec::new(),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::health::Health;
-use super::{health, wording};
+use super::{health, repair, wording};
 use crate::diagnose::Context;
 use crate::diagnose::finding::{Count, IncidentObjects, Report};
 use crate::event::wording::owner_phrase;
@@ -135,7 +135,8 @@ impl Fault {
             severity,
             confidence: self.confidence,
             summary: wording::summary(self, key),
-            advice: target.map(|target| wording::advice_for(context.node, self, key, target)),
+            ruled_out: target.map(|_| repair::ruled_out(context.node, key)),
+            advice: target.map(|target| repair::advice_for(context, self, key, target)),
             objects: self.objects.clone(),
             first: self.first,
             last: self.last.min(context.now),

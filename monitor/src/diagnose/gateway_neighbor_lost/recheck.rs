@@ -37,6 +37,7 @@ impl GatewayNeighborLost {
             self.attribute(context, findings);
             self.recheck(context, netns, None, findings);
             self.detect(context, netns, findings);
+            self.advise(context, netns, findings);
         }
         self.schedule_check_all(context.now);
     }

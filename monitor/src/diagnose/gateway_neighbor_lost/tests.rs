@@ -6,6 +6,7 @@ use crate::diagnose::tests::harness::*;
 use crate::event::Join;
 use crate::observation::*;
 
+mod advice;
 mod routes;
 
 fn lost() -> TestNode {
@@ -53,7 +54,19 @@ fn a_deleted_static_entry_opens_with_the_name_of_who_did_it() {
         [
             "nsenter -t 16707 -n ip neigh show dev eth0",
             "nsenter -t 16707 -n ip neigh replace 169.254.1.1 lladdr ee:ee:ee:ee:ee:ee nud permanent dev eth0",
-            "kubectl -n lijiaob delete pod etcd1-0",
+            // The kubelet ran the plugin: its next call would take the network of the next pod of this name.
+            "docker ps --all --filter label=io.kubernetes.pod.namespace=lijiaob \
+             --filter label=io.kubernetes.pod.name=etcd1-0",
+        ]
+    );
+    assert_eq!(incident.advice[1].process.as_ref().map(|process| process.pid), Some(16_707));
+    assert_eq!(
+        incident.ruled_out,
+        [
+            "eth0 is up",
+            "the default route via 169.254.1.1 is in place",
+            "its host end cali9118ebbb10b is up",
+            "cali9118ebbb10b still has the MAC address ee:ee:ee:ee:ee:ee of the entry",
         ]
     );
 }

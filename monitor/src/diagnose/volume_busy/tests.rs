@@ -3,7 +3,6 @@
 use super::*;
 use crate::core::Resume;
 use crate::diagnose::tests::harness::*;
-use crate::event::Container;
 use crate::observation::*;
 
 /// The pod is Terminating: its containers are gone.
@@ -45,7 +44,10 @@ fn the_first_refused_unmount_opens_with_pod_volume_and_who_holds_it() {
     let commands: Vec<&str> =
         opened.incident.as_ref().unwrap().advice.iter().map(|step| step.command.as_str()).collect();
     let path = volume_path();
-    assert_eq!(commands, [format!("fuser -vm {path}"), "kill 94549".into(), format!("umount --lazy {path}")]);
+    assert_eq!(
+        commands,
+        [format!("kevtmon why {path}"), "kill 94549".into(), format!("umount --lazy {path}")]
+    );
 }
 
 #[test]
@@ -211,49 +213,5 @@ fn a_restart_keeps_id_count_and_age_and_closes_what_was_unmounted_meanwhile() {
         let incident = &node.open()[0];
         assert_eq!((&incident.id, incident.count, incident.severity), (&id, 3, Severity::Warning));
         assert_eq!(incident.opened, before.open()[0].opened);
-    }
-}
-
-#[test]
-fn a_container_is_made_to_let_go_by_the_tool_of_its_own_runtime() {
-    let id = "a".repeat(64);
-    let command = |runtime: Option<&str>, pod: Option<Pod>| {
-        let container = Container {
-            id: id.clone(),
-            name: None,
-            runtime: runtime.map(str::to_owned),
-            image: None,
-            pid: None,
-            state: None,
-        };
-        let holder = MountHolder {
-            pid: 7,
-            comm: "etcd".into(),
-            cmdline: None,
-            exe: None,
-            access: Access::Cwd,
-            path: None,
-            fd: None,
-            unit: None,
-            mntns: None,
-            container: Some(container),
-            pod,
-            serves: None,
-        };
-        release_advice(&holder).command
-    };
-    let unnamed =
-        || Some(Pod { namespace: None, name: None, uid: CAM_UID.into(), sandbox_id: None, ip: Vec::new() });
-    for (runtime, pod, expected) in [
-        (Some("docker"), None, format!("docker restart {id}")),
-        (Some("docker"), unnamed(), format!("docker restart {id}")),
-        (Some("podman"), None, format!("podman restart {id}")),
-        (Some("containerd"), None, format!("nerdctl restart {id}")),
-        (Some("containerd"), unnamed(), format!("crictl stop {id}")),
-        (Some("crio"), unnamed(), format!("crictl stop {id}")),
-        (Some("crio"), None, "kill 7".into()),
-        (None, unnamed(), "kill 7".into()),
-    ] {
-        assert_eq!(command(runtime, pod), expected, "{runtime:?}");
     }
 }

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::event::{
-    Advice, AncestorRef, CloseReason, Confidence, Incident, Kind, LinkPeer, Risk, Serves, Severity,
+    Advice, AncestorRef, CloseReason, Confidence, Incident, Kind, LinkPeer, NamedProcess, Risk, Serves,
+    Severity,
 };
 use crate::tests::sample;
 use crate::tests::schema::{assert_valid, errors};
@@ -97,11 +98,18 @@ fn extremes() -> Event {
         first_seen: event.time.clone(),
         last_seen: event.time.clone(),
         count: 2,
+        episode: 1,
+        ruled_out: vec!["eth0 is up".into()],
         close_reason: Some(CloseReason::SubjectGone),
         found_at_start: true,
         caused_by: vec!["2".into()],
         summary: "x".into(),
-        advice: vec![Advice { text: "look".into(), command: "ls".into(), risk: Risk::Read }],
+        advice: vec![Advice {
+            text: "look".into(),
+            command: "ls /proc/7".into(),
+            risk: Risk::Read,
+            process: Some(NamedProcess { pid: 7, seen_ns: "1".into() }),
+        }],
         evidence: vec![1],
         evidence_omitted: 1,
     }));

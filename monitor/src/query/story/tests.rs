@@ -55,6 +55,7 @@ pub(crate) fn gateway_lost() -> Memory {
             command: "nsenter -t 4100 -n ip neigh replace 169.254.1.1 lladdr ee:ee:ee:ee:ee:ee dev eth0 nud permanent"
                 .into(),
             risk: Risk::Restart,
+            process: None,
         }],
         ..history::incident("lost", 40)
     };

@@ -46,7 +46,8 @@ struct Inner {
     evicted: u64,
     bytes: usize,
     last_seq: u64,
-    incidents: BTreeMap<String, Arc<IncidentView>>,
+    /// By id and opening.
+    incidents: BTreeMap<(String, String), Arc<IncidentView>>,
     readers: Vec<Weak<Reader>>,
     closed: bool,
 }
@@ -237,10 +238,10 @@ impl Inner {
             boot_id: event.boot_id.clone(),
             seq: event.seq,
         };
-        self.incidents.insert(incident.id.clone(), Arc::new(view));
+        self.incidents.insert(view.episode(), Arc::new(view));
         while self.incidents.len() > INCIDENTS {
             let oldest = self.incidents.values().min_by_key(|view| (view.is_open(), view.last_seen()));
-            let Some(id) = oldest.map(|view| view.incident.id.clone()) else { break };
+            let Some(id) = oldest.map(|view| view.episode()) else { break };
             self.incidents.remove(&id);
         }
     }

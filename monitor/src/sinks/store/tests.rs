@@ -83,18 +83,21 @@ fn now() -> String {
 }
 
 fn incident(id: &str, kind: Kind, seq: u64) -> Event {
+    static OPENED: std::sync::LazyLock<String> = std::sync::LazyLock::new(now);
     let closed = (kind == Kind::IncidentClosed).then(now);
     let incident = Incident {
         id: id.into(),
         kind: "volume-busy".into(),
         severity: Severity::Warning,
         confidence: Confidence::Certain,
-        opened: now(),
+        opened: OPENED.clone(),
         close_reason: closed.is_some().then_some(CloseReason::Resolved),
         closed,
         first_seen: now(),
         last_seen: now(),
         count: seq,
+        episode: 1,
+        ruled_out: Vec::new(),
         found_at_start: false,
         caused_by: vec![],
         summary: "held".into(),

@@ -1,0 +1,149 @@
+//! What to do about a lost gateway, and what was found healthy. Both follow from the model as it is now.
+
+use super::{Fault, FaultReason};
+use crate::diagnose::Context;
+use crate::diagnose::advice::{advice, list_sandboxes, of_process, restart};
+use crate::event::{Actor, Advice, Container, NamedProcess, Pod, Risk, Target};
+use crate::node::view::NodeView;
+use crate::observation::{LinkFacts, LlAddr, NeighborKey, iff};
+
+/// The incident's advice.
+pub(super) fn advice_for(
+    context: &Context<'_>,
+    fault: &Fault,
+    key: NeighborKey,
+    target: &Target,
+) -> Vec<Advice> {
+    let mut steps = Vec::new();
+    if let (Some(link), Some(inside)) = (link(context.node, key), Inside::of(context, key, target)) {
+        let look = ["neigh", "show", "dev", &link.ifname];
+        steps.push(inside.advice("look at the entry", Risk::Read, &look));
+        if let Some(lladdr) = replaceable(context.node, fault, key) {
+            let (address, lladdr) = (key.address.to_string(), lladdr.to_string());
+            let words =
+                ["neigh", "replace", &address, "lladdr", &lladdr, "nud", "permanent", "dev", &link.ifname];
+            let text = "put the entry back; packets flow again at once";
+            steps.push(inside.advice(text, Risk::Restart, &words));
+        }
+    }
+    match (&target.pod, &target.container) {
+        (Some(pod), container) => steps.extend(about_pod(context.node, fault, pod, container.as_ref())),
+        (None, Some(container)) => steps.extend(
+            restart(context.node, container)
+                .map(|command| advice("restart the container with a new network", Risk::Restart, &command)),
+        ),
+        _ => {}
+    }
+    steps
+}
+
+/// What to do with the pod. Where the removal of an older sandbox of its name may be failing, that is what took the
+/// entry, and it would take the next pod's: then the pod is better not deleted.
+fn about_pod(node: &NodeView<'_>, fault: &Fault, pod: &Pod, container: Option<&Container>) -> Option<Advice> {
+    let (namespace, name) = (pod.namespace.as_deref()?, pod.name.as_deref()?);
+    let kubelet = fault.objects.actor.as_deref().is_some_and(is_of_kubelet);
+    if kubelet || has_older_sandbox(node, pod, container) {
+        let command = list_sandboxes(node, container?, pod)?;
+        let text = "look for older sandboxes of this pod: while the removal of one fails, do not delete the pod, or its \
+                    successor loses its network too";
+        return Some(advice(text, Risk::Read, &command));
+    }
+    let text = "delete the pod; its controller makes a new one with a new network";
+    Some(advice(text, Risk::Restart, &["kubectl", "-n", namespace, "delete", "pod", name]))
+}
+
+/// Whether the kubelet may have started it, as it starts network plugins. Only withholds advice, so a name is enough.
+fn is_of_kubelet(actor: &Actor) -> bool {
+    actor.unit.as_deref() == Some("kubelet.service")
+        || actor.ancestors.iter().any(|ancestor| ancestor.comm == "kubelet")
+}
+
+fn has_older_sandbox(node: &NodeView<'_>, pod: &Pod, container: Option<&Container>) -> bool {
+    let own = pod.sandbox_id.as_deref().or(container.map(|container| container.id.as_str()));
+    node.containers.present().filter(|facts| facts.sandbox && Some(facts.id.as_str()) != own).any(|facts| {
+        facts.pod.as_ref().is_some_and(|other| {
+            Some(&other.namespace) == pod.namespace.as_ref() && Some(&other.name) == pod.name.as_ref()
+        })
+    })
+}
+
+/// How `ip` gets into the namespace.
+struct Inside {
+    words: Vec<String>,
+    process: Option<NamedProcess>,
+}
+
+impl Inside {
+    fn of(context: &Context<'_>, key: NeighborKey, target: &Target) -> Option<Self> {
+        let namespace = context.node.namespaces.get(key.netns)?;
+        let container = target.container.as_ref().and_then(|container| container.pid);
+        if let Some(pid) = container.or(namespace.owner.as_ref().map(|owner| owner.tgid)) {
+            let words = ["nsenter", "-t", &pid.to_string(), "-n", "ip"].map(str::to_owned).into();
+            let process = NamedProcess { pid, seen_ns: context.now.to_string() };
+            return Some(Self { words, process: Some(process) });
+        }
+        let name = namespace.name.clone()?;
+        Some(Self { words: vec!["ip".to_owned(), "-n".to_owned(), name], process: None })
+    }
+
+    fn advice(&self, text: &str, risk: Risk, words: &[&str]) -> Advice {
+        let command: Vec<&str> = self.words.iter().map(String::as_str).chain(words.iter().copied()).collect();
+        let step = advice(text, risk, &command);
+        match &self.process {
+            Some(NamedProcess { pid, seen_ns }) => {
+                of_process(step, *pid, seen_ns.parse().unwrap_or_default())
+            }
+            None => step,
+        }
+    }
+}
+
+/// The interface of the entry, if it still exists.
+fn link<'a>(node: &NodeView<'a>, key: NeighborKey) -> Option<&'a LinkFacts> {
+    node.namespaces.get(key.netns)?.links.get(&key.ifindex)
+}
+
+fn is_up(link: &LinkFacts) -> bool {
+    link.flags & iff::UP != 0
+}
+
+/// The address of an entry that would work: where both ends of the pair are up, the route is in use, and the host answers
+/// by this address.
+fn replaceable<'a>(node: &NodeView<'a>, fault: &Fault, key: NeighborKey) -> Option<&'a LlAddr> {
+    let own = link(node, key).filter(|link| is_up(link) && fault.reason != FaultReason::Failed);
+    let other = node.host_end(key.netns, key.ifindex).filter(|end| is_up(end));
+    own.and(other).filter(|_| is_in_use(node, key))?;
+    node.gateway_lladdr(key)
+}
+
+fn is_in_use(node: &NodeView<'_>, key: NeighborKey) -> bool {
+    node.namespaces
+        .get(key.netns)
+        .is_some_and(|namespace| namespace.gateways_in_use().contains(&(key.ifindex, key.address)))
+}
+
+/// What the model shows to be healthy.
+pub(super) fn ruled_out(node: &NodeView<'_>, key: NeighborKey) -> Vec<String> {
+    let Some(link) = link(node, key) else { return Vec::new() };
+    let ifname = &link.ifname;
+    let mut healthy = Vec::new();
+    if is_up(link) {
+        healthy.push(format!("{ifname} is up"));
+    }
+    if is_in_use(node, key) {
+        healthy.push(format!("the default route via {} is in place", key.address));
+    }
+    let Some(end) = node.host_end(key.netns, key.ifindex) else { return healthy };
+    if is_up(end) {
+        healthy.push(format!("its host end {} is up", end.ifname));
+    }
+    let namespace = node.namespaces.get(key.netns);
+    let former =
+        namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address)?.static_lladdr.as_ref());
+    if let (Some(expected), Some(former)) = (node.gateway_lladdr(key), former)
+        && expected == former
+    {
+        healthy.push(format!("{} still has the MAC address {former} of the entry", end.ifname));
+    }
+    healthy
+}

@@ -1,0 +1,236 @@
+//! What to do about a busy volume, and what does not hold it.
+
+use super::pod_label;
+use crate::diagnose::advice::{advice, of_process, replace_in_pod, restart};
+use crate::event::{Advice, Event, Mount, MountHolder, Pod, Risk};
+use crate::node::view::NodeView;
+use crate::observation::{Access, BootNs, Verdict};
+
+/// File systems with a server that can be gone: whoever looks at a mount of theirs may wait for ever.
+const SERVED: [&str; 9] = ["9p", "afs", "ceph", "cifs", "glusterfs", "lustre", "nfs", "nfs4", "smb3"];
+
+pub(super) fn advice_for(node: &NodeView<'_>, event: &Event, mount: &Mount) -> Vec<Advice> {
+    let holders = event.holders.as_deref().unwrap_or_default();
+    let mut steps = vec![look(mount, holders)];
+    let deepest = mount.child_mounts.iter().max_by_key(|child| child.matches('/').count());
+    if let Some(child) = deepest {
+        steps.push(advice("unmount what is mounted below it", Risk::Destructive, &["umount", child]));
+    }
+    if let Some(holder) = holders.first() {
+        steps.push(release(node, holder, mount, event.at));
+    }
+    let text = "detach it though it is in use; what holds it goes on using it unseen";
+    steps.push(advice(text, Risk::Destructive, &["umount", "--lazy", &mount.path]));
+    steps
+}
+
+/// How to see what holds it, by a command that finds something and does not hang.
+fn look(mount: &Mount, holders: &[MountHolder]) -> Advice {
+    let fstype = mount.fstype.as_deref().unwrap_or_default();
+    let can_hang = fstype.starts_with("fuse") || SERVED.contains(&fstype);
+    let in_it = |holder: &MountHolder| !matches!(holder.access, Access::Mount | Access::ChildMount);
+    if !can_hang && holders.iter().any(in_it) {
+        return advice("see who holds it now", Risk::Read, &["fuser", "-vm", &mount.path]);
+    }
+    let text = match can_hang {
+        true => "see what was found; fuser and lsof can hang on this file system",
+        false => "see what was found; fuser and lsof do not see it",
+    };
+    advice(text, Risk::Read, &["kevtmon", "why", &mount.path])
+}
+
+/// How to make a holder release the mount, in the least disruptive way. `seen`: before it was found.
+fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount, seen: BootNs) -> Advice {
+    // The pod of the volume is being deleted already.
+    let deleted = mount.volume.as_ref().map(|volume| volume.pod_uid.as_str());
+    let other_pod = holder.pod.as_ref().filter(|pod| Some(pod.uid.as_str()) != deleted);
+    if let Some(Pod { namespace: Some(namespace), name: Some(name), .. }) = other_pod {
+        let command = ["kubectl", "-n", namespace, "delete", "pod", name];
+        return advice("delete the pod that holds it", Risk::Restart, &command);
+    }
+    let in_pod = holder.container.as_ref().filter(|_| holder.pod.is_some());
+    if let Some(command) = in_pod.and_then(replace_in_pod) {
+        let text = match other_pod {
+            Some(_) => "stop the container that holds it; the kubelet starts another one",
+            None => "stop the container that holds it",
+        };
+        return advice(text, Risk::Restart, &command);
+    }
+    if let Some(command) = holder.container.as_ref().and_then(|container| restart(node, container)) {
+        return advice("restart the container that holds it", Risk::Restart, &command);
+    }
+    let pid = holder.pid.to_string();
+    if let Some(serves) = &holder.serves {
+        let text = format!(
+            "end the file server that holds it; pod {} loses the volume at {}",
+            pod_label(&serves.pod),
+            serves.mountpoint
+        );
+        return of_process(advice(&text, Risk::Destructive, &["kill", &pid]), holder.pid, seen);
+    }
+    match holder.unit.as_deref().filter(|unit| unit.ends_with(".service")) {
+        Some(unit) => {
+            advice("restart the service that holds it", Risk::Restart, &["systemctl", "restart", unit])
+        }
+        None => {
+            let step = advice("end the process that holds it", Risk::Destructive, &["kill", &pid]);
+            of_process(step, holder.pid, seen)
+        }
+    }
+}
+
+/// What a complete scan has not found.
+pub(super) fn ruled_out(event: &Event, mount: &Mount) -> Vec<String> {
+    let mut healthy = Vec::new();
+    let scanned = event.holders_verdict.is_some_and(|verdict| {
+        !matches!(verdict, Verdict::Skipped | Verdict::Incomplete | Verdict::NotAMount)
+    });
+    let holders = event.holders.as_deref().unwrap_or_default();
+    let held_by = |access: Access| holders.iter().any(|holder| holder.access == access);
+    if scanned && mount.child_mounts.is_empty() && !held_by(Access::ChildMount) {
+        healthy.push("nothing is mounted below it".to_owned());
+    }
+    if event.holders_complete != Some(true) || !scanned {
+        return healthy;
+    }
+    if !held_by(Access::Mount) {
+        healthy.push("no other mount namespace has a copy of it".to_owned());
+    }
+    if holders.iter().all(|holder| matches!(holder.access, Access::Mount | Access::ChildMount)) {
+        healthy.push("no process has a file, directory or program of it open".to_owned());
+    }
+    healthy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{Container, Volume};
+    use crate::node::containers::Containers;
+    use crate::node::mounts::BusyMounts;
+    use crate::node::namespaces::Namespaces;
+    use crate::node::pods::PodNames;
+    use crate::node::view::RuntimeAvailability;
+    use crate::observation::{ContainerFacts, ContainerState};
+    use crate::tests::sample;
+
+    const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+
+    /// What to do about a holder in this container, which this source reports.
+    fn command(runtime: Option<&str>, source: &str, pod: Option<Pod>) -> String {
+        let mut containers = Containers::default();
+        if !source.is_empty() {
+            let facts = ContainerFacts {
+                id: ID.into(),
+                name: "holder".into(),
+                runtime: runtime.unwrap_or_default().into(),
+                source: source.into(),
+                image: String::new(),
+                state: ContainerState::Running,
+                tgid: Some(7),
+                netns: None,
+                mntns: None,
+                addresses: Vec::new(),
+                pod: None,
+                sandbox: false,
+                joined_netns: false,
+            };
+            containers.put(1, facts);
+        }
+        let node = NodeView {
+            containers: &containers,
+            namespaces: &Namespaces::default(),
+            pods: &PodNames::default(),
+            busy_mounts: &BusyMounts::default(),
+            host_netns: 1,
+            runtimes: RuntimeAvailability::All,
+        };
+        let runtime = runtime.map(str::to_owned);
+        let container = Container { id: ID.into(), runtime, name: None, image: None, pid: None, state: None };
+        let event = sample::busy();
+        let mut holder = event.holders.as_ref().unwrap()[0].clone();
+        (holder.pid, holder.container, holder.pod) = (7, Some(container), pod);
+        (holder.unit, holder.serves) = (None, None);
+        release(&node, &holder, event.mount.as_ref().unwrap(), 0).command
+    }
+
+    fn unnamed(uid: &str) -> Option<Pod> {
+        Some(Pod { namespace: None, name: None, uid: uid.into(), sandbox_id: None, ip: Vec::new() })
+    }
+
+    #[test]
+    fn a_container_is_made_to_let_go_by_the_tool_and_the_socket_of_its_own_runtime() {
+        for (runtime, source, pod, expected) in [
+            (Some("docker"), "", None, format!("docker restart {ID}")),
+            (Some("docker"), "docker:/run/docker.sock", unnamed("u"), format!("docker restart {ID}")),
+            (Some("docker"), "docker:/x y", None, format!("docker --host 'unix:///x y' restart {ID}")),
+            (Some("podman"), "docker:/run/podman/podman.sock", None, format!("podman restart {ID}")),
+            (Some("podman"), "docker:/p", None, format!("podman --url unix:///p restart {ID}")),
+            (Some("containerd"), "", unnamed("u"), format!("crictl stop {ID}")),
+            (Some("crio"), "", unnamed("u"), format!("crictl stop {ID}")),
+            // No tool is known to find it.
+            (Some("containerd"), "", None, "kill 7".into()),
+            (None, "", unnamed("u"), "kill 7".into()),
+        ] {
+            assert_eq!(command(runtime, source, pod), expected, "{runtime:?} {source}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_is_being_deleted_is_not_to_be_deleted() {
+        let event = sample::busy();
+        let own = event.mount.unwrap().volume.unwrap().pod_uid;
+        let named = |uid: &str| {
+            Some(Pod { namespace: Some("a".into()), name: Some("b".into()), ..unnamed(uid).unwrap() })
+        };
+        assert_eq!(command(Some("docker"), "", named("another")), "kubectl -n a delete pod b");
+        assert_eq!(command(Some("docker"), "", named(&own)), format!("docker restart {ID}"));
+    }
+
+    #[test]
+    fn no_command_hangs_on_a_server_that_is_gone_and_none_is_blind() {
+        let event = sample::busy();
+        let (mount, holders) = (event.mount.unwrap(), event.holders.unwrap());
+        let with = |fstype: &str, access| {
+            let mount = Mount { fstype: Some(fstype.into()), path: "/m".into(), ..(*mount).clone() };
+            look(&mount, &[MountHolder { access, ..holders[0].clone() }]).command
+        };
+        assert_eq!(with("ext4", Access::Fd), "fuser -vm /m");
+        assert_eq!(with("fuse.glusterfs", Access::Fd), "kevtmon why /m");
+        assert_eq!(with("nfs4", Access::Cwd), "kevtmon why /m");
+        assert_eq!(with("ext4", Access::Mount), "kevtmon why /m", "fuser looks at no other mount namespace");
+    }
+
+    #[test]
+    fn the_deepest_mount_below_is_unmounted_first() {
+        let event = sample::busy();
+        let mut mount = event.mount.clone().unwrap();
+        mount.volume = None::<Volume>;
+        mount.child_mounts = vec!["/m/a".into(), "/m/a/b/c".into(), "/m/a/b".into()];
+        let view = Containers::default();
+        let node = NodeView {
+            containers: &view,
+            namespaces: &Namespaces::default(),
+            pods: &PodNames::default(),
+            busy_mounts: &BusyMounts::default(),
+            host_netns: 1,
+            runtimes: RuntimeAvailability::All,
+        };
+        let steps = advice_for(&node, &event, &mount);
+        assert!(steps.iter().any(|step| step.command == "umount /m/a/b/c"), "{steps:?}");
+    }
+
+    #[test]
+    fn only_a_complete_scan_rules_holders_out() {
+        let mut event = sample::busy();
+        let mount = event.mount.clone().unwrap();
+        event.holders_complete = Some(false);
+        assert_eq!(ruled_out(&event, &mount), ["nothing is mounted below it"]);
+        event.holders_complete = Some(true);
+        assert_eq!(ruled_out(&event, &mount), ["nothing is mounted below it"], "one holds by a copy");
+        event.holders.as_mut().unwrap().truncate(2);
+        assert_eq!(ruled_out(&event, &mount)[1], "no other mount namespace has a copy of it");
+        event.holders_verdict = Some(Verdict::Skipped);
+        assert_eq!(ruled_out(&event, &mount), [""; 0]);
+    }
+}
