@@ -1,14 +1,16 @@
 //! What a connection and the response on it share.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 /// The state of one connection.
 #[derive(Debug, Default)]
 pub struct Connection {
     cut: Notify,
     is_stream: AtomicBool,
+    permit: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
 impl Connection {
@@ -25,6 +27,11 @@ impl Connection {
     /// The response is a stream, which has no time limit.
     pub fn set_stream(&self) {
         self.is_stream.store(true, Ordering::Relaxed);
+    }
+
+    /// Holds a permit until the response is sent or the connection closed.
+    pub fn hold(&self, permit: OwnedSemaphorePermit) {
+        *self.permit.lock().unwrap_or_else(PoisonError::into_inner) = Some(permit);
     }
 
     pub(super) fn is_stream(&self) -> bool {

@@ -2,7 +2,8 @@
 //!
 //! Each server has a thread and a runtime of its own, so that neither a request nor a slow client delays the core.
 //! HTTP/1.1 with one request per connection and a limit on its time: no client can occupy a connection for long.
-//! What is answered is up to the [`Handler`].
+//! Who may not connect gets no connection, and one without a request makes room for the next. What is answered is up
+//! to the [`Handler`].
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -15,23 +16,29 @@ use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::queue::lower_thread_priority;
+use places::{Place, Places};
 
 mod body;
 mod compression;
 mod connection;
 mod listener;
+mod places;
 mod response;
+#[cfg(test)]
+mod tests;
 
 pub use body::{Body, stream_body, whole};
 pub use compression::compressed;
 pub use connection::Connection;
 pub use listener::{Accept, Listen};
+pub use places::Patience;
 pub use response::{HTML, JSON, NDJSON, Response, TEXT, method_not_allowed, respond, text};
 
 /// Most bytes of a request.
@@ -39,17 +46,22 @@ pub const REQUEST_BYTES: usize = 16 * 1024;
 /// Most headers of a request.
 const REQUEST_HEADERS: usize = 64;
 /// Time for a client to send its request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+pub const PATIENCE: Patience = Patience { usual: Duration::from_secs(5), scarce: Duration::from_millis(500) };
 /// Time for a client to take its response, request included. Streams have no limit.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time for the reason why a client has no access.
+const REFUSAL_TIMEOUT: Duration = Duration::from_millis(50);
 /// Pause after accepting failed (no descriptors left), so that it is not tried in a busy loop.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// What a server allows.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Most connections at once, over all listeners; more wait in the kernel.
+    /// Most connections at once, over all listeners. Then one without a request is closed for the next; where all
+    /// have one, more wait in the kernel.
     pub connections: usize,
+    /// Time for a client to send its request.
+    pub patience: Patience,
     /// Most threads for blocking work.
     pub blocking_threads: usize,
     /// Time that open connections get to complete when the server stops.
@@ -64,7 +76,10 @@ pub trait Handler: Send + Sync + 'static {
     type Peer: Send + Sync + 'static;
 
     /// Identifies a client when it connects.
-    fn identify(&self, stream: &Self::Stream) -> Self::Peer;
+    ///
+    /// # Errors
+    /// Why it has no access. Its connection is closed at once and takes no place.
+    fn identify(&self, stream: &Self::Stream) -> Result<Self::Peer, String>;
 
     /// Answers a request.
     fn handle(
@@ -119,14 +134,14 @@ where
     L: Listen,
     H: Handler<Stream = <L::Accept as Accept>::Stream>,
 {
-    let permits = Arc::new(Semaphore::new(limits.connections));
+    let places = Places::new(limits.connections);
     let (stop, stopping) = watch::channel(());
     let mut accepting = JoinSet::new();
     for listener in listeners {
         match listener.into_async() {
             Ok(listener) => {
-                let (permits, handler) = (Arc::clone(&permits), Arc::clone(&handler));
-                accepting.spawn(accept_all(listener, permits, handler, stopping.clone(), limits.shutdown));
+                let (places, handler) = (Arc::clone(&places), Arc::clone(&handler));
+                accepting.spawn(accept_all(listener, places, handler, stopping.clone(), limits));
             }
             Err(error) => tracing::error!(%error, "cannot serve a listener"),
         }
@@ -139,10 +154,10 @@ where
 
 async fn accept_all<A, H>(
     listener: A,
-    permits: Arc<Semaphore>,
+    places: Arc<Places>,
     handler: Arc<H>,
     mut stopping: watch::Receiver<()>,
-    shutdown: Duration,
+    limits: Limits,
 ) where
     A: Accept,
     H: Handler<Stream = A::Stream>,
@@ -151,16 +166,13 @@ async fn accept_all<A, H>(
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
-            accepted = accept(&listener, &permits) => accepted,
+            accepted = accept(&listener, &places, &*handler) => accepted,
             _ = stopping.changed() => break,
         };
         match accepted {
-            Ok((stream, permit)) => {
+            Ok((stream, peer, place)) => {
                 let handler = Arc::clone(&handler);
-                connections.spawn(async move {
-                    serve_connection(stream, handler).await;
-                    drop(permit);
-                });
+                connections.spawn(serve_connection(stream, peer, place, handler, limits.patience));
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
@@ -169,37 +181,65 @@ async fn accept_all<A, H>(
         }
         while connections.try_join_next().is_some() {}
     }
-    let _ = timeout(shutdown, async { while connections.join_next().await.is_some() {} }).await;
+    let _ = timeout(limits.shutdown, async { while connections.join_next().await.is_some() {} }).await;
 }
 
-async fn accept<A: Accept>(
+/// The next client with access, and a place for it. None is held while waiting for a client: the other listeners
+/// may need it.
+async fn accept<A: Accept, H: Handler<Stream = A::Stream>>(
     listener: &A,
-    permits: &Arc<Semaphore>,
-) -> io::Result<(A::Stream, OwnedSemaphorePermit)> {
-    let permit = Arc::clone(permits).acquire_owned().await.map_err(io::Error::other)?;
-    Ok((listener.accept().await?, permit))
+    places: &Arc<Places>,
+    handler: &H,
+) -> io::Result<(A::Stream, H::Peer, Place)> {
+    loop {
+        let stream = listener.accept().await?;
+        match handler.identify(&stream) {
+            Ok(peer) => return Ok((stream, peer, places.take().await?)),
+            Err(denied) => refuse(stream, &denied).await,
+        }
+    }
 }
 
-async fn serve_connection<H: Handler>(stream: H::Stream, handler: Arc<H>)
-where
-    H::Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+/// Gives the reason to a client, and disconnects it.
+async fn refuse(mut stream: impl AsyncWrite + Unpin, denied: &str) {
+    let refusal = format!(
+        "HTTP/1.1 403 Forbidden\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n\
+         content-length: {}\r\n\r\n{denied}\n",
+        denied.len() + 1
+    );
+    // The buffer of a new connection is empty, so this does not wait. A client that is gone needs no reason.
+    let _ = timeout(REFUSAL_TIMEOUT, stream.write_all(refusal.as_bytes())).await;
+}
+
+async fn serve_connection<H: Handler>(
+    stream: H::Stream,
+    peer: H::Peer,
+    place: Place,
+    handler: Arc<H>,
+    patience: Patience,
+) where
+    H::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let connection = Arc::new(Connection::default());
-    let peer = Arc::new(handler.identify(&stream));
+    let (peer, place) = (Arc::new(peer), &place);
     let service = service_fn(|request: Request<Incoming>| {
+        place.request_arrived();
         let (handler, peer, connection) = (Arc::clone(&handler), Arc::clone(&peer), Arc::clone(&connection));
         async move { Ok::<_, Infallible>(handler.handle(&request, &peer, &connection).await) }
     });
     let served = http1::Builder::new()
         .keep_alive(false)
-        .timer(TokioTimer::new())
-        .header_read_timeout(REQUEST_TIMEOUT)
+        // The place has a deadline for the request.
+        .header_read_timeout(None)
         .max_buf_size(REQUEST_BYTES)
         .max_headers(REQUEST_HEADERS)
         .serve_connection(TokioIo::new(stream), service);
     tokio::select! {
+        // First of all, what was sent is read.
+        biased;
         // An error is a client that disconnected, or sent no valid request.
         _ = served => {}
+        () = place.is_lost(patience) => {}
         () = connection.is_cut() => {}
         () = async {
             sleep(CONNECTION_TIMEOUT).await;

@@ -10,17 +10,23 @@ use hyper::header::HeaderValue;
 use hyper::{Method, Request, StatusCode};
 use thiserror::Error;
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
 use super::health::Health;
 use crate::build_info::VERSION;
 use crate::clock::boot_now;
 use crate::http::{
-    self, Connection, HTML, Handler, Limits, Response, compressed, method_not_allowed, respond, text, whole,
+    self, Connection, HTML, Handler, Limits, PATIENCE, Response, compressed, method_not_allowed, respond,
+    text, whole,
 };
 use crate::metrics::Metrics;
 
 /// Limits of the server; open scrapes are not awaited at shutdown.
-const LIMITS: Limits = Limits { connections: 64, blocking_threads: 1, shutdown: Duration::ZERO };
+const LIMITS: Limits =
+    Limits { connections: 64, patience: PATIENCE, blocking_threads: 1, shutdown: Duration::ZERO };
+/// Most scrapes whose response is made or sent: the other places are left for health checks, whose answers fit into
+/// the socket's buffer.
+const SCRAPES: usize = 16;
 /// The text format of Prometheus.
 const EXPOSITION: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 
@@ -63,7 +69,7 @@ impl Server {
             .map(TcpListener::local_addr)
             .collect::<io::Result<_>>()
             .map_err(HttpError::Start)?;
-        let http = http::Server::start("http", listeners, LIMITS, Endpoint { metrics, health })
+        let http = http::Server::start("http", listeners, LIMITS, Endpoint::new(metrics, health))
             .map_err(HttpError::Start)?;
         Ok(Self { addresses, _http: http })
     }
@@ -85,34 +91,49 @@ fn listen(address: SocketAddr) -> Result<TcpListener, HttpError> {
 struct Endpoint {
     metrics: Arc<Metrics>,
     health: Arc<Health>,
+    scrapes: Arc<Semaphore>,
 }
 
 impl Handler for Endpoint {
     type Stream = TcpStream;
     type Peer = ();
 
-    fn identify(&self, _stream: &TcpStream) {}
+    fn identify(&self, _stream: &TcpStream) -> Result<(), String> {
+        Ok(())
+    }
 
-    async fn handle(&self, request: &Request<Incoming>, (): &(), _connection: &Arc<Connection>) -> Response {
-        self.respond(request)
+    async fn handle(&self, request: &Request<Incoming>, (): &(), connection: &Arc<Connection>) -> Response {
+        self.respond(request, connection)
     }
 }
 
 impl Endpoint {
-    fn respond(&self, request: &Request<Incoming>) -> Response {
+    fn new(metrics: Arc<Metrics>, health: Arc<Health>) -> Self {
+        Self { metrics, health, scrapes: Arc::new(Semaphore::new(SCRAPES)) }
+    }
+
+    fn scrape(&self, request: &Request<Incoming>, connection: &Connection) -> Response {
+        let Ok(permit) = Arc::clone(&self.scrapes).try_acquire_owned() else {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "too many scrapes at once");
+        };
+        connection.hold(permit);
+        match self.metrics.gather() {
+            Ok(metrics) => {
+                compressed(request.headers(), metrics, |body| respond(StatusCode::OK, EXPOSITION, body))
+            }
+            Err(error) => {
+                tracing::error!(%error, "cannot render metrics");
+                text(StatusCode::INTERNAL_SERVER_ERROR, "cannot render metrics")
+            }
+        }
+    }
+
+    fn respond(&self, request: &Request<Incoming>, connection: &Connection) -> Response {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return method_not_allowed("GET, HEAD");
         }
         match request.uri().path() {
-            "/metrics" => match self.metrics.gather() {
-                Ok(metrics) => {
-                    compressed(request.headers(), metrics, |body| respond(StatusCode::OK, EXPOSITION, body))
-                }
-                Err(error) => {
-                    tracing::error!(%error, "cannot render metrics");
-                    text(StatusCode::INTERNAL_SERVER_ERROR, "cannot render metrics")
-                }
-            },
+            "/metrics" => self.scrape(request, connection),
             "/healthz" => match self.health.check(boot_now()) {
                 Ok(()) => text(StatusCode::OK, "ok"),
                 Err(silent) => text(
@@ -141,6 +162,9 @@ fn landing_page() -> String {
 mod tests {
     use std::io::{Read, Write};
     use std::net::TcpStream;
+
+    use nix::sys::socket::setsockopt;
+    use nix::sys::socket::sockopt::RcvBuf;
 
     use super::*;
     use crate::sources::procfs::own::Own;
@@ -263,9 +287,37 @@ mod tests {
         let (server, _) = server();
         let address = server.addresses()[0];
         let silent: Vec<_> =
-            (0..LIMITS.connections / 2).map(|_| TcpStream::connect(address).unwrap()).collect();
+            (0..LIMITS.connections * 3).map(|_| TcpStream::connect(address).unwrap()).collect();
         assert!(ask(address, "GET /healthz").starts_with("HTTP/1.1 200 "));
         drop(silent);
+    }
+
+    #[test]
+    fn scrapes_that_are_not_read_leave_places_for_health_checks() {
+        let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
+        // More than the buffers between client and server take.
+        for index in 0..40_000 {
+            metrics.name_source(index.to_string(), format!("{index}-{}", "x".repeat(64)));
+        }
+        let loopback = ["127.0.0.1:0".parse().unwrap()];
+        let server = Server::start(&loopback, metrics, Arc::default()).unwrap();
+        let address = server.addresses()[0];
+        let scrape = || {
+            let mut stream = TcpStream::connect(address).unwrap();
+            setsockopt(&stream, RcvBuf, &4096).unwrap();
+            stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            let mut status = [0; 12];
+            stream.read_exact(&mut status).unwrap();
+            (stream, String::from_utf8(status.into()).unwrap())
+        };
+        let unread: Vec<_> = (0..SCRAPES).map(|_| scrape()).collect();
+        assert!(unread.iter().all(|(_, status)| status == "HTTP/1.1 200"));
+        let more: Vec<_> = (0..LIMITS.connections).map(|_| scrape()).collect();
+        assert!(more.iter().all(|(_, status)| status == "HTTP/1.1 503"), "they would take all places");
+        for path in ["GET /healthz", "GET /readyz"] {
+            assert!(ask(address, path).starts_with("HTTP/1.1 "), "{path}");
+        }
+        drop(unread);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Client of the running daemon's socket.
 
+use std::fs;
 use std::io::{self, ErrorKind};
 use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,6 +14,7 @@ use hyper::client::conn::http1;
 use hyper::header::HOST;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use nix::unistd::{Gid, getegid, geteuid, getgroups};
 use thiserror::Error;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
@@ -215,7 +218,15 @@ impl Remote {
                 .map_err(|error| self.broken(error))?;
             sender.send_request(request).await.map_err(|error| self.broken(error))
         });
-        let answer = asked.await.map_err(|_| RemoteError::Silent { path: self.path.clone() })??;
+        let answer = asked.await.map_err(|_| RemoteError::Silent { path: self.path.clone() })?;
+        // Who has no access is disconnected before the request is read.
+        let answer = answer.map_err(|error| match self.has_access() {
+            Ok(false) => RemoteError::Denied { path: self.path.clone() },
+            _ => error,
+        })?;
+        if answer.status() == StatusCode::FORBIDDEN {
+            return Err(RemoteError::Denied { path: self.path.clone() });
+        }
         let theirs = answer
             .headers()
             .get(API_HEADER)
@@ -226,7 +237,6 @@ impl Remote {
         }
         match answer.status() {
             StatusCode::OK => Ok(answer),
-            StatusCode::FORBIDDEN => Err(RemoteError::Denied { path: self.path.clone() }),
             _ => Err(RemoteError::Refused { reason: self.body(answer).await?.trim_end().to_owned() }),
         }
     }
@@ -237,6 +247,17 @@ impl Remote {
         let bytes =
             whole.map_err(|source| RemoteError::Broken { path: self.path.clone(), source })?.to_bytes();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Whether the daemon lets this user query it, whatever the mode of the socket.
+    fn has_access(&self) -> io::Result<bool> {
+        let socket = fs::metadata(&self.path)?;
+        let user = geteuid().as_raw();
+        let is_member = |group: Gid| group.as_raw() == socket.gid();
+        Ok(user == 0
+            || user == socket.uid()
+            || is_member(getegid())
+            || getgroups()?.into_iter().any(is_member))
     }
 
     fn not_connected(&self, source: io::Error) -> RemoteError {

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::Request;
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
-use hyper::{Request, StatusCode};
 use thiserror::Error;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Context, EventQueue, Filter, Sink, Started};
 use crate::core::state::NodeState;
 use crate::event::{Severity, SharedEvent};
-use crate::http::{self, Connection, Handler, Limits, Response, text};
+use crate::http::{self, Connection, Handler, Limits, PATIENCE, Response};
 use crate::query::history::{History, Layered, LiveHistory};
 use crate::query::{API, API_HEADER};
 use crate::settings::settings;
@@ -46,7 +46,12 @@ settings! { "":
 
 /// Blocking threads search, which takes milliseconds; readers of the stream get time for the last events when the
 /// daemon stops.
-const LIMITS: Limits = Limits { connections: 512, blocking_threads: 2, shutdown: Duration::from_millis(500) };
+const LIMITS: Limits = Limits {
+    connections: 512,
+    patience: PATIENCE,
+    blocking_threads: 2,
+    shutdown: Duration::from_millis(500),
+};
 /// Most requests for the model that wait for the core.
 const QUESTIONS: usize = 8;
 
@@ -150,22 +155,14 @@ struct Endpoint {
 
 impl Handler for Endpoint {
     type Stream = UnixStream;
-    type Peer = Result<(), peer::Denied>;
+    type Peer = ();
 
-    fn identify(&self, stream: &UnixStream) -> Self::Peer {
-        self.access.check(stream)
+    fn identify(&self, stream: &UnixStream) -> Result<(), String> {
+        self.access.check(stream).map_err(|denied| denied.to_string())
     }
 
-    async fn handle(
-        &self,
-        request: &Request<Incoming>,
-        peer: &Self::Peer,
-        connection: &Arc<Connection>,
-    ) -> Response {
-        let mut response = match peer {
-            Ok(()) => self.answers.answer(request, Arc::clone(connection)).await,
-            Err(denied) => text(StatusCode::FORBIDDEN, denied.to_string()),
-        };
+    async fn handle(&self, request: &Request<Incoming>, (): &(), connection: &Arc<Connection>) -> Response {
+        let mut response = self.answers.answer(request, Arc::clone(connection)).await;
         response.headers_mut().insert(API_HEADER, HeaderValue::from(API));
         response
     }

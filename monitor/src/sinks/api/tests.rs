@@ -377,6 +377,44 @@ fn a_stranger_is_refused_even_where_the_socket_is_open_to_all_and_a_member_of_it
 }
 
 #[test]
+fn connections_that_say_nothing_make_room_for_a_query() {
+    let rig = Rig::new();
+    let idle: Vec<UnixStream> = (0..600).map(|_| UnixStream::connect(&rig.path).unwrap()).collect();
+    assert!(rig.ask("/v1/version").starts_with("HTTP/1.1 200 "));
+    let open = idle.iter().filter(|stream| {
+        stream.set_nonblocking(true).unwrap();
+        (&**stream).read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    });
+    // Only as many were closed as the others needed, and none because it had waited for too long.
+    assert!(open.count() >= 600 - 100);
+}
+
+#[test]
+fn a_client_without_access_gets_no_connection() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root can become somebody else");
+        return;
+    }
+    let rig = Rig::new();
+    fs::set_permissions(&rig.path, Permissions::from_mode(0o666)).unwrap();
+    let connect = || UnixStream::connect(&rig.path).unwrap();
+    let strangers: Vec<UnixStream> = thread::scope(|scope| {
+        let connecting = scope.spawn(|| {
+            become_nobody(65_534);
+            (0..600).map(|_| connect()).collect()
+        });
+        connecting.join().unwrap()
+    });
+    for mut stranger in strangers {
+        stranger.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut answer = String::new();
+        // Nothing was sent, and yet it ends.
+        stranger.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 403 ") && answer.contains("user 65534"), "{answer}");
+    }
+}
+
+#[test]
 fn an_incident_of_an_earlier_run_is_shown_once_though_the_store_breaks_later() {
     let state = tempfile::tempdir().unwrap();
     let (mut store, _, _) = Writer::resume(state.path(), Limits::default(), BOOT).unwrap();
