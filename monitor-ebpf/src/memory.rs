@@ -26,6 +26,9 @@ pub(crate) trait Structure: Copy {
 
     /// Follows a pointer member.
     fn follow(self, offset: u32) -> Self;
+
+    /// Whether there is no structure.
+    fn is_null(self) -> bool;
 }
 
 /// A structure with a type known to the verifier: an argument of a BTF tracepoint, and what its pointers lead
@@ -48,6 +51,11 @@ impl Structure for Typed {
     #[inline(always)]
     fn follow(self, offset: u32) -> Self {
         Self(self.get(offset))
+    }
+
+    #[inline(always)]
+    fn is_null(self) -> bool {
+        self.0 == 0
     }
 }
 
@@ -95,6 +103,11 @@ impl Structure for Kernel {
     #[inline(always)]
     fn follow(self, offset: u32) -> Self {
         Self(self.get(offset))
+    }
+
+    #[inline(always)]
+    fn is_null(self) -> bool {
+        self.0 == 0
     }
 }
 

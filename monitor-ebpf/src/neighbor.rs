@@ -12,7 +12,7 @@ use kevtmon_ebpf::neighbor::{
     KIND_NEIGHBOR, LLADDR_CAPACITY, NeighborOffsets, NeighborRecord, counter, device_mark, operation,
 };
 use kevtmon_ebpf::task::TaskId;
-use kevtmon_ebpf::{Counter, Header};
+use kevtmon_ebpf::{Counter, Header, MISSING};
 
 use crate::emit;
 use crate::memory::{Kernel, Structure as _, Typed, offset};
@@ -171,6 +171,8 @@ fn send(neighbour: Typed, id: &TaskId, change: &Change) {
     let unregistering = queued != 0 && queued != device.0 + u64::from(list);
     let first_address = device.follow(offset!(net_device_ip_ptr)).follow(offset!(in_device_ifa_list));
 
+    let netns = device.follow(offset!(net_device_nd_net));
+
     let mut marks = 0;
     if unregistering {
         marks |= device_mark::UNREGISTERING;
@@ -178,12 +180,16 @@ fn send(neighbour: Typed, id: &TaskId, change: &Change) {
     if first_address.0 != 0 {
         marks |= device_mark::HAS_ADDRESS;
     }
+    if offset!(net_references) != MISSING {
+        let references: u32 = netns.get(offset!(net_references));
+        marks |= if references == 0 { device_mark::NETNS_ENDED } else { device_mark::NETNS_ALIVE };
+    }
     emit::record::<NeighborRecord>(counter::RING_FULL, |record| {
         // SAFETY: the ring gave memory for a whole, aligned record, and every field is written.
         unsafe {
             (*record).header = Header { kind: KIND_NEIGHBOR, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
             (*record).task = *id;
-            (*record).netns = device.follow(offset!(net_device_nd_net)).get(offset!(net_ns_inum));
+            (*record).netns = netns.get(offset!(net_ns_inum));
             (*record).ifindex = device.get(offset!(net_device_ifindex));
             (*record).device_flags = device.get(offset!(net_device_flags));
             (*record).netlink_port = change.netlink_port;

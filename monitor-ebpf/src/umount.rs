@@ -78,7 +78,7 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
     unsafe {
         (*record).header = Header { kind: KIND_UMOUNT, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
         (*record).task = id;
-        (*record).mntns = task::mount_namespace(current);
+        (*record).mntns = id.mntns;
         (*record).flags = pending.flags as u32;
         (*record).result = result as i32;
         let copied = bpf_probe_read_user_str(

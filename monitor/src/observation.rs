@@ -30,7 +30,7 @@ pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, Neighbo
 pub use net::{
     AddressFacts, LinkFacts, NetnsOwner, NetnsSnapshot, PeerLink, RouteFacts, RuleFacts, TABLE_MAIN, iff,
 };
-pub use process::{Ancestor, ProcessState, TaskFacts, TaskKey, TaskRef};
+pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
 pub(crate) use runtime::source_or;
 pub use runtime::{ContainerFacts, ContainerState, PodIdentity};
 pub use source::{Loss, SourceKind, SourceStatus};

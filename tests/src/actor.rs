@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 
 use crate::process::Running;
@@ -21,7 +21,7 @@ impl Actor {
     /// Starts one.
     #[must_use]
     pub fn start() -> Self {
-        Self::run(&program())
+        Self::run(program())
     }
 
     /// Starts a copy of the program that lies elsewhere.
@@ -55,9 +55,14 @@ impl Actor {
         std::fs::metadata(path).expect("the actor lives").ino()
     }
 
-    /// Moves it into a control group.
-    pub fn move_to(&self, cgroup: &Path) {
-        std::fs::write(cgroup.join("cgroup.procs"), self.pid().to_string()).expect("it can be moved");
+    /// Its real and effective user id.
+    #[must_use]
+    pub fn uids(&self) -> (u64, u64) {
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the actor lives");
+        let line = status.lines().find_map(|line| line.strip_prefix("Uid:")).expect("it has a user");
+        let mut ids = line.split_whitespace().map(|id| id.parse().expect("a number"));
+        (ids.next().expect("a real id"), ids.next().expect("an effective id"))
     }
 }
 

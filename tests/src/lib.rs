@@ -15,6 +15,7 @@ pub mod patience;
 pub mod reaper;
 
 pub mod actor;
+pub mod cgroup;
 pub mod process;
 pub mod unique;
 

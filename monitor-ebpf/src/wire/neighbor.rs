@@ -51,6 +51,10 @@ pub mod device_mark {
     pub const UNREGISTERING: u8 = 1;
     /// The interface still has an IPv4 address (`in_device.ifa_list`).
     pub const HAS_ADDRESS: u8 = 2;
+    /// Nothing refers to its namespace any more: the namespace has ended, and is about to be cleaned up.
+    pub const NETNS_ENDED: u8 = 4;
+    /// Something does. Neither where this kernel's counter was not found.
+    pub const NETNS_ALIVE: u8 = 8;
 }
 
 /// A change of a neighbor entry; at most 200 bytes, the task's details come in a record of their own.
@@ -97,7 +101,7 @@ pub struct NeighborRecord {
     pub ifname: [u8; 16],
 }
 
-const _: () = assert!(size_of::<NeighborRecord>() == 176);
+const _: () = assert!(size_of::<NeighborRecord>() == 200);
 
 /// Where the kernel keeps what the programs read: byte offsets from the start of the structure named first. The
 /// daemon resolves them from the running kernel's type information before it loads the programs.
@@ -122,11 +126,13 @@ pub struct NeighborOffsets {
     pub net_device_ip_ptr: u32,
     pub in_device_ifa_list: u32,
     pub net_ns_inum: u32,
+    /// The references that keep a namespace alive.
+    pub net_references: u32,
     /// Not an offset: the bit `NEIGH_UPDATE_F_ADMIN`, 7 since 5.16, 31 before.
     pub admin_flag: u32,
 }
 
 impl NeighborOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 18]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 19]);
 }

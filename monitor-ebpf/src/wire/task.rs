@@ -37,20 +37,32 @@ pub const PATH_DEPTH: usize = 16;
 /// the end. Whether the root was reached is in the [`path_mark`](super::path_mark)s beside it.
 pub type PathNames = [[u8; NAME_CAPACITY]; PATH_DEPTH];
 
-/// Identity of the current task, in every record that has an actor.
+/// Identity of the current task, and all of it that can change between two acts, in every record that has an actor.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct TaskId {
+    /// `start_boottime` of the group leader.
+    pub start_ns: u64,
     /// Thread group id; 0 where there is no actor.
     pub tgid: u32,
     /// Thread id.
     pub tid: u32,
-    /// `start_boottime` of the group leader.
-    pub start_ns: u64,
     /// `self_exec_id`, 0 where the kernel's type information does not have it.
     pub exec_id: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Real user id in the initial user namespace.
+    pub uid: u32,
+    /// Effective user id in the initial user namespace.
+    pub euid: u32,
+    /// User namespace.
+    pub userns: u32,
+    /// Network namespace; 0 while the task exits.
+    pub netns: u32,
+    /// Mount namespace; 0 while the task exits.
+    pub mntns: u32,
+    /// Low half of the kernfs id of the control group of a v1 controller, which is what counts up.
+    pub cgroup_v1: u32,
+    /// The same in the v2 hierarchy.
+    pub cgroup_v2: u32,
     /// Name of the thread, NUL-terminated.
     pub comm: [u8; COMM_LEN],
 }
@@ -69,7 +81,7 @@ pub struct AncestorRecord {
     pub comm: [u8; COMM_LEN],
 }
 
-/// The details of a task, sent once per identity.
+/// The details of a task, sent once per program, mount namespace and control groups.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct TaskRecord {
@@ -77,22 +89,14 @@ pub struct TaskRecord {
     pub header: Header,
     /// Identity.
     pub task: TaskId,
-    /// User id in the initial user namespace.
-    pub uid: u32,
-    /// Network namespace.
-    pub netns: u32,
-    /// Mount namespace.
-    pub mntns: u32,
     /// Bytes of `argv` that count.
     pub argv_len: u32,
+    /// Bits of [`path_mark`](super::path_mark) about `exe`.
+    pub exe_marks: u32,
     /// Parent first.
     pub ancestors: [AncestorRecord; 3],
     /// Arguments, NUL-separated, cut.
     pub argv: [u8; ARGV_CAPACITY],
-    /// Bits of [`path_mark`](super::path_mark) about `exe`.
-    pub exe_marks: u32,
-    /// Zero.
-    pub reserved: u32,
     /// Executable, as seen from the root directory of the task.
     pub exe: PathNames,
     /// Control group of a v1 controller.
@@ -101,9 +105,9 @@ pub struct TaskRecord {
     pub cgroup_v2: Names,
 }
 
-const _: () = assert!(size_of::<TaskId>() == 40);
+const _: () = assert!(size_of::<TaskId>() == 64);
 const _: () = assert!(size_of::<AncestorRecord>() == 32);
-const _: () = assert!(size_of::<TaskRecord>() == 16 + 40 + 16 + 96 + 512 + 8 + 16 * 96 + 2 * 960);
+const _: () = assert!(size_of::<TaskRecord>() == 16 + 64 + 8 + 96 + 512 + 16 * 96 + 2 * 960);
 
 /// Where the kernel keeps what is read of a task: byte offsets from the start of the structure named first. The
 /// daemon resolves them from the running kernel's type information before it loads the programs.
@@ -122,6 +126,11 @@ pub struct TaskOffsets {
     pub task_mm: u32,
     pub task_nsproxy: u32,
     pub task_cgroups: u32,
+    pub task_cred: u32,
+    pub cred_uid: u32,
+    pub cred_euid: u32,
+    pub cred_user_ns: u32,
+    pub user_namespace_inum: u32,
     pub mm_arg_start: u32,
     pub mm_arg_end: u32,
     pub mm_exe_file: u32,
@@ -148,9 +157,10 @@ pub struct TaskOffsets {
     pub cgroup_kn: u32,
     pub kernfs_parent: u32,
     pub kernfs_name: u32,
+    pub kernfs_id: u32,
 }
 
 impl TaskOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 35]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 41]);
 }

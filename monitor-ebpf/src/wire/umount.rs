@@ -52,4 +52,4 @@ impl UmountRecord {
     pub const HEAD: usize = size_of::<Self>() - PATH_CAPACITY;
 }
 
-const _: () = assert!(UmountRecord::HEAD == 72);
+const _: () = assert!(UmountRecord::HEAD == 96);

@@ -3,16 +3,23 @@
 use std::collections::BTreeMap;
 
 use super::Core;
-use crate::event::{Actor, ActorSource, AncestorRef, Confidence, Join, MountHolder, Serves, Target};
+use crate::event::{
+    Actor, ActorSource, AncestorRef, Confidence, Join, MountHolder, Serves, Target, UserNamespace,
+};
 use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::node::volume;
-use crate::observation::{BootNs, ContainerFacts, Holder, NsInum, SourceKind, SourceStatus, TaskRef};
+use crate::observation::{
+    BootNs, ContainerFacts, Holder, NsInum, SourceKind, SourceStatus, TaskContext, TaskFacts, TaskPlace,
+    TaskRef,
+};
 use crate::settings::Cmdline;
 
 impl Core {
     /// The task that the kernel recorded as current, as an actor; `late`: the event was held back for it.
     pub(super) fn actor(&self, task: &TaskRef, late: bool) -> Actor {
-        let facts = self.tasks.get(&task.key);
+        let facts = self.tasks.get(task);
+        let context = self.context(task);
+        let namespace = |inum: NsInum| Some(inum).filter(|inum| *inum != 0);
         let owner = self.node().owner(facts.and_then(|facts| facts.cgroup.as_deref()));
         let join = if late && owner.join == Join::Ok { Join::Late } else { owner.join };
         Actor {
@@ -20,15 +27,17 @@ impl Core {
             confidence: Confidence::Certain,
             pid: task.key.tgid,
             tid: task.tid,
-            uid: facts.map(|facts| facts.uid),
+            uid: context.map(|context| context.uid),
+            euid: context.filter(|context| context.euid != context.uid).map(|context| context.euid),
             comm: task.comm.clone(),
             exe: facts.and_then(|facts| facts.exe.clone()),
             cmdline: facts.and_then(|facts| self.shown_cmdline(facts.cmdline.as_deref(), join)),
             start_time_ns: task.key.start_ns.to_string(),
             cgroup: facts.and_then(|facts| facts.cgroup.clone()),
             unit: owner.unit,
-            netns: facts.map(|facts| facts.netns),
-            mntns: facts.map(|facts| facts.mntns),
+            netns: context.and_then(|context| namespace(context.netns)),
+            mntns: context.and_then(|context| namespace(context.place.mntns)),
+            userns: context.filter(TaskContext::is_in_other_userns).map(|_| UserNamespace::Other),
             ancestors: facts.map_or_else(Vec::new, |facts| {
                 facts
                     .ancestors
@@ -44,6 +53,11 @@ impl Core {
             pod: owner.pod,
             join,
         }
+    }
+
+    /// What a task was when it acted.
+    pub(super) fn context(&self, task: &TaskRef) -> Option<TaskContext> {
+        task.context.or_else(|| self.tasks.get(task).map(as_first_seen))
     }
 
     /// The owner of a network namespace; `late`: the event was held back for it.
@@ -108,6 +122,12 @@ impl Core {
     pub(super) fn runtimes(&self) -> RuntimeAvailability {
         runtimes(&self.statuses, self.ready)
     }
+}
+
+/// The context of a task in a recording that has none for each act.
+fn as_first_seen(facts: &TaskFacts) -> TaskContext {
+    let place = TaskPlace { mntns: facts.mntns, ..facts.place };
+    TaskContext { uid: facts.uid, euid: facts.uid, userns: 0, netns: facts.netns, place }
 }
 
 /// `ready`: whether every source has reported.

@@ -60,7 +60,8 @@ impl Core {
         if self.kubelet_lookup.held.last_matching(|held| key(&held.attempt) == wanted).is_some() {
             return true;
         }
-        let by_root = self.tasks.get(&attempt.actor.key).is_some_and(|facts| facts.uid == ROOT);
+        let context = self.context(&attempt.actor);
+        let by_root = context.is_some_and(|context| context.uid == ROOT && !context.is_in_other_userns());
         if !by_root
             || volume::of_path(&attempt.path).is_none()
             || self.kubelets.volume(at, attempt.mntns, &attempt.path).is_some()

@@ -135,7 +135,7 @@ impl Core {
         {
             return Some(Awaited::Process(tgid));
         }
-        let task = change.actor.as_ref().and_then(|actor| self.tasks.get(&actor.key))?;
+        let task = change.actor.as_ref().and_then(|actor| self.tasks.get(actor))?;
         let id = cgroup::identify(task.cgroup.as_deref()?).container_id?;
         (!requested.container
             && self.runtimes() != RuntimeAvailability::None

@@ -83,6 +83,7 @@ fn key() -> TaskKey {
 fn task(cgroup: &str) -> Fact {
     Fact::Task(Box::new(TaskFacts {
         key: key(),
+        place: TaskPlace::default(),
         uid: 0,
         exe: Some("/opt/cni/bin/calico".into()),
         cmdline: Some("calico".into()),
@@ -104,7 +105,7 @@ fn change(op: NeighborOp, cause: NeighborCause) -> NeighborChange {
         lladdr: Some(LlAddr(vec![0xee; 6])),
         new_lladdr: None,
         device_lladdr: None,
-        actor: Some(TaskRef { key: key(), tid: 28_997, comm: "calico".into() }),
+        actor: Some(TaskRef { key: key(), tid: 28_997, comm: "calico".into(), context: None }),
         netlink_port: None,
     }
 }

@@ -36,7 +36,7 @@ pub use object::{Details, Object, Role, Visitor};
 pub use route::Route;
 pub use schema::schema;
 pub use shared::SharedEvent;
-pub use subject::{Actor, ActorSource, AncestorRef, Confidence, Container, Join, Pod, Target};
+pub use subject::{Actor, ActorSource, AncestorRef, Confidence, Container, Join, Pod, Target, UserNamespace};
 pub use time::WallClock;
 
 /// Version of the schema, in every event.

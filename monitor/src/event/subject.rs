@@ -19,6 +19,9 @@ pub struct Actor {
     /// User id in the initial user namespace.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub uid: Option<u32>,
+    /// Effective user id in the initial user namespace, where it is another.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub euid: Option<u32>,
     /// Name of the thread.
     pub comm: String,
     /// Executable, as the root directory of the process shows it; `(unreachable)/…` and `… (deleted)` where it does not.
@@ -42,6 +45,9 @@ pub struct Actor {
     /// Mount namespace of the process, inode number.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mntns: Option<u32>,
+    /// Its user namespace, where it is not the initial one: user ids and capabilities in it mean nothing to the node.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub userns: Option<UserNamespace>,
     /// Processes above it, nearest first.
     #[schemars(length(max = 5))]
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
@@ -54,6 +60,14 @@ pub struct Actor {
     pub pod: Option<Pod>,
     /// How the join with a container went.
     pub join: Join,
+}
+
+/// A user namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum UserNamespace {
+    /// Not the initial one.
+    Other,
 }
 
 /// How an actor was found.

@@ -27,13 +27,12 @@ pub(crate) fn container_label(container: &Container) -> &str {
 /// Who did it, by command name and pid: `calico (pid 28997)`, with the pod or container of the actor. Where the actor is
 /// a tool, the program that uses it: `calico (pid 28997), run by kubelet, by means of ip`.
 pub(crate) fn actor_phrase(actor: &Actor) -> String {
+    if actor.userns.is_some() {
+        return foreign_actor_phrase(actor);
+    }
     let Culprit { comm, pid, run_by, tool } = culprit(actor);
     let mut text = format!("{comm} (pid {pid})");
-    if let Some(Pod { namespace: Some(namespace), name: Some(name), .. }) = &actor.pod {
-        text.push_str(&format!(" of pod {namespace}/{name}"));
-    } else if let Some(container) = &actor.container {
-        text.push_str(&format!(" of container {}", container_label(container)));
-    }
+    text.push_str(&actor_owner_phrase(actor));
     match run_by {
         RunBy::Nobody => {}
         RunBy::Program(comm) => text.push_str(&format!(", run by {comm}")),
@@ -45,8 +44,28 @@ pub(crate) fn actor_phrase(actor: &Actor) -> String {
     text
 }
 
+/// An actor in another user namespace: any user can make one, and choose the names of his processes.
+fn foreign_actor_phrase(actor: &Actor) -> String {
+    let uid = actor.uid.map_or_else(String::new, |uid| format!("uid {uid}, "));
+    format!("a process in another user namespace ({uid}pid {}){}", actor.pid, actor_owner_phrase(actor))
+}
+
+/// The owner of an actor as the end of a phrase, ` of pod NAMESPACE/NAME`; empty for the host.
+fn actor_owner_phrase(actor: &Actor) -> String {
+    match (&actor.pod, &actor.container) {
+        (Some(Pod { namespace: Some(namespace), name: Some(name), .. }), _) => {
+            format!(" of pod {namespace}/{name}")
+        }
+        (_, Some(container)) => format!(" of container {}", container_label(container)),
+        (_, None) => String::new(),
+    }
+}
+
 /// Who tries something again and again, as [`actor_phrase`], but without the id of a process that lives for one attempt.
 pub(crate) fn repeated_actor_phrase(actor: &Actor) -> String {
+    if actor.userns.is_some() {
+        return foreign_actor_phrase(actor);
+    }
     let culprit = culprit(actor);
     match (culprit.tool, culprit.run_by, &actor.unit) {
         (Some(_), ..) => actor_phrase(actor),

@@ -50,7 +50,13 @@ impl Shown {
             namespace: pod.and_then(|pod| pod.namespace.clone()).unwrap_or_default(),
             pod: pod.and_then(|pod| pod.name.clone()).unwrap_or_default(),
             pod_uid: pod.map(|pod| pod.uid.clone()).unwrap_or_default(),
-            actor: objects.actor.as_ref().map(|actor| actor.comm.clone()).unwrap_or_default(),
+            // In a user namespace of his own any user can give a process any name.
+            actor: objects
+                .actor
+                .as_ref()
+                .filter(|actor| actor.userns.is_none())
+                .map(|actor| actor.comm.clone())
+                .unwrap_or_default(),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::hash::Hash;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::observation::{Ancestor, BootNs, NsInum, TaskFacts, TaskKey};
+use crate::observation::{Ancestor, BootNs, NsInum, TaskFacts, TaskKey, TaskPlace, TaskRef};
 
 /// Size of the kernel's map of reported tasks.
 const KEPT: usize = 1024;
@@ -19,7 +19,7 @@ const CAPACITY: usize = KEPT + KEPT / 4;
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(from = "SavedTasks<'static>")]
 pub struct Tasks {
-    known: HashMap<TaskKey, KnownTask>,
+    known: HashMap<(TaskKey, TaskPlace), KnownTask>,
     uses: Cell<u64>,
 }
 
@@ -40,7 +40,7 @@ struct SavedTasks<'a> {
 }
 
 /// A task with indexes of shared values: tgid, start time, exec id, uid, executable, command line, network and mount
-/// namespace, cgroup, ancestors.
+/// namespace, cgroup, ancestors, ids of the control groups where they are known.
 #[derive(Debug, Serialize, Deserialize)]
 struct SavedTask<'a>(
     u32,
@@ -53,6 +53,7 @@ struct SavedTask<'a>(
     NsInum,
     Option<usize>,
     Vec<usize>,
+    #[serde(default)] Option<(u32, u32)>,
 );
 
 impl<'a> From<&'a Tasks> for SavedTasks<'a> {
@@ -61,12 +62,25 @@ impl<'a> From<&'a Tasks> for SavedTasks<'a> {
         known.sort_unstable_by_key(|known| known.used.get());
         let (mut ancestors, mut texts) = (Interner::default(), Interner::default());
         let row = |KnownTask { facts, .. }: &'a KnownTask| {
-            let TaskFacts { key, uid, exe, cmdline, netns, mntns, cgroup, ancestors: line } = facts;
+            let TaskFacts { key, place, uid, exe, cmdline, netns, mntns, cgroup, ancestors: line } = facts;
+            let groups = (*place != TaskPlace::default()).then_some((place.cgroup_v1, place.cgroup_v2));
             let exe = exe.as_deref().map(|exe| texts.index(exe));
             let cgroup = cgroup.as_deref().map(|cgroup| texts.index(cgroup));
             let cmdline = cmdline.as_deref().map(Cow::from);
             let line = line.iter().map(|ancestor| ancestors.index(ancestor)).collect();
-            SavedTask(key.tgid, key.start_ns, key.exec_id, *uid, exe, cmdline, *netns, *mntns, cgroup, line)
+            SavedTask(
+                key.tgid,
+                key.start_ns,
+                key.exec_id,
+                *uid,
+                exe,
+                cmdline,
+                *netns,
+                *mntns,
+                cgroup,
+                line,
+                groups,
+            )
         };
         let tasks = known.into_iter().map(row).collect();
         Self {
@@ -88,9 +102,15 @@ impl From<SavedTasks<'_>> for Tasks {
         let mut tasks = Self::default();
         let text = |index: Option<usize>| Some(texts.get(index?)?.clone().into_owned());
         let ancestor = |index: usize| Some(ancestors.get(index)?.clone().into_owned());
-        for SavedTask(tgid, start_ns, exec_id, uid, exe, cmdline, netns, mntns, cgroup, line) in rows {
+        for SavedTask(tgid, start_ns, exec_id, uid, exe, cmdline, netns, mntns, cgroup, line, groups) in rows
+        {
             tasks.insert(TaskFacts {
                 key: TaskKey { tgid, start_ns, exec_id },
+                place: groups.map_or_else(TaskPlace::default, |(cgroup_v1, cgroup_v2)| TaskPlace {
+                    mntns,
+                    cgroup_v1,
+                    cgroup_v2,
+                }),
                 uid,
                 exe: text(exe),
                 cmdline: cmdline.map(Cow::into_owned),
@@ -132,13 +152,13 @@ impl Tasks {
             self.remove_least_recently_used();
         }
         let used = Cell::new(self.next_use());
-        self.known.insert(facts.key, KnownTask { facts, used });
+        self.known.insert((facts.key, facts.place), KnownTask { facts, used });
     }
 
-    /// Details of a task; marks it as used.
+    /// Details of a task where it acted; marks them as used.
     #[must_use]
-    pub fn get(&self, key: &TaskKey) -> Option<&TaskFacts> {
-        let known = self.known.get(key)?;
+    pub fn get(&self, task: &TaskRef) -> Option<&TaskFacts> {
+        let known = self.known.get(&(task.key, task.place()))?;
         known.used.set(self.next_use());
         Some(&known.facts)
     }
@@ -161,10 +181,17 @@ impl Tasks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observation::TaskContext;
+
+    fn acting(facts: &TaskFacts) -> TaskRef {
+        let context = TaskContext { place: facts.place, ..TaskContext::default() };
+        TaskRef { key: facts.key, tid: facts.key.tgid, comm: String::new(), context: Some(context) }
+    }
 
     fn task(tgid: u32) -> TaskFacts {
         TaskFacts {
             key: TaskKey { tgid, start_ns: 1, exec_id: 1 },
+            place: TaskPlace::default(),
             uid: 0,
             exe: None,
             cmdline: None,
@@ -181,11 +208,11 @@ mod tests {
         tasks.insert(task(1));
         for tgid in 2..10_000 {
             tasks.insert(task(tgid));
-            assert!(tasks.get(&task(1).key).is_some());
+            assert!(tasks.get(&acting(&task(1))).is_some());
         }
         assert!(tasks.known.len() <= CAPACITY);
-        assert!(tasks.get(&task(2).key).is_none());
-        assert!(tasks.get(&task(9_000).key).is_some(), "as many as the kernel remembers");
+        assert!(tasks.get(&acting(&task(2))).is_none());
+        assert!(tasks.get(&acting(&task(9_000))).is_some(), "as many as the kernel remembers");
     }
 
     #[test]
@@ -201,15 +228,35 @@ mod tests {
                 ..task(tgid)
             });
         }
-        assert!(tasks.get(&task(1).key).is_some());
+        assert!(tasks.get(&acting(&task(1))).is_some());
         let json = serde_json::to_string(&tasks).unwrap();
         let back: Tasks = serde_json::from_str(&json).unwrap();
         assert_eq!(serde_json::to_string(&back).unwrap(), json);
         for tgid in 1..=3 {
-            assert_eq!(back.get(&task(tgid).key), tasks.get(&task(tgid).key));
+            assert_eq!(back.get(&acting(&task(tgid))), tasks.get(&acting(&task(tgid))));
         }
         assert_eq!(json.matches("/bin/sh").count(), 1, "{json}");
         let places: Vec<_> = (1..=3).map(|tgid| json.find(&format!("sh {tgid}"))).collect();
         assert!(places[1] < places[2] && places[2] < places[0], "{json}");
+    }
+
+    #[test]
+    fn a_task_that_moves_keeps_the_details_of_each_place() {
+        let place = |cgroup_v2| TaskPlace { mntns: 1, cgroup_v1: 7, cgroup_v2 };
+        let facts = |cgroup_v2, path: &str| TaskFacts {
+            place: place(cgroup_v2),
+            cgroup: Some(path.into()),
+            ..task(1)
+        };
+        let mut tasks = Tasks::default();
+        tasks.insert(facts(1, "/system.slice"));
+        tasks.insert(facts(2, "/kubepods/x"));
+        let json = serde_json::to_string(&tasks).unwrap();
+        for tasks in [&tasks, &serde_json::from_str(&json).unwrap()] {
+            let cgroup = |place| tasks.get(&acting(&facts(place, ""))).and_then(|facts| facts.cgroup.clone());
+            assert_eq!(cgroup(1).as_deref(), Some("/system.slice"));
+            assert_eq!(cgroup(2).as_deref(), Some("/kubepods/x"));
+            assert_eq!(cgroup(3), None);
+        }
     }
 }

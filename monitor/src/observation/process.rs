@@ -24,6 +24,51 @@ pub struct TaskRef {
     pub tid: u32,
     /// The thread's name at that moment.
     pub comm: String,
+    /// What it was at that moment; recordings of older versions have only what is in [`TaskFacts`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<TaskContext>,
+}
+
+impl TaskRef {
+    /// Where its details were captured.
+    #[must_use]
+    pub fn place(&self) -> TaskPlace {
+        self.context.map_or_else(TaskPlace::default, |context| context.place)
+    }
+}
+
+/// What a task can change between two of its acts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskContext {
+    /// Real user id in the initial user namespace.
+    pub uid: u32,
+    /// Effective user id in the initial user namespace.
+    pub euid: u32,
+    /// User namespace.
+    pub userns: NsInum,
+    /// Network namespace; 0 for a task that exits.
+    pub netns: NsInum,
+    /// Mount namespace and control groups.
+    pub place: TaskPlace,
+}
+
+impl TaskContext {
+    /// Whether its user namespace is not the initial one: `PROC_USER_INIT_INO` of include/linux/proc_ns.h.
+    #[must_use]
+    pub fn is_in_other_userns(&self) -> bool {
+        !matches!(self.userns, 0 | 0xEFFF_FFFD)
+    }
+}
+
+/// What the details of a task depend on besides the program.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct TaskPlace {
+    /// Mount namespace; 0 for a task that exits.
+    pub mntns: NsInum,
+    /// Control group of a v1 controller, by the part of its kernfs id that counts up.
+    pub cgroup_v1: u32,
+    /// The same in the v2 hierarchy.
+    pub cgroup_v2: u32,
 }
 
 /// An ancestor of a task.
@@ -44,15 +89,18 @@ pub struct Ancestor {
 pub struct TaskFacts {
     /// Identity.
     pub key: TaskKey,
-    /// User id in the initial user namespace.
+    /// Where they were captured: the path of the executable and the control group belong to it.
+    #[serde(default)]
+    pub place: TaskPlace,
+    /// User id in the initial user namespace at that moment.
     pub uid: u32,
     /// Executable, as the root directory of the task shows it; `(unreachable)…`, `… (deleted)` where it does not.
     pub exe: Option<String>,
     /// Arguments joined by spaces, masked, cut.
     pub cmdline: Option<String>,
-    /// Network namespace of the task.
+    /// Network namespace of the task at that moment.
     pub netns: NsInum,
-    /// Mount namespace of the task.
+    /// Mount namespace of the task at that moment.
     pub mntns: NsInum,
     /// Control group path: the v1 leaf hierarchy where there is one, else v2.
     pub cgroup: Option<String>,

@@ -69,7 +69,7 @@ pub fn conclude(incidents: &[StoryIncident], steps: &[Step]) -> Verdict {
             confidence: step
                 .actor
                 .as_ref()
-                .filter(|actor| step.message.contains(&actor.comm))
+                .filter(|actor| actor.userns.is_some() || step.message.contains(&actor.comm))
                 .map(|actor| actor.confidence),
             since: Some(step.time.clone()),
             ..harmless(format!("{}; no incident is known of it", without_stop(&step.message)))

@@ -150,6 +150,7 @@ fn key() -> TaskKey {
 fn task() -> Fact {
     Fact::Task(Box::new(TaskFacts {
         key: key(),
+        place: TaskPlace::default(),
         uid: 0,
         exe: Some("/usr/bin/umount".into()),
         cmdline: Some("umount".into()),
@@ -180,7 +181,7 @@ fn link(netns: NsInum, ifindex: u32, flags: u32) -> Fact {
 fn busy(path: &str) -> Fact {
     Fact::Umount(Box::new(UmountAttempt {
         syscall: MountSyscall::Umount2,
-        actor: TaskRef { key: key(), tid: 28_997, comm: "umount".into() },
+        actor: TaskRef { key: key(), tid: 28_997, comm: "umount".into(), context: None },
         mntns: 2,
         path: path.into(),
         flags: 0,

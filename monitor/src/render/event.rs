@@ -75,6 +75,7 @@ impl Pretty {
             (container, pod, _) => words.extend(owner(container.as_ref(), pod.as_ref())),
         }
         words.extend(actor.uid.filter(|uid| *uid != 0).map(|uid| format!("uid {uid}")));
+        words.extend(actor.userns.map(|_| "in another user namespace".to_owned()));
         if actor.confidence != Confidence::Certain {
             let sure = match actor.confidence {
                 Confidence::Guess => "a guess",

@@ -59,6 +59,7 @@ fn actor() -> Actor {
         pid: 28997,
         tid: 28997,
         uid: Some(0),
+        euid: None,
         comm: "calico".into(),
         exe: Some("/opt/cni/bin/calico".into()),
         cmdline: Some("/opt/cni/bin/calico --token=***".into()),
@@ -67,6 +68,7 @@ fn actor() -> Actor {
         unit: Some("kubelet.service".into()),
         netns: Some(4_026_531_833),
         mntns: Some(4_026_531_840),
+        userns: None,
         ancestors: vec![
             AncestorRef { pid: 1893, comm: "kubelet".into(), exe: Some("/usr/bin/kubelet".into()) },
             AncestorRef { pid: 1, comm: "systemd".into(), exe: None },

@@ -10,7 +10,7 @@ const HOST_MNTNS: NsInum = 2;
 fn attempt(mntns: NsInum, errno: Option<u16>) -> Fact {
     Fact::Umount(Box::new(UmountAttempt {
         syscall: MountSyscall::Umount2,
-        actor: TaskRef { key: key(), tid: 1, comm: "umount".into() },
+        actor: TaskRef { key: key(), tid: 1, comm: "umount".into(), context: None },
         mntns,
         path: PATH.into(),
         flags: 0,

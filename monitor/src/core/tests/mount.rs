@@ -5,7 +5,7 @@ use super::*;
 fn attempt(errno: Option<u16>) -> Fact {
     Fact::Umount(Box::new(UmountAttempt {
         syscall: MountSyscall::Umount2,
-        actor: TaskRef { key: key(), tid: 1, comm: "umount".into() },
+        actor: TaskRef { key: key(), tid: 1, comm: "umount".into(), context: None },
         mntns: 2,
         path: "/mnt/x/".into(),
         flags: 0,

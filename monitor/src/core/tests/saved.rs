@@ -75,6 +75,7 @@ fn of_node(number: u32) -> TaskFacts {
     let pod = number % PODS;
     TaskFacts {
         key: TaskKey { tgid: 100_000 + number, start_ns: 9_000 * GIB + u64::from(number), exec_id: 2 },
+        place: TaskPlace::default(),
         uid: 0,
         exe: Some("/usr/bin/umount".into()),
         cmdline: Some(format!(
@@ -167,7 +168,7 @@ fn a_full_node_with_pending_events_is_saved_and_restored() {
     unknown.key.netns = 99;
     let attempt = UmountAttempt {
         syscall: MountSyscall::Umount2,
-        actor: TaskRef { key: of_node(1_000).key, tid: 1, comm: "umount".into() },
+        actor: TaskRef { key: of_node(1_000).key, tid: 1, comm: "umount".into(), context: None },
         mntns: 4_026_531_840,
         path: "/mnt/x".into(),
         flags: 0,

@@ -135,7 +135,7 @@ fn the_same_deletion_again_counts_and_names_the_newest_actor() {
     let id = node.open()[0].id.clone();
     node.observe(task(30_000, "/usr/bin/ip"));
     let mut again = deletion(ETCD, NeighborCause::Admin);
-    again.actor = Some(TaskRef { key: task_key(30_000), tid: 30_000, comm: "ip".into() });
+    again.actor = Some(TaskRef { key: task_key(30_000), tid: 30_000, comm: "ip".into(), context: None });
     node.observe(Fact::Neighbor(Box::new(again)));
     assert_eq!(node.kinds(), ["incident.opened", "incident.updated"]);
     let incident = &node.open()[0];

@@ -362,6 +362,7 @@ pub(in crate::diagnose) fn task_key(tgid: u32) -> TaskKey {
 pub(in crate::diagnose) fn task(tgid: u32, exe: &str) -> Fact {
     Fact::Task(Box::new(TaskFacts {
         key: task_key(tgid),
+        place: TaskPlace::default(),
         uid: 0,
         exe: Some(exe.into()),
         cmdline: Some(exe.into()),
@@ -388,7 +389,7 @@ pub(in crate::diagnose) fn deletion(netns: NsInum, cause: NeighborCause) -> Neig
         lladdr: Some(host_mac()),
         new_lladdr: None,
         device_lladdr: None,
-        actor: Some(TaskRef { key: task_key(28_997), tid: 28_997, comm: "calico".into() }),
+        actor: Some(TaskRef { key: task_key(28_997), tid: 28_997, comm: "calico".into(), context: None }),
         netlink_port: None,
     }
 }
@@ -417,7 +418,7 @@ pub(in crate::diagnose) fn volume_path() -> String {
 pub(in crate::diagnose) fn umount(errno: Option<u16>) -> Fact {
     Fact::Umount(Box::new(UmountAttempt {
         syscall: MountSyscall::Umount2,
-        actor: TaskRef { key: task_key(30_001), tid: 30_001, comm: "umount".into() },
+        actor: TaskRef { key: task_key(30_001), tid: 30_001, comm: "umount".into(), context: None },
         mntns: 4_026_531_840,
         path: volume_path(),
         flags: 0,

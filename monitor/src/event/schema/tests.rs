@@ -64,6 +64,7 @@ fn extremes() -> Event {
     event.target.as_mut().unwrap().pod = Some(pod.clone());
     let actor = event.actor.as_mut().unwrap();
     (actor.container, actor.pod) = (Some(container.clone()), Some(pod.clone()));
+    (actor.euid, actor.userns) = (Some(0), Some(crate::event::UserNamespace::Other));
     actor.ancestors = vec![AncestorRef { pid: 1, comm: "init".into(), exe: Some("/sbin/init".into()) }];
     let neighbor = event.neighbor.as_mut().unwrap();
     neighbor.new_lladdr = Some("02:00:00:00:00:01".into());

@@ -9,8 +9,8 @@ use super::btf::{Btf, BtfError};
 use super::decode::{DecodeError, layout, text};
 use super::hooks::{LossCount, Offsets, Records};
 use crate::namespace::NsInum;
-use crate::node::cgroup::most_specific;
-use crate::observation::{Ancestor, Fact, TaskFacts, TaskKey, TaskRef};
+use crate::node::cgroup::{identify, most_specific};
+use crate::observation::{Ancestor, Fact, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
 use crate::redact;
 
 /// v1 controllers, the likeliest to name a container first.
@@ -41,6 +41,12 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         task_mm: btf.need("task_struct.mm")?,
         task_nsproxy: btf.need("task_struct.nsproxy")?,
         task_cgroups: btf.any_of(&["task_struct.cgroups"]),
+        task_cred: btf.need("task_struct.cred")?,
+        // kuid_t holds one number.
+        cred_uid: btf.need("cred.uid")?,
+        cred_euid: btf.need("cred.euid")?,
+        cred_user_ns: btf.need("cred.user_ns")?,
+        user_namespace_inum: btf.need("user_namespace.ns.inum")?,
         mm_arg_start: btf.need("mm_struct.arg_start")?,
         mm_arg_end: btf.need("mm_struct.arg_end")?,
         mm_exe_file: btf.need("mm_struct.exe_file")?,
@@ -70,6 +76,7 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         // Renamed when it came under RCU, 6.15.
         kernfs_parent: btf.any_of(&["kernfs_node.__parent", "kernfs_node.parent"]),
         kernfs_name: btf.any_of(&["kernfs_node.name"]),
+        kernfs_id: btf.any_of(&["kernfs_node.id"]),
     };
     Ok(offsets.as_bytes().to_vec())
 }
@@ -79,20 +86,16 @@ fn decode(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
 }
 
 fn task(record: &TaskRecord) -> TaskFacts {
-    let v1 = path(&record.cgroup_v1);
-    let v2 = path(&record.cgroup_v2);
     let argv = record.argv.get(..record.argv_len as usize).unwrap_or(&record.argv);
     TaskFacts {
         key: key(&record.task),
-        uid: record.uid,
+        place: place(&record.task),
+        uid: record.task.uid,
         exe: shown_path(&record.exe, record.exe_marks),
         cmdline: redact::command_line(argv),
-        netns: record.netns,
-        mntns: record.mntns,
-        // The root group has an empty name on either hierarchy.
-        cgroup: Some(
-            most_specific([&v1, &v2].into_iter().flatten().map(String::as_str)).unwrap_or("/").to_owned(),
-        ),
+        netns: record.task.netns,
+        mntns: record.task.mntns,
+        cgroup: cgroup(record),
         ancestors: record
             .ancestors
             .iter()
@@ -111,9 +114,36 @@ fn key(task: &TaskId) -> TaskKey {
     TaskKey { tgid: task.tgid, start_ns: task.start_ns, exec_id: task.exec_id }
 }
 
+fn place(task: &TaskId) -> TaskPlace {
+    TaskPlace { mntns: task.mntns, cgroup_v1: task.cgroup_v1, cgroup_v2: task.cgroup_v2 }
+}
+
+/// The path that tells most. One that is cut may lack the container's name, and begin with a name that the container
+/// chose: it says nothing, and neither does the other one then, unless that names a container.
+fn cgroup(record: &TaskRecord) -> Option<String> {
+    let paths = [&record.cgroup_v1, &record.cgroup_v2].map(path);
+    let is_cut = |path: &&String| path.starts_with('…');
+    let whole = paths.iter().flatten().filter(|path| !is_cut(path)).map(String::as_str);
+    // The root group has an empty name on either hierarchy.
+    let found = most_specific(whole).unwrap_or("/");
+    let certain = !paths.iter().flatten().any(|path| is_cut(&path)) || identify(found).container_id.is_some();
+    certain.then(|| found.to_owned())
+}
+
 /// The actor of a record; `None` where the current task had no part in it.
 pub(super) fn actor(task: &TaskId) -> Option<TaskRef> {
-    (task.tgid != 0).then(|| TaskRef { key: key(task), tid: task.tid, comm: text(&task.comm) })
+    (task.tgid != 0).then(|| TaskRef {
+        key: key(task),
+        tid: task.tid,
+        comm: text(&task.comm),
+        context: Some(TaskContext {
+            uid: task.uid,
+            euid: task.euid,
+            userns: task.userns,
+            netns: task.netns,
+            place: place(task),
+        }),
+    })
 }
 
 /// The path of a file as its root shows it. What that root does not show is marked as the kernel marks it in `/proc`

@@ -77,6 +77,8 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         net_device_ip_ptr: btf.need("net_device.ip_ptr")?,
         in_device_ifa_list: btf.need("in_device.ifa_list")?,
         net_ns_inum: btf.need("net.ns.inum")?,
+        // Renamed in 6.18; a member of struct net itself before 5.11.
+        net_references: btf.any_of(&["net.ns.__ns_ref", "net.ns.count", "net.count"]),
         // The flags were renumbered together with the widening of neighbour.flags to 32 bits, 5.16.
         admin_flag: if btf.size("neighbour.flags") == Some(4) { 1 << 7 } else { 1 << 31 },
     };
@@ -135,16 +137,20 @@ fn neighbor(record: &NeighborRecord, host_netns: NsInum) -> Result<NeighborChang
 ///
 /// The kernel clears IFF_UP before it notifies the neighbor code (`__dev_close_many`), queues an interface for
 /// deletion before it closes it (`unregister_netdevice_queue`), and drops the last address before it disables
-/// the interface's routing (`fib_inetaddr_event`). Namespaces are torn down by a kernel thread.
+/// the interface's routing (`fib_inetaddr_event`). A kernel thread tears a namespace down, but also what is in other
+/// namespaces and goes with it: the other end of a veth pair, and what is stacked on one of its interfaces.
 fn collateral(record: &NeighborRecord, by_process: bool, host_netns: NsInum) -> NeighborCause {
-    let unregistering = record.device_marks & device_mark::UNREGISTERING != 0;
-    if unregistering && !by_process && record.netns != host_netns {
+    let has = |mark| record.device_marks & mark != 0;
+    if has(device_mark::NETNS_ENDED) {
         NeighborCause::NetnsExit
-    } else if unregistering {
-        NeighborCause::LinkDeleted
+    } else if has(device_mark::UNREGISTERING) {
+        match by_process || has(device_mark::NETNS_ALIVE) || record.netns == host_netns {
+            true => NeighborCause::LinkDeleted,
+            false => NeighborCause::Unknown,
+        }
     } else if record.device_flags & iff::UP == 0 {
         NeighborCause::LinkDown
-    } else if record.family == 2 && record.device_marks & device_mark::HAS_ADDRESS == 0 {
+    } else if record.family == 2 && !has(device_mark::HAS_ADDRESS) {
         NeighborCause::LastAddressRemoved
     } else if record.device_flags & iff::NOARP != 0 {
         NeighborCause::Noarp
@@ -210,7 +216,13 @@ mod tests {
         let address = device_mark::HAS_ADDRESS;
         assert_eq!(cause(0, address, 7), NeighborCause::LinkDown);
         assert_eq!(cause(0, address | device_mark::UNREGISTERING, 7), NeighborCause::LinkDeleted);
-        assert_eq!(cause(0, device_mark::UNREGISTERING, 0), NeighborCause::NetnsExit);
+        // A kernel thread deletes what was in a namespace that ended, and what goes with that in others.
+        let ended = device_mark::NETNS_ENDED;
+        assert_eq!(cause(0, device_mark::UNREGISTERING | ended, 0), NeighborCause::NetnsExit);
+        assert_eq!(cause(0, device_mark::UNREGISTERING | ended, 7), NeighborCause::NetnsExit);
+        let alive = device_mark::NETNS_ALIVE;
+        assert_eq!(cause(0, device_mark::UNREGISTERING | alive, 0), NeighborCause::LinkDeleted);
+        assert_eq!(cause(0, device_mark::UNREGISTERING, 0), NeighborCause::Unknown);
         assert_eq!(cause(iff::UP, 0, 7), NeighborCause::LastAddressRemoved);
         assert_eq!(cause(iff::UP | iff::NOARP, address, 7), NeighborCause::Noarp);
         assert_eq!(cause(iff::UP, address, 7), NeighborCause::LladdrChanged);

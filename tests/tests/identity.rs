@@ -1,0 +1,263 @@
+//! What an actor can change between two of its acts is that of each act: namespaces, user, control group.
+
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+
+use std::collections::BTreeSet;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use kevtmon_tests::actor::Actor;
+use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::netns::NetnsPath;
+use kevtmon_tests::network::{NeighbourState, on_host};
+use kevtmon_tests::pod::Pod;
+use kevtmon_tests::unique;
+use serde_json::Value;
+
+/// What is true of an actor at one moment, as /proc shows it.
+#[derive(Debug, PartialEq)]
+struct Truth {
+    netns: u64,
+    mntns: u64,
+    uid: u64,
+    euid: Option<u64>,
+    userns: Option<String>,
+    cgroup: String,
+    container: Option<String>,
+    comm: String,
+}
+
+/// The user namespace of the node.
+const INITIAL_USERNS: u64 = 4_026_531_837;
+
+impl Truth {
+    fn of(actor: &Actor) -> Self {
+        let (uid, euid) = actor.uids();
+        let paths = Hierarchy::all().into_iter().map(|hierarchy| hierarchy.of_process(actor.pid()));
+        let paths = paths.collect::<Vec<_>>();
+        let container = |path: &String| {
+            let id = path.trim_start_matches('/');
+            (id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| id.to_owned())
+        };
+        // The first that names a container, else the first that is not the root.
+        let named = paths.iter().find(|path| container(path).is_some());
+        let told = named.or_else(|| paths.iter().find(|path| *path != "/"));
+        Self {
+            netns: actor.namespace("net"),
+            mntns: actor.namespace("mnt"),
+            uid,
+            euid: (euid != uid).then_some(euid),
+            userns: (actor.namespace("user") != INITIAL_USERNS).then(|| "other".to_owned()),
+            cgroup: told.map_or_else(|| "/".to_owned(), Clone::clone),
+            container: named.and_then(container),
+            comm: "actor".to_owned(),
+        }
+    }
+
+    fn told(event: &Event) -> Self {
+        let text = |pointer| event.get(pointer).and_then(Value::as_str).map(str::to_owned);
+        let number = |pointer| event.number(pointer).unwrap_or_default();
+        Self {
+            netns: number("/actor/netns"),
+            mntns: number("/actor/mntns"),
+            uid: event.number("/actor/uid").unwrap_or(u64::MAX),
+            euid: event.number("/actor/euid"),
+            userns: text("/actor/userns"),
+            cgroup: text("/actor/cgroup").unwrap_or_default(),
+            container: text("/actor/container/id"),
+            comm: text("/actor/comm").unwrap_or_default(),
+        }
+    }
+}
+
+/// Deletes an entry of its own in the namespace it is in; what was true then, and the entry's address.
+fn delete_one(actor: &mut Actor) -> (Truth, String) {
+    let address = unique::address(30);
+    let netns = NetnsPath::of_process(actor.pid());
+    netns.set_neighbor("eth0", &address, "02:00:00:00:00:01", NeighbourState::Permanent);
+    let truth = Truth::of(actor);
+    actor.act(&format!("delete eth0 {address}"));
+    (truth, address)
+}
+
+fn event_of(daemon: &mut Daemon, actor: &Actor, address: &str) -> Event {
+    let event = daemon.wait_for(&format!("the deletion of {address}"), |event| {
+        event.kind() == "neighbor.deleted" && event.text("/neighbor/address") == address
+    });
+    event.expect_actor(actor.pid(), "actor");
+    event
+}
+
+/// The event of a deletion, checked against the truth.
+fn deletion(daemon: &mut Daemon, actor: &mut Actor) -> Event {
+    let (truth, address) = delete_one(actor);
+    let event = event_of(daemon, actor, &address);
+    assert_eq!(Truth::told(&event), truth, "{event}");
+    event
+}
+
+fn in_pod(pod: &Pod) -> String {
+    format!("netns {}", pod.netns().path().display())
+}
+
+#[test]
+fn a_process_that_enters_another_network_namespace_is_reported_in_each() {
+    let (one, other) = (Pod::new(), Pod::new());
+    let mut daemon = launch().start();
+    let mut actor = Actor::start();
+    for pod in [&one, &other, &one] {
+        actor.act(&in_pod(pod));
+        let event = deletion(&mut daemon, &mut actor);
+        event.expect("/actor/netns", pod.inum());
+        event.expect("/neighbor/netns", pod.inum());
+    }
+}
+
+#[test]
+fn a_process_that_is_moved_into_a_container_is_reported_as_its() {
+    for hierarchy in Hierarchy::all() {
+        let (pod, container) = (Pod::new(), Cgroup::of_container(hierarchy));
+        let mut daemon = launch().start();
+        let mut actor = Actor::start();
+        actor.act(&in_pod(&pod));
+        let before = deletion(&mut daemon, &mut actor);
+        before.expect("/actor/join", "host");
+        before.expect_none("/actor/container");
+        container.take(actor.pid());
+        let within = deletion(&mut daemon, &mut actor);
+        within.expect("/actor/container/id", container.name());
+        within.expect("/actor/cgroup", container.path());
+        within.expect("/actor/join", "ok");
+        Cgroup::release(hierarchy, actor.pid());
+        deletion(&mut daemon, &mut actor).expect_none("/actor/container");
+    }
+}
+
+#[test]
+fn a_process_that_becomes_another_user_is_reported_as_each() {
+    let pod = Pod::new();
+    let mut daemon = launch().start();
+    let mut actor = Actor::start();
+    actor.act(&in_pod(&pod));
+    deletion(&mut daemon, &mut actor).expect("/actor/uid", 0);
+    actor.act("uid 1000 1000");
+    deletion(&mut daemon, &mut actor).expect("/actor/uid", 1000);
+    actor.act("uid 1001 0");
+    let event = deletion(&mut daemon, &mut actor);
+    event.expect("/actor/uid", 1001);
+    event.expect("/actor/euid", 0);
+}
+
+/// A link in the namespaces that an actor has just made for itself.
+fn give_link(actor: &Actor) {
+    let name = unique::name("kvu");
+    let netns = NetnsPath::of_process(actor.pid());
+    on_host(|network| network.add_veth(&name, None, "eth0", netns.path()));
+    netns.network(|network| network.set_up("eth0", true));
+}
+
+#[test]
+fn a_process_in_another_user_namespace_is_marked_and_not_called_by_its_name() {
+    let mut daemon = launch().start();
+    let scratch = kevtmon_tests::mount::Scratch::new();
+    let program = scratch.path().join("kubelet");
+    kevtmon_tests::process::run(&format!(
+        "cp {} {}",
+        kevtmon_tests::actor::program().display(),
+        program.display()
+    ));
+    let mut actor = Actor::run(&program);
+    actor.act("uid 1000 1000");
+    actor.act("unshare user");
+    give_link(&actor);
+    let (truth, address) = delete_one(&mut actor);
+    let event = daemon.wait_for("the deletion", |event| event.text("/neighbor/address") == address);
+    assert_eq!(Truth::told(&event), Truth { comm: "kubelet".to_owned(), ..truth }, "{event}");
+    event.expect("/actor/userns", "other");
+    event.expect("/actor/uid", 1000);
+    assert!(!event.text("/message").contains("kubelet"), "{event}");
+    for word in ["another user namespace", "uid 1000", &format!("pid {}", actor.pid())] {
+        assert!(event.text("/message").contains(word), "{word} in {event}");
+    }
+}
+
+/// A small generator of pseudo-random numbers (xorshift64*).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let value = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(value).expect("31 bits") % limit
+    }
+
+    fn of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+        &all[self.below(all.len())]
+    }
+}
+
+/// Changes one thing at random, or nothing.
+fn change(random: &mut Random, actor: &mut Actor, pods: &[Pod], cgroups: &[(Hierarchy, Vec<Cgroup>)]) {
+    let own_userns = actor.namespace("user") != INITIAL_USERNS;
+    match random.below(9) {
+        0..3 if !own_userns => actor.act(&in_pod(random.of(pods))),
+        3 | 4 if !own_userns => {
+            let ids = [0, 1000, 1001, 65_534];
+            actor.act(&format!("uid {} {}", random.of(&ids), random.of(&ids)));
+        }
+        5 | 6 => {
+            let (hierarchy, groups) = random.of(cgroups);
+            match random.below(groups.len() + 1) {
+                0 => Cgroup::release(*hierarchy, actor.pid()),
+                which => groups[which - 1].take(actor.pid()),
+            }
+        }
+        7 => actor.act("unshare mnt"),
+        8 if !own_userns && random.below(4) == 0 => {
+            actor.act("unshare user");
+            give_link(actor);
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn every_act_of_processes_that_change_at_random_is_reported_as_it_was() {
+    let given = std::env::var("KEVTMON_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let now = || {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(1, |since| since.as_secs() << 30 | u64::from(since.subsec_nanos()))
+    };
+    let seed: u64 = given.unwrap_or_else(now) | 1;
+    eprintln!("KEVTMON_TEST_SEED={seed}");
+    let mut random = Random(seed);
+    let pods = [Pod::new(), Pod::new(), Pod::new()];
+    let cgroups = Hierarchy::all().into_iter().map(|hierarchy| {
+        (
+            hierarchy,
+            vec![Cgroup::new(hierarchy), Cgroup::of_container(hierarchy), Cgroup::of_container(hierarchy)],
+        )
+    });
+    let cgroups = cgroups.collect::<Vec<_>>();
+    let mut daemon = launch().start();
+    let mut actors = [Actor::start(), Actor::start(), Actor::start(), Actor::start()];
+    actors.iter_mut().for_each(|actor| actor.act(&in_pod(&pods[0])));
+    let mut acts = Vec::new();
+    for _ in 0..120 {
+        let which = random.below(actors.len());
+        change(&mut random, &mut actors[which], &pods, &cgroups);
+        let (truth, address) = delete_one(&mut actors[which]);
+        acts.push((which, truth, address));
+    }
+    for (which, truth, address) in &acts {
+        let event = event_of(&mut daemon, &actors[*which], address);
+        assert_eq!(Truth::told(&event), *truth, "seed {seed}: {event}");
+    }
+    // The changes took place: a test in which nothing varies proves nothing.
+    let varied = acts.iter().map(|(_, truth, _)| format!("{truth:?}")).collect::<BTreeSet<_>>();
+    assert!(varied.len() > 20, "{} different actors", varied.len());
+}
