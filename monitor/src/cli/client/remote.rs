@@ -89,6 +89,12 @@ pub enum RemoteError {
         /// Its version.
         theirs: String,
     },
+    /// It does not know the path of the request.
+    #[error("the running daemon at {} is older than this kevtmon and does not have this query; restart it", .path.display())]
+    Older {
+        /// The socket.
+        path: PathBuf,
+    },
     /// It refused the request, or failed.
     #[error("the daemon refused the request: {reason}")]
     Refused {
@@ -237,6 +243,7 @@ impl Remote {
         }
         match answer.status() {
             StatusCode::OK => Ok(answer),
+            StatusCode::NOT_FOUND => Err(RemoteError::Older { path: self.path.clone() }),
             _ => Err(RemoteError::Refused { reason: self.body(answer).await?.trim_end().to_owned() }),
         }
     }
