@@ -13,6 +13,7 @@ use thiserror::Error;
 use super::finding::{Finding, Findings, IncidentObjects, Report};
 use super::identity::{IdGenerator, IncidentId};
 use super::incidents::{Incidents, OpenIncident};
+use super::past::past;
 use super::{CAPACITY, Context, Diagnosis, ModelChange};
 use crate::event::{CloseReason, Event, Incident, Kind, Severity, WallClock};
 use crate::node::view::NodeView;
@@ -344,6 +345,7 @@ impl Engine {
         incident.close_reason = Some(reason);
         // What was to be done about it was for the state that has ended.
         incident.advice.clear();
+        incident.summary = past(&incident.summary);
         let objects = open.objects().clone();
         self.changes.push(IncidentChange { kind: Kind::IncidentClosed, at: self.now, incident, objects });
     }

@@ -326,7 +326,7 @@ fn the_events_of_the_stale_deletion() {
                 .to_owned(),
             format!("20:22:27 warning incident.updated {trouble} (2 times)"),
             format!("20:23:24 critical incident.updated {trouble} (2 times)"),
-            format!("20:23:42 notice incident.closed resolved: {trouble}"),
+            format!("20:23:42 notice incident.closed resolved: {}", past::past(trouble)),
         ]
     );
 }
@@ -375,7 +375,7 @@ fn the_events_of_a_volume_that_cannot_be_unmounted() {
             format!(
                 "20:02:08 info mount.released {volume} unmounted after 8 refused attempts by umount (pid 30001)"
             ),
-            format!("20:02:08 notice incident.closed resolved: {trouble}"),
+            format!("20:02:08 notice incident.closed resolved: {}", past::past(&trouble)),
         ]
     );
 }

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Confidence, Object, Severity};
+use super::{Confidence, Details, Object, Role, Severity, Visitor};
 
 /// A diagnosis with a lifecycle, for `incident.*`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -114,7 +114,22 @@ pub enum Risk {
     Destructive,
 }
 
-impl Object for Incident {}
+impl Object for Incident {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.incident(Role::Object, &self.id);
+    }
+
+    fn describe(&self, details: &mut dyn Details) {
+        let episode = if self.episode > 1 { format!(" · episode {}", self.episode) } else { String::new() };
+        details.line("id", &format!("{}{episode}", self.id));
+        if !self.ruled_out.is_empty() {
+            details.line("not", &self.ruled_out.join("; "));
+        }
+        for Advice { text, command, .. } in &self.advice {
+            details.line("do", &format!("{command}  # {text}"));
+        }
+    }
+}
 
 fn first_episode() -> u32 {
     1

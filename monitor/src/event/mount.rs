@@ -117,6 +117,10 @@ impl Object for Mount {
         visitor.path(Role::Object, &self.path);
         if let Some(volume) = &self.volume {
             visitor.pod_uid(Role::Target, &volume.pod_uid);
+            visitor.volume(Role::Object, &volume.name);
+        }
+        if let Some(device) = &self.device {
+            visitor.device(Role::Object, device);
         }
     }
 

@@ -60,6 +60,12 @@ pub trait Visitor {
     fn neighbor_address(&mut self, role: Role, address: IpAddr);
     /// A mount point.
     fn path(&mut self, role: Role, path: &str);
+    /// A pod volume, by name.
+    fn volume(&mut self, role: Role, name: &str);
+    /// The device of a file system, `major:minor`.
+    fn device(&mut self, role: Role, device: &str);
+    /// An incident, by id.
+    fn incident(&mut self, role: Role, id: &str);
 
     /// The container and pod that something belongs to.
     fn owner(&mut self, role: Role, container: Option<&Container>, pod: Option<&Pod>) {

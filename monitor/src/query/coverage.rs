@@ -11,6 +11,7 @@ use super::history::Extent;
 use super::record::{Record, timestamp};
 use crate::core::state::NodeState;
 use crate::event::{Kind, SourceStates};
+use crate::observation::{SourceKind, SourceStatus};
 
 /// A gap in what could be seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +96,25 @@ impl Coverage<'_> {
         unseen
     }
 
+    /// What is not watched on this node now, each with the reason.
+    #[must_use]
+    pub fn unwatched(&self) -> Vec<String> {
+        let mut unwatched = self.state.map_or_else(
+            || vec!["anything now (no daemon runs)".to_owned()],
+            |state| state.sources.iter().filter_map(unwatched_by).collect(),
+        );
+        let names_containers =
+            |state: &NodeState| state.sources.iter().any(|status| status.kind == SourceKind::Runtime);
+        if self.state.is_some_and(|state| !names_containers(state)) {
+            unwatched.push("the names of containers and pods (no runtime is configured)".to_owned());
+        }
+        if let Some(from) = &self.extent.from {
+            let from = timestamp(from).strftime("%Y-%m-%d %H:%M:%SZ");
+            unwatched.push(format!("anything before {from} (not remembered)"));
+        }
+        unwatched
+    }
+
     /// Sources that are degraded now, or were meanwhile.
     fn sources(&self, since: Timestamp) -> Vec<Unseen> {
         let mut missing: BTreeMap<(String, String), (Option<String>, Option<String>)> = BTreeMap::new();
@@ -173,6 +193,28 @@ impl Coverage<'_> {
     }
 }
 
+/// What a source would show, if it does not.
+fn unwatched_by(status: &SourceStatus) -> Option<String> {
+    let name = status.source.as_str();
+    let is_blind = !status.up || (name == "hook.neighbor" && status.rung.as_deref() == Some("netlink"));
+    if !is_blind {
+        return None;
+    }
+    let what = match (status.kind, name) {
+        (SourceKind::Hook, "hook.neighbor") => "who changes neighbor entries".to_owned(),
+        (SourceKind::Hook, "hook.umount") => "unmounts that are refused".to_owned(),
+        (SourceKind::Hook, _) => format!("what {name} would see"),
+        (SourceKind::Netlink, _) => "links, addresses, routes and neighbor entries".to_owned(),
+        (SourceKind::Runtime, _) => format!("the containers of {name}"),
+        (SourceKind::Sink, _) => return None,
+    };
+    let reason = status.reason.as_deref().unwrap_or("no reason given");
+    Some(match status.kind {
+        SourceKind::Runtime => format!("{what} ({reason})"),
+        _ => format!("{what} ({name}: {reason})"),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,9 +263,9 @@ mod tests {
     #[test]
     fn a_source_that_is_degraded_now_is_listed_even_without_an_event() {
         let mut state = subject::tests::state();
-        state.sources = vec![crate::observation::SourceStatus {
+        state.sources = vec![SourceStatus {
             source: "hook.neighbor".into(),
-            kind: crate::observation::SourceKind::Hook,
+            kind: SourceKind::Hook,
             up: true,
             rung: Some("netlink".into()),
             reason: Some("no BTF".into()),

@@ -193,6 +193,8 @@ pub struct IncidentFilter {
     pub since: Option<Timestamp>,
     /// These, open or closed; any when empty.
     pub ids: Vec<String>,
+    /// Open or closed ones whose id begins like this.
+    pub id_prefix: Option<String>,
     /// Open or closed ones with one of these events as evidence; any when empty.
     pub evidence: Vec<u64>,
     /// The boot that `evidence` is of; any when absent.
@@ -204,9 +206,11 @@ impl IncidentFilter {
     #[must_use]
     pub fn wants(&self, view: &IncidentView) -> bool {
         let (by_id, by_evidence) = (!self.ids.is_empty(), !self.evidence.is_empty());
+        let begins = |prefix: &String| view.incident.id.starts_with(prefix);
         let rests =
             |view: &IncidentView| view.incident.evidence.iter().any(|seq| self.evidence.contains(seq));
-        (self.all || by_id || by_evidence || view.is_open())
+        (self.all || by_id || by_evidence || self.id_prefix.is_some() || view.is_open())
+            && self.id_prefix.as_ref().is_none_or(begins)
             && (!by_id || self.ids.contains(&view.incident.id))
             && (!by_evidence || rests(view) && self.boot_id.as_ref().is_none_or(|boot| view.boot_id == *boot))
             && self.since.is_none_or(|since| view.last_seen() >= since)

@@ -35,11 +35,19 @@ pub enum Family {
     Interface,
     /// Process id.
     Pid,
+    /// Network namespace by inode number, of an interface that an event is about.
+    Netns,
+    /// Name of a pod volume.
+    Volume,
+    /// Device of a file system, `MAJOR:MINOR`.
+    Device,
+    /// Id of an incident.
+    Incident,
 }
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 15] = [
         Self::Pod,
         Self::PodName,
         Self::Uid,
@@ -51,6 +59,10 @@ impl Family {
         Self::Link,
         Self::Interface,
         Self::Pid,
+        Self::Netns,
+        Self::Volume,
+        Self::Device,
+        Self::Incident,
     ];
 
     /// The part of a key before the colon.
@@ -68,6 +80,10 @@ impl Family {
             Self::Link => "link",
             Self::Interface => "interface",
             Self::Pid => "pid",
+            Self::Netns => "netns",
+            Self::Volume => "volume",
+            Self::Device => "device",
+            Self::Incident => "incident",
         }
     }
 }
@@ -239,6 +255,9 @@ impl<F: FnMut(Family, &str, Role)> Visitor for KeyVisitor<F> {
     fn interface(&mut self, role: Role, netns: u32, ifindex: u32, ifname: Option<&str>) {
         self.show(role, Family::Interface, &format_args!("{netns}/{ifindex}"));
         self.put(role, Family::Link, ifname.unwrap_or_default());
+        if role == Role::Object {
+            self.show(role, Family::Netns, &netns);
+        }
     }
 
     fn interface_name(&mut self, role: Role, ifname: &str) {
@@ -251,6 +270,18 @@ impl<F: FnMut(Family, &str, Role)> Visitor for KeyVisitor<F> {
 
     fn path(&mut self, role: Role, path: &str) {
         self.put(role, Family::Path, path);
+    }
+
+    fn volume(&mut self, role: Role, name: &str) {
+        self.put(role, Family::Volume, name);
+    }
+
+    fn device(&mut self, role: Role, device: &str) {
+        self.put(role, Family::Device, device);
+    }
+
+    fn incident(&mut self, role: Role, id: &str) {
+        self.put(role, Family::Incident, id);
     }
 }
 

@@ -14,7 +14,7 @@ use super::key::keys;
 use super::record::timestamp;
 use super::subject::Subject;
 use super::verdict::{self, Verdict};
-use crate::event::{Actor, Advice, CloseReason, Confidence, Kind, Role, Severity};
+use crate::event::{Actor, Advice, CloseReason, Confidence, Role, Severity};
 
 /// Maximum number of steps; those of least weight are left out first.
 const STEPS: usize = 60;
@@ -83,8 +83,14 @@ pub struct StoryIncident {
     pub close_reason: Option<CloseReason>,
     /// How often it was seen.
     pub count: u64,
+    /// Counts how often it opened, from 1.
+    #[serde(default = "first")]
+    pub episode: u32,
     /// One sentence.
     pub summary: String,
+    /// What was checked and found healthy.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub ruled_out: Vec<String>,
     /// Its causes.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub caused_by: Vec<Cause>,
@@ -122,8 +128,29 @@ pub struct Step {
     /// The process that did it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub actor: Option<Actor>,
+    /// The same again, told once.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub repeated: Option<Repeated>,
+    /// When the episodes of the incidents opened that it is evidence of.
+    #[serde(skip)]
+    episodes: Vec<String>,
     #[serde(skip)]
     weight: u8,
+}
+
+/// How often the event of a step happened again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Repeated {
+    /// How many more.
+    pub count: u64,
+    /// When the last of them happened.
+    pub until: String,
+    /// Its number.
+    pub last_seq: u64,
+}
+
+fn first() -> u32 {
+    1
 }
 
 /// Builds a story from its parts.
@@ -131,7 +158,10 @@ pub struct Step {
 pub fn build(parts: Parts<'_>) -> Story {
     let ordered = in_causal_order(&parts.incidents);
     let all = steps(&parts);
-    let verdict = verdict::conclude(&ordered, &all);
+    let mut verdict = verdict::conclude(&ordered, &all);
+    if verdict.since.is_none() {
+        verdict.unwatched = parts.coverage.unwatched();
+    }
     let begin = all.iter().map(|step| timestamp(&step.time));
     let begin = begin.chain(parts.incidents.iter().map(|view| timestamp(&view.incident.first_seen))).min();
     let mut unseen = without_actor(&all);
@@ -143,7 +173,7 @@ pub fn build(parts: Parts<'_>) -> Story {
         .and_then(|incident| parts.incidents.iter().find(|view| view.incident.id == incident.id))
         .filter(|view| view.is_open())
         .map(|view| view.incident.advice.clone());
-    let (steps, steps_omitted) = shortened(all);
+    let (steps, steps_omitted) = shortened(folded(all));
     let node = parts.coverage.state.map_or(&parts.coverage.extent.node, |state| &state.node).clone();
     Story {
         node,
@@ -164,10 +194,11 @@ fn unseen(what: Missing) -> Unseen {
 
 /// Causes first, the rest by time. A cycle is broken at its oldest.
 fn in_causal_order(incidents: &[IncidentView]) -> Vec<StoryIncident> {
-    let by_id: BTreeMap<&str, &IncidentView> =
-        incidents.iter().map(|view| (view.incident.id.as_str(), view)).collect();
-    let mut rest: Vec<&IncidentView> = by_id.values().copied().collect();
+    let mut rest: Vec<&IncidentView> = incidents.iter().collect();
     rest.sort_by_key(|view| (timestamp(&view.incident.opened), view.incident.id.as_str()));
+    // Of several episodes, the latest stands for the incident.
+    let by_id: BTreeMap<&str, &IncidentView> =
+        rest.iter().map(|view| (view.incident.id.as_str(), *view)).collect();
     let mut ordered = Vec::with_capacity(rest.len());
     let mut placed = BTreeSet::new();
     while !rest.is_empty() {
@@ -201,6 +232,8 @@ fn story_incident(view: &IncidentView, by_id: &BTreeMap<&str, &IncidentView>) ->
         closed: incident.closed,
         close_reason: incident.close_reason,
         count: incident.count,
+        episode: incident.episode,
+        ruled_out: incident.ruled_out,
         summary: incident.summary,
     }
 }
@@ -212,8 +245,8 @@ fn steps(parts: &Parts<'_>) -> Vec<Step> {
     records
         .into_iter()
         .map(|record| step(record, parts))
-        // Incidents are listed apart, with how often they were seen.
-        .filter(|step| step.weight > 0 && step.kind != Kind::IncidentUpdated.name())
+        // Incidents are listed apart, with their times and how often they were seen.
+        .filter(|step| step.weight > 0 && !step.kind.starts_with("incident."))
         .collect()
 }
 
@@ -223,12 +256,12 @@ fn step(record: &Record, parts: &Parts<'_>) -> Step {
     let is_subject = |key| parts.subject.lookups.iter().any(|lookup| lookup.matches(key));
     let roles: BTreeSet<Role> =
         keys.iter().filter(|(key, _)| is_subject(key)).map(|(_, role)| *role).collect();
-    let evidence_of: Vec<String> = parts
+    let (evidence_of, episodes) = parts
         .incidents
         .iter()
         .filter(|view| view.boot_id == event.boot_id && view.incident.evidence.contains(&event.seq))
-        .map(|view| view.incident.id.clone())
-        .collect();
+        .map(|view| (view.incident.id.clone(), view.incident.opened.clone()))
+        .unzip::<_, _, Vec<String>, Vec<String>>();
     let severity_weight = match event.severity {
         Severity::Debug => 0,
         Severity::Info => 1,
@@ -245,8 +278,52 @@ fn step(record: &Record, parts: &Parts<'_>) -> Step {
         roles: roles.into_iter().collect(),
         evidence_of,
         actor: event.actor.as_deref().cloned(),
+        repeated: None,
+        episodes,
         weight: if explains { 4 } else { severity_weight },
     }
+}
+
+/// Tells what happens again and again once, with how often and until when. Only steps of one kind in a row are folded:
+/// a mount that is busy again after it was released is another matter.
+fn folded(steps: Vec<Step>) -> Vec<Step> {
+    let mut told: Vec<Step> = Vec::new();
+    // The steps of the present kind, by what they have in common: callers may take turns.
+    let mut run: BTreeMap<String, usize> = BTreeMap::new();
+    for step in steps {
+        if told.last().is_some_and(|last| last.kind != step.kind) {
+            run.clear();
+        }
+        let shape = shape(&step);
+        if let Some(first) = run.get(&shape).and_then(|at| told.get_mut(*at)) {
+            let count = first.repeated.as_ref().map_or(0, |repeated| repeated.count);
+            first.repeated = Some(Repeated { count: count + 1, until: step.time, last_seq: step.seq });
+            first.weight = first.weight.max(step.weight);
+            continue;
+        }
+        run.insert(shape, told.len());
+        told.push(step);
+    }
+    told
+}
+
+/// What repetitions have in common: everything but the time, process ids, and how often it happened.
+fn shape(step: &Step) -> String {
+    let words: Vec<&str> = step.message.split(' ').collect();
+    let is_number = |word: &str| {
+        let digits = word.trim_end_matches(|c| "),;:.".contains(c));
+        !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
+    };
+    let mut shape = format!("{}/{:?}/{:?}", step.severity.name(), step.episodes, step.roles);
+    for (index, word) in words.iter().enumerate() {
+        let before = index.checked_sub(1).and_then(|before| words.get(before)).copied().unwrap_or_default();
+        let after = words.get(index + 1).copied().unwrap_or_default();
+        let counts = ["(pid", "pid", "attempt"].contains(&before)
+            || ["times", "times)", "attempts", "refused"].contains(&after);
+        shape.push(' ');
+        shape.push_str(if counts && is_number(word) { "#" } else { word });
+    }
+    shape
 }
 
 /// The newest harmful event without an actor that must have had one.

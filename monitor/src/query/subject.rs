@@ -32,6 +32,16 @@ pub enum SubjectKind {
     Address,
     /// A mount point, or all mount points below a directory.
     Path,
+    /// A pod volume.
+    Volume,
+    /// The device of a file system.
+    Device,
+    /// A network namespace.
+    Netns,
+    /// An incident.
+    Incident,
+    /// One event.
+    Event,
 }
 
 /// What a story is about.
@@ -69,7 +79,10 @@ pub fn probes(word: &str) -> Vec<Lookup> {
     if word.contains('/') {
         return vec![Lookup::exact(Family::Pod, word)];
     }
-    let mut probes: Vec<Lookup> = [Family::PodName, Family::ContainerName, Family::Link]
+    if is_device(word) {
+        return vec![Lookup::exact(Family::Device, word)];
+    }
+    let mut probes: Vec<Lookup> = [Family::PodName, Family::ContainerName, Family::Link, Family::Volume]
         .into_iter()
         .map(|family| Lookup::exact(family, word))
         .collect();
@@ -78,6 +91,7 @@ pub fn probes(word: &str) -> Vec<Lookup> {
     }
     if word.parse::<u32>().is_ok() {
         probes.push(Lookup::exact(Family::Pid, word));
+        probes.push(Lookup::exact(Family::Netns, word));
     }
     if is_id_prefix(word) {
         probes.push(Lookup::prefix(Family::Container, word));
@@ -128,7 +142,15 @@ fn address(word: &str) -> Option<IpAddr> {
     word.strip_prefix("ip:").or_else(|| word.strip_prefix("neighbor:")).unwrap_or(word).parse().ok()
 }
 
-fn is_id_prefix(word: &str) -> bool {
+/// `MAJOR:MINOR`, as in mountinfo.
+fn is_device(word: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    word.split_once(':').is_some_and(|(major, minor)| is_number(major) && is_number(minor))
+}
+
+/// Whether it can be the beginning of an id of a container or an incident.
+#[must_use]
+pub fn is_id_prefix(word: &str) -> bool {
     (SHORTEST_PREFIX..=64).contains(&word.len())
         && word.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -213,6 +235,10 @@ struct Known<'a> {
     interfaces: BTreeMap<(u32, String), BTreeSet<u32>>,
     processes: BTreeMap<u32, String>,
     addresses: BTreeSet<IpAddr>,
+    volumes: BTreeSet<String>,
+    devices: BTreeSet<String>,
+    /// Namespaces, with their owner where it is known.
+    namespaces: BTreeMap<u32, String>,
 }
 
 #[derive(Default)]
@@ -235,6 +261,9 @@ impl Known<'_> {
             self.take_container(&place.container);
         }
         for namespace in &state.namespaces {
+            if self.is_meant(Family::Netns, &namespace.netns.to_string()) {
+                self.namespaces.insert(namespace.netns, owner_of(namespace, state));
+            }
             for link in &namespace.links {
                 self.take_interface(link.netns, link.ifindex, &link.ifname);
             }
@@ -301,7 +330,25 @@ impl Known<'_> {
             handle: format!("pid:{pid}"),
             lookups: vec![Lookup::exact(Family::Pid, pid.to_string())],
         });
-        pods.chain(containers).chain(interfaces).chain(processes).collect()
+        let named = |kind, what: &str, family, value: &String| Subject {
+            kind,
+            label: format!("{what} {value}"),
+            handle: Key::new(family, value).to_string(),
+            lookups: vec![Lookup::exact(family, value)],
+        };
+        let volumes =
+            self.volumes.iter().map(|name| named(SubjectKind::Volume, "volume", Family::Volume, name));
+        let devices =
+            self.devices.iter().map(|device| named(SubjectKind::Device, "device", Family::Device, device));
+        let namespaces = self.namespaces.iter().map(|(netns, owner)| {
+            let inode = netns.to_string();
+            let plain = named(SubjectKind::Netns, "network namespace", Family::Netns, &inode);
+            let mut lookups = plain.lookups;
+            lookups.extend(state.into_iter().flat_map(|state| interfaces_of(state, *netns)));
+            Subject { label: format!("{}{owner}", plain.label), lookups, ..plain }
+        });
+        let others = volumes.chain(devices).chain(namespaces);
+        pods.chain(containers).chain(interfaces).chain(processes).chain(others).collect()
     }
 }
 
@@ -321,9 +368,12 @@ impl Visitor for Known<'_> {
 
     fn pod_uid(&mut self, _role: Role, _uid: &str) {}
 
-    fn interface(&mut self, _role: Role, netns: u32, ifindex: u32, ifname: Option<&str>) {
+    fn interface(&mut self, role: Role, netns: u32, ifindex: u32, ifname: Option<&str>) {
         if let Some(ifname) = ifname {
             self.take_interface(netns, ifindex, ifname);
+        }
+        if role == Role::Object && self.is_meant(Family::Netns, &netns.to_string()) {
+            self.namespaces.entry(netns).or_default();
         }
     }
 
@@ -334,6 +384,59 @@ impl Visitor for Known<'_> {
     }
 
     fn path(&mut self, _role: Role, _path: &str) {}
+
+    fn volume(&mut self, _role: Role, name: &str) {
+        if self.is_meant(Family::Volume, name) {
+            self.volumes.insert(name.to_owned());
+        }
+    }
+
+    fn device(&mut self, _role: Role, device: &str) {
+        if self.is_meant(Family::Device, device) {
+            self.devices.insert(device.to_owned());
+        }
+    }
+
+    fn incident(&mut self, _role: Role, _id: &str) {}
+}
+
+/// An incident as a subject.
+#[must_use]
+pub fn incident_subject(id: &str, kind: &str) -> Subject {
+    Subject {
+        kind: SubjectKind::Incident,
+        label: format!("incident {id} ({kind})"),
+        handle: Key::new(Family::Incident, id).to_string(),
+        lookups: vec![Lookup::exact(Family::Incident, id)],
+    }
+}
+
+/// One event as a subject.
+#[must_use]
+pub fn event_subject(record: &Record) -> Subject {
+    let seq = record.event.seq;
+    Subject {
+        kind: SubjectKind::Event,
+        label: format!("event {seq} ({})", record.kind),
+        handle: format!("seq:{seq}"),
+        lookups: Vec::new(),
+    }
+}
+
+/// The number of an event in `seq:NUMBER`, or in a bare number.
+#[must_use]
+pub fn seq(word: &str) -> Option<u64> {
+    word.strip_prefix("seq:").unwrap_or(word).parse().ok()
+}
+
+/// The owner of a namespace in words; empty where it is not known.
+fn owner_of(namespace: &NetnsStatus, state: &NodeState) -> String {
+    let pod = namespace.owner.pod.as_ref();
+    match pod.and_then(|pod| pod.namespace.as_ref().zip(pod.name.as_ref())) {
+        Some((namespace, name)) => format!(" of pod {namespace}/{name}"),
+        None if namespace.netns == state.host_netns => " of the host".to_owned(),
+        None => namespace.name.as_ref().map_or_else(String::new, |name| format!(" (/run/netns/{name})")),
+    }
 }
 
 fn pod_subject(name: &str, names: &PodNames, state: Option<&NodeState>) -> Subject {

@@ -27,6 +27,9 @@ pub struct Verdict {
     /// Why it is over.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub close_reason: Option<CloseReason>,
+    /// Where nothing wrong was seen: what is not watched on this node, so that it would not have been seen.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub unwatched: Vec<String>,
 }
 
 /// The incident that the story is about: open before closed, effects before causes, then by severity and time.
@@ -51,6 +54,7 @@ pub fn conclude(incidents: &[StoryIncident], steps: &[Step]) -> Verdict {
             since: Some(incident.opened.clone()),
             until: incident.closed.clone(),
             close_reason: incident.close_reason,
+            unwatched: Vec::new(),
         };
     }
     let worst =
@@ -62,6 +66,7 @@ pub fn conclude(incidents: &[StoryIncident], steps: &[Step]) -> Verdict {
         since: None,
         until: None,
         close_reason: None,
+        unwatched: Vec::new(),
     };
     match (worst, steps) {
         (Some(step), _) => Verdict {

@@ -10,7 +10,8 @@ use super::filter::{EventFilter, IncidentFilter, MAX_LIMIT, Order};
 use super::history::{Extent, History, HistoryError, IncidentView};
 use super::record::{Record, timestamp};
 use super::story::{self, Parts, Story};
-use super::subject::{self, Subject};
+use super::subject::{self, Subject, SubjectKind};
+use crate::core::state::NodeState;
 use crate::event::EVIDENCE_MAX;
 
 /// Maximum number of events that a word is resolved by.
@@ -32,8 +33,19 @@ pub enum Outcome {
     Story(Box<Story>),
     /// The word matches each of these.
     Ambiguous(Vec<Subject>),
-    /// Neither the model nor any event names it; this is how far the events reach.
-    Unknown(Extent),
+    /// Neither the model nor any event names it.
+    Unknown(Nothing),
+}
+
+/// Where a word that nothing is known of was searched.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Nothing {
+    /// How far the events reach.
+    #[serde(flatten)]
+    pub extent: Extent,
+    /// What is not watched on this node, so that it would not be known.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub unwatched: Vec<String>,
 }
 
 /// The story of the subject that a word resolves to.
@@ -42,16 +54,81 @@ pub enum Outcome {
 /// When the history cannot be read.
 pub fn why(history: &dyn History, word: &str) -> Result<Outcome, HistoryError> {
     let state = history.state()?;
+    let of_incidents = incident_subjects(history, word)?;
+    if let [only] = &of_incidents[..]
+        && (only.handle == word || only.handle.ends_with(&format!(":{word}")))
+    {
+        return tell(history, state.as_ref(), only.clone(), None);
+    }
     let about = |lookups, limit| EventFilter { about: lookups, limit, ..EventFilter::default() };
     let (probed, _) = records(history, about(subject::probes(word), PROBED))?;
-    let mut subjects = subject::candidates(word, state.as_ref(), &probed);
-    let subject = match subjects.len() {
-        0 => return Ok(Outcome::Unknown(history.extent()?)),
-        1 => subjects.remove(0),
+    let mut subjects = of_incidents;
+    subjects.extend(subject::candidates(word, state.as_ref(), &probed));
+    match subjects.len() {
+        0 => {}
+        1 => return tell(history, state.as_ref(), subjects.remove(0), None),
         _ => return Ok(Outcome::Ambiguous(subjects)),
+    }
+    // Small numbers are the numbers of events, too, but rarely meant as such.
+    if let Some(event) = subject::seq(word).map(|seq| event_of(history, seq)).transpose()?.flatten() {
+        return tell(history, state.as_ref(), subject::event_subject(&event), Some(event));
+    }
+    let extent = history.extent()?;
+    let coverage = Coverage { daemon_events: &[], state: state.as_ref(), extent: &extent };
+    Ok(Outcome::Unknown(Nothing { unwatched: coverage.unwatched(), extent }))
+}
+
+/// Incidents whose id is the word, or begins with it.
+fn incident_subjects(history: &dyn History, word: &str) -> Result<Vec<Subject>, HistoryError> {
+    let prefix = word.strip_prefix("incident:").unwrap_or(word);
+    if !subject::is_id_prefix(prefix) {
+        return Ok(Vec::new());
+    }
+    let filter = IncidentFilter { id_prefix: Some(prefix.to_owned()), ..IncidentFilter::default() };
+    let mut kinds: BTreeMap<String, String> = BTreeMap::new();
+    for view in history.incidents(&filter)? {
+        kinds.insert(view.incident.id, view.incident.kind);
+    }
+    Ok(kinds.iter().map(|(id, kind)| subject::incident_subject(id, kind)).collect())
+}
+
+/// The newest event of a number.
+fn event_of(history: &dyn History, seq: u64) -> Result<Option<Record>, HistoryError> {
+    let filter = EventFilter { seqs: vec![seq], limit: 1, ..EventFilter::default() };
+    Ok(records(history, filter)?.0.pop())
+}
+
+/// The story of a subject; of one event, where it is only that.
+fn tell(
+    history: &dyn History,
+    state: Option<&NodeState>,
+    subject: Subject,
+    event: Option<Record>,
+) -> Result<Outcome, HistoryError> {
+    let about = |kinds: &[&str], limit| EventFilter {
+        about: subject.lookups.clone(),
+        kinds: kinds.iter().map(|kind| (*kind).to_owned()).collect(),
+        limit,
+        ..EventFilter::default()
     };
-    let (records, truncated) = records(history, about(subject.lookups.clone(), RECORDS))?;
-    let (incidents, incidents_omitted) = incidents(history, &records)?;
+    let (records, truncated, of_incidents) = match event {
+        Some(event) => (vec![event], false, Vec::new()),
+        None => {
+            let (records, truncated) = records(history, about(&[], RECORDS))?;
+            // Whatever else happened, no incident is left out for it.
+            let of_incidents = if truncated {
+                self::records(history, about(&["incident."], RECORDS))?.0
+            } else {
+                Vec::new()
+            };
+            (records, truncated, of_incidents)
+        }
+    };
+    let mut ids: BTreeSet<String> = records.iter().chain(&of_incidents).filter_map(incident_id).collect();
+    if subject.kind == SubjectKind::Incident {
+        ids.extend(subject.lookups.iter().map(|lookup| lookup.key().value.clone()));
+    }
+    let (incidents, incidents_omitted) = incidents(history, &records, ids)?;
     let evidence = evidence(history, &records, &incidents)?;
     let begin = records.iter().chain(&evidence).map(Record::time);
     let begin = begin.chain(incidents.iter().map(|view| timestamp(&view.incident.first_seen))).min();
@@ -68,9 +145,13 @@ pub fn why(history: &dyn History, word: &str) -> Result<Outcome, HistoryError> {
         None => Vec::new(),
     };
     let extent = history.extent()?;
-    let coverage = Coverage { daemon_events: &daemon_events, state: state.as_ref(), extent: &extent };
+    let coverage = Coverage { daemon_events: &daemon_events, state, extent: &extent };
     let parts = Parts { subject, records, truncated, evidence, incidents, incidents_omitted, coverage };
     Ok(Outcome::Story(Box::new(story::build(parts))))
+}
+
+fn incident_id(record: &Record) -> Option<String> {
+    Some(record.event.incident.as_ref()?.id.clone())
 }
 
 /// Events of one page, and whether there are more.
@@ -82,7 +163,11 @@ fn records(history: &dyn History, filter: EventFilter) -> Result<(Vec<Record>, b
 
 /// Incidents that the events belong to, the open ones and the newest if there are many, with their causes; and how
 /// many were left out.
-fn incidents(history: &dyn History, records: &[Record]) -> Result<(Vec<IncidentView>, usize), HistoryError> {
+fn incidents(
+    history: &dyn History,
+    records: &[Record],
+    ids: BTreeSet<String>,
+) -> Result<(Vec<IncidentView>, usize), HistoryError> {
     let mut known: BTreeMap<(String, String), IncidentView> = BTreeMap::new();
     let mut take = |filter: IncidentFilter| -> Result<(), HistoryError> {
         let views = history.incidents(&filter)?;
@@ -99,8 +184,6 @@ fn incidents(history: &dyn History, records: &[Record]) -> Result<(Vec<IncidentV
             take(IncidentFilter { evidence: seqs.to_vec(), boot_id, ..IncidentFilter::default() })?;
         }
     }
-    let id = |record: &Record| Some(record.event.incident.as_ref()?.id.clone());
-    let ids: BTreeSet<String> = records.iter().filter_map(id).collect();
     for ids in ids.into_iter().collect::<Vec<_>>().chunks(BATCH) {
         take(IncidentFilter { ids: ids.to_vec(), ..IncidentFilter::default() })?;
     }

@@ -71,7 +71,8 @@ const EVENTS: &[&str] = &[
 const WHY: &[&str] = &["subject"];
 /// Longest subject, in bytes: the longest path (`PATH_MAX`).
 const SUBJECT_BYTES: usize = 4096;
-const INCIDENTS: &[&str] = &["all", "kind", "pod", "severity", "since", "id", "evidence", "boot"];
+const INCIDENTS: &[&str] =
+    &["all", "kind", "pod", "severity", "since", "id", "id_prefix", "evidence", "boot"];
 
 /// Parses the query string of `/v1/events`.
 ///
@@ -162,6 +163,7 @@ pub fn parse_incidents(query: &str, now: Timestamp) -> Result<IncidentFilter, Re
             "severity" => filter.severity = Some(filter::severity(&value).map_err(bad("severity"))?),
             "since" => filter.since = Some(time::parse(&value, now).map_err(bad("since"))?),
             "id" => filter.ids.push(value.into_owned()),
+            "id_prefix" => filter.id_prefix = Some(value.into_owned()),
             "evidence" => filter.evidence.push(value.parse().map_err(bad("evidence"))?),
             "boot" => filter.boot_id = Some(value.into_owned()),
             name => return Err(RequestError::Unknown { name: name.to_owned(), valid: INCIDENTS }),
@@ -182,6 +184,7 @@ pub fn write_incidents(filter: &IncidentFilter) -> String {
     filter.severity.iter().for_each(|severity| query.put("severity", severity.name()));
     filter.since.iter().for_each(|since| query.put("since", &since.to_string()));
     filter.ids.iter().for_each(|id| query.put("id", id));
+    filter.id_prefix.iter().for_each(|prefix| query.put("id_prefix", prefix));
     filter.evidence.iter().for_each(|seq| query.put("evidence", &seq.to_string()));
     filter.boot_id.iter().for_each(|boot| query.put("boot", boot));
     query.finish()
@@ -388,6 +391,7 @@ mod tests {
             pod: filter::pod("lijiaob/etcd1-0").ok(),
             since: Some(now()),
             ids: vec!["a b".into()],
+            id_prefix: Some("a".into()),
             evidence: vec![3, 5],
             boot_id: Some("b".into()),
         };

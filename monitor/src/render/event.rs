@@ -13,6 +13,9 @@ use crate::observation::{Access, Verdict};
 /// Longest list of holders; the rest is counted.
 const MAX_HOLDERS: usize = 20;
 
+/// Sections that are remembered: of an event, and of a few incidents that follow it.
+const ABOVE: usize = 32;
+
 /// Time and severity are this wide.
 const BELOW_KIND: &str = "                      ";
 
@@ -33,6 +36,11 @@ impl Pretty {
     }
 
     fn write(&self, event: &Event, kind: &str, when: &str, out: &mut String) -> fmt::Result {
+        self.write_head(event, kind, when, out)?;
+        self.sections(event).iter().try_for_each(|section| out.write_str(section))
+    }
+
+    fn write_head(&self, event: &Event, kind: &str, when: &str, out: &mut String) -> fmt::Result {
         let severity = format!("{:<8}", event.severity.name());
         let kind = format!("{:<17}", escaped(kind));
         writeln!(
@@ -42,16 +50,32 @@ impl Pretty {
             self.paint(severity_style(event.severity), &severity),
             self.paint(Style::Bold, &kind),
             Escaped(&event.message),
-        )?;
+        )
+    }
+
+    /// What stands below the message: the lines of the actor, of the target, of each object, and of the holders.
+    fn sections(&self, event: &Event) -> Vec<String> {
+        let mut sections = Vec::new();
+        let mut add = |write: &dyn Fn(&mut String) -> fmt::Result| {
+            let mut section = String::new();
+            // Writing to a string cannot fail.
+            let _ = write(&mut section);
+            sections.push(section);
+        };
         if let Some(actor) = &event.actor {
-            self.actor(actor, out)?;
+            add(&|out| self.actor(actor, out));
         }
         if let Some(line) = event.target.as_deref().and_then(target) {
-            self.detail("of", &line, out)?;
+            add(&|out| self.detail("of", &line, out));
         }
-        let mut lines = Lines { pretty: self, out };
-        event.objects().for_each(|object| object.describe(&mut lines));
-        self.holders(event, out)
+        for object in event.objects() {
+            add(&|out| {
+                object.describe(&mut Lines { pretty: self, out });
+                Ok(())
+            });
+        }
+        add(&|out| self.holders(event, out));
+        sections
     }
 
     fn clock(&self, time: &str) -> String {
@@ -132,6 +156,47 @@ impl Pretty {
             self.detail("", &escaped(&format!("not seen: {process}{reason}")), out)?;
         }
         Ok(())
+    }
+}
+
+/// Events one below the other, as a terminal shows them: an incident does not repeat what stands right above it, below the
+/// event that it follows.
+#[derive(Debug, Clone)]
+pub struct Transcript {
+    pretty: Pretty,
+    /// The sections of the event before.
+    above: Vec<String>,
+}
+
+impl Transcript {
+    /// One that begins here.
+    #[must_use]
+    pub fn new(pretty: Pretty) -> Self {
+        Self { pretty, above: Vec::new() }
+    }
+
+    /// The next event, with the time of day.
+    pub fn text(&mut self, event: &Event) -> String {
+        let when = self.pretty.clock(&event.time);
+        self.paragraph(event, event.kind.name(), &when)
+    }
+
+    /// The next event, with the name of its kind and its time in other words.
+    pub fn paragraph(&mut self, event: &Event, kind: &str, when: &str) -> String {
+        let mut out = String::with_capacity(512);
+        // Writing to a string cannot fail.
+        let _ = self.pretty.write_head(event, kind, when, &mut out);
+        let sections = self.pretty.sections(event);
+        let is_incident = event.incident.is_some();
+        for section in sections.iter().filter(|section| !is_incident || !self.above.contains(section)) {
+            out.push_str(section);
+        }
+        // Several incidents can follow one event.
+        if !is_incident || self.above.len() > ABOVE {
+            self.above.clear();
+        }
+        self.above.extend(sections);
+        out
     }
 }
 

@@ -1,26 +1,20 @@
 //! An incident as text.
 
-use std::fmt::Write as _;
-
+use super::paragraph::Paragraphs;
 use super::time::{Clock, span};
 use super::{Pretty, Style, escaped, severity_style};
-use crate::event::{CloseReason, Confidence, Risk};
+use crate::event::{CloseReason, Confidence};
 use crate::query::history::IncidentView;
 use crate::query::record::timestamp;
+
+/// What belongs to an incident stands below its kind.
+const INDENT: usize = 9;
 
 pub(super) fn confidence(confidence: Confidence) -> &'static str {
     match confidence {
         Confidence::Certain => "certain",
         Confidence::Likely => "likely",
         Confidence::Guess => "a guess",
-    }
-}
-
-pub(super) fn risk(risk: Risk) -> &'static str {
-    match risk {
-        Risk::Read => "only looks",
-        Risk::Restart => "restarts something",
-        Risk::Destructive => "loses something",
     }
 }
 
@@ -40,41 +34,38 @@ pub(super) fn course(opened: &str, closed: Option<&str>, why: Option<CloseReason
     format!("closed {} after {lasted}{reason}", clock.local_and_age(closed))
 }
 
-/// An incident, with its course, causes and advice.
+/// An incident, with its course, causes, what was ruled out, and advice.
 #[must_use]
 pub fn text(view: &IncidentView, pretty: &Pretty, clock: &Clock) -> String {
     let incident = &view.incident;
-    let mut text = String::new();
-    let severity = format!("{:<8}", incident.severity.name());
-    // Writing to a string cannot fail.
-    let _ = writeln!(
-        text,
-        "{} {}  {}",
-        pretty.paint(severity_style(incident.severity), &severity),
-        pretty.paint(Style::Bold, &escaped(&incident.kind)),
-        escaped(&incident.summary),
-    );
+    let mut page = Paragraphs::new(pretty);
+    let (severity, kind) = (format!("{:<8}", incident.severity.name()), escaped(&incident.kind));
+    let painted = pretty.paint(severity_style(incident.severity), &severity);
+    page.line(&format!("{painted} {}", pretty.paint(Style::Bold, &kind)));
+    page.put(INDENT, None, &escaped(&incident.summary));
     let mut course = course(&incident.opened, incident.closed.as_deref(), incident.close_reason, clock);
     if incident.count > 1 {
         let last = clock.local_and_age(timestamp(&incident.last_seen));
-        let _ = write!(course, " · seen {} times, last {last}", incident.count);
+        course.push_str(&format!(" · seen {} times, last {last}", incident.count));
     }
-    let _ = write!(course, " · {}", confidence(incident.confidence));
+    course.push_str(&format!(" · {}", confidence(incident.confidence)));
     if incident.found_at_start {
         course.push_str(" · found at start");
     }
+    page.put(INDENT, None, &course);
     let mut detail = |label: &str, words: &str| {
-        let label = format!("{label:<6}");
-        let _ = writeln!(text, "         {} {words}", pretty.paint(Style::Dim, &label));
+        let label = format!("{label:<6} ");
+        page.put_behind(INDENT, &label, &pretty.paint(Style::Dim, &label), None, words);
     };
-    detail("", &course);
-    detail("id", &escaped(&incident.id));
+    let episode =
+        if incident.episode > 1 { format!(" · episode {}", incident.episode) } else { String::new() };
+    detail("id", &format!("{}{episode}", escaped(&incident.id)));
     if !incident.caused_by.is_empty() {
         detail("cause", &escaped(&incident.caused_by.join(", ")));
     }
-    for advice in &incident.advice {
-        let what = format!("# {} ({})", escaped(&advice.text), risk(advice.risk));
-        detail("do", &format!("{}  {}", escaped(&advice.command), pretty.paint(Style::Dim, &what)));
+    if !incident.ruled_out.is_empty() {
+        detail("not", &format!("ruled out: {}", escaped(&incident.ruled_out.join("; "))));
     }
-    text
+    incident.advice.iter().for_each(|advice| page.advice(INDENT, advice));
+    page.text
 }

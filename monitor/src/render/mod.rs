@@ -1,6 +1,7 @@
 //! Text for terminals: events, incidents, stories and the state of the node.
 //!
-//! Values enter, text leaves; nothing is read or written here. Lines are not wrapped. Names, messages and paths come
+//! Values enter, text leaves; nothing is read or written here. Stories and incidents fit 80 columns; the lines of events
+//! are not wrapped. Names, messages and paths come
 //! from outside and may hold terminal escapes, so control characters are escaped.
 
 use std::fmt::{self, Write};
@@ -10,10 +11,14 @@ use jiff::tz::TimeZone;
 use crate::event::Severity;
 
 mod event;
+pub use event::Transcript;
+
 pub mod incident;
+mod paragraph;
 pub mod state;
 pub mod story;
 pub mod time;
+mod wrap;
 
 /// How text is written.
 #[derive(Debug, Clone)]

@@ -1,8 +1,7 @@
 //! The answer of `why` as text.
 
-use std::fmt::Write as _;
-
-use super::incident::{confidence, course, risk};
+use super::incident::{confidence, course};
+use super::paragraph::Paragraphs;
 use super::time::Clock;
 use super::{Pretty, Style, escaped, severity_style};
 use crate::event::Role;
@@ -23,35 +22,32 @@ pub fn candidates(subjects: &[Subject]) -> String {
 /// A story: causes, events, verdict, advice, and what could not be seen.
 #[must_use]
 pub fn text(story: &Story, pretty: &Pretty, clock: &Clock) -> String {
-    let mut page = Page { text: String::new(), pretty, clock };
+    let mut page = Page { out: Paragraphs::new(pretty), clock };
     page.head(&format!("{} on {}", escaped(&story.subject.label), escaped(&story.node)));
     page.causes(story);
     page.steps(story);
     page.verdict(story);
     page.unseen(&story.unseen);
-    page.text
+    page.out.text
 }
 
 struct Page<'a> {
-    text: String,
-    pretty: &'a Pretty,
+    out: Paragraphs<'a>,
     clock: &'a Clock,
 }
 
 impl Page<'_> {
-    fn line(&mut self, line: &str) {
-        // Writing to a string cannot fail.
-        let _ = writeln!(self.text, "{}", line.trim_end());
-    }
-
     fn head(&mut self, words: &str) {
-        let words = self.pretty.paint(Style::Bold, words);
-        self.line(&words);
+        self.out.put(0, Some(Style::Bold), words);
     }
 
     fn section(&mut self, words: &str) {
-        self.line("");
+        self.out.line("");
         self.head(words);
+    }
+
+    fn dim(&mut self, indent: usize, words: &str) {
+        self.out.put(indent, Some(Style::Dim), words);
     }
 
     fn causes(&mut self, story: &Story) {
@@ -61,9 +57,7 @@ impl Page<'_> {
         }
         self.section("Cause to effect");
         if story.incidents_omitted > 0 {
-            let words = format!("  {} older incidents are left out", story.incidents_omitted);
-            let words = self.pretty.paint(Style::Dim, &words);
-            self.line(&words);
+            self.dim(2, &format!("{} older incidents are left out", story.incidents_omitted));
         }
         for incident in incidents {
             for cause in &incident.caused_by {
@@ -71,19 +65,30 @@ impl Page<'_> {
                     incidents.iter().find(|other| other.id == cause.id).map(|other| escaped(&other.kind));
                 let name = kind.unwrap_or_else(|| format!("incident {}", escaped(&cause.id)));
                 let sure = cause.confidence.map_or("no longer remembered", confidence);
-                let line = format!("    ↓ {name} led to this ({sure})");
-                let line = self.pretty.paint(Style::Dim, &line);
-                self.line(&line);
+                self.dim(4, &format!("↓ {name} led to this ({sure})"));
             }
-            let severity = self.pretty.paint(severity_style(incident.severity), incident.severity.name());
-            let course =
-                course(&incident.opened, incident.closed.as_deref(), incident.close_reason, self.clock);
-            let times =
-                if incident.count > 1 { format!(", {} times", incident.count) } else { String::new() };
-            let kind = self.pretty.paint(Style::Bold, &escaped(&incident.kind));
-            let sure = confidence(incident.confidence);
-            self.line(&format!("  {kind}  {severity}, {sure}, {course}{times}  [{}]", escaped(&incident.id)));
-            self.line(&format!("    {}", escaped(&incident.summary)));
+            self.incident(incident);
+        }
+    }
+
+    fn incident(&mut self, incident: &StoryIncident) {
+        let pretty = self.out.pretty;
+        let severity = pretty.paint(severity_style(incident.severity), incident.severity.name());
+        let kind = pretty.paint(Style::Bold, &escaped(&incident.kind));
+        let sure = confidence(incident.confidence);
+        self.out.line(&format!("  {kind}  {severity}, {sure}  [{}]", escaped(&incident.id)));
+        let mut course =
+            course(&incident.opened, incident.closed.as_deref(), incident.close_reason, self.clock);
+        if incident.count > 1 {
+            course.push_str(&format!(", {} times", incident.count));
+        }
+        if incident.episode > 1 {
+            course.push_str(&format!(", episode {}", incident.episode));
+        }
+        self.dim(4, &course);
+        self.out.put(4, None, &escaped(&incident.summary));
+        if !incident.ruled_out.is_empty() {
+            self.dim(4, &format!("ruled out: {}", escaped(&incident.ruled_out.join("; "))));
         }
     }
 
@@ -93,25 +98,21 @@ impl Page<'_> {
         }
         self.section("What happened");
         if story.steps_omitted > 0 {
-            let words = format!("  {} lesser events are left out", story.steps_omitted);
-            let words = self.pretty.paint(Style::Dim, &words);
-            self.line(&words);
+            self.dim(2, &format!("{} lesser events are left out", story.steps_omitted));
         }
-        let times: Vec<String> =
-            story.steps.iter().map(|step| self.clock.local_and_age(timestamp(&step.time))).collect();
-        let wide = |widths: &mut dyn Iterator<Item = usize>| widths.max().unwrap_or(0);
-        let time_width = wide(&mut times.iter().map(|time| time.chars().count()));
-        let kind_width = wide(&mut story.steps.iter().map(|step| step.kind.chars().count()));
-        for (step, time) in story.steps.iter().zip(times) {
-            let time = self.pretty.paint(Style::Dim, &format!("{time:<time_width$}"));
-            let severity =
-                self.pretty.paint(severity_style(step.severity), &format!("{:<8}", step.severity.name()));
-            let kind = format!("{:<kind_width$}", escaped(&step.kind));
-            self.line(&format!("  {time}  {severity}  {kind}  {}", escaped(&step.message)));
+        for step in &story.steps {
+            let pretty = self.out.pretty;
+            let time = pretty.paint(Style::Dim, &self.clock.local_and_age(timestamp(&step.time)));
+            let severity = pretty.paint(severity_style(step.severity), step.severity.name());
+            self.out.line(&format!("  {time}  {severity}  {}", escaped(&step.kind)));
+            self.out.put(4, None, &escaped(&step.message));
             let remark = remark(step, &story.incidents);
             if !remark.is_empty() {
-                let remark = self.pretty.paint(Style::Dim, &remark);
-                self.line(&format!("  {:time_width$}  {:8}  {:kind_width$}  {remark}", "", "", ""));
+                self.dim(4, &remark);
+            }
+            if let Some(repeated) = &step.repeated {
+                let until = self.clock.local(timestamp(&repeated.until));
+                self.dim(4, &format!("… {} more of these until {until}", repeated.count));
             }
         }
     }
@@ -127,19 +128,17 @@ impl Page<'_> {
                 false => self.clock.local_and_age(timestamp(since)),
             });
         }
-        self.line(&format!("  {}.", escaped(&verdict.sentence)));
+        self.out.put(2, None, &format!("{}.", escaped(&verdict.sentence)));
         if !facts.is_empty() {
-            let facts = self.pretty.paint(Style::Dim, &facts.join(" · "));
-            self.line(&format!("  {facts}"));
+            self.dim(2, &facts.join(" · "));
+        }
+        if !verdict.unwatched.is_empty() {
+            self.out.put(2, None, &not_watched(&verdict.unwatched));
         }
         if !story.advice.is_empty() {
             self.section("Next");
         }
-        for advice in &story.advice {
-            let what = format!("# {} ({})", escaped(&advice.text), risk(advice.risk));
-            let what = self.pretty.paint(Style::Dim, &what);
-            self.line(&format!("  {}  {what}", escaped(&advice.command)));
-        }
+        story.advice.iter().for_each(|advice| self.out.advice(2, advice));
     }
 
     fn unseen(&mut self, unseen: &[Unseen]) {
@@ -148,8 +147,8 @@ impl Page<'_> {
         }
         self.section("Could not be seen");
         for one in unseen {
-            let words = format!("  - {}", self.missing(one));
-            self.line(&words);
+            let words = self.missing(one);
+            self.out.put_behind(2, "- ", "- ", None, &words);
         }
     }
 
@@ -185,6 +184,12 @@ impl Page<'_> {
     }
 }
 
+/// What was not watched, for where nothing wrong was seen.
+#[must_use]
+pub fn not_watched(causes: &[String]) -> String {
+    format!("Not watched on this node: {}.", escaped(&causes.join("; ")))
+}
+
 /// The role of the subject, unless it is the usual one, and the incidents that the event is evidence of.
 fn remark(step: &Step, incidents: &[StoryIncident]) -> String {
     let mut words: Vec<String> = Vec::new();
@@ -205,3 +210,6 @@ fn remark(step: &Step, incidents: &[StoryIncident]) -> String {
     words.extend(kinds);
     words.join(" · ")
 }
+
+#[cfg(test)]
+mod tests;

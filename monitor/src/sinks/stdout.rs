@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::{Context, EventQueue, Filter, Sink, Started};
 use crate::event::{Severity, SharedEvent};
 use crate::names::names;
-use crate::render::Pretty;
+use crate::render::{Pretty, Transcript};
 use crate::settings::{Valid, settings};
 
 names! {
@@ -43,7 +43,10 @@ pub(super) fn start(context: &Context<'_>) -> io::Result<Option<Started>> {
     let style = match context.settings.get(&FORMAT) {
         Format::None => return Ok(None),
         Format::Json => Style::Json,
-        Format::Pretty => Style::Pretty(Pretty { colour: context.colour, zone: TimeZone::system() }),
+        Format::Pretty => {
+            let pretty = Pretty { colour: context.colour, zone: TimeZone::system() };
+            Style::Pretty(Transcript::new(pretty))
+        }
     };
     let filter = Filter { min_severity: context.settings.get(&MIN_SEVERITY) };
     // The standard library's handle writes line by line; a duplicate of its descriptor takes whole chunks.
@@ -54,7 +57,7 @@ pub(super) fn start(context: &Context<'_>) -> io::Result<Option<Started>> {
 
 enum Style {
     Json,
-    Pretty(Pretty),
+    Pretty(Transcript),
 }
 
 struct Stream<W> {
@@ -65,12 +68,12 @@ struct Stream<W> {
 
 impl<W: Write + AsFd + Send + 'static> Sink for Stream<W> {
     fn deliver(&mut self, event: &Arc<SharedEvent>) -> io::Result<()> {
-        match &self.style {
+        match &mut self.style {
             Style::Json => {
                 self.chunk.extend_from_slice(event.line().as_bytes());
                 self.chunk.push(b'\n');
             }
-            Style::Pretty(pretty) => self.chunk.extend_from_slice(pretty.text(event).as_bytes()),
+            Style::Pretty(transcript) => self.chunk.extend_from_slice(transcript.text(event).as_bytes()),
         }
         if self.chunk.len() < CHUNK { Ok(()) } else { self.flush() }
     }
@@ -142,7 +145,7 @@ mod tests {
     #[test]
     fn pretty_events_are_separate_paragraphs_of_text() {
         let (sinks, mut reader, writer) =
-            sinks(Style::Pretty(Pretty { colour: false, zone: TimeZone::UTC }), &metrics());
+            sinks(Style::Pretty(Transcript::new(Pretty { colour: false, zone: TimeZone::UTC })), &metrics());
         for event in sample::all() {
             sinks.offer(&Arc::new(event.into()));
         }

@@ -35,6 +35,10 @@ fn space(family: Family) -> u8 {
         Family::Link => 9,
         Family::Interface => 10,
         Family::Pid => 11,
+        Family::Netns => 13,
+        Family::Volume => 14,
+        Family::Device => 15,
+        Family::Incident => 16,
     }
 }
 

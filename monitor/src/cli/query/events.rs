@@ -158,7 +158,7 @@ impl EventsArgs {
         }
         let record = Record::read(found.line).map_err(HistoryError::from)?;
         let when = output.clock.local_and_age(record.time());
-        let text = output.pretty.paragraph(&record.event, &record.kind, &when);
+        let text = output.transcript.paragraph(&record.event, &record.kind, &when);
         Ok(output.out.write_all(text.as_bytes())?)
     }
 
@@ -209,7 +209,7 @@ impl EventsArgs {
             true => writeln!(output.out, "{}", record.line)?,
             false => {
                 let when = output.clock.local(record.time());
-                let text = output.pretty.paragraph(&record.event, &record.kind, &when);
+                let text = output.transcript.paragraph(&record.event, &record.kind, &when);
                 output.out.write_all(text.as_bytes())?;
             }
         }

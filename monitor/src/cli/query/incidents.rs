@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{ClientArgs, Failure, Output, parsed};
+use super::{ClientArgs, Failure, Output, parsed, processes};
 use crate::cli::exit;
 use crate::query::filter::{self, IncidentFilter};
 use crate::render::incident;
@@ -44,7 +44,7 @@ impl IncidentsArgs {
 
     pub(super) fn answer(&self, output: &mut Output<'_>) -> Result<u8, Failure> {
         let filter = self.filter()?;
-        let views = output.source.history().incidents(&filter)?;
+        let mut views = output.source.history().incidents(&filter)?;
         if views.is_empty() {
             let is_narrowed = filter != IncidentFilter { all: self.all, ..IncidentFilter::default() };
             return Ok(output.nothing(match (self.all, is_narrowed) {
@@ -54,6 +54,7 @@ impl IncidentsArgs {
                 (true, true) => "no matching incidents",
             }));
         }
+        processes::retain_current(views.iter_mut().map(|view| &mut view.incident.advice));
         for view in &views {
             match self.json {
                 true => output.json(view)?,

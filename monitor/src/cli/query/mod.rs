@@ -12,11 +12,12 @@ use super::client::{ClientArgs, Source, StateError, Unreachable};
 use super::exit;
 use crate::error_chain::chain;
 use crate::query::history::{Extent, HistoryError};
-use crate::render::Pretty;
 use crate::render::time::Clock;
+use crate::render::{Pretty, Transcript};
 
 mod events;
 mod incidents;
+mod processes;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -71,7 +72,8 @@ impl Query {
         err: &mut dyn Write,
     ) -> u8 {
         let pretty = Pretty { colour, zone: clock.zone.clone() };
-        let mut output = Output { source, clock, pretty, out, err };
+        let transcript = Transcript::new(pretty.clone());
+        let mut output = Output { source, clock, pretty, transcript, out, err };
         let answered = self
             .answer(&mut output)
             .and_then(|code| output.out.flush().map_err(Failure::from).map(|()| code));
@@ -143,6 +145,8 @@ struct Output<'a> {
     source: &'a Source,
     clock: Clock,
     pretty: Pretty,
+    /// Events that were printed as text.
+    transcript: Transcript,
     out: &'a mut dyn Write,
     err: &'a mut dyn Write,
 }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::{ClientArgs, Failure, Output};
+use super::{ClientArgs, Failure, Output, processes};
 use crate::cli::exit;
 use crate::query::why::Outcome;
 use crate::render::{escaped, story};
@@ -10,8 +10,9 @@ use crate::render::{escaped, story};
 /// Arguments of `why`.
 #[derive(Debug, Default, Args)]
 pub struct WhyArgs {
-    /// Pod, container, address, path, interface or process; FAMILY:VALUE if it is ambiguous
-    #[arg(value_name = "POD|CONTAINER|IP|PATH|VETH|PID")]
+    /// Id of an incident, pod, container, address, path, interface, process, volume, device, network namespace (inode
+    /// number), or seq:NUMBER of an event; FAMILY:VALUE if it is ambiguous
+    #[arg(value_name = "INCIDENT|POD|CONTAINER|IP|PATH|VETH|PID")]
     pub word: String,
     /// Print one JSON object
     #[arg(long)]
@@ -26,11 +27,12 @@ impl WhyArgs {
         let word = self.word.trim();
         if word.is_empty() {
             return Err(Failure::Arguments(
-                "name a pod, container, address, path, interface or process".into(),
+                "name a pod, container, address, path, interface, process or incident".into(),
             ));
         }
         match output.source.why(word)? {
-            Outcome::Story(story) => {
+            Outcome::Story(mut story) => {
+                processes::retain_current([&mut story.advice]);
                 match self.json {
                     true => output.json(&story)?,
                     false => {
@@ -53,8 +55,13 @@ impl WhyArgs {
                 }
                 Ok(exit::QUERY)
             }
-            Outcome::Unknown(extent) => {
-                Ok(output.nothing_in(&format!("nothing is known of {}", escaped(word)), Some(extent)))
+            Outcome::Unknown(nothing) => {
+                let what = format!("nothing is known of {}", escaped(word));
+                let code = output.nothing_in(&what, Some(nothing.extent));
+                if !nothing.unwatched.is_empty() {
+                    output.remark(&story::not_watched(&nothing.unwatched));
+                }
+                Ok(code)
             }
         }
     }

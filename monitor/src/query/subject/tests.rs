@@ -122,6 +122,10 @@ fn everything_that_an_operator_has_at_hand_is_understood() {
         (&format!("{VOLUME}/"), &format!("path:{VOLUME}")),
         (&format!("{VOLUME}/member/wal/0.wal"), &format!("path:{VOLUME}")),
         ("/var/lib/kubelet/pods/3f0f", "path:/var/lib/kubelet/pods/3f0f"),
+        ("data", "volume:data"),
+        ("0:48", "device:0:48"),
+        ("71", "netns:71"),
+        ("4026532253", "netns:4026532253"),
     ] {
         assert_eq!(meant(word), [handle], "{word}");
     }
@@ -138,7 +142,20 @@ fn what_can_mean_several_things_gives_them_all() {
 
 #[test]
 fn every_handle_means_what_it_was_made_for() {
-    for word in ["web", "eth0", "etcd1-0", "10.0.0.1", "593d", "28997", "cali-b", VOLUME, "169.254.1.1"] {
+    for word in [
+        "web",
+        "eth0",
+        "etcd1-0",
+        "10.0.0.1",
+        "593d",
+        "28997",
+        "cali-b",
+        VOLUME,
+        "169.254.1.1",
+        "data",
+        "0:48",
+        "71",
+    ] {
         for handle in meant(word) {
             assert_eq!(meant(&handle), [handle.as_str()], "{word}");
         }

@@ -71,3 +71,25 @@ fn a_scan_without_holders_says_what_it_means() {
     event.holders_verdict = Some(Verdict::Kernel);
     assert!(plain().text(&event).contains("held   no process holds it: the kernel does\n"));
 }
+
+#[test]
+fn an_incident_does_not_repeat_what_stands_above_it() {
+    let deleted = sample::deletion();
+    let incident = crate::tests::history::incident("81dbe6ff903f2912", 1);
+    let opened = Event {
+        kind: crate::event::Kind::IncidentOpened,
+        message: "pod lijiaob/etcd1-0 has lost its gateway".into(),
+        incident: Some(Box::new(incident)),
+        ..deleted.clone()
+    };
+    let pretty = Pretty { colour: false, zone: TimeZone::UTC };
+    let mut transcript = Transcript::new(pretty.clone());
+    assert_eq!(transcript.text(&deleted), pretty.text(&deleted));
+    let below = transcript.text(&opened);
+    assert_eq!(below.lines().count(), 2, "{below}");
+    assert!(below.contains("id     81dbe6ff903f2912"), "{below}");
+    assert!(!below.contains("entry") && !below.contains("by     "), "{below}");
+    // Under something else it stands for itself.
+    transcript.text(&sample::busy());
+    assert_eq!(transcript.text(&opened), pretty.text(&opened));
+}

@@ -1,0 +1,55 @@
+//! The summary of an incident that is over: what was wrong is told in the past tense.
+
+/// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
+/// one that it contains.
+const TENSES: [(&str, &str); 16] = [
+    (" has lost its gateway ", " had lost its gateway "),
+    (" cannot reach its gateway ", " could not reach its gateway "),
+    (": nothing answers its ", ": nothing answered its "),
+    (" is gone, and nobody was seen removing it", " was gone, and nobody was seen removing it"),
+    (" is missing, though ", " was missing, though "),
+    (" interface have one", " interface had one"),
+    (" points to ", " pointed to "),
+    (" is reached by ", " was reached by "),
+    (" cannot be unmounted", " could not be unmounted"),
+    (": held by ", ": it was held by "),
+    (", which serves a volume of ", ", which served a volume of "),
+    (": another file system is mounted below it", ": another file system was mounted below it"),
+    (": no process holds it, so the kernel does", ": no process held it, so the kernel did"),
+    (": nothing is mounted there any more", ": nothing was mounted there any more"),
+    (" claims to be pod ", " claimed to be pod "),
+    (": busy", ": it was busy"),
+];
+
+/// A summary in the past tense.
+pub(super) fn past(summary: &str) -> String {
+    TENSES.iter().fold(summary.to_owned(), |text, (present, past)| text.replace(present, past))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_wrong_is_told_in_the_past_tense_once() {
+        for (present, expected) in [
+            (
+                "pod a/b has lost its gateway 10.0.0.1: its static ARP entry on eth0 was deleted by ip (pid 7)",
+                "pod a/b had lost its gateway 10.0.0.1: its static ARP entry on eth0 was deleted by ip (pid 7)",
+            ),
+            (
+                "pod a/b cannot reach its gateway fe80::1: nothing answers its neighbor requests on eth0",
+                "pod a/b could not reach its gateway fe80::1: nothing answered its neighbor requests on eth0",
+            ),
+            (
+                "volume v (p) of pod a/b cannot be unmounted by kubelet: held by etcd (pid 7) with an open file, \
+                 which serves a volume of pod c/d",
+                "volume v (p) of pod a/b could not be unmounted by kubelet: it was held by etcd (pid 7) with an open \
+                 file, which served a volume of pod c/d",
+            ),
+        ] {
+            assert_eq!(past(present), expected);
+            assert_eq!(past(expected), expected);
+        }
+    }
+}
