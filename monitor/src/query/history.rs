@@ -1,6 +1,6 @@
 //! One interface for everything that keeps events and incidents: the daemon's memory, its socket, a store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::filter::{EventFilter, IncidentFilter, Order, Position};
+use super::filter::{EventFilter, IncidentFilter, MAX_LIMIT, Order, Position};
 use super::record::{Record, RecordError, timestamp};
 use crate::core::state::NodeState;
 use crate::event::{Actor, Event, Incident, Pod, SCHEMA, Target};
@@ -37,6 +37,29 @@ pub trait History: Send + Sync {
     /// # Errors
     /// When it cannot be read.
     fn extent(&self) -> Result<Extent, HistoryError>;
+
+    /// The numbers of all events of a boot between two numbers, without these.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn numbers(&self, boot_id: &str, after: u64, before: u64) -> Result<BTreeSet<u64>, HistoryError> {
+        let mut filter = EventFilter {
+            boot_id: Some(boot_id.to_owned()),
+            after: Some(after),
+            order: Order::Oldest,
+            limit: MAX_LIMIT,
+            ..EventFilter::default()
+        };
+        let mut numbers = BTreeSet::new();
+        loop {
+            let page = self.events(&filter)?;
+            numbers.extend(page.events.iter().map(|found| found.position.seq).filter(|seq| *seq < before));
+            filter.cursor = page.next;
+            if filter.cursor.is_none() {
+                return Ok(numbers);
+            }
+        }
+    }
 
     /// The model of the node, where it is known.
     ///

@@ -51,7 +51,7 @@ pub trait Worker: Send + 'static {
     /// Passes to the producer what came of the last batch. Called with the lock held.
     fn report(&mut self, _waiting: &mut Self::Buffer) {}
 
-    /// When [`Self::on_time`] is to be called, if nothing arrives before.
+    /// When [`Self::on_time`] is to be called, between two batches or while nothing arrives.
     fn due(&self) -> Option<Instant> {
         None
     }
@@ -168,7 +168,13 @@ impl<B: Buffer> Shared<B> {
         let mut rest = None;
         while self.take(&mut batch, &mut worker, rest) {
             match worker.process(&mut batch) {
-                Ok(until) => rest = until,
+                Ok(until) => {
+                    rest = until;
+                    // Else a queue in which something always waits would never let it have its time.
+                    if worker.due().is_some_and(|due| due <= Instant::now()) {
+                        worker.on_time();
+                    }
+                }
                 Err(error) => {
                     let unprocessed = self.close();
                     worker.abort(&error, &unprocessed);

@@ -106,6 +106,21 @@ fn what_arrives_while_the_worker_is_busy_is_one_batch() {
 }
 
 #[test]
+fn a_timer_goes_off_though_something_always_waits() {
+    let timer = Instant::now() + Duration::from_millis(50);
+    let rig = rig(Some(timer));
+    rig.put(1);
+    assert_eq!(rig.batch(), [1]);
+    rig.put(2);
+    while Instant::now() < timer {
+        thread::park_timeout(timer.saturating_duration_since(Instant::now()));
+    }
+    rig.answers.send(Ok(None)).unwrap();
+    assert_eq!(rig.batch(), [2]);
+    assert!(rig.timers.try_recv().is_ok());
+}
+
+#[test]
 fn a_rest_is_ended_only_by_what_is_urgent() {
     let rig = rig(None);
     rig.answers.send(Ok(Some(Instant::now() + HOUR))).unwrap();

@@ -47,7 +47,7 @@ pub trait Sink: Send + 'static {
     /// When the sink can take no more, ever.
     fn flush(&mut self) -> io::Result<()>;
 
-    /// When [`Self::on_time`] is to be called, if no event arrives before.
+    /// When [`Self::on_time`] is to be called, between two batches of events or while none arrives.
     fn due(&self) -> Option<Instant> {
         None
     }

@@ -1,5 +1,6 @@
 //! The store of a state directory as a history.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -73,6 +74,10 @@ impl History for Archive {
 
     fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
         self.ask(|reader| reader.incidents(filter))
+    }
+
+    fn numbers(&self, boot_id: &str, after: u64, before: u64) -> Result<BTreeSet<u64>, HistoryError> {
+        self.ask(|reader| reader.numbers(boot_id, after, before))
     }
 
     fn extent(&self) -> Result<Extent, HistoryError> {

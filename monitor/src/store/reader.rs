@@ -137,6 +137,36 @@ impl Reader {
         Ok(found)
     }
 
+    /// The numbers of all events of a boot between two numbers, without these.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn numbers(&self, boot_id: &str, after: u64, before: u64) -> Result<BTreeSet<u64>, StoreError> {
+        let view = self.view()?;
+        let read = || {
+            let mut runs =
+                self.connection.prepare_cached("SELECT DISTINCT base FROM runs WHERE boot_id = ?1")?;
+            let bases: Vec<i64> =
+                runs.query_map([boot_id], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+            // Another boot can have an event in this range of ids, but not under the number that belongs to it.
+            let mut select = self.connection.prepare_cached(
+                "SELECT seq FROM events WHERE id > ?1 + ?2 AND id < ?1 + ?3 AND seq = id - ?1",
+            )?;
+            let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX / 2);
+            let mut numbers = BTreeSet::new();
+            for base in bases {
+                let mut rows = select.query([base, number(after), number(before)])?;
+                while let Some(row) = rows.next()? {
+                    numbers.insert(row.get::<_, i64>(0)?.try_into().unwrap_or(0));
+                }
+            }
+            Ok(numbers)
+        };
+        let numbers = read().map_err(failed("read"));
+        drop(view);
+        numbers
+    }
+
     /// Where events with these numbers stand, if they are there.
     fn ids(&self, seqs: &[u64], boot_id: Option<&str>) -> rusqlite::Result<BTreeSet<i64>> {
         if seqs.is_empty() {

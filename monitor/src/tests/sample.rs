@@ -214,7 +214,7 @@ fn route() -> Event {
     }
 }
 
-fn lost() -> Event {
+pub(crate) fn lost() -> Event {
     Event {
         lost: Some(Lost {
             source: "bpf".into(),

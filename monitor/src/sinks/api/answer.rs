@@ -7,37 +7,30 @@ use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::{Method, Request, StatusCode};
 use jiff::Timestamp;
-use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::Question;
+use super::backlog::Backlog;
 use super::memory::{Memory, Subscription};
 use super::stream;
 use crate::core::state::NodeState;
 use crate::error_chain::chain;
-use crate::event::{Kind, SCHEMA, Severity};
+use crate::event::SCHEMA;
 use crate::http::{
     Connection, JSON, NDJSON, Response, method_not_allowed, respond, stream_body, text, whole,
 };
-use crate::query::filter::{EventFilter, MAX_LIMIT, Order};
+use crate::query::filter::EventFilter;
 use crate::query::history::{History, HistoryError, Layered, LiveHistory};
 use crate::query::why::why;
 use crate::query::wire::{self, VersionAnswer};
 use crate::query::{API, API_HEADER};
 
-/// Maximum number of past events that a stream begins with.
-const BACKLOG: usize = 10_000;
 /// Timeout for a copy of the model from the core.
 const CORE_TIME: Duration = Duration::from_secs(5);
 /// Time for events that the core has emitted to reach the memory. Their queue can be full, so it ends.
 const CATCH_UP_TIME: Duration = Duration::from_secs(1);
-/// Time for the store to commit what it was given; it does so once a second.
-const COMMIT_TIME: Duration = Duration::from_secs(3);
-/// Between two looks whether it has.
-const COMMIT_CHECK: Duration = Duration::from_millis(50);
-
 /// The daemon that answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
@@ -177,8 +170,8 @@ impl Answers {
             return text(StatusCode::SERVICE_UNAVAILABLE, "too many readers, or the daemon ends");
         };
         let backlog = match after {
-            Some(after) => match self.missed(filter, after, &subscription).await {
-                Ok(backlog) => backlog,
+            Some(after) => match self.backlog(filter, after, &subscription).await {
+                Ok(lines) => lines,
                 Err(error) => return error,
             },
             None => Vec::new(),
@@ -190,91 +183,31 @@ impl Answers {
         respond(StatusCode::OK, NDJSON, body)
     }
 
-    /// Sequence numbers begin anew with each boot, and where the last number is lost: then all events are new.
-    fn continued(&self, after: u64, boot_id: Option<&str>) -> u64 {
-        let same_boot = boot_id.is_none_or(|boot| boot == self.memory.boot_id());
-        if same_boot && after <= self.memory.last_seq() { after } else { 0 }
-    }
-
-    /// Waits until the store has this event: it commits once a second, and a storm can evict events from the memory
-    /// sooner. Without a store that works it ends at once, or in time.
-    async fn committed(&self, seq: u64) {
-        let Some(older) = &self.older else { return };
-        let stored = async {
-            loop {
-                let older = Arc::clone(older);
-                match spawn_blocking(move || older.extent()).await {
-                    Ok(Ok(extent)) if extent.last_seq < seq => sleep(COMMIT_CHECK).await,
-                    _ => return,
-                }
-            }
-        };
-        let _ = timeout(COMMIT_TIME, stored).await;
-    }
-
-    /// Events after the number and before the subscription. Those that are no longer kept are replaced by one event.
-    async fn missed(
+    async fn backlog(
         &self,
         filter: EventFilter,
         after: u64,
         subscription: &Subscription,
     ) -> Result<Vec<Arc<str>>, Response> {
-        if subscription.first_seq > after + 1 {
-            self.committed(subscription.first_seq - 1).await;
+        let backlog = Backlog {
+            memory: Arc::clone(&self.memory),
+            older: self.older.clone(),
+            node: self.identity.node.clone(),
+            after,
+            first_seq: subscription.first_seq,
+            last_seq: subscription.last_seq,
+        };
+        backlog.await_commit().await;
+        match spawn_blocking(move || backlog.lines(filter)).await {
+            Ok(lines) => lines.map_err(|error| failed(&error)),
+            Err(error) => Err(text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
         }
-        let history = Arc::clone(&self.history);
-        let (boot_id, last_seq) = (self.memory.boot_id().to_owned(), subscription.last_seq);
-        let search = move || -> Result<_, HistoryError> {
-            let mut filter = EventFilter {
-                after: Some(after),
-                boot_id: Some(boot_id),
-                order: Order::Newest,
-                limit: MAX_LIMIT,
-                ..filter
-            };
-            let mut found = Vec::new();
-            loop {
-                let page = history.events(&filter)?;
-                filter.cursor = page.next;
-                found.extend(page.events);
-                if filter.cursor.is_none() || found.len() >= BACKLOG {
-                    break;
-                }
-            }
-            found.retain(|found| found.position.seq <= last_seq);
-            found.sort_unstable_by_key(|found| found.position.seq);
-            Ok((found, filter.cursor.is_some()))
-        };
-        let (found, more) = match spawn_blocking(search).await {
-            Ok(Ok(found)) => found,
-            Ok(Err(error)) => return Err(failed(&error)),
-            Err(error) => return Err(text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string())),
-        };
-        let forgotten =
-            (self.older.is_none() && subscription.first_seq > after + 1).then(|| subscription.first_seq - 1);
-        let gap_end = match found.first() {
-            Some(first) if more => Some(first.position.seq - 1),
-            _ => forgotten,
-        };
-        let gap = gap_end.map(|last| Arc::from(self.gap(after, last)));
-        Ok(gap.into_iter().chain(found.into_iter().map(|found| found.line)).collect())
     }
 
-    fn gap(&self, after: u64, last: u64) -> String {
-        let count = last - after;
-        let message = format!("up to {count} events after number {after} are no longer remembered here");
-        json!({
-            "schema": SCHEMA,
-            "time": format!("{:.9}", Timestamp::now()),
-            "seq": last,
-            "boot_id": self.memory.boot_id(),
-            "node": self.identity.node,
-            "kind": Kind::EventsLost,
-            "severity": Severity::Warning,
-            "message": message,
-            "lost": {"source": "sink.api", "reason": "forgotten", "count": count.to_string()},
-        })
-        .to_string()
+    /// Sequence numbers begin anew with each boot, and where the last number is lost: then all events are new.
+    fn continued(&self, after: u64, boot_id: Option<&str>) -> u64 {
+        let same_boot = boot_id.is_none_or(|boot| boot == self.memory.boot_id());
+        if same_boot && after <= self.memory.last_seq() { after } else { 0 }
     }
 }
 

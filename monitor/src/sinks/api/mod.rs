@@ -25,6 +25,7 @@ use crate::query::{API, API_HEADER};
 use crate::settings::settings;
 
 mod answer;
+mod backlog;
 mod memory;
 mod peer;
 mod socket;

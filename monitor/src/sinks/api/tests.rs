@@ -106,6 +106,7 @@ impl Rig {
     /// A stream whose head was read.
     fn stream(&self, query: &str) -> BufReader<UnixStream> {
         let mut stream = BufReader::new(UnixStream::connect(&self.path).unwrap());
+        stream.get_ref().set_read_timeout(Some(PATIENCE)).unwrap();
         write!(stream.get_mut(), "GET /v1/events?follow=1{query} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         let mut line = String::new();
         while line != "\r\n" {
@@ -231,6 +232,62 @@ fn what_the_memory_has_forgotten_comes_from_what_reaches_further_back() {
         remote.events(&EventFilter { limit: 1_000, ..EventFilter::default() }).unwrap().events.len(),
         110
     );
+}
+
+/// Kind and number of each event of a stream that goes on after a number, with the count of each loss.
+fn resumed(rig: &Rig, after: &str, count: usize) -> Vec<(String, u64, Option<String>)> {
+    let mut stream = rig.stream(after);
+    let lines = stream.by_ref().lines().map(Result::unwrap).filter(|line| line.starts_with('{'));
+    lines
+        .take(count)
+        .map(|line| {
+            let event: Event = serde_json::from_str(&line).unwrap();
+            (event.kind.name().to_owned(), event.seq, event.lost.map(|lost| lost.count))
+        })
+        .collect()
+}
+
+#[test]
+fn a_stream_that_goes_on_names_what_the_store_never_got() {
+    let deletion = |seq| ("neighbor.deleted".to_owned(), seq, None);
+    let lost = |seq, count: &str| ("events.lost".to_owned(), seq, Some(count.to_owned()));
+    let state = tempfile::tempdir().unwrap();
+    // The events are old.
+    let limits = Limits { max_age: Duration::from_secs(100 * 365 * 86_400), ..Limits::default() };
+    let (mut store, ..) = Writer::resume(state.path(), limits, BOOT).unwrap();
+    // It was down for 5 to 7, and what came after 9 it has not committed.
+    for seq in [1, 2, 3, 4, 8, 9] {
+        store.insert(&Event { boot_id: BOOT.into(), ..history::event(seq) }).unwrap();
+    }
+    store.commit().unwrap();
+    let rig = Rig::with(Some(Arc::new(Archive::behind(state.path()))));
+    rig.push(13..=14);
+    let expected =
+        [deletion(4), lost(7, "3"), deletion(8), deletion(9), lost(12, "3"), deletion(13), deletion(14)];
+    assert_eq!(resumed(&rig, "&after=3", 7), expected);
+    assert_eq!(resumed(&rig, "&after=3&kind=neighbor.", 7), expected, "whatever was asked for");
+    assert_eq!(resumed(&rig, "&after=3&kind=mount.", 2), [lost(7, "3"), lost(12, "3")]);
+    assert_eq!(resumed(&rig, "&after=12", 2), [deletion(13), deletion(14)], "nothing is missing there");
+
+    // A file that is not there has nothing.
+    drop(store);
+    fs::remove_file(state.path().join(crate::store::FILE)).unwrap();
+    assert_eq!(resumed(&rig, "&after=3", 2), [lost(12, "9"), deletion(13)]);
+}
+
+#[test]
+fn what_a_queue_summed_up_is_no_second_gap() {
+    let mut summary = history::numbered(4, crate::tests::sample::lost());
+    summary.boot_id = BOOT.into();
+    let events = [history::event(1), summary, history::event(5)];
+    let events = events.map(|event| Event { boot_id: BOOT.into(), ..event });
+    let rig = Rig::with(Some(history::shared(history::Memory::of(events))));
+    rig.push(6..=7);
+    let seqs = |after: &str, count| {
+        resumed(&rig, after, count).into_iter().map(|(_, seq, _)| seq).collect::<Vec<_>>()
+    };
+    assert_eq!(seqs("&after=1", 4), [4, 5, 6, 7]);
+    assert_eq!(seqs("&after=1&kind=neighbor.", 4), [3, 5, 6, 7], "here the summary is left out");
 }
 
 #[test]
