@@ -209,6 +209,7 @@ impl Node {
                 namespace: Some(format!("team-{}", number % 10)),
                 name: Some(format!("service-{number}-0")),
                 uid: format!("3f0f6a0e-2f6a-4d4e-9d1f-{number:012x}"),
+                claimed: false,
                 sandbox_id: Some(sandbox.id.clone()),
                 ip: vec![IpAddr::V4(Ipv4Addr::from(0x0a2a_0000 + small))],
             },

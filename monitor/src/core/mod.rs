@@ -209,6 +209,9 @@ impl Core {
 
     /// Emits an event and the incident events that result from it.
     fn emit(&mut self, mut event: Event) {
+        if event.target.as_ref().is_some_and(|target| target.is_claimed()) {
+            event.severity = event.severity.min(Severity::CLAIMED_MAX);
+        }
         self.seq += 1;
         event.seq = self.seq;
         self.diagnose_event(&event);

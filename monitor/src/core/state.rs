@@ -35,7 +35,7 @@ pub struct NodeState {
     /// Numbers of objects.
     #[serde(default)]
     pub counts: Counts,
-    /// Pods with at least one container, by namespace and name.
+    /// Pods with at least one container, by namespace and name; not those that a container only claims to be of.
     #[serde(default)]
     pub pods: Vec<PodStatus>,
     /// Containers that are not removed, by id.
@@ -192,7 +192,7 @@ impl Core {
     fn pod_statuses(&self, containers: &[ContainerStatus]) -> Vec<PodStatus> {
         let mut pods: BTreeMap<&str, PodStatus> = BTreeMap::new();
         for container in containers {
-            let Some(pod) = &container.pod else { continue };
+            let Some(pod) = container.pod.as_ref().filter(|pod| !pod.claimed) else { continue };
             let state = pods.entry(&pod.uid).or_insert_with(|| PodStatus {
                 pod: pod.clone(),
                 netns: None,

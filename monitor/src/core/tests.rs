@@ -70,6 +70,7 @@ fn container(state: ContainerState) -> Fact {
             uid: "5c948341-c030-4996-b888-f032577d97b0".into(),
             sandbox_id: Some(ID.into()),
             container_name: Some("POD".into()),
+            proof: PodProof::Cgroup,
         }),
         sandbox: true,
         joined_netns: false,

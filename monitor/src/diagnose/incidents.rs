@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::{Count, IncidentObjects, Repeat, Report};
 use super::identity::IncidentId;
-use crate::event::{Advice, EVIDENCE_MAX, Incident, WallClock};
+use crate::event::{Advice, EVIDENCE_MAX, Incident, Severity, WallClock};
 use crate::observation::BootNs;
 
 /// Up to this number of times a changed summary alone is notable; after that it appears in the next update.
@@ -39,7 +39,7 @@ impl OpenIncident {
             incident: Incident {
                 id: id.text(),
                 kind: kind.to_owned(),
-                severity: report.severity,
+                severity: capped(report.severity, &report.objects),
                 confidence: report.confidence,
                 opened: clock.text(now),
                 closed: None,
@@ -145,8 +145,9 @@ impl OpenIncident {
             Count::More(more) => before.saturating_add(more),
             Count::Total(total) => before.max(total),
         };
-        let worse = repeat.severity.is_some_and(|severity| severity > incident.severity);
-        if let Some(severity) = repeat.severity.filter(|_| worse) {
+        let severity = repeat.severity.map(|severity| capped(severity, &self.objects));
+        let worse = severity.is_some_and(|severity| severity > incident.severity);
+        if let Some(severity) = severity.filter(|_| worse) {
             incident.severity = severity;
         }
         worse || incident.count.checked_ilog2() != before.checked_ilog2()
@@ -186,6 +187,14 @@ impl OpenIncident {
             self.incident.evidence_omitted += 1;
         }
         evidence.push(seq);
+    }
+}
+
+/// The severity that an incident of this target may have.
+fn capped(severity: Severity, objects: &IncidentObjects) -> Severity {
+    match &objects.target {
+        Some(target) if target.is_claimed() => severity.min(Severity::CLAIMED_MAX),
+        _ => severity,
     }
 }
 

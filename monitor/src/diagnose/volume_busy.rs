@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, SCAN_ID, STARTUP_GRACE};
-use crate::event::wording::{holders_phrase, owner_phrase, repeated_actor_phrase};
-use crate::event::{CloseReason, Confidence, Event, Kind, Mount, Pod, Severity, Volume};
+use crate::event::wording::{holders_phrase, owner_phrase, pod_label, repeated_actor_phrase};
+use crate::event::{CloseReason, Confidence, Event, Kind, Mount, Severity, Volume};
 use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
 use crate::node::volume;
 use crate::observation::{BootNs, HolderReport, Request, Verdict};
@@ -376,13 +376,6 @@ fn summary(event: &Event, mount: &Mount, volume: &Volume) -> String {
         volume.plugin,
         holders_phrase(holders, verdict)
     )
-}
-
-fn pod_label(pod: &Pod) -> String {
-    match (&pod.namespace, &pod.name) {
-        (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
-        _ => pod.uid.clone(),
-    }
 }
 
 #[cfg(test)]

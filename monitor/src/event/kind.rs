@@ -55,6 +55,9 @@ pub enum Severity {
 }
 
 impl Severity {
+    /// Most that is said of something that only claims to be of a pod: who made it may want to be heard.
+    pub const CLAIMED_MAX: Self = Self::Warning;
+
     /// Every severity, least first.
     pub const ALL: [Self; 5] = [Self::Debug, Self::Info, Self::Notice, Self::Warning, Self::Critical];
 

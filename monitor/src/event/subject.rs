@@ -187,10 +187,36 @@ pub struct Pod {
     pub name: Option<String>,
     /// Uid.
     pub uid: String,
+    /// Whether only labels or a name of the container tell the pod, which who made it chose; absent where its control
+    /// group, a checkpoint of its sandbox or a link to its log confirms it.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub claimed: bool,
     /// Container id of its sandbox.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub sandbox_id: Option<String>,
     /// Its addresses.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ip: Vec<IpAddr>,
+}
+
+impl Target {
+    /// Its pod, if that is more than a claim.
+    #[must_use]
+    pub fn confirmed_pod(&self) -> Option<&Pod> {
+        Pod::confirmed(self.pod.as_ref())
+    }
+
+    /// Whether it only claims to be of a pod.
+    #[must_use]
+    pub fn is_claimed(&self) -> bool {
+        self.pod.as_ref().is_some_and(|pod| pod.claimed)
+    }
+}
+
+impl Pod {
+    /// The pod, if it is more than a claim of whoever made its container.
+    #[must_use]
+    pub fn confirmed(pod: Option<&Self>) -> Option<&Self> {
+        pod.filter(|pod| !pod.claimed)
+    }
 }

@@ -8,15 +8,26 @@ use crate::observation::{Access, Verdict};
 /// else the named namespace; empty for the host.
 pub(crate) fn owner_phrase(target: &Target) -> String {
     match (&target.pod, &target.container) {
-        (Some(Pod { namespace: Some(namespace), name: Some(name), .. }), _) => {
-            format!(" of pod {namespace}/{name}")
-        }
-        (Some(pod), _) => format!(" of pod {}", pod.uid),
+        (Some(pod), Some(container)) if pod.claimed => format!(" of {}", claimant_label(container, pod)),
+        (Some(pod), _) => format!(" of pod {}", pod_label(pod)),
         (None, Some(container)) => format!(" of container {}", container_label(container)),
         (None, None) => {
             target.netns_name.as_ref().map_or_else(String::new, |name| format!(" in namespace {name}"))
         }
     }
+}
+
+/// A pod by namespace and name, else by its uid.
+pub(crate) fn pod_label(pod: &Pod) -> String {
+    match (&pod.namespace, &pod.name) {
+        (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
+        _ => pod.uid.clone(),
+    }
+}
+
+/// A container that only says that it is of a pod.
+fn claimant_label(container: &Container, pod: &Pod) -> String {
+    format!("container {} (claims to be pod {})", container_label(container), pod_label(pod))
 }
 
 /// A container's name, or its short id.
@@ -53,6 +64,7 @@ fn foreign_actor_phrase(actor: &Actor) -> String {
 /// The owner of an actor as the end of a phrase, ` of pod NAMESPACE/NAME`; empty for the host.
 fn actor_owner_phrase(actor: &Actor) -> String {
     match (&actor.pod, &actor.container) {
+        (Some(pod), Some(container)) if pod.claimed => format!(" of {}", claimant_label(container, pod)),
         (Some(Pod { namespace: Some(namespace), name: Some(name), .. }), _) => {
             format!(" of pod {namespace}/{name}")
         }

@@ -42,7 +42,8 @@ impl Shown {
     #[expect(clippy::cast_precision_loss, reason = "microseconds suffice for a point in time")]
     fn of(incident: &Incident, objects: &IncidentObjects) -> Self {
         let opened = incident.opened.parse::<Timestamp>().unwrap_or(Timestamp::UNIX_EPOCH);
-        let pod = objects.target.as_ref().and_then(|target| target.pod.as_ref());
+        // A label would make it a fact.
+        let pod = objects.target.as_ref().and_then(|target| target.confirmed_pod());
         Self {
             kind: incident.kind.clone(),
             severity: incident.severity,

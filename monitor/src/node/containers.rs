@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::observation::{BootNs, ContainerFacts, ContainerState, NsInum};
+use crate::observation::{BootNs, ContainerFacts, ContainerState, NsInum, PodIdentity};
 
 /// How long a removed container is kept.
 const RETENTION_NS: u64 = 600 * 1_000_000_000;
@@ -54,8 +54,10 @@ impl KnownContainer {
     /// Merges a report of a source that is not the one that describes the container.
     fn merge(&self, reported: ContainerFacts) -> ContainerFacts {
         let tgid = self.facts.tgid.filter(|_| is_live(reported.state) && is_live(self.facts.state));
-        let from_pod = reported.pod.is_some() && self.facts.pod.is_none();
-        let described = if from_pod { &reported } else { &self.facts };
+        let is_confirmed = |facts: &ContainerFacts| facts.pod.as_ref().map(PodIdentity::is_confirmed);
+        // No pod, a claim, a confirmed one: in this order.
+        let knows_more = is_confirmed(&reported) > is_confirmed(&self.facts);
+        let described = if knows_more { &reported } else { &self.facts };
         ContainerFacts {
             name: self.facts.name.clone(),
             runtime: self.facts.runtime.clone(),
@@ -127,7 +129,7 @@ impl Containers {
                 let facts = &known.facts;
                 (
                     known.removed.is_none() && is_live(facts.state),
-                    facts.sandbox,
+                    facts.sandbox && facts.pod.as_ref().is_none_or(PodIdentity::is_confirmed),
                     !facts.joined_netns,
                     facts.id.as_str(),
                 )
@@ -160,12 +162,12 @@ impl Containers {
         self.known.get(id)?.started
     }
 
-    /// A container of a pod; a running one takes precedence, then the sandbox.
+    /// A container of a pod, not one that claims to be; a running one takes precedence, then the sandbox.
     #[must_use]
     pub fn of_pod(&self, uid: &str) -> Option<&ContainerFacts> {
         self.known
             .values()
-            .filter(|known| known.facts.pod.as_ref().is_some_and(|pod| pod.uid == uid))
+            .filter(|known| known.facts.pod.as_ref().is_some_and(|pod| pod.uid == uid && pod.is_confirmed()))
             .max_by_key(|known| {
                 let facts = &known.facts;
                 (is_live(facts.state), facts.sandbox, facts.id.as_str())
@@ -204,6 +206,14 @@ impl Containers {
                     facts = old.merge(facts);
                 }
                 sources = old.sources;
+            }
+            // What confirmed the pod goes with the process, or with the kubelet's files.
+            if let (Some(before), Some(pod)) = (&old.facts.pod, &mut facts.pod)
+                && before.is_same_pod(pod)
+                && before.is_confirmed()
+                && !pod.is_confirmed()
+            {
+                pod.proof = before.proof;
             }
             // The namespaces of an exited process cannot be read any more; the container keeps those it had.
             facts.netns = facts.netns.or(old.facts.netns);

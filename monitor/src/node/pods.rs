@@ -27,8 +27,12 @@ impl PodNames {
     /// Limit of pods: far more than a node runs in a day.
     pub const CAPACITY: usize = 4096;
 
-    /// Adds a pod, or updates when it was last observed.
+    /// Adds a pod, or updates when it was last observed. A claim leaves no name: it would be that of another pod's
+    /// volumes.
     pub fn note(&mut self, at: BootNs, pod: &PodIdentity) {
+        if !pod.is_confirmed() {
+            return;
+        }
         if let Some(known) = self.known.get_mut(&pod.uid) {
             known.seen = at;
             return;
@@ -70,6 +74,7 @@ impl PodNames {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observation::PodProof;
 
     fn pod(uid: &str) -> PodIdentity {
         PodIdentity {
@@ -78,6 +83,7 @@ mod tests {
             uid: uid.into(),
             sandbox_id: None,
             container_name: None,
+            proof: PodProof::Cgroup,
         }
     }
 
@@ -89,6 +95,13 @@ mod tests {
         pods.expire(RETENTION_NS);
         assert_eq!(pods.get("a"), Some(("cam", "pod-a")));
         pods.expire(RETENTION_NS + 10);
+        assert_eq!(pods.get("a"), None);
+    }
+
+    #[test]
+    fn a_claim_leaves_no_name() {
+        let mut pods = PodNames::default();
+        pods.note(0, &PodIdentity { proof: PodProof::Claimed, ..pod("a") });
         assert_eq!(pods.get("a"), None);
     }
 

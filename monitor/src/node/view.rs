@@ -72,7 +72,7 @@ impl NodeView<'_> {
         match self.containers.get(&id) {
             Some(facts) => CgroupOwner {
                 container: Some(container(facts)),
-                pod: self.pod(facts).or_else(|| uid.map(|uid| self.pod_of_uid(uid))),
+                pod: self.pod_in_cgroup(facts, uid),
                 unit: identity.unit,
                 join: Join::Ok,
             },
@@ -90,6 +90,19 @@ impl NodeView<'_> {
                 // Without a runtime the cgroup is the only information there is.
                 join: if self.runtimes == RuntimeAvailability::None { Join::Ok } else { Join::Missed },
             },
+        }
+    }
+
+    /// The pod of a process of this container whose control group is below that of the pod with this uid. Root made
+    /// the group, so it outweighs labels.
+    fn pod_in_cgroup(&self, facts: &ContainerFacts, uid: Option<String>) -> Option<Pod> {
+        let labelled = self.pod(facts);
+        match uid {
+            Some(uid) if labelled.as_ref().is_some_and(|pod| pod.uid == uid) => {
+                labelled.map(|pod| Pod { claimed: false, ..pod })
+            }
+            Some(uid) if labelled.as_ref().is_none_or(|pod| pod.claimed) => Some(self.pod_of_uid(uid)),
+            _ => labelled,
         }
     }
 
@@ -144,7 +157,8 @@ impl NodeView<'_> {
     pub(crate) fn pod(&self, facts: &ContainerFacts) -> Option<Pod> {
         let identity = facts.pod.as_ref()?;
         // The sandbox has the addresses; containers that joined its namespace have none of their own.
-        let sandbox = identity.sandbox_id.as_deref().and_then(|id| self.containers.get(id));
+        let sandbox_id = identity.sandbox_id.as_ref().filter(|_| identity.is_confirmed());
+        let sandbox = sandbox_id.and_then(|id| self.containers.get(id));
         let mut ip = sandbox.filter(|_| facts.addresses.is_empty()).unwrap_or(facts).addresses.clone();
         if ip.is_empty() {
             // A CNI plugin sets addresses that the runtime does not know.
@@ -155,7 +169,8 @@ impl NodeView<'_> {
             namespace: Some(identity.namespace.clone()),
             name: Some(identity.name.clone()),
             uid: identity.uid.clone(),
-            sandbox_id: identity.sandbox_id.clone(),
+            claimed: !identity.is_confirmed(),
+            sandbox_id: sandbox_id.cloned(),
             ip,
         })
     }
@@ -178,7 +193,7 @@ impl NodeView<'_> {
     fn pod_of_uid(&self, uid: String) -> Pod {
         let (namespace, name) = self.pods.get(&uid).unzip();
         let (namespace, name) = (namespace.map(str::to_owned), name.map(str::to_owned));
-        Pod { namespace, name, uid, sandbox_id: None, ip: Vec::new() }
+        Pod { namespace, name, uid, claimed: false, sandbox_id: None, ip: Vec::new() }
     }
 }
 
@@ -227,7 +242,7 @@ fn no_owner(join: Join) -> Target {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observation::{AddressFacts, ContainerState, NetnsSnapshot, PodIdentity};
+    use crate::observation::{AddressFacts, ContainerState, NetnsSnapshot, PodIdentity, PodProof};
 
     fn pod_addresses(netns: NsInum, reported: &[&str]) -> Vec<String> {
         let (mut namespaces, containers) = (Namespaces::default(), Containers::default());
@@ -256,6 +271,7 @@ mod tests {
                 uid: "u".into(),
                 sandbox_id: None,
                 container_name: None,
+                proof: PodProof::Cgroup,
             }),
             sandbox: true,
             joined_netns: false,

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::NsInum;
+use crate::names::names;
 
 /// Lifecycle state, one set for all runtimes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -45,6 +46,29 @@ impl ContainerState {
     }
 }
 
+names! {
+    /// Why it is believed that a container is of the pod that its labels or its name tell. Whoever makes an image
+    /// chooses its labels, so by themselves they are a claim.
+    PodProof {
+        /// Nothing confirms it.
+        Claimed = "claimed",
+        /// The control group of its process is below the pod's, which root made.
+        Cgroup = "cgroup",
+        /// dockershim or cri-dockerd keeps a checkpoint of its sandbox.
+        Checkpoint = "checkpoint",
+        /// The kubelet links to its log in the pod's directory.
+        Log = "log",
+        /// It was not looked for: in recordings of versions that believed the labels, and replay as they did.
+        Unchecked = "unchecked",
+    }
+}
+
+impl PodProof {
+    const fn unchecked() -> Self {
+        Self::Unchecked
+    }
+}
+
 /// The pod a container belongs to, by the kubelet's labels.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodIdentity {
@@ -58,6 +82,23 @@ pub struct PodIdentity {
     pub sandbox_id: Option<String>,
     /// `io.kubernetes.container.name`; `POD` for the sandbox.
     pub container_name: Option<String>,
+    /// Whether anything but the labels shows that.
+    #[serde(default = "PodProof::unchecked")]
+    pub proof: PodProof,
+}
+
+impl PodIdentity {
+    /// Whether it is more than a claim of whoever made the container.
+    #[must_use]
+    pub fn is_confirmed(&self) -> bool {
+        self.proof != PodProof::Claimed
+    }
+
+    /// Whether another identity is of the same pod.
+    #[must_use]
+    pub fn is_same_pod(&self, other: &Self) -> bool {
+        (&self.namespace, &self.name, &self.uid) == (&other.namespace, &other.name, &other.uid)
+    }
 }
 
 /// A container.
@@ -86,7 +127,7 @@ pub struct ContainerFacts {
     pub mntns: Option<NsInum>,
     /// Addresses as the runtime reports them.
     pub addresses: Vec<IpAddr>,
-    /// Pod, if the kubelet made it.
+    /// Pod, by the kubelet's labels; confirmed or claimed.
     pub pod: Option<PodIdentity>,
     /// Whether it is the pod's sandbox.
     pub sandbox: bool,

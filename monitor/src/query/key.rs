@@ -238,6 +238,10 @@ impl<F: FnMut(Family, &str, Role)> Visitor for KeyVisitor<F> {
     }
 
     fn pod(&mut self, role: Role, pod: &Pod) {
+        // Who asks for a pod must not get what only claims to be it.
+        if pod.claimed {
+            return;
+        }
         self.put(role, Family::Uid, &pod.uid);
         if let (Some(namespace), Some(name)) = (&pod.namespace, &pod.name) {
             self.show(role, Family::Pod, &format_args!("{namespace}/{name}"));

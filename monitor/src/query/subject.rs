@@ -276,6 +276,9 @@ impl Known<'_> {
     }
 
     fn take_pod(&mut self, pod: &Pod) {
+        if pod.claimed {
+            return;
+        }
         let full = pod.namespace.as_ref().zip(pod.name.as_ref()).map(|(ns, name)| format!("{ns}/{name}"));
         let is_meant = self.is_meant(Family::Uid, &pod.uid)
             || full.as_ref().is_some_and(|full| self.is_meant(Family::Pod, full))
@@ -514,7 +517,7 @@ fn interface_subject(
     lookups.extend(peers.filter_map(|peer| {
         Some(Lookup::exact(Family::Interface, format!("{}/{}", peer.netns?, peer.ifindex)))
     }));
-    let owner = namespace.and_then(|namespace| namespace.owner.pod.as_ref());
+    let owner = namespace.and_then(|namespace| namespace.owner.confirmed_pod());
     let place = match owner.and_then(|pod| pod.namespace.as_ref().zip(pod.name.as_ref())) {
         Some((namespace, name)) => format!("pod {namespace}/{name}"),
         None if state.is_some_and(|state| state.host_netns == netns) => "the host".to_owned(),

@@ -240,9 +240,10 @@ fn owner(container: Option<&Container>, pod: Option<&Pod>) -> impl Iterator<Item
 }
 
 fn pod_words(pod: &Pod) -> String {
+    let claims = if pod.claimed { "claims to be " } else { "" };
     match (&pod.namespace, &pod.name) {
-        (Some(namespace), Some(name)) => format!("pod {}/{}", Escaped(namespace), Escaped(name)),
-        _ => format!("pod {}", Escaped(&pod.uid)),
+        (Some(namespace), Some(name)) => format!("{claims}pod {}/{}", Escaped(namespace), Escaped(name)),
+        _ => format!("{claims}pod {}", Escaped(&pod.uid)),
     }
 }
 

@@ -73,7 +73,7 @@ fn containers(state: &NodeState) -> Vec<Vec<String>> {
             words(container.name.as_deref()),
             words(container.state.as_deref()) + if status.stale { " (stale)" } else { "" },
             container.pid.map_or_else(dash, |pid| pid.to_string()),
-            status.pod.as_ref().map_or_else(dash, pod_name),
+            status.pod.as_ref().map_or_else(dash, claimed_name),
         ]
     };
     state.containers.iter().map(row).collect()
@@ -96,7 +96,7 @@ fn owner(state: &NodeState, namespace: &NetnsStatus) -> String {
     if namespace.netns == state.host_netns {
         return "the host".to_owned();
     }
-    if let Some(pod) = &namespace.owner.pod {
+    if let Some(pod) = namespace.owner.confirmed_pod() {
         return pod_name(pod);
     }
     if let Some(container) = &namespace.owner.container {
@@ -107,6 +107,11 @@ fn owner(state: &NodeState, namespace: &NetnsStatus) -> String {
         (None, Some(comm), Some(pid)) => format!("{} (pid {pid})", escaped(comm)),
         _ => dash(),
     }
+}
+
+/// The name of a pod, or what a container claims to be.
+fn claimed_name(pod: &Pod) -> String {
+    if pod.claimed { format!("{} (claimed)", pod_name(pod)) } else { pod_name(pod) }
 }
 
 fn pod_name(pod: &Pod) -> String {

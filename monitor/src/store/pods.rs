@@ -41,7 +41,9 @@ impl Writer {
     }
 
     fn note_pod(&mut self, pod: &Pod, gone: bool, now: i64) -> Result<(), StoreError> {
-        let (Some(namespace), Some(name)) = (&pod.namespace, &pod.name) else { return Ok(()) };
+        let (Some(namespace), Some(name), false) = (&pod.namespace, &pod.name, pod.claimed) else {
+            return Ok(());
+        };
         let fresh = |seen: &Seen| seen.gone == gone && now.saturating_sub(seen.at) < REFRESH_NS;
         if self.pods.0.get(&pod.uid).is_some_and(fresh) {
             return Ok(());

@@ -36,6 +36,7 @@ fn pod() -> Pod {
         namespace: Some("lijiaob".into()),
         name: Some("etcd1-0".into()),
         uid: "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f".into(),
+        claimed: false,
         sandbox_id: None,
         ip: vec!["10.42.0.7".parse().unwrap()],
     }

@@ -58,6 +58,7 @@ fn of_pod(pod: u32, sandbox: bool) -> ContainerFacts {
             uid,
             sandbox_id: Some(id(pod, 1)),
             container_name: Some(if sandbox { "POD" } else { "app" }.into()),
+            proof: PodProof::Cgroup,
         }),
         sandbox,
         joined_netns: !sandbox,

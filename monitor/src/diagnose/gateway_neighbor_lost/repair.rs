@@ -26,7 +26,7 @@ pub(super) fn advice_for(
             steps.push(inside.advice(text, Risk::Restart, &words));
         }
     }
-    match (&target.pod, &target.container) {
+    match (target.confirmed_pod(), &target.container) {
         (Some(pod), container) => steps.extend(about_pod(context.node, fault, pod, container.as_ref())),
         (None, Some(container)) => steps.extend(
             restart(context.node, container)
@@ -61,7 +61,7 @@ fn is_of_kubelet(actor: &Actor) -> bool {
 fn has_older_sandbox(node: &NodeView<'_>, pod: &Pod, container: Option<&Container>) -> bool {
     let own = pod.sandbox_id.as_deref().or(container.map(|container| container.id.as_str()));
     node.containers.present().filter(|facts| facts.sandbox && Some(facts.id.as_str()) != own).any(|facts| {
-        facts.pod.as_ref().is_some_and(|other| {
+        facts.pod.as_ref().filter(|other| other.is_confirmed()).is_some_and(|other| {
             Some(&other.namespace) == pod.namespace.as_ref() && Some(&other.name) == pod.name.as_ref()
         })
     })

@@ -344,6 +344,7 @@ pub(in crate::diagnose) fn sandbox(
             uid: uid.into(),
             sandbox_id: Some(id.into()),
             container_name: Some("POD".into()),
+            proof: PodProof::Cgroup,
         }),
         sandbox: true,
         joined_netns: false,

@@ -1,7 +1,7 @@
 //! What to do about a busy volume, and what does not hold it.
 
-use super::pod_label;
 use crate::diagnose::advice::{advice, of_process, replace_in_pod, restart};
+use crate::event::wording::pod_label;
 use crate::event::{Advice, Event, Mount, MountHolder, Pod, Risk};
 use crate::node::view::NodeView;
 use crate::observation::{Access, BootNs, Verdict};
@@ -43,12 +43,13 @@ fn look(mount: &Mount, holders: &[MountHolder]) -> Advice {
 fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount, seen: BootNs) -> Advice {
     // The pod of the volume is being deleted already.
     let deleted = mount.volume.as_ref().map(|volume| volume.pod_uid.as_str());
-    let other_pod = holder.pod.as_ref().filter(|pod| Some(pod.uid.as_str()) != deleted);
+    let pod = Pod::confirmed(holder.pod.as_ref());
+    let other_pod = pod.filter(|pod| Some(pod.uid.as_str()) != deleted);
     if let Some(Pod { namespace: Some(namespace), name: Some(name), .. }) = other_pod {
         let command = ["kubectl", "-n", namespace, "delete", "pod", name];
         return advice("delete the pod that holds it", Risk::Restart, &command);
     }
-    let in_pod = holder.container.as_ref().filter(|_| holder.pod.is_some());
+    let in_pod = holder.container.as_ref().filter(|_| pod.is_some());
     if let Some(command) = in_pod.and_then(replace_in_pod) {
         let text = match other_pod {
             Some(_) => "stop the container that holds it; the kubelet starts another one",
@@ -155,7 +156,14 @@ mod tests {
     }
 
     fn unnamed(uid: &str) -> Option<Pod> {
-        Some(Pod { namespace: None, name: None, uid: uid.into(), sandbox_id: None, ip: Vec::new() })
+        Some(Pod {
+            namespace: None,
+            name: None,
+            uid: uid.into(),
+            claimed: false,
+            sandbox_id: None,
+            ip: Vec::new(),
+        })
     }
 
     #[test]

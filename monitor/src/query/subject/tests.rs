@@ -34,6 +34,7 @@ fn pod(namespace: &str, name: &str, uid: &str, ip: &str, netns: u32) -> PodStatu
         namespace: Some(namespace.into()),
         name: Some(name.into()),
         uid: uid.into(),
+        claimed: false,
         sandbox_id: None,
         ip: vec![ip.parse().unwrap()],
     };

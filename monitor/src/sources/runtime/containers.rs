@@ -1,11 +1,13 @@
 //! The containers as last reported, so that an event can be reported before its inspect is answered.
 //!
 //! In: lists, inspect answers, changes. Out: the facts that are new. It reads /proc for what the runtime does
-//! not report (namespaces, whether a process is still the same) and sends the runtime no request.
+//! not report (namespaces, whether a process is still the same, what confirms its pod) and sends the runtime no
+//! request.
 
 use std::collections::HashMap;
 
 use super::change::Change;
+use super::pod_proof::Proofs;
 use crate::observation::{BootNs, ContainerFacts, ContainerState};
 use crate::sources::procfs::Proc;
 
@@ -14,6 +16,7 @@ use crate::sources::procfs::Proc;
 pub(super) struct Containers {
     known: HashMap<String, Known>,
     proc: Proc,
+    proofs: Proofs,
     /// Name of the source.
     source: String,
     /// What answers at the socket.
@@ -53,7 +56,8 @@ impl Known {
 
 impl Containers {
     pub(super) fn new(proc: Proc, source: String) -> Self {
-        Self { known: HashMap::new(), proc, source, runtime: String::new() }
+        let proofs = Proofs::new(proc.clone());
+        Self { known: HashMap::new(), proc, proofs, source, runtime: String::new() }
     }
 
     /// Name of the source.
@@ -66,9 +70,18 @@ impl Containers {
         runtime.clone_into(&mut self.runtime);
     }
 
-    /// Completes the facts of a client.
-    fn own(&self, facts: ContainerFacts) -> ContainerFacts {
-        ContainerFacts { runtime: self.runtime.clone(), source: self.source.clone(), ..facts }
+    /// Completes the facts of a client; `known` is what was known of the container.
+    fn own(&self, known: Option<&Known>, facts: ContainerFacts) -> ContainerFacts {
+        let mut facts =
+            ContainerFacts { runtime: self.runtime.clone(), source: self.source.clone(), ..facts };
+        if let Some(mut pod) = facts.pod.take() {
+            let known = known.and_then(|known| known.facts.pod.as_ref());
+            // Labels never change, and what confirmed them goes with the process or the kubelet's files.
+            let known = known.filter(|known| known.is_confirmed() && known.is_same_pod(&pod));
+            pod.proof = known.map_or_else(|| self.proofs.of(&facts, &pod), |known| known.proof);
+            facts.pod = Some(pod);
+        }
+        facts
     }
 
     /// Takes a whole list, which replaces all but what `keep` names. Returns which containers need an
@@ -85,7 +98,7 @@ impl Containers {
             if keep(&facts.id) {
                 continue;
             }
-            facts = self.own(facts);
+            facts = self.own(before.get(&facts.id), facts);
             let mut known = before.remove(&facts.id).unwrap_or_else(|| Known::new(facts.clone()));
             if known.died && is_live(facts.state) {
                 // Older daemons list it as running until its mounts are gone (daemon/monitor.go in moby).
@@ -131,7 +144,7 @@ impl Containers {
 
     /// Takes an inspect answer that was requested at `requested` (wall clock).
     pub(super) fn inspected(&mut self, facts: ContainerFacts, requested: i64) -> Option<ContainerFacts> {
-        let mut facts = self.own(facts);
+        let mut facts = self.own(self.known.get(&facts.id), facts);
         let known = self.known.entry(facts.id.clone()).or_insert_with(|| Known::new(facts.clone()));
         known.inspected = requested;
         known.expected = None;
@@ -201,7 +214,7 @@ impl Containers {
 
     fn entry(&mut self, change: Change, state: ContainerState) -> Option<&mut Known> {
         if !self.known.contains_key(&change.id) {
-            let facts = ContainerFacts { state, ..self.own(change.facts?) };
+            let facts = ContainerFacts { state, ..self.own(None, change.facts?) };
             self.known.insert(change.id.clone(), Known::new(facts));
         }
         self.known.get_mut(&change.id)

@@ -1,11 +1,11 @@
 //! The pod of a container, as the kubelet leaves it in labels and in the name.
 //!
-//! In: labels and name. Out: a pod identity or none. Any client that may start containers on the
-//! node may write these labels, so they are claims, not proof.
+//! In: labels and name. Out: a pod identity or none. Whoever makes an image chooses its labels, so they are a claim;
+//! `pod_proof.rs` looks for what confirms it.
 
 use std::collections::HashMap;
 
-use crate::observation::PodIdentity;
+use crate::observation::{PodIdentity, PodProof};
 
 /// Name of the sandbox in `io.kubernetes.container.name`.
 const SANDBOX: &str = "POD";
@@ -42,7 +42,7 @@ pub(super) fn pod_member(
         Some(kind) => kind == "podsandbox",
         None => names.container == Some(SANDBOX),
     };
-    let sandbox_id = if sandbox { Some(id) } else { label("io.kubernetes.sandbox.id").or(shared) };
+    let sandbox_id = if sandbox { Some(id) } else { shared.or_else(|| label("io.kubernetes.sandbox.id")) };
     Some(PodMember {
         sandbox,
         pod: PodIdentity {
@@ -51,6 +51,7 @@ pub(super) fn pod_member(
             uid: names.uid.to_owned(),
             sandbox_id: sandbox_id.filter(|id| super::is_container_id(id)).map(str::to_owned),
             container_name: names.container.map(str::to_owned),
+            proof: PodProof::Claimed,
         },
     })
 }
@@ -112,6 +113,7 @@ mod tests {
                 uid: "u-1".into(),
                 sandbox_id: Some(SANDBOX_ID.into()),
                 container_name: Some("etcd".into()),
+                proof: PodProof::Claimed,
             }
         );
     }

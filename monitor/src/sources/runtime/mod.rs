@@ -17,6 +17,7 @@ mod client;
 mod containers;
 pub mod docker;
 mod kubelet;
+mod pod_proof;
 mod refresh;
 mod session;
 mod source;
