@@ -29,11 +29,17 @@ impl<'d> Container<'d> {
     /// Starts one that runs a command.
     #[must_use]
     pub fn start(dockerd: &'d Dockerd, options: &[&str], command: &[&str]) -> Self {
+        Self::of_image(dockerd, IMAGE, options, command)
+    }
+
+    /// Starts one of another image than usual.
+    #[must_use]
+    pub fn of_image(dockerd: &'d Dockerd, image: &str, options: &[&str], command: &[&str]) -> Self {
         let shared = lock::Shared::take();
         let name = unique::name("kvc");
         let mut words = vec!["run", "-d", "--name", &name];
         words.extend_from_slice(options);
-        words.push(IMAGE);
+        words.push(image);
         words.extend_from_slice(command);
         let id = dockerd.docker(&words).stdout.trim().to_owned();
         assert_eq!(id.len(), 64, "docker run prints the id");

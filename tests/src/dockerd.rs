@@ -163,6 +163,25 @@ impl Dockerd {
         &self.name
     }
 
+    /// An image with labels that whoever made it chose.
+    #[must_use]
+    pub fn labelled_image(&self, labels: &[(&str, &str)]) -> String {
+        let scratch = Scratch::new();
+        let archive = image::archive(&scratch);
+        let name = format!("{}:1", unique::name("kvi"));
+        let changes = labels.iter().map(|(key, value)| format!("--change=LABEL {key}={value}"));
+        let mut words = vec!["import".to_owned()];
+        words.extend(changes.chain([archive.to_string_lossy().into_owned(), name.clone()]));
+        self.docker(&words);
+        name
+    }
+
+    /// What a kubelet passes as `--cgroup-parent` for the containers of a pod; within the group of this daemon.
+    #[must_use]
+    pub fn pod_cgroup(&self, uid: &str) -> String {
+        format!("/{}/kubepods/besteffort/pod{uid}", self.name)
+    }
+
     /// Runs the client, whatever comes of it.
     pub fn attempt<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Finished {
         attempt(&self.words(arguments))

@@ -251,13 +251,16 @@ fn a_deletion_just_before_the_end_of_a_container_is_reported_all_the_same() {
 }
 
 #[test]
-fn the_pod_of_a_container_is_read_from_its_labels() {
+fn the_pod_of_a_container_is_read_from_its_labels_and_confirmed_by_its_control_group() {
     let dockerd = Dockerd::shared();
+    let group = dockerd.pod_cgroup("5c948341-c030-4996-b888-f032577d97b0");
     let sandbox = Container::idle(
         dockerd,
         &[
             "--network",
             "none",
+            "--cgroup-parent",
+            &group,
             "--label",
             "io.kubernetes.pod.namespace=lijiaob",
             "--label",
@@ -278,6 +281,7 @@ fn the_pod_of_a_container_is_read_from_its_labels() {
     event.expect("/target/pod/name", "etcd1-0");
     event.expect("/target/pod/uid", "5c948341-c030-4996-b888-f032577d97b0");
     event.expect("/target/pod/sandbox_id", sandbox.id());
+    event.expect_none("/target/pod/claimed");
     event.expect("/target/container/id", sandbox.id());
     assert!(event.text("/message").contains("lijiaob/etcd1-0"), "{event}");
 }

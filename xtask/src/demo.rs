@@ -163,6 +163,7 @@ fn in_netns(pod: &Pod) -> String {
 
 /// An unmount is refused until its holders are gone.
 fn volume_is_busy(narrator: &Narrator, daemon: &mut Daemon, fixtures: &Fixtures) -> Result<()> {
+    let _kubelet = fixtures.start_kubelet()?;
     let volume = fixtures.volume()?;
     let path = volume.display().to_string();
     let log = volume.join("access.log").display().to_string();
@@ -177,7 +178,16 @@ fn volume_is_busy(narrator: &Narrator, daemon: &mut Daemon, fixtures: &Fixtures)
     }
     print(&refused.stderr)?;
     narrator.title("  and kevtmon says who holds it:")?;
-    daemon.expect("mount.busy", &["← kubelet(", "glusterfs (pid ", "nginx (pid ", "…/access.log"])?;
+    daemon.expect(
+        "mount.busy",
+        &[
+            "volume cam-pv-50g of pod 5c948341",
+            "← kubelet(",
+            "glusterfs (pid ",
+            "nginx (pid ",
+            "…/access.log",
+        ],
+    )?;
 
     narrator.step("The two end, and kubelet tries again:")?;
     drop(holders);

@@ -33,7 +33,10 @@ const LINK: &str = "eth0";
 const LEARNED: [Ipv4Addr; 3] = [GATEWAY, Ipv4Addr::new(192, 168, 252, 67), Ipv4Addr::new(192, 168, 252, 68)];
 
 /// Starts its arguments as a child and ends like it.
-const KUBELET: &str = "#!/bin/sh\n\"$@\"\nexit\n";
+const RUN: &str = "\"$@\"\nexit";
+
+/// Waits for the end of the demo.
+const STAY: &str = "echo ready\nread -r line\nexit";
 
 /// Deletes the gateway's entry in the network namespace that it is given.
 const CALICO: &str = "#!/bin/sh\nip -n \"$1\" neigh del 169.254.1.1 dev eth0\nexit\n";
@@ -41,8 +44,8 @@ const CALICO: &str = "#!/bin/sh\nip -n \"$1\" neigh del 169.254.1.1 dev eth0\nex
 /// Opens the file that it is given, if any, and waits for the end of the demo.
 const HOLDER: &str = "#!/bin/sh\n[ $# -eq 0 ] || exec 3>>\"$1\"\necho ready\nread -r line\n";
 
-const SCRIPTS: [(&str, &str); 5] =
-    [("kubelet", KUBELET), ("calico", CALICO), ("etcd", HOLDER), ("glusterfs", HOLDER), ("nginx", HOLDER)];
+const SCRIPTS: [(&str, &str); 4] =
+    [("calico", CALICO), ("etcd", HOLDER), ("glusterfs", HOLDER), ("nginx", HOLDER)];
 
 /// Mounts and programs of the demo; unmounted when dropped.
 pub(super) struct Fixtures {
@@ -68,6 +71,8 @@ impl Fixtures {
         mount_tmpfs("kevtmon-demo", &fixtures.root)?;
         mount_tmpfs("kevtmon-demo", Path::new(NAMES))?;
         fs::create_dir(&bin)?;
+        // A script would run as the shell, and kevtmon believes no name that a process gives itself.
+        fs::copy("/bin/sh", bin.join("kubelet")).context("cannot copy the shell")?;
         for (name, script) in SCRIPTS {
             let file = bin.join(name);
             fs::write(&file, script)
@@ -110,9 +115,15 @@ impl Fixtures {
         Ok(path)
     }
 
-    /// Has the kubelet run `argv` to its end.
+    /// Starts the kubelet, which tells where its directory is.
+    pub(super) fn start_kubelet(&self) -> Result<Process> {
+        let root = format!("--root-dir={}", self.root.display());
+        self.start("kubelet", &["-c", STAY, "kubelet", &root], Path::new("/"))
+    }
+
+    /// Has a child of a kubelet run `argv` to its end.
     pub(super) fn kubelet(&self, argv: &[&str]) -> Result<Finished> {
-        self.run("kubelet", argv)
+        self.run("kubelet", &[&["-c", RUN, "kubelet"], argv].concat())
     }
 
     /// Starts one of the programs in `directory`; it stays until dropped.

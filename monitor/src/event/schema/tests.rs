@@ -60,7 +60,7 @@ fn extremes() -> Event {
     container.image = Some("busybox".into());
     event.target.as_mut().unwrap().netns_name = Some("blue".into());
     let mut pod = event.target.as_ref().unwrap().pod.clone().unwrap();
-    pod.sandbox_id = Some(container.id.clone());
+    (pod.claimed, pod.sandbox_id) = (true, Some(container.id.clone()));
     event.target.as_mut().unwrap().pod = Some(pod.clone());
     let actor = event.actor.as_mut().unwrap();
     (actor.container, actor.pod) = (Some(container.clone()), Some(pod.clone()));
