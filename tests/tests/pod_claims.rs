@@ -122,10 +122,10 @@ fn a_claim_does_not_stand_in_for_the_pod_that_has_the_name() {
     let real = labels.start(dockerd, &["--cgroup-parent", &group]);
     let forged = labels.start(dockerd, &[]);
     let mut daemon = launch().runtime(dockerd.runtime()).start();
-    let (event, _real_pod) = lose_gateway(&mut daemon, &real);
+    let (event, real_pod) = lose_gateway(&mut daemon, &real);
     expect_confirmed(&event, &labels);
     event.expect("/target/pod/sandbox_id", real.id());
-    let (event, _forged_pod) = lose_gateway(&mut daemon, &forged);
+    let (event, forged_pod) = lose_gateway(&mut daemon, &forged);
     expect_claimed(&event, &labels);
     event.expect("/target/container/id", forged.id());
     event.expect_none("/target/pod/sandbox_id");
@@ -135,7 +135,7 @@ fn a_claim_does_not_stand_in_for_the_pod_that_has_the_name() {
         event.expect("/target/container/id", real.id());
     }
     let story = daemon.ask(&["why", &labels.full(), "--json"]).stdout;
-    assert!(story.contains(real.id()) && !story.contains(forged.id()), "{story}");
+    assert!(story.contains(real_pod.host_end()) && !story.contains(forged_pod.host_end()), "{story}");
 }
 
 #[test]
