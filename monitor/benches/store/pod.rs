@@ -29,8 +29,7 @@ impl Instance {
         event.target = Some(Box::new(Target {
             container: Some(self.sandbox.clone()),
             pod: Some(self.pod.clone()),
-            netns_name: None,
-            join: Join::Ok,
+            ..Target::unknown(Join::Ok)
         }));
         of_node(event)
     }

@@ -93,7 +93,7 @@ impl Core {
         }
         let of_caller = || {
             let (container, pod) = (caller.container.clone()?, caller.pod.clone());
-            Some(Target { container: Some(container), pod, netns_name: None, join: caller.join })
+            Some(Target { container: Some(container), pod, ..Target::unknown(caller.join) })
         };
         self.containers.in_mntns(mntns).map(|facts| self.target_of(facts)).or_else(of_caller)
     }

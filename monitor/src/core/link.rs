@@ -15,6 +15,9 @@ impl Core {
     /// which no netlink message was received.
     pub(super) fn snapshot(&mut self, at: BootNs, snapshot: NetnsSnapshot) {
         let netns = snapshot.netns;
+        if self.namespaces.is_successor(&snapshot) {
+            self.netns_gone(at, netns);
+        }
         let old = self.namespaces.replace(at, snapshot, !self.ready);
         if let (Some(old), Some(new)) = (old, self.namespaces.get(netns)) {
             let (links, routes) = (new.links.clone(), new.routes.clone());
@@ -36,6 +39,12 @@ impl Core {
         }
         self.answered(at, &Awaited::Netns(netns), true);
         self.diagnose(at, &ModelChange::Netns(netns));
+    }
+
+    pub(super) fn netns_gone(&mut self, at: BootNs, netns: NsInum) {
+        self.namespaces.remove(netns);
+        self.containers.forget_netns(netns);
+        self.diagnose(at, &ModelChange::NetnsGone(netns));
     }
 
     pub(super) fn link(&mut self, at: BootNs, mut link: LinkFacts) {
@@ -61,7 +70,7 @@ impl Core {
     }
 
     pub(super) fn link_gone(&mut self, at: BootNs, netns: NsInum, ifindex: u32, moved_to: Option<PeerLink>) {
-        let Some(link) = self.namespaces.remove_link(netns, ifindex) else {
+        let Some(link) = self.namespaces.remove_link(at, netns, ifindex) else {
             return;
         };
         match moved_to {

@@ -122,16 +122,14 @@ impl Core {
             Fact::Netns(snapshot) => self.snapshot(at, *snapshot),
             Fact::NetnsGone { netns } => {
                 self.answered(at, &neighbor::Awaited::Netns(netns), false);
-                self.namespaces.remove(netns);
-                self.containers.forget_netns(netns);
-                self.diagnose(at, &ModelChange::NetnsGone(netns));
+                self.netns_gone(at, netns);
             }
             Fact::Link(link) => self.link(at, *link),
             Fact::LinkGone { netns, ifindex, moved_to } => self.link_gone(at, netns, ifindex, moved_to),
             Fact::Route(route) => self.route(at, route),
             Fact::RouteGone(route) => self.route_gone(at, &route),
             Fact::Address(address) => self.namespaces.put_address(address),
-            Fact::AddressGone(address) => self.namespaces.remove_address(&address),
+            Fact::AddressGone(address) => self.namespaces.remove_address(at, &address),
             Fact::Container(facts) => self.container(at, *facts),
             Fact::ContainerGone { id, source } => self.container_gone(at, &id, &source),
             Fact::RuntimeSnapshot { runtime, source, read, containers } => {

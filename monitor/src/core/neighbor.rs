@@ -9,11 +9,13 @@ use crate::node::cgroup;
 use crate::node::containers::is_live;
 use crate::node::view::RuntimeAvailability;
 use crate::observation::{
-    BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborOp, NudState, Request, Source,
+    BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborKey, NeighborOp, NudState, Request, Source,
 };
 
 /// An event is held back this long while the core awaits what it needs to name actor and target.
 const PENDING_TIMEOUT_NS: u64 = 500_000_000;
+/// The owner of a namespace that was read so recently is not looked for again.
+const OWNER_KNOWN_NS: u64 = 1_000_000_000;
 /// More than this are pending only in an event storm; further ones are emitted at once, with what is known.
 const PENDING_MAX: usize = 1024;
 
@@ -121,6 +123,7 @@ impl Core {
             && netns != self.settings.host_netns
             // None overtakes one of its namespace that waits.
             && (!self.is_sure_of_gateway(at, change)
+                || !self.is_sure_of_owner(at, change)
                 || self.pending_neighbors.is_awaited(&Awaited::Netns(netns)))
         {
             return Some(Awaited::Netns(netns));
@@ -152,6 +155,19 @@ impl Core {
         })
     }
 
+    /// Whether it is known if a process lives in the namespace, and which, of a gateway that may be lost. A runtime reports
+    /// its containers; without one a look that is not older than a second has to do.
+    fn is_sure_of_owner(&self, at: BootNs, change: &NeighborChange) -> bool {
+        let NeighborKey { netns, ifindex, address } = change.key;
+        let Some(namespace) = self.namespaces.get(netns) else { return false };
+        !matches!(change.op, NeighborOp::Deleted | NeighborOp::Changed)
+            || change.cause == NeighborCause::NetnsExit
+            || namespace.foreign_userns
+            || namespace.read.saturating_add(OWNER_KNOWN_NS) > at
+            || self.owner_of(netns).is_some()
+            || !namespace.is_gateway(at, ifindex, address, is_by_request(change))
+    }
+
     fn emit_neighbor(&mut self, at: BootNs, change: &NeighborChange, requested: Requested) {
         let key = change.key;
         let target = self.target(key.netns, requested.netns == Some(RequestState::Answered));
@@ -178,6 +194,8 @@ impl Core {
             (NeighborOp::Failed, true) => (Kind::NeighborFailed, Severity::Warning),
             (NeighborOp::Failed, false) => (Kind::NeighborFailed, Severity::Debug),
         };
+        // What users do in a namespace of their own concerns nobody else.
+        let severity = if target.is_foreign() { severity.min(Severity::Notice) } else { severity };
         let by = actor.as_ref().map(actor_phrase);
         let message = message(change, cause, gateway == Some(true), &target, by.as_deref());
         let reason = (gateway == Some(true)).then(|| match change.op {

@@ -98,6 +98,8 @@ pub enum Count {
     More(u64),
     /// The total; lower values are ignored.
     Total(u64),
+    /// This many of another cause: what was known of the earlier one, its actor above all, no longer applies.
+    Restart(u64),
 }
 
 /// A complete report: opens the incident, or updates the open one.

@@ -11,13 +11,13 @@ use std::net::{IpAddr, Ipv4Addr};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::finding::{Count, Findings, IncidentObjects, Repeat};
+use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange};
-use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Event, Kind, Neighbor, Severity};
+use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Event, Kind, Neighbor, Severity, Target};
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
-use crate::observation::{BootNs, NeighborKey, NsInum};
+use crate::observation::{BootNs, NeighborKey, NsInum, RouteFacts};
 use crate::settings::{Thresholds, Unit, thresholds};
 
 mod fault;
@@ -35,8 +35,11 @@ use rereads::RereadSchedule;
 pub(super) const KIND: &str = "gateway-neighbor-lost";
 
 const SECOND: BootNs = 1_000_000_000;
-/// Intervals at which the namespace of an open incident is read again; the last one repeats.
-const REREAD_INTERVALS: [BootNs; 5] = [SECOND, 2 * SECOND, 5 * SECOND, 10 * SECOND, 30 * SECOND];
+/// The namespace of an open incident is read again after this time, so that a repair closes it within two seconds; the
+/// hooks do not report an entry that is added again.
+const REREAD_INTERVAL: BootNs = SECOND * 3 / 2;
+/// With many open incidents namespaces are read less often: so many a second, at a few percent of a core.
+const REREADS_PER_SECOND: BootNs = 16;
 /// A namespace whose snapshot did not arrive is requested again after this time.
 const REREAD_RETRY: BootNs = 30 * SECOND;
 /// A new pod's network is set up by then. Its namespace is read again, since no event reports the added entry.
@@ -116,19 +119,22 @@ impl GatewayNeighborLost {
         if neighbor.cause == "netns-exit" {
             return self.close(key, CloseReason::SubjectGone, Some(event.seq), findings);
         }
-        let known = event.target.clone().map(|target| *target).filter(health::is_live_container);
-        let Some(target) = known.or_else(|| health::live_target(context.node, key.netns)) else {
+        let known = event.target.clone().map(|target| *target).filter(health::is_live_target);
+        let found = known.or_else(|| health::live_target(context.node, key.netns)).and_then(|target| {
+            let cookie = context.node.namespaces.get(key.netns).and_then(|namespace| namespace.cookie);
+            Some((GatewayOwner::of(&target, key.netns, cookie)?, target))
+        });
+        let Some((mut owner, target)) = found else {
             if matches!(event.kind, Kind::NeighborDeleted | Kind::NeighborChanged) {
                 self.keep_unattributed(context, event, key.netns);
             }
             return;
         };
-        let Some(owner) = GatewayOwner::of(&target) else {
-            return;
-        };
-        if self.faults.get(&key).is_some_and(|fault| fault.owner.id != owner.id) {
+        match self.faults.get(&key).map(|fault| &fault.owner) {
+            Some(known) if known.is_same(&owner) => owner = known.clone(),
             // The kernel reused the inode number of a namespace that is gone.
-            self.close(key, CloseReason::SubjectGone, None, findings);
+            Some(_) => self.close(key, CloseReason::SubjectGone, None, findings),
+            None => {}
         }
         match event.kind {
             Kind::NeighborAdded => self.recheck(context, key.netns, Some(event.seq), findings),
@@ -146,20 +152,35 @@ impl GatewayNeighborLost {
     /// A static entry was deleted or replaced.
     fn lost(&mut self, context: &Context<'_>, key: NeighborKey, fault: Fault, findings: &mut Findings) {
         let is_open = self.faults.get(&key).is_some_and(|known| known.phase == FaultPhase::Open);
-        let with_link = fault.objects.neighbor.as_ref().is_some_and(|entry| entry.cause == "link-deleted");
-        if with_link && !is_open {
-            // A CNI plugin deletes the interface before the runtime stops the container.
-            let due = context.now + seconds(self.thresholds.get(&GATEWAY_TEARDOWN));
+        if !is_open {
+            let Some(delay) = self.delay(context, key, &fault) else {
+                return self.open(context, key, fault, findings);
+            };
+            let due = context.now + delay;
             return self.suspect(key, Fault { phase: FaultPhase::Suspected { due }, ..fault }, findings);
         }
-        if !is_open {
-            return self.open(context, key, fault, findings);
-        }
         if let Some(known) = self.faults.get_mut(&key) {
-            let (first, interval_index, reason) = (known.first, known.interval_index, known.reason);
-            *known = Fault { first, interval_index, ..fault };
-            findings.report(known.report(context, key, Severity::Warning, reason != known.reason));
+            let is_new = known.reason != fault.reason;
+            let count = if known.is_repeated_by(&fault) { Count::More(1) } else { Count::Restart(1) };
+            *known = Fault { first: known.first, ..fault };
+            let report = known.report(context, key, Severity::Warning, is_new);
+            findings.report(Report { count, ..report });
         }
+    }
+
+    /// How long a lost entry is only suspected to matter; `None` if it matters at once.
+    fn delay(&self, context: &Context<'_>, key: NeighborKey, fault: &Fault) -> Option<BootNs> {
+        let cause = fault.objects.neighbor.as_ref().map_or("", |entry| entry.cause.as_str());
+        let with_interface = ["link-deleted", "link-down", "last-address-removed"].contains(&cause);
+        if with_interface && has_other_route(context.node, key) {
+            return Some(seconds(self.thresholds.get(&GATEWAY_CONFIRM)));
+        }
+        if cause == "link-deleted" {
+            // A CNI plugin deletes the interface before the runtime stops the container.
+            return Some(seconds(self.thresholds.get(&GATEWAY_TEARDOWN)));
+        }
+        // A process that only came for the deletion does not live there.
+        fault.is_by_its_owner().then(|| seconds(self.thresholds.get(&GATEWAY_CONFIRM)))
     }
 
     /// A learned entry could not be resolved.
@@ -171,17 +192,27 @@ impl GatewayNeighborLost {
         event: &Event,
         findings: &mut Findings,
     ) {
+        // An entry with an address had been learned again: that it fails is another matter than its deletion.
+        let had_lladdr = event.neighbor.as_ref().is_some_and(|entry| entry.lladdr.is_some());
+        let is_other_cause =
+            |fault: &Fault| fault.is_deletion() && (fault.recovered || (had_lladdr && fault.last < event.at));
+        if self.faults.get(&key).is_some_and(|fault| fault.phase == FaultPhase::Open && is_other_cause(fault))
+        {
+            self.close(key, CloseReason::Resolved, None, findings);
+        }
         if let Some(fault) = self.faults.get_mut(&key) {
-            fault.last = event.at;
             if fault.phase == FaultPhase::Open {
+                let is_repeated = fault.reason == FaultReason::Failed;
                 findings.repeat(Repeat {
                     subject: subject(&fault.owner, key),
                     last: event.at,
                     evidence: Some(event.seq),
-                    count: Count::More(1),
+                    count: Count::More(u64::from(is_repeated)),
                     severity: None,
                 });
-            } else if fault.evidence.len() < EVIDENCE_MAX {
+                fault.last = event.at;
+            } else if fault.reason == FaultReason::Failed && fault.evidence.len() < EVIDENCE_MAX {
+                fault.last = event.at;
                 fault.evidence.push(event.seq);
             }
             return;
@@ -198,8 +229,9 @@ impl GatewayNeighborLost {
             last: event.at,
             evidence: vec![event.seq],
             objects: IncidentObjects { actor: None, ..IncidentObjects::of(event) },
-            interval_index: 0,
             found_at_start: false,
+            recovered: false,
+            learned: true,
         };
         self.suspect(key, fault, findings);
     }
@@ -219,10 +251,10 @@ impl GatewayNeighborLost {
         if !self.faults.contains_key(&key) && self.faults.len() >= CAPACITY {
             return findings.discard();
         }
-        let fault = Fault { phase: FaultPhase::Open, interval_index: 0, ..fault };
+        let fault = Fault { phase: FaultPhase::Open, ..fault };
         findings.report(fault.report(context, key, Severity::Warning, true));
         self.escalations.set(&key, context.now + seconds(self.thresholds.get(&GATEWAY_CRITICAL)));
-        self.rereads.schedule(key.netns, context.now + REREAD_INTERVALS[0]);
+        self.rereads.schedule(key.netns, context.now + REREAD_INTERVAL);
         self.faults.insert(key, fault);
     }
 
@@ -277,6 +309,8 @@ impl GatewayNeighborLost {
         if self.unattributed.len() >= UNATTRIBUTED_MAX {
             self.unattributed.pop_front();
         }
+        // Whether a process lives there by now.
+        self.rereads.schedule(netns, context.now + REREAD_INTERVAL);
         self.unattributed.push_back(UnattributedEvent {
             since: context.now,
             at: event.at,
@@ -290,7 +324,12 @@ impl GatewayNeighborLost {
         let recent = |one: &UnattributedEvent| one.since.saturating_add(UNATTRIBUTED_NS) > context.now;
         for one in unattributed.into_iter().filter(recent) {
             let Some(neighbor) = one.event.neighbor.clone() else { continue };
-            match health::live_target(context.node, neighbor.netns) {
+            // A process that came later has lost nothing.
+            let came_later = |target: &Target| {
+                let started = target.process.as_ref().and_then(|process| process.start_time_ns.parse().ok());
+                started.is_some_and(|started: BootNs| started > one.at)
+            };
+            match health::live_target(context.node, neighbor.netns).filter(|target| !came_later(target)) {
                 Some(target) if !is_restored(context.node, key(&neighbor)) => {
                     let event = Event { target: Some(Box::new(target)), ..one.event };
                     self.neighbor(context, &event, &neighbor, findings);
@@ -377,8 +416,8 @@ impl Diagnosis for GatewayNeighborLost {
 
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let (neighbor, incident) = (event.neighbor.as_ref()?, event.incident.as_ref()?);
-        let owner = GatewayOwner::of(event.target.as_ref()?)?;
         let key = key(neighbor);
+        let owner = GatewayOwner::of(event.target.as_ref()?, key.netns, None)?;
         if self.faults.contains_key(&key) {
             return None;
         }
@@ -410,6 +449,15 @@ fn changes_host_lladdr(context: &Context<'_>, event: &Event) -> bool {
     event.link.as_ref().is_some_and(|link| {
         link.netns == context.node.host_netns && link.change.iter().any(|change| change == "mac")
     })
+}
+
+/// Whether another interface has a default route, which can take the place of one that went with its interface.
+fn has_other_route(node: &NodeView<'_>, key: NeighborKey) -> bool {
+    let is_other = |route: &RouteFacts| {
+        route.ifindex != Some(key.ifindex)
+            && route.gateway.is_some_and(|gateway| gateway.is_ipv4() == key.address.is_ipv4())
+    };
+    node.namespaces.get(key.netns).is_some_and(|namespace| namespace.routes().iter().any(is_other))
 }
 
 /// Whether a static entry exists again.

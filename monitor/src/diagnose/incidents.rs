@@ -46,7 +46,7 @@ impl OpenIncident {
                 first_seen: clock.text(report.first),
                 last_seen: clock.text(report.last),
                 count: match report.count {
-                    Count::More(count) | Count::Total(count) => count.max(1),
+                    Count::More(count) | Count::Total(count) | Count::Restart(count) => count.max(1),
                 },
                 episode,
                 close_reason: None,
@@ -103,10 +103,11 @@ impl OpenIncident {
     /// Applies a report; returns whether the change is notable.
     pub(super) fn report(&mut self, report: Report) -> bool {
         let incident = &mut self.incident;
-        let mut notable = false;
-        if report.confidence > incident.confidence {
+        let is_other_cause = matches!(report.count, Count::Restart(_));
+        let mut notable = is_other_cause;
+        if report.confidence > incident.confidence || is_other_cause {
+            notable |= report.confidence != incident.confidence;
             incident.confidence = report.confidence;
-            notable = true;
         }
         if report.summary != incident.summary {
             incident.summary = report.summary;
@@ -119,7 +120,11 @@ impl OpenIncident {
         if let Some(advice) = report.advice {
             incident.advice = advice;
         }
-        self.objects.merge(report.objects);
+        if is_other_cause {
+            self.objects = report.objects;
+        } else {
+            self.objects.merge(report.objects);
+        }
         for seq in report.evidence {
             self.add_evidence(seq);
         }
@@ -144,6 +149,7 @@ impl OpenIncident {
         incident.count = match repeat.count {
             Count::More(more) => before.saturating_add(more),
             Count::Total(total) => before.max(total),
+            Count::Restart(count) => count,
         };
         let severity = repeat.severity.map(|severity| capped(severity, &self.objects));
         let worse = severity.is_some_and(|severity| severity > incident.severity);

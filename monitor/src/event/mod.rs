@@ -36,7 +36,9 @@ pub use object::{Details, Object, Role, Visitor};
 pub use route::Route;
 pub use schema::schema;
 pub use shared::SharedEvent;
-pub use subject::{Actor, ActorSource, AncestorRef, Confidence, Container, Join, Pod, Target, UserNamespace};
+pub use subject::{
+    Actor, ActorSource, AncestorRef, Confidence, Container, Join, Pod, Target, TargetProcess, UserNamespace,
+};
 pub use time::WallClock;
 
 /// Version of the schema, in every event.
@@ -200,6 +202,9 @@ impl Event {
     pub fn visit(&self, visitor: &mut dyn Visitor) {
         if let Some(target) = &self.target {
             visitor.owner(Role::Target, target.container.as_ref(), target.pod.as_ref());
+            if let Some(process) = &target.process {
+                visitor.process(Role::Target, process.pid, &process.comm);
+            }
         }
         if let Some(actor) = &self.actor {
             visitor.process(Role::Actor, actor.pid, &actor.comm);

@@ -149,8 +149,62 @@ pub struct Target {
     /// Name of the network namespace below /run/netns, where no container is known in it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns_name: Option<String>,
+    /// Cookie of the network namespace (`SO_NETNS_COOKIE`), where no container is known in it: unlike the inode number
+    /// it is never used again.
+    #[schemars(regex(pattern = "^[0-9]+$"))]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub netns_cookie: Option<String>,
+    /// `other` where another user namespace than the host's owns the network namespace and no container is confirmed in
+    /// it: its users made it themselves.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub userns: Option<UserNamespace>,
+    /// The oldest process in the network namespace, where no container is known in it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub process: Option<TargetProcess>,
+    /// systemd unit of that process.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub unit: Option<String>,
+    /// Control group path of that process.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cgroup: Option<String>,
     /// How the join went.
     pub join: Join,
+}
+
+impl Target {
+    /// Nothing but the result of the join.
+    #[must_use]
+    pub fn unknown(join: Join) -> Self {
+        Self {
+            container: None,
+            pod: None,
+            netns_name: None,
+            netns_cookie: None,
+            userns: None,
+            process: None,
+            unit: None,
+            cgroup: None,
+            join,
+        }
+    }
+
+    /// Whether users of another user namespace than the host's made it themselves.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        self.userns.is_some()
+    }
+}
+
+/// A process that names a network namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TargetProcess {
+    /// Process id.
+    pub pid: u32,
+    /// Command name.
+    pub comm: String,
+    /// Start on the boot clock, nanoseconds.
+    #[schemars(regex(pattern = "^[0-9]+$"))]
+    pub start_time_ns: String,
 }
 
 /// A container, as far as it is known.

@@ -4,17 +4,32 @@ use super::culprit::{Culprit, RunBy, culprit};
 use crate::event::{Actor, Container, MountHolder, Pod, Target};
 use crate::observation::{Access, Verdict};
 
-/// The owner of a target as the end of a phrase, ` of pod NAMESPACE/NAME`: the pod if there is one, else the container,
-/// else the named namespace; empty for the host.
+/// The owner of a target as the end of a phrase, ` of pod NAMESPACE/NAME`; empty for the host.
 pub(crate) fn owner_phrase(target: &Target) -> String {
-    match (&target.pod, &target.container) {
-        (Some(pod), Some(container)) if pod.claimed => format!(" of {}", claimant_label(container, pod)),
-        (Some(pod), _) => format!(" of pod {}", pod_label(pod)),
-        (None, Some(container)) => format!(" of container {}", container_label(container)),
-        (None, None) => {
-            target.netns_name.as_ref().map_or_else(String::new, |name| format!(" in namespace {name}"))
-        }
+    match (target.pod.is_some() || target.container.is_some(), target_label(target)) {
+        (_, None) => String::new(),
+        (true, Some(label)) => format!(" of {label}"),
+        (false, Some(label)) => format!(" in {label}"),
     }
+}
+
+/// The owner of a target, `pod NAMESPACE/NAME`: the pod if there is one, else the container, else the namespace by its
+/// name, unit, control group or process; `None` for the host.
+pub(crate) fn target_label(target: &Target) -> Option<String> {
+    Some(match (&target.pod, &target.container) {
+        (Some(pod), Some(container)) if pod.claimed => claimant_label(container, pod),
+        (Some(pod), _) => format!("pod {}", pod_label(pod)),
+        (None, Some(container)) => format!("container {}", container_label(container)),
+        (None, None) => match (&target.netns_name, &target.process) {
+            (Some(name), _) => format!("namespace {name}"),
+            (None, None) => return None,
+            (None, Some(process)) => {
+                let group = target.unit.as_ref().or(target.cgroup.as_ref().filter(|path| *path != "/"));
+                let group = group.map_or_else(String::new, |group| format!(", {group}"));
+                format!("the network namespace of {} (pid {}{group})", process.comm, process.pid)
+            }
+        },
+    })
 }
 
 /// A pod by namespace and name, else by its uid.

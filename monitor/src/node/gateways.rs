@@ -29,6 +29,12 @@ pub struct Gateway {
     pub static_lladdr: Option<LlAddr>,
     /// Whether a learned entry was ever seen with a link-layer address.
     pub worked: bool,
+    /// Whether its route went together with its interface or address, and nobody deleted it by itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub went_with_link: bool,
+    /// Name of its interface.
+    #[serde(default)]
+    pub ifname: String,
     /// When the static entry was last observed.
     static_at: BootNs,
     changed_at: Option<BootNs>,
@@ -98,6 +104,23 @@ impl Gateways {
         self.known.get(&(ifindex, address))
     }
 
+    /// Records the name of the interface of a gateway in use.
+    pub(super) fn set_in_use(&mut self, key: (u32, IpAddr), ifname: &str) {
+        if let Some(gateway) = self.known.get_mut(&key) {
+            gateway.went_with_link = false;
+            if gateway.ifname != ifname {
+                ifname.clone_into(&mut gateway.ifname);
+            }
+        }
+    }
+
+    /// Records how the route of a gateway went.
+    pub(super) fn set_went_with_link(&mut self, key: (u32, IpAddr), went_with_link: bool) {
+        if let Some(gateway) = self.known.get_mut(&key) {
+            gateway.went_with_link = went_with_link;
+        }
+    }
+
     /// Applies the default gateways in use and the neighbor table of a snapshot.
     pub(super) fn replace(
         &mut self,
@@ -109,12 +132,17 @@ impl Gateways {
         for gateway in in_use {
             self.known.entry(*gateway).or_default();
         }
-        // An address whose entry was static is kept where it went together with its interface, address or route.
+        // An address that packets need is kept where it went together with its interface, address or route.
         self.known.retain(|key, gateway| {
-            in_use.contains(key) || (gateway.static_lladdr.is_some() && missed.contains(key))
+            let had_entry = gateway.static_lladdr.is_some() || gateway.worked;
+            in_use.contains(key) || (had_entry && missed.contains(key))
         });
         while self.known.len() > CAPACITY {
-            self.known.pop_last();
+            let spare = self.known.keys().find(|key| !in_use.contains(key)).copied();
+            match spare {
+                Some(spare) => drop(self.known.remove(&spare)),
+                None => drop(self.known.pop_last()),
+            }
         }
         let mut seen: BTreeMap<(u32, IpAddr), &NeighborEntry> = neighbors
             .iter()

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::gateways::{Gateway, Gateways};
-use super::routing::{gateways_in_use, is_default};
+use super::routing::{gateways_in_use, is_default, is_selected};
 use crate::observation::{
     AddressFacts, BootNs, LinkFacts, LlAddr, NeighborCause, NeighborChange, NetnsOwner, NetnsSnapshot,
     NsInum, RouteFacts, RuleFacts, iff,
@@ -31,8 +31,20 @@ pub struct Namespaces {
 pub struct Namespace {
     /// Name below /run/netns.
     pub name: Option<String>,
-    /// A process in it.
+    /// `SO_NETNS_COOKIE`, where the kernel has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cookie: Option<u64>,
+    /// Whether another user namespace than the host's owns it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub foreign_userns: bool,
+    /// The oldest process in it when it was last read; `None` if none lived in it.
     pub owner: Option<NetnsOwner>,
+    /// When it was first read.
+    #[serde(default)]
+    pub since: BootNs,
+    /// When it was last read.
+    #[serde(default)]
+    pub read: BootNs,
     /// Links by index.
     pub links: BTreeMap<u32, LinkFacts>,
     /// Addresses.
@@ -45,6 +57,9 @@ pub struct Namespace {
     in_use: BTreeSet<(u32, IpAddr)>,
     /// Recent default gateways, with the time of their removal.
     former: Vec<(BootNs, (u32, IpAddr))>,
+    /// Interfaces that went, were set down or lost an address since the last snapshot.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    disturbed: BTreeSet<u32>,
     /// When the hardware address of a link last changed.
     lladdr_changed: BTreeMap<u32, BootNs>,
     /// When a link or route was last added or changed.
@@ -75,7 +90,11 @@ impl Namespaces {
         let changed = if settled { 0 } else { at };
         let mut new = Namespace {
             name: snapshot.name,
+            cookie: snapshot.cookie,
+            foreign_userns: snapshot.foreign_userns,
             owner: snapshot.owner,
+            since: old.as_ref().map_or(at, |old| old.since),
+            read: at,
             links: snapshot.links.into_iter().map(|link| (link.ifindex, link)).collect(),
             addresses: snapshot.addresses,
             routes: snapshot.routes.into_iter().filter(is_default).collect(),
@@ -83,10 +102,12 @@ impl Namespaces {
             in_use: old.as_ref().map(|old| old.in_use.clone()).unwrap_or_default(),
             gateways: old.as_ref().map(|old| old.gateways.clone()).unwrap_or_default(),
             former: old.as_ref().map(|old| old.former.clone()).unwrap_or_default(),
+            disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
             lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
             changed: old.as_ref().map_or(changed, |old| old.changed),
         };
         new.select_gateways(at);
+        new.disturbed.clear();
         let missed: BTreeSet<(u32, IpAddr)> = new
             .gateways
             .iter()
@@ -94,8 +115,16 @@ impl Namespaces {
             .filter(|(ifindex, address)| !new.is_former_gateway(*ifindex, *address))
             .collect();
         new.gateways.replace(at, &new.in_use, &missed, &snapshot.neighbors);
+        new.name_gateways();
         self.known.insert(snapshot.netns, new);
         old
+    }
+
+    /// Whether a snapshot is of another namespace than the known one: the kernel uses inode numbers again.
+    #[must_use]
+    pub fn is_successor(&self, snapshot: &NetnsSnapshot) -> bool {
+        let known = self.known.get(&snapshot.netns).and_then(|known| known.cookie);
+        known.zip(snapshot.cookie).is_some_and(|(known, new)| known != new)
     }
 
     /// Removes a namespace.
@@ -109,7 +138,11 @@ impl Namespaces {
         let ifindex = link.ifindex;
         let mac = link.mac.clone();
         namespace.changed = at;
+        let is_up = link.flags & iff::UP != 0;
         let old = namespace.links.insert(ifindex, link);
+        if !is_up && old.as_ref().is_some_and(|old| old.flags & iff::UP != 0) {
+            namespace.disturb(at, ifindex);
+        }
         if old.as_ref().is_some_and(|old| old.mac != mac) {
             namespace.lladdr_changed.insert(ifindex, at);
         }
@@ -117,8 +150,9 @@ impl Namespaces {
     }
 
     /// Removes and returns a link.
-    pub fn remove_link(&mut self, netns: NsInum, ifindex: u32) -> Option<LinkFacts> {
+    pub fn remove_link(&mut self, at: BootNs, netns: NsInum, ifindex: u32) -> Option<LinkFacts> {
         let namespace = self.known.get_mut(&netns)?;
+        namespace.disturb(at, ifindex);
         namespace.lladdr_changed.remove(&ifindex);
         namespace.addresses.retain(|address| address.ifindex != ifindex);
         namespace.links.remove(&ifindex)
@@ -134,9 +168,10 @@ impl Namespaces {
     }
 
     /// Removes an address.
-    pub fn remove_address(&mut self, address: &AddressFacts) {
+    pub fn remove_address(&mut self, at: BootNs, address: &AddressFacts) {
         if let Some(namespace) = self.known.get_mut(&address.netns) {
             namespace.addresses.retain(|known| known != address);
+            namespace.disturb(at, address.ifindex);
         }
     }
 
@@ -145,8 +180,11 @@ impl Namespaces {
         match self.known.get_mut(&route.netns) {
             Some(namespace) if !namespace.routes.contains(&route) => {
                 namespace.changed = at;
+                let matters = is_selected(&route, &namespace.rules);
                 namespace.routes.push(route);
-                namespace.select_gateways(at);
+                if matters {
+                    namespace.select_gateways(at);
+                }
                 true
             }
             _ => false,
@@ -161,7 +199,7 @@ impl Namespaces {
         let before = namespace.routes.len();
         namespace.routes.retain(|known| known != route);
         let found = namespace.routes.len() < before;
-        if found {
+        if found && is_selected(route, &namespace.rules) {
             namespace.select_gateways(at);
         }
         found
@@ -227,10 +265,32 @@ impl Namespace {
     pub fn is_former_gateway(&self, ifindex: u32, address: IpAddr) -> bool {
         let is_up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.flags & iff::UP != 0);
         let same_family = |other: &IpAddr| other.is_ipv4() == address.is_ipv4();
-        let has_address =
-            || self.addresses.iter().any(|known| known.ifindex == ifindex && same_family(&known.address));
         let replaced = || self.in_use.iter().any(|(other, gateway)| same_family(gateway) && is_up(other));
-        !self.in_use.contains(&(ifindex, address)) && (replaced() || (is_up(&ifindex) && has_address()))
+        let on_purpose = || {
+            let went_with_link =
+                self.gateways.get(ifindex, address).is_some_and(|gateway| gateway.went_with_link);
+            !went_with_link && self.is_usable(ifindex, address)
+        };
+        !self.in_use.contains(&(ifindex, address)) && (replaced() || on_purpose())
+    }
+
+    /// Whether an interface can carry packets of this family.
+    fn is_usable(&self, ifindex: u32, family: IpAddr) -> bool {
+        let of_family =
+            |known: &AddressFacts| known.ifindex == ifindex && known.address.is_ipv4() == family.is_ipv4();
+        self.links.get(&ifindex).is_some_and(|link| link.flags & iff::UP != 0)
+            && self.addresses.iter().any(of_family)
+    }
+
+    /// An interface went, was set down or lost an address. Routes that go with it are missing from the next snapshot;
+    /// those of IPv6 may have been reported just before.
+    fn disturb(&mut self, at: BootNs, ifindex: u32) {
+        self.disturbed.insert(ifindex);
+        let just_before = |ceased: BootNs| ceased.saturating_add(SETTLING_NS) >= at;
+        let ceased = self.former.iter().filter(|(ceased, (of, _))| *of == ifindex && just_before(*ceased));
+        for (_, gateway) in ceased {
+            self.gateways.set_went_with_link(*gateway, true);
+        }
     }
 
     /// Whether the model is up to date for an interface at a time: it is known, and nothing changed just before.
@@ -249,12 +309,25 @@ impl Namespace {
         settled && self.links.get(&ifindex).is_some_and(|link| link.mac.as_ref() == Some(lladdr))
     }
 
+    fn name_gateways(&mut self) {
+        for gateway in &self.in_use {
+            let ifname = self.links.get(&gateway.0).map_or("", |link| link.ifname.as_str());
+            self.gateways.set_in_use(*gateway, ifname);
+        }
+    }
+
     /// Recomputes the gateways in use after a change of routes or rules.
     fn select_gateways(&mut self, at: BootNs) {
         let in_use = gateways_in_use(&self.routes, &self.rules);
         self.former.retain(|(ceased, _)| ceased.saturating_add(FORMER_GATEWAY_NS) >= at);
-        self.former.extend(self.in_use.difference(&in_use).map(|gateway| (at, *gateway)));
+        for gateway in self.in_use.difference(&in_use) {
+            let (ifindex, address) = *gateway;
+            let with_link = self.disturbed.contains(&ifindex) || !self.is_usable(ifindex, address);
+            self.gateways.set_went_with_link(*gateway, with_link);
+            self.former.push((at, *gateway));
+        }
         self.in_use = in_use;
+        self.name_gateways();
     }
 }
 

@@ -1,9 +1,9 @@
 //! The default gateways in use: next hops of packets without a more specific route.
 //!
 //! A rule or a VRF selects a table, the longest prefix a route in it, the lowest metric one of several. The
-//! selectors of a rule are ignored: any rule is assumed to match some packet.
+//! selectors of a rule are ignored: any rule is assumed to match some packet, and one without selectors every packet.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::observation::{RouteFacts, RuleFacts, TABLE_MAIN};
@@ -23,42 +23,79 @@ pub fn is_default(route: &RouteFacts) -> bool {
     }
 }
 
-/// The default gateways in use, each with its interface. Where no rule of a family is known, as in a kernel
-/// without policy routing, the main table is selected.
+/// The default gateways in use, each with its interface; one pass over routes and rules. Where no rule of a family is
+/// known, as in a kernel without policy routing, the main table is selected.
 #[must_use]
 pub fn gateways_in_use(routes: &[RouteFacts], rules: &[RuleFacts]) -> BTreeSet<(u32, IpAddr)> {
+    let mut tables: BTreeMap<(bool, u32), Table<'_>> = BTreeMap::new();
+    for route in routes.iter().filter(|route| is_default(route)) {
+        tables.entry((is_ipv6(route), route.table)).or_default().add(route);
+    }
     let mut gateways = BTreeSet::new();
     for ipv6 in [false, true] {
-        for table in selected_tables(rules, ipv6) {
-            let of_table = || routes.iter().filter(|route| route.table == table && is_ipv6(route) == ipv6);
-            let best = |destination: Option<IpAddr>| {
-                lowest_metric(of_table().filter(move |route| prefix(route) == Some(destination)))
-            };
-            let halves = if ipv6 { HALVES_V6 } else { HALVES_V4 };
-            let halves = halves.map(|half| best(Some(half)));
-            let chosen =
-                if halves.iter().all(|half| !half.is_empty()) { halves.concat() } else { best(None) };
-            let hops = chosen.into_iter().filter_map(|route| Some((route.ifindex?, route.gateway?)));
-            gateways.extend(hops);
+        let mut of_family: Vec<RuleFacts> = rules.iter().filter(|rule| rule.ipv6 == ipv6).copied().collect();
+        if of_family.is_empty() {
+            of_family.push(main_table(ipv6));
+        }
+        of_family.sort_unstable_by_key(|rule| rule.priority);
+        let mut reached = BTreeSet::new();
+        for rule in of_family {
+            let Some(table) = tables.get(&(ipv6, rule.table)) else { continue };
+            let chosen = table.chosen();
+            let is_new = reached.insert(rule.table);
+            let hops = chosen.iter().filter_map(|route| Some((route.ifindex?, route.gateway?)));
+            gateways.extend(hops.filter(|_| is_new));
+            if rule.matches_all && !chosen.is_empty() {
+                break;
+            }
         }
     }
     gateways
 }
 
-fn selected_tables(rules: &[RuleFacts], ipv6: bool) -> BTreeSet<u32> {
-    let of_family = rules.iter().filter(|rule| rule.ipv6 == ipv6);
-    let tables: BTreeSet<u32> = of_family.map(|rule| rule.table).collect();
-    if tables.is_empty() { BTreeSet::from([TABLE_MAIN]) } else { tables }
+/// Whether a rule selects the table of a route.
+#[must_use]
+pub fn is_selected(route: &RouteFacts, rules: &[RuleFacts]) -> bool {
+    let mut of_family = rules.iter().filter(|rule| rule.ipv6 == is_ipv6(route)).peekable();
+    match of_family.peek() {
+        None => route.table == TABLE_MAIN,
+        Some(_) => of_family.any(|rule| rule.table == route.table),
+    }
 }
 
-fn lowest_metric<'a>(routes: impl Iterator<Item = &'a RouteFacts> + Clone) -> Vec<&'a RouteFacts> {
-    let lowest = routes.clone().map(|route| route.metric).min();
-    routes.filter(|route| Some(route.metric) == lowest).collect()
+fn main_table(ipv6: bool) -> RuleFacts {
+    RuleFacts { ipv6, table: TABLE_MAIN, priority: 0, matches_all: true }
 }
 
-/// The destination of a default route or half of one; the outer `None` is any other.
-fn prefix(route: &RouteFacts) -> Option<Option<IpAddr>> {
-    is_default(route).then(|| route.destination.map(|(address, _)| address))
+/// The default routes of a table that no other one is better than, by destination.
+#[derive(Default)]
+struct Table<'a> {
+    whole: Vec<&'a RouteFacts>,
+    halves: [Vec<&'a RouteFacts>; 2],
+}
+
+impl<'a> Table<'a> {
+    fn add(&mut self, route: &'a RouteFacts) {
+        let best = match route.destination {
+            None => &mut self.whole,
+            Some((address, _)) => &mut self.halves[usize::from(!address.is_unspecified())],
+        };
+        let least = best.first().map_or(u32::MAX, |best| best.metric);
+        if route.metric < least {
+            best.clear();
+        }
+        if best.is_empty() || route.metric == least {
+            best.push(route);
+        }
+    }
+
+    /// Halves hide a whole one only together.
+    fn chosen(&self) -> Vec<&'a RouteFacts> {
+        match self.halves.iter().any(Vec::is_empty) {
+            true => self.whole.clone(),
+            false => self.halves.concat(),
+        }
+    }
 }
 
 fn is_ipv6(route: &RouteFacts) -> bool {
@@ -83,7 +120,7 @@ mod tests {
     }
 
     fn rule(ipv6: bool, table: u32) -> RuleFacts {
-        RuleFacts { ipv6, table }
+        RuleFacts { ipv6, table, priority: 0, matches_all: false }
     }
 
     fn in_use(routes: &[RouteFacts], rules: &[RuleFacts]) -> Vec<String> {
@@ -112,6 +149,19 @@ mod tests {
         );
         assert_eq!(in_use(&routes, &[rule(false, 100)]), ["10.0.0.2%3"], "nothing selects the main table");
         assert_eq!(in_use(&routes, &[rule(true, 100)]), ["10.0.0.1%2"], "a rule of the other family");
+    }
+
+    #[test]
+    fn no_rule_is_reached_behind_one_that_takes_every_packet_to_a_default_route() {
+        let main = RuleFacts { priority: 32_766, matches_all: true, ..rule(false, TABLE_MAIN) };
+        let vpn = RuleFacts { priority: 100, matches_all: true, ..rule(false, 100) };
+        let marked = RuleFacts { matches_all: false, ..vpn };
+        let routes = [via("10.0.0.1", 2), RouteFacts { table: 100, ..via("10.0.0.2", 3) }];
+        assert_eq!(in_use(&routes, &[main, vpn]), ["10.0.0.2%3"]);
+        assert_eq!(in_use(&routes, &[main, marked]), ["10.0.0.1%2", "10.0.0.2%3"]);
+        assert_eq!(in_use(&routes[..1], &[main, vpn]), ["10.0.0.1%2"], "its table is empty");
+        assert!(is_selected(&routes[1], &[main, vpn]) && !is_selected(&routes[1], &[main]));
+        assert!(is_selected(&routes[0], &[]) && !is_selected(&routes[1], &[]));
     }
 
     #[test]

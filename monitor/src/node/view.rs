@@ -8,10 +8,10 @@ use std::net::IpAddr;
 use super::cgroup;
 use super::containers::Containers;
 use super::mounts::BusyMounts;
-use super::namespaces::Namespaces;
+use super::namespaces::{Namespace, Namespaces};
 use super::pods::PodNames;
-use crate::event::{Container, Join, Pod, Target};
-use crate::observation::{ContainerFacts, LinkFacts, LlAddr, NeighborKey, NsInum};
+use crate::event::{Container, Join, Pod, Target, TargetProcess, UserNamespace};
+use crate::observation::{ContainerFacts, LinkFacts, LlAddr, NeighborKey, NetnsOwner, NsInum};
 
 /// Limit of addresses of a pod in an event.
 const POD_ADDRESSES: usize = 8;
@@ -110,31 +110,56 @@ impl NodeView<'_> {
     #[must_use]
     pub fn target(&self, netns: NsInum) -> Target {
         if netns == self.host_netns {
-            return no_owner(Join::Host);
+            return Target::unknown(Join::Host);
         }
         if let Some(facts) = self.containers.in_netns(netns) {
             return self.target_of(facts);
         }
         let Some(namespace) = self.namespaces.get(netns) else {
-            return no_owner(Join::Missed);
+            return Target::unknown(Join::Missed);
         };
-        let owner = namespace.owner.as_ref().map(|process| {
-            let mut owner = self.owner(process.cgroup.as_deref());
-            if let Some(container) = &mut owner.container {
-                container.pid.get_or_insert(process.tgid);
-            }
-            owner
-        });
-        let (container, pod, join) =
-            owner.map_or((None, None, Join::Missed), |owner| (owner.container, owner.pod, owner.join));
-        let netns_name = namespace.name.clone().filter(|_| container.is_none());
-        Target { container, pod, netns_name, join }
+        self.namespace_target(netns, namespace)
+    }
+
+    /// A namespace in which no runtime reported a container: named by the oldest process in it.
+    fn namespace_target(&self, netns: NsInum, namespace: &Namespace) -> Target {
+        let process = namespace.owner.as_ref();
+        let owner = process.map(|process| self.owner(process.cgroup.as_deref()));
+        // A process of a container can make further namespaces, which are not the container's own.
+        let is_its_own = |id: &str| {
+            let known = self.containers.get(id).and_then(|facts| facts.netns);
+            known.is_none_or(|known| known == netns)
+        };
+        let of_container =
+            owner.filter(|owner| owner.container.as_ref().is_some_and(|container| is_its_own(&container.id)));
+        if let (Some(owner), Some(process)) = (of_container, process) {
+            let container = owner
+                .container
+                .map(|container| Container { pid: container.pid.or(Some(process.tgid)), ..container });
+            let foreign = namespace.foreign_userns && !is_confirmed(process);
+            let userns = foreign.then_some(UserNamespace::Other);
+            return Target { container, pod: owner.pod, userns, ..Target::unknown(owner.join) };
+        }
+        let cgroup = process.and_then(|process| process.cgroup.clone());
+        Target {
+            netns_name: namespace.name.clone(),
+            netns_cookie: namespace.cookie.map(|cookie| cookie.to_string()),
+            userns: namespace.foreign_userns.then_some(UserNamespace::Other),
+            process: process.map(|process| TargetProcess {
+                pid: process.tgid,
+                comm: process.comm.clone(),
+                start_time_ns: process.start_ns.to_string(),
+            }),
+            unit: cgroup.as_deref().and_then(|path| cgroup::identify(path).unit),
+            cgroup,
+            ..Target::unknown(if process.is_some() { Join::Ok } else { Join::Missed })
+        }
     }
 
     /// A container as a target.
     #[must_use]
     pub fn target_of(&self, facts: &ContainerFacts) -> Target {
-        Target { container: Some(container(facts)), pod: self.pod(facts), netns_name: None, join: Join::Ok }
+        Target { container: Some(container(facts)), pod: self.pod(facts), ..Target::unknown(Join::Ok) }
     }
 
     /// A pod by uid as a target, even if its containers are gone.
@@ -144,7 +169,7 @@ impl NodeView<'_> {
             return self.target_of(facts);
         }
         let join = if self.pods.get(uid).is_some() { Join::Ok } else { Join::Missed };
-        Target { pod: Some(self.pod_of_uid(uid.to_owned())), ..no_owner(join) }
+        Target { pod: Some(self.pod_of_uid(uid.to_owned())), ..Target::unknown(join) }
     }
 
     /// A pod by uid, with its name if that is known.
@@ -234,9 +259,10 @@ impl<'a> NodeView<'a> {
     }
 }
 
-/// A target without owner.
-fn no_owner(join: Join) -> Target {
-    Target { container: None, pod: None, netns_name: None, join }
+/// Whether the container that a control group names is one of the system: users can make such groups only below their
+/// own slice.
+fn is_confirmed(process: &NetnsOwner) -> bool {
+    process.cgroup.as_deref().is_some_and(|path| !path.starts_with("/user.slice/"))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{LlAddr, NeighborEntry, NsInum};
+use super::{BootNs, LlAddr, NeighborEntry, NsInum};
 
 /// Interface flags of `include/uapi/linux/if.h` that the project looks at.
 pub mod iff {
@@ -114,6 +114,11 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero_ns(ns: &BootNs) -> bool {
+    *ns == 0
+}
+
 /// A rule that sends packets to a table (`ip rule`, or a VRF); what it selects them by is not observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RuleFacts {
@@ -121,6 +126,12 @@ pub struct RuleFacts {
     pub ipv6: bool,
     /// The table (`FRA_TABLE`, or the table of a VRF for a rule with `FRA_L3MDEV`).
     pub table: u32,
+    /// `FRA_PRIORITY`: the lowest comes first.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub priority: u32,
+    /// Whether it matches every packet: where its table has a default route, no later rule is reached.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub matches_all: bool,
 }
 
 /// A process that lives in a namespace, found in /proc: names it where no runtime does.
@@ -128,6 +139,9 @@ pub struct RuleFacts {
 pub struct NetnsOwner {
     /// Process id.
     pub tgid: u32,
+    /// When it started; with the id it identifies the process.
+    #[serde(default, skip_serializing_if = "is_zero_ns")]
+    pub start_ns: BootNs,
     /// Its command name.
     pub comm: String,
     /// Its control group path.
@@ -141,7 +155,13 @@ pub struct NetnsSnapshot {
     pub netns: NsInum,
     /// Name below /run/netns, if it has one.
     pub name: Option<String>,
-    /// The oldest process found in it.
+    /// `SO_NETNS_COOKIE` (since 5.14): unlike the inode number it is never used again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cookie: Option<u64>,
+    /// Whether another user namespace than that of the host's network owns it (`NS_GET_USERNS`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub foreign_userns: bool,
+    /// The oldest process found in it; `None` if none lives in it.
     pub owner: Option<NetnsOwner>,
     /// Interfaces.
     pub links: Vec<LinkFacts>,
@@ -163,6 +183,8 @@ impl NetnsSnapshot {
         Self {
             netns,
             name: None,
+            cookie: None,
+            foreign_userns: false,
             owner: None,
             links: Vec::new(),
             addresses: Vec::new(),

@@ -231,7 +231,21 @@ fn target(target: &Target) -> Option<String> {
     let words: Vec<String> = owner(target.container.as_ref(), target.pod.as_ref()).collect();
     match target.join {
         _ if !words.is_empty() => Some(words.join(" · ")),
-        _ => target.netns_name.as_ref().map(|name| format!("network namespace {}", Escaped(name))),
+        _ => namespace(target),
+    }
+}
+
+fn namespace(target: &Target) -> Option<String> {
+    let name = target.netns_name.as_ref().map(|name| format!("network namespace {}", Escaped(name)));
+    let process = target.process.as_ref().map(|process| {
+        let group =
+            target.unit.as_ref().or(target.cgroup.as_ref()).map(|group| format!(" · {}", Escaped(group)));
+        format!("{} (pid {}){}", Escaped(&process.comm), process.pid, group.unwrap_or_default())
+    });
+    match (name, process) {
+        (Some(name), Some(process)) => Some(format!("{name} · {process}")),
+        (None, Some(process)) => Some(format!("network namespace of {process}")),
+        (name, None) => name,
     }
 }
 

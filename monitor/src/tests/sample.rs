@@ -86,8 +86,7 @@ pub(crate) fn deletion() -> Event {
         target: Some(Box::new(Target {
             container: Some(container()),
             pod: Some(pod()),
-            netns_name: None,
-            join: Join::Ok,
+            ..Target::unknown(Join::Ok)
         })),
         neighbor: Some(Box::new(Neighbor {
             address: "169.254.1.1".parse().unwrap(),
@@ -206,10 +205,8 @@ fn route() -> Event {
             netns: 4_026_532_253,
         })),
         target: Some(Box::new(Target {
-            container: None,
-            pod: None,
             netns_name: Some("blue\u{1b}[0m".into()),
-            join: Join::Missed,
+            ..Target::unknown(Join::Missed)
         })),
         ..plain(Kind::RouteDeleted, Severity::Notice, "default route of an unknown container deleted")
     }
@@ -246,9 +243,7 @@ fn container_exited() -> Event {
     Event {
         target: Some(Box::new(Target {
             container: Some(Container { state: Some("exited".into()), pid: None, ..container() }),
-            pod: None,
-            netns_name: None,
-            join: Join::Ok,
+            ..Target::unknown(Join::Ok)
         })),
         ..plain(Kind::ContainerExited, Severity::Info, "container etcd exited")
     }

@@ -122,6 +122,7 @@ fn full() -> Core {
         };
         let owner = NetnsOwner {
             tgid: 20_000 + pod,
+            start_ns: 5_000_000_000,
             comm: "pause".into(),
             cgroup: Some(format!("/kubepods/burstable/pod3f0f6a0e-2f6a-4d4e-9d1f-{pod:012x}/{}", id(pod, 1))),
         };

@@ -6,9 +6,9 @@ use super::health::Health;
 use super::{health, repair, wording};
 use crate::diagnose::Context;
 use crate::diagnose::finding::{Count, IncidentObjects, Report};
-use crate::event::wording::owner_phrase;
+use crate::event::wording::target_label;
 use crate::event::{Confidence, Event, Incident, Neighbor, Severity, Target};
-use crate::observation::{BootNs, NeighborKey};
+use crate::observation::{BootNs, NeighborKey, NsInum};
 
 /// What is wrong with the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,28 +37,57 @@ impl FaultReason {
     }
 }
 
-/// The owner of a gateway.
+/// The owner of a gateway: a container, or a namespace in which other processes live.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct GatewayOwner {
-    /// Id of the pod's sandbox, else of the container.
+    /// Id of the pod's sandbox, else of the container; for other namespaces `netns:` with the cookie.
     pub(super) id: String,
+    /// Id of the container; empty where none is known.
     pub(super) container: String,
     /// For the summary: `pod lijiaob/etcd1-0`.
     pub(super) label: String,
     /// Whether a runtime reported the container, and so will report its exit.
     pub(super) by_runtime: bool,
+    /// Whether users made the namespace themselves: their loss is a notice at most.
+    #[serde(default)]
+    pub(super) is_foreign: bool,
+    /// Cookie of the namespace, where the kernel has it.
+    #[serde(default)]
+    pub(super) cookie: Option<u64>,
 }
 
 impl GatewayOwner {
-    pub(super) fn of(target: &Target) -> Option<Self> {
-        let container = target.container.as_ref()?;
-        let sandbox = target.pod.as_ref().and_then(|pod| pod.sandbox_id.clone());
+    /// The owner of `netns`; `None` if nothing lives in it.
+    pub(super) fn of(target: &Target, netns: NsInum, cookie: Option<u64>) -> Option<Self> {
+        let (id, container) = match &target.container {
+            Some(container) => {
+                let sandbox = target.pod.as_ref().and_then(|pod| pod.sandbox_id.clone());
+                (sandbox.unwrap_or_else(|| container.id.clone()), container.id.clone())
+            }
+            None => {
+                target.process.as_ref()?;
+                let cookie = target.netns_cookie.clone();
+                (format!("netns:{}", cookie.unwrap_or_else(|| netns.to_string())), String::new())
+            }
+        };
         Some(Self {
-            id: sandbox.unwrap_or_else(|| container.id.clone()),
-            container: container.id.clone(),
-            label: owner_phrase(target).trim_start_matches(" of ").to_owned(),
-            by_runtime: container.name.is_some(),
+            id,
+            container,
+            label: target_label(target).unwrap_or_default(),
+            by_runtime: target.container.as_ref().is_some_and(|container| container.name.is_some()),
+            is_foreign: target.is_foreign(),
+            cookie: cookie.or_else(|| target.netns_cookie.as_ref()?.parse().ok()),
         })
+    }
+
+    /// Whether both are of the same namespace: one that was known by a process has become a container's, perhaps.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.id == other.id || self.cookie.is_some_and(|cookie| other.cookie == Some(cookie))
+    }
+
+    /// The severity of its faults, at most.
+    pub(super) fn severity(&self, severity: Severity) -> Severity {
+        if self.is_foreign { severity.min(Severity::Notice) } else { severity }
     }
 }
 
@@ -87,8 +116,13 @@ pub(super) struct Fault {
     pub(super) last: BootNs,
     pub(super) evidence: Vec<u64>,
     pub(super) objects: IncidentObjects,
-    pub(super) interval_index: usize,
     pub(super) found_at_start: bool,
+    /// Whether packets reached the gateway by a learned entry since then: what fails later has another cause.
+    #[serde(default)]
+    pub(super) recovered: bool,
+    /// Whether the entry was not static.
+    #[serde(default)]
+    pub(super) learned: bool,
 }
 
 impl Fault {
@@ -116,9 +150,46 @@ impl Fault {
             last: event.at,
             evidence: vec![event.seq],
             objects,
-            interval_index: 0,
             found_at_start: false,
+            recovered: false,
+            learned: false,
         }
+    }
+
+    /// Whether the entry was deleted, rather than replaced or downgraded.
+    pub(super) fn is_deletion(&self) -> bool {
+        let entry = self.objects.neighbor.as_ref();
+        self.reason == FaultReason::Missing && entry.is_none_or(|entry| entry.new_state.is_none())
+    }
+
+    /// Whether the only process known in the namespace is the one that did it, or one above that.
+    pub(super) fn is_by_its_owner(&self) -> bool {
+        let process = self.objects.target.as_ref().and_then(|target| target.process.as_ref());
+        let (Some(process), Some(actor)) = (process, &self.objects.actor) else { return false };
+        actor.pid == process.pid || actor.ancestors.iter().any(|ancestor| ancestor.pid == process.pid)
+    }
+
+    /// Whether the same process did the same again.
+    pub(super) fn is_repeated_by(&self, newer: &Self) -> bool {
+        let actor = |fault: &Self| {
+            let actor = fault.objects.actor.as_ref()?;
+            Some((actor.pid, actor.start_time_ns.clone()))
+        };
+        let cause = |fault: &Self| fault.objects.neighbor.as_ref().map(|entry| entry.cause.clone());
+        self.reason == newer.reason && actor(self) == actor(newer) && cause(self) == cause(newer)
+    }
+
+    /// Something else is wrong with the entry than before, and nobody was seen doing it.
+    pub(super) fn turn(&mut self, context: &Context<'_>, reason: FaultReason, entry: Neighbor, what: String) {
+        self.reason = reason;
+        self.confidence =
+            if reason == FaultReason::WrongLladdr { Confidence::Likely } else { Confidence::Certain };
+        self.what_happened = what;
+        self.last = context.now;
+        self.evidence.clear();
+        self.recovered = false;
+        self.objects.actor = None;
+        self.objects.neighbor = Some(Box::new(entry));
     }
 
     /// The report about it. Advice is left out of repetitions, since it does not change.
@@ -132,7 +203,7 @@ impl Fault {
         let target = self.objects.target.as_ref().filter(|_| with_advice);
         Report {
             subject: subject(&self.owner, key),
-            severity,
+            severity: self.owner.severity(severity),
             confidence: self.confidence,
             summary: wording::summary(self, key),
             ruled_out: target.map(|_| repair::ruled_out(context.node, key)),
@@ -167,8 +238,9 @@ impl Fault {
             last: first,
             evidence: Vec::new(),
             objects: IncidentObjects::of(event),
-            interval_index: 0,
             found_at_start: false,
+            recovered: false,
+            learned: false,
         }
     }
 }

@@ -60,24 +60,35 @@ pub(super) fn is_former(node: &NodeView<'_>, key: NeighborKey) -> bool {
         .is_some_and(|namespace| namespace.is_former_gateway(key.ifindex, key.address))
 }
 
-/// The owner of a namespace, if that is a running container.
+/// The owner of a namespace other than the host's in which a process lives.
 pub(super) fn live_target(node: &NodeView<'_>, netns: NsInum) -> Option<Target> {
-    if netns == node.host_netns {
-        return None;
-    }
-    if let Some(facts) = node.containers.in_netns(netns) {
-        return is_live(facts.state).then(|| node.target_of(facts));
-    }
-    Some(node.target(netns)).filter(is_live_container)
+    is_alive(node, netns).then(|| node.target(netns)).filter(is_live_target)
 }
 
-/// Whether a target is a running container. One without a state was found by the cgroup of a process, so it runs.
-pub(super) fn is_live_container(target: &Target) -> bool {
+/// Whether a process lives in a namespace other than the host's, according to the runtime or else the last look.
+pub(super) fn is_alive(node: &NodeView<'_>, netns: NsInum) -> bool {
+    if netns == node.host_netns {
+        return false;
+    }
+    match node.containers.in_netns(netns) {
+        Some(facts) => is_live(facts.state),
+        None => node.namespaces.get(netns).is_some_and(|namespace| namespace.owner.is_some()),
+    }
+}
+
+/// Whether a target is a running container, or a process. A container without a state was found by the cgroup of a
+/// process, so it runs.
+pub(super) fn is_live_target(target: &Target) -> bool {
     let live = [ContainerState::Running.name(), ContainerState::Paused.name()];
-    target
-        .container
-        .as_ref()
-        .is_some_and(|container| container.state.as_deref().is_none_or(|state| live.contains(&state)))
+    match &target.container {
+        Some(container) => container.state.as_deref().is_none_or(|state| live.contains(&state)),
+        None => target.process.is_some(),
+    }
+}
+
+/// The namespaces other than the host's in which a process lives.
+pub(super) fn live_netns(node: &NodeView<'_>) -> impl Iterator<Item = NsInum> {
+    node.namespaces.all().map(|(netns, _)| netns).filter(|netns| is_alive(node, *netns))
 }
 
 /// A gateway without the static entry that its peers have: gateways of pods with the same CNI plugin.
@@ -101,8 +112,10 @@ pub(super) fn outliers(node: &NodeView<'_>, thresholds: &Thresholds) -> Vec<Outl
         without: Vec<NeighborKey>,
     }
     let mut groups: BTreeMap<(&str, bool), Group> = BTreeMap::new();
-    for (netns, _) in node.containers.live_netns().filter(|(netns, _)| *netns != node.host_netns) {
-        let Some(namespace) = node.namespaces.get(netns) else { continue };
+    for (netns, namespace) in node.namespaces.all().filter(|(netns, _)| is_alive(node, *netns)) {
+        if namespace.gateways().next().is_none() || !is_of_container(node, netns) {
+            continue;
+        }
         for (ifindex, address, gateway) in namespace.gateways() {
             let in_use = namespace.gateways_in_use().contains(&(ifindex, address));
             let Some(end) = node.host_end(netns, ifindex).filter(|_| in_use) else { continue };
@@ -127,6 +140,12 @@ pub(super) fn outliers(node: &NodeView<'_>, thresholds: &Thresholds) -> Vec<Outl
             without.into_iter().map(move |key| Outlier { key, with_static, total, prefix: prefix.to_owned() })
         })
         .collect()
+}
+
+/// Whether it is a container's: any other process may do without what all pods have.
+fn is_of_container(node: &NodeView<'_>, netns: NsInum) -> bool {
+    let target = node.target(netns);
+    target.container.is_some() && !target.is_foreign()
 }
 
 /// The prefix that a CNI plugin puts before the hash or number of an interface name: `cali` of `cali9118ebbb10b`.

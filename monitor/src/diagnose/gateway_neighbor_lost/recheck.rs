@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 
 use super::health::{self, Health, Outlier};
 use super::{
-    CHECK_ALL_DELAY, Fault, FaultPhase, FaultReason, GATEWAY_CONFIRM, GATEWAY_YOUNG_POD, GatewayNeighborLost,
-    GatewayOwner, LEARNED_GATEWAY_FAILED, PENDING_EVENT, REREAD_INTERVALS, REREAD_RETRY, SECOND,
-    UNUSED_AFTER, seconds, subject,
+    CHECK_ALL_DELAY, Fault, FaultPhase, FaultReason, GATEWAY_CONFIRM, GATEWAY_TEARDOWN, GATEWAY_YOUNG_POD,
+    GatewayNeighborLost, GatewayOwner, LEARNED_GATEWAY_FAILED, NETWORK_SETUP, PENDING_EVENT, REREAD_INTERVAL,
+    REREAD_RETRY, REREADS_PER_SECOND, SECOND, UNUSED_AFTER, seconds, subject,
 };
-use crate::diagnose::finding::{Count, Findings, IncidentObjects, Repeat};
+use crate::diagnose::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use crate::diagnose::{CAPACITY, Context, STARTUP_GRACE};
-use crate::event::{CloseReason, Confidence, Neighbor, Severity};
+use crate::event::wording::target_label;
+use crate::event::{CloseReason, Confidence, Neighbor, Severity, Target};
 use crate::node::containers::is_live;
 use crate::node::gateways::Gateway;
 use crate::node::view::{NodeView, RuntimeAvailability};
@@ -34,10 +35,15 @@ impl GatewayNeighborLost {
     /// Processes the snapshot of a namespace.
     pub(super) fn netns_read(&mut self, context: &Context<'_>, netns: NsInum, findings: &mut Findings) {
         if netns != context.node.host_netns {
+            self.close_gone_of(context, &self.keys(Some(netns)), findings);
             self.attribute(context, findings);
             self.recheck(context, netns, None, findings);
             self.detect(context, netns, findings);
             self.advise(context, netns, findings);
+            let is_new = context.node.namespaces.get(netns).is_some_and(|known| known.since == context.now);
+            if is_new && context.ready.is_some() {
+                self.rereads.schedule(netns, context.now + NETWORK_SETUP);
+            }
         }
         self.schedule_check_all(context.now);
     }
@@ -58,10 +64,19 @@ impl GatewayNeighborLost {
                 (FaultPhase::Open, Recheck::Resolved) if may_be_old => {}
                 (_, Recheck::Resolved) => self.close(key, CloseReason::Resolved, evidence, findings),
                 (FaultPhase::Open, Recheck::Persists) => {
+                    if let Some((reason, what)) = fault.other_reason(context, key).filter(|_| !may_be_old) {
+                        let entry = entry(context.node, key, reason);
+                        fault.turn(context, reason, entry, what);
+                        let report = fault.report(context, key, Severity::Warning, true);
+                        findings.report(Report { count: Count::Restart(1), ..report });
+                        continue;
+                    }
                     fault.last = context.now;
                     findings.repeat(repeat_of(fault, key, None));
                 }
                 (FaultPhase::Open, Recheck::Inconclusive) => {
+                    let is_learned = health::health(context.node, key) == Health::Learned;
+                    fault.recovered |= is_learned && !may_be_old;
                     let unused = fault.reason == FaultReason::Failed
                         && fault.last.saturating_add(UNUSED_AFTER) <= context.now;
                     if unused {
@@ -71,7 +86,14 @@ impl GatewayNeighborLost {
                 (FaultPhase::Suspected { due }, _) if context.now < due => {}
                 (FaultPhase::Suspected { .. }, Recheck::Persists) => {
                     fault.last = context.now;
-                    if let Some(fault) = self.faults.remove(&key) {
+                    if let Some(mut fault) = self.faults.remove(&key) {
+                        if let Some(target) = health::live_target(context.node, netns)
+                            && fault.objects.target.as_ref().is_none_or(|known| known.process.is_some())
+                        {
+                            // The process known at first may have left.
+                            fault.owner.label = target_label(&target).unwrap_or_default();
+                            fault.objects.target = Some(Box::new(target));
+                        }
                         self.open(context, key, fault, findings);
                     }
                 }
@@ -92,7 +114,8 @@ impl GatewayNeighborLost {
             if self.faults.contains_key(&key) || health::is_former(context.node, key) {
                 continue;
             }
-            let confirmed = context.now + seconds(self.thresholds.get(&GATEWAY_CONFIRM));
+            let confirm = if gateway.went_with_link { &GATEWAY_TEARDOWN } else { &GATEWAY_CONFIRM };
+            let confirmed = context.now + seconds(self.thresholds.get(confirm));
             match health::health(context.node, key) {
                 Health::Wrong => {
                     let what_happened = mismatch(context.node, key, gateway);
@@ -101,6 +124,7 @@ impl GatewayNeighborLost {
                         confidence: Confidence::Likely,
                         what_happened,
                         was_fine: false,
+                        learned: false,
                     };
                     self.found(context, key, found, confirmed, findings);
                 }
@@ -116,15 +140,23 @@ impl GatewayNeighborLost {
                         confidence: Confidence::Certain,
                         what_happened,
                         was_fine: true,
+                        learned: gateway.static_lladdr.is_none(),
+                    };
+                    self.found(context, key, found, confirmed, findings);
+                }
+                Health::Absent if gateway.went_with_link => {
+                    let what_happened = "is gone together with the interface or its address".to_owned();
+                    let found = DetectedFault {
+                        reason: FaultReason::Missing,
+                        confidence: Confidence::Certain,
+                        what_happened,
+                        was_fine: true,
+                        learned: gateway.static_lladdr.is_none(),
                     };
                     self.found(context, key, found, confirmed, findings);
                 }
                 Health::Unresolved => {
-                    let Some(owner) =
-                        health::live_target(context.node, netns).and_then(|target| GatewayOwner::of(&target))
-                    else {
-                        return;
-                    };
+                    let Some((owner, _)) = live_owner(context.node, netns) else { return };
                     let due = self.failed_due(context, key, &owner);
                     let what_happened = String::new();
                     let found = DetectedFault {
@@ -132,6 +164,7 @@ impl GatewayNeighborLost {
                         confidence: Confidence::Certain,
                         what_happened,
                         was_fine: false,
+                        learned: false,
                     };
                     self.found(context, key, found, due, findings);
                 }
@@ -142,10 +175,8 @@ impl GatewayNeighborLost {
 
     /// Detects faults in all namespaces of containers.
     pub(super) fn check_all(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        for (netns, _) in context.node.containers.live_netns() {
-            if netns != context.node.host_netns {
-                self.detect(context, netns, findings);
-            }
+        for netns in health::live_netns(context.node) {
+            self.detect(context, netns, findings);
         }
         for Outlier { key, with_static, total, prefix } in health::outliers(context.node, &self.thresholds) {
             if self.faults.contains_key(&key) {
@@ -161,6 +192,7 @@ impl GatewayNeighborLost {
                 confidence: Confidence::Likely,
                 what_happened,
                 was_fine: false,
+                learned: false,
             };
             self.found(context, key, found, due, findings);
         }
@@ -173,22 +205,16 @@ impl GatewayNeighborLost {
 
     /// Requests snapshots of the namespaces that are due.
     pub(super) fn request_rereads(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let containers = context.node.containers;
-        let all = || -> BTreeSet<NsInum> {
-            let others = |netns: &NsInum| *netns != context.node.host_netns;
-            containers.live_netns().map(|(netns, _)| netns).filter(others).collect()
-        };
+        let all = || -> BTreeSet<NsInum> { health::live_netns(context.node).collect() };
+        let many = BootNs::try_from(self.faults.len()).unwrap_or(0) * SECOND / REREADS_PER_SECOND;
         for netns in self.rereads.take_due(context.now, all) {
             findings.request(Request::Netns { netns });
             for key in self.keys(Some(netns)) {
-                let Some(fault) = self.faults.get_mut(&key) else { continue };
+                let Some(fault) = self.faults.get(&key) else { continue };
                 let next = match fault.phase {
                     FaultPhase::Suspected { due } if context.now < due => due,
                     FaultPhase::Suspected { .. } => context.now + REREAD_RETRY,
-                    FaultPhase::Open => {
-                        fault.interval_index = (fault.interval_index + 1).min(REREAD_INTERVALS.len() - 1);
-                        context.now + REREAD_INTERVALS[fault.interval_index]
-                    }
+                    FaultPhase::Open => context.now + REREAD_INTERVAL.max(many),
                 };
                 self.rereads.schedule(netns, next);
             }
@@ -205,7 +231,10 @@ impl GatewayNeighborLost {
             return self.escalations.set(&key, context.now + STARTUP_GRACE);
         }
         match fault.recheck(context, key) {
-            Recheck::Persists => findings.repeat(repeat_of(fault, key, Some(Severity::Critical))),
+            Recheck::Persists => {
+                let severity = fault.owner.severity(Severity::Critical);
+                findings.repeat(repeat_of(fault, key, Some(severity)));
+            }
             Recheck::Resolved | Recheck::Inconclusive => {
                 self.escalations.set(&key, context.now + REREAD_RETRY)
             }
@@ -223,11 +252,14 @@ impl GatewayNeighborLost {
 
     /// Closes the faults of containers that have exited.
     pub(super) fn close_gone(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        for key in self.keys(None) {
-            let gone =
-                self.faults.get(&key).is_some_and(|fault| fault.owner.is_gone(context.node, key.netns));
-            if gone {
-                self.close(key, CloseReason::SubjectGone, None, findings);
+        self.close_gone_of(context, &self.keys(None), findings);
+    }
+
+    fn close_gone_of(&mut self, context: &Context<'_>, keys: &[NeighborKey], findings: &mut Findings) {
+        for key in keys {
+            let is_gone = |fault: &Fault| fault.owner.is_gone(context.node, key.netns);
+            if self.faults.get(key).is_some_and(is_gone) {
+                self.close(*key, CloseReason::SubjectGone, None, findings);
             }
         }
     }
@@ -248,8 +280,7 @@ impl GatewayNeighborLost {
     }
 
     fn grace_period_end(&self, node: &NodeView<'_>, netns: NsInum) -> BootNs {
-        let owner = health::live_target(node, netns).and_then(|target| GatewayOwner::of(&target));
-        let started = owner.and_then(|owner| node.containers.started(&owner.id));
+        let started = live_owner(node, netns).and_then(|(owner, _)| node.containers.started(&owner.id));
         started.map_or(0, |started| started + seconds(self.thresholds.get(&GATEWAY_YOUNG_POD)))
     }
 
@@ -261,12 +292,7 @@ impl GatewayNeighborLost {
         due: BootNs,
         findings: &mut Findings,
     ) {
-        let Some(target) = health::live_target(context.node, key.netns) else {
-            return;
-        };
-        let Some(owner) = GatewayOwner::of(&target) else {
-            return;
-        };
+        let Some((owner, target)) = live_owner(context.node, key.netns) else { return };
         if self.faults.len() >= CAPACITY {
             return findings.discard();
         }
@@ -287,10 +313,11 @@ impl GatewayNeighborLost {
             last: context.now,
             evidence: Vec::new(),
             objects,
-            interval_index: 0,
             // The first check of all namespaces takes a moment.
             found_at_start: !found.was_fine
                 && context.ready.is_none_or(|ready| context.now <= ready + 2 * SECOND),
+            recovered: false,
+            learned: found.learned,
         };
         self.suspect(key, fault, findings);
     }
@@ -303,6 +330,8 @@ struct DetectedFault {
     what_happened: String,
     /// Whether the model showed a correct entry before.
     was_fine: bool,
+    /// Whether the entry was not static.
+    learned: bool,
 }
 
 impl Fault {
@@ -337,20 +366,53 @@ impl Fault {
     }
 }
 
+impl Fault {
+    /// What is wrong now, where that cannot follow from what was wrong before.
+    fn other_reason(&self, context: &Context<'_>, key: NeighborKey) -> Option<(FaultReason, String)> {
+        let gateway = context.node.namespaces.get(key.netns)?.gateway(key.ifindex, key.address)?;
+        match (self.reason, health::health(context.node, key)) {
+            (FaultReason::Missing | FaultReason::Failed, Health::Wrong) => {
+                Some((FaultReason::WrongLladdr, mismatch(context.node, key, gateway)))
+            }
+            (FaultReason::WrongLladdr, Health::Wrong) => {
+                let before = self
+                    .objects
+                    .neighbor
+                    .as_ref()
+                    .and_then(|entry| entry.new_lladdr.clone().or_else(|| entry.lladdr.clone()));
+                let is_other =
+                    before.is_some_and(|before| Some(before) != gateway.lladdr().map(ToString::to_string));
+                is_other.then(|| (FaultReason::WrongLladdr, mismatch(context.node, key, gateway)))
+            }
+            (FaultReason::WrongLladdr, Health::Absent) => {
+                Some((FaultReason::Missing, "is gone, and nobody was seen removing it".to_owned()))
+            }
+            _ => None,
+        }
+    }
+}
+
 impl GatewayOwner {
-    /// Whether its container is gone according to the runtime. Without a runtime only the end of the namespace shows that.
+    /// Whether its container is gone according to the runtime, or, where none reported it, no process lives there any more.
     fn is_gone(&self, node: &NodeView<'_>, netns: NsInum) -> bool {
         if !self.by_runtime {
-            return false;
+            return node.namespaces.get(netns).is_some() && !health::is_alive(node, netns);
         }
         let known = node.containers.get(&self.container);
         if known.is_some_and(|facts| is_live(facts.state) && facts.netns == Some(netns)) {
             return false;
         }
-        let successor = health::live_target(node, netns).and_then(|target| Self::of(&target));
-        successor.is_none_or(|successor| successor.id != self.id)
+        let successor = live_owner(node, netns);
+        successor.is_none_or(|(successor, _)| successor.id != self.id)
             && (known.is_some() || node.runtimes == RuntimeAvailability::All)
     }
+}
+
+/// The owner of a namespace in which a process lives.
+fn live_owner(node: &NodeView<'_>, netns: NsInum) -> Option<(GatewayOwner, Target)> {
+    let target = health::live_target(node, netns)?;
+    let cookie = node.namespaces.get(netns).and_then(|namespace| namespace.cookie);
+    Some((GatewayOwner::of(&target, netns, cookie)?, target))
 }
 
 fn repeat_of(fault: &Fault, key: NeighborKey, severity: Option<Severity>) -> Repeat {
@@ -375,7 +437,10 @@ fn entry(node: &NodeView<'_>, key: NeighborKey, reason: FaultReason) -> Neighbor
         lladdr: lladdr.map(ToString::to_string),
         new_lladdr: None,
         ifindex: key.ifindex,
-        ifname: link.map(|link| link.ifname.clone()).unwrap_or_default(),
+        ifname: link
+            .map(|link| link.ifname.clone())
+            .or_else(|| gateway.map(|gateway| gateway.ifname.clone()))
+            .unwrap_or_default(),
         netns: key.netns,
         state: state.map(|(state, _)| state.name().to_owned()),
         new_state: None,

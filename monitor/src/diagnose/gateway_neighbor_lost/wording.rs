@@ -25,17 +25,18 @@ pub(super) fn what_happened(event: &Event) -> String {
 /// The incident's summary.
 pub(super) fn summary(fault: &Fault, key: NeighborKey) -> String {
     let Fault { owner, ifname, what_happened, .. } = fault;
+    let kind = if fault.learned { "" } else { "static " };
     let (label, address) = (&owner.label, key.address);
     let protocol = if address.is_ipv4() { "ARP" } else { "neighbor" };
     match fault.reason {
         FaultReason::Missing => {
             format!(
-                "{label} has lost its gateway {address}: its static {protocol} entry on {ifname} {what_happened}"
+                "{label} has lost its gateway {address}: its {kind}{protocol} entry on {ifname} {what_happened}"
             )
         }
         FaultReason::WrongLladdr => {
             format!(
-                "{label} cannot reach its gateway {address}: its static {protocol} entry on {ifname} {what_happened}"
+                "{label} cannot reach its gateway {address}: its {kind}{protocol} entry on {ifname} {what_happened}"
             )
         }
         FaultReason::Failed => {

@@ -58,7 +58,12 @@ fn extremes() -> Event {
     let mut event = sample::deletion();
     let mut container = event.target.as_ref().unwrap().container.clone().unwrap();
     container.image = Some("busybox".into());
-    event.target.as_mut().unwrap().netns_name = Some("blue".into());
+    let target = event.target.as_mut().unwrap();
+    (target.netns_name, target.netns_cookie) = (Some("blue".into()), Some("4097".into()));
+    (target.userns, target.unit) = (Some(crate::event::UserNamespace::Other), Some("foo.service".into()));
+    target.cgroup = Some("/system.slice/foo.service".into());
+    target.process =
+        Some(crate::event::TargetProcess { pid: 7, comm: "foo".into(), start_time_ns: "5".into() });
     let mut pod = event.target.as_ref().unwrap().pod.clone().unwrap();
     (pod.claimed, pod.sandbox_id) = (true, Some(container.id.clone()));
     event.target.as_mut().unwrap().pod = Some(pod.clone());

@@ -53,7 +53,7 @@ fn namespace(netns: u32, owner: Option<Pod>, links: Vec<Link>) -> NetnsStatus {
         name: None,
         pid: None,
         comm: None,
-        owner: Target { container: None, pod: owner, netns_name: None, join: Join::Ok },
+        owner: Target { pod: owner, ..Target::unknown(Join::Ok) },
         gateways: vec!["169.254.1.1".parse().unwrap()],
         addresses: Vec::new(),
         links,

@@ -1,7 +1,7 @@
 //! What a message means for the model: from a decoded change to facts.
 //!
-//! IPv4 routes that vanish with a link, an address or by replacement have no message of their own, so after such
-//! changes the namespace is read again.
+//! IPv4 routes that vanish with a link, an address or by replacement have no message of their own, nor have next hops
+//! that a link set up or down makes usable or not, so after such changes the namespace is read again.
 
 use std::time::Instant;
 
@@ -69,7 +69,7 @@ impl Stream {
 
     fn facts(&mut self, netns: NsInum, change: Change) -> Vec<Fact> {
         let doubted = match &change {
-            Change::Link(link) => link.went_down || link.vrf_table.is_some(),
+            Change::Link(link) => link.toggled || link.vrf_table.is_some(),
             Change::AddressGone(address) => address.address.is_ipv4(),
             Change::Route { replaced, .. } => *replaced,
             // Whether its interface and address went with it is seen once all is done.

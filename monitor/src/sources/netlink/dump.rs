@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::MetadataExt;
 use std::thread;
 use std::time::Duration;
 
@@ -33,6 +35,8 @@ use crate::sources::procfs::Proc;
 const BUDGET: Duration = Duration::from_millis(900);
 /// How often a table is read again because it changed under the reader.
 const ATTEMPTS: usize = 4;
+/// Of include/uapi/linux/nsfs.h.
+const NS_GET_USERNS: libc::Ioctl = 0xb701;
 /// Deep enough for a dump; the default of 2 MiB would count for nothing.
 const STACK: usize = 256 * 1024;
 
@@ -100,6 +104,7 @@ pub(super) fn read_foreign(found: &DiscoveredNetns, proc: &Proc) -> Result<Readi
     let home = File::open(proc.root().join("self/ns/net")).map_err(ReadError::Thread)?;
     let namespace = found.open(proc).ok_or(ReadError::Vanished)?;
     let owner = found.owner(proc);
+    let foreign_userns = is_foreign(&home, &namespace);
     setns(&namespace, CloneFlags::CLONE_NEWNET).map_err(ReadError::Enter)?;
     drop(namespace);
     let mut requests = RequestSocket::open(BUDGET)?;
@@ -107,7 +112,29 @@ pub(super) fn read_foreign(found: &DiscoveredNetns, proc: &Proc) -> Result<Readi
     reading.names = name_peers(&mut requests, &home, &reading.peers);
     reading.snapshot.name.clone_from(&found.name);
     reading.snapshot.owner = owner;
+    reading.snapshot.foreign_userns = foreign_userns;
     Ok(reading)
+}
+
+/// Whether different user namespaces own the two network namespaces. Where the kernel refuses to tell, the owner of the
+/// other one is an ancestor of this process's, so that it is none that its users could have made.
+fn is_foreign(home: &File, namespace: &File) -> bool {
+    match (owning_userns(home), owning_userns(namespace)) {
+        (Some(home), Some(other)) => home != other,
+        _ => false,
+    }
+}
+
+/// Inode number of the user namespace that owns a namespace (`NS_GET_USERNS`, since 4.9).
+fn owning_userns(namespace: &File) -> Option<u64> {
+    // SAFETY: the request takes no argument and returns a new descriptor or -1.
+    let fd = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS) };
+    if fd < 0 {
+        return None;
+    }
+    // SAFETY: the descriptor was just made for us, and nothing else owns it.
+    let userns = unsafe { File::from_raw_fd(fd) };
+    userns.metadata().ok().map(|metadata| metadata.ino())
 }
 
 /// The host is recognised by its handle; others by their nsid in the host namespace, which the
@@ -162,6 +189,8 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum) -> Result<Reading, R
         snapshot: NetnsSnapshot {
             netns,
             name: None,
+            cookie: requests.netns_cookie(),
+            foreign_userns: false,
             owner: None,
             links: tables.links,
             addresses: tables.addresses,
@@ -187,8 +216,8 @@ struct Tables {
     /// Routes by nexthop object.
     by_object: Vec<(RouteFacts, u32)>,
     nexthops: HashMap<u32, Nexthop>,
-    /// Families of rules by which the device of a packet decides, and the tables of such devices.
-    by_device: Vec<bool>,
+    /// Families and priorities of rules by which the device of a packet decides, and the tables of such devices.
+    by_device: Vec<(bool, u32)>,
     vrf_tables: Vec<u32>,
     undecoded: u64,
 }
@@ -208,8 +237,13 @@ impl Tables {
                 self.nexthops.insert(nexthop.id, nexthop);
             }
             Ok(Change::Rule(rule)) => match rule.table {
-                Some(table) => self.rules.push(RuleFacts { ipv6: rule.ipv6, table }),
-                None => self.by_device.push(rule.ipv6),
+                Some(table) => self.rules.push(RuleFacts {
+                    ipv6: rule.ipv6,
+                    table,
+                    priority: rule.priority,
+                    matches_all: rule.matches_all,
+                }),
+                None => self.by_device.push((rule.ipv6, rule.priority)),
             },
             Ok(Change::Neighbor { entry, .. }) => self.neighbors.push(entry),
             Ok(_) => {}
@@ -243,8 +277,9 @@ impl Tables {
             let hops = members.chain(nexthop.group.is_empty().then_some(nexthop));
             self.routes.extend(hops.map(|nexthop| nexthop.hop.of(&route)));
         }
-        for ipv6 in std::mem::take(&mut self.by_device) {
-            self.rules.extend(self.vrf_tables.iter().map(|table| RuleFacts { ipv6, table: *table }));
+        for (ipv6, priority) in std::mem::take(&mut self.by_device) {
+            let rule = |table: &u32| RuleFacts { ipv6, table: *table, priority, matches_all: false };
+            self.rules.extend(self.vrf_tables.iter().map(rule));
         }
     }
 }

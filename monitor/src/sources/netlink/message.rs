@@ -92,8 +92,8 @@ pub(super) struct LinkChange {
     pub(super) facts: LinkFacts,
     /// `IFLA_LINK_NETNSID`, relative to the namespace of the link.
     pub(super) peer_nsid: Option<i32>,
-    /// The message is about the link being set down.
-    pub(super) went_down: bool,
+    /// The message is about the link being set up or down.
+    pub(super) toggled: bool,
     /// Table of a VRF.
     pub(super) vrf_table: Option<u32>,
 }
@@ -143,12 +143,12 @@ pub(super) fn decode(netns: NsInum, message: &NetlinkBuffer<&[u8]>) -> Result<Ch
         libc::RTM_DELADDR => {
             address(netns, payload).map(|facts| facts.map_or(Change::Other, Change::AddressGone))
         }
-        libc::RTM_NEWROUTE => route::routes(netns, payload).map(|routes| match routes {
+        libc::RTM_NEWROUTE => route::routes(netns, payload, true).map(|routes| match routes {
             Routes::None => Change::Other,
             Routes::Hops(routes) => Change::Route { routes, replaced },
             Routes::ByObject(route, nexthop) => Change::RouteByObject { route, nexthop },
         }),
-        libc::RTM_DELROUTE => route::routes(netns, payload).map(|routes| match routes {
+        libc::RTM_DELROUTE => route::routes(netns, payload, false).map(|routes| match routes {
             Routes::None => Change::Other,
             Routes::Hops(routes) => Change::RouteGone(routes),
             Routes::ByObject(..) => Change::RoutingGone,
@@ -227,8 +227,8 @@ fn link(netns: NsInum, payload: &[u8]) -> Decoded<Change> {
     let other_end = lower.filter(|ifindex| is_pair && *ifindex != 0);
     let peer_nsid = peer_nsid.filter(|_| other_end.is_some());
     facts.peer = other_end.map(|ifindex| PeerLink { ifindex, netns: peer_nsid.is_none().then_some(netns) });
-    let went_down = header.change_mask.bits() & iff::UP != 0 && flags & iff::UP == 0;
-    Ok(Change::Link(LinkChange { facts, peer_nsid, went_down, vrf_table }))
+    let toggled = header.change_mask.bits() & iff::UP != 0;
+    Ok(Change::Link(LinkChange { facts, peer_nsid, toggled, vrf_table }))
 }
 
 fn link_gone(payload: &[u8]) -> Decoded<Change> {

@@ -26,11 +26,19 @@ const NHA_GATEWAY: u16 = 6;
 /// `struct fib_rule_hdr`, its action and attributes of include/uapi/linux/fib_rules.h.
 const RULE_HEADER: usize = 12;
 const FR_ACT_TO_TBL: u8 = 1;
+const FIB_RULE_INVERT: u32 = 2;
+const FRA_PRIORITY: u16 = 6;
+const FRA_FLOW: u16 = 11;
+const FRA_SUPPRESS_IFGROUP: u16 = 13;
 const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
 const FRA_TABLE: u16 = 15;
+const FRA_PAD: u16 = 18;
 const FRA_L3MDEV: u16 = 19;
+const FRA_PROTOCOL: u16 = 21;
 /// `struct rtnexthop`, before its attributes.
 const NEXT_HOP_HEADER: usize = 8;
+/// In `rtm_flags`, `rtnh_flags` and `nh_flags`: the interface is down, so no packet goes there.
+const RTNH_F_DEAD: u8 = 1;
 
 /// A nexthop object: one next hop, or a group of objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -52,6 +60,9 @@ pub(super) struct NextHop {
 pub(super) struct Rule {
     pub(super) ipv6: bool,
     pub(super) table: Option<u32>,
+    pub(super) priority: u32,
+    /// It has no selector.
+    pub(super) matches_all: bool,
 }
 
 /// The next hops in a message about a route.
@@ -64,11 +75,15 @@ pub(super) enum Routes {
     ByObject(RouteFacts, u32),
 }
 
-pub(super) fn routes(netns: NsInum, payload: &[u8]) -> Decoded<Routes> {
+/// `usable`: without the next hops that no packet is sent to, as long as their interface is down.
+pub(super) fn routes(netns: NsInum, payload: &[u8], usable: bool) -> Decoded<Routes> {
     let header = RouteHeader::parse(payload)?;
+    let is_whole = header.destination_prefix_length <= 1;
+    // One that refuses packets hides a worse one that would forward them.
+    let refuses = matches!(header.kind, RouteType::BlackHole | RouteType::Unreachable | RouteType::Prohibit);
     if !is_internet(header.address_family)
-        || header.kind != RouteType::Unicast
         || header.flags.contains(RouteFlags::Cloned)
+        || !(header.kind == RouteType::Unicast || refuses && is_whole)
     {
         return Ok(Routes::None);
     }
@@ -85,9 +100,19 @@ pub(super) fn routes(netns: NsInum, payload: &[u8]) -> Decoded<Routes> {
             (libc::RTA_OIF, value) => hop.ifindex = Some(parse_u32(value)?),
             (libc::RTA_GATEWAY, value) => hop.gateway = Some(parse_ip(value)?),
             (libc::RTA_VIA, value) => hop.gateway = via(value)?,
-            (libc::RTA_MULTIPATH, value) => hops = next_hops(value)?,
+            (libc::RTA_MULTIPATH, value) => {
+                hops = next_hops(value, usable)?;
+                if hops.is_empty() {
+                    return Ok(Routes::None);
+                }
+            }
             _ => {}
         }
+    }
+    if refuses {
+        hop = NextHop::default();
+    } else if usable && hops.is_empty() && header.flags.contains(RouteFlags::Dead) {
+        return Ok(Routes::None);
     }
     let prefix = header.destination_prefix_length;
     // Of half of a default route the kernel leaves an address of zeros out.
@@ -98,7 +123,7 @@ pub(super) fn routes(netns: NsInum, payload: &[u8]) -> Decoded<Routes> {
         return Ok(Routes::None);
     }
     let route = RouteFacts { netns, destination, gateway: None, ifindex: None, table, metric, ipv6 };
-    if let (Some(object), true) = (object, hops.is_empty() && hop == NextHop::default()) {
+    if let (Some(object), true) = (object, !refuses && hops.is_empty() && hop == NextHop::default()) {
         // Only default routes are used, and reading the namespace again costs a dump.
         return Ok(if prefix > 1 { Routes::None } else { Routes::ByObject(route, object) });
     }
@@ -144,21 +169,33 @@ pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
         _ => return Ok(None),
     };
     let (mut table, mut by_device, mut suppressed) = (u32::from(header[4]), false, false);
+    let flags = u32::from_ne_bytes([header[8], header[9], header[10], header[11]]);
+    // Prefixes of destination and source, and the type of service.
+    let mut matches_all = header[1..4] == [0; 3] && flags & FIB_RULE_INVERT == 0;
+    let mut priority = 0;
     for attribute in attributes(payload, RULE_HEADER) {
         match attribute? {
             (FRA_TABLE, value) => table = parse_u32(value)?,
-            (FRA_L3MDEV, value) => by_device = value.first() == Some(&1),
+            (FRA_PRIORITY, value) => priority = parse_u32(value)?,
+            (FRA_L3MDEV, value) => {
+                by_device = value.first() == Some(&1);
+                matches_all &= !by_device;
+            }
             // Such a rule takes no route as short as that (WireGuard: all but default routes).
             (FRA_SUPPRESS_PREFIXLEN, value) => suppressed = parse_i32(value)? >= 0,
-            _ => {}
+            (FRA_SUPPRESS_IFGROUP, value) => matches_all &= parse_i32(value)? < 0,
+            (FRA_PROTOCOL | FRA_FLOW | FRA_PAD, _) => {}
+            // A selector, or something unknown that may be one.
+            _ => matches_all = false,
         }
     }
     let selects = header[7] == FR_ACT_TO_TBL && !suppressed;
-    Ok(selects.then_some(Rule { ipv6, table: (!by_device).then_some(table) }))
+    let table = (!by_device).then_some(table);
+    Ok(selects.then_some(Rule { ipv6, table, priority, matches_all }))
 }
 
 /// `RTA_MULTIPATH`: a list of `struct rtnexthop`, each with attributes of its own.
-fn next_hops(mut bytes: &[u8]) -> Decoded<Vec<NextHop>> {
+fn next_hops(mut bytes: &[u8], usable: bool) -> Decoded<Vec<NextHop>> {
     let mut hops = Vec::new();
     while let Some(header) = bytes.first_chunk::<NEXT_HOP_HEADER>() {
         let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
@@ -174,7 +211,9 @@ fn next_hops(mut bytes: &[u8]) -> Decoded<Vec<NextHop>> {
                 _ => {}
             }
         }
-        hops.push(NextHop { gateway, ifindex });
+        if !usable || header[2] & RTNH_F_DEAD == 0 {
+            hops.push(NextHop { gateway, ifindex });
+        }
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
     }
     Ok(hops)

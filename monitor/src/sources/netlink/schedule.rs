@@ -45,6 +45,7 @@ pub(super) struct ReadSchedule {
     last_full_read: Option<Instant>,
     discovery: Option<Instant>,
     discovery_not_before: Option<Instant>,
+    last_discovery: Option<Instant>,
     queue: VecDeque<NsInum>,
     stale: HashMap<NsInum, Instant>,
     last_read: HashMap<NsInum, Instant>,
@@ -61,6 +62,7 @@ impl ReadSchedule {
             last_full_read: None,
             discovery: None,
             discovery_not_before: None,
+            last_discovery: None,
             queue: VecDeque::new(),
             stale: HashMap::new(),
             last_read: HashMap::new(),
@@ -81,9 +83,16 @@ impl ReadSchedule {
         self.discovery = Some(self.discovery.map_or(allowed, |planned| planned.min(allowed)));
     }
 
+    /// Whether the last discovery is old, and another one may start as soon as a burst is over.
+    pub(super) fn should_discover(&self, now: Instant) -> bool {
+        self.last_discovery.is_none_or(|last| last + SPACING <= now)
+            && self.discovery_not_before.is_none_or(|earliest| earliest <= now + DEBOUNCE)
+    }
+
     /// A discovery took this long; it has to be planned again if needed.
     pub(super) fn discovery_done(&mut self, now: Instant, took: Duration) {
         self.discovery = None;
+        self.last_discovery = Some(now);
         self.discovery_not_before = Some(now + took * DISCOVERY_PAUSE);
     }
 

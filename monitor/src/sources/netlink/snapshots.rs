@@ -43,7 +43,11 @@ impl Stream {
             self.schedule.enqueue(self.host);
         }
         let is_due = |netns: &NsInum| {
-            all || !self.known.contains(netns) || gained.contains(netns) || self.wanted.contains_key(netns)
+            let has_owner = self.found.get(netns).is_some_and(DiscoveredNetns::had_processes);
+            all || !self.known.contains(netns)
+                || gained.contains(netns)
+                || self.wanted.contains_key(netns)
+                || has_owner && self.ownerless.contains(netns)
         };
         let mut due: Vec<NsInum> = self.found.keys().copied().filter(is_due).collect();
         due.sort_unstable();
@@ -71,6 +75,17 @@ impl Stream {
                     self.schedule.mark_stale(netns, now);
                 }
                 self.schedule.read_done(netns, now);
+                if self.is_abandoned(netns, &reading) {
+                    self.wanted.entry(netns).or_insert(now);
+                    self.schedule.plan_discovery(now, 0);
+                    let known = self.known.contains(&netns);
+                    return if known { self.send_all(pending).await } else { Ok(()) };
+                }
+                if netns != self.host && reading.snapshot.owner.is_none() {
+                    self.ownerless.insert(netns);
+                } else {
+                    self.ownerless.remove(&netns);
+                }
                 self.known.insert(netns);
                 self.wanted.remove(&netns);
                 let undecoded = reading.undecoded;
@@ -104,6 +119,16 @@ impl Stream {
                 self.gone(netns).await
             }
         }
+    }
+
+    /// Whether the processes that the last discovery found have left, so that another one has to look for others, once.
+    fn is_abandoned(&mut self, netns: NsInum, reading: &Reading) -> bool {
+        let had_processes = self.found.get(&netns).is_some_and(DiscoveredNetns::had_processes);
+        if reading.snapshot.owner.is_none() && had_processes && self.abandoned.insert(netns) {
+            return true;
+        }
+        self.abandoned.remove(&netns);
+        false
     }
 
     /// Records the nsids of a dump, and resolves them in its links.

@@ -163,6 +163,23 @@ impl RequestSocket {
         Ok(Self { socket, sequence: 0, buffer: vec![0; DATAGRAM], deadline: Instant::now() + budget })
     }
 
+    /// The cookie of the namespace that the socket is in; `None` before 5.14.
+    pub(super) fn netns_cookie(&self) -> Option<u64> {
+        let mut cookie = 0_u64;
+        let mut length = libc::socklen_t::try_from(size_of_val(&cookie)).unwrap_or(0);
+        // SAFETY: the kernel writes at most `length` bytes to `cookie`, and the length to `length`.
+        let result = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_NETNS_COOKIE,
+                (&raw mut cookie).cast(),
+                &raw mut length,
+            )
+        };
+        (result == 0 && cookie != 0).then_some(cookie)
+    }
+
     /// Dumps a table, message by message; one that the kernel does not have is empty. Returns whether the kernel
     /// reports that it changed meanwhile.
     pub(super) fn dump(

@@ -71,6 +71,10 @@ pub(super) struct Stream {
     pub(super) known: HashSet<NsInum>,
     /// Requested by the core and not yet answered, with the time of the request.
     pub(super) wanted: HashMap<NsInum, Instant>,
+    /// Of which a discovery is to find other processes, since those that it found before have left.
+    pub(super) abandoned: HashSet<NsInum>,
+    /// In which no process lived when they were last read.
+    pub(super) ownerless: HashSet<NsInum>,
     /// Links delivered without the namespace of their peer, with its nsid.
     pub(super) unresolved: HashMap<(NsInum, u32), (LinkFacts, i32)>,
     /// Only if neighbor messages are subscribed to.
@@ -104,6 +108,8 @@ impl Stream {
             found: HashMap::new(),
             known: HashSet::new(),
             wanted: HashMap::new(),
+            abandoned: HashSet::new(),
+            ownerless: HashSet::new(),
             unresolved: HashMap::new(),
             memory: config.neighbors_live.then(NeighborCache::default),
             job: None,
@@ -156,10 +162,17 @@ impl Stream {
     fn requested(&mut self, netns: NsInum) {
         let now = Instant::now();
         self.wanted.insert(netns, now);
-        if netns == self.host || self.found.contains_key(&netns) {
-            self.schedule.enqueue(netns);
-        } else {
+        // A process may have entered one that had none.
+        let had_processes = self.found.get(&netns).map(DiscoveredNetns::had_processes);
+        let discovers = match had_processes {
+            Some(true) => false,
+            Some(false) => self.schedule.should_discover(now),
+            None => netns != self.host,
+        };
+        if discovers {
             self.schedule.plan_discovery(now, 0);
+        } else {
+            self.schedule.enqueue(netns);
         }
     }
 
@@ -308,6 +321,8 @@ impl Stream {
         self.found.remove(&netns);
         self.names.forget(netns);
         self.schedule.forget(netns);
+        self.abandoned.remove(&netns);
+        self.ownerless.remove(&netns);
         self.unresolved.retain(|(of, _), _| *of != netns);
         if let Some(memory) = &mut self.memory {
             memory.forget(netns);

@@ -97,3 +97,63 @@ fn a_gateway_that_went_with_its_interface_stays_missed() {
     node.run_for(600 * S);
     assert_eq!(node.open().len(), 1, "{:?}", node.kinds());
 }
+
+fn address_of(netns: NsInum, ifindex: u32) -> AddressFacts {
+    AddressFacts { netns, ifindex, address: "192.168.252.66".parse().unwrap(), prefix_len: 32 }
+}
+
+#[test]
+fn a_route_that_went_with_its_interface_stays_missed_when_the_interface_is_up_again() {
+    let mut node = TestNode::with_running_pod();
+    node.tables.get_mut(&ETCD).unwrap().addresses = vec![address_of(ETCD, 2)];
+    node.observe_netns(ETCD);
+    let eth0 = node.tables[&ETCD].links[0].clone();
+    node.delete_entry(ETCD, NeighborCause::LinkDown);
+    node.observe(Fact::Link(Box::new(LinkFacts { flags: 0, ..eth0.clone() })));
+    node.observe(Fact::Link(Box::new(eth0)));
+    // The kernel sends no message about the route.
+    node.tables.get_mut(&ETCD).unwrap().routes.clear();
+    node.observe_netns(ETCD);
+    node.run_for(100 * S);
+    assert_eq!(node.open().len(), 1, "{:?}", node.kinds());
+    // Restored.
+    node.tables.get_mut(&ETCD).unwrap().routes = vec![RouteFacts::default_via(ETCD, gateway(), 2)];
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
+    node.run_for(2 * S);
+    assert_eq!(node.open().len(), 0);
+}
+
+#[test]
+fn a_learned_gateway_that_went_with_its_interface_is_missed_too() {
+    let mut node = TestNode::booted(Resume::default());
+    node.add_pod(ETCD, "cali9118ebbb10b", NudState(0x02));
+    node.start(vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "u")]);
+    node.tables.get_mut(&HOST).unwrap().links.clear();
+    let tables = node.tables.get_mut(&ETCD).unwrap();
+    (tables.links, tables.routes, tables.neighbors) = Default::default();
+    node.observe(Fact::LinkGone { netns: ETCD, ifindex: 2, moved_to: None });
+    node.observe_netns(ETCD);
+    node.run_for(55 * S);
+    assert!(node.open().is_empty(), "it may be torn down");
+    node.run_for(10 * S);
+    let opened = node.last_incident();
+    assert_eq!(
+        opened.message,
+        "pod lijiaob/etcd1-0 has lost its gateway 169.254.1.1: its ARP entry on eth0 is gone together with the \
+         interface or its address"
+    );
+    assert_eq!(opened.neighbor.as_ref().unwrap().reason.as_deref(), Some("missing"));
+}
+
+#[test]
+fn an_interface_that_leaves_the_way_to_another_one_takes_nothing_along() {
+    let mut node = TestNode::with_running_pod();
+    let spare = RouteFacts { metric: 100, ..RouteFacts::default_via(ETCD, other(), 7) };
+    reroute(&mut node, vec![RouteFacts::default_via(ETCD, gateway(), 2), spare.clone()]);
+    node.delete_entry(ETCD, NeighborCause::LinkDown);
+    let tables = node.tables.get_mut(&ETCD).unwrap();
+    (tables.links[0].flags, tables.routes) = (0, vec![spare]);
+    node.observe_netns(ETCD);
+    node.run_for(100 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+}

@@ -116,7 +116,9 @@ fn neighbor(record: &NeighborRecord, host_netns: NsInum) -> Result<NeighborChang
         let bytes = bytes.get(..usize::from(record.lladdr_len)).unwrap_or(bytes);
         (!bytes.is_empty()).then(|| LlAddr(bytes.to_vec()))
     };
-    let before = if op == NeighborOp::Failed { None } else { lladdr(&record.lladdr) };
+    // One that never was resolved has no address.
+    let is_known = op != NeighborOp::Failed || record.lladdr.iter().any(|byte| *byte != 0);
+    let before = if is_known { lladdr(&record.lladdr) } else { None };
     let after = if record.has_new_lladdr == 0 { None } else { lladdr(&record.new_lladdr) };
     Ok(NeighborChange {
         key: NeighborKey { netns: record.netns, ifindex: record.ifindex, address },

@@ -88,6 +88,9 @@ fn of_other_tables_only_default_routes_are_observed_and_only_unicast_ones() {
     numbered.header.destination_prefix_length = 24;
     let mut unreachable = route();
     unreachable.header.kind = RouteType::Unreachable;
+    let [Change::Route { routes, .. }] = &decode(unreachable.clone())[..] else { panic!("no route") };
+    assert_eq!((routes[0].gateway, routes[0].ifindex), (None, None), "it hides worse ones");
+    unreachable.header.destination_prefix_length = 24;
     for message in [numbered, unreachable] {
         assert_eq!(decode(message), [Change::Other]);
     }
@@ -196,9 +199,16 @@ fn the_table_of_a_vrf_and_a_rule_by_device_are_seen() {
     let decode =
         |rule: &RuleMessage| decoded(&bytes(RouteNetlinkMessage::NewRule(rule.clone()), 0, 0)).unwrap();
     rule.attributes = vec![RuleAttribute::L3MDev(true)];
-    assert_eq!(decode(&rule), [Change::Rule(Rule { ipv6: true, table: None })]);
-    rule.attributes = vec![RuleAttribute::Table(300)];
-    assert_eq!(decode(&rule), [Change::Rule(Rule { ipv6: true, table: Some(300) })]);
+    assert_eq!(
+        decode(&rule),
+        [Change::Rule(Rule { ipv6: true, table: None, priority: 0, matches_all: false })]
+    );
+    rule.attributes = vec![RuleAttribute::Table(300), RuleAttribute::Priority(7)];
+    let found = Rule { ipv6: true, table: Some(300), priority: 7, matches_all: true };
+    assert_eq!(decode(&rule), [Change::Rule(found)]);
+    let mut marked = rule.clone();
+    marked.attributes.push(RuleAttribute::FwMark(9));
+    assert_eq!(decode(&marked), [Change::Rule(Rule { matches_all: false, ..found })]);
     rule.attributes.push(RuleAttribute::SuppressPrefixLen(0));
     assert_eq!(decode(&rule), [Change::Other], "it takes no default route");
 }

@@ -1,0 +1,164 @@
+//! Whose gateway it is, where no runtime knows a container.
+
+use super::*;
+
+const NETNS: NsInum = 99;
+
+fn owner(tgid: u32, cgroup: &str) -> NetnsOwner {
+    NetnsOwner { tgid, start_ns: 5, comm: "nginx".into(), cgroup: Some(cgroup.into()) }
+}
+
+/// A namespace with a static gateway entry in which this process lives.
+fn with_owner(owner: Option<NetnsOwner>) -> TestNode {
+    let mut node = TestNode::with_running_pod();
+    node.add_pod(NETNS, "veth1234567", NudState::PERMANENT);
+    let tables = node.tables.get_mut(&NETNS).unwrap();
+    (tables.owner, tables.cookie) = (owner, Some(4_097));
+    node.observe_netns(HOST);
+    node.observe_netns(NETNS);
+    node.run_for(20 * S);
+    node.events.clear();
+    node
+}
+
+fn service() -> TestNode {
+    with_owner(Some(owner(700, "/system.slice/web.service")))
+}
+
+#[test]
+fn a_process_without_a_container_loses_its_gateway_like_any_other() {
+    let mut node = service();
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    assert_eq!(node.kinds(), ["incident.opened"]);
+    let opened = node.last_incident();
+    assert_eq!(
+        opened.message,
+        "the network namespace of nginx (pid 700, web.service) has lost its gateway 169.254.1.1: its static ARP \
+         entry on eth0 was deleted by calico (pid 28997)"
+    );
+    let target = opened.target.as_ref().unwrap();
+    assert_eq!((target.join, target.unit.as_deref()), (Join::Late, Some("web.service")));
+    assert_eq!((target.process.as_ref().unwrap().pid, target.netns_cookie.as_deref()), (700, Some("4097")));
+    node.run_for(61 * S);
+    assert_eq!(node.open()[0].severity, Severity::Critical);
+    let id = node.open()[0].id.clone();
+
+    let mut again = TestNode::booted(node.resume_state());
+    (again.tables, again.now) = (node.tables.clone(), node.now);
+    again.start(vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f")]);
+    assert_eq!(again.open().iter().map(|open| open.id.clone()).collect::<Vec<_>>(), [id]);
+    again.set_entry(NETNS, Some((NudState::PERMANENT, Some(host_mac()))));
+    again.run_for(3 * S);
+    assert!(again.open().is_empty());
+}
+
+#[test]
+fn nobody_loses_anything_where_nothing_lives() {
+    let mut node = with_owner(None);
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    node.run_for(200 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+    assert_eq!(node.events[0].target.as_ref().unwrap().join, Join::Missed);
+}
+
+#[test]
+fn the_last_process_that_leaves_closes_the_incident() {
+    let mut node = service();
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    node.tables.get_mut(&NETNS).unwrap().owner = Some(owner(701, "/"));
+    node.run_for(5 * S);
+    assert_eq!(node.open().len(), 1, "another one still lives there");
+    node.tables.get_mut(&NETNS).unwrap().owner = None;
+    node.run_for(2 * S);
+    assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::SubjectGone));
+}
+
+#[test]
+fn a_process_that_has_ended_before_is_no_subject() {
+    let mut node = service();
+    // The model still has it.
+    node.tables.get_mut(&NETNS).unwrap().owner = None;
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    node.run_for(100 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+}
+
+#[test]
+fn a_process_that_came_after_the_deletion_has_lost_nothing() {
+    let mut node = with_owner(None);
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    let late = NetnsOwner { start_ns: node.now + S, ..owner(800, "/") };
+    node.tables.get_mut(&NETNS).unwrap().owner = Some(late);
+    node.observe_netns(NETNS);
+    assert_eq!(node.kinds(), [""; 0]);
+}
+
+#[test]
+fn a_process_that_came_only_to_delete_the_entry_does_not_live_there() {
+    let mut node = with_owner(Some(owner(28_997, "/")));
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    node.tables.get_mut(&NETNS).unwrap().owner = None;
+    node.run_for(100 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+    let mut node = with_owner(Some(owner(28_997, "/")));
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    node.run_for(6 * S);
+    assert_eq!(node.kinds(), ["incident.opened"], "unless it stays");
+}
+
+#[test]
+fn what_users_do_in_a_namespace_of_their_own_is_a_notice_at_most() {
+    for cgroup in
+        ["/user.slice/user-1000.slice/session-3.scope", "/user.slice/user-1000.slice/docker-1.scope"]
+    {
+        let mut node =
+            with_owner(Some(owner(700, &cgroup.replace("-1.scope", &format!("-{SANDBOX}.scope")))));
+        node.tables.get_mut(&NETNS).unwrap().foreign_userns = true;
+        node.observe_netns(NETNS);
+        node.delete_entry(NETNS, NeighborCause::Admin);
+        node.run_for(100 * S);
+        assert!(node.events.iter().all(|event| event.severity <= Severity::Notice), "{:?}", node.kinds());
+        assert_eq!(node.open()[0].severity, Severity::Notice);
+    }
+    // A container of the system is one in whatever user namespace.
+    let mut node = with_owner(Some(owner(700, &format!("/system.slice/docker-{}.scope", "a".repeat(64)))));
+    node.tables.get_mut(&NETNS).unwrap().foreign_userns = true;
+    node.observe_netns(NETNS);
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    assert_eq!(node.open()[0].severity, Severity::Warning);
+}
+
+#[test]
+fn a_further_namespace_of_a_container_is_not_the_containers_own() {
+    let mut node = with_owner(Some(owner(700, &format!("/system.slice/docker-{SANDBOX}.scope"))));
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    let opened = node.last_incident();
+    assert!(opened.message.starts_with("the network namespace of nginx (pid 700, "), "{}", opened.message);
+    assert!(opened.target.as_ref().unwrap().container.is_none());
+}
+
+#[test]
+fn another_namespace_with_the_same_inode_number_is_another_subject() {
+    let mut node = service();
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    let first = node.open()[0].id.clone();
+    let tables = node.tables.get_mut(&NETNS).unwrap();
+    (tables.owner, tables.cookie) = (Some(owner(900, "/")), Some(4_098));
+    node.run_for(5 * S);
+    assert_eq!(node.kinds(), ["incident.opened", "incident.closed"]);
+    assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::SubjectGone));
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    assert_ne!(node.open()[0].id, first);
+}
+
+#[test]
+fn a_namespace_that_turns_out_to_be_a_containers_keeps_its_incident() {
+    let mut node = service();
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    let facts = sandbox(&"e".repeat(64), NETNS, "cam", "web-0", "uid");
+    node.observe(Fact::Container(Box::new(facts)));
+    node.run_for(5 * S);
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    assert_eq!(node.open().len(), 1);
+    assert_eq!(node.kinds().iter().filter(|kind| **kind == "incident.opened").count(), 1);
+}

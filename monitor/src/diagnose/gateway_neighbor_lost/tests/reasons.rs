@@ -1,0 +1,118 @@
+//! One outage after another of the same gateway: nobody is named for what another one did.
+
+use super::*;
+
+fn replaced_by(lladdr: LlAddr) -> NeighborChange {
+    NeighborChange {
+        op: NeighborOp::Changed,
+        new_state: Some(NudState::PERMANENT),
+        new_lladdr: Some(lladdr),
+        ..deletion(ETCD, NeighborCause::Replaced)
+    }
+}
+
+/// Summary, actor and count of the one open incident.
+#[track_caller]
+fn open(node: &TestNode) -> (String, Option<u32>, u64) {
+    let [incident] = &node.open()[..] else { panic!("{:?}", node.kinds()) };
+    let objects = node.core.incidents().next().unwrap().1.clone();
+    (incident.summary.clone(), objects.actor.map(|actor| actor.pid), incident.count)
+}
+
+#[test]
+fn a_deletion_by_another_process_names_and_counts_that_one_only() {
+    let mut node = lost();
+    let id = node.open()[0].id.clone();
+    node.observe(task(30_000, "/usr/bin/worker"));
+    let mut again = deletion(ETCD, NeighborCause::Admin);
+    again.actor = Some(TaskRef { key: task_key(30_000), tid: 30_000, comm: "worker".into(), context: None });
+    node.observe(Fact::Neighbor(Box::new(again.clone())));
+    assert_eq!(node.kinds(), ["incident.opened", "incident.updated"]);
+    let (summary, actor, count) = open(&node);
+    assert!(summary.ends_with("deleted by worker (pid 30000)"), "{summary}");
+    assert_eq!((actor, count, &node.open()[0].id), (Some(30_000), 1, &id));
+    node.observe(Fact::Neighbor(Box::new(again)));
+    assert_eq!(open(&node).2, 2, "the same one again");
+    assert_eq!(node.open()[0].evidence.len(), 3);
+}
+
+#[test]
+fn a_failure_that_follows_from_the_deletion_neither_counts_nor_hides_the_culprit() {
+    let mut node = lost();
+    node.set_entry(ETCD, Some((NudState::FAILED, None)));
+    node.observe(failure(ETCD));
+    let (summary, actor, count) = open(&node);
+    assert!(summary.ends_with("deleted by calico (pid 28997)"), "{summary}");
+    assert_eq!((actor, count, node.open()[0].evidence.len()), (Some(28_997), 1, 2));
+}
+
+#[test]
+fn an_entry_that_was_learned_again_and_fails_later_is_not_the_deletions_doing() {
+    for seen in [true, false] {
+        let mut node = lost();
+        node.run_for(2 * S);
+        node.set_entry(ETCD, Some((NudState(0x02), Some(host_mac()))));
+        if seen {
+            node.run_for(5 * S);
+        }
+        node.set_entry(ETCD, Some((NudState::FAILED, None)));
+        let Fact::Neighbor(mut change) = failure(ETCD) else { panic!() };
+        // The kernel keeps the address that it had learned.
+        change.lladdr = (!seen).then(host_mac);
+        node.observe(Fact::Neighbor(change));
+        assert_eq!(node.kinds().last(), Some(&"incident.closed"));
+        node.run_for(15 * S);
+        let (summary, actor, count) = open(&node);
+        assert!(summary.ends_with("nothing answers its ARP requests on eth0"), "{summary}");
+        assert_eq!((actor, count), (None, 1));
+    }
+}
+
+#[test]
+fn a_wrong_entry_that_nobody_was_seen_setting_is_not_the_deletions_doing() {
+    let mut node = lost();
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(mac(9)))));
+    node.run_for(3 * S);
+    let (summary, actor, count) = open(&node);
+    assert!(summary.contains("points to 32:76:e6:6f:ff:09"), "{summary}");
+    assert_eq!((actor, count, node.open()[0].confidence), (None, 1, Confidence::Likely));
+    let entry = node.last_incident().neighbor.clone().unwrap();
+    assert_eq!(entry.reason.as_deref(), Some("wrong-lladdr"));
+}
+
+#[test]
+fn an_entry_that_vanished_unseen_is_not_the_doing_of_who_had_replaced_it() {
+    let mut node = TestNode::with_running_pod();
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(mac(9)))));
+    node.observe(Fact::Neighbor(Box::new(replaced_by(mac(9)))));
+    assert_eq!(open(&node).1, Some(28_997));
+    node.run_for(3 * S);
+    assert_eq!(open(&node).1, Some(28_997));
+    node.set_entry(ETCD, None);
+    node.run_for(3 * S);
+    let (summary, actor, count) = open(&node);
+    assert!(summary.ends_with("is gone, and nobody was seen removing it"), "{summary}");
+    assert_eq!((actor, count), (None, 1));
+}
+
+#[test]
+fn a_loss_without_an_actor_drops_the_earlier_one() {
+    let mut node = lost();
+    let unknown = NeighborChange { actor: None, ..deletion(ETCD, NeighborCause::LinkDown) };
+    node.observe(Fact::Neighbor(Box::new(unknown)));
+    let (summary, actor, count) = open(&node);
+    assert!(summary.ends_with("was deleted because the link was set down"), "{summary}");
+    assert_eq!((actor, count), (None, 1));
+}
+
+#[test]
+fn a_restored_entry_ends_the_story_of_who_deleted_it() {
+    let mut node = lost();
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
+    node.run_for(3 * S);
+    assert!(node.open().is_empty());
+    let unknown = NeighborChange { actor: None, ..deletion(ETCD, NeighborCause::LinkDown) };
+    node.set_entry(ETCD, None);
+    node.observe(Fact::Neighbor(Box::new(unknown)));
+    assert_eq!(open(&node).1, None);
+}
