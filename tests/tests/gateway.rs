@@ -1,0 +1,199 @@
+//! Whose gateway is lost, and when it is not: on a node without any runtime.
+
+use std::process::{Command, Stdio};
+
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
+use kevtmon_tests::netns::NetnsPath;
+use kevtmon_tests::network::NeighbourState;
+use kevtmon_tests::pod::{GATEWAY, Pod};
+use kevtmon_tests::process::{Running, comm, run};
+
+const KIND: &str = "gateway-neighbor-lost";
+
+/// A teardown is over after a second, so that what comes after it can be tested.
+const IMPATIENT: &str = "[incidents]\ngateway_teardown_seconds = 2\ngateway_confirm_seconds = 1\n";
+
+fn wait_for(daemon: &mut Daemon, transition: &str, netns: u64) -> Event {
+    daemon.wait_for(&format!("{transition} in {netns}"), |event| is_of(event, transition, netns))
+}
+
+fn is_of(event: &Event, transition: &str, netns: u64) -> bool {
+    event.is_incident(transition, KIND) && event.number("/neighbor/netns") == Some(netns)
+}
+
+fn incidents(events: &[Event], netns: u64) -> Vec<String> {
+    let of_it = events.iter().filter(|event| event.number("/neighbor/netns") == Some(netns));
+    of_it.filter(|event| event.has("/incident")).map(ToString::to_string).collect()
+}
+
+/// A process in the network of a pod, in no container.
+fn live_in(pod: &Pod) -> Running {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net={}", pod.netns().path().display())).args(["sleep", "1000000"]);
+    let process = Running::spawn(command.stdin(Stdio::null()));
+    eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it is in the network");
+    process
+}
+
+#[test]
+fn a_process_that_no_runtime_knows_loses_its_gateway() {
+    let pod = Pod::new();
+    let process = live_in(&pod);
+    let mut daemon = launch().start();
+    let ip = pod.delete_gateway();
+    let deleted = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+    deleted.expect("/target/process/pid", process.pid());
+    let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
+    opened.expect_actor(ip.pid, "ip");
+    opened.expect("/severity", "warning");
+    opened.expect("/target/netns_name", pod.netns_name());
+    opened.expect("/neighbor/reason", "missing");
+    assert!(opened.has("/target/netns_cookie"), "{opened}");
+    assert_ne!(opened.text("/target/join"), "host");
+    pod.set_gateway();
+    let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
+    closed.expect("/incident/close_reason", "resolved");
+}
+
+#[test]
+fn a_process_that_entered_after_the_namespace_was_read_is_found() {
+    let mut daemon = launch().start();
+    let pod = Pod::new();
+    daemon.fence(&pod);
+    let process = live_in(&pod);
+    let ip = pod.delete_gateway();
+    let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
+    opened.expect_actor(ip.pid, "ip");
+    opened.expect("/target/process/pid", process.pid());
+}
+
+#[test]
+fn a_private_network_without_a_name_is_named_by_its_process() {
+    let mut command = Command::new("unshare");
+    let process = Running::spawn(command.args(["-n", "sleep", "1000000"]).stdin(Stdio::null()));
+    eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it has a network of its own");
+    let pod = Pod::at(NetnsPath::of_process(process.pid()));
+    let netns = pod.inum();
+    let mut daemon = launch().start();
+    pod.delete_gateway();
+    let opened = wait_for(&mut daemon, "incident.opened", netns);
+    opened.expect("/target/process/comm", "sleep");
+    opened.expect_none("/target/netns_name");
+    let label = format!("the network namespace of sleep (pid {}", process.pid());
+    assert!(opened.text("/message").starts_with(&label), "{opened}");
+    drop(process);
+    let closed = wait_for(&mut daemon, "incident.closed", netns);
+    closed.expect("/incident/close_reason", "subject-gone");
+}
+
+#[test]
+fn a_namespace_in_which_nothing_lives_loses_nothing() {
+    let pod = Pod::new();
+    let mut daemon = launch().config(IMPATIENT).start();
+    pod.delete_gateway();
+    let deleted = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+    deleted.expect("/neighbor/gateway", true);
+    deleted.expect_none("/target/process");
+    // It would have been confirmed by now.
+    let witness = Pod::new();
+    let _process = live_in(&witness);
+    witness.delete_gateway();
+    wait_for(&mut daemon, "incident.opened", witness.inum());
+    assert_eq!(incidents(&daemon.events(), pod.inum()), [""; 0]);
+}
+
+#[test]
+fn what_a_user_does_in_a_network_of_his_own_is_a_notice_at_most() {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    command.args(["unshare", "-Urn", "sleep", "1000000"]);
+    let process = Running::spawn(command.stdin(Stdio::null()));
+    eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it has namespaces of its own");
+    let pod = Pod::at(NetnsPath::of_process(process.pid()));
+    let config = format!("{IMPATIENT}gateway_critical_seconds = 1\n");
+    let mut daemon = launch().config(&config).start();
+    pod.delete_gateway();
+    let deleted = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+    deleted.expect("/neighbor/gateway", true);
+    deleted.expect("/target/userns", "other");
+    let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
+    opened.expect("/severity", "notice");
+    opened.expect("/incident/severity", "notice");
+    pod.set_gateway();
+    let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
+    closed.expect("/incident/severity", "notice");
+    assert!(daemon.events().iter().filter(|event| event.is_in(pod.inum())).all(|event| !event.alarms()));
+}
+
+#[test]
+fn a_host_end_that_an_agent_deletes_leaves_the_gateway_missing_until_the_process_ends() {
+    let pod = Pod::new();
+    let process = live_in(&pod);
+    let mut daemon = launch().config(IMPATIENT).start();
+    let ip = run(&format!("ip link del {}", pod.host_end()));
+    let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
+    opened.expect_actor(ip.pid, "ip");
+    opened.expect("/neighbor/reason", "missing");
+    opened.expect("/neighbor/cause", "link-deleted");
+    drop(process);
+    let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
+    closed.expect("/incident/close_reason", "subject-gone");
+}
+
+#[test]
+fn an_interface_that_was_down_for_a_moment_has_lost_the_gateway_until_it_is_restored() {
+    let pod = Pod::new();
+    let _process = live_in(&pod);
+    let mut daemon = launch().start();
+    let ip = pod.netns().ip_batch("link set eth0 down\nlink set eth0 up\n");
+    let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
+    opened.expect_actor(ip.pid, "ip");
+    opened.expect("/neighbor/cause", "link-down");
+    // The interface is read several times, up and without its route.
+    daemon.wait_for("a repetition", |event| event.is_in(pod.inum()) && event.kind() == "link.changed");
+    let gateway = GATEWAY.parse().expect("an address");
+    pod.netns().network(|network| network.add_gateway("eth0", gateway));
+    pod.set_gateway();
+    let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
+    closed.expect("/incident/close_reason", "resolved");
+    assert!(pod.has_gateway());
+}
+
+#[test]
+fn a_default_route_deleted_on_purpose_closes_the_incident() {
+    let pod = Pod::new();
+    let _process = live_in(&pod);
+    let mut daemon = launch().start();
+    pod.delete_gateway();
+    wait_for(&mut daemon, "incident.opened", pod.inum());
+    pod.ip("route del default");
+    let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
+    closed.expect("/incident/close_reason", "resolved");
+}
+
+#[test]
+fn an_actor_is_not_named_for_what_came_after_a_repair() {
+    let pod = Pod::new();
+    let _process = live_in(&pod);
+    let mut daemon = launch().start();
+    let first = pod.delete_gateway();
+    wait_for(&mut daemon, "incident.opened", pod.inum()).expect_actor(first.pid, "ip");
+    // A wrong entry, which the hooks do not report.
+    pod.set_neighbor(GATEWAY, "02:00:00:00:00:0c", NeighbourState::Permanent);
+    let other = daemon.wait_for("another reason", |event| {
+        is_of(event, "incident.updated", pod.inum()) && event.text("/neighbor/reason") == "wrong-lladdr"
+    });
+    other.expect_none("/actor");
+    other.expect("/incident/count", 1);
+    assert!(!other.text("/message").contains(&first.pid.to_string()), "{other}");
+    // Then another process takes that one, too.
+    let second = pod.delete_gateway();
+    let again = daemon.wait_for("the other process", |event| {
+        is_of(event, "incident.updated", pod.inum())
+            && event.number("/actor/pid") == Some(second.pid.into())
+    });
+    again.expect("/neighbor/reason", "missing");
+    again.expect("/incident/count", 1);
+}
