@@ -11,7 +11,8 @@ use crate::memory::{Kernel, Structure as _, offset};
 use crate::task::OFFSETS;
 
 /// A place in a mount tree.
-#[derive(Clone, Copy)]
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     /// `struct vfsmount`.
     mnt: u64,
@@ -19,6 +20,15 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// Null. A walk to it ends at the topmost mount, with `OTHER_TREE`.
+    pub(crate) const NOWHERE: Self = Self { mnt: 0, dentry: 0 };
+
+    /// The `struct mount` that it is on.
+    #[inline(always)]
+    pub(crate) fn mount(self) -> Kernel {
+        Kernel(self.mnt.wrapping_sub(u64::from(offset!(mount_vfsmount))))
+    }
+
     /// Reads a `struct path` that is embedded in `structure`, `path` bytes from its start.
     #[inline(always)]
     pub(crate) fn read(structure: Kernel, path: u32) -> Self {

@@ -1,34 +1,61 @@
 //! umount(2): refused with EBUSY, or done.
 //!
-//! The system call is traced as `umount` (`SYSCALL_DEFINE2(umount, …)`, fs/namespace.c). The path is read at
-//! exit: by then the kernel itself has read it, so its page is there; at entry it may not be.
+//! The system call is traced as `umount` (`SYSCALL_DEFINE2(umount, …)`, fs/namespace.c). Every refusal is counted
+//! and reported when the call returns, whatever is known of its start. The path is read then: by now the kernel itself
+//! has read it, so its page is there. Since its caller can overwrite it during the call, and another thread can
+//! change the directories that it starts from, both are compared with what they were at the start.
 
 use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
-use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_probe_read_user_str};
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_task, bpf_get_prandom_u32, bpf_ktime_get_boot_ns, bpf_probe_read_kernel,
+    bpf_probe_read_user_str,
+};
 use aya_ebpf::macros::{map, tracepoint};
-use aya_ebpf::maps::{HashMap, PerCpuArray};
+use aya_ebpf::maps::{LruHashMap, PerCpuArray};
 use aya_ebpf::programs::TracePointContext;
 use aya_log_ebpf::debug;
 use kevtmon_ebpf::Header;
-use kevtmon_ebpf::umount::{KIND_UMOUNT, PATH_CAPACITY, UmountRecord, counter};
+use kevtmon_ebpf::umount::{
+    DirectoryRecord, KIND_UMOUNT, PATH_CAPACITY, UmountOffsets, UmountRecord, call_mark, counter,
+};
 
 use crate::emit;
+use crate::memory::{Kernel, Structure as _, offset};
+use crate::path::Place;
 use crate::task;
 
 const EBUSY: i64 = -16;
 
-/// Arguments of a call under way.
+/// Written by the daemon before load.
+#[unsafe(export_name = "UMOUNT_OFFSETS")]
+static OFFSETS: UmountOffsets = UmountOffsets::ZERO;
+
+/// What a call under way began with.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Pending {
+struct Start {
     path: u64,
     flags: u64,
+    /// Bytes of the path, 0 if it could not be read.
+    len: u64,
+    /// Of the path, by `key`.
+    digest: u64,
+    key: u64,
+    root: Place,
+    cwd: Place,
 }
 
-/// By thread id: a thread is in one system call at a time.
+impl Start {
+    /// Of a call that began before the programs were attached, or that was forgotten.
+    const UNSEEN: Self =
+        Self { path: 0, flags: 0, len: 0, digest: 0, key: 0, root: Place::NOWHERE, cwd: Place::NOWHERE };
+}
+
+/// By thread id: a thread is in one system call at a time. When it is full, the calls that began first are
+/// forgotten: callers that block in great numbers hide no other.
 #[map]
-static PENDING: HashMap<u32, Pending> = HashMap::with_max_entries(1024, 0);
+static STARTED: LruHashMap<u32, Start> = LruHashMap::with_max_entries(8192, 0);
 
 /// A record is larger than the stack of a program.
 #[map]
@@ -39,11 +66,28 @@ static SCRATCH: PerCpuArray<UmountRecord> = PerCpuArray::with_max_entries(1, 0);
 fn sys_enter_umount(ctx: TracePointContext) -> u32 {
     // SAFETY: offsets of the tracepoint's format, which the verifier bounds.
     let (path, flags) = unsafe { (ctx.read_at::<u64>(16), ctx.read_at::<u64>(24)) };
-    if let (Ok(path), Ok(flags)) = (path, flags)
-        && PENDING.insert(ctx.pid(), Pending { path, flags }, 0).is_err()
-    {
-        emit::count(counter::PENDING_FULL);
-    }
+    let (Ok(path), Ok(flags), Some(record)) = (path, flags, SCRATCH.get_ptr_mut(0)) else {
+        return 0;
+    };
+    // SAFETY: as in `sys_exit_umount`.
+    let len = unsafe { read_path(path, record) };
+    // SAFETY: helpers without arguments.
+    let (key, fs) = unsafe {
+        let key = u64::from(bpf_get_prandom_u32()) << 32 | u64::from(bpf_get_prandom_u32()) | 1;
+        (key, Kernel(bpf_get_current_task()).follow(offset!(task_fs)))
+    };
+    let start = Start {
+        path,
+        flags,
+        len,
+        // SAFETY: as above.
+        digest: unsafe { digest(record, key) },
+        key,
+        root: Place::read(fs, offset!(fs_root)),
+        cwd: Place::read(fs, offset!(fs_pwd)),
+    };
+    // Without it, the call is reported without its path.
+    let _ = STARTED.insert(ctx.pid(), start, 0);
     0
 }
 
@@ -52,10 +96,8 @@ fn sys_enter_umount(ctx: TracePointContext) -> u32 {
 fn sys_exit_umount(ctx: TracePointContext) -> u32 {
     let tid = bpf_get_current_pid_tgid() as u32;
     // SAFETY: the map's values are plain bytes.
-    let Some(pending) = (unsafe { PENDING.get(tid) }).copied() else {
-        return 0;
-    };
-    let _ = PENDING.remove(tid);
+    let start = unsafe { STARTED.get(tid) }.copied().unwrap_or(Start::UNSEEN);
+    let _ = STARTED.remove(tid);
     // SAFETY: offset of the tracepoint's format, which the verifier bounds.
     let Ok(result) = (unsafe { ctx.read_at::<i64>(16) }) else {
         return 0;
@@ -79,20 +121,100 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
         (*record).header = Header { kind: KIND_UMOUNT, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
         (*record).task = id;
         (*record).mntns = id.mntns;
-        (*record).flags = pending.flags as u32;
         (*record).result = result as i32;
-        let copied = bpf_probe_read_user_str(
-            (&raw mut (*record).path).cast(),
-            PATH_CAPACITY as u32,
-            pending.path as *const _,
-        );
-        if copied <= 0 || copied > PATH_CAPACITY as i64 {
-            emit::count(counter::PATH_UNREADABLE);
-            return 0;
-        }
-        let len = (copied - 1) as u64 & (PATH_CAPACITY as u64 - 1);
+        (*record).reserved = 0;
+        let len = add_path(record, &start, current);
         (*record).path_len = len as u32;
         emit::copied(counter::RING_FULL, record, UmountRecord::HEAD as u64 + len);
     }
     0
+}
+
+/// Writes the path and where it starts from; returns the path's length.
+///
+/// # Safety
+/// `record` must be valid for writes.
+#[inline(always)]
+unsafe fn add_path(record: *mut UmountRecord, start: &Start, current: Kernel) -> u64 {
+    let fs = current.follow(offset!(task_fs));
+    let root = Place::read(fs, offset!(fs_root));
+    let cwd = Place::read(fs, offset!(fs_pwd));
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let len = read_path(start.path, record);
+        let mut marks = 0;
+        if start.path == 0 {
+            marks = call_mark::START_UNSEEN;
+        } else if len == 0 {
+            marks = call_mark::PATH_UNREAD;
+        } else if start.len == 0 {
+            marks = call_mark::PATH_READ_LATE;
+        } else if digest(record, start.key) != start.digest {
+            marks = call_mark::PATH_CHANGED;
+        }
+        if root != start.root {
+            marks |= call_mark::DIRECTORY_CHANGED;
+        }
+        (*record).flags = start.flags as u32;
+        add_directory(&raw mut (*record).root, root);
+        if (*record).path[0] == b'/' {
+            (*record).cwd.mount_id = 0;
+        } else {
+            if cwd != start.cwd {
+                marks |= call_mark::DIRECTORY_CHANGED;
+            }
+            add_directory(&raw mut (*record).cwd, cwd);
+        }
+        (*record).marks = marks;
+        len
+    }
+}
+
+/// Writes a directory with its names up to the topmost mount.
+///
+/// # Safety
+/// `into` must be valid for writes.
+#[inline(always)]
+unsafe fn add_directory(into: *mut DirectoryRecord, place: Place) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        (*into).mount_id = place.mount().get(offset!(mount_id));
+        (*into).marks = place.walk(Place::NOWHERE, &raw mut (*into).names);
+    }
+}
+
+/// Reads a path from the caller's memory, with zeros after it; returns its length, 0 if it cannot be read.
+///
+/// # Safety
+/// `record` must be valid for writes.
+#[inline(always)]
+unsafe fn read_path(path: u64, record: *mut UmountRecord) -> u64 {
+    // SAFETY: by the caller's promise; the helpers check the source. The first one fails, and then writes zeros.
+    let copied = unsafe {
+        let into = (&raw mut (*record).path).cast();
+        bpf_probe_read_kernel(into, PATH_CAPACITY as u32, core::ptr::null());
+        bpf_probe_read_user_str(into, PATH_CAPACITY as u32, path as *const _)
+    };
+    if copied <= 0 || copied > PATH_CAPACITY as i64 {
+        return 0;
+    }
+    (copied - 1) as u64 & (PATH_CAPACITY as u64 - 1)
+}
+
+/// Of the path in a record, with the zeros after it: a polynomial in `key`, which nobody knows before. Without any
+/// branch, each of which would multiply the paths that the verifier walks.
+///
+/// # Safety
+/// `record` must be valid for reads.
+#[inline(always)]
+unsafe fn digest(record: *const UmountRecord, key: u64) -> u64 {
+    let mut sum = 0_u64;
+    let mut index = 0;
+    while index < PATH_CAPACITY / 8 {
+        // SAFETY: within the path. Volatile, so that the loop stays as short as it is.
+        let word = unsafe { core::ptr::read_volatile((&raw const (*record).path).cast::<u64>().add(index)) };
+        sum = sum.wrapping_mul(key).wrapping_add(word);
+        index += 1;
+    }
+    sum
 }

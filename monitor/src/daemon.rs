@@ -303,8 +303,8 @@ impl Daemon {
                 }
             }
             Request::Kubelet => self.kubelets.look_and_send(&self.observations),
-            Request::Holders { id, mntns, tgid, path, follow } => {
-                let request = ScanRequest { id, mntns, tgid, path: path.clone(), follow };
+            Request::Holders { id, mntns, tgid, path, origin, follow } => {
+                let request = ScanRequest { id, mntns, tgid, path: path.clone(), origin, follow };
                 if let Err(refused) = self.scanner.request(request) {
                     self.metrics.holders_scan_skipped(match refused {
                         Refused::Full => "queue-full",

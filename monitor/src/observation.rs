@@ -23,8 +23,8 @@ mod source;
 
 pub use kubelet::{KubeletFacts, KubeletNamespace};
 pub use mount::{
-    Access, BlindSpot, Holder, HolderReport, MountFacts, MountIdentity, MountPresence, MountSyscall,
-    UmountAttempt, Verdict,
+    Access, BlindSpot, CallerDirectory, Holder, HolderReport, MountFacts, MountIdentity, MountPresence,
+    MountSyscall, PathDoubt, PathOrigin, UmountAttempt, Verdict,
 };
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use net::{
@@ -202,6 +202,8 @@ pub enum Request {
         tgid: u32,
         /// As the caller gave it; may be relative to the caller's directory.
         path: String,
+        /// Where the path starts from. Without it, an absolute path starts at the root of the namespace.
+        origin: Option<Box<PathOrigin>>,
         /// Whether a link at its end is followed.
         follow: bool,
     },

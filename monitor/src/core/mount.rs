@@ -139,6 +139,7 @@ impl Core {
             mntns: umount.attempt.mntns,
             tgid: umount.attempt.actor.key.tgid,
             path: umount.attempt.path.clone(),
+            origin: umount.attempt.origin.clone(),
             follow: umount.attempt.flags & UMOUNT_NOFOLLOW == 0,
         });
         self.holder_scans.pending.push(at.saturating_add(SCAN_TIMEOUT_NS), id, umount);

@@ -235,6 +235,7 @@ impl VolumeBusy {
                 mntns: key.mntns,
                 tgid: 0,
                 path: key.path.clone(),
+                origin: None,
                 follow: false,
             });
         }

@@ -134,8 +134,31 @@ pub(super) fn mounts(
     partial
 }
 
+/// What one member shows of its namespace.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) tgid: u32,
+    /// The directory of the task.
+    pub(super) process: Dir,
+    /// Its root directory; `/` but for a chroot.
+    pub(super) root: String,
+    /// The mounts below that.
+    pub(super) table: MountTable,
+}
+
+/// Reads the mounts that a member sees; `None` if it is gone, or has entered another namespace meanwhile.
+pub(super) fn seen_by(proc: &Proc, member: Member, ns: NsInum) -> Option<Seen> {
+    let (mut buffer, mut text) = (Buffer::default(), Vec::new());
+    let process = proc.dir(member.tgid).ok()?;
+    let process = if member.tid == member.tgid { process } else { task_dir(&process, member.tid)? };
+    let root = process.link(c"root", &mut buffer).ok()?.into_owned();
+    let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, &root);
+    let is_member = matches!(namespace(&process, &mut buffer), Ok(Some(now)) if now == ns);
+    (is_member && root.starts_with('/')).then_some(Seen { tgid: member.tgid, process, root, table })
+}
+
 /// Members of one namespace that are tried until one can be read and is in no chroot.
-const MAX_TRIES: usize = 64;
+pub(super) const MAX_TRIES: usize = 64;
 
 /// The mounts that a process sees whose links may not be read; its own root may hide some.
 pub(super) fn mounts_of_unreadable(proc: &Proc, tgid: u32) -> io::Result<MountTable> {

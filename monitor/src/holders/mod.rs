@@ -17,16 +17,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::error_chain::chain;
-use crate::observation::{Access, Holder, HolderReport, MountPresence, NsInum, Verdict};
+use crate::observation::{
+    Access, Holder, HolderReport, MountPresence, NsInum, PathDoubt, PathOrigin, Verdict,
+};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Dir, is_gone};
-use crate::sources::procfs::mountinfo::{Mount, MountTable};
+use crate::sources::procfs::mountinfo::Mount;
 
 pub use presence::PresenceRequest;
 
-use mntns_index::{Member, MntnsIndex};
+use mntns_index::{Member, MntnsIndex, Seen};
 use pins::{Pin, ScanTargets, SearchedMount, Visitor};
 use propagation::{MountCopy, NamespaceMounts};
+use resolve::{Unresolved, View};
 
 mod mntns_index;
 mod pins;
@@ -52,6 +55,8 @@ pub struct ScanRequest {
     pub tgid: u32,
     /// As it was given; may be relative to the process' directory.
     pub path: String,
+    /// Where it starts from, captured when it was given.
+    pub origin: Option<Box<PathOrigin>>,
     /// Whether a link at its end is followed.
     pub follow: bool,
 }
@@ -118,19 +123,17 @@ impl<'p> Scan<'p> {
         let index = MntnsIndex::build(self.proc, &self.deadline).ok()?;
         self.in_time &= index.finished;
         let members = self.best_members(&index, request);
-        let Some(table) = mntns_index::mounts(self.proc, members.iter().copied(), |_| true) else {
-            self.report
-                .blind_spot(None, "no process is left in its mount namespace whose mounts can be read");
-            return None;
+        let (seen, target) = self.locate(request, &members)?;
+        let Some(target) = target else {
+            if request.origin.is_some() {
+                // The kernel found a mount there.
+                self.report.blind_spot(None, "nothing is mounted at the path any more");
+            }
+            return Some(Verdict::NotAMount);
         };
-        let resolved = self.resolve(request, &members, &table);
-        let Some(target) = table.at(&self.report.path).cloned() else {
-            return resolved.then_some(Verdict::NotAMount);
-        };
-        let unique = members.first().and_then(|member| {
-            let process = self.proc.dir(member.tgid).ok()?;
-            presence::namespace_of(self.proc, member.tgid, &process).ok()?.unique_id(&target)
-        });
+        let table = seen.table;
+        let namespace = presence::namespace_of(self.proc, seen.tgid, &seen.process);
+        let unique = namespace.ok().and_then(|namespace| namespace.unique_id(&target));
         self.report.mount = Some(target.facts(request.mntns, unique));
         let children = table.children(target.id).map(|child| child.mountpoint.clone());
         self.report.child_mounts = children.take(MAX_LISTED).collect();
@@ -157,32 +160,55 @@ impl<'p> Scan<'p> {
         Some(self.verdict(processes > 0, request.tgid))
     }
 
-    /// Resolves the path; false if links on the way to it could not be followed.
-    fn resolve(&mut self, request: &ScanRequest, members: &[Member], table: &MountTable) -> bool {
-        let lexical = target::absolute(self.proc, request);
-        let Some(walk) = target::walk(self.proc, request, members.iter().map(|member| member.tgid)) else {
-            // What a descriptor has open needs no walk.
-            let Some(path) = lexical.filter(|_| self.proc.link(request.tgid, "root").is_some()) else {
-                self.report.blind_spot(None, "whoever gave the path has ended, so it cannot be resolved");
-                return false;
-            };
-            self.report.path = path;
-            return true;
-        };
-        let root = self.proc.path(walk.tgid, "root");
-        match resolve::mount_point(&root, walk.tgid, &walk.path, request.follow, table) {
-            Ok(path) => {
-                self.report.path = path;
-                true
-            }
-            Err(error) => {
-                self.report.blind_spot(None, &format!("the path cannot be resolved: {}", chain(&error)));
-                if let Some(path) = lexical {
-                    self.report.path = path;
-                }
-                false
+    /// Finds the mount that the path leads to, in the view of a process of the namespace; no mount where nothing is
+    /// mounted, `None` where that is not known.
+    fn locate(&mut self, request: &ScanRequest, members: &[Member]) -> Option<(Seen, Option<Mount>)> {
+        if let Some(doubt) = request.origin.as_ref().and_then(|origin| origin.doubt) {
+            self.report.blind_spot(None, doubt.reason());
+            if doubt != PathDoubt::ReadLate {
+                return None;
             }
         }
+        let mut seen = members
+            .iter()
+            .take(mntns_index::MAX_TRIES)
+            .filter_map(|member| mntns_index::seen_by(self.proc, *member, request.mntns));
+        if let Some(meant) = target::descriptor(self.proc, request) {
+            let reason = "the path names a file that the caller has open, or had";
+            self.report.blind_spot(None, reason);
+            self.report.path = meant?;
+            let seen = seen.next()?;
+            let mount = seen.table.at(&self.report.path).cloned();
+            return mount.is_some().then_some((seen, mount));
+        }
+        let mut failed = Unresolved::NoProcess;
+        match target::origin(self.proc, request) {
+            Err(error) => failed = error,
+            Ok(origin) => {
+                for seen in seen.take_while(|_| !self.deadline.is_over()) {
+                    let view = View::open(&seen.process, &seen.root, &seen.table);
+                    match view.and_then(|view| view.resolve(&origin)) {
+                        Ok(resolved) => {
+                            self.report.path = resolved.path;
+                            if seen.root != "/" {
+                                let reason = "only processes in a chroot are left in its mount namespace";
+                                self.report.blind_spot(None, reason);
+                            }
+                            return Some((seen, resolved.mount));
+                        }
+                        Err(error) => {
+                            let is_final = !error.may_be_seen_by_another();
+                            failed = error;
+                            if is_final {
+                                break;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        self.report.blind_spot(None, &format!("the path cannot be resolved: {}", chain(&failed)));
+        None
     }
 
     /// Members of the target's namespace: ourselves first, then the caller.

@@ -1,23 +1,26 @@
-//! Which mount point a path leads to, through symbolic links: the kernel walks, from its own cache only.
+//! Which mount a path leads to, as its caller saw it: through symbolic links, across mounts, below its root directory.
 //!
-//! The mount point itself is never opened: that would pin the mount. The directories above it are, with `O_PATH`
-//! and for a moment. `RESOLVE_CACHED` (since 5.12) fails instead of querying a file system, which could hang; the
-//! process that tried to unmount has just walked the same path, so it is cached. Links are read one by one, since a
-//! walk through one may update its access time, which is not done from the cache.
+//! Paths here are canonical: from the topmost mount of a namespace, without links. The kernel looks them up, below the
+//! root of a living process of that namespace, from its own cache only: `RESOLVE_CACHED` (since 5.12) fails instead of
+//! querying a file system, which could hang; whoever tried to unmount has just walked the same path, so it is
+//! cached. Links are read one by one, since a walk through one may update its access time, which is not done from the
+//! cache.
+//!
+//! The mount itself is never opened: that would pin it. Which one is meant follows from the mount table, by the id of
+//! the mount that the directory above is on. Directories above are open one at a time, for a moment.
 
 use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, open, openat2, readlinkat};
-use nix::sys::stat::{Mode, SFlag, fstatat};
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
+use nix::sys::stat::{SFlag, fstatat};
 use thiserror::Error;
 
-use crate::sources::procfs::dir::mnt_id;
-use crate::sources::procfs::mountinfo::MountTable;
+use crate::sources::procfs::dir::{Dir, mnt_id};
+use crate::sources::procfs::mountinfo::{Mount, MountTable};
 
 /// `RESOLVE_CACHED` of include/uapi/linux/openat2.h.
 const RESOLVE_CACHED: u64 = 0x20;
@@ -34,101 +37,266 @@ const LOCAL: &[&str] = &[
 /// Why a path could not be resolved.
 #[derive(Debug, Error)]
 pub(super) enum Unresolved {
-    /// The process has ended, or may not be inspected.
-    #[error("cannot open the root directory of process {tgid}")]
-    Root {
-        tgid: u32,
-        #[source]
-        source: io::Error,
-    },
-    /// `EAGAIN`: a part is not in the cache; `EINVAL`: a kernel before 5.12.
-    #[error("cannot look up {name:?} in the kernel's cache")]
+    #[error("no process is left in its mount namespace whose root directory can be opened")]
+    NoProcess,
+    #[error("its caller's root or current directory could not be captured, or was removed")]
+    NotCaptured,
+    /// The directory of this path is another one for the process that is walked from.
+    #[error("{path} is on another mount now than it was for the caller")]
+    Elsewhere { path: String },
+    #[error("no process that sees {path} is left in its mount namespace")]
+    OutOfSight { path: String },
+    /// `EAGAIN`: a part is not in the cache.
+    #[error("cannot look up {path} in the kernel's cache")]
     Walk {
-        name: String,
+        path: String,
         #[source]
         errno: Errno,
     },
-    #[error("cannot read the path of a parent directory")]
-    Shown {
-        #[source]
-        source: io::Error,
-    },
-    #[error("{shown} was removed")]
-    Deleted { shown: String },
+    #[error("kernels before 5.12 cannot look up a path without querying its file systems")]
+    TooOld,
+    #[error("the mounts at {path} changed during the lookup")]
+    Changed { path: String },
+    #[error("cannot read on which mount a directory is")]
+    MountId(#[source] io::Error),
     /// Its file system would have to request it.
     #[error("reading a link on {fstype} could block")]
     Remote { fstype: String },
     /// Only by opening the mount itself.
     #[error("the path ends in `..`")]
     Parent,
+    #[error("the path is not UTF-8")]
+    NotText,
     #[error("too many symbolic links")]
     Links,
 }
 
-/// The mount point that an absolute path leads to, as a process with this root directory sees it; in the form in
-/// which that namespace's mount table shows it. `follow`: also a link at the end, as umount does.
-pub(super) fn mount_point(
-    root: &Path,
-    tgid: u32,
-    path: &str,
-    follow: bool,
-    table: &MountTable,
-) -> Result<String, Unresolved> {
-    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    let root =
-        open(root, flags, Mode::empty()).map_err(|errno| Unresolved::Root { tgid, source: errno.into() })?;
-    // The directories on the way, the root first.
-    let mut way = vec![root];
-    let mut names: VecDeque<String> = names(path).collect();
-    let mut links = 0;
-    while let Some(name) = names.pop_front() {
-        let is_last = names.is_empty();
-        if name == ".." {
-            if is_last {
-                return Err(Unresolved::Parent);
-            }
-            // In the root it leads to the root.
-            way.truncate((way.len() - 1).max(1));
-            continue;
+impl Unresolved {
+    /// Whether another process of the namespace may see what this one does not.
+    pub(super) fn may_be_seen_by_another(&self) -> bool {
+        matches!(self, Self::NoProcess | Self::Elsewhere { .. } | Self::OutOfSight { .. })
+    }
+}
+
+/// A directory of the caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Anchor {
+    /// Canonical path.
+    pub(super) path: String,
+    /// The mount that it is on, where that is known.
+    pub(super) mount_id: Option<u64>,
+}
+
+/// A path, and where it starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Origin {
+    /// The caller's root directory.
+    pub(super) root: Anchor,
+    /// The caller's current directory; `None` for an absolute path.
+    pub(super) cwd: Option<Anchor>,
+    /// As it was given.
+    pub(super) path: String,
+    /// Whether a link at its end is followed.
+    pub(super) follow: bool,
+}
+
+/// What a path leads to.
+#[derive(Debug)]
+pub(super) struct Resolved {
+    /// Canonical path.
+    pub(super) path: String,
+    /// The topmost mount there, if there is any.
+    pub(super) mount: Option<Mount>,
+}
+
+/// The view of a process: its root directory, and the mounts of its namespace.
+#[derive(Debug)]
+pub(super) struct View<'t> {
+    top: OwnedFd,
+    /// Where the root directory is; `/` but for a chroot.
+    shown: Vec<String>,
+    table: &'t MountTable,
+}
+
+impl<'t> View<'t> {
+    /// Opens the root directory of a process.
+    pub(super) fn open(process: &Dir, shown: &str, table: &'t MountTable) -> Result<Self, Unresolved> {
+        let top = process.root().map_err(|_| Unresolved::NoProcess)?;
+        Ok(Self { top, shown: names(shown).collect(), table })
+    }
+
+    /// Walks a path.
+    pub(super) fn resolve(&self, origin: &Origin) -> Result<Resolved, Unresolved> {
+        if origin.path.contains(char::REPLACEMENT_CHARACTER) {
+            return Err(Unresolved::NotText);
         }
-        let directory = way.last().map(AsFd::as_fd).ok_or(Unresolved::Parent)?;
-        // On a mount point this fails (EXDEV) before anything of the mount is opened.
-        let resolve = if is_last { ResolveFlag::RESOLVE_NO_XDEV } else { ResolveFlag::empty() };
-        let mut opened = open_cached(directory, &name, resolve);
-        if is_last && matches!(opened, Err(Errno::EAGAIN)) && is_local(&fstype(directory, table)) {
-            // A name that does not exist is often not in the cache.
-            opened = openat2(directory, name.as_str(), how(resolve));
-        }
-        let found = match opened {
-            Ok(found) => found,
-            Err(errno) if is_last => {
-                let path = joined(&shown_path(directory)?, &name);
-                // Any other error says nothing about what is there, which may be a link.
-                let is_settled = matches!(errno, Errno::EXDEV | Errno::ENOENT) || table.at(&path).is_some();
-                return if is_settled { Ok(path) } else { Err(Unresolved::Walk { name, errno }) };
-            }
-            Err(errno) => return Err(Unresolved::Walk { name, errno }),
+        let root = self.anchor(&origin.root)?;
+        let mut at = match &origin.cwd {
+            Some(cwd) => self.anchor(cwd)?,
+            None => root.clone(),
         };
-        if is_last && !follow {
-            return Ok(joined(&shown_path(directory)?, &name));
-        }
-        match link(&found, table)? {
-            Some(target) => {
-                links += 1;
-                if links > LINKS_MAX {
-                    return Err(Unresolved::Links);
+        // What ends in a slash is a directory, so a link there is followed.
+        let follow = origin.follow || origin.path.ends_with('/') || origin.path.ends_with("/.");
+        let mut rest: VecDeque<String> = names(&origin.path).collect();
+        let mut links = 0;
+        while let Some(name) = rest.pop_front() {
+            let is_last = rest.is_empty();
+            if name == ".." {
+                if is_last {
+                    return Err(Unresolved::Parent);
                 }
-                if target.starts_with('/') {
-                    way.truncate(1);
+                // In the root it leads to the root.
+                if at != root {
+                    at.pop();
                 }
-                self::names(&target).rev().for_each(|name| names.push_front(name));
+                continue;
             }
-            None if is_last => return Ok(joined(&shown_path(directory)?, &name)),
-            None => way.push(found),
+            let step = if is_last { self.last(&at, &name)? } else { self.directory(&at, &name)? };
+            match step {
+                Step::Link(target) if !is_last || follow => {
+                    links += 1;
+                    if links > LINKS_MAX {
+                        return Err(Unresolved::Links);
+                    }
+                    if target.starts_with('/') {
+                        at.clone_from(&root);
+                    }
+                    names(&target).rev().for_each(|name| rest.push_front(name));
+                }
+                Step::Directory => at.push(name),
+                Step::Mount(mount) => {
+                    return Ok(Resolved { path: joined(&at, &name), mount: Some(*mount) });
+                }
+                Step::Link(_) | Step::Nothing => {
+                    return Ok(Resolved { path: joined(&at, &name), mount: None });
+                }
+            }
+        }
+        // The path, or a link in it, was a directory that was walked already.
+        self.stack_of(&at)
+    }
+
+    /// Canonical names of a directory, after it was found to be the one that is meant.
+    fn anchor(&self, anchor: &Anchor) -> Result<Vec<String>, Unresolved> {
+        let at: Vec<String> = names(&anchor.path).collect();
+        let Some(expected) = anchor.mount_id else { return Ok(at) };
+        let is_mount = self.table.by_id(expected).is_some_and(|mount| mount.mountpoint == anchor.path);
+        let found = match at.split_last() {
+            // The mount that is meant may be this one, so it is not opened.
+            Some((name, above)) if is_mount => match self.last(above, name)? {
+                Step::Mount(mount) => mount.id,
+                _ => return Err(Unresolved::Changed { path: anchor.path.clone() }),
+            },
+            _ => mount_of(self.open_directory(&at)?.as_fd())?,
+        };
+        if found == expected { Ok(at) } else { Err(Unresolved::Elsewhere { path: anchor.path.clone() }) }
+    }
+
+    /// What a name in the middle of a path is.
+    fn directory(&self, at: &[String], name: &str) -> Result<Step, Unresolved> {
+        let path = joined(at, name);
+        let below = self.below(&path, at.iter().map(String::as_str).chain([name]))?;
+        match open_cached(self.top.as_fd(), &below, OFlag::O_DIRECTORY, ResolveFlag::empty()) {
+            Ok(_) => Ok(Step::Directory),
+            Err(Errno::ENOTDIR) => {
+                let found = open_cached(self.top.as_fd(), &below, OFlag::empty(), ResolveFlag::empty());
+                let found = found.map_err(|errno| walk(&path, errno))?;
+                match self.link(&found)? {
+                    Some(target) => Ok(Step::Link(target)),
+                    None => Err(walk(&path, Errno::ENOTDIR)),
+                }
+            }
+            Err(errno) => Err(walk(&path, errno)),
         }
     }
-    // The path, or a link in it, was the root.
-    shown_path(way.last().map(AsFd::as_fd).ok_or(Unresolved::Parent)?)
+
+    /// What the last name of a path is; a mount there is not opened.
+    fn last(&self, at: &[String], name: &str) -> Result<Step, Unresolved> {
+        let path = joined(at, name);
+        let directory = self.open_directory(at)?;
+        let parent = mount_of(directory.as_fd())?;
+        if let Some(mount) = self.table.topmost(&path, parent) {
+            return Ok(Step::Mount(Box::new(mount.clone())));
+        }
+        // On a mount point this fails before anything of the mount is opened.
+        let no_mount = ResolveFlag::RESOLVE_NO_XDEV;
+        let mut opened = open_cached(directory.as_fd(), name, OFlag::empty(), no_mount);
+        if matches!(opened, Err(Errno::EAGAIN)) && is_local(&self.fstype(directory.as_fd())) {
+            // A name that does not exist is often not in the cache.
+            opened = openat2(&directory, name, how(OFlag::empty(), no_mount));
+        }
+        drop(directory);
+        match opened {
+            Ok(found) => Ok(self.link(&found)?.map_or(Step::Nothing, Step::Link)),
+            Err(Errno::ENOENT) => Ok(Step::Nothing),
+            Err(Errno::EXDEV) => Err(Unresolved::Changed { path }),
+            Err(errno) => Err(walk(&path, errno)),
+        }
+    }
+
+    /// The topmost mount at a directory. Its own mount may be it, so the one above tells.
+    fn stack_of(&self, at: &[String]) -> Result<Resolved, Unresolved> {
+        let Some((name, above)) = at.split_last() else {
+            let top = mount_of(self.top.as_fd())?;
+            let mount = self.table.topmost("/", top).or_else(|| self.table.by_id(top));
+            return Ok(Resolved { path: "/".to_owned(), mount: mount.cloned() });
+        };
+        match self.last(above, name)? {
+            Step::Mount(mount) => Ok(Resolved { path: joined(above, name), mount: Some(*mount) }),
+            _ => Ok(Resolved { path: joined(above, name), mount: None }),
+        }
+    }
+
+    /// A path as it is looked up from the root directory.
+    fn below<'n>(&self, path: &str, names: impl Iterator<Item = &'n str>) -> Result<String, Unresolved> {
+        let mut names = names.peekable();
+        for shown in &self.shown {
+            if names.next_if(|name| name == shown).is_none() {
+                return Err(Unresolved::OutOfSight { path: path.to_owned() });
+            }
+        }
+        let below: Vec<&str> = names.collect();
+        Ok(if below.is_empty() { ".".to_owned() } else { below.join("/") })
+    }
+
+    fn open_directory(&self, at: &[String]) -> Result<OwnedFd, Unresolved> {
+        let path = format!("/{}", at.join("/"));
+        let below = self.below(&path, at.iter().map(String::as_str))?;
+        open_cached(self.top.as_fd(), &below, OFlag::O_DIRECTORY, ResolveFlag::empty())
+            .map_err(|errno| walk(&path, errno))
+    }
+
+    /// Where a link leads; `None` where it is no link.
+    fn link(&self, found: &OwnedFd) -> Result<Option<String>, Unresolved> {
+        // From the cache, so that no file server is queried.
+        let flags = AtFlags::AT_EMPTY_PATH | AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC);
+        let stat = fstatat(found, "", flags).map_err(|errno| walk("a link", errno))?;
+        if SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) != SFlag::S_IFLNK {
+            return Ok(None);
+        }
+        let fstype = self.fstype(found.as_fd());
+        if !is_local(&fstype) {
+            return Err(Unresolved::Remote { fstype });
+        }
+        let target = readlinkat(found, "").map_err(|errno| walk("a link", errno))?;
+        target.into_string().map(Some).map_err(|_| Unresolved::NotText)
+    }
+
+    /// The type of the file system that an open file is on.
+    fn fstype(&self, file: BorrowedFd<'_>) -> String {
+        let mount = mount_of(file).ok().and_then(|id| self.table.by_id(id));
+        mount.map_or("an unknown file system", |mount| mount.fstype.as_str()).to_owned()
+    }
+}
+
+/// What one name of a path is.
+enum Step {
+    Directory,
+    /// With its target.
+    Link(String),
+    Mount(Box<Mount>),
+    /// No directory, link or mount that would lead on.
+    Nothing,
 }
 
 /// The names in a path, without those that lead nowhere.
@@ -136,63 +304,49 @@ fn names(path: &str) -> impl DoubleEndedIterator<Item = String> {
     path.split('/').filter(|name| !matches!(*name, "" | ".")).map(str::to_owned)
 }
 
-fn joined(directory: &str, name: &str) -> String {
-    format!("{}/{name}", directory.trim_end_matches('/'))
+fn joined(at: &[String], name: &str) -> String {
+    at.iter().map(String::as_str).chain([name]).fold(String::new(), |path, name| path + "/" + name)
 }
 
-/// Where a link leads; `None` where it is no link.
-fn link(found: &OwnedFd, table: &MountTable) -> Result<Option<String>, Unresolved> {
-    // From the cache, so that no file server is queried.
-    let flags = AtFlags::AT_EMPTY_PATH | AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC);
-    let stat = fstatat(found, "", flags).map_err(|errno| Unresolved::Walk { name: String::new(), errno })?;
-    if SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) != SFlag::S_IFLNK {
-        return Ok(None);
+fn walk(path: &str, errno: Errno) -> Unresolved {
+    match errno {
+        Errno::EINVAL | Errno::ENOSYS => Unresolved::TooOld,
+        errno => Unresolved::Walk { path: path.to_owned(), errno },
     }
-    let fstype = fstype(found.as_fd(), table);
-    if !is_local(&fstype) {
-        return Err(Unresolved::Remote { fstype });
-    }
-    let target = readlinkat(found, "").map_err(|errno| Unresolved::Walk { name: String::new(), errno })?;
-    Ok(Some(target.to_string_lossy().into_owned()))
 }
 
 fn is_local(fstype: &str) -> bool {
     LOCAL.contains(&fstype)
 }
 
-/// The type of the file system that an open file is on.
-fn fstype(file: BorrowedFd<'_>, table: &MountTable) -> String {
-    let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd())).unwrap_or_default();
-    let mount = mnt_id(&fdinfo).and_then(|id| table.by_id(id));
-    mount.map_or("an unknown file system", |mount| mount.fstype.as_str()).to_owned()
+/// The mount that an open file is on.
+fn mount_of(file: BorrowedFd<'_>) -> Result<u64, Unresolved> {
+    let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
+    let id = mnt_id(&fdinfo.map_err(Unresolved::MountId)?);
+    id.ok_or_else(|| Unresolved::MountId(io::Error::from(io::ErrorKind::InvalidData)))
 }
 
-fn how(resolve: ResolveFlag) -> OpenHow {
-    OpenHow::new().flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).resolve(resolve)
+fn how(flags: OFlag, resolve: ResolveFlag) -> OpenHow {
+    OpenHow::new().flags(OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC | flags).resolve(resolve)
 }
 
-fn open_cached(directory: BorrowedFd<'_>, name: &str, resolve: ResolveFlag) -> Result<OwnedFd, Errno> {
-    let how = how(resolve | ResolveFlag::from_bits_retain(RESOLVE_CACHED));
+/// Opens from the cache, through no link.
+fn open_cached(
+    directory: BorrowedFd<'_>,
+    path: &str,
+    flags: OFlag,
+    resolve: ResolveFlag,
+) -> Result<OwnedFd, Errno> {
+    let cached = ResolveFlag::from_bits_retain(RESOLVE_CACHED) | ResolveFlag::RESOLVE_NO_SYMLINKS;
+    let how = how(flags, resolve | cached);
     let mut result = Err(Errno::EAGAIN);
     for _ in 0..ATTEMPTS {
-        result = openat2(directory, name, how);
+        result = openat2(directory, path, how);
         if !matches!(result, Err(Errno::EAGAIN)) {
             break;
         }
     }
     result
-}
-
-/// How the kernel shows an open directory: from the root of its mount namespace.
-fn shown_path(directory: BorrowedFd<'_>) -> Result<String, Unresolved> {
-    let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
-    let shown = fs::read_link(&link).map_err(|source| Unresolved::Shown { source })?;
-    let shown = shown.to_string_lossy().into_owned();
-    if shown.starts_with('/') && !shown.ends_with(" (deleted)") {
-        Ok(shown)
-    } else {
-        Err(Unresolved::Deleted { shown })
-    }
 }
 
 #[cfg(test)]
@@ -207,7 +361,7 @@ mod tests {
 
     #[test]
     fn a_directory_and_a_name_are_joined_by_one_slash() {
-        assert_eq!(joined("/", "a"), "/a");
-        assert_eq!(joined("/a", "b"), "/a/b");
+        assert_eq!(joined(&[], "a"), "/a");
+        assert_eq!(joined(&["a".to_owned()], "b"), "/a/b");
     }
 }

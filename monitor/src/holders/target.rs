@@ -1,60 +1,45 @@
-//! Which path an unmount meant: what the caller gave goes in, an absolute path in the view of its mount
-//! namespace comes out, and where to walk it from.
+//! Which path an unmount meant: what the caller gave goes in, and where it starts from comes out.
 //!
-//! Lexical only; [`super::resolve`] follows symbolic links.
+//! Reads links of the caller at most; [`super::resolve`] walks.
 
 use super::ScanRequest;
+use super::resolve::{Anchor, Origin, Unresolved};
+use crate::observation::CallerDirectory;
 use crate::sources::procfs::Proc;
 
-/// A path to walk, from the root directory of a process.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Walk {
-    /// The process.
-    pub(super) tgid: u32,
-    /// Absolute, from that root.
-    pub(super) path: String,
-}
-
-/// Where to walk a path from: the root of its caller; if that is gone, of another process of its namespace
-/// that is not in a chroot. `None` when no such process is left, or the path names a descriptor.
-pub(super) fn walk(proc: &Proc, request: &ScanRequest, members: impl Iterator<Item = u32>) -> Option<Walk> {
-    let path = request.path.as_str();
-    if magic_link(path, request.tgid).is_some() {
-        return None;
-    }
-    let root = |tgid| proc.link(tgid, "root").filter(|root| root.starts_with('/'));
-    let Some(own_root) = root(request.tgid) else {
-        let is_whole = |tgid: &u32| root(*tgid).as_deref() == Some("/");
-        let tgid = members.into_iter().find(is_whole).filter(|_| path.starts_with('/'))?;
-        return Some(Walk { tgid, path: path.to_owned() });
+/// Where the path of a request starts: from what was captured of the caller, else from what /proc shows of it. An
+/// absolute path whose caller is not known starts at the root of the namespace.
+pub(super) fn origin(proc: &Proc, request: &ScanRequest) -> Result<Origin, Unresolved> {
+    let is_relative = !request.path.starts_with('/');
+    let (root, cwd) = match &request.origin {
+        Some(origin) => (captured(origin.root.as_ref()), captured(origin.cwd.as_ref())),
+        None if proc.ns(request.tgid, "mnt") == Some(request.mntns) => {
+            (shown(proc, request.tgid, "root"), shown(proc, request.tgid, "cwd"))
+        }
+        None => (Some(Anchor { path: "/".to_owned(), mount_id: None }), None),
     };
-    if path.starts_with('/') {
-        return Some(Walk { tgid: request.tgid, path: path.to_owned() });
-    }
-    let cwd = proc.link(request.tgid, "cwd")?;
-    let below = cwd.strip_prefix(own_root.trim_end_matches('/')).filter(|below| {
-        // Outside of its root a process sees no absolute path of its directory.
-        below.is_empty() || below.starts_with('/')
-    })?;
-    Some(Walk { tgid: request.tgid, path: format!("{below}/{path}") })
+    let root = root.ok_or(Unresolved::NotCaptured)?;
+    let cwd = if is_relative { Some(cwd.ok_or(Unresolved::NotCaptured)?) } else { None };
+    Ok(Origin { root, cwd, path: request.path.clone(), follow: request.follow })
 }
 
-/// The absolute, normalised path; `None` when it was relative to a process that is gone.
-pub(super) fn absolute(proc: &Proc, request: &ScanRequest) -> Option<String> {
-    let path = request.path.as_str();
-    if let Some((link, rest)) = magic_link(path, request.tgid) {
-        // Links are relative to the root of the namespace, so no chroot is put in front.
-        let base = proc.link(request.tgid, &link).filter(|base| base.starts_with('/'))?;
-        return Some(normalise(&format!("{base}/{rest}")));
-    }
-    if path.starts_with('/') {
-        // Whether a caller that is gone was in a chroot is unknown; hardly any is.
-        let root = proc.link(request.tgid, "root").filter(|root| root.starts_with('/')).unwrap_or_default();
-        // `..` does not lead out of a chroot.
-        return Some(normalise(&format!("{root}{}", normalise(path))));
-    }
-    let cwd = proc.link(request.tgid, "cwd").filter(|cwd| cwd.starts_with('/'))?;
-    Some(normalise(&format!("{cwd}/{path}")))
+fn captured(directory: Option<&CallerDirectory>) -> Option<Anchor> {
+    let directory = directory?;
+    Some(Anchor { path: directory.path.clone()?, mount_id: Some(u64::from(directory.mount_id)) })
+}
+
+fn shown(proc: &Proc, tgid: u32, link: &str) -> Option<Anchor> {
+    let path = proc.link(tgid, link).filter(|path| path.starts_with('/') && !path.ends_with(" (deleted)"))?;
+    Some(Anchor { path, mount_id: None })
+}
+
+/// What a path leads to that names an open file of the caller: only while the caller lives, and if it has not opened
+/// another one meanwhile. `None` for other paths; the inner one where nothing is known.
+pub(super) fn descriptor(proc: &Proc, request: &ScanRequest) -> Option<Option<String>> {
+    let (link, rest) = magic_link(&request.path, request.tgid)?;
+    // Links are relative to the root of the namespace, so no chroot is put in front.
+    let base = proc.link(request.tgid, &link).filter(|base| base.starts_with('/'));
+    Some(base.map(|base| normalise(&format!("{base}/{rest}"))))
 }
 
 /// Splits `/proc/self/fd/7/rest` into `fd/7` and `rest`.
@@ -99,80 +84,72 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::observation::PathOrigin;
 
-    fn request(tgid: u32) -> ScanRequest {
-        ScanRequest { id: 1, mntns: 1, tgid, path: String::new(), follow: true }
-    }
-
-    /// The path that caller 42 meant, with these links.
-    fn meant(links: &[(&str, &str)], path: &str) -> Option<String> {
+    /// Namespace 1, in which caller 42 has these links.
+    fn proc(links: &[(&str, &str)]) -> (tempfile::TempDir, Proc) {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("42/fd")).unwrap();
-        for (link, target) in links {
+        fs::create_dir_all(root.path().join("42/ns")).unwrap();
+        for (link, target) in [("ns/mnt", "mnt:[1]")].iter().chain(links) {
             symlink(target, root.path().join("42").join(link)).unwrap();
         }
-        let request = ScanRequest { path: path.to_owned(), ..request(42) };
-        absolute(&Proc::new(root.path()), &request)
+        let proc = Proc::new(root.path());
+        (root, proc)
+    }
+
+    fn request(path: &str) -> ScanRequest {
+        ScanRequest { id: 1, mntns: 1, tgid: 42, path: path.to_owned(), origin: None, follow: true }
+    }
+
+    /// Paths of root and current directory.
+    fn start(links: &[(&str, &str)], request: &ScanRequest) -> Option<(String, Option<String>)> {
+        let (_files, proc) = proc(links);
+        let origin = origin(&proc, request).ok()?;
+        Some((origin.root.path, origin.cwd.map(|cwd| cwd.path)))
     }
 
     #[test]
-    fn a_relative_path_starts_at_the_callers_directory() {
-        let cwd = [("cwd", "/srv/a"), ("root", "/")];
-        assert_eq!(meant(&cwd, "../b//c/./").as_deref(), Some("/srv/b/c"));
-        assert_eq!(meant(&cwd, ".").as_deref(), Some("/srv/a"));
-        assert_eq!(meant(&[], "b"), None);
-        assert_eq!(meant(&[("cwd", "(unreachable)/a")], "b"), None);
+    fn what_was_captured_of_the_caller_counts_rather_than_what_has_its_id_now() {
+        let links = [("root", "/other"), ("cwd", "/other/in")];
+        let at =
+            |mount_id, path: Option<&str>| Some(CallerDirectory { mount_id, path: path.map(str::to_owned) });
+        let with = |path: &str, root, cwd| {
+            let origin = Some(Box::new(PathOrigin { root, cwd, doubt: None }));
+            start(&links, &ScanRequest { origin, ..request(path) })
+        };
+        let jail = || at(7, Some("/jail"));
+        assert_eq!(with("/vol", jail(), None), Some(("/jail".into(), None)));
+        assert_eq!(with("vol", jail(), at(7, Some("/in"))), Some(("/jail".into(), Some("/in".into()))));
+        assert_eq!(with("vol", jail(), at(7, None)), None, "a directory that was removed");
+        assert_eq!(with("/vol", None, None), None);
     }
 
     #[test]
-    fn an_absolute_path_needs_no_caller() {
-        assert_eq!(meant(&[], "/srv//a/../b/").as_deref(), Some("/srv/b"));
-        assert_eq!(meant(&[], "/..").as_deref(), Some("/"));
-    }
-
-    #[test]
-    fn a_path_within_a_chroot_starts_there_and_does_not_leave_it() {
-        let jail = [("root", "/jail"), ("cwd", "/jail/in")];
-        assert_eq!(meant(&jail, "/../vol").as_deref(), Some("/jail/vol"));
-        assert_eq!(meant(&jail, "vol").as_deref(), Some("/jail/in/vol"));
-    }
-
-    fn walked(links: &[(u32, &str, &str)], path: &str) -> Option<(u32, String)> {
-        let root = tempfile::tempdir().unwrap();
-        for (tgid, link, target) in links {
-            fs::create_dir_all(root.path().join(tgid.to_string())).unwrap();
-            symlink(target, root.path().join(tgid.to_string()).join(link)).unwrap();
-        }
-        let request = ScanRequest { path: path.to_owned(), ..request(42) };
-        let walk = walk(&Proc::new(root.path()), &request, [7, 8].into_iter())?;
-        Some((walk.tgid, walk.path))
-    }
-
-    #[test]
-    fn a_path_is_walked_from_the_root_of_whoever_gave_it_or_of_one_like_it() {
-        let there = [(42, "root", "/jail"), (42, "cwd", "/jail/in"), (7, "root", "/")];
-        assert_eq!(walked(&there, "/vol/../x"), Some((42, "/vol/../x".into())));
-        assert_eq!(walked(&there, "vol"), Some((42, "/in/vol".into())));
-        let gone = [(7, "root", "/jail"), (8, "root", "/")];
-        assert_eq!(walked(&gone, "/vol"), Some((8, "/vol".into())));
-        assert_eq!(walked(&gone, "vol"), None, "whose directory nobody knows any more");
-        assert_eq!(walked(&gone[..1], "/vol"), None, "none is left outside of a chroot");
-        assert_eq!(walked(&[(42, "root", "/jail"), (42, "cwd", "/srv")], "vol"), None);
+    fn of_a_caller_that_is_not_captured_proc_shows_the_directories() {
+        let links = [("root", "/jail"), ("cwd", "/jail/in")];
+        let both = Some(("/jail".to_owned(), Some("/jail/in".to_owned())));
+        assert_eq!(start(&links, &request("vol")), both);
+        assert_eq!(start(&links, &request("/vol")), Some(("/jail".into(), None)));
+        let elsewhere = ScanRequest { mntns: 2, ..request("/vol") };
+        assert_eq!(start(&links, &elsewhere), Some(("/".into(), None)), "42 is another process by now");
+        assert_eq!(start(&links, &ScanRequest { mntns: 2, ..request("vol") }), None);
+        assert_eq!(start(&[("root", "/"), ("cwd", "(unreachable)/a")], &request("b")), None);
     }
 
     #[test]
     fn a_descriptor_stands_for_what_it_has_open() {
         let links = [("fd/7", "/srv/vol"), ("fd/8", "pipe:[1]"), ("root", "/jail"), ("cwd", "/jail/in")];
+        let (_files, proc) = proc(&links);
+        let meant = |path: &str| descriptor(&proc, &request(path));
         for path in ["/proc/self/fd/7", "/proc/42/fd/7/", "/proc/thread-self/fd/7/x/..", "/dev/fd/7"] {
-            assert_eq!(meant(&links, path).as_deref(), Some("/srv/vol"), "{path}");
+            assert_eq!(meant(path), Some(Some("/srv/vol".into())), "{path}");
         }
-        assert_eq!(meant(&links, "/proc/self/root/vol").as_deref(), Some("/jail/vol"));
-        assert_eq!(meant(&links, "/proc/self/cwd").as_deref(), Some("/jail/in"));
-        assert_eq!(meant(&links, "/proc/self/fd/8"), None);
-        assert_eq!(meant(&links, "/proc/self/fd/9"), None);
-        assert_eq!(
-            meant(&links, "/proc/sys/fs/binfmt_misc").as_deref(),
-            Some("/jail/proc/sys/fs/binfmt_misc")
-        );
+        assert_eq!(meant("/proc/self/root/vol"), Some(Some("/jail/vol".into())));
+        assert_eq!(meant("/proc/self/cwd"), Some(Some("/jail/in".into())));
+        assert_eq!(meant("/proc/self/fd/8"), Some(None));
+        assert_eq!(meant("/proc/self/fd/9"), Some(None));
+        assert_eq!(meant("/proc/sys/fs/binfmt_misc"), None);
+        assert_eq!(meant("/srv/vol"), None);
     }
 }

@@ -8,6 +8,8 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use super::*;
+use crate::observation::CallerDirectory;
+use crate::sources::procfs::mountinfo::MountTable;
 use sandbox::{Child, MountSandbox, Step, c_path, umount};
 
 mod sandbox;
@@ -22,7 +24,7 @@ fn own_mntns() -> NsInum {
 
 fn request(path: &Path) -> ScanRequest {
     let path = path.to_str().unwrap().to_owned();
-    ScanRequest { id: 7, mntns: own_mntns(), tgid: std::process::id(), path, follow: true }
+    ScanRequest { id: 7, mntns: own_mntns(), tgid: std::process::id(), path, origin: None, follow: true }
 }
 
 fn scan_path(path: &Path) -> HolderReport {
@@ -234,6 +236,7 @@ fn the_question_can_come_from_another_namespace() {
 fn a_relative_path_is_resolved_with_the_callers_directory() {
     let mut sandbox = MountSandbox::new();
     let target = sandbox.mount("vol");
+    fs::create_dir(sandbox.path("x")).unwrap();
     let caller = Child::spawn(vec![Step::Chdir(c_path(&sandbox.path("")))]);
     let holder = Child::spawn(vec![Step::Chdir(c_path(&target))]);
     let relative = ScanRequest { tgid: caller.tgid(), path: "./x/../vol/".to_owned(), ..request(&target) };
@@ -243,6 +246,89 @@ fn a_relative_path_is_resolved_with_the_callers_directory() {
     drop(caller);
     let late = scan(&Proc::default(), &ScanRequest { tgid: u32::MAX, ..relative }, AMPLE);
     assert_eq!((late.verdict, late.complete, late.mount), (Verdict::Incomplete, false, None));
+}
+
+/// A directory as it is captured of a caller.
+fn captured(path: &Path) -> Option<CallerDirectory> {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mount = MountTable::parse(&text, "/").covering(path.to_str().unwrap()).unwrap().id;
+    let path = Some(path.to_str().unwrap().to_owned());
+    Some(CallerDirectory { mount_id: u32::try_from(mount).unwrap(), path })
+}
+
+/// A scan for a caller that has ended.
+fn scan_captured(root: &Path, cwd: &Path, path: &str) -> HolderReport {
+    let origin = PathOrigin { root: captured(root), cwd: captured(cwd), doubt: None };
+    let (path, origin) = (path.to_owned(), Some(Box::new(origin)));
+    let request = ScanRequest { tgid: u32::MAX, path, origin, ..request(root) };
+    scan(&Proc::default(), &request, AMPLE)
+}
+
+#[test]
+fn a_path_starts_from_the_directories_that_were_captured_of_its_caller() {
+    let mut sandbox = MountSandbox::new();
+    let jail = sandbox.path("jail");
+    fs::create_dir_all(jail.join("in")).unwrap();
+    let target = sandbox.mount("jail/vol");
+    symlink("/vol", jail.join("in/absolute")).unwrap();
+    symlink("../vol", jail.join("in/relative")).unwrap();
+    let holder = Child::spawn(vec![Step::Chdir(c_path(&target))]);
+    let found = |path: &str| {
+        let report = scan_captured(&jail, &jail.join("in"), path);
+        assert_eq!(held(&report), [(holder.tgid(), Access::Cwd)], "{path}");
+        // A security module may protect a process, whatever the path.
+        assert!(report.blind_spots.iter().all(|spot| spot.tgid.is_some()), "{path}: {report:?}");
+        report.path
+    };
+    for path in ["/vol", "/../../vol", "../vol", "../../../vol", "absolute", "relative/", "./absolute/."] {
+        assert_eq!(found(path), target.to_str().unwrap(), "{path}");
+    }
+    let outside = scan_captured(&sandbox.path(""), &jail.join("in"), "/vol");
+    assert_eq!((outside.verdict, outside.complete), (Verdict::NotAMount, false));
+}
+
+#[test]
+fn a_directory_that_is_on_another_mount_by_now_is_not_taken_for_the_callers() {
+    let mut sandbox = MountSandbox::new();
+    fs::create_dir(sandbox.path("a")).unwrap();
+    sandbox.mount("a/vol");
+    let cwd = captured(&sandbox.path("a"));
+    sandbox.mount("a");
+    let above = sandbox.mount("a/vol");
+    let _holder = Child::spawn(vec![Step::Chdir(c_path(&above))]);
+    let origin = PathOrigin { root: captured(Path::new("/")), cwd, doubt: None };
+    let request = ScanRequest { path: "vol".to_owned(), origin: Some(Box::new(origin)), ..request(&above) };
+    let report = scan(&Proc::default(), &request, AMPLE);
+    assert_eq!((report.verdict, report.complete, &report.mount), (Verdict::Incomplete, false, &None));
+    assert!(report.blind_spots[0].reason.contains("on another mount now"), "{report:?}");
+}
+
+#[test]
+fn a_path_that_may_not_be_the_one_of_the_call_is_not_resolved() {
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
+    let _holder = Child::spawn(vec![Step::Chdir(c_path(&target))]);
+    let with = |doubt| {
+        let origin = PathOrigin { root: captured(Path::new("/")), cwd: None, doubt: Some(doubt) };
+        let request = ScanRequest { origin: Some(Box::new(origin)), ..request(&target) };
+        let report = scan(&Proc::default(), &request, AMPLE);
+        assert!(!report.complete && report.blind_spots[0].reason == doubt.reason(), "{report:?}");
+        report.verdict
+    };
+    assert_eq!(with(PathDoubt::Changed), Verdict::Incomplete);
+    assert_eq!(with(PathDoubt::DirectoryChanged), Verdict::Incomplete);
+    assert_eq!(with(PathDoubt::ReadLate), Verdict::Processes);
+}
+
+#[test]
+fn a_mount_below_a_cover_is_not_the_one_at_its_path() {
+    let mut sandbox = MountSandbox::new();
+    fs::create_dir(sandbox.path("a")).unwrap();
+    let target = sandbox.mount("a/vol");
+    let _below = Child::spawn(vec![Step::Open(c_path(&target), libc::O_RDONLY)]);
+    let cover = sandbox.mount("a");
+    fs::create_dir(cover.join("vol")).unwrap();
+    assert_eq!(scan_path(&target).verdict, Verdict::NotAMount);
 }
 
 #[test]
@@ -333,12 +419,20 @@ fn without_time_the_report_says_so() {
 /// A /proc of literal files in which namespace 1 has a mount at /vol and namespace 2 has none.
 struct FakeProc(tempfile::TempDir);
 
-const FAKE_TABLE: &str = "1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /vol rw - tmpfs t rw\n";
+/// Its processes have our own root directory, so that is on the mount that the table says.
+fn fake_table() -> String {
+    let own = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let root = MountTable::parse(&own, "/").at("/").unwrap().id;
+    format!("{root} 0 8:1 / / rw - ext4 d rw\n{VOL} {root} 0:9 / /vol rw - tmpfs t rw\n")
+}
+
+/// Id of the mount at /vol.
+const VOL: u64 = 900_002;
 
 impl FakeProc {
     fn new() -> Self {
         let fake = Self(tempfile::tempdir().unwrap());
-        fake.process(10, 1, FAKE_TABLE);
+        fake.process(10, 1, &fake_table());
         fake
     }
 
@@ -374,7 +468,8 @@ impl FakeProc {
     }
 
     fn scan(&self) -> HolderReport {
-        let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), follow: true };
+        let request =
+            ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), origin: None, follow: true };
         scan(&Proc::new(self.0.path()), &request, AMPLE)
     }
 }
@@ -390,12 +485,13 @@ fn when_all_were_read_and_nobody_holds_it_the_kernel_does() {
 fn a_mount_that_is_gone_after_the_scan_was_held_for_a_moment_only() {
     let fake = FakeProc::new();
     let proc = Proc::new(fake.0.path());
-    let target = MountTable::parse(FAKE_TABLE, "/").at("/vol").unwrap().clone();
-    let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), follow: true };
+    let target = MountTable::parse(&fake_table(), "/").at("/vol").unwrap().clone();
+    let request =
+        ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), origin: None, follow: true };
     let mut scan = Scan::new(&proc, &request, Deadline::after(AMPLE));
     scan.report.mount = Some(target.facts(1, None));
     assert_eq!(scan.verdict(false, 99), Verdict::Kernel);
-    fs::write(fake.0.path().join("10/mountinfo"), FAKE_TABLE.lines().next().unwrap()).unwrap();
+    fs::write(fake.0.path().join("10/mountinfo"), fake_table().lines().next().unwrap()).unwrap();
     assert_eq!(scan.verdict(false, 99), Verdict::Transient);
 }
 
@@ -406,7 +502,7 @@ fn descriptors_are_found_however_their_numbers_lie() {
         for fd in [0, 1, 2, 50, 1000].into_iter().filter(|fd| *fd != held) {
             fake.open(10, fd, "/dev/null", "mnt_id:\t1\n");
         }
-        fake.open(10, held, "/vol/f", "mnt_id:\t2\n");
+        fake.open(10, held, "/vol/f", &format!("mnt_id:\t{VOL}\n"));
         let report = fake.scan();
         assert_eq!((report.verdict, report.holders[0].fd), (Verdict::Processes, Some(held)));
     }
@@ -415,13 +511,13 @@ fn descriptors_are_found_however_their_numbers_lie() {
 #[test]
 fn a_process_that_may_see_the_mount_and_cannot_be_read_makes_the_answer_incomplete() {
     let fake = FakeProc::new();
-    fake.process(1, 1, FAKE_TABLE);
+    fake.process(1, 1, &fake_table());
     fake.refuse(1, "ns/mnt");
     let report = fake.scan();
     assert_eq!((report.verdict, report.complete, report.unreadable), (Verdict::Incomplete, false, 1));
 
     let fake = FakeProc::new();
-    fake.process(1, 1, FAKE_TABLE);
+    fake.process(1, 1, &fake_table());
     fake.refuse(1, "cwd");
     let report = fake.scan();
     assert_eq!((report.verdict, report.complete, report.unreadable), (Verdict::Incomplete, false, 1));
@@ -440,15 +536,15 @@ fn an_unreadable_process_that_does_not_see_the_mount_is_only_counted() {
 fn processes_that_vanish_half_way_and_garbage_do_not_end_the_scan() {
     let fake = FakeProc::new();
     fs::create_dir(fake.0.path().join("11")).unwrap();
-    fake.process(12, 1, FAKE_TABLE);
+    fake.process(12, 1, &fake_table());
     for file in ["maps", "cwd", "fdinfo"] {
         let path = fake.0.path().join("12").join(file);
         fs::remove_dir(&path).or_else(|_| fs::remove_file(&path)).unwrap();
     }
     fs::write(fake.0.path().join("13"), "not a directory").unwrap();
     fake.process(14, 1, "\u{fffd} garbage\n\n- - -\n");
-    fake.process(20, 1, FAKE_TABLE);
-    fake.open(20, 3, "/vol/f", "pos:\t0\nmnt_id:\t2\n");
+    fake.process(20, 1, &fake_table());
+    fake.open(20, 3, "/vol/f", &format!("pos:\t0\nmnt_id:\t{VOL}\n"));
     let report = fake.scan();
     assert_eq!(held(&report), [(20, Access::Fd)]);
     assert_eq!(report.holders[0].fd, Some(3));
@@ -469,7 +565,8 @@ fn the_mount_id_of_a_descriptor_decides_and_its_name_where_there_is_none() {
 fn more_holders_than_a_report_lists_are_counted() {
     let fake = FakeProc::new();
     let proc = Proc::new(fake.0.path());
-    let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), follow: true };
+    let request =
+        ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), origin: None, follow: true };
     let mut scan = Scan::new(&proc, &request, Deadline(Instant::now() + AMPLE));
     for fd in 0..u32::try_from(MAX_LISTED).unwrap() + 3 {
         scan.add(10, &proc.dir(10).unwrap(), 1, vec![Pin { access: Access::Fd, path: None, fd: Some(fd) }]);
@@ -481,7 +578,8 @@ fn more_holders_than_a_report_lists_are_counted() {
 fn without_a_proc_the_answer_is_incomplete() {
     let empty = tempfile::tempdir().unwrap();
     for root in [empty.path().to_owned(), empty.path().join("none")] {
-        let request = ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), follow: true };
+        let request =
+            ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), origin: None, follow: true };
         let report = scan(&Proc::new(root), &request, AMPLE);
         assert_eq!((report.verdict, report.complete), (Verdict::Incomplete, false));
     }

@@ -211,7 +211,7 @@ mod tests {
     use crate::observation::{HolderReport, MountIdentity, Verdict};
 
     fn request(id: u64) -> ScanRequest {
-        ScanRequest { id, mntns: 1, tgid: 1, path: "/vol".to_owned(), follow: true }
+        ScanRequest { id, mntns: 1, tgid: 1, path: "/vol".to_owned(), origin: None, follow: true }
     }
 
     fn idle(queue: usize) -> Scanner {

@@ -31,12 +31,70 @@ pub struct UmountAttempt {
     pub actor: TaskRef,
     /// The caller's mount namespace.
     pub mntns: NsInum,
-    /// As the caller gave it; may be relative.
+    /// As the caller gave it; may be relative. Empty where it could not be read.
     pub path: String,
+    /// Where the path starts from; not in older recordings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<Box<PathOrigin>>,
     /// `MNT_*` and `UMOUNT_*`.
     pub flags: u32,
     /// Positive errno; `None` when the call succeeded.
     pub errno: Option<u16>,
+}
+
+/// Where the path of a call starts from, captured during the call: callers end within milliseconds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathOrigin {
+    /// The caller's root directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<CallerDirectory>,
+    /// The caller's current directory; only for a relative path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cwd: Option<CallerDirectory>,
+    /// Why the path may not be the one that the kernel used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub doubt: Option<PathDoubt>,
+}
+
+/// A directory as the kernel names it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallerDirectory {
+    /// Id of the mount that it is on.
+    pub mount_id: u32,
+    /// Its path, across mounts, from the topmost mount of its mount namespace; `None` for a directory that was removed,
+    /// or is too deep or has too long a name to be captured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+}
+
+names! {
+    /// Why the path of a call may not be the one that the kernel used.
+    PathDoubt {
+        /// The call began before it was observed.
+        StartUnseen = "start-unseen",
+        /// The path cannot be read any more.
+        Unread = "unread",
+        /// The path in the caller's memory was overwritten during the call.
+        Changed = "changed",
+        /// The path could only be read after the call.
+        ReadLate = "read-late",
+        /// The caller's root or current directory was replaced during the call.
+        DirectoryChanged = "directory-changed",
+    }
+}
+
+impl PathDoubt {
+    /// As a reason for an answer that is not complete.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::StartUnseen => "the start of the call was not observed, so its path is unknown",
+            Self::Unread => "the path of the call could not be read from the caller's memory",
+            Self::Changed => "the caller overwrote the path during the call",
+            Self::ReadLate => "the path of the call could be read only after it",
+            Self::DirectoryChanged => "the caller's root or current directory was replaced during the call",
+        }
+    }
 }
 
 /// A mount as /proc/PID/mountinfo shows it (proc_pid_mountinfo(5)).

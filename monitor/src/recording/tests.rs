@@ -184,6 +184,7 @@ fn busy(path: &str) -> Fact {
         actor: TaskRef { key: key(), tid: 28_997, comm: "umount".into(), context: None },
         mntns: 2,
         path: path.into(),
+        origin: None,
         flags: 0,
         errno: Some(16),
     }))

@@ -13,6 +13,7 @@ fn attempt(mntns: NsInum, errno: Option<u16>) -> Fact {
         actor: TaskRef { key: key(), tid: 1, comm: "umount".into(), context: None },
         mntns,
         path: PATH.into(),
+        origin: None,
         flags: 0,
         errno,
     }))

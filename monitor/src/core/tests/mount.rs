@@ -8,6 +8,7 @@ fn attempt(errno: Option<u16>) -> Fact {
         actor: TaskRef { key: key(), tid: 1, comm: "umount".into(), context: None },
         mntns: 2,
         path: "/mnt/x/".into(),
+        origin: None,
         flags: 0,
         errno,
     }))

@@ -173,6 +173,7 @@ fn a_full_node_with_pending_events_is_saved_and_restored() {
         actor: TaskRef { key: of_node(1_000).key, tid: 1, comm: "umount".into(), context: None },
         mntns: 4_026_531_840,
         path: "/mnt/x".into(),
+        origin: None,
         flags: 0,
         errno: Some(16),
     };

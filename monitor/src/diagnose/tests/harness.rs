@@ -422,6 +422,7 @@ pub(in crate::diagnose) fn umount(errno: Option<u16>) -> Fact {
         actor: TaskRef { key: task_key(30_001), tid: 30_001, comm: "umount".into(), context: None },
         mntns: 4_026_531_840,
         path: volume_path(),
+        origin: None,
         flags: 0,
         errno,
     }))

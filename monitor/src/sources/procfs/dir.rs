@@ -72,6 +72,15 @@ impl Dir {
         Ok(openat(&self.0, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?)
     }
 
+    /// Opens the root directory of the process, for lookups below it only (`O_PATH`).
+    ///
+    /// # Errors
+    /// As openat(2).
+    pub fn root(&self) -> io::Result<OwnedFd> {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        Ok(openat(&self.0, c"root", flags, Mode::empty())?)
+    }
+
     /// Target of a magic link; never follows it.
     ///
     /// # Errors

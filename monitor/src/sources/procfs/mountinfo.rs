@@ -94,6 +94,21 @@ impl MountTable {
         self.mounts.iter().rev().find(|mount| mount.mountpoint == path)
     }
 
+    /// The topmost mount at this path, of those that can be reached from a directory on the mount `parent`: others at the
+    /// same path are hidden, because something is mounted above them.
+    #[must_use]
+    pub fn topmost(&self, path: &str, parent: u64) -> Option<&Mount> {
+        let mut found: Option<&Mount> = None;
+        for _ in 0..self.mounts.len() {
+            let below = found.map_or(parent, |mount| mount.id);
+            let is_next =
+                |mount: &&Mount| mount.parent == below && mount.id != below && mount.mountpoint == path;
+            let Some(next) = self.mounts.iter().find(is_next) else { break };
+            found = Some(next);
+        }
+        found
+    }
+
     /// The mount that a file of this name is on: the one with the longest mount point above it.
     #[must_use]
     pub fn covering(&self, path: &str) -> Option<&Mount> {
@@ -238,6 +253,14 @@ mod tests {
         assert_eq!(table.at("/srv/x").unwrap().id, 43);
         assert_eq!(table.covering("/srv/x/file").unwrap().id, 43);
         assert_eq!(table.at("/srv"), None);
+    }
+
+    #[test]
+    fn of_the_mounts_at_one_path_those_below_a_cover_are_hidden() {
+        let table = MountTable::parse(HOST, "/");
+        assert_eq!(table.topmost("/srv/x", 27).unwrap().id, 43);
+        assert_eq!(table.topmost("/srv/x", 40), None);
+        assert_eq!(table.topmost("/srv/a b\\c/in", 40).unwrap().id, 41);
     }
 
     #[test]

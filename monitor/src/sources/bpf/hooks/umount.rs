@@ -1,12 +1,16 @@
 //! umount(2): calls refused because the mount is busy, and calls that succeed.
 
-use kevtmon_ebpf::umount::{KIND_UMOUNT, UmountRecord, counter};
-use zerocopy::FromBytes as _;
+use std::ffi::CStr;
 
-use super::{Attach, Count, Hook, LossCount, Mechanism, Program, Records, Rung};
+use kevtmon_ebpf::path_mark;
+use kevtmon_ebpf::umount::{DirectoryRecord, KIND_UMOUNT, UmountOffsets, UmountRecord, call_mark, counter};
+use zerocopy::{FromBytes as _, IntoBytes as _};
+
+use super::{Attach, Count, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
 use crate::metrics::KernelMetric;
 use crate::namespace::NsInum;
-use crate::observation::{Fact, MountSyscall, UmountAttempt};
+use crate::observation::{CallerDirectory, Fact, MountSyscall, PathDoubt, PathOrigin, UmountAttempt};
+use crate::sources::bpf::btf::{Btf, BtfError};
 use crate::sources::bpf::decode::{DecodeError, short};
 use crate::sources::bpf::objects;
 use crate::sources::bpf::task::actor;
@@ -19,7 +23,7 @@ pub(super) const HOOK: Hook = Hook {
         note: None,
         mechanism: Mechanism::Programs(&[syscall("sys_enter_umount"), syscall("sys_exit_umount")]),
     }],
-    offsets: None,
+    offsets: Some(Offsets { global: "UMOUNT_OFFSETS", resolve: offsets }),
     records: Records {
         kinds: &[(KIND_UMOUNT, decode)],
         counts: &[Count {
@@ -27,16 +31,22 @@ pub(super) const HOOK: Hook = Hook {
             metric: KernelMetric::MountBusy,
             labels: &[MountSyscall::Umount2.name()],
         }],
-        losses: &[
-            LossCount { counter: counter::RING_FULL, reason: "mount-ring-full" },
-            LossCount { counter: counter::PENDING_FULL, reason: "mount-pending-full" },
-            LossCount { counter: counter::PATH_UNREADABLE, reason: "mount-path-unreadable" },
-        ],
+        losses: &[LossCount { counter: counter::RING_FULL, reason: "mount-ring-full" }],
     },
 };
 
 const fn syscall(name: &'static str) -> Program {
     Program { object: &objects::CORE, name, attach: Attach::Tracepoint { category: "syscalls", name } }
+}
+
+fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
+    let offsets = UmountOffsets {
+        task_fs: btf.need("task_struct.fs")?,
+        fs_root: btf.need("fs_struct.root")?,
+        fs_pwd: btf.need("fs_struct.pwd")?,
+        mount_id: btf.need("mount.mnt_id")?,
+    };
+    Ok(offsets.as_bytes().to_vec())
 }
 
 fn decode(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
@@ -55,14 +65,48 @@ fn umount(bytes: &[u8]) -> Option<UmountAttempt> {
         actor: actor(&record.task)?,
         mntns: record.mntns,
         path: String::from_utf8_lossy(path).into_owned(),
+        origin: Some(Box::new(PathOrigin {
+            root: directory(&record.root),
+            cwd: directory(&record.cwd),
+            doubt: doubt(record.marks),
+        })),
         flags: record.flags,
         errno: u16::try_from(-i64::from(record.result)).ok().filter(|errno| *errno != 0),
     })
 }
 
+/// The one that leaves the least to rely on.
+fn doubt(marks: u32) -> Option<PathDoubt> {
+    let doubts = [
+        (call_mark::START_UNSEEN, PathDoubt::StartUnseen),
+        (call_mark::PATH_UNREAD, PathDoubt::Unread),
+        (call_mark::PATH_CHANGED, PathDoubt::Changed),
+        (call_mark::PATH_READ_LATE, PathDoubt::ReadLate),
+        (call_mark::DIRECTORY_CHANGED, PathDoubt::DirectoryChanged),
+    ];
+    doubts.into_iter().find(|(mark, _)| marks & mark != 0).map(|(_, doubt)| doubt)
+}
+
+fn directory(record: &DirectoryRecord) -> Option<CallerDirectory> {
+    (record.mount_id != 0).then(|| CallerDirectory { mount_id: record.mount_id, path: full_path(record) })
+}
+
+/// Only if every name up to the topmost mount was captured as it is.
+fn full_path(record: &DirectoryRecord) -> Option<String> {
+    if record.marks != path_mark::OTHER_TREE {
+        return None;
+    }
+    let names = record.names.iter().map(|name| CStr::from_bytes_until_nul(name).ok()?.to_str().ok());
+    let mut names = names.collect::<Option<Vec<&str>>>()?;
+    // Where a mount is crossed there is no name.
+    names.retain(|name| !name.is_empty());
+    names.reverse();
+    Some(format!("/{}", names.join("/")))
+}
+
 #[cfg(test)]
 mod tests {
-    use zerocopy::{FromZeros as _, IntoBytes as _};
+    use zerocopy::FromZeros as _;
 
     use super::*;
     use crate::sources::bpf::record;
@@ -83,5 +127,24 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!(record(&bytes[..bytes.len() - 1], 1).is_err());
+    }
+
+    #[test]
+    fn a_directory_is_given_only_if_all_its_names_were_captured() {
+        let captured = |names: &[&str], marks| {
+            let mut record = DirectoryRecord::new_zeroed();
+            (record.mount_id, record.marks) = (7, marks);
+            for (slot, name) in record.names.iter_mut().zip(names) {
+                slot[..name.len()].copy_from_slice(name.as_bytes());
+            }
+            directory(&record).unwrap().path
+        };
+        let top = path_mark::OTHER_TREE;
+        assert_eq!(captured(&["b", "", "a"], top).as_deref(), Some("/a/b"));
+        assert_eq!(captured(&[], top).as_deref(), Some("/"));
+        for marks in [0, path_mark::LOOSE, top | path_mark::CUT, top | path_mark::DELETED] {
+            assert_eq!(captured(&["b", "a"], marks), None, "{marks}");
+        }
+        assert_eq!(directory(&DirectoryRecord::new_zeroed()), None);
     }
 }
