@@ -58,6 +58,8 @@ impl Place {
         let parent: u64 = Kernel(dentry).get(offset!(dentry_parent));
         let mut marks =
             u64::from(path_mark::DELETED) & equal(hashed, 0) & !equal(parent, dentry) & !equal(dentry, 0);
+        // Whether the root directory was met by another mount before any was left, and a name above it.
+        let (mut crossed, mut met, mut named) = (0, 0, 0);
         let mut depth = 0;
         while depth < DEPTH {
             let arrived = equal(mnt, root.mnt) & equal(dentry, root.dentry) & !equal(dentry, 0);
@@ -87,10 +89,14 @@ impl Place {
             let stuck = equal(next_mnt, mnt) & equal(next_dentry, dentry) & !equal(dentry, 0);
             marks |= stuck & crossing & u64::from(path_mark::OTHER_TREE);
             marks |= stuck & !crossing & u64::from(path_mark::LOOSE);
+            named |= met & !equal(name, 0);
+            met |= equal(dentry, root.dentry) & !equal(dentry, 0) & !crossed;
+            crossed |= crossing;
             mnt = next_mnt & !stuck;
             dentry = next_dentry & !stuck;
             depth += 1;
         }
+        marks |= met & !named & u64::from(path_mark::ROOT_COPY);
         marks as u32
     }
 }

@@ -5,6 +5,7 @@
 use std::ffi::CString;
 use std::io::Write;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use kevtmon_tests::actor::{self, Actor};
@@ -13,6 +14,8 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::process::run;
+use kevtmon_tests::reaper::Cleanup;
+use kevtmon_tests::unique;
 
 /// What is said of an actor that deletes the gateway's entry of a pod.
 fn event_of(mut actor: Actor, prepare: &[String]) -> Event {
@@ -89,6 +92,30 @@ fn a_program_whose_mount_was_detached_is_said_to_be_unreachable() {
     let actor = Actor::run(kubelet_on(&mount));
     run(&format!("umount -l {}", mount.point().display()));
     event_of(actor, &[]).expect("/actor/exe", "(unreachable)/usr/bin/kubelet");
+}
+
+#[test]
+fn a_copy_of_the_mount_namespace_shows_what_is_on_the_root_file_system() {
+    let program = actor::program();
+    let on_root = |path: &Path| {
+        let device = |path: &Path| std::fs::metadata(path).expect("it is there").dev();
+        device(path) == device(Path::new("/"))
+    };
+    let copy = Path::new("/usr/bin").join(unique::name("kva"));
+    std::fs::create_dir_all("/usr/bin").expect("a directory can be made");
+    let _cleanup = Cleanup::script(&format!("rm -f '{}'", copy.display()));
+    run(&format!("cp {} {}", program.display(), copy.display()));
+    assert!(on_root(&copy), "/usr/bin is on another file system than the root");
+    let event = event_of(Actor::run(&copy), &["unshare mnt".to_owned()]);
+    event.expect("/actor/exe", copy.to_string_lossy());
+}
+
+#[test]
+fn a_copy_of_the_mount_namespace_does_not_show_what_another_mount_had() {
+    let scratch = Scratch::new();
+    let program = kubelet_on(&tmpfs(&scratch));
+    let event = event_of(Actor::run(&program), &["unshare mnt".to_owned()]);
+    event.expect("/actor/exe", format!("(unreachable){}", program.display()));
 }
 
 #[test]

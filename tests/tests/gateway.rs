@@ -191,8 +191,7 @@ fn an_actor_is_not_named_for_what_came_after_a_repair() {
     // Then another process takes that one, too.
     let second = pod.delete_gateway();
     let again = daemon.wait_for("the other process", |event| {
-        is_of(event, "incident.updated", pod.inum())
-            && event.number("/actor/pid") == Some(second.pid.into())
+        is_of(event, "incident.updated", pod.inum()) && event.number("/actor/pid") == Some(second.pid.into())
     });
     again.expect("/neighbor/reason", "missing");
     again.expect("/incident/count", 1);

@@ -34,8 +34,19 @@ const GUEST: &str = "guest";
 /// What cleans up after a test that was killed, an executable of the tests' package.
 const REAPER: &str = "reaper";
 
+/// What acts on command in some of the tests, an executable of the tests' package.
+const ACTOR: &str = "actor";
+
 /// The test executables that depend on the kernel, each with what it leaves out: no runtime is in the guest.
-const TESTS: [(&str, &[&str]); 3] = [("hooks", &[]), ("neighbor", &[]), ("mount", &["--skip=container"])];
+const TESTS: [(&str, &[&str]); 6] = [
+    ("hooks", &[]),
+    ("neighbor", &[]),
+    ("mount", &["--skip=container"]),
+    ("identity", &[]),
+    ("executable", &[]),
+    // Macvlan is a module that no other test needs.
+    ("netns_exit", &["--skip=lower"]),
+];
 
 const PREREQUISITES: [Prerequisite; 3] = [
     program("xz", "xz-utils", "unpacks the kernels' modules"),
@@ -133,7 +144,7 @@ fn executables() -> Result<Vec<(String, PathBuf)>> {
         bail!("{} failed ({})", workspace::written(&cargo), output.status);
     }
     let built = built(&String::from_utf8_lossy(&output.stdout));
-    let wanted = [GUEST, REAPER].into_iter().chain(TESTS.iter().map(|(name, _)| *name));
+    let wanted = [GUEST, REAPER, ACTOR].into_iter().chain(TESTS.iter().map(|(name, _)| *name));
     wanted
         .map(|name| {
             let found = built.iter().find(|(built, _)| built == name);

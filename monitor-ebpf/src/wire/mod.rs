@@ -53,6 +53,9 @@ pub mod path_mark {
     pub const CUT: u32 = 8;
     /// Unlinked.
     pub const DELETED: u32 = 16;
+    /// The directory at the top of that other tree is the root, there mounted by another mount, and no mount lies
+    /// between: a mount namespace and its copy, as `ip -n` makes one.
+    pub const ROOT_COPY: u32 = 32;
 }
 
 /// First bytes of every record.

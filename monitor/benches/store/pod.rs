@@ -87,6 +87,8 @@ impl Instance {
             cause: cause.to_owned(),
             gateway: Some(true),
             reason: None,
+            ended_netns: None,
+            after_exit: false,
         }));
         event.actor = actor.map(Box::new);
         event

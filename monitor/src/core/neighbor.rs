@@ -52,6 +52,9 @@ enum RequestState {
 /// What has been requested for a change.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Requested {
+    /// Not requested, but known when the change was observed: the namespace of the peer that took the link along.
+    #[serde(default)]
+    ended_netns: Option<NsInum>,
     netns: Option<RequestState>,
     container: bool,
     /// Whether the container's process exists, once that was answered.
@@ -63,7 +66,20 @@ impl Core {
         if change.cause != NeighborCause::NetnsExit {
             self.namespaces.put_neighbor(at, &change);
         }
-        self.hold_or_emit(at, at, change, Requested::default());
+        let requested = Requested { ended_netns: self.ended_netns(at, &change), ..Requested::default() };
+        self.hold_or_emit(at, at, change, requested);
+    }
+
+    /// The namespace whose end took a link along. A process is named for a link that it deletes, so that one of a pair
+    /// goes by itself only with the other end; of links of other kinds the model does not know what they depend on.
+    fn ended_netns(&self, at: BootNs, change: &NeighborChange) -> Option<NsInum> {
+        if change.cause != NeighborCause::LinkDeleted || change.actor.is_some() {
+            return None;
+        }
+        let link = self.namespaces.get(change.key.netns)?.link_with_peer(at, change.key.ifindex)?;
+        let netns = link.peer.as_ref()?.netns?;
+        // The host's namespace never ends.
+        (netns != link.netns && netns != self.settings.host_netns).then_some(netns)
     }
 
     /// Resumes the changes that awaited this answer; `positive`: the namespace, container or process exists.
@@ -178,13 +194,13 @@ impl Core {
         let gateway = namespace
             .map(|namespace| namespace.is_gateway(at, key.ifindex, key.address, is_by_request(change)));
         let teardown = self.is_teardown(change, requested);
-        let cause = if teardown { NeighborCause::NetnsExit } else { self.checked_cause(at, change) };
+        let cause = self.checked_cause(at, change);
         let actor =
             change.actor.as_ref().filter(|_| !teardown).map(|task| self.actor(task, requested.container));
         let repaired = self.is_repair(change);
         let (kind, severity) = match (change.op, gateway == Some(true)) {
             (NeighborOp::Added, _) => (Kind::NeighborAdded, Severity::Info),
-            (NeighborOp::Deleted, _) if cause == NeighborCause::NetnsExit => {
+            (NeighborOp::Deleted, _) if teardown || cause == NeighborCause::NetnsExit => {
                 (Kind::NeighborDeleted, Severity::Debug)
             }
             (NeighborOp::Deleted, true) => (Kind::NeighborDeleted, Severity::Warning),
@@ -197,7 +213,6 @@ impl Core {
         // What users do in a namespace of their own concerns nobody else.
         let severity = if target.is_foreign() { severity.min(Severity::Notice) } else { severity };
         let by = actor.as_ref().map(actor_phrase);
-        let message = message(change, cause, gateway == Some(true), &target, by.as_deref());
         let reason = (gateway == Some(true)).then(|| match change.op {
             NeighborOp::Added => None,
             NeighborOp::Deleted => Some("missing"),
@@ -205,22 +220,26 @@ impl Core {
             // An entry that lost NUD_PERMANENT still has the right address until it ages out.
             NeighborOp::Changed => change.new_lladdr.as_ref().filter(|_| !repaired).map(|_| "wrong-lladdr"),
         });
+        let neighbor = Neighbor {
+            address: key.address,
+            lladdr: change.lladdr.as_ref().map(ToString::to_string),
+            new_lladdr: change.new_lladdr.as_ref().map(ToString::to_string),
+            ifindex: key.ifindex,
+            ifname: change.ifname.clone(),
+            netns: key.netns,
+            state: change.old_state.map(|state| state.name().to_owned()),
+            new_state: change.new_state.map(|state| state.name().to_owned()),
+            cause: cause.name().to_owned(),
+            gateway,
+            reason: reason.flatten().map(str::to_owned),
+            ended_netns: requested.ended_netns,
+            after_exit: teardown,
+        };
+        let message = message(change, &neighbor, &target, by.as_deref());
         let event = Event {
             actor: actor.map(Box::new),
             target: Some(Box::new(target)),
-            neighbor: Some(Box::new(Neighbor {
-                address: key.address,
-                lladdr: change.lladdr.as_ref().map(ToString::to_string),
-                new_lladdr: change.new_lladdr.as_ref().map(ToString::to_string),
-                ifindex: key.ifindex,
-                ifname: change.ifname.clone(),
-                netns: key.netns,
-                state: change.old_state.map(|state| state.name().to_owned()),
-                new_state: change.new_state.map(|state| state.name().to_owned()),
-                cause: cause.name().to_owned(),
-                gateway,
-                reason: reason.flatten().map(str::to_owned),
-            })),
+            neighbor: Some(Box::new(neighbor)),
             ..self.event(at, kind, severity, message)
         };
         self.emit(event);
@@ -270,19 +289,13 @@ fn is_by_request(change: &NeighborChange) -> bool {
     change.cause == NeighborCause::Admin
 }
 
-fn message(
-    change: &NeighborChange,
-    cause: NeighborCause,
-    gateway: bool,
-    target: &Target,
-    by: Option<&str>,
-) -> String {
+fn message(change: &NeighborChange, neighbor: &Neighbor, target: &Target, by: Option<&str>) -> String {
     let permanent = change.old_state.is_some_and(|state| state.is_permanent());
     let mut text = String::new();
     if permanent {
         text.push_str("static ");
     }
-    if gateway {
+    if neighbor.gateway == Some(true) {
         text.push_str("gateway ");
     }
     let protocol = if change.key.address.is_ipv4() { "ARP" } else { "neighbor" };
@@ -300,6 +313,6 @@ fn message(
     if let Some(by) = by {
         text.push_str(&format!(" by {by}"));
     }
-    text.push_str(cause_phrase(cause.name(), by.is_some()));
+    text.push_str(&cause_phrase(neighbor, by.is_some()));
     text
 }

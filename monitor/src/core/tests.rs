@@ -303,7 +303,52 @@ fn links_set_down_after_the_container_exited_are_no_fault_and_have_no_actor() {
     let [event] = &events(&mut core)[..] else { panic!("not one event") };
     assert_eq!(event.severity, Severity::Debug);
     assert_eq!(event.actor, None);
-    assert_eq!(event.neighbor.as_ref().unwrap().cause, "netns-exit");
+    let neighbor = event.neighbor.as_ref().unwrap();
+    assert_eq!((neighbor.cause.as_str(), neighbor.after_exit), ("link-down", true));
+    assert!(event.message.ends_with("deleted after its container had exited because the link was set down"));
+}
+
+#[test]
+fn a_link_that_went_with_one_of_another_namespace_is_said_to_have_gone_with_it() {
+    let link = |netns| LinkFacts {
+        netns: POD,
+        ifindex: 2,
+        ifname: "eth0".into(),
+        kind: Some("veth".into()),
+        flags: iff::UP,
+        mac: None,
+        master: None,
+        peer: Some(PeerLink { ifindex: 9, netns }),
+    };
+    let said = |link: LinkFacts, actor: Option<TaskRef>| {
+        let mut core = settled();
+        core.observe(at(8, Fact::Link(Box::new(link.clone()))));
+        // The kernel reports first that the peer is gone.
+        core.observe(at(9, Fact::Link(Box::new(LinkFacts { peer: None, flags: 0, ..link }))));
+        events(&mut core);
+        let change = NeighborChange { actor, ..change(NeighborOp::Deleted, NeighborCause::LinkDeleted) };
+        core.observe(at(10, Fact::Neighbor(Box::new(change))));
+        // The link itself goes from the model meanwhile.
+        core.observe(at(10, Fact::LinkGone { netns: POD, ifindex: 2, moved_to: None }));
+        core.observe(at(11, Fact::ProcessState(ProcessState { tgid: 16_707, alive: true })));
+        let mut events = events(&mut core).into_iter();
+        let event = events.find(|event| event.kind == Kind::NeighborDeleted).unwrap();
+        assert_eq!(event.severity, Severity::Warning);
+        event.message.split_once("etcd1-0 deleted ").unwrap().1.to_owned()
+    };
+    assert_eq!(
+        said(link(Some(99)), None),
+        "because the link was deleted with its peer, whose network namespace 99 ended"
+    );
+    let plain = "because the link was deleted";
+    assert_eq!(said(link(Some(HOST)), None), plain, "the host's namespace never ends");
+    assert_eq!(said(link(None), None), plain);
+    let by = deletion_actor();
+    assert_eq!(said(link(Some(99)), by), "by calico (pid 28997), by deleting the link");
+}
+
+fn deletion_actor() -> Option<TaskRef> {
+    change(NeighborOp::Deleted, NeighborCause::LinkDeleted).actor
 }
 
 #[test]

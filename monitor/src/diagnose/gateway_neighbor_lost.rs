@@ -116,7 +116,7 @@ impl GatewayNeighborLost {
         findings: &mut Findings,
     ) {
         let key = key(neighbor);
-        if neighbor.cause == "netns-exit" {
+        if neighbor.cause == "netns-exit" || neighbor.after_exit {
             return self.close(key, CloseReason::SubjectGone, Some(event.seq), findings);
         }
         let known = event.target.clone().map(|target| *target).filter(health::is_live_target);

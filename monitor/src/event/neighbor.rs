@@ -39,6 +39,12 @@ pub struct Neighbor {
     /// What is wrong with a gateway: `missing`, `failed`, `wrong-lladdr`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
+    /// Network namespace whose end took the link along, inode number: that of the link's peer.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ended_netns: Option<u32>,
+    /// Whether its container had exited before: part of the cleanup, and no fault.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub after_exit: bool,
 }
 
 impl Object for Neighbor {
@@ -53,6 +59,8 @@ impl Object for Neighbor {
         words.push(arrow(self.state.as_deref(), self.new_state.as_deref()));
         words.push(format!("cause {}", self.cause));
         words.extend(self.reason.as_ref().map(|reason| format!("gateway {reason}")));
+        words.extend(self.ended_netns.map(|netns| format!("gone with netns {netns}")));
+        words.extend(self.after_exit.then(|| "after the container's exit".to_owned()));
         words.push(format!("{} ({}) in netns {}", self.ifname, self.ifindex, self.netns));
         words.retain(|words| !words.is_empty());
         details.line("entry", &words.join(" · "));

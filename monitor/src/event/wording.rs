@@ -1,7 +1,7 @@
 //! Phrases shared by event messages and incident summaries.
 
 use super::culprit::{Culprit, RunBy, culprit};
-use crate::event::{Actor, Container, MountHolder, Pod, Target};
+use crate::event::{Actor, Container, MountHolder, Neighbor, Pod, Target};
 use crate::observation::{Access, Verdict};
 
 /// The owner of a target as the end of a phrase, ` of pod NAMESPACE/NAME`; empty for the host.
@@ -140,8 +140,14 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
 }
 
 /// The cause of a neighbor change as the end of a sentence; `actor_named`: the sentence ends with the actor.
-pub(crate) fn cause_phrase(cause: &str, actor_named: bool) -> &'static str {
-    match (cause, actor_named) {
+pub(crate) fn cause_phrase(neighbor: &Neighbor, actor_named: bool) -> String {
+    let exit = if neighbor.after_exit { " after its container had exited" } else { "" };
+    if let Some(netns) = neighbor.ended_netns.filter(|_| !actor_named) {
+        return format!(
+            "{exit} because the link was deleted with its peer, whose network namespace {netns} ended"
+        );
+    }
+    let cause = match (neighbor.cause.as_str(), actor_named) {
         ("link-down", true) => ", by setting the link down",
         ("link-down", false) => " because the link was set down",
         ("link-deleted", true) => ", by deleting the link",
@@ -155,5 +161,6 @@ pub(crate) fn cause_phrase(cause: &str, actor_named: bool) -> &'static str {
         ("netns-exit", _) => " because its namespace ended",
         ("gc", _) => " by garbage collection",
         _ => "",
-    }
+    };
+    format!("{exit}{cause}")
 }

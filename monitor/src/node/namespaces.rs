@@ -15,6 +15,8 @@ use crate::observation::{
 /// The next hop of a deleted route still counts as a gateway for this time: the kernel deletes routes and neighbor
 /// entries in one operation, and the two notifications arrive in any order.
 const FORMER_GATEWAY_NS: u64 = 2_000_000_000;
+/// How long the former peer of a link is kept: the kernel reports that it is gone, then what goes with it.
+const FORMER_PEER_NS: u64 = 2_000_000_000;
 /// Notifications of changes within this time before an event may still be in transit: records of the probes and netlink
 /// messages take different paths.
 const SETTLING_NS: u64 = 1_000_000_000;
@@ -64,6 +66,9 @@ pub struct Namespace {
     lladdr_changed: BTreeMap<u32, BootNs>,
     /// When a link or route was last added or changed.
     changed: BootNs,
+    /// Links that have just lost their peer or gone, as they were before, with the time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    bereft: Vec<(BootNs, LinkFacts)>,
 }
 
 impl Namespaces {
@@ -105,7 +110,13 @@ impl Namespaces {
             disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
             lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
             changed: old.as_ref().map_or(changed, |old| old.changed),
+            bereft: old.as_ref().map(|old| old.bereft.clone()).unwrap_or_default(),
         };
+        for (ifindex, link) in old.iter().flat_map(|old| &old.links) {
+            if link.peer.is_some() && !new.links.contains_key(ifindex) {
+                new.keep_bereft(at, link.clone());
+            }
+        }
         new.select_gateways(at);
         new.disturbed.clear();
         let missed: BTreeSet<(u32, IpAddr)> = new
@@ -136,12 +147,15 @@ impl Namespaces {
     pub fn put_link(&mut self, at: BootNs, link: LinkFacts) -> Option<LinkFacts> {
         let namespace = self.known.get_mut(&link.netns)?;
         let ifindex = link.ifindex;
-        let mac = link.mac.clone();
+        let (mac, has_peer) = (link.mac.clone(), link.peer.is_some());
         namespace.changed = at;
         let is_up = link.flags & iff::UP != 0;
         let old = namespace.links.insert(ifindex, link);
         if !is_up && old.as_ref().is_some_and(|old| old.flags & iff::UP != 0) {
             namespace.disturb(at, ifindex);
+        }
+        if let Some(old) = old.as_ref().filter(|old| old.peer.is_some() && !has_peer) {
+            namespace.keep_bereft(at, old.clone());
         }
         if old.as_ref().is_some_and(|old| old.mac != mac) {
             namespace.lladdr_changed.insert(ifindex, at);
@@ -155,7 +169,11 @@ impl Namespaces {
         namespace.disturb(at, ifindex);
         namespace.lladdr_changed.remove(&ifindex);
         namespace.addresses.retain(|address| address.ifindex != ifindex);
-        namespace.links.remove(&ifindex)
+        let link = namespace.links.remove(&ifindex)?;
+        if link.peer.is_some() {
+            namespace.keep_bereft(at, link.clone());
+        }
+        Some(link)
     }
 
     /// Adds an address.
@@ -293,6 +311,16 @@ impl Namespace {
         }
     }
 
+    /// A link with its peer, also where the peer was lost just before a time.
+    #[must_use]
+    pub fn link_with_peer(&self, at: BootNs, ifindex: u32) -> Option<&LinkFacts> {
+        let lost = |(lost, link): &&(BootNs, LinkFacts)| {
+            link.ifindex == ifindex && lost.abs_diff(at) <= FORMER_PEER_NS
+        };
+        let known = self.links.get(&ifindex).filter(|link| link.peer.is_some());
+        known.or_else(|| self.bereft.iter().rev().find(lost).map(|(_, link)| link))
+    }
+
     /// Whether the model is up to date for an interface at a time: it is known, and nothing changed just before.
     #[must_use]
     pub fn is_settled(&self, at: BootNs, ifindex: u32) -> bool {
@@ -314,6 +342,11 @@ impl Namespace {
             let ifname = self.links.get(&gateway.0).map_or("", |link| link.ifname.as_str());
             self.gateways.set_in_use(*gateway, ifname);
         }
+    }
+
+    fn keep_bereft(&mut self, at: BootNs, link: LinkFacts) {
+        self.bereft.retain(|(lost, _)| lost.saturating_add(FORMER_PEER_NS) >= at);
+        self.bereft.push((at, link));
     }
 
     /// Recomputes the gateways in use after a change of routes or rules.

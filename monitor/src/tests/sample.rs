@@ -100,6 +100,8 @@ pub(crate) fn deletion() -> Event {
             cause: "admin".into(),
             gateway: Some(true),
             reason: None,
+            ended_netns: None,
+            after_exit: false,
         })),
         ..plain(
             Kind::NeighborDeleted,

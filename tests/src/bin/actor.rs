@@ -60,7 +60,7 @@ fn delete_neighbor(link: &str, address: &str) -> io::Result<()> {
     let result = unsafe {
         let mut request: libc::arpreq = std::mem::zeroed();
         let place = (&raw mut request.arp_pa).cast::<libc::sockaddr_in>();
-        (*place).sin_family = libc::AF_INET as libc::sa_family_t;
+        (*place).sin_family = libc::sa_family_t::try_from(libc::AF_INET).unwrap_or_default();
         (*place).sin_addr.s_addr = u32::from_ne_bytes(address.octets());
         for (to, from) in request.arp_dev.iter_mut().zip(link.as_bytes()) {
             *to = *from as libc::c_char;

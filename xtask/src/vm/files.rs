@@ -13,9 +13,9 @@ use super::kernels::Kernel;
 use crate::setup;
 
 /// What the tests and their harness start.
-const PROGRAMS: [&str; 15] = [
-    "awk", "busybox", "cat", "chroot", "env", "ip", "ls", "mount", "nsenter", "rm", "sh", "sleep", "sort",
-    "timeout", "umount",
+const PROGRAMS: [&str; 17] = [
+    "awk", "busybox", "cat", "chroot", "cp", "env", "ip", "ls", "mount", "nsenter", "rm", "rmdir", "sh",
+    "sleep", "sort", "timeout", "umount",
 ];
 
 /// Where process 1 mounts something, or the tests expect a directory.

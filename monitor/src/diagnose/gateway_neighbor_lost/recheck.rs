@@ -447,6 +447,8 @@ fn entry(node: &NodeView<'_>, key: NeighborKey, reason: FaultReason) -> Neighbor
         cause: "unknown".to_owned(),
         gateway: Some(true),
         reason: Some(reason.name().to_owned()),
+        ended_netns: None,
+        after_exit: false,
     }
 }
 

@@ -18,7 +18,7 @@ pub(super) fn what_happened(event: &Event) -> String {
     if let Some(actor) = &event.actor {
         text.push_str(&format!(" by {}", actor_phrase(actor)));
     }
-    text.push_str(cause_phrase(&neighbor.cause, event.actor.is_some()));
+    text.push_str(&cause_phrase(neighbor, event.actor.is_some()));
     text
 }
 

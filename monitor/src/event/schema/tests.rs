@@ -75,6 +75,8 @@ fn extremes() -> Event {
     neighbor.new_lladdr = Some("02:00:00:00:00:01".into());
     neighbor.new_state = Some("reachable".into());
     neighbor.reason = Some("wrong-lladdr".into());
+    neighbor.ended_netns = Some(7);
+    neighbor.after_exit = true;
     let of = |has: fn(&Event) -> bool| sample::all().into_iter().find(has).unwrap();
     event.link = of(|event| event.link.is_some()).link;
     let link = event.link.as_mut().unwrap();

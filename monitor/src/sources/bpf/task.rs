@@ -162,7 +162,8 @@ pub(super) fn shown_path<const NAME: usize>(names: &[[u8; NAME]], marks: u32) ->
     }
     parts.reverse();
     let memfd = has(path_mark::LOOSE) && parts.len() == 1 && parts[0].starts_with("memfd:");
-    let start = if has(path_mark::ROOT) || memfd {
+    let root = has(path_mark::ROOT) || (has(path_mark::OTHER_TREE) && has(path_mark::ROOT_COPY));
+    let start = if root || memfd {
         "/"
     } else if has(path_mark::OTHER_TREE) || has(path_mark::LOOSE) {
         "(unreachable)/"
@@ -194,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_path_that_the_root_does_not_show_is_never_shown_as_if_it_did() {
-        use path_mark::{CUT, DELETED, LOOSE, OTHER_TREE, ROOT};
+        use path_mark::{CUT, DELETED, LOOSE, OTHER_TREE, ROOT, ROOT_COPY};
         let shown = |list: &[&str], marks| {
             let mut slots = [[0_u8; 8]; 4];
             for (slot, name) in slots.iter_mut().zip(list) {
@@ -208,6 +209,7 @@ mod tests {
         assert_eq!(shown(&[], 0), "");
         assert_eq!(shown(&["ip"], ROOT | DELETED), "/ip (deleted)");
         assert_eq!(shown(&["ip", "sbin"], OTHER_TREE), "(unreachable)/sbin/ip");
+        assert_eq!(shown(&["ip", "sbin"], OTHER_TREE | ROOT_COPY), "/sbin/ip");
         assert_eq!(shown(&["ip", "sbin"], LOOSE), "(unreachable)/sbin/ip");
         assert_eq!(shown(&["memfd:x"], LOOSE), "/memfd:x (deleted)");
         assert_eq!(shown(&["memfd:x"], OTHER_TREE), "(unreachable)/memfd:x");

@@ -1,0 +1,122 @@
+//! The end of a network namespace: what goes with its own is quiet, what goes with another's is a loss.
+
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+
+use std::process::Command;
+
+use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
+use kevtmon_tests::daemon::launch;
+use kevtmon_tests::netns::Netns;
+use kevtmon_tests::network::{NeighbourState, lladdr, on_host};
+use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR};
+use kevtmon_tests::process::{Running, idle, run};
+use kevtmon_tests::reaper::Cleanup;
+use kevtmon_tests::unique;
+
+/// Gives `eth0` in a namespace, whatever it is, the address and the static gateway of a pod.
+fn configure(pod: &Netns) {
+    let (own, gateway) = (unique::address(60), GATEWAY.parse().expect("an address"));
+    pod.path().network(|network| {
+        network.add_address("eth0", own.parse().expect("an address"), 32)?;
+        network.set_up("eth0", true)?;
+        network.add_gateway("eth0", gateway)
+    });
+    pod.path().set_neighbor("eth0", GATEWAY, GATEWAY_LLADDR, NeighbourState::Permanent);
+}
+
+/// A pair of links between two namespaces, of which the host has neither.
+fn connect(router: &Netns, pod: &Netns) -> String {
+    let name = unique::name("kvr");
+    router.path().network(|network| {
+        network.add_veth(&name, lladdr(GATEWAY_LLADDR), "eth0", pod.path().path())?;
+        network.set_up(&name, true)
+    });
+    configure(pod);
+    name
+}
+
+/// A namespace that the host knows, and that knows the host: only so the kernel tells which one a link leads to.
+fn namespace() -> (Netns, Cleanup) {
+    let (netns, uplink) = (Netns::new(), unique::name("kvu"));
+    let cleanup = Cleanup::link(&uplink);
+    on_host(|network| network.add_veth(&uplink, None, "uplink", netns.path().path()));
+    (netns, cleanup)
+}
+
+/// A process of a container in a namespace.
+fn resident(netns: &Netns, container: &Cgroup) -> Running {
+    let mut command = Command::new("nsenter");
+    let sleep = idle();
+    command
+        .arg(format!("--net={}", netns.path().path().display()))
+        .arg(sleep.get_program())
+        .args(sleep.get_args());
+    let process = Running::spawn(&mut command);
+    container.take(process.pid());
+    process
+}
+
+#[test]
+fn a_pod_that_loses_its_link_with_anothers_namespace_has_lost_its_gateway() {
+    let hierarchy = *Hierarchy::all().last().expect("a hierarchy");
+    let container = Cgroup::of_container(hierarchy);
+    let ((router, _uplink), (pod, _other)) = (namespace(), namespace());
+    connect(&router, &pod);
+    let _resident = resident(&pod, &container);
+    let mut daemon = launch().config("[incidents]\ngateway_teardown_seconds = 1\n").start();
+    let (router_inum, pod_inum) = (router.path().inum(), pod.path().inum());
+    router.delete();
+
+    let event = daemon.wait_for_deletion(pod_inum, GATEWAY);
+    event.expect("/neighbor/cause", "link-deleted");
+    event.expect("/neighbor/ended_netns", router_inum);
+    event.expect("/severity", "warning");
+    event.expect_none("/actor");
+    let words = format!("with its peer, whose network namespace {router_inum} ended");
+    assert!(event.text("/message").contains(&words), "{event}");
+    let opened = daemon.wait_for("the incident", |event| {
+        event.is_incident("incident.opened", "gateway-neighbor-lost") && event.is_in(pod_inum)
+    });
+    opened.expect("/target/container/id", container.name());
+    assert!(opened.text("/incident/summary").contains(&words), "{opened}");
+}
+
+#[test]
+fn a_namespace_that_ends_takes_only_its_own_entries_quietly() {
+    let ((router, _uplink), (pod, _other)) = (namespace(), namespace());
+    let link = connect(&router, &pod);
+    let other = unique::address(61);
+    router.path().set_neighbor(&link, &other, "02:00:00:00:00:01", NeighbourState::Permanent);
+    let mut daemon = launch().start();
+    let (router_inum, pod_inum) = (router.path().inum(), pod.path().inum());
+    pod.delete();
+
+    let event = daemon.wait_for_deletion(pod_inum, GATEWAY);
+    event.expect("/neighbor/cause", "netns-exit");
+    event.expect("/severity", "debug");
+    event.expect_none("/actor");
+    let event = daemon.wait_for_deletion(router_inum, &other);
+    event.expect("/neighbor/cause", "link-deleted");
+    event.expect("/neighbor/ended_netns", pod_inum);
+    let incident = daemon.events().into_iter().find(|event| event.kind().starts_with("incident."));
+    assert_eq!(incident.map(|event| event.to_string()), None);
+}
+
+#[test]
+fn a_link_whose_lower_device_goes_with_a_namespace_is_deleted() {
+    let ((router, _uplink), (pod, _other)) = (namespace(), namespace());
+    let lower = unique::name("kvl");
+    let nested =
+        format!("ip -n {} link add link {lower} name eth0 netns {} type macvlan", router.name(), pod.name());
+    router.path().network(|network| network.add_veth(&lower, None, "other", router.path().path()));
+    run(&nested);
+    configure(&pod);
+    let mut daemon = launch().start();
+    let pod_inum = pod.path().inum();
+    router.delete();
+
+    let event = daemon.wait_for_deletion(pod_inum, GATEWAY);
+    event.expect("/neighbor/cause", "link-deleted");
+    event.expect("/severity", "warning");
+    event.expect_none("/actor");
+}
