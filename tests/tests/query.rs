@@ -2,7 +2,7 @@
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
-use kevtmon_tests::mount::Scratch;
+use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::process::{Finished, attempt};
@@ -170,7 +170,7 @@ fn a_word_that_means_several_things_lists_words_that_mean_one() {
             let handle = handle.unwrap_or_else(|| panic!("{start} in {}", ran.stderr));
             let story = daemon.ask(&["why", handle]);
             expect(&story, 0, &[]);
-            assert!(story.stdout.contains("deleted by ip"), "{}", story.stdout);
+            assert!(story.stdout.contains("by means of ip"), "{}", story.stdout);
         }
         let ran = daemon.ask(&["why", "--json", "eth0"]);
         expect(&ran, NO_ANSWER, &["eth0 is ambiguous"]);
@@ -212,4 +212,127 @@ fn a_question_that_is_wrong_is_reported_from_one_without_answer() {
         expect(&ran, code, words);
         assert_eq!(ran.stdout, "");
     }
+}
+
+/// `incidents --all` of one id: number of the episode, whether it is closed, its evidence.
+fn episodes(daemon: &Daemon, id: &str) -> Vec<(u64, bool, Vec<Value>)> {
+    let all = daemon.find(&["incidents", "--all"]).into_iter().filter(|incident| incident.text("/id") == id);
+    all.map(|incident| {
+        let episode = incident.number("/episode").expect("every incident has an episode");
+        (episode, incident.has("/closed"), incident.list("/evidence").to_vec())
+    })
+    .collect()
+}
+
+fn close(daemon: &mut Daemon, pod: &Pod, id: &str, episode: u64) {
+    pod.set_gateway();
+    daemon.wait_for("incident.closed", |event| {
+        event.kind() == "incident.closed"
+            && event.text("/incident/id") == id
+            && event.number("/incident/episode") == Some(episode)
+    });
+}
+
+fn reopened(daemon: &mut Daemon, pod: &Pod, id: &str, episode: u64) {
+    pod.delete_gateway();
+    let opened = daemon.wait_for("incident.opened", |event| {
+        event.kind() == "incident.opened"
+            && event.text("/incident/id") == id
+            && event.number("/incident/episode") == Some(episode)
+    });
+    assert_eq!(opened.list("/incident/evidence").len(), 1, "its own evidence: {opened}");
+}
+
+#[test]
+fn an_incident_that_opens_again_keeps_its_earlier_episodes() {
+    let (pod, _sandbox, mut daemon, opened) = pod_with_incident();
+    let id = opened.text("/incident/id").to_owned();
+    opened.expect("/incident/episode", 1);
+    close(&mut daemon, &pod, &id, 1);
+    reopened(&mut daemon, &pod, &id, 2);
+    close(&mut daemon, &pod, &id, 2);
+    daemon.stop();
+    let before = episodes(&daemon, &id);
+    assert_eq!(
+        before.iter().map(|(episode, closed, _)| (*episode, *closed)).collect::<Vec<_>>(),
+        [(1, true), (2, true)]
+    );
+    assert_ne!(before[0].2, before[1].2, "each has its own evidence");
+
+    let mut again = launch().on_state_of(&daemon).start();
+    reopened(&mut again, &pod, &id, 3);
+    let now = episodes(&again, &id);
+    assert_eq!(now[..2], before[..], "nothing is overwritten");
+    assert_eq!((now[2].0, now[2].1), (3, false));
+    let story = again.ask(&["why", &id]).succeeded("why").stdout;
+    for words in ["episode 2", "episode 3", "had lost its gateway", "has lost its gateway"] {
+        assert!(story.contains(words) || story.replace("\n    ", " ").contains(words), "{words} in {story}");
+    }
+    assert!(story.lines().all(|line| line.chars().count() <= 80), "{story}");
+    again.stop();
+}
+
+#[test]
+fn whatever_another_command_prints_leads_to_the_story() {
+    let volume = Mount::volume();
+    let pod = Pod::new();
+    let sandbox = PodSandbox::of(&pod);
+    let mut daemon = launch().kubelet(&volume).start();
+    let holder = kevtmon_tests::process::hold_by_cwd(volume.point());
+    pod.delete_gateway();
+    volume.umount_refused();
+    let gateway = daemon.wait_for("the gateway", |event| {
+        event.is_incident("incident.opened", "gateway-neighbor-lost") && event.is_in(pod.inum())
+    });
+    let path = volume.point().to_string_lossy().into_owned();
+    let busy = daemon.wait_for("the volume", |event| {
+        event.is_incident("incident.opened", "volume-busy") && event.text("/mount/path") == path
+    });
+    drop(holder);
+    let pid = busy.get("/holders/0/pid").expect("a holder").to_string();
+    let seq = gateway.get("/incident/evidence/0").expect("evidence").to_string();
+    let (lost, held) = (gateway.text("/incident/id"), busy.text("/incident/id"));
+    for (word, id) in [
+        (lost.to_owned(), lost),
+        (lost[..8].to_owned(), lost),
+        (format!("incident:{lost}"), lost),
+        (sandbox.id()[..6].to_owned(), lost),
+        (sandbox.uid().to_owned(), lost),
+        (pod.inum().to_string(), lost),
+        (format!("seq:{seq}"), lost),
+        (held.to_owned(), held),
+        (path.clone(), held),
+        (pid, held),
+        (busy.text("/mount/device").to_owned(), held),
+    ] {
+        let ran = daemon.ask(&["why", "--json", &word]);
+        expect(&ran, 0, &[]);
+        let story = Event::parse(&ran.stdout).unwrap_or_else(|bad| panic!("{bad}"));
+        let incidents = story.list("/incidents");
+        assert!(incidents.iter().any(|incident| incident["id"] == id), "{word}: {story}");
+    }
+    // The host end of a pair that is gone.
+    let host_end = pod.host_end().to_owned();
+    drop((sandbox, pod));
+    daemon.wait_for("the end of the pair", |event| {
+        event.kind() == "link.deleted" && event.to_string().contains(&host_end)
+    });
+    expect(&daemon.ask(&["why", &host_end]), 0, &[]);
+}
+
+#[test]
+fn nothing_wrong_and_nothing_known_say_what_is_not_watched() {
+    let pod = Pod::new();
+    let _sandbox = PodSandbox::of(&pod);
+    let daemon = launch().config("[hooks]\numount = \"off\"\n").start();
+    let ran = daemon.ask(&["why", pod.host_end()]);
+    expect(&ran, 0, &[]);
+    let text = ran.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in
+        ["Not watched on this node:", "unmounts that are refused (hook.umount: switched off)", "no runtime"]
+    {
+        assert!(text.contains(words), "{words} in {text}");
+    }
+    let ran = daemon.ask(&["why", "203.0.113.7"]);
+    expect(&ran, NOTHING, &["nothing is known of 203.0.113.7", "Not watched on this node:", "hook.umount"]);
 }

@@ -20,7 +20,7 @@ pub(super) fn retain_current<'a>(advice: impl IntoIterator<Item = &'a mut Vec<Ad
     if wanted.is_empty() {
         return;
     }
-    let (sent, seen) = mpsc::channel();
+    let (sent, seen) = mpsc::sync_channel(wanted.len());
     thread::spawn(move || {
         let proc = Proc::default();
         for (pid, at) in wanted {

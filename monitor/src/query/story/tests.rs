@@ -293,7 +293,7 @@ fn a_former_address_of_a_pod_leads_to_the_pod() {
 
 #[test]
 fn an_incident_is_not_left_out_for_what_else_happened() {
-    let mut events: Vec<Event> = (2..=700).map(|seq| history::event(seq)).collect();
+    let mut events: Vec<Event> = (2..=700).map(history::event).collect();
     let opened = history::incident("81dbe6ff903f2912", 1);
     events.insert(0, incident_event(1, Kind::IncidentOpened, opened.clone(), history::event(1)));
     let story = told(&Memory::of(events).with_incident(opened), "lijiaob/etcd1-0");
