@@ -2,16 +2,22 @@
 
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use jiff::Timestamp;
 
 use super::{exit, fail, remark};
 use crate::config::{Config, Overrides, STATE_DIR};
-use crate::recording::bundle::{BundleError, bundle};
+use crate::recording::bundle::{BundleError, bundle, is_recorded};
 use crate::recording::create_private;
 use crate::recording::format::Writer;
 
+/// Time for a running daemon to write the window of an incident that has just opened.
+const WINDOW_TIMEOUT: Duration = Duration::from_secs(2);
+/// Between two looks whether it has.
+const WINDOW_CHECK: Duration = Duration::from_millis(20);
 /// Size of writes, in bytes.
 const CHUNK: usize = 256 * 1024;
 
@@ -47,9 +53,21 @@ impl BundleArgs {
         };
         let writer = Writer::this_build(serde_json::Value::Null);
         let created = Timestamp::now().to_string();
+        let state_dir = config.get(&STATE_DIR);
+        let deadline = Instant::now() + WINDOW_TIMEOUT;
         let pack = |out: &mut dyn Write| {
-            let out = BufWriter::with_capacity(CHUNK, out);
-            bundle(&config.get(&STATE_DIR), &self.incident, &writer, created, out)
+            loop {
+                let out = BufWriter::with_capacity(CHUNK, &mut *out);
+                match bundle(&state_dir, &self.incident, &writer, created.clone(), out) {
+                    // Nothing was written yet.
+                    Err(error)
+                        if error.is_absence() && is_recorded(&state_dir) && Instant::now() < deadline =>
+                    {
+                        thread::park_timeout(WINDOW_CHECK);
+                    }
+                    packed => return packed,
+                }
+            }
         };
         let packed = match &self.output {
             None if io::stdout().is_terminal() => {

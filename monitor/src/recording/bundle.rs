@@ -4,13 +4,17 @@
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use thiserror::Error;
 
 use super::format::{BUNDLE, BundleHeader, Doctor, VERSION, Writer, write_line};
 use super::incident_windows::{DIRECTORY, is_id, list, read_incident};
 use super::replay::{ReplayError, play};
-use super::segments::numbered;
+use super::segments::{self, numbered};
+
+/// A daemon that runs records something at least this often: its heartbeat comes every five seconds.
+const RECORDED: Duration = Duration::from_secs(8);
 
 /// Why a bundle cannot be written.
 #[derive(Debug, Error)]
@@ -54,6 +58,29 @@ pub enum BundleError {
     /// The bundle cannot be written.
     #[error("cannot write the bundle")]
     Write(#[source] io::Error),
+}
+
+impl BundleError {
+    /// Whether it may be because the incident has just opened: its window is written a moment later.
+    #[must_use]
+    pub fn is_absence(&self) -> bool {
+        match self {
+            Self::Unknown { .. } => true,
+            Self::Read { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            _ => false,
+        }
+    }
+}
+
+/// Whether a daemon has recorded to this state directory in the last seconds, as one that runs always does.
+#[must_use]
+pub fn is_recorded(state_dir: &Path) -> bool {
+    let newest = numbered(&state_dir.join(segments::DIRECTORY)).ok().and_then(|mut segments| segments.pop());
+    let written = newest.and_then(|(_, path)| path.metadata().ok()?.modified().ok());
+    // A clock that was set back makes it younger than now.
+    written.is_some_and(|written| {
+        written.elapsed().is_ok_and(|age| age < RECORDED) || written.elapsed().is_err()
+    })
 }
 
 fn listed(ids: &[String]) -> String {

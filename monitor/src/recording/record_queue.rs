@@ -160,6 +160,8 @@ impl Records {
         } else {
             return false;
         }
+        // Its window is there when the incident is read about.
+        self.is_urgent |= opened;
         true
     }
 
