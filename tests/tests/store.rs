@@ -11,6 +11,7 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::pod::{GATEWAY, Pod};
+use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::process::{attempt, run};
 use kevtmon_tests::storm::{Storm, storm};
 use kevtmon_tests::unique;
@@ -232,4 +233,64 @@ fn a_disk_that_is_read_only_is_read() {
     assert!(is_kept(&kept(&second), &before), "{before}");
     second.stop();
     assert!(is_kept(&kept(&second), &before), "also when nobody runs: {before}");
+}
+
+/// Panics unless the daemon reports that its store is gone, and that it has a new one.
+fn expect_a_new_store(daemon: &mut Daemon) {
+    let lost = daemon.wait_for("daemon.degraded", |event| event.kind() == "daemon.degraded");
+    assert!(lost.text("/daemon/degraded/store").contains("removed or replaced"), "{lost}");
+    let back = daemon.wait_for("daemon.recovered", |event| event.kind() == "daemon.recovered");
+    assert_eq!(back.text("/message"), "store is back");
+    assert_eq!(daemon.log().matches("removed or replaced").count(), 1, "{}", daemon.log());
+    assert_eq!(daemon.metrics().sum("kevtmon_source_up", &[("source", "store")]), Some(1.0));
+}
+
+#[test]
+fn a_state_directory_that_is_removed_or_replaced_is_noticed_and_made_anew() {
+    let remove = |state: &Path| std::fs::remove_dir_all(state).expect("a directory can be removed");
+    let replace = |state: &Path| {
+        std::fs::rename(state, state.with_extension("old")).expect("a directory can be renamed");
+        std::fs::create_dir(state).expect("a directory can be made");
+    };
+    let ways: [&dyn Fn(&Path); 2] = [&remove, &replace];
+    for way in ways {
+        let pod = Pod::new();
+        let sandbox = PodSandbox::of(&pod);
+        let mut daemon = launch().start();
+        pod.delete_gateway();
+        let opened = daemon.wait_for("incident.opened", |event| {
+            event.kind() == "incident.opened" && event.text("/target/container/id") == sandbox.id()
+        });
+        way(&daemon.state());
+        expect_a_new_store(&mut daemon);
+        pod.set_gateway();
+        let ip = pod.delete_gateway();
+        daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
+        daemon.stop();
+        // Its history goes on in the new file, and what was open is in it.
+        let kept = daemon.find(&["events", "--since", "1h"]);
+        assert!(kept.iter().any(|event| event.number("/actor/pid") == Some(ip.pid.into())));
+        let incidents = daemon.find(&["incidents", "--all"]);
+        assert!(incidents.iter().any(|incident| incident.text("/id") == opened.text("/incident/id")));
+    }
+}
+
+#[test]
+fn files_of_the_store_that_others_truncate_do_not_end_the_daemon() {
+    let pod = Pod::new();
+    let mut daemon = launch().start();
+    for name in ["events.db-shm", "events.db-wal", "events.db"] {
+        if let Ok(file) = std::fs::File::options().write(true).open(daemon.state().join(name)) {
+            file.set_len(0).expect("a file can be truncated");
+        }
+        for _ in 0..3 {
+            pod.set_gateway();
+            let ip = pod.delete_gateway();
+            daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
+            // Reads them, too.
+            assert!(daemon.ask(&["events", "--since", "1h"]).status.code().is_some_and(|code| code < 3));
+        }
+    }
+    assert!(!daemon.has_ended(), "{}", daemon.log());
+    daemon.stop();
 }

@@ -90,6 +90,8 @@ pub struct Disconnected {
     pub undelivered: u64,
     /// Whether reconnecting at once may succeed.
     pub retry_now: bool,
+    /// Whether it is reported even if reconnecting succeeds at once: what was written before may be gone.
+    pub must_report: bool,
 }
 
 /// Intervals between attempts to connect: each is twice as long as the one before.
@@ -179,13 +181,17 @@ impl<D: Destination> Reconnecting<D> {
     /// Records the result of an operation of the destination.
     pub(super) fn check(&mut self, result: Result<(), D::Error>) {
         let Err(mut error) = result else { return };
-        let Disconnected { undelivered, retry_now } = self.disconnect(&error);
+        let Disconnected { undelivered, retry_now, must_report } = self.disconnect(&error);
         if undelivered > 0 {
             self.metrics.discarded(D::NAME, Refused::Down.reason(), undelivered);
             self.gap = self.last.take().map(|last| EventGap::ending_with(last, undelivered, Refused::Down));
         }
         if retry_now && self.destination.can_connect() {
             match self.connect() {
+                Ok(()) if must_report => {
+                    self.report(Some(chain(&error)));
+                    return self.report(None);
+                }
                 Ok(()) => return,
                 Err(again) => {
                     self.disconnect(&again);

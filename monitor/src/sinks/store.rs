@@ -173,7 +173,7 @@ struct StoreFile {
     had_storm: bool,
     /// A limit was lowered, and the file shrinks step by step.
     is_too_big: bool,
-    /// When a file was last found damaged: a disk that damages one after the other gets one a minute.
+    /// When a file was last found damaged or gone: a disk that damages one after the other gets one a minute.
     damaged: Option<Instant>,
 }
 
@@ -201,6 +201,7 @@ impl StoreFile {
 
     fn commit(&mut self) -> Result<(), StoreError> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
+        writer.check_in_place()?;
         if self.unsaved {
             for event in self.incidents.values() {
                 writer.restore_incident(event)?;
@@ -298,18 +299,20 @@ impl Destination for StoreFile {
         self.commit_by = None;
         self.held = None;
         self.barrier.advance(self.last_seq);
-        let mut retry_now = false;
-        if let Some(writer) = self.writer.take().filter(|_| error.is_damage()) {
+        let writer = self.writer.take();
+        let mut must_report = matches!(error, StoreError::Gone { .. } | StoreError::Truncated { .. });
+        if let Some(writer) = writer.filter(|_| error.is_damage()) {
             match writer.quarantine(error) {
                 Ok(quarantined) => {
                     log_quarantined(&[quarantined]);
-                    let before = self.damaged.replace(Instant::now());
-                    retry_now = before.is_none_or(|before| before.elapsed() > self.retry);
+                    must_report = true;
                 }
                 Err(error) => self.metrics.store_error(error.op()),
             }
         }
-        Disconnected { undelivered, retry_now }
+        let before = if must_report { self.damaged.replace(Instant::now()) } else { None };
+        let retry_now = must_report && before.is_none_or(|before| before.elapsed() > self.retry);
+        Disconnected { undelivered, retry_now, must_report }
     }
 
     fn skip(&mut self, event: &SharedEvent) {

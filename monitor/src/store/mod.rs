@@ -17,6 +17,7 @@ use thiserror::Error;
 
 mod archive;
 mod checkpoint;
+mod in_place;
 mod incidents;
 mod index;
 mod lookup;
@@ -29,6 +30,7 @@ mod schema;
 pub mod settings;
 mod streams;
 mod time;
+mod truncation;
 mod writer;
 
 pub use archive::Archive;
@@ -37,6 +39,7 @@ pub use open::Quarantined;
 pub use reader::Reader;
 pub use runs::{PreviousRun, RESERVE};
 pub use schema::VERSION;
+pub use truncation::survive_truncation;
 pub use writer::Writer;
 
 /// Name of the file in the state directory.
@@ -120,6 +123,18 @@ pub enum StoreError {
     Missing {
         /// The state directory.
         directory: PathBuf,
+    },
+    /// It is not at its path any more, so nobody will find what is written to it.
+    #[error("{} was removed or replaced while it was in use", .path.display())]
+    Gone {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The index of the log lost what was in it.
+    #[error("{} was truncated while it was in use", .path.display())]
+    Truncated {
+        /// The index.
+        path: PathBuf,
     },
     /// The content is invalid.
     #[error("{} is damaged: {what}", .path.display())]

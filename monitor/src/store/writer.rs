@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OptionalExtension as _, params};
 
+use super::in_place::InPlace;
 use super::index::Waiting;
 use super::open::{self, Quarantined};
 use super::pods::Written;
@@ -19,6 +20,7 @@ pub struct Writer {
     pub(super) connection: Connection,
     pub(super) path: PathBuf,
     _lock: File,
+    in_place: InPlace,
     pub(super) limits: Limits,
     pub(super) boot_id: String,
     kinds: HashMap<String, i64>,
@@ -107,6 +109,7 @@ impl Writer {
     fn open(directory: &Path, limits: Limits, boot_id: &str) -> Result<(Self, Vec<Quarantined>), StoreError> {
         let opened = open::open(directory, limits)?;
         let writer = Self {
+            in_place: InPlace::new(&opened.path)?,
             connection: opened.connection,
             path: opened.path,
             _lock: opened.lock,
@@ -289,6 +292,14 @@ impl Writer {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         open::bytes(&self.path)
+    }
+
+    /// Checks that what is written can be found.
+    ///
+    /// # Errors
+    /// When another file, or none, is at the path of the file or of its log.
+    pub fn check_in_place(&mut self) -> Result<(), StoreError> {
+        self.in_place.check()
     }
 
     /// Renames the file because of this damage, so that the next attempt creates a new one.

@@ -72,7 +72,7 @@ impl Destination for Buffered {
 
     fn disconnect(&mut self, _error: &Broken) -> Disconnected {
         let undelivered = u64::try_from(std::mem::take(&mut self.buffered).len()).unwrap();
-        Disconnected { undelivered, retry_now: self.retry_now }
+        Disconnected { undelivered, retry_now: self.retry_now, must_report: false }
     }
 
     fn skip(&mut self, _event: &SharedEvent) {

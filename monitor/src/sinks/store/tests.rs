@@ -108,6 +108,57 @@ fn incident(id: &str, kind: Kind, seq: u64) -> Event {
     Event { kind, incident: Some(Box::new(incident)), ..numbered(seq) }
 }
 
+#[test]
+fn a_file_that_is_removed_or_replaced_is_noticed_and_made_anew() {
+    let remove = |dir: &Path| fs::remove_dir_all(dir).unwrap();
+    let remove_log = |dir: &Path| fs::remove_file(dir.join("events.db-wal")).unwrap();
+    let replace = |dir: &Path| {
+        fs::rename(dir, dir.with_extension("old")).unwrap();
+        fs::create_dir(dir).unwrap();
+    };
+    let ways: [&dyn Fn(&Path); 3] = [&remove, &remove_log, &replace];
+    for way in ways {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("state");
+        let mut rig = rig(&dir);
+        rig.deliver([numbered(1), incident("a", Kind::IncidentOpened, 2)]);
+        rig.commit();
+        rig.commit();
+        assert_eq!(rig.reported(), []);
+        way(&dir);
+        rig.deliver([numbered(3)]);
+        rig.commit();
+        let reported = rig.reported();
+        let [(false, reason), (true, _)] = &reported[..] else { panic!("{reported:?}") };
+        assert!(reason.contains("events.db") && reason.contains("removed or replaced"), "{reason}");
+        rig.deliver([numbered(4)]);
+        rig.commit();
+        assert!(stored(&dir).contains(&4));
+        assert_eq!(open_incidents(&dir), ["a"], "what is open is not forgotten");
+        assert_eq!(rig.discarded("failed"), 1.0);
+    }
+}
+
+#[test]
+fn an_index_of_the_log_that_is_truncated_is_survived() {
+    crate::store::survive_truncation().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = rig(dir.path());
+    rig.deliver([numbered(1), incident("a", Kind::IncidentOpened, 2)]);
+    rig.commit();
+    fs::File::options().write(true).open(dir.path().join("events.db-shm")).unwrap().set_len(0).unwrap();
+    for seq in 3..6 {
+        rig.deliver([numbered(seq)]);
+        rig.commit();
+    }
+    let reported = rig.reported();
+    let [(false, reason), (true, _)] = &reported[..] else { panic!("{reported:?}") };
+    assert!(reason.contains("events.db-shm was truncated"), "{reason}");
+    let kept = stored(dir.path());
+    assert!(kept.contains(&1) && kept.contains(&5), "{kept:?}");
+    assert_eq!(open_incidents(dir.path()), ["a"]);
+}
+
 fn stored(directory: &Path) -> Vec<u64> {
     let reader = Reader::open_read_only(directory).unwrap();
     let filter = EventFilter { limit: 10_000, ..EventFilter::default() };

@@ -1,0 +1,52 @@
+//! Survives that somebody truncates the index of SQLite's log, or makes it immutable.
+//!
+//! The index is a file that SQLite maps into memory. An access to a page that is not there any more raises SIGBUS,
+//! whose default is the end of the process. Instead an empty page is put in its place, and the next commit fails: the
+//! index is made anew from the log when the store is opened again.
+
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libc::{c_int, c_void, siginfo_t};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+/// include/uapi/asm-generic/siginfo.h: there is no such memory.
+const BUS_ADRERR: c_int = 2;
+/// A page that is smaller than this is replaced with its neighbors, which are lost as well.
+const PAGE: usize = 4096;
+
+static HAPPENED: AtomicBool = AtomicBool::new(false);
+
+/// Survives truncations from now on.
+///
+/// # Errors
+/// When the handler cannot be installed.
+pub fn survive_truncation() -> nix::Result<()> {
+    let action = SigAction::new(SigHandler::SigAction(replace_page), SaFlags::SA_SIGINFO, SigSet::empty());
+    // SAFETY: the handler makes one system call and stores to an atomic; both are safe in a signal handler.
+    unsafe { sigaction(Signal::SIGBUS, &action) }.map(drop)
+}
+
+/// Whether a page was replaced since the last call.
+pub(super) fn happened() -> bool {
+    HAPPENED.swap(false, Ordering::Relaxed)
+}
+
+extern "C" fn replace_page(_signal: c_int, info: *mut siginfo_t, _context: *mut c_void) {
+    // SAFETY: the kernel passes a valid pointer, and for SIGBUS the address is set.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr()) };
+    let start = ptr::without_provenance_mut::<c_void>(address.addr() & !(PAGE - 1));
+    let is_replaced = code == BUS_ADRERR && {
+        let (access, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
+        // SAFETY: the page has a mapping whose memory is gone, as this signal says, so nothing that can be read is
+        // replaced. Only files of the store are mapped and written by others.
+        unsafe { libc::mmap(start, PAGE, access, flags, -1, 0) == start }
+    };
+    if is_replaced {
+        HAPPENED.store(true, Ordering::Relaxed);
+    } else {
+        // SAFETY: restores the default, which ends the process when the access is repeated.
+        unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    }
+}
