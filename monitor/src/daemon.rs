@@ -23,7 +23,8 @@ use crate::holders::worker::{Limits, Refused, Scanner};
 use crate::holders::{self, PresenceRequest, ScanRequest};
 use crate::metrics::{Metrics, MetricsError};
 use crate::observation::{
-    Fact, HolderReport, MountPresence, NsInum, Observation, ProcessState, Request, Source, SourceStatus,
+    Fact, HolderReport, MountPresence, NsInum, Observation, ProcessState, Request, Source, SourceKind,
+    SourceStatus,
 };
 use crate::recording::recorder::{Record, RecordError, Recorder};
 use crate::settings::Settings;
@@ -37,7 +38,7 @@ use crate::sources::netlink::NetlinkError;
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::{Sender, observed_now};
-use crate::store::PreviousRun;
+use crate::store::{self, PreviousRun};
 
 use programs::Reading;
 use signals::Signals;
@@ -59,6 +60,9 @@ const DRAIN: Duration = Duration::from_secs(3);
 const RECORDER_DRAIN: Duration = Duration::from_secs(1);
 /// The core's wall clock is updated when it is off by more than this, since NTP slews the clock all the time.
 const CLOCK_STEP_NS: u64 = 10_000;
+
+/// The configuration among the sources of `daemon.*` events.
+const CONFIGURATION: &str = "configuration";
 
 /// Why the daemon could not start, or ended.
 #[derive(Debug, Error)]
@@ -120,7 +124,7 @@ pub struct Options {
 pub async fn run(
     config: Config,
     options: Options,
-    reload: impl Fn() -> Option<Config>,
+    reload: impl Fn() -> Result<Config, String>,
 ) -> Result<(), DaemonError> {
     let own = Own::default().with_directories(own_files(&config, &options));
     let metrics = Arc::new(Metrics::new(options.version, options.revision, own)?);
@@ -128,6 +132,8 @@ pub async fn run(
     // First, so that a port in use is reported before any program is loaded.
     let Servers { health, memory, boot_id, questions, _open } = Servers::start(&config, &options, &metrics)?;
     let mut signals = Signals::new()?;
+    store::survive_truncation()
+        .map_err(|errno| DaemonError::Start { what: "signal handling", source: errno.into() })?;
     let sources = Sources::open(&config, options.log_bpf)?;
     let Running { sinks, sources: sink_sources, statuses, previous_run } = sinks::start(&Context {
         settings: config.values(),
@@ -167,6 +173,7 @@ pub async fn run(
         config,
         offset_ns: realtime_offset_ns(),
         storm_detector: StormDetector::default(),
+        is_configured: true,
     };
     daemon.resume(&previous_run, statuses, &memory);
     let (reading, mut netlink) = sources.start(&mut daemon, netns_rx, tx);
@@ -192,6 +199,8 @@ struct Daemon {
     config: Config,
     offset_ns: i64,
     storm_detector: StormDetector,
+    /// Whether the configuration could be used when it was read last.
+    is_configured: bool,
 }
 
 impl Daemon {
@@ -220,7 +229,7 @@ impl Daemon {
         mut questions: mpsc::Receiver<Question>,
         signals: &mut Signals,
         netlink: &mut tokio::task::JoinHandle<()>,
-        reload: impl Fn() -> Option<Config>,
+        reload: impl Fn() -> Result<Config, String>,
     ) -> Result<(), DaemonError> {
         let mut batch = Vec::with_capacity(BATCH);
         let mut heartbeat = interval(HEARTBEAT);
@@ -251,7 +260,7 @@ impl Daemon {
                 }
                 _ = signals.terminate.recv() => return Ok(()),
                 _ = signals.interrupt.recv() => return Ok(()),
-                _ = signals.hangup.recv() => if let Some(config) = reload() { self.reconfigure(&config) },
+                _ = signals.hangup.recv() => self.reload(reload()),
                 _ = &mut *netlink => return Err(DaemonError::SourceEnded),
             }
         }
@@ -339,6 +348,23 @@ impl Daemon {
     fn update_model_gauges(&self) {
         let gauges = self.core.gauges();
         self.metrics.model(&gauges.containers, gauges.veths);
+    }
+
+    /// With a configuration that cannot be used the old one stays, and the daemon is degraded until the next one.
+    fn reload(&mut self, config: Result<Config, String>) {
+        let status = match &config {
+            Ok(_) => SourceStatus::up(SourceKind::Configuration, CONFIGURATION),
+            Err(reason) => {
+                tracing::error!("{reason}; keeping the old configuration");
+                SourceStatus::down(SourceKind::Configuration, CONFIGURATION, reason)
+            }
+        };
+        if status.up != std::mem::replace(&mut self.is_configured, status.up) {
+            self.observe(observed_now(Fact::Source(status)));
+        }
+        if let Ok(config) = config {
+            self.reconfigure(&config);
+        }
     }
 
     fn reconfigure(&mut self, config: &Config) {

@@ -15,6 +15,7 @@ mod names;
 pub mod namespace;
 mod pairs;
 pub mod redact;
+mod regular_file;
 
 pub mod event;
 pub mod observation;

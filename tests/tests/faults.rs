@@ -5,15 +5,17 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::pod::{GATEWAY, Pod};
-use kevtmon_tests::process::Finished;
+use kevtmon_tests::process::{Finished, attempt};
+use nix::sys::signal::Signal;
 
 /// Exit codes of the contract.
 const USAGE: i32 = 64;
@@ -265,4 +267,77 @@ fn what_a_slow_reader_cannot_take_is_discarded_and_counted() {
     let lost = events.iter().filter(|event| event.kind() == "events.lost");
     let lost = lost.filter_map(|event| event.text("/lost/count").parse::<usize>().ok()).sum::<usize>();
     assert!(read + lost >= TIMES as usize, "{read} read and {lost} discarded of {TIMES}");
+}
+
+#[test]
+fn a_standard_error_that_takes_nothing_is_survived() {
+    let scratch = Scratch::new();
+    let fifo = fifo(&scratch);
+    let mut unread =
+        File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&fifo).expect("a FIFO");
+    while unread.write(&[b'x'; 4096]).is_ok() {}
+    for redirection in ["2>/dev/full".to_owned(), "2> >(exec true)".into(), format!("2>{}", fifo.display())] {
+        let pod = Pod::new();
+        let script = format!("exec \"$@\" {redirection}");
+        let mut daemon = launch().through(&["bash", "-c", &script, "bash"]).start();
+        // Each is logged.
+        for _ in 0..3 {
+            daemon.signal(Signal::SIGHUP);
+        }
+        expect_service(&mut daemon, &pod);
+        assert!(!daemon.has_ended(), "{redirection}");
+        daemon.stop();
+    }
+}
+
+fn fifo(scratch: &Scratch) -> PathBuf {
+    let path = scratch.path().join("fifo");
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO can be made");
+    path
+}
+
+#[test]
+fn a_file_that_is_no_regular_file_is_a_usage_error() {
+    let scratch = Scratch::new();
+    let fifo = fifo(&scratch);
+    for path in [fifo.as_path(), scratch.path(), Path::new("/dev/zero")] {
+        let name = &*path.to_string_lossy();
+        let ran = launch().argument("--config").argument(path).run_to_end();
+        expect_exit(&ran, USAGE, &[name, "not a regular file"]);
+        assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
+        let limit = kevtmon_tests::patience::patience().as_secs().to_string();
+        let program = kevtmon_tests::daemon::program();
+        let words =
+            ["timeout".as_ref(), limit.as_ref(), program.as_os_str(), "replay".as_ref(), path.as_os_str()];
+        let ran = attempt(&words);
+        expect_exit(&ran, USAGE, &[name, "not a regular file"]);
+        assert_eq!(ran.stderr.lines().count(), 1, "{}", ran.stderr);
+    }
+    let (precious, link) = (scratch.path().join("precious"), scratch.path().join("link"));
+    std::fs::write(&precious, "data").expect("a file can be made");
+    std::os::unix::fs::symlink(&precious, &link).expect("a link can be made");
+    for path in [&link, &fifo] {
+        let ran = launch().argument("--record").argument(path).run_to_end();
+        expect_exit(&ran, USAGE, &[&path.to_string_lossy(), "not a regular file"]);
+    }
+    assert_eq!(std::fs::read_to_string(&precious).expect("a file"), "data");
+}
+
+#[test]
+fn a_configuration_that_became_unusable_changes_nothing_and_is_reported_until_it_is_mended() {
+    let launch = launch().config("cmdline = \"host\"\n");
+    let path = launch.directory().join("kevtmon.toml");
+    let mut daemon = launch.start();
+    std::fs::remove_file(&path).expect("a file can be removed");
+    nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO can be made");
+    daemon.signal(Signal::SIGHUP);
+    let degraded = daemon.wait_for("daemon.degraded", |event| {
+        event.kind() == "daemon.degraded" && event.has("/daemon/degraded/configuration")
+    });
+    assert!(degraded.text("/message").contains("not a regular file"), "{degraded}");
+    std::fs::remove_file(&path).expect("a file can be removed");
+    std::fs::write(&path, "cmdline = \"all\"\n").expect("a file can be made");
+    daemon.signal(Signal::SIGHUP);
+    let recovered = daemon.wait_for("daemon.recovered", |event| event.kind() == "daemon.recovered");
+    assert!(!recovered.has("/daemon/degraded/configuration"), "{recovered}");
 }

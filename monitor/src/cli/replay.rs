@@ -1,6 +1,5 @@
 //! `replay`: prints the events of a recording. Needs no privilege but read access to the file.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -12,6 +11,7 @@ use crate::config::{Config, Overrides};
 use crate::error_chain::chain;
 use crate::event::Event;
 use crate::recording::replay::{ReplayError, Summary, replay};
+use crate::regular_file;
 use crate::render::Pretty;
 use crate::sinks::json;
 
@@ -54,7 +54,14 @@ impl ReplayArgs {
             zone: TimeZone::system(),
         });
         let mut out = BufWriter::with_capacity(CHUNK, stdout.lock());
-        let outcome = open(&self.file).map_err(|error| ReplayError::Read(error.into())).and_then(|input| {
+        let input = match open(&self.file) {
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                remark(&format!("cannot replay {}: {error}", self.file.display()));
+                return exit::USAGE;
+            }
+            input => input.map_err(|error| ReplayError::Read(error.into())),
+        };
+        let outcome = input.and_then(|input| {
             let summary = replay(input, policy.as_ref(), |event| print(&event, pretty.as_ref(), &mut out))?;
             out.flush()?;
             Ok(summary)
@@ -78,7 +85,7 @@ fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
     if path == Path::new("-") {
         return Ok(Box::new(BufReader::with_capacity(CHUNK, io::stdin())));
     }
-    Ok(Box::new(BufReader::with_capacity(CHUNK, File::open(path)?)))
+    Ok(Box::new(BufReader::with_capacity(CHUNK, regular_file::open(path)?)))
 }
 
 fn print(event: &Event, pretty: Option<&Pretty>, out: &mut BufWriter<io::StdoutLock<'_>>) -> io::Result<()> {

@@ -14,7 +14,7 @@ use crate::config::{Config, Overrides, RuntimeSpec, runtime_choices};
 use crate::daemon::{self, DaemonError, Options};
 use crate::error_chain::chain;
 use crate::privilege;
-use crate::recording::recorder::Record;
+use crate::recording::recorder::{Record, RecordError};
 use crate::sinks::stdout::Format;
 use crate::sources::procfs::own::Own;
 
@@ -104,11 +104,7 @@ impl RunArgs {
             colour: io::stdout().is_terminal()
                 && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty()),
         };
-        let reload = || {
-            Config::load(&overrides)
-                .inspect_err(|error| tracing::error!("{}; keeping the old configuration", chain(error)))
-                .ok()
-        };
+        let reload = || Config::load(&overrides).map_err(|error| chain(&error));
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => return fail(&error, exit::FAILED),
@@ -119,6 +115,7 @@ impl RunArgs {
         match ended {
             Ok(()) => exit::OK,
             Err(error @ DaemonError::Ebpf(_)) => fail(&error, exit::UNSUPPORTED),
+            Err(error @ DaemonError::Record(RecordError::NotRegular { .. })) => fail(&error, exit::USAGE),
             Err(error) => fail(&error, exit::FAILED),
         }
     }

@@ -5,7 +5,6 @@
 //! valid.
 
 use std::env;
-use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -15,6 +14,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 use crate::event::Severity;
+use crate::regular_file;
 use crate::settings::{CMDLINE, Description, Policy, Setting, Stored, Thresholds, Valid, Values, settings};
 use crate::sinks::listen::{Addresses, LISTEN};
 use crate::sinks::stdout::{FORMAT, Format, MIN_SEVERITY};
@@ -172,10 +172,10 @@ fn read(path: &Path) -> Result<Values, ConfigError> {
     Ok(file::parse(path, &text, &descriptions())?)
 }
 
-/// A file of any size may be named by mistake, and one like `/dev/zero` never ends.
+/// A file of any size may be named by mistake.
 fn read_text(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    let size = File::open(path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+    let size = regular_file::open(path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
     if u64::try_from(size).is_ok_and(|size| size <= MAX_BYTES) {
         return Ok(text);
     }

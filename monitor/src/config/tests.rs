@@ -34,11 +34,17 @@ fn only_the_choice_of_command_lines_takes_effect_without_a_restart() {
 }
 
 #[test]
-fn a_file_without_end_is_refused() {
-    let error = read(Path::new("/dev/zero")).unwrap_err();
-    assert_eq!(error.to_string(), "cannot read /dev/zero");
-    let why = std::error::Error::source(&error).unwrap().to_string();
-    assert_eq!(why, "it is larger than 1 MiB");
+fn a_file_of_any_size_and_one_without_end_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let large = dir.path().join("large");
+    std::fs::write(&large, " ".repeat(2 << 20)).unwrap();
+    for (path, expected) in
+        [(large.as_path(), "it is larger than 1 MiB"), (Path::new("/dev/zero"), "not a regular file")]
+    {
+        let error = read(path).unwrap_err();
+        assert_eq!(error.to_string(), format!("cannot read {}", path.display()));
+        assert_eq!(std::error::Error::source(&error).unwrap().to_string(), expected);
+    }
 }
 
 /// Before adding a setting, check that it cannot hold a secret: recordings and bundles contain all of them.

@@ -14,6 +14,8 @@ pub enum SourceKind {
     Runtime,
     /// A sink that can be down, such as the event store.
     Sink,
+    /// The configuration file, which is read again on request.
+    Configuration,
 }
 
 impl SourceKind {

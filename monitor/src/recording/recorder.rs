@@ -52,6 +52,12 @@ pub enum RecordError {
         #[source]
         source: io::Error,
     },
+    /// It exists and is something else.
+    #[error("cannot record to {}: not a regular file; choose another one with --record FILE", .path.display())]
+    NotRegular {
+        /// The file.
+        path: PathBuf,
+    },
     /// No thread can be started.
     #[error("cannot start a recorder thread")]
     Thread(#[source] io::Error),
@@ -104,7 +110,11 @@ impl Recorder {
     /// # Errors
     /// When it cannot be created.
     pub fn add_file(&mut self, record: &Record) -> Result<(), RecordError> {
-        let failed = |source| RecordError::File { path: record.path.clone(), source };
+        let path = record.path.clone();
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::InvalidInput => RecordError::NotRegular { path },
+            _ => RecordError::File { path, source },
+        };
         let file = RotatingFile::create(&record.path).map_err(failed)?;
         let bounds = RecordBounds { capacity: 8 * MIB, urgent: MIB / 4 };
         let rotation = Rotation {

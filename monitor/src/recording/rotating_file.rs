@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::record_queue::{PartStart, SegmentWriter};
 use crate::event::Incident;
+use crate::regular_file;
 
 /// A recording names programs, paths and addresses of the whole node.
 pub(super) const PRIVATE: u32 = 0o600;
@@ -28,7 +29,8 @@ impl RotatingFile {
         let mut older = OsString::from(path);
         older.push(".1");
         let older = PathBuf::from(older);
-        match fs::metadata(path) {
+        // Who can write to the directory could aim a link at any file of the node.
+        match fs::symlink_metadata(path) {
             Ok(metadata) if !metadata.is_file() => {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
             }
@@ -66,12 +68,19 @@ impl SegmentWriter for RotatingFile {
     fn batch_done(&mut self) {}
 }
 
-/// Creates an empty file that only its owner can read.
+/// Creates an empty file that only its owner can read. Symbolic links are not followed.
 ///
 /// # Errors
 /// When it cannot be created.
 pub fn create_private(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(PRIVATE).open(path)?;
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .mode(PRIVATE)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)?;
+    let file = regular_file::check(file)?;
+    file.set_len(0)?;
     // `mode` applies to new files only.
     file.set_permissions(Permissions::from_mode(PRIVATE))?;
     Ok(file)

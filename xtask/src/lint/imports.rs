@@ -5,8 +5,17 @@ use super::files::File;
 use super::rules::Finding;
 
 /// Modules that every other may import, in their order: each may import those before it.
-const GROUND_FLOOR: [&str; 8] =
-    ["names", "pairs", "build_info", "error_chain", "namespace", "clock", "redact", "allocator"];
+const GROUND_FLOOR: [&str; 9] = [
+    "names",
+    "pairs",
+    "build_info",
+    "error_chain",
+    "namespace",
+    "clock",
+    "redact",
+    "regular_file",
+    "allocator",
+];
 
 /// Every other module, and what it may import besides the ground floor. A part of a module that has a row of its own
 /// is held apart from the rest of it.
