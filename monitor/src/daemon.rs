@@ -338,11 +338,17 @@ impl Daemon {
             });
         }
         self.observe(Observation { at: now, source: Source::Daemon, fact: Fact::Tick });
+        self.keep_gateways();
         self.metrics.incidents_discarded(self.core.incidents_discarded());
         self.health.tick(now);
         if self.storm_detector.has_calmed() {
             allocator::release_free_memory();
         }
+    }
+
+    /// Hands the static entries of gateways to the store, for the next run.
+    fn keep_gateways(&self) {
+        self.sinks.keep_gateways(self.core.static_entries());
     }
 
     fn update_model_gauges(&self) {
@@ -416,6 +422,7 @@ impl Daemon {
 
     fn stop(mut self) {
         self.observe(observed_now(Fact::Stop));
+        self.keep_gateways();
         self.recorder.finish(&self.core, boot_now(), RECORDER_DRAIN);
         self.sinks.finish(DRAIN);
     }
@@ -440,5 +447,6 @@ fn resume(previous: &PreviousRun) -> Resume {
         incidents: previous.incidents.clone(),
         episodes: previous.episodes.clone(),
         pods: previous.pods.clone(),
+        gateways: previous.gateways.clone(),
     }
 }

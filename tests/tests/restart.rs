@@ -137,6 +137,32 @@ fn what_was_repaired_while_no_daemon_ran_is_resolved() {
 }
 
 #[test]
+fn what_was_deleted_while_no_daemon_ran_is_found_without_a_culprit() {
+    let (pod, moved) = (Pod::new(), Pod::new());
+    let (sandbox, other) = (PodSandbox::of(&pod), PodSandbox::of(&moved));
+    let mut daemon = launch().start();
+    daemon.fence(&pod);
+    daemon.stop();
+    pod.delete_gateway();
+    // This one does without its gateway from now on.
+    moved.ip("route del default");
+    moved.delete_gateway();
+
+    let mut again = launch().on_state_of(&daemon).start();
+    let opened = wait_for(&mut again, "incident.opened", &sandbox);
+    opened.expect("/incident/found_at_start", true);
+    opened.expect("/neighbor/reason", "missing");
+    opened.expect_none("/actor");
+    assert!(!again.events().iter().any(|event| is_of(event, "incident.opened", &other)));
+    pod.set_gateway();
+    wait_for(&mut again, "incident.closed", &sandbox).expect("/incident/close_reason", "resolved");
+    again.stop();
+    // Nothing of it is left for the next one.
+    let last = launch().on_state_of(&again).start();
+    assert_eq!(incident(&last, &["incidents"], &sandbox), None);
+}
+
+#[test]
 fn what_ended_while_no_daemon_ran_is_over() {
     let pod = Pod::new();
     let sandbox = PodSandbox::of(&pod);

@@ -19,6 +19,9 @@ impl Core {
             self.netns_gone(at, netns);
         }
         let old = self.namespaces.replace(at, snapshot, !self.ready);
+        for entry in self.previous_entries.extract_if(.., |entry| entry.netns == netns) {
+            self.namespaces.expect(at, &entry);
+        }
         if let (Some(old), Some(new)) = (old, self.namespaces.get(netns)) {
             let (links, routes) = (new.links.clone(), new.routes.clone());
             for link in old.links.values() {

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::diagnose::{self, Engine, ModelChange, SCAN_ID};
 use crate::event::{Event, Kind, Severity, WallClock};
 use crate::node::containers::Containers;
+pub use crate::node::gateways::KnownEntry;
 use crate::node::kubelet::Kubelets;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
@@ -46,6 +47,8 @@ pub struct Resume {
     pub episodes: Vec<(String, u32)>,
     /// Names of pods that exist or were deleted less than a day ago.
     pub pods: PodNames,
+    /// Static entries of gateways as they were at the end of the previous run of this boot.
+    pub gateways: Vec<KnownEntry>,
 }
 
 /// Output of the core.
@@ -79,6 +82,8 @@ pub struct Core {
     engine: Engine,
     /// Open incidents of the previous run, until the clock is known.
     to_resume: Vec<Event>,
+    /// Static entries that the previous run saw, of namespaces that are not read yet.
+    previous_entries: Vec<KnownEntry>,
     last_expiry: BootNs,
     /// Source of the observation that is being processed.
     source: Source,
@@ -164,6 +169,12 @@ impl Core {
             self.engine.deadline(),
         ];
         deadlines.into_iter().flatten().min()
+    }
+
+    /// The static entries of gateways, for the next run to compare.
+    #[must_use]
+    pub fn static_entries(&self) -> Vec<KnownEntry> {
+        self.namespaces.static_entries()
     }
 
     /// Whether every source has reported its status.

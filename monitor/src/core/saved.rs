@@ -11,6 +11,7 @@ use super::{Core, Resume, kubelet, mount, neighbor, new_engine};
 use crate::diagnose::{self, Engine, RestoreError};
 use crate::event::Event;
 use crate::node::containers::Containers;
+use crate::node::gateways::KnownEntry;
 use crate::node::kubelet::Kubelets;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
@@ -34,6 +35,8 @@ pub struct Saved<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     to_resume: Vec<Event>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    previous_entries: Vec<KnownEntry>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     episodes: Vec<(String, u32)>,
     pending_neighbors: Pending<neighbor::Awaited, neighbor::PendingChange>,
     busy_mounts: Cow<'a, BusyMounts>,
@@ -48,8 +51,15 @@ pub struct Saved<'a> {
 }
 
 impl From<Resume> for Saved<'_> {
-    fn from(Resume { last_seq, incidents, episodes, pods }: Resume) -> Self {
-        Self { seq: last_seq, to_resume: incidents, episodes, pods: Cow::Owned(pods), ..Self::default() }
+    fn from(Resume { last_seq, incidents, episodes, pods, gateways }: Resume) -> Self {
+        Self {
+            seq: last_seq,
+            to_resume: incidents,
+            episodes,
+            pods: Cow::Owned(pods),
+            previous_entries: gateways,
+            ..Self::default()
+        }
     }
 }
 
@@ -84,6 +94,7 @@ impl Core {
             busy_mounts: saved.busy_mounts.into_owned(),
             holder_scans: saved.holder_scans,
             to_resume: saved.to_resume,
+            previous_entries: saved.previous_entries,
             last_expiry: saved.last_expiry,
             source: Source::default(),
             output: VecDeque::new(),
@@ -117,6 +128,7 @@ impl Core {
             holder_scans,
             engine,
             to_resume,
+            previous_entries,
             last_expiry,
             source: _,
             output: _,
@@ -129,6 +141,7 @@ impl Core {
             statuses: statuses.clone(),
             degraded: degraded.clone(),
             to_resume: to_resume.clone(),
+            previous_entries: previous_entries.clone(),
             // The engine has them.
             episodes: Vec::new(),
             pending_neighbors: pending_neighbors.clone(),

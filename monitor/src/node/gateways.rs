@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::observation::{BootNs, LlAddr, NeighborChange, NeighborEntry, NeighborOp, NudState};
+use crate::observation::{BootNs, LlAddr, NeighborChange, NeighborEntry, NeighborOp, NsInum, NudState};
 
 /// Upper bound of the time to read a namespace: a snapshot that arrives later was read after the change.
 const READ_DURATION_NS: u64 = 1_000_000_000;
@@ -35,6 +35,9 @@ pub struct Gateway {
     /// Name of its interface.
     #[serde(default)]
     pub ifname: String,
+    /// Whether an earlier run of the daemon saw the static entry last, and this one did not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub gone_before_start: bool,
     /// When the static entry was last observed.
     static_at: BootNs,
     changed_at: Option<BootNs>,
@@ -75,6 +78,7 @@ impl Gateway {
     fn set(&mut self, at: BootNs, entry: Option<(NudState, Option<LlAddr>)>) {
         self.entry = entry;
         if self.is_static() {
+            self.gone_before_start = false;
             self.static_lladdr = self.lladdr().cloned();
             self.static_at = at;
         } else if self.is_learned() {
@@ -85,6 +89,24 @@ impl Gateway {
             }
         }
     }
+}
+
+/// A static entry as it was when an earlier run of the daemon last looked, with what identifies its namespace: inode
+/// numbers are used again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownEntry {
+    /// Namespace.
+    pub netns: NsInum,
+    /// Its cookie, where the kernel has it.
+    pub cookie: Option<u64>,
+    /// Its oldest process with its start, where the kernel has no cookie.
+    pub owner: Option<(u32, BootNs)>,
+    /// Interface.
+    pub ifindex: u32,
+    /// Address of the gateway.
+    pub address: IpAddr,
+    /// Link-layer address.
+    pub lladdr: LlAddr,
 }
 
 /// The gateways of one namespace, by interface index and address.
@@ -102,6 +124,18 @@ impl Gateways {
 
     pub(super) fn get(&self, ifindex: u32, address: IpAddr) -> Option<&Gateway> {
         self.known.get(&(ifindex, address))
+    }
+
+    /// An earlier run saw a static entry that this one does not find.
+    pub(super) fn expect(&mut self, at: BootNs, known: &KnownEntry) {
+        if let Some(gateway) = self.known.get_mut(&(known.ifindex, known.address))
+            && !gateway.is_static()
+            && gateway.static_lladdr.is_none()
+        {
+            gateway.static_lladdr = Some(known.lladdr.clone());
+            gateway.static_at = at;
+            gateway.gone_before_start = true;
+        }
     }
 
     /// Records the name of the interface of a gateway in use.

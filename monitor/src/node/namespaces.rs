@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::gateways::{Gateway, Gateways};
+use super::gateways::{Gateway, Gateways, KnownEntry};
 use super::routing::{gateways_in_use, is_default, is_selected};
 use crate::observation::{
     AddressFacts, BootNs, LinkFacts, LlAddr, NeighborCause, NeighborChange, NetnsOwner, NetnsSnapshot,
@@ -20,6 +20,8 @@ const FORMER_PEER_NS: u64 = 2_000_000_000;
 /// Notifications of changes within this time before an event may still be in transit: records of the probes and netlink
 /// messages take different paths.
 const SETTLING_NS: u64 = 1_000_000_000;
+/// Limit of entries that are kept for the next run.
+const PREVIOUS_MAX: usize = 4096;
 
 /// All namespaces of which a snapshot was read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -72,6 +74,34 @@ pub struct Namespace {
 }
 
 impl Namespaces {
+    /// Compares a static entry that the previous run saw with the first snapshot of its namespace.
+    pub fn expect(&mut self, at: BootNs, entry: &KnownEntry) {
+        let Some(namespace) = self.known.get_mut(&entry.netns) else { return };
+        if namespace.is_same(entry) && namespace.in_use.contains(&(entry.ifindex, entry.address)) {
+            namespace.gateways.expect(at, entry);
+        }
+    }
+
+    /// The static entries of gateways in use, for the next run.
+    #[must_use]
+    pub fn static_entries(&self) -> Vec<KnownEntry> {
+        let entries = self.known.iter().flat_map(|(netns, namespace)| {
+            namespace.gateways.iter().filter_map(|(ifindex, address, gateway)| {
+                let lladdr = gateway.lladdr().filter(|_| gateway.is_static())?.clone();
+                let owner = namespace.owner.as_ref().map(|owner| (owner.tgid, owner.start_ns));
+                namespace.in_use.contains(&(ifindex, address)).then_some(KnownEntry {
+                    netns: *netns,
+                    cookie: namespace.cookie,
+                    owner: owner.filter(|_| namespace.cookie.is_none()),
+                    ifindex,
+                    address,
+                    lladdr,
+                })
+            })
+        });
+        entries.take(PREVIOUS_MAX).collect()
+    }
+
     /// A namespace by inode number.
     #[must_use]
     pub fn get(&self, netns: NsInum) -> Option<&Namespace> {
@@ -290,6 +320,17 @@ impl Namespace {
             !went_with_link && self.is_usable(ifindex, address)
         };
         !self.in_use.contains(&(ifindex, address)) && (replaced() || on_purpose())
+    }
+
+    /// Whether an entry that an earlier run saw was in this very namespace.
+    fn is_same(&self, entry: &KnownEntry) -> bool {
+        match (self.cookie, entry.cookie) {
+            (Some(cookie), Some(known)) => cookie == known,
+            _ => {
+                let owner = self.owner.as_ref().map(|owner| (owner.tgid, owner.start_ns));
+                owner.is_some() && owner == entry.owner
+            }
+        }
     }
 
     /// Whether an interface can carry packets of this family.

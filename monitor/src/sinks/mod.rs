@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::core::KnownEntry;
 use crate::event::{Event, Severity, SharedEvent};
 
 pub mod api;
@@ -13,6 +14,7 @@ mod event_gap;
 mod event_queue;
 pub mod health;
 pub mod json;
+mod kept;
 pub mod listen;
 pub mod prometheus;
 mod reconnect;
@@ -22,6 +24,7 @@ pub mod store;
 
 pub use commit_barrier::CommitBarrier;
 pub use event_queue::EventQueue;
+pub use kept::KeptGateways;
 pub use reconnect::{Backoff, Destination, Disconnected, Reconnecting};
 pub use startup::{Context, Running, StartError, Started, start};
 
@@ -86,6 +89,7 @@ impl Filter {
 pub struct Sinks {
     queues: Vec<EventQueue>,
     barrier: Option<Arc<CommitBarrier>>,
+    kept: Option<Arc<KeptGateways>>,
 }
 
 impl Sinks {
@@ -101,6 +105,13 @@ impl Sinks {
     /// Lets the sinks that are added from now on wait for the commits of a store.
     fn wait_for(&mut self, barrier: Arc<CommitBarrier>) {
         self.barrier = Some(barrier);
+    }
+
+    /// Keeps the static entries of gateways for the next run, if there is a store.
+    pub fn keep_gateways(&self, entries: Vec<KnownEntry>) {
+        if let Some(kept) = &self.kept {
+            kept.put(entries);
+        }
     }
 
     /// Adds a sink.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::api::Memory;
-use super::{CommitBarrier, EventQueue, SINKS, Sinks};
+use super::{CommitBarrier, EventQueue, KeptGateways, SINKS, Sinks};
 use crate::metrics::Metrics;
 use crate::observation::SourceStatus;
 use crate::settings::Values;
@@ -43,8 +43,8 @@ pub struct Started {
     pub source: Option<&'static str>,
     /// Its status, if that is known by now.
     pub status: Option<SourceStatus>,
-    /// What other sinks wait for, and the state of the previous run.
-    pub store: Option<(Arc<CommitBarrier>, PreviousRun)>,
+    /// What other sinks wait for, what is kept for the next run, and the state of the previous one.
+    pub store: Option<(Arc<CommitBarrier>, Arc<KeptGateways>, PreviousRun)>,
 }
 
 impl From<EventQueue> for Started {
@@ -88,8 +88,9 @@ pub fn start(context: &Context<'_>) -> Result<Running, StartError> {
         running.sinks.add(started.queue);
         running.sources.extend(started.source);
         running.statuses.extend(started.status);
-        if let Some((barrier, previous_run)) = started.store {
+        if let Some((barrier, kept, previous_run)) = started.store {
             running.sinks.wait_for(barrier);
+            running.sinks.kept = Some(kept);
             running.previous_run = previous_run;
         }
     }

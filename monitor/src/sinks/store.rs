@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nix::sys::statvfs::statvfs;
 
 use super::reconnect::{Backoff, Destination, Disconnected, Reconnecting};
-use super::{CommitBarrier, Context, EventQueue, Filter};
+use super::{CommitBarrier, Context, EventQueue, Filter, KeptGateways};
 use crate::error_chain::chain;
 use crate::event::{Event, Incident, Kind, Severity, SharedEvent};
 use crate::metrics::Metrics;
@@ -59,6 +59,7 @@ pub struct StoreConfig {
 pub struct Store {
     pub(super) queue: EventQueue,
     pub(super) barrier: Arc<CommitBarrier>,
+    pub(super) kept: Arc<KeptGateways>,
 }
 
 /// What is known once it runs.
@@ -81,7 +82,7 @@ pub(super) fn start_if_enabled(context: &Context<'_>) -> io::Result<Option<super
         queue: started.store.queue,
         source: Some(NAME),
         status: Some(started.status),
-        store: Some((started.store.barrier, started.previous_run)),
+        store: Some((started.store.barrier, started.store.kept, started.previous_run)),
     }))
 }
 
@@ -92,9 +93,10 @@ pub(super) fn start_if_enabled(context: &Context<'_>) -> io::Result<Option<super
 pub fn start(config: StoreConfig, metrics: Arc<Metrics>, core: Sender) -> io::Result<Started> {
     let (sink, previous_run, status) = open(config, Arc::clone(&metrics), core, RETRY)?;
     let barrier = Arc::clone(&sink.destination.barrier);
+    let kept = Arc::clone(&sink.destination.kept);
     let everything = Filter { min_severity: Severity::Debug };
     let queue = EventQueue::start(NAME, everything, metrics, sink)?;
-    Ok(Started { store: Store { queue, barrier }, previous_run, status })
+    Ok(Started { store: Store { queue, barrier, kept }, previous_run, status })
 }
 
 fn open(
@@ -116,6 +118,7 @@ fn open(
         config,
         metrics: Arc::clone(&metrics),
         barrier: Arc::default(),
+        kept: Arc::default(),
         writer: None,
         retry,
         last_seq: 0,
@@ -157,6 +160,7 @@ struct StoreFile {
     config: StoreConfig,
     metrics: Arc<Metrics>,
     barrier: Arc<CommitBarrier>,
+    kept: Arc<KeptGateways>,
     writer: Option<Box<Writer>>,
     retry: Duration,
     last_seq: u64,
@@ -206,6 +210,9 @@ impl StoreFile {
             for event in self.incidents.values() {
                 writer.restore_incident(event)?;
             }
+        }
+        if let Some(entries) = self.kept.take_unstored() {
+            writer.keep_gateways(&entries)?;
         }
         writer.commit()?;
         self.had_storm |= self.pending > 1000;
@@ -258,6 +265,7 @@ impl Destination for StoreFile {
         log_quarantined(&quarantined);
         self.writer = Some(Box::new(writer));
         self.unsaved = true;
+        self.kept.store_again();
         // It is up once something was written.
         self.commit()
     }

@@ -5,6 +5,7 @@ use rusqlite::{OptionalExtension as _, params};
 use super::{StoreError, Writer, failed, time};
 use crate::clock::boot_now;
 use crate::event::Event;
+use crate::node::gateways::KnownEntry;
 use crate::node::pods::PodNames;
 use crate::observation::BootNs;
 
@@ -25,6 +26,8 @@ pub struct PreviousRun {
     pub episodes: Vec<(String, u32)>,
     /// Names of pods that existed, or were gone for less than a day.
     pub pods: PodNames,
+    /// Static entries of gateways, as it saw them last.
+    pub gateways: Vec<KnownEntry>,
 }
 
 /// The newest run in the file, of any boot.
@@ -69,9 +72,34 @@ impl Writer {
             last_seq: previous.last_seq + skipped,
             alive: Some(previous.alive_boot),
             incidents: self.open_incidents()?,
+            gateways: self.known_entries()?,
             episodes: self.last_episodes()?,
             pods,
         })
+    }
+
+    fn known_entries(&self) -> Result<Vec<KnownEntry>, StoreError> {
+        let json: Option<String> = self
+            .connection
+            .query_row("SELECT json FROM gateways WHERE boot_id = ?1", [&self.boot_id], |row| row.get(0))
+            .optional()
+            .map_err(failed("open"))?;
+        // Written by another version, perhaps.
+        Ok(json.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default())
+    }
+
+    /// Takes the static entries of gateways into the transaction, for the next run.
+    ///
+    /// # Errors
+    /// When they cannot be written; then the transaction is lost, and the caller drops the writer.
+    pub fn keep_gateways(&mut self, entries: &[KnownEntry]) -> Result<(), StoreError> {
+        self.begin()?;
+        let json = serde_json::to_string(entries).unwrap_or_default();
+        self.connection
+            .prepare_cached("INSERT OR REPLACE INTO gateways (only, boot_id, json) VALUES (0, ?1, ?2)")
+            .and_then(|mut put| put.execute(params![self.boot_id, json]))
+            .map_err(failed("write"))?;
+        Ok(())
     }
 
     /// Starts the run whose next event has this number.

@@ -13,10 +13,10 @@ pub(super) const APPLICATION: i32 = 0x6b65_7674;
 pub(super) type Step = fn(&Transaction<'_>) -> rusqlite::Result<()>;
 
 /// Step `n` leads from schema `n` to schema `n + 1`; 0 is an empty file.
-pub(super) const STEPS: &[Step] = &[create, keep_episodes];
+pub(super) const STEPS: &[Step] = &[create, keep_episodes, keep_gateways];
 
 /// The schema that this program writes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 const _: () = assert!(STEPS.len() == VERSION as usize);
 
 fn create(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
@@ -117,6 +117,20 @@ fn keep_episodes(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
         DROP TABLE incidents;
         ALTER TABLE episodes RENAME TO incidents;
         CREATE INDEX incidents_by_time ON incidents (open, last_seen);
+        ",
+    )
+}
+
+/// The static neighbor entries of gateways as the last run saw them: what is missing at the next start was removed
+/// meanwhile.
+fn keep_gateways(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+    transaction.execute_batch(
+        "
+        CREATE TABLE gateways (
+            only    INTEGER PRIMARY KEY, -- one row
+            boot_id TEXT NOT NULL,
+            json    TEXT NOT NULL
+        );
         ",
     )
 }

@@ -280,7 +280,7 @@ impl Writer {
         Ok(())
     }
 
-    fn begin(&mut self) -> Result<(), StoreError> {
+    pub(super) fn begin(&mut self) -> Result<(), StoreError> {
         if !self.in_transaction {
             self.connection.execute_batch("BEGIN IMMEDIATE").map_err(failed("write"))?;
             self.in_transaction = true;

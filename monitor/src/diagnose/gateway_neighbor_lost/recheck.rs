@@ -134,12 +134,15 @@ impl GatewayNeighborLost {
                         self.schedule_check_all(context.now);
                         continue;
                     }
-                    let what_happened = "is gone, and nobody was seen removing it".to_owned();
+                    let what_happened = match gateway.gone_before_start {
+                        true => "was removed while nothing was watching",
+                        false => "is gone, and nobody was seen removing it",
+                    };
                     let found = DetectedFault {
                         reason: FaultReason::Missing,
                         confidence: Confidence::Certain,
-                        what_happened,
-                        was_fine: true,
+                        what_happened: what_happened.to_owned(),
+                        was_fine: !gateway.gone_before_start,
                         learned: gateway.static_lladdr.is_none(),
                     };
                     self.found(context, key, found, confirmed, findings);

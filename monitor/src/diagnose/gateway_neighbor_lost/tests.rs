@@ -7,6 +7,7 @@ use crate::event::Join;
 use crate::observation::*;
 
 mod advice;
+mod downtime;
 mod owners;
 mod reasons;
 mod routes;

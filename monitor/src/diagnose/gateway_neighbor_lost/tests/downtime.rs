@@ -1,0 +1,69 @@
+//! What happened to static entries while no daemon ran.
+
+use super::*;
+use crate::core::KnownEntry;
+
+fn facts() -> Vec<ContainerFacts> {
+    vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f")]
+}
+
+/// A pod with a static entry that a run has seen, and what that run keeps.
+fn before(cookie: Option<u64>) -> (TestNode, Vec<KnownEntry>) {
+    let mut node = TestNode::with_running_pod();
+    let tables = node.tables.get_mut(&ETCD).unwrap();
+    tables.cookie = cookie;
+    tables.owner =
+        Some(NetnsOwner { tgid: 16_707, start_ns: 7 * S, comm: "pause".into(), cgroup: Some("/".into()) });
+    node.observe_netns(ETCD);
+    let kept = node.core.static_entries();
+    assert_eq!(kept.len(), 1);
+    (node, kept)
+}
+
+/// The next run, which finds these tables.
+fn after(node: &TestNode, kept: Vec<KnownEntry>, change: impl FnOnce(&mut NetnsSnapshot)) -> TestNode {
+    let mut again = TestNode::booted(Resume { gateways: kept, ..Resume::default() });
+    (again.tables, again.now) = (node.tables.clone(), 100 * S);
+    change(again.tables.get_mut(&ETCD).unwrap());
+    again.start(facts());
+    again.run_for(30 * S);
+    again
+}
+
+#[test]
+fn an_entry_that_was_deleted_meanwhile_is_found_at_start_without_an_actor() {
+    for cookie in [Some(4_097), None] {
+        let (node, kept) = before(cookie);
+        let again = after(&node, kept, |tables| tables.neighbors.clear());
+        assert_eq!(again.kinds(), ["incident.opened"]);
+        let opened = again.last_incident();
+        assert!(opened.message.ends_with("was removed while nothing was watching"), "{}", opened.message);
+        assert!(opened.actor.is_none() && opened.incident.as_ref().unwrap().found_at_start);
+    }
+}
+
+#[test]
+fn what_is_there_or_cannot_be_compared_is_no_loss() {
+    let (node, kept) = before(Some(4_097));
+    let none = |_: &mut NetnsSnapshot| {};
+    assert_eq!(after(&node, kept.clone(), none).kinds(), [""; 0], "it is there");
+    assert_eq!(after(&node, Vec::new(), |tables| tables.neighbors.clear()).kinds(), [""; 0]);
+    let restarted = |tables: &mut NetnsSnapshot| {
+        tables.neighbors.clear();
+        tables.cookie = Some(4_098);
+    };
+    assert_eq!(after(&node, kept.clone(), restarted).kinds(), [""; 0], "another sandbox");
+    let rerouted = |tables: &mut NetnsSnapshot| {
+        tables.neighbors.clear();
+        tables.routes = vec![RouteFacts::default_via(ETCD, "169.254.9.9".parse().unwrap(), 2)];
+    };
+    assert_eq!(after(&node, kept.clone(), rerouted).kinds(), [""; 0], "another gateway");
+    let learned = |tables: &mut NetnsSnapshot| tables.neighbors[0].state = NudState(0x02);
+    assert_eq!(after(&node, kept, learned).kinds(), [""; 0], "packets flow");
+    let (node, kept) = before(None);
+    let restarted = |tables: &mut NetnsSnapshot| {
+        tables.neighbors.clear();
+        tables.owner.as_mut().unwrap().start_ns = 9 * S;
+    };
+    assert_eq!(after(&node, kept, restarted).kinds(), [""; 0], "another process of the same id");
+}
