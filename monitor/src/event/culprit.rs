@@ -249,6 +249,14 @@ mod tests {
     }
 
     #[test]
+    fn a_process_in_a_user_namespace_of_its_own_is_not_called_by_the_name_it_chose() {
+        let userns = Some(crate::event::UserNamespace::Other);
+        let phrase = |uid| actor_phrase(&Actor { userns, uid, ..actor("kubelet", None, &["calico"]) });
+        assert_eq!(phrase(Some(1000)), "a process in another user namespace (uid 1000, pid 100)");
+        assert_eq!(phrase(None), "a process in another user namespace (pid 100)");
+    }
+
+    #[test]
     fn umount_and_what_runs_it_elsewhere_are_no_callers() {
         for comm in ["umount", "umount.nfs", "fusermount3", "busybox", "nsenter", "systemd-run"] {
             assert!(is_umount_program(comm, None), "{comm}");

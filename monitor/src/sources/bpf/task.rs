@@ -13,8 +13,15 @@ use crate::node::cgroup::{identify, most_specific};
 use crate::observation::{Ancestor, Fact, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
 use crate::redact;
 
-/// v1 controllers, the likeliest to name a container first.
-const CONTROLLERS: [&str; 4] = ["pids_cgrp_id", "memory_cgrp_id", "freezer_cgrp_id", "cpu_cgrp_id"];
+/// v1 controllers, the likeliest to name a container first: name, enumerator.
+const CONTROLLERS: [(&str, &str); 4] = [
+    ("pids", "pids_cgrp_id"),
+    ("memory", "memory_cgrp_id"),
+    ("freezer", "freezer_cgrp_id"),
+    ("cpu", "cpu_cgrp_id"),
+];
+/// Which controllers are in a hierarchy of v1.
+const CGROUPS: &str = "/proc/cgroups";
 
 /// What the programs of every hook write.
 pub(super) const RECORDS: Records = Records {
@@ -27,7 +34,11 @@ pub(super) const RECORDS: Records = Records {
 pub(super) const OFFSETS: Offsets = Offsets { global: "TASK_OFFSETS", resolve: offsets };
 
 fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
-    let controller = CONTROLLERS.iter().find_map(|name| btf.enumerator("cgroup_subsys_id", name));
+    let hierarchies = std::fs::read_to_string(CGROUPS);
+    let controller = CONTROLLERS
+        .iter()
+        .filter(|(name, _)| hierarchies.as_ref().map_or(true, |text| is_in_v1(name, text)))
+        .find_map(|(_, enumerator)| btf.enumerator("cgroup_subsys_id", enumerator));
     let offsets = TaskOffsets {
         net_ns_inum: btf.need("net.ns.inum")?,
         task_flags: btf.need("task_struct.flags")?,
@@ -79,6 +90,15 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         kernfs_id: btf.any_of(&["kernfs_node.id"]),
     };
     Ok(offsets.as_bytes().to_vec())
+}
+
+/// Whether a controller has a hierarchy of its own by what `/proc/cgroups` says; the unified one is number 0 there, and so
+/// is that of a controller that is mounted nowhere: all processes are at its root.
+fn is_in_v1(controller: &str, text: &str) -> bool {
+    text.lines().any(|line| {
+        let mut words = line.split_whitespace();
+        words.next() == Some(controller) && words.next().is_some_and(|hierarchy| hierarchy != "0")
+    })
 }
 
 fn decode(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
@@ -190,6 +210,7 @@ fn path(names: &Names) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use kevtmon_ebpf::task::{NAME_CAPACITY, NAMES_DEPTH};
+    use zerocopy::FromZeros as _;
 
     use super::*;
 
@@ -215,6 +236,44 @@ mod tests {
         assert_eq!(shown(&["memfd:x"], OTHER_TREE), "(unreachable)/memfd:x");
         assert_eq!(shown(&["d", "c", "b", "a"], 0), "…/a/b/c/d");
         assert_eq!(shown(&["abcdefg", "b"], ROOT | CUT), "/b/abcdefg…");
+    }
+
+    #[test]
+    fn the_control_group_that_names_a_container_counts_and_one_that_is_cut_names_nobody() {
+        let container = "c".repeat(64);
+        let seen = |v1: &[&str], v2: &[&str]| {
+            let mut record = TaskRecord::new_zeroed();
+            for (names, list) in [(&mut record.cgroup_v1, v1), (&mut record.cgroup_v2, v2)] {
+                for (slot, name) in names.iter_mut().zip(list) {
+                    slot[..name.len()].copy_from_slice(name.as_bytes());
+                }
+            }
+            cgroup(&record)
+        };
+        let docker = [container.as_str(), "docker", ""];
+        let path = format!("/docker/{container}");
+        // With v1 beside v2 either may sit at the root or in the service of the runtime.
+        assert_eq!(seen(&[], &docker).as_deref(), Some(path.as_str()));
+        assert_eq!(seen(&docker, &[]).as_deref(), Some(path.as_str()));
+        assert_eq!(seen(&["docker.service", "system.slice"], &docker).as_deref(), Some(path.as_str()));
+        assert_eq!(
+            seen(&[], &["kubelet.service", "system.slice"]).as_deref(),
+            Some("/system.slice/kubelet.service")
+        );
+        assert_eq!(seen(&[], &[]).as_deref(), Some("/"));
+        // What is cut is the outer end, where the container's own name is; the rest is what the container chose.
+        let deep = ["x", "x", "x", "x", "x", "x", "x", "x", container.as_str(), "docker"];
+        assert_eq!(seen(&[], &deep), None);
+        assert_eq!(seen(&["kubelet.service", "system.slice"], &deep), None);
+        assert_eq!(seen(&docker, &deep).as_deref(), Some(path.as_str()));
+    }
+
+    #[test]
+    fn a_controller_that_no_hierarchy_of_v1_has_is_not_asked() {
+        let text = "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t3\t9\t1\npids\t0\t60\t1\n";
+        assert!(is_in_v1("cpu", text));
+        assert!(!is_in_v1("pids", text));
+        assert!(!is_in_v1("memory", text));
     }
 
     #[test]
