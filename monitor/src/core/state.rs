@@ -182,7 +182,7 @@ impl Core {
             stale: !sources.iter().any(is_up),
             container: container(facts),
             pod: self.node().pod(facts),
-            sandbox: facts.sandbox,
+            sandbox: facts.is_sandbox(),
             netns: facts.netns,
             mntns: facts.mntns,
             ip: facts.addresses.clone(),

@@ -1,8 +1,12 @@
 //! The engine, and complete scenarios through the core.
 
+use serde_json::json;
+
 use super::*;
 use crate::core::{Core, Output, Resume};
-use crate::event::{Advice, CloseReason, Confidence, EVIDENCE_MAX, Kind, NamedProcess, Risk, Severity};
+use crate::event::{
+    Advice, CloseReason, Confidence, EVIDENCE_MAX, Kind, NamedProcess, Risk, Severity, Target,
+};
 use crate::node::containers::Containers;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
@@ -239,6 +243,30 @@ fn a_summary_that_keeps_changing_is_not_emitted_for_ever() {
         }))
     };
     assert_eq!(tick(&mut engine, (0..1_000).map(changing).collect(), vec![]).len(), 17);
+}
+
+#[test]
+fn who_only_claims_to_be_a_pod_raises_no_more_than_a_warning() {
+    let target = |claimed| -> Target {
+        let pod = json!({"namespace": "lijiaob", "name": "etcd1-0", "uid": "u", "claimed": claimed});
+        serde_json::from_value(json!({"pod": pod, "join": "ok"})).unwrap()
+    };
+    for (claimed, severity) in [(true, Severity::Warning), (false, Severity::Critical)] {
+        let mut engine = engine();
+        let objects = IncidentObjects { target: Some(Box::new(target(claimed))), ..Default::default() };
+        let report = Report { severity: Severity::Critical, objects, ..report("pod", Vec::new()) };
+        let again = Repeat {
+            subject: "pod".into(),
+            last: 2,
+            evidence: None,
+            count: Count::More(1),
+            severity: Some(Severity::Critical),
+        };
+        let found = vec![Finding::Report(Box::new(report)), Finding::Repeat(again)];
+        for change in tick(&mut engine, found, vec![]) {
+            assert_eq!(change.severity(), severity);
+        }
+    }
 }
 
 #[test]

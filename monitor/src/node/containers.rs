@@ -129,7 +129,7 @@ impl Containers {
                 let facts = &known.facts;
                 (
                     known.removed.is_none() && is_live(facts.state),
-                    facts.sandbox && facts.pod.as_ref().is_none_or(PodIdentity::is_confirmed),
+                    facts.is_sandbox(),
                     !facts.joined_netns,
                     facts.id.as_str(),
                 )

@@ -270,17 +270,8 @@ mod tests {
     use super::*;
     use crate::observation::{AddressFacts, ContainerState, NetnsSnapshot, PodIdentity, PodProof};
 
-    fn pod_addresses(netns: NsInum, reported: &[&str]) -> Vec<String> {
-        let (mut namespaces, containers) = (Namespaces::default(), Containers::default());
-        for netns in [1, 2] {
-            let addresses =
-                ["127.0.0.1", "192.168.252.66", "169.254.7.7", "::1", "fe80::1", "fd00::7"].map(|address| {
-                    AddressFacts { netns, ifindex: 2, address: address.parse().unwrap(), prefix_len: 32 }
-                });
-            let snapshot = NetnsSnapshot { addresses: addresses.to_vec(), ..NetnsSnapshot::empty(netns) };
-            namespaces.replace(0, snapshot, true);
-        }
-        let facts = ContainerFacts {
+    fn sandbox(netns: NsInum, reported: &[&str]) -> ContainerFacts {
+        ContainerFacts {
             id: "a".into(),
             name: "sandbox".into(),
             runtime: "docker".into(),
@@ -301,7 +292,20 @@ mod tests {
             }),
             sandbox: true,
             joined_netns: false,
-        };
+        }
+    }
+
+    fn pod_addresses(netns: NsInum, reported: &[&str]) -> Vec<String> {
+        let (mut namespaces, containers) = (Namespaces::default(), Containers::default());
+        for netns in [1, 2] {
+            let addresses =
+                ["127.0.0.1", "192.168.252.66", "169.254.7.7", "::1", "fe80::1", "fd00::7"].map(|address| {
+                    AddressFacts { netns, ifindex: 2, address: address.parse().unwrap(), prefix_len: 32 }
+                });
+            let snapshot = NetnsSnapshot { addresses: addresses.to_vec(), ..NetnsSnapshot::empty(netns) };
+            namespaces.replace(0, snapshot, true);
+        }
+        let facts = sandbox(netns, reported);
         let node = NodeView {
             containers: &containers,
             namespaces: &namespaces,
@@ -311,6 +315,43 @@ mod tests {
             runtimes: RuntimeAvailability::All,
         };
         node.pod(&facts).unwrap().ip.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_control_group_outweighs_labels_that_nothing_confirms() {
+        const UID: &str = "5c948341-c030-4996-b888-f032577d97b0";
+        const OTHER: &str = "6c948341-c030-4996-b888-f032577d97b0";
+        let id = "a".repeat(64);
+        let mut containers = Containers::default();
+        let mut facts = sandbox(2, &[]);
+        facts.id.clone_from(&id);
+        let pod = facts.pod.as_mut().unwrap();
+        (pod.uid, pod.proof) = (UID.into(), PodProof::Claimed);
+        containers.put(1, facts);
+        let (namespaces, pods, busy_mounts) =
+            (Namespaces::default(), PodNames::default(), BusyMounts::default());
+        let node = NodeView {
+            containers: &containers,
+            namespaces: &namespaces,
+            pods: &pods,
+            busy_mounts: &busy_mounts,
+            host_netns: 1,
+            runtimes: RuntimeAvailability::All,
+        };
+        for (cgroup, uid, named, claimed) in [
+            (format!("/docker/{id}"), UID, true, true),
+            (format!("/kubepods/pod{UID}/{id}"), UID, true, false),
+            (format!("/kubepods/pod{OTHER}/{id}"), OTHER, false, false),
+        ] {
+            let pod = node.owner(Some(&cgroup)).pod.unwrap();
+            assert_eq!(
+                (pod.uid.as_str(), pod.name.is_some(), pod.claimed),
+                (uid, named, claimed),
+                "{cgroup}"
+            );
+        }
+        assert_eq!(node.pod_of(UID).name, None, "a claim gives a volume no name");
+        assert_eq!(node.target_of_pod(UID).container, None);
     }
 
     #[test]

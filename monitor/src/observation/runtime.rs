@@ -137,6 +137,12 @@ pub struct ContainerFacts {
 }
 
 impl ContainerFacts {
+    /// Whether it is the sandbox of a pod, rather than one that claims to be.
+    #[must_use]
+    pub fn is_sandbox(&self) -> bool {
+        self.sandbox && self.pod.as_ref().is_none_or(PodIdentity::is_confirmed)
+    }
+
     /// Name of the source that reported it.
     #[must_use]
     pub fn source(&self) -> &str {

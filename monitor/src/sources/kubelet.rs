@@ -30,8 +30,8 @@ settings! { "kubelet":
 
 /// The default of `--root-dir`.
 const DEFAULT_ROOT: &str = "/var/lib/kubelet";
-/// Programs that are a kubelet, or contain one.
-const PROGRAMS: [&str; 3] = ["kubelet", "hyperkube", "k3s"];
+/// Programs that are a kubelet, or contain one and show its arguments; k3s and MicroK8s hide them.
+const PROGRAMS: [&str; 2] = ["kubelet", "hyperkube"];
 /// Inode numbers of the initial namespaces (`PROC_USER_INIT_INO`, `PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 const INITIAL_USERNS: NsInum = 0xEFFF_FFFD;
 const INITIAL_PIDNS: NsInum = 0xEFFF_FFFC;
@@ -199,23 +199,19 @@ fn is_root_of_node(status: &str) -> bool {
 /// `--root-dir` of a kubelet, if it is given; `None` if the program is not run as one.
 fn root_dir<'a>(program: &str, arguments: &[&'a str]) -> Option<Option<&'a str>> {
     let (_, arguments) = arguments.split_first()?;
-    let flag = match (program, arguments.first()) {
-        ("hyperkube", Some(&"kubelet")) | ("kubelet", _) => "root-dir",
-        ("k3s", Some(&("server" | "agent"))) => "kubelet-arg",
-        _ => return None,
-    };
-    let mut values = arguments.iter().enumerate().filter_map(|(index, argument)| {
-        let rest =
-            argument.trim_start_matches('-').strip_prefix(flag).filter(|_| argument.starts_with('-'))?;
-        let value = match rest.strip_prefix('=') {
-            Some(value) => value,
-            None if rest.is_empty() => *arguments.get(index + 1)?,
-            None => return None,
-        };
-        if flag == "root-dir" { Some(value) } else { value.strip_prefix("root-dir=") }
+    if program != "kubelet" && arguments.first() != Some(&"kubelet") {
+        return None;
+    }
+    let values = arguments.iter().enumerate().filter_map(|(index, argument)| {
+        let rest = argument.strip_prefix("--root-dir")?;
+        match rest.strip_prefix('=') {
+            Some(value) => Some(value),
+            None if rest.is_empty() => arguments.get(index + 1).copied(),
+            None => None,
+        }
     });
     // The last one counts, as with every flag of Go programs.
-    Some(values.by_ref().last().filter(|root| is_plain(root)))
+    Some(values.last().filter(|root| is_plain(root)))
 }
 
 /// Whether it is an absolute path without `.` and `..`, and not the root of everything.

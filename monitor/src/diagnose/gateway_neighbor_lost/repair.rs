@@ -60,11 +60,13 @@ fn is_of_kubelet(actor: &Actor) -> bool {
 
 fn has_older_sandbox(node: &NodeView<'_>, pod: &Pod, container: Option<&Container>) -> bool {
     let own = pod.sandbox_id.as_deref().or(container.map(|container| container.id.as_str()));
-    node.containers.present().filter(|facts| facts.sandbox && Some(facts.id.as_str()) != own).any(|facts| {
-        facts.pod.as_ref().filter(|other| other.is_confirmed()).is_some_and(|other| {
-            Some(&other.namespace) == pod.namespace.as_ref() && Some(&other.name) == pod.name.as_ref()
-        })
-    })
+    node.containers.present().filter(|facts| facts.is_sandbox() && Some(facts.id.as_str()) != own).any(
+        |facts| {
+            facts.pod.as_ref().is_some_and(|other| {
+                Some(&other.namespace) == pod.namespace.as_ref() && Some(&other.name) == pod.name.as_ref()
+            })
+        },
+    )
 }
 
 /// How `ip` gets into the namespace.
