@@ -24,7 +24,7 @@ const CHUNK: usize = 256 * 1024;
 /// Arguments of `bundle`.
 #[derive(Debug, Args)]
 pub struct BundleArgs {
-    /// Id of the incident, or a unique prefix of it
+    /// Id of the incident, or a unique prefix of it; ID-EPISODE for an earlier episode than the last
     pub incident: String,
     /// File to write [default: standard output]
     #[arg(long, short, value_name = "FILE")]

@@ -1,6 +1,7 @@
 //! Packs the window of an incident into one file: the incident, versions and configuration, what the daemon could
 //! observe, the model, and the recording, which can be replayed like any other.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::format::{BUNDLE, BundleHeader, Doctor, VERSION, Writer, write_line};
-use super::incident_windows::{DIRECTORY, is_id, list, read_incident};
+use super::incident_windows::{DIRECTORY, id_and_episode, is_id, list, read_incident};
 use super::replay::{ReplayError, play};
 use super::segments::{self, numbered};
 
@@ -87,8 +88,8 @@ fn listed(ids: &[String]) -> String {
     if ids.is_empty() { "is none".to_owned() } else { format!("are {}", ids.join(", ")) }
 }
 
-/// Writes the bundle of the incident with this id, or with the only id that begins like this. Works while the
-/// daemon runs, and after it.
+/// Writes the bundle of the incident with this id, or with the only id that begins like this: of its last episode, or of
+/// the one in `ID-EPISODE`. Works while the daemon runs, and after it.
 ///
 /// # Errors
 /// When it has no window, or files cannot be read or written.
@@ -144,13 +145,29 @@ fn find(state_dir: &Path, wanted: &str) -> Result<PathBuf, BundleError> {
     };
     let name = |window: &Path| window.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let names: Vec<String> = windows.iter().map(|(window, _)| name(window)).collect();
-    let candidates: Vec<String> =
-        names.iter().filter(|name| is_id(wanted) && name.starts_with(wanted)).cloned().collect();
-    match &candidates[..] {
-        [only] => Ok(looked.join(only)),
-        [] => Err(BundleError::Unknown { wanted: wanted.to_owned(), looked, known: names }),
-        _ if candidates.iter().any(|name| name == wanted) => Ok(looked.join(wanted)),
-        _ => Err(BundleError::Ambiguous { wanted: wanted.to_owned(), candidates }),
+    let (wanted_id, wanted_episode) = id_and_episode(wanted);
+    let mut episodes: BTreeMap<&str, BTreeMap<u32, &str>> = BTreeMap::new();
+    for (id, episode, name) in names.iter().map(|name| {
+        let (id, episode) = id_and_episode(name);
+        (id, episode.unwrap_or(1), name.as_str())
+    }) {
+        if is_id(wanted_id) && id.starts_with(wanted_id) {
+            episodes.entry(id).or_default().insert(episode, name);
+        }
+    }
+    let candidates: Vec<String> = episodes.keys().map(|id| (*id).to_owned()).collect();
+    let of_id = match &candidates[..] {
+        [only] => episodes.get(only.as_str()),
+        _ => episodes.get(wanted_id),
+    };
+    let window = of_id.and_then(|of_id| match wanted_episode {
+        Some(episode) => of_id.get(&episode),
+        None => of_id.last_key_value().map(|(_, name)| name),
+    });
+    match window {
+        Some(name) => Ok(looked.join(name)),
+        None if candidates.len() > 1 => Err(BundleError::Ambiguous { wanted: wanted.to_owned(), candidates }),
+        None => Err(BundleError::Unknown { wanted: wanted.to_owned(), looked, known: names }),
     }
 }
 

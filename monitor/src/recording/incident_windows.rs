@@ -4,6 +4,7 @@
 //! ```text
 //! STATE/incidents/ID/incident.json      the newest state of the incident
 //! STATE/incidents/ID/000000000017.ndjson …   segments, hard links where the file system supports them
+//! STATE/incidents/ID-2/…                the same of its second episode
 //! ```
 
 use std::collections::HashSet;
@@ -43,10 +44,9 @@ impl IncidentWindows {
         Ok(Self { directory, growing: Vec::new() })
     }
 
-    /// Keeps these segments and those of the next minute. An earlier window of the same incident is replaced: it
-    /// belonged to an earlier opening.
+    /// Keeps these segments and those of the next minute. Each episode of an incident has a window of its own.
     pub(super) fn freeze(&mut self, incident: &Incident, segments: &[PathBuf]) {
-        let Some(window) = self.window(&incident.id) else { return };
+        let Some(window) = self.window(incident) else { return };
         self.growing.retain(|(known, _)| *known != window);
         let frozen = remove(&window).and_then(|()| create_directory(&window)).and_then(|()| {
             write_incident(&window, incident)?;
@@ -63,7 +63,7 @@ impl IncidentWindows {
 
     /// Writes the newest state of an incident, if its window still exists.
     pub(super) fn update(&mut self, incident: &Incident) {
-        if let Some(window) = self.window(&incident.id).filter(|window| window.is_dir())
+        if let Some(window) = self.window(incident).filter(|window| window.is_dir())
             && let Err(error) = write_incident(&window, incident)
         {
             tracing::debug!(incident = incident.id, %error, "cannot write the newest state of an incident");
@@ -90,8 +90,9 @@ impl IncidentWindows {
     }
 
     /// `None` where the id is not valid as a directory name.
-    fn window(&self, id: &str) -> Option<PathBuf> {
-        is_id(id).then(|| self.directory.join(id))
+    fn window(&self, Incident { id, episode, .. }: &Incident) -> Option<PathBuf> {
+        let name = if *episode > 1 { format!("{id}-{episode}") } else { id.clone() };
+        is_id(id).then(|| self.directory.join(name))
     }
 
     /// Removes windows until they are few and small enough: those of closed incidents first, the oldest first.
@@ -134,6 +135,12 @@ pub(super) fn list(directory: &Path) -> io::Result<Vec<(PathBuf, Option<Incident
 /// The incident of a window.
 pub(super) fn read_incident(window: &Path) -> io::Result<Incident> {
     Ok(serde_json::from_slice(&fs::read(window.join(INCIDENT))?)?)
+}
+
+/// Id and episode in the name of a window; also `ID-1` for the first episode.
+pub(super) fn id_and_episode(name: &str) -> (&str, Option<u32>) {
+    let numbered = name.rsplit_once('-').and_then(|(id, episode)| Some((id, episode.parse().ok()?)));
+    numbered.map_or((name, None), |(id, episode)| (id, Some(episode)))
 }
 
 /// Whether it can be the id of an incident, which is also the name of a directory.

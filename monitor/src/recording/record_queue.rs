@@ -150,8 +150,10 @@ impl Records {
     }
 
     fn update_incident(&mut self, incident: &Incident, opened: bool) -> bool {
-        if let Some((known, was_opened)) =
-            self.incidents.iter_mut().find(|(known, _)| known.id == incident.id)
+        if let Some((known, was_opened)) = self
+            .incidents
+            .iter_mut()
+            .find(|(known, _)| (&known.id, known.episode) == (&incident.id, incident.episode))
         {
             known.clone_from(incident);
             *was_opened |= opened;

@@ -47,8 +47,12 @@ impl<'a> Paragraphs<'a> {
 
     /// A command, and above it what it does.
     pub(super) fn advice(&mut self, indent: usize, advice: &Advice) {
-        let what = format!("# {} ({})", escaped(&advice.text), risk(advice.risk));
-        self.put_behind(indent, "", "", Some(Style::Dim), &what);
+        let what = format!("{} ({})", escaped(&advice.text), risk(advice.risk));
+        // Every line is a comment to a shell that the whole is pasted into.
+        for line in wrap::lines(&what, indent + 2, indent + 2) {
+            let line = self.pretty.paint(Style::Dim, &format!("# {line}"));
+            self.line(&format!("{:indent$}{line}", ""));
+        }
         let lines = wrap::command_lines(&escaped(&advice.command), indent, indent + 4);
         for (index, line) in lines.iter().enumerate() {
             let indent = if index == 0 { indent } else { indent + 4 };

@@ -32,6 +32,36 @@ fn an_incident_freezes_its_window_and_becomes_a_bundle_that_replays() {
 }
 
 #[test]
+fn each_episode_of_an_incident_has_a_window_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut live = Live::new();
+    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
+    live.begin();
+    live.bustle(10, 5);
+    let mut pushed = |opened, episode, kind| {
+        let incident = Incident { episode, ..incident("a1b2c3", opened) };
+        live.recorder.event(&Event { incident: Some(Box::new(incident)), kind, ..plain() });
+    };
+    pushed(1, 1, Kind::IncidentOpened);
+    pushed(1, 1, Kind::IncidentClosed);
+    pushed(5, 2, Kind::IncidentOpened);
+    live.observe(2 * SECOND, Fact::Stop);
+    live.finish();
+    let episode = |wanted: &str| {
+        let mut packed = Vec::new();
+        bundle(dir.path(), wanted, &Writer::default(), "now".into(), &mut packed).map(|()| {
+            let Some(Line::Bundle(header)) = Reader::new(&packed[..]).next_line().unwrap() else { panic!() };
+            header.incident.episode
+        })
+    };
+    assert_eq!(episode("a1b2c3").unwrap(), 2, "the last one");
+    assert_eq!(episode("a1b").unwrap(), 2);
+    assert_eq!(episode("a1b2c3-1").unwrap(), 1);
+    assert_eq!(episode("a1b2c3-2").unwrap(), 2);
+    assert!(matches!(episode("a1b2c3-3"), Err(BundleError::Unknown { .. })));
+}
+
+#[test]
 fn a_bundle_holds_all_that_a_stranger_needs_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let mut live = Live::new();

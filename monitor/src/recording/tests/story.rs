@@ -29,7 +29,7 @@ fn a_frozen_window_says_the_same_of_its_incident_wherever_it_begins() {
                 let mut packed = Vec::new();
                 super::super::bundle::bundle(
                     dir.path(),
-                    &kept.id,
+                    &format!("{}-{}", kept.id, kept.episode),
                     &Writer::default(),
                     String::new(),
                     &mut packed,

@@ -74,6 +74,18 @@ fn every_story_fits_80_columns() {
 }
 
 #[test]
+fn what_a_command_does_is_a_comment_in_every_line() {
+    let text = shown(&told(&long(), "lijiaob/etcd1-0"));
+    let next = text.split("\nNext\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let comments = next.lines().filter(|line| line.starts_with("  # ")).count();
+    let commands =
+        next.lines().filter(|line| line.trim_start().starts_with("nsenter") || *line == "  true").count();
+    let continued = next.lines().filter(|line| line.starts_with("      ")).count();
+    assert_eq!(comments + commands + continued, next.lines().count(), "{next}");
+    assert!(comments > 2, "{next}");
+}
+
+#[test]
 fn every_incident_fits_80_columns() {
     let clock = Clock { now: "2026-01-02T03:05:00Z".parse().unwrap(), zone: TimeZone::UTC };
     let pretty = Pretty { colour: false, zone: TimeZone::UTC };
