@@ -93,7 +93,7 @@ impl HolderScans {
 
 impl Core {
     pub(super) fn umount(&mut self, at: BootNs, attempt: UmountAttempt) {
-        let key = MountKey::new(attempt.mntns, &attempt.path);
+        let key = MountKey::new(attempt.mntns, &attempt.place());
         match attempt.errno {
             Some(EBUSY) => self.refused(at, key, attempt),
             Some(_) => {}

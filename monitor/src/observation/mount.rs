@@ -1,5 +1,7 @@
 //! Calls that a busy mount refuses, and what pins the mount.
 
+use std::borrow::Cow;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +42,28 @@ pub struct UmountAttempt {
     pub flags: u32,
     /// Positive errno; `None` when the call succeeded.
     pub errno: Option<u16>,
+}
+
+impl UmountAttempt {
+    /// What tells the path from the same text given elsewhere: the path from the topmost mount of the namespace, with
+    /// its links. It begins with an ellipsis where that is not known, so that it is like no path that is.
+    #[must_use]
+    pub fn place(&self) -> Cow<'_, str> {
+        let Some(origin) = &self.origin else { return Cow::Borrowed(&self.path) };
+        let is_absolute = self.path.starts_with('/');
+        let start = if is_absolute { &origin.root } else { &origin.cwd };
+        match start.as_ref().and_then(|directory| directory.path.as_deref()) {
+            Some(start) if origin.doubt.is_none_or(|doubt| doubt == PathDoubt::ReadLate) => match start {
+                "/" if is_absolute => Cow::Borrowed(&self.path),
+                start => Cow::Owned(format!(
+                    "{}/{}",
+                    start.trim_end_matches('/'),
+                    self.path.trim_start_matches('/')
+                )),
+            },
+            _ => Cow::Owned(format!("…{}", self.path)),
+        }
+    }
 }
 
 /// Where the path of a call starts from, captured during the call: callers end within milliseconds.
@@ -325,5 +349,44 @@ impl HolderReport {
             verdict: Verdict::Skipped,
             elapsed_ns: 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observation::TaskKey;
+
+    fn place(path: &str, origin: Option<PathOrigin>) -> String {
+        let key = TaskKey { tgid: 1, start_ns: 1, exec_id: 1 };
+        let attempt = UmountAttempt {
+            syscall: MountSyscall::Umount2,
+            actor: TaskRef { key, tid: 1, comm: "umount".to_owned(), context: None },
+            mntns: 2,
+            path: path.to_owned(),
+            origin: origin.map(Box::new),
+            flags: 0,
+            errno: None,
+        };
+        attempt.place().into_owned()
+    }
+
+    fn at(path: Option<&str>) -> Option<CallerDirectory> {
+        Some(CallerDirectory { mount_id: 7, path: path.map(str::to_owned) })
+    }
+
+    #[test]
+    fn the_same_text_given_elsewhere_is_another_place() {
+        let from = |root, cwd, doubt| Some(PathOrigin { root, cwd, doubt });
+        assert_eq!(place("/vol", None), "/vol");
+        assert_eq!(place("/vol", from(at(Some("/")), None, None)), "/vol");
+        assert_eq!(place("/vol", from(at(Some("/jail")), None, None)), "/jail/vol");
+        assert_eq!(place("vol", from(at(Some("/")), at(Some("/")), None)), "/vol");
+        assert_eq!(place("../vol", from(at(Some("/")), at(Some("/a")), None)), "/a/../vol");
+        assert_eq!(place("/vol", from(at(None), None, None)), "…/vol");
+        assert_eq!(place("vol", from(at(Some("/")), None, None)), "…vol");
+        let changed = from(at(Some("/")), None, Some(PathDoubt::Changed));
+        assert_eq!(place("/vol", changed), "…/vol");
+        assert_eq!(place("", from(None, None, Some(PathDoubt::StartUnseen))), "…");
     }
 }
