@@ -124,6 +124,11 @@ impl Metrics {
         }
     }
 
+    /// Sets how many processes are left out because a reader of /proc got stuck at them.
+    pub fn proc_readers_stuck(&self, count: usize) {
+        self.sources.stuck_readers.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
     /// Sets how the kernel's own counters are read, at every scrape.
     pub fn set_kernel_counters(&self, read: ReadKernel) {
         *lock(&self.kernel.read) = Some(read);

@@ -15,6 +15,7 @@ pub mod client;
 pub mod exit;
 pub mod logging;
 pub mod query;
+pub mod reader;
 pub mod reference;
 pub mod replay;
 pub mod run;

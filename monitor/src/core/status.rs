@@ -10,8 +10,14 @@ impl Core {
         let name = status.source.clone();
         let old = self.statuses.insert(name.clone(), status.clone());
         if self.ready {
-            let changed =
-                old.is_none_or(|old| old.up != status.up || old.reason.is_some() != status.reason.is_some());
+            let changed = old.is_none_or(|old| {
+                let reason_changed = match status.up {
+                    true => old.reason != status.reason,
+                    // While a source is down, each attempt to reach it may fail in another way.
+                    false => old.reason.is_some() != status.reason.is_some(),
+                };
+                old.up != status.up || reason_changed
+            });
             if changed {
                 self.emit_status_change(at, &status);
             }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use prometheus::{IntCounterVec, IntGaugeVec};
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::registrar::Registrar;
 use super::{FamilyMetrics, MetricsError, lock};
@@ -14,6 +14,7 @@ pub(super) struct SourceMetrics {
     hooks: IntGaugeVec,
     pub(super) lost: IntCounterVec,
     resyncs: IntCounterVec,
+    pub(super) stuck_readers: IntGauge,
     rungs: Mutex<HashMap<String, String>>,
     /// Labels of sources whose names contain a path.
     labels: Mutex<HashMap<String, String>>,
@@ -38,6 +39,10 @@ impl SourceMetrics {
             hooks: registrar.gauges("kevtmon_hook_info", "The rung of each hook.", &["hook", "rung"])?,
             lost,
             resyncs,
+            stuck_readers: registrar.gauge(
+                "kevtmon_proc_readers_stuck",
+                "Processes that are left out because a reader of /proc got stuck at them.",
+            )?,
             rungs: Mutex::default(),
             labels: Mutex::default(),
         })

@@ -12,6 +12,8 @@ pub enum SourceKind {
     Hook,
     /// A container runtime: it names containers.
     Runtime,
+    /// What is read of processes.
+    Processes,
     /// A sink that can be down, such as the event store.
     Sink,
     /// The configuration file, which is read again on request.

@@ -9,6 +9,11 @@ pub mod netlink;
 pub mod procfs;
 pub mod runtime;
 
+/// What readers of /proc do for sources.
+pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
+    procfs::readers::JOBS.into_iter()
+}
+
 /// Where sources put observations. Bounded: a full queue makes the source wait, so that the kernel
 /// buffers and counts what it cannot.
 pub type Sender = tokio::sync::mpsc::Sender<Observation>;

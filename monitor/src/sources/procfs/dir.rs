@@ -14,6 +14,7 @@ use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{Mode, fstat, fstatat};
 
 use super::Proc;
+use super::readers::reading;
 
 /// No text of /proc that is read whole is longer: 100,000 mounts or 600,000 mappings.
 const MAX_TEXT: u64 = 64 << 20;
@@ -28,9 +29,9 @@ const ENTRIES: usize = 32 << 10;
 const ENTRY_LEN: usize = 16;
 const ENTRY_NAME: usize = 19;
 
-/// An open directory of /proc.
+/// An open directory of /proc, of a process with this id.
 #[derive(Debug)]
-pub struct Dir(OwnedFd);
+pub struct Dir(OwnedFd, u32);
 
 /// Where link targets and directory entries are read to; one for a whole scan.
 #[derive(Debug)]
@@ -46,10 +47,13 @@ impl Proc {
     /// Opens the directory of a process.
     ///
     /// # Errors
-    /// `ENOENT` when there is no such process.
+    /// `ENOENT` when there is no such process, `EBUSY` for one that is left out.
     pub fn dir(&self, tgid: u32) -> io::Result<Dir> {
-        let path = self.root.join(tgid.to_string());
-        Ok(Dir(open(&path, DIRECTORY, Mode::empty())?))
+        if self.is_aside(tgid) {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
+        }
+        let path = self.path(tgid, "");
+        Ok(Dir(open(&path, DIRECTORY, Mode::empty())?, tgid))
     }
 }
 
@@ -61,7 +65,8 @@ impl Dir {
     /// # Errors
     /// As openat(2).
     pub fn at(&self, name: &CStr) -> io::Result<Self> {
-        Ok(Self(openat(&self.0, name, DIRECTORY, Mode::empty())?))
+        reading(self.1);
+        Ok(Self(openat(&self.0, name, DIRECTORY, Mode::empty())?, self.1))
     }
 
     /// Opens what a magic link leads to. It stays pinned until the handle is closed.
@@ -87,6 +92,7 @@ impl Dir {
     /// As readlink(2); `ENOENT` for a link that this process does not have, `ENAMETOOLONG` for a target
     /// that the kernel cannot show.
     pub fn link<'b>(&self, name: &CStr, buffer: &'b mut Buffer) -> io::Result<Cow<'b, str>> {
+        reading(self.1);
         // SAFETY: the name ends with NUL and the kernel writes at most the length of the buffer, which is
         // borrowed mutably for the call.
         let len = unsafe {
@@ -106,6 +112,7 @@ impl Dir {
     /// # Errors
     /// As openat(2) and read(2); `ESRCH` when the process went away, `EINVAL` for the mounts of a zombie.
     pub fn text<'b>(&self, name: &CStr, buffer: &'b mut Vec<u8>) -> io::Result<Cow<'b, str>> {
+        reading(self.1);
         let file = File::from(openat(&self.0, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?);
         buffer.clear();
         buffer.reserve(4096);
@@ -118,6 +125,7 @@ impl Dir {
     /// # Errors
     /// As getdents64(2). A handle can be listed once.
     pub fn numbers(&self, buffer: &mut Buffer, numbers: &mut Vec<u32>) -> io::Result<()> {
+        reading(self.1);
         numbers.clear();
         loop {
             // SAFETY: the kernel writes at most the given length to the buffer, which is borrowed mutably.

@@ -7,6 +7,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use crate::node::cgroup::most_specific;
 use crate::observation::{BootNs, NsInum, TaskKey};
 use crate::redact;
@@ -14,6 +16,7 @@ use crate::redact;
 pub mod dir;
 pub mod mountinfo;
 pub mod own;
+pub mod readers;
 pub mod statmount;
 
 /// `/proc/PID/stat` times are in units of 1/100 s on every architecture that the kernel exports them
@@ -21,9 +24,12 @@ pub mod statmount;
 const NS_PER_TICK: u64 = 10_000_000;
 
 /// A mounted proc file system; tests give a directory of literal files.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Proc {
     root: PathBuf,
+    /// Processes that are not read, because whoever reads them hangs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    aside: Vec<u32>,
 }
 
 /// The fields of `/proc/PID/stat` that the project needs (proc_pid_stat(5)).
@@ -49,7 +55,7 @@ impl Proc {
     /// Reads below `root`.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self { root: root.into(), aside: Vec::new() }
     }
 
     /// Identity of this boot (`sys/kernel/random/boot_id`); empty where it cannot be read.
@@ -58,10 +64,27 @@ impl Proc {
         fs::read_to_string(self.root.join("sys/kernel/random/boot_id")).unwrap_or_default().trim().to_owned()
     }
 
-    /// A file of a process.
+    /// The same, with these processes left out.
+    #[must_use]
+    pub fn without(&self, aside: Vec<u32>) -> Self {
+        Self { aside, ..self.clone() }
+    }
+
+    /// Whether the process is left out, because whoever reads it hangs.
+    #[must_use]
+    pub fn is_aside(&self, pid: u32) -> bool {
+        self.aside.contains(&pid)
+    }
+
+    /// A file of a process. Opening it can hang: for a process that is [aside](Self::is_aside) it must not be done.
     #[must_use]
     pub fn path(&self, pid: u32, file: &str) -> PathBuf {
+        readers::reading(pid);
         self.root.join(pid.to_string()).join(file)
+    }
+
+    fn read(&self, pid: u32, file: &str) -> Option<Vec<u8>> {
+        if self.is_aside(pid) { None } else { fs::read(self.path(pid, file)).ok() }
     }
 
     /// Every process id.
@@ -79,13 +102,13 @@ impl Proc {
     /// `/proc/PID/stat`.
     #[must_use]
     pub fn stat(&self, pid: u32) -> Option<Stat> {
-        parse_stat(&String::from_utf8_lossy(&fs::read(self.path(pid, "stat")).ok()?))
+        parse_stat(&String::from_utf8_lossy(&self.read(pid, "stat")?))
     }
 
-    /// Whether the process runs; a zombie does not.
+    /// Whether the process runs; a zombie does not. One that is left out is taken to run.
     #[must_use]
     pub fn is_alive(&self, pid: u32) -> bool {
-        self.stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
+        self.is_aside(pid) || self.stat(pid).is_some_and(|stat| !matches!(stat.state, 'Z' | 'X'))
     }
 
     /// Whether the process with this id is still the one of the key, to a resolution of 10 ms.
@@ -103,6 +126,9 @@ impl Proc {
     /// Target of a magic link; never follows it.
     #[must_use]
     pub fn link(&self, pid: u32, file: &str) -> Option<String> {
+        if self.is_aside(pid) {
+            return None;
+        }
         let target = fs::read_link(self.path(pid, file)).ok()?;
         Some(String::from_utf8_lossy(target.as_os_str().as_bytes()).into_owned())
     }
@@ -110,8 +136,7 @@ impl Proc {
     /// Masked command line; `None` for kernel threads too.
     #[must_use]
     pub fn cmdline(&self, pid: u32) -> Option<String> {
-        let bytes = fs::read(self.path(pid, "cmdline")).ok()?;
-        redact::command_line(&bytes)
+        redact::command_line(&self.read(pid, "cmdline")?)
     }
 
     /// Inode of a namespace (`net`, `mnt`, …), without opening it.
@@ -123,7 +148,7 @@ impl Proc {
     /// The most specific control group path.
     #[must_use]
     pub fn cgroup(&self, pid: u32) -> Option<String> {
-        parse_cgroup(&fs::read_to_string(self.path(pid, "cgroup")).ok()?)
+        parse_cgroup(&String::from_utf8(self.read(pid, "cgroup")?).ok()?)
     }
 
     /// The root below which it reads.

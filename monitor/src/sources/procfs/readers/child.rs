@@ -1,0 +1,187 @@
+//! One reader, seen by the daemon: started, talked to, watched, and ended.
+
+use std::borrow::Cow;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as Blocking;
+use std::os::unix::process::CommandExt as _;
+use std::pin::pin;
+use std::process::{self, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::value::to_raw_value;
+use tokio::net::UnixStream;
+use tokio::time::{Instant, interval, sleep};
+
+use super::serve::read_by;
+use super::{Answer, Job, wire};
+use crate::sources::procfs::Proc;
+
+/// How often a reader that has not answered yet is looked at.
+const SAMPLE: Duration = Duration::from_millis(100);
+/// A reader that made no progress in as many looks hangs: nothing that is read waits for anything, except a lock that its
+/// process holds for as long as it pleases.
+const SAMPLES: usize = 5;
+/// Longest time for one job, hanging or not.
+const LIMIT: Duration = Duration::from_secs(15);
+/// First pause before it is looked whether a killed reader is gone, and the longest.
+const REAP: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+/// Where the kernel waits for a disk: that happens to any program, whatever it reads.
+const DISK: [&str; 4] = ["folio", "page", "filemap", "blk"];
+
+/// Why a reader can be used no more.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// It hangs at this process.
+    Hangs { tgid: u32 },
+    /// It took too long, and no process is to blame.
+    Slow,
+    /// It ended, or cannot be understood.
+    Failed(io::Error),
+}
+
+impl From<io::Error> for Ended {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// A reader. Dropping it closes its socket, upon which it ends, unless it hangs.
+#[derive(Debug)]
+pub(super) struct Child {
+    process: process::Child,
+    socket: UnixStream,
+    /// Whether it has reported that it is there.
+    greeted: bool,
+    /// Jobs done.
+    done: u64,
+}
+
+/// What a reader is doing.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Sample {
+    tgid: u32,
+    ticks: u64,
+}
+
+impl Child {
+    /// Starts one, by executing this program again. It has no other descriptor than its socket.
+    pub(super) fn start(background: bool) -> io::Result<Self> {
+        let (ours, theirs) = Blocking::pair()?;
+        ours.set_nonblocking(true)?;
+        let socket = UnixStream::from_std(ours)?;
+        let process = program(background)
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .env_clear()
+            .current_dir("/")
+            // A terminal's signals are for the daemon, which has it finish.
+            .process_group(0)
+            .spawn()?;
+        Ok(Self { process, socket, greeted: false, done: 0 })
+    }
+
+    /// Whether it has done no job yet.
+    pub(super) fn is_new(&self) -> bool {
+        self.done == 0
+    }
+
+    /// Has a job done.
+    pub(super) async fn converse<J: Job>(&mut self, job: &J, proc: &Proc) -> Result<Answer<J::Reply>, Ended> {
+        let with = Cow::Owned(to_raw_value(job).map_err(io::Error::from)?);
+        let request = wire::Request { job: Cow::Borrowed(J::NAME), proc: proc.clone(), with };
+        let request = serde_json::to_vec(&request).map_err(io::Error::from)?;
+        let (body, opened) = self.exchange(&request).await?;
+        self.done += 1;
+        Ok(Answer { reply: serde_json::from_slice(&body).map_err(io::Error::from)?, opened })
+    }
+
+    async fn exchange(&mut self, request: &[u8]) -> Result<(Vec<u8>, Option<OwnedFd>), Ended> {
+        let started = Instant::now();
+        let pid = self.process.id();
+        let Self { socket, greeted, .. } = self;
+        if !std::mem::replace(greeted, true) {
+            // Until it is there, it is not even known to be this program.
+            let hello = tokio::time::timeout(LIMIT, wire::read(socket)).await;
+            hello.map_err(|_| Ended::Slow)??;
+        }
+        let mut talk = pin!(async {
+            wire::write(socket, request).await?;
+            wire::read(socket).await
+        });
+        let mut looks = interval(SAMPLE);
+        looks.reset();
+        let mut last = None;
+        let mut same = 0;
+        loop {
+            tokio::select! {
+                said = &mut talk => return Ok(said?),
+                _ = looks.tick() => {}
+            }
+            let now = sample(pid);
+            same = if now.is_some() && now == last { same + 1 } else { 0 };
+            last = now;
+            if let Some(Sample { tgid, .. }) = last
+                && same >= SAMPLES
+            {
+                return Err(Ended::Hangs { tgid });
+            }
+            if started.elapsed() > LIMIT {
+                return Err(Ended::Slow);
+            }
+        }
+    }
+
+    /// Kills it and keeps `slot` until it is gone: for ever, if the kernel does not let go of it.
+    pub(super) async fn end<T>(mut self, slot: T) {
+        // It may be gone already.
+        let _ = self.process.kill();
+        let (mut pause, longest) = REAP;
+        while matches!(self.process.try_wait(), Ok(None)) {
+            sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
+        drop(slot);
+    }
+
+    #[cfg(test)]
+    pub(super) fn id(&self) -> u32 {
+        self.process.id()
+    }
+}
+
+#[cfg(not(test))]
+fn program(background: bool) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("kevtmon").arg(super::ARGUMENT).args(background.then_some(super::BACKGROUND));
+    command
+}
+
+/// The program of the tests, with the one test that is a reader.
+#[cfg(test)]
+fn program(_background: bool) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args([super::tests::READER, "--exact", "--ignored", "--nocapture"]);
+    command
+}
+
+/// What a reader is doing, if it waits for a process: `None` while it runs, is stopped, or waits for anything else.
+/// A child of ours that has reported itself executes nothing any more, so that this cannot hang.
+pub(super) fn sample(pid: u32) -> Option<Sample> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (head, tail) = stat.rsplit_once(')')?;
+    let tgid = read_by(head.split_once('(')?.1)?;
+    let fields: Vec<&str> = tail.split_ascii_whitespace().collect();
+    if !matches!(*fields.first()?, "S" | "D") || waits_for_disk(pid) {
+        return None;
+    }
+    let ticks = |field: usize| fields.get(field)?.parse::<u64>().ok();
+    Some(Sample { tgid, ticks: ticks(11)? + ticks(12)? })
+}
+
+fn waits_for_disk(pid: u32) -> bool {
+    let place = fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
+    DISK.iter().any(|part| place.contains(part))
+}

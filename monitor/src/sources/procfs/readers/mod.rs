@@ -1,0 +1,347 @@
+//! Reads of other processes, made by expendable processes of our own.
+//!
+//! Any read of another process below /proc can hang for as long as that process wants: while it executes a new
+//! program, the kernel may wait for a dead FUSE server and holds the lock that `ns/*`, `maps`, `exe` or `stat` need.
+//! Whoever reads is beyond all signals but SIGKILL, and possibly beyond that. So the daemon itself reads nothing of
+//! other processes. It asks a *reader*: this program, executed once more, with one socket and no other descriptor. A
+//! reader serves one [`Job`] at a time. One that hangs is killed and replaced, and the process that it was reading
+//! is set aside: no job reads that one until it has ended, or until it is tried again after a while.
+//!
+//! ```text
+//! ask (a job) ─► idle or new reader ─► answer
+//!                       └─ hangs ─► killed; its process is set aside and named ─► the job is begun anew
+//! ```
+
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::Proc;
+use crate::metrics::Metrics;
+use crate::observation::Fact;
+use crate::sources::{Sender, observed_now};
+use child::{Child, Ended};
+use hanging::{Describe, Probe};
+use set_aside::SetAside;
+
+mod child;
+mod hanging;
+mod serve;
+mod set_aside;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+pub(super) use serve::reading;
+pub use serve::{ARGUMENT, BACKGROUND, Entry, entry, is_reader, reading_none, serve};
+
+/// Readers at a time, those included that cannot even be killed.
+const READERS: usize = 8;
+/// A reader that had nothing to do for this long is ended.
+const IDLE: Duration = Duration::from_secs(5);
+/// How often a job is begun anew because a reader hung.
+const ATTEMPTS: usize = 64;
+/// How often processes that are set aside are looked at.
+const REVIEW: Duration = Duration::from_secs(1);
+
+/// The jobs of this module.
+pub const JOBS: [Entry; 2] = [entry::<Describe>(), entry::<Probe>()];
+
+/// Something to read, in a process of its own.
+pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// Unique.
+    const NAME: &'static str;
+    /// Whether workloads of the node take precedence.
+    const BACKGROUND: bool = false;
+    /// What is found.
+    type Reply: Serialize + DeserializeOwned + Send + 'static;
+
+    /// Reads it. Called in a reader.
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply>;
+}
+
+/// What a job found, and a descriptor if it opened one for the daemon.
+#[derive(Debug)]
+pub struct Answer<T> {
+    /// What was found.
+    pub reply: T,
+    /// What was opened.
+    pub opened: Option<OwnedFd>,
+}
+
+impl<T> From<T> for Answer<T> {
+    fn from(reply: T) -> Self {
+        Self { reply, opened: None }
+    }
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Unread {
+    /// All readers are busy, or hang.
+    #[error("no reader of /proc is free")]
+    Busy,
+    /// The caller did not want to wait any longer.
+    #[error("reading /proc takes too long")]
+    Late,
+    /// Too many processes hang whoever reads them.
+    #[error("too many processes hang whoever reads them")]
+    Hanging,
+    /// A reader cannot be started, or ended early.
+    #[error("a reader of /proc failed")]
+    Failed(#[source] std::io::Error),
+}
+
+/// Asks readers, which are started when they are needed. Clones share them.
+#[derive(Debug, Clone)]
+pub struct Readers(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    proc: Proc,
+    slots: Arc<Semaphore>,
+    state: Mutex<State>,
+    report: Option<Report>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    idle: Vec<Idle>,
+    aside: SetAside,
+    /// Whether a task ends idle readers.
+    sweeping: bool,
+    /// Whether a task looks at what is set aside.
+    reviewing: bool,
+}
+
+#[derive(Debug)]
+struct Idle {
+    child: Child,
+    background: bool,
+    since: Instant,
+}
+
+/// Where hanging processes are reported.
+struct Report {
+    tx: Sender,
+    metrics: Arc<Metrics>,
+}
+
+impl std::fmt::Debug for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Report")
+    }
+}
+
+impl From<Proc> for Readers {
+    fn from(proc: Proc) -> Self {
+        Self::new(proc, None)
+    }
+}
+
+impl Readers {
+    /// Readers of a /proc, which report what hangs as the status of a source and as a metric.
+    #[must_use]
+    pub fn reporting(proc: Proc, tx: Sender, metrics: Arc<Metrics>) -> Self {
+        Self::new(proc, Some(Report { tx, metrics }))
+    }
+
+    fn new(proc: Proc, report: Option<Report>) -> Self {
+        let slots = Arc::new(Semaphore::new(READERS));
+        Self(Arc::new(Inner { proc, slots, state: Mutex::default(), report }))
+    }
+
+    /// The /proc that is read.
+    #[must_use]
+    pub fn proc(&self) -> &Proc {
+        &self.0.proc
+    }
+
+    /// Has a job done. Waits no longer than `patience`; the reader goes on, and is judged, without the caller.
+    ///
+    /// # Errors
+    /// When no reader answered in time.
+    pub async fn ask<J: Job>(&self, job: J, patience: Duration) -> Result<Answer<J::Reply>, Unread> {
+        let (done, answer) = oneshot::channel();
+        let inner = Arc::clone(&self.0);
+        tokio::spawn(async move {
+            // The caller may have lost patience.
+            let _ = done.send(inner.attempt(&job, patience).await);
+        });
+        match timeout(patience, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(Unread::Busy),
+            Err(_) => Err(Unread::Late),
+        }
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn attempt<J: Job>(
+        self: &Arc<Self>,
+        job: &J,
+        patience: Duration,
+    ) -> Result<Answer<J::Reply>, Unread> {
+        let begun = Instant::now();
+        for _ in 0..ATTEMPTS {
+            let slots = Arc::clone(&self.slots);
+            let left = patience.saturating_sub(begun.elapsed());
+            let Ok(Ok(slot)) = timeout(left, slots.acquire_owned()).await else { return Err(Unread::Busy) };
+            let proc = self.proc.without(self.state().aside.pids());
+            let mut child = self.take(J::BACKGROUND).map_err(Unread::Failed)?;
+            match child.converse(job, &proc).await {
+                Ok(answer) => {
+                    drop(slot);
+                    self.put_back(child, J::BACKGROUND);
+                    return Ok(answer);
+                }
+                Err(Ended::Failed(error)) => {
+                    let was_new = child.is_new();
+                    tokio::spawn(child.end(slot));
+                    // One that was idle may have been killed meanwhile.
+                    if was_new {
+                        return Err(Unread::Failed(error));
+                    }
+                }
+                Err(Ended::Slow) => {
+                    tokio::spawn(child.end(slot));
+                    return Err(Unread::Late);
+                }
+                Err(Ended::Hangs { tgid }) => {
+                    tokio::spawn(child.end(slot));
+                    self.set_aside(tgid);
+                }
+            }
+        }
+        Err(Unread::Hanging)
+    }
+
+    /// An idle reader, else a new one.
+    fn take(&self, background: bool) -> std::io::Result<Child> {
+        let mut state = self.state();
+        let place = state.idle.iter().rposition(|idle| idle.background == background);
+        match place {
+            Some(place) => Ok(state.idle.swap_remove(place).child),
+            None => Child::start(background),
+        }
+    }
+
+    fn put_back(self: &Arc<Self>, child: Child, background: bool) {
+        let mut state = self.state();
+        state.idle.push(Idle { child, background, since: Instant::now() });
+        if !std::mem::replace(&mut state.sweeping, true) {
+            let inner = Arc::downgrade(self);
+            tokio::spawn(repeat(inner, IDLE, Self::sweep));
+        }
+    }
+
+    /// Ends readers that have nothing to do; false when none is left.
+    fn sweep(self: Arc<Self>) -> impl Future<Output = bool> {
+        let now = Instant::now();
+        let mut state = self.state();
+        let idle = std::mem::take(&mut state.idle);
+        let (ended, kept): (Vec<_>, Vec<_>) = idle.into_iter().partition(|idle| now - idle.since >= IDLE);
+        state.idle = kept;
+        state.sweeping = !state.idle.is_empty();
+        let goes_on = state.sweeping;
+        drop(state);
+        for idle in ended {
+            tokio::spawn(idle.child.end(()));
+        }
+        std::future::ready(goes_on)
+    }
+
+    /// From now on no job reads this process.
+    fn set_aside(self: &Arc<Self>, tgid: u32) {
+        let mut state = self.state();
+        if !state.aside.add(tgid) {
+            return;
+        }
+        tracing::warn!(tgid, "reading a process hangs; it is set aside");
+        let is_reviewed = std::mem::replace(&mut state.reviewing, true);
+        drop(state);
+        let inner = Arc::clone(self);
+        tokio::spawn(async move {
+            inner.describe(tgid).await;
+            inner.report().await;
+        });
+        if !is_reviewed {
+            tokio::spawn(repeat(Arc::downgrade(self), REVIEW, Self::review));
+        }
+    }
+
+    /// Finds out what can be read of it all the same.
+    async fn describe(&self, tgid: u32) {
+        if let Some(answer) = self.once(&Describe { tgid }).await {
+            self.state().aside.describe(tgid, answer.reply);
+        }
+    }
+
+    /// Whether a process that was set aside can be read again.
+    async fn answers(&self, tgid: u32) -> bool {
+        self.once(&Probe { tgid }).await.is_some()
+    }
+
+    /// Has a job done by a reader of its own, which is ended then.
+    async fn once<J: Job>(&self, job: &J) -> Option<Answer<J::Reply>> {
+        let slot = Arc::clone(&self.slots).try_acquire_owned().ok()?;
+        let mut child = Child::start(true).ok()?;
+        let done = child.converse(job, &self.proc).await;
+        tokio::spawn(child.end(slot));
+        done.ok()
+    }
+
+    /// Lets go of those that have ended, and has some tried again; false when none is left.
+    async fn review(self: Arc<Self>) -> bool {
+        let (ended, due) = self.state().aside.review(Instant::now());
+        let mut changed = ended;
+        for tgid in due {
+            if self.answers(tgid).await {
+                self.state().aside.remove(tgid);
+                changed = true;
+            }
+        }
+        if changed {
+            self.report().await;
+        }
+        let mut state = self.state();
+        state.reviewing = !state.aside.is_empty();
+        state.reviewing
+    }
+
+    async fn report(&self) {
+        let Some(report) = &self.report else { return };
+        let (count, status) = {
+            let state = self.state();
+            (state.aside.len(), state.aside.status())
+        };
+        report.metrics.proc_readers_stuck(count);
+        // Sending fails only during shutdown, when the core's queue is closed.
+        let _ = report.tx.send(observed_now(Fact::Source(status))).await;
+    }
+}
+
+/// Calls `work` at this interval until it returns false or nobody asks readers any more.
+async fn repeat<F: Future<Output = bool>>(
+    inner: Weak<Inner>,
+    interval: Duration,
+    work: impl Fn(Arc<Inner>) -> F,
+) {
+    loop {
+        sleep(interval).await;
+        let Some(inner) = inner.upgrade() else { return };
+        if !work(inner).await {
+            return;
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The reader: a loop that does one job after the other until its socket is closed.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use serde_json::value::RawValue;
+
+use super::{Answer, Job, wire};
+use crate::sources::procfs::Proc;
+
+/// The argument with which this program is a reader. No command: nobody but the daemon starts one.
+pub const ARGUMENT: &str = "proc-reader";
+
+/// What is shown in place of a process while none is read.
+const READY: &str = "reader";
+/// Precedes the id of the process that is read.
+const READING: &str = "read ";
+
+/// Added to the nice value of a reader for jobs that can wait.
+const NICE: libc::c_int = 10;
+/// The second argument of such a reader.
+pub const BACKGROUND: &str = "background";
+
+/// The name of this process, once it is a reader.
+static NAME: OnceLock<Option<File>> = OnceLock::new();
+/// The process that is being read.
+static CURRENT: AtomicU32 = AtomicU32::new(0);
+
+type Body = serde_json::Result<(Vec<u8>, Option<OwnedFd>)>;
+
+/// A job by its name.
+pub type Entry = (&'static str, fn(&RawValue, &Proc) -> Body);
+
+/// How a job is entered in the list of those that a reader knows.
+#[must_use]
+pub const fn entry<J: Job>() -> Entry {
+    (J::NAME, run::<J>)
+}
+
+fn run<J: Job>(with: &RawValue, proc: &Proc) -> Body {
+    let Answer { reply, opened } = serde_json::from_str::<J>(with.get())?.run(proc);
+    Ok((serde_json::to_vec(&reply)?, opened))
+}
+
+/// Does jobs that come by standard input, until that is closed. `background`: the workloads of the node take precedence.
+///
+/// # Errors
+/// When standard input is no socket, or what comes is no request.
+pub fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
+    let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    // A reader that hangs must not outlive the daemon.
+    set_pdeathsig(Signal::SIGKILL)?;
+    if background {
+        // SAFETY: takes three integers; 0 is this process. If it is refused, the priority stays normal.
+        unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+    }
+    // Without it nobody can say what hung.
+    NAME.get_or_init(|| OpenOptions::new().write(true).open("/proc/self/comm").ok());
+    show(READY);
+    wire::answer(&mut socket, b"", None)?;
+    let mut body = Vec::new();
+    while wire::next(&mut socket, &mut body)?.is_some() {
+        let request: wire::Request<'_> = serde_json::from_slice(&body)?;
+        let job = jobs.iter().find(|(name, _)| *name == request.job).ok_or(io::ErrorKind::InvalidInput)?;
+        let (reply, opened) = job.1(&request.with, &request.proc)?;
+        reading_none();
+        wire::answer(&mut socket, &reply, opened)?;
+        // A scan may have needed much memory.
+        body = Vec::new();
+    }
+    Ok(())
+}
+
+fn show(text: &str) {
+    if let Some(Some(name)) = NAME.get() {
+        // If it cannot be shown, a hang has no name.
+        let _ = (&*name).write(text.as_bytes());
+    }
+}
+
+/// Whether this process is a reader.
+#[must_use]
+pub fn is_reader() -> bool {
+    NAME.get().is_some()
+}
+
+/// Shows in the name of this process, if it is a reader, which process it begins to read.
+pub(in crate::sources::procfs) fn reading(tgid: u32) {
+    if is_reader() && CURRENT.swap(tgid, Ordering::Relaxed) != tgid {
+        show(&format!("{READING}{tgid}"));
+    }
+}
+
+/// What follows concerns no process, until the next one is read: if it hangs, none is to blame.
+pub fn reading_none() {
+    if CURRENT.swap(0, Ordering::Relaxed) != 0 {
+        show(READY);
+    }
+}
+
+/// The process that a reader with this name is reading.
+pub(super) fn read_by(comm: &str) -> Option<u32> {
+    comm.trim().strip_prefix(READING)?.parse().ok()
+}

@@ -1,0 +1,118 @@
+//! Processes that no job reads, because readers hung at them.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tokio::time::Instant;
+
+use super::hanging::Description;
+use crate::observation::{SourceKind, SourceStatus};
+
+/// Name of the source.
+const SOURCE: &str = "procfs";
+/// Pause before it is tried again whether it can be read, and the longest; it doubles with each trial.
+const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
+/// Processes that one message names.
+const NAMED: usize = 4;
+
+/// What was set aside, by process id.
+#[derive(Debug, Default)]
+pub(super) struct SetAside(BTreeMap<u32, Entry>);
+
+#[derive(Debug)]
+struct Entry {
+    /// Tells this process from one that reuses its id. It pins no more than that id.
+    pidfd: Option<OwnedFd>,
+    description: Option<Description>,
+    retry: Instant,
+    pause: Duration,
+}
+
+impl Entry {
+    fn has_ended(&self) -> bool {
+        let Some(pidfd) = &self.pidfd else { return false };
+        let mut polled = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
+        poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+}
+
+impl SetAside {
+    /// Sets a process aside; false if it was already, or has ended meanwhile.
+    pub(super) fn add(&mut self, tgid: u32) -> bool {
+        let pidfd = pidfd(tgid);
+        let (pause, _) = RETRY;
+        let entry = Entry { pidfd, description: None, retry: Instant::now() + pause, pause };
+        if entry.has_ended() || self.0.contains_key(&tgid) {
+            return false;
+        }
+        self.0.insert(tgid, entry);
+        true
+    }
+
+    pub(super) fn describe(&mut self, tgid: u32, description: Description) {
+        if let Some(entry) = self.0.get_mut(&tgid) {
+            entry.description = Some(description);
+        }
+    }
+
+    pub(super) fn remove(&mut self, tgid: u32) {
+        self.0.remove(&tgid);
+    }
+
+    pub(super) fn pids(&self) -> Vec<u32> {
+        self.0.keys().copied().collect()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Lets go of those that have ended; whether there were any, and which others are to be tried again now.
+    pub(super) fn review(&mut self, now: Instant) -> (bool, Vec<u32>) {
+        let before = self.0.len();
+        self.0.retain(|_, entry| !entry.has_ended());
+        let due = self.0.iter_mut().filter(|(_, entry)| entry.retry <= now).map(|(tgid, entry)| {
+            entry.pause = (entry.pause * 2).min(RETRY.1);
+            entry.retry = now + entry.pause;
+            *tgid
+        });
+        let due = due.collect();
+        (self.0.len() != before, due)
+    }
+
+    /// As the status of a source, which is degraded while anything is set aside.
+    pub(super) fn status(&self) -> SourceStatus {
+        let up = SourceStatus::up(SourceKind::Processes, SOURCE);
+        if self.0.is_empty() {
+            return up;
+        }
+        let named = self.0.iter().take(NAMED).map(|(tgid, entry)| match &entry.description {
+            Some(description) => description.phrase(*tgid),
+            None => format!("process {tgid}"),
+        });
+        let mut reason = format!(
+            "whoever reads these processes hangs, so they are left out: {}",
+            named.collect::<Vec<_>>().join("; ")
+        );
+        if self.0.len() > NAMED {
+            reason.push_str(&format!("; and {} more", self.0.len() - NAMED));
+        }
+        SourceStatus { reason: Some(reason), ..up }
+    }
+}
+
+/// A descriptor of a process (since 5.3); becomes readable at its end. `None` where there is no such process.
+fn pidfd(tgid: u32) -> Option<OwnedFd> {
+    let pid = libc::pid_t::try_from(tgid).ok()?;
+    // SAFETY: takes two integers, and returns a new descriptor (close-on-exec) or -1.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+    // SAFETY: the kernel has just made this descriptor for us; nothing else uses it.
+    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+}

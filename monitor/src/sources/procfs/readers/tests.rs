@@ -1,0 +1,219 @@
+//! Readers are real processes here: this program of tests, executed again with [`READER`].
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
+use serde::Deserialize;
+
+use super::*;
+use crate::observation::Observation;
+use crate::sources::procfs::own::Own;
+
+pub(super) const READER: &str = "sources::procfs::readers::tests::a_reader";
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[test]
+#[ignore = "is the reader of other tests"]
+fn a_reader() {
+    let jobs: Vec<Entry> = crate::sources::jobs().chain([entry::<Names>(), entry::<Open>()]).collect();
+    serve(&jobs, false).unwrap();
+}
+
+/// The names of processes.
+#[derive(Debug, Serialize, Deserialize)]
+struct Names(Vec<u32>);
+
+impl Job for Names {
+    const NAME: &'static str = "test-names";
+    type Reply = Vec<Option<String>>;
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        self.0.iter().map(|tgid| Some(proc.stat(*tgid)?.comm)).collect::<Vec<_>>().into()
+    }
+}
+
+/// Opens a file of a process, and counts the descriptors of the reader.
+#[derive(Debug, Serialize, Deserialize)]
+struct Open(u32);
+
+impl Job for Open {
+    const NAME: &'static str = "test-open";
+    type Reply = Vec<String>;
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        let fds = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let reply = fds.filter_map(|fd| Some(fs::read_link(fd.path()).ok()?.display().to_string())).collect();
+        Answer { reply, opened: fs::File::open(proc.path(self.0, "stat")).ok().map(OwnedFd::from) }
+    }
+}
+
+/// A process whose file hangs whoever opens it, as a pipe does that nobody writes to.
+fn hanging(root: &Path, tgid: u32) {
+    fs::create_dir_all(root.join(tgid.to_string())).unwrap();
+    mkfifo(&root.join(format!("{tgid}/stat")), Mode::S_IRWXU).unwrap();
+}
+
+fn readable(root: &Path, tgid: u32) {
+    fs::create_dir_all(root.join(tgid.to_string())).unwrap();
+    let stat = format!("{tgid} (p{tgid}) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 7 0 0");
+    fs::write(root.join(format!("{tgid}/stat")), stat).unwrap();
+}
+
+/// Two living processes, which a literal /proc can show.
+fn living() -> [u32; 2] {
+    [std::process::id(), std::os::unix::process::parent_id()]
+}
+
+#[tokio::test]
+async fn a_job_is_done_by_another_process_which_is_used_again() {
+    let readers = Readers::from(Proc::default());
+    let me = std::process::id();
+    let name = Proc::default().stat(me).unwrap().comm;
+    for _ in 0..3 {
+        let answer = readers.ask(Names(vec![me, u32::MAX]), PATIENCE).await.unwrap();
+        assert_eq!(answer.reply, [Some(name.clone()), None]);
+    }
+    assert_eq!(readers.0.state().idle.len(), 1);
+}
+
+#[tokio::test]
+async fn a_reader_has_nothing_of_ours_and_hands_over_what_it_opened() {
+    let ours = tempfile::NamedTempFile::new().unwrap();
+    let readers = Readers::from(Proc::default());
+    let answer = readers.ask(Open(std::process::id()), PATIENCE).await.unwrap();
+    let inherited = |path: &str| answer.reply.iter().any(|link| link == path);
+    assert!(!inherited(&ours.path().display().to_string()), "{:?}", answer.reply);
+    let sockets = answer.reply.iter().filter(|link| link.starts_with("socket:")).count();
+    // The descriptor of standard input, and its copy that is served.
+    assert!((1..=2).contains(&sockets), "{:?}", answer.reply);
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut fs::File::from(answer.opened.unwrap()), &mut text).unwrap();
+    assert!(text.starts_with(&format!("{} (", std::process::id())), "{text}");
+}
+
+#[tokio::test]
+async fn a_process_that_hangs_its_reader_is_set_aside_and_the_rest_is_read() {
+    let root = tempfile::tempdir().unwrap();
+    let [stuck, fine] = living();
+    hanging(root.path(), stuck);
+    readable(root.path(), fine);
+    let readers = Readers::from(Proc::new(root.path()));
+    for _ in 0..2 {
+        let answer = readers.ask(Names(vec![stuck, fine]), PATIENCE).await.unwrap();
+        assert_eq!(answer.reply, [None, Some(format!("p{fine}"))]);
+        assert_eq!(readers.0.state().aside.pids(), [stuck]);
+    }
+}
+
+#[tokio::test]
+async fn what_hangs_is_reported_until_it_can_be_read_again() {
+    let root = tempfile::tempdir().unwrap();
+    let [stuck, _] = living();
+    hanging(root.path(), stuck);
+    fs::write(root.path().join(format!("{stuck}/comm")), "evil\n").unwrap();
+    let (tx, mut rx) = tokio::sync::mpsc::channel(8);
+    let metrics = Arc::new(Metrics::new("1", "r", Own::default()).unwrap());
+    let readers = Readers::reporting(Proc::new(root.path()), tx, Arc::clone(&metrics));
+    let gauge = |value: u8| {
+        let text = metrics.gather().unwrap();
+        assert!(text.contains(&format!("kevtmon_proc_readers_stuck {value}")), "{text}");
+    };
+    gauge(0);
+    readers.ask(Names(vec![stuck]), PATIENCE).await.unwrap();
+    let reason = reason(rx.recv().await.unwrap()).unwrap();
+    assert!(reason.contains(&format!("process {stuck} (evil)")), "{reason}");
+    gauge(1);
+
+    fs::remove_file(root.path().join(format!("{stuck}/stat"))).unwrap();
+    readable(root.path(), stuck);
+    assert_eq!(self::reason(rx.recv().await.unwrap()), None);
+    gauge(0);
+    let answer = readers.ask(Names(vec![stuck]), PATIENCE).await.unwrap();
+    assert_eq!(answer.reply, [Some(format!("p{stuck}"))]);
+}
+
+fn reason(observation: Observation) -> Option<String> {
+    match observation.fact {
+        Fact::Source(status) => {
+            assert!(status.up && status.source == "procfs", "{status:?}");
+            status.reason
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_caller_waits_no_longer_than_it_wants_and_the_reader_is_judged_without_it() {
+    let root = tempfile::tempdir().unwrap();
+    let [stuck, _] = living();
+    hanging(root.path(), stuck);
+    let (tx, mut rx) = tokio::sync::mpsc::channel(8);
+    let metrics = Arc::new(Metrics::new("1", "r", Own::default()).unwrap());
+    let readers = Readers::reporting(Proc::new(root.path()), tx, metrics);
+    let late = readers.ask(Names(vec![stuck]), Duration::ZERO).await;
+    assert!(matches!(late, Err(Unread::Late | Unread::Busy)), "{late:?}");
+    let late = readers.ask(Names(vec![stuck]), Duration::from_millis(50)).await;
+    assert!(matches!(late, Err(Unread::Late)), "{late:?}");
+    assert!(reason(rx.recv().await.unwrap()).is_some());
+}
+
+#[tokio::test]
+async fn while_a_reader_is_stopped_by_a_signal_no_process_is_blamed() {
+    let root = tempfile::tempdir().unwrap();
+    let [stuck, _] = living();
+    hanging(root.path(), stuck);
+    let mut child = Child::start(false).unwrap();
+    let id = child.id();
+    let signal = |signal| kill(Pid::from_raw(i32::try_from(id).unwrap()), signal).unwrap();
+    let (job, proc) = (Names(vec![stuck]), Proc::new(root.path()));
+    let meanwhile = async {
+        until(|| child::sample(id).is_some()).await;
+        signal(Signal::SIGSTOP);
+        until(|| Proc::default().stat(id).unwrap().state == 'T').await;
+        assert_eq!(child::sample(id), None);
+        signal(Signal::SIGCONT);
+        until(|| child::sample(id).is_some()).await;
+    };
+    let (ended, ()) = tokio::join!(child.converse(&job, &proc), meanwhile);
+    assert!(matches!(ended, Err(Ended::Hangs { tgid }) if tgid == stuck), "{ended:?}");
+    timeout(PATIENCE, child.end(())).await.unwrap();
+}
+
+async fn until(condition: impl Fn() -> bool) {
+    let reached = async {
+        while !condition() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, reached).await.expect("the condition is never reached");
+}
+
+#[tokio::test]
+async fn a_reader_that_was_killed_is_replaced() {
+    let readers = Readers::from(Proc::default());
+    let me = std::process::id();
+    readers.ask(Names(vec![me]), PATIENCE).await.unwrap();
+    let pid = readers.0.state().idle[0].child.id();
+    kill(Pid::from_raw(i32::try_from(pid).unwrap()), Signal::SIGKILL).unwrap();
+    let answer = readers.ask(Names(vec![me]), PATIENCE).await.unwrap();
+    assert!(answer.reply[0].is_some());
+}
+
+#[tokio::test]
+async fn readers_are_no_more_than_their_number_and_the_next_waits_its_turn() {
+    let root = tempfile::tempdir().unwrap();
+    let [stuck, fine] = living();
+    hanging(root.path(), stuck);
+    readable(root.path(), fine);
+    let readers = Readers::from(Proc::new(root.path()));
+    let all = (0..READERS * 2).map(|_| readers.ask(Names(vec![stuck, fine]), PATIENCE));
+    for answer in futures_util::future::join_all(all).await {
+        assert_eq!(answer.unwrap().reply, [None, Some(format!("p{fine}"))]);
+    }
+    assert!(readers.0.state().idle.len() <= READERS);
+    assert!(readers.0.slots.available_permits() <= READERS);
+}
