@@ -37,6 +37,8 @@ use crate::sources::kubelet::{KubeletFinder, ROOTS};
 use crate::sources::netlink::NetlinkError;
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
+use crate::sources::procfs::pidfd;
+use crate::sources::procfs::readers::Readers;
 use crate::sources::{Sender, observed_now};
 use crate::store::{self, PreviousRun};
 
@@ -134,7 +136,8 @@ pub async fn run(
     let mut signals = Signals::new()?;
     store::survive_truncation()
         .map_err(|errno| DaemonError::Start { what: "signal handling", source: errno.into() })?;
-    let sources = Sources::open(&config, options.log_bpf)?;
+    let readers = Readers::reporting(Proc::default(), tx.clone(), Arc::clone(&metrics));
+    let sources = Sources::open(&config, options.log_bpf, &readers)?;
     let Running { sinks, sources: sink_sources, statuses, previous_run } = sinks::start(&Context {
         settings: config.values(),
         state_dir: config.get(&STATE_DIR),
@@ -157,7 +160,7 @@ pub async fn run(
     let scanner = holders::worker::spawn(Proc::default(), tx.clone(), Limits::default())
         .map_err(|source| DaemonError::Start { what: "the holder scan", source })?;
     let (netns_tx, netns_rx) = mpsc::channel(NETNS_QUEUE);
-    let kubelets = KubeletFinder::new(Proc::default(), &config.get(&ROOTS));
+    let kubelets = KubeletFinder::new(&config.get(&ROOTS));
     let mut daemon = Daemon {
         core: Core::new(settings, resume(&previous_run)),
         recorder,
@@ -168,7 +171,7 @@ pub async fn run(
         netns: netns_tx,
         kubelets,
         observations: tx.clone(),
-        proc: Proc::default(),
+        readers,
         replies: VecDeque::new(),
         config,
         offset_ns: realtime_offset_ns(),
@@ -193,7 +196,7 @@ struct Daemon {
     netns: mpsc::Sender<NsInum>,
     kubelets: KubeletFinder,
     observations: Sender,
-    proc: Proc,
+    readers: Readers,
     /// Answers that need no waiting, and the observation that is processed.
     replies: VecDeque<Observation>,
     config: Config,
@@ -209,7 +212,7 @@ impl Daemon {
         self.observe(observed_now(Fact::Clock { realtime_offset_ns: self.offset_ns }));
         // Before any source: without it every path is believed.
         self.observe(observed_now(Fact::Kubelet(self.kubelets.configured())));
-        self.kubelets.look_and_send(&self.observations);
+        self.kubelets.look_and_send(&self.readers, &self.observations);
         if let Some(last_alive) = previous.alive {
             self.observe(observed_now(Fact::Restarted { last_alive }));
         }
@@ -301,7 +304,7 @@ impl Daemon {
                 }
             }
             Request::ProcessState { tgid } => {
-                let alive = self.proc.is_alive(tgid);
+                let alive = pidfd::is_running(tgid);
                 self.replies.push_back(observed_now(Fact::ProcessState(ProcessState { tgid, alive })));
             }
             Request::MountPresence { id, mntns, tgid, identity } => {
@@ -311,7 +314,7 @@ impl Daemon {
                     self.replies.push_back(observed_now(Fact::MountPresence(reply)));
                 }
             }
-            Request::Kubelet => self.kubelets.look_and_send(&self.observations),
+            Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
             Request::Holders { id, mntns, tgid, path, origin, follow } => {
                 let request = ScanRequest { id, mntns, tgid, path: path.clone(), origin, follow };
                 if let Err(refused) = self.scanner.request(request) {
@@ -390,7 +393,7 @@ impl Daemon {
         let reading = hooks.programs.map(|programs| {
             let counts = programs.counts();
             self.metrics.set_kernel_counters(Box::new(move || counts()));
-            Reading::start(programs, self.proc.clone(), host_netns, tx.clone())
+            Reading::start(programs, self.readers.clone(), host_netns, tx.clone())
         });
         for status in &hooks.statuses {
             self.observe(observed_now(Fact::Source(status.source_status())));

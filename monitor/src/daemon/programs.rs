@@ -8,7 +8,7 @@ use crate::config::{Config, REQUIRE_EBPF};
 use crate::error_chain::chain;
 use crate::observation::{Fact, Loss, NsInum};
 use crate::sources::bpf::{self, BpfConfig, BpfSource, LoadedHooks};
-use crate::sources::procfs::Proc;
+use crate::sources::procfs::readers::Readers;
 use crate::sources::{Sender, observed_now};
 
 /// Attaches every hook at the best rung that configuration and kernel allow.
@@ -28,10 +28,10 @@ pub(super) struct Reading {
 
 impl Reading {
     /// Starts the task.
-    pub(super) fn start(programs: BpfSource, proc: Proc, host_netns: NsInum, tx: Sender) -> Self {
+    pub(super) fn start(programs: BpfSource, readers: Readers, host_netns: NsInum, tx: Sender) -> Self {
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
-            if let Err(error) = programs.run(proc, host_netns, tx.clone(), stopped).await {
+            if let Err(error) = programs.run(readers, host_netns, tx.clone(), stopped).await {
                 tracing::error!(error = chain(&error), "cannot read the kernel programs");
                 let loss = Loss { source: "bpf".into(), reason: "unreadable".into(), count: None };
                 // Sending fails only during shutdown, when the core's queue is closed.

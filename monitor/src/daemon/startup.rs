@@ -26,6 +26,7 @@ use crate::sources::bpf::LoadedHooks;
 use crate::sources::bpf::hooks::{HOOKS, HookStatus};
 use crate::sources::netlink::{NetlinkConfig, NetlinkSource};
 use crate::sources::procfs::Proc;
+use crate::sources::procfs::readers::Readers;
 use crate::sources::runtime::{self, RuntimeSocket};
 use crate::store::{Archive, Limits};
 
@@ -82,11 +83,11 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    pub(super) fn open(config: &Config, log_bpf: bool) -> Result<Self, DaemonError> {
+    pub(super) fn open(config: &Config, log_bpf: bool, readers: &Readers) -> Result<Self, DaemonError> {
         let hooks = programs::load_hooks(config, log_bpf)?;
         let neighbors_live = hooks.statuses.iter().any(HookStatus::needs_neighbor_messages);
         let netlink_config = NetlinkConfig { neighbors_live, ..NetlinkConfig::default() };
-        let netlink = NetlinkSource::open(netlink_config, Proc::default())?;
+        let netlink = NetlinkSource::open(netlink_config, readers.clone())?;
         let runtimes = config.get(&SOCKETS);
         let runtime_optional = runtimes == Runtimes::Auto;
         let sockets = match runtimes {
@@ -124,7 +125,7 @@ impl Sources {
         let reading = daemon.start_hooks(self.hooks, host_netns, &tx);
         let netlink = tokio::spawn(self.netlink.run(netns, tx.clone()));
         for socket in self.sockets {
-            spawn_local(socket.watch(Proc::default(), tx.clone()));
+            spawn_local(socket.watch(daemon.readers.clone(), tx.clone()));
         }
         (reading, netlink)
     }

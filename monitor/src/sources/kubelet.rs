@@ -5,7 +5,7 @@
 //! in the initial user namespace, and the initial process namespace), and if it runs a program of that name which only
 //! root can have put there. Its command name and arguments are anybody's to choose, so they are read only then.
 //!
-//! Files of any process in /proc may hang, so a lookup has a thread of its own that nothing waits for.
+//! Files of any process in /proc may hang, so a lookup is made by a [reader](super::procfs::readers).
 
 use std::collections::VecDeque;
 use std::fs;
@@ -13,11 +13,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::procfs::Proc;
 use super::procfs::dir::Buffer;
+use super::procfs::readers::{Answer, Job, Readers};
 use super::{Sender, observed_now};
 use crate::observation::{Fact, KubeletFacts, KubeletNamespace, NsInum};
 use crate::settings::settings;
@@ -43,6 +45,8 @@ const UNTRUSTED_MODE: u32 = 0o6022;
 const LINKS_MAX: usize = 40;
 /// Root directories that are kept of kubelets that have ended; their mounts stay.
 const FORMER_MAX: usize = 8;
+/// Longest wait for a reader.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Absolute paths of directories.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -64,7 +68,6 @@ impl<'de> Deserialize<'de> for Roots {
 /// Finds the kubelets of this node.
 #[derive(Debug, Clone)]
 pub struct KubeletFinder {
-    proc: Proc,
     configured: Vec<String>,
     /// Root directories in the host's mount namespace of kubelets that were found once.
     former: Arc<Mutex<VecDeque<String>>>,
@@ -82,43 +85,76 @@ struct Kubelet {
 impl KubeletFinder {
     /// One that takes these root directories for a kubelet's, too.
     #[must_use]
-    pub fn new(proc: Proc, roots: &Roots) -> Self {
+    pub fn new(roots: &Roots) -> Self {
         let configured = roots.0.iter().filter_map(|root| root.to_str().map(str::to_owned));
         let configured = configured.chain([DEFAULT_ROOT.to_owned()]).collect();
-        Self { proc, configured, former: Arc::default(), is_looking: Arc::default() }
+        Self { configured, former: Arc::default(), is_looking: Arc::default() }
     }
 
-    /// What is known without looking: the configured and the default root directories, with links as they are.
+    /// What is known without looking at others: the configured and the default root directories in the daemon's mount
+    /// namespace, with links as they are.
     #[must_use]
     pub fn configured(&self) -> KubeletFacts {
-        let namespaces = self.host_namespaces().into_iter();
+        let own = Proc::default().ns(std::process::id(), "mnt");
         let namespace = |mntns| KubeletNamespace { mntns, roots: self.configured.clone(), of_kubelet: false };
-        KubeletFacts { namespaces: namespaces.map(|(mntns, _)| namespace(mntns)).collect() }
+        KubeletFacts { namespaces: own.into_iter().map(namespace).collect() }
     }
 
-    /// Looks in a thread of its own, and sends what it finds. Does nothing while that of an earlier call is not done.
-    pub fn look_and_send(&self, tx: &Sender) {
+    /// Has a reader of /proc look, and sends what it finds. Does nothing while that of an earlier call is not done.
+    pub fn look_and_send(&self, readers: &Readers, tx: &Sender) {
         if self.is_looking.swap(true, Ordering::AcqRel) {
             return;
         }
-        let (finder, tx) = (self.clone(), tx.clone());
-        let started = std::thread::Builder::new().name("kubelet".to_owned()).spawn(move || {
-            let facts = finder.look();
+        let (finder, readers, tx) = (self.clone(), readers.clone(), tx.clone());
+        tokio::spawn(async move {
+            let former = finder.former.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let job = Look { configured: finder.configured.clone(), former, daemon: std::process::id() };
+            let found = readers.ask(job, PATIENCE).await;
             finder.is_looking.store(false, Ordering::Release);
-            // The receiver is gone when the daemon ends.
-            let _ = tx.blocking_send(observed_now(Fact::Kubelet(facts)));
+            match found {
+                Ok(Answer { reply: Found { facts, former }, .. }) => {
+                    *finder.former.lock().unwrap_or_else(PoisonError::into_inner) = former;
+                    // The receiver is gone when the daemon ends.
+                    let _ = tx.send(observed_now(Fact::Kubelet(facts))).await;
+                }
+                Err(error) => tracing::warn!(%error, "cannot look for kubelets"),
+            }
         });
-        if let Err(error) = started {
-            self.is_looking.store(false, Ordering::Release);
-            tracing::warn!(%error, "cannot start the thread that looks for kubelets");
-        }
     }
+}
 
-    fn look(&self) -> KubeletFacts {
-        let kubelets: Vec<Kubelet> = self.kubelets();
-        let hosts = self.host_namespaces();
+/// Looks for kubelets.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Look {
+    configured: Vec<String>,
+    former: VecDeque<String>,
+    /// The process that asks.
+    daemon: u32,
+}
+
+/// What was found, and the root directories to remember.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Found {
+    facts: KubeletFacts,
+    former: VecDeque<String>,
+}
+
+impl Job for Look {
+    const NAME: &'static str = "kubelets";
+    const BACKGROUND: bool = true;
+    type Reply = Found;
+
+    fn run(&self, proc: &Proc) -> Answer<Found> {
+        self.look(proc).into()
+    }
+}
+
+impl Look {
+    fn look(&self, proc: &Proc) -> Found {
+        let kubelets = kubelets(proc);
+        let hosts = host_namespaces(proc, self.daemon);
         let is_host = |mntns| hosts.iter().any(|(host, _)| *host == mntns);
-        let mut former = self.former.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut former = self.former.clone();
         for root in kubelets.iter().filter(|kubelet| is_host(kubelet.mntns)).filter_map(|k| k.root.as_ref()) {
             if !former.contains(root) {
                 former.push_front(root.clone());
@@ -132,53 +168,53 @@ impl KubeletFinder {
         };
         let mut namespaces: Vec<KubeletNamespace> = hosts.iter().map(of_host).collect();
         for kubelet in kubelets.iter().filter(|kubelet| !is_host(kubelet.mntns)) {
-            let top = self.proc.path(kubelet.tgid, "root");
+            let top = proc.path(kubelet.tgid, "root");
             namespaces.push(KubeletNamespace {
                 mntns: kubelet.mntns,
                 roots: with_resolved(&top, self.configured.iter().chain(&kubelet.root)),
                 of_kubelet: true,
             });
         }
-        KubeletFacts { namespaces }
+        Found { facts: KubeletFacts { namespaces }, former }
     }
+}
 
-    /// The mount namespaces of pid 1 and of the daemon, which only root of the node started there, and their roots.
-    /// Pid 1 may be out of reach even for root.
-    fn host_namespaces(&self) -> Vec<(NsInum, PathBuf)> {
-        let init = self.proc.ns(1, "mnt").map(|mntns| (mntns, self.proc.path(1, "root")));
-        let own = self.proc.ns(std::process::id(), "mnt").map(|mntns| (mntns, PathBuf::from("/")));
-        let mut both: Vec<_> = own.into_iter().chain(init).collect();
-        both.dedup_by_key(|(mntns, _)| *mntns);
-        both
-    }
+/// The mount namespaces of pid 1 and of the daemon, which only root of the node started there, and their roots.
+/// Pid 1 may be out of reach even for root.
+fn host_namespaces(proc: &Proc, daemon: u32) -> Vec<(NsInum, PathBuf)> {
+    let init = proc.ns(1, "mnt").map(|mntns| (mntns, proc.path(1, "root")));
+    let own = proc.ns(daemon, "mnt").map(|mntns| (mntns, PathBuf::from("/")));
+    let mut both: Vec<_> = own.into_iter().chain(init).collect();
+    both.dedup_by_key(|(mntns, _)| *mntns);
+    both
+}
 
-    fn kubelets(&self) -> Vec<Kubelet> {
-        let mut buffers = (Buffer::default(), Vec::new());
-        let pids = self.proc.pids().unwrap_or_default();
-        pids.into_iter().filter_map(|tgid| self.kubelet(tgid, &mut buffers)).collect()
-    }
+fn kubelets(proc: &Proc) -> Vec<Kubelet> {
+    let mut buffers = (Buffer::default(), Vec::new());
+    let pids = proc.pids().unwrap_or_default();
+    pids.into_iter().filter_map(|tgid| kubelet(proc, tgid, &mut buffers)).collect()
+}
 
-    fn kubelet(&self, tgid: u32, (links, text): &mut (Buffer, Vec<u8>)) -> Option<Kubelet> {
-        let dir = self.proc.dir(tgid).ok()?;
-        let program = program(&dir.link(c"exe", links).ok()?)?;
-        if !is_root_of_node(&dir.text(c"status", text).ok()?) {
-            return None;
-        }
-        let mut ns = |name| super::procfs::parse_ns(&dir.link(name, links).ok()?);
-        if ns(c"ns/user") != Some(INITIAL_USERNS) || ns(c"ns/pid") != Some(INITIAL_PIDNS) {
-            return None;
-        }
-        let mntns = ns(c"ns/mnt")?;
-        let file = fs::metadata(self.proc.path(tgid, "exe")).ok()?;
-        if !file.is_file() || file.uid() != 0 || file.mode() & UNTRUSTED_MODE != 0 {
-            return None;
-        }
-        let cmdline = dir.text(c"cmdline", text).ok()?;
-        let arguments: Vec<&str> = cmdline.split('\0').collect();
-        let root = root_dir(program, &arguments)?.map(str::to_owned);
-        // The handle is of one process: what was read by its number is of the same if that is still there.
-        dir.is_there(&mut Vec::new()).then_some(Kubelet { tgid, mntns, root })
+fn kubelet(proc: &Proc, tgid: u32, (links, text): &mut (Buffer, Vec<u8>)) -> Option<Kubelet> {
+    let dir = proc.dir(tgid).ok()?;
+    let program = program(&dir.link(c"exe", links).ok()?)?;
+    if !is_root_of_node(&dir.text(c"status", text).ok()?) {
+        return None;
     }
+    let mut ns = |name| super::procfs::parse_ns(&dir.link(name, links).ok()?);
+    if ns(c"ns/user") != Some(INITIAL_USERNS) || ns(c"ns/pid") != Some(INITIAL_PIDNS) {
+        return None;
+    }
+    let mntns = ns(c"ns/mnt")?;
+    let file = fs::metadata(proc.path(tgid, "exe")).ok()?;
+    if !file.is_file() || file.uid() != 0 || file.mode() & UNTRUSTED_MODE != 0 {
+        return None;
+    }
+    let cmdline = dir.text(c"cmdline", text).ok()?;
+    let arguments: Vec<&str> = cmdline.split('\0').collect();
+    let root = root_dir(program, &arguments)?.map(str::to_owned);
+    // The handle is of one process: what was read by its number is of the same if that is still there.
+    dir.is_there(&mut Vec::new()).then_some(Kubelet { tgid, mntns, root })
 }
 
 /// The name of the program that may be a kubelet.

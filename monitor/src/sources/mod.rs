@@ -11,7 +11,15 @@ pub mod runtime;
 
 /// What readers of /proc do for sources.
 pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
-    procfs::readers::JOBS.into_iter()
+    use procfs::readers::entry;
+    let own = [
+        entry::<bpf::Complete>(),
+        entry::<netlink::Discover>(),
+        entry::<netlink::Open>(),
+        entry::<runtime::Identify>(),
+        entry::<kubelet::Look>(),
+    ];
+    procfs::readers::JOBS.into_iter().chain(own)
 }
 
 /// Where sources put observations. Bounded: a full queue makes the source wait, so that the kernel

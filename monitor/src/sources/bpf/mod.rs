@@ -9,11 +9,14 @@ pub mod btf;
 mod counters;
 mod decode;
 pub mod hooks;
+mod lineage;
 mod load;
 pub mod objects;
 mod ring;
 pub mod settings;
 mod task;
+
+pub(super) use lineage::Complete;
 
 pub use counters::{CountReader, loss_reasons};
 pub use decode::{DecodeError, record};

@@ -14,10 +14,11 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use super::counters::{losses, read};
+use super::lineage::Lineages;
 use super::load::BpfSource;
 use super::{BpfError, decode};
-use crate::observation::{Ancestor, Fact, Loss, NsInum, Observation, TaskFacts};
-use crate::sources::procfs::Proc;
+use crate::observation::{Fact, Loss, NsInum};
+use crate::sources::procfs::readers::Readers;
 use crate::sources::{Sender, observed_now};
 
 /// Longest sleep without a wake-up.
@@ -27,7 +28,6 @@ const PAUSE: Duration = Duration::from_millis(1);
 const BATCH: usize = 32;
 /// Records taken before other tasks get their turn.
 const YIELD_AFTER: usize = 256;
-const ANCESTORS: usize = 5;
 
 impl BpfSource {
     /// Reads the ring until the core is gone, or until `stop`; then what is in it is read to the end.
@@ -36,7 +36,7 @@ impl BpfSource {
     /// When the ring cannot be polled at all.
     pub async fn run(
         mut self,
-        proc: Proc,
+        readers: Readers,
         host_netns: NsInum,
         tx: Sender,
         stop: oneshot::Receiver<()>,
@@ -47,11 +47,12 @@ impl BpfSource {
         let poll = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
             .map_err(|error| BpfError::Poll(error.into()))?;
         let _logs: Vec<_> = std::mem::take(&mut self.loggers).into_iter().map(forward_log).collect();
+        let mut lineages = Lineages::new(readers);
         let mut reported = vec![0; losses().count()];
         tokio::select! {
-            () = self.read(&poll, &proc, host_netns, &tx, &mut reported) => {}
+            () = self.read(&poll, &mut lineages, host_netns, &tx, &mut reported) => {}
             _ = stop => {
-                let _ = self.drain(&proc, host_netns, &tx).await.is_some()
+                let _ = self.drain(&mut lineages, host_netns, &tx).await.is_some()
                     && self.report_losses(&mut reported, &tx).await;
             }
         }
@@ -62,7 +63,7 @@ impl BpfSource {
     async fn read(
         &mut self,
         poll: &AsyncFd<OwnedFd>,
-        proc: &Proc,
+        lineages: &mut Lineages,
         host_netns: NsInum,
         tx: &Sender,
         reported: &mut [u64],
@@ -71,7 +72,7 @@ impl BpfSource {
             if let Err(error) = self.armed.set(0, 1, 0) {
                 tracing::error!(%error, "cannot arm the ring; reading it every {SAFETY:?}");
             }
-            let Some(read) = self.drain(proc, host_netns, tx).await else { return };
+            let Some(read) = self.drain(lineages, host_netns, tx).await else { return };
             if read > 0 && !self.report_losses(reported, tx).await {
                 return;
             }
@@ -86,8 +87,11 @@ impl BpfSource {
     }
 
     /// Takes what is there; `None` once the core is gone.
-    async fn drain(&mut self, proc: &Proc, host_netns: NsInum, tx: &Sender) -> Option<usize> {
+    async fn drain(&mut self, lineages: &mut Lineages, host_netns: NsInum, tx: &Sender) -> Option<usize> {
         let mut read = 0;
+        if let Some(interrupted) = lineages.take() {
+            tx.send(interrupted).await.ok()?;
+        }
         loop {
             // Room in the queue first: a record that is taken must never be dropped.
             let permit = tx.reserve().await.ok()?;
@@ -97,11 +101,10 @@ impl BpfSource {
             let decoded = decode::record(&item, host_netns);
             drop(item);
             permit.send(match decoded {
-                Ok(Observation { at, source, fact: Fact::Task(mut task) }) => {
-                    complete(&mut task, proc);
-                    Observation { at, source, fact: Fact::Task(task) }
-                }
-                Ok(observation) => observation,
+                Ok(observation) => match lineages.complete(observation).await {
+                    Some(observation) => observation,
+                    None => continue,
+                },
                 Err(error) => {
                     tracing::warn!(%error, "cannot decode a record of the kernel programs");
                     observed_now(Fact::Lost(Loss {
@@ -154,44 +157,4 @@ impl Drop for Forwarding {
     fn drop(&mut self) {
         self.0.abort();
     }
-}
-
-/// Adds what only /proc has: executables of the ancestors, and the ancestors above the captured ones.
-fn complete(task: &mut TaskFacts, proc: &Proc) {
-    for ancestor in &mut task.ancestors {
-        let key =
-            crate::observation::TaskKey { tgid: ancestor.tgid, start_ns: ancestor.start_ns, exec_id: 0 };
-        if proc.is_same(&key) {
-            ancestor.exe = exe(proc, ancestor.tgid);
-        }
-    }
-    while task.ancestors.len() < ANCESTORS {
-        let Some(last) = task.ancestors.last().map(|ancestor| ancestor.tgid).filter(|tgid| *tgid > 1) else {
-            return;
-        };
-        let Some(parent) = proc.stat(last).map(|stat| stat.ppid).filter(|ppid| *ppid != 0) else {
-            return;
-        };
-        let Some(stat) = proc.stat(parent) else {
-            return;
-        };
-        task.ancestors.push(Ancestor {
-            tgid: parent,
-            start_ns: stat.start_ns,
-            comm: stat.comm,
-            exe: exe(proc, parent),
-        });
-    }
-}
-
-/// The executable of a process as its own root shows it: /proc shows both from the root of the reader.
-fn exe(proc: &Proc, tgid: u32) -> Option<String> {
-    let (exe, root) = (proc.exe(tgid)?, proc.link(tgid, "root")?);
-    if root == "/" {
-        return Some(exe);
-    }
-    Some(match exe.strip_prefix(&root) {
-        Some(below) if below.starts_with('/') => below.to_owned(),
-        _ => format!("(unreachable){exe}"),
-    })
 }

@@ -63,13 +63,15 @@ fn a_root_directory_is_known_with_and_without_its_links() {
 
 #[test]
 fn the_host_is_a_kubelets_namespace_and_this_process_is_no_kubelet() {
-    let finder = KubeletFinder::new(Proc::default(), &Roots(vec!["/data/k".into()]));
+    let finder = KubeletFinder::new(&Roots(vec!["/data/k".into()]));
     let own = Proc::default().ns(std::process::id(), "mnt").unwrap();
-    for facts in [finder.configured(), finder.look()] {
+    let look =
+        Look { configured: finder.configured.clone(), former: VecDeque::new(), daemon: std::process::id() };
+    for facts in [finder.configured(), look.look(&Proc::default()).facts] {
         let here = facts.namespaces.iter().find(|namespace| namespace.mntns == own).unwrap();
         assert_eq!(here.roots[..2], ["/data/k", "/var/lib/kubelet"]);
         assert!(!here.of_kubelet);
     }
     let me = std::process::id();
-    assert_eq!(finder.kubelet(me, &mut (Buffer::default(), Vec::new())), None);
+    assert_eq!(kubelet(&Proc::default(), me, &mut (Buffer::default(), Vec::new())), None);
 }

@@ -6,17 +6,19 @@
 use std::collections::{BinaryHeap, HashMap};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::nsid::{NsidAttribute, NsidMessage};
+use serde::{Deserialize, Serialize};
 
 use super::message::{self, Change};
 use super::socket::{RequestError, RequestSocket};
 use crate::observation::{BootNs, NetnsOwner, NsInum};
+use crate::sources::procfs::readers::{Answer, Job, reading_none};
 use crate::sources::procfs::{self, Proc};
 
 /// Processes remembered per namespace: enough that one of them is still there at the dump.
@@ -25,8 +27,8 @@ const PROCESSES: usize = 4;
 const BUDGET: Duration = Duration::from_secs(1);
 
 /// A namespace other than the host's.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct DiscoveredNetns {
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::sources) struct DiscoveredNetns {
     pub(super) netns: NsInum,
     /// Name below the first bind directory.
     pub(super) name: Option<String>,
@@ -40,7 +42,8 @@ pub(super) struct DiscoveredNetns {
 impl DiscoveredNetns {
     /// Opens the namespace by the first handle that still leads to it.
     pub(super) fn open(&self, proc: &Proc) -> Option<File> {
-        let by_process = self.processes.iter().map(|tgid| proc.path(*tgid, "ns/net"));
+        let readable = self.processes.iter().filter(|tgid| !proc.is_aside(**tgid));
+        let by_process = readable.map(|tgid| proc.path(*tgid, "ns/net"));
         self.paths.iter().cloned().chain(by_process).find_map(|path| open_namespace(&path, self.netns).ok())
     }
 
@@ -57,6 +60,37 @@ impl DiscoveredNetns {
             let owner = NetnsOwner { tgid: *tgid, start_ns: stat.start_ns, comm: stat.comm, cgroup };
             (proc.ns(*tgid, "net")? == self.netns).then_some(owner)
         })
+    }
+}
+
+/// Finds every namespace but the host's.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::sources) struct Discover {
+    pub(super) bind_directories: Vec<PathBuf>,
+    pub(super) host: NsInum,
+}
+
+impl Job for Discover {
+    const NAME: &'static str = "namespaces";
+    type Reply = Vec<DiscoveredNetns>;
+
+    fn run(&self, proc: &Proc) -> Answer<Vec<DiscoveredNetns>> {
+        discover(proc, &self.bind_directories, self.host).into_values().collect::<Vec<_>>().into()
+    }
+}
+
+/// Opens a namespace, and finds its owner.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::sources) struct Open(pub(super) DiscoveredNetns);
+
+impl Job for Open {
+    const NAME: &'static str = "open-namespace";
+    type Reply = Option<NetnsOwner>;
+
+    fn run(&self, proc: &Proc) -> Answer<Option<NetnsOwner>> {
+        let opened = self.0.open(proc).map(OwnedFd::from);
+        let reply = opened.as_ref().and_then(|_| self.0.owner(proc));
+        Answer { reply, opened }
     }
 }
 
@@ -88,6 +122,7 @@ pub(super) fn discover(
         }
         named = false;
     }
+    reading_none();
     let mut requests = match RequestSocket::open(BUDGET) {
         Ok(requests) => Some(requests),
         Err(error) => {
@@ -97,6 +132,7 @@ pub(super) fn discover(
     };
     found.retain(|_, found| {
         let Some(handle) = found.open(proc) else { return false };
+        reading_none();
         found.nsid = requests.as_mut().and_then(|requests| nsid_of(requests, &handle).ok().flatten());
         true
     });

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::thread;
 use std::time::Duration;
@@ -27,12 +27,15 @@ use super::message::{self, Change};
 use super::route::Nexthop;
 use super::socket::{RequestError, RequestSocket};
 use crate::observation::{
-    AddressFacts, LinkFacts, NeighborEntry, NetnsSnapshot, NsInum, RouteFacts, RuleFacts,
+    AddressFacts, LinkFacts, NeighborEntry, NetnsOwner, NetnsSnapshot, NsInum, RouteFacts, RuleFacts,
 };
 use crate::sources::procfs::Proc;
+use crate::sources::procfs::readers::{Answer, Readers, Unread};
 
 /// All dumps of a namespace together; longer than that nothing of it may still be open.
 const BUDGET: Duration = Duration::from_millis(900);
+/// Longest wait for a reader of /proc.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How often a table is read again because it changed under the reader.
 const ATTEMPTS: usize = 4;
 /// Of include/uapi/linux/nsfs.h.
@@ -49,6 +52,8 @@ pub(super) enum ReadError {
     Enter(#[source] nix::Error),
     #[error("the thread that reads namespaces failed")]
     Thread(#[source] io::Error),
+    #[error("it cannot be opened")]
+    Unread(#[from] Unread),
     #[error("cannot read its tables")]
     Tables(#[from] RequestError),
 }
@@ -98,12 +103,28 @@ pub(super) fn read_host(host: NsInum) -> Result<Reading, ReadError> {
     Ok(read_tables(&mut RequestSocket::open(BUDGET)?, host)?)
 }
 
+/// A foreign namespace to read, and its owner. It must be read at once: it is pinned.
+pub(super) struct Opened {
+    namespace: OwnedFd,
+    owner: Option<NetnsOwner>,
+}
+
+/// Opens a namespace by a process that may hang whoever reads it.
+pub(super) async fn open(found: DiscoveredNetns, readers: &Readers) -> Result<Opened, ReadError> {
+    let Answer { reply, opened } = readers.ask(discover::Open(found), PATIENCE).await?;
+    Ok(Opened { namespace: opened.ok_or(ReadError::Vanished)?, owner: reply })
+}
+
 /// Enters a namespace for good and reads it. To be called on a thread that ends with it.
-pub(super) fn read_foreign(found: &DiscoveredNetns, proc: &Proc) -> Result<Reading, ReadError> {
+pub(super) fn read_foreign(
+    found: &DiscoveredNetns,
+    opened: Opened,
+    proc: &Proc,
+) -> Result<Reading, ReadError> {
     // Of this process, not of this thread: it stays where the daemon is.
     let home = File::open(proc.root().join("self/ns/net")).map_err(ReadError::Thread)?;
-    let namespace = found.open(proc).ok_or(ReadError::Vanished)?;
-    let owner = found.owner(proc);
+    let Opened { namespace, owner } = opened;
+    let namespace = File::from(namespace);
     let foreign_userns = is_foreign(&home, &namespace);
     setns(&namespace, CloneFlags::CLONE_NEWNET).map_err(ReadError::Enter)?;
     drop(namespace);

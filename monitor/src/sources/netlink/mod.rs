@@ -24,6 +24,8 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
+pub(super) use discover::{Discover, Open};
+
 use std::io;
 use std::path::PathBuf;
 
@@ -32,7 +34,7 @@ use tokio::sync::mpsc;
 use self::socket::Subscription;
 use self::stream::Stream;
 use super::Sender;
-use super::procfs::Proc;
+use super::procfs::readers::Readers;
 use crate::observation::NsInum;
 
 /// How to listen.
@@ -78,7 +80,7 @@ pub enum NetlinkError {
 #[derive(Debug)]
 pub struct NetlinkSource {
     config: NetlinkConfig,
-    proc: Proc,
+    readers: Readers,
     host: NsInum,
     subscription: Subscription,
 }
@@ -89,7 +91,7 @@ impl NetlinkSource {
     /// # Errors
     /// When the socket cannot be opened or a group cannot be joined. Receiving from no other namespace is not an
     /// error: the status that [`Self::run`] sends reports it.
-    pub fn open(config: NetlinkConfig, proc: Proc) -> Result<Self, NetlinkError> {
+    pub fn open(config: NetlinkConfig, readers: Readers) -> Result<Self, NetlinkError> {
         let mut groups = vec![
             libc::RTNLGRP_LINK,
             libc::RTNLGRP_IPV4_IFADDR,
@@ -102,10 +104,10 @@ impl NetlinkSource {
         if config.neighbors_live {
             groups.push(libc::RTNLGRP_NEIGH);
         }
-        let host = discover::own_namespace(&proc).map_err(NetlinkError::Namespace)?;
+        let host = discover::own_namespace(readers.proc()).map_err(NetlinkError::Namespace)?;
         let subscription = Subscription::open(config.receive_buffer, &groups)
             .map_err(|error| NetlinkError::Socket { step: error.step, source: error.source })?;
-        Ok(Self { config, proc, host, subscription })
+        Ok(Self { config, readers, host, subscription })
     }
 
     /// The namespace taken for the host's.
@@ -118,7 +120,7 @@ impl NetlinkSource {
     /// is answered with its snapshot, or with its absence.
     pub async fn run(self, requests: mpsc::Receiver<NsInum>, tx: Sender) {
         match self.subscription.watch() {
-            Ok(socket) => Stream::new(self.config, self.proc, self.host, socket, tx).run(requests).await,
+            Ok(socket) => Stream::new(self.config, self.readers, self.host, socket, tx).run(requests).await,
             Err(error) => tracing::error!(%error, "cannot poll the netlink socket"),
         }
     }

@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
 
 use super::NetlinkConfig;
-use super::discover::{self, DiscoveredNetns};
+use super::discover::{Discover, DiscoveredNetns};
 use super::dump::{self, ReadError, Reading};
 use super::neighbor::NeighborCache;
 use super::nsid::NsidTable;
@@ -20,7 +20,7 @@ use super::schedule::{FullRead, ReadSchedule, Work};
 use super::socket::{DATAGRAM, Datagram, Subscription};
 use crate::clock::boot_now;
 use crate::observation::{Fact, LinkFacts, Loss, NsInum, Observation, SourceKind, SourceStatus};
-use crate::sources::procfs::Proc;
+use crate::sources::procfs::readers::{Answer, Readers};
 use crate::sources::{Sender, observed_now};
 
 const SOURCE: &str = "netlink";
@@ -59,7 +59,7 @@ enum Event {
 
 pub(super) struct Stream {
     pub(super) host: NsInum,
-    proc: Proc,
+    readers: Readers,
     bind_directories: Vec<PathBuf>,
     socket: AsyncFd<Subscription>,
     buffer: Vec<u8>,
@@ -91,14 +91,14 @@ pub(super) struct Stream {
 impl Stream {
     pub(super) fn new(
         config: NetlinkConfig,
-        proc: Proc,
+        readers: Readers,
         host: NsInum,
         socket: AsyncFd<Subscription>,
         tx: Sender,
     ) -> Self {
         Self {
             host,
-            proc,
+            readers,
             bind_directories: config.bind_directories,
             socket,
             buffer: vec![0; DATAGRAM],
@@ -200,8 +200,18 @@ impl Stream {
 
     fn begin_discovery(&mut self, all: bool, began: Instant) -> Result<Option<Job>, ReadError> {
         self.names.begin_discovery();
-        let (proc, directories, host) = (self.proc.clone(), self.bind_directories.clone(), self.host);
-        let result = dump::on_thread(move || discover::discover(&proc, &directories, host))?;
+        let (done, result) = oneshot::channel();
+        let readers = self.readers.clone();
+        let job = Discover { bind_directories: self.bind_directories.clone(), host: self.host };
+        tokio::spawn(async move {
+            match readers.ask(job, dump::PATIENCE).await {
+                Ok(Answer { reply, .. }) => {
+                    // The requester may be gone: then the result is dropped.
+                    let _ = done.send(reply.into_iter().map(|found| (found.netns, found)).collect());
+                }
+                Err(error) => tracing::warn!(%error, "cannot look for namespaces"),
+            }
+        });
         Ok(Some(Job::Discover { all, began, result }))
     }
 
@@ -209,8 +219,7 @@ impl Stream {
         let result = if netns == self.host {
             dump::on_thread(move || dump::read_host(netns))?
         } else if let Some(found) = self.found.get(&netns).cloned() {
-            let proc = self.proc.clone();
-            dump::on_thread(move || dump::read_foreign(&found, &proc))?
+            read_foreign(found, self.readers.clone())
         } else {
             // It was removed while it was queued.
             self.schedule.forget(netns);
@@ -362,6 +371,26 @@ impl Stream {
     pub(super) async fn send(&mut self, observation: Observation) -> SendResult {
         self.tx.send(observation).await.map_err(|_| Closed)
     }
+}
+
+/// Opens a namespace, then reads it on a thread of its own.
+fn read_foreign(found: DiscoveredNetns, readers: Readers) -> oneshot::Receiver<Result<Reading, ReadError>> {
+    let (done, result) = oneshot::channel();
+    tokio::spawn(async move {
+        let proc = readers.proc().clone();
+        let reading = match dump::open(found.clone(), &readers).await {
+            Ok(opened) => match dump::on_thread(move || dump::read_foreign(&found, opened, &proc)) {
+                Ok(reading) => reading.await.unwrap_or_else(|_| {
+                    Err(ReadError::Thread(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended early")))
+                }),
+                Err(error) => Err(error),
+            },
+            Err(error) => Err(error),
+        };
+        // The requester may be gone: then the result is dropped.
+        let _ = done.send(reading);
+    });
+    result
 }
 
 async fn until(deadline: Option<Instant>) {

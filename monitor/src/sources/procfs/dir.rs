@@ -74,6 +74,7 @@ impl Dir {
     /// # Errors
     /// As openat(2).
     pub fn handle(&self, name: &CStr) -> io::Result<OwnedFd> {
+        reading(self.1);
         Ok(openat(&self.0, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?)
     }
 

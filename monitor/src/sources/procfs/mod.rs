@@ -16,6 +16,7 @@ use crate::redact;
 pub mod dir;
 pub mod mountinfo;
 pub mod own;
+pub mod pidfd;
 pub mod readers;
 pub mod statmount;
 

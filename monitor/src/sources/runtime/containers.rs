@@ -1,13 +1,14 @@
 //! The containers as last reported, so that an event can be reported before its inspect is answered.
 //!
-//! In: lists, inspect answers, changes. Out: the facts that are new. It reads /proc for what the runtime does
-//! not report (namespaces, whether a process is still the same, what confirms its pod) and sends the runtime no
-//! request.
+//! In: lists, inspect answers, changes, and what /proc has of processes, which the runtime does not report (namespaces,
+//! whether a process is still the same). Out: the facts that are new. Itself it reads only what confirms a pod, and it
+//! sends the runtime no request.
 
 use std::collections::HashMap;
 
 use super::change::Change;
 use super::pod_proof::Proofs;
+use super::process::Identity;
 use crate::observation::{BootNs, ContainerFacts, ContainerState};
 use crate::sources::procfs::Proc;
 
@@ -15,7 +16,6 @@ use crate::sources::procfs::Proc;
 #[derive(Debug)]
 pub(super) struct Containers {
     known: HashMap<String, Known>,
-    proc: Proc,
     proofs: Proofs,
     /// Name of the source.
     source: String,
@@ -43,6 +43,12 @@ impl Known {
         Self { facts, reported: false, started: None, inspected: i64::MIN, expected: None, died: false }
     }
 
+    /// Whether its process is still the same; one that can not be read counts as the same.
+    fn still_runs(&self, processes: &HashMap<u32, Identity>) -> bool {
+        let process = self.facts.tgid.and_then(|tgid| processes.get(&tgid));
+        process.is_some_and(|process| process.unread || process.start_ns == self.started)
+    }
+
     /// The facts, if they were not reported yet.
     fn take(&mut self, facts: ContainerFacts) -> Option<ContainerFacts> {
         if self.reported && self.facts == facts {
@@ -56,8 +62,7 @@ impl Known {
 
 impl Containers {
     pub(super) fn new(proc: Proc, source: String) -> Self {
-        let proofs = Proofs::new(proc.clone());
-        Self { known: HashMap::new(), proc, proofs, source, runtime: String::new() }
+        Self { known: HashMap::new(), proofs: Proofs::new(proc), source, runtime: String::new() }
     }
 
     /// Name of the source.
@@ -84,11 +89,17 @@ impl Containers {
         facts
     }
 
-    /// Takes a whole list, which replaces all but what `keep` names. Returns which containers need an
+    /// The processes by which [`Self::replace`] recognises containers.
+    pub(super) fn processes(&self) -> Vec<u32> {
+        self.known.values().filter_map(|known| known.facts.tgid).collect()
+    }
+
+    /// Takes a whole list, which replaces all but what `keep` names. `processes`: what those are now. Returns which containers need an
     /// inspect: those that have a process which is not known, or no longer there.
     pub(super) fn replace(
         &mut self,
         listed: Vec<ContainerFacts>,
+        processes: &HashMap<u32, Identity>,
         keep: impl Fn(&str) -> bool,
     ) -> Vec<String> {
         let mut before = std::mem::take(&mut self.known);
@@ -105,7 +116,7 @@ impl Containers {
                 facts.state = ContainerState::Exited;
                 unclear.push(facts.id.clone());
             }
-            let same_run = is_live(facts.state) && self.still_runs(&known);
+            let same_run = is_live(facts.state) && known.still_runs(processes);
             if same_run {
                 facts.tgid = known.facts.tgid;
             } else {
@@ -142,21 +153,31 @@ impl Containers {
         all
     }
 
-    /// Takes an inspect answer that was requested at `requested` (wall clock).
-    pub(super) fn inspected(&mut self, facts: ContainerFacts, requested: i64) -> Option<ContainerFacts> {
+    /// Takes an inspect answer that was requested at `requested` (wall clock), and what its process is.
+    pub(super) fn inspected(
+        &mut self,
+        facts: ContainerFacts,
+        process: Identity,
+        requested: i64,
+    ) -> Option<ContainerFacts> {
         let mut facts = self.own(self.known.get(&facts.id), facts);
         let known = self.known.entry(facts.id.clone()).or_insert_with(|| Known::new(facts.clone()));
         known.inspected = requested;
         known.expected = None;
         known.died = false;
-        known.started = None;
         match facts.tgid {
-            Some(tgid) => {
-                known.started = self.proc.stat(tgid).map(|stat| stat.start_ns);
-                facts.netns = self.proc.ns(tgid, "net");
-                facts.mntns = self.proc.ns(tgid, "mnt");
+            // It hangs whoever reads it; what was read of the same process before remains true.
+            Some(_) if process.unread && facts.tgid == known.facts.tgid => {
+                facts.netns = known.facts.netns;
+                facts.mntns = known.facts.mntns;
+            }
+            Some(_) => {
+                known.started = process.start_ns;
+                facts.netns = process.netns;
+                facts.mntns = process.mntns;
             }
             None => {
+                known.started = None;
                 facts.netns = known.facts.netns;
                 facts.mntns = known.facts.mntns;
             }
@@ -218,12 +239,6 @@ impl Containers {
             self.known.insert(change.id.clone(), Known::new(facts));
         }
         self.known.get_mut(&change.id)
-    }
-
-    /// Whether its process is still the same; one that could never be read counts as the same.
-    fn still_runs(&self, known: &Known) -> bool {
-        let start = |tgid| self.proc.stat(tgid).map(|stat| stat.start_ns);
-        known.facts.tgid.is_some_and(|tgid| start(tgid) == known.started)
     }
 }
 

@@ -7,9 +7,10 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::Sender;
-use super::procfs::Proc;
+use super::procfs::readers::Readers;
 use crate::names::names;
 pub use client::{Changes, RuntimeClient, RuntimeError};
+pub(super) use process::Identify;
 pub use source::{Timing, run};
 
 mod change;
@@ -18,6 +19,7 @@ mod containers;
 pub mod docker;
 mod kubelet;
 mod pod_proof;
+mod process;
 mod refresh;
 mod session;
 mod source;
@@ -60,10 +62,10 @@ impl RuntimeSocket {
     }
 
     /// Watches it until the receiver of observations is gone.
-    pub async fn watch(self, proc: Proc, tx: Sender) {
+    pub async fn watch(self, readers: Readers, tx: Sender) {
         let (source, timing) = (self.source(), Timing::default());
         match self.kind {
-            RuntimeKind::Docker => run::<docker::Docker>(source, &self.path, timing, proc, tx).await,
+            RuntimeKind::Docker => run::<docker::Docker>(source, &self.path, timing, readers, tx).await,
         }
     }
 }

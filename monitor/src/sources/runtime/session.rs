@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::change::{Change, ChangeKind, boot_time, wall_now};
 use super::client::{Changes, RuntimeClient, RuntimeError};
 use super::containers::Containers;
+use super::process::identify;
 use super::refresh::{InspectReply, Refresh};
 use super::source::Timing;
 use crate::clock::boot_now;
@@ -23,6 +24,7 @@ use crate::observation::{
     BootNs, ContainerFacts, ContainerState, Fact, Observation, Source, SourceKind, SourceStatus,
 };
 use crate::sources::Sender;
+use crate::sources::procfs::readers::Readers;
 
 /// Why a session ended.
 pub(super) enum End {
@@ -59,6 +61,7 @@ struct Inspected {
 pub(super) struct Session<'a, C> {
     timing: &'a Timing,
     containers: &'a mut Containers,
+    readers: &'a Readers,
     tx: &'a Sender,
     /// Why there was a session before this one that ended.
     gap: Option<&'static str>,
@@ -84,6 +87,7 @@ pub(super) async fn run<C: RuntimeClient>(
     socket: &Path,
     timing: &Timing,
     containers: &mut Containers,
+    readers: &Readers,
     tx: &Sender,
     gap: Option<&'static str>,
     up: &mut bool,
@@ -97,6 +101,7 @@ pub(super) async fn run<C: RuntimeClient>(
     let mut session = Session {
         timing,
         containers,
+        readers,
         tx,
         gap,
         refresh: Refresh::default(),
@@ -199,7 +204,10 @@ impl<C: RuntimeClient> Session<'_, C> {
         let Some(listing) = self.listing.take() else { return Ok(()) };
         self.read = listing.read;
         self.changed.retain(|_, changed| *changed >= listing.requested);
-        for id in self.containers.replace(answer?, |id| self.changed.contains_key(id)) {
+        let listed = answer?;
+        let tgids = self.containers.processes();
+        let processes = tgids.iter().copied().zip(identify(self.readers, tgids.clone()).await).collect();
+        for id in self.containers.replace(listed, &processes, |id| self.changed.contains_key(id)) {
             self.refresh.request(&id, None);
         }
         if self.live {
@@ -248,7 +256,10 @@ impl<C: RuntimeClient> Session<'_, C> {
             Ok(Some(facts)) => {
                 let InspectReply::Use(at) = self.refresh.complete(&id) else { return Ok(()) };
                 let facts = Some(facts).filter(|facts| facts.id == id);
-                let news = facts.and_then(|facts| self.containers.inspected(facts, requested));
+                let tgid = facts.as_ref().and_then(|facts| facts.tgid);
+                let process = identify(self.readers, tgid.into_iter().collect()).await.pop();
+                let process = process.unwrap_or_default();
+                let news = facts.and_then(|facts| self.containers.inspected(facts, process, requested));
                 self.report(at.or_else(|| Some(boot_time(requested))), news).await
             }
             Ok(None) => {

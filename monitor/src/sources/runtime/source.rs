@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::super::procfs::Proc;
+use super::super::procfs::readers::Readers;
 use super::super::{Sender, observed_now_by};
 use super::client::RuntimeClient;
 use super::containers::Containers;
@@ -47,16 +48,22 @@ impl Default for Timing {
 ///
 /// The first `Fact::Source` comes within the time of a few requests whatever the runtime does: after the first
 /// snapshot if it is up, else with the reason. A snapshot always precedes the status `up`.
-pub async fn run<C: RuntimeClient>(source: String, path: &Path, timing: Timing, proc: Proc, tx: Sender) {
-    let mut containers = Containers::new(proc.clone(), source.clone());
+pub async fn run<C: RuntimeClient>(
+    source: String,
+    path: &Path,
+    timing: Timing,
+    readers: Readers,
+    tx: Sender,
+) {
+    let mut containers = Containers::new(readers.proc().clone(), source.clone());
     let mut pause = timing.backoff_min;
     let mut gap: Option<&'static str> = None;
     let mut down: Option<String> = None;
     while !tx.is_closed() {
         let started = Instant::now();
-        let socket = reachable(path, &proc);
+        let socket = reachable(path, readers.proc());
         let mut was_up = false;
-        let end = session::run::<C>(&socket, &timing, &mut containers, &tx, gap, &mut was_up).await;
+        let end = session::run::<C>(&socket, &timing, &mut containers, &readers, &tx, gap, &mut was_up).await;
         let End::Failed(error) = end else { return };
         if was_up {
             gap = Some(error.gap());

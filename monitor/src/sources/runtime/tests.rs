@@ -1,5 +1,6 @@
 //! The session against a runtime without an event stream, and the names of sockets.
 
+use crate::sources::procfs::Proc;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -80,7 +81,8 @@ impl RuntimeClient for Mute {
 async fn a_runtime_without_an_event_stream_is_polled_and_degraded() {
     let (tx, mut rx) = mpsc::channel::<Observation>(8);
     let timing = Timing { poll: Duration::from_millis(20), ..Timing::default() };
-    let source = tokio::spawn(run::<Mute>("mute:/a".into(), Path::new("/a"), timing, Proc::default(), tx));
+    let source =
+        tokio::spawn(run::<Mute>("mute:/a".into(), Path::new("/a"), timing, Proc::default().into(), tx));
     let mut status: Option<SourceStatus> = None;
     let mut listed: Vec<ContainerFacts> = Vec::new();
     let met = tokio::time::timeout(Duration::from_secs(30), async {

@@ -88,7 +88,7 @@ struct Running {
 
 impl Running {
     fn start(config: NetlinkConfig) -> Self {
-        let source = NetlinkSource::open(config, Proc::default()).unwrap();
+        let source = NetlinkSource::open(config, Proc::default().into()).unwrap();
         let host = source.host();
         let (tx, facts) = mpsc::channel(64);
         let (requests, asked) = mpsc::channel(8);

@@ -1,14 +1,13 @@
 //! Processes that no job reads, because readers hung at them.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
 use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::time::Instant;
 
 use super::hanging::Description;
 use crate::observation::{SourceKind, SourceStatus};
+use crate::sources::procfs::pidfd::PidFd;
 
 /// Name of the source.
 const SOURCE: &str = "procfs";
@@ -23,8 +22,8 @@ pub(super) struct SetAside(BTreeMap<u32, Entry>);
 
 #[derive(Debug)]
 struct Entry {
-    /// Tells this process from one that reuses its id. It pins no more than that id.
-    pidfd: Option<OwnedFd>,
+    /// Tells this process from one that reuses its id.
+    pidfd: Option<PidFd>,
     description: Option<Description>,
     retry: Instant,
     pause: Duration,
@@ -32,16 +31,14 @@ struct Entry {
 
 impl Entry {
     fn has_ended(&self) -> bool {
-        let Some(pidfd) = &self.pidfd else { return false };
-        let mut polled = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];
-        poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+        self.pidfd.as_ref().is_some_and(PidFd::has_ended)
     }
 }
 
 impl SetAside {
     /// Sets a process aside; false if it was already, or has ended meanwhile.
     pub(super) fn add(&mut self, tgid: u32) -> bool {
-        let pidfd = pidfd(tgid);
+        let pidfd = PidFd::open(tgid).ok();
         let (pause, _) = RETRY;
         let entry = Entry { pidfd, description: None, retry: Instant::now() + pause, pause };
         if entry.has_ended() || self.0.contains_key(&tgid) {
@@ -105,14 +102,4 @@ impl SetAside {
         }
         SourceStatus { reason: Some(reason), ..up }
     }
-}
-
-/// A descriptor of a process (since 5.3); becomes readable at its end. `None` where there is no such process.
-fn pidfd(tgid: u32) -> Option<OwnedFd> {
-    let pid = libc::pid_t::try_from(tgid).ok()?;
-    // SAFETY: takes two integers, and returns a new descriptor (close-on-exec) or -1.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: the kernel has just made this descriptor for us; nothing else uses it.
-    Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -52,7 +52,7 @@ impl Reports {
 
     fn at(socket: PathBuf, timing: Timing, proc: Proc) -> Self {
         let (tx, rx) = mpsc::channel(8);
-        let source = async move { run::<Docker>(SOURCE.to_owned(), &socket, timing, proc, tx).await };
+        let source = async move { run::<Docker>(SOURCE.to_owned(), &socket, timing, proc.into(), tx).await };
         Self { rx, seen: Vec::new(), task: tokio::spawn(source) }
     }
 
@@ -484,7 +484,7 @@ async fn it_ends_when_nobody_listens_any_more() {
         let (tx, rx) = mpsc::channel(8);
         drop(rx);
         let socket = fake.socket();
-        let source = run::<Docker>(SOURCE.into(), &socket, Timing::default(), Proc::default(), tx);
+        let source = run::<Docker>(SOURCE.into(), &socket, Timing::default(), Proc::default().into(), tx);
         tokio::time::timeout(PATIENCE, source).await.unwrap();
     }
 }

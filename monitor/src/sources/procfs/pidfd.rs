@@ -1,0 +1,66 @@
+//! Descriptors of processes: a process by more than its number, without a read of /proc, which could hang.
+
+use std::io;
+use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
+
+/// A process. It pins no more than the number.
+#[derive(Debug)]
+pub struct PidFd(OwnedFd);
+
+impl PidFd {
+    /// The process that has this number now.
+    ///
+    /// # Errors
+    /// As pidfd_open(2): `ESRCH` where there is none, `ENOSYS` before 5.3.
+    pub fn open(tgid: u32) -> io::Result<Self> {
+        let pid = libc::pid_t::try_from(tgid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+        // SAFETY: takes two integers, and returns a new descriptor (close-on-exec) or -1.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+        // SAFETY: the kernel has just made this descriptor for us; nothing else uses it.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Whether the process has ended; a zombie has.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let mut polled = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// Whether a process with this number runs; a zombie does not, except before 5.3.
+#[must_use]
+pub fn is_running(tgid: u32) -> bool {
+    match PidFd::open(tgid) {
+        Ok(process) => !process.has_ended(),
+        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+            i32::try_from(tgid).is_ok_and(|pid| kill(Pid::from_raw(pid), None).is_ok())
+        }
+        Err(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn a_process_runs_until_it_ends_though_nobody_waited_for_it() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let process = PidFd::open(child.id()).unwrap();
+        assert!(is_running(child.id()) && !process.has_ended());
+        child.kill().unwrap();
+        let mut polled = [PollFd::new(process.0.as_fd(), PollFlags::POLLIN)];
+        poll(&mut polled, PollTimeout::from(10_000_u16)).unwrap();
+        assert!(process.has_ended() && !is_running(child.id()), "it is a zombie");
+        child.wait().unwrap();
+        assert!(!is_running(child.id()) && !is_running(u32::MAX));
+    }
+}
