@@ -157,7 +157,7 @@ pub async fn run(
         sources: sources.names(&metrics, &sink_sources),
     };
     let recorder = start_recorder(&config, options.record.as_ref(), &metrics)?;
-    let scanner = holders::worker::spawn(Proc::default(), tx.clone(), Limits::default())
+    let scanner = holders::worker::spawn(readers.clone(), tx.clone(), Limits::default())
         .map_err(|source| DaemonError::Start { what: "the holder scan", source })?;
     let (netns_tx, netns_rx) = mpsc::channel(NETNS_QUEUE);
     let kubelets = KubeletFinder::new(&config.get(&ROOTS));

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 
 use super::exit;
+use crate::holders;
 use crate::sources;
 use crate::sources::procfs::readers::{self, Entry};
 
@@ -17,5 +18,5 @@ pub fn run_if_asked(mut args: impl Iterator<Item = OsString>) -> Option<u8> {
 
 /// Every job.
 fn jobs() -> Vec<Entry> {
-    sources::jobs().collect()
+    sources::jobs().chain(holders::jobs()).collect()
 }

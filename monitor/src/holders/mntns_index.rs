@@ -10,7 +10,7 @@ use super::Deadline;
 use crate::observation::NsInum;
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone};
 use crate::sources::procfs::mountinfo::MountTable;
-use crate::sources::procfs::{Proc, parse_ns};
+use crate::sources::procfs::{Proc, parse_ns, readers};
 
 /// A task whose /proc directory shows its mount namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,8 @@ impl MntnsIndex {
     pub(super) fn build(proc: &Proc, deadline: &Deadline) -> io::Result<Self> {
         let mut index = Self { finished: true, ..Self::default() };
         let mut buffer = Buffer::default();
-        for tgid in proc.pids()? {
+        let asker = readers::asker();
+        for tgid in proc.pids()?.into_iter().filter(|tgid| Some(*tgid) != asker) {
             if deadline.is_over() {
                 index.finished = false;
                 break;

@@ -16,6 +16,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use crate::error_chain::chain;
 use crate::observation::{
     Access, Holder, HolderReport, MountPresence, NsInum, PathDoubt, PathOrigin, Verdict,
@@ -31,6 +33,7 @@ use pins::{Pin, ScanTargets, SearchedMount, Visitor};
 use propagation::{MountCopy, NamespaceMounts};
 use resolve::{Unresolved, View};
 
+mod jobs;
 mod mntns_index;
 mod pins;
 mod presence;
@@ -41,11 +44,13 @@ mod target;
 mod tests;
 pub mod worker;
 
+pub use jobs::jobs;
+
 /// Holders, and child mounts, that one report lists.
 pub const MAX_LISTED: usize = 256;
 
 /// A request to scan.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScanRequest {
     /// Returned in the report.
     pub id: u64,

@@ -4,6 +4,8 @@
 
 use std::io;
 
+use serde::{Deserialize, Serialize};
+
 use super::mntns_index::namespace;
 use super::{Deadline, own_tgid};
 use crate::observation::{MountIdentity, MountPresence, NsInum};
@@ -13,7 +15,7 @@ use crate::sources::procfs::mountinfo::MountTable;
 use crate::sources::procfs::statmount::MountNamespace;
 
 /// A request whether a mount is still there.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PresenceRequest {
     /// Returned in the reply.
     pub id: u64,

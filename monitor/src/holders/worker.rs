@@ -1,7 +1,7 @@
 //! The thread that scans: requests go into a bounded queue, reports come out as observations. Whether a mount is still
 //! there is answered before any scan.
 //!
-//! It runs at low priority, and rests after each scan so that scanning takes at most a twentieth of a core
+//! Scans are made by [readers](crate::sources::procfs::readers) at low priority. It rests after each scan so that scanning takes at most a twentieth of a core
 //! however many requests there are. A full queue refuses a request, and the caller reports that the scan was not
 //! made.
 
@@ -10,19 +10,18 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use nix::time::{ClockId, clock_gettime};
-
-use super::presence::presence;
-use super::{Deadline, PresenceRequest, ScanRequest, scan};
-use crate::observation::Fact;
-use crate::sources::procfs::Proc;
+use super::jobs::{self, Measured};
+use super::{PresenceRequest, ScanRequest};
+use crate::error_chain::chain;
+use crate::observation::{Fact, HolderReport, MountPresence};
+use crate::sources::procfs::readers::{Answer, BlockingReaders, Readers};
 use crate::sources::{Sender, observed_now};
 
 /// A scan that took one part is followed by nineteen parts of rest: 5 % of a core.
 const REST_FACTOR: u32 = 19;
 
-/// Added to the thread's nice value: the workloads of the node take precedence.
-const NICE: libc::c_int = 10;
+/// Longest wait for the answer of a reader, which notices by itself when its time is over. One that hangs is replaced.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Requests whether a mount is still there that wait; all of them together are worth a few scans.
 const PRESENCES_MAX: usize = 1024;
@@ -85,13 +84,13 @@ struct State {
 /// Starts the thread; each request that is taken is answered by one `Fact::Holders` or `Fact::MountPresence`.
 ///
 /// # Errors
-/// When no thread can be started.
-pub fn spawn(proc: Proc, tx: Sender, limits: Limits) -> io::Result<Scanner> {
+/// When no thread can be started, or outside of a runtime.
+pub fn spawn(readers: Readers, tx: Sender, limits: Limits) -> io::Result<Scanner> {
     let shared = Arc::new(Shared::default());
     let theirs = Arc::clone(&shared);
+    let readers = BlockingReaders::new(readers)?;
     thread::Builder::new().name("holders".to_owned()).spawn(move || {
-        lower_priority();
-        work(&proc, &theirs, &tx, limits);
+        work(&readers, &theirs, &tx, limits);
         theirs.end();
     })?;
     Ok(Scanner { shared, queue: limits.queue })
@@ -169,17 +168,11 @@ impl Shared {
     }
 }
 
-fn work(proc: &Proc, shared: &Shared, tx: &Sender, limits: Limits) {
+fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, limits: Limits) {
     let mut no_scan_before = Instant::now();
     while let Some(work) = shared.next(no_scan_before) {
-        let before = thread_time();
-        let reply = match &work {
-            Work::Scan(request) => Fact::Holders(Box::new(scan(proc, request, limits.budget))),
-            Work::Presence(request) => {
-                Fact::MountPresence(presence(proc, request, Deadline::after(limits.budget)))
-            }
-        };
-        let rest = rest_after(thread_time().saturating_sub(before), limits.max_rest);
+        let (reply, took) = work.carry_out(readers, limits.budget);
+        let rest = rest_after(took, limits.max_rest);
         if tx.blocking_send(observed_now(reply)).is_err() {
             return;
         }
@@ -189,26 +182,45 @@ fn work(proc: &Proc, shared: &Shared, tx: &Sender, limits: Limits) {
     }
 }
 
+impl Work {
+    /// The answer, and the processor time that it took.
+    fn carry_out(self, readers: &BlockingReaders, budget: Duration) -> (Fact, Duration) {
+        match self {
+            Self::Scan(request) => {
+                let mut unread = HolderReport::skipped(request.id, request.path.clone());
+                match readers.ask(jobs::Scan { request, budget }, PATIENCE) {
+                    Ok(Answer { reply: Measured { found, took }, .. }) => {
+                        (Fact::Holders(Box::new(found)), took)
+                    }
+                    Err(error) => {
+                        unread.blind_spot(None, &chain(&error));
+                        (Fact::Holders(Box::new(unread)), Duration::ZERO)
+                    }
+                }
+            }
+            Self::Presence(request) => {
+                let id = request.id;
+                match readers.ask(jobs::Presence { request, budget }, PATIENCE) {
+                    Ok(Answer { reply: Measured { found, took }, .. }) => (Fact::MountPresence(found), took),
+                    Err(error) => {
+                        (Fact::MountPresence(MountPresence::unknown(id, chain(&error))), Duration::ZERO)
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Rest after a scan that used this much of the processor.
 fn rest_after(took: Duration, longest: Duration) -> Duration {
     took.saturating_mul(REST_FACTOR).min(longest)
 }
 
-/// Processor time of this thread. The kernel always has this clock, so a failure reads as zero.
-fn thread_time() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
-}
-
-/// If it is refused, the scan runs at normal priority.
-fn lower_priority() {
-    // SAFETY: takes three integers. On Linux a priority belongs to a thread, and 0 is the calling one.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observation::{HolderReport, MountIdentity, Verdict};
+    use crate::observation::{MountIdentity, Verdict};
+    use crate::sources::procfs::Proc;
 
     fn request(id: u64) -> ScanRequest {
         ScanRequest { id, mntns: 1, tgid: 1, path: "/vol".to_owned(), origin: None, follow: true }
@@ -224,25 +236,25 @@ mod tests {
     ) -> (tempfile::TempDir, Scanner, tokio::sync::mpsc::Receiver<crate::observation::Observation>) {
         let root = tempfile::tempdir().unwrap();
         let (tx, rx) = tokio::sync::mpsc::channel(8);
-        let scanner = spawn(Proc::new(root.path()), tx, limits).unwrap();
+        let scanner = spawn(Proc::new(root.path()).into(), tx, limits).unwrap();
         (root, scanner, rx)
     }
 
-    fn report(rx: &mut tokio::sync::mpsc::Receiver<crate::observation::Observation>) -> HolderReport {
-        match rx.blocking_recv().unwrap().fact {
+    async fn report(rx: &mut tokio::sync::mpsc::Receiver<crate::observation::Observation>) -> HolderReport {
+        match rx.recv().await.unwrap().fact {
             Fact::Holders(report) => *report,
             other => panic!("{other:?}"),
         }
     }
 
-    #[test]
-    fn each_request_is_answered_in_turn() {
+    #[tokio::test]
+    async fn each_request_is_answered_in_turn() {
         let (_root, scanner, mut rx) = start(Limits::default());
         for id in [3, 4] {
             scanner.request(request(id)).unwrap();
         }
         for id in [3, 4] {
-            let report = report(&mut rx);
+            let report = report(&mut rx).await;
             assert_eq!((report.id, report.path.as_str(), report.verdict), (id, "/vol", Verdict::Incomplete));
         }
     }
@@ -276,11 +288,11 @@ mod tests {
         assert_eq!(scanner.request(request(4)), Ok(()));
     }
 
-    #[test]
-    fn the_thread_ends_when_the_scanner_is_dropped() {
+    #[tokio::test]
+    async fn the_thread_ends_when_the_scanner_is_dropped() {
         let (_root, scanner, mut rx) = start(Limits::default());
         drop(scanner);
-        assert_eq!(rx.blocking_recv(), None);
+        assert_eq!(rx.recv().await, None);
     }
 
     #[test]
@@ -294,17 +306,15 @@ mod tests {
         assert_eq!(worker.join().unwrap(), None);
     }
 
-    #[test]
-    fn when_nobody_reads_reports_requests_are_refused() {
+    #[tokio::test]
+    async fn when_nobody_reads_reports_requests_are_refused() {
         let (_root, scanner, rx) = start(Limits::default());
         drop(rx);
         scanner.request(request(1)).unwrap();
         // The thread notices when it answers; then it has ended for good.
-        let mut state = scanner.shared.state.lock().unwrap();
-        while !state.ended {
-            state = scanner.shared.changed.wait(state).unwrap();
+        while !scanner.shared.state.lock().unwrap().ended {
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        drop(state);
         assert_eq!(scanner.request(request(2)), Err(Refused::Ended));
     }
 

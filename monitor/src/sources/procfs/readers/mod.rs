@@ -39,7 +39,7 @@ mod tests;
 mod wire;
 
 pub(super) use serve::reading;
-pub use serve::{ARGUMENT, BACKGROUND, Entry, entry, is_reader, reading_none, serve};
+pub use serve::{ARGUMENT, BACKGROUND, Entry, asker, entry, reading_none, serve};
 
 /// Readers at a time, those included that cannot even be killed.
 const READERS: usize = 8;
@@ -179,6 +179,38 @@ impl Readers {
             Ok(Err(_)) => Err(Unread::Busy),
             Err(_) => Err(Unread::Late),
         }
+    }
+}
+
+/// Readers for a thread that may block.
+#[derive(Debug)]
+pub struct BlockingReaders {
+    readers: Readers,
+    runtime: tokio::runtime::Handle,
+}
+
+impl BlockingReaders {
+    /// Readers that are driven by the runtime of the caller.
+    ///
+    /// # Errors
+    /// Where there is none.
+    pub fn new(readers: Readers) -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Handle::try_current().map_err(std::io::Error::other)?;
+        Ok(Self { readers, runtime })
+    }
+
+    /// As [`Readers::ask`]. Must not be called from within the runtime.
+    ///
+    /// # Errors
+    /// As there, and at once when the runtime ends.
+    pub fn ask<J: Job>(&self, job: J, patience: Duration) -> Result<Answer<J::Reply>, Unread> {
+        let (done, answer) = std::sync::mpsc::sync_channel(1);
+        let readers = self.readers.clone();
+        self.runtime.spawn(async move {
+            // The receiver waits for it.
+            let _ = done.send(readers.ask(job, patience).await);
+        });
+        answer.recv().unwrap_or(Err(Unread::Busy))
     }
 }
 

@@ -85,9 +85,14 @@ fn show(text: &str) {
 }
 
 /// Whether this process is a reader.
-#[must_use]
-pub fn is_reader() -> bool {
+fn is_reader() -> bool {
     NAME.get().is_some()
+}
+
+/// The process for which this reader reads; `None` in any other process.
+#[must_use]
+pub fn asker() -> Option<u32> {
+    is_reader().then(std::os::unix::process::parent_id)
 }
 
 /// Shows in the name of this process, if it is a reader, which process it begins to read.

@@ -19,7 +19,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[test]
 #[ignore = "is the reader of other tests"]
 fn a_reader() {
-    let jobs: Vec<Entry> = crate::sources::jobs().chain([entry::<Names>(), entry::<Open>()]).collect();
+    let jobs: Vec<Entry> = crate::sources::jobs()
+        .chain(crate::holders::jobs())
+        .chain([entry::<Names>(), entry::<Open>()])
+        .collect();
     serve(&jobs, false).unwrap();
 }
 

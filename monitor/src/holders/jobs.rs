@@ -1,0 +1,69 @@
+//! The scans as jobs of [readers](crate::sources::procfs::readers), since whoever is scanned may hang the scan.
+
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use super::presence::presence;
+use super::{Deadline, PresenceRequest, ScanRequest, scan};
+use crate::observation::{HolderReport, MountPresence};
+use crate::sources::procfs::Proc;
+use crate::sources::procfs::readers::{Answer, Entry, Job, entry};
+
+/// What readers do for this module.
+pub fn jobs() -> impl Iterator<Item = Entry> {
+    [entry::<Scan>(), entry::<Presence>()].into_iter()
+}
+
+/// An answer, and the processor time that it took.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Measured<T> {
+    pub(super) found: T,
+    pub(super) took: Duration,
+}
+
+fn measured<T>(work: impl FnOnce() -> T) -> Answer<Measured<T>> {
+    let before = thread_time();
+    let found = work();
+    Measured { found, took: thread_time().saturating_sub(before) }.into()
+}
+
+/// Processor time of this thread. The kernel always has this clock, so a failure reads as zero.
+fn thread_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
+/// Finds who pins a mount.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Scan {
+    pub(super) request: ScanRequest,
+    pub(super) budget: Duration,
+}
+
+impl Job for Scan {
+    const NAME: &'static str = "holders";
+    const BACKGROUND: bool = true;
+    type Reply = Measured<HolderReport>;
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        measured(|| scan(proc, &self.request, self.budget))
+    }
+}
+
+/// Answers whether a mount is still there.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Presence {
+    pub(super) request: PresenceRequest,
+    pub(super) budget: Duration,
+}
+
+impl Job for Presence {
+    const NAME: &'static str = "mount-presence";
+    const BACKGROUND: bool = true;
+    type Reply = Measured<MountPresence>;
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        measured(|| presence(proc, &self.request, Deadline::after(self.budget)))
+    }
+}
