@@ -129,6 +129,7 @@ pub async fn run(
     reload: impl Fn() -> Result<Config, String>,
 ) -> Result<(), DaemonError> {
     let own = Own::default().with_directories(own_files(&config, &options));
+    let private_mntns = own.private_mntns();
     let metrics = Arc::new(Metrics::new(options.version, options.revision, own)?);
     let (tx, mut rx) = mpsc::channel(QUEUE);
     // First, so that a port in use is reported before any program is loaded.
@@ -178,6 +179,7 @@ pub async fn run(
         storm_detector: StormDetector::default(),
         is_configured: true,
     };
+    let statuses = statuses.into_iter().chain(private_mntns.map(own_mounts)).collect();
     daemon.resume(&previous_run, statuses, &memory);
     let (reading, mut netlink) = sources.start(&mut daemon, netns_rx, tx);
     let ended = daemon.work(&mut rx, questions, &mut signals, &mut netlink, reload).await;
@@ -429,6 +431,16 @@ impl Daemon {
         self.recorder.finish(&self.core, boot_now(), RECORDER_DRAIN);
         self.sinks.finish(DRAIN);
     }
+}
+
+/// What it means that the daemon does not run in the host's mount namespace.
+fn own_mounts(mntns: NsInum) -> SourceStatus {
+    let reason = format!(
+        "kevtmon runs in a mount namespace of its own (mnt:[{mntns}]), which keeps copies of the node's mounts, so that \
+         they may stay in use; start it in the host's mount namespace"
+    );
+    tracing::warn!("{reason}");
+    SourceStatus { reason: Some(reason), ..SourceStatus::up(SourceKind::Processes, "own-mounts") }
 }
 
 /// Whether an observation can change the gauges of the model.

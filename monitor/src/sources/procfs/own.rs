@@ -17,12 +17,17 @@ use crate::observation::{BootNs, NsInum};
 /// Gives a descriptor of a socket's network namespace, `include/uapi/linux/sockios.h`, since 4.10.
 const SIOCGSKNS: libc::c_ulong = 0x894c;
 
+/// The parent of all kernel threads.
+const KTHREADD: u32 = 2;
+
 /// Reads this process.
 #[derive(Debug, Clone)]
 pub struct Own {
     proc: Proc,
     pid: u32,
     directories: Vec<PathBuf>,
+    /// The host's mount namespace, if it is known.
+    host_mntns: Option<NsInum>,
 }
 
 impl ProcessReader for Own {
@@ -41,7 +46,8 @@ impl ProcessReader for Own {
 
 impl Default for Own {
     fn default() -> Self {
-        Self { proc: Proc::default(), pid: process::id(), directories: Vec::new() }
+        let proc = Proc::default();
+        Self { host_mntns: host_mntns(&proc), proc, pid: process::id(), directories: Vec::new() }
     }
 }
 
@@ -50,6 +56,14 @@ impl Own {
     #[must_use]
     pub fn with_directories(self, directories: Vec<PathBuf>) -> Self {
         Self { directories, ..self }
+    }
+
+    /// The mount namespace of this process, if it is not the host's. It keeps copies of mounts, which others cannot
+    /// unmount then.
+    #[must_use]
+    pub fn private_mntns(&self) -> Option<NsInum> {
+        let own = self.proc.ns(self.pid, "mnt")?;
+        self.host_mntns.is_some_and(|host| host != own).then_some(own)
     }
 
     /// `CapEff` of proc_pid_status(5).
@@ -90,6 +104,10 @@ impl Own {
             return Vec::new();
         };
         let mut pins = self.thread_pins(netns, mntns);
+        let private = self.private_mntns();
+        pins.extend(
+            private.map(|own| Pin { kind: PinKind::Mntns, what: format!("own namespace mnt:[{own}]") }),
+        );
         let mut mounts = None;
         for fd in numbers(self.proc.path(self.pid, "fd")) {
             let Some(link) = self.proc.link(self.pid, &format!("fd/{fd}")) else { continue };
@@ -146,6 +164,13 @@ impl Own {
         };
         !mountinfo.is_empty() && is_foreign_mount(id, mountinfo)
     }
+}
+
+/// The mount namespace that the kernel started with: that of kthreadd, which executes nothing and so hangs nobody who
+/// reads it. `None` where /proc does not show it, as within a process namespace.
+fn host_mntns(proc: &Proc) -> Option<NsInum> {
+    let is_kthreadd = proc.stat(KTHREADD).is_some_and(|stat| stat.comm == "kthreadd" && stat.ppid == 0);
+    if is_kthreadd { proc.ns(KTHREADD, "mnt") } else { None }
 }
 
 fn numbers(directory: PathBuf) -> Vec<i32> {
@@ -304,7 +329,7 @@ mod tests {
         symlink("mnt:[3]", process.join("fd/5")).unwrap();
         symlink("net:[1]", process.join("fd/6")).unwrap();
         symlink("/proc/1/mountinfo", process.join("fd/8")).unwrap();
-        let own = Own { proc: Proc::new(dir.path()), pid: 7, directories: vec![] };
+        let mut own = Own { proc: Proc::new(dir.path()), pid: 7, directories: vec![], host_mntns: Some(2) };
         let mut pins: Vec<_> = own.pins().into_iter().map(|pin| (pin.kind, pin.what)).collect();
         pins.sort();
         assert_eq!(
@@ -314,5 +339,10 @@ mod tests {
                 (PinKind::Mntns, "fd 8: /proc/1/mountinfo".to_owned()),
             ]
         );
+        own.host_mntns = Some(1);
+        assert_eq!(own.private_mntns(), Some(2));
+        assert!(own.pins().iter().any(|pin| pin.kind == PinKind::Mntns && pin.what.ends_with("mnt:[2]")));
+        own.host_mntns = None;
+        assert_eq!(own.private_mntns(), None, "what is not known is not claimed");
     }
 }

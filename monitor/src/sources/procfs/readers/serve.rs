@@ -53,6 +53,10 @@ fn run<J: Job>(with: &RawValue, proc: &Proc) -> Body {
 /// # Errors
 /// When standard input is no socket, or what comes is no request.
 pub fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
+    // What the daemon itself inherited.
+    // SAFETY: takes three integers; nothing in this process owns such a descriptor yet.
+    // Before 5.9 it is refused, and they stay.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
     let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     // A reader that hangs must not outlive the daemon.
     set_pdeathsig(Signal::SIGKILL)?;
