@@ -84,6 +84,14 @@ async fn a_job_is_done_by_another_process_which_is_used_again() {
 }
 
 #[tokio::test]
+async fn a_reader_ends_when_there_is_nothing_to_read() {
+    let readers = Readers::from(Proc::default());
+    readers.ask(Names(vec![std::process::id()]), PATIENCE).await.unwrap();
+    let id = readers.0.state().idle[0].child.id();
+    until(|| readers.0.state().idle.is_empty() && Proc::default().stat(id).is_none()).await;
+}
+
+#[tokio::test]
 async fn a_reader_has_nothing_of_ours_and_hands_over_what_it_opened() {
     let ours = tempfile::NamedTempFile::new().unwrap();
     let readers = Readers::from(Proc::default());
