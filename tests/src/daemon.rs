@@ -264,6 +264,12 @@ impl Daemon {
         self.process.pid()
     }
 
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// Directory of its files.
     #[must_use]
     pub fn directory(&self) -> &Path {

@@ -27,10 +27,11 @@ const MOUNTS: [(&str, &str); 7] = [
 ];
 
 /// What everything started here finds in its environment. An emulated processor asks for patience.
-const ENVIRONMENT: [(&str, &str); 4] = [
+const ENVIRONMENT: [(&str, &str); 5] = [
     ("PATH", "/bin"),
     ("KEVTMON_BIN", "/bin/kevtmon"),
     ("KEVTMON_TEST_PATIENCE", "120"),
+    ("KEVTMON_TEST_GUEST", "1"),
     ("RUST_BACKTRACE", "1"),
 ];
 
@@ -67,6 +68,8 @@ fn set_up() -> Result<(), Box<dyn Error>> {
         finit_module(File::open(&path)?, c"", ModuleInitFlags::empty())
             .map_err(|errno| format!("{}: {errno}", path.display()))?;
     }
+    // Its type comes with a module.
+    mount(Some("fusectl"), "/sys/fs/fuse/connections", Some("fusectl"), MsFlags::empty(), None::<&str>)?;
     Ok(Network::here()?.set_up("lo", true)?)
 }
 

@@ -13,8 +13,8 @@ use crate::workspace;
 /// Packages that depend on the newest kernel of a series: the release's own, and the backported one.
 const SERIES: [&str; 2] = ["linux-image-amd64", "linux-image-6.12-amd64"];
 
-/// What the tests make and Debian's kernels do not have built in. It depends on no other module.
-const MODULE: &str = "veth.ko";
+/// What the tests need and not every kernel of Debian has built in. They depend on no other module.
+const MODULES: [&str; 2] = ["fuse.ko", "veth.ko"];
 
 /// A kernel that can be started.
 #[derive(Debug)]
@@ -52,7 +52,12 @@ fn names(apt: &Apt) -> Vec<String> {
 /// The kernel of a package, downloaded unless it was before.
 pub(crate) fn fetch(name: &str, privilege: Privilege) -> Result<Kernel> {
     let directory = workspace::target().join("vm").join(name);
-    if !directory.is_dir() {
+    // One that was unpacked for fewer modules is unpacked anew. What is built in is an empty file.
+    let is_complete = MODULES.iter().all(|module| directory.join(module).is_file());
+    if directory.is_dir() && !is_complete {
+        fs::remove_dir_all(&directory).with_context(|| format!("cannot remove {}", directory.display()))?;
+    }
+    if !is_complete {
         let parent = workspace::target().join("vm");
         fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
         let partial = tempfile::tempdir_in(&parent).context("cannot create a directory")?;
@@ -65,7 +70,11 @@ pub(crate) fn fetch(name: &str, privilege: Privilege) -> Result<Kernel> {
     Ok(Kernel {
         name: name.to_owned(),
         image: directory.join("vmlinuz"),
-        modules: vec![directory.join(MODULE)],
+        modules: MODULES
+            .map(|module| directory.join(module))
+            .into_iter()
+            .filter(|module| fs::metadata(module).is_ok_and(|module| module.len() > 0))
+            .collect(),
     })
 }
 
@@ -93,19 +102,25 @@ fn unpack(from: &Path, into: &Path) -> Result<()> {
         .spawn()
         .context("cannot start dpkg-deb")?;
     let tar = stream.stdout.take().context("a pipe from dpkg-deb")?;
-    let module = format!("*/{MODULE}*");
     let mut command = Command::new("tar");
     command.args(["--extract", "--wildcards", "--transform", "s,.*/,,", "--directory"]).arg(into);
-    let extracted = workspace::check(command.args(["./boot/vmlinuz-*", &module]).stdin(tar));
+    let patterns = MODULES.map(|module| format!("*/{module}*"));
+    let command = command.arg("./boot/vmlinuz-*").args(&patterns).stdin(tar).stderr(Stdio::null());
+    // It fails for a module that is built in.
+    command.status().context("cannot start tar")?;
     let read = stream.wait().context("cannot wait for dpkg-deb")?;
-    extracted?;
     if !read.success() {
         bail!("{} cannot be read ({read})", package.display());
     }
     let image = only(into, "vmlinuz-")?;
     fs::rename(&image, into.join("vmlinuz")).with_context(|| format!("cannot rename {}", image.display()))?;
-    if !into.join(MODULE).is_file() {
-        workspace::check(Command::new("xz").arg("--decompress").arg(into.join(format!("{MODULE}.xz"))))?;
+    for module in MODULES {
+        let (plain, packed) = (into.join(module), into.join(format!("{module}.xz")));
+        if packed.is_file() {
+            workspace::check(Command::new("xz").arg("--decompress").arg(packed))?;
+        } else if !plain.is_file() {
+            fs::write(&plain, "").with_context(|| format!("cannot write {}", plain.display()))?;
+        }
     }
     Ok(())
 }

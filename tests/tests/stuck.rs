@@ -1,0 +1,115 @@
+//! Processes that hang whoever reads them. They hang for good, so they are made in a virtual machine only.
+
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use kevtmon_tests::daemon::launch;
+use kevtmon_tests::eventually;
+use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::process::hold_by_cwd;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// The processes that the daemon has started.
+fn readers(daemon: u32) -> Vec<Pid> {
+    let children = fs::read_to_string(format!("/proc/{daemon}/task/{daemon}/children")).expect("a daemon");
+    children.split_whitespace().map(|pid| Pid::from_raw(pid.parse().expect("an id"))).collect()
+}
+
+#[test]
+fn readers_that_do_not_answer_keep_neither_the_daemon_nor_what_it_holds() {
+    let mut daemon = launch().start();
+    eventually!(!readers(daemon.pid()).is_empty(), "namespaces are read at the start");
+    for reader in readers(daemon.pid()) {
+        // It may have ended by now.
+        let _ = kill(reader, Signal::SIGSTOP);
+    }
+    let address = daemon.address();
+    daemon.stop();
+    launch().listen(address).on_state_of(&daemon).start().stop();
+}
+
+#[test]
+fn started_in_a_mount_namespace_of_its_own_it_says_so() {
+    let mut daemon = launch().through(&["unshare", "-m", "--propagation", "private"]).start();
+    let event = daemon.wait_for("daemon.degraded", |event| event.text("/message").contains("own-mounts"));
+    assert!(event.text("/daemon/degraded/own-mounts").contains("mount namespace of its own"), "{event}");
+    assert!(daemon.log().contains("mount namespace of its own"), "{}", daemon.log());
+    assert_eq!(daemon.metrics().count("kevtmon_self_pins", &[]), 1.0);
+}
+
+/// `wedge`: everything hangs until this is dropped.
+struct Wedge {
+    server: Child,
+    victim: u32,
+    place: Scratch,
+}
+
+impl Wedge {
+    /// `None` outside of a virtual machine.
+    fn new() -> Option<Self> {
+        std::env::var_os("KEVTMON_TEST_GUEST")?;
+        let place = Scratch::new();
+        let program = PathBuf::from("/tests/wedge");
+        let mut server = Command::new(program)
+            .arg(place.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a program of the guest");
+        let mut line = String::new();
+        let said = server.stdout.take().expect("a pipe");
+        BufReader::new(said).read_line(&mut line).expect("it says that it is done");
+        let victim = line.trim().strip_prefix("wedged ").and_then(|pid| pid.parse().ok());
+        Some(Self { server, victim: victim.expect("a process id"), place })
+    }
+}
+
+impl Drop for Wedge {
+    fn drop(&mut self) {
+        drop(self.server.kill());
+        drop(self.server.wait());
+        drop(nix::mount::umount2(self.place.path(), nix::mount::MntFlags::MNT_DETACH));
+    }
+}
+
+#[test]
+fn a_process_that_hangs_whoever_reads_it_is_named_and_stops_nothing() {
+    let Some(wedge) = Wedge::new() else {
+        return eprintln!("skipped: only in a virtual machine");
+    };
+    let victim = wedge.victim;
+    let mut daemon = launch().start();
+    let mount = Mount::new();
+    let holder = hold_by_cwd(mount.point());
+    mount.umount_refused();
+    let event = daemon.wait_for("daemon.degraded", |event| event.kind() == "daemon.degraded");
+    let reason = event.text("/daemon/degraded/procfs").to_owned();
+    for word in [&format!("process {victim} (wedge)"), &*wedge.place.path().to_string_lossy()] {
+        assert!(reason.contains(word), "{word} in {reason}");
+    }
+    assert_eq!(daemon.metrics().count("kevtmon_proc_readers_stuck", &[]), 1.0);
+    assert_eq!(daemon.get("/healthz").expect("an answer").status, 200);
+
+    // It is set aside now, so the scan of another mount takes no longer than any.
+    let other = Mount::new();
+    let second = hold_by_cwd(other.point());
+    other.umount_refused();
+    daemon.wait_for("the holder", |event| {
+        let is_held = |holder: &serde_json::Value| holder["pid"] == second.pid();
+        event.kind() == "mount.busy" && event.list("/holders").iter().any(is_held)
+    });
+    let address = daemon.address();
+    daemon.stop();
+    let mut next = launch().listen(address).on_state_of(&daemon).start();
+    mount.umount_refused();
+    next.wait_for("daemon.degraded", |event| event.kind() == "daemon.degraded");
+    drop(wedge);
+    next.wait_for("daemon.recovered", |event| event.kind() == "daemon.recovered");
+    eventually!(next.metrics().count("kevtmon_proc_readers_stuck", &[]) == 0.0, "it can be read again");
+    drop(holder);
+}
