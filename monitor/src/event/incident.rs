@@ -123,7 +123,7 @@ impl Object for Incident {
         let episode = if self.episode > 1 { format!(" · episode {}", self.episode) } else { String::new() };
         details.line("id", &format!("{}{episode}", self.id));
         if !self.ruled_out.is_empty() {
-            details.line("not", &self.ruled_out.join("; "));
+            details.line("fine", &self.ruled_out.join("; "));
         }
         for Advice { text, command, .. } in &self.advice {
             details.line("do", &format!("{command}  # {text}"));

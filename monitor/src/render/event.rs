@@ -1,12 +1,13 @@
 //! An event as text: one line with its message; below it, indented, the actor, the target and the objects.
 
+use std::collections::VecDeque;
 use std::fmt::{self, Write};
 
 use jiff::Timestamp;
 
 use super::{Escaped, Pretty, Style, escaped, severity_style};
 use crate::event::{
-    Actor, ActorSource, Confidence, Container, Details, Event, MountHolder, Pod, Target, Unreadable,
+    Actor, ActorSource, Confidence, Container, Details, Event, MountHolder, Object, Pod, Target, Unreadable,
 };
 use crate::observation::{Access, Verdict};
 
@@ -69,13 +70,17 @@ impl Pretty {
             add(&|out| self.detail("of", &line, out));
         }
         for object in event.objects() {
-            add(&|out| {
-                object.describe(&mut Lines { pretty: self, out });
-                Ok(())
-            });
+            add(&|out| out.write_str(&self.object(object)));
         }
         add(&|out| self.holders(event, out));
         sections
+    }
+
+    /// The lines of an object.
+    fn object(&self, object: &dyn Object) -> String {
+        let mut out = String::new();
+        object.describe(&mut Lines { pretty: self, out: &mut out });
+        out
     }
 
     fn clock(&self, time: &str) -> String {
@@ -166,13 +171,15 @@ pub struct Transcript {
     pretty: Pretty,
     /// The sections of the event before.
     above: Vec<String>,
+    /// What was last shown of incidents, the latest at the end.
+    incidents: VecDeque<String>,
 }
 
 impl Transcript {
     /// One that begins here.
     #[must_use]
     pub fn new(pretty: Pretty) -> Self {
-        Self { pretty, above: Vec::new() }
+        Self { pretty, above: Vec::new(), incidents: VecDeque::new() }
     }
 
     /// The next event, with the time of day.
@@ -188,8 +195,18 @@ impl Transcript {
         let _ = self.pretty.write_head(event, kind, when, &mut out);
         let sections = self.pretty.sections(event);
         let is_incident = event.incident.is_some();
+        let own = event.incident.as_deref().map(|incident| self.pretty.object(incident));
         for section in sections.iter().filter(|section| !is_incident || !self.above.contains(section)) {
-            out.push_str(section);
+            // An update with the same advice needs no more than the id, which stands first.
+            let is_known = own.as_ref() == Some(section) && self.incidents.contains(section);
+            let lines = if is_known { 1 } else { usize::MAX };
+            out.extend(section.split_inclusive('\n').take(lines));
+        }
+        if let Some(own) = own.filter(|own| !self.incidents.contains(own)) {
+            self.incidents.push_back(own);
+            if self.incidents.len() > ABOVE {
+                self.incidents.pop_front();
+            }
         }
         // Several incidents can follow one event.
         if !is_incident || self.above.len() > ABOVE {

@@ -64,7 +64,7 @@ pub fn text(view: &IncidentView, pretty: &Pretty, clock: &Clock) -> String {
         detail("cause", &escaped(&incident.caused_by.join(", ")));
     }
     if !incident.ruled_out.is_empty() {
-        detail("not", &format!("ruled out: {}", escaped(&incident.ruled_out.join("; "))));
+        page.put(INDENT, None, &format!("ruled out: {}", escaped(&incident.ruled_out.join("; "))));
     }
     incident.advice.iter().for_each(|advice| page.advice(INDENT, advice));
     page.text

@@ -93,3 +93,27 @@ fn an_incident_does_not_repeat_what_stands_above_it() {
     transcript.text(&sample::busy());
     assert_eq!(transcript.text(&opened), pretty.text(&opened));
 }
+
+#[test]
+fn an_update_with_the_same_advice_shows_no_more_than_the_id() {
+    let advice = |command: &str| crate::event::Advice {
+        text: "look".into(),
+        command: command.into(),
+        risk: crate::event::Risk::Read,
+        process: None,
+    };
+    let event = |command: &str| {
+        let incident = crate::tests::history::incident("81dbe6ff903f2912", 1);
+        let incident = crate::event::Incident { advice: vec![advice(command)], ..incident };
+        Event { incident: Some(Box::new(incident)), actor: None, target: None, ..sample::deletion() }
+    };
+    let mut transcript = Transcript::new(Pretty { colour: false, zone: TimeZone::UTC });
+    let mut shown = |event: &Event| {
+        let text = transcript.text(event);
+        transcript.text(&sample::busy());
+        (text.contains("id     81db"), text.contains("do     "))
+    };
+    assert_eq!(shown(&event("one")), (true, true));
+    assert_eq!(shown(&event("one")), (true, false));
+    assert_eq!(shown(&event("another")), (true, true));
+}
