@@ -12,7 +12,7 @@ use crate::task::OFFSETS;
 
 /// A place in a mount tree.
 #[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(crate) struct Place {
     /// `struct vfsmount`.
     mnt: u64,
@@ -27,6 +27,12 @@ impl Place {
     #[inline(always)]
     pub(crate) fn mount(self) -> Kernel {
         Kernel(self.mnt.wrapping_sub(u64::from(offset!(mount_vfsmount))))
+    }
+
+    /// Not 0 if the two are different places.
+    #[inline(always)]
+    pub(crate) fn differs(self, other: Self) -> u64 {
+        (self.mnt ^ other.mnt) | (self.dentry ^ other.dentry)
     }
 
     /// Reads a `struct path` that is embedded in `structure`, `path` bytes from its start.

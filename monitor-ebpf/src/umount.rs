@@ -111,7 +111,6 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
     let Some((current, id)) = task::current() else {
         return 0;
     };
-    task::send_details(current, &id);
     let Some(record) = SCRATCH.get_ptr_mut(0) else {
         return 0;
     };
@@ -123,25 +122,45 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
         (*record).mntns = id.mntns;
         (*record).result = result as i32;
         (*record).reserved = 0;
-        let len = add_path(record, &start, current);
+        // What has many branches comes last: each would multiply the paths that the verifier walks.
+        add_directories(record, &start, current);
+        task::send_details(current, &id);
+        let len = add_path(record, &start);
         (*record).path_len = len as u32;
         emit::copied(counter::RING_FULL, record, UmountRecord::HEAD as u64 + len);
     }
     0
 }
 
-/// Writes the path and where it starts from; returns the path's length.
+/// Writes where the path starts from, and a mark if that changed. Also for an absolute path, which starts at the root:
+/// whether it is one is not known yet.
 ///
 /// # Safety
 /// `record` must be valid for writes.
 #[inline(always)]
-unsafe fn add_path(record: *mut UmountRecord, start: &Start, current: Kernel) -> u64 {
+unsafe fn add_directories(record: *mut UmountRecord, start: &Start, current: Kernel) {
     let fs = current.follow(offset!(task_fs));
     let root = Place::read(fs, offset!(fs_root));
     let cwd = Place::read(fs, offset!(fs_pwd));
     // SAFETY: by the caller's promise.
     unsafe {
+        add_directory(&raw mut (*record).root, root);
+        add_directory(&raw mut (*record).cwd, cwd);
+        (*record).root_changed = root.differs(start.root);
+        (*record).cwd_changed = cwd.differs(start.cwd);
+    }
+}
+
+/// Writes the path and what is not certain about it; returns its length.
+///
+/// # Safety
+/// `record` must be valid for writes.
+#[inline(always)]
+unsafe fn add_path(record: *mut UmountRecord, start: &Start) -> u64 {
+    // SAFETY: by the caller's promise.
+    unsafe {
         let len = read_path(start.path, record);
+        let digest = digest(record, start.key);
         let mut marks = 0;
         if start.path == 0 {
             marks = call_mark::START_UNSEEN;
@@ -149,22 +168,10 @@ unsafe fn add_path(record: *mut UmountRecord, start: &Start, current: Kernel) ->
             marks = call_mark::PATH_UNREAD;
         } else if start.len == 0 {
             marks = call_mark::PATH_READ_LATE;
-        } else if digest(record, start.key) != start.digest {
+        } else if digest != start.digest {
             marks = call_mark::PATH_CHANGED;
         }
-        if root != start.root {
-            marks |= call_mark::DIRECTORY_CHANGED;
-        }
         (*record).flags = start.flags as u32;
-        add_directory(&raw mut (*record).root, root);
-        if (*record).path[0] == b'/' {
-            (*record).cwd.mount_id = 0;
-        } else {
-            if cwd != start.cwd {
-                marks |= call_mark::DIRECTORY_CHANGED;
-            }
-            add_directory(&raw mut (*record).cwd, cwd);
-        }
         (*record).marks = marks;
         len
     }

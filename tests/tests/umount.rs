@@ -93,7 +93,6 @@ fn calls_that_block_hide_no_other_call() {
         event.kind() == "mount.busy" && event.number("/actor/pid") == Some(umount.pid.into())
     });
     event.expect("/mount/path", &*mount.point().to_string_lossy());
-    event.expect("/holders_verdict", "processes");
     eventually!(counted(&daemon) > before, "the refusal is counted");
     assert!(in_umount() >= BLOCKED, "they blocked all the time");
     drop((blocked, holder));

@@ -30,8 +30,6 @@ pub mod call_mark {
     pub const PATH_CHANGED: u32 = 4;
     /// The path could not be read when the call began.
     pub const PATH_READ_LATE: u32 = 8;
-    /// The caller's root or current directory was replaced during the call.
-    pub const DIRECTORY_CHANGED: u32 = 16;
 }
 
 /// `PATH_MAX`.
@@ -69,9 +67,13 @@ pub struct UmountRecord {
     pub marks: u32,
     /// Zero.
     pub reserved: u32,
+    /// Not 0 if the root directory was replaced during the call.
+    pub root_changed: u64,
+    /// Not 0 if the current directory was.
+    pub cwd_changed: u64,
     /// The caller's root directory.
     pub root: DirectoryRecord,
-    /// The caller's current directory, captured if the path is relative.
+    /// The caller's current directory.
     pub cwd: DirectoryRecord,
     /// The path as the caller gave it.
     pub path: [u8; PATH_CAPACITY],
@@ -83,7 +85,7 @@ impl UmountRecord {
 }
 
 const _: () = assert!(size_of::<DirectoryRecord>() == 8 + 16 * 96);
-const _: () = assert!(UmountRecord::HEAD == 104 + 2 * size_of::<DirectoryRecord>());
+const _: () = assert!(UmountRecord::HEAD == 120 + 2 * size_of::<DirectoryRecord>());
 
 /// Where the kernel keeps what only this hook reads.
 #[repr(C)]

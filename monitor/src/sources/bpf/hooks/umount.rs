@@ -67,8 +67,8 @@ fn umount(bytes: &[u8]) -> Option<UmountAttempt> {
         path: String::from_utf8_lossy(path).into_owned(),
         origin: Some(Box::new(PathOrigin {
             root: directory(&record.root),
-            cwd: directory(&record.cwd),
-            doubt: doubt(record.marks),
+            cwd: if path.first() == Some(&b'/') { None } else { directory(&record.cwd) },
+            doubt: doubt(record, path),
         })),
         flags: record.flags,
         errno: u16::try_from(-i64::from(record.result)).ok().filter(|errno| *errno != 0),
@@ -76,15 +76,20 @@ fn umount(bytes: &[u8]) -> Option<UmountAttempt> {
 }
 
 /// The one that leaves the least to rely on.
-fn doubt(marks: u32) -> Option<PathDoubt> {
+fn doubt(record: &UmountRecord, path: &[u8]) -> Option<PathDoubt> {
     let doubts = [
         (call_mark::START_UNSEEN, PathDoubt::StartUnseen),
         (call_mark::PATH_UNREAD, PathDoubt::Unread),
         (call_mark::PATH_CHANGED, PathDoubt::Changed),
         (call_mark::PATH_READ_LATE, PathDoubt::ReadLate),
-        (call_mark::DIRECTORY_CHANGED, PathDoubt::DirectoryChanged),
     ];
-    doubts.into_iter().find(|(mark, _)| marks & mark != 0).map(|(_, doubt)| doubt)
+    let of_path = doubts.into_iter().find(|(mark, _)| record.marks & mark != 0).map(|(_, doubt)| doubt);
+    let is_relative = path.first() != Some(&b'/');
+    let moved = record.root_changed != 0 || is_relative && record.cwd_changed != 0;
+    match of_path {
+        None | Some(PathDoubt::ReadLate) if moved => Some(PathDoubt::DirectoryChanged),
+        of_path => of_path,
+    }
 }
 
 fn directory(record: &DirectoryRecord) -> Option<CallerDirectory> {
@@ -127,6 +132,18 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!(record(&bytes[..bytes.len() - 1], 1).is_err());
+    }
+
+    #[test]
+    fn a_directory_that_was_replaced_matters_if_the_path_starts_there() {
+        let mut record = UmountRecord::new_zeroed();
+        record.cwd_changed = 1;
+        assert_eq!(doubt(&record, b"/vol"), None);
+        assert_eq!(doubt(&record, b"vol"), Some(PathDoubt::DirectoryChanged));
+        record.marks = call_mark::PATH_CHANGED;
+        assert_eq!(doubt(&record, b"vol"), Some(PathDoubt::Changed));
+        (record.marks, record.root_changed) = (call_mark::PATH_READ_LATE, 1);
+        assert_eq!(doubt(&record, b"/vol"), Some(PathDoubt::DirectoryChanged));
     }
 
     #[test]
