@@ -20,7 +20,7 @@ use crate::config::{Config, NODE_NAME, STATE_DIR};
 use crate::core::{Core, Output, Resume};
 use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Refused, Scanner};
-use crate::holders::{self, PresenceRequest, ScanRequest};
+use crate::holders::{self, PresenceRequest, ScanRequest, StillHeldRequest};
 use crate::metrics::{Metrics, MetricsError};
 use crate::observation::{
     Fact, HolderReport, MountPresence, NsInum, Observation, ProcessState, Request, Source, SourceKind,
@@ -317,6 +317,14 @@ impl Daemon {
                 }
             }
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
+            Request::StillHeld { id, mount, holders } => {
+                let path = mount.mountpoint.clone();
+                let request = StillHeldRequest { id, mount: *mount, holders };
+                if self.scanner.still_held(request).is_err() {
+                    let reply = HolderReport::skipped(id, path);
+                    self.replies.push_back(observed_now(Fact::Holders(Box::new(reply))));
+                }
+            }
             Request::Holders { id, mntns, tgid, path, origin, follow } => {
                 let request = ScanRequest { id, mntns, tgid, path: path.clone(), origin, follow };
                 if let Err(refused) = self.scanner.request(request) {
@@ -345,6 +353,7 @@ impl Daemon {
         self.observe(Observation { at: now, source: Source::Daemon, fact: Fact::Tick });
         self.keep_gateways();
         self.metrics.incidents_discarded(self.core.incidents_discarded());
+        self.metrics.umounts_ignored(self.core.umounts_ignored());
         self.health.tick(now);
         if self.storm_detector.has_calmed() {
             allocator::release_free_memory();

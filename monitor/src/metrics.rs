@@ -176,9 +176,9 @@ impl Metrics {
         self.mount.scans_skipped.with_label_values(&[reason]).inc();
     }
 
-    /// Counts a refused unmount that is normal operation.
-    pub fn mount_busy_ignored(&self, reason: &'static str) {
-        self.mount.busy_ignored.with_label_values(&[reason]).inc();
+    /// Sets how many refused unmounts had no event of their own.
+    pub fn umounts_ignored(&self, total: u64) {
+        self.mount.set_ignored(total);
     }
 
     /// Counts events that a sink did not take.

@@ -219,6 +219,16 @@ pub enum Request {
         /// The mount.
         identity: MountIdentity,
     },
+    /// Which of these holders still use a mount that was detached: only they are read. The reply is `Fact::Holders` with
+    /// the same `id`.
+    StillHeld {
+        /// Chosen by the core.
+        id: u64,
+        /// The mount, as it was.
+        mount: Box<MountFacts>,
+        /// As a scan has found them.
+        holders: Vec<Holder>,
+    },
 }
 
 /// A neighbor, link or address belongs to one interface of one namespace.

@@ -107,6 +107,7 @@ impl Instance {
             source: Some("10.0.0.5:vol1".to_owned()),
             device: Some("0:48".to_owned()),
             mntns: HOST_MNTNS,
+            identity: None,
             attempts: Some(attempt),
             volume: Some(Volume {
                 pod_uid: self.pod.uid.clone(),

@@ -30,6 +30,7 @@ impl Core {
 
     pub(super) fn resume_incidents(&mut self) {
         let events = std::mem::take(&mut self.to_resume);
+        self.resume_busy_mounts(&events);
         let (engine, node) = self.engine_and_node();
         engine.resume(&node, events);
     }

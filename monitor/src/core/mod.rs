@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::diagnose::{self, Engine, ModelChange, SCAN_ID};
+use crate::diagnose::{self, Engine};
 use crate::event::{Event, Kind, Severity, WallClock};
 use crate::node::containers::Containers;
 pub use crate::node::gateways::KnownEntry;
@@ -119,11 +119,8 @@ impl Core {
             Fact::Neighbor(change) => self.neighbor(at, *change),
             Fact::Umount(attempt) => self.umount_below_known_root(at, *attempt),
             Fact::Kubelet(facts) => self.kubelet(at, facts),
-            Fact::Holders(report) if report.id & SCAN_ID != 0 => {
-                self.diagnose(at, &ModelChange::Holders(&report))
-            }
-            Fact::Holders(report) => self.holders(*report),
-            Fact::MountPresence(_) => {}
+            Fact::Holders(report) => self.holders(at, *report),
+            Fact::MountPresence(presence) => self.mount_presence(at, &presence),
             Fact::Netns(snapshot) => self.snapshot(at, *snapshot),
             Fact::NetnsGone { netns } => {
                 self.answered(at, &neighbor::Awaited::Netns(netns), false);

@@ -1,296 +1,466 @@
-//! Events of unmounts. A refused one (EBUSY) is emitted at attempts 1, 2, 4, 8 … of each caller, with the holders of
-//! the mount; a successful one if it was refused before or is a pod volume.
+//! Unmounts: which mount each one meant, and in which order their events leave.
+//!
+//! A refused one (EBUSY) is emitted at attempts 1, 2, 4, 8 … of each caller, with the holders of the mount. One that
+//! succeeds ends a busy mount only if that very mount is gone afterwards: what was unmounted may have been a cover that
+//! was mounted on top of it. What waits for such an answer holds back the later events of its mount.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::Core;
-use super::pending::Pending;
 use crate::diagnose::ModelChange;
-use crate::event::wording::{actor_phrase, holders_phrase, owner_phrase};
-use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Unreadable, Volume};
-use crate::node::mounts::MountKey;
-use crate::observation::{BootNs, HolderReport, Request, Source, UmountAttempt, Verdict};
+use crate::event::culprit::is_umount_program;
+use crate::node::cgroup;
+use crate::node::mounts::{Account, BusyId, Caller, MountKey};
+use crate::observation::{BootNs, HolderReport, MountPresence, Request, Source, UmountAttempt, Verdict};
+
+mod events;
+mod lookup;
 
 const EBUSY: u16 = 16;
-/// `MNT_*` and `UMOUNT_*` of include/linux/fs.h.
-const FLAGS: [(u32, &str); 4] =
-    [(1, "MNT_FORCE"), (2, "MNT_DETACH"), (4, "MNT_EXPIRE"), (8, "UMOUNT_NOFOLLOW")];
 const MNT_DETACH: u32 = 2;
 const UMOUNT_NOFOLLOW: u32 = 8;
 /// At most one scan of a mount in this time: a runtime retries 50 times in 5 s.
 const SCAN_INTERVAL_NS: u64 = 10_000_000_000;
-/// An event is held back this long for its scan; a scan has a shorter time budget of its own.
-const SCAN_TIMEOUT_NS: u64 = 5_000_000_000;
-/// Scans that are kept. Of an old one only the mount is needed; its holders, which take most of the memory, are dropped.
-const SCANS_MAX: usize = 1024;
-/// How long the mount found by a scan is kept.
+/// An event is held back this long for one answer; a scan has a shorter time budget of its own.
+const ANSWER_TIMEOUT_NS: u64 = 5_000_000_000;
+/// How long the holders found by a scan are kept, for when the mount is detached.
 const SCAN_RETENTION_NS: u64 = 15 * 60 * 1_000_000_000;
+/// Holders that are kept of a scan that is too old to be repeated.
+const OLD_HOLDERS_MAX: usize = 8;
+/// Unmounts that wait. Of more than these, refused ones are only counted.
+const QUEUE_MAX: usize = 1024;
+/// Scans under way for one account that is not the host's, so that it delays nobody's.
+const SCANS_MAX: usize = 2;
+/// Marks the ids of requests other than for holders, which older recordings do not have.
+const QUESTION: u64 = 1 << 48;
+/// Busy mounts that a path through a link may mean.
+const SIMILAR_MAX: usize = 8;
 
-/// Holder scans of busy mounts: their results, and the attempts whose events await one.
+/// Holder scans of busy mounts: their results, and the unmounts whose events await an answer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct HolderScans {
-    #[serde(with = "crate::pairs")]
-    scans: HashMap<MountKey, Scan>,
-    pending: Pending<u64, PendingUmount>,
-    next_id: u64,
+    /// The newest scan of each mount.
+    newest: BTreeMap<BusyId, Scan>,
+    /// In order of arrival. Of one mount only the first awaits an answer.
+    queue: Vec<QueuedUmount>,
+    /// Time of the newest observation of unmounts; an unmount may wait long for its turn.
+    now: BootNs,
+    last_scan: u64,
+    last_question: u64,
+    /// Busy mounts of which it is looked up whether they are still there, by the id of the request.
+    lookups: BTreeMap<u64, BusyId>,
+    /// When that is due again.
+    next_lookup: Option<BootNs>,
+    /// Refused attempts that had no event of their own.
+    ignored: u64,
 }
 
-/// The newest scan of a mount.
+/// A scan that was made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Scan {
-    requested_at: BootNs,
-    report: Option<HolderReport>,
+    at: BootNs,
+    report: HolderReport,
 }
 
-/// An unmount whose event is held back until a scan is done.
+/// An unmount.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct PendingUmount {
+struct QueuedUmount {
     at: BootNs,
     #[serde(default, skip_serializing_if = "Source::is_daemon")]
     source: Source,
+    /// The busy mount that it means, as far as is known.
+    mount: BusyId,
     key: MountKey,
+    caller: Caller,
     attempt: UmountAttempt,
-    outcome: Outcome,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    awaits: Option<Awaited>,
 }
 
-/// The outcome of an unmount.
+/// What an unmount awaits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Awaited {
+    /// Of the request.
+    id: u64,
+    deadline: BootNs,
+    answer: Answer,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Outcome {
-    /// Refused with EBUSY: number of refused attempts of this caller.
-    Refused(u64),
-    /// Unmounted or detached: number of refused attempts of all callers before, if any.
-    Released(Option<u64>),
+enum Answer {
+    /// Who holds the mount.
+    Holders,
+    /// Whether the mount is still there.
+    Presence,
+    /// What is mounted at the path, since the mount itself is not known.
+    Path,
+    /// Who still holds a mount that was detached.
+    StillHeld,
+}
+
+impl Scan {
+    fn is_recent(&self, at: BootNs) -> bool {
+        at < self.at.saturating_add(SCAN_INTERVAL_NS)
+    }
+}
+
+impl QueuedUmount {
+    fn is_refused(&self) -> bool {
+        self.attempt.errno.is_some()
+    }
+
+    fn is_lazy(&self) -> bool {
+        self.attempt.flags & MNT_DETACH != 0
+    }
 }
 
 impl HolderScans {
     pub(super) fn deadline(&self) -> Option<BootNs> {
-        self.pending.deadline()
+        let answers = self.queue.iter().filter_map(|umount| Some(umount.awaits?.deadline));
+        answers.chain(self.next_lookup).min()
     }
 
-    /// Holders are dropped later than they are reused: a pending event may still need them.
-    fn expire(&mut self, now: BootNs) {
-        self.scans.retain(|_, scan| scan.requested_at.saturating_add(SCAN_RETENTION_NS) > now);
-        for scan in self.scans.values_mut() {
-            let old = scan.requested_at.saturating_add(2 * SCAN_INTERVAL_NS) <= now;
-            if let Some(report) = scan.report.as_mut().filter(|_| old) {
-                report.holders = Vec::new();
+    fn pass(&mut self, now: BootNs) {
+        self.now = self.now.max(now);
+    }
+
+    fn question_id(&mut self) -> u64 {
+        self.last_question += 1;
+        QUESTION | self.last_question
+    }
+
+    fn position(&self, id: u64, answers: &[Answer]) -> Option<usize> {
+        let fits = |awaits: Awaited| awaits.id == id && answers.contains(&awaits.answer);
+        self.queue.iter().position(|umount| umount.awaits.is_some_and(fits))
+    }
+
+    fn expire(&mut self, now: BootNs, is_busy: impl Fn(BusyId) -> bool) {
+        self.newest.retain(|id, scan| scan.at.saturating_add(SCAN_RETENTION_NS) > now && is_busy(*id));
+        for scan in self.newest.values_mut() {
+            // Holders are dropped later than they are reused: an event that waits may still need them.
+            if scan.at.saturating_add(2 * SCAN_INTERVAL_NS) <= now {
+                scan.report.holders.truncate(OLD_HOLDERS_MAX);
             }
-        }
-    }
-
-    fn make_room(&mut self) {
-        if self.scans.len() >= SCANS_MAX {
-            let mut times: Vec<BootNs> = self.scans.values().map(|scan| scan.requested_at).collect();
-            times.sort_unstable();
-            let median = times[times.len() / 2];
-            self.scans.retain(|_, scan| scan.requested_at > median);
         }
     }
 }
 
 impl Core {
+    /// Refused unmounts that had no event of their own, because the ones before and after say it all.
+    #[must_use]
+    pub fn umounts_ignored(&self) -> u64 {
+        self.holder_scans.ignored
+    }
+
     pub(super) fn umount(&mut self, at: BootNs, attempt: UmountAttempt) {
-        let key = MountKey::new(attempt.mntns, &attempt.place());
-        match attempt.errno {
-            Some(EBUSY) => self.refused(at, key, attempt),
-            Some(_) => {}
-            None => self.released(at, key, attempt),
-        }
-    }
-
-    fn refused(&mut self, at: BootNs, key: MountKey, attempt: UmountAttempt) {
-        let attempts = self.busy_mounts.refused(at, &key, &attempt.actor.comm);
-        if attempts.is_power_of_two() {
-            return self.emit_after_scan(at, key, attempt, Outcome::Refused(attempts));
-        }
-        self.diagnose(at, &ModelChange::Refused(&key));
-    }
-
-    fn released(&mut self, at: BootNs, key: MountKey, attempt: UmountAttempt) {
-        let attempts = self.busy_mounts.released(&key).map(|busy| busy.attempts());
-        if attempts.is_none() && self.kubelets.volume(at, key.mntns, &key.path).is_none() {
+        if !matches!(attempt.errno, None | Some(EBUSY)) {
             return;
         }
-        self.emit_after_scan(at, key, attempt, Outcome::Released(attempts));
+        self.holder_scans.pass(at);
+        let key = MountKey::new(attempt.mntns, &attempt.place());
+        let caller = self.caller(&attempt);
+        let umount = QueuedUmount { at, source: self.source, mount: 0, key, caller, attempt, awaits: None };
+        self.submit(umount);
     }
 
-    /// Events of one mount are emitted in the order of the unmounts, so later ones await the scan of the first, too.
-    fn emit_after_scan(&mut self, at: BootNs, key: MountKey, attempt: UmountAttempt, outcome: Outcome) {
-        let umount = PendingUmount { at, source: self.source, key, attempt, outcome };
-        let scans = &mut self.holder_scans;
-        if let Some((id, deadline)) = scans.pending.last_matching(|pending| pending.key == umount.key) {
-            let id = *id;
-            return scans.pending.push(deadline, id, umount);
+    /// Finds the busy mount that an unmount means, and processes it after those before it.
+    fn submit(&mut self, umount: QueuedUmount) {
+        if umount.is_refused() {
+            let account = self.account(&umount.attempt);
+            let mount = self.busy_mounts.entry(&umount.key, account);
+            return self.process_in_turn(QueuedUmount { mount, ..umount });
         }
-        let recent = |scan: &&Scan| at < scan.requested_at.saturating_add(SCAN_INTERVAL_NS);
-        let is_scanned = scans.scans.get(&umount.key).is_some_and(|scan| recent(&scan));
-        if is_scanned || matches!(outcome, Outcome::Released(_)) {
-            return self.emit_umount(umount);
+        if let Some(mount) = self.busy_mounts.at(&umount.key) {
+            return self.process_in_turn(QueuedUmount { mount, ..umount });
         }
-        scans.make_room();
-        scans.scans.insert(umount.key.clone(), Scan { requested_at: at, report: None });
-        scans.next_id += 1;
-        let id = scans.next_id;
+        // The path may be another one of a busy mount, through a link.
+        let similar: Vec<BusyId> = self.busy_mounts.similar(&umount.key).take(SIMILAR_MAX).collect();
+        if similar.is_empty() {
+            return self.emit_never_refused(&umount);
+        }
+        for mount in similar {
+            self.process_in_turn(QueuedUmount { mount, ..umount.clone() });
+        }
+    }
+
+    fn process_in_turn(&mut self, umount: QueuedUmount) {
+        let queue = &mut self.holder_scans.queue;
+        if !queue.iter().any(|other| other.mount == umount.mount) {
+            if let Some(waiting) = self.process(umount) {
+                self.holder_scans.queue.push(waiting);
+            }
+        } else if queue.len() < QUEUE_MAX || !umount.is_refused() && queue.len() < 2 * QUEUE_MAX {
+            queue.push(umount);
+        } else if umount.is_refused() {
+            self.busy_mounts.refused(umount.at, umount.mount, umount.caller);
+            self.holder_scans.ignored += 1;
+        }
+    }
+
+    /// Processes an unmount whose turn it is; returns it if it awaits an answer.
+    fn process(&mut self, mut umount: QueuedUmount) -> Option<QueuedUmount> {
+        self.source = umount.source;
+        if !umount.is_refused() {
+            return self.succeeded(umount);
+        }
+        if self.busy_mounts.get(umount.mount).is_none() {
+            let account = self.account(&umount.attempt);
+            umount.mount = self.busy_mounts.entry(&umount.key, account);
+        }
+        self.refused(umount)
+    }
+
+    fn refused(&mut self, umount: QueuedUmount) -> Option<QueuedUmount> {
+        let QueuedUmount { at, mount, caller, .. } = umount;
+        let attempts = self.busy_mounts.refused(at, mount, caller);
+        let next = &mut self.holder_scans.next_lookup;
+        *next = next.or(Some(at.saturating_add(lookup::INTERVAL_NS)));
+        if !attempts.is_power_of_two() {
+            self.holder_scans.ignored += 1;
+            if let Some(busy) = self.busy_mounts.get(mount).cloned() {
+                self.diagnose(at, &ModelChange::Refused(&busy));
+            }
+            return None;
+        }
+        let scan = self.holder_scans.newest.get(&mount);
+        if scan.is_some_and(|scan| scan.is_recent(at)) || !self.may_scan(mount) {
+            self.emit_busy(&umount);
+            return None;
+        }
+        let awaits = self.awaited(at, Answer::Holders);
+        self.request_scan(awaits.id, &umount.attempt);
+        Some(QueuedUmount { awaits: Some(awaits), ..umount })
+    }
+
+    fn succeeded(&mut self, umount: QueuedUmount) -> Option<QueuedUmount> {
+        let Some(busy) = self.busy_mounts.get(umount.mount) else {
+            self.emit_never_refused(&umount);
+            return None;
+        };
+        let (mntns, identity) = (busy.key.mntns, busy.identity.clone());
+        // Only in recordings of before mounts had one.
+        let scan = self.holder_scans.newest.get(&umount.mount);
+        if identity.is_none() && scan.is_some_and(|scan| scan.report.mount.is_some()) {
+            self.end(&umount, None);
+            return None;
+        }
+        let answer = if identity.is_some() { Answer::Presence } else { Answer::Path };
+        let awaits = self.awaited(umount.at, answer);
+        match identity {
+            Some(identity) => {
+                let tgid = umount.attempt.actor.key.tgid;
+                self.request(Request::MountPresence { id: awaits.id, mntns, tgid, identity });
+            }
+            None => self.request_scan(awaits.id, &umount.attempt),
+        }
+        Some(QueuedUmount { awaits: Some(awaits), ..umount })
+    }
+
+    fn awaited(&mut self, at: BootNs, answer: Answer) -> Awaited {
+        let id = match answer {
+            Answer::Holders => {
+                self.holder_scans.last_scan += 1;
+                self.holder_scans.last_scan
+            }
+            _ => self.holder_scans.question_id(),
+        };
+        let deadline = at.max(self.holder_scans.now).saturating_add(ANSWER_TIMEOUT_NS);
+        Awaited { id, deadline, answer }
+    }
+
+    fn request_scan(&mut self, id: u64, attempt: &UmountAttempt) {
         self.request(Request::Holders {
             id,
-            mntns: umount.attempt.mntns,
-            tgid: umount.attempt.actor.key.tgid,
-            path: umount.attempt.path.clone(),
-            origin: umount.attempt.origin.clone(),
-            follow: umount.attempt.flags & UMOUNT_NOFOLLOW == 0,
+            mntns: attempt.mntns,
+            tgid: attempt.actor.key.tgid,
+            path: attempt.path.clone(),
+            origin: attempt.origin.clone(),
+            follow: attempt.flags & UMOUNT_NOFOLLOW == 0,
         });
-        self.holder_scans.pending.push(at.saturating_add(SCAN_TIMEOUT_NS), id, umount);
     }
 
-    pub(super) fn holders(&mut self, report: HolderReport) {
-        let answered = self.holder_scans.pending.take_answered(&report.id);
-        let Some(first) = answered.first() else { return };
-        if let Some(scan) = self.holder_scans.scans.get_mut(&first.key) {
-            scan.report = Some(report);
+    fn may_scan(&self, mount: BusyId) -> bool {
+        let Some(account) = self.busy_mounts.get(mount).map(|busy| &busy.account) else { return false };
+        let is_charged = |umount: &&QueuedUmount| {
+            umount.awaits.is_some()
+                && self.busy_mounts.get(umount.mount).is_some_and(|busy| busy.account == *account)
+        };
+        account.host || self.holder_scans.queue.iter().filter(is_charged).count() < SCANS_MAX
+    }
+
+    pub(super) fn holders(&mut self, at: BootNs, report: HolderReport) {
+        self.holder_scans.pass(at);
+        if let Some(mount) = self.holder_scans.lookups.remove(&report.id) {
+            if report.verdict == Verdict::NotAMount && report.complete {
+                self.vanished(at, mount);
+            }
+            return;
         }
-        answered.into_iter().for_each(|umount| self.emit_umount(umount));
-    }
-
-    pub(super) fn expire_mounts(&mut self, now: BootNs) {
-        for umount in self.holder_scans.pending.take_overdue(now) {
-            self.emit_umount(umount);
-        }
-        self.busy_mounts.expire(now);
-        self.holder_scans.expire(now);
-    }
-
-    fn emit_umount(&mut self, PendingUmount { at, source, key, attempt, outcome }: PendingUmount) {
-        self.source = source;
-        let report = self.holder_scans.scans.get(&key).and_then(|scan| scan.report.clone());
-        match outcome {
-            Outcome::Refused(attempts) => self.emit_busy(at, &key, &attempt, attempts, report),
-            Outcome::Released(attempts) => {
-                self.emit_released(at, &key, &attempt, attempts, report.as_ref());
-                // What is mounted there next has other holders.
-                self.holder_scans.scans.remove(&key);
+        let asked = [Answer::Holders, Answer::Path, Answer::StillHeld];
+        let Some(index) = self.holder_scans.position(report.id, &asked) else { return };
+        let umount = self.holder_scans.queue.remove(index);
+        self.source = umount.source;
+        match umount.awaits.map(|awaits| awaits.answer) {
+            Some(Answer::Holders) => self.scanned(at, umount, report),
+            Some(Answer::StillHeld) => self.end(&umount, Some(report)),
+            _ => {
+                if report.verdict == Verdict::NotAMount && report.complete {
+                    self.end(&umount, None);
+                } else {
+                    let reason = match report.blind_spots.first() {
+                        Some(spot) => spot.reason.clone(),
+                        None => {
+                            "something is mounted there, and which mount was busy is not known".to_owned()
+                        }
+                    };
+                    self.undetermined(&umount, &reason);
+                }
             }
         }
     }
 
-    fn emit_released(
-        &mut self,
-        at: BootNs,
-        key: &MountKey,
-        attempt: &UmountAttempt,
-        attempts: Option<u64>,
-        report: Option<&HolderReport>,
-    ) {
-        let volume = self.kubelets.volume(at, key.mntns, &key.path);
-        let detached = attempt.flags & MNT_DETACH != 0;
-        let (kind, verb) = match detached {
-            true => (Kind::MountDetached, "detached"),
-            false => (Kind::MountReleased, "unmounted"),
-        };
-        let severity = match (detached, attempts) {
-            (true, Some(_)) => Severity::Notice,
-            (false, Some(_)) => Severity::Info,
-            (_, None) => Severity::Debug,
-        };
-        let actor = self.actor(&attempt.actor, false);
-        let refused = match attempts {
-            None => String::new(),
-            Some(1) => " after one refused attempt".to_owned(),
-            Some(attempts) => format!(" after {attempts} refused attempts"),
-        };
-        let target = self.mount_target(volume.as_ref(), key.mntns, &actor);
-        let subject = mount_phrase(&key.path, volume.as_ref(), target.as_ref());
-        let message = format!("{subject} {verb}{refused} by {}", actor_phrase(&actor));
-        let mount = self.mount(key, attempt, attempts, report, volume);
-        let event = Event {
-            actor: Some(Box::new(actor)),
-            target: target.map(Box::new),
-            mount: Some(Box::new(mount)),
-            ..self.event(at, kind, severity, message)
-        };
-        self.emit(event);
+    fn scanned(&mut self, at: BootNs, umount: QueuedUmount, report: HolderReport) {
+        let before = umount.mount;
+        let found = report.mount.as_ref().and_then(|mount| mount.identity());
+        let mount = found
+            .map_or(before, |found| self.busy_mounts.identify(before, &umount.key, umount.caller, &found));
+        if mount != before {
+            for other in &mut self.holder_scans.queue {
+                if other.mount == before && other.key == umount.key {
+                    other.mount = mount;
+                }
+            }
+        }
+        self.holder_scans.newest.insert(mount, Scan { at, report });
+        self.emit_busy(&QueuedUmount { mount, ..umount });
+        self.advance(before);
+        self.advance(mount);
     }
 
-    fn emit_busy(
-        &mut self,
-        at: BootNs,
-        key: &MountKey,
-        attempt: &UmountAttempt,
-        attempts: u64,
-        report: Option<HolderReport>,
-    ) {
-        let path = report.as_ref().map_or(key.path.as_str(), |report| report.path.as_str());
-        let volume = self.kubelets.volume(at, key.mntns, path);
-        let mount = self.mount(key, attempt, Some(attempts), report.as_ref(), volume);
-        let (complete, verdict) = match &report {
-            // EBUSY shows that it was a mount: that none is found now explains nothing.
-            Some(HolderReport { verdict: Verdict::NotAMount, .. }) => (false, Verdict::NotAMount),
-            Some(report) => (report.complete, report.verdict),
-            None => (false, Verdict::Skipped),
-        };
-        let (holders, blind_spots) =
-            report.map(|report| (report.holders, report.blind_spots)).unwrap_or_default();
-        let unreadable = blind_spots.into_iter().map(|spot| Unreadable {
-            pid: spot.tgid,
-            comm: spot.comm,
-            reason: spot.reason,
-        });
-        let holders: Vec<MountHolder> =
-            holders.into_iter().map(|holder| self.mount_holder(at, holder)).collect();
-        let actor = self.actor(&attempt.actor, false);
-        let target = self.mount_target(mount.volume.as_ref(), key.mntns, &actor);
-        let subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
-        let message = format!("umount of {subject} refused: {}", holders_phrase(&holders, verdict));
-        let event = Event {
-            actor: Some(Box::new(actor)),
-            target: target.map(Box::new),
-            mount: Some(Box::new(mount)),
-            holders: Some(holders),
-            holders_complete: Some(complete),
-            holders_unreadable: unreadable.collect(),
-            holders_verdict: Some(verdict),
-            ..self.event(at, Kind::MountBusy, Severity::Warning, message)
-        };
-        self.emit(event);
-    }
-
-    fn mount(
-        &self,
-        key: &MountKey,
-        attempt: &UmountAttempt,
-        attempts: Option<u64>,
-        report: Option<&HolderReport>,
-        volume: Option<Volume>,
-    ) -> Mount {
-        let facts = report.and_then(|report| report.mount.as_ref());
-        Mount {
-            syscall: attempt.syscall.name().into(),
-            path: report.map_or_else(|| key.path.clone(), |report| report.path.clone()),
-            errno: attempt.errno.map(|_| "EBUSY".to_owned()),
-            flags: FLAGS
-                .iter()
-                .filter(|(bit, _)| attempt.flags & bit != 0)
-                .map(|(_, name)| (*name).to_owned())
-                .collect(),
-            fstype: facts.map(|facts| facts.fstype.clone()),
-            source: facts.map(|facts| facts.source.clone()),
-            device: facts.map(|facts| facts.device.clone()),
-            mntns: key.mntns,
-            attempts,
-            volume,
-            child_mounts: report.map_or_else(Vec::new, |report| report.child_mounts.clone()),
+    pub(super) fn mount_presence(&mut self, at: BootNs, presence: &MountPresence) {
+        self.holder_scans.pass(at);
+        if let Some(mount) = self.holder_scans.lookups.remove(&presence.id) {
+            if presence.present == Some(false) {
+                self.vanished(at, mount);
+            }
+            return;
+        }
+        let Some(index) = self.holder_scans.position(presence.id, &[Answer::Presence]) else { return };
+        let umount = self.holder_scans.queue.remove(index);
+        match presence.present {
+            Some(true) => self.advance(umount.mount),
+            Some(false) => self.gone(at, umount),
+            None => {
+                let reason = presence.reason.as_deref().unwrap_or("the mounts cannot be read");
+                self.undetermined(&umount, reason);
+            }
         }
     }
-}
 
-/// A pod volume by its name, any other mount by its path.
-fn mount_phrase(path: &str, volume: Option<&Volume>, target: Option<&Target>) -> String {
-    match (volume, target) {
-        (Some(volume), Some(target)) => format!("volume {}{}", volume.name, owner_phrase(target)),
-        // In a namespace of somebody else, where any path may be made.
-        (None, Some(target)) => format!("{path}{}", owner_phrase(target)),
-        (_, None) => path.to_owned(),
+    /// The busy mount is gone. Of several unmounts that succeeded before it was looked up the last one took it: those
+    /// before took what was mounted on top.
+    fn gone(&mut self, at: BootNs, mut umount: QueuedUmount) {
+        let is_later =
+            |other: &QueuedUmount| other.mount == umount.mount && !other.is_refused() && other.at <= at;
+        if let Some(index) = self.holder_scans.queue.iter().rposition(is_later) {
+            umount = self.holder_scans.queue.remove(index);
+        }
+        self.source = umount.source;
+        let scan = self.holder_scans.newest.get(&umount.mount).filter(|scan| !scan.report.holders.is_empty());
+        let Some(scan) = scan.filter(|_| umount.is_lazy()) else {
+            return self.end(&umount, None);
+        };
+        if let Some(mount) = scan.report.mount.clone() {
+            let holders = scan.report.holders.clone();
+            let awaits = self.awaited(at, Answer::StillHeld);
+            self.request(Request::StillHeld { id: awaits.id, mount: Box::new(mount), holders });
+            let waiting = QueuedUmount { awaits: Some(awaits), ..umount };
+            self.holder_scans.queue.insert(0, waiting);
+        } else {
+            self.end(&umount, None);
+        }
+    }
+
+    /// A busy mount has ended: whatever else was tried on its paths is about another one.
+    fn end(&mut self, umount: &QueuedUmount, still_held: Option<HolderReport>) {
+        let scan = self.holder_scans.newest.remove(&umount.mount);
+        if let Some(busy) = self.busy_mounts.remove(umount.mount) {
+            self.emit_ended(umount, &busy, scan.map(|scan| scan.report), still_held);
+        }
+        self.stop_lookups_of_none();
+        let mount = umount.mount;
+        let rest = self.holder_scans.queue.extract_if(.., |other| other.mount == mount);
+        for other in rest.collect::<Vec<_>>() {
+            self.submit(QueuedUmount { awaits: None, ..other });
+        }
+    }
+
+    /// An unmount of the path of a busy mount succeeded, and whether that mount is gone is not known.
+    fn undetermined(&mut self, umount: &QueuedUmount, reason: &str) {
+        if let Some(busy) = self.busy_mounts.get(umount.mount).cloned() {
+            self.diagnose(umount.at, &ModelChange::UmountUndetermined { mount: &busy, reason });
+        }
+        self.advance(umount.mount);
+    }
+
+    /// Processes what waited for the first unmount of a mount.
+    fn advance(&mut self, mount: BusyId) {
+        while let Some(index) = self.holder_scans.queue.iter().position(|umount| umount.mount == mount) {
+            if self.holder_scans.queue[index].awaits.is_some() {
+                return;
+            }
+            let umount = self.holder_scans.queue.remove(index);
+            if let Some(waiting) = self.process(umount) {
+                return self.holder_scans.queue.insert(index, waiting);
+            }
+        }
+    }
+
+    pub(super) fn expire_mounts(&mut self, now: BootNs) {
+        self.holder_scans.pass(now);
+        let is_overdue = |umount: &QueuedUmount| umount.awaits.is_some_and(|awaits| awaits.deadline <= now);
+        while let Some(index) = self.holder_scans.queue.iter().position(is_overdue) {
+            let umount = self.holder_scans.queue.remove(index);
+            self.source = umount.source;
+            match umount.awaits.map(|awaits| awaits.answer) {
+                Some(Answer::Holders) => {
+                    let report = HolderReport::skipped(0, umount.key.path.clone());
+                    self.scanned(now, umount, report);
+                }
+                Some(Answer::StillHeld) => self.end(&umount, None),
+                _ => self.undetermined(&umount, "its mounts were not read in time"),
+            }
+        }
+        if self.holder_scans.next_lookup.is_some_and(|due| due <= now) {
+            self.look_up_busy_mounts(now);
+        }
+        self.busy_mounts.expire(now);
+        let busy = &self.busy_mounts;
+        self.holder_scans.expire(now, |id| busy.get(id).is_some());
+    }
+
+    /// The nearest process above the program that unmounts.
+    fn caller(&self, attempt: &UmountAttempt) -> Caller {
+        let actor = &attempt.actor;
+        let own = Caller { tgid: actor.key.tgid, start_ns: actor.key.start_ns };
+        let facts = self.tasks.get(actor);
+        if !is_umount_program(&actor.comm, facts.and_then(|facts| facts.exe.as_deref())) {
+            return own;
+        }
+        let ancestors = facts.map_or(&[][..], |facts| &facts.ancestors);
+        let above = ancestors.iter().find(|above| !is_umount_program(&above.comm, above.exe.as_deref()));
+        above.or(ancestors.last()).map_or(own, |above| Caller { tgid: above.tgid, start_ns: above.start_ns })
+    }
+
+    fn account(&self, attempt: &UmountAttempt) -> Account {
+        let path = self.tasks.get(&attempt.actor).and_then(|facts| facts.cgroup.as_deref());
+        Account {
+            host: self.kubelets.mounts_in(attempt.mntns),
+            name: path.map(cgroup::account).unwrap_or_default().to_owned(),
+        }
     }
 }

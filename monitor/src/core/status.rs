@@ -39,6 +39,7 @@ impl Core {
                 self.emit_status_change(at, &status);
             }
             self.diagnose(at, &ModelChange::Ready);
+            self.look_up_busy_mounts(at);
         }
     }
 
@@ -59,6 +60,9 @@ impl Core {
             ..self.event(at, Kind::EventsLost, Severity::Warning, message)
         };
         self.emit(event);
+        if loss.source == "bpf" {
+            self.look_up_busy_mounts_soon(at);
+        }
     }
 
     /// Nothing is observed between two runs of the daemon. A notice only, because a restart is no fault by itself.

@@ -19,9 +19,6 @@ use crate::event::{CloseReason, Event, Incident, Kind, Severity, WallClock};
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, Request};
 
-/// This bit marks the ids of holder scans requested by diagnoses.
-pub const SCAN_ID: u64 = 1 << 48;
-
 /// A change of an incident, to be emitted as an event.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IncidentChange {
@@ -277,8 +274,18 @@ impl Engine {
                     self.push_change(Kind::IncidentUpdated, id);
                 }
             }
-            Finding::Close { subject, reason, evidence } => {
-                self.close(self.ids.id(kind, &subject), reason, evidence);
+            Finding::Close { subject, reason, evidence, last } => {
+                let id = self.ids.id(kind, &subject);
+                if let (Some(last), Some(open)) = (last, self.incidents.open.get_mut(&id)) {
+                    open.conclude(last.0, last.1);
+                }
+                self.close(id, reason, evidence);
+            }
+            Finding::Restate { subject, summary } => {
+                let id = self.ids.id(kind, &subject);
+                if self.incidents.open.get_mut(&id).is_some_and(|open| open.restate(summary)) {
+                    self.push_change(Kind::IncidentUpdated, id);
+                }
             }
             Finding::Link { effect, cause } => {
                 let (effect, cause) =
@@ -374,6 +381,7 @@ impl IncidentChange {
         let summary = &self.incident.summary;
         match self.incident.close_reason {
             Some(CloseReason::Resolved) => format!("resolved: {summary}"),
+            Some(CloseReason::Detached) => format!("detached, not resolved: {summary}"),
             Some(CloseReason::SubjectGone) => format!("over, for what it happened to is gone: {summary}"),
             Some(CloseReason::Expired) => format!("not heard of any more: {summary}"),
             None if self.incident.count > 1 => format!("{summary} ({} times)", self.incident.count),

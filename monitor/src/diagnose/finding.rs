@@ -30,6 +30,8 @@ pub struct IncidentObjects {
     pub mount: Option<Box<Mount>>,
     /// The holders of the mount.
     pub holders: Option<Vec<MountHolder>>,
+    /// How long before the event they were found, milliseconds.
+    pub holders_age_ms: Option<u64>,
     /// Whether the list of holders is complete.
     pub holders_complete: Option<bool>,
     /// What the scan could not look into.
@@ -48,6 +50,7 @@ impl IncidentObjects {
             neighbor: event.neighbor.clone(),
             mount: event.mount.clone(),
             holders: event.holders.clone(),
+            holders_age_ms: event.holders_age_ms,
             holders_complete: event.holders_complete,
             holders_unreadable: event.holders_unreadable.clone(),
             holders_verdict: event.holders_verdict,
@@ -63,6 +66,7 @@ impl IncidentObjects {
             neighbor: self.neighbor,
             mount: self.mount,
             holders: self.holders,
+            holders_age_ms: self.holders_age_ms,
             holders_complete: self.holders_complete,
             holders_unreadable: self.holders_unreadable,
             holders_verdict: self.holders_verdict,
@@ -85,6 +89,7 @@ impl IncidentObjects {
         put(&mut self.holders, newer.holders);
         if newer.holders_complete.is_some() {
             self.holders_unreadable = newer.holders_unreadable;
+            self.holders_age_ms = newer.holders_age_ms;
         }
         put(&mut self.holders_complete, newer.holders_complete);
         put(&mut self.holders_verdict, newer.holders_verdict);
@@ -163,6 +168,15 @@ pub enum Finding {
         reason: CloseReason,
         /// The event that shows it.
         evidence: Option<u64>,
+        /// Its summary and objects from now on, where they change with it.
+        last: Option<Box<(String, IncidentObjects)>>,
+    },
+    /// Replaces the summary of an open incident.
+    Restate {
+        /// What is affected.
+        subject: String,
+        /// One sentence with actor and target.
+        summary: String,
     },
     /// Links a cause that was not known when the effect opened.
     Link {
@@ -205,7 +219,25 @@ impl Findings {
 
     /// Closes an incident.
     pub fn close(&mut self, subject: String, reason: CloseReason, evidence: Option<u64>) {
-        self.items.push(Finding::Close { subject, reason, evidence });
+        self.items.push(Finding::Close { subject, reason, evidence, last: None });
+    }
+
+    /// Closes an incident, with what is known of it in the end.
+    pub fn close_with(
+        &mut self,
+        subject: String,
+        reason: CloseReason,
+        evidence: Option<u64>,
+        summary: String,
+        objects: IncidentObjects,
+    ) {
+        let last = Some(Box::new((summary, objects)));
+        self.items.push(Finding::Close { subject, reason, evidence, last });
+    }
+
+    /// Replaces the summary of an open incident.
+    pub fn restate(&mut self, subject: String, summary: String) {
+        self.items.push(Finding::Restate { subject, summary });
     }
 
     /// Links a cause to its effect.

@@ -396,7 +396,7 @@ impl Diagnosis for GatewayNeighborLost {
                 self.schedule_check_all(context.now);
             }
             ModelChange::Ready => self.reconcile(context, findings),
-            ModelChange::Refused { .. } | ModelChange::Holders(_) => {}
+            ModelChange::Refused(_) | ModelChange::UmountUndetermined { .. } | ModelChange::MountGone(_) => {}
         }
     }
 

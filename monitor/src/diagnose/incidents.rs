@@ -109,11 +109,8 @@ impl OpenIncident {
             notable |= report.confidence != incident.confidence;
             incident.confidence = report.confidence;
         }
-        if report.summary != incident.summary {
-            incident.summary = report.summary;
-            self.summaries += 1;
-            notable |= self.summaries <= SUMMARY_UPDATES_MAX;
-        }
+        notable |= self.restate(report.summary);
+        let incident = &mut self.incident;
         if let Some(ruled_out) = report.ruled_out {
             incident.ruled_out = ruled_out;
         }
@@ -136,6 +133,22 @@ impl OpenIncident {
             severity: Some(report.severity),
         };
         notable | self.repeat(&repeat)
+    }
+
+    /// Replaces the summary; returns whether the change is notable.
+    pub(super) fn restate(&mut self, summary: String) -> bool {
+        if summary == self.incident.summary {
+            return false;
+        }
+        self.incident.summary = summary;
+        self.summaries += 1;
+        self.summaries <= SUMMARY_UPDATES_MAX
+    }
+
+    /// What is known of it in the end.
+    pub(super) fn conclude(&mut self, summary: String, objects: IncidentObjects) {
+        self.incident.summary = summary;
+        self.objects.merge(objects);
     }
 
     /// Applies a repetition; returns whether the change is notable: at counts 2, 4, 8, … and when the severity rises.

@@ -9,9 +9,9 @@ use std::fmt::Debug;
 use serde_json::Value;
 
 use crate::event::{Event, WallClock};
-use crate::node::mounts::MountKey;
+use crate::node::mounts::BusyMount;
 use crate::node::view::NodeView;
-use crate::observation::{BootNs, HolderReport, NsInum};
+use crate::observation::{BootNs, NsInum};
 use crate::settings::{Threshold, Thresholds};
 
 mod advice;
@@ -24,7 +24,7 @@ mod past;
 mod timers;
 mod volume_busy;
 
-pub use engine::{Engine, IncidentChange, RestoreError, SCAN_ID, Saved};
+pub use engine::{Engine, IncidentChange, RestoreError, Saved};
 pub use finding::{Count, Finding, Findings, IncidentKey, IncidentObjects, Repeat, Report};
 pub use incidents::{Incidents, OpenIncident};
 
@@ -116,9 +116,16 @@ pub enum ModelChange<'a> {
     /// Every source has reported its status.
     Ready,
     /// An unmount was refused again, without an event.
-    Refused(&'a MountKey),
-    /// A holder scan requested by a diagnosis is done.
-    Holders(&'a HolderReport),
+    Refused(&'a BusyMount),
+    /// An unmount of the path of a busy mount succeeded, and whether that very mount is gone is not known.
+    UmountUndetermined {
+        /// The mount.
+        mount: &'a BusyMount,
+        /// Why not.
+        reason: &'a str,
+    },
+    /// A busy mount is gone, and how was not observed.
+    MountGone(&'a BusyMount),
 }
 
 #[cfg(test)]

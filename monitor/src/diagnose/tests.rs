@@ -124,7 +124,8 @@ fn a_cause_found_later_is_linked_and_emitted_once() {
 #[test]
 fn a_cause_that_is_over_can_still_be_named() {
     let mut engine = engine();
-    let close = Finding::Close { subject: "del".into(), reason: CloseReason::Resolved, evidence: None };
+    let close =
+        Finding::Close { subject: "del".into(), reason: CloseReason::Resolved, evidence: None, last: None };
     tick(&mut engine, vec![found("del"), close], vec![]);
     let effect = Finding::Report(Box::new(report("pod", vec![cause("del")])));
     assert_eq!(tick(&mut engine, vec![], vec![effect])[0].incident.caused_by.len(), 1);
@@ -133,7 +134,12 @@ fn a_cause_that_is_over_can_still_be_named() {
 #[test]
 fn an_incident_that_opens_again_is_another_episode_of_the_same_id() {
     let mut engine = engine();
-    let close = || Finding::Close { subject: "pod".into(), reason: CloseReason::Resolved, evidence: None };
+    let close = || Finding::Close {
+        subject: "pod".into(),
+        reason: CloseReason::Resolved,
+        evidence: None,
+        last: None,
+    };
     let first = tick(&mut engine, vec![found("pod"), close()], vec![]);
     let second = tick(&mut engine, vec![found("pod"), close()], vec![]);
     let ids: Vec<_> = first.iter().chain(&second).map(|change| change.incident.id.as_str()).collect();
@@ -152,7 +158,8 @@ fn an_incident_that_opens_again_is_another_episode_of_the_same_id() {
 fn a_closed_incident_has_no_advice() {
     let step = Advice { text: "look".into(), command: "ls".into(), risk: Risk::Read, process: None };
     let report = Report { advice: Some(vec![step]), ..report("pod", Vec::new()) };
-    let close = Finding::Close { subject: "pod".into(), reason: CloseReason::Resolved, evidence: None };
+    let close =
+        Finding::Close { subject: "pod".into(), reason: CloseReason::Resolved, evidence: None, last: None };
     let changes = tick(&mut engine(), vec![Finding::Report(Box::new(report)), close], vec![]);
     let advice: Vec<usize> = changes.iter().map(|change| change.incident.advice.len()).collect();
     assert_eq!(advice, [1, 0]);

@@ -1,6 +1,6 @@
 //! A pod's volume cannot be unmounted, so the pod stays in Terminating.
 //!
-//! Opens with the first refused unmount below a kubelet's pod directory and closes when the unmount succeeds. All
+//! Opens with the first refused unmount below a kubelet's pod directory and closes when that very mount is gone. All
 //! attempts are one incident. It needs the umount hook: no source lists the mounts of pods.
 
 use std::collections::BTreeMap;
@@ -10,12 +10,11 @@ use serde_json::Value;
 
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, SCAN_ID, STARTUP_GRACE};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE};
 use crate::event::wording::{holders_phrase, owner_phrase, pod_label, repeated_actor_phrase};
 use crate::event::{CloseReason, Confidence, Event, Kind, Mount, Severity, Volume};
 use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
-use crate::node::volume;
-use crate::observation::{BootNs, HolderReport, Request, Verdict};
+use crate::observation::{BootNs, MountIdentity, Verdict};
 use crate::settings::{Thresholds, Unit, thresholds};
 
 mod release;
@@ -26,10 +25,6 @@ pub(super) const KIND: &str = "volume-busy";
 const SECOND: BootNs = 1_000_000_000;
 /// Mounts of one volume: one for each container with a sub-path of it.
 const MOUNTS_MAX: usize = 64;
-/// The directory of the pods' directories.
-const PODS: &str = "/pods/";
-/// Holder scans requested at once: as many as fit into the scanner's queue.
-const SCANS_MAX: usize = 32;
 
 thresholds! {
     /// A busy volume is a warning after this many refused attempts to unmount it.
@@ -48,20 +43,51 @@ struct BusyVolume {
     first: BootNs,
     last: BootNs,
     severity: Severity,
-    /// Its busy mounts, with the number of attempts that an earlier incident counted.
-    #[serde(with = "crate::pairs")]
-    mounts: BTreeMap<MountKey, u64>,
-    /// Attempts that the model no longer counts: of released mounts, or of the previous run.
+    /// Its busy mounts.
+    mounts: Vec<BusyPart>,
+    /// Attempts that the model no longer counts, of mounts that ended.
     former: u64,
+    /// As in the newest report.
+    #[serde(default)]
+    summary: String,
+}
+
+/// A busy mount of a volume.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct BusyPart {
+    place: MountKey,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    identity: Option<MountIdentity>,
+    /// Attempts that an earlier incident counted.
+    before: u64,
+}
+
+impl BusyPart {
+    /// Whether it is the mount at this place, or what is known as it.
+    fn is(&self, place: &MountKey, identity: Option<&MountIdentity>) -> bool {
+        match (&self.identity, identity) {
+            (Some(known), Some(identity)) => self.place.mntns == place.mntns && known.is_same(identity),
+            _ => self.place == *place,
+        }
+    }
 }
 
 impl BusyVolume {
     fn attempts(&self, counted: &BusyMounts) -> u64 {
-        let here = |(key, before): (&MountKey, &u64)| {
-            counted_at(counted, key).map_or(0, |busy| busy.attempts().saturating_sub(*before))
+        let here = |part: &BusyPart| {
+            let busy = counted.find(&part.place, part.identity.as_ref());
+            busy.map_or(0, |(_, busy)| busy.attempts().saturating_sub(part.before))
         };
         self.former + self.mounts.iter().map(here).sum::<u64>()
     }
+}
+
+/// How a busy mount ended.
+struct End<'a> {
+    place: &'a MountKey,
+    identity: Option<&'a MountIdentity>,
+    attempts: u64,
+    reason: CloseReason,
 }
 
 /// The diagnosis.
@@ -70,12 +96,11 @@ pub(super) struct VolumeBusy {
     #[serde(skip)]
     thresholds: Thresholds,
     busy: BTreeMap<String, BusyVolume>,
+    /// The volume that is mounted at a place.
     #[serde(with = "crate::pairs")]
     by_mount: BTreeMap<MountKey, String>,
     /// When an incident escalates or expires.
     timers: Timers<String>,
-    scans: BTreeMap<u64, MountKey>,
-    last_scan: u64,
 }
 
 impl VolumeBusy {
@@ -85,8 +110,6 @@ impl VolumeBusy {
             busy: BTreeMap::new(),
             by_mount: BTreeMap::new(),
             timers: Timers::default(),
-            scans: BTreeMap::new(),
-            last_scan: 0,
         }
     }
 
@@ -98,20 +121,28 @@ impl VolumeBusy {
         if !self.busy.contains_key(&subject) && self.busy.len() >= CAPACITY {
             return findings.discard();
         }
-        let key = MountKey::new(mount.mntns, &mount.path);
-        let key = self.known_key(&key).unwrap_or(key);
+        let place = MountKey::new(mount.mntns, &mount.path);
+        let identity = mount.identity.as_ref();
+        let summary = summary(event, mount, volume);
         let busy = self.busy.entry(subject.clone()).or_insert_with(|| BusyVolume {
             first: event.at,
             last: event.at,
             severity: Severity::Info,
-            mounts: BTreeMap::new(),
+            mounts: Vec::new(),
             former: 0,
+            summary: String::new(),
         });
-        let counted = counted_at(context.node.busy_mounts, &key);
-        if !busy.mounts.contains_key(&key) && busy.mounts.len() < MOUNTS_MAX {
+        busy.summary.clone_from(&summary);
+        let counted = context.node.busy_mounts.find(&place, identity).map(|(_, counted)| counted);
+        if let Some(part) = busy.mounts.iter_mut().find(|part| part.is(&place, identity)) {
+            part.identity = identity.cloned().or(part.identity.take());
+        } else if busy.mounts.len() < MOUNTS_MAX {
             let before = counted.map_or(0, |busy| busy.attempts() - busy.recent_attempts());
-            busy.mounts.insert(key.clone(), before);
-            self.by_mount.insert(key.clone(), subject.clone());
+            busy.mounts.push(BusyPart { place: place.clone(), identity: identity.cloned(), before });
+        }
+        // Attempts between two events are known by the path of the caller, if no scan found the mount.
+        for place in counted.map(|counted| counted.key.clone()).into_iter().chain([place]) {
+            self.by_mount.insert(place, subject.clone());
         }
         busy.last = busy.last.max(event.at);
         let severity = self.severity(context, &subject);
@@ -121,7 +152,7 @@ impl VolumeBusy {
         findings.report(Report {
             severity,
             confidence: Confidence::Certain,
-            summary: summary(event, mount, volume),
+            summary,
             ruled_out: Some(release::ruled_out(event, mount)),
             advice: Some(release::advice_for(context.node, event, mount)),
             objects: IncidentObjects::of(event),
@@ -137,18 +168,14 @@ impl VolumeBusy {
         self.set_timer(&subject);
     }
 
-    /// The key of a known mount: callers may name it through symbolic links, its event has the path without them.
-    fn known_key(&self, key: &MountKey) -> Option<MountKey> {
-        if self.by_mount.contains_key(key) {
-            return Some(key.clone());
-        }
-        let busy = self.busy.get(&subject(&volume::of_path(&key.path)?))?;
-        busy.mounts.keys().find(|known| is_same_mount(known, key)).cloned()
+    fn subject_of(&self, mount: &BusyMount) -> Option<String> {
+        let place = MountKey::new(mount.key.mntns, mount.path());
+        self.by_mount.get(&place).or_else(|| self.by_mount.get(&mount.key)).cloned()
     }
 
     /// Counts an attempt that has no event.
-    fn attempt(&mut self, context: &Context<'_>, key: &MountKey, findings: &mut Findings) {
-        let Some(subject) = self.known_key(key).and_then(|key| self.by_mount.get(&key).cloned()) else {
+    fn attempt(&mut self, context: &Context<'_>, mount: &BusyMount, findings: &mut Findings) {
+        let Some(subject) = self.subject_of(mount) else {
             return;
         };
         let Some(busy) = self.busy.get_mut(&subject) else {
@@ -161,32 +188,48 @@ impl VolumeBusy {
         findings.repeat(Repeat { subject, last: context.now, evidence: None, count, severity });
     }
 
-    /// Drops a mount that was unmounted, and closes the incident with the last one.
-    fn released(&mut self, key: &MountKey, attempts: u64, evidence: Option<u64>, findings: &mut Findings) {
-        let Some(key) = &self.known_key(key) else {
-            return;
-        };
-        let Some(subject) = self.by_mount.remove(key) else {
+    /// Drops a mount that has ended, and closes the incident with the last one.
+    fn ended(&mut self, end: &End<'_>, event: Option<&Event>, findings: &mut Findings) {
+        let Some(subject) = self.by_mount.get(end.place).cloned() else {
             return;
         };
         let Some(busy) = self.busy.get_mut(&subject) else {
             return;
         };
-        let before = busy.mounts.remove(key).unwrap_or(0);
-        busy.former += attempts.saturating_sub(before);
-        if busy.mounts.is_empty() {
-            self.forget(&subject);
-            findings.close(subject, CloseReason::Resolved, evidence);
+        let Some(index) = busy.mounts.iter().position(|part| part.is(end.place, end.identity)) else {
+            return;
+        };
+        let part = busy.mounts.remove(index);
+        busy.former += end.attempts.saturating_sub(part.before);
+        if !busy.mounts.is_empty() {
+            return;
+        }
+        self.forget(&subject);
+        match event.filter(|_| end.reason == CloseReason::Detached) {
+            Some(event) => {
+                let objects = IncidentObjects::of(event);
+                findings.close_with(subject, end.reason, Some(event.seq), event.message.clone(), objects);
+            }
+            None => findings.close(subject, end.reason, event.map(|event| event.seq)),
+        }
+    }
+
+    /// Something was unmounted at the place of a busy mount, and whether it was that mount is not known.
+    fn undetermined(&mut self, mount: &BusyMount, reason: &str, findings: &mut Findings) {
+        let Some(subject) = self.subject_of(mount) else {
+            return;
+        };
+        if let Some(busy) = self.busy.get(&subject) {
+            let note = "an unmount there has succeeded since, and whether it is gone is not known";
+            let summary = format!("{}; {note}: {reason}", busy.summary);
+            findings.restate(subject, summary);
         }
     }
 
     fn forget(&mut self, subject: &str) {
         self.timers.cancel(&subject.to_owned());
-        if let Some(busy) = self.busy.remove(subject) {
-            for key in busy.mounts.keys() {
-                self.by_mount.remove(key);
-            }
-        }
+        self.busy.remove(subject);
+        self.by_mount.retain(|_, of| of != subject);
     }
 
     /// The severity by now; it never falls while the incident is open.
@@ -221,34 +264,6 @@ impl VolumeBusy {
         let expires = busy.last.saturating_add(seconds(self.thresholds.get(&EXPIRE_AFTER)));
         self.timers.set(&subject.to_owned(), escalates.map_or(expires, |escalates| escalates.min(expires)));
     }
-
-    /// Requests scans of all busy mounts, because the previous run left them open or records were lost. A scan shows if
-    /// nothing is mounted there any more.
-    fn scan_all(&mut self, findings: &mut Findings) {
-        self.scans.clear();
-        for key in self.by_mount.keys().take(SCANS_MAX) {
-            self.last_scan += 1;
-            let id = SCAN_ID | self.last_scan;
-            self.scans.insert(id, key.clone());
-            findings.request(Request::Holders {
-                id,
-                mntns: key.mntns,
-                tgid: 0,
-                path: key.path.clone(),
-                origin: None,
-                follow: false,
-            });
-        }
-    }
-
-    fn scan_done(&mut self, report: &HolderReport, findings: &mut Findings) {
-        if let Some(key) = self.scans.remove(&report.id)
-            && report.verdict == Verdict::NotAMount
-            && report.complete
-        {
-            self.released(&key, 0, None, findings);
-        }
-    }
 }
 
 impl Diagnosis for VolumeBusy {
@@ -260,11 +275,15 @@ impl Diagnosis for VolumeBusy {
         match (event.kind, &event.mount) {
             (Kind::MountBusy, Some(mount)) => self.refused(context, event, mount, findings),
             (Kind::MountReleased | Kind::MountDetached, Some(mount)) => {
-                let key = MountKey::new(mount.mntns, &mount.path);
-                self.released(&key, mount.attempts.unwrap_or(0), Some(event.seq), findings);
-            }
-            (Kind::EventsLost, _) if event.lost.as_ref().is_some_and(|lost| lost.source == "bpf") => {
-                self.scan_all(findings);
+                // Without a refused attempt before, it is not known which mount was unmounted.
+                let Some(attempts) = mount.attempts else { return };
+                let reason = match event.kind {
+                    Kind::MountDetached => CloseReason::Detached,
+                    _ => CloseReason::Resolved,
+                };
+                let place = MountKey::new(mount.mntns, &mount.path);
+                let end = End { place: &place, identity: mount.identity.as_ref(), attempts, reason };
+                self.ended(&end, Some(event), findings);
             }
             _ => {}
         }
@@ -272,9 +291,14 @@ impl Diagnosis for VolumeBusy {
 
     fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
         match change {
-            ModelChange::Refused(key) => self.attempt(context, key, findings),
-            ModelChange::Holders(report) => self.scan_done(report, findings),
-            ModelChange::Ready => self.scan_all(findings),
+            ModelChange::Refused(mount) => self.attempt(context, mount, findings),
+            ModelChange::UmountUndetermined { mount, reason } => self.undetermined(mount, reason, findings),
+            ModelChange::MountGone(mount) => {
+                let place = MountKey::new(mount.key.mntns, mount.path());
+                let (identity, attempts) = (mount.identity.as_ref(), mount.attempts());
+                let end = End { place: &place, identity, attempts, reason: CloseReason::SubjectGone };
+                self.ended(&end, None, findings);
+            }
             _ => {}
         }
     }
@@ -314,8 +338,10 @@ impl Diagnosis for VolumeBusy {
             first: context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now),
             last: context.clock.boot_ns(&incident.last_seen).unwrap_or(context.now),
             severity: incident.severity,
-            mounts: BTreeMap::from([(key.clone(), 0)]),
-            former: incident.count,
+            // The model counts on from the attempts of the incident.
+            mounts: vec![BusyPart { place: key.clone(), identity: mount.identity.clone(), before: 0 }],
+            former: 0,
+            summary: incident.summary.clone(),
         };
         self.busy.insert(subject.clone(), busy);
         self.by_mount.insert(key, subject.clone());
@@ -332,22 +358,6 @@ impl Diagnosis for VolumeBusy {
         *self = Self { thresholds, ..serde_json::from_value(saved)? };
         Ok(())
     }
-}
-
-/// Whether two paths lead to the same mount of a volume. The directory of the pods may be reached through symbolic
-/// links, and what is below it has none.
-fn is_same_mount(one: &MountKey, other: &MountKey) -> bool {
-    let below_pods = |key: &MountKey| key.path.rfind(PODS).map(|at| key.path[at..].to_owned());
-    one == other
-        || (one.mntns == other.mntns && below_pods(one).is_some_and(|path| Some(path) == below_pods(other)))
-}
-
-/// The attempts that the model counts for a mount, under the path that its callers use.
-fn counted_at<'a>(counted: &'a BusyMounts, key: &MountKey) -> Option<&'a BusyMount> {
-    counted.get(key).or_else(|| {
-        let mut others = counted.iter().filter(|(other, _)| is_same_mount(other, key));
-        others.next().map(|(_, busy)| busy)
-    })
 }
 
 fn subject(volume: &Volume) -> String {

@@ -71,6 +71,8 @@ pub const EVIDENCE_MAX: usize = 32;
 pub enum CloseReason {
     /// The fault is resolved.
     Resolved,
+    /// The mount was detached while it was in use: whoever holds it uses it on, unseen.
+    Detached,
     /// What was affected is gone.
     SubjectGone,
     /// It was not observed for too long.

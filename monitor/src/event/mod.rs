@@ -144,9 +144,12 @@ pub struct Event {
     /// The mount and the call that was made on it, for `mount.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mount: Option<Box<Mount>>,
-    /// Who pins the mount, for `mount.busy`.
+    /// Who pins the mount, for `mount.busy`; who still uses it, for `mount.detached`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders: Option<Vec<MountHolder>>,
+    /// How long before the event its holders were found, milliseconds; absent where they were found for it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub holders_age_ms: Option<u64>,
     /// Whether the holder scan was complete.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders_complete: Option<bool>,
@@ -189,6 +192,7 @@ impl Event {
             route: None,
             mount: None,
             holders: None,
+            holders_age_ms: None,
             holders_complete: None,
             holders_unreadable: Vec::new(),
             holders_verdict: None,

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Container, Details, Object, Pod, Role, Visitor};
-use crate::observation::Access;
+use crate::observation::{Access, MountIdentity};
 
 /// A mount and the call that was made on it, for `mount.*`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -30,7 +30,11 @@ pub struct Mount {
     pub device: Option<String>,
     /// Mount namespace of the caller, inode number.
     pub mntns: u32,
-    /// How often this caller program was refused on this path.
+    /// Which mount it is, once a scan has found it: what is mounted at the same path later is another one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub identity: Option<MountIdentity>,
+    /// How often this caller was refused on this mount, that is, the nearest process above the program that unmounts; once
+    /// it is released or detached, how often all callers were.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub attempts: Option<u64>,
     /// The pod volume that is mounted there.

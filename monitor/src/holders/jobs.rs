@@ -6,14 +6,15 @@ use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::presence::presence;
-use super::{Deadline, PresenceRequest, ScanRequest, scan};
+use super::still_held::still_held;
+use super::{Deadline, PresenceRequest, ScanRequest, StillHeldRequest, scan};
 use crate::observation::{HolderReport, MountPresence};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Entry, Job, entry};
 
 /// What readers do for this module.
 pub fn jobs() -> impl Iterator<Item = Entry> {
-    [entry::<Scan>(), entry::<Presence>()].into_iter()
+    [entry::<Scan>(), entry::<Presence>(), entry::<StillHeld>()].into_iter()
 }
 
 /// An answer, and the processor time that it took.
@@ -65,5 +66,22 @@ impl Job for Presence {
 
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
         measured(|| presence(proc, &self.request, Deadline::after(self.budget)))
+    }
+}
+
+/// Finds who still holds a detached mount.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct StillHeld {
+    pub(super) request: StillHeldRequest,
+    pub(super) budget: Duration,
+}
+
+impl Job for StillHeld {
+    const NAME: &'static str = "still-held";
+    const BACKGROUND: bool = true;
+    type Reply = Measured<HolderReport>;
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        measured(|| still_held(proc, &self.request, Deadline::after(self.budget)))
     }
 }

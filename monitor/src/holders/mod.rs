@@ -27,6 +27,7 @@ use crate::sources::procfs::dir::{Dir, is_gone};
 use crate::sources::procfs::mountinfo::Mount;
 
 pub use presence::PresenceRequest;
+pub use still_held::StillHeldRequest;
 
 use mntns_index::{Member, MntnsIndex, Seen};
 use pins::{Pin, ScanTargets, SearchedMount, Visitor};
@@ -39,6 +40,7 @@ mod pins;
 mod presence;
 mod propagation;
 mod resolve;
+mod still_held;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -337,6 +339,7 @@ impl<'p> Scan<'p> {
                 access,
                 path,
                 fd,
+                start_ns: Some(stat.start_ns),
                 cgroup: cgroup.clone(),
                 mntns: Some(ns),
             });

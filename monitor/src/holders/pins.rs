@@ -65,7 +65,7 @@ impl ScanTargets<'_> {
 const LAYERED: [&str; 3] = ["overlay", "btrfs", "bcachefs"];
 
 /// Compares a device of `/proc/PID/maps` with one of mountinfo.
-fn is_device(hexadecimal: &str, decimal: &str) -> bool {
+pub(super) fn is_device(hexadecimal: &str, decimal: &str) -> bool {
     let parse = |text: &str, radix| {
         let (major, minor) = text.split_once(':')?;
         Some((u32::from_str_radix(major, radix).ok()?, u32::from_str_radix(minor, radix).ok()?))
@@ -264,7 +264,7 @@ impl Visitor {
 }
 
 /// Name and device of a line of `/proc/PID/maps`, if a file is mapped there.
-fn mapped_file(line: &str) -> Option<(&str, &str)> {
+pub(super) fn mapped_file(line: &str) -> Option<(&str, &str)> {
     let (head, _) = line.split_at(line.find(" /")?);
     let mut fields = head.split_ascii_whitespace();
     let device = fields.nth(3)?;

@@ -315,7 +315,7 @@ fn walk(path: &str, errno: Errno) -> Unresolved {
     }
 }
 
-fn is_local(fstype: &str) -> bool {
+pub(super) fn is_local(fstype: &str) -> bool {
     LOCAL.contains(&fstype)
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use super::jobs::{self, Measured};
-use super::{PresenceRequest, ScanRequest};
+use super::{PresenceRequest, ScanRequest, StillHeldRequest};
 use crate::error_chain::chain;
 use crate::observation::{Fact, HolderReport, MountPresence};
 use crate::sources::procfs::readers::{Answer, BlockingReaders, Readers};
@@ -72,12 +72,14 @@ struct Shared {
 enum Work {
     Scan(ScanRequest),
     Presence(PresenceRequest),
+    StillHeld(StillHeldRequest),
 }
 
 #[derive(Debug, Default)]
 struct State {
     scans: VecDeque<ScanRequest>,
     presences: VecDeque<PresenceRequest>,
+    still_held: VecDeque<StillHeldRequest>,
     ended: bool,
 }
 
@@ -111,6 +113,14 @@ impl Scanner {
     /// As [`Self::request`].
     pub fn presence(&self, request: PresenceRequest) -> Result<(), Refused> {
         self.queue(request, PRESENCES_MAX, |state| &mut state.presences)
+    }
+
+    /// Queues a request who still holds a detached mount; never blocks.
+    ///
+    /// # Errors
+    /// As [`Self::request`].
+    pub fn still_held(&self, request: StillHeldRequest) -> Result<(), Refused> {
+        self.queue(request, self.queue, |state| &mut state.still_held)
     }
 
     fn queue<T>(
@@ -155,6 +165,9 @@ impl Shared {
             if let Some(request) = state.presences.pop_front() {
                 return Some(Work::Presence(request));
             }
+            if let Some(request) = state.still_held.pop_front() {
+                return Some(Work::StillHeld(request));
+            }
             let rest = no_scan_before.saturating_duration_since(Instant::now());
             if rest.is_zero() {
                 if let Some(request) = state.scans.pop_front() {
@@ -189,6 +202,18 @@ impl Work {
             Self::Scan(request) => {
                 let mut unread = HolderReport::skipped(request.id, request.path.clone());
                 match readers.ask(jobs::Scan { request, budget }, PATIENCE) {
+                    Ok(Answer { reply: Measured { found, took }, .. }) => {
+                        (Fact::Holders(Box::new(found)), took)
+                    }
+                    Err(error) => {
+                        unread.blind_spot(None, &chain(&error));
+                        (Fact::Holders(Box::new(unread)), Duration::ZERO)
+                    }
+                }
+            }
+            Self::StillHeld(request) => {
+                let mut unread = HolderReport::skipped(request.id, request.mount.mountpoint.clone());
+                match readers.ask(jobs::StillHeld { request, budget }, PATIENCE) {
                     Ok(Answer { reply: Measured { found, took }, .. }) => {
                         (Fact::Holders(Box::new(found)), took)
                     }

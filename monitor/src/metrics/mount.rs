@@ -9,9 +9,12 @@ use crate::observation::{Fact, HolderReport, MountSyscall, Observation, Verdict}
 /// Positive errno of a busy mount (`EBUSY`).
 const EBUSY: u16 = 16;
 
+/// Attempts of one caller between the 1st, 2nd, 4th, 8th, …
+const REPEATED: &str = "repeated";
+
 pub(super) struct MountMetrics {
     busy: IntCounterVec,
-    pub(super) busy_ignored: IntCounterVec,
+    busy_ignored: IntCounterVec,
     scans: Histogram,
     pub(super) scans_skipped: IntCounterVec,
 }
@@ -26,13 +29,15 @@ impl MountMetrics {
         for syscall in MountSyscall::NAMES {
             busy.with_label_values(&[syscall]);
         }
+        let busy_ignored = registrar.counters(
+            "kevtmon_mount_busy_ignored_total",
+            "Calls refused because a mount is busy that emit no event of their own.",
+            &["reason"],
+        )?;
+        busy_ignored.with_label_values(&[REPEATED]);
         Ok(Self {
             busy,
-            busy_ignored: registrar.counters(
-                "kevtmon_mount_busy_ignored_total",
-                "Refused calls in normal operation, which emit no event.",
-                &["reason"],
-            )?,
+            busy_ignored,
             scans: registrar.histogram(
                 "kevtmon_holders_scan_seconds",
                 "Duration of a scan for the holders of a mount.",
@@ -44,6 +49,11 @@ impl MountMetrics {
                 &["reason"],
             )?,
         })
+    }
+
+    pub(super) fn set_ignored(&self, total: u64) {
+        let counter = self.busy_ignored.with_label_values(&[REPEATED]);
+        counter.inc_by(total.saturating_sub(counter.get()));
     }
 
     #[expect(

@@ -65,7 +65,7 @@ fn used() -> Metrics {
     metrics.observation(&seen(Fact::Tick));
     metrics.model(&HashMap::from([(("docker".to_owned(), ContainerState::Running), 20)]), 20);
     metrics.holders_scan_skipped("rate-limit");
-    metrics.mount_busy_ignored("cgroup");
+    metrics.umounts_ignored(3);
     metrics.discarded("stdout", "closed", 2);
     metrics
 }

@@ -104,6 +104,24 @@ pub fn identify(path: &str) -> CgroupIdentity {
     identity
 }
 
+/// Who is charged for what a process does, so that nobody uses up what is there for all: its container, its user, else
+/// its unit. Whoever can make control groups of his own below that gets no more by it.
+#[must_use]
+pub fn account(path: &str) -> &str {
+    let segments = || path.split('/').filter(|segment| !segment.is_empty());
+    let is_owner = |segment: &&str| {
+        container(segment).is_some()
+            || is_user_slice(segment)
+            || is_unit(segment) && !segment.ends_with(".slice")
+    };
+    segments().find(is_owner).or_else(|| segments().next()).unwrap_or(path)
+}
+
+/// Whether it is the slice of one user, with all sessions and services of that user.
+fn is_user_slice(segment: &str) -> bool {
+    segment.starts_with("user-") && segment.ends_with(".slice")
+}
+
 fn is_unit(segment: &str) -> bool {
     [".service", ".scope", ".slice"]
         .iter()
@@ -262,6 +280,22 @@ mod tests {
                 seen.runtime.map_or("-", Runtime::name),
             ];
             assert_eq!(seen, expected.map(fill), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_user_is_charged_for_all_of_his_sessions_and_a_container_for_what_is_in_it() {
+        for (path, charged) in [
+            ("/user.slice/user-1000.slice/session-3.scope", "user-1000.slice"),
+            ("/user.slice/user-1000.slice/user@1000.service/app.slice/x.scope/y", "user-1000.slice"),
+            ("/system.slice/docker-{A}.scope/made/here", "docker-{A}.scope"),
+            ("/kubepods/burstable/pod{U}/{A}", "{A}"),
+            ("/system.slice/kubelet.service", "kubelet.service"),
+            ("/system.slice/a.service/child", "a.service"),
+            ("/group/below", "group"),
+            ("/", "/"),
+        ] {
+            assert_eq!(account(&fill(path)), fill(charged), "{path}");
         }
     }
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{NsInum, TaskRef};
+use super::{BootNs, NsInum, TaskRef};
 use crate::names::names;
 
 names! {
@@ -163,7 +163,7 @@ impl MountFacts {
 
 /// What tells a mount from all others of its mount namespace: the unique id where the kernel has one, else all the rest
 /// together, since plain ids are reused at once.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct MountIdentity {
     /// The id that is never reused, since 6.8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -248,6 +248,9 @@ pub struct Holder {
     pub path: Option<String>,
     /// The descriptor, for [`Access::Fd`].
     pub fd: Option<u32>,
+    /// Start of the process on the boot clock, to tell it from a later one with its id; not in older recordings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_ns: Option<BootNs>,
     /// Control group path.
     pub cgroup: Option<String>,
     /// Mount namespace of the holder.

@@ -26,6 +26,7 @@ pub(super) fn course(opened: &str, closed: Option<&str>, why: Option<CloseReason
     };
     let reason = match why {
         Some(CloseReason::Resolved) => ", resolved",
+        Some(CloseReason::Detached) => ", detached",
         Some(CloseReason::SubjectGone) => ", what it happened to is gone",
         Some(CloseReason::Expired) => ", not heard of again",
         None => "",

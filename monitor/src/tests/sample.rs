@@ -6,7 +6,7 @@ use crate::event::{
     Actor, ActorSource, AncestorRef, Confidence, Container, Daemon, Event, Join, Kind, Link, LinkPeer, Lost,
     Mount, MountHolder, Neighbor, Pod, Route, Severity, Target, Unreadable, Volume,
 };
-use crate::observation::{Access, Verdict};
+use crate::observation::{Access, MountIdentity, Verdict};
 
 pub(crate) fn all() -> Vec<Event> {
     vec![
@@ -146,6 +146,14 @@ pub(crate) fn busy() -> Event {
             source: Some("10.0.0.5:vol1".into()),
             device: Some("0:48".into()),
             mntns: 4_026_531_840,
+            identity: Some(MountIdentity {
+                unique: None,
+                mount_id: 410,
+                parent_id: 29,
+                device: "0:48".into(),
+                root: "/".into(),
+                mount_point: path.into(),
+            }),
             attempts: Some(4),
             volume: Some(Volume {
                 pod_uid: "3f0f".into(),
@@ -165,6 +173,7 @@ pub(crate) fn busy() -> Event {
             MountHolder { path: Some(path.into()), ..holder(4123, "etcd", Access::Cwd) },
             MountHolder { unit: Some("backup.service".into()), ..holder(977, "rsync", Access::Mount) },
         ]),
+        holders_age_ms: Some(1_500),
         holders_complete: Some(false),
         holders_unreadable: vec![Unreadable {
             pid: Some(1),

@@ -15,7 +15,23 @@ fn attempt(errno: Option<u16>) -> Fact {
 }
 
 fn report(id: u64) -> Fact {
+    found(id, 410)
+}
+
+/// The scan finds the mount with this id at the path.
+fn found(id: u64, mount: u64) -> Fact {
     Fact::Holders(Box::new(HolderReport {
+        mount: Some(MountFacts {
+            id: mount,
+            parent: Some(29),
+            unique: None,
+            mountpoint: "/mnt/x".into(),
+            root: "/".into(),
+            fstype: "tmpfs".into(),
+            source: "tmpfs".into(),
+            device: "0:77".into(),
+            mntns: 2,
+        }),
         holders: vec![Holder {
             tgid: 94_549,
             comm: "glusterfs".into(),
@@ -24,6 +40,7 @@ fn report(id: u64) -> Fact {
             access: Access::Cwd,
             path: Some("/mnt/x".into()),
             fd: None,
+            start_ns: None,
             cgroup: Some("/system.slice/run-r1.scope".into()),
             mntns: Some(2),
         }],
@@ -31,6 +48,62 @@ fn report(id: u64) -> Fact {
         verdict: Verdict::Processes,
         ..HolderReport::skipped(id, "/mnt/x")
     }))
+}
+
+/// Output that is no event of an incident.
+fn take(core: &mut Core) -> (Vec<Event>, Vec<Request>) {
+    let (mut emitted, mut requested) = (Vec::new(), Vec::new());
+    for output in core.take_output() {
+        match output {
+            Output::Event(event) => emitted.push(*event),
+            Output::Request(request) => requested.push(request),
+        }
+    }
+    emitted.iter().for_each(assert_valid);
+    (emitted, requested)
+}
+
+/// Answers the only request, which is whether a mount is still there.
+fn answer_presence(core: &mut Core, now: u64, present: Option<bool>) -> Vec<Event> {
+    let (emitted, requested) = take(core);
+    assert_eq!(emitted, []);
+    let [Request::MountPresence { id, mntns: 2, identity, .. }] = &requested[..] else {
+        panic!("{requested:?}")
+    };
+    assert_eq!(identity.mount_id, 410);
+    let reason = present.is_none().then(|| "no process is left".to_owned());
+    core.observe(at(now, Fact::MountPresence(MountPresence { id: *id, present, reason })));
+    take(core).0
+}
+
+/// A mount that was refused once, with its holders.
+fn busy() -> Core {
+    let mut core = settled();
+    core.observe(at(10, attempt(Some(16))));
+    core.observe(at(11, report(1)));
+    events(&mut core);
+    core
+}
+
+/// An attempt of umount, run by a process with this id and name.
+fn attempt_of(core: &mut Core, pid: u32, parent: (u32, &str)) -> Fact {
+    let key = TaskKey { tgid: pid, start_ns: u64::from(pid), exec_id: 1 };
+    let above = |(tgid, comm): (u32, &str)| Ancestor { tgid, start_ns: 1, comm: comm.into(), exe: None };
+    let facts = TaskFacts {
+        key,
+        uid: 0,
+        exe: Some("/usr/bin/umount".into()),
+        cmdline: None,
+        netns: HOST,
+        mntns: 2,
+        cgroup: Some("/system.slice/kubelet.service".into()),
+        place: TaskPlace::default(),
+        ancestors: vec![above((pid - 1, "nsenter")), above(parent), above((1, "systemd"))],
+    };
+    core.observe(at(9, Fact::Task(Box::new(facts))));
+    let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
+    let actor = TaskRef { key, tid: pid, comm: "umount".into(), context: None };
+    Fact::Umount(Box::new(UmountAttempt { actor, ..*attempt }))
 }
 
 #[test]
@@ -44,44 +117,138 @@ fn refused_unmounts_are_emitted_at_attempts_1_2_4_8_with_one_scan_in_ten_seconds
     );
     core.observe(at(11, report(1)));
     for now in 12..19 {
-        core.observe(at(now, attempt(Some(16))));
+        core.observe(at(now * MS, attempt(Some(16))));
     }
     let emitted: Vec<Event> = events(&mut core);
     let attempts: Vec<_> = emitted.iter().map(|event| event.mount.as_ref().unwrap().attempts).collect();
     assert_eq!(attempts, [Some(1), Some(2), Some(4), Some(8)]);
     assert!(emitted.iter().all(|event| event.holders.as_ref().unwrap().len() == 1));
+    let ages: Vec<_> = emitted.iter().map(|event| event.holders_age_ms).collect();
+    assert_eq!(ages, [None, Some(11), Some(13), Some(17)]);
     assert_eq!(
         emitted[0].message,
         "umount of /mnt/x refused: held by glusterfs (pid 94549) as its current directory"
     );
+    assert_eq!(core.umounts_ignored(), 4);
+}
+
+#[test]
+fn each_retry_is_another_process_and_the_caller_is_the_same() {
+    let mut core = busy();
+    let mut attempts = Vec::new();
+    for pid in 1..=50 {
+        let fact = attempt_of(&mut core, 40_000 + 2 * pid, (1893, "kubelet"));
+        core.observe(at(u64::from(pid) * MS, fact));
+    }
+    let fact = attempt_of(&mut core, 50_000, (77, "backup"));
+    core.observe(at(60 * MS, fact));
+    for event in events(&mut core) {
+        attempts.push((event.actor.as_ref().unwrap().pid, event.mount.as_ref().unwrap().attempts.unwrap()));
+    }
+    assert_eq!(
+        attempts,
+        [(40_002, 1), (40_004, 2), (40_008, 4), (40_016, 8), (40_032, 16), (40_064, 32), (50_000, 1)]
+    );
+}
+
+#[test]
+fn one_relative_path_in_two_directories_is_two_mounts() {
+    let mut core = settled();
+    let from = |cwd: &str| {
+        let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
+        let cwd = CallerDirectory { mount_id: 29, path: Some(cwd.into()) };
+        let origin = Some(Box::new(PathOrigin { root: None, cwd: Some(cwd), doubt: None }));
+        Fact::Umount(Box::new(UmountAttempt { path: "x".into(), origin, ..*attempt }))
+    };
+    core.observe(at(10, from("/mnt")));
+    core.observe(at(11, report(1)));
+    events(&mut core);
+    core.observe(at(12, from("/srv/")));
+    let (emitted, requested) = take(&mut core);
+    assert_eq!(emitted, [], "the holders of the other mount are not its own");
+    assert!(matches!(&requested[..], [Request::Holders { id: 2, .. }]), "{requested:?}");
+    core.observe(at(10_000 * MS, Fact::Tick));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    let mount = event.mount.as_ref().unwrap();
+    assert_eq!((mount.path.as_str(), mount.attempts), ("/srv/x", Some(1)));
 }
 
 #[test]
 fn the_unmount_that_succeeds_is_emitted_once() {
-    let mut core = settled();
-    core.observe(at(10, attempt(Some(16))));
-    core.observe(at(11, report(1)));
-    events(&mut core);
+    let mut core = busy();
     core.observe(at(20, attempt(None)));
-    core.observe(at(21, attempt(None)));
-    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    let emitted = answer_presence(&mut core, 21, Some(false));
+    let [event] = &emitted[..] else { panic!("not one event: {emitted:?}") };
     assert_eq!(event.kind, Kind::MountReleased);
-    assert_eq!(event.mount.as_ref().unwrap().attempts, Some(1));
+    let mount = event.mount.as_ref().unwrap();
+    assert_eq!((mount.attempts, mount.identity.as_ref().unwrap().mount_id), (Some(1), 410));
+    core.observe(at(22, attempt(None)));
+    assert_eq!(take(&mut core), (Vec::new(), Vec::new()));
 }
 
 #[test]
-fn a_mount_that_is_busy_again_after_its_release_is_scanned_again() {
-    let mut core = settled();
-    core.observe(at(10, attempt(Some(16))));
-    core.observe(at(11, report(1)));
-    core.observe(at(12, attempt(None)));
-    assert_eq!(events(&mut core).len(), 2);
-    core.observe(at(13, attempt(Some(16))));
-    let requested = requests(&mut core);
+fn what_was_mounted_on_top_is_not_the_busy_mount() {
+    for present in [Some(true), None] {
+        let mut core = busy();
+        core.observe(at(20, attempt(None)));
+        assert_eq!(answer_presence(&mut core, 21, present), []);
+        core.observe(at(22, attempt(Some(16))));
+        let [event] = &events(&mut core)[..] else { panic!("not one event") };
+        assert_eq!(event.mount.as_ref().unwrap().attempts, Some(2));
+    }
+}
+
+#[test]
+fn of_two_unmounts_that_succeed_the_last_one_took_the_busy_mount() {
+    let mut core = busy();
+    core.observe(at(20, attempt(None)));
+    let Fact::Umount(mut last) = attempt(None) else { unreachable!() };
+    last.actor.key.tgid = 7;
+    core.observe(at(21, Fact::Umount(last)));
+    let emitted = answer_presence(&mut core, 22, Some(false));
+    let actors: Vec<u32> = emitted.iter().map(|event| event.actor.as_ref().unwrap().pid).collect();
+    assert_eq!(actors, [7]);
+}
+
+#[test]
+fn later_events_of_a_mount_wait_for_the_earlier_ones() {
+    let mut core = busy();
+    core.observe(at(20, attempt(None)));
+    core.observe(at(21, attempt(Some(16))));
+    let (emitted, requested) = take(&mut core);
+    assert_eq!(emitted, []);
+    let [Request::MountPresence { id, .. }] = requested[..] else { panic!("{requested:?}") };
+    core.observe(at(22, Fact::MountPresence(MountPresence { id, present: Some(false), reason: None })));
+    let (emitted, requested) = take(&mut core);
+    assert_eq!(emitted.iter().map(|event| event.kind).collect::<Vec<_>>(), [Kind::MountReleased]);
     assert!(matches!(&requested[..], [Request::Holders { id: 2, .. }]), "{requested:?}");
-    core.observe(at(10_000 * MS, Fact::Tick));
+    core.observe(at(23, found(2, 411)));
     let [event] = &events(&mut core)[..] else { panic!("not one event") };
-    assert_eq!(event.holders, Some(Vec::new()), "those of the mount before are no longer true");
+    let mount = event.mount.as_ref().unwrap();
+    assert_eq!((mount.attempts, mount.identity.as_ref().unwrap().mount_id), (Some(1), 411));
+}
+
+#[test]
+fn a_mount_that_was_never_found_is_released_only_if_nothing_is_mounted_there() {
+    let nothing = |id| HolderReport {
+        verdict: Verdict::NotAMount,
+        complete: true,
+        ..HolderReport::skipped(id, "/mnt/x")
+    };
+    for (complete, expected) in [(true, vec![Kind::MountReleased]), (false, vec![])] {
+        let mut core = settled();
+        core.observe(at(10, attempt(Some(16))));
+        core.observe(at(11, Fact::Holders(Box::new(HolderReport::skipped(1, "/mnt/x")))));
+        let (emitted, _) = take(&mut core);
+        let reason = &emitted[0].holders_unreadable[0].reason;
+        assert_eq!(reason, "its holders were not looked for in time");
+        core.observe(at(12, attempt(None)));
+        let (_, requested) = take(&mut core);
+        let [Request::Holders { id, .. }] = requested[..] else { panic!("{requested:?}") };
+        core.observe(at(13, Fact::Holders(Box::new(HolderReport { complete, ..nothing(id) }))));
+        let kinds: Vec<Kind> = events(&mut core).iter().map(|event| event.kind).collect();
+        assert_eq!(kinds, expected);
+    }
 }
 
 #[test]
@@ -92,6 +259,7 @@ fn an_event_is_emitted_even_if_its_scan_never_finishes() {
     let [event] = &events(&mut core)[..] else { panic!("not one event") };
     assert_eq!(event.holders_verdict, Some(Verdict::Skipped));
     assert_eq!(event.holders_complete, Some(false));
+    assert_eq!(event.holders_unreadable.len(), 1, "it says why");
 }
 
 #[test]
@@ -124,11 +292,17 @@ fn a_busy_volume_names_its_pod_even_where_no_runtime_knows_it() {
     let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
     core.observe(at(10, Fact::Umount(Box::new(UmountAttempt { path: path.into(), ..*attempt.clone() }))));
     core.observe(at(11, Fact::Holders(Box::new(HolderReport::skipped(1, path)))));
+    let mut emitted = events(&mut core);
     core.observe(at(
         12,
         Fact::Umount(Box::new(UmountAttempt { path: path.into(), errno: None, ..*attempt })),
     ));
-    let emitted = events(&mut core);
+    let requested = requests(&mut core);
+    let [Request::Holders { id, .. }] = requested[..] else { panic!("{requested:?}") };
+    let gone =
+        HolderReport { verdict: Verdict::NotAMount, complete: true, ..HolderReport::skipped(id, path) };
+    core.observe(at(13, Fact::Holders(Box::new(gone))));
+    emitted.extend(events(&mut core));
     assert_eq!(emitted[0].target.as_ref().unwrap().pod.as_ref().unwrap().uid, &path[22..58]);
     assert_eq!(emitted[0].mount.as_ref().unwrap().volume.as_ref().unwrap().plugin, "kubernetes.io/glusterfs");
     assert_eq!(

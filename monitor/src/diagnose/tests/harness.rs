@@ -37,6 +37,9 @@ pub(in crate::diagnose) struct TestNode {
     pub(in crate::diagnose) observed: Vec<Observation>,
     pub(in crate::diagnose) tables: BTreeMap<NsInum, NetnsSnapshot>,
     pub(in crate::diagnose) mounted: bool,
+    /// Mounts on top of it.
+    pub(in crate::diagnose) covers: u32,
+    pub(in crate::diagnose) presence_known: bool,
     pub(in crate::diagnose) now: BootNs,
 }
 
@@ -63,6 +66,8 @@ impl TestNode {
             observed: Vec::new(),
             tables: BTreeMap::new(),
             mounted: true,
+            covers: 0,
+            presence_known: true,
             now: 0,
         };
         node.tables.insert(HOST, empty(HOST));
@@ -146,6 +151,15 @@ impl TestNode {
     /// One observation, a millisecond after the one before.
     pub(in crate::diagnose) fn observe(&mut self, fact: Fact) {
         self.now += MS;
+        if let Fact::Umount(attempt) = &fact
+            && attempt.mntns == MNTNS
+        {
+            match (attempt.errno, self.covers) {
+                (Some(_), _) => self.mounted = true,
+                (None, 0) => self.mounted = false,
+                (None, _) => self.covers -= 1,
+            }
+        }
         self.observe_now(fact);
     }
 
@@ -182,11 +196,18 @@ impl TestNode {
                 self.observe(Fact::Holders(Box::new(report)));
             }
             Request::MountPresence { id, .. } => {
-                self.observe(Fact::MountPresence(MountPresence {
-                    id,
-                    present: Some(self.mounted),
-                    reason: None,
+                self.observe(Fact::MountPresence(match self.presence_known {
+                    true => MountPresence { id, present: Some(self.mounted), reason: None },
+                    false => MountPresence::unknown(id, "no process is left"),
                 }));
+            }
+            Request::StillHeld { id, mount, holders } => {
+                self.observe(Fact::Holders(Box::new(HolderReport {
+                    holders,
+                    complete: true,
+                    verdict: Verdict::Processes,
+                    ..HolderReport::skipped(id, mount.mountpoint)
+                })));
             }
         }
     }
@@ -407,6 +428,8 @@ pub(in crate::diagnose) fn failure(netns: NsInum) -> Fact {
     }))
 }
 
+/// The mount namespace of the kubelet.
+const MNTNS: NsInum = 4_026_531_840;
 /// The kubelet's directory.
 pub(in crate::diagnose) const KUBELET: &str = "/var/lib/kubelet/";
 /// A symbolic link to it.
@@ -420,7 +443,7 @@ pub(in crate::diagnose) fn umount(errno: Option<u16>) -> Fact {
     Fact::Umount(Box::new(UmountAttempt {
         syscall: MountSyscall::Umount2,
         actor: TaskRef { key: task_key(30_001), tid: 30_001, comm: "umount".into(), context: None },
-        mntns: 4_026_531_840,
+        mntns: MNTNS,
         path: volume_path(),
         origin: None,
         flags: 0,
@@ -453,6 +476,7 @@ fn holders(id: u64, path: &str) -> HolderReport {
             access: Access::Fd,
             path: Some(format!("{path}/.lock")),
             fd: Some(9),
+            start_ns: None,
             cgroup: Some("/system.slice/run-r77.scope".into()),
             mntns: Some(4_026_531_840),
         }],
@@ -462,6 +486,6 @@ fn holders(id: u64, path: &str) -> HolderReport {
     }
 }
 
-fn not_a_mount(id: u64, path: &str) -> HolderReport {
+pub(in crate::diagnose) fn not_a_mount(id: u64, path: &str) -> HolderReport {
     HolderReport { verdict: Verdict::NotAMount, complete: true, ..HolderReport::skipped(id, path) }
 }

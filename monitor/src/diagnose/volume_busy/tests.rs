@@ -85,16 +85,75 @@ fn it_escalates_with_time_alone() {
 }
 
 #[test]
-fn it_closes_when_the_unmount_succeeds_even_if_lazily() {
-    for flags in [0, 2] {
+fn it_closes_when_the_mount_is_gone() {
+    let mut node = busy();
+    node.observe(umount(None));
+    let closed = node.last_incident().incident.as_ref().unwrap();
+    assert_eq!((closed.close_reason, closed.evidence.len()), (Some(CloseReason::Resolved), 2));
+    assert_eq!(node.core.deadline(), None);
+}
+
+fn lazily() -> Fact {
+    let Fact::Umount(mut attempt) = umount(None) else { unreachable!() };
+    attempt.flags = 2;
+    Fact::Umount(attempt)
+}
+
+#[test]
+fn a_mount_that_is_detached_is_not_resolved_and_names_who_holds_it_still() {
+    let mut node = busy();
+    node.observe(lazily());
+    let event = node.last_incident();
+    let closed = event.incident.as_ref().unwrap();
+    assert_eq!((closed.close_reason, closed.evidence.len()), (Some(CloseReason::Detached), 2));
+    assert_eq!(
+        event.message,
+        "detached, not resolved: volume cam-pv-50g of pod cam/cam1-78b6fc6bc8-cjsw5 detached after one refused \
+         attempt by umount (pid 30001), and is still held by glusterfs (pid 94549) with an open file"
+    );
+    assert_eq!(event.holders.as_ref().unwrap()[0].pid, 94_549);
+    let asked = |request: &&Request| matches!(request, Request::StillHeld { .. });
+    assert_eq!(node.requests.iter().filter(asked).count(), 1);
+    assert_eq!(node.core.deadline(), None);
+}
+
+#[test]
+fn a_cover_that_is_unmounted_closes_nothing() {
+    for cover in [umount(None), lazily()] {
         let mut node = busy();
-        let Fact::Umount(mut attempt) = umount(None) else { unreachable!() };
-        attempt.flags = flags;
-        node.observe(Fact::Umount(attempt));
-        let closed = node.last_incident().incident.as_ref().unwrap();
-        assert_eq!((closed.close_reason, closed.evidence.len()), (Some(CloseReason::Resolved), 2));
-        assert_eq!(node.core.deadline(), None);
+        node.covers = 1;
+        node.observe(cover);
+        assert_eq!(node.kinds(), ["incident.opened"]);
+        assert!(
+            node.events.iter().all(|event| !matches!(event.kind, Kind::MountReleased | Kind::MountDetached))
+        );
+        node.observe(umount(Some(16)));
+        assert_eq!(node.open()[0].count, 2, "it is the same mount as before");
+        node.observe(umount(None));
+        assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
     }
+}
+
+#[test]
+fn where_nobody_can_see_whether_it_is_gone_it_stays_open_and_says_so() {
+    let mut node = busy();
+    node.presence_known = false;
+    node.observe(umount(None));
+    assert_eq!(node.kinds(), ["incident.opened", "incident.updated"]);
+    assert!(node.events.iter().all(|event| event.kind != Kind::MountReleased));
+    let message = &node.last_incident().message;
+    assert!(message.ends_with("whether it is gone is not known: no process is left"), "{message}");
+    node.run_for(1_801 * S);
+    assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Expired));
+}
+
+#[test]
+fn a_mount_that_goes_unseen_is_gone_and_not_resolved() {
+    let mut node = busy();
+    node.mounted = false;
+    node.run_for(61 * S);
+    assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::SubjectGone));
+    assert_eq!(node.core.deadline(), None);
 }
 
 #[test]
@@ -112,8 +171,8 @@ fn a_path_through_a_symbolic_link_is_the_same_mount() {
     assert_eq!(node.last_incident().mount.as_ref().unwrap().path, volume_path());
     // The scan that resolved the path is forgotten by then.
     node.run_for(1_200 * S);
-    node.observe(through_link(None));
-    assert_eq!(node.open().len(), 0);
+    node.observe(umount(None));
+    assert_eq!(node.open().len(), 0, "by another path than the refused attempts");
 }
 
 #[test]
@@ -161,9 +220,19 @@ fn an_unmount_that_succeeds_before_the_scan_is_done_leaves_nothing_open() {
     let now = node.now;
     assert_eq!(silent(&mut node, now, umount(Some(16))), []);
     assert_eq!(silent(&mut node, now + 1, umount(None)), [], "events of one mount leave in order");
-    let emitted = silent(&mut node, now + 6 * S, Fact::Tick);
-    let expected = [Kind::MountBusy, Kind::IncidentOpened, Kind::MountReleased, Kind::IncidentClosed];
-    assert_eq!(emitted, expected);
+    node.core.observe(Observation { at: now + 6 * S, source: Source::Daemon, fact: Fact::Tick });
+    let (mut emitted, mut asked) = (Vec::new(), Vec::new());
+    for output in node.core.take_output() {
+        match output {
+            crate::core::Output::Event(event) => emitted.push(event.kind),
+            crate::core::Output::Request(Request::Holders { id, .. }) => asked.push(id),
+            crate::core::Output::Request(_) => {}
+        }
+    }
+    assert_eq!(emitted, [Kind::MountBusy, Kind::IncidentOpened]);
+    let gone = not_a_mount(asked[0], &volume_path());
+    let emitted = silent(&mut node, now + 7 * S, Fact::Holders(Box::new(gone)));
+    assert_eq!(emitted, [Kind::MountReleased, Kind::IncidentClosed]);
 }
 
 #[test]
@@ -205,6 +274,8 @@ fn a_restart_keeps_id_count_and_age_and_closes_what_was_unmounted_meanwhile() {
         node.start(Vec::new());
         if !mounted {
             assert_eq!(node.kinds(), ["incident.closed"]);
+            let reason = node.last_incident().incident.as_ref().unwrap().close_reason;
+            assert_eq!(reason, Some(CloseReason::SubjectGone), "nobody saw how");
             assert_eq!(node.last_incident().incident.as_ref().unwrap().id, id);
             continue;
         }

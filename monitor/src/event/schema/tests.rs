@@ -94,6 +94,8 @@ fn extremes() -> Event {
         (holder.container, holder.pod) = (Some(container.clone()), Some(pod.clone()));
         holder.serves = Some(Serves { mountpoint: "/x".into(), pod: pod.clone() });
     }
+    event.mount.as_mut().unwrap().identity.as_mut().unwrap().unique = Some(2_147_484_010);
+    event.holders_age_ms = busy.holders_age_ms;
     (event.holders_complete, event.holders_verdict) = (busy.holders_complete, busy.holders_verdict);
     event.holders_unreadable = busy.holders_unreadable;
     event.incident = Some(Box::new(Incident {

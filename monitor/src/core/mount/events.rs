@@ -1,0 +1,199 @@
+//! The events of unmounts.
+
+use super::{EBUSY, QueuedUmount};
+use crate::core::Core;
+use crate::event::wording::{actor_phrase, holders_phrase, owner_phrase};
+use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Unreadable, Volume};
+use crate::node::mounts::BusyMount;
+use crate::observation::{BootNs, HolderReport, MountIdentity, UmountAttempt, Verdict};
+
+/// `MNT_*` and `UMOUNT_*` of include/linux/fs.h.
+const FLAGS: [(u32, &str); 4] =
+    [(1, "MNT_FORCE"), (2, "MNT_DETACH"), (4, "MNT_EXPIRE"), (8, "UMOUNT_NOFOLLOW")];
+const MS: BootNs = 1_000_000;
+
+/// What is known of the mount of an event.
+#[derive(Debug, Clone, Copy, Default)]
+struct Known<'a> {
+    report: Option<&'a HolderReport>,
+    identity: Option<&'a MountIdentity>,
+    attempts: Option<u64>,
+}
+
+impl Core {
+    /// A refused unmount.
+    pub(super) fn emit_busy(&mut self, umount: &QueuedUmount) {
+        let QueuedUmount { at, attempt, .. } = umount;
+        let scan = self.holder_scans.newest.get(&umount.mount).filter(|scan| scan.is_recent(*at));
+        let age = scan.map(|scan| at.saturating_sub(scan.at) / MS).filter(|age| *age > 0);
+        let report = scan.map(|scan| scan.report.clone());
+        let busy = self.busy_mounts.get(umount.mount);
+        let identity = busy.and_then(|busy| busy.identity.clone());
+        let known = Known {
+            report: report.as_ref(),
+            identity: identity.as_ref(),
+            attempts: Some(self.busy_mounts.attempts_of(umount.mount, umount.caller)),
+        };
+        let mount = self.mount_object(umount, known);
+        let (complete, verdict) = match &report {
+            // EBUSY shows that it was a mount: that none is found now explains nothing.
+            Some(HolderReport { verdict: Verdict::NotAMount, .. }) => (false, Verdict::NotAMount),
+            Some(report) => (report.complete, report.verdict),
+            None => (false, Verdict::Skipped),
+        };
+        let unreadable = unreadable(report.as_ref(), complete, verdict);
+        let holders = report.map(|report| report.holders).unwrap_or_default();
+        let holders: Vec<MountHolder> =
+            holders.into_iter().map(|holder| self.mount_holder(umount.at, holder)).collect();
+        let actor = self.actor(&attempt.actor, false);
+        let target = self.mount_target(mount.volume.as_ref(), mount.mntns, &actor);
+        let subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
+        let message = format!("umount of {subject} refused: {}", holders_phrase(&holders, verdict));
+        let event = Event {
+            actor: Some(Box::new(actor)),
+            target: target.map(Box::new),
+            mount: Some(Box::new(mount)),
+            holders: Some(holders),
+            holders_age_ms: age,
+            holders_complete: Some(complete),
+            holders_unreadable: unreadable,
+            holders_verdict: Some(verdict),
+            ..self.event(*at, Kind::MountBusy, Severity::Warning, message)
+        };
+        self.emit(event);
+    }
+
+    /// The unmount that ended a busy mount. `still_held`: who uses it on, where it was detached.
+    pub(super) fn emit_ended(
+        &mut self,
+        umount: &QueuedUmount,
+        busy: &BusyMount,
+        report: Option<HolderReport>,
+        still_held: Option<HolderReport>,
+    ) {
+        let attempts = busy.attempts();
+        let known = Known {
+            report: report.as_ref(),
+            identity: busy.identity.as_ref(),
+            attempts: (attempts > 0).then_some(attempts),
+        };
+        let mount = self.mount_object(umount, known);
+        let actor = self.actor(&umount.attempt.actor, false);
+        let target = self.mount_target(mount.volume.as_ref(), mount.mntns, &actor);
+        let subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
+        let after = match attempts {
+            0 => String::new(),
+            1 => " after one refused attempt".to_owned(),
+            attempts => format!(" after {attempts} refused attempts"),
+        };
+        let by = actor_phrase(&actor);
+        let (kind, severity, mut message) = match umount.is_lazy() {
+            true => (Kind::MountDetached, Severity::Notice, format!("{subject} detached{after} by {by}")),
+            false => (Kind::MountReleased, Severity::Info, format!("{subject} unmounted{after} by {by}")),
+        };
+        let mut event = Event {
+            actor: Some(Box::new(actor)),
+            target: target.map(Box::new),
+            mount: Some(Box::new(mount)),
+            ..self.event(umount.at, kind, severity, String::new())
+        };
+        if umount.is_lazy() {
+            let (complete, verdict) = match &still_held {
+                Some(report) => (report.complete, report.verdict),
+                None => (false, Verdict::Skipped),
+            };
+            event.holders_unreadable = unreadable(still_held.as_ref(), complete, verdict);
+            let holders = still_held.map(|report| report.holders).unwrap_or_default();
+            let holders: Vec<MountHolder> =
+                holders.into_iter().map(|holder| self.mount_holder(umount.at, holder)).collect();
+            message.push_str(&match holders.is_empty() {
+                false => format!(", and is still {}", holders_phrase(&holders, verdict)),
+                true => "; who uses it on is not known".to_owned(),
+            });
+            event.holders = Some(holders);
+            event.holders_complete = Some(complete);
+            event.holders_verdict = Some(verdict);
+        }
+        self.emit(Event { message, ..event });
+    }
+
+    /// An unmount of a pod volume's path that was not refused before. Which mount it took is not known: perhaps one that
+    /// covered the volume.
+    pub(super) fn emit_never_refused(&mut self, umount: &QueuedUmount) {
+        let key = &umount.key;
+        let Some(volume) = self.kubelets.volume(umount.at, key.mntns, &key.path) else { return };
+        let actor = self.actor(&umount.attempt.actor, false);
+        let target = self.node().target_of_pod(&volume.pod_uid);
+        let subject = mount_phrase(&umount.key.path, Some(&volume), Some(&target));
+        let (kind, verb) = match umount.is_lazy() {
+            true => (Kind::MountDetached, "detached"),
+            false => (Kind::MountReleased, "unmounted"),
+        };
+        let message = format!("{subject} {verb}, or what was mounted on it, by {}", actor_phrase(&actor));
+        let event = Event {
+            mount: Some(Box::new(self.mount_object(umount, Known::default()))),
+            actor: Some(Box::new(actor)),
+            target: Some(Box::new(target)),
+            ..self.event(umount.at, kind, Severity::Debug, message)
+        };
+        self.emit(event);
+    }
+
+    fn mount_object(&self, umount: &QueuedUmount, known: Known<'_>) -> Mount {
+        let QueuedUmount { key, attempt, .. } = umount;
+        let Known { report, identity, attempts } = known;
+        let facts = report.and_then(|report| report.mount.as_ref());
+        let path = match (identity, report) {
+            (Some(identity), _) => &identity.mount_point,
+            (None, Some(report)) => &report.path,
+            (None, None) => &key.path,
+        };
+        Mount {
+            syscall: attempt.syscall.name().into(),
+            path: path.clone(),
+            errno: (attempt.errno == Some(EBUSY)).then(|| "EBUSY".to_owned()),
+            flags: flags(attempt),
+            fstype: facts.map(|facts| facts.fstype.clone()),
+            source: facts.map(|facts| facts.source.clone()),
+            device: facts.map(|facts| facts.device.clone()),
+            mntns: key.mntns,
+            identity: identity.cloned(),
+            attempts,
+            volume: self.kubelets.volume(umount.at, key.mntns, path),
+            child_mounts: report.map_or_else(Vec::new, |report| report.child_mounts.clone()),
+        }
+    }
+}
+
+fn flags(attempt: &UmountAttempt) -> Vec<String> {
+    let set = FLAGS.iter().filter(|(bit, _)| attempt.flags & bit != 0);
+    set.map(|(_, name)| (*name).to_owned()).collect()
+}
+
+/// What could not be looked into. A list of holders that is incomplete always has a reason.
+fn unreadable(report: Option<&HolderReport>, complete: bool, verdict: Verdict) -> Vec<Unreadable> {
+    let spots = report.map_or(&[][..], |report| &report.blind_spots);
+    let mut unreadable: Vec<Unreadable> = spots
+        .iter()
+        .map(|spot| Unreadable { pid: spot.tgid, comm: spot.comm.clone(), reason: spot.reason.clone() })
+        .collect();
+    if !complete && unreadable.is_empty() {
+        let reason = match verdict {
+            Verdict::NotAMount => "nothing was mounted there any more when its holders were looked for",
+            Verdict::Skipped => "its holders were not looked for in time",
+            _ => "the processes of the node could not be listed",
+        };
+        unreadable.push(Unreadable { pid: None, comm: None, reason: reason.to_owned() });
+    }
+    unreadable
+}
+
+/// A pod volume by its name, any other mount by its path.
+fn mount_phrase(path: &str, volume: Option<&Volume>, target: Option<&Target>) -> String {
+    match (volume, target) {
+        (Some(volume), Some(target)) => format!("volume {}{}", volume.name, owner_phrase(target)),
+        // In a namespace of somebody else, where any path may be made.
+        (None, Some(target)) => format!("{path}{}", owner_phrase(target)),
+        (_, None) => path.to_owned(),
+    }
+}

@@ -1,0 +1,146 @@
+//! Who still uses a mount that was detached: the holders of the last scan go in, those that hold on come out.
+//!
+//! Only their processes are read. Nothing is mounted any more, so the kernel shows their files from the root of the
+//! detached mount; descriptors keep its id. A current directory is told from one of the same name elsewhere by its
+//! device, which is read on local file systems only: a server that is gone would block it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use nix::fcntl::{AT_FDCWD, AtFlags};
+use nix::sys::stat::fstatat;
+use serde::{Deserialize, Serialize};
+
+use super::pins::{is_device, mapped_file};
+use super::resolve::is_local;
+use super::{Deadline, Holder, HolderReport};
+use crate::observation::{Access, MountFacts, Verdict};
+use crate::sources::procfs::Proc;
+use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
+use crate::sources::procfs::mountinfo::MountTable;
+
+/// A request who still holds a detached mount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StillHeldRequest {
+    /// Returned in the report.
+    pub id: u64,
+    /// The mount, as it was.
+    pub mount: MountFacts,
+    /// As the last scan found them.
+    pub holders: Vec<Holder>,
+}
+
+/// Answers a request.
+pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Deadline) -> HolderReport {
+    let StillHeldRequest { id, mount, holders } = request;
+    let skipped = HolderReport::skipped(*id, mount.mountpoint.clone());
+    let mut report = HolderReport { mount: Some(mount.clone()), complete: true, ..skipped };
+    let mut by_process: BTreeMap<u32, Vec<&Holder>> = BTreeMap::new();
+    for holder in holders {
+        by_process.entry(holder.tgid).or_default().push(holder);
+    }
+    for (tgid, holders) in by_process {
+        if deadline.is_over() {
+            report.blind_spot(None, "the time to look at its holders again ran out");
+            break;
+        }
+        let Ok(process) = proc.dir(tgid) else { continue };
+        let Some(stat) = proc.stat(tgid).filter(|stat| stat.state != 'Z') else { continue };
+        for holder in holders {
+            if holder.start_ns.is_some_and(|start| start != stat.start_ns) {
+                continue;
+            }
+            let held = holds(proc, &process, holder, mount);
+            if !process.is_there(&mut Vec::new()) {
+                break;
+            }
+            match held {
+                Some(true) => report.holders.push(Holder { comm: stat.comm.clone(), ..holder.clone() }),
+                Some(false) => {}
+                None => report.blind_spot(
+                    Some((tgid, Some(stat.comm.clone()))),
+                    "whether it still uses the detached mount cannot be seen",
+                ),
+            }
+        }
+    }
+    let in_it = |holder: &Holder| !matches!(holder.access, Access::Mount | Access::ChildMount);
+    report.verdict = match (&report.holders[..], report.complete) {
+        ([], true) => Verdict::Transient,
+        ([], false) => Verdict::Incomplete,
+        (holders, _) if holders.iter().any(in_it) => Verdict::Processes,
+        _ => Verdict::MountNamespace,
+    };
+    report
+}
+
+/// Whether it holds on; `None` where that cannot be seen.
+fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts) -> Option<bool> {
+    let (mut buffer, mut text) = (Buffer::default(), Vec::new());
+    let path = holder.path.as_deref()?;
+    let now = path.strip_prefix(mount.mountpoint.trim_end_matches('/'));
+    let now = match now {
+        Some("") => "/",
+        Some(below) => below,
+        None if holder.access == Access::Mount => path,
+        None => return None,
+    };
+    match holder.access {
+        Access::Fd => {
+            let name = NumberName::new(holder.fd?);
+            let link = match process
+                .at(c"fd")
+                .and_then(|fds| Ok(fds.link(name.as_c_str(), &mut buffer)?.into_owned()))
+            {
+                Ok(link) => link,
+                Err(error) => return is_gone(&error).then_some(false),
+            };
+            let info =
+                process.at(c"fdinfo").and_then(|dir| Ok(dir.text(name.as_c_str(), &mut text)?.into_owned()));
+            // An id is reused once nobody holds the mount.
+            Some(mnt_id(&info.ok()?)? == mount.id && link == now)
+        }
+        Access::Cwd | Access::Root | Access::Exe => {
+            let (file, name) = match holder.access {
+                Access::Cwd => ("cwd", c"cwd"),
+                Access::Root => ("root", c"root"),
+                _ => ("exe", c"exe"),
+            };
+            if process.link(name, &mut buffer).ok()? != now {
+                return Some(false);
+            }
+            if !is_local(&mount.fstype) {
+                return None;
+            }
+            let own = device(&proc.path(holder.tgid, file))?;
+            if own != mount.device {
+                return Some(false);
+            }
+            let root = device(&proc.path(holder.tgid, "root")).filter(|_| holder.access != Access::Root);
+            (root.as_ref() != Some(&own)).then_some(true)
+        }
+        Access::Mmap => {
+            let maps = process.text(c"maps", &mut text).ok()?;
+            let mut files = maps.lines().filter_map(mapped_file);
+            Some(files.any(|(path, device)| path == now && is_device(device, &mount.device)))
+        }
+        Access::Mount => {
+            let root = process.link(c"root", &mut buffer).ok()?.into_owned();
+            let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, &root);
+            let is_copy = |found: &_| is_copy(found, path, mount);
+            Some(table.iter().any(is_copy))
+        }
+        Access::ChildMount => Some(false),
+    }
+}
+
+fn is_copy(found: &crate::sources::procfs::mountinfo::Mount, path: &str, mount: &MountFacts) -> bool {
+    found.mountpoint == path && found.device == mount.device && found.root == mount.root
+}
+
+/// `major:minor` of the file system that a link of /proc leads to, from the cache.
+fn device(link: &Path) -> Option<String> {
+    let flags = AtFlags::AT_NO_AUTOMOUNT | AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC);
+    let stat = fstatat(AT_FDCWD, link, flags).ok()?;
+    Some(format!("{}:{}", libc::major(stat.st_dev), libc::minor(stat.st_dev)))
+}

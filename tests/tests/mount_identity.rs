@@ -1,0 +1,232 @@
+//! Which mount, and which caller: covers, detached mounts, retries, and mounts of strangers.
+
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::patience::wait_until;
+use kevtmon_tests::process::{Finished, attempt, finish, hold_by_cwd, hold_by_fd};
+
+fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
+    event.kind() == kind && event.text("/mount/path") == path.to_string_lossy()
+}
+
+fn wait_for(daemon: &mut Daemon, kind: &str, path: &Path) -> Event {
+    daemon.wait_for(&format!("{kind} of {}", path.display()), |event| is_about(event, kind, path))
+}
+
+fn kinds_of(events: &[Event], path: &Path) -> Vec<String> {
+    let about = events.iter().filter(|event| event.text("/mount/path") == path.to_string_lossy());
+    about.map(|event| event.kind().to_owned()).collect()
+}
+
+/// Runs a shell with the path of a mount as `$1`.
+fn shell(script: &str, mount: &Mount) -> Finished {
+    let mut command = Command::new("sh");
+    finish(command.args(["-c", script, "sh"]).arg(mount.point()).stdin(Stdio::null()), "sh".as_ref())
+}
+
+fn umount_succeeds(mount: &Mount) -> Finished {
+    wait_until("the mount is free", || {
+        let ran = mount.umount();
+        ran.status.success().then_some(ran)
+    })
+}
+
+#[test]
+fn a_cover_that_is_unmounted_releases_nothing_and_closes_nothing() {
+    let mount = Mount::volume();
+    let mut daemon = launch().kubelet(&mount).start();
+    let culprit = hold_by_cwd(mount.point());
+    mount.umount_refused();
+    let busy = wait_for(&mut daemon, "mount.busy", mount.point());
+    assert!(busy.has("/mount/identity/mount_id"), "{busy}");
+    for unmount in ["umount \"$1\"", "umount -l \"$1\""] {
+        let cover = shell(&format!("mount -t tmpfs cover \"$1\" && {unmount}"), &mount);
+        assert!(cover.status.success(), "{}", cover.stderr);
+    }
+    let seen = kinds_of(&daemon.mount_fence(), mount.point());
+    for kind in ["mount.released", "mount.detached", "incident.closed"] {
+        assert!(!seen.iter().any(|seen| seen == kind), "{seen:?}");
+    }
+    drop(culprit);
+    let umount = umount_succeeds(&mount);
+    wait_for(&mut daemon, "mount.released", mount.point()).expect_actor(umount.pid, "umount");
+    let closed = wait_for(&mut daemon, "incident.closed", mount.point());
+    closed.expect("/incident/close_reason", "resolved");
+}
+
+#[test]
+fn a_busy_cover_is_another_mount_than_the_one_below() {
+    let mount = Mount::new();
+    let mut daemon = launch().start();
+    let below = hold_by_cwd(mount.point());
+    mount.umount_refused();
+    let first = wait_for(&mut daemon, "mount.busy", mount.point());
+    let cover = Mount::at(mount.point());
+    let above = hold_by_cwd(cover.point());
+    drop(above);
+    let umount = umount_succeeds(&cover);
+    // The one below was busy before, and only that one is released.
+    drop(below);
+    let last = umount_succeeds(&mount);
+    let released = wait_for(&mut daemon, "mount.released", mount.point());
+    released.expect_actor(last.pid, "umount");
+    assert_eq!(released.get("/mount/identity"), first.get("/mount/identity"), "{released}");
+    assert_ne!(umount.pid, last.pid);
+    let all = kinds_of(&daemon.events(), mount.point());
+    assert_eq!(all.iter().filter(|kind| *kind == "mount.released").count(), 1, "{all:?}");
+}
+
+#[test]
+fn a_detached_volume_is_not_resolved_and_names_who_holds_it_still() {
+    let mount = Mount::volume();
+    let mut daemon = launch().kubelet(&mount).start();
+    let (by_cwd, by_fd, leaver) =
+        (hold_by_cwd(mount.point()), hold_by_fd(&mount.file()), hold_by_cwd(mount.point()));
+    mount.umount_refused();
+    wait_for(&mut daemon, "mount.busy", mount.point());
+    let gone = leaver.pid();
+    drop(leaver);
+    let umount = attempt::<&std::ffi::OsStr>(&["umount".as_ref(), "-l".as_ref(), mount.point().as_ref()]);
+    let umount = umount.succeeded("umount -l");
+
+    let detached = wait_for(&mut daemon, "mount.detached", mount.point());
+    detached.expect_actor(umount.pid, "umount");
+    let closed = wait_for(&mut daemon, "incident.closed", mount.point());
+    closed.expect("/incident/close_reason", "detached");
+    assert!(!closed.text("/message").contains("resolved:"), "{closed}");
+    for event in [&detached, &closed] {
+        // Copies of the mount in namespaces of other tests are listed, too.
+        let pids =
+            event.list("/holders").iter().filter_map(|holder| holder["pid"].as_u64()).collect::<Vec<_>>();
+        for pid in [by_cwd.pid(), by_fd.pid()] {
+            assert!(pids.contains(&pid.into()), "{pid} in {event}");
+        }
+        assert!(!pids.contains(&gone.into()), "{gone}, which has ended, in {event}");
+        assert!(event.text("/message").contains("is still held by"), "{event}");
+    }
+    assert!(!kinds_of(&daemon.events(), mount.point()).contains(&"mount.released".to_owned()));
+}
+
+#[test]
+fn fifty_retries_of_one_caller_are_one_story_and_another_caller_has_its_own() {
+    let mount = Mount::new();
+    let mut daemon = launch().start();
+    let culprit = hold_by_cwd(mount.point());
+    let retries = "i=0; while [ $i -lt 50 ]; do umount \"$1\" 2>/dev/null; i=$((i + 1)); done";
+    let first = shell(retries, &mount);
+    let second = shell("umount \"$1\" 2>/dev/null; umount \"$1\" 2>/dev/null; true", &mount);
+    let events = daemon.mount_fence();
+    let busy = events.iter().filter(|event| is_about(event, "mount.busy", mount.point()));
+    let stories: Vec<(u64, u64)> = busy
+        .map(|event| {
+            (
+                event.number("/actor/ancestors/0/pid").expect("a parent"),
+                event.number("/mount/attempts").expect("a count"),
+            )
+        })
+        .collect();
+    let (first, second) = (u64::from(first.pid), u64::from(second.pid));
+    let expected = [1, 2, 4, 8, 16, 32].map(|attempts| (first, attempts));
+    assert_eq!(stories, [&expected[..], &[(second, 1), (second, 2)]].concat());
+    let later: Vec<&Event> = events
+        .iter()
+        .filter(|event| is_about(event, "mount.busy", mount.point()))
+        .filter(|event| event.has("/holders_age_ms"))
+        .collect();
+    for event in later {
+        assert_eq!(event.list("/holders")[0]["pid"], culprit.pid(), "{event}");
+    }
+}
+
+#[test]
+fn a_sentence_names_who_ran_umount() {
+    let mount = Mount::new();
+    let scratch = Scratch::new();
+    let kubelet = scratch.path().join("kubelet");
+    std::fs::write(&kubelet, "#!/bin/sh\numount \"$1\"\nexit 0\n").expect("a script can be written");
+    std::fs::set_permissions(&kubelet, std::fs::Permissions::from_mode(0o755)).expect("a mode can be set");
+    let mut daemon = launch().start();
+    let culprit = hold_by_cwd(mount.point());
+    mount.umount_refused();
+    wait_for(&mut daemon, "mount.busy", mount.point());
+    drop(culprit);
+    let ran = wait_until("the mount is free", || {
+        let ran = finish(Command::new(&kubelet).arg(mount.point()).stdin(Stdio::null()), "kubelet".as_ref());
+        ran.stderr.is_empty().then_some(ran)
+    });
+    let released = wait_for(&mut daemon, "mount.released", mount.point());
+    let named = format!("by kubelet (pid {}), run by ", ran.pid);
+    assert!(released.text("/message").contains(&named), "{named} in {released}");
+    assert!(released.text("/message").ends_with(", by means of umount"), "{released}");
+    released.expect("/actor/comm", "umount");
+}
+
+#[test]
+fn a_thousand_mounts_of_a_stranger_displace_no_count_and_no_incident() {
+    let mount = Mount::volume();
+    let mut daemon = launch().kubelet(&mount).start();
+    let culprit = hold_by_cwd(mount.point());
+    mount.umount_refused();
+    wait_for(&mut daemon, "incident.opened", mount.point());
+    let scratch = Scratch::new();
+    let script = "mount -t tmpfs strange \"$1\" && cd \"$1\" && i=0\n\
+         while [ $i -lt 1100 ]; do mkdir -p $i && mount -t tmpfs s $i && mkdir $i/in && mount -t tmpfs s $i/in\n\
+         umount \"$1/$i\" 2>/dev/null; i=$((i + 1)); done";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]).arg(scratch.path());
+    let strange = finish(command.stdin(Stdio::null()), "unshare".as_ref());
+    let last = scratch.path().join("1099");
+    wait_for(&mut daemon, "mount.busy", &last);
+    drop(strange);
+    let second = mount.umount_refused();
+    let fits = |event: &Event| {
+        is_about(event, "mount.busy", mount.point()) && event.number("/actor/pid") == Some(second.pid.into())
+    };
+    let event = daemon.wait_for("the second attempt", fits);
+    event.expect("/mount/attempts", 2);
+    let seen = kinds_of(&daemon.mount_fence(), mount.point());
+    assert!(!seen.iter().any(|kind| kind == "incident.closed"), "{seen:?}");
+    drop(culprit);
+}
+
+#[test]
+fn an_incomplete_list_of_holders_says_why_and_what_cannot_matter_spoils_no_list() {
+    let mount = Mount::new();
+    // A zombie, and a process in a mount namespace without the mount.
+    let mut zombie = Command::new("sh");
+    let zombie = zombie.args(["-c", "sleep 0 & exec sleep 1000000"]).stdin(Stdio::null());
+    let zombie = kevtmon_tests::process::Running::spawn(zombie);
+    let mut elsewhere = Command::new("unshare");
+    elsewhere.args([
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        "umount -l \"$1\"; exec sleep 1000000",
+        "sh",
+    ]);
+    let elsewhere = kevtmon_tests::process::Running::spawn(elsewhere.arg(mount.point()).stdin(Stdio::null()));
+    let name = |pid| kevtmon_tests::process::comm(pid);
+    wait_until("both have begun", || {
+        [zombie.pid(), elsewhere.pid()].iter().all(|pid| name(*pid).as_deref() == Some("sleep")).then_some(())
+    });
+    let mut daemon = launch().start();
+    let culprit = hold_by_cwd(mount.point());
+    mount.umount_refused();
+    let event = wait_for(&mut daemon, "mount.busy", mount.point());
+    // Where the tests run in a container, there are processes that nobody may read.
+    let unreadable = event.list("/holders_unreadable");
+    event.expect("/holders_complete", unreadable.is_empty());
+    for pid in [zombie.pid(), elsewhere.pid()] {
+        assert!(unreadable.iter().all(|process| process["pid"] != pid), "{event}");
+    }
+    drop(culprit);
+}
