@@ -37,7 +37,7 @@ fn only_the_choice_of_command_lines_takes_effect_without_a_restart() {
 fn a_file_of_any_size_and_one_without_end_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let large = dir.path().join("large");
-    std::fs::write(&large, " ".repeat(2 << 20)).unwrap();
+    fs::write(&large, " ".repeat(2 << 20)).unwrap();
     for (path, expected) in
         [(large.as_path(), "it is larger than 1 MiB"), (Path::new("/dev/zero"), "not a regular file")]
     {

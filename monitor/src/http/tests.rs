@@ -16,7 +16,7 @@ const NEVER: Patience = Patience { usual: Duration::from_secs(3600), scarce: Dur
 
 /// Answers `/wait` when it is released, all else at once.
 struct Answers {
-    entered: Mutex<mpsc::Sender<()>>,
+    entered: Mutex<mpsc::SyncSender<()>>,
     release: Arc<Semaphore>,
 }
 
@@ -54,7 +54,7 @@ impl Rig {
             })
             .collect();
         let addresses = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
-        let (entering, entered) = mpsc::channel();
+        let (entering, entered) = mpsc::sync_channel(64);
         let release = Arc::new(Semaphore::new(0));
         let handler = Answers { entered: Mutex::new(entering), release: Arc::clone(&release) };
         let limits = Limits { connections, patience, blocking_threads: 1, shutdown: Duration::ZERO };

@@ -101,6 +101,8 @@ impl SegmentWriter for Segments {
         }
         self.file = None;
         self.trim();
+        // The state directory may have been removed meanwhile.
+        create_directory(&self.directory)?;
         let path = self.directory.join(format!("{:012}.{SUFFIX}", self.next));
         self.file = Some(create_private(&path)?);
         self.next += 1;
@@ -116,6 +118,8 @@ impl SegmentWriter for Segments {
         let (Some(file), Some(segment)) = (&mut self.file, self.known.back_mut()) else {
             return Err(ErrorKind::NotFound.into());
         };
+        // A file without a name is of no use; the next part gets one.
+        fs::symlink_metadata(&segment.path)?;
         file.write_all(lines)?;
         segment.bytes += u64::try_from(lines.len()).unwrap_or(u64::MAX);
         segment.written = SystemTime::now();
@@ -156,4 +160,24 @@ pub(super) fn numbered(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     }
     found.sort_unstable();
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_was_removed_is_made_anew_with_the_next_part() {
+        let parent = tempfile::tempdir().unwrap();
+        let state = parent.path().join("state");
+        let mut segments = Segments::open(&state, Duration::from_secs(60), 1 << 20).unwrap();
+        segments.start_part(PartStart::NewFile).unwrap();
+        segments.write_lines(b"a\n").unwrap();
+        fs::remove_dir_all(&state).unwrap();
+        assert_eq!(segments.write_lines(b"b\n").unwrap_err().kind(), ErrorKind::NotFound);
+        segments.start_part(PartStart::NewFile).unwrap();
+        segments.write_lines(b"c\n").unwrap();
+        let written = numbered(&state.join(DIRECTORY)).unwrap();
+        assert_eq!(written.iter().map(|(_, path)| fs::read(path).unwrap()).collect::<Vec<_>>(), [b"c\n"]);
+    }
 }
