@@ -238,7 +238,8 @@ fn root_dir<'a>(program: &str, arguments: &[&'a str]) -> Option<Option<&'a str>>
     if program != "kubelet" && arguments.first() != Some(&"kubelet") {
         return None;
     }
-    let values = arguments.iter().enumerate().filter_map(|(index, argument)| {
+    // The last one counts, as with every flag of Go programs.
+    let root = arguments.iter().enumerate().rev().find_map(|(index, argument)| {
         let rest = argument.strip_prefix("--root-dir")?;
         match rest.strip_prefix('=') {
             Some(value) => Some(value),
@@ -246,8 +247,7 @@ fn root_dir<'a>(program: &str, arguments: &[&'a str]) -> Option<Option<&'a str>>
             None => None,
         }
     });
-    // The last one counts, as with every flag of Go programs.
-    Some(values.last().filter(|root| is_plain(root)))
+    Some(root.filter(|root| is_plain(root)))
 }
 
 /// Whether it is an absolute path without `.` and `..`, and not the root of everything.
