@@ -246,6 +246,13 @@ impl Daemon {
                 .map(|at| Instant::now() + Duration::from_nanos(at.saturating_sub(boot_now())));
             tokio::select! {
                 _ = rx.recv_many(&mut batch, BATCH) => {
+                    if batch.iter().any(is_from_probe) {
+                        // Messages about routes that changed before may still wait in the socket.
+                        tokio::task::yield_now().await;
+                        let late = BATCH.saturating_mul(2).saturating_sub(batch.len());
+                        batch.extend(std::iter::from_fn(|| rx.try_recv().ok()).take(late));
+                        batch.sort_by_key(|observation| !changes_routes(observation));
+                    }
                     let gauges_changed = batch.iter().any(changes_model_gauges);
                     for observation in batch.drain(..) {
                         self.observe(observation);
@@ -450,6 +457,17 @@ fn own_mounts(mntns: NsInum) -> SourceStatus {
     );
     tracing::warn!("{reason}");
     SourceStatus { reason: Some(reason), ..SourceStatus::up(SourceKind::Processes, "own-mounts") }
+}
+
+/// Whether it is a change of a neighbor entry that was recorded in the kernel.
+fn is_from_probe(observation: &Observation) -> bool {
+    matches!(observation.fact, Fact::Neighbor(_)) && observation.source != Source::Netlink
+}
+
+/// Whether it changes which gateway is in use, so that it is taken before changes of neighbor entries: those bear the time
+/// at which they happened.
+fn changes_routes(observation: &Observation) -> bool {
+    matches!(observation.fact, Fact::Route(_) | Fact::RouteGone(_) | Fact::NetnsStale { .. })
 }
 
 /// Whether an observation can change the gauges of the model.

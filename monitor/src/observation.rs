@@ -117,6 +117,11 @@ pub enum Fact {
     Route(RouteFacts),
     /// A route was deleted (live).
     RouteGone(RouteFacts),
+    /// The routes of a namespace changed in a way that no message describes; a snapshot follows.
+    NetnsStale {
+        /// Its inode number.
+        netns: NsInum,
+    },
     /// An address appeared (live).
     Address(AddressFacts),
     /// An address was deleted (live).

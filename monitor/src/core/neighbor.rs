@@ -162,12 +162,14 @@ impl Core {
         .then_some(Awaited::Container(id))
     }
 
-    /// Whether the model is certain about the address being a gateway or not. A route to it is proof; that it is none
+    /// Whether the model is certain about the address being a gateway or not. A route to it is proof, unless routes changed unseen; that it is none
     /// is certain only where no recent change can be missing from the model.
     fn is_sure_of_gateway(&self, at: BootNs, change: &NeighborChange) -> bool {
         self.namespaces.get(change.key.netns).is_some_and(|namespace| {
-            namespace.is_gateway(at, change.key.ifindex, change.key.address, is_by_request(change))
-                || namespace.is_settled(at, change.key.ifindex)
+            let key = change.key;
+            !namespace.is_stale()
+                && (namespace.is_gateway(at, key.ifindex, key.address, is_by_request(change))
+                    || namespace.is_settled(at, key.ifindex))
         })
     }
 

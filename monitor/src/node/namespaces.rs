@@ -68,6 +68,9 @@ pub struct Namespace {
     lladdr_changed: BTreeMap<u32, BootNs>,
     /// When a link or route was last added or changed.
     changed: BootNs,
+    /// Whether routes changed since the last snapshot in a way that only the next one will show.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    stale: bool,
     /// Links that have just lost their peer or gone, as they were before, with the time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     bereft: Vec<(BootNs, LinkFacts)>,
@@ -140,6 +143,7 @@ impl Namespaces {
             disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
             lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
             changed: old.as_ref().map_or(changed, |old| old.changed),
+            stale: false,
             bereft: old.as_ref().map(|old| old.bereft.clone()).unwrap_or_default(),
         };
         for (ifindex, link) in old.iter().flat_map(|old| &old.links) {
@@ -166,6 +170,13 @@ impl Namespaces {
     pub fn is_successor(&self, snapshot: &NetnsSnapshot) -> bool {
         let known = self.known.get(&snapshot.netns).and_then(|known| known.cookie);
         known.zip(snapshot.cookie).is_some_and(|(known, new)| known != new)
+    }
+
+    /// The routes are not known until the next snapshot.
+    pub fn set_stale(&mut self, netns: NsInum) {
+        if let Some(namespace) = self.known.get_mut(&netns) {
+            namespace.stale = true;
+        }
     }
 
     /// Removes a namespace.
@@ -360,6 +371,12 @@ impl Namespace {
         };
         let known = self.links.get(&ifindex).filter(|link| link.peer.is_some());
         known.or_else(|| self.bereft.iter().rev().find(lost).map(|(_, link)| link))
+    }
+
+    /// Whether its routes changed in a way that only the next snapshot will show.
+    #[must_use]
+    pub fn is_stale(&self) -> bool {
+        self.stale
     }
 
     /// Whether the model is up to date for an interface at a time: it is known, and nothing changed just before.

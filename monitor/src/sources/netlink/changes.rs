@@ -61,24 +61,29 @@ impl Stream {
         if !self.known.contains(&netns) && !self.is_reading(netns) {
             return Ok(());
         }
-        for fact in self.facts(netns, change) {
+        let stale = Self::is_doubted(&change).then_some(Fact::NetnsStale { netns });
+        for fact in self.facts(netns, change).into_iter().chain(stale) {
             self.deliver(netns, Observation { at, source: Source::Netlink, fact }).await?;
         }
         Ok(())
     }
 
-    fn facts(&mut self, netns: NsInum, change: Change) -> Vec<Fact> {
-        let doubted = match &change {
+    /// Whether it may have changed routes that no message describes.
+    fn is_doubted(change: &Change) -> bool {
+        match change {
             Change::Link(link) => link.toggled || link.vrf_table.is_some(),
             Change::AddressGone(address) => address.address.is_ipv4(),
-            Change::Route { replaced, .. } => *replaced,
+            Change::Route { routes, replaced } => *replaced && routes.iter().any(is_default),
             // Whether its interface and address went with it is seen once all is done.
             Change::RouteGone(routes) => routes.iter().any(is_default),
             // Rare, and what they lead to is not in the message: the namespace is read again.
             Change::RouteByObject { .. } | Change::Nexthop(_) | Change::Rule(_) | Change::RoutingGone => true,
             _ => false,
-        };
-        if doubted {
+        }
+    }
+
+    fn facts(&mut self, netns: NsInum, change: Change) -> Vec<Fact> {
+        if Self::is_doubted(&change) {
             self.schedule.mark_stale(netns, Instant::now());
         }
         let memory = self.memory.as_mut();
