@@ -1,0 +1,299 @@
+//! Random routes, rules, tables and interfaces, random moves and deletions: what the daemon says about gateways is
+//! compared with the routes that the kernel itself selects.
+//!
+//! `KEVTMON_SEED` repeats a run; the seed is printed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
+use kevtmon_tests::netns::Netns;
+use kevtmon_tests::network::on_host;
+use kevtmon_tests::patience::wait_until;
+use kevtmon_tests::process::{Running, comm};
+use kevtmon_tests::reaper::Cleanup;
+use kevtmon_tests::unique;
+use serde_json::Value;
+
+const KIND: &str = "gateway-neighbor-lost";
+const LINKS: u32 = 3;
+/// Each link leads to so many routers of each family.
+const ROUTERS: u32 = 2;
+/// Packets with these marks have rules of their own.
+const TABLES: [u32; 3] = [0, 101, 102];
+/// An end of the test, whatever the machine is doing.
+const LIMIT: Duration = Duration::from_secs(12);
+
+/// A small generator (Marsaglia's xorshift): the seed says it all.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u32) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        u32::try_from((self.0 >> 11) % u64::from(bound)).expect("it is below a number of 32 bits")
+    }
+
+    fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+        &list[self.below(u32::try_from(list.len()).expect("a short list")) as usize]
+    }
+}
+
+/// A next hop by interface and address.
+type Gateway = (String, String);
+
+/// A namespace with a few links, a process that lives in it, and a static entry for each router.
+struct World {
+    netns: Netns,
+    _far: Netns,
+    _process: Running,
+    _cleanup: Cleanup,
+    entries: BTreeSet<Gateway>,
+}
+
+fn address(v6: bool, link: u32, host: u32) -> String {
+    if v6 { format!("fd00:{}::{host:x}", link + 1) } else { format!("10.77.{link}.{host}") }
+}
+
+fn routers() -> Vec<(bool, u32, Gateway)> {
+    let mut routers = Vec::new();
+    for v6 in [false, true] {
+        for link in 0..LINKS {
+            for router in 0..ROUTERS {
+                routers.push((v6, link, (format!("n{link}"), address(v6, link, 200 + router))));
+            }
+        }
+    }
+    routers
+}
+
+impl World {
+    fn new() -> Self {
+        let (netns, far) = (Netns::new(), Netns::new());
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", netns.path().path().display())).args(["sleep", "1000000"]);
+        let process = Running::spawn(command.stdin(Stdio::null()));
+        eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it is in the network");
+        // By a link to the host the daemon gets the messages of the namespace; the pair goes with it.
+        let host_end = unique::name("kvr");
+        let cleanup = Cleanup::link(&host_end);
+        on_host(|network| network.add_veth(&host_end, None, "up0", netns.path().path()));
+        let world = Self { netns, _far: far, _process: process, _cleanup: cleanup, entries: BTreeSet::new() };
+        let mut lines = String::new();
+        for link in 0..LINKS {
+            lines.push_str(&format!(
+                "link add n{link} type veth peer name f{link} netns {}\n",
+                world._far.name()
+            ));
+            for v6 in [false, true] {
+                let (prefix, nodad) = if v6 { (64, " nodad") } else { (24, "") };
+                lines
+                    .push_str(&format!("address add {}/{prefix} dev n{link}{nodad}\n", address(v6, link, 1)));
+            }
+            lines.push_str(&format!("link set n{link} up\n"));
+        }
+        for table in &TABLES[1..] {
+            for family in ["", "-6 "] {
+                let rule = format!("rule add fwmark {table} lookup {table} pref {table}\n");
+                // One process of `ip` speaks one family at a time.
+                world.ip(&format!("{family}{}", rule.trim_end()));
+            }
+        }
+        world.netns.path().ip_batch(&lines);
+        let mut other = String::new();
+        for link in 0..LINKS {
+            other.push_str(&format!("link set f{link} up\n"));
+        }
+        world._far.path().ip_batch(&other);
+        world
+    }
+
+    fn inum(&self) -> u64 {
+        self.netns.path().inum()
+    }
+
+    /// Whatever comes of it.
+    fn ip(&self, line: &str) -> bool {
+        self.netns.path().attempt(&format!("ip {line}")).status.success()
+    }
+
+    fn set_entries(&mut self) {
+        let mut lines = String::new();
+        for (_, _, (link, address)) in routers() {
+            lines.push_str(&format!(
+                "neigh replace {address} lladdr 02:00:00:00:00:77 dev {link} nud permanent\n"
+            ));
+            self.entries.insert((link, address));
+        }
+        self.netns.path().ip_batch(&lines);
+    }
+
+    /// The routes of the kernel, and the model of the daemon.
+    fn shown(&self, daemon: &Daemon) -> String {
+        let routes = ["rule", "route show table all", "-6 route show table all", "nexthop"]
+            .map(|what| self.netns.path().attempt(&format!("ip {what}")).stdout);
+        let model = daemon.ask(&["state", "--json"]).stdout;
+        let model: Value = serde_json::from_str(&model).unwrap_or_default();
+        let namespaces = model["namespaces"].as_array().cloned().unwrap_or_default();
+        let own = namespaces.into_iter().find(|namespace| namespace["netns"].as_u64() == Some(self.inum()));
+        format!("{}\n{}", routes.join("\n"), own.unwrap_or_default()["gateways"])
+    }
+
+    /// The gateways that the kernel sends packets without a more specific route to, over all rules.
+    fn truth(&self) -> BTreeSet<Gateway> {
+        let mut gateways = BTreeSet::new();
+        for (family, halves) in [("-4", ["8.8.8.8", "200.1.1.1"]), ("-6", ["2001:db8::1", "9000::1"])] {
+            for mark in TABLES {
+                let routes = halves.map(|destination| {
+                    let line = format!("ip {family} -j route get fibmatch {destination} mark {mark}");
+                    let answer = self.netns.path().attempt(&line);
+                    serde_json::from_str::<Value>(&answer.stdout).ok().and_then(|list| list.get(0).cloned())
+                });
+                let is_half = |route: &Option<Value>| {
+                    route
+                        .as_ref()
+                        .and_then(|route| route["dst"].as_str())
+                        .is_some_and(|dst| dst.ends_with("/1"))
+                };
+                let both = routes.iter().all(is_half);
+                for route in routes.iter().filter(|route| both || !is_half(route)).flatten() {
+                    gateways.extend(hops(route));
+                }
+            }
+        }
+        gateways
+    }
+}
+
+/// The next hops of a route as `ip -j` prints it.
+fn hops(route: &Value) -> Vec<Gateway> {
+    let hop = |hop: &Value| {
+        let gateway = hop["gateway"].as_str().or_else(|| hop["via"]["host"].as_str())?;
+        let dead = hop["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "dead"));
+        (!dead).then(|| (hop["dev"].as_str().unwrap_or_default().to_owned(), gateway.to_owned()))
+    };
+    match route["nexthops"].as_array() {
+        Some(several) => several.iter().filter_map(hop).collect(),
+        None => hop(route).into_iter().collect(),
+    }
+}
+
+/// A random change of routes, as arguments of `ip`.
+fn change(random: &mut Random) -> String {
+    let v6 = random.below(2) == 1;
+    let family = if v6 { "-6" } else { "-4" };
+    let of_family: Vec<_> =
+        routers().into_iter().filter(|(of, ..)| *of == v6).map(|(_, _, hop)| hop).collect();
+    let (dev, via) = random.pick(&of_family).clone();
+    let (other_dev, other_via) = random.pick(&of_family).clone();
+    let table = match random.pick(&TABLES) {
+        0 => "main".to_owned(),
+        table => table.to_string(),
+    };
+    let metric = random.pick(&[10, 20, 30]);
+    let half = *random.pick(if v6 { &["::/1", "8000::/1"] } else { &["0.0.0.0/1", "128.0.0.0/1"] });
+    let (low, high) = if v6 { ("::/1", "8000::/1") } else { ("0.0.0.0/1", "128.0.0.0/1") };
+    let id = 1 + random.below(4) + if v6 { 10 } else { 0 };
+    match random.below(16) {
+        0..=3 => format!("{family} route replace default via {via} dev {dev} table {table} metric {metric}"),
+        4 => format!("{family} route append default via {via} dev {dev} table {table} metric {metric}"),
+        5 => format!(
+            "{family} route replace default table {table} metric {metric} nexthop via {via} dev {dev} \
+             nexthop via {other_via} dev {other_dev}"
+        ),
+        6 => format!("{family} route replace {half} via {via} dev {dev} table {table} metric {metric}"),
+        7 => format!("{family} route replace {low} via {via} dev {dev} table {table} metric {metric}"),
+        8 => format!("{family} route replace {high} via {via} dev {dev} table {table} metric {metric}"),
+        9 => format!("{family} route replace unreachable default table {table} metric {metric}"),
+        10 => format!("{family} nexthop replace id {id} via {via} dev {dev}"),
+        11 => format!("{family} route replace default nhid {id} table {table} metric {metric}"),
+        12 => format!("nexthop del id {id}"),
+        13 => format!("{family} route del {half} table {table}"),
+        _ => format!("{family} route del default table {table} metric {metric}"),
+    }
+}
+
+/// The gateways of the incidents that are open, by what was printed.
+fn open(events: &[Event], world: &World) -> BTreeMap<Gateway, Event> {
+    let mut open = BTreeMap::new();
+    for event in events.iter().filter(|event| event.number("/neighbor/netns") == Some(world.inum())) {
+        let gateway = (event.text("/neighbor/ifname").to_owned(), event.text("/neighbor/address").to_owned());
+        if event.is_incident("incident.opened", KIND) {
+            open.insert(gateway, event.clone());
+        } else if event.is_incident("incident.closed", KIND) {
+            open.remove(&gateway);
+        }
+    }
+    open
+}
+
+/// Waits until the open incidents are those of gateways in use without an entry.
+#[track_caller]
+fn settle(daemon: &Daemon, world: &World, history: &[String]) {
+    let missing: BTreeSet<Gateway> =
+        world.truth().into_iter().filter(|gateway| !world.entries.contains(gateway)).collect();
+    let what = format!("incidents of {missing:?} and no others, after\n{}", history.join("\n"));
+    wait_until(&what, || {
+        let opened: BTreeSet<Gateway> = open(&daemon.events(), world).into_keys().collect();
+        (opened == missing).then_some(())
+    });
+}
+
+#[test]
+fn what_is_said_about_gateways_is_what_the_kernel_does() {
+    let given = std::env::var("KEVTMON_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = given.unwrap_or_else(|| u64::from(std::process::id()) * 7_919 + 1);
+    println!("KEVTMON_SEED={seed}");
+    let mut random = Random(seed.max(1));
+    let mut world = World::new();
+    world.set_entries();
+    let mut daemon = launch().start();
+    let began = Instant::now();
+    let mut history = vec![format!("KEVTMON_SEED={seed}")];
+    let mut rounds = 0;
+    while began.elapsed() < LIMIT {
+        rounds += 1;
+        for _ in 0..=random.below(4) {
+            let line = change(&mut random);
+            let done = world.ip(&line);
+            history.push(format!("{} {line}", if done { " " } else { "!" }));
+        }
+        let routers = routers();
+        let (_, _, gateway) = random.pick(&routers).clone();
+        let in_use = world.truth();
+        let (link, address) = &gateway;
+        let ip = world.netns.path().run(&format!("ip neigh del {address} dev {link}"));
+        history.push(format!("  neigh del {address} dev {link}: in use are {in_use:?}"));
+        world.entries.remove(&gateway);
+        let inum = world.inum();
+        let event = daemon.wait_for_deletion_by(ip.pid, inum, address);
+        let said = event.get("/neighbor/gateway").and_then(Value::as_bool);
+        // A statement that is not made in time is not made at all.
+        assert!(
+            said.is_none_or(|said| said == in_use.contains(&gateway)),
+            "{event} after\n{}\nwith\n{}",
+            history.join("\n"),
+            world.shown(&daemon)
+        );
+        settle(&daemon, &world, &history);
+        if random.below(3) == 0 {
+            // The routes move away from what is lost, or back to it.
+            let line = change(&mut random);
+            let done = world.ip(&line);
+            history.push(format!("{} {line}", if done { " " } else { "!" }));
+        }
+        world.set_entries();
+        history.push("  all entries set".to_owned());
+        settle(&daemon, &world, &history);
+    }
+    assert!(rounds > 1, "nothing was tried");
+    let blamed = daemon.events();
+    let blamed = blamed.iter().filter(|event| event.is_incident("incident.opened", KIND));
+    for opened in blamed.filter(|event| event.number("/neighbor/netns") == Some(world.inum())) {
+        assert!(opened.has("/actor/pid"), "nobody is named: {opened}");
+    }
+}
