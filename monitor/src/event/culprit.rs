@@ -145,7 +145,7 @@ fn part(comm: &str, exe: Option<&str>, pid: u32) -> Part {
         Some(prefix) => comm.starts_with(prefix),
         None => comm == *name,
     };
-    if pid == 1 || SUPERVISORS.iter().any(|name| is_supervisor(&name)) {
+    if pid == 1 || SUPERVISORS.iter().any(is_supervisor) {
         Part::Supervisor
     } else if SHELLS.contains(&comm) {
         // By its command name only: a script has a name of its own, and is a program.
