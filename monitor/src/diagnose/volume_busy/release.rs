@@ -17,7 +17,8 @@ pub(super) fn advice_for(node: &NodeView<'_>, event: &Event, mount: &Mount) -> V
         steps.push(advice("unmount what is mounted below it", Risk::Destructive, &["umount", child]));
     }
     if let Some(holder) = holders.first() {
-        steps.push(release(node, holder, mount, event.at));
+        let age = event.holders_age_ms.unwrap_or_default().saturating_mul(1_000_000);
+        steps.push(release(node, holder, mount, event.at.saturating_sub(age)));
     }
     let text = "detach it though it is in use; what holds it goes on using it unseen";
     steps.push(advice(text, Risk::Destructive, &["umount", "--lazy", &mount.path]));
