@@ -60,28 +60,32 @@ impl Place {
         into: *mut [[u8; NAME]; DEPTH],
     ) -> u32 {
         let Self { mut mnt, mut dentry } = self;
+        let slot = &mut 0;
         let hashed: u64 = Kernel(dentry).get(offset!(dentry_hashed));
         let parent: u64 = Kernel(dentry).get(offset!(dentry_parent));
-        let mut marks =
-            u64::from(path_mark::DELETED) & equal(hashed, 0) & !equal(parent, dentry) & !equal(dentry, 0);
+        let mut marks = u64::from(path_mark::DELETED)
+            & equal(slot, hashed, 0)
+            & !equal(slot, parent, dentry)
+            & !equal(slot, dentry, 0);
         // Whether the root directory was met by another mount before any was left, and a name above it.
         let (mut crossed, mut met, mut named) = (0, 0, 0);
         let mut depth = 0;
         while depth < DEPTH {
-            let arrived = equal(mnt, root.mnt) & equal(dentry, root.dentry) & !equal(dentry, 0);
+            let arrived =
+                equal(slot, mnt, root.mnt) & equal(slot, dentry, root.dentry) & !equal(slot, dentry, 0);
             marks |= arrived & u64::from(path_mark::ROOT);
             // Reads through null give zeros, so nothing more is found.
             mnt &= !arrived;
             dentry &= !arrived;
 
             // The root of a mount has no name of its own: the mount point does.
-            let crossing = equal(dentry, Kernel(mnt).get(offset!(vfsmount_root)));
+            let crossing = equal(slot, dentry, Kernel(mnt).get(offset!(vfsmount_root)));
             let name = Kernel(dentry).get::<u64>(offset!(dentry_name)) & !crossing;
             // SAFETY: by the caller's promise; probe_read checks the source and zeroes the slot on failure.
             let copied = unsafe {
                 bpf_probe_read_kernel_str((&raw mut (*into)[depth]).cast(), NAME as u32, name as *const _)
             };
-            marks |= equal(copied as u64, NAME as u64) & u64::from(path_mark::CUT);
+            marks |= equal(slot, copied as u64, NAME as u64) & u64::from(path_mark::CUT);
 
             let inner = offset!(mount_vfsmount);
             let mount = Kernel(mnt.wrapping_sub(u64::from(inner)));
@@ -92,11 +96,12 @@ impl Place {
                 mount.get(offset!(mount_mountpoint)),
                 Kernel(dentry).get(offset!(dentry_parent)),
             );
-            let stuck = equal(next_mnt, mnt) & equal(next_dentry, dentry) & !equal(dentry, 0);
+            let stuck =
+                equal(slot, next_mnt, mnt) & equal(slot, next_dentry, dentry) & !equal(slot, dentry, 0);
             marks |= stuck & crossing & u64::from(path_mark::OTHER_TREE);
             marks |= stuck & !crossing & u64::from(path_mark::LOOSE);
-            named |= met & !equal(name, 0);
-            met |= equal(dentry, root.dentry) & !equal(dentry, 0) & !crossed;
+            named |= met & !equal(slot, name, 0);
+            met |= equal(slot, dentry, root.dentry) & !equal(slot, dentry, 0) & !crossed;
             crossed |= crossing;
             mnt = next_mnt & !stuck;
             dentry = next_dentry & !stuck;
@@ -107,22 +112,27 @@ impl Place {
     }
 }
 
-/// All ones if equal, else zero.
+/// All ones if equal, else zero. What the compiler can see through it makes a comparison of, and that is a branch.
 #[inline(always)]
-fn equal(a: u64, b: u64) -> u64 {
+fn equal(slot: &mut u64, a: u64, b: u64) -> u64 {
     let difference = a ^ b;
-    opaque((difference | difference.wrapping_neg()) >> 63).wrapping_sub(1)
+    let negative = opaque(slot, difference.wrapping_neg());
+    !opaque(slot, (((difference | negative) as i64) >> 63) as u64)
+}
+
+/// The same value, by way of the stack.
+#[inline(always)]
+fn opaque(slot: &mut u64, value: u64) -> u64 {
+    let slot = core::ptr::from_mut(slot);
+    // SAFETY: a local of the caller.
+    unsafe {
+        core::ptr::write_volatile(slot, value);
+        core::ptr::read_volatile(slot)
+    }
 }
 
 /// The first where `mask` is all ones, the second where it is zero.
 #[inline(always)]
 fn either(mask: u64, first: u64, second: u64) -> u64 {
     (first & mask) | (second & !mask)
-}
-
-/// Keeps the compiler from making a branch of arithmetic.
-#[inline(always)]
-fn opaque(value: u64) -> u64 {
-    // SAFETY: a local.
-    unsafe { core::ptr::read_volatile(&raw const value) }
 }
