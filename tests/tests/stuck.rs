@@ -73,7 +73,8 @@ impl Drop for Wedge {
     fn drop(&mut self) {
         drop(self.server.kill());
         drop(self.server.wait());
-        drop(nix::mount::umount2(self.place.path(), nix::mount::MntFlags::MNT_DETACH));
+        // The kernel may have ended it with its server.
+        let _ = nix::mount::umount2(self.place.path(), nix::mount::MntFlags::MNT_DETACH);
     }
 }
 
