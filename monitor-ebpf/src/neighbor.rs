@@ -16,7 +16,7 @@ use kevtmon_ebpf::{Counter, Header, MISSING};
 
 use crate::emit;
 use crate::memory::{Kernel, Structure as _, Typed, offset};
-use crate::task;
+use crate::task::{self, Program};
 
 // NUD_* of include/uapi/linux/neighbour.h.
 const FAILED: u8 = 0x20;
@@ -71,11 +71,11 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
         }
         change.operation = operation::CHANGED;
     }
-    match task::current_typed() {
-        Some((current, id)) => {
-            task::send_details(current, &id);
-            debug!(&ctx, "neigh_update {:x} -> {:x} by {}", old_state, new_state, id.tgid);
-            send(neighbour, &id, &change);
+    match task::current_typed(Program::NeighUpdate) {
+        Some(task) => {
+            task::send_details(task);
+            debug!(&ctx, "neigh_update {:x} -> {:x} by {}", old_state, new_state, task.id().tgid);
+            send(neighbour, task.id(), &change);
         }
         None => send(neighbour, &task::NO_TASK, &change),
     }
@@ -103,11 +103,11 @@ fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
         new_lladdr: Kernel(0),
         netlink_port: 0,
     };
-    match task::current_typed() {
-        Some((current, id)) => {
-            task::send_details(current, &id);
-            debug!(&ctx, "cleanup of permanent entry by {}", id.tgid);
-            send(neighbour, &id, &change);
+    match task::current_typed(Program::NeighCleanup) {
+        Some(task) => {
+            task::send_details(task);
+            debug!(&ctx, "cleanup of permanent entry by {}", task.id().tgid);
+            send(neighbour, task.id(), &change);
         }
         None => send(neighbour, &task::NO_TASK, &change),
     }
@@ -149,14 +149,14 @@ fn count_deletion(old_state: u8, permanent: Counter, learned: Counter, noarp: Co
 fn differs(neighbour: Typed, lladdr: Kernel) -> bool {
     let device = neighbour.follow(offset!(neighbour_dev));
     let len: u8 = device.get(offset!(net_device_addr_len));
-    let old: [u8; LLADDR_CAPACITY] = neighbour.untyped().get(offset!(neighbour_ha));
     let new: [u8; LLADDR_CAPACITY] = lladdr.get(0);
     let mut index = 0;
     let mut differs = 0;
     while index < LLADDR_CAPACITY {
         // All ones for the bytes that count: arithmetic, because a branch here doubles the verifier's paths.
         let counts = (index as i32 - i32::from(len)) >> 31;
-        differs |= i32::from(old[index] ^ new[index]) & counts;
+        let old: u8 = neighbour.get(offset!(neighbour_ha) + index as u32);
+        differs |= i32::from(old ^ new[index]) & counts;
         index += 1;
     }
     differs != 0

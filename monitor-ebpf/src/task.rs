@@ -2,11 +2,13 @@
 //!
 //! `ip`, `umount` and CNI plugins end within milliseconds, so all that identifies them is captured here.
 
-use aya_ebpf::helpers::generated::{bpf_get_current_task, bpf_get_current_task_btf, bpf_ktime_get_boot_ns};
-use aya_ebpf::helpers::{bpf_get_current_comm, bpf_get_current_pid_tgid};
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_comm, bpf_get_current_task, bpf_get_current_task_btf, bpf_ktime_get_boot_ns,
+};
 use aya_ebpf::macros::map;
-use aya_ebpf::maps::LruHashMap;
-use kevtmon_ebpf::task::{AncestorRecord, KIND_TASK, TaskId, TaskOffsets, TaskRecord, counter};
+use aya_ebpf::maps::{LruHashMap, PerCpuArray};
+use kevtmon_ebpf::task::{AncestorRecord, COMM_LEN, KIND_TASK, TaskId, TaskOffsets, TaskRecord, counter};
 use kevtmon_ebpf::{Header, MISSING};
 
 use crate::emit;
@@ -37,8 +39,50 @@ struct Identity {
 #[map]
 static TASKS_SENT: LruHashMap<Identity, u8> = LruHashMap::with_max_entries(1024, 0);
 
+/// What is known of the current task. Too large for the stack of a program, whose 512 bytes are shared by all
+/// functions that it calls.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Current {
+    id: TaskId,
+    identity: Identity,
+}
+
+/// One slot for each program: one may interrupt another, and none interrupts itself where it has an actor.
+#[map]
+static CURRENT: PerCpuArray<Current> = PerCpuArray::with_max_entries(Program::COUNT, 0);
+
+/// A program that asks for the current task.
+#[derive(Clone, Copy)]
+pub(crate) enum Program {
+    NeighUpdate,
+    NeighCleanup,
+    Umount,
+}
+
+impl Program {
+    const COUNT: u32 = 3;
+}
+
+/// The current task.
+#[derive(Clone, Copy)]
+pub(crate) struct Task {
+    /// `struct task_struct`.
+    pub(crate) address: Kernel,
+    current: *mut Current,
+}
+
+impl Task {
+    /// What goes into a record.
+    #[inline(always)]
+    pub(crate) fn id(&self) -> &TaskId {
+        // SAFETY: a slot of the map, which `identify` filled.
+        unsafe { &(*self.current).id }
+    }
+}
+
 /// No actor.
-pub(crate) const NO_TASK: TaskId = TaskId {
+pub(crate) static NO_TASK: TaskId = TaskId {
     start_ns: 0,
     tgid: 0,
     tid: 0,
@@ -50,27 +94,27 @@ pub(crate) const NO_TASK: TaskId = TaskId {
     mntns: 0,
     cgroup_v1: 0,
     cgroup_v2: 0,
-    comm: [0; 16],
+    comm: [0; COMM_LEN],
 };
 
 /// The current task, if it is a process: a kernel thread or an idle CPU is no actor.
 #[inline(always)]
-pub(crate) fn current() -> Option<(Kernel, TaskId)> {
+pub(crate) fn current(program: Program) -> Option<Task> {
     // SAFETY: helper without arguments.
-    let task = Kernel(unsafe { bpf_get_current_task() });
-    Some((task, identify(task)?))
+    let address = Kernel(unsafe { bpf_get_current_task() });
+    Some(Task { address, current: identify(address, program)? })
 }
 
 /// The same for programs whose arguments have BTF types.
 #[inline(always)]
-pub(crate) fn current_typed() -> Option<(Kernel, TaskId)> {
+pub(crate) fn current_typed(program: Program) -> Option<Task> {
     // SAFETY: helper without arguments, since 5.11.
     let task = Typed(unsafe { bpf_get_current_task_btf() } as u64);
-    Some((task.untyped(), identify(task)?))
+    Some(Task { address: task.untyped(), current: identify(task, program)? })
 }
 
 #[inline(always)]
-fn identify(task: impl Structure) -> Option<TaskId> {
+fn identify(task: impl Structure, program: Program) -> Option<*mut Current> {
     let ids = bpf_get_current_pid_tgid();
     let tgid = (ids >> 32) as u32;
     let flags: u32 = task.get(offset!(task_flags));
@@ -84,20 +128,32 @@ fn identify(task: impl Structure) -> Option<TaskId> {
     }
     let leader = task.follow(offset!(task_group_leader));
     let namespaces = task.follow(offset!(task_nsproxy));
-    Some(TaskId {
-        start_ns: leader.get(offset!(task_start_boottime)),
-        tgid,
-        tid: ids as u32,
-        exec_id: leader.get(offset!(task_self_exec_id)),
-        uid: cred.get(offset!(cred_uid)),
-        euid: cred.get(offset!(cred_euid)),
-        userns: cred.follow(offset!(cred_user_ns)).get(offset!(user_namespace_inum)),
-        netns: namespaces.follow(offset!(nsproxy_net_ns)).get(offset!(net_ns_inum)),
-        mntns: namespaces.follow(offset!(nsproxy_mnt_ns)).get(offset!(mnt_namespace_inum)),
-        cgroup_v1: cgroup_v1(task).map_or(0, |node| node.get(offset!(kernfs_id))),
-        cgroup_v2: cgroup_v2(task).map_or(0, |node| node.get(offset!(kernfs_id))),
-        comm: bpf_get_current_comm().unwrap_or_default(),
-    })
+    let current = CURRENT.get_ptr_mut(program as u32)?;
+    // SAFETY: the slot holds a whole structure, of which every field is written.
+    unsafe {
+        let id = &raw mut (*current).id;
+        (*id).start_ns = leader.get(offset!(task_start_boottime));
+        (*id).tgid = tgid;
+        (*id).tid = ids as u32;
+        (*id).exec_id = leader.get(offset!(task_self_exec_id));
+        (*id).uid = cred.get(offset!(cred_uid));
+        (*id).euid = cred.get(offset!(cred_euid));
+        (*id).userns = cred.follow(offset!(cred_user_ns)).get(offset!(user_namespace_inum));
+        (*id).netns = namespaces.follow(offset!(nsproxy_net_ns)).get(offset!(net_ns_inum));
+        (*id).mntns = namespaces.follow(offset!(nsproxy_mnt_ns)).get(offset!(mnt_namespace_inum));
+        (*id).cgroup_v1 = cgroup_v1(task).map_or(0, |node| node.get(offset!(kernfs_id)));
+        (*id).cgroup_v2 = cgroup_v2(task).map_or(0, |node| node.get(offset!(kernfs_id)));
+        bpf_get_current_comm((&raw mut (*id).comm).cast(), COMM_LEN as u32);
+        let identity = &raw mut (*current).identity;
+        (*identity).start_ns = (*id).start_ns;
+        (*identity).tgid = tgid;
+        (*identity).exec_id = (*id).exec_id;
+        (*identity).mntns = (*id).mntns;
+        (*identity).cgroup_v1 = (*id).cgroup_v1;
+        (*identity).cgroup_v2 = (*id).cgroup_v2;
+        (*identity).reserved = 0;
+    }
+    Some(current)
 }
 
 /// The kernfs node of the control group of a v1 controller. The verifier knows the offsets, so the branch costs nothing.
@@ -121,21 +177,14 @@ fn cgroup_v2<S: Structure>(task: S) -> Option<S> {
 
 /// Sends the details of a task, unless that was done before.
 #[inline(always)]
-pub(crate) fn send_details(task: Kernel, id: &TaskId) {
-    let identity = Identity {
-        start_ns: id.start_ns,
-        tgid: id.tgid,
-        exec_id: id.exec_id,
-        mntns: id.mntns,
-        cgroup_v1: id.cgroup_v1,
-        cgroup_v2: id.cgroup_v2,
-        reserved: 0,
-    };
+pub(crate) fn send_details(task: Task) {
+    // SAFETY: a slot of the map, which `identify` filled.
+    let identity = unsafe { &(*task.current).identity };
     // SAFETY: the map's values are plain bytes.
     if unsafe { TASKS_SENT.get(identity) }.is_some() {
         return;
     }
-    if emit::record::<TaskRecord>(counter::RING_FULL, |record| fill(record, task, id)) {
+    if emit::record::<TaskRecord>(counter::RING_FULL, |record| fill(record, task.address, task.id())) {
         let _ = TASKS_SENT.insert(identity, 1, 0);
     }
 }

@@ -23,7 +23,7 @@ use kevtmon_ebpf::umount::{
 use crate::emit;
 use crate::memory::{Kernel, Structure as _, offset};
 use crate::path::Place;
-use crate::task;
+use crate::task::{self, Program};
 
 const EBUSY: i64 = -16;
 
@@ -108,7 +108,7 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
         return 0;
     }
     debug!(&ctx, "umount returned {}", result);
-    let Some((current, id)) = task::current() else {
+    let Some(task) = task::current(Program::Umount) else {
         return 0;
     };
     let Some(record) = SCRATCH.get_ptr_mut(0) else {
@@ -118,13 +118,13 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
     // migration disabled; the copy into the ring ends within it.
     unsafe {
         (*record).header = Header { kind: KIND_UMOUNT, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
-        (*record).task = id;
-        (*record).mntns = id.mntns;
+        (*record).task = *task.id();
+        (*record).mntns = task.id().mntns;
         (*record).result = result as i32;
         (*record).reserved = 0;
         // What has many branches comes last: each would multiply the paths that the verifier walks.
-        add_directories(record, &start, current);
-        task::send_details(current, &id);
+        add_directories(record, &start, task.address);
+        task::send_details(task);
         let len = add_path(record, &start);
         (*record).path_len = len as u32;
         emit::copied(counter::RING_FULL, record, UmountRecord::HEAD as u64 + len);
