@@ -8,6 +8,7 @@ use crate::settings::{Cmdline, Thresholds};
 use crate::tests::schema::assert_valid;
 
 mod kubelet;
+mod link;
 mod mount;
 mod order;
 mod runtimes;
@@ -201,72 +202,6 @@ fn an_entry_of_a_namespace_in_setup_is_not_reported_as_no_gateway() {
 }
 
 #[test]
-fn of_routes_only_default_ones_of_the_main_table_give_events() {
-    let mut core = settled();
-    let default = RouteFacts::default_via(POD, "10.8.0.1".parse().unwrap(), 9);
-    let half = RouteFacts { destination: Some(("0.0.0.0".parse().unwrap(), 1)), ..default.clone() };
-    let other = RouteFacts { table: 100, ..default.clone() };
-    [half, other, default].into_iter().for_each(|route| core.observe(at(10, Fact::Route(route))));
-    let kinds: Vec<Kind> = events(&mut core).iter().map(|event| event.kind).collect();
-    assert_eq!(kinds, [Kind::RouteAdded]);
-}
-
-#[test]
-fn a_snapshot_emits_changes_of_which_no_message_was_received() {
-    let mut core = core();
-    let link = |ifname: &str, flags| LinkFacts {
-        netns: POD,
-        ifindex: 2,
-        ifname: ifname.into(),
-        kind: Some("veth".into()),
-        flags,
-        mac: None,
-        master: None,
-        peer: Some(PeerLink { ifindex: 9, netns: Some(HOST) }),
-    };
-    let with = |links: Vec<LinkFacts>| {
-        let Fact::Netns(bare) = snapshot(POD) else { unreachable!() };
-        Fact::Netns(Box::new(NetnsSnapshot { links, ..*bare }))
-    };
-    core.observe(at(1, with(vec![link("eth0", iff::UP)])));
-    assert!(events(&mut core).is_empty(), "the first one is the initial state");
-    core.observe(at(2, with(vec![LinkFacts { peer: None, ..link("eth0", 0) }])));
-    let emitted = events(&mut core);
-    assert_eq!(emitted[0].link.as_ref().unwrap().change, ["down"]);
-    assert_eq!(
-        emitted[0].link.as_ref().unwrap().peer.as_ref().unwrap().ifindex,
-        9,
-        "the other end stays known"
-    );
-    core.observe(at(3, with(Vec::new())));
-    assert_eq!(events(&mut core)[0].kind, Kind::LinkDeleted);
-    core.observe(at(4, Fact::LinkGone { netns: POD, ifindex: 2, moved_to: None }));
-    assert!(events(&mut core).is_empty(), "the message that comes late is no second event");
-}
-
-#[test]
-fn a_link_moved_to_another_namespace_is_a_move() {
-    let mut core = core();
-    let Fact::Netns(bare) = snapshot(HOST) else { unreachable!() };
-    let link = LinkFacts {
-        netns: HOST,
-        ifindex: 2,
-        ifname: "tmp0".into(),
-        kind: Some("veth".into()),
-        flags: 0,
-        mac: None,
-        master: None,
-        peer: None,
-    };
-    core.observe(at(1, Fact::Netns(Box::new(NetnsSnapshot { links: vec![link], ..*bare }))));
-    let moved_to = Some(PeerLink { ifindex: 3, netns: Some(POD) });
-    core.observe(at(2, Fact::LinkGone { netns: HOST, ifindex: 2, moved_to }));
-    let emitted = events(&mut core);
-    assert_eq!(emitted[0].kind, Kind::LinkMoved);
-    assert_eq!(emitted[0].link.as_ref().unwrap().moved_to.as_ref().unwrap().netns, Some(POD));
-}
-
-#[test]
 fn an_event_is_not_held_back_for_ever() {
     let mut core = core();
     core.observe(at(10, deletion(NeighborCause::Admin)));
@@ -306,45 +241,6 @@ fn links_set_down_after_the_container_exited_are_no_fault_and_have_no_actor() {
     let neighbor = event.neighbor.as_ref().unwrap();
     assert_eq!((neighbor.cause.as_str(), neighbor.after_exit), ("link-down", true));
     assert!(event.message.ends_with("deleted after its container had exited because the link was set down"));
-}
-
-#[test]
-fn a_link_that_went_with_one_of_another_namespace_is_said_to_have_gone_with_it() {
-    let link = |netns| LinkFacts {
-        netns: POD,
-        ifindex: 2,
-        ifname: "eth0".into(),
-        kind: Some("veth".into()),
-        flags: iff::UP,
-        mac: None,
-        master: None,
-        peer: Some(PeerLink { ifindex: 9, netns }),
-    };
-    let said = |link: LinkFacts, actor: Option<TaskRef>| {
-        let mut core = settled();
-        core.observe(at(8, Fact::Link(Box::new(link.clone()))));
-        // The kernel reports first that the peer is gone.
-        core.observe(at(9, Fact::Link(Box::new(LinkFacts { peer: None, flags: 0, ..link }))));
-        events(&mut core);
-        let change = NeighborChange { actor, ..change(NeighborOp::Deleted, NeighborCause::LinkDeleted) };
-        core.observe(at(10, Fact::Neighbor(Box::new(change))));
-        // The link itself goes from the model meanwhile.
-        core.observe(at(10, Fact::LinkGone { netns: POD, ifindex: 2, moved_to: None }));
-        core.observe(at(11, Fact::ProcessState(ProcessState { tgid: 16_707, alive: true })));
-        let mut events = events(&mut core).into_iter();
-        let event = events.find(|event| event.kind == Kind::NeighborDeleted).unwrap();
-        assert_eq!(event.severity, Severity::Warning);
-        event.message.split_once("etcd1-0 deleted ").unwrap().1.to_owned()
-    };
-    assert_eq!(
-        said(link(Some(99)), None),
-        "because the link was deleted with its peer, whose network namespace 99 ended"
-    );
-    let plain = "because the link was deleted";
-    assert_eq!(said(link(Some(HOST)), None), plain, "the host's namespace never ends");
-    assert_eq!(said(link(None), None), plain);
-    let by = deletion_actor();
-    assert_eq!(said(link(Some(99)), by), "by calico (pid 28997), by deleting the link");
 }
 
 fn deletion_actor() -> Option<TaskRef> {
@@ -480,33 +376,6 @@ fn the_first_list_of_a_runtime_emits_nothing_and_later_ones_emit_missed_changes(
     assert!(events(&mut core).is_empty());
     core.observe(at(2, list(Vec::new())));
     assert_eq!(events(&mut core)[0].kind, Kind::ContainerRemoved);
-}
-
-#[test]
-fn an_unchanged_link_emits_nothing_and_a_changed_one_lists_the_changes() {
-    let mut core = settled();
-    let link = |flags| {
-        Fact::Link(Box::new(LinkFacts {
-            netns: POD,
-            ifindex: 2,
-            ifname: "eth0".into(),
-            kind: Some("veth".into()),
-            flags,
-            mac: None,
-            master: None,
-            peer: None,
-        }))
-    };
-    core.observe(at(1, link(iff::UP)));
-    assert_eq!(events(&mut core)[0].kind, Kind::LinkCreated);
-    core.observe(at(2, link(iff::UP)));
-    assert!(events(&mut core).is_empty());
-    core.observe(at(3, link(0)));
-    let emitted = events(&mut core);
-    assert_eq!(emitted[0].link.as_ref().unwrap().change, ["down"]);
-    assert_eq!(emitted[0].message, "veth eth0 of pod lijiaob/etcd1-0 changed: down");
-    core.observe(at(4, Fact::LinkGone { netns: POD, ifindex: 2, moved_to: None }));
-    assert_eq!(events(&mut core)[0].kind, Kind::LinkDeleted);
 }
 
 #[test]

@@ -13,9 +13,9 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
+use std::sync::mpsc::{SyncSender, sync_channel};
 
+use kevtmon_tests::eventually;
 use nix::mount::{MsFlags, mount};
 
 type Outcome = Result<(), Box<dyn Error>>;
@@ -47,7 +47,7 @@ fn wedge(place: &str) -> Outcome {
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
     let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
     mount(Some("dead-server"), place, Some("fuse"), MsFlags::empty(), Some(options.as_str()))?;
-    let (swallowed, reads) = channel();
+    let (swallowed, reads) = sync_channel(1);
     std::thread::spawn(move || serve(device, &swallowed));
     let mut victim = start(&["victim", &format!("{place}/file")], Stdio::piped())?;
     let mut said = BufReader::new(victim.stdout.take().ok_or("no output")?);
@@ -58,9 +58,11 @@ fn wedge(place: &str) -> Outcome {
     reads.recv()?;
     victim.stdin.take().ok_or("no input")?.write_all(b"go\n")?;
     // Uninterruptible: it waits for the lock.
-    while !fs::read_to_string(format!("/proc/{tgid}/status"))?.contains("State:\tD") {
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    let status = format!("/proc/{tgid}/status");
+    eventually!(
+        fs::read_to_string(&status).unwrap_or_default().contains("State:\tD"),
+        "{tgid} waits for the lock"
+    );
     println!("wedged {tgid}");
     // Until it is killed; then the kernel ends the file system, and all goes on.
     loop {
@@ -91,7 +93,7 @@ fn look(tgid: &str, address: u64) -> Outcome {
 }
 
 /// Answers what is needed to open and map a file, and swallows every READ.
-fn serve(mut device: File, swallowed: &Sender<()>) {
+fn serve(mut device: File, swallowed: &SyncSender<()>) {
     let mut request = vec![0; 1 << 20];
     while device.read(&mut request).is_ok() {
         let number = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().unwrap_or_default());
@@ -105,7 +107,7 @@ fn serve(mut device: File, swallowed: &Sender<()>) {
             OPEN => long(&[1, 0]),
             READ => {
                 // The test may be over.
-                let _ = swallowed.send(());
+                let _ = swallowed.try_send(());
                 continue;
             }
             FORGET | INTERRUPT | BATCH_FORGET => continue,
