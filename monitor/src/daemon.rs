@@ -317,11 +317,11 @@ impl Daemon {
                 self.replies.push_back(observed_now(Fact::ProcessState(ProcessState { tgid, alive })));
             }
             Request::MountPresence { id, mntns, tgid, identity } => {
-                let request = PresenceRequest { id, mntns, tgid, identity };
-                if let Err(refused) = self.scanner.presence(request) {
-                    let reply = MountPresence::unknown(id, refused.to_string());
-                    self.replies.push_back(observed_now(Fact::MountPresence(reply)));
-                }
+                self.request_presence(PresenceRequest { id, mntns, tgid, identity, at: None });
+            }
+            Request::MountAt { id, mntns, tgid, path, origin, follow, identity } => {
+                let at = Some(Box::new(ScanRequest { id, mntns, tgid, path, origin, follow }));
+                self.request_presence(PresenceRequest { id, mntns, tgid, identity, at });
             }
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
             Request::StillHeld { id, mount, holders } => {
@@ -343,6 +343,14 @@ impl Daemon {
                         .push_back(observed_now(Fact::Holders(Box::new(HolderReport::skipped(id, path)))));
                 }
             }
+        }
+    }
+
+    fn request_presence(&mut self, request: PresenceRequest) {
+        let id = request.id;
+        if let Err(refused) = self.scanner.presence(request) {
+            let reply = MountPresence::unknown(id, refused.to_string());
+            self.replies.push_back(observed_now(Fact::MountPresence(reply)));
         }
     }
 

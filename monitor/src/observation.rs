@@ -224,6 +224,24 @@ pub enum Request {
         /// The mount.
         identity: MountIdentity,
     },
+    /// Whether a path leads to this mount; the reply is `Fact::MountPresence` with the same `id`: not present where the path
+    /// leads to another mount or to none. As cheap as `MountPresence`.
+    MountAt {
+        /// Chosen by the core.
+        id: u64,
+        /// Mount namespace in which the path was given.
+        mntns: NsInum,
+        /// The process that tried to unmount it; it may be gone already.
+        tgid: u32,
+        /// As the caller gave it.
+        path: String,
+        /// Where the path starts from.
+        origin: Option<Box<PathOrigin>>,
+        /// Whether a link at its end is followed.
+        follow: bool,
+        /// The mount.
+        identity: MountIdentity,
+    },
     /// Which of these holders still use a mount that was detached: only they are read. The reply is `Fact::Holders` with
     /// the same `id`.
     StillHeld {

@@ -84,6 +84,48 @@ fn a_busy_cover_is_another_mount_than_the_one_below() {
 }
 
 #[test]
+fn a_cover_that_is_busy_soon_after_the_mount_below_is_told_with_its_own_holders() {
+    let mount = Mount::new();
+    let mut daemon = launch().start();
+    let below = hold_by_fd(&mount.file());
+    // One caller, whose second attempt is the cover's first.
+    let script = "umount \"$1\"; read _; umount \"$1\"; read _; umount \"$1\"; read _";
+    let mut caller = Command::new("sh");
+    caller.args(["-c", script, "sh"]).arg(mount.point()).stdin(Stdio::piped()).stderr(Stdio::null());
+    let mut caller = caller.spawn().expect("a shell runs");
+    let mut next = caller.stdin.take().expect("a pipe");
+    let mut go_on = || std::io::Write::write_all(&mut next, b"\n").expect("the shell reads");
+    let first = wait_for(&mut daemon, "mount.busy", mount.point());
+    let cover = Mount::at(mount.point());
+    let above = hold_by_cwd(cover.point());
+    go_on();
+    let nth = |daemon: &mut Daemon, pid: u32, what: &str| {
+        daemon.wait_for(what, |event| {
+            is_about(event, "mount.busy", mount.point())
+                && event.list("/holders").iter().any(|holder| holder["pid"] == pid)
+        })
+    };
+    let pids =
+        |event: &Event| event.list("/holders").iter().map(|holder| holder["pid"].clone()).collect::<Vec<_>>();
+    assert_eq!(pids(&first), [below.pid()], "{first}");
+    let second = nth(&mut daemon, above.pid(), "the cover's first attempt");
+    assert_eq!(pids(&second), [above.pid()], "{second}");
+    second.expect_none("/holders_age_ms");
+    assert_ne!(second.get("/mount/device"), first.get("/mount/device"), "{second}");
+    assert_ne!(second.get("/mount/identity"), first.get("/mount/identity"), "{second}");
+    // The same mount again: its holders are repeated.
+    go_on();
+    let third = daemon.wait_for("the cover's second attempt", |event| {
+        is_about(event, "mount.busy", mount.point()) && event.has("/holders_age_ms")
+    });
+    assert_eq!(pids(&third), [above.pid()], "{third}");
+    assert_eq!(third.get("/mount/identity"), second.get("/mount/identity"), "{third}");
+    go_on();
+    caller.wait().expect("the shell ends");
+    drop((above, below));
+}
+
+#[test]
 fn a_detached_volume_is_not_resolved_and_names_who_holds_it_still() {
     let mount = Mount::volume();
     let mut daemon = launch().kubelet(&mount).start();
@@ -100,7 +142,7 @@ fn a_detached_volume_is_not_resolved_and_names_who_holds_it_still() {
     detached.expect_actor(umount.pid, "umount");
     let closed = wait_for(&mut daemon, "incident.closed", mount.point());
     closed.expect("/incident/close_reason", "detached");
-    assert!(!closed.text("/message").contains("resolved:"), "{closed}");
+    assert!(closed.text("/message").starts_with("detached, not resolved: "), "{closed}");
     for event in [&detached, &closed] {
         // Copies of the mount in namespaces of other tests are listed, too.
         let pids =

@@ -82,8 +82,6 @@ struct Tree<'r> {
     base: PathBuf,
     directories: Vec<PathBuf>,
     named: usize,
-    /// Where unmounts were tried: within ten seconds the holders of the first one are repeated.
-    tried: BTreeSet<PathBuf>,
 }
 
 impl Tree<'_> {
@@ -258,13 +256,7 @@ fn round(random: &mut Random, daemon: &mut Daemon) -> (usize, usize) {
         setns(handle, CloneFlags::CLONE_NEWNS).expect("a namespace can be entered");
         keeper
     });
-    let mut tree = Tree {
-        random,
-        base: base.clone(),
-        directories: vec![base.clone()],
-        named: 0,
-        tried: BTreeSet::new(),
-    };
+    let mut tree = Tree { random, base: base.clone(), directories: vec![base.clone()], named: 0 };
     tree.mount(&base);
     for _ in 0..16 {
         tree.grow();
@@ -291,7 +283,7 @@ fn round(random: &mut Random, daemon: &mut Daemon) -> (usize, usize) {
 fn refuse(tree: &mut Tree<'_>) -> Option<Refused> {
     let base = tree.base.clone();
     let at = tree.directory();
-    if at == base || !tree.tried.insert(at.clone()) {
+    if at == base {
         return None;
     }
     tree.mount(&at);

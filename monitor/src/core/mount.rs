@@ -14,9 +14,11 @@ use crate::event::culprit::is_umount_program;
 use crate::node::cgroup;
 use crate::node::mounts::{Account, BusyId, Caller, MountKey};
 use crate::observation::{BootNs, HolderReport, MountPresence, Request, Source, UmountAttempt, Verdict};
+use repeat::Repeat;
 
 mod events;
 mod lookup;
+mod repeat;
 
 const EBUSY: u16 = 16;
 const MNT_DETACH: u32 = 2;
@@ -35,6 +37,8 @@ const QUEUE_MAX: usize = 1024;
 const SCANS_MAX: usize = 2;
 /// Marks the ids of requests other than for holders, which older recordings do not have.
 const QUESTION: u64 = 1 << 48;
+/// Marks the ids of requests whether a path leads to a mount, which are later still.
+const CHECK: u64 = 1 << 49;
 /// Busy mounts that a path through a link may mean.
 const SIMILAR_MAX: usize = 8;
 
@@ -50,6 +54,7 @@ pub(super) struct HolderScans {
     now: BootNs,
     last_scan: u64,
     last_question: u64,
+    last_check: u64,
     /// Busy mounts of which it is looked up whether they are still there, by the id of the request.
     lookups: BTreeMap<u64, BusyId>,
     /// When that is due again.
@@ -100,12 +105,8 @@ enum Answer {
     Path,
     /// Who still holds a mount that was detached.
     StillHeld,
-}
-
-impl Scan {
-    fn is_recent(&self, at: BootNs) -> bool {
-        at < self.at.saturating_add(SCAN_INTERVAL_NS)
-    }
+    /// Whether the path leads to the mount whose holders were found before.
+    SameMount,
 }
 
 impl QueuedUmount {
@@ -226,14 +227,25 @@ impl Core {
             }
             return None;
         }
-        let scan = self.holder_scans.newest.get(&mount);
-        if scan.is_some_and(|scan| scan.is_recent(at)) || !self.may_scan(mount) {
-            self.emit_busy(&umount);
-            return None;
+        let scan = self.holder_scans.newest.get(&mount).cloned();
+        match scan.as_ref().map_or(Repeat::No, |scan| scan.repeat(&umount)) {
+            Repeat::Yes => {
+                self.emit_busy(&umount, scan.as_ref());
+                None
+            }
+            _ if !self.may_scan(mount) => {
+                self.emit_busy(&umount, None);
+                None
+            }
+            Repeat::IfStill(identity) => Some(self.check(umount, identity)),
+            Repeat::No => Some(self.scan(umount)),
         }
-        let awaits = self.awaited(at, Answer::Holders);
+    }
+
+    fn scan(&mut self, umount: QueuedUmount) -> QueuedUmount {
+        let awaits = self.awaited(umount.at, Answer::Holders);
         self.request_scan(awaits.id, &umount.attempt);
-        Some(QueuedUmount { awaits: Some(awaits), ..umount })
+        QueuedUmount { awaits: Some(awaits), ..umount }
     }
 
     fn succeeded(&mut self, umount: QueuedUmount) -> Option<QueuedUmount> {
@@ -265,6 +277,10 @@ impl Core {
             Answer::Holders => {
                 self.holder_scans.last_scan += 1;
                 self.holder_scans.last_scan
+            }
+            Answer::SameMount => {
+                self.holder_scans.last_check += 1;
+                CHECK | self.holder_scans.last_check
             }
             _ => self.holder_scans.question_id(),
         };
@@ -335,8 +351,9 @@ impl Core {
                 }
             }
         }
-        self.holder_scans.newest.insert(mount, Scan { at, report });
-        self.emit_busy(&QueuedUmount { mount, ..umount });
+        let scan = Scan { at, report };
+        self.holder_scans.newest.insert(mount, scan.clone());
+        self.emit_busy(&QueuedUmount { mount, ..umount }, Some(&scan));
         self.advance(before);
         self.advance(mount);
     }
@@ -349,8 +366,13 @@ impl Core {
             }
             return;
         }
-        let Some(index) = self.holder_scans.position(presence.id, &[Answer::Presence]) else { return };
+        let asked = [Answer::Presence, Answer::SameMount];
+        let Some(index) = self.holder_scans.position(presence.id, &asked) else { return };
         let umount = self.holder_scans.queue.remove(index);
+        if umount.is_refused() {
+            self.source = umount.source;
+            return self.checked(index, umount, presence.present == Some(true));
+        }
         match presence.present {
             Some(true) => self.advance(umount.mount),
             Some(false) => self.gone(at, umount),
@@ -432,6 +454,10 @@ impl Core {
                     self.scanned(now, umount, report);
                 }
                 Some(Answer::StillHeld) => self.end(&umount, None),
+                Some(Answer::SameMount) => {
+                    self.emit_busy(&umount, None);
+                    self.advance(umount.mount);
+                }
                 _ => self.undetermined(&umount, "its mounts were not read in time"),
             }
         }

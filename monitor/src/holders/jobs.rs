@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::presence::presence;
 use super::still_held::still_held;
-use super::{Deadline, PresenceRequest, ScanRequest, StillHeldRequest, scan};
+use super::{Deadline, PresenceRequest, ScanRequest, StillHeldRequest, leads_to, scan};
 use crate::observation::{HolderReport, MountPresence};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Entry, Job, entry};
@@ -65,7 +65,11 @@ impl Job for Presence {
     type Reply = Measured<MountPresence>;
 
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        measured(|| presence(proc, &self.request, Deadline::after(self.budget)))
+        let deadline = Deadline::after(self.budget);
+        measured(|| match &self.request.at {
+            Some(at) => leads_to(proc, at, &self.request.identity, deadline),
+            None => presence(proc, &self.request, deadline),
+        })
     }
 }
 

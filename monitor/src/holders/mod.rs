@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error_chain::chain;
 use crate::observation::{
-    Access, Holder, HolderReport, MountPresence, NsInum, PathDoubt, PathOrigin, Verdict,
+    Access, Holder, HolderReport, MountIdentity, MountPresence, NsInum, PathDoubt, PathOrigin, Verdict,
 };
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Dir, is_gone};
@@ -96,6 +96,36 @@ pub fn scan(proc: &Proc, request: &ScanRequest, budget: Duration) -> HolderRepor
     });
     scan.report.elapsed_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
     scan.report
+}
+
+/// Whether the path of a request leads to this mount now. Takes about as long as reading one mount table, if the daemon
+/// or the caller is in its namespace.
+fn leads_to(
+    proc: &Proc,
+    request: &ScanRequest,
+    identity: &MountIdentity,
+    deadline: Deadline,
+) -> MountPresence {
+    let mut scan = Scan::new(proc, request, deadline);
+    let named = scan.own.into_iter().chain([request.tgid]).map(|tgid| Member { tgid, tid: tgid });
+    let mut members: Vec<Member> =
+        named.filter(|member| proc.ns(member.tgid, "mnt") == Some(request.mntns)).collect();
+    if members.is_empty() {
+        let index = MntnsIndex::build(proc, &scan.deadline).unwrap_or_default();
+        members = scan.best_members(&index, request);
+    }
+    let located = scan.locate(request, &members);
+    let Some((seen, mount)) = located.filter(|_| scan.report.complete) else {
+        let reason = scan.report.blind_spots.pop().map_or_else(String::new, |spot| spot.reason);
+        return MountPresence::unknown(request.id, reason);
+    };
+    let found = mount.and_then(|mount| {
+        let namespace = presence::namespace_of(proc, seen.tgid, &seen.process);
+        let unique = namespace.ok().and_then(|namespace| namespace.unique_id(&mount));
+        mount.facts(request.mntns, unique).identity()
+    });
+    let is_same = found.is_some_and(|found| found.is_same(identity));
+    MountPresence { id: request.id, present: Some(is_same), reason: None }
 }
 
 /// The daemon's own id as this /proc shows it, which may be of another pid namespace.
@@ -382,7 +412,8 @@ impl<'p> Scan<'p> {
         }
         let still = self.report.mount.as_ref().and_then(|mount| {
             let (id, mntns, identity) = (self.report.id, mount.mntns, mount.identity()?);
-            Some(presence::presence(self.proc, &PresenceRequest { id, mntns, tgid, identity }, self.deadline))
+            let request = PresenceRequest { id, mntns, tgid, identity, at: None };
+            Some(presence::presence(self.proc, &request, self.deadline))
         });
         match still {
             Some(MountPresence { present: Some(true), .. }) if self.report.complete => Verdict::Kernel,

@@ -1,13 +1,14 @@
 //! Whether a mount is still in its namespace: looked up in the mount table of a living process of that namespace.
 //!
-//! By its unique id where the kernel has one, else by all that makes its identity, never by path: what is mounted at the same path now may be another mount. No path is walked.
+//! By its unique id where the kernel has one, else by all that makes its identity, never by path: what is mounted
+//! at the same path now may be another mount. No path is walked, unless whether it leads to the mount is what is asked.
 
 use std::io;
 
 use serde::{Deserialize, Serialize};
 
 use super::mntns_index::namespace;
-use super::{Deadline, own_tgid};
+use super::{Deadline, ScanRequest, own_tgid};
 use crate::observation::{MountIdentity, MountPresence, NsInum};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir};
@@ -25,6 +26,8 @@ pub struct PresenceRequest {
     pub tgid: u32,
     /// The mount.
     pub identity: MountIdentity,
+    /// A path that must lead to it.
+    pub at: Option<Box<ScanRequest>>,
 }
 
 /// Answers a request. Takes about as long as reading one mount table, or the links of all processes if the one that

@@ -296,7 +296,7 @@ mod tests {
             root: "/".to_owned(),
             mount_point: "/vol".to_owned(),
         };
-        let wanted = PresenceRequest { id: 2, mntns: 1, tgid: 1, identity };
+        let wanted = PresenceRequest { id: 2, mntns: 1, tgid: 1, identity, at: None };
         scanner.presence(wanted.clone()).unwrap();
         let later = Instant::now() + Duration::from_secs(3600);
         assert_eq!(scanner.shared.next(later), Some(Work::Presence(wanted)));

@@ -1,6 +1,6 @@
 //! The events of unmounts.
 
-use super::{EBUSY, QueuedUmount};
+use super::{EBUSY, QueuedUmount, Scan};
 use crate::core::Core;
 use crate::event::wording::{actor_phrase, holders_phrase, owner_phrase};
 use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Unreadable, Volume};
@@ -21,14 +21,16 @@ struct Known<'a> {
 }
 
 impl Core {
-    /// A refused unmount.
-    pub(super) fn emit_busy(&mut self, umount: &QueuedUmount) {
+    /// A refused unmount, and the scan that tells its mount and holders.
+    pub(super) fn emit_busy(&mut self, umount: &QueuedUmount, scan: Option<&Scan>) {
         let QueuedUmount { at, attempt, .. } = umount;
-        let scan = self.holder_scans.newest.get(&umount.mount).filter(|scan| scan.is_recent(*at));
         let age = scan.map(|scan| at.saturating_sub(scan.at) / MS).filter(|age| *age > 0);
         let report = scan.map(|scan| scan.report.clone());
         let busy = self.busy_mounts.get(umount.mount);
-        let identity = busy.and_then(|busy| busy.identity.clone());
+        // What was found there earlier may not be what this path led to. Older recordings do not ask.
+        let is_found = report.as_ref().is_some_and(|report| report.mount.is_some());
+        let identity = busy.filter(|_| is_found || attempt.origin.is_none());
+        let identity = identity.and_then(|busy| busy.identity.clone());
         let known = Known {
             report: report.as_ref(),
             identity: identity.as_ref(),
@@ -145,8 +147,9 @@ impl Core {
         let facts = report.and_then(|report| report.mount.as_ref());
         let path = match (identity, report) {
             (Some(identity), _) => &identity.mount_point,
-            (None, Some(report)) => &report.path,
-            (None, None) => &key.path,
+            (None, Some(report)) if is_resolved(report) || attempt.origin.is_none() => &report.path,
+            // As it was given, below the caller's root directory.
+            _ => &key.path,
         };
         Mount {
             syscall: attempt.syscall.name().into(),
@@ -163,6 +166,11 @@ impl Core {
             child_mounts: report.map_or_else(Vec::new, |report| report.child_mounts.clone()),
         }
     }
+}
+
+/// Whether the path of a report is the one that was meant, else it is the one that was given.
+fn is_resolved(report: &HolderReport) -> bool {
+    report.mount.is_some() || report.verdict == Verdict::NotAMount
 }
 
 fn flags(attempt: &UmountAttempt) -> Vec<String> {

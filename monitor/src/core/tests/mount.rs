@@ -132,6 +132,73 @@ fn refused_unmounts_are_emitted_at_attempts_1_2_4_8_with_one_scan_in_ten_seconds
     assert_eq!(core.umounts_ignored(), 4);
 }
 
+/// An attempt whose caller stood at the top of this root directory.
+fn attempt_below(root: &str, path: &str) -> Fact {
+    let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
+    let root = CallerDirectory { mount_id: 29, path: Some(root.into()) };
+    let origin = Some(Box::new(PathOrigin { root: Some(root), cwd: None, doubt: None }));
+    Fact::Umount(Box::new(UmountAttempt { path: path.into(), origin, ..*attempt }))
+}
+
+#[test]
+fn holders_are_repeated_only_while_the_path_leads_to_their_mount() {
+    for present in [Some(true), Some(false), None] {
+        let mut core = settled();
+        core.observe(at(10, attempt_below("/", "/mnt/x")));
+        core.observe(at(11, report(1)));
+        assert_eq!(take(&mut core).0.len(), 1);
+        core.observe(at(12 * MS, attempt_below("/", "/mnt/x")));
+        let (emitted, requested) = take(&mut core);
+        assert_eq!(emitted, []);
+        let [Request::MountAt { id, identity, .. }] = &requested[..] else { panic!("{requested:?}") };
+        assert_eq!(identity.mount_id, 410);
+        core.observe(at(13 * MS, Fact::MountPresence(MountPresence { id: *id, present, reason: None })));
+        let (mut emitted, requested) = take(&mut core);
+        if present != Some(true) {
+            assert_eq!(emitted, []);
+            assert!(matches!(&requested[..], [Request::Holders { id: 2, .. }]), "{requested:?}");
+            core.observe(at(14 * MS, found(2, 411)));
+            emitted = take(&mut core).0;
+        }
+        let [event] = &emitted[..] else { panic!("{emitted:?}") };
+        let id = event.mount.as_ref().unwrap().identity.as_ref().unwrap().mount_id;
+        let expected = if present == Some(true) { (410, true) } else { (411, false) };
+        assert_eq!((id, event.holders_age_ms.is_some()), expected);
+    }
+}
+
+#[test]
+fn without_an_answer_which_mount_it_is_nothing_of_an_earlier_one_is_told() {
+    let mut core = settled();
+    core.observe(at(10, attempt_below("/", "/mnt/x")));
+    core.observe(at(11, report(1)));
+    core.observe(at(12 * MS, attempt_below("/", "/mnt/x")));
+    take(&mut core);
+    core.observe(at(6_000 * MS, Fact::Tick));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    let mount = event.mount.as_ref().unwrap();
+    assert_eq!((mount.identity.as_ref(), mount.device.as_ref()), (None, None));
+    assert_eq!(event.holders_verdict, Some(Verdict::Skipped));
+    assert_eq!(event.holders, Some(Vec::new()));
+}
+
+#[test]
+fn a_path_that_was_not_resolved_is_a_volume_only_from_the_root_of_the_namespace() {
+    let path =
+        "/var/lib/kubelet/pods/5c948341-c030-4996-b888-f032577d97b0/volumes/kubernetes.io~glusterfs/pv";
+    for (root, is_volume) in [("/", true), ("/jail", false)] {
+        let mut core = settled();
+        let host = KubeletNamespace { mntns: 2, roots: vec!["/var/lib/kubelet".into()], of_kubelet: false };
+        core.observe(at(9, Fact::Kubelet(KubeletFacts { namespaces: vec![host] })));
+        core.observe(at(10, attempt_below(root, path)));
+        core.observe(at(11, Fact::Holders(Box::new(HolderReport::skipped(1, path)))));
+        let event = events(&mut core).remove(0);
+        let mount = event.mount.as_ref().unwrap();
+        assert_eq!((mount.volume.is_some(), event.target.is_some()), (is_volume, is_volume), "{root}");
+        assert_eq!(mount.path, format!("{}{path}", root.trim_end_matches('/')));
+    }
+}
+
 #[test]
 fn each_retry_is_another_process_and_the_caller_is_the_same() {
     let mut core = busy();

@@ -195,7 +195,7 @@ impl TestNode {
                 let report = if self.mounted { holders(id, &path) } else { not_a_mount(id, &path) };
                 self.observe(Fact::Holders(Box::new(report)));
             }
-            Request::MountPresence { id, .. } => {
+            Request::MountPresence { id, .. } | Request::MountAt { id, .. } => {
                 self.observe(Fact::MountPresence(match self.presence_known {
                     true => MountPresence { id, present: Some(self.mounted), reason: None },
                     false => MountPresence::unknown(id, "no process is left"),

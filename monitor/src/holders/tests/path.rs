@@ -130,7 +130,8 @@ fn a_mount_is_found_again_by_its_identity_and_another_one_at_its_place_is_not() 
     let mut sandbox = MountSandbox::new();
     let target = sandbox.mount("vol");
     let identity = scan_path(&target).mount.unwrap().identity().unwrap();
-    let wanted = PresenceRequest { id: 3, mntns: own_mntns(), tgid: u32::MAX, identity: identity.clone() };
+    let wanted =
+        PresenceRequest { id: 3, mntns: own_mntns(), tgid: u32::MAX, identity: identity.clone(), at: None };
     let answer = || presence::presence(&Proc::default(), &wanted, Deadline::after(AMPLE)).present;
     assert_eq!(answer(), Some(true));
     sandbox.mount("vol");
@@ -144,6 +145,24 @@ fn a_mount_is_found_again_by_its_identity_and_another_one_at_its_place_is_not() 
 }
 
 #[test]
+fn a_path_leads_to_a_mount_until_another_one_covers_it() {
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
+    let identity = scan_path(&target).mount.unwrap().identity().unwrap();
+    let answer = || leads_to(&Proc::default(), &request(&target), &identity, Deadline::after(AMPLE)).present;
+    assert_eq!(answer(), Some(true));
+    sandbox.mount("vol");
+    assert_eq!(answer(), Some(false));
+    assert_eq!(umount(&target, 0), Ok(()));
+    assert_eq!(answer(), Some(true));
+    assert_eq!(umount(&target, 0), Ok(()));
+    assert_eq!(answer(), Some(false));
+    let nowhere = ScanRequest { mntns: 1, ..request(&target) };
+    let answer = leads_to(&Proc::default(), &nowhere, &identity, Deadline::after(AMPLE));
+    assert!(answer.present.is_none() && answer.reason.unwrap().contains("no process is left"));
+}
+
+#[test]
 fn where_no_process_is_left_nothing_is_said_about_a_mount() {
     let mut sandbox = MountSandbox::new();
     let target = sandbox.mount("vol");
@@ -151,7 +170,7 @@ fn where_no_process_is_left_nothing_is_said_about_a_mount() {
     let mntns = Proc::default().ns(there.tgid(), "mnt").unwrap();
     let request = ScanRequest { mntns, tgid: there.tgid(), ..request(&target) };
     let identity = scan(&Proc::default(), &request, AMPLE).mount.unwrap().identity().unwrap();
-    let wanted = PresenceRequest { id: 3, mntns, tgid: there.tgid(), identity };
+    let wanted = PresenceRequest { id: 3, mntns, tgid: there.tgid(), identity, at: None };
     let answer = || presence::presence(&Proc::default(), &wanted, Deadline::after(AMPLE));
     assert_eq!(answer().present, Some(true));
     drop(there);
