@@ -54,7 +54,7 @@ impl Core {
 
     /// Whether a lookup is under way that the unmount depends on; requests it where it is due.
     fn awaits_lookup(&mut self, at: BootNs, attempt: &UmountAttempt) -> bool {
-        let key = |attempt: &UmountAttempt| MountKey::new(attempt.mntns, &attempt.path);
+        let key = |attempt: &UmountAttempt| MountKey::new(attempt.mntns, &attempt.place());
         let wanted = key(attempt);
         // Those of one mount are processed in their order.
         if self.kubelet_lookup.held.last_matching(|held| key(&held.attempt) == wanted).is_some() {
@@ -63,8 +63,8 @@ impl Core {
         let context = self.context(&attempt.actor);
         let by_root = context.is_some_and(|context| context.uid == ROOT && !context.is_in_other_userns());
         if !by_root
-            || volume::of_path(&attempt.path).is_none()
-            || self.kubelets.volume(at, attempt.mntns, &attempt.path).is_some()
+            || volume::of_path(&wanted.path).is_none()
+            || self.kubelets.volume(at, attempt.mntns, &wanted.path).is_some()
         {
             return false;
         }
