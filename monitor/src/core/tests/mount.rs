@@ -189,8 +189,11 @@ fn a_path_that_was_not_resolved_is_a_volume_only_from_the_root_of_the_namespace(
     for (root, is_volume) in [("/", true), ("/jail", false)] {
         let mut core = settled();
         let host = KubeletNamespace { mntns: 2, roots: vec!["/var/lib/kubelet".into()], of_kubelet: false };
-        core.observe(at(9, Fact::Kubelet(KubeletFacts { namespaces: vec![host] })));
+        let kubelets = || Fact::Kubelet(KubeletFacts { namespaces: vec![host.clone()] });
+        core.observe(at(9, kubelets()));
         core.observe(at(10, attempt_below(root, path)));
+        // The kubelets are looked up again for what is like a volume's path.
+        core.observe(at(10, kubelets()));
         core.observe(at(11, Fact::Holders(Box::new(HolderReport::skipped(1, path)))));
         let event = events(&mut core).remove(0);
         let mount = event.mount.as_ref().unwrap();
