@@ -3,6 +3,8 @@
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +18,7 @@ use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod_sandbox::uuid;
 use kevtmon_tests::process::{Running, attempt, hold_by_cwd};
+use nix::mount::{MsFlags, mount};
 
 /// Runs what follows as nobody.
 const AS_NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
@@ -52,9 +55,9 @@ fn uid(volume: &Mount) -> String {
     below.iter().nth(1).expect("pods/UID").to_string_lossy().into_owned()
 }
 
-/// A copy of the shell that has the name of a kubelet.
-fn program(directory: &Path) -> PathBuf {
-    let path = directory.join("kubelet");
+/// A copy of the shell that has this name.
+fn program(directory: &Path, name: &str) -> PathBuf {
+    let path = directory.join(name);
     // By another process: a file that a parallel test's child may write cannot be run.
     let copied =
         attempt(&["sh", "-c", "cp \"$(readlink -f /bin/sh)\" \"$1\"", "sh", &path.to_string_lossy()]);
@@ -72,6 +75,54 @@ fn start(prefix: &[&str], program: &Path, root: &Path) -> Running {
     let exe = format!("/proc/{}/exe", process.pid());
     eventually!(std::fs::read_link(&exe).is_ok_and(|exe| exe == Path::new(&*program)), "it runs {program}");
     process
+}
+
+/// A FUSE file system at the path of a pod's volume, of which no request is answered; the device, which ends it when it
+/// is closed.
+fn mount_fuse(volume: &Path) -> File {
+    std::fs::create_dir_all(volume).expect("a directory can be made");
+    let device = File::options().read(true).write(true).open("/dev/fuse").expect("there is FUSE");
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+    mount(Some("kevtmon"), volume, Some("fuse"), MsFlags::empty(), Some(&*options))
+        .expect("FUSE can be mounted");
+    device
+}
+
+#[test]
+fn only_root_of_the_node_with_the_fuse_device_serves_the_volume_that_its_arguments_name() {
+    let held = Mount::volume();
+    let scratch = Scratch::new();
+    let uid = uuid();
+    let served = held.kubelet_root().join(format!("pods/{uid}/volumes/kubernetes.io~glusterfs/web"));
+    let device = mount_fuse(&served);
+    let mut daemon = launch().kubelet(&held).start();
+    let program = program(scratch.path(), "glusterfs").to_string_lossy().into_owned();
+    let with_device = || Stdio::from(device.try_clone().expect("a descriptor"));
+    for (prefix, input, expected) in
+        [(&AS_NOBODY[..], with_device(), None), (&[], Stdio::null(), None), (&[], with_device(), Some(&*uid))]
+    {
+        let words = [prefix, &[&*program, "-c", "kill -STOP $$; exit", "glusterfs"]].concat();
+        let mut server = Command::new(words[0]);
+        server.args(&words[1..]).arg(&served).current_dir(held.point()).stdin(input);
+        let server = Running::spawn(&mut server);
+        let state = format!("/proc/{}/stat", server.pid());
+        eventually!(
+            std::fs::read_to_string(&state).is_ok_and(|stat| stat.contains("(glusterfs) T")),
+            "it has stopped"
+        );
+        let umount = held.umount_refused();
+        let event = daemon.wait_for("mount.busy", |event| {
+            event.kind() == "mount.busy" && event.number("/actor/pid") == Some(umount.pid.into())
+        });
+        let found = event.list("/holders").iter().find(|holder| holder["pid"] == server.pid());
+        let found = found.expect("the server holds the mount");
+        assert_eq!(found["serves"]["pod"]["uid"].as_str(), expected, "{event}");
+        drop(server);
+        let _ = held.umount().succeeded("umount");
+        let again = Mount::at(held.point());
+        drop(again);
+    }
+    nix::mount::umount2(&served, nix::mount::MntFlags::MNT_DETACH).expect("FUSE can be detached");
 }
 
 #[test]
@@ -129,7 +180,7 @@ fn a_kubelet_that_starts_later_tells_its_root_directory() {
     let volume = Mount::volume();
     let mut daemon = launch().start();
     let scratch = Scratch::new();
-    let _kubelet = start(&["env"], &program(scratch.path()), volume.kubelet_root());
+    let _kubelet = start(&["env"], &program(scratch.path(), "kubelet"), volume.kubelet_root());
     let _holder = hold_by_cwd(volume.point());
     volume.umount_refused();
     expect_volume(&busy(&mut daemon, volume.point()), &volume);
@@ -140,7 +191,7 @@ fn a_kubelet_in_a_mount_namespace_of_its_own_is_believed_there() {
     let volume = Mount::volume();
     let scratch = Scratch::new();
     // The namespace has a copy of the volume.
-    let kubelet = start(&["unshare", "--mount"], &program(scratch.path()), volume.kubelet_root());
+    let kubelet = start(&["unshare", "--mount"], &program(scratch.path(), "kubelet"), volume.kubelet_root());
     let mut daemon = launch().start();
     let path = volume.point().to_string_lossy();
     let script = "cd \"$1\" && umount \"$1\"";
@@ -154,14 +205,14 @@ fn a_kubelet_in_a_mount_namespace_of_its_own_is_believed_there() {
 fn who_only_calls_himself_a_kubelet_is_not_believed() {
     let volume = Mount::volume();
     let scratch = Scratch::new();
-    let kubelet = program(scratch.path());
+    let kubelet = program(scratch.path(), "kubelet");
     let shell = std::fs::canonicalize("/bin/sh").expect("a shell");
     let root = volume.kubelet_root();
     let userns = [&AS_NOBODY[..], &["unshare", "--user", "--map-root-user"]].concat();
     let pidns = ["unshare", "--pid", "--fork", "--kill-child"];
     let writable = scratch.path().join("writable");
     std::fs::create_dir(&writable).expect("a directory can be made");
-    let writable = program(&writable);
+    let writable = program(&writable, "kubelet");
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     std::fs::set_permissions(&writable, mode).expect("a mode can be set");
     let _fakes = [

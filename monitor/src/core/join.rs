@@ -7,7 +7,6 @@ use crate::event::{
     Actor, ActorSource, AncestorRef, Confidence, Join, MountHolder, Serves, Target, UserNamespace,
 };
 use crate::node::view::{NodeView, RuntimeAvailability};
-use crate::node::volume;
 use crate::observation::{
     BootNs, ContainerFacts, Holder, NsInum, SourceKind, SourceStatus, TaskContext, TaskFacts, TaskPlace,
     TaskRef,
@@ -87,12 +86,9 @@ impl Core {
     pub(super) fn mount_holder(&self, at: BootNs, holder: Holder) -> MountHolder {
         let owner = self.node().owner(holder.cgroup.as_deref());
         // No number of a namespace is 0: one that could not be read is nobody's.
-        let of_path = |path: &str| self.kubelets.volume(at, holder.mntns.unwrap_or(0), path);
-        let cmdline = holder.cmdline.as_deref();
-        let served = cmdline.and_then(|cmdline| volume::served(&holder.comm, cmdline, of_path));
-        let serves = served.map(|(mountpoint, volume)| Serves {
-            mountpoint: mountpoint.to_owned(),
-            pod: self.node().pod_of(&volume.pod_uid),
+        let serves = holder.serves.and_then(|mountpoint| {
+            let volume = self.kubelets.volume(at, holder.mntns.unwrap_or(0), &mountpoint)?;
+            Some(Serves { mountpoint, pod: self.node().pod_of(&volume.pod_uid) })
         });
         MountHolder {
             pid: holder.tgid,

@@ -102,7 +102,7 @@ pub struct MountHolder {
     /// Its pod.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<Pod>,
-    /// The pod volume that it is the file server of, by its command line.
+    /// The pod volume that it is the file server of: root of the node serves the FUSE mount that its arguments name.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub serves: Option<Serves>,
 }

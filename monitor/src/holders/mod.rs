@@ -34,6 +34,7 @@ use pins::{Pin, ScanTargets, SearchedMount, Visitor};
 use propagation::{MountCopy, NamespaceMounts};
 use resolve::{Unresolved, View};
 
+mod file_server;
 mod jobs;
 mod mntns_index;
 mod pins;
@@ -352,6 +353,7 @@ impl<'p> Scan<'p> {
         }
         let Some(stat) = self.proc.stat(tgid) else { return };
         let (exe, cmdline, cgroup) = (self.proc.exe(tgid), self.proc.cmdline(tgid), self.proc.cgroup(tgid));
+        let serves = file_server::mountpoint(process);
         // The description was read by id: it is this process' only if that was there until now.
         if !process.is_there(&mut Vec::new()) {
             return;
@@ -372,6 +374,7 @@ impl<'p> Scan<'p> {
                 start_ns: Some(stat.start_ns),
                 cgroup: cgroup.clone(),
                 mntns: Some(ns),
+                serves: serves.clone(),
             });
         }
     }

@@ -35,24 +35,6 @@ fn names(path: &str) -> impl Iterator<Item = &str> + Clone {
     path.split('/').filter(|part| !part.is_empty())
 }
 
-/// User-space file servers whose command line contains their mount point.
-const SERVERS: [&str; 6] = ["glusterfs", "fuse", "s3fs", "sshfs", "juicefs", "rclone"];
-
-/// The pod volume that a process serves: a FUSE server gets its mount point as an argument. `volume` tells which paths
-/// are one, as the process sees them.
-#[must_use]
-pub fn served<'a>(
-    comm: &str,
-    cmdline: &'a str,
-    volume: impl Fn(&str) -> Option<Volume>,
-) -> Option<(&'a str, Volume)> {
-    if !SERVERS.iter().any(|server| comm.contains(server)) {
-        return None;
-    }
-    let paths = cmdline.split(' ').filter(|word| word.starts_with('/'));
-    paths.rev().find_map(|path| Some((path, volume(path)?)))
-}
-
 fn below_pods<'a>(mut parts: impl Iterator<Item = &'a str>) -> Option<Volume> {
     let pod_uid = parts.next().filter(|part| is_uid(part))?.to_owned();
     let (plugin, name) = match parts.next()? {
@@ -129,16 +111,6 @@ mod tests {
     fn a_block_volume_is_a_volume() {
         let path = format!("/var/lib/kubelet/pods/{UID}/volumeDevices/kubernetes.io~csi/pvc-2");
         assert_eq!(of_path(&path), volume(UID, "kubernetes.io/csi", "pvc-2"));
-    }
-
-    #[test]
-    fn a_file_server_serves_the_volume_that_its_command_line_names() {
-        let path = format!("/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~glusterfs/cam-pv-50g");
-        let cmdline = format!("/usr/sbin/glusterfs --log-file=/var/log/x.log --volfile-id=a {path}");
-        let served_volume = volume(UID, "kubernetes.io/glusterfs", "cam-pv-50g").unwrap();
-        assert_eq!(served("glusterfs", &cmdline, of_path), Some((path.as_str(), served_volume)));
-        assert_eq!(served("tar", &cmdline, of_path), None);
-        assert_eq!(served("glusterfs", "/usr/sbin/glusterfs /mnt", of_path), None);
     }
 
     #[test]

@@ -255,6 +255,9 @@ pub struct Holder {
     pub cgroup: Option<String>,
     /// Mount namespace of the holder.
     pub mntns: Option<NsInum>,
+    /// Mount point of the FUSE file system that it serves, of root of the node only; not in older recordings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serves: Option<String>,
 }
 
 /// What a holder scan concludes.

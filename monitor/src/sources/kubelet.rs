@@ -20,6 +20,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::procfs::Proc;
 use super::procfs::dir::Buffer;
 use super::procfs::readers::{Answer, Job, Readers};
+use super::procfs::root::is_root_of_node;
 use super::{Sender, observed_now};
 use crate::observation::{Fact, KubeletFacts, KubeletNamespace, NsInum};
 use crate::settings::settings;
@@ -34,11 +35,8 @@ settings! { "kubelet":
 const DEFAULT_ROOT: &str = "/var/lib/kubelet";
 /// Programs that are a kubelet, or contain one and show its arguments; k3s and MicroK8s hide them.
 const PROGRAMS: [&str; 2] = ["kubelet", "hyperkube"];
-/// Inode numbers of the initial namespaces (`PROC_USER_INIT_INO`, `PROC_PID_INIT_INO`, include/linux/proc_ns.h).
-const INITIAL_USERNS: NsInum = 0xEFFF_FFFD;
+/// Inode number of the initial process namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 const INITIAL_PIDNS: NsInum = 0xEFFF_FFFC;
-/// `CAP_SYS_ADMIN` of include/uapi/linux/capability.h: a kubelet cannot mount without it.
-const CAP_SYS_ADMIN: u64 = 1 << 21;
 /// Set-id bits, and write permission for others than root.
 const UNTRUSTED_MODE: u32 = 0o6022;
 /// As the kernel (`MAXSYMLINKS`).
@@ -198,11 +196,11 @@ fn kubelets(proc: &Proc) -> Vec<Kubelet> {
 fn kubelet(proc: &Proc, tgid: u32, (links, text): &mut (Buffer, Vec<u8>)) -> Option<Kubelet> {
     let dir = proc.dir(tgid).ok()?;
     let program = program(&dir.link(c"exe", links).ok()?)?;
-    if !is_root_of_node(&dir.text(c"status", text).ok()?) {
+    if !is_root_of_node(&dir, links, text) {
         return None;
     }
     let mut ns = |name| super::procfs::parse_ns(&dir.link(name, links).ok()?);
-    if ns(c"ns/user") != Some(INITIAL_USERNS) || ns(c"ns/pid") != Some(INITIAL_PIDNS) {
+    if ns(c"ns/pid") != Some(INITIAL_PIDNS) {
         return None;
     }
     let mntns = ns(c"ns/mnt")?;
@@ -222,14 +220,6 @@ fn program(exe: &str) -> Option<&'static str> {
     let path = exe.strip_suffix(" (deleted)").unwrap_or(exe);
     let name = path.rsplit('/').next()?;
     PROGRAMS.into_iter().find(|program| *program == name)
-}
-
-/// Whether /proc/PID/status shows all user ids as 0, and the capability to mount; both in the reader's user namespace.
-fn is_root_of_node(status: &str) -> bool {
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-    let is_root = field("Uid:").is_some_and(|uids| uids.split_ascii_whitespace().all(|uid| uid == "0"));
-    let capable = field("CapEff:").and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    is_root && capable.is_some_and(|bits| bits & CAP_SYS_ADMIN != 0)
 }
 
 /// `--root-dir` of a kubelet, if it is given; `None` if the program is not run as one.

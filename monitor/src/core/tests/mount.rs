@@ -43,6 +43,7 @@ fn found(id: u64, mount: u64) -> Fact {
             start_ns: None,
             cgroup: Some("/system.slice/run-r1.scope".into()),
             mntns: Some(2),
+            serves: None,
         }],
         complete: true,
         verdict: Verdict::Processes,

@@ -479,6 +479,7 @@ fn holders(id: u64, path: &str) -> HolderReport {
             start_ns: None,
             cgroup: Some("/system.slice/run-r77.scope".into()),
             mntns: Some(4_026_531_840),
+            serves: Some(serves),
         }],
         complete: true,
         verdict: Verdict::Processes,

@@ -4,17 +4,6 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 
-const ROOT: &str = "Uid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n";
-
-#[test]
-fn only_root_with_the_capability_to_mount_is_root_of_the_node() {
-    assert!(is_root_of_node(ROOT));
-    assert!(!is_root_of_node("Uid:\t1000\t0\t0\t0\nCapEff:\t000001ffffffffff\n"), "a set-user-id program");
-    assert!(!is_root_of_node("Uid:\t65534\t65534\t65534\t65534\nCapEff:\t000001ffffffffff\n"));
-    assert!(!is_root_of_node("Uid:\t0\t0\t0\t0\nCapEff:\t00000000a80425fb\n"), "a container of Docker");
-    assert!(!is_root_of_node(""));
-}
-
 #[test]
 fn a_program_is_known_by_its_file_name_alone() {
     for (exe, expected) in [

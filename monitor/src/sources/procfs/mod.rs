@@ -18,6 +18,7 @@ pub mod mountinfo;
 pub mod own;
 pub mod pidfd;
 pub mod readers;
+pub mod root;
 pub mod statmount;
 
 /// `/proc/PID/stat` times are in units of 1/100 s on every architecture that the kernel exports them

@@ -1,0 +1,40 @@
+//! Which processes are root of the node, by what the kernel says: names and arguments are anybody's to choose.
+
+use super::dir::{Buffer, Dir};
+use super::parse_ns;
+use crate::observation::NsInum;
+
+/// Inode number of the initial user namespace (`PROC_USER_INIT_INO`, include/linux/proc_ns.h).
+const INITIAL_USERNS: NsInum = 0xEFFF_FFFD;
+/// `CAP_SYS_ADMIN` of include/uapi/linux/capability.h: nobody mounts without it.
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+
+/// Whether all user ids of a process are 0, and it may mount, in the initial user namespace. Blocks like every read of a
+/// process's files.
+#[must_use]
+pub fn is_root_of_node(process: &Dir, links: &mut Buffer, text: &mut Vec<u8>) -> bool {
+    process.text(c"status", text).is_ok_and(|status| is_root(&status))
+        && process.link(c"ns/user", links).is_ok_and(|link| parse_ns(&link) == Some(INITIAL_USERNS))
+}
+
+/// Whether /proc/PID/status shows all user ids as 0, and the capability to mount; both in the reader's user namespace.
+fn is_root(status: &str) -> bool {
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    let is_root = field("Uid:").is_some_and(|uids| uids.split_ascii_whitespace().all(|uid| uid == "0"));
+    let capable = field("CapEff:").and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    is_root && capable.is_some_and(|bits| bits & CAP_SYS_ADMIN != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_root_with_the_capability_to_mount_is_root_of_the_node() {
+        assert!(is_root("Uid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n"));
+        assert!(!is_root("Uid:\t1000\t0\t0\t0\nCapEff:\t000001ffffffffff\n"), "a set-user-id program");
+        assert!(!is_root("Uid:\t65534\t65534\t65534\t65534\nCapEff:\t000001ffffffffff\n"));
+        assert!(!is_root("Uid:\t0\t0\t0\t0\nCapEff:\t00000000a80425fb\n"), "a container of Docker");
+        assert!(!is_root(""));
+    }
+}
