@@ -9,7 +9,7 @@ use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Mount;
 use kevtmon_tests::pod::{GATEWAY, Pod};
-use kevtmon_tests::process::hold_by_cwd;
+use kevtmon_tests::process::{comm, hold_by_cwd};
 use nix::sys::signal::Signal;
 
 #[test]
@@ -107,8 +107,11 @@ fn a_readable_line_names_address_and_actor() {
     let path = launch.directory().join("stdout");
     let daemon = launch.stdout(File::create(&path).expect("a file can be made")).spawn();
     eventually!(daemon.get("/readyz").is_some_and(|answer| answer.status == 200), "the daemon is ready");
-    let ip = pod.delete_gateway();
-    let words = [GATEWAY.to_owned(), "eth0".to_owned(), ip.pid.to_string()];
+    pod.delete_gateway();
+    // `ip` is a tool: this test is who used it.
+    let user = std::process::id();
+    let by = format!("deleted by {} (pid {user})", comm(user).unwrap_or_default());
+    let words = [GATEWAY.to_owned(), "eth0".to_owned(), by, ", by means of ip".to_owned()];
     let emitted = || {
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         text.lines().any(|line| words.iter().all(|word| line.contains(word.as_str())))

@@ -8,7 +8,7 @@ use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::netns::Netns;
 use kevtmon_tests::network::{Neighbor, NeighbourState, on_host};
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
-use kevtmon_tests::process::{Finished, busy_loop, poll_neighbors, run};
+use kevtmon_tests::process::{Finished, busy_loop, comm, poll_neighbors, run};
 use kevtmon_tests::unique;
 
 /// A pod that the daemon finds at its start.
@@ -70,7 +70,10 @@ fn a_deleted_gateway_entry_names_the_process_that_did_it() {
     event.expect("/actor/ancestors/0/pid", std::process::id());
     assert!(event.list("/actor/ancestors").len() <= 5, "{event}");
     event.expect_none("/actor/container");
-    for word in [GATEWAY, "eth0", &format!("ip (pid {})", ip.pid)] {
+    // `ip` is a tool: this test is who used it.
+    let user = std::process::id();
+    let by = format!("deleted by {} (pid {user})", comm(user).unwrap_or_default());
+    for word in [GATEWAY, "eth0", &by, ", by means of ip"] {
         assert!(event.text("/message").contains(word), "{word} in the message of {event}");
     }
 }
