@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
-use kevtmon_tests::netns::NetnsPath;
+use kevtmon_tests::netns::{Netns, NetnsPath};
 use kevtmon_tests::network::NeighbourState;
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::process::{Running, comm, run};
@@ -30,8 +30,12 @@ fn incidents(events: &[Event], netns: u64) -> Vec<String> {
 
 /// A process in the network of a pod, in no container.
 fn live_in(pod: &Pod) -> Running {
+    live_at(pod.netns())
+}
+
+fn live_at(netns: &NetnsPath) -> Running {
     let mut command = Command::new("nsenter");
-    command.arg(format!("--net={}", pod.netns().path().display())).args(["sleep", "1000000"]);
+    command.arg(format!("--net={}", netns.path().display())).args(["sleep", "1000000"]);
     let process = Running::spawn(command.stdin(Stdio::null()));
     eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it is in the network");
     process
@@ -55,6 +59,72 @@ fn a_process_that_no_runtime_knows_loses_its_gateway() {
     pod.set_gateway();
     let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
     closed.expect("/incident/close_reason", "resolved");
+}
+
+/// A network without a link to the host, as a pod with a macvlan interface has it.
+struct Apart {
+    netns: Netns,
+    _far: Netns,
+    _process: Running,
+}
+
+impl Apart {
+    const FORMER: &str = "10.78.0.8";
+    const PRESENT: &str = "10.78.0.9";
+
+    fn new() -> Self {
+        let (netns, far) = (Netns::new(), Netns::new());
+        netns.path().ip_batch(&format!(
+            "link add eth0 type veth peer name far0 netns {}\naddress add 10.78.0.1/24 dev eth0\nlink set eth0 up\n\
+             route add default via {}\n",
+            far.name(),
+            Self::FORMER
+        ));
+        let apart = Self { _process: live_at(netns.path()), netns, _far: far };
+        [Self::FORMER, Self::PRESENT].into_iter().for_each(|router| apart.set(router));
+        apart
+    }
+
+    fn set(&self, router: &str) {
+        self.netns.path().set_neighbor("eth0", router, "02:00:00:00:00:0f", NeighbourState::Permanent);
+    }
+
+    /// Gives it another gateway, then deletes both entries; what is said about the former and the present one.
+    fn change_and_delete(&self, daemon: &mut Daemon) -> (Event, Event) {
+        self.netns.path().run(&format!("ip route replace default via {}", Self::PRESENT));
+        let inum = self.netns.path().inum();
+        let mut delete = |router: &str| {
+            let ip = self.netns.path().run(&format!("ip neigh del {router} dev eth0"));
+            daemon.wait_for_deletion_by(ip.pid, inum, router)
+        };
+        (delete(Self::FORMER), delete(Self::PRESENT))
+    }
+}
+
+#[test]
+fn a_gateway_that_changed_in_a_network_without_a_link_to_the_host_is_known() {
+    let apart = Apart::new();
+    let mut daemon = launch().start();
+    let (former, present) = apart.change_and_delete(&mut daemon);
+    former.expect("/neighbor/gateway", false);
+    present.expect("/neighbor/gateway", true);
+    let inum = apart.netns.path().inum();
+    let opened = wait_for(&mut daemon, "incident.opened", inum);
+    opened.expect("/neighbor/address", Apart::PRESENT);
+    opened.expect_actor(present.number("/actor/pid").and_then(|pid| pid.try_into().ok()).unwrap_or(0), "ip");
+    apart.set(Apart::PRESENT);
+    wait_for(&mut daemon, "incident.closed", inum).expect("/incident/close_reason", "resolved");
+}
+
+#[test]
+fn a_gateway_that_changed_where_no_messages_come_from_is_not_guessed() {
+    let apart = Apart::new();
+    // Without this capability a process hears of no other namespace.
+    let drop = ["setpriv", "--bounding-set", "-net_broadcast", "--inh-caps", "-net_broadcast"];
+    let mut daemon = launch().through(&drop).start();
+    let (former, present) = apart.change_and_delete(&mut daemon);
+    former.expect_none("/neighbor/gateway");
+    present.expect("/neighbor/gateway", true);
 }
 
 #[test]

@@ -130,7 +130,7 @@ impl Core {
             Fact::LinkGone { netns, ifindex, moved_to } => self.link_gone(at, netns, ifindex, moved_to),
             Fact::Route(route) => self.route(at, route),
             Fact::RouteGone(route) => self.route_gone(at, &route),
-            Fact::NetnsStale { netns } => self.namespaces.set_stale(netns),
+            Fact::NetnsStale { netns } => self.namespaces.set_stale(at, netns),
             Fact::Address(address) => self.namespaces.put_address(address),
             Fact::AddressGone(address) => self.namespaces.remove_address(at, &address),
             Fact::Container(facts) => self.container(at, *facts),

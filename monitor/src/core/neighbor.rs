@@ -138,7 +138,7 @@ impl Core {
         if requested.netns.is_none()
             && netns != self.settings.host_netns
             // None overtakes one of its namespace that waits.
-            && (!self.is_sure_of_gateway(at, change)
+            && (!self.is_sure_of_gateway(at, change) && !self.is_left_alone(netns)
                 || !self.is_sure_of_owner(at, change)
                 || self.pending_neighbors.is_awaited(&Awaited::Netns(netns)))
         {
@@ -162,12 +162,19 @@ impl Core {
         .then_some(Awaited::Container(id))
     }
 
-    /// Whether the model is certain about the address being a gateway or not. A route to it is proof, unless routes changed unseen; that it is none
-    /// is certain only where no recent change can be missing from the model.
+    /// Whether a namespace is not read again for each event although nothing reports its changes: any user can make as many
+    /// as they like.
+    fn is_left_alone(&self, netns: NsInum) -> bool {
+        self.namespaces.get(netns).is_some_and(|namespace| namespace.is_unheard() && namespace.foreign_userns)
+    }
+
+    /// Whether the model is certain about the address being a gateway or not. A route to it is proof, unless routes change
+    /// unseen; that it is none is certain only where no recent change can be missing from the model.
     fn is_sure_of_gateway(&self, at: BootNs, change: &NeighborChange) -> bool {
         self.namespaces.get(change.key.netns).is_some_and(|namespace| {
             let key = change.key;
             !namespace.is_stale()
+                && !namespace.is_unheard()
                 && (namespace.is_gateway(at, key.ifindex, key.address, is_by_request(change))
                     || namespace.is_settled(at, key.ifindex))
         })
@@ -194,7 +201,7 @@ impl Core {
             || self.is_sure_of_gateway(at, change);
         let namespace = self.namespaces.get(key.netns).filter(|_| known);
         let gateway = namespace
-            .map(|namespace| namespace.is_gateway(at, key.ifindex, key.address, is_by_request(change)));
+            .and_then(|namespace| namespace.was_gateway(at, key.ifindex, key.address, is_by_request(change)));
         let teardown = self.is_teardown(change, requested);
         let cause = self.checked_cause(at, change);
         let actor =

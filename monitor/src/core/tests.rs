@@ -14,6 +14,7 @@ mod order;
 mod runtimes;
 pub(crate) mod saved;
 mod status;
+mod unheard;
 
 const HOST: NsInum = 1;
 const POD: NsInum = 7;

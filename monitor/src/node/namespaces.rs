@@ -20,6 +20,8 @@ const FORMER_PEER_NS: u64 = 2_000_000_000;
 /// Notifications of changes within this time before an event may still be in transit: records of the probes and netlink
 /// messages take different paths.
 const SETTLING_NS: u64 = 1_000_000_000;
+/// A message about routes is received so much later than they changed, on a machine that has other things to do.
+const MESSAGE_DELAY_NS: u64 = 50_000_000;
 /// Limit of entries that are kept for the next run.
 const PREVIOUS_MAX: usize = 4096;
 
@@ -68,9 +70,15 @@ pub struct Namespace {
     lladdr_changed: BTreeMap<u32, BootNs>,
     /// When a link or route was last added or changed.
     changed: BootNs,
-    /// Whether routes changed since the last snapshot in a way that only the next one will show.
+    /// Whether the kernel sends no messages about it: it is known as of the last snapshot.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    stale: bool,
+    unheard: bool,
+    /// When routes first and last changed since the last snapshot in a way that only the next one will show.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stale: Option<(BootNs, BootNs)>,
+    /// Gateways that came or went unseen, after the first time and not after the second.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    doubted: Vec<(BootNs, BootNs, (u32, IpAddr))>,
     /// Links that have just lost their peer or gone, as they were before, with the time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     bereft: Vec<(BootNs, LinkFacts)>,
@@ -143,7 +151,9 @@ impl Namespaces {
             disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
             lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
             changed: old.as_ref().map_or(changed, |old| old.changed),
-            stale: false,
+            unheard: snapshot.unheard,
+            stale: None,
+            doubted: old.as_ref().map(|old| old.doubted.clone()).unwrap_or_default(),
             bereft: old.as_ref().map(|old| old.bereft.clone()).unwrap_or_default(),
         };
         for (ifindex, link) in old.iter().flat_map(|old| &old.links) {
@@ -151,7 +161,7 @@ impl Namespaces {
                 new.keep_bereft(at, link.clone());
             }
         }
-        new.select_gateways(at);
+        new.select_after(at, old.as_ref());
         new.disturbed.clear();
         let missed: BTreeSet<(u32, IpAddr)> = new
             .gateways
@@ -173,9 +183,10 @@ impl Namespaces {
     }
 
     /// The routes are not known until the next snapshot.
-    pub fn set_stale(&mut self, netns: NsInum) {
+    pub fn set_stale(&mut self, at: BootNs, netns: NsInum) {
         if let Some(namespace) = self.known.get_mut(&netns) {
-            namespace.stale = true;
+            let first = namespace.stale.map_or(at, |(first, _)| first);
+            namespace.stale = Some((first, at));
         }
     }
 
@@ -318,6 +329,17 @@ impl Namespace {
         self.in_use.contains(&key) || self.former.iter().any(was)
     }
 
+    /// As [`Self::is_gateway`]; `None` if it became or ceased to be one unseen, at about that time.
+    #[must_use]
+    pub fn was_gateway(&self, at: BootNs, ifindex: u32, address: IpAddr, by_request: bool) -> Option<bool> {
+        let key = (ifindex, address);
+        let is_doubted = self
+            .doubted
+            .iter()
+            .any(|(after, until, gateway)| *gateway == key && (*after..=*until).contains(&at));
+        (!is_doubted).then(|| self.is_gateway(at, ifindex, address, by_request))
+    }
+
     /// Whether an address that was a default gateway is no longer needed: packets go to another one, or the route was
     /// deleted and left interface and address in place.
     #[must_use]
@@ -376,7 +398,13 @@ impl Namespace {
     /// Whether its routes changed in a way that only the next snapshot will show.
     #[must_use]
     pub fn is_stale(&self) -> bool {
-        self.stale
+        self.stale.is_some()
+    }
+
+    /// Whether nothing reports what changes in it after a snapshot.
+    #[must_use]
+    pub fn is_unheard(&self) -> bool {
+        self.unheard
     }
 
     /// Whether the model is up to date for an interface at a time: it is known, and nothing changed just before.
@@ -407,6 +435,29 @@ impl Namespace {
         self.bereft.push((at, link));
     }
 
+    /// Recomputes the gateways in use after a snapshot that replaces an older state. What changed unseen is dated as far as
+    /// that is known.
+    fn select_after(&mut self, at: BootNs, old: Option<&Self>) {
+        let before = self.in_use.clone();
+        let seen = old.and_then(|old| old.stale).map_or(at, |(_, last)| last);
+        self.select_gateways(seen);
+        let Some(old) = old else { return };
+        self.doubted.retain(|(_, until, _)| until.saturating_add(FORMER_GATEWAY_NS) >= at);
+        if old.unheard {
+            let changed = before.symmetric_difference(&self.in_use);
+            self.doubted.extend(changed.map(|gateway| (old.read, at, *gateway)));
+        } else if let Some((first, last)) = old.stale {
+            let added = self.in_use.difference(&before).map(|gateway| (0, last, *gateway));
+            // One that went with its link was a gateway until then.
+            let replaced = before.difference(&self.in_use).filter(|(ifindex, address)| {
+                !self.gateways.get(*ifindex, *address).is_some_and(|gateway| gateway.went_with_link)
+            });
+            let from = first.saturating_sub(MESSAGE_DELAY_NS);
+            let doubted: Vec<_> = added.chain(replaced.map(|gateway| (from, last, *gateway))).collect();
+            self.doubted.extend(doubted);
+        }
+    }
+
     /// Recomputes the gateways in use after a change of routes or rules.
     fn select_gateways(&mut self, at: BootNs) {
         let in_use = gateways_in_use(&self.routes, &self.rules);
@@ -423,39 +474,4 @@ impl Namespace {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn route(gateway: &str) -> RouteFacts {
-        RouteFacts::default_via(7, gateway.parse().unwrap(), 2)
-    }
-
-    fn with(routes: Vec<RouteFacts>) -> Namespaces {
-        let mut namespaces = Namespaces::default();
-        namespaces.replace(0, snapshot(routes), true);
-        namespaces
-    }
-
-    fn snapshot(routes: Vec<RouteFacts>) -> NetnsSnapshot {
-        NetnsSnapshot { routes, ..NetnsSnapshot::empty(7) }
-    }
-
-    #[test]
-    fn an_address_stays_the_gateway_for_a_moment_after_its_route_went() {
-        let address = "169.254.1.1".parse().unwrap();
-        let mut namespaces = with(vec![route("169.254.1.1")]);
-        assert!(namespaces.remove_route(1_000, &route("169.254.1.1")));
-        let namespace = namespaces.get(7).unwrap();
-        assert!(namespace.is_gateway(900, 2, address, true));
-        assert!(namespace.is_gateway(1_500, 2, address, false));
-        assert!(!namespace.is_gateway(1_500, 2, address, true), "its entry was deleted after the route");
-        assert!(!namespace.is_gateway(5_000_000_000, 2, address, false));
-    }
-
-    #[test]
-    fn a_snapshot_without_the_route_counts_as_its_removal() {
-        let mut namespaces = with(vec![route("10.0.0.1")]);
-        namespaces.replace(1_000, snapshot(Vec::new()), true);
-        assert!(namespaces.get(7).unwrap().is_gateway(1_000, 2, "10.0.0.1".parse().unwrap(), false));
-    }
-}
+mod tests;

@@ -8,6 +8,8 @@ use super::{BootNs, LlAddr, NeighborEntry, NsInum};
 
 /// Interface flags of `include/uapi/linux/if.h` that the project looks at.
 pub mod iff {
+    /// The loopback interface.
+    pub const LOOPBACK: u32 = 0x8;
     /// Administratively up.
     pub const UP: u32 = 0x1;
     /// No address resolution protocol.
@@ -161,6 +163,9 @@ pub struct NetnsSnapshot {
     /// Whether another user namespace than that of the host's network owns it (`NS_GET_USERNS`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub foreign_userns: bool,
+    /// Whether the kernel sends no messages about it, so that what changes later is not known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unheard: bool,
     /// The oldest process found in it; `None` if none lives in it.
     pub owner: Option<NetnsOwner>,
     /// Interfaces.
@@ -185,6 +190,7 @@ impl NetnsSnapshot {
             name: None,
             cookie: None,
             foreign_userns: false,
+            unheard: false,
             owner: None,
             links: Vec::new(),
             addresses: Vec::new(),

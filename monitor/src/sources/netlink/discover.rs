@@ -145,6 +145,22 @@ pub(super) fn nsid_of(requests: &mut RequestSocket, namespace: &File) -> Result<
     request_nsid(requests, vec![NsidAttribute::Fd(fd)])
 }
 
+/// Gives the opened namespace the next free nsid in that of `requests`, as `ip netns set` does: it refers to the namespace
+/// without keeping it alive, and ends with it. Returns the one it has by then, which may be another program's.
+pub(super) fn assign_nsid(
+    requests: &mut RequestSocket,
+    namespace: &File,
+) -> Result<Option<i32>, RequestError> {
+    let fd = u32::try_from(namespace.as_raw_fd()).unwrap_or(u32::MAX);
+    let mut request = NsidMessage::default();
+    request.attributes = vec![NsidAttribute::Fd(fd), NsidAttribute::Id(message::NSID_NOT_ASSIGNED)];
+    match requests.command(RouteNetlinkMessage::NewNsId(request)) {
+        Err(RequestError::Refused { errno, .. }) if errno.raw_os_error() == Some(libc::EEXIST) => {}
+        result => result?,
+    }
+    nsid_of(requests, namespace)
+}
+
 /// The nsid in the namespace `target` of the one that is `nsid` here (since Linux 4.20).
 pub(super) fn nsid_in(
     requests: &mut RequestSocket,

@@ -24,10 +24,12 @@ use tokio::sync::oneshot;
 
 use super::discover::{self, DiscoveredNetns};
 use super::message::{self, Change};
+use super::nsid::{Naming, Owned};
 use super::route::Nexthop;
 use super::socket::{RequestError, RequestSocket};
+use crate::node::routing::is_default;
 use crate::observation::{
-    AddressFacts, LinkFacts, NeighborEntry, NetnsOwner, NetnsSnapshot, NsInum, RouteFacts, RuleFacts,
+    AddressFacts, LinkFacts, NeighborEntry, NetnsOwner, NetnsSnapshot, NsInum, RouteFacts, RuleFacts, iff,
 };
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Readers, Unread};
@@ -75,10 +77,20 @@ pub(super) struct Reading {
     pub(super) peers: Vec<(u32, i32)>,
     /// The namespaces of the nsids among `peers`, as far as the kernel resolves them. Empty for the host itself.
     pub(super) names: HashMap<i32, PeerName>,
+    /// Its nsid in the host namespace, if it was to be looked up.
+    pub(super) nsid: Option<Nsid>,
     /// A table changed under every attempt: read the namespace again soon.
     pub(super) interrupted: bool,
     /// Messages that did not decode.
     pub(super) undecoded: u64,
+}
+
+/// The nsid in the host namespace of what was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Nsid {
+    pub(super) id: i32,
+    /// Assigned by this reading, and to a namespace of another user namespace or not.
+    pub(super) assigned: Option<Owned>,
 }
 
 /// Runs `work` on a thread of its own.
@@ -115,26 +127,61 @@ pub(super) async fn open(found: DiscoveredNetns, readers: &Readers) -> Result<Op
     Ok(Opened { namespace: opened.ok_or(ReadError::Vanished)?, owner: reply })
 }
 
-/// Enters a namespace for good and reads it. To be called on a thread that ends with it.
+/// Enters a namespace for good and reads it; by `naming` it may be given an nsid. To be called on a thread that ends with it.
 pub(super) fn read_foreign(
     found: &DiscoveredNetns,
     opened: Opened,
     proc: &Proc,
+    naming: Option<Naming>,
 ) -> Result<Reading, ReadError> {
     // Of this process, not of this thread: it stays where the daemon is.
     let home = File::open(proc.root().join("self/ns/net")).map_err(ReadError::Thread)?;
     let Opened { namespace, owner } = opened;
     let namespace = File::from(namespace);
     let foreign_userns = is_foreign(&home, &namespace);
+    // In the host's namespace, before it is left.
+    let at_host =
+        naming.map(|naming| RequestSocket::open(BUDGET).map(|socket| (naming, socket))).transpose()?;
     setns(&namespace, CloneFlags::CLONE_NEWNET).map_err(ReadError::Enter)?;
-    drop(namespace);
     let mut requests = RequestSocket::open(BUDGET)?;
     let mut reading = read_tables(&mut requests, found.netns)?;
     reading.names = name_peers(&mut requests, &home, &reading.peers);
     reading.snapshot.name.clone_from(&found.name);
     reading.snapshot.owner = owner;
     reading.snapshot.foreign_userns = foreign_userns;
+    if let Some((naming, mut socket)) = at_host {
+        reading.nsid = nsid(&mut socket, &namespace, &reading.snapshot, naming).unwrap_or_else(|error| {
+            tracing::debug!(netns = found.netns, %error, "it has no nsid");
+            None
+        });
+    }
     Ok(reading)
+}
+
+/// The nsid of what was read; one is assigned if it needs one and that is allowed.
+fn nsid(
+    host: &mut RequestSocket,
+    namespace: &File,
+    snapshot: &NetnsSnapshot,
+    naming: Naming,
+) -> Result<Option<Nsid>, RequestError> {
+    if let Some(id) = discover::nsid_of(host, namespace)? {
+        return Ok(Some(Nsid { id, assigned: None }));
+    }
+    let owned = if snapshot.foreign_userns { Owned::Elsewhere } else { Owned::Here };
+    if !naming.allows(owned) || !is_connected(snapshot) {
+        return Ok(None);
+    }
+    let id = discover::assign_nsid(host, namespace)?;
+    Ok(id.map(|id| Nsid { id, assigned: Some(owned) }))
+}
+
+/// Whether it has an interface in use, or anything that leads to a gateway. Many services have an empty namespace only to
+/// be without a network.
+fn is_connected(snapshot: &NetnsSnapshot) -> bool {
+    snapshot.links.iter().any(|link| link.flags & iff::UP != 0 && link.flags & iff::LOOPBACK == 0)
+        || snapshot.routes.iter().any(is_default)
+        || snapshot.neighbors.iter().any(|entry| entry.state.is_permanent())
 }
 
 /// Whether different user namespaces own the two network namespaces. Where the kernel refuses to tell, the owner of the
@@ -212,6 +259,7 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum) -> Result<Reading, R
             name: None,
             cookie: requests.netns_cookie(),
             foreign_userns: false,
+            unheard: false,
             owner: None,
             links: tables.links,
             addresses: tables.addresses,
@@ -221,6 +269,7 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum) -> Result<Reading, R
         },
         peers: tables.peers,
         names: HashMap::new(),
+        nsid: None,
         interrupted,
         undecoded: tables.undecoded,
     })

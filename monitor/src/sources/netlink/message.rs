@@ -21,7 +21,7 @@ const NETNSA_NSID: u16 = 1;
 const IFLA_NEW_NETNSID: u16 = 45;
 const IFLA_NEW_IFINDEX: u16 = 49;
 /// Not assigned (`NETNSA_NSID_NOT_ASSIGNED`).
-const NSID_NOT_ASSIGNED: i32 = -1;
+pub(super) const NSID_NOT_ASSIGNED: i32 = -1;
 
 /// Fixed part of each message (`ifinfomsg`, `ifaddrmsg`, `rtmsg`, `ndmsg`, `rtgenmsg` with padding).
 const LINK_HEADER: usize = 16;

@@ -1,5 +1,5 @@
-//! rtnetlink: links, addresses, routes and neighbors of the host and of every namespace that has a
-//! number here.
+//! rtnetlink: links, addresses, routes and neighbors of the host and of every namespace that has an nsid
+//! here. One that has a network and no nsid is given one when it is read, as else its messages do not arrive.
 //!
 //! In: the kernel's netlink messages, dumps made inside each namespace, the core's requests. Out:
 //! snapshots first, then every change, each with the inode of its namespace. It does not join

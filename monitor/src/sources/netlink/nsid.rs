@@ -10,6 +10,36 @@ use crate::observation::NsInum;
 /// Discoveries that may fail to find the namespace of an nsid before it is ignored.
 const TRIES: u32 = 5;
 
+/// Namespaces that are given an nsid at a time, and how many of them may be such as any user can make.
+const ASSIGNED_MAX: usize = 1024;
+const ASSIGNED_ELSEWHERE_MAX: usize = 64;
+
+/// Who owns a namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owned {
+    /// The user namespace of the host's.
+    Here,
+    /// Another one, as any user can make.
+    Elsewhere,
+}
+
+/// To which namespaces an nsid may be assigned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Naming {
+    here: bool,
+    elsewhere: bool,
+}
+
+impl Naming {
+    /// Whether to one that is owned so.
+    pub(super) fn allows(self, owned: Owned) -> bool {
+        match owned {
+            Owned::Here => self.here,
+            Owned::Elsewhere => self.elsewhere,
+        }
+    }
+}
+
 /// The namespace of an nsid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PeerLookup {
@@ -28,6 +58,8 @@ pub(super) struct NsidTable {
     touched: HashSet<i32>,
     /// In messages, and not found by this many discoveries.
     unknown: HashMap<i32, u32>,
+    /// Assigned by this process.
+    assigned: HashMap<i32, Owned>,
 }
 
 impl NsidTable {
@@ -62,7 +94,25 @@ impl NsidTable {
     pub(super) fn release(&mut self, nsid: i32) -> Option<NsInum> {
         self.touched.insert(nsid);
         self.unknown.remove(&nsid);
+        self.assigned.remove(&nsid);
         self.host.remove(&nsid)
+    }
+
+    /// The namespace was found to have this nsid in the host namespace: its messages arrive from now on. `assigned`: by
+    /// this process.
+    pub(super) fn name(&mut self, nsid: i32, netns: NsInum, assigned: Option<Owned>) {
+        self.host.insert(nsid, netns);
+        self.unknown.remove(&nsid);
+        self.assigned.extend(assigned.map(|owned| (nsid, owned)));
+    }
+
+    /// To which namespaces one more nsid may be assigned.
+    pub(super) fn naming(&self) -> Naming {
+        let elsewhere = self.assigned.values().filter(|owned| **owned == Owned::Elsewhere).count();
+        Naming {
+            here: self.assigned.len() < ASSIGNED_MAX,
+            elsewhere: self.assigned.len() < ASSIGNED_MAX && elsewhere < ASSIGNED_ELSEWHERE_MAX,
+        }
     }
 
     /// A message carried an unknown nsid. Returns how many discoveries missed it, unless it is ignored.
@@ -155,6 +205,18 @@ mod tests {
         assert_eq!(table.tries(), None);
         table.release(5);
         assert_eq!(table.unknown(5), Some(0));
+    }
+
+    #[test]
+    fn users_cannot_use_up_what_may_be_assigned() {
+        let mut table = NsidTable::default();
+        for id in 0..i32::try_from(ASSIGNED_ELSEWHERE_MAX).unwrap() {
+            assert!(table.naming().allows(Owned::Elsewhere));
+            table.name(id, 100 + id.unsigned_abs(), Some(Owned::Elsewhere));
+        }
+        assert!(!table.naming().allows(Owned::Elsewhere) && table.naming().allows(Owned::Here));
+        assert_eq!(table.release(3), Some(103));
+        assert!(table.naming().allows(Owned::Elsewhere));
     }
 
     #[test]

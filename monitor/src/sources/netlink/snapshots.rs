@@ -75,6 +75,13 @@ impl Stream {
                     self.schedule.mark_stale(netns, now);
                 }
                 self.schedule.read_done(netns, now);
+                if let Some(nsid) = reading.nsid {
+                    // What changed before its messages arrived is in the next reading.
+                    self.names.name(nsid.id, netns, nsid.assigned);
+                    self.schedule.enqueue(netns);
+                    let known = self.known.contains(&netns);
+                    return if known { self.send_all(pending).await } else { Ok(()) };
+                }
                 if self.is_abandoned(netns, &reading) {
                     self.wanted.entry(netns).or_insert(now);
                     self.schedule.plan_discovery(now, 0);
@@ -135,6 +142,7 @@ impl Stream {
     fn adopt(&mut self, reading: Reading, pending: &VecDeque<Observation>) -> NetnsSnapshot {
         let Reading { mut snapshot, peers, names, .. } = reading;
         let netns = snapshot.netns;
+        snapshot.unheard = netns != self.host && (self.is_host_only() || !self.names.has_nsid(netns));
         // A link that changed meanwhile is newer than the dump.
         let newer: HashSet<u32> = pending
             .iter()

@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use netlink_packet_core::{
-    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer, NetlinkMessage,
-    parse_i32,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
+    NetlinkMessage, parse_i32,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::protocols::NETLINK_ROUTE;
@@ -241,6 +241,14 @@ impl RequestSocket {
         answer: impl FnOnce(&NetlinkBuffer<&[u8]>) -> T,
     ) -> Result<T, RequestError> {
         let kind = self.send(request, 0)?;
+        self.read_reply(kind, answer)
+    }
+
+    fn read_reply<T>(
+        &mut self,
+        kind: u16,
+        answer: impl FnOnce(&NetlinkBuffer<&[u8]>) -> T,
+    ) -> Result<T, RequestError> {
         loop {
             let datagram = self.read(kind)?;
             for message in message::messages(&self.buffer[..datagram.length]) {
@@ -254,6 +262,12 @@ impl RequestSocket {
                 return Ok(answer(&message));
             }
         }
+    }
+
+    /// Sends a request that changes something, and waits until it is done.
+    pub(super) fn command(&mut self, request: RouteNetlinkMessage) -> Result<(), RequestError> {
+        let kind = self.send(request, NLM_F_ACK)?;
+        self.read_reply(kind, |_| ())
     }
 
     fn send(&mut self, request: RouteNetlinkMessage, flags: u16) -> Result<u16, RequestError> {

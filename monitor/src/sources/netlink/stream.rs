@@ -15,7 +15,7 @@ use super::NetlinkConfig;
 use super::discover::{Discover, DiscoveredNetns};
 use super::dump::{self, ReadError, Reading};
 use super::neighbor::NeighborCache;
-use super::nsid::NsidTable;
+use super::nsid::{Naming, NsidTable};
 use super::schedule::{FullRead, ReadSchedule, Work};
 use super::socket::{DATAGRAM, Datagram, Subscription};
 use crate::clock::boot_now;
@@ -219,7 +219,9 @@ impl Stream {
         let result = if netns == self.host {
             dump::on_thread(move || dump::read_host(netns))?
         } else if let Some(found) = self.found.get(&netns).cloned() {
-            read_foreign(found, self.readers.clone())
+            // Without an nsid its messages do not arrive.
+            let naming = (!self.names.has_nsid(netns) && !self.is_host_only()).then(|| self.names.naming());
+            read_foreign(found, self.readers.clone(), naming)
         } else {
             // It was removed while it was queued.
             self.schedule.forget(netns);
@@ -348,6 +350,11 @@ impl Stream {
         }
     }
 
+    /// Whether no other namespace is listened to.
+    pub(super) fn is_host_only(&self) -> bool {
+        self.socket.get_ref().host_only.is_some()
+    }
+
     pub(super) fn is_reading(&self, netns: NsInum) -> bool {
         matches!(self.job, Some(Job::Read { netns: read, .. }) if read == netns)
     }
@@ -374,12 +381,16 @@ impl Stream {
 }
 
 /// Opens a namespace, then reads it on a thread of its own.
-fn read_foreign(found: DiscoveredNetns, readers: Readers) -> oneshot::Receiver<Result<Reading, ReadError>> {
+fn read_foreign(
+    found: DiscoveredNetns,
+    readers: Readers,
+    naming: Option<Naming>,
+) -> oneshot::Receiver<Result<Reading, ReadError>> {
     let (done, result) = oneshot::channel();
     tokio::spawn(async move {
         let proc = readers.proc().clone();
         let reading = match dump::open(found.clone(), &readers).await {
-            Ok(opened) => match dump::on_thread(move || dump::read_foreign(&found, opened, &proc)) {
+            Ok(opened) => match dump::on_thread(move || dump::read_foreign(&found, opened, &proc, naming)) {
                 Ok(reading) => reading.await.unwrap_or_else(|_| {
                     Err(ReadError::Thread(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended early")))
                 }),

@@ -67,6 +67,38 @@ async fn changes_in_another_namespace_carry_its_inode() {
 }
 
 #[tokio::test]
+async fn a_namespace_without_a_link_to_the_host_is_listened_to_once_it_is_read() {
+    let (netns, empty) = (Netns::new(), Netns::new());
+    netns.ip(&format!("link add eth0 type veth peer name unused netns {}", empty.name));
+    netns.ip("link set eth0 up");
+    netns.ip("addr add 10.9.0.2/24 dev eth0");
+    let mut source = Running::start(NetlinkConfig::default());
+    let mut read = HashSet::new();
+    while read.len() < 2 {
+        match source.next().await {
+            Fact::Netns(snapshot) if snapshot.netns == netns.inode => {
+                assert!(!snapshot.unheard, "{snapshot:?}");
+                read.insert(snapshot.netns);
+            }
+            Fact::Netns(snapshot) if snapshot.netns == empty.inode => {
+                assert!(snapshot.unheard, "it has no need: {snapshot:?}");
+                read.insert(snapshot.netns);
+            }
+            _ => {}
+        }
+    }
+    netns.ip("route add default via 10.9.0.1");
+    let route = |fact| match fact {
+        Fact::Route(route) if route.netns == netns.inode => Some(route),
+        _ => None,
+    };
+    assert_eq!(source.find(route).await.gateway, Some(address("10.9.0.1")));
+    netns.delete();
+    let gone = Fact::NetnsGone { netns: netns.inode };
+    source.find(|fact| (fact == gone).then_some(())).await;
+}
+
+#[tokio::test]
 async fn a_namespace_that_appears_is_found_and_one_that_dies_is_reported() {
     let mut source = Running::start(NetlinkConfig::default());
     source.up().await;

@@ -1,0 +1,34 @@
+use super::*;
+
+#[test]
+fn a_gateway_of_a_namespace_that_sends_no_messages_is_looked_up_for_each_event() {
+    let mut core = core();
+    let unheard = |foreign_userns, gateway: &str| {
+        let routes = vec![RouteFacts::default_via(POD, gateway.parse().unwrap(), 2)];
+        let bare = NetnsSnapshot::empty(POD);
+        Fact::Netns(Box::new(NetnsSnapshot { unheard: true, foreign_userns, routes, ..bare }))
+    };
+    let gateways = |core: &mut Core| -> Vec<Option<bool>> {
+        let events = core.take_output().filter_map(|output| match output {
+            Output::Event(event) => event.neighbor.filter(|_| event.kind == Kind::NeighborDeleted),
+            Output::Request(request) => panic!("{request:?}"),
+        });
+        events.map(|entry| entry.gateway).collect()
+    };
+    core.observe(at(1, status("netlink", true)));
+    core.observe(at(1, status("docker", false)));
+    core.observe(at(2, unheard(false, "169.254.1.1")));
+    events(&mut core);
+    core.observe(at(10, deletion(NeighborCause::Admin)));
+    assert_eq!(requests(&mut core), [Request::Netns { netns: POD }]);
+    core.observe(at(11, unheard(false, "169.254.1.1")));
+    assert_eq!(gateways(&mut core), [Some(true)]);
+    core.observe(at(20, deletion(NeighborCause::Admin)));
+    assert_eq!(requests(&mut core), [Request::Netns { netns: POD }]);
+    core.observe(at(21, unheard(false, "169.254.1.9")));
+    assert_eq!(gateways(&mut core), [None], "nobody knows when the route changed");
+    core.observe(at(22, unheard(true, "169.254.1.1")));
+    requests(&mut core);
+    core.observe(at(5_000_000_000, deletion(NeighborCause::Admin)));
+    assert_eq!(gateways(&mut core), [None], "any user can make as many as they like");
+}

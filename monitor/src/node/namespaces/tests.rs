@@ -1,0 +1,62 @@
+use super::*;
+
+fn route(gateway: &str) -> RouteFacts {
+    RouteFacts::default_via(7, gateway.parse().unwrap(), 2)
+}
+
+fn with(routes: Vec<RouteFacts>) -> Namespaces {
+    let mut namespaces = Namespaces::default();
+    namespaces.replace(0, snapshot(routes), true);
+    namespaces
+}
+
+#[test]
+fn what_changed_unseen_is_neither_a_gateway_nor_none() {
+    let [old, new]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().unwrap());
+    let mut namespaces = Namespaces::default();
+    namespaces.replace(0, NetnsSnapshot { unheard: true, ..snapshot(vec![route("10.0.0.1")]) }, true);
+    namespaces.replace(500, snapshot(vec![route("10.0.0.2")]), true);
+    let namespace = namespaces.get(7).unwrap();
+    for address in [old, new] {
+        assert_eq!(namespace.was_gateway(400, 2, address, true), None);
+    }
+    assert_eq!(namespace.was_gateway(600, 2, old, true), Some(false));
+    assert_eq!(namespace.was_gateway(600, 2, new, true), Some(true));
+}
+
+#[test]
+fn a_route_that_was_replaced_counts_until_the_message_not_until_the_snapshot() {
+    const SECOND: BootNs = 1_000_000_000;
+    let [old, new]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().unwrap());
+    let mut namespaces = with(vec![route("10.0.0.1")]);
+    namespaces.set_stale(10 * SECOND, 7);
+    namespaces.replace(11 * SECOND, snapshot(vec![route("10.0.0.2")]), true);
+    let namespace = namespaces.get(7).unwrap();
+    assert_eq!(namespace.was_gateway(9 * SECOND, 2, old, true), Some(true));
+    assert_eq!(namespace.was_gateway(10 * SECOND + 1, 2, old, true), Some(false));
+    assert_eq!(namespace.was_gateway(10 * SECOND + 1, 2, new, true), Some(true));
+    assert_eq!(namespace.was_gateway(9 * SECOND, 2, new, true), None);
+}
+
+fn snapshot(routes: Vec<RouteFacts>) -> NetnsSnapshot {
+    NetnsSnapshot { routes, ..NetnsSnapshot::empty(7) }
+}
+
+#[test]
+fn an_address_stays_the_gateway_for_a_moment_after_its_route_went() {
+    let address = "169.254.1.1".parse().unwrap();
+    let mut namespaces = with(vec![route("169.254.1.1")]);
+    assert!(namespaces.remove_route(1_000, &route("169.254.1.1")));
+    let namespace = namespaces.get(7).unwrap();
+    assert!(namespace.is_gateway(900, 2, address, true));
+    assert!(namespace.is_gateway(1_500, 2, address, false));
+    assert!(!namespace.is_gateway(1_500, 2, address, true), "its entry was deleted after the route");
+    assert!(!namespace.is_gateway(5_000_000_000, 2, address, false));
+}
+
+#[test]
+fn a_snapshot_without_the_route_counts_as_its_removal() {
+    let mut namespaces = with(vec![route("10.0.0.1")]);
+    namespaces.replace(1_000, snapshot(Vec::new()), true);
+    assert!(namespaces.get(7).unwrap().is_gateway(1_000, 2, "10.0.0.1".parse().unwrap(), false));
+}
