@@ -26,7 +26,10 @@ pub(crate) fn target_label(target: &Target) -> Option<String> {
             (None, Some(process)) => {
                 let group = target.unit.as_ref().or(target.cgroup.as_ref().filter(|path| *path != "/"));
                 let group = group.map_or_else(String::new, |group| format!(", {group}"));
-                format!("the network namespace of {} (pid {}{group})", process.comm, process.pid)
+                // There any user chooses the names of his processes.
+                let name =
+                    if target.is_foreign() { "a process in another user namespace" } else { &process.comm };
+                format!("the network namespace of {name} (pid {}{group})", process.pid)
             }
         },
     })
