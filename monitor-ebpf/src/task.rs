@@ -203,7 +203,9 @@ fn fill(record: *mut TaskRecord, task: Kernel, id: &TaskId) {
             &raw mut (*record).argv,
         );
         let exe = Place::read(mm.follow(offset!(mm_exe_file)), offset!(file_path));
-        (*record).exe_marks = exe.walk(Place::root_of(task), &raw mut (*record).exe);
+        // A thread can have a root of its own, and these details serve the acts of all.
+        let leader = task.follow(offset!(task_group_leader));
+        (*record).exe_marks = exe.walk(Place::root_of(leader), &raw mut (*record).exe);
 
         let v1 = cgroup_v1(task).unwrap_or(Kernel(0));
         walk_names(v1, offset!(kernfs_parent), offset!(kernfs_name), &raw mut (*record).cgroup_v1);

@@ -67,6 +67,9 @@ const SUPERVISORS: [&str; 20] = [
     "tini",
     "tmux*",
 ];
+/// Where only root puts programs, on a host.
+const PROGRAM_DIRECTORIES: [&str; 6] =
+    ["/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"];
 /// Programs of which one binary is many, by the name under which it is called.
 const MULTI_CALL: [&str; 2] = ["busybox", "toybox"];
 
@@ -147,8 +150,8 @@ fn part(comm: &str, exe: Option<&str>, pid: u32) -> Part {
     };
     if pid == 1 || SUPERVISORS.iter().any(is_supervisor) {
         Part::Supervisor
-    } else if SHELLS.contains(&comm) {
-        // By its command name only: a script has a name of its own, and is a program.
+    } else if is_called(comm, exe, |name| SHELLS.contains(&name)) {
+        // By its command name, too: a script has a name of its own, and is a program.
         Part::Shell
     } else if is_umount_program(comm, exe) || is_called(comm, exe, |name| TOOLS.contains(&name)) {
         Part::Tool
@@ -157,10 +160,15 @@ fn part(comm: &str, exe: Option<&str>, pid: u32) -> Part {
     }
 }
 
-/// Whether a program has one of these names; its executable, where that is known, must not be another one.
+/// Whether a program has one of these names; its executable, where that is known, must be such a program of the system:
+/// whoever runs something of his own is named himself.
 fn is_called(comm: &str, exe: Option<&str>, is_one: impl Fn(&str) -> bool) -> bool {
-    let file = exe.map(|exe| exe.rsplit('/').next().unwrap_or(exe));
-    is_one(comm) && file.is_none_or(|file| is_one(file) || MULTI_CALL.contains(&file))
+    let is_of_system = |exe: &str| {
+        exe.rsplit_once('/').is_some_and(|(directory, file)| {
+            PROGRAM_DIRECTORIES.contains(&directory) && (is_one(file) || MULTI_CALL.contains(&file))
+        })
+    };
+    is_one(comm) && exe.is_none_or(is_of_system)
 }
 
 #[cfg(test)]
@@ -244,6 +252,14 @@ mod tests {
     fn a_program_that_calls_itself_a_tool_is_named() {
         let evil = actor("ip", Some("/home/eve/agent"), &["kubelet"]);
         assert_eq!(actor_phrase(&evil), "ip (pid 100)");
+        let own = actor("ip", Some("/tmp/eve/ip"), &["kubelet"]);
+        assert_eq!(actor_phrase(&own), "ip (pid 100)");
+        let above = AncestorRef {
+            exe: Some("/usr/bin/python3.11".to_owned()),
+            ..actor("", None, &["sh"]).ancestors.remove(0)
+        };
+        let by_script = Actor { ancestors: vec![above], ..actor("ip", Some("/usr/bin/ip"), &[]) };
+        assert_eq!(actor_phrase(&by_script), "sh (pid 99), by means of ip");
         let applet = actor("ip", Some("/bin/busybox"), &["calico"]);
         assert_eq!(actor_phrase(&applet), "calico (pid 99), by means of ip");
     }
@@ -254,6 +270,13 @@ mod tests {
         let phrase = |uid| actor_phrase(&Actor { userns, uid, ..actor("kubelet", None, &["calico"]) });
         assert_eq!(phrase(Some(1000)), "a process in another user namespace (uid 1000, pid 100)");
         assert_eq!(phrase(None), "a process in another user namespace (pid 100)");
+    }
+
+    #[test]
+    fn an_unprivileged_user_on_the_host_is_told_by_his_id() {
+        let phrase = |uid| actor_phrase(&Actor { uid: Some(uid), ..actor("kubelet", None, &["calico"]) });
+        assert_eq!(phrase(1000), "a process of uid 1000 called kubelet (pid 100)");
+        assert_eq!(phrase(0), "kubelet (pid 100)");
     }
 
     #[test]

@@ -23,6 +23,10 @@ pub(crate) fn target_label(target: &Target) -> Option<String> {
         (None, None) => match (&target.netns_name, &target.process) {
             (Some(name), _) => format!("namespace {name}"),
             (None, None) => return None,
+            // Its owner chooses the names of processes and control groups.
+            (None, Some(process)) if target.userns.is_some() => {
+                format!("a network namespace of another user namespace (pid {})", process.pid)
+            }
             (None, Some(process)) => {
                 let group = target.unit.as_ref().or(target.cgroup.as_ref().filter(|path| *path != "/"));
                 let group = group.map_or_else(String::new, |group| format!(", {group}"));
@@ -59,6 +63,9 @@ pub(crate) fn actor_phrase(actor: &Actor) -> String {
     if actor.userns.is_some() {
         return foreign_actor_phrase(actor);
     }
+    if let Some(text) = user_actor_phrase(actor) {
+        return text;
+    }
     let Culprit { comm, pid, run_by, tool } = culprit(actor);
     let mut text = format!("{comm} (pid {pid})");
     text.push_str(&actor_owner_phrase(actor));
@@ -79,6 +86,12 @@ fn foreign_actor_phrase(actor: &Actor) -> String {
     format!("a process in another user namespace ({uid}pid {}){}", actor.pid, actor_owner_phrase(actor))
 }
 
+/// An actor on the host that an unprivileged user runs: the name of the process is what that user calls it.
+fn user_actor_phrase(actor: &Actor) -> Option<String> {
+    let uid = actor.uid.filter(|uid| *uid != 0 && actor.container.is_none())?;
+    Some(format!("a process of uid {uid} called {} (pid {})", actor.comm, actor.pid))
+}
+
 /// The owner of an actor as the end of a phrase, ` of pod NAMESPACE/NAME`; empty for the host.
 fn actor_owner_phrase(actor: &Actor) -> String {
     match (&actor.pod, &actor.container) {
@@ -95,6 +108,9 @@ fn actor_owner_phrase(actor: &Actor) -> String {
 pub(crate) fn repeated_actor_phrase(actor: &Actor) -> String {
     if actor.userns.is_some() {
         return foreign_actor_phrase(actor);
+    }
+    if let Some(text) = user_actor_phrase(actor) {
+        return text;
     }
     let culprit = culprit(actor);
     match (culprit.tool, culprit.run_by, &actor.unit) {

@@ -24,19 +24,18 @@ const PATHS_MAX: usize = 16;
 pub struct MountKey {
     /// Mount namespace.
     pub mntns: NsInum,
-    /// Path, without a trailing slash.
+    /// Path, without what leads nowhere: doubled and trailing slashes, `.`.
     pub path: String,
 }
 
 impl MountKey {
-    /// A key with trailing slashes removed.
+    /// A key. However many spellings of a path there are, it has one.
     #[must_use]
     pub fn new(mntns: NsInum, path: &str) -> Self {
-        let trimmed = match path.trim_end_matches('/') {
-            "" if path.starts_with('/') => "/",
-            trimmed => trimmed,
-        };
-        Self { mntns, path: trimmed.to_owned() }
+        let names = path.split('/').filter(|name| !matches!(*name, "" | "."));
+        let names = names.collect::<Vec<_>>().join("/");
+        let path = if path.starts_with('/') { format!("/{names}") } else { names };
+        Self { mntns, path }
     }
 }
 
@@ -393,6 +392,8 @@ mod tests {
         assert_eq!(key().path, "/mnt/x");
         assert_eq!(MountKey::new(2, "//").path, "/");
         assert_eq!(MountKey::new(2, "").path, "");
+        assert_eq!(MountKey::new(2, "/mnt//./x/.").path, "/mnt/x");
+        assert_eq!(MountKey::new(2, "./x").path, "x");
     }
 
     #[test]
