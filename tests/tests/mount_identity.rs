@@ -87,7 +87,7 @@ fn a_busy_cover_is_another_mount_than_the_one_below() {
 fn a_cover_that_is_busy_soon_after_the_mount_below_is_told_with_its_own_holders() {
     let mount = Mount::new();
     let mut daemon = launch().start();
-    let below = hold_by_fd(&mount.file());
+    let below = hold_by_cwd(mount.point());
     // One caller, whose second attempt is the cover's first.
     let script = "umount \"$1\"; read _; umount \"$1\"; read _; umount \"$1\"; read _";
     let mut caller = Command::new("sh");

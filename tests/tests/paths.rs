@@ -82,6 +82,8 @@ struct Tree<'r> {
     base: PathBuf,
     directories: Vec<PathBuf>,
     named: usize,
+    /// They stay where they are while others cover it.
+    holders: Vec<Running>,
 }
 
 impl Tree<'_> {
@@ -239,8 +241,6 @@ struct Refused {
     line: Line,
     holders: BTreeSet<u64>,
     text: String,
-    /// Until the event is there.
-    _holder: Running,
 }
 
 /// Everything refused in one tree. Runs in a thread of its own, whose namespace it may change.
@@ -256,7 +256,8 @@ fn round(random: &mut Random, daemon: &mut Daemon) -> (usize, usize) {
         setns(handle, CloneFlags::CLONE_NEWNS).expect("a namespace can be entered");
         keeper
     });
-    let mut tree = Tree { random, base: base.clone(), directories: vec![base.clone()], named: 0 };
+    let mut tree =
+        Tree { random, base: base.clone(), directories: vec![base.clone()], named: 0, holders: Vec::new() };
     tree.mount(&base);
     for _ in 0..16 {
         tree.grow();
@@ -312,12 +313,12 @@ fn refuse(tree: &mut Tree<'_>) -> Option<Refused> {
     let truth = umount(&path, &root, &cwd);
     let text = format!("{path:?} from {} below {}: {truth:?}", cwd.display(), root.display());
     let line = table().into_iter().find(|line| line.id == truth.mount);
-    let own = format!("/proc/{}/cwd", holder.pid());
-    let held = held_mount(&own);
-    let holders =
-        if held == truth.mount { BTreeSet::from([u64::from(holder.pid())]) } else { BTreeSet::new() };
+    tree.holders.push(holder);
+    let pids = tree.holders.iter().map(Running::pid);
+    let holders = pids.filter(|pid| held_mount(&format!("/proc/{pid}/cwd")) == truth.mount);
+    let holders = holders.map(u64::from).collect();
     let refused = truth.errno == libc::EBUSY;
-    refused.then(|| Refused { truth, line: line.expect("a mount"), holders, text, _holder: holder })
+    refused.then(|| Refused { truth, line: line.expect("a mount"), holders, text })
 }
 
 /// The mount that a path leads to.

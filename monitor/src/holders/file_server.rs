@@ -26,10 +26,14 @@ pub(super) fn mountpoint(process: &Dir) -> Option<String> {
 
 /// The last argument at which a FUSE file system is mounted.
 fn named<'c>(cmdline: &'c str, table: &MountTable) -> Option<&'c str> {
-    let is_fuse = |fstype: &str| matches!(fstype, "fuse" | "fuseblk") || fstype.starts_with("fuse.");
     let paths = cmdline.split('\0').skip(1).filter(|argument| argument.starts_with('/'));
     let is_served = |path: &&str| table.at(path).is_some_and(|mount| is_fuse(&mount.fstype));
     paths.filter(is_served).last()
+}
+
+/// Whether it is a type of FUSE file systems.
+pub(super) fn is_fuse(fstype: &str) -> bool {
+    matches!(fstype, "fuse" | "fuseblk") || fstype.starts_with("fuse.")
 }
 
 fn has_device(process: &Dir, links: &mut Buffer) -> bool {

@@ -6,9 +6,8 @@
 //! ```
 //!
 //! Reads /proc: links, fdinfo, maps and mountinfo, which no hung file server can delay. The directories above the
-//! target are opened for a moment, to follow symbolic links; the target is never opened and never stat'ed, and
-//! nothing of another process stays open after it was read. Containers and pods are joined by the core, by
-//! cgroup.
+//! target are opened for a moment, to follow symbolic links; the target is never opened, and nothing of another process
+//! stays open after it was read. Containers and pods are joined by the core, by cgroup.
 //!
 //! Processes whose namespace sees the mount, or a copy that the unmount would take along, are visited first.
 //! Only when none of these pins it are all others: a descriptor can have come from another namespace.

@@ -2,15 +2,19 @@
 //! out.
 //!
 //! The kernel names files from the reader's root, or from the root of a foreign namespace, so names are
-//! compared within the namespace of the process. A name only selects; for a descriptor its mount id decides,
-//! for the rest the mount that covers the name. Opens and stats nothing that is named.
+//! compared within the namespace of the process. A name only selects; for a descriptor its mount id decides, and
+//! for directories and executables the id that statx(2) tells, unless asking could wait for a network file system; for
+//! the rest the mount that covers the name. Opens nothing that is named.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::io;
 
 use super::Deadline;
+use super::file_server::is_fuse;
 use super::mntns_index::{namespace, task_dir, threads};
+use super::resolve::is_local;
 use crate::observation::{Access, NsInum};
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
 use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below};
@@ -40,6 +44,25 @@ impl ScanTargets<'_> {
                 let covering = self.tables.get(&ns).and_then(|table| table.covering(path));
                 covering.is_some_and(|covering| covering.id == searched.mount.id)
             })
+    }
+
+    /// Whether what a link of a process leads to, with this name, is on a searched mount. The name alone does not tell: the
+    /// mount may cover the directory that the process was in before.
+    fn holds(&self, ns: NsInum, process: &Dir, link: &CStr, path: &str) -> bool {
+        if !self.names(ns, path) {
+            return false;
+        }
+        // Whatever is covered is on one of the mounts above.
+        let mut above = self.tables.get(&ns).into_iter().flat_map(|table| table.iter());
+        if !above.all(|mount| {
+            !is_below(path, &mount.mountpoint) || is_local(&mount.fstype) || is_fuse(&mount.fstype)
+        }) {
+            return true;
+        }
+        match process.mount_of(link) {
+            Ok(Some(id)) => self.mounts.iter().any(|searched| searched.mount.id == id),
+            _ => true,
+        }
     }
 
     /// Whether a file of this name may be on a searched mount, whichever process has it open: a descriptor that came from
@@ -165,7 +188,7 @@ impl Visitor {
         let mut visit = Visit::default();
         visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
         let exe = visit.read(exe);
-        if exe.as_ref().is_some_and(|exe| targets.names(visit.ns, exe)) {
+        if exe.as_ref().is_some_and(|exe| targets.holds(visit.ns, main, c"exe", exe)) {
             visit.add(Access::Exe, exe.clone(), None);
         }
         self.directories(main, visit.ns, targets, &mut visit);
@@ -184,7 +207,7 @@ impl Visitor {
     fn directories(&mut self, task: &Dir, ns: NsInum, targets: &ScanTargets<'_>, visit: &mut Visit) {
         for (name, access) in [(c"cwd", Access::Cwd), (c"root", Access::Root)] {
             if let Some(path) = visit.read(task.link(name, &mut self.buffer))
-                && targets.names(ns, &path)
+                && targets.holds(ns, task, name, &path)
             {
                 visit.add(access, Some(path.into_owned()), None);
             }

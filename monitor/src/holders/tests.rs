@@ -74,6 +74,21 @@ fn a_deleted_file_and_a_path_descriptor_hold_too() {
 }
 
 #[test]
+fn who_is_in_a_directory_that_the_mount_covers_does_not_hold_it() {
+    let mut sandbox = MountSandbox::new();
+    let directory = sandbox.path("vol");
+    fs::create_dir(&directory).unwrap();
+    let before = Child::spawn(vec![Step::Chdir(c_path(&directory))]);
+    let below = sandbox.mount("vol");
+    let first = Child::spawn(vec![Step::Chdir(c_path(&below))]);
+    assert_eq!(held(&scan_path(&below)), [(first.tgid(), Access::Cwd)]);
+    let cover = sandbox.mount("vol");
+    let second = Child::spawn(vec![Step::Chdir(c_path(&cover))]);
+    assert_eq!(held(&scan_path(&cover)), [(second.tgid(), Access::Cwd)]);
+    drop(before);
+}
+
+#[test]
 fn a_descriptor_far_above_the_others_is_found() {
     let mut sandbox = MountSandbox::new();
     let target = sandbox.mount("vol");

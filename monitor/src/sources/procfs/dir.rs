@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::fcntl::{AtFlags, OFlag, open, openat};
@@ -106,6 +107,27 @@ impl Dir {
         };
         let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
         Ok(String::from_utf8_lossy(&buffer.0[..len]))
+    }
+
+    /// Id of the mount that a magic link leads to; `None` before Linux 5.8. The kernel answers without a request to a file
+    /// server, but on some network file systems it makes sure first that the target is still there. The mount is in use
+    /// during the call.
+    ///
+    /// # Errors
+    /// As statx(2).
+    pub fn mount_of(&self, name: &CStr) -> io::Result<Option<u64>> {
+        reading(self.1);
+        let mut found = MaybeUninit::<libc::statx>::zeroed();
+        let flags = libc::AT_NO_AUTOMOUNT | libc::AT_STATX_DONT_SYNC;
+        let (fd, mask) = (self.0.as_raw_fd(), libc::STATX_MNT_ID);
+        // SAFETY: the name ends with NUL and the kernel writes one structure.
+        let result = unsafe { libc::statx(fd, name.as_ptr(), flags, mask, found.as_mut_ptr()) };
+        if result != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: zeros are a valid one, and the kernel has written it.
+        let found = unsafe { found.assume_init() };
+        Ok((found.stx_mask & libc::STATX_MNT_ID != 0).then_some(found.stx_mnt_id))
     }
 
     /// A whole file, read at once and closed.
