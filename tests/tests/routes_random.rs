@@ -24,6 +24,9 @@ const TABLES: [u32; 3] = [0, 101, 102];
 /// An end of the test, whatever the machine is doing.
 const LIMIT: Duration = Duration::from_secs(12);
 
+/// An event is held back for so long at most while the routes are read.
+const HELD: Duration = Duration::from_millis(500);
+
 /// A small generator (Marsaglia's xorshift): the seed says it all.
 struct Random(u64);
 
@@ -249,7 +252,8 @@ fn what_is_said_about_gateways_is_what_the_kernel_does() {
     let began = Instant::now();
     let mut history = vec![format!("KEVTMON_SEED={seed}")];
     let mut rounds = 0;
-    while began.elapsed() < LIMIT {
+    let mut unsaid = BTreeSet::new();
+    while rounds < 2 || began.elapsed() < LIMIT {
         rounds += 1;
         for _ in 0..=random.below(4) {
             let line = change(&mut random);
@@ -260,13 +264,21 @@ fn what_is_said_about_gateways_is_what_the_kernel_does() {
         let (_, _, gateway) = random.pick(&routers).clone();
         let in_use = world.truth();
         let (link, address) = &gateway;
+        let deleted = Instant::now();
         let ip = world.netns.path().run(&format!("ip neigh del {address} dev {link}"));
         history.push(format!("  neigh del {address} dev {link}: in use are {in_use:?}"));
         world.entries.remove(&gateway);
         let inum = world.inum();
         let event = daemon.wait_for_deletion_by(ip.pid, inum, address);
         let said = event.get("/neighbor/gateway").and_then(Value::as_bool);
-        // The routes did not change for so long that the answer is known, and nobody deletes an entry unseen.
+        if said.is_none() && deleted.elapsed() >= HELD {
+            // The machine is so busy that the routes were not read in time: then nothing is said.
+            unsaid.insert(gateway);
+            settle(&daemon, &world, &history);
+            world.set_entries();
+            settle(&daemon, &world, &history);
+            continue;
+        }
         assert_eq!(
             said,
             Some(in_use.contains(&gateway)),
@@ -285,10 +297,14 @@ fn what_is_said_about_gateways_is_what_the_kernel_does() {
         history.push("  all entries set".to_owned());
         settle(&daemon, &world, &history);
     }
-    assert!(rounds > 1, "nothing was tried");
     let blamed = daemon.events();
     let blamed = blamed.iter().filter(|event| event.is_incident("incident.opened", KIND));
     for opened in blamed.filter(|event| event.number("/neighbor/netns") == Some(world.inum())) {
+        let gateway =
+            (opened.text("/neighbor/ifname").to_owned(), opened.text("/neighbor/address").to_owned());
+        if unsaid.contains(&gateway) {
+            continue;
+        }
         assert!(opened.has("/actor/pid"), "nobody is named: {opened}");
     }
 }
