@@ -117,8 +117,11 @@ fn a_path_that_its_caller_overwrites_during_the_call_is_not_believed() {
     thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) && Instant::now() < deadline {
-                path[last].store(b'b', Ordering::Relaxed);
-                path[last].store(b'a', Ordering::Relaxed);
+                // Each stays for as long as a call takes, or hardly any call would see the other one.
+                for name in *b"ba" {
+                    path[last].store(name, Ordering::Relaxed);
+                    (0..500).for_each(|_| std::hint::spin_loop());
+                }
             }
         });
         eventually!(
