@@ -1,12 +1,14 @@
 //! What only /proc has of the ancestors of a task: executables, and the ancestors above the captured ones.
 //!
-//! Read by a [reader](crate::sources::procfs::readers), since an ancestor may hang whoever reads it. The ring waits for
-//! it, but hardly ever, and not for long.
+//! Read by a [reader](crate::sources::procfs::readers), since an ancestor may hang whoever reads it. The ring is drained
+//! meanwhile, and what comes out of it waits in order, for a moment and in bounded number.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::future::pending;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use tokio::task::JoinHandle;
 
 use crate::observation::{Ancestor, BootNs, Fact, Observation, TaskKey};
 use crate::sources::procfs::Proc;
@@ -21,72 +23,108 @@ const PAUSE: Duration = Duration::from_secs(5);
 const FRESH: Duration = Duration::from_secs(1);
 /// Answers that are kept.
 const KEPT: usize = 64;
+/// Observations that wait for one task at most; then it stays as the kernel captured it.
+const WAITING_MAX: usize = 16_384;
 
 /// The captured ancestors: what they are, and the name by which they go now, which changes with the executable.
 type Line = Vec<(u32, BootNs, String)>;
 
-/// Completes the ancestors of tasks.
+/// Completes the ancestors of tasks, and keeps observations in order meanwhile.
 #[derive(Debug)]
 pub(super) struct Lineages {
     readers: Readers,
     known: HashMap<Line, (Instant, Vec<Ancestor>)>,
     not_before: Option<Instant>,
-    /// The observation that is being completed.
-    held: Option<Observation>,
+    /// The first one is the task that was asked about, if any was.
+    waiting: VecDeque<Observation>,
+    asked: Option<Asked>,
+}
+
+/// A question under way.
+#[derive(Debug)]
+struct Asked {
+    captured: Vec<Ancestor>,
+    answer: JoinHandle<Result<Answer<Vec<Ancestor>>, Unread>>,
 }
 
 impl Lineages {
     pub(super) fn new(readers: Readers) -> Self {
-        Self { readers, known: HashMap::new(), not_before: None, held: None }
+        Self { readers, known: HashMap::new(), not_before: None, waiting: VecDeque::new(), asked: None }
     }
 
-    /// Adds what /proc has to a task, if that can be read at once. Cancel-safe: what is not returned is [taken](Self::take)
-    /// later.
-    pub(super) async fn complete(&mut self, observation: Observation) -> Option<Observation> {
-        let Fact::Task(task) = &observation.fact else { return Some(observation) };
-        let captured = task.ancestors.clone();
-        self.held = Some(observation);
-        let completed = self.ancestors(captured).await;
-        let mut observation = self.take()?;
-        if let (Some(completed), Fact::Task(task)) = (completed, &mut observation.fact) {
-            task.ancestors = completed;
+    /// Takes an observation in; [`next`](Self::next) gives it back.
+    pub(super) fn add(&mut self, observation: Observation) {
+        self.waiting.push_back(observation);
+        if self.waiting.len() >= WAITING_MAX {
+            self.give_up();
         }
-        Some(observation)
     }
 
-    /// The observation whose completion was interrupted.
-    pub(super) fn take(&mut self) -> Option<Observation> {
-        self.held.take()
-    }
-
-    async fn ancestors(&mut self, captured: Vec<Ancestor>) -> Option<Vec<Ancestor>> {
-        let line: Line = captured.iter().map(|a| (a.tgid, a.start_ns, a.comm.clone())).collect();
-        let now = Instant::now();
-        if let Some((_, known)) = self.known.get(&line).filter(|(read, _)| now - *read < FRESH) {
-            return Some(known.clone());
-        }
-        if line.is_empty() || self.not_before.is_some_and(|not_before| now < not_before) {
+    /// The oldest observation, unless it waits for [`completed`](Self::completed).
+    pub(super) fn next(&mut self) -> Option<Observation> {
+        if self.asked.is_some() {
             return None;
         }
-        match self.readers.ask(Complete(captured), PATIENCE).await {
-            Ok(Answer { reply, .. }) => {
-                if self.known.len() >= KEPT {
-                    self.known.retain(|_, (read, _)| now - *read < FRESH);
+        if let Fact::Task(task) = &mut self.waiting.front_mut()?.fact
+            && !task.ancestors.is_empty()
+        {
+            let now = Instant::now();
+            match self.known.get(&line(&task.ancestors)).filter(|(read, _)| now - *read < FRESH) {
+                Some((_, known)) => task.ancestors.clone_from(known),
+                None if self.not_before.is_none_or(|not_before| not_before <= now) => {
+                    let captured = task.ancestors.clone();
+                    let (readers, job) = (self.readers.clone(), Complete(captured.clone()));
+                    let answer = tokio::spawn(async move { readers.ask(job, PATIENCE).await });
+                    self.asked = Some(Asked { captured, answer });
+                    return None;
                 }
-                if self.known.len() < KEPT {
-                    self.known.insert(line, (now, reply.clone()));
-                }
-                Some(reply)
-            }
-            Err(error) => {
-                if matches!(error, Unread::Late | Unread::Busy) {
-                    self.not_before = Some(Instant::now() + PAUSE);
-                }
-                tracing::debug!(%error, "the ancestors of a task are not completed");
-                None
+                None => {}
             }
         }
+        self.waiting.pop_front()
     }
+
+    /// Resolves when the oldest observation waits no longer; never, if it does not wait. Cancel-safe.
+    pub(super) async fn completed(&mut self) {
+        let Some(asked) = &mut self.asked else { return pending().await };
+        let answer = (&mut asked.answer).await;
+        let Some(Asked { captured, .. }) = self.asked.take() else { return };
+        let now = Instant::now();
+        let line = line(&captured);
+        let completed = match answer {
+            Ok(Ok(Answer { reply, .. })) => reply,
+            Ok(Err(error)) => {
+                if matches!(error, Unread::Late | Unread::Busy) {
+                    self.not_before = Some(now + PAUSE);
+                }
+                tracing::debug!(%error, "the ancestors of a task are not completed");
+                captured
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the ancestors of a task are not completed");
+                captured
+            }
+        };
+        if self.known.len() >= KEPT {
+            self.known.retain(|_, (read, _)| now - *read < FRESH);
+        }
+        if self.known.len() >= KEPT {
+            self.known.clear();
+        }
+        self.known.insert(line, (now, completed));
+    }
+
+    /// Waits for nothing any more.
+    pub(super) fn give_up(&mut self) {
+        if let Some(asked) = self.asked.take() {
+            asked.answer.abort();
+        }
+        self.not_before = Some(Instant::now() + PAUSE);
+    }
+}
+
+fn line(captured: &[Ancestor]) -> Line {
+    captured.iter().map(|a| (a.tgid, a.start_ns, a.comm.clone())).collect()
 }
 
 /// Completes the captured ancestors of a task.

@@ -52,6 +52,7 @@ impl BpfSource {
         tokio::select! {
             () = self.read(&poll, &mut lineages, host_netns, &tx, &mut reported) => {}
             _ = stop => {
+                lineages.give_up();
                 let _ = self.drain(&mut lineages, host_netns, &tx).await.is_some()
                     && self.report_losses(&mut reported, &tx).await;
             }
@@ -78,42 +79,41 @@ impl BpfSource {
             }
             if read > BATCH {
                 sleep(PAUSE).await;
-            } else if read == 0
-                && let Ok(Ok(mut ready)) = timeout(SAFETY, poll.readable()).await
-            {
-                ready.clear_ready();
+            } else if read == 0 {
+                tokio::select! {
+                    () = lineages.completed() => {}
+                    ready = timeout(SAFETY, poll.readable()) => if let Ok(Ok(mut ready)) = ready {
+                        ready.clear_ready();
+                    }
+                }
             }
         }
     }
 
-    /// Takes what is there; `None` once the core is gone.
+    /// Takes what is there, and hands over what waits for nothing; `None` once the core is gone. Returns the number of
+    /// records taken.
     async fn drain(&mut self, lineages: &mut Lineages, host_netns: NsInum, tx: &Sender) -> Option<usize> {
         let mut read = 0;
-        if let Some(interrupted) = lineages.take() {
-            tx.send(interrupted).await.ok()?;
-        }
         loop {
-            // Room in the queue first: a record that is taken must never be dropped.
+            // Room in the queue first: an observation that is taken must never be dropped.
             let permit = tx.reserve().await.ok()?;
+            if let Some(observation) = lineages.next() {
+                permit.send(observation);
+                continue;
+            }
             let Some(item) = self.ring.next() else {
                 return Some(read);
             };
             let decoded = decode::record(&item, host_netns);
             drop(item);
-            permit.send(match decoded {
-                Ok(observation) => match lineages.complete(observation).await {
-                    Some(observation) => observation,
-                    None => continue,
-                },
-                Err(error) => {
-                    tracing::warn!(%error, "cannot decode a record of the kernel programs");
-                    observed_now(Fact::Lost(Loss {
-                        source: "bpf".into(),
-                        reason: "decode".into(),
-                        count: Some(1),
-                    }))
-                }
-            });
+            lineages.add(decoded.unwrap_or_else(|error| {
+                tracing::warn!(%error, "cannot decode a record of the kernel programs");
+                observed_now(Fact::Lost(Loss {
+                    source: "bpf".into(),
+                    reason: "decode".into(),
+                    count: Some(1),
+                }))
+            }));
             read += 1;
             if read % YIELD_AFTER == 0 {
                 tokio::task::yield_now().await;
