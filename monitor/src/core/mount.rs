@@ -81,6 +81,9 @@ struct QueuedUmount {
     key: MountKey,
     caller: Caller,
     attempt: UmountAttempt,
+    /// Its path is none by which the mount is known, and may be another one of it, through a link.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    similar: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     awaits: Option<Awaited>,
 }
@@ -164,8 +167,9 @@ impl Core {
         self.holder_scans.pass(at);
         let key = MountKey::new(attempt.mntns, &attempt.place());
         let caller = self.caller(&attempt);
-        let umount = QueuedUmount { at, source: self.source, mount: 0, key, caller, attempt, awaits: None };
-        self.submit(umount);
+        let source = self.source;
+        let (similar, awaits) = (false, None);
+        self.submit(QueuedUmount { at, source, mount: 0, key, caller, attempt, similar, awaits });
     }
 
     /// Finds the busy mount that an unmount means, and processes it after those before it.
@@ -184,7 +188,7 @@ impl Core {
             return self.emit_never_refused(&umount);
         }
         for mount in similar {
-            self.process_in_turn(QueuedUmount { mount, ..umount.clone() });
+            self.process_in_turn(QueuedUmount { mount, similar: true, ..umount.clone() });
         }
     }
 
@@ -383,13 +387,18 @@ impl Core {
         }
     }
 
-    /// The busy mount is gone. Of several unmounts that succeeded before it was looked up the last one took it: those
-    /// before took what was mounted on top.
+    /// The busy mount is gone. Of several unmounts of its paths that succeeded before it was looked up the last one took
+    /// it: those before took what was mounted on top. One of a path that only may be its own is given no credit.
     fn gone(&mut self, at: BootNs, mut umount: QueuedUmount) {
-        let is_later =
-            |other: &QueuedUmount| other.mount == umount.mount && !other.is_refused() && other.at <= at;
-        if let Some(index) = self.holder_scans.queue.iter().rposition(is_later) {
-            umount = self.holder_scans.queue.remove(index);
+        let (mount, queue) = (umount.mount, &mut self.holder_scans.queue);
+        let is_later = |other: &QueuedUmount| {
+            other.mount == mount && !other.is_refused() && !other.similar && other.at <= at
+        };
+        if let Some(index) = queue.iter().rposition(is_later) {
+            umount = queue.remove(index);
+        } else if umount.similar {
+            queue.retain(|other| other.mount != mount || !other.similar);
+            return self.vanished(at, mount);
         }
         self.source = umount.source;
         let scan = self.holder_scans.newest.get(&umount.mount).filter(|scan| !scan.report.holders.is_empty());
@@ -417,13 +426,17 @@ impl Core {
         let mount = umount.mount;
         let rest = self.holder_scans.queue.extract_if(.., |other| other.mount == mount);
         for other in rest.collect::<Vec<_>>() {
-            self.submit(QueuedUmount { awaits: None, ..other });
+            // Which mount it means now is to be found anew.
+            if !other.similar {
+                self.submit(QueuedUmount { awaits: None, ..other });
+            }
         }
     }
 
     /// An unmount of the path of a busy mount succeeded, and whether that mount is gone is not known.
     fn undetermined(&mut self, umount: &QueuedUmount, reason: &str) {
-        if let Some(busy) = self.busy_mounts.get(umount.mount).cloned() {
+        let busy = self.busy_mounts.get(umount.mount).filter(|_| !umount.similar);
+        if let Some(busy) = busy.cloned() {
             self.diagnose(umount.at, &ModelChange::UmountUndetermined { mount: &busy, reason });
         }
         self.advance(umount.mount);

@@ -13,7 +13,7 @@ use crate::observation::{
 };
 
 /// An event is held back this long while the core awaits what it needs to name actor and target.
-const PENDING_TIMEOUT_NS: u64 = 500_000_000;
+const PENDING_TIMEOUT_NS: u64 = 900_000_000;
 /// The owner of a namespace that was read so recently is not looked for again.
 const OWNER_KNOWN_NS: u64 = 1_000_000_000;
 /// More than this are pending only in an event storm; further ones are emitted at once, with what is known.

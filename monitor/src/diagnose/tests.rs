@@ -407,7 +407,7 @@ fn the_events_of_a_volume_that_cannot_be_unmounted() {
             format!("20:01:04 {busy}"),
             format!("20:01:04 warning incident.updated {trouble} (8 times)"),
             format!(
-                "20:02:08 info mount.released {volume} unmounted after 8 refused attempts by umount (pid 30001)"
+                "20:02:08 info mount.released {volume} unmounted by umount (pid 30001), after 8 refused attempts"
             ),
             format!("20:02:08 notice incident.closed resolved: {}", past::past(&trouble)),
         ]

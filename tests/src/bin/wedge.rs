@@ -71,7 +71,7 @@ fn wedge(place: &str) -> Outcome {
 }
 
 fn start(words: &[&str], input: Stdio) -> Result<Child, Box<dyn Error>> {
-    Ok(Command::new("/proc/self/exe").args(words).stdin(input).stdout(Stdio::piped()).spawn()?)
+    Ok(Command::new(std::env::current_exe()?).args(words).stdin(input).stdout(Stdio::piped()).spawn()?)
 }
 
 /// Maps the file, and something else once it is told to.

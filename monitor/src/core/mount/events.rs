@@ -85,13 +85,13 @@ impl Core {
         let subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
         let after = match attempts {
             0 => String::new(),
-            1 => " after one refused attempt".to_owned(),
-            attempts => format!(" after {attempts} refused attempts"),
+            1 => ", after one refused attempt".to_owned(),
+            attempts => format!(", after {attempts} refused attempts"),
         };
         let by = actor_phrase(&actor);
         let (kind, severity, mut message) = match umount.is_lazy() {
-            true => (Kind::MountDetached, Severity::Notice, format!("{subject} detached{after} by {by}")),
-            false => (Kind::MountReleased, Severity::Info, format!("{subject} unmounted{after} by {by}")),
+            true => (Kind::MountDetached, Severity::Notice, format!("{subject} detached by {by}{after}")),
+            false => (Kind::MountReleased, Severity::Info, format!("{subject} unmounted by {by}{after}")),
         };
         let mut event = Event {
             actor: Some(Box::new(actor)),

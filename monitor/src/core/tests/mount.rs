@@ -281,6 +281,32 @@ fn of_two_unmounts_that_succeed_the_last_one_took_the_busy_mount() {
     assert_eq!(actors, [7]);
 }
 
+/// A successful unmount of this path by this process.
+fn unmounted(path: &str, pid: u32) -> Fact {
+    let Fact::Umount(mut attempt) = attempt(None) else { unreachable!() };
+    attempt.path = path.into();
+    attempt.actor.key.tgid = pid;
+    Fact::Umount(attempt)
+}
+
+#[test]
+fn who_unmounts_another_mount_of_the_same_last_name_is_not_credited() {
+    let mut core = busy();
+    core.observe(at(20, unmounted("/mnt/x", 7)));
+    core.observe(at(21, unmounted("/srv/x", 8)));
+    let emitted = answer_presence(&mut core, 22, Some(false));
+    let actors: Vec<u32> = emitted.iter().map(|event| event.actor.as_ref().unwrap().pid).collect();
+    assert_eq!(actors, [7]);
+}
+
+#[test]
+fn of_a_mount_that_went_while_only_a_similar_path_was_unmounted_nobody_is_named() {
+    let mut core = busy();
+    core.observe(at(20, unmounted("/srv/x", 8)));
+    assert_eq!(answer_presence(&mut core, 22, Some(false)), []);
+    assert!(core.busy_mounts.is_empty());
+}
+
 #[test]
 fn later_events_of_a_mount_wait_for_the_earlier_ones() {
     let mut core = busy();
@@ -378,6 +404,6 @@ fn a_busy_volume_names_its_pod_even_where_no_runtime_knows_it() {
     assert_eq!(emitted[0].mount.as_ref().unwrap().volume.as_ref().unwrap().plugin, "kubernetes.io/glusterfs");
     assert_eq!(
         emitted[1].message,
-        "volume cam-pv-50g of pod 5c948341-c030-4996-b888-f032577d97b0 unmounted after one refused attempt by umount (pid 28997)"
+        "volume cam-pv-50g of pod 5c948341-c030-4996-b888-f032577d97b0 unmounted by umount (pid 28997), after one refused attempt"
     );
 }

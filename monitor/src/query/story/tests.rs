@@ -104,7 +104,7 @@ pub(crate) fn volume_busy() -> Memory {
     let released = Event {
         kind: Kind::MountReleased,
         severity: Severity::Info,
-        message: "volume data unmounted after 4 refused attempts by umount (pid 29001)".into(),
+        message: "volume data unmounted by umount (pid 29001), after 4 refused attempts".into(),
         holders: None,
         ..busy(40, 4)
     };
