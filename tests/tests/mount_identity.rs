@@ -272,3 +272,27 @@ fn an_incomplete_list_of_holders_says_why_and_what_cannot_matter_spoils_no_list(
     }
     drop(culprit);
 }
+
+/// Ids of those who use the mount, without the namespaces of other tests that have a copy.
+fn users(event: &Event) -> Vec<u64> {
+    let holders = event.list("/holders");
+    let users = holders.iter().filter(|holder| holder["access"] != "mount");
+    users.filter_map(|holder| holder["pid"].as_u64()).collect()
+}
+
+#[test]
+fn a_process_below_a_cover_is_no_holder_of_it_and_not_to_be_ended() {
+    let mount = Mount::volume();
+    let below = hold_by_cwd(mount.point());
+    let cover = Mount::at(mount.point());
+    let mut daemon = launch().kubelet(&mount).start();
+    let above = hold_by_fd(&cover.file());
+    mount.umount_refused();
+    let busy = wait_for(&mut daemon, "mount.busy", mount.point());
+    assert_eq!(users(&busy), [u64::from(above.pid())], "{busy}");
+    let opened = wait_for(&mut daemon, "incident.opened", mount.point());
+    for event in [&busy, &opened] {
+        assert!(event.text("/message").contains(&format!("(pid {})", above.pid())), "{event}");
+        assert!(!event.to_string().contains(&below.pid().to_string()), "{event}");
+    }
+}

@@ -328,6 +328,9 @@ impl<'p> Scan<'p> {
             if visit.refused && process.is_there(&mut Vec::new()) {
                 self.add_unreadable(tgid, near);
             }
+            if !visit.doubts.is_empty() && visit.pins.is_empty() && process.is_there(&mut Vec::new()) {
+                self.blind_to(tgid, "it uses something of this name, but on which mount cannot be told");
+            }
             self.add(tgid, &process, visit.ns, visit.pins);
         }
     }

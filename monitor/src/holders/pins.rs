@@ -2,13 +2,13 @@
 //! out.
 //!
 //! The kernel names files from the reader's root, or from the root of a foreign namespace, so names are
-//! compared within the namespace of the process. A name only selects; for a descriptor its mount id decides, and
-//! for directories and executables the id that statx(2) tells, unless asking could wait for a network file system; for
-//! the rest the mount that covers the name. Opens nothing that is named.
+//! compared within the namespace of the process. A name only selects, and the id of the mount decides: a directory that
+//! was entered before something was mounted on it has the same name as that. statx(2) tells it, unless asking could wait
+//! for a network file system. Opens nothing that is named.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::io;
 
 use super::Deadline;
@@ -46,22 +46,13 @@ impl ScanTargets<'_> {
             })
     }
 
-    /// Whether what a link of a process leads to, with this name, is on a searched mount. The name alone does not tell: the
-    /// mount may cover the directory that the process was in before.
-    fn holds(&self, ns: NsInum, process: &Dir, link: &CStr, path: &str) -> bool {
-        if !self.names(ns, path) {
-            return false;
-        }
+    /// The id of the mount that a link leads to, with this name; `None` where asking could wait for a server.
+    fn mount_id(&self, ns: NsInum, process: &Dir, link: &CStr, path: &str) -> io::Result<Option<u64>> {
         // Whatever is covered is on one of the mounts above.
         let mut above = self.tables.get(&ns).into_iter().flat_map(|table| table.iter());
-        if !above.all(|mount| {
-            !is_below(path, &mount.mountpoint) || is_local(&mount.fstype) || is_fuse(&mount.fstype)
-        }) {
-            return true;
-        }
-        match process.mount_of(link) {
-            Ok(Some(id)) => self.mounts.iter().any(|searched| searched.mount.id == id),
-            _ => true,
+        match above.all(|mount| !is_below(path, &mount.mountpoint) || answers_at_once(&mount.fstype)) {
+            true => process.mount_of(link),
+            false => Ok(None),
         }
     }
 
@@ -71,7 +62,12 @@ impl ScanTargets<'_> {
         self.mounts.iter().any(|searched| is_below(path, &searched.mount.mountpoint))
     }
 
-    /// Whether a mapping, by its name and the device in hexadecimal, is of a file on a searched mount.
+    /// Whether a mount is a searched one: its id is unique over all namespaces.
+    fn has(&self, id: u64) -> bool {
+        self.mounts.iter().any(|searched| searched.mount.id == id)
+    }
+
+    /// Whether a mapping, by its name and the device in hexadecimal, may be of a file on a searched mount.
     fn maps(&self, ns: NsInum, path: &str, device: &str) -> bool {
         let own = self.names(ns, path);
         self.mounts.iter().filter(|searched| is_below(path, &searched.mount.mountpoint)).any(|searched| {
@@ -82,6 +78,11 @@ impl ScanTargets<'_> {
             }
         })
     }
+}
+
+/// File systems on which statx(2) for no attribute asks no server. NFS only looks at its cache (`nfs_weak_revalidate`).
+fn answers_at_once(fstype: &str) -> bool {
+    is_local(fstype) || is_fuse(fstype) || matches!(fstype, "nfs" | "nfs4")
 }
 
 /// File systems whose files can show another device than their mount.
@@ -116,12 +117,45 @@ pub(super) struct Visit {
     pub(super) refused: bool,
     /// Time ran out within it.
     pub(super) cut: bool,
+    /// What has the name of something on a searched mount, and may be on another one of the same name.
+    pub(super) doubts: Vec<Access>,
+}
+
+/// Whether what a link leads to is on a searched mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum On {
+    Searched,
+    Other,
+    /// It has a name there, but the mount cannot be told.
+    Unknown,
+}
+
+/// Decides by the mount id, and where there is none by whether the name would fit.
+fn on(id: io::Result<Option<u64>>, targets: &ScanTargets<'_>, fits: impl FnOnce() -> bool) -> On {
+    match id {
+        Ok(Some(id)) if targets.has(id) => On::Searched,
+        Ok(Some(_)) => On::Other,
+        Err(error) if is_gone(&error) => On::Other,
+        Ok(None) | Err(_) => match fits() {
+            true => On::Unknown,
+            false => On::Other,
+        },
+    }
 }
 
 impl Visit {
     fn add(&mut self, access: Access, path: Option<String>, fd: Option<u32>) {
         if !self.pins.iter().any(|pin| pin.access == access) {
             self.pins.push(Pin { access, path, fd });
+        }
+    }
+
+    /// Records a pin, or a doubt whether it is one.
+    fn decide(&mut self, on: On, access: Access, path: &str) {
+        match on {
+            On::Searched => self.add(access, Some(path.to_owned()), None),
+            On::Unknown if !self.doubts.contains(&access) => self.doubts.push(access),
+            On::Unknown | On::Other => {}
         }
     }
 
@@ -188,8 +222,13 @@ impl Visitor {
         let mut visit = Visit::default();
         visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
         let exe = visit.read(exe);
-        if exe.as_ref().is_some_and(|exe| targets.holds(visit.ns, main, c"exe", exe)) {
-            visit.add(Access::Exe, exe.clone(), None);
+        // Not again as a mapping.
+        let mut executable = None;
+        if let Some(exe) = exe.filter(|exe| targets.selects(exe)) {
+            let on =
+                on(targets.mount_id(visit.ns, main, c"exe", &exe), targets, || targets.names(visit.ns, &exe));
+            visit.decide(on, Access::Exe, &exe);
+            executable = Some(exe).filter(|_| on != On::Other);
         }
         self.directories(main, visit.ns, targets, &mut visit);
         for tid in tids.into_iter().filter(|tid| *tid != tgid) {
@@ -199,7 +238,7 @@ impl Visitor {
             }
         }
         self.descriptors(main, targets, deadline, &mut visit);
-        self.mappings(main, exe.as_deref(), targets, &mut visit);
+        self.mappings(main, executable.as_deref(), targets, &mut visit);
         Some(visit)
     }
 
@@ -207,9 +246,10 @@ impl Visitor {
     fn directories(&mut self, task: &Dir, ns: NsInum, targets: &ScanTargets<'_>, visit: &mut Visit) {
         for (name, access) in [(c"cwd", Access::Cwd), (c"root", Access::Root)] {
             if let Some(path) = visit.read(task.link(name, &mut self.buffer))
-                && targets.holds(ns, task, name, &path)
+                && targets.selects(&path)
             {
-                visit.add(access, Some(path.into_owned()), None);
+                let on = on(targets.mount_id(ns, task, name, &path), targets, || targets.names(ns, &path));
+                visit.decide(on, access, &path);
             }
         }
     }
@@ -263,7 +303,7 @@ impl Visitor {
         let info = visit.read(files.main.at(c"fdinfo"));
         let info = info.and_then(|info| visit.read(info.text(name.as_c_str(), &mut self.text)));
         let held = match (info.as_deref().map(mnt_id), &path) {
-            (Some(Some(id)), _) => files.targets.mounts.iter().any(|searched| searched.mount.id == id),
+            (Some(Some(id)), _) => files.targets.has(id),
             (Some(None), Some(path)) => files.targets.names(visit.ns, path),
             _ => false,
         };
@@ -277,13 +317,27 @@ impl Visitor {
     /// The first mapping of a file on a searched mount, but for the executable itself.
     fn mappings(&mut self, main: &Dir, exe: Option<&str>, targets: &ScanTargets<'_>, visit: &mut Visit) {
         let Some(maps) = visit.read(main.text(c"maps", &mut self.text)) else { return };
-        let held = maps.lines().filter_map(mapped_file).find(|(path, device)| {
-            Some(*path) != exe && targets.selects(path) && targets.maps(visit.ns, path, device)
-        });
-        if let Some((path, _)) = held {
-            visit.add(Access::Mmap, Some(path.replace("\\012", "\n")), None);
+        let mapped = maps.lines().filter_map(|line| Some((line, mapped_file(line)?)));
+        for (line, (path, device)) in mapped.filter(|(_, (path, _))| targets.selects(path)) {
+            if Some(path) == exe {
+                continue;
+            }
+            let id = map_file(line);
+            let id = id.map_or(Ok(None), |name| targets.mount_id(visit.ns, main, &name, path));
+            let on = on(id, targets, || targets.maps(visit.ns, path, device));
+            visit.decide(on, Access::Mmap, &path.replace("\\012", "\n"));
+            if on == On::Searched {
+                return;
+            }
         }
     }
+}
+
+/// The link below a process' directory that leads to what a line of its `maps` maps.
+fn map_file(line: &str) -> Option<CString> {
+    let (start, end) = line.split(' ').next()?.split_once('-')?;
+    let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).ok());
+    CString::new(format!("map_files/{:x}-{:x}", start?, end?)).ok()
 }
 
 /// Name and device of a line of `/proc/PID/maps`, if a file is mapped there.
@@ -313,6 +367,31 @@ mod tests {
         ] {
             assert_eq!(mapped_file(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn the_link_to_a_mapped_file_has_no_leading_zeros() {
+        let link = map_file("00400000-00401000 r-xp 00000000 fe:01 1234   /bin/x").unwrap();
+        assert_eq!(link.to_str().unwrap(), "map_files/400000-401000");
+        assert_eq!(map_file("garbage"), None);
+    }
+
+    #[test]
+    fn the_mount_id_decides_and_without_one_a_name_is_a_doubt_only() {
+        let table = mount("1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - tmpfs t rw\n");
+        let mounts = vec![SearchedMount { ns: 7, mount: table.by_id(2).unwrap() }];
+        let targets = ScanTargets { mounts, tables: BTreeMap::from([(7, &table)]) };
+        let decided = |id, fits| on(id, &targets, || fits);
+        assert_eq!(decided(Ok(Some(2)), false), On::Searched);
+        assert_eq!(decided(Ok(Some(1)), true), On::Other, "below what is mounted at /v");
+        assert_eq!(decided(Ok(None), true), On::Unknown);
+        assert_eq!(decided(Ok(None), false), On::Other);
+        let error = |errno| Err(io::Error::from_raw_os_error(errno));
+        assert_eq!(decided(error(libc::EPERM), true), On::Unknown);
+        assert_eq!(decided(error(libc::ENOENT), true), On::Other);
+        let mut visit = Visit::default();
+        visit.decide(On::Unknown, Access::Cwd, "/v");
+        assert_eq!((&visit.pins[..], &visit.doubts[..]), (&[][..], &[Access::Cwd][..]));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::observation::CallerDirectory;
 use crate::sources::procfs::mountinfo::MountTable;
 use sandbox::{Child, MountSandbox, Step, c_path, umount};
 
+mod identity;
 mod path;
 mod sandbox;
 

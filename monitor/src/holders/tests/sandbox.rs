@@ -47,6 +47,13 @@ impl MountSandbox {
         path
     }
 
+    /// Mounts one directory at another.
+    pub(super) fn bind(&mut self, from: &str, at: &str) {
+        let (from, at) = (self.path(from), self.path(at));
+        mount(from.to_str().unwrap(), &at, "", libc::MS_BIND, "");
+        self.mounts.push(at);
+    }
+
     /// Mounts a FUSE file system whose server has died inside: it has the connection and never answers.
     pub(super) fn mount_hung_fuse(&mut self, name: &str) -> (PathBuf, OwnedFd) {
         let path = self.path(name);
