@@ -296,3 +296,42 @@ fn a_process_below_a_cover_is_no_holder_of_it_and_not_to_be_ended() {
         assert!(!event.to_string().contains(&below.pid().to_string()), "{event}");
     }
 }
+
+/// A process in a mount namespace with a private copy of every mount.
+fn private_copy() -> kevtmon_tests::process::Running {
+    let mut copy = Command::new("unshare");
+    copy.args(["--mount", "--propagation", "private", "sleep", "1000000"]).stdin(Stdio::null());
+    let copy = kevtmon_tests::process::Running::spawn(&mut copy);
+    let named = || kevtmon_tests::process::comm(copy.pid()).filter(|comm| comm == "sleep");
+    wait_until("the copy is made", named);
+    copy
+}
+
+#[test]
+fn a_private_copy_in_another_namespace_is_not_what_an_unmount_is_refused_for() {
+    let mount = Mount::new();
+    let copy = private_copy();
+    // The kernel keeps the mount for a socket that is bound in it; no link of the process leads there.
+    let _socket = std::os::unix::net::UnixListener::bind(mount.point().join("s")).expect("a socket");
+    let mut daemon = launch().start();
+    mount.umount_refused();
+    let busy = wait_for(&mut daemon, "mount.busy", mount.point());
+    assert_eq!(users(&busy), [0; 0], "{busy}");
+    let is_listed = |holder: &serde_json::Value| holder["pid"] == copy.pid() && holder["access"] == "mount";
+    assert!(busy.list("/holders").iter().any(is_listed), "{busy}");
+    assert_ne!(busy.text("/holders_verdict"), "mount-namespace", "{busy}");
+    assert!(!busy.text("/message").contains("held by"), "{busy}");
+    assert!(busy.text("/message").ends_with(", which alone refuses nothing"), "{busy}");
+}
+
+#[test]
+fn a_private_copy_is_not_counted_with_those_who_hold() {
+    let mount = Mount::new();
+    let _copy = private_copy();
+    let mut daemon = launch().start();
+    let culprit = hold_by_cwd(mount.point());
+    mount.umount_refused();
+    let busy = wait_for(&mut daemon, "mount.busy", mount.point());
+    let sentence = format!("held by sleep (pid {}) as its current directory", culprit.pid());
+    assert!(busy.text("/message").ends_with(&sentence), "{busy}");
+}

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE};
-use crate::event::wording::{holders_phrase, owner_phrase, pod_label, repeated_actor_phrase};
+use crate::event::wording::{holders_phrase, owner_phrase, pod_label, repeated_actor_phrase, users};
 use crate::event::{CloseReason, Confidence, Event, Kind, Mount, Severity, Volume};
 use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
 use crate::observation::{BootNs, MountIdentity, Verdict};
@@ -377,7 +377,7 @@ fn summary(event: &Event, mount: &Mount, volume: &Volume) -> String {
     };
     let holders = event.holders.as_deref().unwrap_or_default();
     let verdict = event.holders_verdict.unwrap_or(Verdict::Skipped);
-    let serves = holders.first().and_then(|holder| holder.serves.as_ref());
+    let serves = users(holders).next().and_then(|holder| holder.serves.as_ref());
     let serves = serves.filter(|serves| serves.mountpoint != mount.path).map_or_else(String::new, |serves| {
         format!(", which serves a volume of pod {}", pod_label(&serves.pod))
     });

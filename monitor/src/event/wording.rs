@@ -121,24 +121,31 @@ pub(crate) fn repeated_actor_phrase(actor: &Actor) -> String {
     }
 }
 
+/// Those that use the mount. The others have a copy of it in their mount namespace, for which no unmount is refused.
+pub(crate) fn users(holders: &[MountHolder]) -> impl Iterator<Item = &MountHolder> {
+    holders.iter().filter(|holder| holder.access != Access::Mount)
+}
+
 /// The holders of a busy mount, as the end of a sentence; only the first one by name.
 pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> String {
-    let Some(first) = holders.first() else {
-        return match verdict {
+    let Some(first) = users(holders).next() else {
+        let reason = match verdict {
             Verdict::ChildMount => "another file system is mounted below it",
             Verdict::Kernel => "no process holds it, so the kernel does",
             Verdict::Transient => "it was busy for a moment only",
             Verdict::NotAMount => "nothing is mounted there any more",
             Verdict::Skipped => "its holders were not looked for",
             Verdict::Incomplete => "no holder found, but not everything could be read",
-            Verdict::Processes | Verdict::MountNamespace => "busy",
-        }
-        .to_owned();
+            Verdict::Processes | Verdict::MountNamespace => "no holder found",
+        };
+        return match copies_phrase(holders) {
+            Some(copies) => {
+                format!("{reason}; a copy is also mounted in {copies}, which alone refuses nothing")
+            }
+            None => reason.to_owned(),
+        };
     };
-    let mut text = format!("held by {} (pid {})", first.comm, first.pid);
-    if let Some(container) = &first.container {
-        text.push_str(&format!(" of container {}", container_label(container)));
-    }
+    let mut text = format!("held by {}", holder_label(first));
     text.push_str(match first.access {
         Access::Fd => " with an open file",
         Access::Cwd => " as its current directory",
@@ -149,13 +156,34 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
         Access::ChildMount => " by a mount below it",
     });
     let mut others: Vec<u32> =
-        holders.iter().map(|holder| holder.pid).filter(|pid| *pid != first.pid).collect();
+        users(holders).map(|holder| holder.pid).filter(|pid| *pid != first.pid).collect();
     others.sort_unstable();
     others.dedup();
     if !others.is_empty() {
         text.push_str(&format!(" and {} more", others.len()));
     }
     text
+}
+
+/// The mount namespaces that have a copy of a mount, by the first one; `None` where there is none.
+pub(crate) fn copies_phrase(holders: &[MountHolder]) -> Option<String> {
+    let copies = || holders.iter().filter(|holder| holder.access == Access::Mount);
+    let first = copies().next()?;
+    let mut others: Vec<u32> = copies().map(|holder| holder.pid).filter(|pid| *pid != first.pid).collect();
+    others.sort_unstable();
+    others.dedup();
+    let others = match others.len() {
+        0 => String::new(),
+        more => format!(" and of {more} more"),
+    };
+    Some(format!("the mount namespace of {}{others}", holder_label(first)))
+}
+
+/// A holder by its command name, id and container.
+fn holder_label(holder: &MountHolder) -> String {
+    let container =
+        holder.container.as_ref().map(|container| format!(" of container {}", container_label(container)));
+    format!("{} (pid {}){}", holder.comm, holder.pid, container.unwrap_or_default())
 }
 
 /// The cause of a neighbor change as the end of a sentence; `actor_named`: the sentence ends with the actor.
@@ -182,4 +210,29 @@ pub(crate) fn cause_phrase(neighbor: &Neighbor, actor_named: bool) -> String {
         _ => "",
     };
     format!("{exit}{cause}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::sample;
+
+    #[test]
+    fn a_copy_in_another_namespace_is_neither_named_nor_counted_as_what_refuses() {
+        // One process in two ways, and another one that has a copy in its mount namespace.
+        let holders = sample::busy().holders.unwrap();
+        let held = "held by etcd (pid 4123) of container etcd with an open file";
+        assert_eq!(holders_phrase(&holders, Verdict::Processes), held);
+        let copy = &holders[2..];
+        let alone =
+            "a copy is also mounted in the mount namespace of rsync (pid 977), which alone refuses nothing";
+        let kernel = holders_phrase(copy, Verdict::Kernel);
+        assert_eq!(kernel, format!("no process holds it, so the kernel does; {alone}"));
+        let older = holders_phrase(copy, Verdict::MountNamespace);
+        assert_eq!(older, format!("no holder found; {alone}"));
+        let mut two = copy.to_vec();
+        two.push(MountHolder { pid: 978, ..copy[0].clone() });
+        let two = copies_phrase(&two).unwrap();
+        assert_eq!(two, "the mount namespace of rsync (pid 977) and of 1 more");
+    }
 }

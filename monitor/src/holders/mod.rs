@@ -381,7 +381,8 @@ impl<'p> Scan<'p> {
         }
     }
 
-    /// Lists each other namespace with a copy by its oldest process.
+    /// Lists each other namespace with a copy by its oldest process. None of them refuses an unmount by itself:
+    /// one that the unmount does not reach never does, and for one that it reaches the users were looked for.
     fn add_namespaces(&mut self, own: NsInum, copies: &[MountCopy<'_>], index: &MntnsIndex) {
         let mut mountpoints: BTreeMap<NsInum, Vec<String>> = BTreeMap::new();
         for copy in copies.iter().filter(|copy| copy.ns != own) {
@@ -411,9 +412,6 @@ impl<'p> Scan<'p> {
         }
         if !self.in_time {
             return Verdict::Incomplete;
-        }
-        if !self.report.holders.is_empty() {
-            return Verdict::MountNamespace;
         }
         let still = self.report.mount.as_ref().and_then(|mount| {
             let (id, mntns, identity) = (self.report.id, mount.mntns, mount.identity()?);

@@ -225,7 +225,7 @@ pub enum Access {
     Exe,
     /// A mapped file.
     Mmap,
-    /// A copy of the mount in another mount namespace.
+    /// A copy of the mount in another mount namespace: keeps the file system, but refuses no unmount by itself.
     Mount,
     /// A mount below it.
     ChildMount,
@@ -266,7 +266,8 @@ pub struct Holder {
 pub enum Verdict {
     /// Processes hold it.
     Processes,
-    /// Only copies in other mount namespaces hold it.
+    /// Only copies in other mount namespaces are left of what was detached. In older recordings also of a refused
+    /// unmount, though they are no reason for that.
     MountNamespace,
     /// Only mounts below it hold it.
     ChildMount,

@@ -6,6 +6,7 @@ use std::fmt::{self, Write};
 use jiff::Timestamp;
 
 use super::{Escaped, Pretty, Style, escaped, severity_style};
+use crate::event::wording::users;
 use crate::event::{
     Actor, ActorSource, Confidence, Container, Details, Event, MountHolder, Object, Pod, Target, Unreadable,
 };
@@ -132,14 +133,18 @@ impl Pretty {
         let mountpoint = event.mount.as_ref().map_or("", |mount| &mount.path);
         let (listed, rest) = holders.split_at(holders.len().min(MAX_HOLDERS));
         let width = listed.iter().map(|holder| name(holder).chars().count()).max().unwrap_or(0);
-        for (index, holder) in listed.iter().enumerate() {
-            self.detail(if index == 0 { "held" } else { "" }, &holder_line(holder, mountpoint, width), out)?;
+        let mut above = None;
+        for holder in listed {
+            let label = if holder.access == Access::Mount { "copy" } else { "held" };
+            let shown = if above == Some(label) { "" } else { label };
+            self.detail(shown, &holder_line(holder, mountpoint, width), out)?;
+            above = Some(label);
         }
         if !rest.is_empty() {
             self.detail("", &format!("… and {} more", rest.len()), out)?;
         }
         let verdict = match event.holders_verdict {
-            Some(Verdict::MountNamespace) => "only copies in other mount namespaces hold it",
+            Some(Verdict::MountNamespace) => "only copies in other mount namespaces are left",
             Some(Verdict::ChildMount) => "only mounts below it hold it",
             Some(Verdict::Kernel) => "no process holds it: the kernel does",
             Some(Verdict::Transient) => "nobody holds it any more",
@@ -151,7 +156,7 @@ impl Pretty {
             }
             Some(Verdict::Processes) | None => return Ok(()),
         };
-        self.detail(if holders.is_empty() { "held" } else { "" }, verdict, out)?;
+        self.detail(if users(holders).next().is_none() { "held" } else { "" }, verdict, out)?;
         for Unreadable { pid, comm, reason } in event.holders_unreadable.iter().take(MAX_HOLDERS) {
             let process = match (pid, comm) {
                 (Some(pid), Some(comm)) => format!("{comm} (pid {pid}): "),

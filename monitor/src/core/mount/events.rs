@@ -2,7 +2,7 @@
 
 use super::{EBUSY, QueuedUmount, Scan};
 use crate::core::Core;
-use crate::event::wording::{actor_phrase, holders_phrase, owner_phrase};
+use crate::event::wording::{actor_phrase, copies_phrase, holders_phrase, owner_phrase, users};
 use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Unreadable, Volume};
 use crate::node::mounts::BusyMount;
 use crate::observation::{BootNs, HolderReport, MountIdentity, UmountAttempt, Verdict};
@@ -108,9 +108,10 @@ impl Core {
             let holders = still_held.map(|report| report.holders).unwrap_or_default();
             let holders: Vec<MountHolder> =
                 holders.into_iter().map(|holder| self.mount_holder(umount.at, holder)).collect();
-            message.push_str(&match holders.is_empty() {
-                false => format!(", and is still {}", holders_phrase(&holders, verdict)),
-                true => "; who uses it on is not known".to_owned(),
+            message.push_str(&match (users(&holders).next(), copies_phrase(&holders)) {
+                (Some(_), _) => format!(", and is still {}", holders_phrase(&holders, verdict)),
+                (None, Some(copies)) => format!(", and its file system is still mounted in {copies}"),
+                (None, None) => "; who uses it on is not known".to_owned(),
             });
             event.holders = Some(holders);
             event.holders_complete = Some(complete);

@@ -1,7 +1,7 @@
 //! What to do about a busy volume, and what does not hold it.
 
 use crate::diagnose::advice::{advice, of_process, replace_in_pod, restart};
-use crate::event::wording::pod_label;
+use crate::event::wording::{pod_label, users};
 use crate::event::{Advice, Event, Mount, MountHolder, Pod, Risk};
 use crate::node::view::NodeView;
 use crate::observation::{Access, BootNs, Verdict};
@@ -16,7 +16,7 @@ pub(super) fn advice_for(node: &NodeView<'_>, event: &Event, mount: &Mount) -> V
     if let Some(child) = deepest {
         steps.push(advice("unmount what is mounted below it", Risk::Destructive, &["umount", child]));
     }
-    if let Some(holder) = holders.first() {
+    if let Some(holder) = users(holders).next() {
         let age = event.holders_age_ms.unwrap_or_default().saturating_mul(1_000_000);
         steps.push(release(node, holder, mount, event.at.saturating_sub(age)));
     }
@@ -230,13 +230,34 @@ mod tests {
     }
 
     #[test]
+    fn nobody_is_to_be_ended_for_a_copy() {
+        let mut event = sample::busy();
+        event.holders.as_mut().unwrap().drain(..2);
+        let node = NodeView {
+            containers: &Containers::default(),
+            namespaces: &Namespaces::default(),
+            pods: &PodNames::default(),
+            busy_mounts: &BusyMounts::default(),
+            host_netns: 1,
+            runtimes: RuntimeAvailability::All,
+        };
+        let steps = advice_for(&node, &event, event.mount.as_ref().unwrap());
+        let commands: Vec<&str> = steps.iter().map(|step| step.command.as_str()).collect();
+        assert!(
+            commands[0].starts_with("kevtmon why") && commands[1].starts_with("umount --lazy"),
+            "{commands:?}"
+        );
+        assert_eq!(commands.len(), 2, "{commands:?}");
+    }
+
+    #[test]
     fn only_a_complete_scan_rules_holders_out() {
         let mut event = sample::busy();
         let mount = event.mount.clone().unwrap();
         event.holders_complete = Some(false);
         assert_eq!(ruled_out(&event, &mount), ["nothing is mounted below it"]);
         event.holders_complete = Some(true);
-        assert_eq!(ruled_out(&event, &mount), ["nothing is mounted below it"], "one holds by a copy");
+        assert_eq!(ruled_out(&event, &mount), ["nothing is mounted below it"], "there is a copy");
         event.holders.as_mut().unwrap().truncate(2);
         assert_eq!(ruled_out(&event, &mount)[1], "no other mount namespace has a copy of it");
         event.holders_verdict = Some(Verdict::Skipped);
