@@ -206,7 +206,10 @@ fn a_sentence_names_who_ran_umount() {
     let released = wait_for(&mut daemon, "mount.released", mount.point());
     let named = format!("by kubelet (pid {}), run by ", ran.pid);
     assert!(released.text("/message").contains(&named), "{named} in {released}");
-    assert!(released.text("/message").ends_with(", by means of umount"), "{released}");
+    assert!(
+        released.text("/message").ends_with(", by means of umount, after one refused attempt"),
+        "{released}"
+    );
     released.expect("/actor/comm", "umount");
 }
 

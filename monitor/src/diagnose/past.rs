@@ -2,7 +2,7 @@
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 16] = [
+const TENSES: [(&str, &str); 15] = [
     (" has lost its gateway ", " had lost its gateway "),
     (" cannot reach its gateway ", " could not reach its gateway "),
     (": nothing answers its ", ": nothing answered its "),
@@ -15,8 +15,7 @@ const TENSES: [(&str, &str); 16] = [
     (": held by ", ": it was held by "),
     (", which serves a volume of ", ", which served a volume of "),
     (": another file system is mounted below it", ": another file system was mounted below it"),
-    (": no process holds it, so the kernel does", ": no process held it, so the kernel did"),
-    (": nothing is mounted there any more", ": nothing was mounted there any more"),
+    (": no process was found to hold it, so the kernel or a socket may", ": no process was found to hold it"),
     (" claims to be pod ", " claimed to be pod "),
     (": busy", ": it was busy"),
 ];

@@ -131,9 +131,11 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
     let Some(first) = users(holders).next() else {
         let reason = match verdict {
             Verdict::ChildMount => "another file system is mounted below it",
-            Verdict::Kernel => "no process holds it, so the kernel does",
+            Verdict::Kernel => "no process was found to hold it, so the kernel or a socket may",
             Verdict::Transient => "it was busy for a moment only",
-            Verdict::NotAMount => "nothing is mounted there any more",
+            Verdict::NotAMount => {
+                "what held it is not known: nothing was mounted there any more when that was looked for"
+            }
             Verdict::Skipped => "its holders were not looked for",
             Verdict::Incomplete => "no holder found, but not everything could be read",
             Verdict::Processes | Verdict::MountNamespace => "no holder found",
@@ -227,7 +229,10 @@ mod tests {
         let alone =
             "a copy is also mounted in the mount namespace of rsync (pid 977), which alone refuses nothing";
         let kernel = holders_phrase(copy, Verdict::Kernel);
-        assert_eq!(kernel, format!("no process holds it, so the kernel does; {alone}"));
+        assert_eq!(
+            kernel,
+            format!("no process was found to hold it, so the kernel or a socket may; {alone}")
+        );
         let older = holders_phrase(copy, Verdict::MountNamespace);
         assert_eq!(older, format!("no holder found; {alone}"));
         let mut two = copy.to_vec();

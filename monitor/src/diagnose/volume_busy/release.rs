@@ -20,8 +20,11 @@ pub(super) fn advice_for(node: &NodeView<'_>, event: &Event, mount: &Mount) -> V
         let age = event.holders_age_ms.unwrap_or_default().saturating_mul(1_000_000);
         steps.push(release(node, holder, mount, event.at.saturating_sub(age)));
     }
-    let text = "detach it though it is in use; what holds it goes on using it unseen";
-    steps.push(advice(text, Risk::Destructive, &["umount", "--lazy", &mount.path]));
+    // Nothing was mounted there any more; who knows what is by now.
+    if event.holders_verdict != Some(Verdict::NotAMount) {
+        let text = "detach it though it is in use; what holds it goes on using it unseen";
+        steps.push(advice(text, Risk::Destructive, &["umount", "--lazy", &mount.path]));
+    }
     steps
 }
 
