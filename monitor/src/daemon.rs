@@ -1,6 +1,7 @@
 //! Assembles and runs the pipeline: observations from the sources to the core, events from the core to the sinks,
 //! requests from the core to the sources.
 
+mod order;
 mod programs;
 mod signals;
 mod startup;
@@ -246,12 +247,12 @@ impl Daemon {
                 .map(|at| Instant::now() + Duration::from_nanos(at.saturating_sub(boot_now())));
             tokio::select! {
                 _ = rx.recv_many(&mut batch, BATCH) => {
-                    if batch.iter().any(is_from_probe) {
+                    if batch.iter().any(order::is_of_neighbor) {
                         // Messages about routes that changed before may still wait in the socket.
                         tokio::task::yield_now().await;
                         let late = BATCH.saturating_mul(2).saturating_sub(batch.len());
                         batch.extend(std::iter::from_fn(|| rx.try_recv().ok()).take(late));
-                        batch.sort_by_key(|observation| !changes_routes(observation));
+                        order::take_routes_first(&mut batch);
                     }
                     let gauges_changed = batch.iter().any(changes_model_gauges);
                     for observation in batch.drain(..) {
@@ -465,17 +466,6 @@ fn own_mounts(mntns: NsInum) -> SourceStatus {
     );
     tracing::warn!("{reason}");
     SourceStatus { reason: Some(reason), ..SourceStatus::up(SourceKind::Processes, "own-mounts") }
-}
-
-/// Whether it is a change of a neighbor entry that was recorded in the kernel.
-fn is_from_probe(observation: &Observation) -> bool {
-    matches!(observation.fact, Fact::Neighbor(_)) && observation.source != Source::Netlink
-}
-
-/// Whether it changes which gateway is in use, so that it is taken before changes of neighbor entries: those bear the time
-/// at which they happened.
-fn changes_routes(observation: &Observation) -> bool {
-    matches!(observation.fact, Fact::Route(_) | Fact::RouteGone(_) | Fact::NetnsStale { .. })
 }
 
 /// Whether an observation can change the gauges of the model.

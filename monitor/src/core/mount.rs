@@ -10,12 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use super::Core;
 use crate::diagnose::ModelChange;
-use crate::event::culprit::is_umount_program;
-use crate::node::cgroup;
-use crate::node::mounts::{Account, BusyId, Caller, MountKey};
+use crate::node::mounts::{BusyId, Caller, MountKey};
 use crate::observation::{BootNs, HolderReport, MountPresence, Request, Source, UmountAttempt, Verdict};
 use repeat::Repeat;
 
+mod caller;
 mod events;
 mod lookup;
 mod repeat;
@@ -480,26 +479,5 @@ impl Core {
         self.busy_mounts.expire(now);
         let busy = &self.busy_mounts;
         self.holder_scans.expire(now, |id| busy.get(id).is_some());
-    }
-
-    /// The nearest process above the program that unmounts.
-    fn caller(&self, attempt: &UmountAttempt) -> Caller {
-        let actor = &attempt.actor;
-        let own = Caller { tgid: actor.key.tgid, start_ns: actor.key.start_ns };
-        let facts = self.tasks.get(actor);
-        if !is_umount_program(&actor.comm, facts.and_then(|facts| facts.exe.as_deref())) {
-            return own;
-        }
-        let ancestors = facts.map_or(&[][..], |facts| &facts.ancestors);
-        let above = ancestors.iter().find(|above| !is_umount_program(&above.comm, above.exe.as_deref()));
-        above.or(ancestors.last()).map_or(own, |above| Caller { tgid: above.tgid, start_ns: above.start_ns })
-    }
-
-    fn account(&self, attempt: &UmountAttempt) -> Account {
-        let path = self.tasks.get(&attempt.actor).and_then(|facts| facts.cgroup.as_deref());
-        Account {
-            host: self.kubelets.mounts_in(attempt.mntns),
-            name: path.map(cgroup::account).unwrap_or_default().to_owned(),
-        }
     }
 }
