@@ -360,6 +360,18 @@ impl Daemon {
         }
     }
 
+    /// Waits until the model has this gateway in a namespace.
+    pub fn wait_for_gateway(&self, netns: u64, address: &str) {
+        let is_there = || {
+            let model: serde_json::Value =
+                serde_json::from_str(&self.ask(&["state", "--json"]).stdout).ok()?;
+            let mut namespaces = model["namespaces"].as_array()?.iter();
+            let own = namespaces.find(|namespace| namespace["netns"].as_u64() == Some(netns))?;
+            own["gateways"].as_array()?.iter().any(|gateway| gateway == address).then_some(())
+        };
+        wait_until(&format!("{address} is a gateway in {netns}"), is_there);
+    }
+
     /// Waits for the deletion of an entry.
     pub fn wait_for_deletion(&mut self, netns: u64, address: &str) -> Event {
         let what = format!("neighbor.deleted of {address} in {netns}");

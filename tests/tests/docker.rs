@@ -158,11 +158,8 @@ fn a_container_that_starts_while_the_daemon_runs_is_known() {
     let mut daemon = daemon_of(dockerd);
     let victim = Container::idle(dockerd, &["--network", "none"]);
     let pod = Pod::at(victim.netns());
-    // The daemon has read the namespace when it reports the owner of the host's end.
-    let (name, netns) = (pod.host_end().to_owned(), pod.inum());
-    daemon.wait_for("the namespace of the other end", |event| {
-        event.text("/link/ifname") == name && event.number("/link/peer/netns") == Some(netns)
-    });
+    let netns = pod.inum();
+    daemon.wait_for_gateway(netns, GATEWAY);
     let ip = pod.delete_gateway();
     let event = daemon.wait_for_deletion_by(ip.pid, netns, GATEWAY);
     expect_gateway_of(&event, &victim);

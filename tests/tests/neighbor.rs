@@ -15,6 +15,8 @@ use kevtmon_tests::unique;
 fn pod_and_daemon() -> (Pod, Daemon) {
     let pod = Pod::new();
     let daemon = launch().start();
+    // A slow machine may be ready before every namespace was read.
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
     (pod, daemon)
 }
 
@@ -82,6 +84,7 @@ fn a_deleted_gateway_entry_names_the_process_that_did_it() {
 fn the_gateway_of_a_pod_that_came_later_is_known_too() {
     let mut daemon = launch().start();
     let pod = Pod::new();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
     let ip = pod.delete_gateway();
     let event = daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
     event.expect_actor(ip.pid, "ip");
