@@ -24,7 +24,7 @@ use nix::mount::{MsFlags, mount};
 const AS_NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
 /// Makes a mount at `$1`, is in it, and is refused to unmount it; needs a mount namespace of its own.
 const FORGE: &str = "mount -t tmpfs none /var/lib && mkdir -p \"$1\" && mount -t tmpfs none \"$1\" && cd \"$1\" && \
-                     umount \"$1\"; echo refused; sleep 1000000";
+                     umount \"$1\"; echo refused; exec sleep 1000000";
 
 /// The event of a refused unmount of this path, given as `umount` was.
 fn busy(daemon: &mut Daemon, path: &Path) -> Event {

@@ -4,14 +4,17 @@
 //! and the end-to-end tests never meet, since both change mounts and neighbors, and some of the latter count all that
 //! the kernel does. Virtual machines come last: they are only load, but all that the processors can take.
 
-use std::io::{self, Write};
+use std::io::{self, PipeReader, Read as _, Write};
+use std::os::fd::AsFd as _;
 use std::panic::resume_unwind;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::build;
 use crate::ebpf::ebpf;
@@ -146,13 +149,41 @@ fn run_into(command: &mut Command, output: &mut impl Write) -> Result<()> {
     let mut child = command.spawn().context("cannot start a part")?;
     // What it was started with holds the pipe open.
     command.stdout(Stdio::null()).stderr(Stdio::null());
-    let copied = io::copy(&mut printed, output);
-    let status = child.wait().context("cannot wait for a part")?;
-    copied.context("cannot show what a part prints")?;
+    let status = copy_until_end(&mut child, &mut printed, output)?;
     if !status.success() {
         bail!("{status}");
     }
     Ok(())
+}
+
+/// Copies what a part prints until it has ended; a process that it leaves behind may hold the pipe open for ever.
+fn copy_until_end(
+    child: &mut Child,
+    printed: &mut PipeReader,
+    output: &mut impl Write,
+) -> Result<ExitStatus> {
+    let mut buffer = vec![0; 64 * 1024];
+    let mut status = None;
+    loop {
+        let mut polled = [PollFd::new(printed.as_fd(), PollFlags::POLLIN)];
+        let readable = match poll(&mut polled, PollTimeout::from(100_u8)) {
+            Err(Errno::EINTR) => continue,
+            ready => ready.context("cannot wait for what a part prints")? > 0,
+        };
+        if readable {
+            let read = printed.read(&mut buffer).context("cannot read what a part prints")?;
+            output.write_all(&buffer[..read]).context("cannot show what a part prints")?;
+            if read > 0 {
+                continue;
+            }
+        }
+        match status {
+            // All that was in the pipe at its end is read.
+            Some(status) => return Ok(status),
+            None if readable => return child.wait().context("cannot wait for a part"),
+            None => status = child.try_wait().context("cannot wait for a part")?,
+        }
+    }
 }
 
 /// Installs, downloads and builds what the end-to-end tests and those on other kernels need, while others run.
