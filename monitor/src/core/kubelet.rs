@@ -1,6 +1,8 @@
 //! Kubelets of the node. An unmount that looks like one of a pod volume, below a root directory that no known kubelet
 //! has, is held back until the kubelets that run now are looked up: one of them may just have started.
 
+use std::collections::VecDeque;
+
 use serde::{Deserialize, Serialize};
 
 use super::Core;
@@ -10,10 +12,12 @@ use crate::node::mounts::MountKey;
 use crate::node::volume;
 use crate::observation::{BootNs, KubeletFacts, NsInum, Request, Source, UmountAttempt};
 
-/// At most one lookup in this time: it lists all processes.
+/// At most one lookup in this time for one root directory: it lists all processes.
 const LOOKUP_INTERVAL_NS: BootNs = 10_000_000_000;
 /// An unmount is held back this long at most.
 const LOOKUP_TIMEOUT_NS: BootNs = 1_000_000_000;
+/// Root directories that are looked up in that time; volumes below more are reported with what is known.
+const ROOTS_MAX: usize = 32;
 /// Unmounts that are held back at once; more are reported with what is known.
 const HELD_MAX: usize = 256;
 /// Only root runs kubelets.
@@ -22,8 +26,9 @@ const ROOT: u32 = 0;
 /// The lookup of kubelets, and the unmounts that await it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct KubeletLookup {
+    /// What was looked up in the last interval, and when, the oldest first.
     #[serde(default)]
-    requested: Option<BootNs>,
+    requested: VecDeque<(BootNs, NsInum, String)>,
     #[serde(default)]
     held: Pending<(), HeldUmount>,
 }
@@ -38,6 +43,19 @@ struct HeldUmount {
 impl KubeletLookup {
     pub(super) fn deadline(&self) -> Option<BootNs> {
         self.held.deadline()
+    }
+
+    /// Whether to look up now whether a kubelet has this root directory.
+    fn is_due(&mut self, at: BootNs, mntns: NsInum, root: &str) -> bool {
+        let is_recent = |(requested, ..): &(BootNs, _, _)| at < requested.saturating_add(LOOKUP_INTERVAL_NS);
+        self.requested.retain(is_recent);
+        if self.requested.len() >= ROOTS_MAX
+            || self.requested.iter().any(|(_, known, below)| *known == mntns && below == root)
+        {
+            return false;
+        }
+        self.requested.push_back((at, mntns, root.to_owned()));
+        true
     }
 }
 
@@ -62,19 +80,15 @@ impl Core {
         }
         let context = self.context(&attempt.actor);
         let by_root = context.is_some_and(|context| context.uid == ROOT && !context.is_in_other_userns());
-        if !by_root
-            || volume::of_path(&wanted.path).is_none()
-            || self.kubelets.volume(at, attempt.mntns, &wanted.path).is_some()
-        {
+        let Some(root) = volume::root_of(&wanted.path).filter(|_| by_root) else { return false };
+        if self.kubelets.volume(at, attempt.mntns, &wanted.path).is_some() {
             return false;
         }
-        let is_recent = |requested: BootNs| at < requested.saturating_add(LOOKUP_INTERVAL_NS);
-        if self.kubelet_lookup.requested.is_some_and(is_recent) {
-            return self.kubelet_lookup.held.len() > 0;
+        if self.kubelet_lookup.is_due(at, attempt.mntns, root) {
+            self.request(Request::Kubelet);
+            return true;
         }
-        self.kubelet_lookup.requested = Some(at);
-        self.request(Request::Kubelet);
-        true
+        self.kubelet_lookup.held.len() > 0
     }
 
     /// Whose a mount is: that of the pod of its volume, else that of the container whose mount namespace it is in, or

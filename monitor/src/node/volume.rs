@@ -15,8 +15,21 @@ pub const SUBPATH: &str = "subpath";
 /// Parses the pod volume from an absolute path, whatever directory it is below: a claim of whoever made that path.
 #[must_use]
 pub fn of_path(path: &str) -> Option<Volume> {
+    parts(path).map(|(_, volume)| volume)
+}
+
+/// The directory that would be a kubelet's root directory if this absolute path were that of a pod volume.
+#[must_use]
+pub fn root_of(path: &str) -> Option<&str> {
+    parts(path).map(|(root, _)| root)
+}
+
+fn parts(path: &str) -> Option<(&str, Volume)> {
     // The root directory may contain a component of that name, too.
-    path.match_indices("/pods/").find_map(|(at, marker)| below_pods(names(&path[at + marker.len()..])))
+    path.match_indices("/pods/").find_map(|(at, marker)| {
+        let volume = below_pods(names(&path[at + marker.len()..]))?;
+        Some((&path[..at], volume))
+    })
 }
 
 /// Parses the pod volume from an absolute path below this root directory of a kubelet.

@@ -11,8 +11,7 @@ use std::collections::VecDeque;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
@@ -67,9 +66,24 @@ impl<'de> Deserialize<'de> for Roots {
 #[derive(Debug, Clone)]
 pub struct KubeletFinder {
     configured: Vec<String>,
+    lookup: Arc<Mutex<Lookup>>,
+}
+
+/// What the finder is doing, and what it knows from before.
+#[derive(Debug, Default)]
+struct Lookup {
+    stage: Stage,
     /// Root directories in the host's mount namespace of kubelets that were found once.
-    former: Arc<Mutex<VecDeque<String>>>,
-    is_looking: Arc<AtomicBool>,
+    former: VecDeque<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Stage {
+    #[default]
+    Idle,
+    Looking,
+    /// What is being found may be older than the last question.
+    LookAgain,
 }
 
 /// A kubelet that runs.
@@ -80,13 +94,29 @@ struct Kubelet {
     root: Option<String>,
 }
 
+impl Stage {
+    /// Whether whoever asks now is to begin a look.
+    fn ask(&mut self) -> bool {
+        let is_first = *self == Self::Idle;
+        *self = if is_first { Self::Looking } else { Self::LookAgain };
+        is_first
+    }
+
+    /// After a look: whether it answers all that was asked, so that it needs no other one.
+    fn is_done(&mut self) -> bool {
+        let is_done = *self == Self::Looking;
+        *self = if is_done { Self::Idle } else { Self::Looking };
+        is_done
+    }
+}
+
 impl KubeletFinder {
     /// One that takes these root directories for a kubelet's, too.
     #[must_use]
     pub fn new(roots: &Roots) -> Self {
         let configured = roots.0.iter().filter_map(|root| root.to_str().map(str::to_owned));
         let configured = configured.chain([DEFAULT_ROOT.to_owned()]).collect();
-        Self { configured, former: Arc::default(), is_looking: Arc::default() }
+        Self { configured, lookup: Arc::default() }
     }
 
     /// What is known without looking at others: the configured and the default root directories in the daemon's mount
@@ -98,26 +128,47 @@ impl KubeletFinder {
         KubeletFacts { namespaces: own.into_iter().map(namespace).collect() }
     }
 
-    /// Has a reader of /proc look, and sends what it finds. Does nothing while that of an earlier call is not done.
+    /// Has a reader of /proc look, and sends what it finds: one look at a time, and no answer that was begun before the
+    /// last question.
     pub fn look_and_send(&self, readers: &Readers, tx: &Sender) {
-        if self.is_looking.swap(true, Ordering::AcqRel) {
+        if !self.lookup().stage.ask() {
             return;
         }
         let (finder, readers, tx) = (self.clone(), readers.clone(), tx.clone());
         tokio::spawn(async move {
-            let former = finder.former.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let job = Look { configured: finder.configured.clone(), former, daemon: std::process::id() };
-            let found = readers.ask(job, PATIENCE).await;
-            finder.is_looking.store(false, Ordering::Release);
-            match found {
-                Ok(Answer { reply: Found { facts, former }, .. }) => {
-                    *finder.former.lock().unwrap_or_else(PoisonError::into_inner) = former;
-                    // The receiver is gone when the daemon ends.
-                    let _ = tx.send(observed_now(Fact::Kubelet(facts))).await;
-                }
-                Err(error) => tracing::warn!(%error, "cannot look for kubelets"),
+            if let Some(facts) = finder.look(&readers).await {
+                // The receiver is gone when the daemon ends.
+                let _ = tx.send(observed_now(Fact::Kubelet(facts))).await;
             }
         });
+    }
+
+    /// What the last look that was asked for found.
+    async fn look(&self, readers: &Readers) -> Option<KubeletFacts> {
+        loop {
+            let former = self.lookup().former.clone();
+            let job = Look { configured: self.configured.clone(), former, daemon: std::process::id() };
+            let found = readers.ask(job, PATIENCE).await;
+            let mut lookup = self.lookup();
+            let is_last = lookup.stage.is_done();
+            let facts = match found {
+                Ok(Answer { reply: Found { facts, former }, .. }) => {
+                    lookup.former = former;
+                    Some(facts)
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot look for kubelets");
+                    None
+                }
+            };
+            if is_last {
+                return facts;
+            }
+        }
+    }
+
+    fn lookup(&self) -> MutexGuard<'_, Lookup> {
+        self.lookup.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -139,7 +190,6 @@ pub(super) struct Found {
 
 impl Job for Look {
     const NAME: &'static str = "kubelets";
-    const BACKGROUND: bool = true;
     type Reply = Found;
 
     fn run(&self, proc: &Proc) -> Answer<Found> {

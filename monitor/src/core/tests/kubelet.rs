@@ -81,6 +81,26 @@ fn a_path_that_no_kubelet_has_is_no_volume_and_is_looked_up_at_most_once_in_ten_
 }
 
 #[test]
+fn each_unknown_root_directory_is_looked_up_and_an_endless_number_of_them_is_not() {
+    let mut core = looked();
+    let of = |root: usize| match attempt(HOST_MNTNS, Some(16)) {
+        Fact::Umount(attempt) => {
+            Fact::Umount(Box::new(UmountAttempt { path: format!("/{root}{PATH}").into(), ..*attempt }))
+        }
+        fact => fact,
+    };
+    let mut lookups = 0;
+    for root in 0..100 {
+        core.observe(at(10, of(root)));
+        core.observe(at(10, kubelets(&["/var/lib/kubelet"])));
+        lookups += requests(&mut core).iter().filter(|request| **request == Request::Kubelet).count();
+    }
+    assert_eq!(lookups, 32);
+    core.observe(at(10_010 * MS, of(0)));
+    assert!(requests(&mut core).contains(&Request::Kubelet), "the interval is over");
+}
+
+#[test]
 fn a_lookup_that_is_not_answered_delays_the_event_by_a_second() {
     let mut core = looked();
     core.observe(at(10, attempt(HOST_MNTNS, Some(16))));

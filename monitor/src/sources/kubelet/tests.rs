@@ -64,3 +64,13 @@ fn the_host_is_a_kubelets_namespace_and_this_process_is_no_kubelet() {
     let me = std::process::id();
     assert_eq!(kubelet(&Proc::default(), me, &mut (Buffer::default(), Vec::new())), None);
 }
+
+#[test]
+fn who_asks_during_a_look_is_answered_by_the_next_one() {
+    let mut stage = Stage::default();
+    assert!(stage.ask());
+    assert!(!stage.ask() && !stage.ask(), "one look at a time");
+    assert!(!stage.is_done(), "that look began before the last question");
+    assert!(stage.is_done() && stage == Stage::Idle);
+    assert!(stage.ask() && stage.is_done());
+}
