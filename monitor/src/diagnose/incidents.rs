@@ -233,11 +233,6 @@ impl Incidents {
         self.open.values()
     }
 
-    /// The open incidents of one kind.
-    pub fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a OpenIncident> {
-        self.iter().filter(move |open| open.kind() == kind)
-    }
-
     pub(super) fn close(&mut self, id: IncidentId) -> Option<OpenIncident> {
         let open = self.open.remove(&id)?;
         if self.closed.len() >= CLOSED_MAX {

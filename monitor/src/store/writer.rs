@@ -231,12 +231,6 @@ impl Writer {
         self.pending_bytes >= self.limits.transaction_bytes()
     }
 
-    /// Whether something waits for [`Self::commit`].
-    #[must_use]
-    pub fn has_pending(&self) -> bool {
-        self.in_transaction
-    }
-
     /// Commits the transaction, and records that the daemon is alive. What was inserted then survives the end of this
     /// process.
     ///
