@@ -20,7 +20,7 @@ impl Core {
         }
         let old = self.namespaces.replace(at, snapshot, !self.ready);
         for entry in self.previous_entries.extract_if(.., |entry| entry.netns == netns) {
-            self.namespaces.expect(at, &entry);
+            self.namespaces.compare_previous(at, &entry);
         }
         if let (Some(old), Some(new)) = (old, self.namespaces.get(netns)) {
             let (links, routes) = (new.links.clone(), new.routes.clone());

@@ -127,7 +127,7 @@ impl Gateways {
     }
 
     /// An earlier run saw a static entry that this one does not find.
-    pub(super) fn expect(&mut self, at: BootNs, known: &KnownEntry) {
+    pub(super) fn compare_previous(&mut self, at: BootNs, known: &KnownEntry) {
         if let Some(gateway) = self.known.get_mut(&(known.ifindex, known.address))
             && !gateway.is_static()
             && gateway.static_lladdr.is_none()

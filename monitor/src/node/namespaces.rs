@@ -86,10 +86,10 @@ pub struct Namespace {
 
 impl Namespaces {
     /// Compares a static entry that the previous run saw with the first snapshot of its namespace.
-    pub fn expect(&mut self, at: BootNs, entry: &KnownEntry) {
+    pub fn compare_previous(&mut self, at: BootNs, entry: &KnownEntry) {
         let Some(namespace) = self.known.get_mut(&entry.netns) else { return };
         if namespace.is_same(entry) && namespace.in_use.contains(&(entry.ifindex, entry.address)) {
-            namespace.gateways.expect(at, entry);
+            namespace.gateways.compare_previous(at, entry);
         }
     }
 

@@ -200,7 +200,7 @@ impl Containers {
     }
 
     /// By an event the container has this state now; an inspect has to confirm it.
-    pub(super) fn expect(&mut self, change: Change, state: ContainerState, at: BootNs) {
+    pub(super) fn await_state(&mut self, change: Change, state: ContainerState, at: BootNs) {
         let wall = change.wall;
         if let Some(known) = self.entry(change, state).filter(|known| wall > known.inspected) {
             known.expected = Some((state, at));

@@ -238,11 +238,11 @@ impl<C: RuntimeClient> Session<'_, C> {
             ChangeKind::Network if !self.containers.runs(&id) => return Ok(()),
             ChangeKind::Network | ChangeKind::Other => None,
             ChangeKind::Paused => {
-                self.containers.expect(change, ContainerState::Paused, at);
+                self.containers.await_state(change, ContainerState::Paused, at);
                 None
             }
             ChangeKind::Started | ChangeKind::Unpaused => {
-                self.containers.expect(change, ContainerState::Running, at);
+                self.containers.await_state(change, ContainerState::Running, at);
                 None
             }
         };
