@@ -3,7 +3,7 @@
 //! file system is mounted there.
 
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName};
-use crate::sources::procfs::mountinfo::MountTable;
+use crate::sources::procfs::mountinfo::{MountTable, is_fuse};
 use crate::sources::procfs::root::is_root_of_node;
 
 const DEVICE: &str = "/dev/fuse";
@@ -29,11 +29,6 @@ fn named<'c>(cmdline: &'c str, table: &MountTable) -> Option<&'c str> {
     let paths = cmdline.split('\0').skip(1).filter(|argument| argument.starts_with('/'));
     let is_served = |path: &&str| table.at(path).is_some_and(|mount| is_fuse(&mount.fstype));
     paths.filter(is_served).last()
-}
-
-/// Whether it is a type of FUSE file systems.
-pub(super) fn is_fuse(fstype: &str) -> bool {
-    matches!(fstype, "fuse" | "fuseblk") || fstype.starts_with("fuse.")
 }
 
 fn has_device(process: &Dir, links: &mut Buffer) -> bool {

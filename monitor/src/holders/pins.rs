@@ -12,12 +12,11 @@ use std::ffi::{CStr, CString};
 use std::io;
 
 use super::Deadline;
-use super::file_server::is_fuse;
 use super::mntns_index::{namespace, task_dir, threads};
 use super::resolve::is_local;
 use crate::observation::{Access, NsInum};
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
-use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below};
+use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below, is_fuse};
 
 /// A mount whose use is looked for: the target, or a copy that would be unmounted along with it.
 #[derive(Debug, Clone, Copy)]

@@ -84,6 +84,7 @@ impl Dir {
     /// # Errors
     /// As openat(2).
     pub fn root(&self) -> io::Result<OwnedFd> {
+        reading(self.1);
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         Ok(openat(&self.0, c"root", flags, Mode::empty())?)
     }

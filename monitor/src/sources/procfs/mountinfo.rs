@@ -155,6 +155,12 @@ pub fn is_below(path: &str, mountpoint: &str) -> bool {
     }
 }
 
+/// Whether it is a type of FUSE file systems.
+#[must_use]
+pub fn is_fuse(fstype: &str) -> bool {
+    matches!(fstype, "fuse" | "fuseblk") || fstype.starts_with("fuse.")
+}
+
 fn parse_line(line: &str) -> Option<Mount> {
     // Blanks within fields are escaped, so the first separator is the one.
     let (place, file_system) = line.split_once(" - ")?;

@@ -10,6 +10,7 @@ use nix::sys::stat::fstat;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 
+use super::dir::mnt_id;
 use super::{Proc, parse_ns};
 use crate::metrics::{Pin, PinKind, ProcessReader, Usage};
 use crate::observation::{BootNs, NsInum};
@@ -158,7 +159,7 @@ impl Own {
     fn pins_mount(&self, fd: i32, mountinfo: &str) -> bool {
         let Some(id) = fs::read_to_string(self.proc.path(self.pid, &format!("fdinfo/{fd}")))
             .ok()
-            .and_then(|text| text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok()))
+            .and_then(|text| mnt_id(&text))
         else {
             return false;
         };

@@ -9,7 +9,7 @@ use super::{Answer, Job};
 use crate::redact;
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::Buffer;
-use crate::sources::procfs::mountinfo::MountTable;
+use crate::sources::procfs::mountinfo::{MountTable, is_fuse};
 
 /// File systems with unanswered requests that are named.
 const NAMED: usize = 3;
@@ -58,10 +58,6 @@ impl Job for Describe {
             unanswered.map(|mount| (redact::mount_source(&mount.source), mount.mountpoint.clone()));
         Description { comm, unanswered: unanswered.take(NAMED).collect() }.into()
     }
-}
-
-fn is_fuse(fstype: &str) -> bool {
-    matches!(fstype, "fuse" | "fuseblk") || fstype.starts_with("fuse.")
 }
 
 /// Whether the connection of a FUSE file system, named by the minor number of its device, has unanswered requests.
