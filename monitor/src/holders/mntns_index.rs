@@ -126,6 +126,10 @@ pub(super) fn mounts(
             continue;
         }
         let Ok(mounts) = dir.text(c"mountinfo", &mut text) else { continue };
+        if mounts.is_empty() {
+            // Its root directory was detached.
+            continue;
+        }
         let table = if wanted(&mounts) { MountTable::parse(&mounts, &root) } else { MountTable::default() };
         if root == "/" {
             return Some(table);
@@ -147,7 +151,7 @@ pub(super) struct Seen {
     pub(super) table: MountTable,
 }
 
-/// Reads the mounts that a member sees; `None` if it is gone, or has entered another namespace meanwhile.
+/// Reads the mounts that a member sees; `None` if it sees none, is gone, or has entered another namespace meanwhile.
 pub(super) fn seen_by(proc: &Proc, member: Member, ns: NsInum) -> Option<Seen> {
     let (mut buffer, mut text) = (Buffer::default(), Vec::new());
     let process = proc.dir(member.tgid).ok()?;
@@ -155,7 +159,12 @@ pub(super) fn seen_by(proc: &Proc, member: Member, ns: NsInum) -> Option<Seen> {
     let root = process.link(c"root", &mut buffer).ok()?.into_owned();
     let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, &root);
     let is_member = matches!(namespace(&process, &mut buffer), Ok(Some(now)) if now == ns);
-    (is_member && root.starts_with('/')).then_some(Seen { tgid: member.tgid, process, root, table })
+    (is_member && root.starts_with('/') && !table.is_empty()).then_some(Seen {
+        tgid: member.tgid,
+        process,
+        root,
+        table,
+    })
 }
 
 /// Members of one namespace that are tried until one can be read and is in no chroot.

@@ -99,10 +99,11 @@ pub(super) fn namespace_of(proc: &Proc, tgid: u32, process: &Dir) -> io::Result<
     }
 }
 
-/// The mounts that a process sees, and whether these are all; `None` if it has entered another namespace meanwhile.
+/// The mounts that a process sees, and whether these are all; `None` if it has entered another namespace meanwhile, or
+/// sees none.
 fn table_of(process: &Dir, mntns: NsInum) -> Option<(MountTable, bool)> {
     let mut text = Vec::new();
     let root = process.link(c"root", &mut Buffer::default()).ok()?.into_owned();
     let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, &root);
-    is_member(process, mntns).then_some((table, root == "/"))
+    (is_member(process, mntns) && !table.is_empty()).then_some((table, root == "/"))
 }

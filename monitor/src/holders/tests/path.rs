@@ -180,6 +180,27 @@ fn where_no_process_is_left_nothing_is_said_about_a_mount() {
 }
 
 #[test]
+fn a_process_whose_root_directory_was_detached_shows_nothing_of_its_namespace() {
+    let mut sandbox = MountSandbox::new();
+    let (target, root) = (sandbox.mount("vol"), sandbox.mount("root"));
+    let detached = vec![
+        Step::Unshare(libc::MS_PRIVATE),
+        Step::Chroot(c_path(&root)),
+        Step::Detach(c_path(Path::new("/"))),
+    ];
+    let there = Child::spawn(detached);
+    let shown = fs::read_link(format!("/proc/{}/root", there.tgid())).unwrap();
+    assert_eq!(shown, Path::new("/"), "as of a process that sees everything");
+    let mntns = Proc::default().ns(there.tgid(), "mnt").unwrap();
+    // As on a kernel without unique ids.
+    let known = scan_path(&target).mount.unwrap().identity().unwrap();
+    let identity = MountIdentity { unique: None, ..known };
+    let wanted = PresenceRequest { id: 3, mntns, tgid: there.tgid(), identity, at: None };
+    let answer = presence::presence(&Proc::default(), &wanted, Deadline::after(AMPLE));
+    assert_eq!(answer.present, None, "{answer:?}");
+}
+
+#[test]
 fn a_path_through_links_leads_to_the_mount_that_the_kernel_would_unmount() {
     let mut sandbox = MountSandbox::new();
     let target = sandbox.mount("data/vol");

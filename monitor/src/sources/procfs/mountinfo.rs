@@ -82,6 +82,12 @@ impl MountTable {
         self.mounts.iter()
     }
 
+    /// Whether it has no mount: the process that it is from has a root directory that was detached, and sees none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.mounts.is_empty()
+    }
+
     /// The mount with this id.
     #[must_use]
     pub fn by_id(&self, id: u64) -> Option<&Mount> {
