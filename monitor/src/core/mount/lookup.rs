@@ -65,7 +65,8 @@ impl Core {
                 None if paths >= PATH_LOOKUPS_MAX || !busy.key.path.starts_with('/') => continue,
                 None => {
                     paths += 1;
-                    Request::Holders { id, mntns, tgid: 0, path: busy.key.path, origin: None, follow: false }
+                    // It led to a mount once, so a link at its end was followed.
+                    Request::Holders { id, mntns, tgid: 0, path: busy.key.path, origin: None, follow: true }
                 }
             };
             self.holder_scans.lookups.insert(id, mount);

@@ -349,6 +349,18 @@ fn a_mount_that_was_never_found_is_released_only_if_nothing_is_mounted_there() {
 }
 
 #[test]
+fn a_mount_that_was_never_found_is_looked_for_through_a_link_at_the_end_of_its_path() {
+    let mut core = settled();
+    core.observe(at(10, attempt(Some(16))));
+    core.observe(at(11, Fact::Holders(Box::new(HolderReport::skipped(1, "/mnt/x")))));
+    take(&mut core);
+    core.observe(at(70_000 * MS, Fact::Tick));
+    let (_, requested) = take(&mut core);
+    let [Request::Holders { path, follow: true, .. }, ..] = &requested[..] else { panic!("{requested:?}") };
+    assert_eq!(path, "/mnt/x");
+}
+
+#[test]
 fn an_event_is_emitted_even_if_its_scan_never_finishes() {
     let mut core = settled();
     core.observe(at(10, attempt(Some(16))));
