@@ -11,6 +11,7 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::process::{Finished, attempt, finish, hold_by_cwd, hold_by_fd};
+use nix::sys::signal::Signal;
 
 fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
     event.kind() == kind && event.text("/mount/path") == path.to_string_lossy()
@@ -62,6 +63,26 @@ fn a_cover_that_is_unmounted_releases_nothing_and_closes_nothing() {
 }
 
 #[test]
+fn of_two_that_unmount_at_one_place_none_is_certain_to_have_taken_the_busy_mount() {
+    let mount = Mount::volume();
+    let mut daemon = launch().kubelet(&mount).start();
+    let culprit = hold_by_cwd(mount.point());
+    mount.umount_refused();
+    wait_for(&mut daemon, "mount.busy", mount.point());
+    drop(culprit);
+    // Both before the daemon can look which one took it.
+    daemon.signal(Signal::SIGSTOP);
+    let first = umount_succeeds(&mount);
+    let next = Mount::at(mount.point());
+    let last = umount_succeeds(&next);
+    daemon.signal(Signal::SIGCONT);
+    let released = wait_for(&mut daemon, "mount.released", mount.point());
+    assert_ne!(first.pid, last.pid);
+    released.expect("/actor/pid", last.pid);
+    released.expect("/actor/confidence", "likely");
+}
+
+#[test]
 fn a_busy_cover_is_another_mount_than_the_one_below() {
     let mount = Mount::new();
     let mut daemon = launch().start();
@@ -72,6 +93,7 @@ fn a_busy_cover_is_another_mount_than_the_one_below() {
     let above = hold_by_cwd(cover.point());
     drop(above);
     let umount = umount_succeeds(&cover);
+    daemon.mount_fence();
     // The one below was busy before, and only that one is released.
     drop(below);
     let last = umount_succeeds(&mount);

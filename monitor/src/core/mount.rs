@@ -83,6 +83,9 @@ struct QueuedUmount {
     /// Its path is none by which the mount is known, and may be another one of it, through a link.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     similar: bool,
+    /// It is the last of several that succeeded before the mount was looked up, any of which may have taken it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_one_of_several: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     awaits: Option<Awaited>,
 }
@@ -167,8 +170,18 @@ impl Core {
         let key = MountKey::new(attempt.mntns, &attempt.place());
         let caller = self.caller(&attempt);
         let source = self.source;
-        let (similar, awaits) = (false, None);
-        self.submit(QueuedUmount { at, source, mount: 0, key, caller, attempt, similar, awaits });
+        let (similar, is_one_of_several, awaits) = (false, false, None);
+        self.submit(QueuedUmount {
+            at,
+            source,
+            mount: 0,
+            key,
+            caller,
+            attempt,
+            similar,
+            is_one_of_several,
+            awaits,
+        });
     }
 
     /// Finds the busy mount that an unmount means, and processes it after those before it.
@@ -386,15 +399,17 @@ impl Core {
         }
     }
 
-    /// The busy mount is gone. Of several unmounts of its paths that succeeded before it was looked up the last one took
-    /// it: those before took what was mounted on top. One of a path that only may be its own is given no credit.
+    /// The busy mount is gone. Of several unmounts of its paths that succeeded before it was looked up the last one is
+    /// likely to have taken it, those before what was mounted on top; unless something was mounted there in between. One
+    /// of a path that only may be its own is given no credit.
     fn gone(&mut self, at: BootNs, mut umount: QueuedUmount) {
         let (mount, queue) = (umount.mount, &mut self.holder_scans.queue);
         let is_later = |other: &QueuedUmount| {
             other.mount == mount && !other.is_refused() && !other.similar && other.at <= at
         };
+        let several = !umount.similar || queue.iter().filter(|other| is_later(other)).count() > 1;
         if let Some(index) = queue.iter().rposition(is_later) {
-            umount = queue.remove(index);
+            umount = QueuedUmount { is_one_of_several: several, ..queue.remove(index) };
         } else if umount.similar {
             queue.retain(|other| other.mount != mount || !other.similar);
             return self.vanished(at, mount);

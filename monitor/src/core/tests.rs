@@ -1,7 +1,7 @@
 //! Observations as input, events as output.
 
 use super::*;
-use crate::event::Join;
+use crate::event::{Confidence, Join};
 use crate::node::view::RuntimeAvailability;
 use crate::observation::*;
 use crate::settings::{Cmdline, Thresholds};

@@ -3,7 +3,7 @@
 use super::{EBUSY, QueuedUmount, Scan};
 use crate::core::Core;
 use crate::event::wording::{actor_phrase, copies_phrase, holders_phrase, owner_phrase, users};
-use crate::event::{Event, Kind, Mount, MountHolder, Severity, Target, Unreadable, Volume};
+use crate::event::{Confidence, Event, Kind, Mount, MountHolder, Severity, Target, Unreadable, Volume};
 use crate::node::mounts::BusyMount;
 use crate::observation::{BootNs, HolderReport, MountIdentity, UmountAttempt, Verdict};
 
@@ -80,18 +80,22 @@ impl Core {
             attempts: (attempts > 0).then_some(attempts),
         };
         let mount = self.mount_object(umount, known);
-        let actor = self.actor(&umount.attempt.actor, false);
+        let mut actor = self.actor(&umount.attempt.actor, false);
         let target = self.mount_target(mount.volume.as_ref(), mount.mntns, &actor);
         let subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
+        let mut by = format!("by {}", actor_phrase(&actor));
+        if umount.is_one_of_several {
+            actor.confidence = Confidence::Likely;
+            by = format!("likely {by}, the last of several that unmounted something there");
+        }
         let after = match attempts {
             0 => String::new(),
             1 => ", after one refused attempt".to_owned(),
             attempts => format!(", after {attempts} refused attempts"),
         };
-        let by = actor_phrase(&actor);
         let (kind, severity, mut message) = match umount.is_lazy() {
-            true => (Kind::MountDetached, Severity::Notice, format!("{subject} detached by {by}{after}")),
-            false => (Kind::MountReleased, Severity::Info, format!("{subject} unmounted by {by}{after}")),
+            true => (Kind::MountDetached, Severity::Notice, format!("{subject} detached {by}{after}")),
+            false => (Kind::MountReleased, Severity::Info, format!("{subject} unmounted {by}{after}")),
         };
         let mut event = Event {
             actor: Some(Box::new(actor)),
