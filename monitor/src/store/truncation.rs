@@ -3,6 +3,9 @@
 //! The index is a file that SQLite maps into memory. An access to a page that is not there any more raises SIGBUS,
 //! whose default is the end of the process. Instead an empty page is put in its place, and the next commit fails: the
 //! index is made anew from the log when the store is opened again.
+//!
+//! The same signal comes where the disk fails under the program itself. Empty pages in place of its constants would be
+//! told as facts, so that ends it.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +17,13 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 const BUS_ADRERR: c_int = 2;
 /// A page that is smaller than this is replaced with its neighbors, which are lost as well.
 const PAGE: usize = 4096;
+
+unsafe extern "C" {
+    /// Where the linker begins to place this program.
+    safe static __executable_start: u8;
+    /// Behind the last it has placed.
+    safe static _end: u8;
+}
 
 static HAPPENED: AtomicBool = AtomicBool::new(false);
 
@@ -36,11 +46,11 @@ extern "C" fn replace_page(_signal: c_int, info: *mut siginfo_t, _context: *mut 
     // SAFETY: the kernel passes a valid pointer, and for SIGBUS the address is set.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr()) };
     let start = ptr::without_provenance_mut::<c_void>(address.addr() & !(PAGE - 1));
-    let is_replaced = code == BUS_ADRERR && {
+    let is_replaced = code == BUS_ADRERR && !is_of_program(address.addr()) && {
         let (access, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
         // SAFETY: the page has a mapping whose memory is gone, as this signal says, so nothing that can be read is
-        // replaced. Only files of the store are mapped and written by others.
+        // replaced. But for the program itself, only files of the store are mapped.
         unsafe { libc::mmap(start, PAGE, access, flags, -1, 0) == start }
     };
     if is_replaced {
@@ -48,5 +58,31 @@ extern "C" fn replace_page(_signal: c_int, info: *mut siginfo_t, _context: *mut 
     } else {
         // SAFETY: restores the default, which ends the process when the access is repeated.
         unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+    }
+}
+
+/// Whether something is at an address that is this program's own: its code, its constants, its variables.
+fn is_of_program(address: usize) -> bool {
+    let first = ptr::from_ref(&__executable_start).addr();
+    let end = ptr::from_ref(&_end).addr();
+    (first..end).contains(&address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_and_constants_are_of_the_program_and_what_it_allocates_is_not() {
+        for address in [
+            "a constant".as_ptr().addr(),
+            ptr::from_ref(&HAPPENED).addr(),
+            survive_truncation as *const () as usize,
+        ] {
+            assert!(is_of_program(address), "{address:#x}");
+        }
+        let (allocated, on_stack) = (Box::new(0_u8), 0_u8);
+        assert!(!is_of_program(ptr::from_ref(&*allocated).addr()));
+        assert!(!is_of_program(ptr::from_ref(&on_stack).addr()));
     }
 }
