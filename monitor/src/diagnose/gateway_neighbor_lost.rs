@@ -285,19 +285,18 @@ impl GatewayNeighborLost {
         self.faults.range(from..).map(|(key, _)| key).take_while(of_it).copied().collect()
     }
 
-    /// Brings the advice on the open incidents of a namespace, and of the other ends of its links, up to date.
+    /// Brings the advice on the open incidents of a namespace up to date.
     fn advise(&self, context: &Context<'_>, netns: NsInum, findings: &mut Findings) {
-        let is_near = |key: &NeighborKey| {
-            key.netns == netns
-                || context.node.host_end(key.netns, key.ifindex).is_some_and(|end| end.netns == netns)
-        };
-        let open = self.faults.iter().filter(|(key, fault)| fault.phase == FaultPhase::Open && is_near(key));
-        for (key, fault) in open {
-            let Some(target) = &fault.objects.target else { continue };
+        for key in self.keys(Some(netns)) {
+            let open = self.faults.get(&key).filter(|fault| fault.phase == FaultPhase::Open);
+            let Some((fault, target)) = open.and_then(|fault| Some((fault, fault.objects.target.as_ref()?)))
+            else {
+                continue;
+            };
             findings.advise(
-                subject(&fault.owner, *key),
-                repair::ruled_out(context.node, *key),
-                repair::advice_for(context, fault, *key, target),
+                subject(&fault.owner, key),
+                repair::ruled_out(context.node, key),
+                repair::advice_for(context, fault, key, target),
             );
         }
     }
@@ -347,8 +346,12 @@ impl Diagnosis for GatewayNeighborLost {
     }
 
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
-        if let Some(link) = event.link.as_ref().filter(|_| !self.faults.is_empty()) {
-            self.advise(context, link.netns, findings);
+        if let Some(link) = event.link.as_ref() {
+            // The advice depends on both ends of a pair.
+            let other = link.peer.as_ref().and_then(|peer| peer.netns).filter(|netns| *netns != link.netns);
+            for netns in [Some(link.netns), other].into_iter().flatten() {
+                self.advise(context, netns, findings);
+            }
         }
         match event.kind {
             Kind::NeighborDeleted | Kind::NeighborChanged | Kind::NeighborFailed | Kind::NeighborAdded => {
