@@ -1,6 +1,6 @@
 //! Whether a gateway's neighbor entry is correct, judged by the model alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{GATEWAY_STATIC_PERCENT, GATEWAY_STATIC_PODS};
 use crate::event::Target;
@@ -91,7 +91,7 @@ pub(super) fn live_netns(node: &NodeView<'_>) -> impl Iterator<Item = NsInum> {
     node.namespaces.all().map(|(netns, _)| netns).filter(|netns| is_alive(node, *netns))
 }
 
-/// A gateway without the static entry that its peers have: gateways of pods with the same CNI plugin.
+/// A gateway of a pod without the static entry that its peers have: pods with the same CNI plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Outlier {
     pub(super) key: NeighborKey,
@@ -103,12 +103,12 @@ pub(super) struct Outlier {
     pub(super) prefix: String,
 }
 
-/// Gateways without an entry, where nearly all gateways of the same CNI plugin have a static one.
+/// Gateways without an entry, where nearly all pods of the same CNI plugin have a static one. A pod may have several.
 pub(super) fn outliers(node: &NodeView<'_>, thresholds: &Thresholds) -> Vec<Outlier> {
     #[derive(Default)]
     struct Group {
-        with_static: usize,
-        total: usize,
+        pods: BTreeSet<NsInum>,
+        with_static: BTreeSet<NsInum>,
         without: Vec<NeighborKey>,
     }
     let mut groups: BTreeMap<(&str, bool), Group> = BTreeMap::new();
@@ -120,24 +120,32 @@ pub(super) fn outliers(node: &NodeView<'_>, thresholds: &Thresholds) -> Vec<Outl
             let in_use = namespace.gateways_in_use().contains(&(ifindex, address));
             let Some(end) = node.host_end(netns, ifindex).filter(|_| in_use) else { continue };
             let group = groups.entry((prefix(&end.ifname), address.is_ipv4())).or_default();
-            group.total += 1;
+            group.pods.insert(netns);
             if gateway.is_static() {
-                group.with_static += 1;
+                group.with_static.insert(netns);
             } else if !gateway.is_learned() {
                 group.without.push(NeighborKey { netns, ifindex, address });
             }
         }
     }
     let is_majority = |group: &Group| {
-        group.with_static >= thresholds.get(&GATEWAY_STATIC_PODS) as usize
-            && group.with_static * 100 >= group.total * thresholds.get(&GATEWAY_STATIC_PERCENT) as usize
+        let (with_static, total) = (group.with_static.len(), group.pods.len());
+        with_static >= thresholds.get(&GATEWAY_STATIC_PODS) as usize
+            && with_static * 100 >= total * thresholds.get(&GATEWAY_STATIC_PERCENT) as usize
     };
     groups
         .into_iter()
         .filter(|(_, group)| is_majority(group))
         .flat_map(|((prefix, _), group)| {
-            let Group { with_static, total, without } = group;
-            without.into_iter().map(move |key| Outlier { key, with_static, total, prefix: prefix.to_owned() })
+            let Group { pods, with_static, without } = group;
+            let of_pod = |key| Outlier {
+                key,
+                with_static: with_static.len(),
+                total: pods.len(),
+                prefix: prefix.to_owned(),
+            };
+            let without = without.into_iter().filter(|key| !with_static.contains(&key.netns));
+            without.map(of_pod).collect::<Vec<_>>()
         })
         .collect()
 }

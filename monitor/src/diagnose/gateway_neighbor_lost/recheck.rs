@@ -143,7 +143,7 @@ impl GatewayNeighborLost {
                         confidence: Confidence::Certain,
                         what_happened: what_happened.to_owned(),
                         was_fine: !gateway.gone_before_start,
-                        learned: gateway.static_lladdr.is_none(),
+                        learned: false,
                     };
                     self.found(context, key, found, confirmed, findings);
                 }

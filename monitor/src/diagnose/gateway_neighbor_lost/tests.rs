@@ -409,6 +409,21 @@ fn without_a_clear_majority_nobody_has_lost_anything() {
 }
 
 #[test]
+fn several_gateways_of_one_pod_are_no_majority_of_the_pods() {
+    let mut node = pods(2, 1);
+    let tables = node.tables.get_mut(&101).unwrap();
+    for last in 2..10 {
+        let address = IpAddr::from([169, 254, 1, last]);
+        tables.routes.push(RouteFacts::default_via(101, address, 2));
+        let (state, lladdr) = (NudState::PERMANENT, Some(host_mac()));
+        tables.neighbors.push(NeighborEntry { ifindex: 2, address, state, lladdr });
+    }
+    node.observe_netns(101);
+    node.run_for(100 * S);
+    assert!(node.open().is_empty(), "{:?}", node.open());
+}
+
+#[test]
 fn a_deletion_before_the_container_was_known_is_attributed_to_it_with_its_actor() {
     let mut node = TestNode::booted(Resume::default());
     node.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
