@@ -7,12 +7,8 @@ use crate::core::{Core, Output, Resume};
 use crate::event::{
     Advice, CloseReason, Confidence, EVIDENCE_MAX, Kind, NamedProcess, Risk, Severity, Target,
 };
-use crate::node::containers::Containers;
-use crate::node::mounts::BusyMounts;
-use crate::node::namespaces::Namespaces;
-use crate::node::pods::PodNames;
-use crate::node::view::RuntimeAvailability;
 use crate::observation::*;
+use crate::tests::model::Model;
 
 use harness::*;
 
@@ -77,20 +73,12 @@ fn cause(subject: &str) -> IncidentKey {
 
 /// Runs one tick in which the diagnoses `cause` and `effect` report these findings.
 fn tick(engine: &mut Engine, causes: Vec<Finding>, effects: Vec<Finding>) -> Vec<IncidentChange> {
-    let (containers, namespaces, pods) = (Containers::default(), Namespaces::default(), PodNames::default());
-    let node = NodeView {
-        containers: &containers,
-        namespaces: &namespaces,
-        pods: &pods,
-        busy_mounts: &BusyMounts::default(),
-        host_netns: 1,
-        runtimes: RuntimeAvailability::None,
-    };
+    let model = Model::default();
     engine.replace_diagnoses(vec![
         Box::new(Fake { kind: "cause", next: causes }),
         Box::new(Fake { kind: "effect", next: effects }),
     ]);
-    engine.tick(&node, 10);
+    engine.tick(&model.view(), 10);
     engine.take_changes()
 }
 

@@ -268,19 +268,12 @@ fn is_confirmed(process: &NetnsOwner) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observation::{AddressFacts, ContainerState, NetnsSnapshot, PodIdentity, PodProof};
+    use crate::observation::{AddressFacts, NetnsSnapshot, PodIdentity, PodProof};
+    use crate::tests::model::{self, Model};
 
     fn sandbox(netns: NsInum, reported: &[&str]) -> ContainerFacts {
         ContainerFacts {
-            id: "a".into(),
-            name: "sandbox".into(),
-            runtime: "docker".into(),
-            source: String::new(),
-            image: "pause".into(),
-            state: ContainerState::Running,
-            tgid: Some(7),
             netns: Some(netns),
-            mntns: None,
             addresses: reported.iter().map(|address| address.parse().unwrap()).collect(),
             pod: Some(PodIdentity {
                 namespace: "lijiaob".into(),
@@ -291,30 +284,22 @@ mod tests {
                 proof: PodProof::Cgroup,
             }),
             sandbox: true,
-            joined_netns: false,
+            ..model::container("a")
         }
     }
 
     fn pod_addresses(netns: NsInum, reported: &[&str]) -> Vec<String> {
-        let (mut namespaces, containers) = (Namespaces::default(), Containers::default());
+        let mut model = Model::default();
         for netns in [1, 2] {
             let addresses =
                 ["127.0.0.1", "192.168.252.66", "169.254.7.7", "::1", "fe80::1", "fd00::7"].map(|address| {
                     AddressFacts { netns, ifindex: 2, address: address.parse().unwrap(), prefix_len: 32 }
                 });
             let snapshot = NetnsSnapshot { addresses: addresses.to_vec(), ..NetnsSnapshot::empty(netns) };
-            namespaces.replace(0, snapshot, true);
+            model.namespaces.replace(0, snapshot, true);
         }
         let facts = sandbox(netns, reported);
-        let node = NodeView {
-            containers: &containers,
-            namespaces: &namespaces,
-            pods: &PodNames::default(),
-            busy_mounts: &BusyMounts::default(),
-            host_netns: 1,
-            runtimes: RuntimeAvailability::All,
-        };
-        node.pod(&facts).unwrap().ip.iter().map(ToString::to_string).collect()
+        model.view().pod(&facts).unwrap().ip.iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -322,22 +307,13 @@ mod tests {
         const UID: &str = "5c948341-c030-4996-b888-f032577d97b0";
         const OTHER: &str = "6c948341-c030-4996-b888-f032577d97b0";
         let id = "a".repeat(64);
-        let mut containers = Containers::default();
+        let mut model = Model::default();
         let mut facts = sandbox(2, &[]);
         facts.id.clone_from(&id);
         let pod = facts.pod.as_mut().unwrap();
         (pod.uid, pod.proof) = (UID.into(), PodProof::Claimed);
-        containers.put(1, facts);
-        let (namespaces, pods, busy_mounts) =
-            (Namespaces::default(), PodNames::default(), BusyMounts::default());
-        let node = NodeView {
-            containers: &containers,
-            namespaces: &namespaces,
-            pods: &pods,
-            busy_mounts: &busy_mounts,
-            host_netns: 1,
-            runtimes: RuntimeAvailability::All,
-        };
+        model.containers.put(1, facts);
+        let node = model.view();
         for (cgroup, uid, named, claimed) in [
             (format!("/docker/{id}"), UID, true, true),
             (format!("/kubepods/pod{UID}/{id}"), UID, true, false),

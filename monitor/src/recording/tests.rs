@@ -58,6 +58,14 @@ impl Live {
         Self::with(settings())
     }
 
+    /// One with a flight recorder, which has begun.
+    fn in_flight(state: &Path) -> Self {
+        let mut live = Self::new();
+        live.recorder.add_flight(state, &FLIGHT).unwrap();
+        live.begin();
+        live
+    }
+
     fn with(settings: Settings) -> Self {
         let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
         let writer = Writer { kevtmon: "0".into(), ..Writer::default() };
@@ -294,9 +302,7 @@ fn a_second_daemon_leaves_the_flight_recorder_to_the_first() {
 #[test]
 fn the_flight_recorder_cuts_segments_that_go_on_from_each_other_and_stay_within_their_space() {
     let dir = tempfile::tempdir().unwrap();
-    let mut live = Live::new();
-    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    live.begin();
+    let mut live = Live::in_flight(dir.path());
     // Every segment reaches three minutes.
     for minute in 0..20 {
         live.bustle(minute * 60 * SECOND + 10, 5);
@@ -316,9 +322,7 @@ fn the_flight_recorder_cuts_segments_that_go_on_from_each_other_and_stay_within_
 #[test]
 fn a_storm_is_not_written_whole_and_the_gap_is_counted_and_told() {
     let dir = tempfile::tempdir().unwrap();
-    let mut live = Live::new();
-    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    live.begin();
+    let mut live = Live::in_flight(dir.path());
     live.bustle(10, 5_000);
     let missing = live.discarded("recorder", "queue-full");
     assert!(missing > 0);
@@ -333,9 +337,7 @@ fn a_storm_is_not_written_whole_and_the_gap_is_counted_and_told() {
 #[test]
 fn after_a_gap_the_model_is_right_again() {
     let dir = tempfile::tempdir().unwrap();
-    let mut live = Live::new();
-    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    live.begin();
+    let mut live = Live::in_flight(dir.path());
     live.bustle(10, 5_000);
     assert!(live.discarded("recorder", "queue-full") > 0);
     // Emitted only in the gap.
@@ -364,9 +366,7 @@ fn after_a_gap_the_model_is_right_again() {
 #[test]
 fn old_windows_go_closed_ones_first() {
     let dir = tempfile::tempdir().unwrap();
-    let mut live = Live::new();
-    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    live.begin();
+    let mut live = Live::in_flight(dir.path());
     for number in 0..25 {
         live.open_incident(&format!("id{number:02}"), number);
         if number == 10 {
@@ -389,9 +389,7 @@ fn old_windows_go_closed_ones_first() {
 #[test]
 fn an_incident_whose_id_is_no_name_reaches_no_other_directory() {
     let dir = tempfile::tempdir().unwrap();
-    let mut live = Live::new();
-    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    live.begin();
+    let mut live = Live::in_flight(dir.path());
     live.open_incident("../recorder", 1);
     live.finish();
     assert_eq!(numbered(&dir.path().join("recorder")).unwrap().len(), 1);

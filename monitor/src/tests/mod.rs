@@ -1,5 +1,8 @@
-//! Shared by the tests of several modules: one event of each shape, a history in memory, and the check of the schema.
+//! Shared by the tests of several modules: one event of each shape, a history in memory, a model of a node, the check of
+//! the schema, and waits.
 
 pub(crate) mod history;
+pub(crate) mod model;
+pub(crate) mod patience;
 pub(crate) mod sample;
 pub(crate) mod schema;

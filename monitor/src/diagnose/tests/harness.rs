@@ -96,13 +96,7 @@ impl TestNode {
     pub(in crate::diagnose) fn with_running_pod() -> Self {
         let mut node = Self::booted(Resume::default());
         node.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
-        node.start(vec![sandbox(
-            SANDBOX,
-            ETCD,
-            "lijiaob",
-            "etcd1-0",
-            "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f",
-        )]);
+        node.start(vec![etcd_sandbox()]);
         node.observe(calico());
         node.events.clear();
         node
@@ -372,9 +366,13 @@ pub(in crate::diagnose) fn sandbox(
     }
 }
 
+/// The sandbox of lijiaob/etcd1-0.
+pub(in crate::diagnose) fn etcd_sandbox() -> ContainerFacts {
+    sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f")
+}
+
 pub(in crate::diagnose) fn etcd(state: ContainerState) -> Fact {
-    let facts = sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f");
-    Fact::Container(Box::new(ContainerFacts { state, ..facts }))
+    Fact::Container(Box::new(ContainerFacts { state, ..etcd_sandbox() }))
 }
 
 pub(in crate::diagnose) fn task_key(tgid: u32) -> TaskKey {

@@ -111,52 +111,30 @@ pub(super) fn ruled_out(event: &Event, mount: &Mount) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::event::{Container, Volume};
-    use crate::node::containers::Containers;
-    use crate::node::mounts::BusyMounts;
-    use crate::node::namespaces::Namespaces;
-    use crate::node::pods::PodNames;
-    use crate::node::view::RuntimeAvailability;
-    use crate::observation::{ContainerFacts, ContainerState};
+    use crate::observation::ContainerFacts;
+    use crate::tests::model::{Model, container};
     use crate::tests::sample;
 
     const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
     /// What to do about a holder in this container, which this source reports.
     fn command(runtime: Option<&str>, source: &str, pod: Option<Pod>) -> String {
-        let mut containers = Containers::default();
+        let mut model = Model::default();
         if !source.is_empty() {
             let facts = ContainerFacts {
-                id: ID.into(),
-                name: "holder".into(),
                 runtime: runtime.unwrap_or_default().into(),
                 source: source.into(),
-                image: String::new(),
-                state: ContainerState::Running,
-                tgid: Some(7),
-                netns: None,
-                mntns: None,
-                addresses: Vec::new(),
-                pod: None,
-                sandbox: false,
-                joined_netns: false,
+                ..container(ID)
             };
-            containers.put(1, facts);
+            model.containers.put(1, facts);
         }
-        let node = NodeView {
-            containers: &containers,
-            namespaces: &Namespaces::default(),
-            pods: &PodNames::default(),
-            busy_mounts: &BusyMounts::default(),
-            host_netns: 1,
-            runtimes: RuntimeAvailability::All,
-        };
         let runtime = runtime.map(str::to_owned);
         let container = Container { id: ID.into(), runtime, name: None, image: None, pid: None, state: None };
         let event = sample::busy();
         let mut holder = event.holders.as_ref().unwrap()[0].clone();
         (holder.pid, holder.container, holder.pod) = (7, Some(container), pod);
         (holder.unit, holder.serves) = (None, None);
-        release(&node, &holder, event.mount.as_ref().unwrap(), 0).command
+        release(&model.view(), &holder, event.mount.as_ref().unwrap(), 0).command
     }
 
     fn unnamed(uid: &str) -> Option<Pod> {
@@ -219,16 +197,7 @@ mod tests {
         let mut mount = event.mount.clone().unwrap();
         mount.volume = None::<Volume>;
         mount.child_mounts = vec!["/m/a".into(), "/m/a/b/c".into(), "/m/a/b".into()];
-        let view = Containers::default();
-        let node = NodeView {
-            containers: &view,
-            namespaces: &Namespaces::default(),
-            pods: &PodNames::default(),
-            busy_mounts: &BusyMounts::default(),
-            host_netns: 1,
-            runtimes: RuntimeAvailability::All,
-        };
-        let steps = advice_for(&node, &event, &mount);
+        let steps = advice_for(&Model::default().view(), &event, &mount);
         assert!(steps.iter().any(|step| step.command == "umount /m/a/b/c"), "{steps:?}");
     }
 
@@ -236,15 +205,7 @@ mod tests {
     fn nobody_is_to_be_ended_for_a_copy() {
         let mut event = sample::busy();
         event.holders.as_mut().unwrap().drain(..2);
-        let node = NodeView {
-            containers: &Containers::default(),
-            namespaces: &Namespaces::default(),
-            pods: &PodNames::default(),
-            busy_mounts: &BusyMounts::default(),
-            host_netns: 1,
-            runtimes: RuntimeAvailability::All,
-        };
-        let steps = advice_for(&node, &event, event.mount.as_ref().unwrap());
+        let steps = advice_for(&Model::default().view(), &event, event.mount.as_ref().unwrap());
         let commands: Vec<&str> = steps.iter().map(|step| step.command.as_str()).collect();
         assert!(
             commands[0].starts_with("kevtmon why") && commands[1].starts_with("umount --lazy"),

@@ -4,8 +4,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
 use super::*;
-
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::tests::patience::{PATIENCE, eventually};
 
 /// Waits for a permit before each write; a permit may be an error.
 struct Gated {
@@ -42,19 +41,11 @@ fn gated() -> (RecordQueue, SyncSender<io::Result<()>>, Seen) {
     (queue, permit, seen)
 }
 
-fn eventually(mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < deadline, "the condition never holds");
-        std::thread::yield_now();
-    }
-}
-
 #[test]
 fn a_disk_that_does_not_answer_delays_nobody_and_what_waits_is_bounded() {
     let (queue, permit, seen) = gated();
     queue.start_part(PartStart::SameFile, b"head\n");
-    eventually(|| queue.is_empty());
+    eventually("all is written", || queue.is_empty());
     let taken = (0..100).filter(|_| queue.put(b"1234\n").is_ok()).count();
     assert_eq!(taken, 2);
     drop(permit);
@@ -67,8 +58,10 @@ fn after_a_failed_write_nothing_follows_the_hole_until_a_part_begins() {
     let (queue, permit, seen) = gated();
     permit.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
     queue.put(b"a\nb\n").unwrap();
-    eventually(|| queue.put(b"c\n") == Err(Refused::Failed) || !queue.is_empty() && queue.take_lost() > 0);
-    eventually(|| queue.is_empty());
+    eventually("it has failed", || {
+        queue.put(b"c\n") == Err(Refused::Failed) || !queue.is_empty() && queue.take_lost() > 0
+    });
+    eventually("all is written", || queue.is_empty());
     assert!(seen.lock().unwrap().is_empty());
     drop(permit);
     queue.start_part(PartStart::SameFile, b"head\n");

@@ -7,9 +7,7 @@ use super::*;
 #[test]
 fn an_incident_freezes_its_window_and_becomes_a_bundle_that_replays() {
     let dir = tempfile::tempdir().unwrap();
-    let mut live = Live::new();
-    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    live.begin();
+    let mut live = Live::in_flight(dir.path());
     live.bustle(10, 5);
     live.open_incident("a1b2c3", 1);
     live.bustle(SECOND, 5);
@@ -34,9 +32,7 @@ fn an_incident_freezes_its_window_and_becomes_a_bundle_that_replays() {
 #[test]
 fn each_episode_of_an_incident_has_a_window_of_its_own() {
     let dir = tempfile::tempdir().unwrap();
-    let mut live = Live::new();
-    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    live.begin();
+    let mut live = Live::in_flight(dir.path());
     live.bustle(10, 5);
     let mut pushed = |opened, episode, kind| {
         let incident = Incident { episode, ..incident("a1b2c3", opened) };
@@ -111,9 +107,7 @@ fn a_bundle_of_what_nobody_kept_names_what_is_there() {
     let pack = |wanted: &str| bundle(dir.path(), wanted, &Writer::default(), String::new(), io::sink());
     let error = pack("x").unwrap_err().to_string();
     assert!(error.ends_with("there is none") && error.contains("incidents"), "{error}");
-    let mut live = Live::new();
-    live.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    live.begin();
+    let mut live = Live::in_flight(dir.path());
     live.open_incident("aa1", 1);
     live.open_incident("aa2", 2);
     live.finish();
@@ -128,9 +122,7 @@ fn a_bundle_of_what_nobody_kept_names_what_is_there() {
 #[test]
 fn what_a_killed_daemon_left_is_part_of_the_next_window() {
     let dir = tempfile::tempdir().unwrap();
-    let mut first = Live::new();
-    first.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    first.begin();
+    let first = Live::in_flight(dir.path());
     let said = first.finish();
     let (_, segment) = numbered(&dir.path().join("recorder")).unwrap().pop().unwrap();
     let mut cut = fs::read(&segment).unwrap();

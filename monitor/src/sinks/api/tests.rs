@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -23,13 +23,12 @@ use crate::settings::Settings;
 use crate::sources::procfs::own::Own;
 use crate::store::{Archive, Limits, Writer};
 use crate::tests::history;
+use crate::tests::patience::{PATIENCE, eventually};
 
 mod access;
 mod why;
 
 const BOOT: &str = "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11";
-/// Enough on any machine; what is awaited comes in milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What the core that is a thread does.
 #[derive(Default)]
@@ -125,14 +124,6 @@ fn ask(path: &Path, request: &str) -> String {
     let mut answer = String::new();
     let _ = stream.read_to_string(&mut answer);
     answer
-}
-
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        thread::park_timeout(Duration::from_millis(2));
-    }
 }
 
 /// Numbers of the next events of a stream.

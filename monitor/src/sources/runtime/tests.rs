@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::observation::{ContainerFacts, ContainerState, Fact, Observation, SourceKind, SourceStatus};
+use crate::tests::model;
 
 fn socket(path: &str) -> RuntimeSocket {
     RuntimeSocket { kind: RuntimeKind::Docker, path: path.into() }
@@ -38,19 +39,10 @@ static LISTED: Mutex<Vec<ContainerFacts>> = Mutex::new(Vec::new());
 
 fn container(digit: char) -> ContainerFacts {
     ContainerFacts {
-        id: digit.to_string().repeat(64),
-        name: "web".into(),
         runtime: String::new(),
-        source: String::new(),
-        image: "nginx".into(),
         state: ContainerState::Exited,
         tgid: None,
-        netns: None,
-        mntns: None,
-        addresses: Vec::new(),
-        pod: None,
-        sandbox: false,
-        joined_netns: false,
+        ..model::container(&digit.to_string().repeat(64))
     }
 }
 

@@ -3,10 +3,6 @@
 use super::*;
 use crate::core::KnownEntry;
 
-fn facts() -> Vec<ContainerFacts> {
-    vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f")]
-}
-
 /// A pod with a static entry that a run has seen, and what that run keeps.
 fn before(cookie: Option<u64>) -> (TestNode, Vec<KnownEntry>) {
     let mut node = TestNode::with_running_pod();
@@ -25,7 +21,7 @@ fn after(node: &TestNode, kept: Vec<KnownEntry>, change: impl FnOnce(&mut NetnsS
     let mut again = TestNode::booted(Resume { gateways: kept, ..Resume::default() });
     (again.tables, again.now) = (node.tables.clone(), 100 * S);
     change(again.tables.get_mut(&ETCD).unwrap());
-    again.start(facts());
+    again.start(vec![etcd_sandbox()]);
     again.run_for(30 * S);
     again
 }

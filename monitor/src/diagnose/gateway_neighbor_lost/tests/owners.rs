@@ -45,7 +45,7 @@ fn a_process_without_a_container_loses_its_gateway_like_any_other() {
 
     let mut again = TestNode::booted(node.resume_state());
     (again.tables, again.now) = (node.tables.clone(), node.now);
-    again.start(vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f")]);
+    again.start(vec![etcd_sandbox()]);
     assert_eq!(again.open().iter().map(|open| open.id.clone()).collect::<Vec<_>>(), [id]);
     again.set_entry(NETNS, Some((NudState::PERMANENT, Some(host_mac()))));
     again.run_for(3 * S);

@@ -14,13 +14,7 @@ fn a_restart_keeps_the_id_emits_nothing_and_closes_what_was_repaired_meanwhile()
         node.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
         node.set_entry(ETCD, entry);
         assert_eq!(node.open()[0].id, id);
-        node.start(vec![sandbox(
-            SANDBOX,
-            ETCD,
-            "lijiaob",
-            "etcd1-0",
-            "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f",
-        )]);
+        node.start(vec![etcd_sandbox()]);
         node.run_for(60 * S);
         assert_eq!(node.kinds(), expected);
         let last = node.last_incident();
@@ -40,13 +34,7 @@ fn after_a_long_downtime_no_incident_escalates_before_the_node_was_read() {
         node.set_entry(ETCD, entry);
         node.observe(Fact::Tick);
         assert_eq!(node.kinds(), [""; 0]);
-        node.start(vec![sandbox(
-            SANDBOX,
-            ETCD,
-            "lijiaob",
-            "etcd1-0",
-            "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f",
-        )]);
+        node.start(vec![etcd_sandbox()]);
         node.run_for(10 * S);
         assert_eq!(node.kinds(), [expected]);
     }

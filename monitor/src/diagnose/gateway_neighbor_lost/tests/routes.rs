@@ -39,7 +39,7 @@ fn the_entry_of_a_former_gateway_is_nobodys_loss() {
     let mut again = TestNode::booted(node.resume_state());
     again.tables = node.tables.clone();
     again.now = node.now;
-    again.start(vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f")]);
+    again.start(vec![etcd_sandbox()]);
     again.run_for(120 * S);
     assert_eq!(again.open().len(), 0);
 }

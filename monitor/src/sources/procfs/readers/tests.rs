@@ -12,9 +12,9 @@ use serde::Deserialize;
 use super::*;
 use crate::observation::Observation;
 use crate::sources::procfs::own::Own;
+use crate::tests::patience::{PATIENCE, until};
 
 pub(super) const READER: &str = "sources::procfs::readers::tests::a_reader";
-const PATIENCE: Duration = Duration::from_secs(30);
 
 #[test]
 #[ignore = "is the reader of other tests"]
@@ -88,7 +88,7 @@ async fn a_reader_ends_when_there_is_nothing_to_read() {
     let readers = Readers::from(Proc::default());
     readers.ask(Names(vec![std::process::id()]), PATIENCE).await.unwrap();
     let id = readers.0.state().idle[0].child.id();
-    until(|| readers.0.state().idle.is_empty() && Proc::default().stat(id).is_none()).await;
+    until("it has ended", || readers.0.state().idle.is_empty() && Proc::default().stat(id).is_none()).await;
 }
 
 #[tokio::test]
@@ -182,25 +182,16 @@ async fn while_a_reader_is_stopped_by_a_signal_no_process_is_blamed() {
     let signal = |signal| kill(Pid::from_raw(i32::try_from(id).unwrap()), signal).unwrap();
     let (job, proc) = (Names(vec![stuck]), Proc::new(root.path()));
     let meanwhile = async {
-        until(|| child::sample(id).is_some()).await;
+        until("it waits", || child::sample(id).is_some()).await;
         signal(Signal::SIGSTOP);
-        until(|| Proc::default().stat(id).unwrap().state == 'T').await;
+        until("it is stopped", || Proc::default().stat(id).unwrap().state == 'T').await;
         assert_eq!(child::sample(id), None);
         signal(Signal::SIGCONT);
-        until(|| child::sample(id).is_some()).await;
+        until("it waits", || child::sample(id).is_some()).await;
     };
     let (ended, ()) = tokio::join!(child.converse(&job, &proc), meanwhile);
     assert!(matches!(ended, Err(Ended::Hangs { tgid }) if tgid == stuck), "{ended:?}");
     timeout(PATIENCE, child.end(())).await.unwrap();
-}
-
-async fn until(condition: impl Fn() -> bool) {
-    let reached = async {
-        while !condition() {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    timeout(PATIENCE, reached).await.expect("the condition is never reached");
 }
 
 #[tokio::test]

@@ -1,0 +1,49 @@
+//! A model of a node, empty until a test fills it, and a container for it.
+
+use crate::node::containers::Containers;
+use crate::node::mounts::BusyMounts;
+use crate::node::namespaces::Namespaces;
+use crate::node::pods::PodNames;
+use crate::node::view::{NodeView, RuntimeAvailability};
+use crate::observation::{ContainerFacts, ContainerState};
+
+#[derive(Debug, Default)]
+pub(crate) struct Model {
+    pub(crate) containers: Containers,
+    pub(crate) namespaces: Namespaces,
+    pub(crate) pods: PodNames,
+    pub(crate) busy_mounts: BusyMounts,
+}
+
+impl Model {
+    /// A view of it, with all runtimes there are.
+    pub(crate) fn view(&self) -> NodeView<'_> {
+        NodeView {
+            containers: &self.containers,
+            namespaces: &self.namespaces,
+            pods: &self.pods,
+            busy_mounts: &self.busy_mounts,
+            host_netns: 1,
+            runtimes: RuntimeAvailability::All,
+        }
+    }
+}
+
+/// A container of Docker that runs, of no pod.
+pub(crate) fn container(id: &str) -> ContainerFacts {
+    ContainerFacts {
+        id: id.into(),
+        name: "web".into(),
+        runtime: "docker".into(),
+        source: String::new(),
+        image: "nginx".into(),
+        state: ContainerState::Running,
+        tgid: Some(7),
+        netns: None,
+        mntns: None,
+        addresses: Vec::new(),
+        pod: None,
+        sandbox: false,
+        joined_netns: false,
+    }
+}
