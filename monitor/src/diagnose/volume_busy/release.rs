@@ -102,7 +102,7 @@ pub(super) fn ruled_out(event: &Event, mount: &Mount) -> Vec<String> {
         healthy.push("no other mount namespace has a copy of it".to_owned());
     }
     if holders.iter().all(|holder| matches!(holder.access, Access::Mount | Access::ChildMount)) {
-        healthy.push("no process has a file, directory or program of it open".to_owned());
+        healthy.push("no process was found with a file, directory or program of it open".to_owned());
     }
     healthy
 }
