@@ -1,22 +1,19 @@
 //! The containers as last reported, so that an event can be reported before its inspect is answered.
 //!
 //! In: lists, inspect answers, changes, and what /proc has of processes, which the runtime does not report (namespaces,
-//! whether a process is still the same). Out: the facts that are new. Itself it reads only what confirms a pod, and it
-//! sends the runtime no request.
+//! whether a process is still the same). Out: the facts that are new. Itself it reads nothing, and it sends the runtime no
+//! request.
 
 use std::collections::HashMap;
 
 use super::change::Change;
-use super::pod_proof::Proofs;
 use super::process::Identity;
-use crate::observation::{BootNs, ContainerFacts, ContainerState};
-use crate::sources::procfs::Proc;
+use crate::observation::{BootNs, ContainerFacts, ContainerState, PodIdentity, PodProof};
 
 /// What is known.
 #[derive(Debug)]
 pub(super) struct Containers {
     known: HashMap<String, Known>,
-    proofs: Proofs,
     /// Name of the source.
     source: String,
     /// What answers at the socket.
@@ -49,6 +46,13 @@ impl Known {
         process.is_some_and(|process| process.unread || process.start_ns == self.started)
     }
 
+    /// What confirmed before that it is of this pod. Labels never change, and what confirmed them goes with the process or
+    /// the kubelet's files.
+    fn proof_of(&self, pod: &PodIdentity) -> Option<PodProof> {
+        let known = self.facts.pod.as_ref()?;
+        (known.is_confirmed() && known.is_same_pod(pod)).then_some(known.proof)
+    }
+
     /// The facts, if they were not reported yet.
     fn take(&mut self, facts: ContainerFacts) -> Option<ContainerFacts> {
         if self.reported && self.facts == facts {
@@ -61,8 +65,8 @@ impl Known {
 }
 
 impl Containers {
-    pub(super) fn new(proc: Proc, source: String) -> Self {
-        Self { known: HashMap::new(), proofs: Proofs::new(proc), source, runtime: String::new() }
+    pub(super) fn new(source: String) -> Self {
+        Self { known: HashMap::new(), source, runtime: String::new() }
     }
 
     /// Name of the source.
@@ -80,13 +84,24 @@ impl Containers {
         let mut facts =
             ContainerFacts { runtime: self.runtime.clone(), source: self.source.clone(), ..facts };
         if let Some(mut pod) = facts.pod.take() {
-            let known = known.and_then(|known| known.facts.pod.as_ref());
-            // Labels never change, and what confirmed them goes with the process or the kubelet's files.
-            let known = known.filter(|known| known.is_confirmed() && known.is_same_pod(&pod));
-            pod.proof = known.map_or_else(|| self.proofs.of(&facts, &pod), |known| known.proof);
+            if let Some(proof) = known.and_then(|known| known.proof_of(&pod)) {
+                pod.proof = proof;
+            }
             facts.pod = Some(pod);
         }
         facts
+    }
+
+    /// Those of which nothing has confirmed yet that they are of the pod that they claim.
+    pub(super) fn claimants<'f>(
+        &self,
+        facts: impl IntoIterator<Item = &'f mut ContainerFacts>,
+    ) -> Vec<&'f mut ContainerFacts> {
+        let is_claim = |facts: &&mut ContainerFacts| {
+            let known = self.known.get(&facts.id);
+            facts.pod.as_ref().is_some_and(|pod| known.and_then(|known| known.proof_of(pod)).is_none())
+        };
+        facts.into_iter().filter(is_claim).collect()
     }
 
     /// The processes by which [`Self::replace`] recognises containers.
@@ -226,6 +241,11 @@ impl Containers {
     /// The container was removed; whether that is news.
     pub(super) fn removed(&mut self, id: &str) -> bool {
         self.known.remove(id).is_some_and(|known| known.reported)
+    }
+
+    /// Whether it was reported or listed before.
+    pub(super) fn knows(&self, id: &str) -> bool {
+        self.known.contains_key(id)
     }
 
     /// Whether it has a process, as far as is known.

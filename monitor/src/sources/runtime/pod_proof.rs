@@ -1,7 +1,7 @@
 //! What confirms that a container is of the pod that its labels tell: things that only root of the node makes.
 //!
 //! In: the facts of a container, its process in /proc, files of the kubelet and of dockershim. Out: the proof, or that
-//! there is none. Labels come with the image, so who makes an image could name any pod.
+//! there is none. All of it is read by a reader. Labels come with the image, so who makes an image could name any pod.
 
 use std::fs;
 use std::io::Read;
@@ -52,8 +52,9 @@ impl Proofs {
         Self { proc, root: root.to_owned() }
     }
 
-    /// Why the container is believed to be of this pod.
-    pub(super) fn of(&self, facts: &ContainerFacts, pod: &PodIdentity) -> PodProof {
+    /// Why the container is believed to be of the pod that it claims.
+    pub(super) fn of(&self, facts: &ContainerFacts) -> PodProof {
+        let Some(pod) = &facts.pod else { return PodProof::Claimed };
         if self.has_cgroup_of(facts, pod) {
             PodProof::Cgroup
         } else if self.has_checkpoint_of(facts, pod) {
@@ -127,7 +128,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::observation::ContainerState;
+    use crate::tests::model::container;
 
     const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
     const SANDBOX: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
@@ -155,22 +156,12 @@ mod tests {
 
         fn proof(&self, facts: &ContainerFacts) -> PodProof {
             let proofs = Proofs::below(Proc::new(self.0.path().join("proc")), self.0.path());
-            proofs.of(facts, facts.pod.as_ref().unwrap())
+            proofs.of(facts)
         }
     }
 
     fn member(joined_netns: bool) -> ContainerFacts {
         ContainerFacts {
-            id: ID.into(),
-            name: "etcd".into(),
-            runtime: "docker".into(),
-            source: String::new(),
-            image: "etcd".into(),
-            state: ContainerState::Running,
-            tgid: Some(7),
-            netns: None,
-            mntns: None,
-            addresses: Vec::new(),
             pod: Some(PodIdentity {
                 namespace: "lijiaob".into(),
                 name: "etcd1-0".into(),
@@ -179,8 +170,8 @@ mod tests {
                 container_name: Some("etcd".into()),
                 proof: PodProof::Claimed,
             }),
-            sandbox: false,
             joined_netns,
+            ..container(ID)
         }
     }
 

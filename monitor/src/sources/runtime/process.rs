@@ -1,10 +1,12 @@
-//! The init process of a container, read by a [reader](crate::sources::procfs::readers): it may hang whoever reads it.
+//! The init process of a container, and what confirms its pod, read by a [reader](crate::sources::procfs::readers): a
+//! process may hang whoever reads it, and so may a disk.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::observation::{BootNs, NsInum};
+use super::pod_proof::Proofs;
+use crate::observation::{BootNs, ContainerFacts, NsInum, PodProof};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Job, Readers};
 
@@ -26,33 +28,53 @@ impl Identity {
     const UNREAD: Self = Self { start_ns: None, netns: None, mntns: None, unread: true };
 }
 
-/// Reads processes.
+/// Reads processes, and looks for what confirms the pods of containers.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::sources) struct Identify(Vec<u32>);
+pub(in crate::sources) struct Identify {
+    processes: Vec<u32>,
+    claimants: Vec<ContainerFacts>,
+}
 
 impl Job for Identify {
     const NAME: &'static str = "identify";
-    type Reply = Vec<Identity>;
+    type Reply = (Vec<Identity>, Vec<PodProof>);
 
-    fn run(&self, proc: &Proc) -> Answer<Vec<Identity>> {
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
         let identity = |tgid: &u32| Identity {
             start_ns: proc.stat(*tgid).map(|stat| stat.start_ns),
             netns: proc.ns(*tgid, "net"),
             mntns: proc.ns(*tgid, "mnt"),
             unread: proc.is_aside(*tgid),
         };
-        self.0.iter().map(identity).collect::<Vec<_>>().into()
+        let identities = self.processes.iter().map(identity).collect();
+        let proofs = Proofs::new(proc.clone());
+        let claimants = self.claimants.iter();
+        (identities, claimants.map(|facts| proofs.of(facts)).collect()).into()
     }
 }
 
-/// Reads these processes, in this order.
-pub(super) async fn identify(readers: &Readers, tgids: Vec<u32>) -> Vec<Identity> {
+/// Reads these processes, in this order, and notes what confirms the pods of these containers. Where nobody can look now,
+/// they stay claims until the next time.
+pub(super) async fn identify(
+    readers: &Readers,
+    tgids: Vec<u32>,
+    claimants: Vec<&mut ContainerFacts>,
+) -> Vec<Identity> {
     let count = tgids.len();
-    if count == 0 {
+    if count == 0 && claimants.is_empty() {
         return Vec::new();
     }
-    match readers.ask(Identify(tgids), PATIENCE).await {
-        Ok(Answer { reply, .. }) => reply,
+    let job =
+        Identify { processes: tgids, claimants: claimants.iter().map(|facts| (**facts).clone()).collect() };
+    match readers.ask(job, PATIENCE).await {
+        Ok(Answer { reply: (identities, proofs), .. }) => {
+            for (facts, proof) in claimants.into_iter().zip(proofs) {
+                if let Some(pod) = &mut facts.pod {
+                    pod.proof = proof;
+                }
+            }
+            identities
+        }
         Err(error) => {
             tracing::warn!(%error, "cannot read the processes of containers");
             vec![Identity::UNREAD; count]

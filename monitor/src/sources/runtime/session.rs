@@ -204,9 +204,11 @@ impl<C: RuntimeClient> Session<'_, C> {
         let Some(listing) = self.listing.take() else { return Ok(()) };
         self.read = listing.read;
         self.changed.retain(|_, changed| *changed >= listing.requested);
-        let listed = answer?;
+        let mut listed = answer?;
         let tgids = self.containers.processes();
-        let processes = tgids.iter().copied().zip(identify(self.readers, tgids.clone()).await).collect();
+        let claimants = self.containers.claimants(&mut listed);
+        let found = identify(self.readers, tgids.clone(), claimants).await;
+        let processes = tgids.into_iter().zip(found).collect();
         for id in self.containers.replace(listed, &processes, |id| self.changed.contains_key(id)) {
             self.refresh.request(&id, None);
         }
@@ -218,7 +220,10 @@ impl<C: RuntimeClient> Session<'_, C> {
         Ok(())
     }
 
-    async fn changed(&mut self, change: Change) -> Result<(), End> {
+    async fn changed(&mut self, mut change: Change) -> Result<(), End> {
+        if !self.containers.knows(&change.id) {
+            identify(self.readers, Vec::new(), self.containers.claimants(&mut change.facts)).await;
+        }
         let (id, at) = (change.id.clone(), boot_time(change.wall));
         if change.kind != ChangeKind::Network {
             self.changed.insert(id.clone(), Instant::now());
@@ -255,9 +260,10 @@ impl<C: RuntimeClient> Session<'_, C> {
         match answer {
             Ok(Some(facts)) => {
                 let InspectReply::Use(at) = self.refresh.complete(&id) else { return Ok(()) };
-                let facts = Some(facts).filter(|facts| facts.id == id);
+                let mut facts = Some(facts).filter(|facts| facts.id == id);
                 let tgid = facts.as_ref().and_then(|facts| facts.tgid);
-                let process = identify(self.readers, tgid.into_iter().collect()).await.pop();
+                let claimants = self.containers.claimants(&mut facts);
+                let process = identify(self.readers, tgid.into_iter().collect(), claimants).await.pop();
                 let process = process.unwrap_or_default();
                 let news = facts.and_then(|facts| self.containers.inspected(facts, process, requested));
                 self.report(at.or_else(|| Some(boot_time(requested))), news).await

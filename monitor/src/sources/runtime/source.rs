@@ -55,7 +55,7 @@ pub async fn run<C: RuntimeClient>(
     readers: Readers,
     tx: Sender,
 ) {
-    let mut containers = Containers::new(readers.proc().clone(), source.clone());
+    let mut containers = Containers::new(source.clone());
     let mut pause = timing.backoff_min;
     let mut gap: Option<&'static str> = None;
     let mut down: Option<String> = None;
