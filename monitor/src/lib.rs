@@ -11,6 +11,7 @@
 pub mod build_info;
 pub mod clock;
 pub mod error_chain;
+pub mod escape;
 mod names;
 pub mod namespace;
 mod pairs;

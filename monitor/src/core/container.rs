@@ -3,7 +3,8 @@
 use super::Core;
 use super::neighbor::Awaited;
 use crate::diagnose::ModelChange;
-use crate::event::wording::owner_phrase;
+use crate::escape::name;
+use crate::event::wording::{owner_phrase, target_label};
 use crate::event::{Event, Kind, Severity};
 use crate::node::containers::Transition;
 use crate::observation::{BootNs, ContainerFacts, ContainerState};
@@ -70,9 +71,10 @@ impl Core {
             _ => return,
         };
         let target = self.target_of(facts);
-        let message = match &target.pod {
-            Some(_) => format!("container {}{} {verb}", facts.name, owner_phrase(&target)),
-            None => format!("container {} {verb}", facts.name),
+        let message = match (target.confirmed_pod(), target_label(&target)) {
+            (Some(_), _) => format!("container {}{} {verb}", name(&facts.name), owner_phrase(&target)),
+            // Its own label, with what it claims.
+            (None, label) => format!("{} {verb}", label.unwrap_or_else(|| "container".to_owned())),
         };
         let event = Event { target: Some(Box::new(target)), ..self.event(at, kind, severity, message) };
         self.emit(event);

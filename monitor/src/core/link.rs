@@ -3,7 +3,8 @@
 use super::Core;
 use super::neighbor::Awaited;
 use crate::diagnose::ModelChange;
-use crate::event::wording::owner_phrase;
+use crate::escape::name;
+use crate::event::wording::{owner_phrase, target_label};
 use crate::event::{Event, Kind, Link, LinkPeer, Route, Severity, Target};
 use crate::node::routing::is_default;
 use crate::observation::{
@@ -78,9 +79,14 @@ impl Core {
         };
         match moved_to {
             Some(peer) => {
-                let owner =
-                    peer.netns.map(|netns| owner_phrase(&self.target(netns, false))).unwrap_or_default();
-                let verb = format!("moved to another namespace{owner}");
+                let target = peer.netns.map(|netns| self.target(netns, false));
+                let verb = match target.as_ref().and_then(|target| Some((target, target_label(target)?))) {
+                    Some((target, label)) if target.container.is_none() && target.pod.is_none() => {
+                        format!("moved to {label}")
+                    }
+                    Some((_, label)) => format!("moved to the namespace of {label}"),
+                    None => "moved to another namespace".to_owned(),
+                };
                 let mut event = self.link_event(at, Kind::LinkMoved, &link, &["netns"], &verb);
                 if let Some(link) = &mut event.link {
                     link.moved_to = Some(LinkPeer { ifindex: peer.ifindex, netns: peer.netns, ifname: None });
@@ -115,7 +121,7 @@ impl Core {
             _ => Severity::Info,
         };
         let what = link.kind.as_deref().unwrap_or("link");
-        let message = format!("{what} {}{} {verb}", link.ifname, owner_phrase(&target));
+        let message = format!("{what} {}{} {verb}", name(&link.ifname), owner_phrase(&target));
         Event {
             target: Some(Box::new(target)),
             link: Some(Box::new(Link {

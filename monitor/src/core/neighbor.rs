@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Core, NsInum};
+use crate::escape::name;
 use crate::event::wording::{actor_phrase, cause_phrase, owner_phrase};
 use crate::event::{Event, Kind, Neighbor, Severity, Target};
 use crate::node::cgroup;
@@ -308,7 +309,12 @@ fn message(change: &NeighborChange, neighbor: &Neighbor, target: &Target, by: Op
         text.push_str("gateway ");
     }
     let protocol = if change.key.address.is_ipv4() { "ARP" } else { "neighbor" };
-    text.push_str(&format!("{protocol} {} on {}{}", change.key.address, change.ifname, owner_phrase(target)));
+    text.push_str(&format!(
+        "{protocol} {} on {}{}",
+        change.key.address,
+        name(&change.ifname),
+        owner_phrase(target)
+    ));
     match change.op {
         NeighborOp::Added => text.push_str(" set"),
         NeighborOp::Deleted => text.push_str(" deleted"),

@@ -1,5 +1,6 @@
 //! Commands that an operator can paste: names that come from the node are quoted.
 
+use crate::escape::is_hidden;
 use crate::event::{Advice, Container, NamedProcess, Pod, Risk};
 use crate::node::view::NodeView;
 use crate::observation::BootNs;
@@ -56,21 +57,24 @@ pub(super) fn list_sandboxes(node: &NodeView<'_>, container: &Container, pod: &P
     Some(words)
 }
 
-/// Quotes an argument for a POSIX shell; control characters as `$'…'` of bash and zsh, so that none reaches the
+/// Quotes an argument for a POSIX shell; what controls a terminal or does not show as `$'…'` of bash and zsh, so that none reaches the
 /// terminal.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+~".contains(c);
     if !word.is_empty() && word.chars().all(plain) && !word.starts_with('~') {
         return word.to_owned();
     }
-    if !word.chars().any(char::is_control) {
+    if !word.chars().any(is_hidden) {
         return format!("'{}'", word.replace('\'', r"'\''"));
     }
     let mut text = String::from("$'");
     for c in word.chars() {
         match c {
             '\'' | '\\' => text.extend(['\\', c]),
-            c if c.is_control() => text.push_str(&format!("\\u{:04x}", u32::from(c))),
+            // By its bytes: what stands for a character depends on the locale of the shell.
+            c if is_hidden(c) => {
+                c.encode_utf8(&mut [0; 4]).bytes().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+            }
             c => text.push(c),
         }
     }
@@ -95,8 +99,9 @@ mod tests {
             ("$(reboot)", "'$(reboot)'"),
             ("~root", "'~root'"),
             ("", "''"),
-            ("a\nb'\\", r"$'a\u000ab\'\\'"),
-            ("\u{1b}[2J", r"$'\u001b[2J'"),
+            ("a\nb'\\", r"$'a\x0ab\'\\'"),
+            ("\u{1b}[2J", r"$'\x1b[2J'"),
+            ("a\u{202e}b", r"$'a\xe2\x80\xaeb'"),
         ] {
             assert_eq!(quoted(word), shown, "{word:?}");
         }

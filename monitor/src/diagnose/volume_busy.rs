@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE};
+use crate::escape::name;
 use crate::event::wording::{holders_phrase, owner_phrase, pod_label, repeated_actor_phrase, users};
 use crate::event::{CloseReason, Confidence, Event, Kind, Mount, Severity, Volume};
 use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
@@ -373,7 +374,7 @@ fn summary(event: &Event, mount: &Mount, volume: &Volume) -> String {
     let caller = caller.map_or_else(String::new, |caller| format!(" by {caller}"));
     let pod = match event.target.as_deref().map(owner_phrase) {
         Some(pod) if !pod.is_empty() => pod,
-        _ => format!(" of pod {}", volume.pod_uid),
+        _ => format!(" of pod {}", name(&volume.pod_uid)),
     };
     let holders = event.holders.as_deref().unwrap_or_default();
     let verdict = event.holders_verdict.unwrap_or(Verdict::Skipped);
@@ -383,8 +384,8 @@ fn summary(event: &Event, mount: &Mount, volume: &Volume) -> String {
     });
     format!(
         "volume {} ({}){pod} cannot be unmounted{caller}: {}{serves}",
-        volume.name,
-        volume.plugin,
+        name(&volume.name),
+        name(&volume.plugin),
         holders_phrase(holders, verdict)
     )
 }

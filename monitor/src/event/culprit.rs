@@ -291,3 +291,17 @@ mod tests {
         assert!(!is_umount_program("umount", Some("/usr/sbin/agent")));
     }
 }
+    #[test]
+    fn a_name_that_looks_like_a_sentence_is_quoted() {
+        for (comm, above, phrase) in [
+            ("kubelet (pid 1)", &[][..], r#""kubelet (pid 1)" (pid 100)"#),
+            ("a b", &["x"], r#""a b" (pid 100)"#),
+            ("ip", &["calico, run by "], r#""calico, run by " (pid 99), by means of ip"#),
+            ("ip", &["calico", "\u{202e}\n"], r#"calico (pid 99), run by "\u{202e}\n", by means of ip"#),
+        ] {
+            assert_eq!(actor_phrase(&actor(comm, None, above)), phrase, "{comm} below {above:?}");
+        }
+        let user = Actor { uid: Some(1000), ..actor("kubelet (pid 1)", None, &[]) };
+        assert_eq!(actor_phrase(&user), r#"a process of uid 1000 called "kubelet (pid 1)" (pid 100)"#);
+    }
+

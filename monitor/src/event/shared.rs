@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
 use super::Event;
+use crate::escape::to_json;
 
 /// An event, and its JSON once a sink needed it.
 #[derive(Debug)]
@@ -17,7 +18,7 @@ impl SharedEvent {
     /// The event as one line of JSON, without the newline. Serializing cannot fail, because the schema has no maps
     /// with keys other than strings; if it did, the line would be empty.
     pub fn line(&self) -> &Arc<str> {
-        self.line.get_or_init(|| serde_json::to_string(&self.event).unwrap_or_default().into())
+        self.line.get_or_init(|| to_json(&self.event).unwrap_or_default().into())
     }
 }
 

@@ -1,6 +1,9 @@
 //! Phrases shared by event messages and incident summaries.
 
+use std::borrow::Cow;
+
 use super::culprit::{Culprit, RunBy, culprit};
+use crate::escape::name;
 use crate::event::{Actor, Container, MountHolder, Neighbor, Pod, Target};
 use crate::observation::{Access, Verdict};
 
@@ -21,7 +24,7 @@ pub(crate) fn target_label(target: &Target) -> Option<String> {
         (Some(pod), _) => format!("pod {}", pod_label(pod)),
         (None, Some(container)) => format!("container {}", container_label(container)),
         (None, None) => match (&target.netns_name, &target.process) {
-            (Some(name), _) => format!("namespace {name}"),
+            (Some(netns), _) => format!("namespace {}", name(netns)),
             (None, None) => return None,
             // Its owner chooses the names of processes and control groups.
             (None, Some(process)) if target.userns.is_some() => {
@@ -29,11 +32,13 @@ pub(crate) fn target_label(target: &Target) -> Option<String> {
             }
             (None, Some(process)) => {
                 let group = target.unit.as_ref().or(target.cgroup.as_ref().filter(|path| *path != "/"));
-                let group = group.map_or_else(String::new, |group| format!(", {group}"));
+                let group = group.map_or_else(String::new, |group| format!(", {}", name(group)));
                 // There any user chooses the names of his processes.
-                let name =
-                    if target.is_foreign() { "a process in another user namespace" } else { &process.comm };
-                format!("the network namespace of {name} (pid {}{group})", process.pid)
+                let process_name = match target.is_foreign() {
+                    true => "a process in another user namespace".into(),
+                    false => name(&process.comm),
+                };
+                format!("the network namespace of {process_name} (pid {}{group})", process.pid)
             }
         },
     })
@@ -42,8 +47,8 @@ pub(crate) fn target_label(target: &Target) -> Option<String> {
 /// A pod by namespace and name, else by its uid.
 pub(crate) fn pod_label(pod: &Pod) -> String {
     match (&pod.namespace, &pod.name) {
-        (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
-        _ => pod.uid.clone(),
+        (Some(namespace), Some(pod)) => name(&format!("{namespace}/{pod}")).into_owned(),
+        _ => name(&pod.uid).into_owned(),
     }
 }
 
@@ -53,8 +58,8 @@ fn claimant_label(container: &Container, pod: &Pod) -> String {
 }
 
 /// A container's name, or its short id.
-pub(crate) fn container_label(container: &Container) -> &str {
-    container.name.as_deref().unwrap_or_else(|| container.id.get(..12).unwrap_or(&container.id))
+pub(crate) fn container_label(container: &Container) -> Cow<'_, str> {
+    name(container.name.as_deref().unwrap_or_else(|| container.id.get(..12).unwrap_or(&container.id)))
 }
 
 /// Who did it, by command name and pid: `calico (pid 28997)`, with the pod or container of the actor. Where the actor is
@@ -67,15 +72,15 @@ pub(crate) fn actor_phrase(actor: &Actor) -> String {
         return text;
     }
     let Culprit { comm, pid, run_by, tool } = culprit(actor);
-    let mut text = format!("{comm} (pid {pid})");
+    let mut text = format!("{} (pid {pid})", name(comm));
     text.push_str(&actor_owner_phrase(actor));
     match run_by {
         RunBy::Nobody => {}
-        RunBy::Program(comm) => text.push_str(&format!(", run by {comm}")),
-        RunBy::Shell(comm, pid) => text.push_str(&format!(", run by {comm} (pid {pid})")),
+        RunBy::Program(comm) => text.push_str(&format!(", run by {}", name(comm))),
+        RunBy::Shell(comm, pid) => text.push_str(&format!(", run by {} (pid {pid})", name(comm))),
     }
     if let Some(tool) = tool {
-        text.push_str(&format!(", by means of {tool}"));
+        text.push_str(&format!(", by means of {}", name(tool)));
     }
     text
 }
@@ -89,15 +94,15 @@ fn foreign_actor_phrase(actor: &Actor) -> String {
 /// An actor on the host that an unprivileged user runs: the name of the process is what that user calls it.
 fn user_actor_phrase(actor: &Actor) -> Option<String> {
     let uid = actor.uid.filter(|uid| *uid != 0 && actor.container.is_none())?;
-    Some(format!("a process of uid {uid} called {} (pid {})", actor.comm, actor.pid))
+    Some(format!("a process of uid {uid} called {} (pid {})", name(&actor.comm), actor.pid))
 }
 
 /// The owner of an actor as the end of a phrase, ` of pod NAMESPACE/NAME`; empty for the host.
 fn actor_owner_phrase(actor: &Actor) -> String {
     match (&actor.pod, &actor.container) {
         (Some(pod), Some(container)) if pod.claimed => format!(" of {}", claimant_label(container, pod)),
-        (Some(Pod { namespace: Some(namespace), name: Some(name), .. }), _) => {
-            format!(" of pod {namespace}/{name}")
+        (Some(pod @ Pod { namespace: Some(_), name: Some(_), .. }), _) => {
+            format!(" of pod {}", pod_label(pod))
         }
         (_, Some(container)) => format!(" of container {}", container_label(container)),
         (_, None) => String::new(),
@@ -115,9 +120,11 @@ pub(crate) fn repeated_actor_phrase(actor: &Actor) -> String {
     let culprit = culprit(actor);
     match (culprit.tool, culprit.run_by, &actor.unit) {
         (Some(_), ..) => actor_phrase(actor),
-        (None, RunBy::Shell(comm, pid), _) => format!("{}, run by {comm} (pid {pid})", actor.comm),
-        (None, _, Some(unit)) => format!("{} of {unit}", actor.comm),
-        (None, _, None) => actor.comm.clone(),
+        (None, RunBy::Shell(comm, pid), _) => {
+            format!("{}, run by {} (pid {pid})", name(&actor.comm), name(comm))
+        }
+        (None, _, Some(unit)) => format!("{} of {}", name(&actor.comm), name(unit)),
+        (None, _, None) => name(&actor.comm).into_owned(),
     }
 }
 
@@ -185,7 +192,7 @@ pub(crate) fn copies_phrase(holders: &[MountHolder]) -> Option<String> {
 fn holder_label(holder: &MountHolder) -> String {
     let container =
         holder.container.as_ref().map(|container| format!(" of container {}", container_label(container)));
-    format!("{} (pid {}){}", holder.comm, holder.pid, container.unwrap_or_default())
+    format!("{} (pid {}){}", name(&holder.comm), holder.pid, container.unwrap_or_default())
 }
 
 /// The cause of a neighbor change as the end of a sentence; `actor_named`: the sentence ends with the actor.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fmt::{self, Write as _};
 use std::net::IpAddr;
 
+use crate::escape::to_json;
 use crate::event::{Container, Event, Pod, Role, Visitor};
 
 /// Holders whose names become keys; a mount can have hundreds.
@@ -113,7 +114,7 @@ impl Key {
             _ => &self.value,
         };
         // Strings stand in JSON as JSON writes them; the quotes are not part of a prefix.
-        let quoted = serde_json::Value::from(part).to_string();
+        let quoted = to_json(part).unwrap_or_default();
         quoted[1..quoted.len() - 1].to_owned()
     }
 }

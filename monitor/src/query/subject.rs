@@ -15,6 +15,7 @@ use super::Record;
 use super::filter::is_uid;
 use super::key::{Family, Key, Lookup};
 use crate::core::state::NodeState;
+use crate::escape::name;
 use crate::event::{Container, Pod, Role, Visitor};
 
 mod found;
@@ -267,13 +268,13 @@ impl Known<'_> {
             .map(|((netns, ifname), indexes)| interface_subject(*netns, ifname, indexes, state));
         let processes = self.processes.iter().map(|(pid, comm)| Subject {
             kind: SubjectKind::Process,
-            label: format!("process {pid} ({comm})"),
+            label: format!("process {pid} ({})", name(comm)),
             handle: format!("pid:{pid}"),
             lookups: vec![Lookup::exact(Family::Pid, pid.to_string())],
         });
         let named = |kind, what: &str, family, value: &String| Subject {
             kind,
-            label: format!("{what} {value}"),
+            label: format!("{what} {}", name(value)),
             handle: Key::new(family, value).to_string(),
             lookups: vec![Lookup::exact(family, value)],
         };

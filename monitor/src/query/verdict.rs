@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::story::{Step, StoryIncident};
+use crate::diagnose::Suspicion;
+use crate::escape::name;
 use crate::event::{CloseReason, Confidence, Severity};
 
 /// Maximum number of causes in the sentence.
@@ -74,7 +76,7 @@ pub fn conclude(incidents: &[StoryIncident], steps: &[Step]) -> Verdict {
             confidence: step
                 .actor
                 .as_ref()
-                .filter(|actor| actor.userns.is_some() || step.message.contains(&actor.comm))
+                .filter(|actor| actor.userns.is_some() || step.message.contains(&*name(&actor.comm)))
                 .map(|actor| actor.confidence),
             since: Some(step.time.clone()),
             ..harmless(format!("{}; no incident is known of it", without_stop(&step.message)))

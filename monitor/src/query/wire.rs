@@ -15,6 +15,7 @@ use super::key::Lookup;
 use super::record::timestamp;
 use super::time;
 
+use crate::escape::{self, to_json};
 /// Why a request cannot be answered.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RequestError {
@@ -300,7 +301,7 @@ pub struct VersionAnswer {
 /// When the extent cannot become JSON.
 pub fn write_page(page: &Page, extent: Extent) -> Result<String, serde_json::Error> {
     let next = page.next.map(|next| next.to_string());
-    let mut body = serde_json::to_string(&EventsAnswer { extent, next, events: Vec::new() })?;
+    let mut body = to_json(&EventsAnswer { extent, next, events: Vec::new() })?;
     // The list of events is the last field.
     body.truncate(body.len() - "]}".len());
     body.reserve(page.events.iter().map(|found| found.line.len() + 1).sum::<usize>() + 2);
@@ -308,7 +309,8 @@ pub fn write_page(page: &Page, extent: Extent) -> Result<String, serde_json::Err
         if index > 0 {
             body.push(',');
         }
-        body.push_str(&found.line);
+        // It may be of a version that escaped less.
+        body.push_str(&escape::json(&found.line));
     }
     body.push_str("]}");
     Ok(body)

@@ -6,6 +6,7 @@ use std::fmt::{self, Write};
 use jiff::Timestamp;
 
 use super::{Escaped, Pretty, Style, escaped, severity_style};
+use crate::escape;
 use crate::event::wording::users;
 use crate::event::{
     Actor, ActorSource, Confidence, Container, Details, Event, MountHolder, Object, Pod, Target, Unreadable,
@@ -98,7 +99,7 @@ impl Pretty {
     }
 
     fn actor(&self, actor: &Actor, out: &mut String) -> fmt::Result {
-        let mut words = vec![format!("{} (pid {})", Escaped(&actor.comm), actor.pid)];
+        let mut words = vec![format!("{} (pid {})", escape::name(&actor.comm), actor.pid)];
         words.extend(actor.exe.as_deref().map(escaped));
         match (&actor.container, &actor.pod, &actor.unit) {
             (None, None, Some(unit)) => words.push(escaped(unit)),
@@ -121,7 +122,7 @@ impl Pretty {
             let chain: Vec<String> = actor
                 .ancestors
                 .iter()
-                .map(|ancestor| format!("← {}({})", Escaped(&ancestor.comm), ancestor.pid))
+                .map(|ancestor| format!("← {}({})", escape::name(&ancestor.comm), ancestor.pid))
                 .collect();
             self.detail("", &self.paint(Style::Dim, &chain.join(" ")), out)?;
         }
@@ -159,7 +160,7 @@ impl Pretty {
         self.detail(if users(holders).next().is_none() { "held" } else { "" }, verdict, out)?;
         for Unreadable { pid, comm, reason } in event.holders_unreadable.iter().take(MAX_HOLDERS) {
             let process = match (pid, comm) {
-                (Some(pid), Some(comm)) => format!("{comm} (pid {pid}): "),
+                (Some(pid), Some(comm)) => format!("{} (pid {pid}): ", escape::name(comm)),
                 (Some(pid), None) => format!("pid {pid}: "),
                 (None, _) => String::new(),
             };
@@ -262,7 +263,7 @@ fn namespace(target: &Target) -> Option<String> {
     let process = target.process.as_ref().map(|process| {
         let group =
             target.unit.as_ref().or(target.cgroup.as_ref()).map(|group| format!(" · {}", Escaped(group)));
-        format!("{} (pid {}){}", Escaped(&process.comm), process.pid, group.unwrap_or_default())
+        format!("{} (pid {}){}", escape::name(&process.comm), process.pid, group.unwrap_or_default())
     });
     match (name, process) {
         (Some(name), Some(process)) => Some(format!("{name} · {process}")),
@@ -292,13 +293,13 @@ fn container_words(container: &Container) -> String {
         .map(escaped)
         .collect();
     match &container.name {
-        Some(name) => format!("container {} ({})", Escaped(name), facts.join(", ")),
+        Some(own) => format!("container {} ({})", escape::name(own), facts.join(", ")),
         None => format!("container {}", facts.join(", ")),
     }
 }
 
 fn name(holder: &MountHolder) -> String {
-    format!("{} (pid {})", Escaped(&holder.comm), holder.pid)
+    format!("{} (pid {})", escape::name(&holder.comm), holder.pid)
 }
 
 fn holder_line(holder: &MountHolder, mountpoint: &str, width: usize) -> String {

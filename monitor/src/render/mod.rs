@@ -4,14 +4,15 @@
 //! are not wrapped. Names, messages and paths come
 //! from outside and may hold terminal escapes, so control characters are escaped.
 
-use std::fmt::{self, Write};
-
 use jiff::tz::TimeZone;
 
+use crate::escape::Escaped;
 use crate::event::Severity;
 
 mod event;
 pub use event::Transcript;
+mod fold;
+pub use fold::Fold;
 
 pub mod incident;
 mod paragraph;
@@ -67,33 +68,8 @@ fn severity_style(severity: Severity) -> Style {
     }
 }
 
-/// Text with control characters and bidirectional controls escaped.
+/// Text with control characters and hidden ones escaped.
 #[must_use]
 pub fn escaped(text: &str) -> String {
     Escaped(text).to_string()
-}
-
-/// Displays text with everything escaped that would control a terminal or reorder text.
-struct Escaped<'a>(&'a str);
-
-impl fmt::Display for Escaped<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
-            return f.write_str(self.0);
-        }
-        for c in self.0.chars() {
-            match c {
-                '\n' => f.write_str("\\n")?,
-                '\t' => f.write_str("\\t")?,
-                '\r' => f.write_str("\\r")?,
-                c if c.is_control() && u32::from(c) <= 0xff => write!(f, "\\x{:02x}", u32::from(c))?,
-                // Line separators and the bidirectional controls.
-                '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                    write!(f, "{}", c.escape_unicode())?;
-                }
-                c => f.write_char(c)?,
-            }
-        }
-        Ok(())
-    }
 }

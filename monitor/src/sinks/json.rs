@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use crate::escape::write_json;
 use crate::event::Event;
 
 /// Appends the event and a newline.
@@ -17,7 +18,7 @@ pub fn write(event: &Event, out: &mut Vec<u8>) -> io::Result<()> {
 /// # Errors
 /// When they cannot be written.
 pub fn write_to(event: &Event, out: &mut impl Write) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, event)?;
+    write_json(&mut *out, event)?;
     out.write_all(b"\n")
 }
 

@@ -13,6 +13,7 @@ use super::pods::Written;
 use super::runs::PreviousRun;
 use super::{Limits, StoreError, failed, lookup, time};
 use crate::clock::boot_now;
+use crate::escape::{to_json, write_json};
 use crate::event::{Event, Incident, Severity};
 
 /// Writes to the store; there is only one at a time.
@@ -155,7 +156,7 @@ impl Writer {
         self.begin()?;
         let mut json = std::mem::take(&mut self.json);
         json.clear();
-        let done = match serde_json::to_writer(&mut json, event) {
+        let done = match write_json(&mut json, event) {
             Ok(()) => self.insert_line(event, std::str::from_utf8(&json).unwrap_or_default()),
             // Serializing an event cannot fail: the schema has no maps with keys other than strings.
             Err(_) => Ok(()),
@@ -214,7 +215,7 @@ impl Writer {
     /// When it cannot be written; then the transaction is lost, and the caller drops the writer.
     pub fn restore_incident(&mut self, event: &Event) -> Result<(), StoreError> {
         self.begin()?;
-        let json = serde_json::to_string(event).unwrap_or_default();
+        let json = to_json(event).unwrap_or_default();
         let Some(incident) = &event.incident else { return Ok(()) };
         self.put_incident(event, incident, &json)?;
         self.put_evidence(incident)

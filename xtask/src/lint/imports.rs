@@ -5,11 +5,12 @@ use super::files::File;
 use super::rules::Finding;
 
 /// Modules that every other may import, in their order: each may import those before it.
-const GROUND_FLOOR: [&str; 9] = [
+const GROUND_FLOOR: [&str; 10] = [
     "names",
     "pairs",
     "build_info",
     "error_chain",
+    "escape",
     "namespace",
     "clock",
     "redact",

@@ -2,6 +2,7 @@
 
 use super::{EBUSY, QueuedUmount, Scan};
 use crate::core::Core;
+use crate::escape::name;
 use crate::event::wording::{actor_phrase, copies_phrase, holders_phrase, owner_phrase, users};
 use crate::event::{Confidence, Event, Kind, Mount, MountHolder, Severity, Target, Unreadable, Volume};
 use crate::node::mounts::BusyMount;
@@ -204,9 +205,9 @@ fn unreadable(report: Option<&HolderReport>, complete: bool, verdict: Verdict) -
 /// A pod volume by its name, any other mount by its path.
 fn mount_phrase(path: &str, volume: Option<&Volume>, target: Option<&Target>) -> String {
     match (volume, target) {
-        (Some(volume), Some(target)) => format!("volume {}{}", volume.name, owner_phrase(target)),
+        (Some(volume), Some(target)) => format!("volume {}{}", name(&volume.name), owner_phrase(target)),
         // In a namespace of somebody else, where any path may be made.
-        (None, Some(target)) => format!("{path}{}", owner_phrase(target)),
-        (_, None) => path.to_owned(),
+        (None, Some(target)) => format!("{}{}", name(path), owner_phrase(target)),
+        (_, None) => name(path).into_owned(),
     }
 }

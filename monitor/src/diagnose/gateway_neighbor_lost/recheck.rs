@@ -10,6 +10,7 @@ use super::{
 };
 use crate::diagnose::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use crate::diagnose::{CAPACITY, Context, STARTUP_GRACE};
+use crate::escape::name;
 use crate::event::wording::target_label;
 use crate::event::{CloseReason, Confidence, Neighbor, Severity, Target};
 use crate::node::containers::is_live;
@@ -458,6 +459,6 @@ fn entry(node: &NodeView<'_>, key: NeighborKey, reason: FaultReason) -> Neighbor
 fn mismatch(node: &NodeView<'_>, key: NeighborKey, gateway: &Gateway) -> String {
     let lladdr = gateway.lladdr().map_or_else(String::new, ToString::to_string);
     let expected = node.gateway_lladdr(key).map_or_else(String::new, ToString::to_string);
-    let end = node.host_end(key.netns, key.ifindex).map_or("the host", |end| end.ifname.as_str());
+    let end = node.host_end(key.netns, key.ifindex).map_or("the host".into(), |end| name(&end.ifname));
     format!("points to {lladdr}, but {end} is reached by {expected}")
 }

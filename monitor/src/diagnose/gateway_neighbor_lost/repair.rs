@@ -3,6 +3,7 @@
 use super::{Fault, FaultReason};
 use crate::diagnose::Context;
 use crate::diagnose::advice::{advice, list_sandboxes, of_process, restart};
+use crate::escape::name;
 use crate::event::{Actor, Advice, Container, NamedProcess, Pod, Risk, Target};
 use crate::node::view::NodeView;
 use crate::observation::{LinkFacts, LlAddr, NeighborKey, iff};
@@ -40,7 +41,7 @@ pub(super) fn advice_for(
 /// What to do with the pod. Where the removal of an older sandbox of its name may be failing, that is what took the
 /// entry, and it would take the next pod's: then the pod is better not deleted.
 fn about_pod(node: &NodeView<'_>, fault: &Fault, pod: &Pod, container: Option<&Container>) -> Option<Advice> {
-    let (namespace, name) = (pod.namespace.as_deref()?, pod.name.as_deref()?);
+    let (namespace, pod_name) = (pod.namespace.as_deref()?, pod.name.as_deref()?);
     let kubelet = fault.objects.actor.as_deref().is_some_and(is_of_kubelet);
     if kubelet || has_older_sandbox(node, pod, container) {
         let command = list_sandboxes(node, container?, pod)?;
@@ -49,7 +50,7 @@ fn about_pod(node: &NodeView<'_>, fault: &Fault, pod: &Pod, container: Option<&C
         return Some(advice(text, Risk::Read, &command));
     }
     let text = "delete the pod; its controller makes a new one with a new network";
-    Some(advice(text, Risk::Restart, &["kubectl", "-n", namespace, "delete", "pod", name]))
+    Some(advice(text, Risk::Restart, &["kubectl", "-n", namespace, "delete", "pod", pod_name]))
 }
 
 /// Whether the kubelet may have started it, as it starts network plugins. Only withholds advice, so a name is enough.
@@ -127,7 +128,7 @@ fn is_in_use(node: &NodeView<'_>, key: NeighborKey) -> bool {
 /// What the model shows to be healthy.
 pub(super) fn ruled_out(node: &NodeView<'_>, key: NeighborKey) -> Vec<String> {
     let Some(link) = link(node, key) else { return Vec::new() };
-    let ifname = &link.ifname;
+    let ifname = name(&link.ifname);
     let mut healthy = Vec::new();
     if is_up(link) {
         healthy.push(format!("{ifname} is up"));
@@ -137,7 +138,7 @@ pub(super) fn ruled_out(node: &NodeView<'_>, key: NeighborKey) -> Vec<String> {
     }
     let Some(end) = node.host_end(key.netns, key.ifindex) else { return healthy };
     if is_up(end) {
-        healthy.push(format!("its host end {} is up", end.ifname));
+        healthy.push(format!("its host end {} is up", name(&end.ifname)));
     }
     let namespace = node.namespaces.get(key.netns);
     let former =
@@ -145,7 +146,7 @@ pub(super) fn ruled_out(node: &NodeView<'_>, key: NeighborKey) -> Vec<String> {
     if let (Some(expected), Some(former)) = (node.gateway_lladdr(key), former)
         && expected == former
     {
-        healthy.push(format!("{} still has the MAC address {former} of the entry", end.ifname));
+        healthy.push(format!("{} still has the MAC address {former} of the entry", name(&end.ifname)));
     }
     healthy
 }

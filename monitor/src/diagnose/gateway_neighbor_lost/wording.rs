@@ -1,6 +1,7 @@
 //! Summary of an incident.
 
 use super::{Fault, FaultReason};
+use crate::escape::name;
 use crate::event::Event;
 use crate::event::wording::{actor_phrase, cause_phrase};
 use crate::observation::NeighborKey;
@@ -26,7 +27,7 @@ pub(super) fn what_happened(event: &Event) -> String {
 pub(super) fn summary(fault: &Fault, key: NeighborKey) -> String {
     let Fault { owner, ifname, what_happened, .. } = fault;
     let kind = if fault.learned { "" } else { "static " };
-    let (label, address) = (&owner.label, key.address);
+    let (label, address, ifname) = (&owner.label, key.address, name(ifname));
     let protocol = if address.is_ipv4() { "ARP" } else { "neighbor" };
     match fault.reason {
         FaultReason::Missing => {

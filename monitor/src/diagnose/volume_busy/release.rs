@@ -1,6 +1,7 @@
 //! What to do about a busy volume, and what does not hold it.
 
 use crate::diagnose::advice::{advice, of_process, replace_in_pod, restart};
+use crate::escape::name;
 use crate::event::wording::{pod_label, users};
 use crate::event::{Advice, Event, Mount, MountHolder, Pod, Risk};
 use crate::node::view::NodeView;
@@ -49,8 +50,8 @@ fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount, seen: BootN
     let deleted = mount.volume.as_ref().map(|volume| volume.pod_uid.as_str());
     let pod = Pod::confirmed(holder.pod.as_ref());
     let other_pod = pod.filter(|pod| Some(pod.uid.as_str()) != deleted);
-    if let Some(Pod { namespace: Some(namespace), name: Some(name), .. }) = other_pod {
-        let command = ["kubectl", "-n", namespace, "delete", "pod", name];
+    if let Some(Pod { namespace: Some(namespace), name: Some(pod), .. }) = other_pod {
+        let command = ["kubectl", "-n", namespace, "delete", "pod", pod];
         return advice("delete the pod that holds it", Risk::Restart, &command);
     }
     let in_pod = holder.container.as_ref().filter(|_| pod.is_some());
@@ -69,7 +70,7 @@ fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount, seen: BootN
         let text = format!(
             "end the file server that holds it; pod {} loses the volume at {}",
             pod_label(&serves.pod),
-            serves.mountpoint
+            name(&serves.mountpoint)
         );
         return of_process(advice(&text, Risk::Destructive, &["kill", &pid]), holder.pid, seen);
     }

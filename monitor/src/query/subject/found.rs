@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use super::{PodNames, Subject, SubjectKind};
 use crate::core::state::{NetnsStatus, NodeState};
+use crate::escape::name;
 use crate::event::Container;
 use crate::query::Record;
 use crate::query::key::{Family, Key, Lookup};
@@ -70,11 +71,11 @@ pub(super) fn path_subject(path: &str, records: &[Record]) -> Option<Subject> {
         lookups: vec![lookup],
     };
     if let Some(mount) = mounts.iter().filter(is_above).max_by_key(|mount| mount.len()) {
-        return Some(subject(format!("mount {mount}"), mount, Lookup::exact(Family::Path, *mount)));
+        return Some(subject(format!("mount {}", name(mount)), mount, Lookup::exact(Family::Path, *mount)));
     }
     let lookup = below(path);
     let any = mounts.iter().any(|mount| lookup.matches(&Key::new(Family::Path, *mount)));
-    any.then(|| subject(format!("mounts below {path}"), path, lookup))
+    any.then(|| subject(format!("mounts below {}", name(path)), path, lookup))
 }
 
 /// The owner of a namespace in words; empty where it is not known.
@@ -87,10 +88,10 @@ pub(super) fn owner_of(namespace: &NetnsStatus, state: &NodeState) -> String {
     }
 }
 
-pub(super) fn pod_subject(name: &str, names: &PodNames, state: Option<&NodeState>) -> Subject {
+pub(super) fn pod_subject(full: &str, names: &PodNames, state: Option<&NodeState>) -> Subject {
     let mut lookups: Vec<Lookup> = names.uids.iter().map(|uid| Lookup::exact(Family::Uid, uid)).collect();
     if names.named {
-        lookups.push(Lookup::exact(Family::Pod, name));
+        lookups.push(Lookup::exact(Family::Pod, full));
     }
     if let Some(state) = state {
         for pod in state.pods.iter().filter(|pod| names.uids.contains(&pod.pod.uid)) {
@@ -103,8 +104,8 @@ pub(super) fn pod_subject(name: &str, names: &PodNames, state: Option<&NodeState
     let family = if names.named { Family::Pod } else { Family::Uid };
     Subject {
         kind: SubjectKind::Pod,
-        label: format!("pod {name}"),
-        handle: Key::new(family, name).to_string(),
+        label: format!("pod {}", name(full)),
+        handle: Key::new(family, full).to_string(),
         lookups,
     }
 }
@@ -121,10 +122,29 @@ pub(super) fn container_subject(container: &Container, state: Option<&NodeState>
     Subject {
         kind: SubjectKind::Container,
         label: match &container.name {
-            Some(name) => format!("container {name} ({short})"),
+            Some(own) => format!("container {} ({short})", name(own)),
             None => format!("container {short}"),
         },
         handle: format!("container:{short}"),
+        lookups,
+    }
+}
+
+/// Successive namespaces of one name.
+pub(super) fn named_netns_subject(own: &str, inodes: &BTreeSet<u32>, state: Option<&NodeState>) -> Subject {
+    let mut lookups = vec![
+        Lookup::exact(Family::NetnsName, own),
+        // Where `ip netns` mounts it.
+        Lookup::exact(Family::Path, format!("/run/netns/{own}")),
+    ];
+    for netns in inodes {
+        lookups.push(Lookup::exact(Family::Netns, netns.to_string()));
+        lookups.extend(state.into_iter().flat_map(|state| interfaces_of(state, *netns)));
+    }
+    Subject {
+        kind: SubjectKind::Netns,
+        label: format!("network namespace {}", name(own)),
+        handle: Key::new(Family::NetnsName, own).to_string(),
         lookups,
     }
 }
@@ -173,7 +193,7 @@ pub(super) fn interface_subject(
     let newest = indexes.last().copied().unwrap_or_default();
     Subject {
         kind: SubjectKind::Interface,
-        label: format!("interface {ifname} of {place}"),
+        label: format!("interface {} of {place}", name(ifname)),
         handle: format!("interface:{netns}/{newest}"),
         lookups,
     }

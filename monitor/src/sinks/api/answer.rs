@@ -18,6 +18,7 @@ use super::stream;
 use crate::core::state::NodeState;
 use crate::error_chain::chain;
 use crate::event::SCHEMA;
+use crate::escape::to_json;
 use crate::http::{
     Connection, JSON, NDJSON, Response, method_not_allowed, respond, stream_body, text, whole,
 };
@@ -103,14 +104,14 @@ impl Answers {
         let history = Arc::clone(&self.history);
         searched(move || {
             let incidents = history.incidents(&filter)?;
-            serde_json::to_string(&wire::IncidentsAnswer { incidents }).map_err(broken)
+            to_json(&wire::IncidentsAnswer { incidents }).map_err(broken)
         })
         .await
     }
 
     async fn state(&self) -> Response {
         match self.model().await {
-            Ok(state) => searched(move || serde_json::to_string(&state).map_err(broken)).await,
+            Ok(state) => searched(move || to_json(&state).map_err(broken)).await,
             Err(refusal) => refusal,
         }
     }
@@ -137,7 +138,7 @@ impl Answers {
                 Some(older) => why(&Layered::new(newest, older), &subject)?,
                 None => why(newest.as_ref(), &subject)?,
             };
-            serde_json::to_string(&outcome).map_err(broken)
+            to_json(&outcome).map_err(broken)
         })
         .await
     }
@@ -156,8 +157,9 @@ impl Answers {
     }
 
     fn version(&self) -> Response {
-        let Identity { node, version, revision } = self.identity.clone();
-        match serde_json::to_string(&VersionAnswer { api: API, schema: SCHEMA, version, revision, node }) {
+        let Identity { node, version, revision, state_dir } = self.identity.clone();
+        let state_dir = Some(state_dir);
+        match to_json(&VersionAnswer { api: API, schema: SCHEMA, version, revision, node, state_dir }) {
             Ok(body) => respond(StatusCode::OK, JSON, whole(body)),
             Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         }
