@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use jiff::Timestamp;
 
+use super::client::remote::Remote;
 use super::{exit, fail, remark};
 use crate::config::{Config, Overrides, STATE_DIR};
 use crate::recording::bundle::{BundleError, bundle, is_recorded};
@@ -29,7 +30,11 @@ pub struct BundleArgs {
     /// File to write [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// State directory of the daemon [default: /var/lib/kevtmon]
+    /// Socket of the daemon, which names its state directory; not needed where that is given
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// State directory of the daemon [default: as the daemon at --socket names it, else as configured, else
+    /// /var/lib/kevtmon]
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// Configuration file of the daemon [default: /etc/kevtmon/kevtmon.toml, if it exists]
@@ -41,19 +46,12 @@ impl BundleArgs {
     /// Writes the bundle; returns the exit code.
     #[must_use]
     pub fn run(&self) -> u8 {
-        let overrides = Overrides {
-            file: self.config.clone(),
-            state_dir: self.state_dir.clone(),
-            node_name: Some("bundle".into()),
-            ..Overrides::default()
-        };
-        let config = match Config::load(&overrides) {
-            Ok(config) => config,
-            Err(error) => return fail(&error, exit::USAGE),
+        let state_dir = match self.find_state_dir() {
+            Ok(state_dir) => state_dir,
+            Err(code) => return code,
         };
         let writer = Writer::this_build(serde_json::Value::Null);
         let created = Timestamp::now().to_string();
-        let state_dir = config.get(&STATE_DIR);
         let deadline = Instant::now() + WINDOW_TIMEOUT;
         let pack = |out: &mut dyn Write| {
             loop {
@@ -82,5 +80,25 @@ impl BundleArgs {
             }
         };
         packed.map_or_else(|error| fail(&error, exit::FAILED), |()| exit::OK)
+    }
+
+    /// Where the recordings are, else the exit code.
+    fn find_state_dir(&self) -> Result<PathBuf, u8> {
+        if let (None, Some(socket)) = (&self.state_dir, &self.socket) {
+            let answer = Remote::connect(socket).and_then(|remote| remote.version());
+            let answer = answer.map_err(|error| fail(&error, exit::FAILED))?;
+            return answer.state_dir.ok_or_else(|| {
+                remark("the daemon is older and does not name its state directory: give --state-dir");
+                exit::FAILED
+            });
+        }
+        let overrides = Overrides {
+            file: self.config.clone(),
+            state_dir: self.state_dir.clone(),
+            node_name: Some("bundle".into()),
+            ..Overrides::default()
+        };
+        let config = Config::load(&overrides).map_err(|error| fail(&error, exit::USAGE))?;
+        Ok(config.get(&STATE_DIR))
     }
 }

@@ -67,6 +67,7 @@ impl Servers {
             node: config.get(&NODE_NAME),
             version: options.version.to_owned(),
             revision: options.revision.to_owned(),
+            state_dir: config.get(&STATE_DIR),
         };
         let server = api::Server::start(&config.get(&SOCKET), identity, Arc::clone(&memory), older, asking)?;
         Ok(Self { health, memory, boot_id, questions, _open: (metrics_server, server) })

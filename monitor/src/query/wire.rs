@@ -1,6 +1,7 @@
 //! Requests and responses between client and daemon: query strings and JSON bodies.
 
 use std::borrow::Cow;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use form_urlencoded::Serializer;
@@ -14,8 +15,8 @@ use super::history::{Extent, Found, IncidentView, Page};
 use super::key::Lookup;
 use super::record::timestamp;
 use super::time;
-
 use crate::escape::{self, to_json};
+
 /// Why a request cannot be answered.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RequestError {
@@ -293,6 +294,9 @@ pub struct VersionAnswer {
     pub revision: String,
     /// Node name.
     pub node: String,
+    /// State directory of the daemon, as it sees it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub state_dir: Option<PathBuf>,
 }
 
 /// A page as a body. The events are copied as they are.

@@ -1,5 +1,6 @@
 //! Routes requests: which path is answered from which data.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +18,8 @@ use super::memory::{Memory, Subscription};
 use super::stream;
 use crate::core::state::NodeState;
 use crate::error_chain::chain;
-use crate::event::SCHEMA;
 use crate::escape::to_json;
+use crate::event::SCHEMA;
 use crate::http::{
     Connection, JSON, NDJSON, Response, method_not_allowed, respond, stream_body, text, whole,
 };
@@ -41,6 +42,8 @@ pub struct Identity {
     pub version: String,
     /// Git revision of the program.
     pub revision: String,
+    /// Its state directory.
+    pub state_dir: PathBuf,
 }
 
 pub(super) struct Answers {

@@ -79,7 +79,12 @@ impl Rig {
                 let _ = question.send(Box::new(state));
             }
         });
-        let identity = Identity { node: "n".into(), version: "0".into(), revision: "r".into() };
+        let identity = Identity {
+            node: "n".into(),
+            version: "0".into(),
+            revision: "r".into(),
+            state_dir: "/state".into(),
+        };
         let server = Server::start(&path, identity, Arc::clone(&memory), older, asking).unwrap();
         Self { server: Some(server), core: fake, memory, metrics, path, _dir: dir }
     }
