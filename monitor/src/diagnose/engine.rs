@@ -13,9 +13,8 @@ use thiserror::Error;
 use super::finding::{Finding, Findings, IncidentObjects, Report};
 use super::identity::{IdGenerator, IncidentId};
 use super::incidents::{Incidents, OpenIncident};
-use super::past::past;
-use super::{CAPACITY, Context, Diagnosis, ModelChange};
-use crate::event::{CloseReason, Event, Incident, Kind, Severity, WallClock};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
+use crate::event::{CloseReason, Event, Incident, Kind, Severity, WallClock, past};
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, Request};
 
@@ -350,9 +349,7 @@ impl Engine {
         let mut incident = open.incident(self.clock);
         incident.closed = Some(self.clock.text(self.now));
         incident.close_reason = Some(reason);
-        // What was to be done about it was for the state that has ended.
-        incident.advice.clear();
-        incident.summary = past(&incident.summary);
+        past::end(&mut incident);
         let objects = open.objects().clone();
         self.changes.push(IncidentChange { kind: Kind::IncidentClosed, at: self.now, incident, objects });
     }

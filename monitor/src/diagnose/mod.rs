@@ -20,7 +20,7 @@ mod finding;
 mod gateway_neighbor_lost;
 mod identity;
 mod incidents;
-mod past;
+mod suspicion;
 mod timers;
 mod volume_busy;
 

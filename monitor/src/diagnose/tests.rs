@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::core::{Core, Output, Resume};
 use crate::event::{
-    Advice, CloseReason, Confidence, EVIDENCE_MAX, Kind, NamedProcess, Risk, Severity, Target,
+    Advice, CloseReason, Confidence, EVIDENCE_MAX, Kind, NamedProcess, Risk, Severity, Target, past,
 };
 use crate::observation::*;
 use crate::tests::model::Model;

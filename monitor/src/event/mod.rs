@@ -19,6 +19,7 @@ mod link;
 mod mount;
 mod neighbor;
 mod object;
+pub(crate) mod past;
 mod route;
 mod schema;
 mod shared;

@@ -3,6 +3,8 @@
 use rusqlite::params;
 
 use super::{StoreError, Writer, failed, time};
+use crate::escape::to_json;
+use crate::event::past;
 use crate::event::{CloseReason, Event, Incident, Kind};
 
 /// Closed incidents that are kept, however young; an incident takes about 2 KiB.
@@ -83,11 +85,11 @@ impl Writer {
         let Some(mut incident) = event.incident.take() else { return Ok(()) };
         incident.closed = Some(time::text(closed));
         incident.close_reason = Some(CloseReason::Expired);
-        incident.advice.clear();
+        past::end(&mut incident);
         event.kind = Kind::IncidentClosed;
         event.time = time::text(closed);
         event.incident = Some(incident.clone());
-        let json = serde_json::to_string(&event).unwrap_or_default();
+        let json = to_json(&event).unwrap_or_default();
         self.put_incident(&event, &incident, &json)
     }
 

@@ -1,4 +1,6 @@
-//! The summary of an incident that is over: what was wrong is told in the past tense.
+//! An incident that is over: what was wrong, and what was not, is told in the past tense.
+
+use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
@@ -20,9 +22,32 @@ const TENSES: [(&str, &str); 15] = [
     (": busy", ": it was busy"),
 ];
 
+/// The same of what was checked and found healthy.
+const HEALTHY: [(&str, &str); 6] = [
+    (" is up", " was up"),
+    (" is in place", " was in place"),
+    (" still has the MAC address ", " still had the MAC address "),
+    ("nothing is mounted below it", "nothing was mounted below it"),
+    ("no other mount namespace has a copy of it", "no other mount namespace had a copy of it"),
+    ("no process has a file, directory", "no process had a file, directory"),
+];
+
+/// Tells an incident in the past tense, without advice: what was to be done about it was for the state that has ended.
+pub(crate) fn end(incident: &mut Incident) {
+    incident.advice.clear();
+    incident.summary = past(&incident.summary);
+    for healthy in &mut incident.ruled_out {
+        *healthy = replaced(healthy, &HEALTHY);
+    }
+}
+
 /// A summary in the past tense.
-pub(super) fn past(summary: &str) -> String {
-    TENSES.iter().fold(summary.to_owned(), |text, (present, past)| text.replace(present, past))
+pub(crate) fn past(summary: &str) -> String {
+    replaced(summary, &TENSES)
+}
+
+fn replaced(text: &str, phrases: &[(&str, &str)]) -> String {
+    phrases.iter().fold(text.to_owned(), |text, (present, past)| text.replace(present, past))
 }
 
 #[cfg(test)]
@@ -50,5 +75,29 @@ mod tests {
             assert_eq!(past(present), expected);
             assert_eq!(past(expected), expected);
         }
+    }
+
+    #[test]
+    fn what_was_found_healthy_is_told_in_the_past_tense_too() {
+        let mut incident = Incident {
+            ruled_out: [
+                "eth0 is up",
+                "the default route via 10.0.0.1 is in place",
+                "its host end cali1 is up",
+                "cali1 still has the MAC address ee:ee:ee:ee:ee:ee of the entry",
+                "nothing is mounted below it",
+                "no other mount namespace has a copy of it",
+                "no process has a file, directory or program of it open",
+            ]
+            .map(str::to_owned)
+            .into(),
+            ..crate::tests::history::incident("a", 1)
+        };
+        end(&mut incident);
+        let once = incident.ruled_out.clone();
+        assert!(once.iter().all(|text| text.contains(" was ") || text.contains(" had ")), "{once:?}");
+        assert!(!once.iter().any(|text| text.contains(" is ") || text.contains(" has ")), "{once:?}");
+        end(&mut incident);
+        assert_eq!(incident.ruled_out, once);
     }
 }
