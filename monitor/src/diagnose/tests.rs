@@ -376,7 +376,7 @@ fn the_events_of_a_volume_that_cannot_be_unmounted() {
     let node = scenario_of_the_busy_volume();
     let volume = "volume cam-pv-50g of pod cam/cam1-78b6fc6bc8-cjsw5";
     let held = "held by glusterfs (pid 94549) with an open file";
-    let busy = format!("warning mount.busy umount of {volume} refused: {held}");
+    let busy = format!("warning mount.busy umount of {volume} by umount (pid 30001) refused: {held}");
 
     let trouble = format!(
         "volume cam-pv-50g (kubernetes.io/glusterfs) of pod cam/cam1-78b6fc6bc8-cjsw5 cannot be unmounted by umount \

@@ -131,6 +131,18 @@ pub(crate) fn is_umount_program(comm: &str, exe: Option<&str>) -> bool {
     is_called(comm, exe, is_one)
 }
 
+/// Who tries to unmount, by process id and command name: the nearest process above the program that unmounts, which is
+/// another process each time.
+pub(crate) fn umount_caller(actor: &Actor) -> (u32, &str) {
+    let own = (actor.pid, actor.comm.as_str());
+    if !is_umount_program(&actor.comm, actor.exe.as_deref()) {
+        return own;
+    }
+    let is_caller = |above: &&AncestorRef| !is_umount_program(&above.comm, above.exe.as_deref());
+    let caller = actor.ancestors.iter().find(is_caller).or(actor.ancestors.last());
+    caller.map_or(own, |caller| (caller.pid, caller.comm.as_str()))
+}
+
 /// Programs above a process, nearest first, up to who starts programs for others.
 fn programs(ancestors: &[AncestorRef]) -> impl Iterator<Item = &AncestorRef> {
     ancestors
@@ -280,18 +292,6 @@ mod tests {
     }
 
     #[test]
-    fn umount_and_what_runs_it_elsewhere_are_no_callers() {
-        for comm in ["umount", "umount.nfs", "fusermount3", "busybox", "nsenter", "systemd-run"] {
-            assert!(is_umount_program(comm, None), "{comm}");
-        }
-        for comm in ["kubelet", "sh", "umountall", "ip"] {
-            assert!(!is_umount_program(comm, None), "{comm}");
-        }
-        assert!(is_umount_program("umount", Some("/bin/busybox")));
-        assert!(!is_umount_program("umount", Some("/usr/sbin/agent")));
-    }
-}
-    #[test]
     fn a_name_that_looks_like_a_sentence_is_quoted() {
         for (comm, above, phrase) in [
             ("kubelet (pid 1)", &[][..], r#""kubelet (pid 1)" (pid 100)"#),
@@ -305,3 +305,15 @@ mod tests {
         assert_eq!(actor_phrase(&user), r#"a process of uid 1000 called "kubelet (pid 1)" (pid 100)"#);
     }
 
+    #[test]
+    fn umount_and_what_runs_it_elsewhere_are_no_callers() {
+        for comm in ["umount", "umount.nfs", "fusermount3", "busybox", "nsenter", "systemd-run"] {
+            assert!(is_umount_program(comm, None), "{comm}");
+        }
+        for comm in ["kubelet", "sh", "umountall", "ip"] {
+            assert!(!is_umount_program(comm, None), "{comm}");
+        }
+        assert!(is_umount_program("umount", Some("/bin/busybox")));
+        assert!(!is_umount_program("umount", Some("/usr/sbin/agent")));
+    }
+}

@@ -11,6 +11,7 @@ pub mod coverage;
 pub mod filter;
 pub mod history;
 pub mod key;
+pub mod likeness;
 pub mod record;
 pub mod story;
 pub mod subject;

@@ -11,6 +11,7 @@ use super::Record;
 use super::coverage::{Coverage, Missing, Unseen};
 use super::history::IncidentView;
 use super::key::keys;
+use super::likeness;
 use super::record::timestamp;
 use super::subject::Subject;
 use super::verdict::{self, Verdict};
@@ -128,7 +129,7 @@ pub struct Step {
     /// The process that did it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub actor: Option<Actor>,
-    /// The same again, told once.
+    /// The same again, of other neighbors or containers perhaps, told once.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub repeated: Option<Repeated>,
     /// When the episodes of the incidents opened that it is evidence of.
@@ -140,6 +141,9 @@ pub struct Step {
 
 /// How often the event of a step happened again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+    /// What it has in common with its repetitions.
+    #[serde(skip)]
+    likeness: String,
 pub struct Repeated {
     /// How many more.
     pub count: u64,
@@ -172,7 +176,7 @@ pub fn build(parts: Parts<'_>) -> Story {
     let advice = verdict::main_incident(&ordered)
         .and_then(|incident| parts.incidents.iter().find(|view| view.incident.id == incident.id))
         .filter(|view| view.is_open())
-        .map(|view| view.incident.advice.clone());
+        .map(|view| view.incident.advice.iter().filter(|step| !leads_here(step)).cloned().collect());
     let (steps, steps_omitted) = shortened(folded(all));
     let node = parts.coverage.state.map_or(&parts.coverage.extent.node, |state| &state.node).clone();
     Story {
@@ -195,6 +199,11 @@ fn unseen(what: Missing) -> Unseen {
 /// Causes first, the rest by time. A cycle is broken at its oldest.
 fn in_causal_order(incidents: &[IncidentView]) -> Vec<StoryIncident> {
     let mut rest: Vec<&IncidentView> = incidents.iter().collect();
+/// Whether a step leads to the story that is being read: an incident knows no other way to it.
+fn leads_here(step: &Advice) -> bool {
+    step.command.starts_with("kevtmon why ")
+}
+
     rest.sort_by_key(|view| (timestamp(&view.incident.opened), view.incident.id.as_str()));
     // Of several episodes, the latest stands for the incident.
     let by_id: BTreeMap<&str, &IncidentView> =
@@ -284,46 +293,62 @@ fn step(record: &Record, parts: &Parts<'_>) -> Step {
     }
 }
 
-/// Tells what happens again and again once, with how often and until when. Only steps of one kind in a row are folded:
-/// a mount that is busy again after it was released is another matter.
+/// Tells what happens again and again once, with how often and until when. Where other kinds came between, the last time
+/// stands for itself, too: what is so in the end follows from the order.
 fn folded(steps: Vec<Step>) -> Vec<Step> {
-    let mut told: Vec<Step> = Vec::new();
-    // The steps of the present kind, by what they have in common: callers may take turns.
-    let mut run: BTreeMap<String, usize> = BTreeMap::new();
+        likeness: likeness::likeness(event, &record.kind),
+    let mut told: Vec<Option<Step>> = Vec::new();
+    // By what they have in common: callers may take turns.
+    let mut alike: BTreeMap<String, Alike> = BTreeMap::new();
+    let (mut last_kind, mut kinds) = (String::new(), 0);
     for step in steps {
-        if told.last().is_some_and(|last| last.kind != step.kind) {
-            run.clear();
+        if likeness::run(&last_kind) != likeness::run(&step.kind) {
+            alike.clear();
         }
-        let shape = shape(&step);
-        if let Some(first) = run.get(&shape).and_then(|at| told.get_mut(*at)) {
-            let count = first.repeated.as_ref().map_or(0, |repeated| repeated.count);
-            first.repeated = Some(Repeated { count: count + 1, until: step.time, last_seq: step.seq });
-            first.weight = first.weight.max(step.weight);
+        if last_kind != step.kind {
+            last_kind.clone_from(&step.kind);
+            kinds += 1;
+        }
+        let like = format!("{:?}/{:?}/{}", step.episodes, step.roles, step.likeness);
+        let at = told.len();
+        let Some(known) = alike.get_mut(&like) else {
+            alike.insert(like, Alike { first: at, last: None, kinds });
+            told.push(Some(step));
             continue;
         }
-        run.insert(shape, told.len());
-        told.push(step);
     }
-    told
+    told.into_iter().flatten().collect()
 }
 
-/// What repetitions have in common: everything but the time, process ids, and how often it happened.
-fn shape(step: &Step) -> String {
-    let words: Vec<&str> = step.message.split(' ').collect();
-    let is_number = |word: &str| {
-        let digits = word.trim_end_matches(|c| "),;:.".contains(c));
-        !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
-    };
-    let mut shape = format!("{}/{:?}/{:?}", step.severity.name(), step.episodes, step.roles);
-    for (index, word) in words.iter().enumerate() {
-        let before = index.checked_sub(1).and_then(|before| words.get(before)).copied().unwrap_or_default();
-        let after = words.get(index + 1).copied().unwrap_or_default();
-        let counts = ["(pid", "pid", "attempt"].contains(&before)
-            || ["times", "times)", "attempts", "refused"].contains(&after);
-        shape.push(' ');
-        shape.push_str(if counts && is_number(word) { "#" } else { word });
+        };
+        let is_apart = known.kinds != kinds;
+        known.kinds = kinds;
+        let before = match (is_apart, known.last) {
+            (true, last) => {
+                known.last = Some(at);
+                told.push(Some(step));
+                last.and_then(|last| told.get_mut(last)?.take())
+            }
+            (false, Some(last)) => told.get_mut(last).and_then(|last| last.replace(step)),
+            (false, None) => Some(step),
+        };
+        if let (Some(before), Some(Some(first))) = (before, told.get_mut(known.first)) {
+            first.count(before);
+/// Where steps stand that have something in common.
+struct Alike {
+    first: usize,
+    /// The last one, where other kinds came between.
+    last: Option<usize>,
+    /// How many times the kind had changed by the last one.
+    kinds: usize,
+}
+
+impl Step {
+    fn count(&mut self, again: Self) {
+        let count = self.repeated.as_ref().map_or(0, |repeated| repeated.count);
+        self.repeated = Some(Repeated { count: count + 1, until: again.time, last_seq: again.seq });
+        self.weight = self.weight.max(again.weight);
     }
-    shape
 }
 
 /// The newest harmful event without an actor that must have had one.

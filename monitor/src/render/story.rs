@@ -112,7 +112,7 @@ impl Page<'_> {
             }
             if let Some(repeated) = &step.repeated {
                 let until = self.clock.local(timestamp(&repeated.until));
-                self.dim(4, &format!("… {} more of these until {until}", repeated.count));
+                self.dim(4, &format!("… {} more like it until {until}", repeated.count));
             }
         }
     }

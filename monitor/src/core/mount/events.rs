@@ -51,7 +51,11 @@ impl Core {
         let actor = self.actor(&attempt.actor, false);
         let target = self.mount_target(mount.volume.as_ref(), mount.mntns, &actor);
         let subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
-        let message = format!("umount of {subject} refused: {}", holders_phrase(&holders, verdict));
+        let by = actor_phrase(&actor);
+        // Set off by commas, if it has some itself.
+        let comma = if by.contains(", ") { "," } else { "" };
+        let holders_phrase = holders_phrase(&holders, verdict);
+        let message = format!("umount of {subject} by {by}{comma} refused: {holders_phrase}");
         let event = Event {
             actor: Some(Box::new(actor)),
             target: target.map(Box::new),

@@ -128,7 +128,7 @@ fn refused_unmounts_are_emitted_at_attempts_1_2_4_8_with_one_scan_in_ten_seconds
     assert_eq!(ages, [None, Some(11), Some(13), Some(17)]);
     assert_eq!(
         emitted[0].message,
-        "umount of /mnt/x refused: held by glusterfs (pid 94549) as its current directory"
+        "umount of /mnt/x by umount (pid 28997) refused: held by glusterfs (pid 94549) as its current directory"
     );
     assert_eq!(core.umounts_ignored(), 4);
 }

@@ -313,3 +313,110 @@ fn an_answer_is_read_as_it_is_written() {
         assert_eq!(serde_json::to_string(&read).unwrap(), json, "{word}");
     }
 }
+
+/// A volume of which two callers are refused in turn, many times.
+fn refused_in_turn() -> Memory {
+    let busy = |seq| {
+        let mut event = numbered(seq, sample::busy());
+        let caller = if seq % 2 == 0 { (99, "kubelet") } else { (98, "kubelet") };
+        let actor = event.actor.as_mut().unwrap();
+        (actor.pid, actor.comm, actor.exe) = (1000 + u32::try_from(seq).unwrap(), "umount".into(), None);
+        actor.ancestors = vec![crate::event::AncestorRef { pid: caller.0, comm: caller.1.into(), exe: None }];
+        event.message =
+            format!("umount of /m by {} (pid {}), by means of umount, refused", caller.1, caller.0);
+        event
+    };
+    Memory::of((1..=20).map(busy))
+}
+
+#[test]
+fn different_callers_of_one_mount_are_different_lines() {
+    let story = told(&refused_in_turn(), VOLUME);
+    let told: Vec<(u64, u64)> = story
+        .steps
+        .iter()
+        .map(|step| (step.seq, step.repeated.as_ref().map_or(0, |repeated| repeated.count)))
+        .collect();
+    assert_eq!(told, [(1, 9), (2, 9)]);
+}
+
+#[test]
+fn a_loop_is_told_once_and_ends_as_it_ended() {
+    let life = |seq: u64| {
+        let (kind, verb) = match seq % 3 {
+            0 => (Kind::ContainerRemoved, "removed"),
+            1 => (Kind::ContainerStarted, "started"),
+            _ => (Kind::ContainerExited, "exited"),
+        };
+        let name = format!("etcd_{}", seq.div_ceil(3));
+        let message = format!("container {name} of pod lijiaob/etcd1-0 {verb}");
+        let mut event = chatter(seq, kind, Severity::Info, &message);
+        event.target.as_mut().unwrap().container.as_mut().unwrap().name = Some(name);
+        event
+    };
+    let story = told(&Memory::of((1..=110).map(life)), "lijiaob/etcd1-0");
+    let told: Vec<(u64, u64)> = story
+        .steps
+        .iter()
+        .map(|step| (step.seq, step.repeated.as_ref().map_or(0, |repeated| repeated.count)))
+        .collect();
+    assert_eq!(told, [(1, 35), (2, 35), (3, 34), (108, 0), (109, 0), (110, 0)]);
+}
+
+#[test]
+fn no_advice_leads_back_to_what_is_being_read() {
+    let step = |command: &str| Advice {
+        text: "see what was found".into(),
+        command: command.into(),
+        risk: Risk::Read,
+        process: None,
+    };
+    let advice = vec![step("kevtmon why /m"), step("umount --lazy /m")];
+    let open = Incident { advice, evidence: vec![4], ..history::incident("81dbe6ff903f2912", 4) };
+    let story = told(&Memory::of([history::event(4)]).with_incident(open), "81db");
+    let commands: Vec<&str> = story.advice.iter().map(|step| step.command.as_str()).collect();
+    assert_eq!(commands, ["umount --lazy /m"]);
+}
+
+/// A node that suspects a fault of this pod.
+fn suspecting(memory: Memory) -> Memory {
+    let event = history::event(50);
+    let suspicion = Suspicion {
+        kind: "gateway-neighbor-lost".into(),
+        summary: "pod lijiaob/etcd1-0 misses the ARP entry of its gateway".into(),
+        reason: "its interface went with it".into(),
+        confidence: Confidence::Certain,
+        since: time(50),
+        due: time(110),
+        target: event.target.map(|target| *target),
+        neighbor: event.neighbor.map(|neighbor| *neighbor),
+        evidence: vec![50],
+    };
+    let suspected = vec![suspicion];
+    memory.with_state(crate::core::state::NodeState { suspected, ..crate::query::subject::tests::state() })
+}
+
+#[test]
+fn what_is_not_judged_yet_is_said_and_stands_before_what_is_over() {
+    let over = Incident { closed: Some(time(41)), evidence: vec![40], ..history::incident("lost", 40) };
+    let memory = || Memory::of([history::event(40), history::event(50)]);
+    for memory in [memory(), memory().with_incident(over)] {
+        for word in ["lijiaob/etcd1-0", "169.254.1.1", "interface:4026532253/2", "netns:4026532253"] {
+            let story = told(&suspecting(memory.clone()), word);
+            assert_eq!(
+                story.verdict.sentence,
+                "pod lijiaob/etcd1-0 misses the ARP entry of its gateway; not judged yet: its interface went with it",
+                "{word}"
+            );
+            assert_eq!((story.verdict.since, story.verdict.judged), (Some(time(50)), Some(time(110))));
+            assert_eq!(story.suspected.len(), 1);
+        }
+    }
+    let open = history::incident("lost", 40);
+    let story = told(&suspecting(memory().with_incident(Incident { evidence: vec![40], ..open })), "etcd1-0");
+    assert_eq!((story.verdict.open, story.verdict.judged), (true, None));
+    assert_eq!(story.suspected.len(), 1, "told besides");
+    assert_eq!(told(&suspecting(Memory::of([history::event(40)])), "a/web").suspected, []);
+}
+
+const VOLUME: &str = "/var/lib/kubelet/pods/3f0f/volumes/kubernetes.io~glusterfs/data";

@@ -118,7 +118,7 @@ fn what_repeats_itself_is_told_once_with_how_often_and_until_when() {
         .collect();
     assert_eq!(seqs, [(1, 38), (39, 1), (42, 0), (43, 0)]);
     assert_eq!(story.steps[0].repeated.as_ref().unwrap().until, time(40));
-    assert!(shown(&story).contains("… 38 more of these until 03:00:40"), "{}", shown(&story));
+    assert!(shown(&story).contains("… 38 more like it until 03:00:40"), "{}", shown(&story));
 }
 
 #[test]
