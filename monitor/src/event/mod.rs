@@ -210,6 +210,9 @@ impl Event {
             if let Some(process) = &target.process {
                 visitor.process(Role::Target, process.pid, &process.comm);
             }
+            if let Some(name) = &target.netns_name {
+                visitor.namespace(Role::Target, name);
+            }
         }
         if let Some(actor) = &self.actor {
             visitor.process(Role::Actor, actor.pid, &actor.comm);

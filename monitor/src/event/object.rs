@@ -64,6 +64,8 @@ pub trait Visitor {
     fn volume(&mut self, role: Role, name: &str);
     /// The device of a file system, `major:minor`.
     fn device(&mut self, role: Role, device: &str);
+    /// A network namespace of which only the name is known.
+    fn namespace(&mut self, role: Role, name: &str);
     /// An incident, by id.
     fn incident(&mut self, role: Role, id: &str);
 

@@ -38,6 +38,8 @@ pub enum Family {
     Pid,
     /// Network namespace by inode number, of an interface that an event is about.
     Netns,
+    /// Name of a network namespace.
+    NetnsName,
     /// Name of a pod volume.
     Volume,
     /// Device of a file system, `MAJOR:MINOR`.
@@ -48,7 +50,7 @@ pub enum Family {
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Pod,
         Self::PodName,
         Self::Uid,
@@ -61,6 +63,7 @@ impl Family {
         Self::Interface,
         Self::Pid,
         Self::Netns,
+        Self::NetnsName,
         Self::Volume,
         Self::Device,
         Self::Incident,
@@ -82,6 +85,7 @@ impl Family {
             Self::Interface => "interface",
             Self::Pid => "pid",
             Self::Netns => "netns",
+            Self::NetnsName => "netns-name",
             Self::Volume => "volume",
             Self::Device => "device",
             Self::Incident => "incident",
@@ -283,6 +287,10 @@ impl<F: FnMut(Family, &str, Role)> Visitor for KeyVisitor<F> {
 
     fn device(&mut self, role: Role, device: &str) {
         self.put(role, Family::Device, device);
+    }
+
+    fn namespace(&mut self, role: Role, name: &str) {
+        self.put(role, Family::NetnsName, name);
     }
 
     fn incident(&mut self, role: Role, id: &str) {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use self::found::{
     address_lookups, address_subject_lookups, container_subject, interface_subject, interfaces_of,
-    own_addresses, owner_of, path_lookups, path_subject, pod_subject,
+    named_netns_subject, own_addresses, owner_of, path_lookups, path_subject, pod_subject,
 };
 use super::Record;
 use super::filter::is_uid;
@@ -20,6 +20,9 @@ use crate::event::{Container, Pod, Role, Visitor};
 
 mod found;
 
+/// Where network namespaces have names.
+const NETNS_DIRECTORIES: [&str; 4] =
+    ["/run/netns/", "/var/run/netns/", "/run/docker/netns/", "/var/run/docker/netns/"];
 /// A bare word this short that looks like the beginning of a container id is a coincidence.
 const SHORTEST_PREFIX: usize = 4;
 
@@ -77,6 +80,9 @@ pub fn probes(word: &str) -> Vec<Lookup> {
     if let Some(Key { family, value }) = handle(word) {
         return prefixed(family, &value);
     }
+    if let Some(name) = netns_name(word) {
+        return [vec![Lookup::exact(Family::NetnsName, name)], path_lookups(word)].concat();
+    }
     if word.starts_with('/') {
         return path_lookups(word);
     }
@@ -89,10 +95,14 @@ pub fn probes(word: &str) -> Vec<Lookup> {
     if is_device(word) {
         return vec![Lookup::exact(Family::Device, word)];
     }
-    let mut probes: Vec<Lookup> = [Family::PodName, Family::ContainerName, Family::Link, Family::Volume]
-        .into_iter()
-        .map(|family| Lookup::exact(family, word))
-        .collect();
+    if let Some(inode) = netns_inode(word) {
+        return vec![Lookup::exact(Family::Netns, inode)];
+    }
+    let mut probes: Vec<Lookup> =
+        [Family::PodName, Family::ContainerName, Family::Link, Family::Volume, Family::NetnsName]
+            .into_iter()
+            .map(|family| Lookup::exact(family, word))
+            .collect();
     if is_uid(word) {
         probes.push(Lookup::exact(Family::Uid, word));
     }
@@ -118,7 +128,9 @@ pub fn candidates(word: &str, state: Option<&NodeState>, records: &[Record]) -> 
         record.event.visit(&mut known);
     }
     let mut subjects = known.subjects(state);
-    if let Some(path) = word.strip_prefix("path:").or_else(|| word.starts_with('/').then_some(word)) {
+    let path = word.strip_prefix("path:").or_else(|| word.starts_with('/').then_some(word));
+    // What is mounted there is part of the story of the namespace.
+    if let Some(path) = path.filter(|_| known.named_namespaces.is_empty()) {
         subjects.extend(path_subject(path, records));
     }
     // An interface may have had several names.
@@ -155,6 +167,18 @@ fn is_device(word: &str) -> bool {
     word.split_once(':').is_some_and(|(major, minor)| is_number(major) && is_number(minor))
 }
 
+/// The name of a network namespace, of a path that names one.
+fn netns_name(path: &str) -> Option<&str> {
+    let name = NETNS_DIRECTORIES.iter().find_map(|directory| path.strip_prefix(directory))?;
+    Some(name.trim_end_matches('/')).filter(|name| !name.is_empty() && !name.contains('/'))
+}
+
+/// The inode number in `net:[4026532253]`, as links in /proc name a network namespace.
+fn netns_inode(word: &str) -> Option<&str> {
+    let inode = word.strip_prefix("net:[")?.strip_suffix(']')?;
+    inode.parse::<u32>().is_ok().then_some(inode)
+}
+
 /// Whether it can be the beginning of an id of a container or an incident.
 #[must_use]
 pub fn is_id_prefix(word: &str) -> bool {
@@ -178,6 +202,8 @@ struct Known<'a> {
     devices: BTreeSet<String>,
     /// Namespaces, with their owner where it is known.
     namespaces: BTreeMap<u32, String>,
+    /// Namespaces by name, with the inode numbers of those that have it now.
+    named_namespaces: BTreeMap<String, BTreeSet<u32>>,
 }
 
 #[derive(Default)]
@@ -202,6 +228,10 @@ impl Known<'_> {
         for namespace in &state.namespaces {
             if self.is_meant(Family::Netns, &namespace.netns.to_string()) {
                 self.namespaces.insert(namespace.netns, owner_of(namespace, state));
+            }
+            if let Some(name) = namespace.name.as_ref().filter(|name| self.is_meant(Family::NetnsName, name))
+            {
+                self.named_namespaces.entry(name.clone()).or_default().insert(namespace.netns);
             }
             for link in &namespace.links {
                 self.take_interface(link.netns, link.ifindex, &link.ifname);
@@ -289,7 +319,9 @@ impl Known<'_> {
             lookups.extend(state.into_iter().flat_map(|state| interfaces_of(state, *netns)));
             Subject { label: format!("{}{owner}", plain.label), lookups, ..plain }
         });
-        let others = volumes.chain(devices).chain(namespaces);
+        let named_namespaces =
+            self.named_namespaces.iter().map(|(name, inodes)| named_netns_subject(name, inodes, state));
+        let others = volumes.chain(devices).chain(namespaces).chain(named_namespaces);
         pods.chain(containers).chain(interfaces).chain(processes).chain(others).collect()
     }
 }
@@ -336,6 +368,12 @@ impl Visitor for Known<'_> {
     fn device(&mut self, _role: Role, device: &str) {
         if self.is_meant(Family::Device, device) {
             self.devices.insert(device.to_owned());
+        }
+    }
+
+    fn namespace(&mut self, _role: Role, name: &str) {
+        if self.is_meant(Family::NetnsName, name) {
+            self.named_namespaces.entry(name.to_owned()).or_default();
         }
     }
 

@@ -39,6 +39,7 @@ fn space(family: Family) -> u8 {
         Family::Volume => 14,
         Family::Device => 15,
         Family::Incident => 16,
+        Family::NetnsName => 17,
     }
 }
 

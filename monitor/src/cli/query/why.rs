@@ -10,8 +10,8 @@ use crate::render::{escaped, story};
 /// Arguments of `why`.
 #[derive(Debug, Default, Args)]
 pub struct WhyArgs {
-    /// Id of an incident, pod, container, address, path, interface, process, volume, device, network namespace (inode
-    /// number), or seq:NUMBER of an event; FAMILY:VALUE if it is ambiguous
+    /// Id of an incident, pod, container, address, path, interface, process, volume, device, network namespace (name,
+    /// path or inode number), or seq:NUMBER of an event; FAMILY:VALUE if it is ambiguous
     #[arg(value_name = "INCIDENT|POD|CONTAINER|IP|PATH|VETH|PID")]
     pub word: String,
     /// Print one JSON object

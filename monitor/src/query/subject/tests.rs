@@ -211,3 +211,34 @@ fn an_address_without_a_pod_is_also_found_by_the_interfaces_of_its_namespace() {
     }
     assert_eq!(lookups("192.0.2.2").len(), 2, "not all that happens to the host");
 }
+
+#[test]
+fn a_network_namespace_is_found_by_name_path_and_inode_number_also_when_it_is_gone() {
+    let mut state = state();
+    let mut blue = namespace(73, None, vec![link(73, 2, "eth0", (HOST, 10))]);
+    blue.name = Some("blue".into());
+    state.namespaces.push(blue);
+    for word in ["blue", "/run/netns/blue", "/var/run/netns/blue/", "netns-name:blue"] {
+        let subjects = candidates(word, Some(&state), &[]);
+        assert_eq!(subjects.len(), 1, "{word}: {subjects:?}");
+        assert_eq!(subjects[0].handle, "netns-name:blue", "{word}");
+        for lookup in [
+            Lookup::exact(Family::NetnsName, "blue"),
+            Lookup::exact(Family::Netns, "73"),
+            Lookup::exact(Family::Interface, format!("{HOST}/10")),
+            Lookup::exact(Family::Path, "/run/netns/blue"),
+        ] {
+            assert!(subjects[0].lookups.contains(&lookup), "{word}: {lookup:?}");
+        }
+    }
+    for word in ["73", "net:[73]", "netns:73"] {
+        let subjects = candidates(word, Some(&state), &[]);
+        assert_eq!(subjects[0].handle, "netns:73", "{word}");
+    }
+    let mut event = sample::deletion();
+    event.target = Some(Box::new(Target { netns_name: Some("red".into()), ..Target::unknown(Join::Missed) }));
+    for word in ["red", "/run/netns/red"] {
+        let subjects = candidates(word, Some(&state), &[record(&event)]);
+        assert_eq!(subjects[0].handle, "netns-name:red", "{word}");
+    }
+}
