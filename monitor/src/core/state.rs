@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::Core;
+use crate::diagnose::Suspicion;
 use crate::event::{Container, Link, LinkPeer, Pod, Target};
 use crate::node::namespaces::Namespace;
 use crate::node::view::container;
@@ -44,6 +45,9 @@ pub struct NodeState {
     /// Network namespaces of which a snapshot was read, by inode number.
     #[serde(default)]
     pub namespaces: Vec<NetnsStatus>,
+    /// What looks like an incident and is not judged yet.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub suspected: Vec<Suspicion>,
 }
 
 /// Numbers of objects.
@@ -171,6 +175,7 @@ impl Core {
             pods,
             containers,
             namespaces,
+            suspected: self.engine.suspected(&self.node()),
         }
     }
 

@@ -222,6 +222,14 @@ impl Engine {
         std::mem::take(&mut self.requests)
     }
 
+    /// What would open incidents if it lasts, as the model shows it.
+    #[must_use]
+    pub fn suspected(&self, node: &NodeView<'_>) -> Vec<Suspicion> {
+        let context =
+            Context { now: self.now, clock: self.clock, node, incidents: &self.incidents, ready: self.ready };
+        self.diagnoses.iter().flat_map(|diagnosis| diagnosis.suspected(&context)).collect()
+    }
+
     /// The open incidents.
     #[must_use]
     pub fn incidents(&self) -> &Incidents {

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, ModelChange};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
 use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Event, Kind, Neighbor, Severity, Target};
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
@@ -25,6 +25,7 @@ mod health;
 mod recheck;
 mod repair;
 mod rereads;
+mod suspected;
 mod wording;
 
 use fault::{Fault, FaultPhase, FaultReason, GatewayOwner, key, subject};
@@ -411,6 +412,10 @@ impl Diagnosis for GatewayNeighborLost {
         while let Some(key) = self.escalations.take_due(context.now) {
             self.escalate(context, key, findings);
         }
+    }
+
+    fn suspected(&self, context: &Context<'_>) -> Vec<Suspicion> {
+        self.suspicions(context)
     }
 
     fn deadline(&self) -> Option<BootNs> {

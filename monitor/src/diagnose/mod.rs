@@ -27,6 +27,7 @@ mod volume_busy;
 pub use engine::{Engine, IncidentChange, RestoreError, Saved};
 pub use finding::{Count, Finding, Findings, IncidentKey, IncidentObjects, Repeat, Report};
 pub use incidents::{Incidents, OpenIncident};
+pub use suspicion::Suspicion;
 
 /// Every kind, in the order of [`all`].
 pub const KINDS: [&str; 2] = [gateway_neighbor_lost::KIND, volume_busy::KIND];
@@ -64,6 +65,11 @@ pub trait Diagnosis: Debug + Send {
 
     /// A deadline may have passed.
     fn tick(&mut self, _seen: &Context<'_>, _findings: &mut Findings) {}
+
+    /// What would open incidents if it lasts.
+    fn suspected(&self, _seen: &Context<'_>) -> Vec<Suspicion> {
+        Vec::new()
+    }
 
     /// When the next tick is due.
     fn deadline(&self) -> Option<BootNs> {

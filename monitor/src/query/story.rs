@@ -15,6 +15,7 @@ use super::likeness;
 use super::record::timestamp;
 use super::subject::Subject;
 use super::verdict::{self, Verdict};
+use crate::diagnose::Suspicion;
 use crate::event::{Actor, Advice, CloseReason, Confidence, Role, Severity};
 
 /// Maximum number of steps; those of least weight are left out first.
@@ -35,6 +36,8 @@ pub struct Parts<'a> {
     pub incidents: Vec<IncidentView>,
     /// How many more concern it.
     pub incidents_omitted: usize,
+    /// What concerns it and is not judged yet.
+    pub suspected: Vec<Suspicion>,
     /// What the daemon could not see.
     pub coverage: Coverage<'a>,
 }
@@ -50,6 +53,9 @@ pub struct Story {
     pub incidents: Vec<StoryIncident>,
     /// Incidents that were left out because there are too many.
     pub incidents_omitted: usize,
+    /// What looks like an incident and is not judged yet.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub suspected: Vec<Suspicion>,
     /// Events, in order of time.
     pub steps: Vec<Step>,
     /// Steps that were left out because there are too many.
@@ -135,15 +141,15 @@ pub struct Step {
     /// When the episodes of the incidents opened that it is evidence of.
     #[serde(skip)]
     episodes: Vec<String>,
+    /// What it has in common with its repetitions.
+    #[serde(skip)]
+    likeness: String,
     #[serde(skip)]
     weight: u8,
 }
 
 /// How often the event of a step happened again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-    /// What it has in common with its repetitions.
-    #[serde(skip)]
-    likeness: String,
 pub struct Repeated {
     /// How many more.
     pub count: u64,
@@ -162,7 +168,7 @@ fn first() -> u32 {
 pub fn build(parts: Parts<'_>) -> Story {
     let ordered = in_causal_order(&parts.incidents);
     let all = steps(&parts);
-    let mut verdict = verdict::conclude(&ordered, &all);
+    let mut verdict = verdict::conclude(&ordered, &parts.suspected, &all);
     if verdict.since.is_none() {
         verdict.unwatched = parts.coverage.unwatched();
     }
@@ -184,12 +190,18 @@ pub fn build(parts: Parts<'_>) -> Story {
         subject: parts.subject,
         incidents: ordered,
         incidents_omitted: parts.incidents_omitted,
+        suspected: parts.suspected,
         steps,
         steps_omitted,
         verdict,
         advice: advice.unwrap_or_default(),
         unseen,
     }
+}
+
+/// Whether a step leads to the story that is being read: an incident knows no other way to it.
+fn leads_here(step: &Advice) -> bool {
+    step.command.starts_with("kevtmon why ")
 }
 
 fn unseen(what: Missing) -> Unseen {
@@ -199,11 +211,6 @@ fn unseen(what: Missing) -> Unseen {
 /// Causes first, the rest by time. A cycle is broken at its oldest.
 fn in_causal_order(incidents: &[IncidentView]) -> Vec<StoryIncident> {
     let mut rest: Vec<&IncidentView> = incidents.iter().collect();
-/// Whether a step leads to the story that is being read: an incident knows no other way to it.
-fn leads_here(step: &Advice) -> bool {
-    step.command.starts_with("kevtmon why ")
-}
-
     rest.sort_by_key(|view| (timestamp(&view.incident.opened), view.incident.id.as_str()));
     // Of several episodes, the latest stands for the incident.
     let by_id: BTreeMap<&str, &IncidentView> =
@@ -289,6 +296,7 @@ fn step(record: &Record, parts: &Parts<'_>) -> Step {
         actor: event.actor.as_deref().cloned(),
         repeated: None,
         episodes,
+        likeness: likeness::likeness(event, &record.kind),
         weight: if explains { 4 } else { severity_weight },
     }
 }
@@ -296,7 +304,6 @@ fn step(record: &Record, parts: &Parts<'_>) -> Step {
 /// Tells what happens again and again once, with how often and until when. Where other kinds came between, the last time
 /// stands for itself, too: what is so in the end follows from the order.
 fn folded(steps: Vec<Step>) -> Vec<Step> {
-        likeness: likeness::likeness(event, &record.kind),
     let mut told: Vec<Option<Step>> = Vec::new();
     // By what they have in common: callers may take turns.
     let mut alike: BTreeMap<String, Alike> = BTreeMap::new();
@@ -315,11 +322,6 @@ fn folded(steps: Vec<Step>) -> Vec<Step> {
             alike.insert(like, Alike { first: at, last: None, kinds });
             told.push(Some(step));
             continue;
-        }
-    }
-    told.into_iter().flatten().collect()
-}
-
         };
         let is_apart = known.kinds != kinds;
         known.kinds = kinds;
@@ -334,6 +336,11 @@ fn folded(steps: Vec<Step>) -> Vec<Step> {
         };
         if let (Some(before), Some(Some(first))) = (before, told.get_mut(known.first)) {
             first.count(before);
+        }
+    }
+    told.into_iter().flatten().collect()
+}
+
 /// Where steps stand that have something in common.
 struct Alike {
     first: usize,

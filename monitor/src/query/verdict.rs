@@ -29,6 +29,9 @@ pub struct Verdict {
     /// Why it is over.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub close_reason: Option<CloseReason>,
+    /// When what is not judged yet is judged at the earliest.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub judged: Option<String>,
     /// Where nothing wrong was seen: what is not watched on this node, so that it would not have been seen.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub unwatched: Vec<String>,
@@ -47,8 +50,22 @@ pub fn main_incident(incidents: &[StoryIncident]) -> Option<&StoryIncident> {
 
 /// Draws the conclusion.
 #[must_use]
-pub fn conclude(incidents: &[StoryIncident], steps: &[Step]) -> Verdict {
-    if let Some(incident) = main_incident(incidents) {
+pub fn conclude(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[Step]) -> Verdict {
+    let main = main_incident(incidents);
+    // What is over does not stand for what may be wrong now.
+    if let Some(first) = suspected.first().filter(|_| main.is_none_or(|main| main.closed.is_some())) {
+        return Verdict {
+            sentence: format!("{}; not judged yet: {}", without_stop(&first.summary), first.reason),
+            open: false,
+            confidence: Some(first.confidence),
+            since: Some(first.since.clone()),
+            until: None,
+            close_reason: None,
+            judged: Some(first.due.clone()),
+            unwatched: Vec::new(),
+        };
+    }
+    if let Some(incident) = main {
         return Verdict {
             sentence: with_causes(incident, incidents),
             open: incident.closed.is_none(),
@@ -56,6 +73,7 @@ pub fn conclude(incidents: &[StoryIncident], steps: &[Step]) -> Verdict {
             since: Some(incident.opened.clone()),
             until: incident.closed.clone(),
             close_reason: incident.close_reason,
+            judged: None,
             unwatched: Vec::new(),
         };
     }
@@ -68,6 +86,7 @@ pub fn conclude(incidents: &[StoryIncident], steps: &[Step]) -> Verdict {
         since: None,
         until: None,
         close_reason: None,
+        judged: None,
         unwatched: Vec::new(),
     };
     match (worst, steps) {

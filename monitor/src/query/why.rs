@@ -8,11 +8,13 @@ use serde::{Deserialize, Serialize};
 use super::coverage::Coverage;
 use super::filter::{EventFilter, IncidentFilter, MAX_LIMIT, Order};
 use super::history::{Extent, History, HistoryError, IncidentView};
+use super::key::keys;
 use super::record::{Record, timestamp};
 use super::story::{self, Parts, Story};
 use super::subject::{self, Subject, SubjectKind};
 use crate::core::state::NodeState;
-use crate::event::EVIDENCE_MAX;
+use crate::diagnose::Suspicion;
+use crate::event::{EVIDENCE_MAX, Event, Kind, Severity};
 
 /// Maximum number of events that a word is resolved by.
 const PROBED: usize = 200;
@@ -146,8 +148,27 @@ fn tell(
     };
     let extent = history.extent()?;
     let coverage = Coverage { daemon_events: &daemon_events, state, extent: &extent };
-    let parts = Parts { subject, records, truncated, evidence, incidents, incidents_omitted, coverage };
+    let suspected = state.map_or_else(Vec::new, |state| suspected(state, &subject, &records));
+    let parts =
+        Parts { subject, records, truncated, evidence, incidents, incidents_omitted, suspected, coverage };
     Ok(Outcome::Story(Box::new(story::build(parts))))
+}
+
+/// What is not judged yet and concerns the subject, by what it names or by an event that shows it.
+fn suspected(state: &NodeState, subject: &Subject, records: &[Record]) -> Vec<Suspicion> {
+    let concerns = |suspicion: &&Suspicion| {
+        let named = Event {
+            target: suspicion.target.clone().map(Box::new),
+            neighbor: suspicion.neighbor.clone().map(Box::new),
+            ..Event::new(Kind::Unknown, Severity::Info, String::new())
+        };
+        let is_shown = |Record { event, .. }: &Record| {
+            event.boot_id == state.boot_id && suspicion.evidence.contains(&event.seq)
+        };
+        keys(&named).iter().any(|(key, _)| subject.lookups.iter().any(|lookup| lookup.matches(key)))
+            || records.iter().any(is_shown)
+    };
+    state.suspected.iter().filter(concerns).cloned().collect()
 }
 
 fn incident_id(record: &Record) -> Option<String> {

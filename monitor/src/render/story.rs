@@ -26,6 +26,7 @@ pub fn text(story: &Story, pretty: &Pretty, clock: &Clock) -> String {
     page.head(&format!("{} on {}", escaped(&story.subject.label), escaped(&story.node)));
     page.causes(story);
     page.steps(story);
+    page.suspected(story);
     page.verdict(story);
     page.unseen(&story.unseen);
     page.out.text
@@ -117,6 +118,19 @@ impl Page<'_> {
         }
     }
 
+    /// What is not judged yet; the verdict has the first, where it is about that.
+    fn suspected(&mut self, story: &Story) {
+        let told = usize::from(story.verdict.judged.is_some());
+        let Some(rest) = story.suspected.get(told..).filter(|rest| !rest.is_empty()) else { return };
+        self.section("Not judged yet");
+        for suspicion in rest {
+            self.out.put(2, None, &format!("{}.", escaped(&suspicion.summary)));
+            let since = self.clock.local_and_age(timestamp(&suspicion.since));
+            let due = self.clock.local(timestamp(&suspicion.due));
+            self.dim(2, &format!("since {since} · judged at {due}: {}", escaped(&suspicion.reason)));
+        }
+    }
+
     fn verdict(&mut self, story: &Story) {
         let verdict = &story.verdict;
         self.section("Verdict");
@@ -125,8 +139,14 @@ impl Page<'_> {
         if let Some(since) = &verdict.since {
             facts.push(match verdict.open || verdict.until.is_some() {
                 true => course(since, verdict.until.as_deref(), verdict.close_reason, self.clock),
+                false if verdict.judged.is_some() => {
+                    format!("since {}", self.clock.local_and_age(timestamp(since)))
+                }
                 false => self.clock.local_and_age(timestamp(since)),
             });
+        }
+        if let Some(due) = &verdict.judged {
+            facts.push(format!("judged at {}", self.clock.local(timestamp(due))));
         }
         self.out.put(2, None, &format!("{}.", escaped(&verdict.sentence)));
         if !facts.is_empty() {

@@ -339,6 +339,11 @@ struct DetectedFault {
 }
 
 impl Fault {
+    /// Whether the model shows it to be over.
+    pub(super) fn is_resolved(&self, context: &Context<'_>, key: NeighborKey) -> bool {
+        self.recheck(context, key) == Recheck::Resolved
+    }
+
     fn recheck(&self, context: &Context<'_>, key: NeighborKey) -> Recheck {
         let gateway = context
             .node

@@ -82,6 +82,7 @@ pub(crate) fn state() -> NodeState {
             inner(1, 72, 9),
             namespace(HOST, None, vec![link(HOST, 8, "cali-a", (71, 2)), link(HOST, 9, "cali-b", (72, 2))]),
         ],
+        suspected: Vec::new(),
         pods,
     }
 }

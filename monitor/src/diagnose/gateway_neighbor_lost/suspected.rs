@@ -1,0 +1,67 @@
+//! The faults that are not judged yet, in words.
+
+use super::{Fault, FaultPhase, FaultReason, GatewayNeighborLost, KIND, has_other_route};
+use crate::diagnose::{Context, Suspicion};
+use crate::escape::name;
+use crate::observation::NeighborKey;
+
+impl GatewayNeighborLost {
+    /// The faults that open incidents if they last, but for those that the model shows to be over.
+    pub(super) fn suspicions(&self, context: &Context<'_>) -> Vec<Suspicion> {
+        let suspected = self.faults.iter().filter_map(|(key, fault)| match fault.phase {
+            FaultPhase::Suspected { due } if !fault.is_resolved(context, *key) => Some((*key, fault, due)),
+            FaultPhase::Suspected { .. } | FaultPhase::Open => None,
+        });
+        suspected
+            .map(|(key, fault, due)| Suspicion {
+                kind: KIND.to_owned(),
+                summary: summary(fault, key),
+                reason: reason(context, fault, key).to_owned(),
+                confidence: fault.confidence,
+                since: context.clock.text(fault.first),
+                due: context.clock.text(due),
+                target: fault.objects.target.as_deref().cloned(),
+                neighbor: fault.objects.neighbor.as_deref().cloned(),
+                evidence: fault.evidence.clone(),
+            })
+            .collect()
+    }
+}
+
+fn summary(fault: &Fault, key: NeighborKey) -> String {
+    let kind = if fault.learned { "" } else { "static " };
+    let protocol = if key.address.is_ipv4() { "ARP" } else { "neighbor" };
+    let (label, address, ifname) = (&fault.owner.label, key.address, name(&fault.ifname));
+    let what_happened = &fault.what_happened;
+    match fault.reason {
+        FaultReason::Missing => format!(
+            "{label} misses the {kind}{protocol} entry of its gateway {address} on {ifname}: it {what_happened}"
+        ),
+        FaultReason::WrongLladdr => format!(
+            "{label} has a wrong {kind}{protocol} entry of its gateway {address} on {ifname}: it {what_happened}"
+        ),
+        FaultReason::Failed => {
+            format!(
+                "nothing answers the {protocol} requests of {label} for its gateway {address} on {ifname}"
+            )
+        }
+    }
+}
+
+/// Why it may turn out to be none.
+fn reason(context: &Context<'_>, fault: &Fault, key: NeighborKey) -> &'static str {
+    let cause = fault.objects.neighbor.as_ref().map_or("", |entry| entry.cause.as_str());
+    let namespace = context.node.namespaces.get(key.netns);
+    let gateway = namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address));
+    let with_interface = ["link-deleted", "link-down", "last-address-removed"].contains(&cause)
+        || gateway.is_some_and(|gateway| gateway.went_with_link);
+    match fault.reason {
+        FaultReason::Failed => "an answer may still come",
+        _ if with_interface && has_other_route(context.node, key) => {
+            "another default route may take its place"
+        }
+        _ if with_interface => "its interface or address went with it, as when a pod is deleted",
+        _ if fault.is_by_its_owner() => "nobody but who removed it is known to be in that namespace",
+        _ => "a look at one moment may show it in between",
+    }
+}
