@@ -39,21 +39,22 @@ impl Pretty {
     }
 
     fn write(&self, event: &Event, kind: &str, when: &str, out: &mut String) -> fmt::Result {
-        self.write_head(event, kind, when, out)?;
+        self.write_head(event, (kind, when), &event.message, out)?;
         self.sections(event).iter().try_for_each(|section| out.write_str(section))
     }
 
-    fn write_head(&self, event: &Event, kind: &str, when: &str, out: &mut String) -> fmt::Result {
+    fn write_head(
+        &self,
+        event: &Event,
+        (kind, when): (&str, &str),
+        message: &str,
+        out: &mut String,
+    ) -> fmt::Result {
         let severity = format!("{:<8}", event.severity.name());
         let kind = format!("{:<17}", escaped(kind));
-        writeln!(
-            out,
-            "{} {} {} {}",
-            self.paint(Style::Dim, when),
-            self.paint(severity_style(event.severity), &severity),
-            self.paint(Style::Bold, &kind),
-            Escaped(&event.message),
-        )
+        let (when, severity) =
+            (self.paint(Style::Dim, when), self.paint(severity_style(event.severity), &severity));
+        writeln!(out, "{when} {severity} {} {}", self.paint(Style::Bold, &kind), Escaped(message))
     }
 
     /// What stands below the message: the lines of the actor, of the target, of each object, and of the holders.
@@ -85,7 +86,9 @@ impl Pretty {
         out
     }
 
-    fn clock(&self, time: &str) -> String {
+    /// A time of the schema as time of day.
+    #[must_use]
+    pub fn clock(&self, time: &str) -> String {
         match time.parse::<Timestamp>() {
             Ok(timestamp) => timestamp.to_zoned(self.zone.clone()).strftime("%H:%M:%S%.3f").to_string(),
             Err(_) => Escaped(time).to_string(),
@@ -194,11 +197,21 @@ impl Transcript {
         self.paragraph(event, event.kind.name(), &when)
     }
 
+    /// So many events like one before, of which this is the last.
+    pub fn counted(&mut self, last: &Event, kind: &str, when: &str, count: u64) -> String {
+        let mut out = String::new();
+        let message = format!("… {count} more like it, the last: {}", last.message);
+        // Writing to a string cannot fail.
+        let _ = self.pretty.write_head(last, (kind, when), &message, &mut out);
+        self.above.clear();
+        out
+    }
+
     /// The next event, with the name of its kind and its time in other words.
     pub fn paragraph(&mut self, event: &Event, kind: &str, when: &str) -> String {
         let mut out = String::with_capacity(512);
         // Writing to a string cannot fail.
-        let _ = self.pretty.write_head(event, kind, when, &mut out);
+        let _ = self.pretty.write_head(event, (kind, when), &event.message, &mut out);
         let sections = self.pretty.sections(event);
         let is_incident = event.incident.is_some();
         let own = event.incident.as_deref().map(|incident| self.pretty.object(incident));

@@ -2,17 +2,20 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use jiff::SignedDuration;
 use jiff::tz::TimeZone;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{Context, EventQueue, Filter, Sink, Started};
-use crate::event::{Severity, SharedEvent};
+use crate::event::{Event, Severity, SharedEvent};
 use crate::names::names;
-use crate::render::{Pretty, Transcript};
+use crate::render::{Fold, Pretty, Transcript};
 use crate::settings::{Valid, settings};
 
 names! {
@@ -37,16 +40,15 @@ settings! { "output":
 
 /// Bytes that are collected before they are written; fewer when nothing waits.
 const CHUNK: usize = 64 * 1024;
+/// What repeats itself on a terminal is counted for this time at most before it is shown.
+const FOLD_TIME: Duration = Duration::from_secs(1);
 
 /// Starts the sink; `None` when nothing is to be written.
 pub(super) fn start(context: &Context<'_>) -> io::Result<Option<Started>> {
     let style = match context.settings.get(&FORMAT) {
         Format::None => return Ok(None),
         Format::Json => Style::Json,
-        Format::Pretty => {
-            let pretty = Pretty { colour: context.colour, zone: TimeZone::system() };
-            Style::Pretty(Transcript::new(pretty))
-        }
+        Format::Pretty => Style::pretty(Pretty { colour: context.colour, zone: TimeZone::system() }),
     };
     let filter = Filter { min_severity: context.settings.get(&MIN_SEVERITY) };
     // The standard library's handle writes line by line; a duplicate of its descriptor takes whole chunks.
@@ -57,7 +59,52 @@ pub(super) fn start(context: &Context<'_>) -> io::Result<Option<Started>> {
 
 enum Style {
     Json,
-    Pretty(Transcript),
+    Pretty(Box<Folded>),
+}
+
+impl Style {
+    fn pretty(pretty: Pretty) -> Self {
+        let gap = SignedDuration::try_from(FOLD_TIME).unwrap_or(SignedDuration::ZERO);
+        let fold = Fold::new(Transcript::new(pretty.clone()), gap);
+        Self::Pretty(Box::new(Folded { pretty, fold, due: None }))
+    }
+}
+
+/// Events for a terminal.
+struct Folded {
+    pretty: Pretty,
+    fold: Fold<Shared>,
+    /// When what was counted is shown at the latest.
+    due: Option<Instant>,
+}
+
+impl Folded {
+    fn text(&mut self, event: &Arc<SharedEvent>) -> String {
+        let pretty = &self.pretty;
+        let text =
+            self.fold.event(Shared(Arc::clone(event)), event.kind.name(), |event| pretty.clock(&event.time));
+        self.due = match self.fold.is_pending() {
+            true => self.due.or_else(|| Some(Instant::now() + FOLD_TIME)),
+            false => None,
+        };
+        text
+    }
+
+    fn counted(&mut self) -> String {
+        self.due = None;
+        let pretty = &self.pretty;
+        self.fold.flush(|event| pretty.clock(&event.time))
+    }
+}
+
+struct Shared(Arc<SharedEvent>);
+
+impl Deref for Shared {
+    type Target = Event;
+
+    fn deref(&self) -> &Event {
+        &self.0
+    }
 }
 
 struct Stream<W> {
@@ -73,7 +120,7 @@ impl<W: Write + AsFd + Send + 'static> Sink for Stream<W> {
                 self.chunk.extend_from_slice(event.line().as_bytes());
                 self.chunk.push(b'\n');
             }
-            Style::Pretty(transcript) => self.chunk.extend_from_slice(transcript.text(event).as_bytes()),
+            Style::Pretty(folded) => self.chunk.extend_from_slice(folded.text(event).as_bytes()),
         }
         if self.chunk.len() < CHUNK { Ok(()) } else { self.flush() }
     }
@@ -93,6 +140,27 @@ impl<W: Write + AsFd + Send + 'static> Sink for Stream<W> {
         self.chunk.clear();
         Ok(())
     }
+
+    fn due(&self) -> Option<Instant> {
+        match &self.style {
+            Style::Json => None,
+            Style::Pretty(folded) => folded.due,
+        }
+    }
+
+    fn on_time(&mut self) {
+        if let Style::Pretty(folded) = &mut self.style {
+            self.chunk.extend_from_slice(folded.counted().as_bytes());
+        }
+        if let Err(error) = self.flush() {
+            // The next event meets the same error, which ends the sink.
+            tracing::debug!(%error, "standard output cannot be written");
+        }
+    }
+
+    fn finish(&mut self) {
+        self.on_time();
+    }
 }
 
 fn await_room(output: BorrowedFd<'_>) -> io::Result<()> {
@@ -111,7 +179,7 @@ mod tests {
     use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
     use super::*;
-    use crate::event::{Event, Severity};
+    use crate::event::Event;
     use crate::metrics::Metrics;
     use crate::sinks::Sinks;
     use crate::sources::procfs::own::Own;
@@ -145,7 +213,7 @@ mod tests {
     #[test]
     fn pretty_events_are_separate_paragraphs_of_text() {
         let (sinks, mut reader, writer) =
-            sinks(Style::Pretty(Transcript::new(Pretty { colour: false, zone: TimeZone::UTC })), &metrics());
+            sinks(Style::pretty(Pretty { colour: false, zone: TimeZone::UTC }), &metrics());
         for event in sample::all() {
             sinks.offer(&Arc::new(event.into()));
         }
@@ -155,6 +223,22 @@ mod tests {
         reader.read_to_string(&mut text).unwrap();
         let heads = text.lines().filter(|line| !line.starts_with(' ')).count();
         assert_eq!(heads, sample::all().len());
+    }
+
+    #[test]
+    fn a_storm_is_counted_on_a_terminal_and_its_count_does_not_wait_for_the_end_of_it() {
+        let (sinks, reader, _writer) =
+            sinks(Style::pretty(Pretty { colour: false, zone: TimeZone::UTC }), &metrics());
+        for seq in 1..=500 {
+            let mut event = sample::deletion();
+            (event.seq, event.neighbor.as_mut().unwrap().gateway) = (seq, Some(false));
+            sinks.offer(&Arc::new(event.into()));
+        }
+        let mut heads =
+            BufReader::new(reader).lines().map(Result::unwrap).filter(|line| !line.starts_with(' '));
+        assert!(heads.next().unwrap().contains("deleted by calico"));
+        assert!(heads.next().unwrap().contains("… 499 more like it"));
+        sinks.finish(Duration::from_secs(30));
     }
 
     #[test]

@@ -168,26 +168,34 @@ impl Remote {
         Ok(serde_json::from_str(&self.get(&format!("/v1/why?{}", wire::write_why(subject)))?)?)
     }
 
-    /// Calls `each` with each new event, as JSON, until it breaks or the stream ends.
+    /// Calls `each` with each new event, as JSON, and with none whenever nothing came for `pause`, until it breaks or the
+    /// stream ends.
     ///
     /// # Errors
     /// When the daemon does not answer or the connection breaks.
     pub fn follow(
         &self,
         filter: &EventFilter,
-        mut each: impl FnMut(&str) -> ControlFlow<()>,
+        pause: Duration,
+        mut each: impl FnMut(Option<&str>) -> ControlFlow<()>,
     ) -> Result<(), RemoteError> {
         self.runtime.block_on(async {
             let answer = self.head(&format!("/v1/events?{}", wire::write_events(filter, true))).await?;
             let mut body = answer.into_body();
             let mut rest = Vec::new();
-            while let Some(frame) = body.frame().await {
+            loop {
+                let frame = match timeout(pause, body.frame()).await {
+                    Ok(Some(frame)) => frame,
+                    Ok(None) => return Ok(()),
+                    Err(_) if each(None).is_break() => return Ok(()),
+                    Err(_) => continue,
+                };
                 let Ok(data) = frame.map_err(|error| self.broken(error))?.into_data() else { continue };
                 rest.extend_from_slice(&data);
                 let mut begin = 0;
                 while let Some(length) = rest[begin..].iter().position(|byte| *byte == b'\n') {
                     let line = String::from_utf8_lossy(&rest[begin..begin + length]);
-                    if each(&line).is_break() {
+                    if each(Some(&line)).is_break() {
                         return Ok(());
                     }
                     begin += length + 1;
@@ -197,7 +205,6 @@ impl Remote {
                     return Err(RemoteError::NotKevtmon { path: self.path.clone() });
                 }
             }
-            Ok(())
         })
     }
 

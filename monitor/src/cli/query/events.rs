@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use jiff::Timestamp;
@@ -13,13 +13,18 @@ use super::{ClientArgs, Failure, Output, Source, parsed};
 use crate::cli::client::remote::Remote;
 use crate::cli::exit;
 use crate::error_chain::chain;
+use crate::escape::json;
+use crate::event::Event;
 use crate::query::filter::{self, DEFAULT_LIMIT, EventFilter, MAX_LIMIT, Order};
 use crate::query::history::{Found, HistoryError};
-use crate::query::record::Record;
+use crate::query::record::{Record, timestamp};
 use crate::query::time;
+use crate::render::time::Clock;
 
 /// First pause before reconnecting; doubles each time.
 const PAUSE: Duration = Duration::from_millis(250);
+/// What repeats itself is counted for this time at most before it is printed.
+const FOLD_TIME: Duration = Duration::from_secs(1);
 /// Attempts to reconnect: a restart takes seconds.
 const TRIES: u32 = 7;
 
@@ -149,16 +154,18 @@ impl EventsArgs {
         for found in newest {
             self.print(output, found)?;
         }
+        print_counted(output, Clock::local_and_age)?;
         Ok(printed)
     }
 
     fn print(&self, output: &mut Output<'_>, found: Found) -> Result<(), Failure> {
         if self.json {
-            return Ok(writeln!(output.out, "{}", found.line)?);
+            return Ok(writeln!(output.out, "{}", json(&found.line))?);
         }
         let record = Record::read(found.line).map_err(HistoryError::from)?;
-        let when = output.clock.local_and_age(record.time());
-        let text = output.transcript.paragraph(&record.event, &record.kind, &when);
+        let clock = &output.clock;
+        let when = |event: &Event| clock.local_and_age(timestamp(&event.time));
+        let text = output.fold.event(Box::new(record.event), &record.kind, when);
         Ok(output.out.write_all(text.as_bytes())?)
     }
 
@@ -170,18 +177,31 @@ impl EventsArgs {
         mut filter: EventFilter,
     ) -> Result<u8, Failure> {
         let mut tries = 0;
+        let mut counting_since = None;
         loop {
             let (mut last, mut failed) = (None, None);
-            let ended = remote.follow(&filter, |line| match self.print_live(output, line) {
-                Ok(record) => {
-                    last = Some((record.event.boot_id, record.event.seq));
-                    ControlFlow::Continue(())
-                }
-                Err(error) => {
-                    failed = Some(error);
-                    ControlFlow::Break(())
+            let ended = remote.follow(&filter, FOLD_TIME, |line| {
+                let printed = match line {
+                    Some(line) => self.print_live(output, line).map(|position| last = Some(position)),
+                    None => Ok(()),
+                };
+                let printed = printed.and_then(|()| {
+                    let since = output.fold.is_pending().then(|| counting_since.unwrap_or_else(Instant::now));
+                    counting_since = since.filter(|since| since.elapsed() < FOLD_TIME);
+                    match (since, counting_since) {
+                        (Some(_), None) => print_counted(output, Clock::local),
+                        _ => Ok(()),
+                    }
+                });
+                match printed {
+                    Ok(()) => ControlFlow::Continue(()),
+                    Err(error) => {
+                        failed = Some(error);
+                        ControlFlow::Break(())
+                    }
                 }
             });
+            print_counted(output, Clock::local)?;
             if let Some(error) = failed {
                 return Err(error);
             }
@@ -202,18 +222,28 @@ impl EventsArgs {
         }
     }
 
-    fn print_live(&self, output: &mut Output<'_>, line: &str) -> Result<Record, Failure> {
+    /// Returns the boot and the number of the event.
+    fn print_live(&self, output: &mut Output<'_>, line: &str) -> Result<(String, u64), Failure> {
         let record = Record::read(line).map_err(HistoryError::from)?;
         output.clock.now = Timestamp::now();
-        match self.json {
-            true => writeln!(output.out, "{}", record.line)?,
-            false => {
-                let when = output.clock.local(record.time());
-                let text = output.transcript.paragraph(&record.event, &record.kind, &when);
-                output.out.write_all(text.as_bytes())?;
-            }
+        let position = (record.event.boot_id.clone(), record.event.seq);
+        if self.json {
+            writeln!(output.out, "{}", json(&record.line))?;
+        } else {
+            let clock = &output.clock;
+            let when = |event: &Event| clock.local(timestamp(&event.time));
+            let text = output.fold.event(Box::new(record.event), &record.kind, when);
+            output.out.write_all(text.as_bytes())?;
         }
         output.out.flush()?;
-        Ok(record)
+        Ok(position)
     }
+}
+
+/// Prints what was counted of events that repeat themselves.
+fn print_counted(output: &mut Output<'_>, when: fn(&Clock, Timestamp) -> String) -> Result<(), Failure> {
+    let clock = &output.clock;
+    let text = output.fold.flush(|event| when(clock, timestamp(&event.time)));
+    output.out.write_all(text.as_bytes())?;
+    Ok(output.out.flush()?)
 }

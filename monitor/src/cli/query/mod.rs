@@ -4,16 +4,18 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use clap::Subcommand;
-use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use jiff::{SignedDuration, Timestamp};
 
 use super::client::remote::RemoteError;
 use super::client::{ClientArgs, Source, StateError, Unreachable};
 use super::exit;
 use crate::error_chain::chain;
+use crate::escape::write_json;
+use crate::event::Event;
 use crate::query::history::{Extent, HistoryError};
 use crate::render::time::Clock;
-use crate::render::{Pretty, Transcript};
+use crate::render::{Fold, Pretty, Transcript};
 
 mod events;
 mod incidents;
@@ -30,6 +32,8 @@ pub use why::WhyArgs;
 
 /// Size of writes, in bytes: what a pipe holds.
 const CHUNK: usize = 64 * 1024;
+/// What happens again after this time is printed again.
+const FOLD_GAP: SignedDuration = SignedDuration::from_secs(60);
 
 /// The query commands.
 #[derive(Debug, Subcommand)]
@@ -72,8 +76,8 @@ impl Query {
         err: &mut dyn Write,
     ) -> u8 {
         let pretty = Pretty { colour, zone: clock.zone.clone() };
-        let transcript = Transcript::new(pretty.clone());
-        let mut output = Output { source, clock, pretty, transcript, out, err };
+        let fold = Fold::new(Transcript::new(pretty.clone()), FOLD_GAP);
+        let mut output = Output { source, clock, pretty, fold, out, err };
         let answered = self
             .answer(&mut output)
             .and_then(|code| output.out.flush().map_err(Failure::from).map(|()| code));
@@ -146,7 +150,7 @@ struct Output<'a> {
     clock: Clock,
     pretty: Pretty,
     /// Events that were printed as text.
-    transcript: Transcript,
+    fold: Fold<Box<Event>>,
     out: &'a mut dyn Write,
     err: &'a mut dyn Write,
 }
@@ -172,7 +176,7 @@ impl Output<'_> {
     }
 
     fn json(&mut self, value: &impl serde::Serialize) -> Result<(), Failure> {
-        serde_json::to_writer(&mut self.out, value)?;
+        write_json(&mut self.out, value)?;
         Ok(writeln!(self.out)?)
     }
 }

@@ -135,7 +135,8 @@ fn ask(path: &Path, request: &str) -> String {
 fn next(remote: &Remote, filter: &EventFilter, count: usize) -> Vec<u64> {
     let mut seqs = Vec::new();
     remote
-        .follow(filter, |line| {
+        .follow(filter, Duration::MAX, |line| {
+            let Some(line) = line else { return ControlFlow::Continue(()) };
             seqs.push(serde_json::from_str::<Event>(line).unwrap().seq);
             if seqs.len() < count { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })
