@@ -33,10 +33,15 @@ fn main() -> io::Result<()> {
     eventually!(known() >= CONTAINERS as f64, "all containers are known");
 
     sleep(SETTLE);
-    let (before, began) = (processor_seconds(&daemon)?, Instant::now());
+    let (before, slept, began) = (processor_seconds(&daemon)?, wake_ups(&daemon)?, Instant::now());
     sleep(WINDOW);
-    let busy = (processor_seconds(&daemon)? - before) / began.elapsed().as_secs_f64();
-    println!("idle with {CONTAINERS} containers: {:.3} % of a core over {WINDOW:?}", 100.0 * busy);
+    let seconds = began.elapsed().as_secs_f64();
+    let busy = (processor_seconds(&daemon)? - before) / seconds;
+    let wake_ups = (wake_ups(&daemon)? - slept) / seconds;
+    println!(
+        "idle with {CONTAINERS} containers: {:.3} % of a core and {wake_ups:.1} wake-ups a second over {WINDOW:?}",
+        100.0 * busy
+    );
     println!("  memory: {}", memory(&daemon)?);
 
     let addresses = || (0..STORM).map(storm::ipv4);
@@ -53,12 +58,22 @@ fn main() -> io::Result<()> {
 
 /// What its threads have run so far: the first number of proc_pid_schedstat(5), nanoseconds.
 fn processor_seconds(daemon: &Daemon) -> io::Result<f64> {
-    let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid()))?;
-    let nanoseconds: f64 = tasks
-        .filter_map(|task| fs::read_to_string(task.ok()?.path().join("schedstat")).ok())
-        .filter_map(|text| text.split_whitespace().next()?.parse::<f64>().ok())
-        .sum();
+    let nanoseconds = sum_of_threads(daemon, "schedstat", |text| text.split_whitespace().next())?;
     Ok(nanoseconds / 1e9)
+}
+
+/// How often its threads have slept so far, and so were woken (proc_pid_status(5)).
+fn wake_ups(daemon: &Daemon) -> io::Result<f64> {
+    sum_of_threads(daemon, "status", |text| {
+        text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
+    })
+}
+
+/// The sum of a number in a file of each thread.
+fn sum_of_threads(daemon: &Daemon, file: &str, number: impl Fn(&str) -> Option<&str>) -> io::Result<f64> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid()))?;
+    let texts = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join(file)).ok());
+    Ok(texts.filter_map(|text| number(&text)?.trim().parse::<f64>().ok()).sum())
 }
 
 fn memory(daemon: &Daemon) -> io::Result<String> {

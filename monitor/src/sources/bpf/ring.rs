@@ -21,8 +21,11 @@ use crate::observation::{Fact, Loss, NsInum};
 use crate::sources::procfs::readers::Readers;
 use crate::sources::{Sender, observed_now};
 
-/// Longest sleep without a wake-up.
+/// Longest sleep without a wake-up while records come.
 const SAFETY: Duration = Duration::from_millis(100);
+/// Longest sleep without a wake-up when none came for [`SAFETY`]: then none was being written either, but by a program
+/// that was preempted for as long.
+const SAFETY_IDLE: Duration = Duration::from_secs(5);
 /// Pause after a drain that took more than [`BATCH`] records.
 const PAUSE: Duration = Duration::from_millis(1);
 const BATCH: usize = 32;
@@ -69,21 +72,28 @@ impl BpfSource {
         tx: &Sender,
         reported: &mut [u64],
     ) {
+        let mut longest = SAFETY;
         loop {
             if let Err(error) = self.armed.set(0, 1, 0) {
                 tracing::error!(%error, "cannot arm the ring; reading it every {SAFETY:?}");
+                longest = SAFETY;
             }
             let Some(read) = self.drain(lineages, host_netns, tx).await else { return };
             if read > 0 && !self.report_losses(reported, tx).await {
                 return;
+            }
+            if read > 0 {
+                longest = SAFETY;
             }
             if read > BATCH {
                 sleep(PAUSE).await;
             } else if read == 0 {
                 tokio::select! {
                     () = lineages.completed() => {}
-                    ready = timeout(SAFETY, poll.readable()) => if let Ok(Ok(mut ready)) = ready {
-                        ready.clear_ready();
+                    ready = timeout(longest, poll.readable()) => match ready {
+                        Ok(Ok(mut ready)) => ready.clear_ready(),
+                        Ok(Err(_)) => {}
+                        Err(_) => longest = SAFETY_IDLE,
                     }
                 }
             }
