@@ -85,7 +85,7 @@ fn each_unknown_root_directory_is_looked_up_and_an_endless_number_of_them_is_not
     let mut core = looked();
     let of = |root: usize| match attempt(HOST_MNTNS, Some(16)) {
         Fact::Umount(attempt) => {
-            Fact::Umount(Box::new(UmountAttempt { path: format!("/{root}{PATH}").into(), ..*attempt }))
+            Fact::Umount(Box::new(UmountAttempt { path: format!("/{root}{PATH}"), ..*attempt }))
         }
         fact => fact,
     };
