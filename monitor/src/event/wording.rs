@@ -139,7 +139,7 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
         let reason = match verdict {
             Verdict::ChildMount => "another file system is mounted below it",
             Verdict::Kernel => "no process was found to hold it, so the kernel or a socket may",
-            Verdict::Transient => "it was busy for a moment only",
+            Verdict::Transient => "no process was found to hold it before it went",
             Verdict::NotAMount => {
                 "what held it is not known: nothing was mounted there any more when that was looked for"
             }
@@ -240,6 +240,9 @@ mod tests {
             kernel,
             format!("no process was found to hold it, so the kernel or a socket may; {alone}")
         );
+        // How it went is not known: whoever detached it may have left it in use.
+        let went = holders_phrase(&[], Verdict::Transient);
+        assert_eq!(went, "no process was found to hold it before it went");
         let older = holders_phrase(copy, Verdict::MountNamespace);
         assert_eq!(older, format!("no holder found; {alone}"));
         let mut two = copy.to_vec();

@@ -273,7 +273,7 @@ pub enum Verdict {
     ChildMount,
     /// No user-space process holds it.
     Kernel,
-    /// Nothing holds it any more.
+    /// It went, or was detached, and no process was found to hold it.
     Transient,
     /// Nothing is mounted at the path.
     NotAMount,

@@ -151,7 +151,7 @@ impl Pretty {
             Some(Verdict::MountNamespace) => "only copies in other mount namespaces are left",
             Some(Verdict::ChildMount) => "only mounts below it hold it",
             Some(Verdict::Kernel) => "no process holds it: the kernel does",
-            Some(Verdict::Transient) => "nobody holds it any more",
+            Some(Verdict::Transient) => "no process was found to hold it any more",
             Some(Verdict::NotAMount) => "nothing is mounted there",
             Some(Verdict::Skipped) => "holders were not looked for again",
             Some(Verdict::Incomplete) => "no holder found, but not everything could be read",
