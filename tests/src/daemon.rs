@@ -363,13 +363,21 @@ impl Daemon {
     /// Waits until the model has this gateway in a namespace.
     pub fn wait_for_gateway(&self, netns: u64, address: &str) {
         let is_there = || {
-            let model: serde_json::Value =
-                serde_json::from_str(&self.ask(&["state", "--json"]).stdout).ok()?;
-            let mut namespaces = model["namespaces"].as_array()?.iter();
-            let own = namespaces.find(|namespace| namespace["netns"].as_u64() == Some(netns))?;
+            let own = self.model_of(netns)?;
             own["gateways"].as_array()?.iter().any(|gateway| gateway == address).then_some(())
         };
         wait_until(&format!("{address} is a gateway in {netns}"), is_there);
+    }
+
+    /// Waits until the model has a namespace.
+    pub fn wait_for_netns(&self, netns: u64) {
+        wait_until(&format!("{netns} is known"), || self.model_of(netns));
+    }
+
+    fn model_of(&self, netns: u64) -> Option<serde_json::Value> {
+        let model: serde_json::Value = serde_json::from_str(&self.ask(&["state", "--json"]).stdout).ok()?;
+        let mut namespaces = model["namespaces"].as_array()?.iter();
+        namespaces.find(|namespace| namespace["netns"].as_u64() == Some(netns)).cloned()
     }
 
     /// Waits for the deletion of an entry.

@@ -144,6 +144,22 @@ fn turning_arp_off_takes_the_entry_with_it() {
 }
 
 #[test]
+fn what_an_interface_was_all_along_is_not_what_takes_an_entry_with_it() {
+    for long_before in ["link set eth0 arp off", "link set eth0 down", "address flush dev eth0"] {
+        let pod = Pod::new();
+        pod.ip(long_before);
+        let address = unique::address(91);
+        pod.set_neighbor(&address, "02:00:00:00:00:07", NeighbourState::Permanent);
+        let mut daemon = launch().start();
+        daemon.wait_for_netns(pod.inum());
+        let ip = pod.ip("link set eth0 address 02:00:00:00:00:09");
+        let event = daemon.wait_for_deletion(pod.inum(), &address);
+        event.expect_actor(ip.pid, "ip");
+        event.expect("/neighbor/cause", "lladdr-changed");
+    }
+}
+
+#[test]
 fn deleting_the_interface_in_the_pod_takes_the_entry_with_it() {
     collateral(|pod| pod.ip("link del eth0"), "link-deleted");
 }

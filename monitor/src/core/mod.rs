@@ -131,7 +131,7 @@ impl Core {
             Fact::Route(route) => self.route(at, route),
             Fact::RouteGone(route) => self.route_gone(at, &route),
             Fact::NetnsStale { netns } => self.namespaces.set_stale(at, netns),
-            Fact::Address(address) => self.namespaces.put_address(address),
+            Fact::Address(address) => self.namespaces.put_address(at, address),
             Fact::AddressGone(address) => self.namespaces.remove_address(at, &address),
             Fact::Container(facts) => self.container(at, *facts),
             Fact::ContainerGone { id, source } => self.container_gone(at, &id, &source),

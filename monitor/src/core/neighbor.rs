@@ -63,7 +63,9 @@ struct Requested {
 }
 
 impl Core {
-    pub(super) fn neighbor(&mut self, at: BootNs, change: NeighborChange) {
+    pub(super) fn neighbor(&mut self, at: BootNs, mut change: NeighborChange) {
+        // Before a snapshot that it awaits shows the interface as it is afterwards.
+        change.cause = self.consistent_cause(at, &change);
         if change.cause != NeighborCause::NetnsExit {
             self.namespaces.put_neighbor(at, &change);
         }
@@ -275,6 +277,21 @@ impl Core {
     /// The container that a namespace belongs to. Containers with host networking do not own the host's namespace.
     fn owner_of(&self, netns: NsInum) -> Option<&ContainerFacts> {
         self.containers.in_netns(netns).filter(|_| netns != self.settings.host_netns)
+    }
+
+    /// What an interface is in the moment in which an entry goes with it does not show that this is new. Where the model
+    /// knows that it was so before, its hardware address has changed, or the cause is unknown.
+    fn consistent_cause(&self, at: BootNs, change: &NeighborChange) -> NeighborCause {
+        let NeighborKey { netns, ifindex, .. } = change.key;
+        let Some(namespace) = self.namespaces.get(netns) else { return change.cause };
+        if !namespace.contradicts(change.cause, at, ifindex) {
+            return change.cause;
+        }
+        let is_new = |lladdr| !namespace.had_lladdr(at, ifindex, lladdr);
+        match change.device_lladdr.as_ref().is_some_and(is_new) {
+            true => NeighborCause::LladdrChanged,
+            false => NeighborCause::Unknown,
+        }
     }
 
     /// The kernel program infers a change of the interface's hardware address by exclusion. Where the model shows that

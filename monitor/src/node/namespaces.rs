@@ -8,15 +8,13 @@ use serde::{Deserialize, Serialize};
 use super::gateways::{Gateway, Gateways, KnownEntry};
 use super::routing::{gateways_in_use, is_default, is_selected};
 use crate::observation::{
-    AddressFacts, BootNs, LinkFacts, LlAddr, NeighborCause, NeighborChange, NetnsOwner, NetnsSnapshot,
-    NsInum, RouteFacts, RuleFacts, iff,
+    AddressFacts, BootNs, LinkFacts, NeighborCause, NeighborChange, NetnsOwner, NetnsSnapshot, NsInum,
+    RouteFacts, RuleFacts, iff,
 };
 
 /// The next hop of a deleted route still counts as a gateway for this time: the kernel deletes routes and neighbor
 /// entries in one operation, and the two notifications arrive in any order.
 const FORMER_GATEWAY_NS: u64 = 2_000_000_000;
-/// How long the former peer of a link is kept: the kernel reports that it is gone, then what goes with it.
-const FORMER_PEER_NS: u64 = 2_000_000_000;
 /// Notifications of changes within this time before an event may still be in transit: records of the probes and netlink
 /// messages take different paths.
 const SETTLING_NS: u64 = 1_000_000_000;
@@ -24,6 +22,8 @@ const SETTLING_NS: u64 = 1_000_000_000;
 const MESSAGE_DELAY_NS: u64 = 50_000_000;
 /// Limit of entries that are kept for the next run.
 const PREVIOUS_MAX: usize = 4096;
+
+mod interface;
 
 /// All namespaces of which a snapshot was read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -68,6 +68,9 @@ pub struct Namespace {
     disturbed: BTreeSet<u32>,
     /// When the hardware address of a link last changed.
     lladdr_changed: BTreeMap<u32, BootNs>,
+    /// When an interface was last set up or down, had ARP switched on or off, or got or lost an address.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    switched: BTreeMap<u32, BootNs>,
     /// When a link or route was last added or changed.
     changed: BootNs,
     /// Whether the kernel sends no messages about it: it is known as of the last snapshot.
@@ -150,6 +153,7 @@ impl Namespaces {
             former: old.as_ref().map(|old| old.former.clone()).unwrap_or_default(),
             disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
             lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
+            switched: old.as_ref().map(|old| old.switched.clone()).unwrap_or_default(),
             changed: old.as_ref().map_or(changed, |old| old.changed),
             unheard: snapshot.unheard,
             stale: None,
@@ -160,6 +164,9 @@ impl Namespaces {
             if link.peer.is_some() && !new.links.contains_key(ifindex) {
                 new.keep_bereft(at, link.clone());
             }
+        }
+        if let Some(old) = &old {
+            new.note_switched(at, old);
         }
         new.select_after(at, old.as_ref());
         new.disturbed.clear();
@@ -199,9 +206,9 @@ impl Namespaces {
     pub fn put_link(&mut self, at: BootNs, link: LinkFacts) -> Option<LinkFacts> {
         let namespace = self.known.get_mut(&link.netns)?;
         let ifindex = link.ifindex;
-        let (mac, has_peer) = (link.mac.clone(), link.peer.is_some());
+        let (mac, flags, has_peer) = (link.mac.clone(), link.flags, link.peer.is_some());
         namespace.changed = at;
-        let is_up = link.flags & iff::UP != 0;
+        let is_up = flags & iff::UP != 0;
         let old = namespace.links.insert(ifindex, link);
         if !is_up && old.as_ref().is_some_and(|old| old.flags & iff::UP != 0) {
             namespace.disturb(at, ifindex);
@@ -212,6 +219,9 @@ impl Namespaces {
         if old.as_ref().is_some_and(|old| old.mac != mac) {
             namespace.lladdr_changed.insert(ifindex, at);
         }
+        if old.as_ref().is_none_or(|old| interface::is_switched(old.flags, flags)) {
+            namespace.switched.insert(ifindex, at);
+        }
         old
     }
 
@@ -220,6 +230,7 @@ impl Namespaces {
         let namespace = self.known.get_mut(&netns)?;
         namespace.disturb(at, ifindex);
         namespace.lladdr_changed.remove(&ifindex);
+        namespace.switched.remove(&ifindex);
         namespace.addresses.retain(|address| address.ifindex != ifindex);
         let link = namespace.links.remove(&ifindex)?;
         if link.peer.is_some() {
@@ -229,10 +240,11 @@ impl Namespaces {
     }
 
     /// Adds an address.
-    pub fn put_address(&mut self, address: AddressFacts) {
+    pub fn put_address(&mut self, at: BootNs, address: AddressFacts) {
         if let Some(namespace) = self.known.get_mut(&address.netns)
             && !namespace.addresses.contains(&address)
         {
+            namespace.switched.insert(address.ifindex, at);
             namespace.addresses.push(address);
         }
     }
@@ -241,6 +253,7 @@ impl Namespaces {
     pub fn remove_address(&mut self, at: BootNs, address: &AddressFacts) {
         if let Some(namespace) = self.known.get_mut(&address.netns) {
             namespace.addresses.retain(|known| known != address);
+            namespace.switched.insert(address.ifindex, at);
             namespace.disturb(at, address.ifindex);
         }
     }
@@ -385,16 +398,6 @@ impl Namespace {
         }
     }
 
-    /// A link with its peer, also where the peer was lost just before a time.
-    #[must_use]
-    pub fn link_with_peer(&self, at: BootNs, ifindex: u32) -> Option<&LinkFacts> {
-        let lost = |(lost, link): &&(BootNs, LinkFacts)| {
-            link.ifindex == ifindex && lost.abs_diff(at) <= FORMER_PEER_NS
-        };
-        let known = self.links.get(&ifindex).filter(|link| link.peer.is_some());
-        known.or_else(|| self.bereft.iter().rev().find(lost).map(|(_, link)| link))
-    }
-
     /// Whether its routes changed in a way that only the next snapshot will show.
     #[must_use]
     pub fn is_stale(&self) -> bool {
@@ -407,32 +410,11 @@ impl Namespace {
         self.unheard
     }
 
-    /// Whether the model is up to date for an interface at a time: it is known, and nothing changed just before.
-    #[must_use]
-    pub fn is_settled(&self, at: BootNs, ifindex: u32) -> bool {
-        self.links.contains_key(&ifindex) && self.changed.saturating_add(SETTLING_NS) < at
-    }
-
-    /// Whether a link had this hardware address at a time, and for some time before.
-    #[must_use]
-    pub fn had_lladdr(&self, at: BootNs, ifindex: u32, lladdr: &LlAddr) -> bool {
-        let settled = self
-            .lladdr_changed
-            .get(&ifindex)
-            .is_none_or(|changed| changed.saturating_add(FORMER_GATEWAY_NS) < at);
-        settled && self.links.get(&ifindex).is_some_and(|link| link.mac.as_ref() == Some(lladdr))
-    }
-
     fn name_gateways(&mut self) {
         for gateway in &self.in_use {
             let ifname = self.links.get(&gateway.0).map_or("", |link| link.ifname.as_str());
             self.gateways.set_in_use(*gateway, ifname);
         }
-    }
-
-    fn keep_bereft(&mut self, at: BootNs, link: LinkFacts) {
-        self.bereft.retain(|(lost, _)| lost.saturating_add(FORMER_PEER_NS) >= at);
-        self.bereft.push((at, link));
     }
 
     /// Recomputes the gateways in use after a snapshot that replaces an older state. What changed unseen is dated as far as

@@ -108,6 +108,43 @@ fn a_link_that_went_with_one_of_another_namespace_is_said_to_have_gone_with_it()
 }
 
 #[test]
+fn a_cause_that_was_there_long_before_is_none() {
+    let lladdr = |last| Some(LlAddr(vec![2, 0, 0, 0, 0, last]));
+    let cause_of = |flags: u32, claimed: NeighborCause, now: u8, since: u64| {
+        let mut core = settled();
+        let link = LinkFacts {
+            netns: POD,
+            ifindex: 2,
+            ifname: "eth0".into(),
+            kind: Some("veth".into()),
+            flags,
+            mac: lladdr(1),
+            master: None,
+            peer: None,
+        };
+        core.observe(at(2, Fact::Link(Box::new(link))));
+        events(&mut core);
+        let change = NeighborChange { device_lladdr: lladdr(now), ..change(NeighborOp::Deleted, claimed) };
+        core.observe(at(2 + since, Fact::Neighbor(Box::new(change))));
+        core.observe(at(2_000 * MS + since, Fact::Tick));
+        events(&mut core)[0].neighbor.as_ref().unwrap().cause.clone()
+    };
+    use NeighborCause::{LastAddressRemoved, LinkDown, Noarp};
+    let long = 3_000 * MS;
+    for (flags, claimed, name) in [
+        (0, LinkDown, "link-down"),
+        (iff::UP | iff::NOARP, Noarp, "noarp"),
+        (iff::UP, LastAddressRemoved, "last-address-removed"),
+    ] {
+        assert_eq!(cause_of(flags, claimed, 1, MS), name, "the message about it may come first");
+        assert_eq!(cause_of(flags, claimed, 9, long), "lladdr-changed");
+        assert_eq!(cause_of(flags, claimed, 1, long), "unknown");
+    }
+    assert_eq!(cause_of(iff::UP, LinkDown, 1, long), "link-down");
+    assert_eq!(cause_of(iff::UP, Noarp, 1, long), "noarp");
+}
+
+#[test]
 fn an_unchanged_link_emits_nothing_and_a_changed_one_lists_the_changes() {
     let mut core = settled();
     let link = |flags| {

@@ -1,0 +1,77 @@
+//! What an interface was at a time, by what the kernel has told until then.
+
+use std::collections::BTreeSet;
+
+use super::{FORMER_GATEWAY_NS, Namespace, SETTLING_NS};
+use crate::observation::{BootNs, LinkFacts, LlAddr, NeighborCause, iff};
+
+/// How long the former peer of a link is kept: the kernel reports that it is gone, then what goes with it.
+const FORMER_PEER_NS: u64 = 2_000_000_000;
+
+/// Whether it was set up or down, or ARP was switched on or off for it.
+pub(super) fn is_switched(before: u32, now: u32) -> bool {
+    (before ^ now) & (iff::UP | iff::NOARP) != 0
+}
+
+impl Namespace {
+    /// A link with its peer, also where the peer was lost just before a time.
+    #[must_use]
+    pub fn link_with_peer(&self, at: BootNs, ifindex: u32) -> Option<&LinkFacts> {
+        let lost = |(lost, link): &&(BootNs, LinkFacts)| {
+            link.ifindex == ifindex && lost.abs_diff(at) <= FORMER_PEER_NS
+        };
+        let known = self.links.get(&ifindex).filter(|link| link.peer.is_some());
+        known.or_else(|| self.bereft.iter().rev().find(lost).map(|(_, link)| link))
+    }
+
+    /// Whether the model is up to date for an interface at a time: it is known, and nothing changed just before.
+    #[must_use]
+    pub fn is_settled(&self, at: BootNs, ifindex: u32) -> bool {
+        self.links.contains_key(&ifindex) && self.changed.saturating_add(SETTLING_NS) < at
+    }
+
+    /// Whether a link had this hardware address at a time, and for some time before.
+    #[must_use]
+    pub fn had_lladdr(&self, at: BootNs, ifindex: u32, lladdr: &LlAddr) -> bool {
+        let settled = self
+            .lladdr_changed
+            .get(&ifindex)
+            .is_none_or(|changed| changed.saturating_add(FORMER_GATEWAY_NS) < at);
+        settled && self.links.get(&ifindex).is_some_and(|link| link.mac.as_ref() == Some(lladdr))
+    }
+
+    /// Whether an interface was long in the state whose beginning is said to have taken a neighbor entry along: then it
+    /// was something else. The kernel program sees the state alone.
+    #[must_use]
+    pub fn contradicts(&self, cause: NeighborCause, at: BootNs, ifindex: u32) -> bool {
+        let Some(link) = self.links.get(&ifindex).filter(|_| !self.unheard) else { return false };
+        let was_so = match cause {
+            NeighborCause::LinkDown => link.flags & iff::UP == 0,
+            NeighborCause::Noarp => link.flags & iff::NOARP != 0,
+            NeighborCause::LastAddressRemoved => !self.has_ipv4(ifindex),
+            _ => false,
+        };
+        was_so && self.switched.get(&ifindex).is_none_or(|switched| switched.saturating_add(SETTLING_NS) < at)
+    }
+
+    /// Notes which interfaces a snapshot shows in another state than an older one.
+    pub(super) fn note_switched(&mut self, at: BootNs, old: &Self) {
+        let known: BTreeSet<u32> = self.links.keys().copied().collect();
+        self.switched.retain(|ifindex, _| known.contains(ifindex));
+        for (ifindex, link) in &self.links {
+            let same = old.links.get(ifindex).is_some_and(|old| !is_switched(old.flags, link.flags));
+            if !same || self.has_ipv4(*ifindex) != old.has_ipv4(*ifindex) {
+                self.switched.insert(*ifindex, at);
+            }
+        }
+    }
+
+    fn has_ipv4(&self, ifindex: u32) -> bool {
+        self.addresses.iter().any(|known| known.ifindex == ifindex && known.address.is_ipv4())
+    }
+
+    pub(super) fn keep_bereft(&mut self, at: BootNs, link: LinkFacts) {
+        self.bereft.retain(|(lost, _)| lost.saturating_add(FORMER_PEER_NS) >= at);
+        self.bereft.push((at, link));
+    }
+}
