@@ -74,6 +74,12 @@ impl Cgroup {
         )
     }
 
+    /// Makes one as systemd does for a service.
+    #[must_use]
+    pub fn of_service(hierarchy: Hierarchy) -> Self {
+        Self::named(hierarchy, format!("{}.service", unique::name("kvc")))
+    }
+
     fn named(hierarchy: Hierarchy, name: String) -> Self {
         let directory = hierarchy.root().expect("the hierarchy is there").join(&name);
         let cleanup = Cleanup::script(&format!("rmdir '{}' 2>/dev/null\n", directory.display()));

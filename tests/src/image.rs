@@ -44,7 +44,13 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
 /// Looks a program up on the path.
 #[must_use]
 pub fn find(program: &str) -> PathBuf {
+    installed(program).unwrap_or_else(|| panic!("{program} is not installed"))
+}
+
+/// A program on the path, if it is installed.
+#[must_use]
+pub fn installed(program: &str) -> Option<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin:/usr/bin:/bin";
     let mut candidates = path.split(':').map(|directory| Path::new(directory).join(program));
-    candidates.find(|file| file.is_file()).unwrap_or_else(|| panic!("{program} is not installed"))
+    candidates.find(|file| file.is_file())
 }

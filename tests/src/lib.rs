@@ -29,6 +29,7 @@ pub mod storm;
 pub mod container;
 pub mod dockerd;
 pub mod image;
+pub mod podman;
 
 pub mod daemon;
 pub mod event;

@@ -14,6 +14,7 @@ pub struct PodSandbox {
     process: Running,
     uid: String,
     id: String,
+    group: PathBuf,
     /// Dropped last: the group goes once nothing is in it.
     _cleanup: Cleanup,
 }
@@ -32,9 +33,14 @@ impl PodSandbox {
         command.args(["-c", "echo $$ >\"$1/cgroup.procs\" && exec nsenter --net=\"$2\" sleep 1000000", "sh"]);
         command.arg(&group).arg(pod.netns().path()).stdin(Stdio::null()).stdout(Stdio::null());
         let process = Running::spawn(&mut command);
-        let sandbox = Self { process, uid, id, _cleanup: cleanup };
+        let sandbox = Self { process, uid, id, group, _cleanup: cleanup };
         eventually!(comm(sandbox.pid()).as_deref() == Some("sleep"), "the sandbox is in the network");
         sandbox
+    }
+
+    /// Moves another process into its container.
+    pub fn take(&self, pid: u32) {
+        std::fs::write(self.group.join("cgroup.procs"), pid.to_string()).expect("it can be moved");
     }
 
     /// Its process.

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch, program};
 use kevtmon_tests::dockerd::Dockerd;
@@ -14,8 +15,17 @@ use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::{PodSandbox, uuid};
+use kevtmon_tests::podman::Podman;
 use kevtmon_tests::process::{Finished, comm, finish, hold_by_cwd, run};
 use serde_json::Value;
+
+/// A cluster that nobody serves.
+const NO_CLUSTER: &str = "apiVersion: v1
+kind: Config
+clusters: [{name: none, cluster: {server: 'http://127.0.0.1:1'}}]
+contexts: [{name: none, context: {cluster: none}}]
+current-context: none
+";
 
 /// Carries out a command as an operator does who pastes it into a shell. `kevtmon` is this one, with this daemon.
 fn carry_out(command: &str, daemon: &Daemon) -> Finished {
@@ -33,8 +43,11 @@ fn carry_out(command: &str, daemon: &Daemon) -> Finished {
         std::fs::set_permissions(&kevtmon, PermissionsExt::from_mode(0o755)).expect("a mode can be set");
     }
     let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap_or_default());
+    // No cluster is at hand.
+    let cluster = daemon.directory().join("kubeconfig");
+    std::fs::write(&cluster, NO_CLUSTER).expect("a file can be written");
     let mut shell = Command::new("bash");
-    shell.args(["-c", command]).env("PATH", path).stdin(Stdio::null());
+    shell.args(["-c", command]).env("PATH", path).env("KUBECONFIG", cluster).stdin(Stdio::null());
     finish(&mut shell, "bash".as_ref())
 }
 
@@ -64,6 +77,9 @@ fn closed(daemon: &mut Daemon, id: &str) -> Event {
         event.kind() == "incident.closed" && event.text("/incident/id") == id
     });
     closed.expect("/incident/close_reason", "resolved");
+    let is_past = |text: &&str| text.contains(" was ") || text.contains(" had ");
+    let healthy: Vec<&str> = closed.list("/incident/ruled_out").iter().filter_map(Value::as_str).collect();
+    assert!(healthy.iter().all(|text| is_past(text)), "{healthy:?}");
     assert_eq!(incident(daemon, id).list("/advice"), [] as [Value; 0], "nothing is left to be done");
     closed
 }
@@ -164,4 +180,217 @@ fn a_container_that_holds_a_volume_lets_go_by_the_command_of_its_own_runtime() {
     eventually!(volume.umount().status.success(), "the mount is free");
     closed(&mut daemon, &id);
     assert!(!Path::new(&path).join("file").exists());
+}
+
+/// The incident of a busy volume.
+fn volume_busy(daemon: &mut Daemon, volume: &Mount) -> String {
+    volume.umount_refused();
+    let path = volume.point().to_string_lossy().into_owned();
+    opened(daemon, "volume-busy", |event| event.text("/mount/path") == path)
+}
+
+/// The tool gets as far as looking for what it talks to: the words are right. What it talks to is not on this machine.
+fn is_understood(command: &str, daemon: &Daemon, unreachable: &[&str]) {
+    let tool = command.split(' ').next().unwrap_or_default();
+    if kevtmon_tests::image::installed(tool).is_none() {
+        return eprintln!("{tool} is not installed: not carried out: {command}");
+    }
+    let ran = carry_out(command, daemon);
+    let is_right = ran.status.success() || unreachable.iter().any(|words| ran.stderr.contains(words));
+    assert!(is_right, "{command}: {}{}", ran.stdout, ran.stderr);
+}
+
+#[test]
+fn what_is_mounted_below_a_volume_is_unmounted_first() {
+    let volume = Mount::volume();
+    let child = Mount::at(&volume.point().join("a child"));
+    let mut daemon = launch().kubelet(&volume).start();
+    let id = volume_busy(&mut daemon, &volume);
+    let steps = advice(&incident(&daemon, &id), "destructive");
+    let below = format!("umount '{}'", child.point().display());
+    assert!(steps.contains(&below), "{below} in {steps:?}");
+    let _ = carry_out(&below, &daemon).succeeded(&below);
+    assert!(volume.umount().status.success(), "the mount is free");
+    closed(&mut daemon, &id);
+}
+
+#[test]
+fn a_volume_is_detached_by_the_command_that_is_shown_and_whoever_uses_it_goes_on() {
+    let volume = Mount::volume();
+    let mut daemon = launch().kubelet(&volume).start();
+    let holder = hold_by_cwd(volume.point());
+    let id = volume_busy(&mut daemon, &volume);
+    let lazy = format!("umount --lazy {}", volume.point().display());
+    let steps = advice(&incident(&daemon, &id), "destructive");
+    assert!(steps.contains(&lazy), "{lazy} in {steps:?}");
+    let _ = carry_out(&lazy, &daemon).succeeded(&lazy);
+    let closed = daemon.wait_for("incident.closed", |event| {
+        event.kind() == "incident.closed" && event.text("/incident/id") == id
+    });
+    closed.expect("/incident/close_reason", "detached");
+    assert!(closed.text("/incident/summary").contains(&format!("(pid {})", holder.pid())), "{closed}");
+    assert_eq!(incident(&daemon, &id).list("/advice"), [] as [Value; 0], "nothing is left to be done");
+}
+
+#[test]
+fn a_service_that_holds_a_volume_is_restarted_as_systemd_knows_it() {
+    let groups: Vec<Cgroup> = Hierarchy::all().into_iter().map(Cgroup::of_service).collect();
+    let volume = Mount::volume();
+    let mut daemon = launch().kubelet(&volume).start();
+    let holder = hold_by_cwd(volume.point());
+    groups.iter().for_each(|group| group.take(holder.pid()));
+    let id = volume_busy(&mut daemon, &volume);
+    let steps = advice(&incident(&daemon, &id), "restart");
+    let of_unit =
+        |step: &&String| groups.iter().any(|group| **step == format!("systemctl restart {}", group.name()));
+    let restart = steps.iter().find(of_unit).unwrap_or_else(|| unreachable!("of the unit: {steps:?}"));
+    // No systemd runs here, or it has no such unit: a group alone is none.
+    is_understood(restart, &daemon, &["Failed to connect to bus", "not found"]);
+    drop(holder);
+    eventually!(volume.umount().status.success(), "the mount is free");
+    closed(&mut daemon, &id);
+}
+
+#[test]
+fn a_container_behind_the_cri_that_holds_a_volume_is_stopped() {
+    let pod = Pod::new();
+    let sandbox = PodSandbox::of(&pod);
+    let volume = Mount::volume();
+    let mut daemon = launch().kubelet(&volume).start();
+    let holder = hold_by_cwd(volume.point());
+    sandbox.take(holder.pid());
+    let id = volume_busy(&mut daemon, &volume);
+    let stop = format!("crictl stop {}", sandbox.id());
+    let steps = advice(&incident(&daemon, &id), "restart");
+    assert!(steps.contains(&stop), "{stop} in {steps:?}");
+    is_understood(&stop, &daemon, &["connect", "no such file"]);
+    drop(holder);
+    eventually!(volume.umount().status.success(), "the mount is free");
+    closed(&mut daemon, &id);
+}
+
+/// Starts the sandbox of a pod of this name, as a kubelet does, with further options and another command than usual.
+fn start_sandbox<'d>(dockerd: &'d Dockerd, name: &str, options: &[&str], script: &str) -> Container<'d> {
+    let uid = uuid();
+    let image = dockerd.labelled_image(&[
+        ("io.kubernetes.pod.namespace", "lijiaob"),
+        ("io.kubernetes.pod.name", name),
+        ("io.kubernetes.pod.uid", &uid),
+        ("io.kubernetes.container.name", "POD"),
+        ("io.kubernetes.docker.type", "podsandbox"),
+    ]);
+    let group = dockerd.pod_cgroup(&uid);
+    let options = [&["--network", "none", "--cgroup-parent", &group][..], options].concat();
+    Container::of_image(dockerd, &image, &options, &["sh", "-c", script])
+}
+
+fn pod_name() -> String {
+    format!("etcd-{}", &uuid()[..8])
+}
+
+#[test]
+fn a_pod_is_deleted_only_while_it_has_no_older_sandbox() {
+    let dockerd = Dockerd::shared();
+    let name = pod_name();
+    let sandbox = start_sandbox(dockerd, &name, &[], "exec sleep 1000000");
+    let mut daemon = launch().runtime(dockerd.runtime()).start();
+    let pod = Pod::at(sandbox.netns());
+    daemon.wait_for_gateway(pod.inum(), "169.254.1.1");
+    pod.delete_gateway();
+    let id = opened(&mut daemon, "gateway-neighbor-lost", |event| event.is_in(pod.inum()));
+    let open = incident(&daemon, &id);
+    let delete = format!("kubectl -n lijiaob delete pod {name}");
+    assert!(advice(&open, "restart").contains(&delete), "{delete} in {open}");
+    is_understood(&delete, &daemon, &["127.0.0.1:1 was refused", "connection refused"]);
+    look(&open, &daemon);
+    pod.set_gateway();
+    closed(&mut daemon, &id);
+
+    // Another pod of that name, as its predecessor is until its sandbox is removed.
+    let older = start_sandbox(dockerd, &name, &[], "exec sleep 1000000");
+    eventually!(daemon.ask(&["state", "--json"]).stdout.contains(older.id()), "it is known");
+    pod.delete_gateway();
+    let id = opened(&mut daemon, "gateway-neighbor-lost", |event| {
+        event.is_in(pod.inum()) && event.number("/incident/episode") == Some(2)
+    });
+    let open = incident(&daemon, &id);
+    assert!(!advice(&open, "restart").iter().any(|command| command.contains("kubectl")), "{open}");
+    let list = advice(&open, "read").into_iter().find(|command| command.contains(" ps --all "));
+    let list = list.unwrap_or_else(|| unreachable!("its sandboxes are listed: {open}"));
+    let listed = carry_out(&list, &daemon).succeeded(&list).stdout;
+    for container in [&sandbox, &older] {
+        assert!(listed.contains(&container.id()[..12]), "{} in {listed}", container.id());
+    }
+    look(&open, &daemon);
+}
+
+#[test]
+fn a_container_that_lost_its_gateway_is_restarted_by_its_own_runtime() {
+    let dockerd = Dockerd::shared();
+    let container = Container::start(dockerd, &["--network", "none"], &["sleep", "1000000"]);
+    let mut daemon = launch().runtime(dockerd.runtime()).start();
+    let pod = Pod::at(container.netns());
+    daemon.wait_for_gateway(pod.inum(), "169.254.1.1");
+    pod.delete_gateway();
+    let id = opened(&mut daemon, "gateway-neighbor-lost", |event| event.is_in(pod.inum()));
+    let open = incident(&daemon, &id);
+    look(&open, &daemon);
+    let restart = advice(&open, "restart").into_iter().find(|command| command.ends_with(container.id()));
+    let restart = restart.unwrap_or_else(|| unreachable!("a restart in {open}"));
+    let _ = carry_out(&restart, &daemon).succeeded(&restart);
+    let over = daemon.wait_for("incident.closed", |event| {
+        event.kind() == "incident.closed" && event.text("/incident/id") == id
+    });
+    over.expect("/incident/close_reason", "subject-gone");
+}
+
+#[test]
+fn a_pod_that_holds_the_volume_of_another_is_to_be_deleted() {
+    let dockerd = Dockerd::shared();
+    let name = pod_name();
+    let scratch = Scratch::new();
+    let root = Mount::at(&scratch.path().join("kubelet"));
+    run(&format!("mount --make-shared {}", root.point().display()));
+    let below = format!("pods/{}/volumes/kubernetes.io~rbd/data", uuid());
+    let volume = Mount::at(&root.point().join(&below));
+    let bind = format!("{}:/kubelet:rslave", root.point().display());
+    let script = format!("cd /kubelet/{below}; exec sleep 1000000");
+    let container = start_sandbox(dockerd, &name, &["-v", &bind], &script);
+    eventually!(comm(container.pid()).as_deref() == Some("sleep"), "the container is in the volume");
+    let mut daemon = launch().runtime(dockerd.runtime()).config(&kubelet_roots(root.point())).start();
+    let id = volume_busy(&mut daemon, &volume);
+    let delete = format!("kubectl -n lijiaob delete pod {name}");
+    let steps = advice(&incident(&daemon, &id), "restart");
+    assert!(steps.contains(&delete), "{delete} in {steps:?}");
+    is_understood(&delete, &daemon, &["127.0.0.1:1 was refused", "connection refused"]);
+    drop(container);
+    eventually!(volume.umount().status.success(), "the mount is free");
+    closed(&mut daemon, &id);
+}
+
+#[test]
+fn a_container_of_podman_that_holds_a_volume_lets_go_by_podman() {
+    let Some(podman) = Podman::start() else {
+        return eprintln!("podman or runc is not installed: its command is not carried out");
+    };
+    let scratch = Scratch::new();
+    let root = Mount::at(&scratch.path().join("kubelet"));
+    run(&format!("mount --make-shared {}", root.point().display()));
+    let below = format!("pods/{}/volumes/kubernetes.io~rbd/data", uuid());
+    let volume = Mount::at(&root.point().join(&below));
+    let bind = format!("{}:/kubelet:rslave", root.point().display());
+    let script = format!("[ -e /left ] || {{ echo >/left; cd /kubelet/{below}; }}; exec sleep 1000000");
+    let container = podman.start_container(&["-v", &bind], &["sh", "-c", &script]);
+    let first = podman.pid(&container);
+    eventually!(comm(first).as_deref() == Some("sleep"), "the container is in the volume");
+    let runtime = format!("docker={}", podman.socket().display());
+    let mut daemon = launch().runtime(runtime).config(&kubelet_roots(root.point())).start();
+    let id = volume_busy(&mut daemon, &volume);
+    let open = incident(&daemon, &id);
+    let restart = advice(&open, "restart").into_iter().find(|command| command.contains(&container));
+    let restart = restart.unwrap_or_else(|| unreachable!("a command for the container in {open}"));
+    assert!(restart.starts_with("podman --url unix://"), "another service does not know it: {restart}");
+    let _ = carry_out(&restart, &daemon).succeeded(&restart);
+    eventually!(volume.umount().status.success(), "the mount is free");
+    closed(&mut daemon, &id);
 }

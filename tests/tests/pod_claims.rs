@@ -95,6 +95,12 @@ fn labels_of_an_image_are_a_claim_and_never_a_label_of_a_metric() {
     let mut daemon = launch().runtime(dockerd.runtime()).start();
     let (event, _pod) = lose_gateway(&mut daemon, &container);
     expect_claimed(&event, &labels);
+    let second = labels.start(dockerd, &[]);
+    let started = daemon.wait_for("its start", |event| {
+        event.kind() == "container.started" && event.text("/target/container/id") == second.id()
+    });
+    let claims = format!("container {} (claims to be pod {}) started", second.name(), labels.full());
+    started.expect("/message", claims);
     let opened = daemon.wait_for("the incident", |event| {
         event.kind() == "incident.opened" && event.text("/target/container/id") == container.id()
     });

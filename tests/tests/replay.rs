@@ -252,10 +252,17 @@ fn the_bundle_of_an_open_incident_replays_to_it() {
     let file = recorded.daemon.directory().join("bundle");
     // It has just opened.
     assert!(replays(&file, &bundle(id).succeeded("bundle")));
+    let by_socket = [program(), "bundle".into(), id.into(), "--socket".into(), recorded.daemon.socket()];
+    assert!(
+        replays(&file, &attempt(&by_socket).succeeded("bundle --socket")),
+        "it names its state directory"
+    );
     recorded.daemon.signal(Signal::SIGKILL);
     assert_eq!(recorded.daemon.wait(), None);
     assert!(replays(&file, &bundle(&id[..8]).succeeded("bundle")), "also of a dead daemon");
 
+    let dead = attempt(&by_socket);
+    assert_eq!(dead.status.code(), Some(1), "{}", dead.stderr);
     let unknown = bundle("0000");
     assert_eq!(unknown.status.code(), Some(1), "{}", unknown.stderr);
     for word in [id, &state.to_string_lossy()] {

@@ -1,0 +1,85 @@
+//! Podman with files of its own, and its service on a socket; where it is installed.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use crate::image;
+use crate::mount::Scratch;
+use crate::patience::wait_until;
+use crate::process::{Finished, Running, attempt};
+use crate::reaper::Cleanup;
+
+const IMAGE: &str = "kevtmon:1";
+
+/// A service and its containers.
+#[derive(Debug)]
+pub struct Podman {
+    /// Command and options for its own files.
+    words: Vec<String>,
+    _service: Running,
+    /// Dropped before the files.
+    _containers: Cleanup,
+    scratch: Scratch,
+}
+
+impl Podman {
+    /// Starts the service and gives it the image; `None` where podman or runc is not installed.
+    #[must_use]
+    pub fn start() -> Option<Self> {
+        let (podman, runc) = (image::installed("podman")?, image::installed("runc")?);
+        let scratch = Scratch::new();
+        let directory = |name: &str| scratch.path().join(name).to_string_lossy().into_owned();
+        let words: Vec<String> = [
+            podman.to_string_lossy().into_owned(),
+            format!("--root={}", directory("root")),
+            format!("--runroot={}", directory("run")),
+            // Of its runtimes crun refuses hybrid control groups.
+            format!("--runtime={}", runc.display()),
+            "--cgroup-manager=cgroupfs".to_owned(),
+            "--storage-driver=vfs".to_owned(),
+            "--events-backend=file".to_owned(),
+        ]
+        .into();
+        let containers =
+            Cleanup::script(&format!("{} rm --all --force --time 0 >/dev/null 2>&1\n", words.join(" ")));
+        let mut service = Command::new(&words[0]);
+        service.args(&words[1..]).args(["system", "service", "--time", "0"]);
+        service.arg(format!("unix://{}", directory("podman.sock")));
+        let service =
+            Running::spawn(service.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()));
+        let podman = Self { words, _service: service, _containers: containers, scratch };
+        wait_until("the service listens", || podman.socket().exists().then_some(()));
+        let archive = image::archive(&podman.scratch);
+        let _ = podman.run(&["import", &archive.to_string_lossy(), IMAGE]).succeeded("podman import");
+        Some(podman)
+    }
+
+    /// Path of its socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.scratch.path().join("podman.sock")
+    }
+
+    /// Runs podman on its own files.
+    pub fn run(&self, arguments: &[&str]) -> Finished {
+        let words: Vec<&str> =
+            self.words.iter().map(String::as_str).chain(arguments.iter().copied()).collect();
+        attempt(&words)
+    }
+
+    /// The first process of a container, on the host.
+    #[must_use]
+    pub fn pid(&self, container: &str) -> u32 {
+        let ran = self.run(&["inspect", "--format", "{{.State.Pid}}", container]).succeeded("podman inspect");
+        ran.stdout.trim().parse().expect("a process id")
+    }
+
+    /// Starts a container with these options; returns its id.
+    #[must_use]
+    pub fn start_container(&self, options: &[&str], command: &[&str]) -> String {
+        // Limits that a container of a user without all privileges may set, too.
+        let limits = ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"];
+        let words = [&["run", "-d", "--network=none"][..], &limits, options, &[IMAGE], command].concat();
+        self.run(&words).succeeded("podman run").stdout.trim().to_owned()
+    }
+}
