@@ -17,6 +17,7 @@ pub mod namespace;
 mod pairs;
 pub mod redact;
 mod regular_file;
+pub mod shares;
 
 pub mod event;
 pub mod observation;

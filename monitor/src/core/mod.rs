@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::diagnose::{self, Engine};
 use crate::event::{Event, Kind, Severity, WallClock};
+use crate::node::charge::charge;
 use crate::node::containers::Containers;
 pub use crate::node::gateways::KnownEntry;
 use crate::node::kubelet::Kubelets;
@@ -222,6 +223,7 @@ impl Core {
         self.seq += 1;
         event.seq = self.seq;
         self.diagnose_event(&event);
+        event.charge = charge(&event);
         self.output.push_back(Output::Event(Box::new(event)));
         self.emit_incidents();
     }
@@ -230,6 +232,7 @@ impl Core {
     fn emit_incident(&mut self, mut event: Event) {
         self.seq += 1;
         event.seq = self.seq;
+        event.charge = charge(&event);
         self.output.push_back(Output::Event(Box::new(event)));
     }
 

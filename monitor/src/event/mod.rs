@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::observation::{Source, Verdict};
 
+mod charge;
 pub(crate) mod culprit;
 mod daemon;
 mod incident;
@@ -27,6 +28,7 @@ mod subject;
 mod time;
 pub(crate) mod wording;
 
+pub use charge::{Charge, Standing};
 pub use daemon::{Daemon, Lost, SourceStates};
 pub use incident::{Advice, CloseReason, EVIDENCE_MAX, Incident, NamedProcess, Risk};
 pub use kind::Severity;
@@ -115,6 +117,9 @@ pub struct Event {
     /// Which source observed the fact; not part of the JSON.
     #[serde(skip)]
     pub source: Source,
+    /// Who is charged for it; not part of the JSON.
+    #[serde(skip)]
+    pub charge: Charge,
     /// Sequence number: rises by one per event of this boot.
     pub seq: u64,
     /// Identity of the boot: `/proc/sys/kernel/random/boot_id`.
@@ -180,6 +185,7 @@ impl Event {
             time: String::new(),
             at: 0,
             source: Source::Daemon,
+            charge: Charge::default(),
             seq: 0,
             boot_id: String::new(),
             node: String::new(),

@@ -108,13 +108,18 @@ pub fn identify(path: &str) -> CgroupIdentity {
 /// its unit. Whoever can make control groups of his own below that gets no more by it.
 #[must_use]
 pub fn account(path: &str) -> &str {
-    let segments = || path.split('/').filter(|segment| !segment.is_empty());
+    owner(path).or_else(|| path.split('/').find(|segment| !segment.is_empty())).unwrap_or(path)
+}
+
+/// The same, where the path tells it.
+#[must_use]
+pub fn owner(path: &str) -> Option<&str> {
     let is_owner = |segment: &&str| {
         container(segment).is_some()
             || is_user_slice(segment)
             || is_unit(segment) && !segment.ends_with(".slice")
     };
-    segments().find(is_owner).or_else(|| segments().next()).unwrap_or(path)
+    path.split('/').find(is_owner)
 }
 
 /// Whether it is the slice of one user, with all sessions and services of that user.

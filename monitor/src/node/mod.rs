@@ -1,6 +1,7 @@
 //! The model of the node: its state and the owners of its objects. No I/O, no clock.
 
 pub mod cgroup;
+pub mod charge;
 pub mod containers;
 pub mod gateways;
 pub mod kubelet;

@@ -16,6 +16,7 @@ const GROUND_FLOOR: [&str; 10] = [
     "redact",
     "regular_file",
     "allocator",
+    "shares",
 ];
 
 /// Every other module, and what it may import besides the ground floor. A part of a module that has a row of its own

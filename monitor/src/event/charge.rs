@@ -1,0 +1,49 @@
+//! Who is charged for an event, so that nobody's events displace those of others: in queues, in memory, in the store.
+
+use std::sync::Arc;
+
+/// Who is charged for an event; not part of the schema.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Charge {
+    /// How much it matters.
+    pub standing: Standing,
+    /// Container, user or unit of whoever caused it.
+    pub account: Arc<str>,
+}
+
+/// Whom an event is about. Where not everything can be kept, a share counts the more the later it stands here.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Standing {
+    /// The daemon itself.
+    #[default]
+    Daemon,
+    /// A gateway, a container or a pod; an incident.
+    Known,
+    /// The node.
+    Node,
+    /// A namespace of which nothing is known, or which a user made.
+    Foreign,
+}
+
+impl Standing {
+    /// All, in order.
+    pub const ALL: [Self; 4] = [Self::Daemon, Self::Known, Self::Node, Self::Foreign];
+
+    /// What a byte of such an event counts, compared with others.
+    #[must_use]
+    pub fn weight(self) -> u64 {
+        match self {
+            Self::Daemon | Self::Known => 1,
+            Self::Node => 2,
+            Self::Foreign => 8,
+        }
+    }
+}
+
+impl Charge {
+    /// What so many bytes of it count.
+    #[must_use]
+    pub fn weigh(&self, bytes: u64) -> u64 {
+        bytes.saturating_mul(self.standing.weight())
+    }
+}
