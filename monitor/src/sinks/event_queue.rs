@@ -1,10 +1,14 @@
 //! The queue of one sink.
 //!
-//! While the queue is full events are discarded; once its thread has room again, one `events.lost` event takes their
-//! place in the stream. It carries the number and time of the last discarded event, so that the stream stays in
-//! order and every number in a gap is accounted for. Incidents, losses and events about the daemon have reserved
-//! places: a storm of other events does not displace them.
+//! Events that find no place are discarded; once one does again, one `events.lost` event takes their place in the
+//! stream. It carries the number and time of the last discarded event, so that the stream stays in order and every
+//! number in a gap is accounted for. Incidents, losses and events about the daemon have reserved places: a storm of
+//! other events does not displace them.
+//!
+//! Whoever causes events may fill as many places as are left free, so that a place is left for everybody, however much
+//! the others send: one takes half of the queue, two take a third each.
 
+use std::collections::HashMap;
 use std::io;
 use std::mem;
 use std::sync::{Arc, OnceLock};
@@ -12,13 +16,13 @@ use std::time::Instant;
 
 use super::event_gap::EventGap;
 use super::{CommitBarrier, Filter, Sink};
-use crate::event::{Kind, SharedEvent};
+use crate::event::{Charge, Event, Kind, SharedEvent, Standing};
 use crate::metrics::Metrics;
 use crate::queue::{Bounds, Buffer, Priority, Queue, Refused, Worker};
 
 /// Most events that wait, and places beyond for those that must not be displaced, each with the gap before it. As
 /// many again may be in the thread's hands. An event takes about 3 KiB.
-const BOUNDS: Bounds = Bounds { capacity: 2048, reserved: 256 };
+const BOUNDS: Bounds = Bounds { capacity: 2560, reserved: 256 };
 /// A batch of at most this many events is no storm: no rest follows.
 const SMALL_BATCH: usize = 64;
 
@@ -40,6 +44,8 @@ struct SinkShared {
 #[derive(Default)]
 struct Events {
     events: Vec<Arc<SharedEvent>>,
+    /// How many of them each is charged for.
+    charged: HashMap<Charge, usize>,
     /// What was discarded after the last of them.
     gap: Option<EventGap>,
     is_urgent: bool,
@@ -99,11 +105,12 @@ impl EventQueue {
 
 impl Events {
     fn push(&mut self, event: &Arc<SharedEvent>, bounds: Bounds, sink: &str) -> Result<(), Refused> {
-        let priority = priority(event.kind);
-        // While there is a gap, only what must not be displaced ends it.
-        let fits = (self.gap.is_none() || priority == Priority::Reserved)
-            && bounds.admits(self.events.len(), 1, priority);
-        if !fits {
+        let priority = priority(event);
+        let charged = self.charged.get(&event.charge).copied().unwrap_or(0);
+        // As many as are free, each of which is worth more of those who matter less.
+        let free = bounds.capacity.saturating_sub(self.events.len());
+        let is_fair = charged.saturating_mul(price(event.charge.standing)) < free;
+        if !bounds.admits(self.events.len(), 1, priority) || priority == Priority::Normal && !is_fair {
             EventGap::extend(&mut self.gap, event, Refused::Full);
             return Err(Refused::Full);
         }
@@ -111,6 +118,10 @@ impl Events {
             self.events.push(Arc::new(gap.summary(sink).into()));
         }
         self.events.push(Arc::clone(event));
+        match self.charged.get_mut(&event.charge) {
+            Some(charged) => *charged += 1,
+            None => drop(self.charged.insert(event.charge.clone(), 1)),
+        }
         self.is_urgent |= priority == Priority::Reserved;
         Ok(())
     }
@@ -131,6 +142,7 @@ impl Buffer for Events {
 
     fn take_into(&mut self, batch: &mut Self) {
         mem::swap(&mut self.events, &mut batch.events);
+        self.charged.clear();
         batch.gap = self.gap.take();
         self.is_urgent = false;
     }
@@ -197,10 +209,21 @@ impl<S: Sink> Worker for SinkWorker<S> {
     }
 }
 
-fn priority(kind: Kind) -> Priority {
-    let is_reserved = kind == Kind::EventsLost
-        || ["daemon.", "incident."].iter().any(|family| kind.name().starts_with(family));
-    if is_reserved { Priority::Reserved } else { Priority::Normal }
+fn priority(event: &Event) -> Priority {
+    let is_reserved = event.kind == Kind::EventsLost
+        || ["daemon.", "incident."].iter().any(|family| event.kind.name().starts_with(family));
+    match is_reserved && event.charge.standing != Standing::Foreign {
+        true => Priority::Reserved,
+        false => Priority::Normal,
+    }
+}
+
+/// Free places that there must be for each place that is taken.
+fn price(standing: Standing) -> usize {
+    match standing {
+        Standing::Daemon | Standing::Known | Standing::Node => 1,
+        Standing::Foreign => 4,
+    }
 }
 
 #[cfg(test)]

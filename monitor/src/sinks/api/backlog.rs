@@ -88,7 +88,7 @@ impl Backlog {
                 Some(older) => older.numbers(self.memory.boot_id(), after, self.first_seq)?,
                 None => BTreeSet::new(),
             };
-            known.extend(found.iter().map(|found| found.position.seq));
+            known.extend(self.memory.numbers(self.memory.boot_id(), after, self.first_seq)?);
             gaps.extend(holes(&known, after, self.first_seq).filter(|gap| !is_accounted_for(*gap, &found)));
         }
         Ok(self.merge(found, limited(gaps)))

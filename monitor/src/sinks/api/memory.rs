@@ -3,25 +3,34 @@
 //! All under one lock, held for a short time only: so a reader that subscribes misses nothing and gets nothing twice.
 //! Readers take events at their own pace. Nothing waits for them: one whose position was evicted is disconnected, so
 //! that one reader or hundreds cost the same.
+//!
+//! What every reader has read is kept as long as there is room, shared fairly by those who caused it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::watch;
 
 use crate::core::state::NodeState;
-use crate::event::{Event, Severity};
+use crate::event::{Charge, Event, Severity};
 use crate::http::Connection;
 use crate::metrics::Metrics;
 use crate::query::filter::{EventFilter, IncidentFilter, Position};
 use crate::query::history::{Extent, Found, History, HistoryError, IncidentView, Page};
 use crate::query::record::{Record, timestamp};
+use older::Older;
 
-/// Most events.
+mod older;
+
+/// Most events that wait for readers.
 const EVENTS: usize = 4096;
 /// Most bytes of their JSON.
-const BYTES: usize = 4 << 20;
+const BYTES: usize = 3 << 20;
+/// The newest events in full, whoever caused them.
+const RECENT_EVENTS: usize = 512;
+/// Most bytes of their JSON.
+const RECENT_BYTES: usize = 1 << 19;
 /// Most incidents; closed ones are evicted first.
 const INCIDENTS: usize = 1024;
 /// Most readers of the stream, so that connections are left for other queries.
@@ -41,10 +50,15 @@ pub struct Memory {
 
 #[derive(Default)]
 struct Inner {
-    kept: VecDeque<Kept>,
-    /// How many were evicted: the position of the oldest, counted from the first ever.
+    /// The newest, and before them what some reader has not read yet; without a gap.
+    recent: VecDeque<(Charge, Kept)>,
+    /// How many went from there: the position of the oldest, counted from the first ever.
     evicted: u64,
+    /// Of the recent ones.
     bytes: usize,
+    /// No reader is behind this position.
+    slowest: u64,
+    older: Older,
     last_seq: u64,
     /// By id and opening.
     incidents: BTreeMap<(String, String), Arc<IncidentView>>,
@@ -74,7 +88,7 @@ pub(super) struct Subscription {
     pub(super) changed: watch::Receiver<()>,
     /// Number of the newest event before the subscription.
     pub(super) last_seq: u64,
-    /// Number of the oldest event in the memory.
+    /// Number of the oldest event from which on the memory has all.
     pub(super) first_seq: u64,
 }
 
@@ -109,17 +123,28 @@ impl Memory {
         inner.last_seq = inner.last_seq.max(event.seq);
         inner.note_incident(event);
         inner.bytes += line.len();
-        inner.kept.push_back(Kept {
-            found: Found { position, line },
-            kind: event.kind.name(),
-            severity: event.severity,
-        });
-        while inner.kept.len() > EVENTS || inner.bytes > BYTES {
-            let Some(oldest) = inner.kept.pop_front() else { break };
+        let kept =
+            Kept { found: Found { position, line }, kind: event.kind.name(), severity: event.severity };
+        inner.recent.push_back((event.charge.clone(), kept));
+        if inner.end().is_multiple_of(SWEEP) {
+            inner.find_slowest();
+        }
+        self.shorten(&mut inner);
+    }
+
+    fn shorten(&self, inner: &mut Inner) {
+        loop {
+            let is_full = inner.recent.len() > EVENTS || inner.bytes > BYTES;
+            let is_long = inner.recent.len() > RECENT_EVENTS || inner.bytes > RECENT_BYTES;
+            if !(is_full || is_long && inner.evicted < inner.slowest) {
+                return;
+            }
+            let Some((charge, oldest)) = inner.recent.pop_front() else { return };
             inner.bytes -= oldest.found.line.len();
+            inner.older.push(charge, oldest);
             inner.evicted += 1;
-            if inner.evicted.is_multiple_of(SWEEP) {
-                self.sweep(&mut inner);
+            if is_full && inner.evicted.is_multiple_of(SWEEP) {
+                self.sweep(inner);
             }
         }
     }
@@ -161,11 +186,12 @@ impl Memory {
         if inner.closed || inner.readers.len() >= READERS {
             return None;
         }
+        inner.slowest = inner.slowest.min(inner.end());
         let position = AtomicU64::new(inner.end());
         let reader = Arc::new(Reader { filter, position, cut: AtomicBool::new(false), connection });
         inner.readers.push(Arc::downgrade(&reader));
         let last_seq = inner.last_seq;
-        let first_seq = inner.kept.front().map_or(last_seq + 1, |kept| kept.found.position.seq);
+        let first_seq = inner.recent.front().map_or(last_seq + 1, |(_, kept)| kept.found.position.seq);
         Some(Subscription { reader, changed: self.changed.subscribe(), last_seq, first_seq })
     }
 
@@ -179,8 +205,9 @@ impl Memory {
         };
         let mut bytes = 0_usize;
         let unread: Vec<Kept> = inner
-            .kept
+            .recent
             .iter()
+            .map(|(_, kept)| kept)
             .skip(usize::try_from(skip).unwrap_or(usize::MAX))
             .take_while(|kept| {
                 let fits = bytes < most;
@@ -222,7 +249,18 @@ impl Memory {
 impl Inner {
     /// The position of the next event.
     fn end(&self) -> u64 {
-        self.evicted + self.kept.len() as u64
+        self.evicted + self.recent.len() as u64
+    }
+
+    /// All events, in any order.
+    fn all(&self) -> impl Iterator<Item = &Kept> {
+        self.older.iter().chain(self.recent.iter().map(|(_, kept)| kept))
+    }
+
+    fn find_slowest(&mut self) {
+        let positions = self.readers.iter().filter_map(Weak::upgrade);
+        let slowest = positions.map(|reader| reader.position.load(Ordering::Relaxed)).min();
+        self.slowest = slowest.unwrap_or(u64::MAX);
     }
 
     fn has(&self, seq: u64) -> bool {
@@ -263,7 +301,7 @@ impl Memory {
     /// The memory as it is at this moment, with a copy of the model.
     pub(super) fn snapshot(&self, state: NodeState) -> Snapshot {
         let inner = self.lock();
-        let kept = inner.kept.iter().cloned().collect();
+        let kept = inner.all().cloned().collect();
         let incidents = inner.incidents.values().cloned().collect();
         let extent = self.extent_of(&inner);
         drop(inner);
@@ -283,8 +321,8 @@ impl Memory {
     fn extent_of(&self, inner: &Inner) -> Extent {
         let time = |kept: &Kept| format!("{:.9}", kept.found.position.time);
         Extent {
-            from: inner.kept.front().map(time),
-            to: inner.kept.back().map(time),
+            from: inner.older.first().or(inner.recent.front().map(|(_, kept)| kept)).map(time),
+            to: inner.recent.back().map(|(_, kept)| time(kept)),
             last_seq: inner.last_seq,
             boot_id: self.boot_id.clone(),
             node: self.node.clone(),
@@ -298,12 +336,18 @@ impl History for Memory {
             return Ok(Page::default());
         }
         let inner = self.lock();
-        let kept = inner.kept.iter().filter(|kept| filter.wants_position(kept.found.position));
+        let kept = inner.all().filter(|kept| filter.wants_position(kept.found.position));
         let kept: Vec<Kept> = kept.cloned().collect();
         // The search does not need the lock.
         drop(inner);
         let found = kept.into_iter().filter(|kept| kept.is_wanted(filter)).map(|kept| kept.found).collect();
         Ok(Page::cut(found, filter))
+    }
+
+    fn numbers(&self, boot_id: &str, after: u64, before: u64) -> Result<BTreeSet<u64>, HistoryError> {
+        let inner = self.lock();
+        let numbers = inner.all().map(|kept| kept.found.position.seq).filter(|_| boot_id == self.boot_id);
+        Ok(numbers.filter(|seq| (after + 1..before).contains(seq)).collect())
     }
 
     fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {

@@ -49,7 +49,8 @@ fn rig_with_share(filter: Filter, capacity: usize, share: Option<Duration>) -> R
     let (delivered_in, delivered) = sync_channel(1000);
     let (permits, permits_out) = sync_channel(1000);
     let sink = Gated { delivered: delivered_in, permits: permits_out, share };
-    let bounds = Bounds { capacity, reserved: 256 };
+    // One may fill half of the places.
+    let bounds = Bounds { capacity: 2 * capacity, reserved: 256 };
     let queue = EventQueue::start_with_bounds("test", filter, Arc::clone(&metrics), sink, bounds).unwrap();
     Rig { metrics, queue, delivered, permits }
 }
@@ -217,4 +218,37 @@ fn after_a_storm_a_sink_with_a_share_rests_but_not_before_an_incident_nor_the_en
     finish(rig.queue);
     assert_eq!(rig.delivered.iter().last().unwrap().seq, 200 + storm);
     assert_eq!(discarded(&rig.metrics, "queue-full"), 0);
+}
+
+#[test]
+fn a_flood_leaves_places_for_everybody_else() {
+    let rig = rig(ALL, 32);
+    rig.queue.offer(&event(1));
+    assert_eq!(rig.delivered.recv().unwrap().seq, 1);
+    let of = |seq, standing, account: &str| -> Arc<SharedEvent> {
+        let charge = Charge { standing, account: account.into() };
+        Arc::new(Event { charge, ..Event::clone(&event(seq)) }.into())
+    };
+    let mut seq = 1;
+    let mut wanted = Vec::new();
+    for round in 0..20 {
+        for _ in 0..100 {
+            seq += 1;
+            rig.queue.offer(&of(seq, Standing::Foreign, "users"));
+        }
+        seq += 1;
+        wanted.push(seq);
+        rig.queue.offer(&of(seq, Standing::Known, if round % 2 == 0 { "calico" } else { "kubelet" }));
+    }
+    drop(rig.permits);
+    finish(rig.queue);
+    let delivered: Vec<Event> = rig.delivered.iter().collect();
+    let known = delivered.iter().filter(|event| event.charge.standing == Standing::Known);
+    assert_eq!(known.map(|event| event.seq).collect::<Vec<_>>(), wanted);
+    assert!(delivered.is_sorted_by_key(|event| event.seq), "in order");
+    let lost = delivered.iter().filter_map(|event| event.lost.as_ref());
+    let lost: u64 = lost.map(|lost| lost.count.parse::<u64>().unwrap()).sum();
+    assert_eq!(lost, discarded(&rig.metrics, "queue-full"));
+    let told = delivered.iter().filter(|event| event.kind != Kind::EventsLost).count() as u64;
+    assert_eq!(1 + told + lost, seq, "each is delivered or accounted for");
 }

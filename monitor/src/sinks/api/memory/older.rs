@@ -1,0 +1,114 @@
+//! Events that no reader of the stream still needs. Where they are too many, the oldest of whoever has most of them goes,
+//! so that nobody displaces what others did.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::Kept;
+use crate::event::Charge;
+use crate::shares::Shares;
+
+/// Most events.
+const EVENTS: usize = 4096;
+/// Most bytes of their JSON.
+const BYTES: usize = 3 << 19;
+/// What an event takes besides its JSON.
+const OVERHEAD: usize = 128;
+
+#[derive(Default)]
+pub(super) struct Older {
+    by_charge: HashMap<Charge, VecDeque<Kept>>,
+    /// What they count.
+    shares: Shares<Charge>,
+    events: usize,
+    bytes: usize,
+}
+
+impl Older {
+    /// Adds an event that is newer than all others.
+    pub(super) fn push(&mut self, charge: Charge, kept: Kept) {
+        let bytes = size(&kept);
+        self.bytes += bytes;
+        self.events += 1;
+        self.shares.add(&charge, charge.weigh(bytes as u64));
+        self.by_charge.entry(charge).or_default().push_back(kept);
+        while self.events > EVENTS || self.bytes > BYTES {
+            let Some(charge) = self.shares.largest().map(|(charge, _)| charge.clone()) else { return };
+            self.forget_oldest_of(&charge);
+        }
+    }
+
+    fn forget_oldest_of(&mut self, charge: &Charge) {
+        let Some(all) = self.by_charge.get_mut(charge) else { return };
+        if let Some(oldest) = all.pop_front() {
+            let bytes = size(&oldest);
+            self.bytes -= bytes;
+            self.events -= 1;
+            self.shares.remove(charge, charge.weigh(bytes as u64));
+        }
+        if all.is_empty() {
+            self.by_charge.remove(charge);
+        }
+    }
+
+    /// All of them, in any order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Kept> {
+        self.by_charge.values().flatten()
+    }
+
+    /// The oldest one.
+    pub(super) fn first(&self) -> Option<&Kept> {
+        self.by_charge.values().filter_map(VecDeque::front).min_by_key(|kept| kept.found.position)
+    }
+}
+
+fn size(kept: &Kept) -> usize {
+    kept.found.line.len() + OVERHEAD
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::event::{Severity, Standing};
+    use crate::query::filter::Position;
+    use crate::query::history::Found;
+
+    fn kept(seq: u64) -> Kept {
+        let position = Position { time: Timestamp::UNIX_EPOCH, seq };
+        Kept {
+            found: Found { position, line: "x".repeat(1000).into() },
+            kind: "neighbor.deleted",
+            severity: Severity::Notice,
+        }
+    }
+
+    #[test]
+    fn a_flood_displaces_only_itself() {
+        let charge = |standing, account: &str| Charge { standing, account: account.into() };
+        let mut older = Older::default();
+        let calico = charge(Standing::Known, "calico-node.service");
+        for seq in 1..=200 {
+            older.push(calico.clone(), kept(seq));
+        }
+        for seq in 1000..50_000 {
+            older.push(charge(Standing::Foreign, "users"), kept(seq));
+        }
+        assert!(older.bytes <= BYTES);
+        let mut left: Vec<u64> = older.iter().map(|kept| kept.found.position.seq).collect();
+        left.sort_unstable();
+        assert_eq!(left[..200], (1..=200).collect::<Vec<_>>());
+        assert_eq!(
+            left[200..],
+            (50_000 - (left.len() as u64 - 200)..50_000).collect::<Vec<_>>(),
+            "the newest"
+        );
+        assert_eq!(older.first().unwrap().found.position.seq, 1);
+        // Whoever is known may have eight times as much, and then it is its turn.
+        for seq in 50_000..60_000 {
+            older.push(calico.clone(), kept(seq));
+        }
+        assert!(older.iter().any(|kept| (1000..50_000).contains(&kept.found.position.seq)));
+        assert!(!older.iter().any(|kept| kept.found.position.seq < 200));
+    }
+}
