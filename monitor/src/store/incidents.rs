@@ -5,10 +5,12 @@ use rusqlite::params;
 use super::{StoreError, Writer, failed, time};
 use crate::escape::to_json;
 use crate::event::past;
-use crate::event::{CloseReason, Event, Incident, Kind};
+use crate::event::{CloseReason, Event, Incident, Kind, Severity};
 
 /// Closed incidents that are kept, however young; an incident takes about 2 KiB.
 const MOST_CLOSED: i64 = 2000;
+/// The same of those that are no warnings: what users do in namespaces of their own displaces none of the others.
+const MOST_NOTICES: i64 = 500;
 
 impl Writer {
     pub(super) fn put_incident(
@@ -94,12 +96,16 @@ impl Writer {
     }
 
     pub(super) fn forget_incidents(&self, before: i64) -> rusqlite::Result<()> {
-        self.connection
+        let mut delete = self
+            .connection
             .prepare_cached(
-                "DELETE FROM incidents WHERE open = 0 AND (last_seen < ?1 OR last_seen <
-                 (SELECT last_seen FROM incidents WHERE open = 0 ORDER BY last_seen DESC LIMIT 1 OFFSET ?2))",
-            )?
-            .execute(params![before, MOST_CLOSED])?;
+                "DELETE FROM incidents WHERE open = 0 AND severity BETWEEN ?3 AND ?4 AND (last_seen < ?1 OR last_seen <
+                 (SELECT last_seen FROM incidents WHERE open = 0 AND severity BETWEEN ?3 AND ?4
+                  ORDER BY last_seen DESC LIMIT 1 OFFSET ?2))",
+            )?;
+        let notice = Severity::Notice as i64;
+        delete.execute(params![before, MOST_CLOSED, notice + 1, i64::MAX])?;
+        delete.execute(params![before, MOST_NOTICES, 0, notice])?;
         Ok(())
     }
 }

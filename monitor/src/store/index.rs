@@ -4,9 +4,12 @@
 //! pages of the file. So events wait in their table, which a reader scans, until there are enough for a block; then
 //! each name that occurs in the block gets one row with all ids.
 
+use std::collections::BTreeMap;
+
 use rusqlite::{Row, params};
 
 use super::Writer;
+use super::accounts::AccountId;
 
 /// Most events that wait for the index.
 const EVENTS: u64 = 1024;
@@ -28,6 +31,12 @@ pub(super) struct Waiting {
 pub(super) fn keys<'a>(row: &'a Row<'_>, column: usize) -> rusqlite::Result<impl Iterator<Item = i64> + 'a> {
     let (keys, _) = row.get_ref(column)?.as_blob()?.as_chunks::<8>();
     Ok(keys.iter().map(|key| i64::from_le_bytes(*key)))
+}
+
+/// What an event takes, from its keys and the length of its JSON: its keys stand in the index, too.
+pub(super) fn size(row: &Row<'_>, keys: usize, json: usize) -> rusqlite::Result<u64> {
+    let keys = row.get_ref(keys)?.as_blob()?.len() as u64;
+    Ok(2 * keys + u64::try_from(row.get::<_, i64>(json)?).unwrap_or(0))
 }
 
 impl Writer {
@@ -68,14 +77,18 @@ impl Writer {
     pub(super) fn index(&mut self) -> rusqlite::Result<()> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut end = None;
+        let mut shares: BTreeMap<AccountId, u64> = BTreeMap::new();
         {
             let mut select = self
                 .connection
-                .prepare_cached("SELECT id, high, class, keys FROM events WHERE id > ?1 ORDER BY id")?;
+                .prepare_cached(
+                    "SELECT id, high, class, keys, account, octet_length(json) FROM events WHERE id > ?1 ORDER BY id",
+                )?;
             let mut rows = select.query([self.indexed])?;
             while let Some(row) = rows.next()? {
                 let (id, class) = (row.get(0)?, row.get(2)?);
                 end = Some((id, row.get::<_, i64>(1)?));
+                *shares.entry(row.get(4)?).or_default() += size(row, 3, 5)?;
                 entries.extend(keys(row, 3)?.map(|key| (key, class, id)));
             }
         }
@@ -93,14 +106,21 @@ impl Writer {
         self.connection
             .prepare_cached("INSERT INTO blocks (last, high) VALUES (?1, ?2)")?
             .execute(params![last, high])?;
+        let mut put = self
+            .connection
+            .prepare_cached("INSERT INTO shares (account, last, bytes) VALUES (?1, ?2, ?3)")?;
+        for (account, bytes) in shares {
+            put.execute(params![account, last, i64::try_from(bytes).unwrap_or(i64::MAX)])?;
+            self.accounts.add(account, bytes);
+        }
         self.indexed = last;
         self.waiting = Waiting::default();
-        Ok(())
+        self.accounts.forget_unused(&self.connection)
     }
 }
 
 /// Rising ids as their distances, from the last id of the block down; seven bits a byte.
-fn encode(last: i64, ids: impl DoubleEndedIterator<Item = i64>, out: &mut Vec<u8>) {
+pub(super) fn encode(last: i64, ids: impl DoubleEndedIterator<Item = i64>, out: &mut Vec<u8>) {
     let mut above = last;
     for id in ids.rev() {
         let mut distance = above.abs_diff(id);

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+mod accounts;
 mod archive;
 mod checkpoint;
 mod in_place;
@@ -50,7 +51,7 @@ pub const FILE: &str = "events.db";
 pub struct Limits {
     /// Older events are removed.
     pub max_age: Duration,
-    /// Most bytes on disk, the log included; the oldest events are removed first.
+    /// Most bytes on disk, the log included; the oldest events of those who have most of it are removed first.
     pub max_bytes: u64,
 }
 

@@ -1,12 +1,17 @@
-//! Removes events that are too old or too many, the oldest first, in small steps within the caller's transaction.
+//! Removes events that are too old or too many, in small steps within the caller's transaction.
+//!
+//! Where they are too many, the oldest ones of those who have most of the store go, block by block, so that nobody
+//! displaces what others did. What an open incident rests on stays.
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 
-use rusqlite::{OptionalExtension as _, params};
+use super::accounts::AccountId;
+use super::{StoreError, Writer, failed, time};
+use thinning::Victims;
 
-use super::{StoreError, Writer, failed, index, time};
+mod thinning;
 
-/// Most steps at once, each of which removes a block: a lowered limit is reached over several commits.
+/// Most steps at once, each of which removes events of one block: a lowered limit is reached over several commits.
 const STEPS: usize = 8;
 /// Bytes of events after which the size is checked.
 const TRIM_BYTES: u64 = 256 * 1024;
@@ -14,6 +19,15 @@ const TRIM_BYTES: u64 = 256 * 1024;
 const PRUNE_NS: i64 = 60 * 1_000_000_000;
 /// Free pages at the end of the file that are released in one commit.
 const VACUUM: u32 = 512;
+
+/// How far the search for events to remove has come.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// The last block of an account in which only what stays is left.
+    spent: HashMap<AccountId, i64>,
+    /// The same of what is too old.
+    pruned: Option<i64>,
+}
 
 impl Writer {
     pub(super) fn trim_if_due(&mut self) -> Result<(), StoreError> {
@@ -38,14 +52,51 @@ impl Writer {
 
     fn trim(&mut self) -> rusqlite::Result<()> {
         self.untrimmed_bytes = 0;
-        for _ in 0..STEPS {
+        for step in 1..=STEPS {
             let (pages, free, size) = self.pages()?;
-            let fits = (pages - free) * size <= self.limits.data_bytes();
-            if fits || !self.forget(i64::MAX)? {
+            if (pages - free) * size <= self.limits.data_bytes() {
+                return Ok(());
+            }
+            let is_shortened = step < STEPS && self.forget_heaviest()?;
+            // The limit holds, whatever there is.
+            if !is_shortened && !self.forget_oldest_block()? {
                 return Ok(());
             }
         }
         Ok(())
+    }
+
+    /// Removes the oldest events of those who have most, all from one block; false if there are none.
+    fn forget_heaviest(&mut self) -> rusqlite::Result<bool> {
+        for accounts in [self.accounts.heaviest(), self.accounts.all()] {
+            let mut oldest: Option<i64> = None;
+            for account in &accounts {
+                let after = self.progress.spent.get(account).copied().unwrap_or(i64::MIN);
+                let first: Option<i64> = self
+                    .connection
+                    .prepare_cached("SELECT min(last) FROM shares WHERE account = ?1 AND last > ?2")?
+                    .query_row([*account, after], |row| row.get(0))?;
+                oldest = oldest.into_iter().chain(first).min();
+            }
+            if let Some(last) = oldest {
+                let victims = Victims { accounts: Some(accounts.iter().copied().collect()), evidence: false };
+                self.forget_in(last, &victims)?;
+                for account in accounts {
+                    let spent = self.progress.spent.entry(account).or_insert(last);
+                    *spent = last.max(*spent);
+                }
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    pub(super) fn forget_oldest_block(&mut self) -> rusqlite::Result<bool> {
+        let oldest: Option<i64> =
+            self.connection.query_row("SELECT min(last) FROM blocks", [], |row| row.get(0))?;
+        let Some(last) = oldest else { return Ok(false) };
+        self.forget_in(last, &Victims { accounts: None, evidence: true })?;
+        Ok(true)
     }
 
     fn prune(&mut self, now: i64) -> rusqlite::Result<()> {
@@ -55,52 +106,32 @@ impl Writer {
             self.index()?;
         }
         for _ in 0..STEPS {
-            if !self.forget(before)? {
+            if !self.forget_before(before)? {
                 self.forget_incidents(before)?;
                 self.forget_pods(now, before)?;
                 self.connection
                     .prepare_cached("DELETE FROM runs WHERE alive < ?1 AND run <> ?2")?
-                    .execute(params![before, self.run])?;
+                    .execute([before, self.run])?;
                 self.next_prune = now.saturating_add(PRUNE_NS);
+                // What stayed for an incident may have to go by now.
+                self.progress = Progress::default();
                 return Ok(());
             }
         }
         Ok(())
     }
 
-    /// Deletes the oldest block of events, if all of them happened before this time.
-    pub(super) fn forget(&self, before: i64) -> rusqlite::Result<bool> {
-        let oldest = self
+    /// Deletes the events of the oldest block of which all happened before this time.
+    fn forget_before(&mut self, before: i64) -> rusqlite::Result<bool> {
+        let mut select = self
             .connection
-            .prepare_cached(
-                "SELECT last FROM blocks WHERE last = (SELECT min(last) FROM blocks) AND high < ?1",
-            )?
-            .query_row([before], |row| row.get::<_, i64>(0))
-            .optional()?;
-        let Some(last) = oldest else { return Ok(false) };
-        let mut entries = BTreeSet::new();
-        {
-            let mut select =
-                self.connection.prepare_cached("SELECT class, keys FROM events WHERE id <= ?1")?;
-            let mut rows = select.query([last])?;
-            while let Some(row) = rows.next()? {
-                let class: i64 = row.get(0)?;
-                entries.extend(index::keys(row, 1)?.map(|key| (key, class)));
-            }
-        }
-        let mut delete = self
-            .connection
-            .prepare_cached("DELETE FROM lookup WHERE key = ?1 AND class = ?2 AND last <= ?3")?;
-        for (key, class) in entries {
-            delete.execute(params![key, class, last])?;
-        }
-        for statement in [
-            "DELETE FROM events WHERE id <= ?1",
-            "DELETE FROM evidence WHERE event <= ?1",
-            "DELETE FROM blocks WHERE last <= ?1",
-        ] {
-            self.connection.prepare_cached(statement)?.execute([last])?;
-        }
+            .prepare_cached("SELECT last FROM blocks WHERE last > ?1 AND high < ?2 ORDER BY last LIMIT 1")?;
+        let mut rows = select.query([self.progress.pruned.unwrap_or(i64::MIN), before])?;
+        let Some(last) = rows.next()?.map(|row| row.get(0)).transpose()? else { return Ok(false) };
+        drop(rows);
+        drop(select);
+        self.forget_in(last, &Victims { accounts: None, evidence: false })?;
+        self.progress.pruned = Some(last);
         Ok(true)
     }
 

@@ -13,10 +13,10 @@ pub(super) const APPLICATION: i32 = 0x6b65_7674;
 pub(super) type Step = fn(&Transaction<'_>) -> rusqlite::Result<()>;
 
 /// Step `n` leads from schema `n` to schema `n + 1`; 0 is an empty file.
-pub(super) const STEPS: &[Step] = &[create, keep_episodes, keep_gateways];
+pub(super) const STEPS: &[Step] = &[create, keep_episodes, keep_gateways, charge_events];
 
 /// The schema that this program writes.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 const _: () = assert!(STEPS.len() == VERSION as usize);
 
 fn create(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
@@ -135,6 +135,35 @@ fn keep_gateways(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
     )
 }
 
+/// Who caused an event, so that nobody's events displace those of others. Of older ones that is not known.
+fn charge_events(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+    transaction.execute_batch(
+        "
+        CREATE TABLE accounts (
+            account  INTEGER PRIMARY KEY,
+            standing INTEGER NOT NULL, -- how much its events matter; 0 the most
+            name     TEXT NOT NULL
+        );
+        INSERT INTO accounts VALUES (0, 2, '');
+        ALTER TABLE events ADD COLUMN account INTEGER NOT NULL DEFAULT 0;
+        -- How much of a block is whose.
+        CREATE TABLE shares (
+            account INTEGER NOT NULL,
+            last    INTEGER NOT NULL, -- of the block
+            bytes   INTEGER NOT NULL,
+            PRIMARY KEY (account, last)
+        ) WITHOUT ROWID;
+        CREATE INDEX shares_by_block ON shares (last);
+        INSERT INTO shares
+            SELECT 0, last, (
+                SELECT coalesce(sum(octet_length(json) + 2 * length(keys)), 0) FROM events
+                WHERE id <= block.last AND id > coalesce(
+                    (SELECT max(last) FROM blocks WHERE last < block.last), -9223372036854775808)
+            ) FROM blocks AS block;
+        ",
+    )
+}
+
 /// The schema of an open file.
 pub(super) fn version(connection: &Connection) -> rusqlite::Result<u32> {
     connection.pragma_query_value(None, "user_version", |row| row.get(0))
@@ -219,6 +248,24 @@ mod tests {
         let read = "SELECT id || opened || closed || boot_id || json || episode FROM incidents";
         let row: String = connection.query_row(read, [], |row| row.get(0)).unwrap();
         assert_eq!(row, "a57boot{}1");
+    }
+
+    #[test]
+    fn events_of_an_older_file_are_nobodys_and_all_counted() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        migrate(&mut connection, &STEPS[..3]).unwrap();
+        let put = "INSERT INTO events VALUES (?1, ?1, 0, 0, 0, x'0000000000000000', 'four')";
+        for id in 1..=5 {
+            connection.execute(put, [id]).unwrap();
+        }
+        connection.execute_batch("INSERT INTO blocks VALUES (2, 0), (4, 0)").unwrap();
+        migrate(&mut connection, STEPS).unwrap();
+        let read = "SELECT group_concat(account || ':' || last || ':' || bytes) FROM shares ORDER BY last";
+        let shares: String = connection.query_row(read, [], |row| row.get(0)).unwrap();
+        assert_eq!(shares, "0:2:40,0:4:40");
+        let accounts = "SELECT count(*) FROM events JOIN accounts USING (account) WHERE standing = 2";
+        let count: i64 = connection.query_row(accounts, [], |row| row.get(0)).unwrap();
+        assert_eq!(count, 5);
     }
 
     #[test]

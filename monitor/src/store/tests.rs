@@ -15,6 +15,7 @@ use crate::tests::sample;
 
 mod pods;
 mod questions;
+mod retention;
 
 const BOOT: &str = "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11";
 const SECOND: i64 = 1_000_000_000;

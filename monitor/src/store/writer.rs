@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OptionalExtension as _, params};
 
+use super::accounts::Accounts;
 use super::in_place::InPlace;
 use super::index::Waiting;
 use super::open::{self, Quarantined};
 use super::pods::Written;
+use super::retention::Progress;
 use super::runs::PreviousRun;
 use super::{Limits, StoreError, failed, lookup, time};
 use crate::clock::boot_now;
@@ -25,6 +27,8 @@ pub struct Writer {
     pub(super) limits: Limits,
     pub(super) boot_id: String,
     kinds: HashMap<String, i64>,
+    pub(super) accounts: Accounts,
+    pub(super) progress: Progress,
     pub(super) pods: Written,
     pub(super) run: i64,
     /// Added to an event's number it gives its id.
@@ -111,6 +115,8 @@ impl Writer {
         let opened = open::open(directory, limits)?;
         let writer = Self {
             in_place: InPlace::new(&opened.path)?,
+            accounts: Accounts::read(&opened.connection).map_err(failed("open"))?,
+            progress: Progress::default(),
             connection: opened.connection,
             path: opened.path,
             _lock: opened.lock,
@@ -180,17 +186,18 @@ impl Writer {
         }
         self.index_if_due(self.high).map_err(failed("write"))?;
         let class = class(self.kind(event.kind.name())?, event.severity);
+        let account = self.accounts.id(&self.connection, &event.charge).map_err(failed("write"))?;
         lookup::numbers(event, &mut self.numbers);
         self.keys.clear();
         self.keys.extend(self.numbers.iter().flat_map(|key| key.to_le_bytes()));
         let added = self
             .connection
             .prepare_cached(
-                "INSERT OR IGNORE INTO events (id, seq, time, high, class, keys, json)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+                "INSERT OR IGNORE INTO events (id, seq, time, high, class, keys, json, account)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
             )
             .and_then(|mut put| {
-                put.execute(params![id, id - self.base, time, self.high, class, self.keys, json])
+                put.execute(params![id, id - self.base, time, self.high, class, self.keys, json, account])
             })
             .map_err(failed("write"))?;
         if added == 0 {

@@ -5,7 +5,7 @@ use super::files::File;
 use super::rules::Finding;
 
 /// Modules that every other may import, in their order: each may import those before it.
-const GROUND_FLOOR: [&str; 10] = [
+const GROUND_FLOOR: [&str; 11] = [
     "names",
     "pairs",
     "build_info",

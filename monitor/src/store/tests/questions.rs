@@ -161,7 +161,7 @@ fn an_incident_is_found_by_what_it_rests_on_as_long_as_that_is_there() {
     assert_eq!(found(&[1], Some("another")), [""; 0]);
     assert_eq!(found(&[u64::MAX], None), [""; 0]);
     writer.index().unwrap();
-    assert!(writer.forget(i64::MAX).unwrap());
+    assert!(writer.forget_oldest_block().unwrap());
     let left: i64 =
         writer.connection.query_row("SELECT count(*) FROM evidence", [], |row| row.get(0)).unwrap();
     assert_eq!(left, 0);
