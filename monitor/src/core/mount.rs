@@ -3,6 +3,9 @@
 //! A refused one (EBUSY) is emitted at attempts 1, 2, 4, 8 … of each caller, with the holders of the mount. One that
 //! succeeds ends a busy mount only if that very mount is gone afterwards: what was unmounted may have been a cover that
 //! was mounted on top of it. What waits for such an answer holds back the later events of its mount.
+//!
+//! Anybody who has mounts of his own can call any number of them by any number of names, from any number of processes.
+//! What that costs is bounded per account: unmounts that wait, scans, and events of mounts that no scan has found.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +13,17 @@ use serde::{Deserialize, Serialize};
 
 use super::Core;
 use crate::diagnose::ModelChange;
-use crate::node::mounts::{BusyId, Caller, MountKey};
+use crate::node::mounts::{Account, BusyId, Caller, MountKey};
 use crate::observation::{BootNs, HolderReport, MountPresence, Request, Source, UmountAttempt, Verdict};
+use allowance::Allowances;
+use queue::UmountQueue;
 use repeat::Repeat;
 
+mod allowance;
 mod caller;
 mod events;
 mod lookup;
+mod queue;
 mod repeat;
 
 const EBUSY: u16 = 16;
@@ -34,6 +41,8 @@ const OLD_HOLDERS_MAX: usize = 8;
 const QUEUE_MAX: usize = 1024;
 /// Scans under way for one account that is not the host's, so that it delays nobody's.
 const SCANS_MAX: usize = 2;
+/// How often what is old is forgotten.
+const EXPIRY_INTERVAL_NS: u64 = 1_000_000_000;
 /// Marks the ids of requests other than for holders, which older recordings do not have.
 const QUESTION: u64 = 1 << 48;
 /// Marks the ids of requests whether a path leads to a mount, which are later still.
@@ -47,8 +56,7 @@ const SIMILAR_MAX: usize = 8;
 pub(super) struct HolderScans {
     /// The newest scan of each mount.
     newest: BTreeMap<BusyId, Scan>,
-    /// In order of arrival. Of one mount only the first awaits an answer.
-    queue: Vec<QueuedUmount>,
+    queue: UmountQueue,
     /// Time of the newest observation of unmounts; an unmount may wait long for its turn.
     now: BootNs,
     last_scan: u64,
@@ -58,6 +66,12 @@ pub(super) struct HolderScans {
     lookups: BTreeMap<u64, BusyId>,
     /// When that is due again.
     next_lookup: Option<BootNs>,
+    /// Busy mounts that may have gone with a path that may be theirs: when that was looked up last, and whether it is to
+    /// be looked up again.
+    suspected: BTreeMap<BusyId, (BootNs, bool)>,
+    allowances: Allowances,
+    /// When what is old is to be forgotten next.
+    next_expiry: BootNs,
     /// Refused attempts that had no event of their own.
     ignored: u64,
 }
@@ -79,10 +93,10 @@ struct QueuedUmount {
     mount: BusyId,
     key: MountKey,
     caller: Caller,
+    /// Who is charged for it.
+    #[serde(default)]
+    account: Account,
     attempt: UmountAttempt,
-    /// Its path is none by which the mount is known, and may be another one of it, through a link.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    similar: bool,
     /// It is the last of several that succeeded before the mount was looked up, any of which may have taken it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_one_of_several: bool,
@@ -126,8 +140,7 @@ impl QueuedUmount {
 
 impl HolderScans {
     pub(super) fn deadline(&self) -> Option<BootNs> {
-        let answers = self.queue.iter().filter_map(|umount| Some(umount.awaits?.deadline));
-        answers.chain(self.next_lookup).min()
+        self.queue.deadline().into_iter().chain(self.next_lookup).chain(self.next_suspicion()).min()
     }
 
     fn pass(&mut self, now: BootNs) {
@@ -139,9 +152,18 @@ impl HolderScans {
         QUESTION | self.last_question
     }
 
-    fn position(&self, id: u64, answers: &[Answer]) -> Option<usize> {
-        let fits = |awaits: Awaited| awaits.id == id && answers.contains(&awaits.answer);
-        self.queue.iter().position(|umount| umount.awaits.is_some_and(fits))
+    /// How many unmounts wait.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether as many unmounts of an account wait as may: as many as are left free, of the host's all.
+    fn is_full(&self, umount: &QueuedUmount) -> bool {
+        // What succeeded is not to be missed.
+        let most = if umount.is_refused() { QUEUE_MAX } else { 2 * QUEUE_MAX };
+        let free = most.saturating_sub(self.queue.len());
+        free == 0 || !umount.account.host && self.queue.charged_to(&umount.account) >= free
     }
 
     fn expire(&mut self, now: BootNs, is_busy: impl Fn(BusyId) -> bool) {
@@ -168,17 +190,16 @@ impl Core {
         }
         self.holder_scans.pass(at);
         let key = MountKey::new(attempt.mntns, &attempt.place());
-        let caller = self.caller(&attempt);
-        let source = self.source;
-        let (similar, is_one_of_several, awaits) = (false, false, None);
+        let (caller, account) = (self.caller(&attempt), self.account(&attempt));
+        let (source, is_one_of_several, awaits) = (self.source, false, None);
         self.submit(QueuedUmount {
             at,
             source,
             mount: 0,
             key,
             caller,
+            account,
             attempt,
-            similar,
             is_one_of_several,
             awaits,
         });
@@ -187,8 +208,7 @@ impl Core {
     /// Finds the busy mount that an unmount means, and processes it after those before it.
     fn submit(&mut self, umount: QueuedUmount) {
         if umount.is_refused() {
-            let account = self.account(&umount.attempt);
-            let mount = self.busy_mounts.entry(&umount.key, account);
+            let mount = self.busy_mounts.entry(&umount.key, umount.account.clone());
             return self.process_in_turn(QueuedUmount { mount, ..umount });
         }
         if let Some(mount) = self.busy_mounts.at(&umount.key) {
@@ -200,18 +220,17 @@ impl Core {
             return self.emit_never_refused(&umount);
         }
         for mount in similar {
-            self.process_in_turn(QueuedUmount { mount, similar: true, ..umount.clone() });
+            self.suspect_gone(umount.at, mount);
         }
     }
 
     fn process_in_turn(&mut self, umount: QueuedUmount) {
-        let queue = &mut self.holder_scans.queue;
-        if !queue.iter().any(|other| other.mount == umount.mount) {
+        if !self.holder_scans.queue.has(umount.mount) {
             if let Some(waiting) = self.process(umount) {
                 self.holder_scans.queue.push(waiting);
             }
-        } else if queue.len() < QUEUE_MAX || !umount.is_refused() && queue.len() < 2 * QUEUE_MAX {
-            queue.push(umount);
+        } else if !self.holder_scans.is_full(&umount) {
+            self.holder_scans.queue.push(umount);
         } else if umount.is_refused() {
             self.busy_mounts.refused(umount.at, umount.mount, umount.caller);
             self.holder_scans.ignored += 1;
@@ -225,8 +244,7 @@ impl Core {
             return self.succeeded(umount);
         }
         if self.busy_mounts.get(umount.mount).is_none() {
-            let account = self.account(&umount.attempt);
-            umount.mount = self.busy_mounts.entry(&umount.key, account);
+            umount.mount = self.busy_mounts.entry(&umount.key, umount.account.clone());
         }
         self.refused(umount)
     }
@@ -237,10 +255,7 @@ impl Core {
         let next = &mut self.holder_scans.next_lookup;
         *next = next.or(Some(at.saturating_add(lookup::INTERVAL_NS)));
         if !attempts.is_power_of_two() {
-            self.holder_scans.ignored += 1;
-            if let Some(busy) = self.busy_mounts.get(mount).cloned() {
-                self.diagnose(at, &ModelChange::Refused(&busy));
-            }
+            self.count_only(at, mount);
             return None;
         }
         let scan = self.holder_scans.newest.get(&mount).cloned();
@@ -249,12 +264,31 @@ impl Core {
                 self.emit_busy(&umount, scan.as_ref());
                 None
             }
-            _ if !self.may_scan(mount) => {
-                self.emit_busy(&umount, None);
+            _ if !self.may_scan(&umount) => {
+                self.refused_unscanned(&umount);
                 None
             }
             Repeat::IfStill(identity) => Some(self.check(umount, identity)),
             Repeat::No => Some(self.scan(umount)),
+        }
+    }
+
+    /// An attempt that has no event of its own.
+    fn count_only(&mut self, at: BootNs, mount: BusyId) {
+        self.holder_scans.ignored += 1;
+        if let Some(busy) = self.busy_mounts.get(mount).cloned() {
+            self.diagnose(at, &ModelChange::Refused(&busy));
+        }
+    }
+
+    /// Where no scan tells the mount, all attempts of an account count together: there is no end to names.
+    fn refused_unscanned(&mut self, umount: &QueuedUmount) {
+        let is_known = self.busy_mounts.get(umount.mount).is_some_and(|busy| busy.identity.is_some());
+        let unscanned = self.holder_scans.allowances.unscanned(umount.at, &umount.account);
+        if umount.account.host || is_known || unscanned.is_power_of_two() {
+            self.emit_busy(umount, None);
+        } else {
+            self.count_only(umount.at, umount.mount);
         }
     }
 
@@ -315,13 +349,10 @@ impl Core {
         });
     }
 
-    fn may_scan(&self, mount: BusyId) -> bool {
-        let Some(account) = self.busy_mounts.get(mount).map(|busy| &busy.account) else { return false };
-        let is_charged = |umount: &&QueuedUmount| {
-            umount.awaits.is_some()
-                && self.busy_mounts.get(umount.mount).is_some_and(|busy| busy.account == *account)
-        };
-        account.host || self.holder_scans.queue.iter().filter(is_charged).count() < SCANS_MAX
+    fn may_scan(&mut self, umount: &QueuedUmount) -> bool {
+        let HolderScans { queue, allowances, .. } = &mut self.holder_scans;
+        let QueuedUmount { at, account, .. } = umount;
+        account.host || queue.awaited_by(account) < SCANS_MAX && allowances.take_scan(*at, account)
     }
 
     pub(super) fn holders(&mut self, at: BootNs, report: HolderReport) {
@@ -333,8 +364,7 @@ impl Core {
             return;
         }
         let asked = [Answer::Holders, Answer::Path, Answer::StillHeld];
-        let Some(index) = self.holder_scans.position(report.id, &asked) else { return };
-        let umount = self.holder_scans.queue.remove(index);
+        let Some(umount) = self.holder_scans.queue.take_answered(report.id, &asked) else { return };
         self.source = umount.source;
         match umount.awaits.map(|awaits| awaits.answer) {
             Some(Answer::Holders) => self.scanned(at, umount, report),
@@ -356,20 +386,24 @@ impl Core {
     }
 
     fn scanned(&mut self, at: BootNs, umount: QueuedUmount, report: HolderReport) {
-        let before = umount.mount;
+        let (before, caller) = (umount.mount, umount.caller);
         let found = report.mount.as_ref().and_then(|mount| mount.identity());
-        let mount = found
-            .map_or(before, |found| self.busy_mounts.identify(before, &umount.key, umount.caller, &found));
+        let known = found.as_ref().and_then(|found| self.busy_mounts.identified(umount.key.mntns, found));
+        let counted = known.map_or(0, |known| self.busy_mounts.attempts_of(known, caller));
+        let mount =
+            found.map_or(before, |found| self.busy_mounts.identify(before, &umount.key, caller, &found));
         if mount != before {
-            for other in &mut self.holder_scans.queue {
-                if other.mount == before && other.key == umount.key {
-                    other.mount = mount;
-                }
-            }
+            self.holder_scans.queue.move_path(before, &umount.key, mount);
         }
         let scan = Scan { at, report };
         self.holder_scans.newest.insert(mount, scan.clone());
-        self.emit_busy(&QueuedUmount { mount, ..umount }, Some(&scan));
+        // Another name of a mount that was told already is no news.
+        let attempts = self.busy_mounts.attempts_of(mount, caller);
+        if mount != before && attempts.checked_ilog2() == counted.checked_ilog2() {
+            self.count_only(umount.at, mount);
+        } else {
+            self.emit_busy(&QueuedUmount { mount, ..umount }, Some(&scan));
+        }
         self.advance(before);
         self.advance(mount);
     }
@@ -383,11 +417,10 @@ impl Core {
             return;
         }
         let asked = [Answer::Presence, Answer::SameMount];
-        let Some(index) = self.holder_scans.position(presence.id, &asked) else { return };
-        let umount = self.holder_scans.queue.remove(index);
+        let Some(umount) = self.holder_scans.queue.take_answered(presence.id, &asked) else { return };
         if umount.is_refused() {
             self.source = umount.source;
-            return self.checked(index, umount, presence.present == Some(true));
+            return self.checked(umount, presence.present == Some(true));
         }
         match presence.present {
             Some(true) => self.advance(umount.mount),
@@ -400,19 +433,11 @@ impl Core {
     }
 
     /// The busy mount is gone. Of several unmounts of its paths that succeeded before it was looked up the last one is
-    /// likely to have taken it, those before what was mounted on top; unless something was mounted there in between. One
-    /// of a path that only may be its own is given no credit.
+    /// likely to have taken it, those before what was mounted on top; unless something was mounted there in between.
     fn gone(&mut self, at: BootNs, mut umount: QueuedUmount) {
-        let (mount, queue) = (umount.mount, &mut self.holder_scans.queue);
-        let is_later = |other: &QueuedUmount| {
-            other.mount == mount && !other.is_refused() && !other.similar && other.at <= at
-        };
-        let several = !umount.similar || queue.iter().filter(|other| is_later(other)).count() > 1;
-        if let Some(index) = queue.iter().rposition(is_later) {
-            umount = QueuedUmount { is_one_of_several: several, ..queue.remove(index) };
-        } else if umount.similar {
-            queue.retain(|other| other.mount != mount || !other.similar);
-            return self.vanished(at, mount);
+        let is_later = |other: &QueuedUmount| !other.is_refused() && other.at <= at;
+        if let Some(later) = self.holder_scans.queue.take_last(umount.mount, is_later) {
+            umount = QueuedUmount { is_one_of_several: true, ..later };
         }
         self.source = umount.source;
         let scan = self.holder_scans.newest.get(&umount.mount).filter(|scan| !scan.report.holders.is_empty());
@@ -424,7 +449,7 @@ impl Core {
             let awaits = self.awaited(at, Answer::StillHeld);
             self.request(Request::StillHeld { id: awaits.id, mount: Box::new(mount), holders });
             let waiting = QueuedUmount { awaits: Some(awaits), ..umount };
-            self.holder_scans.queue.insert(0, waiting);
+            self.holder_scans.queue.push_first(waiting);
         } else {
             self.end(&umount, None);
         }
@@ -437,20 +462,15 @@ impl Core {
             self.emit_ended(umount, &busy, scan.map(|scan| scan.report), still_held);
         }
         self.stop_lookups_of_none();
-        let mount = umount.mount;
-        let rest = self.holder_scans.queue.extract_if(.., |other| other.mount == mount);
-        for other in rest.collect::<Vec<_>>() {
+        for other in self.holder_scans.queue.take_all(umount.mount) {
             // Which mount it means now is to be found anew.
-            if !other.similar {
-                self.submit(QueuedUmount { awaits: None, ..other });
-            }
+            self.submit(QueuedUmount { awaits: None, ..other });
         }
     }
 
     /// An unmount of the path of a busy mount succeeded, and whether that mount is gone is not known.
     fn undetermined(&mut self, umount: &QueuedUmount, reason: &str) {
-        let busy = self.busy_mounts.get(umount.mount).filter(|_| !umount.similar);
-        if let Some(busy) = busy.cloned() {
+        if let Some(busy) = self.busy_mounts.get(umount.mount).cloned() {
             self.diagnose(umount.at, &ModelChange::UmountUndetermined { mount: &busy, reason });
         }
         self.advance(umount.mount);
@@ -458,22 +478,16 @@ impl Core {
 
     /// Processes what waited for the first unmount of a mount.
     fn advance(&mut self, mount: BusyId) {
-        while let Some(index) = self.holder_scans.queue.iter().position(|umount| umount.mount == mount) {
-            if self.holder_scans.queue[index].awaits.is_some() {
-                return;
-            }
-            let umount = self.holder_scans.queue.remove(index);
+        while let Some(umount) = self.holder_scans.queue.pop_ready(mount) {
             if let Some(waiting) = self.process(umount) {
-                return self.holder_scans.queue.insert(index, waiting);
+                return self.holder_scans.queue.push_first(waiting);
             }
         }
     }
 
     pub(super) fn expire_mounts(&mut self, now: BootNs) {
         self.holder_scans.pass(now);
-        let is_overdue = |umount: &QueuedUmount| umount.awaits.is_some_and(|awaits| awaits.deadline <= now);
-        while let Some(index) = self.holder_scans.queue.iter().position(is_overdue) {
-            let umount = self.holder_scans.queue.remove(index);
+        while let Some(umount) = self.holder_scans.queue.take_overdue(now) {
             self.source = umount.source;
             match umount.awaits.map(|awaits| awaits.answer) {
                 Some(Answer::Holders) => {
@@ -491,6 +505,12 @@ impl Core {
         if self.holder_scans.next_lookup.is_some_and(|due| due <= now) {
             self.look_up_busy_mounts(now);
         }
+        self.look_up_suspected(now);
+        if self.holder_scans.next_expiry > now {
+            return;
+        }
+        self.holder_scans.next_expiry = now.saturating_add(EXPIRY_INTERVAL_NS);
+        self.holder_scans.allowances.expire(now);
         self.busy_mounts.expire(now);
         let busy = &self.busy_mounts;
         self.holder_scans.expire(now, |id| busy.get(id).is_some());

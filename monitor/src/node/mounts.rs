@@ -2,18 +2,29 @@
 //!
 //! A mount is told from others by its identity, as soon as a scan has found it. Until then, and for attempts between
 //! two scans, the path as the caller gave it stands for it.
+//!
+//! Whoever has mounts of his own can try to unmount thousands of them, by thousands of paths: nothing here takes longer
+//! for it, and it displaces only what is his.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
 use crate::observation::{BootNs, MountIdentity, NsInum};
+use index::Index;
+
+mod index;
+#[cfg(test)]
+mod tests;
 
 /// The counts of callers start again after this time without an attempt; kubelet retries every two minutes at most.
 const CALLER_RETENTION_NS: u64 = 15 * 60 * 1_000_000_000;
 /// How long a mount is kept after the last attempt.
 const RETENTION_NS: u64 = 24 * 3600 * 1_000_000_000;
 const CAPACITY: usize = 1024;
+/// Most bytes of the paths of all mounts.
+const PATH_BYTES: usize = 1 << 19;
 /// Callers of one mount that are told apart. Whoever calls can start any number of processes, so the rest share a count.
 const CALLERS_MAX: usize = 8;
 /// Paths by which one mount is known.
@@ -49,10 +60,9 @@ pub struct Caller {
 }
 
 /// Who is charged for a busy mount, so that nobody's mounts displace those of others.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Account {
-    /// Whether the mount is in the host's mount namespace, where only an administrator unmounts. These are kept
-    /// longest.
+    /// Whether an administrator unmounts in the host's mount namespace. These are kept longest.
     #[serde(default)]
     pub host: bool,
     /// What the caller's control group belongs to: a container, a user, a unit.
@@ -125,15 +135,43 @@ impl BusyMount {
     }
 }
 
+/// What one account has.
+#[derive(Default)]
+struct Possessions {
+    size: usize,
+    mounts: Vec<(BootNs, BusyId)>,
+}
+
 /// All busy mounts. Attempts are counted only here.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(from = "Saved")]
 pub struct BusyMounts {
     last_id: BusyId,
     mounts: BTreeMap<BusyId, BusyMount>,
     /// The paths that callers gave.
     #[serde(with = "crate::pairs")]
     paths: HashMap<MountKey, BusyId>,
+    #[serde(skip)]
+    index: Index,
+}
+
+/// Serialized form.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Saved {
+    last_id: BusyId,
+    mounts: BTreeMap<BusyId, BusyMount>,
+    #[serde(with = "crate::pairs")]
+    paths: HashMap<MountKey, BusyId>,
+}
+
+impl From<Saved> for BusyMounts {
+    fn from(Saved { last_id, mounts, paths }: Saved) -> Self {
+        let mut index = Index::default();
+        mounts.iter().for_each(|(id, busy)| index.add(*id, busy));
+        paths.iter().for_each(|(key, id)| index.add_path(key, *id));
+        Self { last_id, mounts, paths, index }
+    }
 }
 
 impl BusyMounts {
@@ -152,23 +190,28 @@ impl BusyMounts {
     /// The busy mount with this identity; without one, the mount at this place.
     #[must_use]
     pub fn find(&self, place: &MountKey, identity: Option<&MountIdentity>) -> Option<(BusyId, &BusyMount)> {
-        let fits = |busy: &BusyMount| {
-            busy.key.mntns == place.mntns
-                && match (&busy.identity, identity) {
-                    (Some(known), Some(identity)) => known.is_same(identity),
-                    _ => busy.path() == place.path || busy.key.path == place.path,
-                }
+        let is_unknown = |id: &BusyId| {
+            identity.is_none() || self.mounts.get(id).is_some_and(|busy| busy.identity.is_none())
         };
-        self.mounts.iter().find(|(_, busy)| fits(busy)).map(|(id, busy)| (*id, busy))
+        let by_place = self.index.at(place).find(is_unknown);
+        let by_identity = identity.and_then(|identity| self.identified(place.mntns, identity));
+        let id = by_place.into_iter().chain(by_identity).min()?;
+        self.mounts.get(&id).map(|busy| (id, busy))
+    }
+
+    /// The busy mount that is known to have this identity.
+    #[must_use]
+    pub fn identified(&self, mntns: NsInum, identity: &MountIdentity) -> Option<BusyId> {
+        let is_it = |id: &BusyId| {
+            let known = self.mounts.get(id).and_then(|busy| busy.identity.as_ref());
+            known.is_some_and(|known| known.is_same(identity))
+        };
+        self.index.like(mntns, identity).find(is_it)
     }
 
     /// Mounts of a namespace whose last path component is the same: a path through a link may mean one of them.
-    pub fn similar<'a>(&'a self, key: &'a MountKey) -> impl Iterator<Item = BusyId> + 'a {
-        let name = |path: &'a str| path.rsplit('/').next();
-        self.mounts
-            .iter()
-            .filter(move |(_, busy)| busy.key.mntns == key.mntns && name(busy.path()) == name(&key.path))
-            .map(|(id, _)| *id)
+    pub fn similar<'a>(&'a self, key: &MountKey) -> impl Iterator<Item = BusyId> + 'a {
+        self.index.named_like(key)
     }
 
     /// The busy mount that a path stands for, which is a new one if it stands for none.
@@ -178,8 +221,10 @@ impl BusyMounts {
         }
         self.make_room();
         self.last_id += 1;
-        self.mounts.insert(self.last_id, BusyMount::new(key.clone(), account));
-        self.paths.insert(key.clone(), self.last_id);
+        let busy = BusyMount::new(key.clone(), account);
+        self.index.add(self.last_id, &busy);
+        self.mounts.insert(self.last_id, busy);
+        self.add_path(key, self.last_id);
         self.last_id
     }
 
@@ -198,7 +243,7 @@ impl BusyMounts {
         match &busy.identity {
             Some(known) if known.is_same(found) => {
                 // Its place may have changed.
-                busy.identity = Some(found.clone());
+                self.set_identity(id, found.clone());
                 return id;
             }
             Some(_) => {
@@ -208,7 +253,7 @@ impl BusyMounts {
                     *count = count.saturating_sub(1);
                 }
                 let (account, last) = (busy.account.clone(), busy.last);
-                self.paths.remove(key);
+                self.remove_path(key);
                 let place = MountKey::new(key.mntns, &found.mount_point);
                 let other = match self.find(&place, Some(found)).filter(|(_, other)| other.identity.is_some())
                 {
@@ -217,31 +262,34 @@ impl BusyMounts {
                 };
                 self.add_path(key, other);
                 self.refused(last, other, caller);
-                if let Some(busy) = self.mounts.get_mut(&other) {
-                    busy.identity = Some(found.clone());
-                }
+                self.set_identity(other, found.clone());
                 return other;
             }
             None => {}
         }
-        let same = |(other, busy): &(&BusyId, &BusyMount)| {
-            **other != id
-                && busy.key.mntns == key.mntns
-                && busy.identity.as_ref().is_some_and(|known| known.is_same(found))
-        };
-        let Some(other) = self.mounts.iter().find(same).map(|(other, _)| *other) else {
-            if let Some(busy) = self.mounts.get_mut(&id) {
-                busy.identity = Some(found.clone());
+        match self.identified(key.mntns, found) {
+            Some(other) => {
+                self.merge(id, other);
+                other
             }
-            return id;
-        };
-        self.merge(id, other);
-        other
+            None => {
+                self.set_identity(id, found.clone());
+                id
+            }
+        }
+    }
+
+    fn set_identity(&mut self, id: BusyId, identity: MountIdentity) {
+        let Some(busy) = self.mounts.get_mut(&id) else { return };
+        self.index.remove(id, busy);
+        busy.identity = Some(identity);
+        self.index.add(id, busy);
     }
 
     /// Two paths meant one mount.
     fn merge(&mut self, from: BusyId, into: BusyId) {
-        let Some(merged) = self.mounts.remove(&from) else { return };
+        let moved: Vec<MountKey> = self.index.paths_of(from).to_vec();
+        let Some(merged) = self.remove(from) else { return };
         if let Some(busy) = self.mounts.get_mut(&into) {
             busy.total += merged.total;
             busy.last = busy.last.max(merged.last);
@@ -250,22 +298,23 @@ impl BusyMounts {
                 busy.count(caller, attempts);
             }
         }
-        let moved: Vec<MountKey> = self.paths_of(from).cloned().collect();
         for key in moved {
             self.add_path(&key, into);
         }
     }
 
     fn add_path(&mut self, key: &MountKey, id: BusyId) {
-        if self.paths_of(id).count() < PATHS_MAX {
+        self.remove_path(key);
+        if self.index.paths_of(id).len() < PATHS_MAX {
             self.paths.insert(key.clone(), id);
-        } else {
-            self.paths.remove(key);
+            self.index.add_path(key, id);
         }
     }
 
-    fn paths_of(&self, id: BusyId) -> impl Iterator<Item = &MountKey> {
-        self.paths.iter().filter(move |(_, of)| **of == id).map(|(key, _)| key)
+    fn remove_path(&mut self, key: &MountKey) {
+        if let Some(id) = self.paths.remove(key) {
+            self.index.remove_path(key, id);
+        }
     }
 
     /// The count of a caller.
@@ -284,8 +333,10 @@ impl BusyMounts {
         (attempts, last): (u64, BootNs),
     ) {
         let id = self.entry(&key, account);
+        if let Some(identity) = identity {
+            self.set_identity(id, identity);
+        }
         if let Some(busy) = self.mounts.get_mut(&id) {
-            busy.identity = identity;
             busy.total = attempts;
             busy.last = last;
         }
@@ -304,184 +355,58 @@ impl BusyMounts {
 
     /// Removes and returns a mount that is gone.
     pub fn remove(&mut self, id: BusyId) -> Option<BusyMount> {
-        self.paths.retain(|_, of| *of != id);
-        self.mounts.remove(&id)
+        let busy = self.mounts.remove(&id)?;
+        self.index.remove(id, &busy);
+        for key in self.index.take_paths(id) {
+            self.paths.remove(&key);
+        }
+        Some(busy)
     }
 
     /// Removes mounts without recent attempts.
     pub fn expire(&mut self, now: BootNs) {
-        let before = self.mounts.len();
-        self.mounts.retain(|_, busy| busy.last.saturating_add(RETENTION_NS) > now);
+        let is_old = |busy: &BusyMount| busy.last.saturating_add(RETENTION_NS) <= now;
+        let old: Vec<BusyId> =
+            self.mounts.iter().filter(|(_, busy)| is_old(busy)).map(|(id, _)| *id).collect();
+        for id in old {
+            self.remove(id);
+        }
         for busy in self.mounts.values_mut() {
             if busy.last.saturating_add(CALLER_RETENTION_NS) <= now {
                 busy.callers.clear();
                 busy.others = 0;
             }
         }
-        if self.mounts.len() != before {
-            self.forget_paths();
-        }
     }
 
-    /// Where it is full, half of the mounts of whoever has most of them go, the oldest; those of the host last.
+    /// Where it is full, half of the mounts of whoever takes most of the room go, the oldest; those of the host last. So
+    /// much goes at once that it is full again only after many more.
     fn make_room(&mut self) {
-        if self.mounts.len() < CAPACITY {
+        let bytes = self.index.path_bytes();
+        if self.mounts.len() < CAPACITY && bytes < PATH_BYTES {
             return;
         }
-        let mut accounts: HashMap<(bool, &str), Vec<(BootNs, BusyId)>> = HashMap::new();
+        let mut accounts: BTreeMap<(bool, &str), Possessions> = BTreeMap::new();
         for (id, busy) in &self.mounts {
             let account = (busy.account.host, busy.account.name.as_str());
-            accounts.entry(account).or_default().push((busy.last, *id));
+            let has = accounts.entry(account).or_default();
+            has.size += PATH_BYTES / CAPACITY + self.index.bytes_of(*id);
+            has.mounts.push((busy.last, *id));
         }
-        let largest =
-            accounts.into_iter().max_by(|((host, name), mounts), ((other_host, other_name), others)| {
-                (!host, mounts.len(), name).cmp(&(!other_host, others.len(), other_name))
-            });
-        let Some((_, mut mounts)) = largest else { return };
-        mounts.sort_unstable();
-        mounts.truncate(mounts.len().div_ceil(2));
-        for (_, id) in mounts {
-            self.mounts.remove(&id);
-        }
-        self.forget_paths();
-    }
-
-    fn forget_paths(&mut self) {
-        let mounts = &self.mounts;
-        self.paths.retain(|_, id| mounts.contains_key(id));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const S: u64 = 1_000_000_000;
-    const KUBELET: Caller = Caller { tgid: 1893, start_ns: 5 };
-
-    fn caller(tgid: u32) -> Caller {
-        Caller { tgid, start_ns: 1 }
-    }
-
-    fn account(host: bool, name: &str) -> Account {
-        Account { host, name: name.into() }
-    }
-
-    fn key() -> MountKey {
-        MountKey::new(2, "/mnt/x/")
-    }
-
-    fn refused(mounts: &mut BusyMounts, at: BootNs, caller: Caller) -> u64 {
-        let id = mounts.entry(&key(), Account::default());
-        mounts.refused(at, id, caller)
-    }
-
-    fn identity(mount_id: u32, mount_point: &str) -> MountIdentity {
-        MountIdentity {
-            unique: None,
-            mount_id,
-            parent_id: 1,
-            device: "0:9".into(),
-            root: "/".into(),
-            mount_point: mount_point.into(),
-        }
-    }
-
-    #[test]
-    fn a_trailing_slash_is_no_part_of_the_path() {
-        assert_eq!(key().path, "/mnt/x");
-        assert_eq!(MountKey::new(2, "//").path, "/");
-        assert_eq!(MountKey::new(2, "").path, "");
-        assert_eq!(MountKey::new(2, "/mnt//./x/.").path, "/mnt/x");
-        assert_eq!(MountKey::new(2, "./x").path, "x");
-    }
-
-    #[test]
-    fn attempts_count_by_caller_and_in_total() {
-        let mut mounts = BusyMounts::default();
-        assert_eq!(refused(&mut mounts, S, KUBELET), 1);
-        assert_eq!(refused(&mut mounts, S, caller(7)), 1);
-        assert_eq!(refused(&mut mounts, S, KUBELET), 2);
-        assert_eq!(refused(&mut mounts, S, Caller { start_ns: 9, ..KUBELET }), 1, "its id was reused");
-        let id = mounts.at(&key()).unwrap();
-        assert_eq!(mounts.attempts_of(id, KUBELET), 2);
-        let busy = mounts.remove(id).unwrap();
-        assert_eq!((busy.attempts(), busy.recent_attempts()), (4, 4));
-        assert_eq!(mounts.at(&key()), None);
-    }
-
-    #[test]
-    fn a_caller_starts_again_after_a_long_pause_and_the_total_does_not() {
-        let mut mounts = BusyMounts::default();
-        refused(&mut mounts, S, KUBELET);
-        refused(&mut mounts, S, KUBELET);
-        mounts.expire(S + CALLER_RETENTION_NS);
-        assert_eq!(refused(&mut mounts, 2 * S + CALLER_RETENTION_NS, KUBELET), 1);
-        let id = mounts.at(&key()).unwrap();
-        let busy = mounts.get(id).unwrap();
-        assert_eq!((busy.attempts(), busy.recent_attempts()), (3, 1));
-        mounts.expire(2 * S + CALLER_RETENTION_NS + RETENTION_NS);
-        assert_eq!((mounts.get(id), mounts.at(&key())), (None, None));
-    }
-
-    #[test]
-    fn few_callers_are_told_apart() {
-        let mut mounts = BusyMounts::default();
-        let counts: Vec<u64> = (0..100).map(|tgid| refused(&mut mounts, S, caller(tgid))).collect();
-        assert_eq!(counts[..CALLERS_MAX], [1; CALLERS_MAX]);
-        assert_eq!(counts[CALLERS_MAX..], (1..=92).collect::<Vec<u64>>()[..]);
-        assert_eq!(refused(&mut mounts, S, caller(0)), 2, "who was there first keeps a count of its own");
-    }
-
-    #[test]
-    fn two_paths_of_one_mount_count_together() {
-        let mut mounts = BusyMounts::default();
-        let found = identity(7, "/mnt/x");
-        let link = MountKey::new(2, "/link");
-        let first = mounts.entry(&key(), Account::default());
-        mounts.refused(S, first, KUBELET);
-        assert_eq!(mounts.identify(first, &key(), KUBELET, &found), first);
-        let second = mounts.entry(&link, Account::default());
-        mounts.refused(S, second, KUBELET);
-        assert_eq!(mounts.identify(second, &link, KUBELET, &found), first);
-        assert_eq!((mounts.at(&link), mounts.attempts_of(first, KUBELET)), (Some(first), 2));
-        assert_eq!(mounts.get(first).unwrap().attempts(), 2);
-    }
-
-    #[test]
-    fn another_mount_at_the_same_path_counts_from_one() {
-        let mut mounts = BusyMounts::default();
-        let id = mounts.entry(&key(), Account::default());
-        for _ in 0..4 {
-            mounts.refused(S, id, KUBELET);
-        }
-        assert_eq!(mounts.identify(id, &key(), KUBELET, &identity(7, "/mnt/x")), id);
-        mounts.refused(S, id, KUBELET);
-        let cover = mounts.identify(id, &key(), KUBELET, &identity(8, "/mnt/x"));
-        assert_ne!(cover, id);
-        assert_eq!((mounts.attempts_of(cover, KUBELET), mounts.attempts_of(id, KUBELET)), (1, 4));
-        assert_eq!(mounts.at(&key()), Some(cover));
-        assert_eq!(mounts.get(cover).unwrap().identity, Some(identity(8, "/mnt/x")));
-        mounts.remove(cover);
-        assert_eq!(mounts.find(&key(), Some(&identity(7, "/mnt/x"))).map(|(found, _)| found), Some(id));
-    }
-
-    #[test]
-    fn nobody_displaces_the_mounts_of_others() {
-        let mut mounts = BusyMounts::default();
-        let mut add = |at: u64, path: &str, account: Account| {
-            let id = mounts.entry(&MountKey::new(2, path), account);
-            mounts.refused(at, id, KUBELET);
-        };
-        add(1, "/host", account(true, "kubelet.service"));
-        add(2, "/other", account(false, "user-1001.slice"));
-        for index in 0..10 * u64::try_from(CAPACITY).unwrap() {
-            add(10 + index, &format!("/mnt/{index}"), account(false, "user-1000.slice"));
-        }
-        assert!(mounts.mounts.len() <= CAPACITY);
-        assert_eq!(mounts.paths.len(), mounts.mounts.len());
-        for path in ["/host", "/other"] {
-            assert!(mounts.at(&MountKey::new(2, path)).is_some(), "{path}");
+        let mut accounts: Vec<(bool, Possessions)> =
+            accounts.into_iter().map(|((host, _), has)| (host, has)).collect();
+        accounts.sort_by_key(|(host, has)| (*host, Reverse(has.size)));
+        let accounts: Vec<_> = accounts.into_iter().map(|(_, has)| has.mounts).collect();
+        for mut mounts in accounts {
+            mounts.sort_unstable();
+            mounts.truncate(mounts.len().div_ceil(2));
+            for (_, id) in mounts {
+                self.remove(id);
+            }
+            let left = (self.mounts.len(), self.index.path_bytes());
+            if left.0 <= CAPACITY / 16 * 15 && left.1 <= PATH_BYTES / 16 * 15 {
+                return;
+            }
         }
     }
 }

@@ -22,8 +22,10 @@ impl Core {
 
     pub(super) fn account(&self, attempt: &UmountAttempt) -> Account {
         let path = self.tasks.get(&attempt.actor).and_then(|facts| facts.cgroup.as_deref());
+        // Users unmount in the host's namespace by a program that root lent its rights, such as fusermount.
+        let by_root = self.context(&attempt.actor).is_none_or(|context| context.uid == 0);
         Account {
-            host: self.kubelets.mounts_in(attempt.mntns),
+            host: by_root && self.kubelets.mounts_in(attempt.mntns),
             name: path.map(cgroup::account).unwrap_or_default().to_owned(),
         }
     }

@@ -1,6 +1,7 @@
 //! Whether busy mounts are still there: they may go by other ways than an unmount that is observed here, and while the
 //! daemon does not run.
 
+use super::HolderScans;
 use crate::core::Core;
 use crate::diagnose::ModelChange;
 use crate::event::Event;
@@ -17,11 +18,21 @@ const SPAN_NS: u64 = 30 * 60 * 1_000_000_000;
 const LOOKUPS_MAX: usize = 64;
 /// Holder scans requested at once, where a mount has no identity: as many as fit into the queue of the scanner.
 const PATH_LOOKUPS_MAX: usize = 16;
+/// At most one look in this time for one mount whose last name others have, too.
+const SUSPICION_INTERVAL_NS: u64 = 250_000_000;
+
+impl HolderScans {
+    /// When a busy mount that may be gone is to be looked up again.
+    pub(super) fn next_suspicion(&self) -> Option<BootNs> {
+        let due = |(last, _): &(BootNs, bool)| last.saturating_add(SUSPICION_INTERVAL_NS);
+        self.suspected.values().filter(|(_, again)| *again).map(due).min()
+    }
+}
 
 impl Core {
     /// A busy mount is gone. Where an unmount of it waits, that one shows how.
     pub(super) fn vanished(&mut self, at: BootNs, mount: BusyId) {
-        if self.holder_scans.queue.iter().any(|umount| umount.mount == mount && !umount.is_refused()) {
+        if self.holder_scans.queue.of(mount).any(|umount| !umount.is_refused()) {
             return;
         }
         if let Some(busy) = self.busy_mounts.remove(mount) {
@@ -58,19 +69,54 @@ impl Core {
         busy.sort_by_key(|(id, busy)| (!busy.account.host, *id));
         let mut paths = 0;
         for (mount, busy) in busy.into_iter().take(LOOKUPS_MAX) {
-            let (id, mntns) = (self.holder_scans.question_id(), busy.key.mntns);
-            let request = match busy.identity {
-                Some(identity) => Request::MountPresence { id, mntns, tgid: 0, identity },
-                // A path that is not known from where.
-                None if paths >= PATH_LOOKUPS_MAX || !busy.key.path.starts_with('/') => continue,
-                None => {
-                    paths += 1;
-                    // It led to a mount once, so a link at its end was followed.
-                    Request::Holders { id, mntns, tgid: 0, path: busy.key.path, origin: None, follow: true }
-                }
-            };
-            self.holder_scans.lookups.insert(id, mount);
-            self.request(request);
+            if busy.identity.is_none() {
+                paths += 1;
+            }
+            if busy.identity.is_some() || paths <= PATH_LOOKUPS_MAX {
+                self.look_up(mount);
+            }
+        }
+    }
+
+    /// Looks up whether a busy mount is still there.
+    fn look_up(&mut self, mount: BusyId) {
+        let Some(busy) = self.busy_mounts.get(mount) else { return };
+        let (mntns, path, identity) = (busy.key.mntns, busy.key.path.clone(), busy.identity.clone());
+        let id = self.holder_scans.question_id();
+        let request = match identity {
+            Some(identity) => Request::MountPresence { id, mntns, tgid: 0, identity },
+            // A path that is not known from where.
+            None if !path.starts_with('/') => return,
+            // It led to a mount once, so a link at its end was followed.
+            None => Request::Holders { id, mntns, tgid: 0, path, origin: None, follow: true },
+        };
+        self.holder_scans.lookups.insert(id, mount);
+        self.request(request);
+    }
+
+    /// A path was unmounted that may be another one of a busy mount, through a link. One look answers for all of them
+    /// that come meanwhile; nobody is credited for it.
+    pub(super) fn suspect_gone(&mut self, at: BootNs, mount: BusyId) {
+        if let Some((last, again)) = self.holder_scans.suspected.get_mut(&mount)
+            && at < last.saturating_add(SUSPICION_INTERVAL_NS)
+        {
+            *again = true;
+            return;
+        }
+        // Where one waits for the answer to this question already, another one follows only if that says it is there.
+        let is_asked = self.holder_scans.queue.of(mount).any(|umount| !umount.is_refused());
+        self.holder_scans.suspected.insert(mount, (at, is_asked));
+        if !is_asked {
+            self.look_up(mount);
+        }
+    }
+
+    pub(super) fn look_up_suspected(&mut self, now: BootNs) {
+        let is_over = |last: BootNs| last.saturating_add(SUSPICION_INTERVAL_NS) <= now;
+        let over = self.holder_scans.suspected.extract_if(.., |_, (last, _)| is_over(*last));
+        let again: Vec<BusyId> = over.filter(|(_, (_, again))| *again).map(|(mount, _)| mount).collect();
+        for mount in again {
+            self.suspect_gone(now, mount);
         }
     }
 

@@ -50,14 +50,14 @@ impl Core {
     }
 
     /// Whether the path of a refused unmount leads to the mount whose holders are known.
-    pub(super) fn checked(&mut self, index: usize, umount: QueuedUmount, is_same: bool) {
+    pub(super) fn checked(&mut self, umount: QueuedUmount, is_same: bool) {
         if is_same {
             let scan = self.holder_scans.newest.get(&umount.mount).cloned();
             self.emit_busy(&umount, scan.as_ref());
             self.advance(umount.mount);
         } else {
             let waiting = self.scan(umount);
-            self.holder_scans.queue.insert(index, waiting);
+            self.holder_scans.queue.push_first(waiting);
         }
     }
 }
