@@ -376,9 +376,9 @@ impl Daemon {
         }
     }
 
-    /// Hands the static entries of gateways to the store, for the next run.
+    /// Hands the gateways to the store, for the next run.
     fn keep_gateways(&self) {
-        self.sinks.keep_gateways(self.core.static_entries());
+        self.sinks.keep_gateways(self.core.known_gateways());
     }
 
     fn update_model_gauges(&self) {

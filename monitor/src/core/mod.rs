@@ -48,7 +48,7 @@ pub struct Resume {
     pub episodes: Vec<(String, u32)>,
     /// Names of pods that exist or were deleted less than a day ago.
     pub pods: PodNames,
-    /// Static entries of gateways as they were at the end of the previous run of this boot.
+    /// Gateways as the previous run of this boot knew them last.
     pub gateways: Vec<KnownEntry>,
 }
 
@@ -83,7 +83,7 @@ pub struct Core {
     engine: Engine,
     /// Open incidents of the previous run, until the clock is known.
     to_resume: Vec<Event>,
-    /// Static entries that the previous run saw, of namespaces that are not read yet.
+    /// Gateways that the previous run knew, of namespaces that are not read yet.
     previous_entries: Vec<KnownEntry>,
     last_expiry: BootNs,
     /// Source of the observation that is being processed.
@@ -170,10 +170,14 @@ impl Core {
         deadlines.into_iter().flatten().min()
     }
 
-    /// The static entries of gateways, for the next run to compare.
+    /// The gateways, for the next run to compare; before the node is read also those that this run was to compare.
     #[must_use]
-    pub fn static_entries(&self) -> Vec<KnownEntry> {
-        self.namespaces.static_entries()
+    pub fn known_gateways(&self) -> Vec<KnownEntry> {
+        let mut known = self.namespaces.known_gateways();
+        if !self.ready {
+            known.extend_from_slice(&self.previous_entries);
+        }
+        known
     }
 
     /// Whether every source has reported its status.

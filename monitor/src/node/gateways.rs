@@ -35,7 +35,7 @@ pub struct Gateway {
     /// Name of its interface.
     #[serde(default)]
     pub ifname: String,
-    /// Whether an earlier run of the daemon saw the static entry last, and this one did not.
+    /// Whether an earlier run of the daemon saw the static entry last, or the interface, and this one did not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub gone_before_start: bool,
     /// When the static entry was last observed.
@@ -83,6 +83,7 @@ impl Gateway {
             self.static_at = at;
         } else if self.is_learned() {
             self.worked = true;
+            self.gone_before_start &= self.static_lladdr.is_some();
             let confirmed = self.entry.as_ref().is_some_and(|(state, _)| *state == NudState(0x02));
             if confirmed && self.static_at.saturating_add(REPLACED_AFTER_NS) <= at {
                 self.static_lladdr = None;
@@ -91,8 +92,8 @@ impl Gateway {
     }
 }
 
-/// A static entry as it was when an earlier run of the daemon last looked, with what identifies its namespace: inode
-/// numbers are used again.
+/// A gateway as an earlier run of the daemon knew it last, with what identifies its namespace: inode numbers are used
+/// again. Also one that had been lost by then.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownEntry {
     /// Namespace.
@@ -105,8 +106,12 @@ pub struct KnownEntry {
     pub ifindex: u32,
     /// Address of the gateway.
     pub address: IpAddr,
-    /// Link-layer address.
-    pub lladdr: LlAddr,
+    /// Link-layer address of its static entry; `None` where it was only ever learned.
+    #[serde(default)]
+    pub lladdr: Option<LlAddr>,
+    /// Name of the interface.
+    #[serde(default)]
+    pub ifname: String,
 }
 
 /// The gateways of one namespace, by interface index and address.
@@ -126,13 +131,21 @@ impl Gateways {
         self.known.get(&(ifindex, address))
     }
 
-    /// An earlier run saw a static entry that this one does not find.
-    pub(super) fn compare_previous(&mut self, at: BootNs, known: &KnownEntry) {
-        if let Some(gateway) = self.known.get_mut(&(known.ifindex, known.address))
-            && !gateway.is_static()
-            && gateway.static_lladdr.is_none()
-        {
-            gateway.static_lladdr = Some(known.lladdr.clone());
+    /// An earlier run knew a gateway. `is_gone`: its interface or address is gone, and the route with it.
+    pub(super) fn compare_previous(&mut self, at: BootNs, known: &KnownEntry, is_gone: bool) {
+        let key = (known.ifindex, known.address);
+        if is_gone && self.known.len() < CAPACITY {
+            self.known.entry(key).or_insert_with(|| Gateway {
+                went_with_link: true,
+                gone_before_start: true,
+                ifname: known.ifname.clone(),
+                ..Gateway::default()
+            });
+        }
+        let Some(gateway) = self.known.get_mut(&key) else { return };
+        gateway.worked |= known.lladdr.is_none();
+        if !gateway.is_static() && gateway.static_lladdr.is_none() && known.lladdr.is_some() {
+            gateway.static_lladdr.clone_from(&known.lladdr);
             gateway.static_at = at;
             gateway.gone_before_start = true;
         }

@@ -88,28 +88,33 @@ pub struct Namespace {
 }
 
 impl Namespaces {
-    /// Compares a static entry that the previous run saw with the first snapshot of its namespace.
+    /// Compares a gateway that the previous run knew with the first snapshot of its namespace. One of which only the route
+    /// is gone was given up on purpose.
     pub fn compare_previous(&mut self, at: BootNs, entry: &KnownEntry) {
-        let Some(namespace) = self.known.get_mut(&entry.netns) else { return };
-        if namespace.is_same(entry) && namespace.in_use.contains(&(entry.ifindex, entry.address)) {
-            namespace.gateways.compare_previous(at, entry);
+        let Some(namespace) = self.known.get_mut(&entry.netns).filter(|known| known.is_same(entry)) else {
+            return;
+        };
+        let is_in_use = namespace.in_use.contains(&(entry.ifindex, entry.address));
+        if is_in_use || !namespace.is_usable(entry.ifindex, entry.address) {
+            namespace.gateways.compare_previous(at, entry, !is_in_use);
         }
     }
 
-    /// The static entries of gateways in use, for the next run.
+    /// The gateways whose entries were seen, for the next run: those in use, and those that are missed.
     #[must_use]
-    pub fn static_entries(&self) -> Vec<KnownEntry> {
+    pub fn known_gateways(&self) -> Vec<KnownEntry> {
         let entries = self.known.iter().flat_map(|(netns, namespace)| {
             namespace.gateways.iter().filter_map(|(ifindex, address, gateway)| {
-                let lladdr = gateway.lladdr().filter(|_| gateway.is_static())?.clone();
+                let had_entry = gateway.static_lladdr.is_some() || gateway.worked;
                 let owner = namespace.owner.as_ref().map(|owner| (owner.tgid, owner.start_ns));
-                namespace.in_use.contains(&(ifindex, address)).then_some(KnownEntry {
+                (had_entry && !namespace.is_former_gateway(ifindex, address)).then(|| KnownEntry {
                     netns: *netns,
                     cookie: namespace.cookie,
                     owner: owner.filter(|_| namespace.cookie.is_none()),
                     ifindex,
                     address,
-                    lladdr,
+                    lladdr: gateway.static_lladdr.clone(),
+                    ifname: gateway.ifname.clone(),
                 })
             })
         });

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::core::KnownEntry;
 
-/// The static entries of gateways, on their way from the core to the store.
+/// The gateways of namespaces, on their way from the core to the store.
 #[derive(Debug, Default)]
 pub struct KeptGateways(Mutex<State>);
 

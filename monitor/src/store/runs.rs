@@ -26,7 +26,7 @@ pub struct PreviousRun {
     pub episodes: Vec<(String, u32)>,
     /// Names of pods that existed, or were gone for less than a day.
     pub pods: PodNames,
-    /// Static entries of gateways, as it saw them last.
+    /// Gateways, as it knew them last.
     pub gateways: Vec<KnownEntry>,
 }
 
@@ -88,7 +88,7 @@ impl Writer {
         Ok(json.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default())
     }
 
-    /// Takes the static entries of gateways into the transaction, for the next run.
+    /// Takes the gateways into the transaction, for the next run.
     ///
     /// # Errors
     /// When they cannot be written; then the transaction is lost, and the caller drops the writer.

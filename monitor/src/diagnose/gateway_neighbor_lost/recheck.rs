@@ -154,7 +154,7 @@ impl GatewayNeighborLost {
                         reason: FaultReason::Missing,
                         confidence: Confidence::Certain,
                         what_happened,
-                        was_fine: true,
+                        was_fine: !gateway.gone_before_start,
                         learned: gateway.static_lladdr.is_none(),
                     };
                     self.found(context, key, found, confirmed, findings);

@@ -1,4 +1,4 @@
-//! What happened to static entries while no daemon ran.
+//! What happened to gateways while no daemon ran, or just before it ended.
 
 use super::*;
 use crate::core::KnownEntry;
@@ -11,7 +11,7 @@ fn before(cookie: Option<u64>) -> (TestNode, Vec<KnownEntry>) {
     tables.owner =
         Some(NetnsOwner { tgid: 16_707, start_ns: 7 * S, comm: "pause".into(), cgroup: Some("/".into()) });
     node.observe_netns(ETCD);
-    let kept = node.core.static_entries();
+    let kept = node.core.known_gateways();
     assert_eq!(kept.len(), 1);
     (node, kept)
 }
@@ -36,6 +36,62 @@ fn an_entry_that_was_deleted_meanwhile_is_found_at_start_without_an_actor() {
         assert!(opened.message.ends_with("was removed while nothing was watching"), "{}", opened.message);
         assert!(opened.actor.is_none() && opened.incident.as_ref().unwrap().found_at_start);
     }
+}
+
+/// The interface and all that goes with it.
+fn without_link(tables: &mut NetnsSnapshot) {
+    tables.links.retain(|link| link.ifindex != 2);
+    tables.addresses.clear();
+    tables.routes.clear();
+    tables.neighbors.clear();
+}
+
+#[test]
+fn an_interface_that_was_deleted_meanwhile_is_missed_once_the_pod_outlives_a_teardown() {
+    for state in [NudState::PERMANENT, NudState(0x02)] {
+        let (mut node, _) = before(Some(4_097));
+        node.tables.get_mut(&ETCD).unwrap().neighbors[0].state = state;
+        node.observe_netns(ETCD);
+        let mut again = after(&node, node.core.known_gateways(), without_link);
+        assert_eq!(again.kinds(), [""; 0], "it may be a teardown");
+        // What is missed is not forgotten by another restart.
+        let mut third = after(&again, again.core.known_gateways(), without_link);
+        for node in [&mut again, &mut third] {
+            node.run_for(60 * S);
+            assert_eq!(node.kinds(), ["incident.opened"]);
+            let opened = node.last_incident();
+            assert!(opened.actor.is_none() && opened.incident.as_ref().unwrap().found_at_start);
+            assert_eq!(opened.neighbor.as_ref().unwrap().ifname, "eth0");
+        }
+    }
+}
+
+#[test]
+fn an_interface_that_is_back_or_was_replaced_is_not_missed() {
+    let (node, kept) = before(Some(4_097));
+    let mut again = after(&node, kept.clone(), without_link);
+    again.tables = node.tables.clone();
+    again.observe_netns(ETCD);
+    again.run_for(120 * S);
+    assert_eq!(again.kinds(), [""; 0]);
+    let renewed = |tables: &mut NetnsSnapshot| {
+        for link in &mut tables.links {
+            link.ifindex += u32::from(link.ifindex == 2);
+        }
+        tables.addresses.iter_mut().for_each(|address| address.ifindex = 3);
+        tables.routes = vec![RouteFacts::default_via(ETCD, "169.254.1.1".parse().unwrap(), 3)];
+        tables.neighbors[0].ifindex = 3;
+    };
+    let mut again = after(&node, kept, renewed);
+    again.run_for(120 * S);
+    assert_eq!(again.kinds(), [""; 0]);
+}
+
+#[test]
+fn what_a_run_was_to_compare_is_kept_until_the_node_is_read() {
+    let (_, kept) = before(Some(4_097));
+    let again = TestNode::booted(Resume { gateways: kept.clone(), ..Resume::default() });
+    assert_eq!(again.core.known_gateways(), kept);
 }
 
 #[test]
