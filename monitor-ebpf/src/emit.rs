@@ -3,8 +3,8 @@
 //! Waking the reader costs the task that runs the program more than all the rest of it, so a record is submitted
 //! without a wake-up unless the reader has set `ARMED`, which it does before it sleeps.
 
-use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
-use aya_ebpf::helpers::generated::bpf_ringbuf_output;
+use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, BPF_RB_PROD_POS};
+use aya_ebpf::helpers::generated::{bpf_ringbuf_output, bpf_ringbuf_query};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, PerCpuArray, RingBuf};
 use kevtmon_ebpf::{COUNTERS, Counter};
@@ -27,6 +27,13 @@ pub(crate) fn count(counter: Counter) {
         // SAFETY: the slot belongs to this CPU; a program that interrupts this one can at worst lose one.
         unsafe { *value += 1 };
     }
+}
+
+/// Bytes that were ever written to the ring.
+#[inline(always)]
+pub(crate) fn position() -> u64 {
+    // SAFETY: the helper only reads the ring's own positions.
+    unsafe { bpf_ringbuf_query((&raw const EVENTS).cast_mut().cast(), u64::from(BPF_RB_PROD_POS)) }
 }
 
 /// Reserves room for a `T`, lets `fill` write every byte of it, and submits it.

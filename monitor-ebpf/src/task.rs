@@ -8,7 +8,10 @@ use aya_ebpf::helpers::generated::{
 };
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{LruHashMap, PerCpuArray};
-use kevtmon_ebpf::task::{AncestorRecord, COMM_LEN, KIND_TASK, TaskId, TaskOffsets, TaskRecord, counter};
+use kevtmon_ebpf::task::{
+    ANCESTORS, AncestorRecord, COMM_LEN, KIND_TASK, RESEND_AFTER, TaskId, TaskOffsets, TaskRecord, counter,
+    process_flag,
+};
 use kevtmon_ebpf::{Header, MISSING};
 
 use crate::emit;
@@ -17,6 +20,13 @@ use crate::path::Place;
 
 /// `PF_KTHREAD` of `include/linux/sched.h`.
 const PF_KTHREAD: u32 = 0x0020_0000;
+/// Number of the bit of `PF_KTHREAD`, and of `PF_EXITING`.
+const KTHREAD_BIT: u32 = 21;
+const EXITING_BIT: u32 = 2;
+/// The same of `SIGNAL_UNKILLABLE` (`include/linux/sched/signal.h`), which the init of a pid namespace has from its
+/// start, and of `SIGNAL_GROUP_EXIT`, which takes its place when the process ends.
+const UNKILLABLE_BIT: u32 = 6;
+const GROUP_EXIT_BIT: u32 = 2;
 
 /// Written by the daemon before load.
 #[unsafe(export_name = "TASK_OFFSETS")]
@@ -35,9 +45,13 @@ struct Identity {
     reserved: u32,
 }
 
-/// Tasks whose details were sent.
+/// Tasks whose details were sent, and where in the ring. Which ones the kernel drops from such a map is not certain (each
+/// CPU has lists of its own), so that their age decides, and not whether they are there.
 #[map]
-static TASKS_SENT: LruHashMap<Identity, u8> = LruHashMap::with_max_entries(1024, 0);
+static TASKS_SENT: LruHashMap<Identity, u64> = LruHashMap::with_max_entries(1024, 0);
+
+/// As long as fewer bytes were written to the ring since, no more than `RESEND_AFTER` others can have been sent.
+const RESEND_AFTER_BYTES: u64 = RESEND_AFTER * size_of::<TaskRecord>() as u64;
 
 /// What is known of the current task. Too large for the stack of a program, whose 512 bytes are shared by all
 /// functions that it calls.
@@ -180,12 +194,14 @@ fn cgroup_v2<S: Structure>(task: S) -> Option<S> {
 pub(crate) fn send_details(task: Task) {
     // SAFETY: a slot of the map, which `identify` filled.
     let identity = unsafe { &(*task.current).identity };
+    let position = emit::position();
     // SAFETY: the map's values are plain bytes.
-    if unsafe { TASKS_SENT.get(identity) }.is_some() {
+    let sent = unsafe { TASKS_SENT.get(identity) };
+    if sent.is_some_and(|sent| position.wrapping_sub(*sent) < RESEND_AFTER_BYTES) {
         return;
     }
     if emit::record::<TaskRecord>(counter::RING_FULL, |record| fill(record, task.address, task.id())) {
-        let _ = TASKS_SENT.insert(identity, 1, 0);
+        let _ = TASKS_SENT.insert(identity, position, 0);
     }
 }
 
@@ -212,17 +228,52 @@ fn fill(record: *mut TaskRecord, task: Kernel, id: &TaskId) {
         let v2 = cgroup_v2(task).unwrap_or(Kernel(0));
         walk_names(v2, offset!(kernfs_parent), offset!(kernfs_name), &raw mut (*record).cgroup_v2);
 
-        let mut ancestor = task;
-        let mut index = 0;
-        while index < 3 {
-            ancestor = ancestor.follow(offset!(task_real_parent)).follow(offset!(task_group_leader));
-            (*record).ancestors[index] = AncestorRecord {
-                tgid: ancestor.get(offset!(task_tgid)),
-                reserved: 0,
-                start_ns: ancestor.get(offset!(task_start_boottime)),
-                comm: ancestor.get(offset!(task_comm)),
-            };
-            index += 1;
-        }
+        (*record).flags = process_flags(leader);
+        (*record).reserved = 0;
+        add_ancestors(&raw mut (*record).ancestors, leader);
     }
+}
+
+/// Writes the processes above one, and what shows whether each of them forked the one below it.
+///
+/// # Safety
+/// `into` must be valid for writes.
+#[inline(always)]
+unsafe fn add_ancestors(into: *mut [AncestorRecord; ANCESTORS], leader: Kernel) {
+    let mut below = leader;
+    let mut index = 0;
+    while index < ANCESTORS {
+        // SAFETY: by the caller's promise; every field is written.
+        unsafe {
+            let ancestor = &raw mut (*into)[index];
+            let thread = below.follow(offset!(task_real_parent));
+            let above = thread.follow(offset!(task_group_leader));
+            above.put(offset!(task_tgid), &raw mut (*ancestor).tgid);
+            (*ancestor).flags = process_flags(above);
+            above.put(offset!(task_start_boottime), &raw mut (*ancestor).start_ns);
+            above.put(offset!(task_comm), &raw mut (*ancestor).comm);
+            above.put(offset!(task_self_exec_id), &raw mut (*ancestor).exec_id);
+            below.put(offset!(task_parent_exec_id), &raw mut (*ancestor).forked_at);
+            (*ancestor).by_other_thread = thread.0 ^ above.0;
+            below = above;
+        }
+        index += 1;
+    }
+}
+
+/// Bits of [`process_flag`] about the process of this first thread. By shifts, since a branch would multiply the paths
+/// that the verifier walks.
+#[inline(always)]
+fn process_flags(leader: Kernel) -> u32 {
+    let flags: u32 = leader.get(offset!(task_flags));
+    let signal = leader.follow(offset!(task_signal));
+    let of_signals: u32 = signal.get(offset!(signal_flags));
+    let is_subreaper: u8 = signal.get(offset!(signal_is_subreaper));
+    let has_subreaper: u8 = signal.get(offset!(signal_has_subreaper));
+    let bit = |word: u32, number: u32| (word >> number) & 1;
+    (bit(of_signals, UNKILLABLE_BIT) | bit(of_signals, GROUP_EXIT_BIT)) * process_flag::INIT
+        | bit(u32::from(is_subreaper), offset!(signal_is_subreaper_bit)) * process_flag::SUBREAPER
+        | bit(u32::from(has_subreaper), offset!(signal_has_subreaper_bit)) * process_flag::BELOW_SUBREAPER
+        | bit(flags, KTHREAD_BIT) * process_flag::KERNEL
+        | bit(flags, EXITING_BIT) * process_flag::LEADER_EXITS
 }

@@ -27,7 +27,13 @@ impl Actor {
     /// Starts a copy of the program that lies elsewhere.
     #[must_use]
     pub fn run(program: impl AsRef<OsStr>) -> Self {
-        let mut process = Running::spawn(Command::new(program).stdin(Stdio::piped()).stdout(Stdio::piped()));
+        Self::spawn(&mut Command::new(program))
+    }
+
+    /// Starts one by a command that becomes the program, or that passes standard input and output to it.
+    #[must_use]
+    pub fn spawn(command: &mut Command) -> Self {
+        let mut process = Running::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
         let input = process.child().stdin.take().expect("standard input is a pipe");
         let output = BufReader::new(process.child().stdout.take().expect("standard output is a pipe"));
         Self { process, input, output }
@@ -70,4 +76,10 @@ impl Actor {
 #[must_use]
 pub fn program() -> PathBuf {
     reaper::built("actor")
+}
+
+/// The program `forker`, which has a command executed by a process that is not the child of who started it.
+#[must_use]
+pub fn forker() -> PathBuf {
+    reaper::built("forker")
 }

@@ -3,15 +3,17 @@
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::lock;
 use crate::network::{self, NeighbourState, Network, NetworkError};
-use crate::process::{Finished, attempt, run, run_with_input};
+use crate::process::{Finished, finish, finish_with_input};
 use crate::reaper::Cleanup;
 use crate::unique;
 
@@ -58,22 +60,34 @@ impl NetnsPath {
         self.network(|network| network.churn_neighbors("eth0", addresses));
     }
 
-    /// Runs a command in it; panics unless it succeeds. The process becomes the command, so its id is the actor's.
+    /// Runs a command in it; panics unless it succeeds. The process is a child of this one.
     pub fn run(&self, line: &str) -> Finished {
-        run(&format!("nsenter --net={} {line}", self.0.display()))
+        self.attempt(line).succeeded(line)
     }
 
     /// Runs a command in it, whatever comes of it.
     pub fn attempt(&self, line: &str) -> Finished {
-        let net = format!("--net={}", self.0.display());
-        let mut words = vec!["nsenter", &net];
-        words.extend(line.split_whitespace());
-        attempt(&words)
+        let mut command = self.command(line);
+        let name = command.get_program().to_owned();
+        finish(command.stdin(Stdio::null()), &name)
     }
 
     /// Runs one `ip` process in it that executes several lines, as a culprit.
     pub fn ip_batch(&self, lines: &str) -> Finished {
-        run_with_input(&format!("nsenter --net={} ip -batch -", self.0.display()), lines)
+        finish_with_input(&mut self.command("ip -batch -"), lines)
+    }
+
+    /// A command line without quoting rules. `nsenter` would be a program between this one and the command, and nobody
+    /// could tell what it was.
+    fn command(&self, line: &str) -> Command {
+        let mut words = line.split_whitespace();
+        let mut command = Command::new(words.next().expect("a command has a name"));
+        let namespace = File::open(&self.0).expect("the namespace exists");
+        // SAFETY: between fork and exec only setns is called, which is async-signal-safe.
+        unsafe {
+            command.args(words).pre_exec(move || Ok(setns(&namespace, CloneFlags::CLONE_NEWNET)?));
+        }
+        command
     }
 }
 

@@ -60,17 +60,15 @@ pub fn run(line: &str) -> Finished {
     attempt(&line.split_whitespace().collect::<Vec<_>>()).succeeded(line)
 }
 
-/// As [`run`], with text for its standard input.
-pub fn run_with_input(line: &str, input: &str) -> Finished {
-    let words = line.split_whitespace().collect::<Vec<_>>();
-    let (program, arguments) = words.split_first().expect("a command has a name");
-    let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap_or_else(|error| panic!("{program} does not start: {error}"));
+/// Runs a prepared command with text for its standard input; panics unless it succeeds.
+pub fn finish_with_input(command: &mut Command, input: &str) -> Finished {
+    let name = format!("{command:?}");
+    let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.unwrap_or_else(|error| panic!("{name} does not start: {error}"));
     let mut stdin = child.stdin.take().expect("standard input is a pipe");
     stdin.write_all(input.as_bytes()).expect("the child reads its input");
     drop(stdin);
-    collect(child).succeeded(line)
+    collect(child).succeeded(&name)
 }
 
 /// A process that lives until it is dropped.

@@ -1,11 +1,13 @@
 //! What Prometheus reads: exact counts, the promised names, few series, and a format without stderr.
 
+use std::process::Command;
+
 use kevtmon_tests::daemon::launch;
 use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::mount::Mount;
 use kevtmon_tests::pod::Pod;
-use kevtmon_tests::process::{hold_by_cwd, run_with_input};
+use kevtmon_tests::process::{finish_with_input, hold_by_cwd};
 
 /// Families that dashboards and alerts rely on.
 const PROMISED: [&str; 19] = [
@@ -135,7 +137,7 @@ fn prometheus_has_nothing_to_complain_about() {
     let mut daemon = launch().start();
     pod.delete_gateway();
     daemon.fence(&pod);
-    run_with_input("promtool check metrics", &daemon.metrics().text);
+    finish_with_input(Command::new("promtool").args(["check", "metrics"]), &daemon.metrics().text);
     let answer = daemon.get("/metrics").map(|answer| answer.head.to_lowercase()).unwrap_or_default();
     assert!(answer.contains("content-type: text/plain; version=0.0.4"), "{answer}");
 }

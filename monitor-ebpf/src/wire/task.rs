@@ -67,18 +67,45 @@ pub struct TaskId {
     pub comm: [u8; COMM_LEN],
 }
 
+/// Ancestors that are captured.
+pub const ANCESTORS: usize = 5;
+
+/// The details of a task are sent again after those of this many others, so that a reader which keeps the newest ones
+/// never lacks them.
+pub const RESEND_AFTER: u64 = 448;
+
+/// What a process is for those below it.
+pub mod process_flag {
+    /// It adopts orphans as the init of its pid namespace, or ends.
+    pub const INIT: u32 = 1;
+    /// It adopts orphans (`PR_SET_CHILD_SUBREAPER`).
+    pub const SUBREAPER: u32 = 2;
+    /// One above it adopted orphans when it was started, or has done so since.
+    pub const BELOW_SUBREAPER: u32 = 4;
+    /// It is a thread of the kernel.
+    pub const KERNEL: u32 = 8;
+    /// Its first thread ends or has ended.
+    pub const LEADER_EXITS: u32 = 16;
+}
+
 /// An ancestor.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct AncestorRecord {
     /// Thread group id; 0 ends the list.
     pub tgid: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Bits of [`process_flag`].
+    pub flags: u32,
     /// `start_boottime`.
     pub start_ns: u64,
     /// Command name, NUL-terminated.
     pub comm: [u8; COMM_LEN],
+    /// Programs that it has executed, with those before it was forked.
+    pub exec_id: u32,
+    /// The same of whoever forked the process below, at that moment.
+    pub forked_at: u32,
+    /// Not 0 if the parent of the process below is a thread of it other than the first.
+    pub by_other_thread: u64,
 }
 
 /// The details of a task, sent once per program, mount namespace and control groups.
@@ -93,8 +120,12 @@ pub struct TaskRecord {
     pub argv_len: u32,
     /// Bits of [`path_mark`](super::path_mark) about `exe`.
     pub exe_marks: u32,
+    /// Bits of [`process_flag`] about the task itself.
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Parent first.
-    pub ancestors: [AncestorRecord; 3],
+    pub ancestors: [AncestorRecord; ANCESTORS],
     /// Arguments, NUL-separated, cut.
     pub argv: [u8; ARGV_CAPACITY],
     /// Executable, as seen from the root directory of the task.
@@ -106,8 +137,8 @@ pub struct TaskRecord {
 }
 
 const _: () = assert!(size_of::<TaskId>() == 64);
-const _: () = assert!(size_of::<AncestorRecord>() == 32);
-const _: () = assert!(size_of::<TaskRecord>() == 16 + 64 + 8 + 96 + 512 + 16 * 96 + 2 * 960);
+const _: () = assert!(size_of::<AncestorRecord>() == 48);
+const _: () = assert!(size_of::<TaskRecord>() == 16 + 64 + 16 + 5 * 48 + 512 + 16 * 96 + 2 * 960);
 
 /// Where the kernel keeps what is read of a task: byte offsets from the start of the structure named first. The
 /// daemon resolves them from the running kernel's type information before it loads the programs.
@@ -122,6 +153,14 @@ pub struct TaskOffsets {
     pub task_tgid: u32,
     pub task_start_boottime: u32,
     pub task_self_exec_id: u32,
+    pub task_parent_exec_id: u32,
+    pub task_signal: u32,
+    pub signal_flags: u32,
+    /// The byte of a bit field, and the number of the bit.
+    pub signal_is_subreaper: u32,
+    pub signal_is_subreaper_bit: u32,
+    pub signal_has_subreaper: u32,
+    pub signal_has_subreaper_bit: u32,
     pub task_comm: u32,
     pub task_mm: u32,
     pub task_nsproxy: u32,
@@ -162,5 +201,5 @@ pub struct TaskOffsets {
 
 impl TaskOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 41]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 48]);
 }

@@ -153,6 +153,7 @@ pub(super) fn kubelet(comm: &str) -> Actor {
         pid,
         comm: comm.to_owned(),
         exe: exe.map(str::to_owned),
+        started: Some(true),
     };
     Actor {
         source: ActorSource::Kernel,

@@ -45,6 +45,7 @@ impl Core {
                         pid: ancestor.tgid,
                         comm: ancestor.comm.clone(),
                         exe: ancestor.exe.clone(),
+                        started: ancestor.started,
                     })
                     .collect()
             }),

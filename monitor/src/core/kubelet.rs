@@ -10,7 +10,7 @@ use super::pending::Pending;
 use crate::event::{Actor, Target, Volume};
 use crate::node::mounts::MountKey;
 use crate::node::volume;
-use crate::observation::{BootNs, KubeletFacts, NsInum, Request, Source, UmountAttempt};
+use crate::observation::{BootNs, KubeletFacts, NsInum, Request, Source, TaskFacts, UmountAttempt};
 
 /// At most one lookup in this time for one root directory: it lists all processes.
 const LOOKUP_INTERVAL_NS: BootNs = 10_000_000_000;
@@ -38,6 +38,9 @@ struct HeldUmount {
     at: BootNs,
     source: Source,
     attempt: UmountAttempt,
+    /// The details of who called.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    task: Option<Box<TaskFacts>>,
 }
 
 impl KubeletLookup {
@@ -63,7 +66,8 @@ impl Core {
     /// Processes an unmount once it is known whether it is of a pod volume.
     pub(super) fn umount_below_known_root(&mut self, at: BootNs, attempt: UmountAttempt) {
         if self.kubelet_lookup.held.len() < HELD_MAX && self.awaits_lookup(at, &attempt) {
-            let held = HeldUmount { at, source: self.source, attempt };
+            let task = self.tasks.copy(&attempt.actor);
+            let held = HeldUmount { at, source: self.source, attempt, task };
             let deadline = at.saturating_add(LOOKUP_TIMEOUT_NS);
             return self.kubelet_lookup.held.push(deadline, (), held);
         }
@@ -124,8 +128,11 @@ impl Core {
     }
 
     fn process_held(&mut self, held: Vec<HeldUmount>) {
-        for HeldUmount { at, source, attempt } in held {
+        for HeldUmount { at, source, attempt, task } in held {
             self.source = source;
+            if let Some(task) = &task {
+                self.tasks.restore(task);
+            }
             self.umount(at, attempt);
         }
     }

@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 use super::Core;
 use crate::diagnose::ModelChange;
 use crate::node::mounts::{Account, BusyId, Caller, MountKey};
-use crate::observation::{BootNs, HolderReport, MountPresence, Request, Source, UmountAttempt, Verdict};
+use crate::observation::{
+    BootNs, HolderReport, MountPresence, Request, Source, TaskFacts, UmountAttempt, Verdict,
+};
 use allowance::Allowances;
 use queue::UmountQueue;
 use repeat::Repeat;
@@ -97,6 +99,9 @@ struct QueuedUmount {
     #[serde(default)]
     account: Account,
     attempt: UmountAttempt,
+    /// The details of who called.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    task: Option<Box<TaskFacts>>,
     /// It is the last of several that succeeded before the mount was looked up, any of which may have taken it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_one_of_several: bool,
@@ -191,7 +196,8 @@ impl Core {
         self.holder_scans.pass(at);
         let key = MountKey::new(attempt.mntns, &attempt.place());
         let (caller, account) = (self.caller(&attempt), self.account(&attempt));
-        let (source, is_one_of_several, awaits) = (self.source, false, None);
+        let (source, task) = (self.source, self.tasks.copy(&attempt.actor));
+        let (is_one_of_several, awaits) = (false, None);
         self.submit(QueuedUmount {
             at,
             source,
@@ -200,9 +206,18 @@ impl Core {
             caller,
             account,
             attempt,
+            task,
             is_one_of_several,
             awaits,
         });
+    }
+
+    /// Goes on with an unmount that has waited.
+    fn take_up(&mut self, umount: &QueuedUmount) {
+        self.source = umount.source;
+        if let Some(task) = &umount.task {
+            self.tasks.restore(task);
+        }
     }
 
     /// Finds the busy mount that an unmount means, and processes it after those before it.
@@ -239,7 +254,7 @@ impl Core {
 
     /// Processes an unmount whose turn it is; returns it if it awaits an answer.
     fn process(&mut self, mut umount: QueuedUmount) -> Option<QueuedUmount> {
-        self.source = umount.source;
+        self.take_up(&umount);
         if !umount.is_refused() {
             return self.succeeded(umount);
         }
@@ -365,7 +380,7 @@ impl Core {
         }
         let asked = [Answer::Holders, Answer::Path, Answer::StillHeld];
         let Some(umount) = self.holder_scans.queue.take_answered(report.id, &asked) else { return };
-        self.source = umount.source;
+        self.take_up(&umount);
         match umount.awaits.map(|awaits| awaits.answer) {
             Some(Answer::Holders) => self.scanned(at, umount, report),
             Some(Answer::StillHeld) => self.end(&umount, Some(report)),
@@ -419,7 +434,7 @@ impl Core {
         let asked = [Answer::Presence, Answer::SameMount];
         let Some(umount) = self.holder_scans.queue.take_answered(presence.id, &asked) else { return };
         if umount.is_refused() {
-            self.source = umount.source;
+            self.take_up(&umount);
             return self.checked(umount, presence.present == Some(true));
         }
         match presence.present {
@@ -439,7 +454,7 @@ impl Core {
         if let Some(later) = self.holder_scans.queue.take_last(umount.mount, is_later) {
             umount = QueuedUmount { is_one_of_several: true, ..later };
         }
-        self.source = umount.source;
+        self.take_up(&umount);
         let scan = self.holder_scans.newest.get(&umount.mount).filter(|scan| !scan.report.holders.is_empty());
         let Some(scan) = scan.filter(|_| umount.is_lazy()) else {
             return self.end(&umount, None);
@@ -488,7 +503,7 @@ impl Core {
     pub(super) fn expire_mounts(&mut self, now: BootNs) {
         self.holder_scans.pass(now);
         while let Some(umount) = self.holder_scans.queue.take_overdue(now) {
-            self.source = umount.source;
+            self.take_up(&umount);
             match umount.awaits.map(|awaits| awaits.answer) {
                 Some(Answer::Holders) => {
                     let report = HolderReport::skipped(0, umount.key.path.clone());

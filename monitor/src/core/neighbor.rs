@@ -10,7 +10,8 @@ use crate::node::cgroup;
 use crate::node::containers::is_live;
 use crate::node::view::RuntimeAvailability;
 use crate::observation::{
-    BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborKey, NeighborOp, NudState, Request, Source,
+    BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborKey, NeighborOp, NudState, Request,
+    Source, TaskFacts,
 };
 
 /// An event is held back this long while the core awaits what it needs to name actor and target.
@@ -40,6 +41,9 @@ pub(super) struct PendingChange {
     source: Source,
     change: NeighborChange,
     requested: Requested,
+    /// The details of the actor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    task: Option<Box<TaskFacts>>,
 }
 
 /// Progress of a request.
@@ -94,6 +98,9 @@ impl Core {
                 Awaited::Netns(_) | Awaited::Container(_) => {}
             }
             self.source = pending.source;
+            if let Some(task) = &pending.task {
+                self.tasks.restore(task);
+            }
             // Something else may be missing still.
             self.hold_or_emit(now, pending.at, pending.change, pending.requested);
         }
@@ -102,6 +109,9 @@ impl Core {
     pub(super) fn emit_overdue(&mut self, now: BootNs) {
         for pending in self.pending_neighbors.take_overdue(now) {
             self.source = pending.source;
+            if let Some(task) = &pending.task {
+                self.tasks.restore(task);
+            }
             self.emit_neighbor(pending.at, &pending.change, pending.requested);
         }
     }
@@ -128,11 +138,9 @@ impl Core {
                 }
             }
         }
-        self.pending_neighbors.push(
-            deadline,
-            awaited,
-            PendingChange { at, source: self.source, change, requested },
-        );
+        let task = change.actor.as_ref().and_then(|actor| self.tasks.copy(actor));
+        let pending = PendingChange { at, source: self.source, change, requested, task };
+        self.pending_neighbors.push(deadline, awaited, pending);
     }
 
     /// The next thing that is missing to name actor and target of a change correctly.

@@ -94,7 +94,13 @@ fn task(cgroup: &str) -> Fact {
         netns: HOST,
         mntns: 2,
         cgroup: Some(cgroup.into()),
-        ancestors: vec![Ancestor { tgid: 900, start_ns: 1, comm: "kubelet".into(), exe: None }],
+        ancestors: vec![Ancestor {
+            tgid: 900,
+            start_ns: 1,
+            comm: "kubelet".into(),
+            exe: None,
+            started: Some(true),
+        }],
     }))
 }
 
@@ -184,6 +190,22 @@ fn an_event_in_an_unknown_namespace_is_held_back_until_its_snapshot() {
     let [event] = &events(&mut core)[..] else { panic!("not one event") };
     assert_eq!(event.target.as_ref().unwrap().join, Join::Late);
     assert_eq!(event.neighbor.as_ref().unwrap().gateway, Some(true));
+}
+
+#[test]
+fn an_event_that_was_held_back_names_its_actor_whatever_else_came_meanwhile() {
+    let mut core = core();
+    core.observe(at(1, task("/system.slice/kubelet.service")));
+    core.observe(at(2, deletion(NeighborCause::Admin)));
+    assert_eq!(events(&mut core), []);
+    let Fact::Task(facts) = task("/") else { unreachable!() };
+    for tgid in 30_000..34_000 {
+        let other = TaskFacts { key: TaskKey { tgid, ..key() }, ..*facts.clone() };
+        core.observe(at(3, Fact::Task(Box::new(other))));
+    }
+    core.observe(at(4, snapshot(POD)));
+    let emitted = events(&mut core);
+    assert_eq!(emitted[0].actor.as_ref().unwrap().exe.as_deref(), Some("/opt/cni/bin/calico"));
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Who is behind a call that a tool made: `ip` and `umount` only carry out what the program above them decided.
 //!
 //! Command names are chosen by whoever runs, so they decide only whether the name of the process itself or that of a
-//! process above it is shown: every name that comes out is that of the actor or of a real ancestor.
+//! process above it is shown: every name that comes out is that of the actor or of a real ancestor. An ancestor is blamed
+//! only if the kernel shows, for each process between, that the one above has started it ([`AncestorRef::started`]): a
+//! parent may have adopted its child. Where it may have, it is named as the parent and nothing else.
 
 use super::{Actor, AncestorRef};
 
@@ -104,6 +106,8 @@ pub(super) enum RunBy<'a> {
     Program(&'a str),
     /// A shell, which a person or a script uses: its command name and process id.
     Shell(&'a str, u32),
+    /// Not known: the command name and process id of the parent, which may have adopted it.
+    ChildOf(&'a str, u32),
 }
 
 /// Whom to name for what an actor did.
@@ -113,13 +117,20 @@ pub(super) fn culprit(actor: &Actor) -> Culprit<'_> {
         Part::Tool | Part::Shell => {}
         Part::Program | Part::Supervisor => return own,
     }
-    let mut programs = programs(&actor.ancestors);
+    let mut programs = users(&actor.ancestors).filter(|above| part_of(above) == Part::Program);
     if let Some(program) = programs.next() {
         let run_by = programs.next().map_or(RunBy::Nobody, |above| RunBy::Program(&above.comm));
         return Culprit { comm: &program.comm, pid: program.pid, run_by, tool: Some(&actor.comm) };
     }
-    let shell = actor.ancestors.iter().find(|above| part_of(above) == Part::Shell);
-    Culprit { run_by: shell.map_or(RunBy::Nobody, |shell| RunBy::Shell(&shell.comm, shell.pid)), ..own }
+    let shell = users(&actor.ancestors).find(|above| part_of(above) == Part::Shell);
+    let run_by = match (shell, actor.ancestors.first()) {
+        (Some(shell), _) => RunBy::Shell(&shell.comm, shell.pid),
+        (None, Some(parent)) if parent.started.is_none() && part_of(parent) != Part::Supervisor => {
+            RunBy::ChildOf(&parent.comm, parent.pid)
+        }
+        _ => RunBy::Nobody,
+    };
+    Culprit { run_by, ..own }
 }
 
 /// Whether a program unmounts on behalf of whoever runs it; each attempt is another process of it.
@@ -143,12 +154,9 @@ pub(crate) fn umount_caller(actor: &Actor) -> (u32, &str) {
     caller.map_or(own, |caller| (caller.pid, caller.comm.as_str()))
 }
 
-/// Programs above a process, nearest first, up to who starts programs for others.
-fn programs(ancestors: &[AncestorRef]) -> impl Iterator<Item = &AncestorRef> {
-    ancestors
-        .iter()
-        .take_while(|above| part_of(above) != Part::Supervisor)
-        .filter(|above| part_of(above) == Part::Program)
+/// Processes above one that have run it, nearest first, up to who starts programs for others.
+fn users(ancestors: &[AncestorRef]) -> impl Iterator<Item = &AncestorRef> {
+    ancestors.iter().take_while(|above| above.started == Some(true) && part_of(above) != Part::Supervisor)
 }
 
 fn part_of(ancestor: &AncestorRef) -> Part {
@@ -195,6 +203,7 @@ mod tests {
             pid: 100 - distance,
             comm: (*comm).to_owned(),
             exe: None,
+            started: Some(true),
         });
         Actor {
             source: ActorSource::Kernel,
@@ -255,9 +264,35 @@ mod tests {
             assert!(phrase.starts_with("ip (pid 100)"), "{phrase} below {above:?}");
             assert!(!phrase.contains("kubelet") && !phrase.contains("dockerd"), "{phrase}");
         }
-        let adopted = AncestorRef { pid: 1, comm: "entrypoint".to_owned(), exe: None };
-        let orphan = Actor { ancestors: vec![adopted], ..actor("ip", None, &[]) };
+        let started = Some(true);
+        let adopter = AncestorRef { pid: 1, comm: "entrypoint".to_owned(), exe: None, started };
+        let orphan = Actor { ancestors: vec![adopter], ..actor("ip", None, &[]) };
         assert_eq!(actor_phrase(&orphan), "ip (pid 100)");
+    }
+
+    #[test]
+    fn who_may_have_adopted_a_process_is_not_blamed_for_it() {
+        let phrase = |comm, above: &[(&str, Option<bool>)]| {
+            let names: Vec<&str> = above.iter().map(|(comm, _)| *comm).collect();
+            let mut actor = actor(comm, None, &names);
+            for (ancestor, (_, started)) in actor.ancestors.iter_mut().zip(above) {
+                ancestor.started = *started;
+            }
+            actor_phrase(&actor)
+        };
+        let (known, unknown, other) = (Some(true), None, Some(false));
+        assert_eq!(phrase("ip", &[("calico", unknown)]), "ip (pid 100), a child of calico (pid 99)");
+        assert_eq!(
+            phrase("ip", &[("calico", unknown), ("kubelet", known)]),
+            phrase("ip", &[("calico", unknown)])
+        );
+        assert_eq!(phrase("ip", &[("calico", other), ("kubelet", known)]), "ip (pid 100)");
+        assert_eq!(phrase("ip", &[("containerd-shim", unknown)]), "ip (pid 100)");
+        assert_eq!(phrase("ip", &[("sh", known), ("calico", unknown)]), "ip (pid 100), run by sh (pid 99)");
+        assert_eq!(phrase("ip", &[("nsenter", known), ("calico", unknown)]), "ip (pid 100)");
+        let by_means = "calico (pid 99), by means of ip";
+        assert_eq!(phrase("ip", &[("calico", known), ("kubelet", unknown)]), by_means);
+        assert_eq!(phrase("calico", &[("kubelet", unknown)]), "calico (pid 100)");
     }
 
     #[test]

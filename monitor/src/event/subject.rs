@@ -108,6 +108,10 @@ pub struct AncestorRef {
     /// Executable.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub exe: Option<String>,
+    /// Whether it has started the process below it, as the program that it is and without another one in between. Absent
+    /// where that is not known: the kernel gives orphans to the init of their pid namespace or to a subreaper.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub started: Option<bool>,
 }
 
 /// How the join of a fact with a container went.

@@ -63,7 +63,8 @@ pub(crate) fn container_label(container: &Container) -> Cow<'_, str> {
 }
 
 /// Who did it, by command name and pid: `calico (pid 28997)`, with the pod or container of the actor. Where the actor is
-/// a tool, the program that uses it: `calico (pid 28997), run by kubelet, by means of ip`.
+/// a tool, the program that uses it: `calico (pid 28997), run by kubelet, by means of ip`; `ip (pid 28998), a child of calico
+/// (pid 28997)` where it is not certain that calico uses it.
 pub(crate) fn actor_phrase(actor: &Actor) -> String {
     if actor.userns.is_some() {
         return foreign_actor_phrase(actor);
@@ -78,6 +79,7 @@ pub(crate) fn actor_phrase(actor: &Actor) -> String {
         RunBy::Nobody => {}
         RunBy::Program(comm) => text.push_str(&format!(", run by {}", name(comm))),
         RunBy::Shell(comm, pid) => text.push_str(&format!(", run by {} (pid {pid})", name(comm))),
+        RunBy::ChildOf(comm, pid) => text.push_str(&format!(", a child of {} (pid {pid})", name(comm))),
     }
     if let Some(tool) = tool {
         text.push_str(&format!(", by means of {}", name(tool)));
@@ -122,6 +124,9 @@ pub(crate) fn repeated_actor_phrase(actor: &Actor) -> String {
         (Some(_), ..) => actor_phrase(actor),
         (None, RunBy::Shell(comm, pid), _) => {
             format!("{}, run by {} (pid {pid})", name(&actor.comm), name(comm))
+        }
+        (None, RunBy::ChildOf(comm, pid), _) => {
+            format!("{}, a child of {} (pid {pid})", name(&actor.comm), name(comm))
         }
         (None, _, Some(unit)) => format!("{} of {}", name(&actor.comm), name(unit)),
         (None, _, None) => name(&actor.comm).into_owned(),

@@ -1,5 +1,8 @@
-//! Details of tasks. At least as many are kept as in the kernel's map of reported tasks, so that a reference in a record
-//! always resolves.
+//! Details of tasks. The kernel programs send them before the first record that refers to them, and again once those of
+//! [`RESEND_AFTER`] others were sent. A reference in a record resolves when the record comes, unless the ring had no room
+//! for the details; what waits for something else keeps its own copy.
+//!
+//! [`RESEND_AFTER`]: kevtmon_ebpf::task::RESEND_AFTER
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -10,8 +13,9 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::observation::{Ancestor, BootNs, NsInum, TaskFacts, TaskKey, TaskPlace, TaskRef};
 
-/// Size of the kernel's map of reported tasks.
-const KEPT: usize = 1024;
+/// Whatever was used more recently than a task that a record refers to was sent after it, or up to as many tasks before
+/// it; and records of several CPUs may change places.
+const KEPT: usize = 2 * kevtmon_ebpf::task::RESEND_AFTER as usize + 128;
 /// At this number the least recently used tasks are removed, down to `KEPT`.
 const CAPACITY: usize = KEPT + KEPT / 4;
 
@@ -163,6 +167,19 @@ impl Tasks {
         Some(&known.facts)
     }
 
+    /// The details of a task for something that waits, while others come and go.
+    #[must_use]
+    pub fn copy(&self, task: &TaskRef) -> Option<Box<TaskFacts>> {
+        self.get(task).cloned().map(Box::new)
+    }
+
+    /// Takes such a copy back.
+    pub fn restore(&mut self, copy: &TaskFacts) {
+        if !self.known.contains_key(&(copy.key, copy.place)) {
+            self.insert(copy.clone());
+        }
+    }
+
     fn next_use(&self) -> u64 {
         self.uses.set(self.uses.get() + 1);
         self.uses.get()
@@ -219,7 +236,7 @@ mod tests {
     fn what_is_written_reads_back_whole_and_in_the_order_of_use() {
         let mut tasks = Tasks::default();
         for tgid in 1..=3 {
-            let ancestor = |tgid| Ancestor { tgid, start_ns: 1, comm: "a".into(), exe: None };
+            let ancestor = |tgid| Ancestor { tgid, start_ns: 1, comm: "a".into(), exe: None, started: None };
             tasks.insert(TaskFacts {
                 exe: Some("/bin/sh".into()),
                 cmdline: Some(format!("sh {tgid}")),

@@ -82,6 +82,10 @@ pub struct Ancestor {
     pub comm: String,
     /// Executable, where it could still be read.
     pub exe: Option<String>,
+    /// Whether it has started the process below itself, as the program that it is and without one in between; `None`
+    /// where that is not known, as in older recordings. It may have adopted the process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started: Option<bool>,
 }
 
 /// The details of a task: captured in the kernel, completed from /proc if it still exists.

@@ -71,8 +71,12 @@ mod tests {
         let mut event = sample::busy();
         let actor = event.actor.as_mut().unwrap();
         (actor.pid, actor.comm, actor.exe) = (pid, "umount".into(), None);
-        let above =
-            above.iter().map(|(pid, comm)| AncestorRef { pid: *pid, comm: (*comm).into(), exe: None });
+        let above = above.iter().map(|(pid, comm)| AncestorRef {
+            pid: *pid,
+            comm: (*comm).into(),
+            exe: None,
+            started: Some(true),
+        });
         actor.ancestors = above.collect();
         event.message = format!("umount of /m by umount (pid {pid}) refused: held by etcd (pid 7)");
         event

@@ -71,8 +71,13 @@ fn actor() -> Actor {
         mntns: Some(4_026_531_840),
         userns: None,
         ancestors: vec![
-            AncestorRef { pid: 1893, comm: "kubelet".into(), exe: Some("/usr/bin/kubelet".into()) },
-            AncestorRef { pid: 1, comm: "systemd".into(), exe: None },
+            AncestorRef {
+                pid: 1893,
+                comm: "kubelet".into(),
+                exe: Some("/usr/bin/kubelet".into()),
+                started: Some(true),
+            },
+            AncestorRef { pid: 1, comm: "systemd".into(), exe: None, started: None },
         ],
         container: None,
         pod: None,

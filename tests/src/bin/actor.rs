@@ -10,6 +10,7 @@ use std::io::{self, BufRead};
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use nix::sched::{CloneFlags, setns, unshare};
 
@@ -32,7 +33,13 @@ fn act(words: &[&str]) -> io::Result<()> {
         ["unshare", "user"] => Ok(unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET)?),
         ["chroot", path] => Ok(nix::unistd::chroot(Path::new(path))?),
         ["uid", real, effective] => set_uid(number(real)?, number(effective)?),
-        ["delete", link, address] => delete_neighbor(link, address),
+        // From now on orphans among its descendants are its children.
+        ["subreaper"] => subreaper(),
+        // Has a command executed, and waits until it and all children have ended.
+        ["run", program, ref arguments @ ..] => run(program, arguments),
+        ["delete", link, address] => neighbor_entry(libc::SIOCDARP, link, address),
+        // As many processes add an entry and delete it, one after the other.
+        ["crowd", count, link, address] => crowd(number(count)?, link, address),
         _ => Err(io::ErrorKind::InvalidInput.into()),
     }
 }
@@ -50,22 +57,65 @@ fn set_uid(real: u32, effective: u32) -> io::Result<()> {
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Deletes an IPv4 neighbor entry of the namespace that this process is in, as `arp -d` does.
-fn delete_neighbor(link: &str, address: &str) -> io::Result<()> {
+fn subreaper() -> io::Result<()> {
+    // SAFETY: takes no pointer.
+    match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) -> io::Result<()> {
+    let status = Command::new(program).args(arguments).stdin(Stdio::null()).status()?;
+    if !status.success() {
+        return Err(io::Error::other(status.to_string()));
+    }
+    while nix::sys::wait::wait().is_ok() {}
+    Ok(())
+}
+
+fn crowd(count: u32, link: &str, address: &str) -> io::Result<()> {
+    for _ in 0..count {
+        // SAFETY: this process has one thread.
+        match unsafe { nix::unistd::fork() }? {
+            nix::unistd::ForkResult::Parent { child } => {
+                if nix::sys::wait::waitpid(child, None)? != nix::sys::wait::WaitStatus::Exited(child, 0) {
+                    return Err(io::Error::other("one of them failed"));
+                }
+            }
+            nix::unistd::ForkResult::Child => {
+                let both = [libc::SIOCSARP, libc::SIOCDARP];
+                let done = both.into_iter().try_for_each(|request| neighbor_entry(request, link, address));
+                // SAFETY: ends the child, which shares only descriptors with the rest.
+                unsafe { libc::_exit(i32::from(done.is_err())) };
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Adds or deletes a permanent IPv4 neighbor entry of the namespace that this process is in, as `arp` does.
+fn neighbor_entry(request: libc::Ioctl, link: &str, address: &str) -> io::Result<()> {
+    /// `ATF_COM | ATF_PERM` of include/uapi/linux/if_arp.h.
+    const PERMANENT: i32 = 0x02 | 0x04;
     let address: Ipv4Addr = address.parse().map_err(io::Error::other)?;
     let link = CString::new(link)?;
     let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     // SAFETY: all zeros is a request; the address has the size and alignment of the place it is written to, and a
     // name of up to 15 bytes fits with its NUL.
     let result = unsafe {
-        let mut request: libc::arpreq = std::mem::zeroed();
-        let place = (&raw mut request.arp_pa).cast::<libc::sockaddr_in>();
+        let mut entry: libc::arpreq = std::mem::zeroed();
+        let place = (&raw mut entry.arp_pa).cast::<libc::sockaddr_in>();
         (*place).sin_family = libc::sa_family_t::try_from(libc::AF_INET).unwrap_or_default();
         (*place).sin_addr.s_addr = u32::from_ne_bytes(address.octets());
-        for (to, from) in request.arp_dev.iter_mut().zip(link.as_bytes()) {
+        if request == libc::SIOCSARP {
+            entry.arp_ha.sa_family = libc::ARPHRD_ETHER;
+            entry.arp_flags = PERMANENT;
+        }
+        for (to, from) in entry.arp_dev.iter_mut().zip(link.as_bytes()) {
             *to = *from as libc::c_char;
         }
-        libc::ioctl(socket.as_raw_fd(), libc::SIOCDARP, &raw mut request)
+        libc::ioctl(socket.as_raw_fd(), request, &raw mut entry)
     };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

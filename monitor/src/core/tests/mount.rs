@@ -89,7 +89,13 @@ fn busy() -> Core {
 /// An attempt of umount, run by a process with this id and name.
 fn attempt_of(core: &mut Core, pid: u32, parent: (u32, &str)) -> Fact {
     let key = TaskKey { tgid: pid, start_ns: u64::from(pid), exec_id: 1 };
-    let above = |(tgid, comm): (u32, &str)| Ancestor { tgid, start_ns: 1, comm: comm.into(), exe: None };
+    let above = |(tgid, comm): (u32, &str)| Ancestor {
+        tgid,
+        start_ns: 1,
+        comm: comm.into(),
+        exe: None,
+        started: Some(true),
+    };
     let facts = TaskFacts {
         key,
         uid: 0,

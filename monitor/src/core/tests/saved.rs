@@ -72,6 +72,7 @@ fn of_node(number: u32) -> TaskFacts {
         start_ns: 31_000_000_000 + u64::from(tgid),
         comm: comm.into(),
         exe: Some(format!("/usr/local/bin/{comm}")),
+        started: Some(true),
     };
     let pod = number % PODS;
     TaskFacts {

@@ -70,7 +70,12 @@ fn extremes() -> Event {
     let actor = event.actor.as_mut().unwrap();
     (actor.container, actor.pod) = (Some(container.clone()), Some(pod.clone()));
     (actor.euid, actor.userns) = (Some(0), Some(crate::event::UserNamespace::Other));
-    actor.ancestors = vec![AncestorRef { pid: 1, comm: "init".into(), exe: Some("/sbin/init".into()) }];
+    actor.ancestors = vec![AncestorRef {
+        pid: 1,
+        comm: "init".into(),
+        exe: Some("/sbin/init".into()),
+        started: Some(true),
+    }];
     let neighbor = event.neighbor.as_mut().unwrap();
     neighbor.new_lladdr = Some("02:00:00:00:00:01".into());
     neighbor.new_state = Some("reachable".into());

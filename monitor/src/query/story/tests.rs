@@ -321,7 +321,12 @@ fn refused_in_turn() -> Memory {
         let caller = if seq % 2 == 0 { (99, "kubelet") } else { (98, "kubelet") };
         let actor = event.actor.as_mut().unwrap();
         (actor.pid, actor.comm, actor.exe) = (1000 + u32::try_from(seq).unwrap(), "umount".into(), None);
-        actor.ancestors = vec![crate::event::AncestorRef { pid: caller.0, comm: caller.1.into(), exe: None }];
+        actor.ancestors = vec![crate::event::AncestorRef {
+            pid: caller.0,
+            comm: caller.1.into(),
+            exe: None,
+            started: Some(true),
+        }];
         event.message =
             format!("umount of /m by {} (pid {}), by means of umount, refused", caller.1, caller.0);
         event

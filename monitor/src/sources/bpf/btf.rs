@@ -71,7 +71,7 @@ impl<'a> Btf<'a> {
     /// kernel has no such member.
     #[must_use]
     pub fn offset(&self, path: &str) -> Option<u32> {
-        self.member(path).map(|(offset, _)| offset)
+        self.member(path).map(|(bits, _)| bits / 8)
     }
 
     /// Byte offset of a member that the programs cannot do without.
@@ -80,6 +80,15 @@ impl<'a> Btf<'a> {
     /// When this kernel does not have it.
     pub fn need(&self, path: &'static str) -> Result<u32, BtfError> {
         self.offset(path).ok_or(BtfError::Missing(path))
+    }
+
+    /// Byte offset of a bit field of one bit, and the number of the bit in that byte.
+    ///
+    /// # Errors
+    /// When this kernel does not have it.
+    pub fn need_bit(&self, path: &'static str) -> Result<(u32, u32), BtfError> {
+        let (bits, _) = self.member(path).ok_or(BtfError::Missing(path))?;
+        Ok((bits / 8, bits % 8))
     }
 
     /// Byte offset of the first of these members that this kernel has, else [`MISSING`].
@@ -108,6 +117,7 @@ impl<'a> Btf<'a> {
         })
     }
 
+    /// Offset in bits, and type.
     fn member(&self, path: &str) -> Option<(u32, u32)> {
         let mut names = path.split('.');
         let of = names.next()?;
@@ -140,10 +150,10 @@ impl<'a> Btf<'a> {
             }
             let found = self.string(name_offset)?;
             if found == name.as_bytes() {
-                Some((bits / 8, id))
+                Some((bits, id))
             } else if found.is_empty() {
                 let (inner, id) = self.find(&self.resolve(id)?, name, depth + 1)?;
-                Some((bits / 8 + inner, id))
+                Some((bits + inner, id))
             } else {
                 None
             }
@@ -224,6 +234,10 @@ mod tests {
         assert_eq!(btf.offset("list_head.prev"), Some(8));
         assert!(btf.offset("sk_buff.next").is_some());
         assert_eq!(btf.offset("list_head.nonsense"), None);
+        let [(byte, bit), (next_byte, next_bit)] =
+            ["signal_struct.is_child_subreaper", "signal_struct.has_child_subreaper"]
+                .map(|path| btf.need_bit(path).unwrap());
+        assert_eq!(byte * 8 + bit + 1, next_byte * 8 + next_bit);
         assert_eq!(btf.offset("no_such_struct.member"), None);
     }
 

@@ -1,4 +1,4 @@
-//! What only /proc has of the ancestors of a task: executables, and the ancestors above the captured ones.
+//! What only /proc has of the ancestors of a task: their executables.
 //!
 //! Read by a [reader](crate::sources::procfs::readers), since an ancestor may hang whoever reads it. The ring is drained
 //! meanwhile, and what comes out of it waits in order, for a moment and in bounded number.
@@ -14,7 +14,6 @@ use crate::observation::{Ancestor, BootNs, Fact, Observation, TaskKey};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Job, Readers, Unread};
 
-const ANCESTORS: usize = 5;
 /// Longest wait for the ancestors of one task; a reader takes a fraction of a millisecond, its start some more.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// After a wait in vain none is begun for this long, so that nobody can stop the ring by processes that hang.
@@ -26,8 +25,9 @@ const KEPT: usize = 64;
 /// Observations that wait for one task at most; then it stays as the kernel captured it.
 const WAITING_MAX: usize = 16_384;
 
-/// The captured ancestors: what they are, and the name by which they go now, which changes with the executable.
-type Line = Vec<(u32, BootNs, String)>;
+/// The captured ancestors: what they are, the name by which they go now, which changes with the executable, and whether
+/// each has started the one below it, which not all children of a parent have in common.
+type Line = Vec<(u32, BootNs, String, Option<bool>)>;
 
 /// Completes the ancestors of tasks, and keeps observations in order meanwhile.
 #[derive(Debug)]
@@ -124,7 +124,7 @@ impl Lineages {
 }
 
 fn line(captured: &[Ancestor]) -> Line {
-    captured.iter().map(|a| (a.tgid, a.start_ns, a.comm.clone())).collect()
+    captured.iter().map(|a| (a.tgid, a.start_ns, a.comm.clone(), a.started)).collect()
 }
 
 /// Completes the captured ancestors of a task.
@@ -143,22 +143,8 @@ impl Job for Complete {
                 ancestor.exe = exe(proc, ancestor.tgid);
             }
         }
-        while ancestors.len() < ANCESTORS {
-            let above = ancestors.last().and_then(|last| above(proc, last.tgid));
-            let Some(above) = above else { break };
-            ancestors.push(above);
-        }
         ancestors.into()
     }
-}
-
-fn above(proc: &Proc, tgid: u32) -> Option<Ancestor> {
-    let tgid = proc.stat(tgid).filter(|_| tgid > 1)?.ppid;
-    if tgid == 0 {
-        return None;
-    }
-    let stat = proc.stat(tgid)?;
-    Some(Ancestor { tgid, start_ns: stat.start_ns, comm: stat.comm, exe: exe(proc, tgid) })
 }
 
 /// The executable of a process as its own root shows it: /proc shows both from the root of the reader.

@@ -1,7 +1,9 @@
 //! The task that was current when a record was written: its identity is part of the record, its details precede the
 //! first record that refers to it.
 
-use kevtmon_ebpf::task::{KIND_TASK, Names, TaskId, TaskOffsets, TaskRecord, counter};
+use kevtmon_ebpf::task::{
+    AncestorRecord, KIND_TASK, Names, TaskId, TaskOffsets, TaskRecord, counter, process_flag,
+};
 use kevtmon_ebpf::{MISSING, path_mark};
 use zerocopy::IntoBytes as _;
 
@@ -39,6 +41,8 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         .iter()
         .filter(|(name, _)| hierarchies.as_ref().map_or(true, |text| is_in_v1(name, text)))
         .find_map(|(_, enumerator)| btf.enumerator("cgroup_subsys_id", enumerator));
+    let (is_subreaper, is_subreaper_bit) = btf.need_bit("signal_struct.is_child_subreaper")?;
+    let (has_subreaper, has_subreaper_bit) = btf.need_bit("signal_struct.has_child_subreaper")?;
     let offsets = TaskOffsets {
         net_ns_inum: btf.need("net.ns.inum")?,
         task_flags: btf.need("task_struct.flags")?,
@@ -47,7 +51,15 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         task_tgid: btf.need("task_struct.tgid")?,
         // Called real_start_time before 5.5.
         task_start_boottime: btf.any_of(&["task_struct.start_boottime", "task_struct.real_start_time"]),
-        task_self_exec_id: btf.any_of(&["task_struct.self_exec_id"]),
+        // Without them nothing shows who started whom.
+        task_self_exec_id: btf.need("task_struct.self_exec_id")?,
+        task_parent_exec_id: btf.need("task_struct.parent_exec_id")?,
+        task_signal: btf.need("task_struct.signal")?,
+        signal_flags: btf.need("signal_struct.flags")?,
+        signal_is_subreaper: is_subreaper,
+        signal_is_subreaper_bit: is_subreaper_bit,
+        signal_has_subreaper: has_subreaper,
+        signal_has_subreaper_bit: has_subreaper_bit,
         task_comm: btf.need("task_struct.comm")?,
         task_mm: btf.need("task_struct.mm")?,
         task_nsproxy: btf.need("task_struct.nsproxy")?,
@@ -116,18 +128,57 @@ fn task(record: &TaskRecord) -> TaskFacts {
         netns: record.task.netns,
         mntns: record.task.mntns,
         cgroup: cgroup(record),
-        ancestors: record
-            .ancestors
-            .iter()
-            .take_while(|ancestor| ancestor.tgid != 0)
-            .map(|ancestor| Ancestor {
-                tgid: ancestor.tgid,
-                start_ns: ancestor.start_ns,
-                comm: text(&ancestor.comm),
-                exe: None,
-            })
-            .collect(),
+        ancestors: ancestors(record),
     }
+}
+
+/// What is compared of a process with the one above it.
+#[derive(Clone, Copy)]
+struct Below {
+    start_ns: u64,
+    exec_id: u32,
+    flags: u32,
+}
+
+fn ancestors(record: &TaskRecord) -> Vec<Ancestor> {
+    let TaskRecord { task, flags, .. } = record;
+    let mut below = Below { start_ns: task.start_ns, exec_id: task.exec_id, flags: *flags };
+    let known = record.ancestors.iter().take_while(|ancestor| ancestor.tgid != 0);
+    known
+        .map(|above| {
+            let started = started(below, above);
+            below = Below { start_ns: above.start_ns, exec_id: above.exec_id, flags: above.flags };
+            Ancestor {
+                tgid: above.tgid,
+                start_ns: above.start_ns,
+                comm: text(&above.comm),
+                exe: None,
+                started,
+            }
+        })
+        .collect()
+}
+
+/// Whether a process, as the program that it is, has started the one below it, with no program in between. That it is
+/// the parent alone proves nothing: the kernel gives orphans to the init of their pid namespace or to a subreaper, and
+/// whoever clones with `CLONE_PARENT` gives the child to his own parent. `None` where the kernel does not show it.
+///
+/// Every exec counts one up, and a fork copies the count. So the count that the forking process had then is that of the
+/// parent only if the parent has executed nothing since, and is at most one below that of the child only if the child
+/// has executed nothing besides what it is. An orphan's may be the same by chance: where the parent may have adopted,
+/// only a parent thread other than the first is proof, since orphans go to the first one that lives. One that has ceased
+/// to be a subreaper below another one cannot be told.
+fn started(below: Below, above: &AncestorRecord) -> Option<bool> {
+    use process_flag::{BELOW_SUBREAPER, INIT, KERNEL, LEADER_EXITS, SUBREAPER};
+    let has = |flags: u32, flag| flags & flag != 0;
+    if above.start_ns > below.start_ns || above.forked_at != above.exec_id || has(above.flags, KERNEL) {
+        return Some(false);
+    }
+    let was_subreaper = has(below.flags, BELOW_SUBREAPER) && !has(above.flags, BELOW_SUBREAPER);
+    let may_adopt = has(above.flags, INIT | SUBREAPER) || was_subreaper;
+    let by_other_thread = above.by_other_thread != 0 && !has(above.flags, LEADER_EXITS);
+    let is_direct = below.exec_id.wrapping_sub(above.forked_at) <= 1;
+    (is_direct && (!may_adopt || by_other_thread)).then_some(true)
 }
 
 fn key(task: &TaskId) -> TaskKey {
@@ -266,6 +317,35 @@ mod tests {
         assert_eq!(seen(&[], &deep), None);
         assert_eq!(seen(&["kubelet.service", "system.slice"], &deep), None);
         assert_eq!(seen(&docker, &deep).as_deref(), Some(path.as_str()));
+    }
+
+    #[test]
+    fn a_parent_has_started_a_process_only_if_it_can_neither_have_adopted_it_nor_been_given_it() {
+        use process_flag::{BELOW_SUBREAPER, INIT, KERNEL, LEADER_EXITS, SUBREAPER};
+        let child = Below { start_ns: 20, exec_id: 8, flags: 0 };
+        let mut parent = AncestorRecord::new_zeroed();
+        (parent.start_ns, parent.exec_id, parent.forked_at) = (10, 7, 7);
+        assert_eq!(started(child, &parent), Some(true));
+        assert_eq!(started(Below { exec_id: 7, ..child }, &parent), Some(true), "it is a fork");
+        // A program was in between: it executed the other one, or cloned it for its own parent.
+        assert_eq!(started(Below { exec_id: 9, ..child }, &parent), None);
+        assert_eq!(started(child, &AncestorRecord { start_ns: 21, ..parent }), Some(false));
+        // The parent was another program then, or another one has forked.
+        assert_eq!(started(child, &AncestorRecord { exec_id: 8, ..parent }), Some(false));
+        assert_eq!(started(child, &AncestorRecord { exec_id: 6, ..parent }), Some(false));
+        assert_eq!(started(child, &AncestorRecord { flags: KERNEL, ..parent }), Some(false));
+        let below_subreaper = Below { flags: BELOW_SUBREAPER, ..child };
+        let inside = AncestorRecord { flags: BELOW_SUBREAPER, ..parent };
+        assert_eq!(started(below_subreaper, &inside), Some(true));
+        assert_eq!(started(below_subreaper, &parent), None, "it was a subreaper");
+        for flags in [INIT, SUBREAPER, SUBREAPER | BELOW_SUBREAPER] {
+            let adopter = AncestorRecord { flags, ..parent };
+            assert_eq!(started(below_subreaper, &adopter), None);
+            let by_thread = AncestorRecord { by_other_thread: 1, ..adopter };
+            assert_eq!(started(below_subreaper, &by_thread), Some(true), "none is adopted by that thread");
+            let without_first = AncestorRecord { flags: flags | LEADER_EXITS, ..by_thread };
+            assert_eq!(started(below_subreaper, &without_first), None);
+        }
     }
 
     #[test]
