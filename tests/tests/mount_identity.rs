@@ -3,6 +3,7 @@
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -10,7 +11,7 @@ use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::patience::wait_until;
-use kevtmon_tests::process::{Finished, attempt, finish, hold_by_cwd, hold_by_fd};
+use kevtmon_tests::process::{Finished, Running, attempt, finish, hold_by_cwd, hold_by_fd};
 use nix::sys::signal::Signal;
 
 fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
@@ -60,6 +61,25 @@ fn a_cover_that_is_unmounted_releases_nothing_and_closes_nothing() {
     wait_for(&mut daemon, "mount.released", mount.point()).expect_actor(umount.pid, "umount");
     let closed = wait_for(&mut daemon, "incident.closed", mount.point());
     closed.expect("/incident/close_reason", "resolved");
+}
+
+#[test]
+fn a_holder_of_an_unprivileged_user_is_told_by_his_id_whatever_he_calls_it() {
+    let mount = Mount::volume();
+    let mut daemon = launch().kubelet(&mount).start();
+    let programs = Scratch::new();
+    let program = programs.path().join("kubelet");
+    std::fs::copy("/bin/sleep", &program).expect("a program can be copied");
+    let culprit =
+        Running::spawn(Command::new(&program).arg("1000000").uid(65_534).current_dir(mount.point()));
+    mount.umount_refused();
+    let busy = wait_for(&mut daemon, "mount.busy", mount.point());
+    busy.expect("/holders/0/pid", culprit.pid());
+    busy.expect("/holders/0/uid", 65_534);
+    let told = format!("held by a process of uid 65534 called kubelet (pid {})", culprit.pid());
+    assert!(busy.text("/message").contains(&told), "{busy}");
+    let opened = wait_for(&mut daemon, "incident.opened", mount.point());
+    assert!(opened.text("/incident/summary").contains(&told), "{opened}");
 }
 
 #[test]
@@ -269,7 +289,7 @@ fn an_incomplete_list_of_holders_says_why_and_what_cannot_matter_spoils_no_list(
     // A zombie, and a process in a mount namespace without the mount.
     let mut zombie = Command::new("sh");
     let zombie = zombie.args(["-c", "sleep 0 & exec sleep 1000000"]).stdin(Stdio::null());
-    let zombie = kevtmon_tests::process::Running::spawn(zombie);
+    let zombie = Running::spawn(zombie);
     let mut elsewhere = Command::new("unshare");
     elsewhere.args([
         "--mount",
@@ -280,7 +300,7 @@ fn an_incomplete_list_of_holders_says_why_and_what_cannot_matter_spoils_no_list(
         "umount -l \"$1\"; exec sleep 1000000",
         "sh",
     ]);
-    let elsewhere = kevtmon_tests::process::Running::spawn(elsewhere.arg(mount.point()).stdin(Stdio::null()));
+    let elsewhere = Running::spawn(elsewhere.arg(mount.point()).stdin(Stdio::null()));
     let name = |pid| kevtmon_tests::process::comm(pid);
     wait_until("both have begun", || {
         [zombie.pid(), elsewhere.pid()].iter().all(|pid| name(*pid).as_deref() == Some("sleep")).then_some(())
@@ -323,10 +343,10 @@ fn a_process_below_a_cover_is_no_holder_of_it_and_not_to_be_ended() {
 }
 
 /// A process in a mount namespace with a private copy of every mount.
-fn private_copy() -> kevtmon_tests::process::Running {
+fn private_copy() -> Running {
     let mut copy = Command::new("unshare");
     copy.args(["--mount", "--propagation", "private", "sleep", "1000000"]).stdin(Stdio::null());
-    let copy = kevtmon_tests::process::Running::spawn(&mut copy);
+    let copy = Running::spawn(&mut copy);
     let named = || kevtmon_tests::process::comm(copy.pid()).filter(|comm| comm == "sleep");
     wait_until("the copy is made", named);
     copy

@@ -118,6 +118,7 @@ impl Instance {
         }));
         let holder = |number: u32| MountHolder {
             pid: self.main.pid.unwrap_or_default() + number,
+            uid: Some(0),
             comm: "etcd".to_owned(),
             cmdline: None,
             exe: Some("/usr/local/bin/etcd".to_owned()),

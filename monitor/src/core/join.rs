@@ -93,6 +93,7 @@ impl Core {
         });
         MountHolder {
             pid: holder.tgid,
+            uid: holder.uid,
             comm: holder.comm,
             cmdline: self.shown_cmdline(holder.cmdline.as_deref(), owner.join),
             exe: holder.exe,

@@ -74,6 +74,9 @@ pub struct Unreadable {
 pub struct MountHolder {
     /// Process id.
     pub pid: u32,
+    /// Real user id, in the initial user namespace.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub uid: Option<u32>,
     /// Command name.
     pub comm: String,
     /// Masked command line, for host processes.

@@ -95,8 +95,14 @@ fn foreign_actor_phrase(actor: &Actor) -> String {
 
 /// An actor on the host that an unprivileged user runs: the name of the process is what that user calls it.
 fn user_actor_phrase(actor: &Actor) -> Option<String> {
-    let uid = actor.uid.filter(|uid| *uid != 0 && actor.container.is_none())?;
-    Some(format!("a process of uid {uid} called {} (pid {})", name(&actor.comm), actor.pid))
+    let uid = actor.uid.filter(|_| actor.container.is_none());
+    user_process_phrase(uid, &actor.comm, actor.pid)
+}
+
+/// A process on the host that an unprivileged user runs.
+fn user_process_phrase(uid: Option<u32>, comm: &str, pid: u32) -> Option<String> {
+    let uid = uid.filter(|uid| *uid != 0)?;
+    Some(format!("a process of uid {uid} called {} (pid {pid})", name(comm)))
 }
 
 /// The owner of an actor as the end of a phrase, ` of pod NAMESPACE/NAME`; empty for the host.
@@ -193,8 +199,12 @@ pub(crate) fn copies_phrase(holders: &[MountHolder]) -> Option<String> {
     Some(format!("the mount namespace of {}{others}", holder_label(first)))
 }
 
-/// A holder by its command name, id and container.
+/// A holder by its command name, id and container; on the host any user chooses the names of his processes.
 fn holder_label(holder: &MountHolder) -> String {
+    let uid = holder.uid.filter(|_| holder.container.is_none());
+    if let Some(text) = user_process_phrase(uid, &holder.comm, holder.pid) {
+        return text;
+    }
     let container =
         holder.container.as_ref().map(|container| format!(" of container {}", container_label(container)));
     format!("{} (pid {}){}", name(&holder.comm), holder.pid, container.unwrap_or_default())
@@ -245,6 +255,9 @@ mod tests {
             kernel,
             format!("no process was found to hold it, so the kernel or a socket may; {alone}")
         );
+        let user = MountHolder { uid: Some(1000), comm: "kubelet".into(), ..copy[0].clone() };
+        let held = holders_phrase(&[MountHolder { access: Access::Cwd, ..user }], Verdict::Processes);
+        assert_eq!(held, "held by a process of uid 1000 called kubelet (pid 977) as its current directory");
         // How it went is not known: whoever detached it may have left it in use.
         let went = holders_phrase(&[], Verdict::Transient);
         assert_eq!(went, "no process was found to hold it before it went");

@@ -355,6 +355,7 @@ impl<'p> Scan<'p> {
         }
         let Some(stat) = self.proc.stat(tgid) else { return };
         let (exe, cmdline, cgroup) = (self.proc.exe(tgid), self.proc.cmdline(tgid), self.proc.cgroup(tgid));
+        let uid = self.proc.uid(tgid);
         let serves = file_server::mountpoint(process);
         // The description was read by id: it is this process' only if that was there until now.
         if !process.is_there(&mut Vec::new()) {
@@ -374,6 +375,7 @@ impl<'p> Scan<'p> {
                 path,
                 fd,
                 start_ns: Some(stat.start_ns),
+                uid,
                 cgroup: cgroup.clone(),
                 mntns: Some(ns),
                 serves: serves.clone(),

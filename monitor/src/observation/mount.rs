@@ -251,6 +251,9 @@ pub struct Holder {
     /// Start of the process on the boot clock, to tell it from a later one with its id; not in older recordings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ns: Option<BootNs>,
+    /// Real user id, in the initial user namespace; not in older recordings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
     /// Control group path.
     pub cgroup: Option<String>,
     /// Mount namespace of the holder.

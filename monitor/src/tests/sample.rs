@@ -119,6 +119,7 @@ pub(crate) fn deletion() -> Event {
 pub(crate) fn busy() -> Event {
     let holder = |pid, comm: &str, access| MountHolder {
         pid,
+        uid: Some(0),
         comm: comm.into(),
         cmdline: None,
         exe: None,

@@ -41,6 +41,7 @@ fn found(id: u64, mount: u64) -> Fact {
             path: Some("/mnt/x".into()),
             fd: None,
             start_ns: None,
+            uid: None,
             cgroup: Some("/system.slice/run-r1.scope".into()),
             mntns: Some(2),
             serves: None,

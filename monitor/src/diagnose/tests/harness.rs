@@ -475,6 +475,7 @@ fn holders(id: u64, path: &str) -> HolderReport {
             path: Some(format!("{path}/.lock")),
             fd: Some(9),
             start_ns: None,
+            uid: Some(0),
             cgroup: Some("/system.slice/run-r77.scope".into()),
             mntns: Some(4_026_531_840),
             serves: Some(serves),

@@ -147,6 +147,14 @@ impl Proc {
         parse_ns(&self.link(pid, &format!("ns/{kind}"))?)
     }
 
+    /// The real user id, in the user namespace of the reader.
+    #[must_use]
+    pub fn uid(&self, pid: u32) -> Option<u32> {
+        let status = self.read(pid, "status")?;
+        let status = String::from_utf8_lossy(&status);
+        root::uids(&status)?.next()
+    }
+
     /// The most specific control group path.
     #[must_use]
     pub fn cgroup(&self, pid: u32) -> Option<String> {

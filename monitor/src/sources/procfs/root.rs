@@ -19,10 +19,20 @@ pub fn is_root_of_node(process: &Dir, links: &mut Buffer, text: &mut Vec<u8>) ->
 
 /// Whether /proc/PID/status shows all user ids as 0, and the capability to mount; both in the reader's user namespace.
 fn is_root(status: &str) -> bool {
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-    let is_root = field("Uid:").is_some_and(|uids| uids.split_ascii_whitespace().all(|uid| uid == "0"));
-    let capable = field("CapEff:").and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    let is_root = uids(status).is_some_and(|mut uids| uids.all(|uid| uid == 0));
+    let capable = field(status, "CapEff:").and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
     is_root && capable.is_some_and(|bits| bits & CAP_SYS_ADMIN != 0)
+}
+
+/// Real, effective, saved and file system user id.
+pub(super) fn uids(status: &str) -> Option<impl Iterator<Item = u32>> {
+    let ids: Option<Vec<u32>> =
+        field(status, "Uid:")?.split_ascii_whitespace().map(|uid| uid.parse().ok()).collect();
+    ids.filter(|ids| !ids.is_empty()).map(Vec::into_iter)
+}
+
+fn field<'s>(status: &'s str, name: &str) -> Option<&'s str> {
+    status.lines().find_map(|line| line.strip_prefix(name))
 }
 
 #[cfg(test)]
