@@ -126,6 +126,24 @@ pub(super) struct Fault {
 }
 
 impl Fault {
+    /// Takes what is known of the owner by now: the process known at first may have left, and the runtime may have
+    /// reported the container only since.
+    pub(super) fn learn_owner(&mut self, context: &Context<'_>, netns: NsInum) {
+        let is_vague = |known: &Target| {
+            known.process.is_some()
+                || known.container.as_ref().is_some_and(|container| container.name.is_none())
+        };
+        if !self.objects.target.as_deref().is_none_or(is_vague) {
+            return;
+        }
+        if let Some(target) = health::live_target(context.node, netns)
+            && let Some(owner) = GatewayOwner::of(&target, netns, self.owner.cookie)
+        {
+            self.owner = owner;
+            self.objects.target = Some(Box::new(target));
+        }
+    }
+
     /// The fault of a static entry that was deleted or replaced.
     pub(super) fn lost(context: &Context<'_>, owner: GatewayOwner, target: Target, event: &Event) -> Self {
         let neighbor = event.neighbor.as_ref();

@@ -11,7 +11,6 @@ use super::{
 use crate::diagnose::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use crate::diagnose::{CAPACITY, Context, STARTUP_GRACE};
 use crate::escape::name;
-use crate::event::wording::target_label;
 use crate::event::{CloseReason, Confidence, Neighbor, Severity, Target};
 use crate::node::containers::is_live;
 use crate::node::gateways::Gateway;
@@ -88,13 +87,7 @@ impl GatewayNeighborLost {
                 (FaultPhase::Suspected { .. }, Recheck::Persists) => {
                     fault.last = context.now;
                     if let Some(mut fault) = self.faults.remove(&key) {
-                        if let Some(target) = health::live_target(context.node, netns)
-                            && fault.objects.target.as_ref().is_none_or(|known| known.process.is_some())
-                        {
-                            // The process known at first may have left.
-                            fault.owner.label = target_label(&target).unwrap_or_default();
-                            fault.objects.target = Some(Box::new(target));
-                        }
+                        fault.learn_owner(context, netns);
                         self.open(context, key, fault, findings);
                     }
                 }

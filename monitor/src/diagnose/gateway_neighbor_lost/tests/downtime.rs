@@ -119,3 +119,22 @@ fn what_is_there_or_cannot_be_compared_is_no_loss() {
     };
     assert_eq!(after(&node, kept, restarted).kinds(), [""; 0], "another process of the same id");
 }
+
+#[test]
+fn a_container_that_the_runtime_reports_late_is_called_by_its_name() {
+    let (node, kept) = before(Some(4_097));
+    let mut again = TestNode::booted(Resume { gateways: kept, ..Resume::default() });
+    (again.tables, again.now) = (node.tables.clone(), 100 * S);
+    let tables = again.tables.get_mut(&ETCD).unwrap();
+    tables.neighbors.clear();
+    if let Some(owner) = &mut tables.owner {
+        owner.cgroup = Some(format!("/docker/{SANDBOX}"));
+    }
+    again.observe_netns(ETCD);
+    again.run_for(MS);
+    again.start(vec![etcd_sandbox()]);
+    again.run_for(30 * S);
+    let opened = again.last_incident();
+    assert!(opened.message.starts_with("pod lijiaob/etcd1-0 has lost"), "{}", opened.message);
+    assert_eq!(opened.target.as_ref().unwrap().pod.as_ref().unwrap().name.as_deref(), Some("etcd1-0"));
+}
