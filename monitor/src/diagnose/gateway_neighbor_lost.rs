@@ -367,7 +367,7 @@ impl Diagnosis for GatewayNeighborLost {
                     self.rereads.schedule(netns, context.now + NETWORK_SETUP);
                 }
             }
-            // The MAC address of a host interface changed: entries that point to the old one are wrong now.
+            // A host interface has another MAC address or bridge: entries that point to the old one are wrong now.
             Kind::LinkChanged if changes_host_lladdr(context, event) => self.schedule_check_all(context.now),
             Kind::EventsLost if event.lost.as_ref().is_some_and(|lost| lost.source == "bpf") => {
                 self.rereads.schedule_all(context.now);
@@ -455,7 +455,8 @@ impl Diagnosis for GatewayNeighborLost {
 
 fn changes_host_lladdr(context: &Context<'_>, event: &Event) -> bool {
     event.link.as_ref().is_some_and(|link| {
-        link.netns == context.node.host_netns && link.change.iter().any(|change| change == "mac")
+        link.netns == context.node.host_netns
+            && link.change.iter().any(|change| change == "mac" || change == "master")
     })
 }
 

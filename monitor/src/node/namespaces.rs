@@ -415,6 +415,12 @@ impl Namespace {
         self.unheard
     }
 
+    /// Whether an interface has an address.
+    #[must_use]
+    pub fn has_address(&self, ifindex: u32, address: IpAddr) -> bool {
+        self.addresses.iter().any(|known| known.ifindex == ifindex && known.address == address)
+    }
+
     fn name_gateways(&mut self) {
         for gateway in &self.in_use {
             let ifname = self.links.get(&gateway.0).map_or("", |link| link.ifname.as_str());

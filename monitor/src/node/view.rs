@@ -234,18 +234,35 @@ pub(crate) fn container(facts: &ContainerFacts) -> Container {
 }
 
 impl<'a> NodeView<'a> {
-    /// The correct link-layer address of a gateway, where that is certain: that of the host end of the veth pair, or of
-    /// the bridge that it is a port of, if the bridge has the gateway's address.
+    /// The correct link-layer address of a gateway, where that is certain.
     #[must_use]
     pub fn gateway_lladdr(&self, key: NeighborKey) -> Option<&'a LlAddr> {
+        self.gateway_link(key)?.mac.as_ref()
+    }
+
+    /// The link by whose address a gateway is reached, where that is certain: the host end of the veth pair, or the bridge
+    /// that it is a port of, if the bridge has the gateway's address.
+    #[must_use]
+    pub fn gateway_link(&self, key: NeighborKey) -> Option<&'a LinkFacts> {
         let end = self.host_end(key.netns, key.ifindex)?;
         let Some(bridge) = end.master else {
-            return end.mac.as_ref();
+            return Some(end);
         };
         let host = self.namespaces.get(end.netns)?;
-        let has_address =
-            host.addresses.iter().any(|known| known.ifindex == bridge && known.address == key.address);
-        host.links.get(&bridge).filter(|_| has_address)?.mac.as_ref()
+        host.links.get(&bridge).filter(|_| host.has_address(bridge, key.address))
+    }
+
+    /// The link that has the gateway's address, such as a bridge, where the host end of the pair is neither that link nor
+    /// has the address too: what answers the pod does not come back to it.
+    #[must_use]
+    pub fn unconnected_gateway(&self, key: NeighborKey) -> Option<&'a LinkFacts> {
+        let end = self.host_end(key.netns, key.ifindex)?;
+        let host = self.namespaces.get(end.netns)?;
+        let has = |ifindex| host.has_address(ifindex, key.address);
+        if has(end.ifindex) || end.master.is_some_and(has) {
+            return None;
+        }
+        host.links.values().find(|link| has(link.ifindex))
     }
 
     /// The host end of a veth pair. Links of other kinds are ignored: their peer is a lower device.

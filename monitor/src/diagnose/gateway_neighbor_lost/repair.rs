@@ -110,13 +110,13 @@ fn is_up(link: &LinkFacts) -> bool {
     link.flags & iff::UP != 0
 }
 
-/// The address of an entry that would work: where both ends of the pair are up, the route is in use, and the host answers
-/// by this address.
+/// The address of an entry that would work: where both ends of the pair and the bridge are up, the route is in use, and
+/// the host answers by this address.
 fn replaceable<'a>(node: &NodeView<'a>, fault: &Fault, key: NeighborKey) -> Option<&'a LlAddr> {
     let own = link(node, key).filter(|link| is_up(link) && fault.reason != FaultReason::Failed);
     let other = node.host_end(key.netns, key.ifindex).filter(|end| is_up(end));
-    own.and(other).filter(|_| is_in_use(node, key))?;
-    node.gateway_lladdr(key)
+    own.and(other).filter(|_| is_in_use(node, key) && node.unconnected_gateway(key).is_none())?;
+    node.gateway_link(key).filter(|link| is_up(link))?.mac.as_ref()
 }
 
 fn is_in_use(node: &NodeView<'_>, key: NeighborKey) -> bool {
@@ -140,13 +140,15 @@ pub(super) fn ruled_out(node: &NodeView<'_>, key: NeighborKey) -> Vec<String> {
     if is_up(end) {
         healthy.push(format!("its host end {} is up", name(&end.ifname)));
     }
+    let Some(gateway) = node.gateway_link(key) else { return healthy };
+    if gateway.ifindex != end.ifindex && is_up(gateway) {
+        healthy.push(format!("the bridge {} is up", name(&gateway.ifname)));
+    }
     let namespace = node.namespaces.get(key.netns);
     let former =
         namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address)?.static_lladdr.as_ref());
-    if let (Some(expected), Some(former)) = (node.gateway_lladdr(key), former)
-        && expected == former
-    {
-        healthy.push(format!("{} still has the MAC address {former} of the entry", name(&end.ifname)));
+    if let Some(former) = former.filter(|former| gateway.mac.as_ref() == Some(former)) {
+        healthy.push(format!("{} still has the MAC address {former} of the entry", name(&gateway.ifname)));
     }
     healthy
 }

@@ -59,3 +59,65 @@ fn nothing_is_to_be_done_on_an_interface_that_is_gone() {
     assert!(!commands(&node).iter().any(|command| command.contains("dev eth0")), "{:?}", commands(&node));
     assert_eq!(node.open()[0].ruled_out, [""; 0]);
 }
+
+/// The bridge of the host that has the gateway's address; the host end of the pair is a port of it.
+fn bridged() -> TestNode {
+    let mut node = TestNode::with_running_pod();
+    let host = node.tables.get_mut(&HOST).unwrap();
+    let bridge = LinkFacts {
+        ifindex: 900,
+        ifname: "docker0".into(),
+        kind: Some("bridge".into()),
+        peer: None,
+        ..host.links[0].clone()
+    };
+    host.links[0].mac = Some(LlAddr(vec![2, 0, 0, 0, 0, 9]));
+    host.links[0].master = Some(900);
+    host.links.push(bridge);
+    host.addresses.push(AddressFacts { netns: HOST, ifindex: 900, address: gateway(), prefix_len: 24 });
+    node.observe_netns(HOST);
+    node.run_for(S);
+    node.events.clear();
+    node
+}
+
+#[test]
+fn the_address_of_the_entry_is_said_of_the_bridge_that_has_it() {
+    let mut node = bridged();
+    node.delete_entry(ETCD, NeighborCause::Admin);
+    assert_eq!(
+        node.open()[0].ruled_out,
+        [
+            "eth0 is up",
+            "the default route via 169.254.1.1 is in place",
+            "its host end cali9118ebbb10b is up",
+            "the bridge docker0 is up",
+            "docker0 still has the MAC address ee:ee:ee:ee:ee:ee of the entry",
+        ]
+    );
+    assert!(repairs(&node));
+    let bridge = LinkFacts { flags: 0, ..node.tables[&HOST].links[1].clone() };
+    node.tables.get_mut(&HOST).unwrap().links[1] = bridge.clone();
+    node.observe(Fact::Link(Box::new(bridge)));
+    // The pod's namespace is read again.
+    node.run_for(2 * S);
+    assert!(!repairs(&node), "nothing passes the bridge: {:?}", commands(&node));
+}
+
+#[test]
+fn an_entry_is_not_to_be_replaced_where_the_host_end_has_left_the_bridge() {
+    let mut node = bridged();
+    let end = LinkFacts { master: None, ..node.tables[&HOST].links[0].clone() };
+    node.tables.get_mut(&HOST).unwrap().links[0] = end.clone();
+    node.observe(Fact::Link(Box::new(end)));
+    node.run_for(20 * S);
+    let open = &node.open()[0];
+    assert!(
+        open.summary.ends_with(
+            "its static ARP entry on eth0 points to ee:ee:ee:ee:ee:ee of docker0, but cali9118ebbb10b is no port of it"
+        ),
+        "{}",
+        open.summary
+    );
+    assert!(!repairs(&node), "the answers would not come back: {:?}", commands(&node));
+}
