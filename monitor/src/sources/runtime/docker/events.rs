@@ -15,15 +15,17 @@ use super::facts;
 /// What happens to a container, by its name in an engine's API.
 pub(in super::super) type Actions = &'static [(&'static str, ChangeKind)];
 
-/// Docker's names.
+/// Docker's names, and where Podman has others, its own: it filters by `died` what it then sends as `die`.
 pub(super) const ACTIONS: Actions = &[
     ("create", ChangeKind::Created),
     ("start", ChangeKind::Started),
     ("die", ChangeKind::Died),
+    ("died", ChangeKind::Died),
     ("pause", ChangeKind::Paused),
     ("unpause", ChangeKind::Unpaused),
     ("rename", ChangeKind::Other),
     ("destroy", ChangeKind::Removed),
+    ("remove", ChangeKind::Removed),
 ];
 
 /// What happens to a network that is a change of one of its containers.
@@ -81,6 +83,28 @@ mod tests {
         let seen = seen.unwrap();
         assert_eq!((seen.kind, seen.id.as_str(), seen.wall), (ChangeKind::Died, ID, 7_000_000_001));
         assert_eq!(seen.facts.unwrap().name, "web");
+    }
+
+    #[test]
+    fn podman_is_asked_for_its_own_names_and_understood() {
+        let asked = format!("{:?}", subscription(ACTIONS, 0));
+        assert!(asked.contains("died") && asked.contains("remove"), "{asked}");
+        // As Podman 4.3 sends them: it filters by "died" and writes "die".
+        for (action, kind) in
+            [("die", ChangeKind::Died), ("died", ChangeKind::Died), ("remove", ChangeKind::Removed)]
+        {
+            let seen = change(json!({
+                "status": action, "id": ID, "from": "localhost/bb:1", "Type": "container", "Action": action,
+                "Actor": {"ID": ID, "Attributes": {
+                    "containerExitCode": "0", "image": "localhost/bb:1", "name": "pw", "podId": "",
+                }},
+                "scope": "local", "time": 7, "timeNano": 7_000_000_001_i64,
+            }));
+            assert_eq!(seen.map(|seen| (seen.kind, seen.id)), Some((kind, ID.to_owned())), "{action}");
+        }
+        // That of a network is none of a container.
+        let network = json!({"Type": "network", "Action": "remove", "time": 7, "Actor": {"ID": ID}});
+        assert_eq!(change(network), None);
     }
 
     #[test]
