@@ -19,6 +19,7 @@ pub mod cgroup;
 pub mod process;
 pub mod unique;
 
+pub mod fuse;
 pub mod mount;
 pub mod netns;
 pub mod network;

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
+use kevtmon_tests::fuse::mount_served;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::process::{Finished, Running, attempt, finish, hold_by_cwd, hold_by_fd};
@@ -196,6 +197,24 @@ fn a_detached_volume_is_not_resolved_and_names_who_holds_it_still() {
         assert!(event.text("/message").contains("is still held by"), "{event}");
     }
     assert!(!kinds_of(&daemon.events(), mount.point()).contains(&"mount.released".to_owned()));
+}
+
+#[test]
+fn who_stays_in_a_file_system_of_a_server_that_is_detached_is_named() {
+    let scratch = Scratch::new();
+    let volume = scratch.path().join("volume");
+    mount_served(&volume);
+    let mut daemon = launch().start();
+    let holder = hold_by_cwd(&volume);
+    assert!(!attempt(&["umount".as_ref(), volume.as_os_str()]).status.success());
+    wait_for(&mut daemon, "mount.busy", &volume);
+    let _ = attempt(&["umount".as_ref(), "-l".as_ref(), volume.as_os_str()]).succeeded("umount -l");
+    let detached = wait_for(&mut daemon, "mount.detached", &volume);
+    for word in ["is still held by", &format!("(pid {})", holder.pid())] {
+        assert!(detached.text("/message").contains(word), "{word} in {detached}");
+    }
+    // Who came between the two looks cannot be known.
+    detached.expect("/holders_complete", false);
 }
 
 #[test]

@@ -80,7 +80,7 @@ impl ScanTargets<'_> {
 }
 
 /// File systems on which statx(2) for no attribute asks no server. NFS only looks at its cache (`nfs_weak_revalidate`).
-fn answers_at_once(fstype: &str) -> bool {
+pub(super) fn answers_at_once(fstype: &str) -> bool {
     is_local(fstype) || is_fuse(fstype) || matches!(fstype, "nfs" | "nfs4")
 }
 

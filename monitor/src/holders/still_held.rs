@@ -1,8 +1,9 @@
 //! Who still uses a mount that was detached: the holders of the last scan go in, those that hold on come out.
 //!
 //! Only their processes are read. Nothing is mounted any more, so the kernel shows their files from the root of the
-//! detached mount; descriptors keep its id. A current directory is told from one of the same name elsewhere by its
-//! device, which is read on local file systems only: a server that is gone would block it.
+//! detached mount; descriptors keep its id. A current directory is told from one of the same name elsewhere by the id of
+//! its mount, or, before Linux 5.8, by its device, which is read on local file systems only: a server that is gone would
+//! block it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +12,7 @@ use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::sys::stat::fstatat;
 use serde::{Deserialize, Serialize};
 
-use super::pins::{is_device, mapped_file};
+use super::pins::{answers_at_once, is_device, mapped_file};
 use super::resolve::is_local;
 use super::{Deadline, Holder, HolderReport};
 use crate::observation::{Access, MountFacts, Verdict};
@@ -64,11 +65,11 @@ pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Dead
             }
         }
     }
+    report.blind_spot(None, "who did not hold it before it was detached was not looked at");
     let in_it = |holder: &Holder| !matches!(holder.access, Access::Mount | Access::ChildMount);
-    report.verdict = match (&report.holders[..], report.complete) {
-        ([], true) => Verdict::Transient,
-        ([], false) => Verdict::Incomplete,
-        (holders, _) if holders.iter().any(in_it) => Verdict::Processes,
+    report.verdict = match &report.holders[..] {
+        [] => Verdict::Incomplete,
+        holders if holders.iter().any(in_it) => Verdict::Processes,
         _ => Verdict::MountNamespace,
     };
     report
@@ -108,6 +109,11 @@ fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts) -> Opt
             };
             if process.link(name, &mut buffer).ok()? != now {
                 return Some(false);
+            }
+            if answers_at_once(&mount.fstype)
+                && let Ok(Some(id)) = process.mount_of(name)
+            {
+                return Some(id == mount.id);
             }
             if !is_local(&mount.fstype) {
                 return None;
