@@ -3,11 +3,14 @@
 //! Waking the reader costs the task that runs the program more than all the rest of it, so a record is submitted
 //! without a wake-up unless the reader has set `ARMED`, which it does before it sleeps.
 
-use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, BPF_RB_PROD_POS};
+use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, BPF_RB_PROD_POS};
 use aya_ebpf::helpers::generated::{bpf_ringbuf_output, bpf_ringbuf_query};
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, PerCpuArray, RingBuf};
 use kevtmon_ebpf::{COUNTERS, Counter};
+
+use crate::lanes::LIMITS;
+use crate::memory::volatile;
 
 /// Size is set by the daemon at load.
 #[map]
@@ -32,13 +35,44 @@ pub(crate) fn count(counter: Counter) {
 /// Bytes that were ever written to the ring.
 #[inline(always)]
 pub(crate) fn position() -> u64 {
+    query(BPF_RB_PROD_POS)
+}
+
+#[inline(always)]
+fn query(what: u32) -> u64 {
     // SAFETY: the helper only reads the ring's own positions.
-    unsafe { bpf_ringbuf_query((&raw const EVENTS).cast_mut().cast(), u64::from(BPF_RB_PROD_POS)) }
+    unsafe { bpf_ringbuf_query((&raw const EVENTS).cast_mut().cast(), u64::from(what)) }
+}
+
+/// How much of the ring may be filled when a record is written, in eighths: what others can cause in any number must
+/// leave room for what they cannot. One ring for all keeps the order.
+#[derive(Clone, Copy)]
+pub(crate) enum Room {
+    /// What unprivileged users do among themselves.
+    Unprivileged = 4,
+    /// Neighbor entries of the host and of containers.
+    Namespace = 5,
+    /// Those of known gateways.
+    Gateway = 6,
+    /// Unmount attempts by root.
+    Mount = 8,
+}
+
+impl Room {
+    #[inline(always)]
+    fn is_left(self) -> bool {
+        let full = volatile(&raw const LIMITS.ring_bytes);
+        query(BPF_RB_AVAIL_DATA) <= full / 8 * self as u64
+    }
 }
 
 /// Reserves room for a `T`, lets `fill` write every byte of it, and submits it.
 #[inline(always)]
-pub(crate) fn record<T: 'static>(lost: Counter, fill: impl FnOnce(*mut T)) -> bool {
+pub(crate) fn record<T: 'static>(room: Room, lost: Counter, fill: impl FnOnce(*mut T)) -> bool {
+    if !room.is_left() {
+        count(lost);
+        return false;
+    }
     let Some(mut entry) = EVENTS.reserve::<T>(0) else {
         count(lost);
         return false;
@@ -50,7 +84,10 @@ pub(crate) fn record<T: 'static>(lost: Counter, fill: impl FnOnce(*mut T)) -> bo
 
 /// Copies the first `len` bytes of a record that is too large to reserve.
 #[inline(always)]
-pub(crate) fn copied<T: 'static>(lost: Counter, record: *mut T, len: u64) {
+pub(crate) fn copied<T: 'static>(room: Room, lost: Counter, record: *mut T, len: u64) {
+    if !room.is_left() {
+        return count(lost);
+    }
     // SAFETY: the caller's buffer holds a `T`, and `len` does not pass its size.
     let result =
         unsafe { bpf_ringbuf_output((&raw const EVENTS).cast_mut().cast(), record.cast(), len, wakeup()) };

@@ -12,9 +12,9 @@ macro_rules! offset {
 }
 pub(crate) use offset;
 
-/// The daemon writes the offsets before load: a plain read would be folded to the zeros that the compiler sees.
+/// The daemon writes these before load: a plain read would be folded to what the compiler sees.
 #[inline(always)]
-pub(crate) fn volatile(field: *const u32) -> u32 {
+pub(crate) fn volatile<T: Copy>(field: *const T) -> T {
     // SAFETY: `field` points into a static.
     unsafe { core::ptr::read_volatile(field) }
 }

@@ -8,13 +8,15 @@ use aya_ebpf::helpers::generated::bpf_ktime_get_boot_ns;
 use aya_ebpf::macros::btf_tracepoint;
 use aya_ebpf::programs::BtfTracePointContext;
 use aya_log_ebpf::debug;
+use kevtmon_ebpf::lanes::GatewayKey;
 use kevtmon_ebpf::neighbor::{
     KIND_NEIGHBOR, LLADDR_CAPACITY, NeighborOffsets, NeighborRecord, counter, device_mark, operation,
 };
 use kevtmon_ebpf::task::TaskId;
 use kevtmon_ebpf::{Counter, Header, MISSING};
 
-use crate::emit;
+use crate::emit::{self, Room};
+use crate::lanes;
 use crate::memory::{Kernel, Structure as _, Typed, offset};
 use crate::task::{self, Program};
 
@@ -26,7 +28,7 @@ const PERMANENT: u8 = 0x80;
 const LEARNED: u8 = 0x02 | 0x04 | 0x08 | 0x10;
 /// `NEIGH_UPDATE_F_OVERRIDE` of include/net/neighbour.h, bit 0 in every version.
 const OVERRIDE: u32 = 1;
-const AF_INET: u16 = 2;
+const AF_INET: u32 = 2;
 
 /// Written by the daemon before load.
 #[unsafe(export_name = "NEIGHBOR_OFFSETS")]
@@ -71,14 +73,8 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
         }
         change.operation = operation::CHANGED;
     }
-    match task::current_typed(Program::NeighUpdate) {
-        Some(task) => {
-            task::send_details(task);
-            debug!(&ctx, "neigh_update {:x} -> {:x} by {}", old_state, new_state, task.id().tgid);
-            send(neighbour, task.id(), &change);
-        }
-        None => send(neighbour, &task::NO_TASK, &change),
-    }
+    debug!(&ctx, "neigh_update {:x} -> {:x}", old_state, new_state);
+    report(neighbour, Program::NeighUpdate, &change);
     0
 }
 
@@ -103,14 +99,8 @@ fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
         new_lladdr: Kernel(0),
         netlink_port: 0,
     };
-    match task::current_typed(Program::NeighCleanup) {
-        Some(task) => {
-            task::send_details(task);
-            debug!(&ctx, "cleanup of permanent entry by {}", task.id().tgid);
-            send(neighbour, task.id(), &change);
-        }
-        None => send(neighbour, &task::NO_TASK, &change),
-    }
+    debug!(&ctx, "cleanup of permanent entry");
+    report(neighbour, Program::NeighCleanup, &change);
     0
 }
 
@@ -128,9 +118,62 @@ fn neigh_timer_handler(ctx: BtfTracePointContext) -> i32 {
             new_lladdr: Kernel(0),
             netlink_port: 0,
         };
-        send(neighbour, &task::NO_TASK, &change);
+        report_without_task(neighbour, &change);
     }
     0
+}
+
+#[inline(always)]
+fn report(neighbour: Typed, program: Program, change: &Change) {
+    let Some(task) = task::current_typed(program) else {
+        return report_without_task(neighbour, change);
+    };
+    if let Some(room) = room_for(neighbour, task.id()) {
+        task::send_details(task, room);
+        send(neighbour, task.id(), change, room);
+    }
+}
+
+#[inline(always)]
+fn report_without_task(neighbour: Typed, change: &Change) {
+    if let Some(room) = room_for(neighbour, &task::NO_TASK) {
+        send(neighbour, &task::NO_TASK, change, room);
+    }
+}
+
+/// `None` if it is over the budget of its source, and counted.
+#[inline(always)]
+fn room_for(neighbour: Typed, id: &TaskId) -> Option<Room> {
+    let device = neighbour.follow(offset!(neighbour_dev));
+    let netns = device.follow(offset!(net_device_nd_net));
+    let mut entry = GatewayKey {
+        netns: netns.get(offset!(net_ns_inum)),
+        ifindex: device.get(offset!(net_device_ifindex)),
+        address: [0; 16],
+    };
+    // SAFETY: the whole key is written.
+    unsafe { put_address(neighbour, &raw mut entry.address) };
+    lanes::neighbor(&entry, netns.follow(offset!(net_user_ns)), id)
+}
+
+/// Writes the address, with zeros behind it.
+///
+/// # Safety
+/// `into` must be valid for writes.
+#[inline(always)]
+unsafe fn put_address(neighbour: Typed, into: *mut [u8; 16]) {
+    let family: u32 = neighbour.follow(offset!(neighbour_tbl)).get(offset!(neigh_table_family));
+    // An array without a size, at the end: not within the structure that the verifier knows.
+    let key = neighbour.untyped();
+    // SAFETY: by the caller's promise.
+    unsafe {
+        if family == AF_INET {
+            *into = [0; 16];
+            key.put(offset!(neighbour_primary_key), into.cast::<[u8; 4]>());
+        } else {
+            key.put(offset!(neighbour_primary_key), into);
+        }
+    }
 }
 
 #[inline(always)]
@@ -163,9 +206,9 @@ fn differs(neighbour: Typed, lladdr: Kernel) -> bool {
 }
 
 #[inline(always)]
-fn send(neighbour: Typed, id: &TaskId, change: &Change) {
+fn send(neighbour: Typed, id: &TaskId, change: &Change, room: Room) {
     let device = neighbour.follow(offset!(neighbour_dev));
-    let family = neighbour.follow(offset!(neighbour_tbl)).get::<u32>(offset!(neigh_table_family)) as u16;
+    let family: u32 = neighbour.follow(offset!(neighbour_tbl)).get(offset!(neigh_table_family));
     let list = offset!(net_device_unreg_list);
     let queued: u64 = device.get(list);
     let unregistering = queued != 0 && queued != device.0 + u64::from(list);
@@ -184,7 +227,7 @@ fn send(neighbour: Typed, id: &TaskId, change: &Change) {
         let references: u32 = netns.get(offset!(net_references));
         marks |= if references == 0 { device_mark::NETNS_ENDED } else { device_mark::NETNS_ALIVE };
     }
-    emit::record::<NeighborRecord>(counter::RING_FULL, |record| {
+    emit::record::<NeighborRecord>(room, counter::RING_FULL, |record| {
         // SAFETY: the ring gave memory for a whole, aligned record, and every field is written.
         unsafe {
             (*record).header = Header { kind: KIND_NEIGHBOR, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
@@ -193,21 +236,14 @@ fn send(neighbour: Typed, id: &TaskId, change: &Change) {
             (*record).ifindex = device.get(offset!(net_device_ifindex));
             (*record).device_flags = device.get(offset!(net_device_flags));
             (*record).netlink_port = change.netlink_port;
-            (*record).family = family;
+            (*record).family = family as u16;
             (*record).operation = change.operation;
             (*record).old_state = change.old_state;
             (*record).new_state = change.new_state;
             (*record).lladdr_len = device.get(offset!(net_device_addr_len));
             (*record).device_marks = marks;
             (*record).has_new_lladdr = u8::from(change.new_lladdr.0 != 0);
-            // An array without a size, at the end: not within the structure that the verifier knows.
-            let key = neighbour.untyped();
-            if family == AF_INET {
-                (*record).address = [0; 16];
-                key.put(offset!(neighbour_primary_key), (&raw mut (*record).address).cast::<[u8; 4]>());
-            } else {
-                key.put(offset!(neighbour_primary_key), &raw mut (*record).address);
-            }
+            put_address(neighbour, &raw mut (*record).address);
             neighbour.copy::<u32, 5>(offset!(neighbour_ha), (&raw mut (*record).lladdr).cast());
             change.new_lladdr.put(0, &raw mut (*record).new_lladdr);
             let address: u64 = device.get(offset!(net_device_dev_addr));

@@ -14,7 +14,7 @@ use kevtmon_ebpf::task::{
 };
 use kevtmon_ebpf::{Header, MISSING};
 
-use crate::emit;
+use crate::emit::{self, Room};
 use crate::memory::{Kernel, Structure, Typed, copy_arguments, offset, walk_names};
 use crate::path::Place;
 
@@ -189,9 +189,9 @@ fn cgroup_v2<S: Structure>(task: S) -> Option<S> {
     Some(task.follow(offset!(task_cgroups)).follow(offset!(css_set_dfl_cgrp)).follow(offset!(cgroup_kn)))
 }
 
-/// Sends the details of a task, unless that was done before.
+/// Sends the details of a task, unless that was done before; they belong to the record that needs them.
 #[inline(always)]
-pub(crate) fn send_details(task: Task) {
+pub(crate) fn send_details(task: Task, room: Room) {
     // SAFETY: a slot of the map, which `identify` filled.
     let identity = unsafe { &(*task.current).identity };
     let position = emit::position();
@@ -200,7 +200,7 @@ pub(crate) fn send_details(task: Task) {
     if sent.is_some_and(|sent| position.wrapping_sub(*sent) < RESEND_AFTER_BYTES) {
         return;
     }
-    if emit::record::<TaskRecord>(counter::RING_FULL, |record| fill(record, task.address, task.id())) {
+    if emit::record::<TaskRecord>(room, counter::RING_FULL, |record| fill(record, task.address, task.id())) {
         let _ = TASKS_SENT.insert(identity, position, 0);
     }
 }

@@ -20,10 +20,10 @@ use kevtmon_ebpf::umount::{
     DirectoryRecord, KIND_UMOUNT, PATH_CAPACITY, UmountOffsets, UmountRecord, call_mark, counter,
 };
 
-use crate::emit;
 use crate::memory::{Kernel, Structure as _, offset};
 use crate::path::Place;
 use crate::task::{self, Program};
+use crate::{emit, lanes};
 
 const EBUSY: i64 = -16;
 
@@ -111,7 +111,7 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
     let Some(task) = task::current(Program::Umount) else {
         return 0;
     };
-    let Some(record) = SCRATCH.get_ptr_mut(0) else {
+    let (Some(room), Some(record)) = (lanes::umount(&task), SCRATCH.get_ptr_mut(0)) else {
         return 0;
     };
     // SAFETY: the slot holds a whole record, and tracepoints of system calls do not nest on a CPU with
@@ -124,10 +124,10 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
         (*record).reserved = 0;
         // What has many branches comes last: each would multiply the paths that the verifier walks.
         add_directories(record, &start, task.address);
-        task::send_details(task);
+        task::send_details(task, room);
         let len = add_path(record, &start);
         (*record).path_len = len as u32;
-        emit::copied(counter::RING_FULL, record, UmountRecord::HEAD as u64 + len);
+        emit::copied(room, counter::RING_FULL, record, UmountRecord::HEAD as u64 + len);
     }
     0
 }

@@ -1,6 +1,7 @@
 //! Assembles and runs the pipeline: observations from the sources to the core, events from the core to the sinks,
 //! requests from the core to the sources.
 
+mod lanes;
 mod order;
 mod programs;
 mod signals;
@@ -43,6 +44,7 @@ use crate::sources::procfs::readers::Readers;
 use crate::sources::{Sender, observed_now};
 use crate::store::{self, PreviousRun};
 
+use lanes::Touched;
 use programs::Reading;
 use signals::Signals;
 use startup::{Servers, Sources, own_files, start_recorder};
@@ -174,6 +176,7 @@ pub async fn run(
         kubelets,
         observations: tx.clone(),
         readers,
+        lanes: None,
         replies: VecDeque::new(),
         config,
         offset_ns: realtime_offset_ns(),
@@ -200,6 +203,8 @@ struct Daemon {
     kubelets: KubeletFinder,
     observations: Sender,
     readers: Readers,
+    /// What the kernel programs know of the model; `None` without programs.
+    lanes: Option<bpf::Lanes>,
     /// Answers that need no waiting, and the observation that is processed.
     replies: VecDeque<Observation>,
     config: Config,
@@ -284,7 +289,9 @@ impl Daemon {
         while let Some(observation) = self.replies.pop_front() {
             self.metrics.observation(&observation);
             self.recorder.record(&observation, &self.core);
+            let touched = Touched::by(&observation.fact);
             self.core.observe(observation);
+            self.update_lanes(touched);
             for output in self.core.take_output().collect::<Vec<_>>() {
                 match output {
                     Output::Event(event) => self.emit(*event),
@@ -417,7 +424,8 @@ impl Daemon {
     /// Starts to read the programs' records, and observes the status of every hook.
     fn start_hooks(&mut self, hooks: LoadedHooks, host_netns: NsInum, tx: &Sender) -> Option<Reading> {
         self.metrics.export_zero_losses(bpf::loss_reasons());
-        let reading = hooks.programs.map(|programs| {
+        let reading = hooks.programs.map(|mut programs| {
+            self.lanes = programs.take_lanes();
             let counts = programs.counts();
             self.metrics.set_kernel_counters(Box::new(move || counts()));
             Reading::start(programs, self.readers.clone(), host_netns, tx.clone())

@@ -33,7 +33,7 @@ pub use net::{
 pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
 pub(crate) use runtime::source_or;
 pub use runtime::{ContainerFacts, ContainerState, PodIdentity, PodProof};
-pub use source::{Loss, SourceKind, SourceStatus};
+pub use source::{KnownNetns, Lane, Loss, SourceKind, SourceStatus, Throttled};
 
 /// One fact from one source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -169,6 +169,8 @@ pub enum Fact {
     },
     /// A source lost records.
     Lost(Loss),
+    /// The kernel programs counted what was over a budget.
+    Throttled(Throttled),
     /// An earlier run of the daemon in this boot ended; what came after it was not observed.
     Restarted {
         /// When it was last alive.

@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Scratch;
@@ -246,7 +246,7 @@ fn a_full_disk_behind_the_standard_output_is_survived() {
 fn what_a_slow_reader_cannot_take_is_discarded_and_counted() {
     const TIMES: u32 = 20_000;
     let pod = Pod::new();
-    let mut daemon = launch().read_later().spawn();
+    let mut daemon = launch().config(WITHOUT_BUDGETS).read_later().spawn();
     eventually!(daemon.get("/readyz").is_some_and(|answer| answer.status == 200), "the daemon is ready");
     let address = kevtmon_tests::unique::address(91);
     let entry = address.parse().expect("an address");

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::pod::Pod;
@@ -57,7 +57,7 @@ fn whoever_does_not_read_is_cut_off_and_two_hundred_others_get_everything() {
     // No storm of another test may take room in a queue of which every event is counted here.
     let _exclusive = Exclusive::take();
     let pod = Pod::new();
-    let mut daemon = launch().start();
+    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
     let socket = daemon.socket();
     let mut never = Stream::open(&socket, "");
     let mut slow = Stream::open(&socket, "");

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::pod::Pod;
@@ -57,7 +57,7 @@ fn bursts(daemon: &mut Daemon, pod: &Pod, seconds: f64) -> u32 {
 fn an_incident_that_is_open_when_the_daemon_is_killed_in_a_burst_goes_on() {
     let (pod, other) = (Pod::new(), Pod::new());
     let sandbox = PodSandbox::of(&pod);
-    let mut daemon = launch().start();
+    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
     pod.delete_gateway();
     let opened = wait_for(&mut daemon, "incident.opened", &sandbox);
     opened.expect("/target/pod/uid", sandbox.uid());

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use kevtmon_tests::daemon::{Daemon, Launch, launch, program};
+use kevtmon_tests::daemon::{Daemon, Launch, WITHOUT_BUDGETS, launch, program};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
@@ -47,7 +47,7 @@ fn a_daemon_that_is_killed_in_a_storm_loses_its_last_second_at_most() {
     // The daemons of other tests would discard events of such a storm.
     let _exclusive = Exclusive::take();
     let pod = Pod::new();
-    let mut daemon = launch().start();
+    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
     let storm = Storm::of(&pod, 0..20);
     let size = || daemon.metrics().count("kevtmon_store_bytes", &[]);
     eventually!(size() > 1_000_000.0, "the store fills");
@@ -108,7 +108,8 @@ fn the_size_limits_hold_in_a_storm() {
     // Other tests would miss what a storm of this size makes the kernel lose.
     let _exclusive = Exclusive::take();
     let pod = Pod::new();
-    let daemon = launch().config("[store]\nmax_mib = 8\n[recorder]\nmax_mib = 4\n").start();
+    let config = format!("{WITHOUT_BUDGETS}[store]\nmax_mib = 8\n[recorder]\nmax_mib = 4\n");
+    let daemon = launch().config(&config).start();
     let emitted = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
     let (mut store, mut recorder) = (0, 0);
     for chunk in 1..=CHUNKS {

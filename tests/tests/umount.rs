@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use kevtmon_tests::daemon::launch;
+use kevtmon_tests::daemon::{WITHOUT_BUDGETS, launch};
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::patience::patience;
@@ -81,7 +81,7 @@ fn calls_that_block_hide_no_other_call() {
     let scratch = Scratch::new();
     let mount = Mount::new();
     let holder = hold_by_cwd(mount.point());
-    let mut daemon = launch().start();
+    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
     let counted = |daemon: &kevtmon_tests::daemon::Daemon| {
         daemon.metrics().count("kevtmon_kernel_mount_busy_total", &[("syscall", "umount2")])
     };
@@ -103,7 +103,7 @@ fn a_path_that_its_caller_overwrites_during_the_call_is_not_believed() {
     let scratch = Scratch::new();
     let mounts = ["a", "b"].map(|name| Mount::at(&scratch.path().join(name)));
     let holders = mounts.each_ref().map(|mount| hold_by_cwd(mount.point()));
-    let mut daemon = launch().start();
+    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
     let text = format!("{}\0", mounts[0].point().display()).into_bytes();
     let path: Vec<AtomicU8> = text.into_iter().map(AtomicU8::new).collect();
     let last = path.len() - 2;

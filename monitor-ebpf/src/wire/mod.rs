@@ -1,9 +1,10 @@
-//! The layouts: `task` for what every hook sends, then one file per hook, which holds the hook's number, its
-//! records and its counters.
+//! The layouts: `task` for what every hook sends, `lanes` for how much of it, then one file per hook, which holds the
+//! hook's number, its records and its counters.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 mod counter;
+pub mod lanes;
 pub mod neighbor;
 pub mod task;
 pub mod umount;
@@ -15,6 +16,9 @@ pub const MISSING: u32 = u32::MAX;
 
 /// How many numbers there are for hooks.
 const HOOKS: u32 = 16;
+
+/// Stands for what all hooks share.
+const SHARED: HookId = HookId::new(0);
 
 /// Number of a hook. It keeps the kinds of its records and its counters apart from those of all others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

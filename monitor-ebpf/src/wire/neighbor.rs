@@ -126,6 +126,7 @@ pub struct NeighborOffsets {
     pub net_device_ip_ptr: u32,
     pub in_device_ifa_list: u32,
     pub net_ns_inum: u32,
+    pub net_user_ns: u32,
     /// The references that keep a namespace alive.
     pub net_references: u32,
     /// Not an offset: the bit `NEIGH_UPDATE_F_ADMIN`, 7 since 5.16, 31 before.
@@ -134,5 +135,5 @@ pub struct NeighborOffsets {
 
 impl NeighborOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 19]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 20]);
 }

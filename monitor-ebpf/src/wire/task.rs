@@ -2,16 +2,15 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{Counter, Header, HookId};
-
-const SHARED: HookId = HookId::new(0);
+use super::{Header, SHARED};
 
 /// `Header::kind` of a [`TaskRecord`].
 pub const KIND_TASK: u32 = SHARED.kind(0);
 
 /// What is counted about tasks.
 pub mod counter {
-    use super::{Counter, SHARED};
+    use super::SHARED;
+    use crate::Counter;
 
     /// Records for which the ring had no room.
     pub const RING_FULL: Counter = SHARED.counter(0);
@@ -170,6 +169,9 @@ pub struct TaskOffsets {
     pub cred_euid: u32,
     pub cred_user_ns: u32,
     pub user_namespace_inum: u32,
+    pub user_namespace_parent: u32,
+    pub user_namespace_level: u32,
+    pub user_namespace_owner: u32,
     pub mm_arg_start: u32,
     pub mm_arg_end: u32,
     pub mm_exe_file: u32,
@@ -201,5 +203,5 @@ pub struct TaskOffsets {
 
 impl TaskOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 48]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 51]);
 }

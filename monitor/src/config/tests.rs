@@ -73,6 +73,8 @@ roots = ["/data/kubelet"]
 neighbor = "netlink"
 umount = "off"
 ring_kib = 512
+source_rate = 500
+source_burst = 1000
 
 [incidents]
 THRESHOLDS

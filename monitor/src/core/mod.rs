@@ -16,7 +16,9 @@ use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
-use crate::observation::{BootNs, Fact, NsInum, Observation, Request, Source, SourceStatus, source_or};
+use crate::observation::{
+    BootNs, Fact, KnownNetns, NsInum, Observation, Request, Source, SourceStatus, source_or,
+};
 use crate::settings::Settings;
 
 mod container;
@@ -30,6 +32,7 @@ mod pending;
 mod saved;
 pub mod state;
 mod status;
+mod throttled;
 
 use pending::Pending;
 pub use saved::Saved;
@@ -145,6 +148,7 @@ impl Core {
             }
             Fact::Source(status) => self.source(at, status),
             Fact::Lost(loss) => self.lost(at, &loss),
+            Fact::Throttled(throttled) => self.throttled(at, &throttled),
             Fact::Restarted { last_alive } => self.restarted(at, last_alive),
             Fact::Resync { .. } => {}
             Fact::Tick => self.tick(at),
@@ -178,6 +182,27 @@ impl Core {
             known.extend_from_slice(&self.previous_entries);
         }
         known
+    }
+
+    /// What the kernel programs are to know of a namespace: it is in the model, and the host's or a container's.
+    #[must_use]
+    pub fn known_netns(&self, netns: NsInum) -> Option<KnownNetns> {
+        let namespace = self.namespaces.get(netns)?;
+        if namespace.foreign_userns && self.containers.in_netns(netns).is_none() {
+            return None;
+        }
+        let in_use = namespace.gateways_in_use();
+        let others = namespace.gateways().map(|(ifindex, address, _)| (ifindex, address));
+        let others = others.filter(|gateway| !in_use.contains(gateway));
+        Some(KnownNetns {
+            foreign_userns: namespace.foreign_userns,
+            gateways: in_use.iter().copied().chain(others).collect(),
+        })
+    }
+
+    /// The namespaces of all containers that live.
+    pub fn container_namespaces(&self) -> impl Iterator<Item = NsInum> {
+        self.containers.live_netns().map(|(netns, _)| netns)
     }
 
     /// Whether every source has reported its status.

@@ -25,6 +25,7 @@ mod route;
 mod schema;
 mod shared;
 mod subject;
+mod throttled;
 mod time;
 pub(crate) mod wording;
 
@@ -42,6 +43,7 @@ pub use shared::SharedEvent;
 pub use subject::{
     Actor, ActorSource, AncestorRef, Confidence, Container, Join, Pod, Target, TargetProcess, UserNamespace,
 };
+pub use throttled::Throttled;
 pub use time::WallClock;
 
 /// Version of the schema, in every event.
@@ -58,6 +60,8 @@ kind::kinds! {
     DaemonStopping = "daemon.stopping",
     /// Records were lost.
     EventsLost = "events.lost",
+    /// A source was over its budget: what it did was counted and not reported one by one.
+    EventsThrottled = "events.throttled",
     /// A permanent entry was set.
     NeighborAdded = "neighbor.added",
     /// A permanent entry got another address or lost its permanence.
@@ -168,6 +172,9 @@ pub struct Event {
     /// What was lost or discarded, for `events.lost`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost: Option<Lost>,
+    /// What was over a budget, for `events.throttled`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub throttled: Option<Box<Throttled>>,
     /// The diagnosis, for `incident.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub incident: Option<Box<Incident>>,
@@ -204,6 +211,7 @@ impl Event {
             holders_unreadable: Vec::new(),
             holders_verdict: None,
             lost: None,
+            throttled: None,
             incident: None,
             daemon: None,
         }
@@ -241,6 +249,7 @@ impl Event {
             object(self.mount.as_deref()),
             object(self.holders.as_ref()),
             object(self.lost.as_ref()),
+            object(self.throttled.as_deref()),
             object(self.incident.as_deref()),
             object(self.daemon.as_ref()),
         ]

@@ -14,6 +14,8 @@ pub enum KernelMetric {
     NeighborDeletions,
     /// Calls refused because a mount is busy, by `syscall`.
     MountBusy,
+    /// Records over the budget of their source, by `lane`.
+    Throttled,
 }
 
 /// A counter as it was read.
@@ -34,6 +36,7 @@ pub(super) type ReadKernel = Box<dyn Fn() -> Vec<KernelCount> + Send + Sync>;
 pub(super) struct KernelMetrics {
     pub(super) neighbor_deletions: IntCounterVec,
     pub(super) mount_busy: IntCounterVec,
+    pub(super) throttled: IntCounterVec,
     pub(super) read: Mutex<Option<ReadKernel>>,
 }
 
@@ -50,6 +53,11 @@ impl KernelMetrics {
                 "Calls refused because a mount is busy, counted in the kernel.",
                 &["syscall"],
             )?,
+            throttled: registrar.counters(
+                "kevtmon_events_throttled_total",
+                "Kernel events over the budget of their source, counted in the kernel and not reported one by one.",
+                &["lane"],
+            )?,
             read: Mutex::default(),
         })
     }
@@ -58,10 +66,12 @@ impl KernelMetrics {
     pub(super) fn set(&self, counts: &[KernelCount]) {
         self.neighbor_deletions.reset();
         self.mount_busy.reset();
+        self.throttled.reset();
         for count in counts {
             let metric = match count.metric {
                 KernelMetric::NeighborDeletions => &self.neighbor_deletions,
                 KernelMetric::MountBusy => &self.mount_busy,
+                KernelMetric::Throttled => &self.throttled,
             };
             metric.with_label_values(count.labels).inc_by(count.value);
         }

@@ -47,6 +47,10 @@ fn used() -> Metrics {
             count(KernelMetric::NeighborDeletions, &["noarp", "admin"], 0),
             count(KernelMetric::NeighborDeletions, &["noarp", "collateral"], 0),
             count(KernelMetric::MountBusy, &["umount2"], 5),
+            count(KernelMetric::Throttled, &["namespace"], 0),
+            count(KernelMetric::Throttled, &["owner"], 6),
+            count(KernelMetric::Throttled, &["unknown"], 0),
+            count(KernelMetric::Throttled, &["umount"], 0),
         ]
     }));
     metrics.export_zero_losses(crate::sources::bpf::loss_reasons());

@@ -180,6 +180,16 @@ impl Tasks {
         }
     }
 
+    /// The path of the control group with these ids, if a task in it is known.
+    #[must_use]
+    pub fn cgroup(&self, cgroup_v1: u32, cgroup_v2: u32) -> Option<&str> {
+        let mut inside = self.known.values().map(|known| &known.facts).filter(|facts| {
+            (facts.place.cgroup_v1, facts.place.cgroup_v2) == (cgroup_v1, cgroup_v2)
+                && (cgroup_v1, cgroup_v2) != (0, 0)
+        });
+        inside.find_map(|facts| facts.cgroup.as_deref())
+    }
+
     fn next_use(&self) -> u64 {
         self.uses.set(self.uses.get() + 1);
         self.uses.get()

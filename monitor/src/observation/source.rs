@@ -1,6 +1,10 @@
 //! What a source reports about itself: what it is, whether it delivers, and what it lost.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
+
+use super::{BootNs, NsInum};
 
 /// What a source integrates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +94,71 @@ pub struct Loss {
     pub reason: String,
     /// How many; `None` if unknown.
     pub count: Option<u64>,
+}
+
+/// What has a budget of its own in the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Lane {
+    /// Neighbor changes in one namespace of the host or of a container, by one control group.
+    Namespace,
+    /// Neighbor changes in all namespaces of one unprivileged user.
+    Owner,
+    /// What is not told apart: neighbor changes in other user namespaces of root's that are no known container's, and the
+    /// sources for which there was no room.
+    Unknown,
+    /// Unmount attempts of one user, of root by control group.
+    Umount,
+}
+
+impl Lane {
+    /// As in events and metric labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Namespace => "namespace",
+            Self::Owner => "owner",
+            Self::Unknown => "unknown",
+            Self::Umount => "umount",
+        }
+    }
+}
+
+/// What one source did beyond its budget: the kernel programs counted it, and wrote no records.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Throttled {
+    /// Whose budget it was.
+    pub lane: Lane,
+    /// The network namespace, where it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns: Option<NsInum>,
+    /// The user in the initial user namespace, where it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// The control groups of the tasks, where they are the same; 0 for none.
+    #[serde(default)]
+    pub cgroup_v1: u32,
+    /// In the v2 hierarchy.
+    #[serde(default)]
+    pub cgroup_v2: u32,
+    /// The process of the last record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_tgid: Option<u32>,
+    /// Records that were not written.
+    pub count: u64,
+    /// The first one.
+    pub from: BootNs,
+    /// The last one.
+    pub until: BootNs,
+}
+
+/// What the kernel programs are to know of a network namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KnownNetns {
+    /// Whether another user namespace than the host's owns it.
+    pub foreign_userns: bool,
+    /// Interface and address of its default gateways, those in use first.
+    pub gateways: Vec<(u32, IpAddr)>,
 }
 
 #[cfg(test)]

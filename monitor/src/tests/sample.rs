@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::event::{
     Actor, ActorSource, AncestorRef, Confidence, Container, Daemon, Event, Join, Kind, Link, LinkPeer, Lost,
-    Mount, MountHolder, Neighbor, Pod, Route, Severity, Target, Unreadable, Volume,
+    Mount, MountHolder, Neighbor, Pod, Route, Severity, Target, Throttled, Unreadable, Volume,
 };
 use crate::observation::{Access, MountIdentity, Verdict};
 
@@ -15,6 +15,7 @@ pub(crate) fn all() -> Vec<Event> {
         link(Severity::Info),
         route(),
         lost(),
+        throttled(),
         daemon(Severity::Notice),
         container_exited(),
     ]
@@ -239,6 +240,30 @@ pub(crate) fn lost() -> Event {
             to: Some("2026-01-02T03:04:05.000000000Z".into()),
         }),
         ..plain(Kind::EventsLost, Severity::Warning, "1234 records lost: the ring buffer was full")
+    }
+}
+
+fn throttled() -> Event {
+    Event {
+        target: Some(Box::new(Target::unknown(Join::Host))),
+        throttled: Some(Box::new(Throttled {
+            lane: "namespace".into(),
+            count: 12_345,
+            from: "2026-01-02T03:04:01.000000000Z".into(),
+            to: "2026-01-02T03:04:05.000000000Z".into(),
+            netns: Some(4_026_531_833),
+            uid: Some(1000),
+            cgroup: Some("/system.slice/storm.service".into()),
+            unit: Some("storm.service".into()),
+            container: Some(container()),
+            pod: Some(Pod { claimed: true, sandbox_id: Some("6".repeat(64)), ..pod() }),
+            last_pid: Some(28997),
+        })),
+        ..plain(
+            Kind::EventsThrottled,
+            Severity::Warning,
+            "beyond the budget of one source, and only counted: 12345 neighbor changes of the host by storm.service",
+        )
     }
 }
 

@@ -20,7 +20,7 @@ pub(super) fn neighbors(binary: &Path) -> Result<()> {
     let adds = script("neigh add", "lladdr 02:00:00:00:00:01 dev eth0 nud permanent");
     let deletes = script("neigh del", "dev eth0");
     let (mut bare, mut watched) = (Vec::new(), Vec::new());
-    let (mut lost, mut discarded, mut counted, mut read) = (0.0, 0.0, 0.0, 0.0);
+    let (mut lost, mut throttled, mut discarded, mut counted, mut read) = (0.0, 0.0, 0.0, 0.0, 0.0);
     run(&namespace, &adds)?;
     run(&namespace, &deletes)?;
     for _ in 0..ROUNDS {
@@ -30,17 +30,20 @@ pub(super) fn neighbors(binary: &Path) -> Result<()> {
         let discarded_events = "kevtmon_events_discarded_total{reason=\"queue-full\",sink=\"stdout\"}";
         let deleted = "kevtmon_events_total{kind=\"neighbor.deleted\"}";
         let lost_events = "kevtmon_events_lost_total{";
-        // The core has seen all once what it emitted and what it lost add up.
-        while daemon.metric(deleted)? + daemon.metric(lost_events)? < NEIGHBORS as f64 {
+        let over_budget = "kevtmon_events_throttled_total{";
+        // The core has seen all once what it emitted, what was over the budget and what it lost add up.
+        let missing = || -> Result<f64> { Ok(daemon.metric(over_budget)? + daemon.metric(lost_events)?) };
+        while daemon.metric(deleted)? + missing()? < NEIGHBORS as f64 {
             std::thread::yield_now();
         }
-        let lost_now = daemon.metric(lost_events)?;
-        lost += lost_now;
+        let missing = missing()?;
+        throttled += daemon.metric(over_budget)?;
+        lost += daemon.metric(lost_events)?;
         counted +=
             daemon.metric("kevtmon_kernel_neighbor_deletions_total{origin=\"admin\",state=\"permanent\"}")?;
         discarded += daemon.metric(discarded_events)?;
         read += daemon
-            .count("\"neighbor.deleted\"", NEIGHBORS as f64 - lost_now - daemon.metric(discarded_events)?)?;
+            .count("\"neighbor.deleted\"", NEIGHBORS as f64 - missing - daemon.metric(discarded_events)?)?;
     }
     let total = (NEIGHBORS * ROUNDS) as f64;
     ensure!(counted == total, "the kernel counted {counted} deletions, {total} were made");
@@ -54,7 +57,7 @@ pub(super) fn neighbors(binary: &Path) -> Result<()> {
     eprintln!("           watched {:.3} / {:.3} / {:.3} s", watched.0, watched.1, watched.2);
     eprintln!("           ratio   {:.2} / {:.2} / {:.2}", ratio.0, ratio.1, ratio.2);
     eprintln!(
-        "           counted in the kernel {counted:.0}, lost {lost:.0}, lines {read:.0}, discarded {discarded:.0}"
+        "           counted in the kernel {counted:.0}, over the budget {throttled:.0}, lost {lost:.0}, lines {read:.0}, discarded {discarded:.0}"
     );
     Ok(())
 }

@@ -147,7 +147,9 @@ impl Hook {
 
 /// What all programs write, those of hooks and what they share.
 pub(super) fn records() -> impl Iterator<Item = &'static Records> {
-    std::iter::once(&super::task::RECORDS).chain(HOOKS.iter().map(|hook| &hook.records))
+    [&super::task::RECORDS, &super::budgets::RECORDS]
+        .into_iter()
+        .chain(HOOKS.iter().map(|hook| &hook.records))
 }
 
 #[cfg(test)]

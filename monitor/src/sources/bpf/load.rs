@@ -3,14 +3,18 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::{BtfTracePoint, ProgramError, TracePoint};
 use aya::{Ebpf, EbpfLoader, Endianness};
+use kevtmon_ebpf::lanes::Limits;
 use nix::errno::Errno;
 use thiserror::Error;
+use zerocopy::IntoBytes as _;
 
 use super::btf::{Btf, BtfError};
+use super::budgets::Budgets;
 use super::hooks::{Attach, HOOKS, Hook, HookStatus, Program, wants_programs};
+use super::lanes::Lanes;
 use super::objects::{Object, SHARED_MAPS, SharedMaps};
 use super::{BpfConfig, BpfError, CountReader, counters, task};
 use crate::error_chain::chain;
@@ -36,6 +40,8 @@ pub struct BpfSource {
     pub(super) ring: RingBuf<MapData>,
     pub(super) armed: Array<MapData, u32>,
     pub(super) counts: Arc<PerCpuArray<MapData, u64>>,
+    pub(super) budgets: Option<Budgets>,
+    lanes: Option<Lanes>,
 }
 
 impl BpfSource {
@@ -44,6 +50,12 @@ impl BpfSource {
     pub fn counts(&self) -> CountReader {
         let counts = Arc::clone(&self.counts);
         Arc::new(move || counters::read_all(&counts))
+    }
+
+    /// The gateways that have a lane of their own, to be kept by the caller; `None` the second time.
+    #[must_use]
+    pub fn take_lanes(&mut self) -> Option<Lanes> {
+        self.lanes.take()
     }
 }
 
@@ -215,6 +227,14 @@ impl Objects {
         let ring = RingBuf::try_from(take(&mut attached, "EVENTS")?).map_err(map_error("EVENTS"))?;
         let armed = Array::try_from(take(&mut attached, "ARMED")?).map_err(map_error("ARMED"))?;
         let counts = PerCpuArray::try_from(take(&mut attached, "COUNTS")?).map_err(map_error("COUNTS"))?;
+        let budgets = Budgets::new(
+            HashMap::try_from(take(&mut attached, "SOURCES")?).map_err(map_error("SOURCES"))?,
+            Array::try_from(take(&mut attached, "UNKNOWN")?).map_err(map_error("UNKNOWN"))?,
+        );
+        let lanes = Lanes::new(
+            HashMap::try_from(take(&mut attached, "GATEWAYS")?).map_err(map_error("GATEWAYS"))?,
+            HashMap::try_from(take(&mut attached, "CONTAINERS")?).map_err(map_error("CONTAINERS"))?,
+        );
         let mut loggers = Vec::new();
         for object in attached.iter_mut().filter(|_| log) {
             match aya_log::EbpfLogger::init(object) {
@@ -222,7 +242,15 @@ impl Objects {
                 Err(error) => tracing::warn!(%error, "cannot read the log of the kernel programs"),
             }
         }
-        Ok(BpfSource { _attached: attached, loggers, ring, armed, counts: Arc::new(counts) })
+        Ok(BpfSource {
+            _attached: attached,
+            loggers,
+            ring,
+            armed,
+            counts: Arc::new(counts),
+            budgets: Some(budgets),
+            lanes: Some(lanes),
+        })
     }
 }
 
@@ -237,10 +265,12 @@ fn load_object(
         return Err(BpfError::NoObject);
     }
     let log_level = if config.log { u8::MAX } else { 0 };
+    let limits = Limits::new(config.ring_bytes, config.source_rate, config.source_burst);
     let mut loader = EbpfLoader::new();
     loader
         .btf(Some(types))
         .override_global("AYA_LOG_LEVEL", &log_level, true)
+        .override_global("LIMITS", limits.as_bytes(), true)
         .map_max_entries("EVENTS", config.ring_bytes);
     for (global, bytes) in offsets {
         if let Ok(bytes) = bytes {

@@ -5,10 +5,13 @@
 
 use thiserror::Error;
 
+mod account;
 pub mod btf;
+mod budgets;
 mod counters;
 mod decode;
 pub mod hooks;
+mod lanes;
 mod lineage;
 mod load;
 pub mod objects;
@@ -20,6 +23,7 @@ pub(super) use lineage::Complete;
 
 pub use counters::{CountReader, loss_reasons};
 pub use decode::{DecodeError, record};
+pub use lanes::Lanes;
 pub use load::{BpfSource, LoadedHooks, load};
 
 use hooks::HookChoices;
@@ -29,6 +33,10 @@ use hooks::HookChoices;
 pub struct BpfConfig {
     /// Size of the ring in bytes, a power of two of pages.
     pub ring_bytes: u32,
+    /// Records that a source may write a second on average.
+    pub source_rate: u32,
+    /// And at once.
+    pub source_burst: u32,
     /// Which rungs are tried.
     pub hooks: HookChoices,
     /// Whether the programs log.

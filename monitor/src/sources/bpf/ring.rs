@@ -6,14 +6,14 @@
 //! safety timer. After many records it pauses, so that a storm is read in batches.
 
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
-use super::counters::{losses, read};
+use super::account::Account;
 use super::lineage::Lineages;
 use super::load::BpfSource;
 use super::{BpfError, decode};
@@ -51,13 +51,13 @@ impl BpfSource {
             .map_err(|error| BpfError::Poll(error.into()))?;
         let _logs: Vec<_> = std::mem::take(&mut self.loggers).into_iter().map(forward_log).collect();
         let mut lineages = Lineages::new(readers);
-        let mut reported = vec![0; losses().count()];
+        let mut account = Account::new(self.budgets.take().ok_or(BpfError::NoMap("SOURCES"))?);
         tokio::select! {
-            () = self.read(&poll, &mut lineages, host_netns, &tx, &mut reported) => {}
+            () = self.read(&poll, &mut lineages, host_netns, &tx, &mut account) => {}
             _ = stop => {
                 lineages.give_up();
-                let _ = self.drain(&mut lineages, host_netns, &tx).await.is_some()
-                    && self.report_losses(&mut reported, &tx).await;
+                let _ = self.drain(&mut lineages, host_netns, &tx, &mut account).await.is_some()
+                    && self.report(&mut account, &tx, true).await;
             }
         }
         Ok(())
@@ -70,7 +70,7 @@ impl BpfSource {
         lineages: &mut Lineages,
         host_netns: NsInum,
         tx: &Sender,
-        reported: &mut [u64],
+        account: &mut Account,
     ) {
         let mut longest = SAFETY;
         loop {
@@ -78,8 +78,8 @@ impl BpfSource {
                 tracing::error!(%error, "cannot arm the ring; reading it every {SAFETY:?}");
                 longest = SAFETY;
             }
-            let Some(read) = self.drain(lineages, host_netns, tx).await else { return };
-            if read > 0 && !self.report_losses(reported, tx).await {
+            let Some(read) = self.drain(lineages, host_netns, tx, account).await else { return };
+            if !self.report(account, tx, false).await {
                 return;
             }
             if read > 0 {
@@ -88,12 +88,15 @@ impl BpfSource {
             if read > BATCH {
                 sleep(PAUSE).await;
             } else if read == 0 {
+                let due = account.due().map(|due| due.saturating_duration_since(Instant::now()));
+                let wait = due.map_or(longest, |due| due.min(longest));
                 tokio::select! {
                     () = lineages.completed() => {}
-                    ready = timeout(longest, poll.readable()) => match ready {
+                    ready = timeout(wait, poll.readable()) => match ready {
                         Ok(Ok(mut ready)) => ready.clear_ready(),
                         Ok(Err(_)) => {}
-                        Err(_) => longest = SAFETY_IDLE,
+                        Err(_) if wait == longest => longest = SAFETY_IDLE,
+                        Err(_) => {}
                     }
                 }
             }
@@ -102,7 +105,13 @@ impl BpfSource {
 
     /// Takes what is there, and hands over what waits for nothing; `None` once the core is gone. Returns the number of
     /// records taken.
-    async fn drain(&mut self, lineages: &mut Lineages, host_netns: NsInum, tx: &Sender) -> Option<usize> {
+    async fn drain(
+        &mut self,
+        lineages: &mut Lineages,
+        host_netns: NsInum,
+        tx: &Sender,
+        account: &mut Account,
+    ) -> Option<usize> {
         let mut read = 0;
         loop {
             // Room in the queue first: an observation that is taken must never be dropped.
@@ -114,6 +123,7 @@ impl BpfSource {
             let Some(item) = self.ring.next() else {
                 return Some(read);
             };
+            account.expect();
             let decoded = decode::record(&item, host_netns);
             drop(item);
             lineages.add(decoded.unwrap_or_else(|error| {
@@ -126,21 +136,22 @@ impl BpfSource {
             }));
             read += 1;
             if read % YIELD_AFTER == 0 {
+                // In a storm it may be long until the ring is empty.
+                if !self.report(account, tx, false).await {
+                    return None;
+                }
                 tokio::task::yield_now().await;
             }
         }
     }
 
-    async fn report_losses(&self, reported: &mut [u64], tx: &Sender) -> bool {
-        for (loss, reported) in losses().zip(reported) {
-            let now = read(&self.counts, loss.counter);
-            if now > *reported {
-                let loss =
-                    Loss { source: "bpf".into(), reason: loss.reason.into(), count: Some(now - *reported) };
-                *reported = now;
-                if tx.send(observed_now(Fact::Lost(loss))).await.is_err() {
-                    return false;
-                }
+    /// Reports what was left out, if it is time to; false once the core is gone. Cancel-safe.
+    async fn report(&self, account: &mut Account, tx: &Sender, all: bool) -> bool {
+        account.look(&self.counts, all);
+        while account.has_due() {
+            let Ok(permit) = tx.reserve().await else { return false };
+            if let Some(fact) = account.take_due() {
+                permit.send(observed_now(fact));
             }
         }
         true

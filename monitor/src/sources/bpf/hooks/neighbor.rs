@@ -77,6 +77,7 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         net_device_ip_ptr: btf.need("net_device.ip_ptr")?,
         in_device_ifa_list: btf.need("in_device.ifa_list")?,
         net_ns_inum: btf.need("net.ns.inum")?,
+        net_user_ns: btf.need("net.user_ns")?,
         // Renamed in 6.18; a member of struct net itself before 5.11.
         net_references: btf.any_of(&["net.ns.__ns_ref", "net.ns.count", "net.count"]),
         // The flags were renumbered together with the widening of neighbour.flags to 32 bits, 5.16.

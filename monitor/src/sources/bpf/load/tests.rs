@@ -7,7 +7,13 @@ use crate::sources::bpf::objects::CORE;
 static SECOND: Object = Object { name: "second", bytes: CORE.bytes };
 static BROKEN: Object = Object { name: "broken", bytes: b"not an ELF file" };
 
-const CONFIG: BpfConfig = BpfConfig { ring_bytes: 64 << 10, hooks: HookChoices::AUTO, log: false };
+const CONFIG: BpfConfig = BpfConfig {
+    ring_bytes: 64 << 10,
+    source_rate: 2000,
+    source_burst: 4096,
+    hooks: HookChoices::AUTO,
+    log: false,
+};
 
 /// Loads these objects; `None` where this process or this build cannot.
 fn objects(wanted: &[&'static Object]) -> Option<Objects> {

@@ -1,0 +1,187 @@
+//! Who may write how much to the ring.
+//!
+//! What one source writes must not hide what another one did. The gateways that the daemon knows have a lane each;
+//! everything else is paid from the budget of its source, and what is over that is counted and not written. Whose
+//! namespace it is follows from the kernel's own structures, so a namespace counts before the daemon has seen it.
+
+use core::arch::asm;
+
+use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::helpers::generated::bpf_ktime_get_boot_ns;
+use aya_ebpf::macros::map;
+use aya_ebpf::maps::{Array, HashMap};
+use kevtmon_ebpf::Counter;
+use kevtmon_ebpf::lanes::{
+    CONTAINERS_MAX, GATEWAYS_MAX, GatewayKey, Limits, SOURCES_MAX, SourceBudget, SourceKey, counter, lane,
+};
+use kevtmon_ebpf::task::TaskId;
+
+use crate::emit::{self, Room};
+use crate::memory::{Structure, offset, volatile};
+use crate::task::{OFFSETS, Task};
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// A gateway may change so often, on average and at once; the rest is paid from the budget of its namespace.
+const GATEWAY_PER_SECOND: u64 = 64;
+/// User namespaces lie in each other so deep at most (`create_user_ns` in kernel/user_namespace.c).
+const USERNS_DEPTH: u32 = 33;
+
+/// Written by the daemon before load.
+#[unsafe(export_name = "LIMITS")]
+pub(crate) static LIMITS: Limits = Limits::new(1 << 20, 2000, 4096);
+
+/// Written by the daemon: the gateways of the namespaces that it knows.
+#[map]
+static GATEWAYS: HashMap<GatewayKey, u64> = HashMap::with_max_entries(GATEWAYS_MAX, 0);
+
+/// Written by the daemon: network namespaces of containers in other user namespaces.
+#[map]
+static CONTAINERS: HashMap<u32, u32> = HashMap::with_max_entries(CONTAINERS_MAX, 0);
+
+/// The daemon removes those that are long unused. While it is full, new sources share the budget of unknown ones: one
+/// that could push others out could have a new budget at any time.
+#[map]
+static SOURCES: HashMap<SourceKey, SourceBudget> = HashMap::with_max_entries(SOURCES_MAX, 0);
+
+#[map]
+static UNKNOWN: Array<SourceBudget> = Array::with_max_entries(1, 0);
+
+static UNUSED: SourceBudget =
+    SourceBudget { empty_ns: 0, throttled: 0, since_ns: 0, last_ns: 0, last_tgid: 0, reserved: 0 };
+
+/// Which part of the ring a change of a neighbor entry may fill; `None` if it is over its budget, and counted. `user`
+/// owns the namespace.
+#[inline(always)]
+pub(crate) fn neighbor(entry: &GatewayKey, user: impl Structure, task: &TaskId) -> Option<Room> {
+    // SAFETY: helper without arguments.
+    let now = unsafe { bpf_ktime_get_boot_ns() };
+    if let Some(empty_ns) = GATEWAYS.get_ptr_mut(entry) {
+        // SAFETY: a value of the map.
+        if unsafe { take(empty_ns, now, SECOND_NS / GATEWAY_PER_SECOND, SECOND_NS) } {
+            return Some(Room::Gateway);
+        }
+    }
+    let user = outermost(user);
+    let level: u32 = user.get(offset!(user_namespace_level));
+    let owner: u32 = user.get(offset!(user_namespace_owner));
+    if level != 0 && owner != 0 {
+        let key = SourceKey { lane: lane::OWNER, namespace: 0, uid: owner, cgroup_v1: 0, cgroup_v2: 0 };
+        return pay(&key, now, counter::OWNER, task.tgid).then_some(Room::Unprivileged);
+    }
+    // SAFETY: the map's values are plain numbers.
+    if level != 0 && unsafe { CONTAINERS.get(entry.netns) }.is_none() {
+        let paid = UNKNOWN
+            .get_ptr_mut(0)
+            // SAFETY: the value of the map.
+            .is_none_or(|budget| unsafe { pay_from(budget, now, counter::UNKNOWN, task.tgid) });
+        return paid.then_some(Room::Unprivileged);
+    }
+    let key = SourceKey {
+        lane: lane::NAMESPACE,
+        namespace: entry.netns,
+        uid: 0,
+        cgroup_v1: task.cgroup_v1,
+        cgroup_v2: task.cgroup_v2,
+    };
+    pay(&key, now, counter::NAMESPACE, task.tgid).then_some(Room::Namespace)
+}
+
+/// The same of an unmount attempt of this task.
+#[inline(always)]
+pub(crate) fn umount(task: &Task) -> Option<Room> {
+    // SAFETY: helper without arguments.
+    let now = unsafe { bpf_ktime_get_boot_ns() };
+    let id = task.id();
+    let user = outermost(task.address.follow(offset!(task_cred)).follow(offset!(cred_user_ns)));
+    let level: u32 = user.get(offset!(user_namespace_level));
+    let is_initial = level == 0;
+    let mut key = SourceKey { lane: lane::UMOUNT, namespace: 0, uid: id.uid, cgroup_v1: 0, cgroup_v2: 0 };
+    if is_initial {
+        key.namespace = id.userns;
+    } else {
+        key.uid = user.get(offset!(user_namespace_owner));
+    }
+    if key.uid == 0 {
+        key.cgroup_v1 = id.cgroup_v1;
+        key.cgroup_v2 = id.cgroup_v2;
+    }
+    let room = if is_initial && key.uid == 0 { Room::Mount } else { Room::Unprivileged };
+    pay(&key, now, counter::UMOUNT, id.tgid).then_some(room)
+}
+
+/// The user namespace itself, or what it lies in right below the initial one: whoever owns that can make any number
+/// of others, with any of the users that are his there as their owners.
+#[inline(always)]
+fn outermost<S: Structure>(user: S) -> S {
+    let mut user = user;
+    let mut depth = 0;
+    while depth < USERNS_DEPTH && user.get::<u32>(offset!(user_namespace_level)) > 1 {
+        user = user.follow(offset!(user_namespace_parent));
+        depth += 1;
+    }
+    user
+}
+
+/// Whether the source has a record left; else it is counted.
+#[inline(always)]
+fn pay(key: &SourceKey, now: u64, over: Counter, tgid: u32) -> bool {
+    let found = SOURCES.get_ptr_mut(key).or_else(|| {
+        // Fails if another CPU was faster, or where there is no room.
+        let _ = SOURCES.insert(key, &UNUSED, u64::from(BPF_NOEXIST));
+        SOURCES.get_ptr_mut(key)
+    });
+    match found.or_else(|| UNKNOWN.get_ptr_mut(0)) {
+        // SAFETY: a value of either map.
+        Some(budget) => unsafe { pay_from(budget, now, over, tgid) },
+        None => true,
+    }
+}
+
+/// # Safety
+/// `budget` must be a value of a map.
+#[inline(always)]
+unsafe fn pay_from(budget: *mut SourceBudget, now: u64, over: Counter, tgid: u32) -> bool {
+    let (interval, burst) = (volatile(&raw const LIMITS.interval_ns), volatile(&raw const LIMITS.burst_ns));
+    // SAFETY: by the caller's promise.
+    unsafe {
+        if take(&raw mut (*budget).empty_ns, now, interval, burst) {
+            return true;
+        }
+        add_one(&raw mut (*budget).throttled);
+        if now.wrapping_sub((*budget).last_ns) > SECOND_NS {
+            (*budget).since_ns = now;
+        }
+        (*budget).last_ns = now;
+        (*budget).last_tgid = tgid;
+    }
+    emit::count(over);
+    false
+}
+
+/// Takes one from a bucket that gets one back every `interval`. One number is the whole bucket, so that two CPUs at
+/// once can at worst take two for one.
+///
+/// # Safety
+/// `empty_ns` must be valid for reads and writes.
+#[inline(always)]
+unsafe fn take(empty_ns: *mut u64, now: u64, interval: u64, burst: u64) -> bool {
+    // SAFETY: by the caller's promise.
+    let before = unsafe { core::ptr::read_volatile(empty_ns) };
+    let next = if before > now { before } else { now } + interval;
+    if next - now > burst {
+        return false;
+    }
+    // SAFETY: by the caller's promise.
+    unsafe { core::ptr::write_volatile(empty_ns, next) };
+    true
+}
+
+/// Counts exactly, whatever other CPUs do. `core` has no such operation for this target, which has no other ones.
+///
+/// # Safety
+/// `counter` must be valid for reads and writes.
+#[inline(always)]
+unsafe fn add_one(counter: *mut u64) {
+    // SAFETY: by the caller's promise.
+    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1_u64, options(nostack)) };
+}

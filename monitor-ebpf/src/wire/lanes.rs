@@ -1,0 +1,120 @@
+//! Who may write how much to the ring: gateways have a lane of their own, everything else a budget per source.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::SHARED;
+
+/// What was over a budget, and therefore only counted.
+pub mod counter {
+    use super::SHARED;
+    use crate::Counter;
+
+    /// Neighbor changes in a namespace that the host or a container owns.
+    pub const NAMESPACE: Counter = SHARED.counter(1);
+    /// Neighbor changes in namespaces of an unprivileged user.
+    pub const OWNER: Counter = SHARED.counter(2);
+    /// Neighbor changes in other user namespaces of root's that are no known container's.
+    pub const UNKNOWN: Counter = SHARED.counter(3);
+    /// Unmount attempts.
+    pub const UMOUNT: Counter = SHARED.counter(4);
+}
+
+/// Values of [`SourceKey::lane`].
+pub mod lane {
+    /// One namespace and control group: the namespace is owned by the initial user namespace, or a container's.
+    pub const NAMESPACE: u32 = 1;
+    /// All namespaces of one user who is not root.
+    pub const OWNER: u32 = 2;
+    /// All namespaces that root owns in other user namespaces, unless the daemon knows them as a container's; and
+    /// whatever there is no room for in the table of sources.
+    pub const UNKNOWN: u32 = 3;
+    /// Unmount attempts of one user, or of one control group of root's.
+    pub const UMOUNT: u32 = 4;
+}
+
+/// Gateways in lane one at most, of all namespaces.
+pub const GATEWAYS_MAX: u32 = 4096;
+/// Gateways in lane one at most, of one namespace.
+pub const GATEWAYS_OF_NAMESPACE_MAX: usize = 16;
+/// Sources that are told apart.
+pub const SOURCES_MAX: u32 = 1024;
+/// Namespaces of containers in other user namespaces that are told apart.
+pub const CONTAINERS_MAX: u32 = 4096;
+
+/// A gateway of a known namespace. The value is the [time when its lane is empty again](SourceBudget::empty_ns).
+#[repr(C)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+pub struct GatewayKey {
+    /// Its network namespace.
+    pub netns: u32,
+    /// Interface index.
+    pub ifindex: u32,
+    /// Address, network order; IPv4 in the first four bytes, zeros behind it.
+    pub address: [u8; 16],
+}
+
+/// Who shares a budget. What does not count in its lane is 0.
+#[repr(C)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+pub struct SourceKey {
+    /// One of [`lane`].
+    pub lane: u32,
+    /// The network namespace; of an unmount attempt, the initial user namespace if its caller is there.
+    pub namespace: u32,
+    /// The user in the initial user namespace: who owns the outermost user namespace below that one, or the caller
+    /// there.
+    pub uid: u32,
+    /// Control group of a v1 controller.
+    pub cgroup_v1: u32,
+    /// Control group in the v2 hierarchy.
+    pub cgroup_v2: u32,
+}
+
+/// The budget of a source, and what was over it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct SourceBudget {
+    /// When nothing of the burst will be used up any more, boot time. Each record puts it off by an interval; one
+    /// that would put it off too far is over the budget.
+    pub empty_ns: u64,
+    /// Records over the budget.
+    pub throttled: u64,
+    /// The first one of those that followed each other within a second.
+    pub since_ns: u64,
+    /// The last one.
+    pub last_ns: u64,
+    /// Its process; 0 where it had none.
+    pub last_tgid: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+const _: () = assert!(size_of::<GatewayKey>() == 24);
+const _: () = assert!(size_of::<SourceKey>() == 20);
+const _: () = assert!(size_of::<SourceBudget>() == 40);
+
+/// What the daemon sets before load.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Limits {
+    /// Size of the ring.
+    pub ring_bytes: u64,
+    /// A source gets a record back after this time.
+    pub interval_ns: u64,
+    /// Interval by interval, the whole burst.
+    pub burst_ns: u64,
+}
+
+impl Limits {
+    /// A source may write so many records a second on average, and `burst` at once.
+    #[must_use]
+    pub const fn new(ring_bytes: u32, per_second: u32, burst: u32) -> Self {
+        let per_second = if per_second == 0 { 1 } else { per_second };
+        let interval_ns = 1_000_000_000 / per_second as u64;
+        Self { ring_bytes: ring_bytes as u64, interval_ns, burst_ns: interval_ns * burst as u64 }
+    }
+}

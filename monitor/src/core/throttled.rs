@@ -1,0 +1,76 @@
+//! What was over the budget of a source: who, where, how many, from when to when.
+
+use super::Core;
+use crate::event::wording::{container_label, owner_phrase, pod_label};
+use crate::event::{Event, Kind, Severity, Throttled};
+use crate::observation::{self, BootNs, Lane, Request};
+
+impl Core {
+    pub(super) fn throttled(&mut self, at: BootNs, over: &observation::Throttled) {
+        let cgroup = self.tasks.cgroup(over.cgroup_v1, over.cgroup_v2).map(str::to_owned);
+        let group = self.node().owner(cgroup.as_deref());
+        let throttled = Throttled {
+            lane: over.lane.name().to_owned(),
+            count: over.count,
+            from: self.wall_time(over.from),
+            to: self.wall_time(over.until),
+            netns: over.netns,
+            uid: over.uid,
+            cgroup: cgroup.filter(|path| path != "/"),
+            unit: group.unit,
+            container: group.container,
+            pod: group.pod,
+            last_pid: over.last_tgid,
+        };
+        let target = over.netns.map(|netns| self.target(netns, false));
+        let by = by(&throttled);
+        let counted = |one: &str| format!("{} {one}{}", over.count, if over.count == 1 { "" } else { "s" });
+        let changes = counted("neighbor change");
+        let what = match over.lane {
+            Lane::Namespace => {
+                let owner = target.as_ref().map(owner_phrase).filter(|phrase| !phrase.is_empty());
+                let netns = over.netns.filter(|netns| *netns != self.settings.host_netns);
+                let place = owner.unwrap_or_else(|| match netns {
+                    Some(netns) => format!(" in net:[{netns}]"),
+                    None => " of the host".to_owned(),
+                });
+                format!("{changes}{place}{by}")
+            }
+            Lane::Owner => format!(
+                "{changes} in namespaces of uid {}",
+                over.uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string())
+            ),
+            Lane::Unknown => format!("{} of sources that are not told apart", counted("record")),
+            Lane::Umount => format!("{}{by}", counted("unmount attempt")),
+        };
+        let message = format!("beyond the budget of one source, and only counted: {what}");
+        // What users do among themselves concerns nobody else.
+        let of_host = over.lane == Lane::Namespace || over.lane == Lane::Umount && over.uid == Some(0);
+        let severity = if of_host { Severity::Warning } else { Severity::Notice };
+        let event = Event {
+            target: target.map(Box::new),
+            throttled: Some(Box::new(throttled)),
+            ..self.event(at, Kind::EventsThrottled, severity, message)
+        };
+        self.emit(event);
+        if over.lane == Lane::Umount {
+            self.look_up_busy_mounts_soon(at);
+        }
+        // What became of its gateways is not known otherwise.
+        if let Some(netns) = over.netns.filter(|netns| *netns != self.settings.host_netns) {
+            self.request(Request::Netns { netns });
+        }
+    }
+}
+
+fn by(throttled: &Throttled) -> String {
+    match (&throttled.pod, &throttled.container, throttled.unit.as_ref().or(throttled.cgroup.as_ref())) {
+        (Some(pod), ..) if !pod.claimed => format!(" by pod {}", pod_label(pod)),
+        (_, Some(container), _) => format!(" by container {}", container_label(container)),
+        (_, None, Some(group)) => format!(" by {group}"),
+        (_, None, None) => match throttled.uid {
+            Some(uid) => format!(" by uid {uid}"),
+            None => String::new(),
+        },
+    }
+}

@@ -1,0 +1,59 @@
+//! What a source did beyond its budget.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Container, Details, Object, Pod, Role, Visitor};
+
+/// What one source did beyond its budget, for `events.throttled`. The kernel counted it; nothing else is known of it.
+/// Whose namespace it was is in `target`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Throttled {
+    /// Whose budget it was: `namespace` (neighbor changes in one namespace, by one control group), `owner` (neighbor changes
+    /// in all namespaces of one unprivileged user), `unknown` (all sources that are not told apart: neighbor changes in other
+    /// user namespaces of root's that are no known container's, and sources beyond the first thousand), `umount` (unmount attempts of one user, those of root by control group).
+    pub lane: String,
+    /// How many.
+    pub count: u64,
+    /// The first one, RFC 3339.
+    #[schemars(extend("format" = "date-time"))]
+    pub from: String,
+    /// The last one, RFC 3339.
+    #[schemars(extend("format" = "date-time"))]
+    pub to: String,
+    /// The network namespace, for `namespace`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub netns: Option<u32>,
+    /// The user in the initial user namespace, for `owner` and `umount`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub uid: Option<u32>,
+    /// The control group of the processes, where it is one and its path is known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cgroup: Option<String>,
+    /// Its systemd unit.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub unit: Option<String>,
+    /// Its container.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub container: Option<Container>,
+    /// Its pod.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pod: Option<Pod>,
+    /// The process of the last one; others may have been by others.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub last_pid: Option<u32>,
+}
+
+impl Object for Throttled {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.owner(Role::Actor, self.container.as_ref(), self.pod.as_ref());
+    }
+
+    fn describe(&self, details: &mut dyn Details) {
+        let window = format!("{} to {}", details.clock(&self.from), details.clock(&self.to));
+        details.line("over", &format!("{} in the lane {}, {window}", self.count, self.lane));
+        if let Some(group) = self.unit.as_ref().or(self.cgroup.as_ref()) {
+            details.line("by", group);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What the programs did not write to the ring: lost where there was no room, counted where a source was over its
+//! budget. Reported while it happens, and nothing is looked up while no record comes.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use aya::maps::{MapData, PerCpuArray};
+
+use super::budgets::{self, Budgets};
+use super::counters::{losses, read};
+use crate::clock::boot_now;
+use crate::observation::{Fact, Loss};
+
+/// Looked up at most so often.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// So long after a record over a budget more of them are expected.
+const EXCEEDING: Duration = Duration::from_secs(2);
+/// Losses for one reason are reported at most so often.
+const LOSSES: Duration = Duration::from_secs(1);
+
+/// What was reported, and when to look again.
+pub(super) struct Account {
+    budgets: Budgets,
+    losses: Vec<Reported>,
+    /// Over all budgets.
+    throttled: u64,
+    looked: Instant,
+    /// Whether records were read since: what exceeds the budget comes after what does not.
+    recent: bool,
+    /// Whether there may be something that was not reported.
+    pending: bool,
+    /// When the last record over a budget was seen.
+    exceeded: Option<Instant>,
+    /// To be handed over.
+    due: VecDeque<Fact>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Reported {
+    count: u64,
+    at: Option<Instant>,
+}
+
+impl Reported {
+    /// How many more there are, unless some have just been reported.
+    fn take(&mut self, count: u64, now: Instant, all: bool) -> Option<u64> {
+        let more = count.checked_sub(self.count).filter(|more| *more > 0)?;
+        if !all && self.at.is_some_and(|at| now < at + LOSSES) {
+            return None;
+        }
+        *self = Self { count, at: Some(now) };
+        Some(more)
+    }
+}
+
+impl Account {
+    pub(super) fn new(budgets: Budgets) -> Self {
+        let losses = vec![Reported::default(); losses().count()];
+        Self {
+            budgets,
+            losses,
+            throttled: 0,
+            looked: Instant::now(),
+            recent: false,
+            pending: false,
+            exceeded: None,
+            due: VecDeque::new(),
+        }
+    }
+
+    /// Records were read: others may have been left out.
+    pub(super) fn expect(&mut self) {
+        self.recent = true;
+    }
+
+    /// When it is to be looked at again; `None` if nothing can have come.
+    pub(super) fn due(&self) -> Option<Instant> {
+        (self.recent || self.pending).then(|| self.looked + INTERVAL)
+    }
+
+    /// Whether something is to be handed over.
+    pub(super) fn has_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// What is to be handed over.
+    pub(super) fn take_due(&mut self) -> Option<Fact> {
+        self.due.pop_front()
+    }
+
+    /// Finds what is to be reported now; with `all`, all that was left out so far.
+    pub(super) fn look(&mut self, counts: &PerCpuArray<MapData, u64>, all: bool) {
+        let now = Instant::now();
+        if !all && self.due().is_none_or(|due| now < due) {
+            return;
+        }
+        self.looked = now;
+        self.pending = std::mem::take(&mut self.recent);
+        for (loss, reported) in losses().zip(&mut self.losses) {
+            let count = read(counts, loss.counter);
+            match reported.take(count, now, all) {
+                Some(more) => self.due.push_back(Fact::Lost(Loss {
+                    source: "bpf".into(),
+                    reason: loss.reason.into(),
+                    count: Some(more),
+                })),
+                None => self.pending |= count > reported.count,
+            }
+        }
+        let throttled: u64 = budgets::RECORDS.counts.iter().map(|count| read(counts, count.counter)).sum();
+        if throttled != self.throttled {
+            self.throttled = throttled;
+            self.exceeded = Some(now);
+        }
+        if self.exceeded == Some(now) || self.budgets.is_open() {
+            self.due.extend(self.budgets.take_due(boot_now(), all).into_iter().map(Fact::Throttled));
+        }
+        // Between two records that are within the budget any number may be over it.
+        self.pending |= self.budgets.is_open() || self.exceeded.is_some_and(|at| now < at + EXCEEDING);
+        self.budgets.sweep(boot_now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_are_reported_at_once_and_then_summed_up_for_a_second() {
+        let mut reported = Reported::default();
+        let start = Instant::now();
+        assert_eq!(reported.take(0, start, false), None);
+        assert_eq!(reported.take(3, start, false), Some(3));
+        assert_eq!(reported.take(5, start + LOSSES / 2, false), None);
+        assert_eq!(reported.take(9, start + LOSSES, false), Some(6));
+        assert_eq!(reported.take(10, start + LOSSES, true), Some(1));
+    }
+}

@@ -1,0 +1,215 @@
+//! What was over the budgets of sources: the programs count it, and one observation sums it up for each source, while it
+//! goes on and when it has ended.
+
+use std::collections::BTreeMap;
+
+use aya::maps::{Array, HashMap, MapData};
+use kevtmon_ebpf::Counter;
+use kevtmon_ebpf::lanes::{SourceBudget, SourceKey, counter, lane};
+use zerocopy::FromBytes as _;
+
+use super::hooks::{Count, Records};
+use crate::metrics::KernelMetric;
+use crate::observation::{BootNs, Lane, Throttled};
+
+const SECOND_NS: u64 = 1_000_000_000;
+/// A source that was over its budget is reported when it has paused, or so long after it began;
+const FIRST_NS: u64 = SECOND_NS;
+/// and as often while it goes on.
+const AGAIN_NS: u64 = 10 * SECOND_NS;
+/// Without a record for so long, it has paused.
+const PAUSE_NS: u64 = SECOND_NS;
+/// A source is forgotten when its burst has been whole for so long.
+const FORGOTTEN_NS: u64 = 60 * SECOND_NS;
+
+/// What the programs count of every source.
+pub(super) const RECORDS: Records = Records {
+    kinds: &[],
+    counts: &[
+        over(counter::NAMESPACE, &[Lane::Namespace.name()]),
+        over(counter::OWNER, &[Lane::Owner.name()]),
+        over(counter::UNKNOWN, &[Lane::Unknown.name()]),
+        over(counter::UMOUNT, &[Lane::Umount.name()]),
+    ],
+    losses: &[],
+};
+
+const fn over(counter: Counter, labels: &'static [&'static str]) -> Count {
+    Count { counter, metric: KernelMetric::Throttled, labels }
+}
+
+/// Keys and values in the form that maps take.
+type KeyBytes = [u8; size_of::<SourceKey>()];
+type BudgetBytes = [u8; size_of::<SourceBudget>()];
+
+/// The one that has no key.
+const UNKNOWN: SourceKey =
+    SourceKey { lane: lane::UNKNOWN, namespace: 0, uid: 0, cgroup_v1: 0, cgroup_v2: 0 };
+
+/// The sources and their budgets in the kernel.
+pub(super) struct Budgets {
+    sources: HashMap<MapData, KeyBytes, BudgetBytes>,
+    unknown: Array<MapData, BudgetBytes>,
+    told: BTreeMap<SourceKey, Told>,
+    swept: BootNs,
+}
+
+/// What was reported of a source.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Told {
+    count: u64,
+    until: BootNs,
+    /// Where what is not reported yet began.
+    open: Option<BootNs>,
+}
+
+impl Budgets {
+    pub(super) fn new(
+        sources: HashMap<MapData, KeyBytes, BudgetBytes>,
+        unknown: Array<MapData, BudgetBytes>,
+    ) -> Self {
+        Self { sources, unknown, told: BTreeMap::new(), swept: 0 }
+    }
+
+    /// Whether something was counted that is not reported.
+    pub(super) fn is_open(&self) -> bool {
+        self.told.values().any(|told| told.open.is_some())
+    }
+
+    /// What is to be reported now; with `all`, what is counted so far.
+    pub(super) fn take_due(&mut self, now: BootNs, all: bool) -> Vec<Throttled> {
+        let mut due = Vec::new();
+        let unknown = self.unknown.get(&0, 0).map(|bytes| (UNKNOWN, bytes));
+        let read = self
+            .sources
+            .iter()
+            .flatten()
+            .filter_map(|(key, bytes)| Some((SourceKey::read_from_bytes(&key).ok()?, bytes)));
+        for (key, bytes) in read.chain(unknown) {
+            let Ok(budget) = SourceBudget::read_from_bytes(&bytes) else { continue };
+            if budget.throttled > 0 {
+                due.extend(self.told.entry(key).or_default().take_due(&key, &budget, now, all));
+            }
+        }
+        due
+    }
+
+    /// Removes the sources that have not written for long, at most once in that time.
+    pub(super) fn sweep(&mut self, now: BootNs) {
+        if now < self.swept.saturating_add(FORGOTTEN_NS) {
+            return;
+        }
+        self.swept = now;
+        let unused = |bytes: &BudgetBytes| {
+            SourceBudget::read_from_bytes(bytes)
+                .is_ok_and(|it| it.empty_ns.saturating_add(FORGOTTEN_NS) < now)
+        };
+        let all = self.sources.iter().flatten();
+        let gone: Vec<KeyBytes> = all.filter(|(_, bytes)| unused(bytes)).map(|(key, _)| key).collect();
+        for bytes in gone {
+            let Ok(key) = SourceKey::read_from_bytes(&bytes) else { continue };
+            if self.told.get(&key).is_none_or(|told| told.open.is_none()) {
+                // One that writes at this moment has nothing but its whole burst to lose.
+                let _ = self.sources.remove(&bytes);
+                self.told.remove(&key);
+            }
+        }
+    }
+}
+
+impl Told {
+    fn take_due(
+        &mut self,
+        key: &SourceKey,
+        budget: &SourceBudget,
+        now: BootNs,
+        all: bool,
+    ) -> Option<Throttled> {
+        let count = budget.throttled.checked_sub(self.count).filter(|count| *count > 0)?;
+        let from = *self.open.get_or_insert(budget.since_ns.max(self.until));
+        let is_first = self.until < budget.since_ns;
+        let paused = now.saturating_sub(budget.last_ns) >= PAUSE_NS;
+        let waited = now.saturating_sub(from) >= if is_first { FIRST_NS } else { AGAIN_NS };
+        if !(paused || waited || all) {
+            return None;
+        }
+        *self = Self { count: budget.throttled, until: budget.last_ns, open: None };
+        Some(throttled(key, budget, count, from))
+    }
+}
+
+fn throttled(key: &SourceKey, budget: &SourceBudget, count: u64, from: BootNs) -> Throttled {
+    let lane = match key.lane {
+        lane::NAMESPACE => Lane::Namespace,
+        lane::OWNER => Lane::Owner,
+        lane::UMOUNT => Lane::Umount,
+        _ => Lane::Unknown,
+    };
+    Throttled {
+        lane,
+        netns: (lane == Lane::Namespace).then_some(key.namespace),
+        // Root of another user namespace that root made is not root.
+        uid: match lane {
+            Lane::Owner => Some(key.uid),
+            Lane::Umount => Some(key.uid).filter(|uid| *uid != 0 || key.namespace != 0),
+            Lane::Namespace | Lane::Unknown => None,
+        },
+        cgroup_v1: key.cgroup_v1,
+        cgroup_v2: key.cgroup_v2,
+        last_tgid: Some(budget.last_tgid).filter(|tgid| *tgid != 0),
+        count,
+        from,
+        until: budget.last_ns.max(from),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: SourceKey =
+        SourceKey { lane: lane::OWNER, namespace: 0, uid: 1000, cgroup_v1: 0, cgroup_v2: 0 };
+    const S: u64 = SECOND_NS;
+
+    fn budget(throttled: u64, since_ns: u64, last_ns: u64) -> SourceBudget {
+        SourceBudget { empty_ns: 0, throttled, since_ns, last_ns, last_tgid: 7, reserved: 0 }
+    }
+
+    #[test]
+    fn a_flood_is_reported_after_a_second_then_every_ten_and_at_its_end_and_the_counts_add_up() {
+        let mut told = Told::default();
+        let mut seen = Vec::new();
+        for tenth in 1..=260 {
+            let now = 100 * S + tenth * S / 10;
+            // 25 seconds, ten records in each tenth.
+            let last = now.min(125 * S);
+            let so_far = budget((last - 100 * S) / (S / 100), 100 * S, last);
+            seen.extend(
+                told.take_due(&KEY, &so_far, now, false)
+                    .map(|it| (now / (S / 10), it.count, it.from, it.until)),
+            );
+        }
+        assert_eq!(
+            seen,
+            [
+                (1010, 100, 100 * S, 101 * S),
+                (1110, 1000, 101 * S, 111 * S),
+                (1210, 1000, 111 * S, 121 * S),
+                (1260, 400, 121 * S, 125 * S),
+            ]
+        );
+        assert_eq!(told.take_due(&KEY, &budget(2500, 100 * S, 125 * S), 200 * S, true), None);
+        // The next one has a beginning of its own.
+        let next = told.take_due(&KEY, &budget(2501, 300 * S, 300 * S), 300 * S, true).unwrap();
+        assert_eq!((next.count, next.from, next.uid, next.netns), (1, 300 * S, Some(1000), None));
+    }
+
+    #[test]
+    fn what_is_short_is_one_report() {
+        let mut told = Told::default();
+        let short = budget(9, 50 * S, 50 * S + 1);
+        assert_eq!(told.take_due(&KEY, &short, 50 * S + 2, false), None);
+        assert!(told.open.is_some());
+        assert_eq!(told.take_due(&KEY, &short, 51 * S + 1, false).unwrap().count, 9);
+    }
+}

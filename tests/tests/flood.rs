@@ -1,0 +1,200 @@
+//! A flood by one changes nothing for others: what is over a budget is counted exactly, summed up, and hides nothing.
+
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+
+use std::process::{Command, Stdio};
+
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
+use kevtmon_tests::lock::Exclusive;
+use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::netns::NetnsPath;
+use kevtmon_tests::patience::wait_until;
+use kevtmon_tests::pod::{GATEWAY, Pod};
+use kevtmon_tests::process::{Running, hold_by_cwd};
+use kevtmon_tests::storm::ipv4;
+
+/// An unprivileged user of this test.
+const USER: u32 = 64_123;
+const FLOOD: u32 = 3000;
+
+/// A network namespace of a user namespace that this user makes, with a link that has neighbors.
+struct Own {
+    netns: NetnsPath,
+    _process: Running,
+}
+
+impl Own {
+    fn of(uid: u32) -> Self {
+        let mut command = as_user(uid);
+        command.args(["unshare", "-Urn", "sleep", "1000000"]);
+        let process = Running::spawn(&mut command);
+        let netns = NetnsPath::of_process(process.pid());
+        let here = NetnsPath::of_process(std::process::id()).inum();
+        wait_until("it has a namespace of its own", || (netns.inum() != here).then_some(()));
+        netns.network(|network| {
+            network.add_bridge("eth0")?;
+            network.add_address("eth0", [10, 76, 0, 1].into(), 8)?;
+            network.set_up("eth0", true)
+        });
+        Self { netns, _process: process }
+    }
+}
+
+fn as_user(uid: u32) -> Command {
+    let mut command = Command::new("setpriv");
+    command.arg(format!("--reuid={uid}")).arg(format!("--regid={uid}")).arg("--clear-groups");
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Deletions of neighbor entries, by what became of them.
+#[derive(Debug)]
+struct Balance {
+    received: f64,
+    emitted: f64,
+    throttled: f64,
+    lost: f64,
+}
+
+impl Balance {
+    fn of(daemon: &Daemon) -> Self {
+        let metrics = daemon.metrics();
+        let received = ["admin", "collateral"].map(|origin| {
+            let labels = [("state", "permanent"), ("origin", origin)];
+            metrics.count("kevtmon_kernel_neighbor_deletions_total", &labels)
+        });
+        let throttled = ["namespace", "owner", "unknown"]
+            .map(|lane| metrics.count("kevtmon_events_throttled_total", &[("lane", lane)]));
+        Self {
+            received: received.iter().sum(),
+            emitted: metrics.count("kevtmon_events_total", &[("kind", "neighbor.deleted")]),
+            throttled: throttled.iter().sum(),
+            lost: metrics.count("kevtmon_events_lost_total", &[("reason", "neighbor-ring-full")]),
+        }
+    }
+
+    fn is_even(&self) -> bool {
+        (self.received - self.emitted - self.throttled - self.lost).abs() < 0.5
+    }
+}
+
+/// Waits until everything that was counted in the kernel was emitted, throttled or lost, and returns that.
+fn balance(daemon: &Daemon) -> Balance {
+    wait_until("received = emitted + throttled + lost", || Some(Balance::of(daemon)).filter(Balance::is_even))
+}
+
+fn is_summary(event: &Event, lane: &str) -> bool {
+    event.kind() == "events.throttled" && event.text("/throttled/lane") == lane
+}
+
+/// Waits until the summaries of a lane hold all that was throttled in it, and returns them.
+fn summaries(daemon: &Daemon, lane: &str) -> Vec<Event> {
+    let told =
+        || -> Vec<Event> { daemon.events().into_iter().filter(|event| is_summary(event, lane)).collect() };
+    let sum = || told().iter().filter_map(|event| event.number("/throttled/count")).sum::<u64>() as f64;
+    let counted = || daemon.metrics().count("kevtmon_events_throttled_total", &[("lane", lane)]);
+    eventually!(counted() > 0.0 && (sum() - counted()).abs() < 0.5, "each lane is summed up exactly");
+    told()
+}
+
+#[test]
+fn a_user_beyond_his_budget_is_counted_exactly_and_hides_no_gateway() {
+    let _exclusive = Exclusive::take();
+    let pod = Pod::new();
+    let (first, second) = (Own::of(USER), Own::of(USER));
+    let mut daemon = launch().config("[hooks]\nsource_rate = 10\nsource_burst = 500\n").start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    for own in [&first, &second, &first] {
+        own.netns.churn((0..FLOOD).map(ipv4));
+        let ip = pod.delete_gateway();
+        daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY).expect_actor(ip.pid, "ip");
+        pod.set_gateway();
+    }
+    let balance = balance(&daemon);
+    assert!(balance.received >= f64::from(3 * FLOOD), "{balance:?}");
+    // One budget for all of his namespaces; the rest is room for what comes back of it in half a minute.
+    let flooded = [&first, &second].map(|own| own.netns.inum());
+    let own = daemon.events().iter().filter(|event| flooded.iter().any(|netns| event.is_in(*netns))).count();
+    assert!((400..800).contains(&own), "{own} events of {balance:?}");
+    for event in summaries(&daemon, "owner") {
+        event.expect("/throttled/uid", USER);
+        event.expect("/throttled/last_pid", std::process::id());
+        event.expect("/severity", "notice");
+        event.expect_none("/throttled/netns");
+        assert!(event.text("/throttled/from") <= event.text("/throttled/to"), "{event}");
+    }
+}
+
+#[test]
+fn the_gateway_of_a_pod_has_a_lane_of_its_own_beside_what_its_namespace_floods() {
+    let _exclusive = Exclusive::take();
+    let pod = Pod::new();
+    let mut daemon = launch().config("[hooks]\nsource_rate = 1\nsource_burst = 1\n").start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    for _ in 0..10 {
+        pod.netns().churn((0..100).map(ipv4));
+        let ip = pod.delete_gateway();
+        daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY).expect_actor(ip.pid, "ip");
+        pod.set_gateway();
+    }
+    let balance = balance(&daemon);
+    assert!(balance.throttled > 0.0 && balance.received >= 1010.0, "{balance:?}");
+    for event in summaries(&daemon, "namespace") {
+        event.expect("/throttled/netns", pod.inum());
+        event.expect("/target/netns_name", pod.netns_name());
+        event.expect("/severity", "warning");
+    }
+}
+
+#[test]
+fn namespaces_of_other_user_namespaces_of_root_share_one_budget_until_they_are_a_containers() {
+    let _exclusive = Exclusive::take();
+    let (first, second) = (Own::of(0), Own::of(0));
+    let daemon = launch().config("[hooks]\nsource_rate = 1\nsource_burst = 100\n").start();
+    for own in [&first, &second] {
+        own.netns.churn((0..FLOOD).map(ipv4));
+    }
+    balance(&daemon);
+    let told = summaries(&daemon, "unknown");
+    assert!(told.iter().all(|event| !event.has("/throttled/uid") && !event.has("/target")), "{told:?}");
+    let events = daemon.events();
+    let of = |own: &Own| events.iter().filter(|event| event.is_in(own.netns.inum())).count();
+    assert!(of(&first) >= 90 && of(&second) < of(&first), "{} and {}", of(&first), of(&second));
+}
+
+#[test]
+fn the_refused_unmounts_of_a_user_hide_none_of_roots() {
+    const ATTEMPTS: u32 = 600;
+    let scratch = Scratch::new();
+    let mut daemon = launch().config("[hooks]\nsource_rate = 20\nsource_burst = 100\n").start();
+    let mount = Mount::new();
+    let holder = hold_by_cwd(mount.point());
+    let script = format!(
+        "mount -t tmpfs none {0} && cd {0} && i=0 && \
+         while [ $i -lt {ATTEMPTS} ]; do umount {0}; i=$((i+1)); done 2>/dev/null",
+        scratch.path().display()
+    );
+    let mut command = as_user(USER);
+    command.args(["unshare", "-Urm", "sh", "-c", &script]).stdout(Stdio::null());
+    let mut hostile = Running::spawn(&mut command);
+    let throttled = || daemon.metrics().count("kevtmon_events_throttled_total", &[("lane", "umount")]);
+    eventually!(throttled() > 0.0, "the user is beyond his budget");
+    for _ in 0..16 {
+        mount.umount_refused();
+    }
+    eventually!(hostile.ended().is_some(), "the attempts end");
+    let path = mount.point().to_string_lossy().into_owned();
+    let all = daemon.wait_for("the sixteenth attempt of root", |event| {
+        event.kind() == "mount.busy"
+            && event.text("/mount/path") == path
+            && event.number("/mount/attempts") == Some(16)
+    });
+    all.expect("/actor/uid", 0);
+    let own = summaries(&daemon, "umount");
+    let own = own.iter().filter(|event| event.number("/throttled/uid") == Some(USER.into()));
+    let count: u64 = own.filter_map(|event| event.number("/throttled/count")).sum();
+    assert!(count > 0 && count <= u64::from(ATTEMPTS), "{count}");
+    drop(holder);
+}
