@@ -5,7 +5,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, launch};
@@ -13,7 +13,7 @@ use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
-use kevtmon_tests::process::{Running, comm, hold_by_cwd, hold_by_fd, idle, run};
+use kevtmon_tests::process::{Running, comm, finish, hold_by_cwd, hold_by_fd, idle, run};
 use serde_json::Value;
 
 fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
@@ -55,6 +55,21 @@ fn a_refused_unmount_names_the_caller_and_who_is_in_the_mount() {
     for word in [&*mount.point().to_string_lossy(), "sleep", &culprit.pid().to_string()] {
         assert!(event.text("/message").contains(word), "{word} in the message of {event}");
     }
+}
+
+#[test]
+fn which_mount_a_user_meant_is_only_likely() {
+    let scratch = Scratch::new();
+    let mut daemon = launch().start();
+    let script = "mount -t tmpfs own \"$1\" && cd \"$1\" && ! umount \"$1\"";
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(scratch.path());
+    let refused = finish(command.stdin(Stdio::null()), "unshare".as_ref());
+    let _ = refused.succeeded("a mount of a user's own is busy");
+    let event = wait_for(&mut daemon, "mount.busy", scratch.path());
+    event.expect("/actor/userns", "other");
+    event.expect("/actor/confidence", "likely");
+    assert!(event.text("/message").contains("of what is likely "), "{event}");
 }
 
 #[test]

@@ -152,7 +152,8 @@ impl VolumeBusy {
         };
         findings.report(Report {
             severity,
-            confidence: Confidence::Certain,
+            // Of the caller, whose path tells which volume it is.
+            confidence: event.actor.as_ref().map_or(Confidence::Certain, |actor| actor.confidence),
             summary,
             ruled_out: Some(release::ruled_out(event, mount)),
             advice: Some(release::advice_for(context.node, event, mount)),

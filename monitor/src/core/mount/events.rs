@@ -4,7 +4,9 @@ use super::{EBUSY, QueuedUmount, Scan};
 use crate::core::Core;
 use crate::escape::name;
 use crate::event::wording::{actor_phrase, copies_phrase, holders_phrase, owner_phrase, users};
-use crate::event::{Confidence, Event, Kind, Mount, MountHolder, Severity, Target, Unreadable, Volume};
+use crate::event::{
+    Actor, Confidence, Event, Kind, Mount, MountHolder, Severity, Target, Unreadable, Volume,
+};
 use crate::node::mounts::BusyMount;
 use crate::observation::{BootNs, HolderReport, MountIdentity, UmountAttempt, Verdict};
 
@@ -48,9 +50,12 @@ impl Core {
         let holders = report.map(|report| report.holders).unwrap_or_default();
         let holders: Vec<MountHolder> =
             holders.into_iter().map(|holder| self.mount_holder(umount.at, holder)).collect();
-        let actor = self.actor(&attempt.actor, false);
+        let actor = self.unmounting_actor(attempt);
         let target = self.mount_target(mount.volume.as_ref(), mount.mntns, &actor);
-        let subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
+        let mut subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
+        if actor.confidence != Confidence::Certain {
+            subject = format!("what is likely {subject}");
+        }
         let by = actor_phrase(&actor);
         // Set off by commas, if it has some itself.
         let comma = if by.contains(", ") { "," } else { "" };
@@ -85,13 +90,15 @@ impl Core {
             attempts: (attempts > 0).then_some(attempts),
         };
         let mount = self.mount_object(umount, known);
-        let mut actor = self.actor(&umount.attempt.actor, false);
+        let mut actor = self.unmounting_actor(&umount.attempt);
         let target = self.mount_target(mount.volume.as_ref(), mount.mntns, &actor);
         let subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
         let mut by = format!("by {}", actor_phrase(&actor));
         if umount.is_one_of_several {
             actor.confidence = Confidence::Likely;
             by = format!("likely {by}, the last of several that unmounted something there");
+        } else if actor.confidence != Confidence::Certain {
+            by = format!("likely {by}");
         }
         let after = match attempts {
             0 => String::new(),
@@ -134,14 +141,16 @@ impl Core {
     pub(super) fn emit_never_refused(&mut self, umount: &QueuedUmount) {
         let key = &umount.key;
         let Some(volume) = self.kubelets.volume(umount.at, key.mntns, &key.path) else { return };
-        let actor = self.actor(&umount.attempt.actor, false);
+        let actor = self.unmounting_actor(&umount.attempt);
         let target = self.node().target_of_pod(&volume.pod_uid);
         let subject = mount_phrase(&umount.key.path, Some(&volume), Some(&target));
         let (kind, verb) = match umount.is_lazy() {
             true => (Kind::MountDetached, "detached"),
             false => (Kind::MountReleased, "unmounted"),
         };
-        let message = format!("{subject} {verb}, or what was mounted on it, by {}", actor_phrase(&actor));
+        let likely = if actor.confidence == Confidence::Certain { "" } else { "likely " };
+        let message =
+            format!("{subject} {verb}, or what was mounted on it, {likely}by {}", actor_phrase(&actor));
         let event = Event {
             mount: Some(Box::new(self.mount_object(umount, Known::default()))),
             actor: Some(Box::new(actor)),
@@ -149,6 +158,17 @@ impl Core {
             ..self.event(umount.at, kind, Severity::Debug, message)
         };
         self.emit(event);
+    }
+
+    /// Who called, and how certain it is that the call was about the mount to which its path leads. The path is read from
+    /// the caller's memory before and after the kernel reads it; who shares that memory can show the kernel another one in
+    /// between. Root of the node is not suspected of that.
+    fn unmounting_actor(&self, attempt: &UmountAttempt) -> Actor {
+        let mut actor = self.actor(&attempt.actor, false);
+        if actor.userns.is_some() || actor.uid.is_some_and(|uid| uid != 0) {
+            actor.confidence = Confidence::Likely;
+        }
+        actor
     }
 
     fn mount_object(&self, umount: &QueuedUmount, known: Known<'_>) -> Mount {

@@ -115,6 +115,34 @@ fn attempt_of(core: &mut Core, pid: u32, parent: (u32, &str)) -> Fact {
 }
 
 #[test]
+fn what_rests_on_the_path_that_a_user_gives_is_only_likely() {
+    let by = |context| {
+        let mut core = settled();
+        let attempt_by = |errno| {
+            let Fact::Umount(attempt) = attempt(errno) else { unreachable!() };
+            let actor = TaskRef { context, ..attempt.actor.clone() };
+            Fact::Umount(Box::new(UmountAttempt { actor, ..*attempt }))
+        };
+        core.observe(at(10, attempt_by(Some(16))));
+        core.observe(at(11, report(1)));
+        let mut emitted = events(&mut core);
+        core.observe(at(12, attempt_by(None)));
+        emitted.extend(answer_presence(&mut core, 13, Some(false)));
+        let [busy, released] = &emitted[..] else { panic!("{emitted:?}") };
+        let confidence = |event: &Event| event.actor.as_ref().unwrap().confidence;
+        assert_eq!(confidence(busy), confidence(released));
+        let is_likely = (busy.message.contains("what is likely"), released.message.contains("likely by"));
+        assert_eq!(is_likely.0, is_likely.1, "{} {}", busy.message, released.message);
+        assert_eq!(is_likely.0, confidence(busy) == Confidence::Likely);
+        confidence(busy)
+    };
+    let root = TaskContext::default();
+    assert_eq!(by(Some(root)), Confidence::Certain);
+    assert_eq!(by(Some(TaskContext { uid: 1000, ..root })), Confidence::Likely);
+    assert_eq!(by(Some(TaskContext { userns: 4_026_533_000, ..root })), Confidence::Likely);
+}
+
+#[test]
 fn refused_unmounts_are_emitted_at_attempts_1_2_4_8_with_one_scan_in_ten_seconds() {
     let mut core = settled();
     core.observe(at(10, attempt(Some(16))));
