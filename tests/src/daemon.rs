@@ -294,15 +294,28 @@ impl Daemon {
 
     /// Runs a query command: `["incidents", "--json"]`. It queries this daemon, or reads its files.
     pub fn ask(&self, question: &[&str]) -> Finished {
+        self.ask_at(&self.socket(), question)
+    }
+
+    fn ask_at(&self, socket: &Path, question: &[&str]) -> Finished {
         let mut command = Command::new(program());
         command.args(question).stdin(Stdio::null());
-        command.arg("--socket").arg(self.socket()).arg("--state-dir").arg(self.state());
+        command.arg("--socket").arg(socket).arg("--state-dir").arg(self.state());
         finish(&mut command, "kevtmon".as_ref())
     }
 
     /// As [`Daemon::ask`] with `--json`: the lines of the answer; the exit code must be 0 if there are any.
     pub fn find(&self, question: &[&str]) -> Vec<Event> {
-        let ran = self.ask(&[question, &["--json"]].concat());
+        Self::lines(question, &self.ask_at(&self.socket(), &[question, &["--json"]].concat()))
+    }
+
+    /// The same of its files, while it runs too: what is committed.
+    pub fn find_committed(&self, question: &[&str]) -> Vec<Event> {
+        let nowhere = self.directory().join("no.sock");
+        Self::lines(question, &self.ask_at(&nowhere, &[question, &["--json"]].concat()))
+    }
+
+    fn lines(question: &[&str], ran: &Finished) -> Vec<Event> {
         assert!(matches!(ran.status.code(), Some(0 | 1)), "{question:?}: {} {}", ran.status, ran.stderr);
         assert_eq!(ran.status.success(), !ran.stdout.is_empty(), "{question:?}: {}", ran.stderr);
         ran.stdout.lines().map(|line| Event::parse(line).expect("a line of JSON")).collect()

@@ -244,7 +244,7 @@ fn a_full_disk_behind_the_standard_output_is_survived() {
 
 #[test]
 fn what_a_slow_reader_cannot_take_is_discarded_and_counted() {
-    const TIMES: u32 = 20_000;
+    const TIMES: u32 = 5_000;
     let pod = Pod::new();
     let mut daemon = launch().config(WITHOUT_BUDGETS).read_later().spawn();
     eventually!(daemon.get("/readyz").is_some_and(|answer| answer.status == 200), "the daemon is ready");
