@@ -286,16 +286,22 @@ fn a_replaced_entry_has_changed_and_names_who_replaced_it() {
 }
 
 #[test]
-fn an_entry_that_loses_its_permanence_has_changed() {
-    let (pod, mut daemon) = pod_and_daemon();
-    let ip = pod.ip(&format!("neigh replace {GATEWAY} lladdr {GATEWAY_LLADDR} dev eth0 nud reachable"));
-    let event = daemon.wait_for("neighbor.changed", |event| {
-        event.kind() == "neighbor.changed" && event.is_neighbor(pod.inum(), GATEWAY)
-    });
-    event.expect_actor(ip.pid, "ip");
-    event.expect("/neighbor/cause", "replaced");
-    event.expect("/neighbor/state", "permanent");
-    event.expect("/neighbor/new_state", "reachable");
+fn an_entry_that_loses_its_permanence_has_changed_and_is_not_lost() {
+    for state in ["reachable", "noarp"] {
+        let (pod, mut daemon) = pod_and_daemon();
+        let ip = pod.ip(&format!("neigh replace {GATEWAY} lladdr {GATEWAY_LLADDR} dev eth0 nud {state}"));
+        let event = daemon.wait_for("neighbor.changed", |event| {
+            event.kind() == "neighbor.changed" && event.is_neighbor(pod.inum(), GATEWAY)
+        });
+        event.expect_actor(ip.pid, "ip");
+        event.expect("/neighbor/cause", "replaced");
+        event.expect("/neighbor/state", "permanent");
+        event.expect("/neighbor/new_state", state);
+        let events = daemon.fence(&pod);
+        let is_incident =
+            |event: &&Event| event.kind() == "incident.opened" && event.is_neighbor(pod.inum(), GATEWAY);
+        assert_eq!(events.iter().find(is_incident).map(ToString::to_string), None, "packets go there");
+    }
 }
 
 #[test]

@@ -158,6 +158,11 @@ impl GatewayNeighborLost {
                 return self.open(context, key, fault, findings);
             };
             let due = context.now + delay;
+            if fault.is_downgrade() {
+                // It may be removed meanwhile, of which no event tells.
+                let look = context.now + seconds(self.thresholds.get(&GATEWAY_CONFIRM));
+                self.rereads.schedule(key.netns, look);
+            }
             return self.suspect(key, Fault { phase: FaultPhase::Suspected { due }, ..fault }, findings);
         }
         if let Some(known) = self.faults.get_mut(&key) {
@@ -171,6 +176,9 @@ impl GatewayNeighborLost {
 
     /// How long a lost entry is only suspected to matter; `None` if it matters at once.
     fn delay(&self, context: &Context<'_>, key: NeighborKey, fault: &Fault) -> Option<BootNs> {
+        if fault.is_downgrade() {
+            return Some(recheck::REPLACED_AFTER);
+        }
         let cause = fault.objects.neighbor.as_ref().map_or("", |entry| entry.cause.as_str());
         let with_interface = ["link-deleted", "link-down", "last-address-removed"].contains(&cause);
         if with_interface && has_other_route(context.node, key) {
@@ -193,6 +201,13 @@ impl GatewayNeighborLost {
         event: &Event,
         findings: &mut Findings,
     ) {
+        if let Some(fault) = self.faults.get_mut(&key)
+            && fault.is_downgrade()
+            && matches!(fault.phase, FaultPhase::Suspected { .. })
+        {
+            fault.evidence.push(event.seq);
+            return self.recheck(context, key.netns, Some(event.seq), findings);
+        }
         // An entry with an address had been learned again: that it fails is another matter than its deletion.
         let had_lladdr = event.neighbor.as_ref().is_some_and(|entry| entry.lladdr.is_some());
         let is_other_cause =

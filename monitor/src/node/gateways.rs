@@ -17,9 +17,6 @@ const REPLACED_AFTER_NS: u64 = 60_000_000_000;
 /// Limit of gateways of one namespace.
 const CAPACITY: usize = 16;
 
-/// States in which the kernel sends, besides PERMANENT: REACHABLE, STALE, DELAY, PROBE, NOARP.
-const USABLE: u8 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40;
-
 /// The neighbor entry of one gateway.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gateway {
@@ -53,7 +50,7 @@ impl Gateway {
     /// Whether the entry is learned and has a link-layer address to send to.
     #[must_use]
     pub fn is_learned(&self) -> bool {
-        self.entry.as_ref().is_some_and(|(state, _)| state.0 & USABLE != 0)
+        self.entry.as_ref().is_some_and(|(state, _)| state.is_usable())
     }
 
     /// Whether resolution is in progress or has failed.
@@ -226,6 +223,10 @@ impl Gateways {
         };
         gateway.set(at, entry);
         gateway.changed_at = Some(at);
+        if change.is_downgrade() {
+            // On purpose, and packets still go there: from now on it is an entry like any that was learned.
+            gateway.static_lladdr = None;
+        }
     }
 }
 

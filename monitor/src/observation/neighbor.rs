@@ -61,6 +61,13 @@ impl NudState {
         self.0 & Self::PERMANENT.0 != 0
     }
 
+    /// Whether an entry that is not static has a link-layer address to which packets go at once: `NUD_REACHABLE`,
+    /// `NUD_STALE`, `NUD_DELAY`, `NUD_PROBE`, `NUD_NOARP`.
+    #[must_use]
+    pub fn is_usable(self) -> bool {
+        self.0 & (0x02 | 0x04 | 0x08 | 0x10 | Self::NOARP.0) != 0
+    }
+
     /// The kernel's name in lower case, as in `ip neigh`.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -163,6 +170,17 @@ pub struct NeighborChange {
     pub actor: Option<TaskRef>,
     /// Netlink port id of the request (0 and absent ones are `None`): a hint, never a name.
     pub netlink_port: Option<u32>,
+}
+
+impl NeighborChange {
+    /// Whether the entry lost its permanence alone: packets go where they went, until it has to be resolved again.
+    #[must_use]
+    pub fn is_downgrade(&self) -> bool {
+        self.op == NeighborOp::Changed
+            && self.new_lladdr.is_none()
+            && self.old_state.is_some_and(NudState::is_permanent)
+            && self.new_state.is_some_and(NudState::is_usable)
+    }
 }
 
 /// An entry as a dump shows it.

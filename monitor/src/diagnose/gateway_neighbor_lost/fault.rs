@@ -10,6 +10,9 @@ use crate::event::wording::target_label;
 use crate::event::{Confidence, Event, Incident, Neighbor, Severity, Target};
 use crate::observation::{BootNs, NeighborKey, NsInum};
 
+/// The states in which packets go to a link-layer address at once.
+const USABLE: [&str; 5] = ["reachable", "stale", "delay", "probe", "noarp"];
+
 /// What is wrong with the entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -178,6 +181,14 @@ impl Fault {
     pub(super) fn is_deletion(&self) -> bool {
         let entry = self.objects.neighbor.as_ref();
         self.reason == FaultReason::Missing && entry.is_none_or(|entry| entry.new_state.is_none())
+    }
+
+    /// Whether the entry lost its permanence alone: packets go where they went, until it has to be resolved again.
+    pub(super) fn is_downgrade(&self) -> bool {
+        let entry = self.objects.neighbor.as_ref().filter(|_| self.reason == FaultReason::Missing);
+        let state =
+            entry.filter(|entry| entry.new_lladdr.is_none()).and_then(|entry| entry.new_state.as_deref());
+        state.is_some_and(|state| USABLE.contains(&state))
     }
 
     /// Whether the only process known in the namespace is the one that did it, or one above that.

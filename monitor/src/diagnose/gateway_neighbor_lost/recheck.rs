@@ -18,7 +18,7 @@ use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{BootNs, NeighborKey, NsInum, Request};
 
 /// A learned entry that works this long after the static one was deleted has replaced it.
-const REPLACED_AFTER: BootNs = 60 * SECOND;
+pub(super) const REPLACED_AFTER: BootNs = 60 * SECOND;
 
 /// Upper bound of the time to read a namespace: a snapshot that arrives later was read after the fault.
 const READ_DURATION: BootNs = SECOND;
@@ -83,7 +83,8 @@ impl GatewayNeighborLost {
                         self.close(key, CloseReason::Expired, evidence, findings);
                     }
                 }
-                (FaultPhase::Suspected { due }, _) if context.now < due => {}
+                (FaultPhase::Suspected { due }, result)
+                    if context.now < due && !(fault.is_downgrade() && result == Recheck::Persists) => {}
                 (FaultPhase::Suspected { .. }, Recheck::Persists) => {
                     fault.last = context.now;
                     if let Some(mut fault) = self.faults.remove(&key) {

@@ -116,3 +116,50 @@ fn a_restored_entry_ends_the_story_of_who_deleted_it() {
     node.observe(Fact::Neighbor(Box::new(unknown)));
     assert_eq!(open(&node).1, None);
 }
+
+/// A node on which somebody made the gateway's entry one in this state, which has the right address still.
+fn downgraded(state: NudState) -> TestNode {
+    let mut node = TestNode::with_running_pod();
+    node.set_entry(ETCD, Some((state, Some(host_mac()))));
+    let change = NeighborChange {
+        op: NeighborOp::Changed,
+        new_state: Some(state),
+        ..deletion(ETCD, NeighborCause::Replaced)
+    };
+    node.observe(Fact::Neighbor(Box::new(change)));
+    node
+}
+
+#[test]
+fn an_entry_that_is_no_longer_static_is_lost_once_it_fails_or_is_removed_and_no_sooner() {
+    for state in [0x02, 0x04, 0x40].map(NudState) {
+        for failed in [true, false] {
+            let mut node = downgraded(state);
+            node.run_for(3 * S);
+            assert!(node.open().is_empty(), "packets go where they went");
+            node.set_entry(ETCD, failed.then_some((NudState::FAILED, None)));
+            if failed {
+                node.observe(failure(ETCD));
+            } else {
+                node.run_for(4 * S);
+            }
+            let (summary, actor, _) = open(&node);
+            let expected = format!("was downgraded to {} by calico (pid 28997)", state.name());
+            assert!(summary.ends_with(&expected), "{summary}");
+            assert_eq!(actor, Some(28_997));
+        }
+    }
+}
+
+#[test]
+fn an_entry_that_goes_on_working_without_being_static_is_not_lost_by_who_downgraded_it() {
+    let mut node = downgraded(NudState(0x02));
+    node.run_for(90 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+    node.set_entry(ETCD, Some((NudState::FAILED, None)));
+    node.observe(failure(ETCD));
+    node.run_for(15 * S);
+    let (summary, actor, _) = open(&node);
+    assert!(summary.ends_with("nothing answers its ARP requests on eth0"), "{summary}");
+    assert_eq!(actor, None);
+}
