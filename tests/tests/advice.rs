@@ -79,7 +79,7 @@ fn closed(daemon: &mut Daemon, id: &str) -> Event {
     closed.expect("/incident/close_reason", "resolved");
     let is_past = |text: &&str| text.contains(" was ") || text.contains(" had ");
     let healthy: Vec<&str> = closed.list("/incident/ruled_out").iter().filter_map(Value::as_str).collect();
-    assert!(healthy.iter().all(|text| is_past(text)), "{healthy:?}");
+    assert!(healthy.iter().all(is_past), "{healthy:?}");
     assert_eq!(incident(daemon, id).list("/advice"), [] as [Value; 0], "nothing is left to be done");
     closed
 }
@@ -189,11 +189,16 @@ fn volume_busy(daemon: &mut Daemon, volume: &Mount) -> String {
     opened(daemon, "volume-busy", |event| event.text("/mount/path") == path)
 }
 
+#[expect(clippy::print_stderr, reason = "the run says what was not carried out")]
+fn not_carried_out(command: &str) {
+    eprintln!("not carried out, for its tool is not installed: {command}");
+}
+
 /// The tool gets as far as looking for what it talks to: the words are right. What it talks to is not on this machine.
 fn is_understood(command: &str, daemon: &Daemon, unreachable: &[&str]) {
     let tool = command.split(' ').next().unwrap_or_default();
     if kevtmon_tests::image::installed(tool).is_none() {
-        return eprintln!("{tool} is not installed: not carried out: {command}");
+        return not_carried_out(command);
     }
     let ran = carry_out(command, daemon);
     let is_right = ran.status.success() || unreachable.iter().any(|words| ran.stderr.contains(words));
@@ -371,7 +376,7 @@ fn a_pod_that_holds_the_volume_of_another_is_to_be_deleted() {
 #[test]
 fn a_container_of_podman_that_holds_a_volume_lets_go_by_podman() {
     let Some(podman) = Podman::start() else {
-        return eprintln!("podman or runc is not installed: its command is not carried out");
+        return not_carried_out("podman restart");
     };
     let scratch = Scratch::new();
     let root = Mount::at(&scratch.path().join("kubelet"));

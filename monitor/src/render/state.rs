@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::time::Clock;
 use super::{Pretty, Style, escaped};
 use crate::core::state::{ContainerStatus, NetnsStatus, NodeState, PodStatus};
+use crate::escape;
 use crate::event::Pod;
 use crate::observation::SourceStatus;
 use crate::query::record::timestamp;
@@ -104,7 +105,7 @@ fn owner(state: &NodeState, namespace: &NetnsStatus) -> String {
     }
     match (&namespace.name, &namespace.comm, namespace.pid) {
         (Some(name), ..) => format!("/run/netns/{}", escaped(name)),
-        (None, Some(comm), Some(pid)) => format!("{} (pid {pid})", escaped(comm)),
+        (None, Some(comm), Some(pid)) => format!("{} (pid {pid})", escape::name(comm)),
         _ => dash(),
     }
 }

@@ -70,34 +70,21 @@ fn has_older_sandbox(node: &NodeView<'_>, pod: &Pod, container: Option<&Containe
     )
 }
 
-/// How `ip` gets into the namespace.
-struct Inside {
-    words: Vec<String>,
-    process: Option<NamedProcess>,
-}
+/// A process in the namespace, through which `ip` gets there.
+struct Inside(NamedProcess);
 
 impl Inside {
     fn of(context: &Context<'_>, key: NeighborKey, target: &Target) -> Option<Self> {
-        let namespace = context.node.namespaces.get(key.netns)?;
+        let owner = context.node.namespaces.get(key.netns)?.owner.as_ref().map(|owner| owner.tgid);
         let container = target.container.as_ref().and_then(|container| container.pid);
-        if let Some(pid) = container.or(namespace.owner.as_ref().map(|owner| owner.tgid)) {
-            let words = ["nsenter", "-t", &pid.to_string(), "-n", "ip"].map(str::to_owned).into();
-            let process = NamedProcess { pid, seen_ns: context.now.to_string() };
-            return Some(Self { words, process: Some(process) });
-        }
-        let name = namespace.name.clone()?;
-        Some(Self { words: vec!["ip".to_owned(), "-n".to_owned(), name], process: None })
+        Some(Self(NamedProcess { pid: container.or(owner)?, seen_ns: context.now.to_string() }))
     }
 
     fn advice(&self, text: &str, risk: Risk, words: &[&str]) -> Advice {
-        let command: Vec<&str> = self.words.iter().map(String::as_str).chain(words.iter().copied()).collect();
-        let step = advice(text, risk, &command);
-        match &self.process {
-            Some(NamedProcess { pid, seen_ns }) => {
-                of_process(step, *pid, seen_ns.parse().unwrap_or_default())
-            }
-            None => step,
-        }
+        let NamedProcess { pid, seen_ns } = &self.0;
+        let pid_text = pid.to_string();
+        let command = [&["nsenter", "-t", &pid_text, "-n", "ip"][..], words].concat();
+        of_process(advice(text, risk, &command), *pid, seen_ns.parse().unwrap_or_default())
     }
 }
 

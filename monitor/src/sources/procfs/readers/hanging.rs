@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{Answer, Job};
+use crate::escape::name;
 use crate::redact;
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::Buffer;
@@ -33,11 +34,11 @@ impl Description {
     pub(super) fn phrase(&self, tgid: u32) -> String {
         let mut text = format!("process {tgid}");
         if let Some(comm) = &self.comm {
-            text.push_str(&format!(" ({comm})"));
+            text.push_str(&format!(" ({})", name(comm)));
         }
         for (index, (source, place)) in self.unanswered.iter().enumerate() {
             text.push_str(if index == 0 { ", which sees unanswered requests to " } else { " and " });
-            text.push_str(&format!("FUSE file system {source} at {place}"));
+            text.push_str(&format!("FUSE file system {} at {}", name(source), name(place)));
         }
         text
     }
