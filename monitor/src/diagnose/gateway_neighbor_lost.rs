@@ -369,6 +369,9 @@ impl Diagnosis for GatewayNeighborLost {
                 self.advise(context, netns, findings);
             }
         }
+        if let Some(route) = event.route.as_ref() {
+            self.advise(context, route.netns, findings);
+        }
         match event.kind {
             Kind::NeighborDeleted | Kind::NeighborChanged | Kind::NeighborFailed | Kind::NeighborAdded => {
                 if let Some(neighbor) = event.neighbor.as_ref().filter(|entry| entry.gateway == Some(true)) {

@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 16] = [
+const TENSES: [(&str, &str); 17] = [
     (" has lost its gateway ", " had lost its gateway "),
     (" cannot reach its gateway ", " could not reach its gateway "),
     (": nothing answers its ", ": nothing answered its "),
@@ -13,6 +13,7 @@ const TENSES: [(&str, &str); 16] = [
     (" interface have one", " interface had one"),
     (" points to ", " pointed to "),
     (" is reached by ", " was reached by "),
+    (" is no port of it", " was no port of it"),
     (" is no port of ", " was no port of "),
     (" cannot be unmounted", " could not be unmounted"),
     (": held by ", ": it was held by "),

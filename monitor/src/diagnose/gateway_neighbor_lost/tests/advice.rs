@@ -121,3 +121,15 @@ fn an_entry_is_not_to_be_replaced_where_the_host_end_has_left_the_bridge() {
     );
     assert!(!repairs(&node), "the answers would not come back: {:?}", commands(&node));
 }
+
+#[test]
+fn a_route_that_is_gone_is_not_said_to_be_in_place() {
+    let mut node = lost();
+    let in_place = format!("the default route via {} is in place", gateway());
+    assert!(node.open()[0].ruled_out.contains(&in_place));
+    let route = node.tables[&ETCD].routes[0].clone();
+    node.observe(Fact::RouteGone(route.clone()));
+    assert!(!node.open()[0].ruled_out.contains(&in_place), "{:?}", node.open()[0].ruled_out);
+    node.observe(Fact::Route(route));
+    assert!(node.open()[0].ruled_out.contains(&in_place));
+}
