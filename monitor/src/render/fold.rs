@@ -67,14 +67,15 @@ impl<E: Deref<Target = Event>> Fold<E> {
         let likeness = likeness(&event, kind);
         let gap = self.gap;
         let run = self.runs.iter_mut().find(|run| run.likeness == likeness);
-        if let Some(run) = run.filter(|run| time.duration_since(run.last_time).abs() <= gap) {
-            run.last_time = time;
+        if let Some(run) = run.filter(|run| time.duration_since(run.last_time) <= gap) {
+            run.last_time = run.last_time.max(time);
             let count = run.pending.take().map_or(0, |pending| pending.count);
             run.pending = Some(Pending { count: count + 1, last: event });
             return text;
         }
         text.push_str(&self.flush(&when));
-        self.runs.retain(|run| run.likeness != likeness && time.duration_since(run.last_time).abs() <= gap);
+        // An event that was held back is older, and ends nothing.
+        self.runs.retain(|run| run.likeness != likeness && time.duration_since(run.last_time) <= gap);
         if self.runs.len() >= RUNS_MAX {
             self.runs.remove(0);
         }
@@ -176,6 +177,14 @@ mod tests {
             "alone it is as ever"
         );
         assert!(heads(&texts[6])[0].starts_with("5 ") && heads(&texts[6])[1].contains("… 2 more like it"));
+    }
+
+    #[test]
+    fn an_event_that_was_held_back_ends_no_run() {
+        let mut fold = fold();
+        told(&mut fold, entry(200, "10.0.0.1"));
+        told(&mut fold, Box::new(history::numbered(1, sample::busy())));
+        assert!(told(&mut fold, entry(201, "10.0.0.2")).is_empty() && fold.is_pending());
     }
 
     #[test]
