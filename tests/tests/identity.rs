@@ -12,6 +12,7 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::network::{NeighbourState, on_host};
 use kevtmon_tests::pod::Pod;
+use kevtmon_tests::process::attempt;
 use kevtmon_tests::unique;
 use serde_json::Value;
 
@@ -180,6 +181,30 @@ fn a_process_in_another_user_namespace_is_marked_and_not_called_by_its_name() {
     for word in ["another user namespace", "uid 1000", &format!("pid {}", actor.pid())] {
         assert!(event.text("/message").contains(word), "{word} in {event}");
     }
+}
+
+#[test]
+fn a_process_that_acts_again_is_known_however_many_acted_once_in_between() {
+    // More than the daemon remembers.
+    const OTHERS: u32 = 1_500;
+    let pod = Pod::new();
+    let mut daemon = launch().start();
+    let mut actor = Actor::start();
+    actor.act(&in_pod(&pod));
+    for _ in 0..2 {
+        deletion(&mut daemon, &mut actor);
+    }
+    let one_each = format!(
+        "i=0; while [ $i -lt {OTHERS} ]; do echo \"neigh add 10.77.$((i / 250)).$((i % 250 + 1)) \
+         lladdr 02:00:00:00:00:01 nud permanent dev eth0\"; i=$((i + 1)); done | ip -batch -; \
+         i=0; while [ $i -lt {OTHERS} ]; do \
+         ip neigh del 10.77.$((i / 250)).$((i % 250 + 1)) dev eth0; i=$((i + 1)); done"
+    );
+    let net = format!("--net={}", pod.netns().path().display());
+    let _ = attempt(&["nsenter", &net, "sh", "-c", &one_each]).succeeded("1,500 processes");
+    let event = deletion(&mut daemon, &mut actor);
+    event.expect("/actor/exe", kevtmon_tests::actor::program().to_string_lossy().into_owned());
+    assert!(!event.list("/actor/ancestors").is_empty(), "{event}");
 }
 
 /// A small generator of pseudo-random numbers (xorshift64*).
