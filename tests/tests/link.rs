@@ -62,6 +62,9 @@ fn a_host_end_set_down_has_changed_and_its_peer_lost_carrier() {
     on_host(|network| network.set_up(pod.host_end(), false));
     let event = wait_for_change(&mut daemon, host(), pod.host_end(), "down");
     event.expect("/link/peer/netns", pod.inum());
+    // It is not in that namespace itself.
+    let link = format!("veth {} with its other end in namespace {} ", pod.host_end(), pod.netns_name());
+    assert!(event.text("/message").starts_with(&link), "{event}");
     wait_for_change(&mut daemon, pod.inum(), "eth0", "carrier-down");
 }
 

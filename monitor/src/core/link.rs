@@ -121,7 +121,13 @@ impl Core {
             _ => Severity::Info,
         };
         let what = link.kind.as_deref().unwrap_or("link");
-        let message = format!("{what} {}{} {verb}", name(&link.ifname), owner_phrase(&target));
+        let owner = owner_phrase(&target);
+        // The namespace that it leads to is not the one that it is in.
+        let owner = match owner.strip_prefix(" in ").filter(|_| link.netns == self.settings.host_netns) {
+            Some(there) => format!(" with its other end in {there}"),
+            None => owner,
+        };
+        let message = format!("{what} {}{owner} {verb}", name(&link.ifname));
         Event {
             target: Some(Box::new(target)),
             link: Some(Box::new(Link {
@@ -152,6 +158,8 @@ impl Core {
         let severity = match kind {
             Kind::RouteDeleted if target.container.is_some() => Severity::Notice,
             Kind::RouteDeleted => Severity::Info,
+            // What replaced it is as much of the story as its loss.
+            Kind::RouteAdded if target.container.is_some() => Severity::Info,
             _ => Severity::Debug,
         };
         let via = route.gateway.map_or_else(String::new, |gateway| format!(" via {gateway}"));
