@@ -276,9 +276,17 @@ fn a_standard_error_that_takes_nothing_is_survived() {
     let mut unread =
         File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&fifo).expect("a FIFO");
     while unread.write(&[b'x'; 4096]).is_ok() {}
-    for redirection in ["2>/dev/full".to_owned(), "2> >(exec true)".into(), format!("2>{}", fifo.display())] {
+    // With much to log, the last message that it takes is longer than what is left.
+    let terminal = nix::pty::openpty(None, None).expect("a terminal can be made");
+    let stopped = nix::unistd::ttyname(&terminal.slave).expect("a terminal has a name");
+    for redirection in [
+        "2>/dev/full".to_owned(),
+        "2> >(exec true)".into(),
+        format!("2>{}", fifo.display()),
+        format!("2>{}", stopped.display()),
+    ] {
         let pod = Pod::new();
-        let script = format!("exec \"$@\" {redirection}");
+        let script = format!("export RUST_LOG=trace; exec \"$@\" {redirection}");
         let mut daemon = launch().through(&["bash", "-c", &script, "bash"]).start();
         // Each is logged.
         for _ in 0..3 {

@@ -4,8 +4,11 @@
 //! take is counted, and logged as soon as something is taken again.
 
 use std::env;
-use std::io::{self, ErrorKind, IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, IsTerminal, StderrLock, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use jiff::Timestamp;
@@ -51,7 +54,7 @@ pub enum LoggingError {
 pub fn init(format: LogFormat, programs: bool) -> Result<(), LoggingError> {
     let builder = tracing_subscriber::fmt()
         .with_env_filter(directives(env::var("RUST_LOG").unwrap_or_default(), programs)?)
-        .with_writer(move || LogOutput { format, stderr: io::stderr().lock() })
+        .with_writer(move || LogOutput { format, stderr: Stderr(io::stderr().lock()) })
         // They would be printed to standard error, whose failure is a panic.
         .log_internal_errors(false)
         .with_ansi(
@@ -68,6 +71,37 @@ pub fn init(format: LogFormat, programs: bool) -> Result<(), LoggingError> {
 static LOST: AtomicU64 = AtomicU64::new(0);
 /// A pipe that is ready takes so many bytes without blocking (`PIPE_BUF`).
 const CHUNK: usize = 4096;
+
+/// Standard error.
+struct Stderr(StderrLock<'static>);
+
+/// Standard error opened once more, if it is a terminal. One that is stopped, or that nobody reads, is said to be ready
+/// for as long as it takes a single byte, and a longer message would block. Others use its description, too, so that only
+/// one of our own can be made non-blocking.
+static TERMINAL: LazyLock<Option<File>> = LazyLock::new(|| {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let open = || OpenOptions::new().write(true).custom_flags(flags).open("/proc/self/fd/2");
+    io::stderr().is_terminal().then(open)?.ok()
+});
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match &*TERMINAL {
+            Some(terminal) => (&*terminal).write(bytes),
+            None => self.0.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Stderr {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        TERMINAL.as_ref().map_or_else(|| self.0.as_fd(), AsFd::as_fd)
+    }
+}
 
 /// Standard error, or nothing while that cannot be written.
 struct LogOutput<W: Write + AsFd> {
