@@ -397,6 +397,13 @@ impl Daemon {
         namespaces.find(|namespace| namespace["netns"].as_u64() == Some(netns)).cloned()
     }
 
+    /// Waits until an incident of a container opens.
+    pub fn wait_for_incident(&mut self, container: &str) -> Event {
+        self.wait_for(&format!("incident.opened of {container}"), |event| {
+            event.kind() == "incident.opened" && event.text("/target/container/id") == container
+        })
+    }
+
     /// Waits for the deletion of an entry.
     pub fn wait_for_deletion(&mut self, netns: u64, address: &str) -> Event {
         let what = format!("neighbor.deleted of {address} in {netns}");

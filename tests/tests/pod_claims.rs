@@ -101,9 +101,7 @@ fn labels_of_an_image_are_a_claim_and_never_a_label_of_a_metric() {
     });
     let claims = format!("container {} (claims to be pod {}) started", second.name(), labels.full());
     started.expect("/message", claims);
-    let opened = daemon.wait_for("the incident", |event| {
-        event.kind() == "incident.opened" && event.text("/target/container/id") == container.id()
-    });
+    let opened = daemon.wait_for_incident(container.id());
     expect_claimed(&opened, &labels);
     opened.expect("/severity", "warning");
     let advice = opened.get("/incident/advice").map(ToString::to_string).unwrap_or_default();

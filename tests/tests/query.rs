@@ -19,9 +19,7 @@ fn pod_with_incident() -> (Pod, PodSandbox, Daemon, Event) {
     let sandbox = PodSandbox::of(&pod);
     let mut daemon = launch().start();
     pod.delete_gateway();
-    let opened = daemon.wait_for("incident.opened", |event| {
-        event.kind() == "incident.opened" && event.text("/target/container/id") == sandbox.id()
-    });
+    let opened = daemon.wait_for_incident(sandbox.id());
     (pod, sandbox, daemon, opened)
 }
 

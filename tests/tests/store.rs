@@ -259,9 +259,7 @@ fn a_state_directory_that_is_removed_or_replaced_is_noticed_and_made_anew() {
         let sandbox = PodSandbox::of(&pod);
         let mut daemon = launch().start();
         pod.delete_gateway();
-        let opened = daemon.wait_for("incident.opened", |event| {
-            event.kind() == "incident.opened" && event.text("/target/container/id") == sandbox.id()
-        });
+        let opened = daemon.wait_for_incident(sandbox.id());
         way(&daemon.state());
         expect_a_new_store(&mut daemon);
         pod.set_gateway();
