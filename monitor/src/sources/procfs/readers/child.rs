@@ -15,6 +15,7 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, interval, sleep};
 
 use super::serve::read_by;
+use super::wire::Said;
 use super::{Answer, Job, wire};
 use crate::sources::procfs::Proc;
 
@@ -56,6 +57,8 @@ pub(super) struct Child {
     greeted: bool,
     /// Jobs done.
     done: u64,
+    /// How far it came with this one, as it said last.
+    note: Option<Vec<u8>>,
 }
 
 /// What a reader is doing.
@@ -80,12 +83,17 @@ impl Child {
             // A terminal's signals are for the daemon, which has it finish.
             .process_group(0)
             .spawn()?;
-        Ok(Self { process, socket, greeted: false, done: 0 })
+        Ok(Self { process, socket, greeted: false, done: 0, note: None })
     }
 
     /// Whether it has done no job yet.
     pub(super) fn is_new(&self) -> bool {
         self.done == 0
+    }
+
+    /// How far it came before it hung.
+    pub(super) fn take_note(&mut self) -> Option<Vec<u8>> {
+        self.note.take()
     }
 
     /// Has a job done.
@@ -101,7 +109,8 @@ impl Child {
     async fn exchange(&mut self, request: &[u8]) -> Result<(Vec<u8>, Option<OwnedFd>), Ended> {
         let started = Instant::now();
         let pid = self.process.id();
-        let Self { socket, greeted, .. } = self;
+        let Self { socket, greeted, note, .. } = self;
+        *note = None;
         if !std::mem::replace(greeted, true) {
             // Until it is there, it is not even known to be this program.
             let hello = tokio::time::timeout(LIMIT, wire::read(socket)).await;
@@ -109,7 +118,12 @@ impl Child {
         }
         let mut talk = pin!(async {
             wire::write(socket, request).await?;
-            wire::read(socket).await
+            loop {
+                match wire::read(socket).await? {
+                    Said::Answer(body, opened) => return io::Result::Ok((body, opened)),
+                    Said::Note(last) => *note = Some(last),
+                }
+            }
         });
         let mut looks = interval(SAMPLE);
         looks.reset();

@@ -9,7 +9,8 @@
 //!
 //! ```text
 //! ask (a job) ─► idle or new reader ─► answer
-//!                       └─ hangs ─► killed; its process is set aside and named ─► the job is begun anew
+//!                       └─ hangs ─► killed; its process is set aside and named ─► the job is begun anew,
+//!                                                                                or goes on where it was
 //! ```
 
 use std::future::Future;
@@ -39,7 +40,7 @@ mod tests;
 mod wire;
 
 pub(super) use serve::reading;
-pub use serve::{ARGUMENT, BACKGROUND, Entry, asker, entry, reading_none, serve};
+pub use serve::{ARGUMENT, BACKGROUND, Entry, asker, entry, note, reading_none, serve};
 
 /// Readers at a time, those included that cannot even be killed.
 const READERS: usize = 8;
@@ -64,6 +65,9 @@ pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
 
     /// Reads it. Called in a reader.
     fn run(&self, proc: &Proc) -> Answer<Self::Reply>;
+
+    /// Goes on from what was [noted](note) last, after a process hung the reader. Without that, it begins anew.
+    fn go_on(&mut self, _note: &[u8]) {}
 }
 
 /// What a job found, and a descriptor if it opened one for the daemon.
@@ -172,7 +176,7 @@ impl Readers {
         let inner = Arc::clone(&self.0);
         tokio::spawn(async move {
             // The caller may have lost patience.
-            let _ = done.send(inner.attempt(&job, patience).await);
+            let _ = done.send(inner.attempt(job, patience).await);
         });
         match timeout(patience, answer).await {
             Ok(Ok(answer)) => answer,
@@ -221,7 +225,7 @@ impl Inner {
 
     async fn attempt<J: Job>(
         self: &Arc<Self>,
-        job: &J,
+        mut job: J,
         patience: Duration,
     ) -> Result<Answer<J::Reply>, Unread> {
         let begun = Instant::now();
@@ -231,7 +235,7 @@ impl Inner {
             let Ok(Ok(slot)) = timeout(left, slots.acquire_owned()).await else { return Err(Unread::Busy) };
             let proc = self.proc.without(self.state().aside.pids());
             let mut child = self.take(J::BACKGROUND).map_err(Unread::Failed)?;
-            match child.converse(job, &proc).await {
+            match child.converse(&job, &proc).await {
                 Ok(answer) => {
                     drop(slot);
                     self.put_back(child, J::BACKGROUND);
@@ -250,6 +254,9 @@ impl Inner {
                     return Err(Unread::Late);
                 }
                 Err(Ended::Hangs { tgid }) => {
+                    if let Some(note) = child.take_note() {
+                        job.go_on(&note);
+                    }
                     tokio::spawn(child.end(slot));
                     self.set_aside(tgid);
                 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
+use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::{Answer, Job, wire};
@@ -31,6 +32,8 @@ pub const BACKGROUND: &str = "background";
 static NAME: OnceLock<Option<File>> = OnceLock::new();
 /// The process that is being read.
 static CURRENT: AtomicU32 = AtomicU32::new(0);
+/// Where this process, once it is a reader, answers.
+static SOCKET: OnceLock<UnixStream> = OnceLock::new();
 
 type Body = serde_json::Result<(Vec<u8>, Option<OwnedFd>)>;
 
@@ -57,7 +60,7 @@ pub fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
     // SAFETY: takes three integers; nothing in this process owns such a descriptor yet.
     // Before 5.9 it is refused, and they stay.
     unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
-    let mut socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     // A reader that hangs must not outlive the daemon.
     set_pdeathsig(Signal::SIGKILL)?;
     if background {
@@ -67,6 +70,8 @@ pub fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
     // Without it nobody can say what hung.
     NAME.get_or_init(|| OpenOptions::new().write(true).open("/proc/self/comm").ok());
     show(READY);
+    SOCKET.get_or_init(|| socket);
+    let mut socket = SOCKET.get().ok_or(io::ErrorKind::NotConnected)?;
     wire::answer(&mut socket, b"", None)?;
     let mut body = Vec::new();
     while wire::next(&mut socket, &mut body)?.is_some() {
@@ -85,6 +90,14 @@ fn show(text: &str) {
     if let Some(Some(name)) = NAME.get() {
         // If it cannot be shown, a hang has no name.
         let _ = (&*name).write(text.as_bytes());
+    }
+}
+
+/// Tells the daemon, if this process is a reader, how far the job came: [`Job::go_on`].
+pub fn note(progress: &impl Serialize) {
+    if let (Some(mut socket), Ok(progress)) = (SOCKET.get(), serde_json::to_vec(progress)) {
+        // Without it the job begins anew; if the daemon is gone, this process ends with it.
+        let _ = wire::note(&mut socket, &progress);
     }
 }
 

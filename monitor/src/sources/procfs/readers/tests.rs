@@ -21,7 +21,7 @@ pub(super) const READER: &str = "sources::procfs::readers::tests::a_reader";
 fn a_reader() {
     let jobs: Vec<Entry> = crate::sources::jobs()
         .chain(crate::holders::jobs())
-        .chain([entry::<Names>(), entry::<Open>()])
+        .chain([entry::<Names>(), entry::<Open>(), entry::<Steps>()])
         .collect();
     serve(&jobs, false).unwrap();
 }
@@ -51,6 +51,27 @@ impl Job for Open {
         let fds = fs::read_dir("/proc/self/fd").unwrap().flatten();
         let reply = fds.filter_map(|fd| Some(fs::read_link(fd.path()).ok()?.display().to_string())).collect();
         Answer { reply, opened: fs::File::open(proc.path(self.0, "stat")).ok().map(OwnedFd::from) }
+    }
+}
+
+/// Reads processes one after the other, from this one on; answers with where it began.
+#[derive(Debug, Serialize, Deserialize)]
+struct Steps(usize, Vec<u32>);
+
+impl Job for Steps {
+    const NAME: &'static str = "test-steps";
+    type Reply = usize;
+
+    fn run(&self, proc: &Proc) -> Answer<usize> {
+        for (done, tgid) in self.1.iter().enumerate().skip(self.0) {
+            note(&done);
+            let _ = proc.stat(*tgid);
+        }
+        self.0.into()
+    }
+
+    fn go_on(&mut self, note: &[u8]) {
+        self.0 = serde_json::from_slice(note).unwrap();
     }
 }
 
@@ -118,6 +139,18 @@ async fn a_process_that_hangs_its_reader_is_set_aside_and_the_rest_is_read() {
         assert_eq!(answer.reply, [None, Some(format!("p{fine}"))]);
         assert_eq!(readers.0.state().aside.pids(), [stuck]);
     }
+}
+
+#[tokio::test]
+async fn a_job_that_met_a_process_that_hangs_goes_on_where_it_was() {
+    let root = tempfile::tempdir().unwrap();
+    let [stuck, fine] = living();
+    hanging(root.path(), stuck);
+    readable(root.path(), fine);
+    let readers = Readers::from(Proc::new(root.path()));
+    let steps = vec![fine, fine, fine, stuck, fine];
+    assert_eq!(readers.ask(Steps(0, steps.clone()), PATIENCE).await.unwrap().reply, 3);
+    assert_eq!(readers.ask(Steps(0, steps), PATIENCE).await.unwrap().reply, 0, "it is set aside by now");
 }
 
 #[tokio::test]

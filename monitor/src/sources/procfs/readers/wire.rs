@@ -1,7 +1,7 @@
 //! What a daemon and a reader say to each other: frames of JSON, with a descriptor where one was opened.
 
 use std::borrow::Cow;
-use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::io::{self, IoSlice, IoSliceMut, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream as Blocking;
 
@@ -15,6 +15,8 @@ use crate::sources::procfs::Proc;
 
 /// Nothing that is read is longer.
 const MAX_FRAME: u32 = 256 << 20;
+/// Marks the length of a frame that is a note: more follows.
+const NOTE: u32 = 1 << 31;
 
 /// A request.
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,8 +46,17 @@ pub(super) async fn write(stream: &mut UnixStream, body: &[u8]) -> io::Result<()
     stream.write_all(&frame).await
 }
 
+/// A frame of a reader.
+#[derive(Debug)]
+pub(super) enum Said {
+    /// An answer, and what was opened for it.
+    Answer(Vec<u8>, Option<OwnedFd>),
+    /// How far it came.
+    Note(Vec<u8>),
+}
+
 /// The daemon's side: reads a frame. Not cancel-safe.
-pub(super) async fn read(stream: &mut UnixStream) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+pub(super) async fn read(stream: &mut UnixStream) -> io::Result<Said> {
     let fd = stream.as_raw_fd();
     let mut first = [0; 4];
     let (read, opened) = stream.async_io(Interest::READABLE, || receive(fd, &mut first)).await?;
@@ -53,9 +64,10 @@ pub(super) async fn read(stream: &mut UnixStream) -> io::Result<(Vec<u8>, Option
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     stream.read_exact(&mut first[read..]).await?;
-    let mut body = vec![0; length(first)?];
+    let marked = u32::from_ne_bytes(first);
+    let mut body = vec![0; length((marked & !NOTE).to_ne_bytes())?];
     stream.read_exact(&mut body).await?;
-    Ok((body, opened))
+    Ok(if marked & NOTE == 0 { Said::Answer(body, opened) } else { Said::Note(body) })
 }
 
 /// The start of a frame, and the descriptor that came with it.
@@ -76,7 +88,7 @@ fn receive(socket: RawFd, buffer: &mut [u8; 4]) -> io::Result<(usize, Option<Own
 }
 
 /// The reader's side: reads a frame; `None` once the daemon has closed the socket.
-pub(super) fn next(stream: &mut Blocking, body: &mut Vec<u8>) -> io::Result<Option<()>> {
+pub(super) fn next(stream: &mut impl io::Read, body: &mut Vec<u8>) -> io::Result<Option<()>> {
     let mut first = [0; 4];
     match stream.read_exact(&mut first) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
@@ -88,12 +100,19 @@ pub(super) fn next(stream: &mut Blocking, body: &mut Vec<u8>) -> io::Result<Opti
 }
 
 /// The reader's side: writes a frame.
-pub(super) fn answer(stream: &mut Blocking, body: &[u8], opened: Option<OwnedFd>) -> io::Result<()> {
+pub(super) fn answer(stream: &mut &Blocking, body: &[u8], opened: Option<OwnedFd>) -> io::Result<()> {
     let first = header(body)?;
     let fds: Vec<RawFd> = opened.iter().map(|fd| fd.as_fd().as_raw_fd()).collect();
     let rights = [ControlMessage::ScmRights(&fds)];
     let rights = if fds.is_empty() { &[] } else { &rights[..] };
     let sent = sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&first)], rights, MsgFlags::empty(), None)?;
     stream.write_all(&first[sent..])?;
+    stream.write_all(body)
+}
+
+/// The reader's side: writes how far it came.
+pub(super) fn note(stream: &mut impl io::Write, body: &[u8]) -> io::Result<()> {
+    let len = u32::from_ne_bytes(header(body)?) | NOTE;
+    stream.write_all(&len.to_ne_bytes())?;
     stream.write_all(body)
 }
