@@ -21,12 +21,11 @@ use crate::clock::{boot_now, realtime_offset_ns};
 use crate::config::{Config, NODE_NAME, STATE_DIR};
 use crate::core::{Core, Output, Resume};
 use crate::event::{Event, Kind};
-use crate::holders::worker::{Limits, Refused, Scanner};
+use crate::holders::worker::{Limits, Scanner};
 use crate::holders::{self, PresenceRequest, ScanRequest, StillHeldRequest};
 use crate::metrics::{Metrics, MetricsError};
 use crate::observation::{
-    Fact, HolderReport, MountPresence, NsInum, Observation, ProcessState, Request, Source, SourceKind,
-    SourceStatus,
+    Fact, NsInum, Observation, ProcessState, Request, Source, SourceKind, SourceStatus,
 };
 use crate::recording::recorder::{Record, RecordError, Recorder};
 use crate::settings::Settings;
@@ -324,42 +323,30 @@ impl Daemon {
                 let alive = pidfd::is_running(tgid);
                 self.replies.push_back(observed_now(Fact::ProcessState(ProcessState { tgid, alive })));
             }
-            Request::MountPresence { id, mntns, tgid, identity } => {
-                self.request_presence(PresenceRequest { id, mntns, tgid, identity, at: None });
-            }
-            Request::MountAt { id, mntns, tgid, path, origin, follow, identity } => {
-                let at = Some(Box::new(ScanRequest { id, mntns, tgid, path, origin, follow }));
-                self.request_presence(PresenceRequest { id, mntns, tgid, identity, at });
-            }
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
-            Request::StillHeld { id, mount, holders } => {
-                let path = mount.mountpoint.clone();
-                let request = StillHeldRequest { id, mount: *mount, holders };
-                if self.scanner.still_held(request).is_err() {
-                    let reply = HolderReport::skipped(id, path);
-                    self.replies.push_back(observed_now(Fact::Holders(Box::new(reply))));
-                }
+            Request::MountPresence { id, mntns, tgid, identity, share } => {
+                let request = PresenceRequest { id, mntns, tgid, identity, at: None };
+                self.answer(self.scanner.presence(request, share));
             }
-            Request::Holders { id, mntns, tgid, path, origin, follow } => {
-                let request = ScanRequest { id, mntns, tgid, path: path.clone(), origin, follow };
-                if let Err(refused) = self.scanner.request(request) {
-                    self.metrics.holders_scan_skipped(match refused {
-                        Refused::Full => "queue-full",
-                        Refused::Ended => "ended",
-                    });
-                    self.replies
-                        .push_back(observed_now(Fact::Holders(Box::new(HolderReport::skipped(id, path)))));
-                }
+            Request::MountAt { id, mntns, tgid, path, origin, follow, identity, share } => {
+                let at = ScanRequest { id, mntns, tgid, path, origin, follow, mount_only: true };
+                let request = PresenceRequest { id, mntns, tgid, identity, at: Some(Box::new(at)) };
+                self.answer(self.scanner.presence(request, share));
+            }
+            Request::StillHeld { id, mount, holders, share } => {
+                let request = StillHeldRequest { id, mount: *mount, holders };
+                self.answer(self.scanner.still_held(request, share));
+            }
+            Request::Holders { id, mntns, tgid, path, origin, follow, mount_only, share } => {
+                let request = ScanRequest { id, mntns, tgid, path, origin, follow, mount_only };
+                self.answer(self.scanner.request(request, share));
             }
         }
     }
 
-    fn request_presence(&mut self, request: PresenceRequest) {
-        let id = request.id;
-        if let Err(refused) = self.scanner.presence(request) {
-            let reply = MountPresence::unknown(id, refused.to_string());
-            self.replies.push_back(observed_now(Fact::MountPresence(reply)));
-        }
+    /// The answer to a request for which there is no place, if there is one.
+    fn answer(&mut self, answer: Option<Fact>) {
+        self.replies.extend(answer.map(observed_now));
     }
 
     fn heartbeat(&mut self) {

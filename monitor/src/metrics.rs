@@ -171,11 +171,6 @@ impl Metrics {
         self.sources.name(source, label);
     }
 
-    /// Counts a scan for holders that was not made.
-    pub fn holders_scan_skipped(&self, reason: &'static str) {
-        self.mount.scans_skipped.with_label_values(&[reason]).inc();
-    }
-
     /// Sets how many refused unmounts had no event of their own.
     pub fn umounts_ignored(&self, total: u64) {
         self.mount.set_ignored(total);

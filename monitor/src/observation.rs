@@ -24,7 +24,7 @@ mod source;
 pub use kubelet::{KubeletFacts, KubeletNamespace};
 pub use mount::{
     Access, BlindSpot, CallerDirectory, Holder, HolderReport, MountFacts, MountIdentity, MountPresence,
-    MountSyscall, PathDoubt, PathOrigin, UmountAttempt, Verdict,
+    MountSyscall, PathDoubt, PathOrigin, Rank, Share, UmountAttempt, Verdict,
 };
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use net::{
@@ -213,6 +213,10 @@ pub enum Request {
         origin: Option<Box<PathOrigin>>,
         /// Whether a link at its end is followed.
         follow: bool,
+        /// Whether only what is mounted there is asked, and not who holds it.
+        mount_only: bool,
+        /// On whose behalf.
+        share: Share,
     },
     /// Whether a mount is still there; the reply is `Fact::MountPresence` with the same `id`. Much cheaper than
     /// `Holders`, and it resolves no path.
@@ -225,6 +229,8 @@ pub enum Request {
         tgid: u32,
         /// The mount.
         identity: MountIdentity,
+        /// On whose behalf.
+        share: Share,
     },
     /// Whether a path leads to this mount; the reply is `Fact::MountPresence` with the same `id`: not present where the path
     /// leads to another mount or to none. As cheap as `MountPresence`.
@@ -243,6 +249,8 @@ pub enum Request {
         follow: bool,
         /// The mount.
         identity: MountIdentity,
+        /// On whose behalf.
+        share: Share,
     },
     /// Which of these holders still use a mount that was detached: only they are read. The reply is `Fact::Holders` with
     /// the same `id`.
@@ -253,6 +261,8 @@ pub enum Request {
         mount: Box<MountFacts>,
         /// As a scan has found them.
         holders: Vec<Holder>,
+        /// On whose behalf.
+        share: Share,
     },
 }
 

@@ -24,6 +24,7 @@ use repeat::Repeat;
 mod allowance;
 mod caller;
 mod events;
+mod late;
 mod lookup;
 mod queue;
 mod repeat;
@@ -56,8 +57,12 @@ const SIMILAR_MAX: usize = 8;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct HolderScans {
-    /// The newest scan of each mount.
+    /// The newest scan of each mount that found something, else the newest.
     newest: BTreeMap<BusyId, Scan>,
+    /// Scans after that which found nothing: what was known before stays.
+    failed: BTreeMap<BusyId, Scan>,
+    /// Scans that are not done, by the id of their request.
+    unfinished: BTreeMap<u64, late::Unfinished>,
     queue: UmountQueue,
     /// Time of the newest observation of unmounts; an unmount may wait long for its turn.
     now: BootNs,
@@ -148,6 +153,31 @@ impl HolderScans {
         self.queue.deadline().into_iter().chain(self.next_lookup).chain(self.next_suspicion()).min()
     }
 
+    /// The newest scan of a mount.
+    fn last(&self, mount: BusyId) -> Option<&Scan> {
+        self.failed.get(&mount).or_else(|| self.newest.get(&mount))
+    }
+
+    /// Keeps what a scan found, unless it found nothing and an earlier one did.
+    fn remember(&mut self, mount: BusyId, scan: Scan) {
+        let knows = |known: &Scan| !known.report.holders.is_empty();
+        if scan.report.holders.is_empty()
+            && matches!(scan.report.verdict, Verdict::Skipped | Verdict::Incomplete | Verdict::NotAMount)
+            && self.newest.get(&mount).is_some_and(knows)
+        {
+            self.failed.insert(mount, scan);
+        } else {
+            self.failed.remove(&mount);
+            self.newest.insert(mount, scan);
+        }
+    }
+
+    /// A busy mount has ended.
+    fn forget(&mut self, mount: BusyId) -> Option<Scan> {
+        self.failed.remove(&mount);
+        self.newest.remove(&mount)
+    }
+
     fn pass(&mut self, now: BootNs) {
         self.now = self.now.max(now);
     }
@@ -172,7 +202,11 @@ impl HolderScans {
     }
 
     fn expire(&mut self, now: BootNs, is_busy: impl Fn(BusyId) -> bool) {
-        self.newest.retain(|id, scan| scan.at.saturating_add(SCAN_RETENTION_NS) > now && is_busy(*id));
+        let is_current =
+            |id: &BusyId, scan: &Scan| scan.at.saturating_add(SCAN_RETENTION_NS) > now && is_busy(*id);
+        self.newest.retain(|id, scan| is_current(id, scan));
+        self.failed.retain(|id, scan| is_current(id, scan));
+        self.expire_unfinished(now);
         for scan in self.newest.values_mut() {
             // Holders are dropped later than they are reused: an event that waits may still need them.
             if scan.at.saturating_add(2 * SCAN_INTERVAL_NS) <= now {
@@ -273,10 +307,11 @@ impl Core {
             self.count_only(at, mount);
             return None;
         }
-        let scan = self.holder_scans.newest.get(&mount).cloned();
-        match scan.as_ref().map_or(Repeat::No, |scan| scan.repeat(&umount)) {
+        let scan = self.holder_scans.last(mount).cloned();
+        let goes_on = self.holder_scans.is_going_on(mount);
+        match scan.as_ref().map_or(Repeat::No, |scan| scan.repeat(&umount, goes_on)) {
             Repeat::Yes => {
-                self.emit_busy(&umount, scan.as_ref());
+                self.emit_busy(&umount, scan.as_ref(), None);
                 None
             }
             _ if !self.may_scan(&umount) => {
@@ -301,7 +336,7 @@ impl Core {
         let is_known = self.busy_mounts.get(umount.mount).is_some_and(|busy| busy.identity.is_some());
         let unscanned = self.holder_scans.allowances.unscanned(umount.at, &umount.account);
         if umount.account.host || is_known || unscanned.is_power_of_two() {
-            self.emit_busy(umount, None);
+            self.emit_busy(umount, None, None);
         } else {
             self.count_only(umount.at, umount.mount);
         }
@@ -309,7 +344,7 @@ impl Core {
 
     fn scan(&mut self, umount: QueuedUmount) -> QueuedUmount {
         let awaits = self.awaited(umount.at, Answer::Holders);
-        self.request_scan(awaits.id, &umount.attempt);
+        self.request_scan(awaits.id, &umount, false);
         QueuedUmount { awaits: Some(awaits), ..umount }
     }
 
@@ -330,9 +365,10 @@ impl Core {
         match identity {
             Some(identity) => {
                 let tgid = umount.attempt.actor.key.tgid;
-                self.request(Request::MountPresence { id: awaits.id, mntns, tgid, identity });
+                let share = self.share(&umount);
+                self.request(Request::MountPresence { id: awaits.id, mntns, tgid, identity, share });
             }
-            None => self.request_scan(awaits.id, &umount.attempt),
+            None => self.request_scan(awaits.id, &umount, true),
         }
         Some(QueuedUmount { awaits: Some(awaits), ..umount })
     }
@@ -353,7 +389,9 @@ impl Core {
         Awaited { id, deadline, answer }
     }
 
-    fn request_scan(&mut self, id: u64, attempt: &UmountAttempt) {
+    fn request_scan(&mut self, id: u64, umount: &QueuedUmount, mount_only: bool) {
+        let attempt = &umount.attempt;
+        let share = self.share(umount);
         self.request(Request::Holders {
             id,
             mntns: attempt.mntns,
@@ -361,6 +399,8 @@ impl Core {
             path: attempt.path.clone(),
             origin: attempt.origin.clone(),
             follow: attempt.flags & UMOUNT_NOFOLLOW == 0,
+            mount_only,
+            share,
         });
     }
 
@@ -379,7 +419,9 @@ impl Core {
             return;
         }
         let asked = [Answer::Holders, Answer::Path, Answer::StillHeld];
-        let Some(umount) = self.holder_scans.queue.take_answered(report.id, &asked) else { return };
+        let Some(umount) = self.holder_scans.queue.take_answered(report.id, &asked) else {
+            return self.went_on(at, report);
+        };
         self.take_up(&umount);
         match umount.awaits.map(|awaits| awaits.answer) {
             Some(Answer::Holders) => self.scanned(at, umount, report),
@@ -405,22 +447,34 @@ impl Core {
         let found = report.mount.as_ref().and_then(|mount| mount.identity());
         let known = found.as_ref().and_then(|found| self.busy_mounts.identified(umount.key.mntns, found));
         let counted = known.map_or(0, |known| self.busy_mounts.attempts_of(known, caller));
-        let mount =
-            found.map_or(before, |found| self.busy_mounts.identify(before, &umount.key, caller, &found));
-        if mount != before {
-            self.holder_scans.queue.move_path(before, &umount.key, mount);
-        }
+        let mount = self.identified(&umount, &report);
         let scan = Scan { at, report };
-        self.holder_scans.newest.insert(mount, scan.clone());
+        self.holder_scans.remember(mount, scan.clone());
+        let umount = QueuedUmount { mount, ..umount };
         // Another name of a mount that was told already is no news.
         let attempts = self.busy_mounts.attempts_of(mount, caller);
         if mount != before && attempts.checked_ilog2() == counted.checked_ilog2() {
             self.count_only(umount.at, mount);
         } else {
-            self.emit_busy(&QueuedUmount { mount, ..umount }, Some(&scan));
+            let seq = self.emit_busy(&umount, Some(&scan), None);
+            if scan.report.goes_on {
+                self.expect_more(at, &umount, seq, &scan.report);
+            }
         }
         self.advance(before);
         self.advance(mount);
+    }
+
+    /// The busy mount that an unmount meant, now that a scan has looked.
+    fn identified(&mut self, umount: &QueuedUmount, report: &HolderReport) -> BusyId {
+        let (before, caller) = (umount.mount, umount.caller);
+        let found = report.mount.as_ref().and_then(|mount| mount.identity());
+        let mount =
+            found.map_or(before, |found| self.busy_mounts.identify(before, &umount.key, caller, &found));
+        if mount != before {
+            self.holder_scans.queue.move_path(before, &umount.key, mount);
+        }
+        mount
     }
 
     pub(super) fn mount_presence(&mut self, at: BootNs, presence: &MountPresence) {
@@ -462,7 +516,8 @@ impl Core {
         if let Some(mount) = scan.report.mount.clone() {
             let holders = scan.report.holders.clone();
             let awaits = self.awaited(at, Answer::StillHeld);
-            self.request(Request::StillHeld { id: awaits.id, mount: Box::new(mount), holders });
+            let share = self.share(&umount);
+            self.request(Request::StillHeld { id: awaits.id, mount: Box::new(mount), holders, share });
             let waiting = QueuedUmount { awaits: Some(awaits), ..umount };
             self.holder_scans.queue.push_first(waiting);
         } else {
@@ -472,7 +527,7 @@ impl Core {
 
     /// A busy mount has ended: whatever else was tried on its paths is about another one.
     fn end(&mut self, umount: &QueuedUmount, still_held: Option<HolderReport>) {
-        let scan = self.holder_scans.newest.remove(&umount.mount);
+        let scan = self.holder_scans.forget(umount.mount);
         if let Some(busy) = self.busy_mounts.remove(umount.mount) {
             self.emit_ended(umount, &busy, scan.map(|scan| scan.report), still_held);
         }
@@ -504,14 +559,16 @@ impl Core {
         self.holder_scans.pass(now);
         while let Some(umount) = self.holder_scans.queue.take_overdue(now) {
             self.take_up(&umount);
+            let id = umount.awaits.map_or(0, |awaits| awaits.id);
             match umount.awaits.map(|awaits| awaits.answer) {
                 Some(Answer::Holders) => {
-                    let report = HolderReport::skipped(0, umount.key.path.clone());
-                    self.scanned(now, umount, report);
+                    let skipped = HolderReport::skipped(id, umount.key.path.clone());
+                    // Its answer may still come.
+                    self.scanned(now, umount, HolderReport { goes_on: true, ..skipped });
                 }
                 Some(Answer::StillHeld) => self.end(&umount, None),
                 Some(Answer::SameMount) => {
-                    self.emit_busy(&umount, None);
+                    self.emit_busy(&umount, None, None);
                     self.advance(umount.mount);
                 }
                 _ => self.undetermined(&umount, "its mounts were not read in time"),

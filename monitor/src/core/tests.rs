@@ -9,6 +9,7 @@ use crate::tests::schema::assert_valid;
 
 mod flood;
 mod kubelet;
+mod late;
 mod link;
 mod mount;
 mod order;

@@ -169,6 +169,10 @@ pub struct Event {
     /// What the holder scan concludes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub holders_verdict: Option<Verdict>,
+    /// Sequence number of the event of the same call that this one completes: its holders were not all looked for when
+    /// that was emitted.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub completes: Option<u64>,
     /// What was lost or discarded, for `events.lost`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost: Option<Lost>,
@@ -210,6 +214,7 @@ impl Event {
             holders_complete: None,
             holders_unreadable: Vec::new(),
             holders_verdict: None,
+            completes: None,
             lost: None,
             throttled: None,
             incident: None,

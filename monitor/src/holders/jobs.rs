@@ -5,9 +5,12 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+use super::locate::leads_to;
 use super::presence::presence;
+use super::progress::Progress;
+use super::scan::{Part, scan};
 use super::still_held::still_held;
-use super::{Deadline, PresenceRequest, ScanRequest, StillHeldRequest, leads_to, scan};
+use super::{Deadline, PresenceRequest, ScanRequest, StillHeldRequest};
 use crate::observation::{HolderReport, MountPresence};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Entry, Job, entry};
@@ -35,20 +38,36 @@ fn thread_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
-/// Finds who pins a mount.
+/// Finds who pins a mount, or goes on with it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Scan {
     pub(super) request: ScanRequest,
+    pub(super) progress: Progress,
     pub(super) budget: Duration,
+}
+
+/// What was found, and how to go on if it is not all.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Scanned {
+    pub(super) report: HolderReport,
+    pub(super) progress: Option<Progress>,
 }
 
 impl Job for Scan {
     const NAME: &'static str = "holders";
     const BACKGROUND: bool = true;
-    type Reply = Measured<HolderReport>;
+    type Reply = Measured<Scanned>;
 
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        measured(|| scan(proc, &self.request, self.budget))
+        measured(|| {
+            let Part { report, left } = scan(proc, &self.request, self.progress.clone(), self.budget);
+            Scanned { report, progress: left }
+        })
+    }
+
+    fn go_on(&mut self, note: &[u8]) {
+        // What cannot be read begins anew.
+        self.progress = serde_json::from_slice(note).unwrap_or_default();
     }
 }
 

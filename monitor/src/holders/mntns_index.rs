@@ -1,9 +1,10 @@
 //! Which process is in which mount namespace.
 //!
-//! Threads are looked up one by one, since each may have a namespace of its own (dockerd and runc leave such).
-//! Independent of the mount that is searched for.
+//! Threads are looked up one by one, since each may have a namespace of its own (dockerd and runc leave such); of a
+//! process with very many of them only the first, so that nobody makes the list endless. Independent of the mount that
+//! is searched for.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 
 use super::Deadline;
@@ -11,6 +12,9 @@ use crate::observation::NsInum;
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone};
 use crate::sources::procfs::mountinfo::MountTable;
 use crate::sources::procfs::{Proc, parse_ns, readers};
+
+/// Threads of a process that are looked up before all other processes were.
+pub(super) const MAX_THREADS: usize = 64;
 
 /// A task whose /proc directory shows its mount namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +30,10 @@ pub(super) struct MntnsIndex {
     pub(super) namespaces: BTreeMap<NsInum, Vec<Member>>,
     /// Processes whose namespace may not be read.
     pub(super) unreadable: Vec<u32>,
+    /// Processes with more threads than were looked up.
+    pub(super) crowded: Vec<u32>,
+    /// Whose each process is, as far as its directory tells.
+    owners: HashMap<u32, u32>,
     /// Whether there was time for all processes.
     pub(super) finished: bool,
 }
@@ -51,6 +59,7 @@ impl MntnsIndex {
     }
 
     fn add_process(&mut self, tgid: u32, dir: &Dir, buffer: &mut Buffer) {
+        self.owners.extend(dir.owner().map(|owner| (tgid, owner)));
         let own = match namespace(dir, buffer) {
             Ok(own) => own,
             // The kernel also refuses what it can no longer find.
@@ -61,7 +70,11 @@ impl MntnsIndex {
             self.add(own, Member { tgid, tid: tgid });
         }
         // A leader without a namespace is a zombie; other threads may live on.
-        for tid in threads(tgid, dir, buffer).into_iter().filter(|tid| *tid != tgid) {
+        let threads = threads(tgid, dir, buffer);
+        if threads.len() > MAX_THREADS {
+            self.crowded.push(tgid);
+        }
+        for tid in threads.into_iter().take(MAX_THREADS).filter(|tid| *tid != tgid) {
             let Some(task) = task_dir(dir, tid) else { continue };
             if let Ok(Some(ns)) = namespace(&task, buffer)
                 && Some(ns) != own
@@ -73,6 +86,20 @@ impl MntnsIndex {
 
     fn add(&mut self, ns: NsInum, member: Member) {
         self.namespaces.entry(ns).or_default().push(member);
+    }
+
+    /// Processes in an order in which those of one user, however many, do not come before those of another.
+    pub(super) fn by_turns(&self, tgids: impl IntoIterator<Item = u32>) -> Vec<u32> {
+        let mut of_owner: HashMap<u32, u32> = HashMap::new();
+        let mut turns: Vec<(u32, u32, u32)> = Vec::new();
+        for tgid in tgids {
+            let owner = self.owners.get(&tgid).copied().unwrap_or_default();
+            let turn = of_owner.entry(owner).or_default();
+            *turn += 1;
+            turns.push((*turn, owner, tgid));
+        }
+        turns.sort_unstable();
+        turns.into_iter().map(|(.., tgid)| tgid).collect()
     }
 
     /// Members of a namespace.
@@ -174,4 +201,16 @@ pub(super) const MAX_TRIES: usize = 64;
 pub(super) fn mounts_of_unreadable(proc: &Proc, tgid: u32) -> io::Result<MountTable> {
     let mut text = Vec::new();
     Ok(MountTable::parse(&proc.dir(tgid)?.text(c"mountinfo", &mut text)?, "/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_of_one_user_however_many_do_not_all_come_first() {
+        let owners = (1..=5).map(|tgid| (tgid, 1000)).chain([(6, 0), (7, 1001), (8, 0)]).collect();
+        let index = MntnsIndex { owners, ..MntnsIndex::default() };
+        assert_eq!(index.by_turns(1..=8), [6, 1, 7, 8, 2, 3, 4, 5]);
+    }
 }

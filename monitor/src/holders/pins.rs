@@ -11,8 +11,10 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::io;
 
+use serde::{Deserialize, Serialize};
+
 use super::Deadline;
-use super::mntns_index::{namespace, task_dir, threads};
+use super::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
 use super::resolve::is_local;
 use crate::observation::{Access, NsInum};
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
@@ -114,17 +116,15 @@ pub(super) struct Visit {
     pub(super) ns: NsInum,
     /// Something of it may not be read.
     pub(super) refused: bool,
-    /// Time ran out within it.
-    pub(super) cut: bool,
     /// What has the name of something on a searched mount, and may be on another one of the same name.
     pub(super) doubts: Vec<Access>,
 }
 
 /// Whether what a link leads to is on a searched mount.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum On {
-    Searched,
     Other,
+    Searched,
     /// It has a name there, but the mount cannot be told.
     Unknown,
 }
@@ -171,18 +171,64 @@ const FDS_PER_LOOK: u32 = 256;
 /// Numbers that may be unused among the lowest ones before the rest is listed.
 const MAX_GAPS: u64 = 8;
 
+/// How much of one process is looked at before all others were.
+const FIRST_FDS: u32 = 256;
+/// Some 2,500 mappings.
+const FIRST_MAPS: u64 = 256 << 10;
+
+/// What of the files of a process was not looked at yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Rest {
+    /// Descriptors from this one on.
+    fd: Option<u32>,
+    /// Whether its mappings are to be read.
+    maps: bool,
+}
+
+impl Rest {
+    /// Everything.
+    pub(super) const ALL: Self = Self { fd: Some(0), maps: true };
+
+    fn is_any(self) -> bool {
+        self.fd.is_some() || self.maps
+    }
+}
+
+/// How much of one process is looked at.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Extent<'d> {
+    /// The first files, which nearly all processes have no more of.
+    First,
+    /// All that is left, until then.
+    Until(&'d Deadline),
+}
+
 /// The descriptors of a process.
 struct Files<'a> {
     main: &'a Dir,
     list: Dir,
     targets: &'a ScanTargets<'a>,
-    deadline: &'a Deadline,
+    extent: Extent<'a>,
+    /// Looked at.
+    count: u32,
 }
 
-/// Whether a descriptor is in use.
+impl Files<'_> {
+    /// Whether no more of them are to be looked at now.
+    fn is_enough(&self) -> bool {
+        match self.extent {
+            Extent::First => self.count >= FIRST_FDS,
+            Extent::Until(deadline) => self.count % FDS_PER_LOOK == FDS_PER_LOOK - 1 && deadline.is_over(),
+        }
+    }
+}
+
+/// What a descriptor is.
 enum State {
     Closed,
     Open,
+    /// Open on a searched mount: no need to look at another one.
+    Held,
 }
 
 /// Reads processes, with buffers for all.
@@ -193,110 +239,178 @@ pub(super) struct Visitor {
 }
 
 impl Visitor {
-    /// Looks at one process in every way. `None` when it ended, and for a kernel thread.
-    pub(super) fn visit(
+    /// Looks at what is quick: executable, and the directories of the first threads. `None` when it ended, and for a
+    /// kernel thread.
+    pub(super) fn links(&mut self, tgid: u32, process: &Dir, targets: &ScanTargets<'_>) -> Option<Visit> {
+        let (thread, exe) = self.main(tgid, process)?;
+        let main = thread.as_ref().unwrap_or(process);
+        let mut visit = Visit::default();
+        visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
+        if let Some(exe) = visit.read(exe)
+            && let Some(on) = on_mount(c"exe", &exe, main, visit.ns, targets)
+        {
+            visit.decide(on, Access::Exe, &exe);
+        }
+        self.directories(main, visit.ns, targets, &mut visit);
+        let tids = threads(tgid, process, &mut self.buffer);
+        for tid in tids.into_iter().take(MAX_THREADS).filter(|tid| *tid != tgid) {
+            self.thread(process, tid, targets, &mut visit);
+        }
+        Some(visit)
+    }
+
+    /// Looks at the directories of the threads that [`Self::links`] leaves out, after this one. Returns at which it
+    /// stopped, if it did.
+    pub(super) fn crowd(
+        &mut self,
+        (tgid, after): (u32, u32),
+        process: &Dir,
+        targets: &ScanTargets<'_>,
+        deadline: &Deadline,
+    ) -> (Visit, Option<u32>) {
+        let mut visit = Visit::default();
+        let main = self.main(tgid, process);
+        let main = main.as_ref().and_then(|(thread, _)| thread.as_ref()).unwrap_or(process);
+        visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
+        let mut tids = threads(tgid, process, &mut self.buffer);
+        let mut tids = tids.split_off(MAX_THREADS.min(tids.len()));
+        tids.sort_unstable();
+        for (count, tid) in tids.into_iter().filter(|tid| *tid > after).enumerate() {
+            if count > MAX_THREADS && deadline.is_over() {
+                return (visit, Some(tid - 1));
+            }
+            self.thread(process, tid, targets, &mut visit);
+        }
+        (visit, None)
+    }
+
+    /// Looks at what there may be very much of: descriptors and mappings. `None` when it ended. Otherwise also what is
+    /// left.
+    pub(super) fn files(
         &mut self,
         tgid: u32,
         process: &Dir,
         targets: &ScanTargets<'_>,
-        deadline: &Deadline,
-    ) -> Option<Visit> {
-        let tids = threads(tgid, process, &mut self.buffer);
-        let mut exe = process.link(c"exe", &mut self.buffer).map(Cow::into_owned);
-        // The leader may end before its other threads: then one of these has the descriptors and mappings.
-        let mut thread = None;
-        for tid in &tids {
-            if !exe.as_ref().is_err_and(is_gone) {
-                break;
-            }
-            thread = task_dir(process, *tid);
-            let Some(thread) = &thread else { continue };
-            exe = thread.link(c"exe", &mut self.buffer).map(Cow::into_owned);
-        }
-        if exe.as_ref().is_err_and(is_gone) {
-            return None;
-        }
+        (rest, extent): (Rest, Extent<'_>),
+    ) -> Option<(Visit, Option<Rest>)> {
+        let (thread, exe) = self.main(tgid, process)?;
         let main = thread.as_ref().unwrap_or(process);
-
         let mut visit = Visit::default();
         visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
-        let exe = visit.read(exe);
-        // Not again as a mapping.
-        let mut executable = None;
-        if let Some(exe) = exe.filter(|exe| targets.selects(exe)) {
-            let on =
-                on(targets.mount_id(visit.ns, main, c"exe", &exe), targets, || targets.names(visit.ns, &exe));
-            visit.decide(on, Access::Exe, &exe);
-            executable = Some(exe).filter(|_| on != On::Other);
-        }
-        self.directories(main, visit.ns, targets, &mut visit);
-        for tid in tids.into_iter().filter(|tid| *tid != tgid) {
-            let Some(task) = task_dir(process, tid) else { continue };
-            if let Some(Some(ns)) = visit.read(namespace(&task, &mut self.buffer)) {
-                self.directories(&task, ns, targets, &mut visit);
+        let mut left = rest;
+        if let Some(fd) = rest.fd {
+            left.fd = self.descriptors(main, fd, targets, extent, &mut visit);
+            if left.fd.is_some() && matches!(extent, Extent::Until(_)) {
+                return Some((visit, Some(left)));
             }
         }
-        self.descriptors(main, targets, deadline, &mut visit);
-        self.mappings(main, executable.as_deref(), targets, &mut visit);
-        Some(visit)
+        if rest.maps {
+            // Not again as a mapping.
+            let exe = exe.ok().filter(|exe| on_mount(c"exe", exe, main, visit.ns, targets) > Some(On::Other));
+            let most = if matches!(extent, Extent::First) { FIRST_MAPS } else { u64::MAX };
+            left.maps = !self.mappings(main, (exe.as_deref(), most), targets, &mut visit);
+        }
+        Some((visit, Some(left).filter(|left| left.is_any())))
+    }
+
+    /// The executable of a process, and the thread that has its files if it is not the first one: that may have ended.
+    fn main(&mut self, tgid: u32, process: &Dir) -> Option<(Option<Dir>, io::Result<String>)> {
+        let exe = process.link(c"exe", &mut self.buffer).map(Cow::into_owned);
+        if !exe.as_ref().is_err_and(is_gone) {
+            return Some((None, exe));
+        }
+        let others = threads(tgid, process, &mut self.buffer).into_iter().filter(|tid| *tid != tgid);
+        for tid in others.take(MAX_THREADS) {
+            let Some(thread) = task_dir(process, tid) else { continue };
+            let exe = thread.link(c"exe", &mut self.buffer).map(Cow::into_owned);
+            if !exe.as_ref().is_err_and(is_gone) {
+                return Some((Some(thread), exe));
+            }
+        }
+        None
+    }
+
+    fn thread(&mut self, process: &Dir, tid: u32, targets: &ScanTargets<'_>, visit: &mut Visit) {
+        let Some(task) = task_dir(process, tid) else { return };
+        if let Some(Some(ns)) = visit.read(namespace(&task, &mut self.buffer)) {
+            self.directories(&task, ns, targets, visit);
+        }
     }
 
     /// Current and root directory, which each thread may have of its own.
     fn directories(&mut self, task: &Dir, ns: NsInum, targets: &ScanTargets<'_>, visit: &mut Visit) {
         for (name, access) in [(c"cwd", Access::Cwd), (c"root", Access::Root)] {
             if let Some(path) = visit.read(task.link(name, &mut self.buffer))
-                && targets.selects(&path)
+                && let Some(on) = on_mount(name, &path, task, ns, targets)
             {
-                let on = on(targets.mount_id(ns, task, name, &path), targets, || targets.names(ns, &path));
                 visit.decide(on, access, &path);
             }
         }
     }
 
-    /// The first descriptor of the process that is open on a searched mount.
+    /// The first descriptor of the process, from this one on, that is open on a searched mount. Returns with which one
+    /// to go on, if not all were looked at.
     ///
     /// Listing them would take an eighth of the whole scan. So where the kernel shows how many there are they
     /// are tried from zero, as long as nearly all numbers are in use.
-    fn descriptors(&mut self, main: &Dir, targets: &ScanTargets<'_>, deadline: &Deadline, visit: &mut Visit) {
-        let Some(list) = visit.read(main.at(c"fd")) else { return };
-        let files = Files { main, list, targets, deadline };
-        let count = files.list.size();
-        let (mut next, mut open) = (0, 0);
-        while open < count && u64::from(next) <= open + MAX_GAPS {
-            match self.descriptor(&files, next, visit) {
-                Some(State::Closed) => {}
-                Some(State::Open) => open += 1,
-                None => return,
+    fn descriptors(
+        &mut self,
+        main: &Dir,
+        from: u32,
+        targets: &ScanTargets<'_>,
+        extent: Extent<'_>,
+        visit: &mut Visit,
+    ) -> Option<u32> {
+        let list = visit.read(main.at(c"fd"))?;
+        let mut files = Files { main, list, targets, extent, count: 0 };
+        let size = files.list.size();
+        let (mut next, mut open) = (from, 0);
+        while from == 0 && open < size && u64::from(next) <= open + MAX_GAPS {
+            if files.is_enough() {
+                return Some(next);
+            }
+            match self.descriptor(&mut files, next, visit) {
+                State::Closed => {}
+                State::Open => open += 1,
+                State::Held => return None,
             }
             next += 1;
         }
-        if open < count || count == 0 {
-            let mut fds = Vec::new();
-            visit.read(files.list.numbers(&mut self.buffer, &mut fds));
-            for fd in fds.into_iter().filter(|fd| *fd >= next) {
-                if self.descriptor(&files, fd, visit).is_none() {
-                    return;
+        if from == 0 && open >= size && size > 0 {
+            return None;
+        }
+        if from > 0 {
+            visit.read(files.list.list_from(next))?;
+        }
+        let mut fds = Vec::new();
+        loop {
+            fds.clear();
+            if !visit.read(files.list.more_numbers(&mut self.buffer, &mut fds))? {
+                return None;
+            }
+            for fd in fds.iter().copied().filter(|fd| *fd >= next) {
+                if files.is_enough() {
+                    return Some(fd);
+                }
+                if let State::Held = self.descriptor(&mut files, fd, visit) {
+                    return None;
                 }
             }
         }
     }
 
-    /// Looks at one descriptor. `None` when there is no need to look at another.
-    fn descriptor(&mut self, files: &Files<'_>, fd: u32, visit: &mut Visit) -> Option<State> {
-        if fd % FDS_PER_LOOK == FDS_PER_LOOK - 1 && files.deadline.is_over() {
-            visit.cut = true;
-            return None;
-        }
+    fn descriptor(&mut self, files: &mut Files<'_>, fd: u32, visit: &mut Visit) -> State {
+        files.count += 1;
         let name = NumberName::new(fd);
         let path = match files.list.link(name.as_c_str(), &mut self.buffer) {
             Ok(path) if files.targets.selects(&path) => Some(path.into_owned()),
-            Ok(_) => return Some(State::Open),
-            Err(error) if is_gone(&error) => return Some(State::Closed),
+            Ok(_) => return State::Open,
+            Err(error) if is_gone(&error) => return State::Closed,
             // Where the kernel cannot show the name, the mount id alone decides.
             Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => None,
             Err(_) => {
                 visit.refused = true;
-                return Some(State::Open);
+                return State::Open;
             }
         };
         let info = visit.read(files.main.at(c"fdinfo"));
@@ -308,15 +422,25 @@ impl Visitor {
         };
         if held {
             visit.add(Access::Fd, path, Some(fd));
-            return None;
+            return State::Held;
         }
-        Some(State::Open)
+        State::Open
     }
 
-    /// The first mapping of a file on a searched mount, but for the executable itself.
-    fn mappings(&mut self, main: &Dir, exe: Option<&str>, targets: &ScanTargets<'_>, visit: &mut Visit) {
-        let Some(maps) = visit.read(main.text(c"maps", &mut self.text)) else { return };
-        let mapped = maps.lines().filter_map(|line| Some((line, mapped_file(line)?)));
+    /// The first mapping of a file on a searched mount, but for the executable itself, within so many bytes. False if there
+    /// are more.
+    fn mappings(
+        &mut self,
+        main: &Dir,
+        (exe, most): (Option<&str>, u64),
+        targets: &ScanTargets<'_>,
+        visit: &mut Visit,
+    ) -> bool {
+        let Some((maps, is_all)) = visit.read(main.beginning(c"maps", most, &mut self.text)) else {
+            return true;
+        };
+        let whole = if is_all { maps.len() } else { maps.rfind('\n').unwrap_or_default() };
+        let mapped = maps[..whole].lines().filter_map(|line| Some((line, mapped_file(line)?)));
         for (line, (path, device)) in mapped.filter(|(_, (path, _))| targets.selects(path)) {
             if Some(path) == exe {
                 continue;
@@ -326,10 +450,18 @@ impl Visitor {
             let on = on(id, targets, || targets.maps(visit.ns, path, device));
             visit.decide(on, Access::Mmap, &path.replace("\\012", "\n"));
             if on == On::Searched {
-                return;
+                return true;
             }
         }
+        is_all
     }
+}
+
+/// Whether a link of a task leads to a searched mount; `None` where its name alone says that it does not.
+fn on_mount(link: &CStr, path: &str, task: &Dir, ns: NsInum, targets: &ScanTargets<'_>) -> Option<On> {
+    targets
+        .selects(path)
+        .then(|| on(targets.mount_id(ns, task, link, path), targets, || targets.names(ns, path)))
 }
 
 /// The link below a process' directory that leads to what a line of its `maps` maps.

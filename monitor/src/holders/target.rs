@@ -99,7 +99,15 @@ mod tests {
     }
 
     fn request(path: &str) -> ScanRequest {
-        ScanRequest { id: 1, mntns: 1, tgid: 42, path: path.to_owned(), origin: None, follow: true }
+        ScanRequest {
+            id: 1,
+            mntns: 1,
+            tgid: 42,
+            path: path.to_owned(),
+            origin: None,
+            follow: true,
+            mount_only: false,
+        }
     }
 
     /// Paths of root and current directory.

@@ -7,12 +7,16 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
+use super::locate::leads_to;
+use super::progress::Progress;
+use super::scan::{Scan, scan as scan_part};
 use super::*;
-use crate::observation::CallerDirectory;
+use crate::observation::{Access, CallerDirectory, PathDoubt, Verdict};
 use crate::sources::procfs::mountinfo::MountTable;
 use sandbox::{Child, MountSandbox, Step, c_path, umount};
 
 mod identity;
+mod parts;
 mod path;
 mod sandbox;
 
@@ -26,7 +30,20 @@ fn own_mntns() -> NsInum {
 
 fn request(path: &Path) -> ScanRequest {
     let path = path.to_str().unwrap().to_owned();
-    ScanRequest { id: 7, mntns: own_mntns(), tgid: std::process::id(), path, origin: None, follow: true }
+    ScanRequest {
+        id: 7,
+        mntns: own_mntns(),
+        tgid: std::process::id(),
+        path,
+        origin: None,
+        follow: true,
+        mount_only: false,
+    }
+}
+
+/// A scan of one part.
+fn scan(proc: &Proc, request: &ScanRequest, budget: Duration) -> HolderReport {
+    scan_part(proc, request, Progress::default(), budget).report
 }
 
 fn scan_path(path: &Path) -> HolderReport {
@@ -289,6 +306,11 @@ fn fake_table() -> String {
 /// Id of the mount at /vol.
 const VOL: u64 = 900_002;
 
+fn fake_request() -> ScanRequest {
+    let (path, origin) = ("/vol".to_owned(), None);
+    ScanRequest { id: 1, mntns: 1, tgid: 99, path, origin, follow: true, mount_only: false }
+}
+
 impl FakeProc {
     fn new() -> Self {
         let fake = Self(tempfile::tempdir().unwrap());
@@ -328,8 +350,7 @@ impl FakeProc {
     }
 
     fn scan(&self) -> HolderReport {
-        let request =
-            ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), origin: None, follow: true };
+        let request = fake_request();
         scan(&Proc::new(self.0.path()), &request, AMPLE)
     }
 }
@@ -346,13 +367,12 @@ fn a_mount_that_is_gone_after_the_scan_was_held_for_a_moment_only() {
     let fake = FakeProc::new();
     let proc = Proc::new(fake.0.path());
     let target = MountTable::parse(&fake_table(), "/").at("/vol").unwrap().clone();
-    let request =
-        ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), origin: None, follow: true };
-    let mut scan = Scan::new(&proc, &request, Deadline::after(AMPLE));
+    let request = fake_request();
+    let mut scan = Scan::new(&proc, &request, Progress::default(), Instant::now());
     scan.report.mount = Some(target.facts(1, None));
-    assert_eq!(scan.verdict(false, 99), Verdict::Kernel);
+    assert_eq!(scan.verdict(true, 99), Verdict::Kernel);
     fs::write(fake.0.path().join("10/mountinfo"), fake_table().lines().next().unwrap()).unwrap();
-    assert_eq!(scan.verdict(false, 99), Verdict::Transient);
+    assert_eq!(scan.verdict(true, 99), Verdict::Transient);
 }
 
 #[test]
@@ -424,22 +444,19 @@ fn the_mount_id_of_a_descriptor_decides_and_its_name_where_there_is_none() {
 #[test]
 fn more_holders_than_a_report_lists_are_counted() {
     let fake = FakeProc::new();
-    let proc = Proc::new(fake.0.path());
-    let request =
-        ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), origin: None, follow: true };
-    let mut scan = Scan::new(&proc, &request, Deadline(Instant::now() + AMPLE));
-    for fd in 0..u32::try_from(MAX_LISTED).unwrap() + 3 {
-        scan.add(10, &proc.dir(10).unwrap(), 1, vec![Pin { access: Access::Fd, path: None, fd: Some(fd) }]);
+    for tgid in (100..).take(MAX_LISTED + 3) {
+        fake.process(tgid, 1, &fake_table());
+        fake.open(tgid, 3, "/vol/f", &format!("mnt_id:\t{VOL}\n"));
     }
-    assert_eq!((scan.report.holders.len(), scan.report.holders_omitted), (MAX_LISTED, 3));
+    let report = fake.scan();
+    assert_eq!((report.holders.len(), report.holders_omitted), (MAX_LISTED, 3));
 }
 
 #[test]
 fn without_a_proc_the_answer_is_incomplete() {
     let empty = tempfile::tempdir().unwrap();
     for root in [empty.path().to_owned(), empty.path().join("none")] {
-        let request =
-            ScanRequest { id: 1, mntns: 1, tgid: 99, path: "/vol".to_owned(), origin: None, follow: true };
+        let request = fake_request();
         let report = scan(&Proc::new(root), &request, AMPLE);
         assert_eq!((report.verdict, report.complete), (Verdict::Incomplete, false));
     }

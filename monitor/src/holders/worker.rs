@@ -1,37 +1,40 @@
-//! The thread that scans: requests go into a bounded queue, reports come out as observations. Whether a mount is still
-//! there is answered before any scan.
+//! The thread that has others looked into: requests go into a bounded number of places, reports come out as observations.
 //!
-//! Scans are made by [readers](crate::sources::procfs::readers) at low priority. It rests after each scan so that scanning takes at most a twentieth of a core
-//! however many requests there are. A full queue refuses a request, and the caller reports that the scan was not
-//! made.
+//! Scans are made by [readers](crate::sources::procfs::readers) at low priority, and rested after, so that scanning takes
+//! a twentieth of a core however many requests there are. What was done for strangers delays strangers only. Whether a
+//! mount of the host is still there is answered before any scan and without a rest. A scan whose time ran out goes on
+//! where it stopped, when it is its turn again.
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use super::jobs::{self, Measured};
+use super::jobs::{self, Measured, Scanned};
+use super::places::{Kind, Places};
+use super::progress::Progress;
 use super::{PresenceRequest, ScanRequest, StillHeldRequest};
 use crate::error_chain::chain;
-use crate::observation::{Fact, HolderReport, MountPresence};
+use crate::observation::{Fact, HolderReport, MountPresence, Rank, Share};
 use crate::sources::procfs::readers::{Answer, BlockingReaders, Readers};
 use crate::sources::{Sender, observed_now};
 
-/// A scan that took one part is followed by nineteen parts of rest: 5 % of a core.
+/// Work that took one part is followed by nineteen parts of rest: 5 % of a core.
 const REST_FACTOR: u32 = 19;
 
 /// Longest wait for the answer of a reader, which notices by itself when its time is over. One that hangs is replaced.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Requests whether a mount is still there that wait; all of them together are worth a few scans.
-const PRESENCES_MAX: usize = 1024;
+const LOOKS_MAX: usize = 1024;
+/// A scan that goes on for longer is ended with what it found.
+const SCAN_MAX: Duration = Duration::from_secs(300);
 
 /// What scanning may cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Requests that wait.
+    /// Scans that wait.
     pub queue: usize,
-    /// Time for one scan.
+    /// Time for one scan, until it gives way and goes on later.
     pub budget: Duration,
     /// Longest rest between two scans, whatever the first one took.
     pub max_rest: Duration,
@@ -41,17 +44,6 @@ impl Default for Limits {
     fn default() -> Self {
         Self { queue: 32, budget: Duration::from_secs(1), max_rest: Duration::from_secs(10) }
     }
-}
-
-/// Why a request is not taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// The queue is full.
-    #[error("the queue of holder scans is full")]
-    Full,
-    /// The receiver of reports is gone.
-    #[error("the holder scanner has ended")]
-    Ended,
 }
 
 /// Takes requests; dropping it ends the thread.
@@ -68,22 +60,38 @@ struct Shared {
 }
 
 /// What the thread does next.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Work {
-    Scan(ScanRequest),
+    Scan(Box<Scan>),
     Presence(PresenceRequest),
     StillHeld(StillHeldRequest),
 }
 
+/// A scan, and how far it came.
+#[derive(Debug)]
+struct Scan {
+    request: ScanRequest,
+    progress: Progress,
+    /// When it was begun.
+    begun: Option<Instant>,
+    /// What it has reported.
+    told: Option<HolderReport>,
+}
+
+impl From<ScanRequest> for Scan {
+    fn from(request: ScanRequest) -> Self {
+        Self { request, progress: Progress::default(), begun: None, told: None }
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
-    scans: VecDeque<ScanRequest>,
-    presences: VecDeque<PresenceRequest>,
-    still_held: VecDeque<StillHeldRequest>,
+    places: Places<Work>,
     ended: bool,
 }
 
-/// Starts the thread; each request that is taken is answered by one `Fact::Holders` or `Fact::MountPresence`.
+/// Starts the thread; each request that is taken is answered by one `Fact::Holders` or `Fact::MountPresence`, and by more
+/// where a scan goes on.
 ///
 /// # Errors
 /// When no thread can be started, or outside of a runtime.
@@ -99,47 +107,32 @@ pub fn spawn(readers: Readers, tx: Sender, limits: Limits) -> io::Result<Scanner
 }
 
 impl Scanner {
-    /// Queues a request; never blocks.
-    ///
-    /// # Errors
-    /// When the queue is full or the thread has ended: no answer will come.
-    pub fn request(&self, request: ScanRequest) -> Result<(), Refused> {
-        self.queue(request, self.queue, |state| &mut state.scans)
+    /// Queues a scan; never blocks. Returns the answer to a request that has no place any more, which may be this one.
+    #[must_use]
+    pub fn request(&self, request: ScanRequest, share: Share) -> Option<Fact> {
+        self.queue(Work::Scan(Box::new(request.into())), share)
     }
 
-    /// Queues a request whether a mount is still there; never blocks.
-    ///
-    /// # Errors
-    /// As [`Self::request`].
-    pub fn presence(&self, request: PresenceRequest) -> Result<(), Refused> {
-        self.queue(request, PRESENCES_MAX, |state| &mut state.presences)
+    /// Queues a request whether a mount is still there; never blocks. Returns what [`Self::request`] returns.
+    #[must_use]
+    pub fn presence(&self, request: PresenceRequest, share: Share) -> Option<Fact> {
+        self.queue(Work::Presence(request), share)
     }
 
-    /// Queues a request who still holds a detached mount; never blocks.
-    ///
-    /// # Errors
-    /// As [`Self::request`].
-    pub fn still_held(&self, request: StillHeldRequest) -> Result<(), Refused> {
-        self.queue(request, self.queue, |state| &mut state.still_held)
+    /// Queues a request who still holds a detached mount; never blocks. Returns what [`Self::request`] returns.
+    #[must_use]
+    pub fn still_held(&self, request: StillHeldRequest, share: Share) -> Option<Fact> {
+        self.queue(Work::StillHeld(request), share)
     }
 
-    fn queue<T>(
-        &self,
-        request: T,
-        max: usize,
-        queue: impl FnOnce(&mut State) -> &mut VecDeque<T>,
-    ) -> Result<(), Refused> {
-        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+    fn queue(&self, work: Work, share: Share) -> Option<Fact> {
+        let mut state = self.shared.lock();
         if state.ended {
-            return Err(Refused::Ended);
+            return Some(work.unanswered("the holder scanner has ended"));
         }
-        let queue = queue(&mut state);
-        if queue.len() >= max {
-            return Err(Refused::Full);
-        }
-        queue.push_back(request);
+        let loser = state.add(share, work, self.queue);
         self.shared.changed.notify_one();
-        Ok(())
+        Some(loser?.unanswered("the requests of others took the places of all that wait for a scan"))
     }
 }
 
@@ -149,89 +142,186 @@ impl Drop for Scanner {
     }
 }
 
+impl State {
+    fn add(&mut self, share: Share, work: Work, scans: usize) -> Option<Work> {
+        let kind = work.kind();
+        let max = if kind == Kind::Look { LOOKS_MAX } else { scans };
+        self.places.add(share, kind, work, max)
+    }
+}
+
+/// Until when it rests, but for what needs none.
+#[derive(Debug, Clone, Copy)]
+struct Rest {
+    /// After work for the host.
+    host: Instant,
+    /// After any work.
+    all: Instant,
+}
+
+impl Rest {
+    fn new(now: Instant) -> Self {
+        Self { host: now, all: now }
+    }
+
+    fn is_over(self, rank: Rank, kind: Kind, now: Instant) -> bool {
+        self.until(rank, kind).is_none_or(|until| until <= now)
+    }
+
+    fn until(self, rank: Rank, kind: Kind) -> Option<Instant> {
+        match (rank, kind) {
+            (Rank::Other, _) => Some(self.all),
+            (_, Kind::Scan) => Some(self.host),
+            _ => None,
+        }
+    }
+
+    /// Adds the rest after work.
+    fn add(&mut self, rank: Rank, took: Duration, longest: Duration, now: Instant) {
+        let rest = rest_after(took, longest);
+        let longer = |until: Instant| (until.max(now) + rest).min(now + longest);
+        self.all = longer(self.all);
+        if rank != Rank::Other {
+            self.host = longer(self.host);
+        }
+    }
+}
+
 impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn end(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).ended = true;
+        self.lock().ended = true;
         self.changed.notify_all();
     }
 
-    /// What to do next, no scan before the moment; `None` at the end.
-    fn next(&self, no_scan_before: Instant) -> Option<Work> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+    /// What to do next, as far as the rest is over; `None` at the end.
+    fn next(&self, rest: Rest) -> Option<(Share, Work)> {
+        let mut state = self.lock();
         loop {
             if state.ended {
                 return None;
             }
-            if let Some(request) = state.presences.pop_front() {
-                return Some(Work::Presence(request));
+            let now = Instant::now();
+            if let Some(next) = state.places.next(|rank, kind| rest.is_over(rank, kind, now)) {
+                return Some(next);
             }
-            if let Some(request) = state.still_held.pop_front() {
-                return Some(Work::StillHeld(request));
-            }
-            let rest = no_scan_before.saturating_duration_since(Instant::now());
-            if rest.is_zero() {
-                if let Some(request) = state.scans.pop_front() {
-                    return Some(Work::Scan(request));
+            let due = [rest.host, rest.all].into_iter().filter(|until| {
+                state.places.any(|rank, kind| rest.until(rank, kind).is_some_and(|due| due == *until))
+            });
+            state = match due.min() {
+                Some(due) => {
+                    let wait = due.saturating_duration_since(now);
+                    self.changed.wait_timeout(state, wait).unwrap_or_else(PoisonError::into_inner).0
                 }
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            } else {
-                state = self.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
-            }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
         }
     }
 }
 
 fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, limits: Limits) {
-    let mut no_scan_before = Instant::now();
-    while let Some(work) = shared.next(no_scan_before) {
-        let (reply, took) = work.carry_out(readers, limits.budget);
-        let rest = rest_after(took, limits.max_rest);
+    let mut rest = Rest::new(Instant::now());
+    while let Some((share, work)) = shared.next(rest) {
+        let Done { reply, took, left } = work.carry_out(readers, limits.budget);
+        let rank = share.rank;
         if tx.blocking_send(observed_now(reply)).is_err() {
             return;
         }
-        // What was looked up between two scans delays the next one, too.
-        let now = Instant::now();
-        no_scan_before = (no_scan_before.max(now) + rest).min(now + limits.max_rest);
+        let loser = left.and_then(|left| shared.lock().add(share, left, limits.queue));
+        let reason = "the requests of others took the place in which it waited to go on";
+        if let Some(loser) = loser
+            && tx.blocking_send(observed_now(loser.unanswered(reason))).is_err()
+        {
+            return;
+        }
+        rest.add(rank, took, limits.max_rest, Instant::now());
     }
 }
 
+/// Work that was done.
+struct Done {
+    /// The answer.
+    reply: Fact,
+    /// The processor time that it took.
+    took: Duration,
+    /// What is left of it.
+    left: Option<Work>,
+}
+
 impl Work {
-    /// The answer, and the processor time that it took.
-    fn carry_out(self, readers: &BlockingReaders, budget: Duration) -> (Fact, Duration) {
+    fn kind(&self) -> Kind {
         match self {
-            Self::Scan(request) => {
-                let mut unread = HolderReport::skipped(request.id, request.path.clone());
-                match readers.ask(jobs::Scan { request, budget }, PATIENCE) {
-                    Ok(Answer { reply: Measured { found, took }, .. }) => {
-                        (Fact::Holders(Box::new(found)), took)
-                    }
-                    Err(error) => {
-                        unread.blind_spot(None, &chain(&error));
-                        (Fact::Holders(Box::new(unread)), Duration::ZERO)
-                    }
-                }
-            }
+            Self::Scan(_) => Kind::Scan,
+            Self::StillHeld(_) => Kind::Few,
+            Self::Presence(_) => Kind::Look,
+        }
+    }
+
+    fn carry_out(self, readers: &BlockingReaders, budget: Duration) -> Done {
+        match self {
+            Self::Scan(scan) => scan.carry_out(readers, budget),
             Self::StillHeld(request) => {
-                let mut unread = HolderReport::skipped(request.id, request.mount.mountpoint.clone());
-                match readers.ask(jobs::StillHeld { request, budget }, PATIENCE) {
+                match readers.ask(jobs::StillHeld { request: request.clone(), budget }, PATIENCE) {
                     Ok(Answer { reply: Measured { found, took }, .. }) => {
-                        (Fact::Holders(Box::new(found)), took)
+                        Done { reply: Fact::Holders(Box::new(found)), took, left: None }
                     }
-                    Err(error) => {
-                        unread.blind_spot(None, &chain(&error));
-                        (Fact::Holders(Box::new(unread)), Duration::ZERO)
-                    }
+                    Err(error) => Self::StillHeld(request).undone(&chain(&error)),
                 }
             }
             Self::Presence(request) => {
-                let id = request.id;
-                match readers.ask(jobs::Presence { request, budget }, PATIENCE) {
-                    Ok(Answer { reply: Measured { found, took }, .. }) => (Fact::MountPresence(found), took),
-                    Err(error) => {
-                        (Fact::MountPresence(MountPresence::unknown(id, chain(&error))), Duration::ZERO)
+                match readers.ask(jobs::Presence { request: request.clone(), budget }, PATIENCE) {
+                    Ok(Answer { reply: Measured { found, took }, .. }) => {
+                        Done { reply: Fact::MountPresence(found), took, left: None }
                     }
+                    Err(error) => Self::Presence(request).undone(&chain(&error)),
                 }
             }
+        }
+    }
+
+    fn undone(self, reason: &str) -> Done {
+        Done { reply: self.unanswered(reason), took: Duration::ZERO, left: None }
+    }
+
+    /// The answer where no more is found out.
+    fn unanswered(self, reason: &str) -> Fact {
+        match self {
+            Self::Scan(scan) => {
+                let ScanRequest { id, path, .. } = scan.request;
+                let mut report = scan.told.unwrap_or_else(|| HolderReport::skipped(id, path));
+                report.goes_on = false;
+                report.blind_spot(None, reason);
+                Fact::Holders(Box::new(report))
+            }
+            Self::StillHeld(request) => {
+                let mut report = HolderReport::skipped(request.id, request.mount.mountpoint);
+                report.blind_spot(None, reason);
+                Fact::Holders(Box::new(report))
+            }
+            Self::Presence(request) => Fact::MountPresence(MountPresence::unknown(request.id, reason)),
+        }
+    }
+}
+
+impl Scan {
+    /// Scans until the time is over.
+    fn carry_out(mut self: Box<Self>, readers: &BlockingReaders, budget: Duration) -> Done {
+        let begun = *self.begun.get_or_insert_with(Instant::now);
+        let job = jobs::Scan { request: self.request.clone(), progress: self.progress.clone(), budget };
+        match readers.ask(job, PATIENCE) {
+            Ok(Answer { reply: Measured { found: Scanned { mut report, progress }, took }, .. }) => {
+                let left = progress.filter(|_| begun.elapsed() < SCAN_MAX);
+                report.goes_on = left.is_some();
+                let left = left.map(|progress| {
+                    (self.progress, self.told) = (progress, Some(report.clone()));
+                    Work::Scan(self)
+                });
+                Done { reply: Fact::Holders(Box::new(report)), took, left }
+            }
+            Err(error) => Work::Scan(self).undone(&chain(&error)),
         }
     }
 }
@@ -242,112 +332,4 @@ fn rest_after(took: Duration, longest: Duration) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::observation::{MountIdentity, Verdict};
-    use crate::sources::procfs::Proc;
-
-    fn request(id: u64) -> ScanRequest {
-        ScanRequest { id, mntns: 1, tgid: 1, path: "/vol".to_owned(), origin: None, follow: true }
-    }
-
-    fn idle(queue: usize) -> Scanner {
-        Scanner { shared: Arc::default(), queue }
-    }
-
-    /// Scans of an empty /proc.
-    fn start(
-        limits: Limits,
-    ) -> (tempfile::TempDir, Scanner, tokio::sync::mpsc::Receiver<crate::observation::Observation>) {
-        let root = tempfile::tempdir().unwrap();
-        let (tx, rx) = tokio::sync::mpsc::channel(8);
-        let scanner = spawn(Proc::new(root.path()).into(), tx, limits).unwrap();
-        (root, scanner, rx)
-    }
-
-    async fn report(rx: &mut tokio::sync::mpsc::Receiver<crate::observation::Observation>) -> HolderReport {
-        match rx.recv().await.unwrap().fact {
-            Fact::Holders(report) => *report,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[tokio::test]
-    async fn each_request_is_answered_in_turn() {
-        let (_root, scanner, mut rx) = start(Limits::default());
-        for id in [3, 4] {
-            scanner.request(request(id)).unwrap();
-        }
-        for id in [3, 4] {
-            let report = report(&mut rx).await;
-            assert_eq!((report.id, report.path.as_str(), report.verdict), (id, "/vol", Verdict::Incomplete));
-        }
-    }
-
-    #[test]
-    fn whether_a_mount_is_there_is_answered_before_any_scan() {
-        let scanner = idle(1);
-        scanner.request(request(1)).unwrap();
-        let identity = MountIdentity {
-            unique: None,
-            mount_id: 2,
-            parent_id: 1,
-            device: "0:9".to_owned(),
-            root: "/".to_owned(),
-            mount_point: "/vol".to_owned(),
-        };
-        let wanted = PresenceRequest { id: 2, mntns: 1, tgid: 1, identity, at: None };
-        scanner.presence(wanted.clone()).unwrap();
-        let later = Instant::now() + Duration::from_secs(3600);
-        assert_eq!(scanner.shared.next(later), Some(Work::Presence(wanted)));
-        assert_eq!(scanner.shared.next(Instant::now()), Some(Work::Scan(request(1))));
-    }
-
-    #[test]
-    fn a_full_queue_refuses() {
-        let scanner = idle(2);
-        assert_eq!(scanner.request(request(1)), Ok(()));
-        assert_eq!(scanner.request(request(2)), Ok(()));
-        assert_eq!(scanner.request(request(3)), Err(Refused::Full));
-        assert_eq!(scanner.shared.next(Instant::now()), Some(Work::Scan(request(1))));
-        assert_eq!(scanner.request(request(4)), Ok(()));
-    }
-
-    #[tokio::test]
-    async fn the_thread_ends_when_the_scanner_is_dropped() {
-        let (_root, scanner, mut rx) = start(Limits::default());
-        drop(scanner);
-        assert_eq!(rx.recv().await, None);
-    }
-
-    #[test]
-    fn the_end_interrupts_a_rest() {
-        let scanner = idle(1);
-        let shared = Arc::clone(&scanner.shared);
-        let later = Instant::now() + Duration::from_secs(3600);
-        let worker = thread::spawn(move || shared.next(later));
-        scanner.request(request(1)).unwrap();
-        drop(scanner);
-        assert_eq!(worker.join().unwrap(), None);
-    }
-
-    #[tokio::test]
-    async fn when_nobody_reads_reports_requests_are_refused() {
-        let (_root, scanner, rx) = start(Limits::default());
-        drop(rx);
-        scanner.request(request(1)).unwrap();
-        // The thread notices when it answers; then it has ended for good.
-        while !scanner.shared.state.lock().unwrap().ended {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        assert_eq!(scanner.request(request(2)), Err(Refused::Ended));
-    }
-
-    #[test]
-    fn scans_take_a_twentieth_of_a_core_within_bounds() {
-        let longest = Duration::from_secs(10);
-        assert_eq!(rest_after(Duration::from_millis(50), longest), Duration::from_millis(950));
-        assert_eq!(rest_after(Duration::from_secs(2), longest), longest);
-        assert_eq!(rest_after(Duration::MAX, longest), longest);
-    }
-}
+mod tests;

@@ -16,7 +16,7 @@ pub(super) struct MountMetrics {
     busy: IntCounterVec,
     busy_ignored: IntCounterVec,
     scans: Histogram,
-    pub(super) scans_skipped: IntCounterVec,
+    scans_skipped: IntCounterVec,
 }
 
 impl MountMetrics {

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use super::link::MAX_LINK_KINDS;
 use super::*;
 use crate::event::{Kind, Severity};
-use crate::observation::{Loss, Source, SourceKind, SourceStatus};
+use crate::observation::{HolderReport, Loss, Source, SourceKind, SourceStatus};
 use crate::sources::procfs::own::Own;
 use crate::tests::sample;
 
@@ -68,7 +68,7 @@ fn used() -> Metrics {
     }
     metrics.observation(&seen(Fact::Tick));
     metrics.model(&HashMap::from([(("docker".to_owned(), ContainerState::Running), 20)]), 20);
-    metrics.holders_scan_skipped("rate-limit");
+    metrics.observation(&seen(Fact::Holders(Box::new(HolderReport::skipped(1, "/mnt/x")))));
     metrics.umounts_ignored(3);
     metrics.discarded("stdout", "closed", 2);
     metrics

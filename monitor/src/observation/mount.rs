@@ -121,6 +121,30 @@ impl PathDoubt {
     }
 }
 
+/// Who comes first where places are few.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rank {
+    /// Volumes of pods, which only root of the node unmounts.
+    Volume,
+    /// Other mounts of the node itself, unmounted by its root.
+    Host,
+    /// All else: containers, and users with mount namespaces of their own.
+    Other,
+}
+
+/// On whose behalf something is looked up, so that nobody uses up what is there for all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Share {
+    /// Who comes first.
+    pub rank: Rank,
+    /// What the caller's control group belongs to: a container, a user, a unit.
+    pub account: String,
+    /// The caller's real user id in the initial user namespace.
+    pub uid: u32,
+    /// Mount namespace.
+    pub mntns: NsInum,
+}
+
 /// A mount as /proc/PID/mountinfo shows it (proc_pid_mountinfo(5)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountFacts {
@@ -315,6 +339,10 @@ pub struct HolderReport {
     pub verdict: Verdict,
     /// How long the scan took.
     pub elapsed_ns: u64,
+    /// Whether the scan goes on, because its time ran out: another report with the same id follows, which has all that
+    /// this one has.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub goes_on: bool,
 }
 
 /// Something that a scan could not look into.
@@ -337,9 +365,10 @@ impl HolderReport {
     /// Notes that something could not be looked into.
     pub fn blind_spot(&mut self, process: Option<(u32, Option<String>)>, reason: &str) {
         self.complete = false;
-        if self.blind_spots.len() < Self::BLIND_SPOTS {
-            let (tgid, comm) = process.map_or((None, None), |(tgid, comm)| (Some(tgid), comm));
-            self.blind_spots.push(BlindSpot { tgid, comm, reason: reason.to_owned() });
+        let (tgid, comm) = process.map_or((None, None), |(tgid, comm)| (Some(tgid), comm));
+        let spot = BlindSpot { tgid, comm, reason: reason.to_owned() };
+        if self.blind_spots.len() < Self::BLIND_SPOTS && !self.blind_spots.contains(&spot) {
+            self.blind_spots.push(spot);
         }
     }
 
@@ -358,6 +387,7 @@ impl HolderReport {
             complete: false,
             verdict: Verdict::Skipped,
             elapsed_ns: 0,
+            goes_on: false,
         }
     }
 }

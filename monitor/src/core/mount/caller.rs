@@ -1,10 +1,11 @@
 //! Who tries to unmount, and who is charged for it.
 
+use super::QueuedUmount;
 use crate::core::Core;
 use crate::event::culprit::is_umount_program;
 use crate::node::cgroup;
 use crate::node::mounts::{Account, Caller};
-use crate::observation::UmountAttempt;
+use crate::observation::{NsInum, Rank, Share, UmountAttempt};
 
 impl Core {
     /// The nearest process above the program that unmounts.
@@ -29,4 +30,24 @@ impl Core {
             name: path.map(cgroup::account).unwrap_or_default().to_owned(),
         }
     }
+
+    /// On whose behalf something is looked up for an unmount.
+    pub(super) fn share(&self, umount: &QueuedUmount) -> Share {
+        let QueuedUmount { at, attempt, account, .. } = umount;
+        let context = self.context(&attempt.actor);
+        let is_foreign = context.is_some_and(|context| context.is_in_other_userns());
+        let is_volume = || self.kubelets.volume(*at, attempt.mntns, &attempt.place()).is_some();
+        let rank = match account.host && !is_foreign {
+            false => Rank::Other,
+            true if is_volume() => Rank::Volume,
+            true => Rank::Host,
+        };
+        Share { rank, uid: context.map_or(0, |context| context.uid), ..share_of(account, attempt.mntns) }
+    }
+}
+
+/// On whose behalf something is looked up for a busy mount.
+pub(super) fn share_of(account: &Account, mntns: NsInum) -> Share {
+    let rank = if account.host { Rank::Host } else { Rank::Other };
+    Share { rank, account: account.name.clone(), uid: 0, mntns }
 }

@@ -1,5 +1,6 @@
 //! The events of unmounts.
 
+use super::late::Earlier;
 use super::{EBUSY, QueuedUmount, Scan};
 use crate::core::Core;
 use crate::escape::name;
@@ -24,8 +25,14 @@ struct Known<'a> {
 }
 
 impl Core {
-    /// A refused unmount, and the scan that tells its mount and holders.
-    pub(super) fn emit_busy(&mut self, umount: &QueuedUmount, scan: Option<&Scan>) {
+    /// A refused unmount, and the scan that tells its mount and holders; `earlier`: the event that it completes. Returns
+    /// its number.
+    pub(super) fn emit_busy(
+        &mut self,
+        umount: &QueuedUmount,
+        scan: Option<&Scan>,
+        earlier: Option<Earlier>,
+    ) -> u64 {
         let QueuedUmount { at, attempt, .. } = umount;
         let age = scan.map(|scan| at.saturating_sub(scan.at) / MS).filter(|age| *age > 0);
         let report = scan.map(|scan| scan.report.clone());
@@ -37,7 +44,10 @@ impl Core {
         let known = Known {
             report: report.as_ref(),
             identity: identity.as_ref(),
-            attempts: Some(self.busy_mounts.attempts_of(umount.mount, umount.caller)),
+            attempts: Some(earlier.map_or_else(
+                || self.busy_mounts.attempts_of(umount.mount, umount.caller),
+                |earlier| earlier.attempts,
+            )),
         };
         let mount = self.mount_object(umount, known);
         let (complete, verdict) = match &report {
@@ -60,7 +70,8 @@ impl Core {
         // Set off by commas, if it has some itself.
         let comma = if by.contains(", ") { "," } else { "" };
         let holders_phrase = holders_phrase(&holders, verdict);
-        let message = format!("umount of {subject} by {by}{comma} refused: {holders_phrase}");
+        let later = if earlier.is_some() { " (found later)" } else { "" };
+        let message = format!("umount of {subject} by {by}{comma} refused: {holders_phrase}{later}");
         let event = Event {
             actor: Some(Box::new(actor)),
             target: target.map(Box::new),
@@ -70,9 +81,12 @@ impl Core {
             holders_complete: Some(complete),
             holders_unreadable: unreadable,
             holders_verdict: Some(verdict),
+            completes: earlier.map(|earlier| earlier.seq),
             ..self.event(*at, Kind::MountBusy, Severity::Warning, message)
         };
+        let seq = self.seq + 1;
         self.emit(event);
+        seq
     }
 
     /// The unmount that ended a busy mount. `still_held`: who uses it on, where it was detached.

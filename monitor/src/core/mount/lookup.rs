@@ -2,6 +2,7 @@
 //! daemon does not run.
 
 use super::HolderScans;
+use super::caller::share_of;
 use crate::core::Core;
 use crate::diagnose::ModelChange;
 use crate::event::Event;
@@ -36,7 +37,7 @@ impl Core {
             return;
         }
         if let Some(busy) = self.busy_mounts.remove(mount) {
-            self.holder_scans.newest.remove(&mount);
+            self.holder_scans.forget(mount);
             self.diagnose(at, &ModelChange::MountGone(&busy));
         }
         self.stop_lookups_of_none();
@@ -82,13 +83,17 @@ impl Core {
     fn look_up(&mut self, mount: BusyId) {
         let Some(busy) = self.busy_mounts.get(mount) else { return };
         let (mntns, path, identity) = (busy.key.mntns, busy.key.path.clone(), busy.identity.clone());
+        let share = share_of(&busy.account, mntns);
         let id = self.holder_scans.question_id();
         let request = match identity {
-            Some(identity) => Request::MountPresence { id, mntns, tgid: 0, identity },
+            Some(identity) => Request::MountPresence { id, mntns, tgid: 0, identity, share },
             // A path that is not known from where.
             None if !path.starts_with('/') => return,
             // It led to a mount once, so a link at its end was followed.
-            None => Request::Holders { id, mntns, tgid: 0, path, origin: None, follow: true },
+            None => {
+                let (origin, follow, mount_only) = (None, true, true);
+                Request::Holders { id, mntns, tgid: 0, path, origin, follow, mount_only, share }
+            }
         };
         self.holder_scans.lookups.insert(id, mount);
         self.request(request);

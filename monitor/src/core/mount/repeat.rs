@@ -19,9 +19,10 @@ impl Scan {
         at < self.at.saturating_add(SCAN_INTERVAL_NS)
     }
 
-    pub(super) fn repeat(&self, umount: &QueuedUmount) -> Repeat {
+    /// `goes_on`: whether the scan is still under way; another one would find no more.
+    pub(super) fn repeat(&self, umount: &QueuedUmount, goes_on: bool) -> Repeat {
         let HolderReport { mount, verdict, .. } = &self.report;
-        if !self.is_recent(umount.at) {
+        if !goes_on && !self.is_recent(umount.at) {
             return Repeat::No;
         }
         // Recordings of before paths had an origin have no answer to this.
@@ -37,6 +38,7 @@ impl Core {
     pub(super) fn check(&mut self, umount: QueuedUmount, identity: MountIdentity) -> QueuedUmount {
         let awaits = self.awaited(umount.at, Answer::SameMount);
         let attempt = &umount.attempt;
+        let share = self.share(&umount);
         self.request(Request::MountAt {
             id: awaits.id,
             mntns: attempt.mntns,
@@ -45,6 +47,7 @@ impl Core {
             origin: attempt.origin.clone(),
             follow: attempt.flags & UMOUNT_NOFOLLOW == 0,
             identity,
+            share,
         });
         QueuedUmount { awaits: Some(awaits), ..umount }
     }
@@ -52,8 +55,8 @@ impl Core {
     /// Whether the path of a refused unmount leads to the mount whose holders are known.
     pub(super) fn checked(&mut self, umount: QueuedUmount, is_same: bool) {
         if is_same {
-            let scan = self.holder_scans.newest.get(&umount.mount).cloned();
-            self.emit_busy(&umount, scan.as_ref());
+            let scan = self.holder_scans.last(umount.mount).cloned();
+            self.emit_busy(&umount, scan.as_ref(), None);
             self.advance(umount.mount);
         } else {
             let waiting = self.scan(umount);

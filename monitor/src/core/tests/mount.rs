@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn attempt(errno: Option<u16>) -> Fact {
+pub(super) fn attempt(errno: Option<u16>) -> Fact {
     Fact::Umount(Box::new(UmountAttempt {
         syscall: MountSyscall::Umount2,
         actor: TaskRef { key: key(), tid: 1, comm: "umount".into(), context: None },
@@ -14,12 +14,12 @@ fn attempt(errno: Option<u16>) -> Fact {
     }))
 }
 
-fn report(id: u64) -> Fact {
+pub(super) fn report(id: u64) -> Fact {
     found(id, 410)
 }
 
 /// The scan finds the mount with this id at the path.
-fn found(id: u64, mount: u64) -> Fact {
+pub(super) fn found(id: u64, mount: u64) -> Fact {
     Fact::Holders(Box::new(HolderReport {
         mount: Some(MountFacts {
             id: mount,
@@ -53,7 +53,7 @@ fn found(id: u64, mount: u64) -> Fact {
 }
 
 /// Output that is no event of an incident.
-fn take(core: &mut Core) -> (Vec<Event>, Vec<Request>) {
+pub(super) fn take(core: &mut Core) -> (Vec<Event>, Vec<Request>) {
     let (mut emitted, mut requested) = (Vec::new(), Vec::new());
     for output in core.take_output() {
         match output {
@@ -79,7 +79,7 @@ fn answer_presence(core: &mut Core, now: u64, present: Option<bool>) -> Vec<Even
 }
 
 /// A mount that was refused once, with its holders.
-fn busy() -> Core {
+pub(super) fn busy() -> Core {
     let mut core = settled();
     core.observe(at(10, attempt(Some(16))));
     core.observe(at(11, report(1)));
@@ -88,7 +88,7 @@ fn busy() -> Core {
 }
 
 /// An attempt of umount, run by a process with this id and name.
-fn attempt_of(core: &mut Core, pid: u32, parent: (u32, &str)) -> Fact {
+pub(super) fn attempt_of(core: &mut Core, pid: u32, parent: (u32, &str)) -> Fact {
     let key = TaskKey { tgid: pid, start_ns: u64::from(pid), exec_id: 1 };
     let above = |(tgid, comm): (u32, &str)| Ancestor {
         tgid,
@@ -169,7 +169,7 @@ fn refused_unmounts_are_emitted_at_attempts_1_2_4_8_with_one_scan_in_ten_seconds
 }
 
 /// An attempt whose caller stood at the top of this root directory.
-fn attempt_below(root: &str, path: &str) -> Fact {
+pub(super) fn attempt_below(root: &str, path: &str) -> Fact {
     let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
     let root = CallerDirectory { mount_id: 29, path: Some(root.into()) };
     let origin = Some(Box::new(PathOrigin { root: Some(root), cwd: None, doubt: None }));

@@ -37,6 +37,8 @@ pub(in crate::diagnose) struct TestNode {
     pub(in crate::diagnose) observed: Vec<Observation>,
     pub(in crate::diagnose) tables: BTreeMap<NsInum, NetnsSnapshot>,
     pub(in crate::diagnose) mounted: bool,
+    /// What a scan of it reports.
+    pub(in crate::diagnose) scan: fn(u64, &str) -> HolderReport,
     /// Mounts on top of it.
     pub(in crate::diagnose) covers: u32,
     pub(in crate::diagnose) presence_known: bool,
@@ -66,6 +68,7 @@ impl TestNode {
             observed: Vec::new(),
             tables: BTreeMap::new(),
             mounted: true,
+            scan: holders,
             covers: 0,
             presence_known: true,
             now: 0,
@@ -186,7 +189,7 @@ impl TestNode {
             }
             Request::Holders { id, path, .. } => {
                 let path = path.replace(LINK, KUBELET);
-                let report = if self.mounted { holders(id, &path) } else { not_a_mount(id, &path) };
+                let report = if self.mounted { (self.scan)(id, &path) } else { not_a_mount(id, &path) };
                 self.observe(Fact::Holders(Box::new(report)));
             }
             Request::MountPresence { id, .. } | Request::MountAt { id, .. } => {
@@ -195,7 +198,7 @@ impl TestNode {
                     false => MountPresence::unknown(id, "no process is left"),
                 }));
             }
-            Request::StillHeld { id, mount, holders } => {
+            Request::StillHeld { id, mount, holders, .. } => {
                 self.observe(Fact::Holders(Box::new(HolderReport {
                     holders,
                     complete: true,
@@ -450,7 +453,7 @@ pub(in crate::diagnose) fn umount(errno: Option<u16>) -> Fact {
 }
 
 /// A glusterfs that serves another pod's volume holds a file in it.
-fn holders(id: u64, path: &str) -> HolderReport {
+pub(in crate::diagnose) fn holders(id: u64, path: &str) -> HolderReport {
     let serves = format!("/var/lib/kubelet/pods/{WEB_UID}/volumes/kubernetes.io~glusterfs/web-pv");
     HolderReport {
         mount: Some(MountFacts {

@@ -103,6 +103,7 @@ fn extremes() -> Event {
     event.holders_age_ms = busy.holders_age_ms;
     (event.holders_complete, event.holders_verdict) = (busy.holders_complete, busy.holders_verdict);
     event.holders_unreadable = busy.holders_unreadable;
+    event.completes = Some(41);
     event.incident = Some(Box::new(Incident {
         id: "1".into(),
         kind: "volume-busy".into(),

@@ -13,6 +13,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{Mode, fstat, fstatat};
+use nix::sys::statfs::{PROC_SUPER_MAGIC, fstatfs};
+use nix::unistd::{Whence, lseek};
 
 use super::Proc;
 use super::readers::reading;
@@ -137,12 +139,25 @@ impl Dir {
     /// # Errors
     /// As openat(2) and read(2); `ESRCH` when the process went away, `EINVAL` for the mounts of a zombie.
     pub fn text<'b>(&self, name: &CStr, buffer: &'b mut Vec<u8>) -> io::Result<Cow<'b, str>> {
+        Ok(self.beginning(name, MAX_TEXT, buffer)?.0)
+    }
+
+    /// The beginning of a file, at most this many bytes, and whether that is all of it.
+    ///
+    /// # Errors
+    /// As [`Self::text`].
+    pub fn beginning<'b>(
+        &self,
+        name: &CStr,
+        most: u64,
+        buffer: &'b mut Vec<u8>,
+    ) -> io::Result<(Cow<'b, str>, bool)> {
         reading(self.1);
         let file = File::from(openat(&self.0, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())?);
         buffer.clear();
         buffer.reserve(4096);
-        file.take(MAX_TEXT).read_to_end(buffer)?;
-        Ok(String::from_utf8_lossy(buffer))
+        let read = file.take(most).read_to_end(buffer)?;
+        Ok((String::from_utf8_lossy(buffer), u64::try_from(read).is_ok_and(|read| read < most)))
     }
 
     /// Entries of this directory that are numbers (descriptors, tasks), in the kernel's order.
@@ -150,21 +165,38 @@ impl Dir {
     /// # Errors
     /// As getdents64(2). A handle can be listed once.
     pub fn numbers(&self, buffer: &mut Buffer, numbers: &mut Vec<u32>) -> io::Result<()> {
-        reading(self.1);
         numbers.clear();
-        loop {
-            // SAFETY: the kernel writes at most the given length to the buffer, which is borrowed mutably.
-            let len = unsafe {
-                libc::syscall(libc::SYS_getdents64, self.0.as_raw_fd(), buffer.0.as_mut_ptr(), buffer.0.len())
-            };
-            let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
-            if len == 0 {
-                return Ok(());
-            }
-            numbers.extend(
-                entry_names(&buffer.0[..len]).filter_map(|name| name.to_str().ok()?.parse::<u32>().ok()),
-            );
+        while self.more_numbers(buffer, numbers)? {}
+        Ok(())
+    }
+
+    /// Adds the next of these entries, some 1,300 at most; false at the end.
+    ///
+    /// # Errors
+    /// As getdents64(2).
+    pub fn more_numbers(&self, buffer: &mut Buffer, numbers: &mut Vec<u32>) -> io::Result<bool> {
+        reading(self.1);
+        // SAFETY: the kernel writes at most the given length to the buffer, which is borrowed mutably.
+        let len = unsafe {
+            libc::syscall(libc::SYS_getdents64, self.0.as_raw_fd(), buffer.0.as_mut_ptr(), buffer.0.len())
+        };
+        let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+        let names = entry_names(&buffer.0[..len]);
+        numbers.extend(names.filter_map(|name| name.to_str().ok()?.parse::<u32>().ok()));
+        Ok(len > 0)
+    }
+
+    /// Has `/proc/PID/fd` listed from this descriptor on, or a few before: its entries follow `.` and `..`
+    /// (`proc_readfd_common`, fs/proc/fd.c). Any other directory is listed from its beginning.
+    ///
+    /// # Errors
+    /// As fstatfs(2) and lseek(2).
+    pub fn list_from(&self, fd: u32) -> io::Result<()> {
+        if fstatfs(&self.0)?.filesystem_type() != PROC_SUPER_MAGIC {
+            return Ok(());
         }
+        lseek(&self.0, i64::from(fd) + 2, Whence::SeekSet)?;
+        Ok(())
     }
 
     /// Number of tasks of the process, without listing them; `None` if unknown.
@@ -180,6 +212,12 @@ impl Dir {
     #[must_use]
     pub fn size(&self) -> u64 {
         fstat(&self.0).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0))
+    }
+
+    /// Who owns this directory: whose process it is, but root where the process may not be inspected by its own user.
+    #[must_use]
+    pub fn owner(&self) -> Option<u32> {
+        Some(fstat(&self.0).ok()?.st_uid)
     }
 
     /// Whether the process is still there.
@@ -274,6 +312,19 @@ mod tests {
         let id = mnt_id(&info.text(NumberName::new(fd).as_c_str(), &mut text).unwrap()).unwrap();
         let own = fs::read_to_string("/proc/self/mountinfo").unwrap();
         assert!(own.lines().any(|line| line.starts_with(&format!("{id} "))), "{id} in {own}");
+    }
+
+    #[test]
+    fn descriptors_are_listed_from_any_one_on() {
+        let files: Vec<_> = (0..40).map(|_| tempfile::tempfile().unwrap()).collect();
+        let fds: Vec<u32> = files.iter().map(|file| u32::try_from(file.as_raw_fd()).unwrap()).collect();
+        let from = fds[20];
+        let list = Proc::default().dir(std::process::id()).unwrap().at(c"fd").unwrap();
+        list.list_from(from).unwrap();
+        let mut listed = Vec::new();
+        list.numbers(&mut Buffer::default(), &mut listed).unwrap();
+        assert!(fds.iter().filter(|fd| **fd >= from).all(|fd| listed.contains(fd)), "{listed:?}");
+        assert!(!listed.contains(&0), "{listed:?}");
     }
 
     #[test]

@@ -1,0 +1,71 @@
+//! How far a scan came, and what it found until then: it goes on from there when its time ran out, or when it met a process
+//! that hangs whoever reads it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::pins::Rest;
+use crate::observation::{HolderReport, NsInum};
+
+/// What is looked at, in this order. What is quick is looked at of every process before what there may be very much of:
+/// nobody hides behind the descriptors of others.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Stage {
+    /// Links of processes in the namespace of the mount, before the mounts of others are read.
+    #[default]
+    Own,
+    /// Links of processes whose namespace sees the mount, or a copy that the unmount would take along.
+    Near,
+    /// Their first files.
+    NearFiles,
+    /// Links of all others: a directory can have been entered from another namespace.
+    Far,
+    /// Their first files: a descriptor can have come from another namespace.
+    FarFiles,
+    /// Threads of processes with very many of them.
+    Crowds,
+    /// What was left of the files.
+    Rest,
+}
+
+impl Stage {
+    /// All of them.
+    pub(super) const ALL: [Self; 7] =
+        [Self::Own, Self::Near, Self::NearFiles, Self::Far, Self::FarFiles, Self::Crowds, Self::Rest];
+
+    /// Whether it is for nothing once a holder was found.
+    pub(super) fn is_far(self) -> bool {
+        matches!(self, Self::Far | Self::FarFiles)
+    }
+}
+
+/// How far a scan came.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Progress {
+    /// What was found; none until the mount is found.
+    pub(super) found: Option<Box<HolderReport>>,
+    /// Mount namespaces that were read, and whether they have a copy of the mount.
+    pub(super) namespaces: BTreeMap<NsInum, bool>,
+    /// Processes that may not be read, and were counted.
+    pub(super) unreadable: BTreeSet<u32>,
+    /// Where it is.
+    pub(super) stage: Stage,
+    /// Processes that this stage is done with.
+    pub(super) done: BTreeSet<u32>,
+    /// Of crowded processes, the last thread that was looked at.
+    pub(super) crowds: BTreeMap<u32, u32>,
+    /// What was left of the files of processes.
+    pub(super) rest: BTreeMap<u32, Rest>,
+}
+
+impl Progress {
+    /// Goes on to a stage.
+    pub(super) fn enter(&mut self, stage: Stage) {
+        if self.stage != stage {
+            self.stage = stage;
+            self.done.clear();
+        }
+    }
+}

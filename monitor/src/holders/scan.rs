@@ -1,0 +1,503 @@
+//! One scan: in which order everything is looked at, what was found, and where it goes on if its time is over.
+//!
+//! Each part begins with the list of processes and the mount tables, and goes on with the [`Stage`] at which the last
+//! one stopped. Within a stage it goes by turns of the users whose processes they are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::locate::{self, best_members};
+use super::mntns_index::{self, MntnsIndex, Seen};
+use super::pins::{Extent, Pin, Rest, ScanTargets, SearchedMount, Visit, Visitor};
+use super::progress::{Progress, Stage};
+use super::propagation::{self, MountCopy, NamespaceMounts};
+use super::{Deadline, MAX_LISTED, PresenceRequest, ScanRequest, file_server, own_tgid, presence};
+use crate::observation::{Access, Holder, HolderReport, MountPresence, NsInum, Verdict};
+use crate::sources::procfs::Proc;
+use crate::sources::procfs::dir::{Dir, is_gone};
+use crate::sources::procfs::mountinfo::Mount;
+use crate::sources::procfs::readers;
+
+/// The list of processes is never longer than this takes; a reader would be ended soon after.
+const LIST_MAX: Duration = Duration::from_secs(10);
+/// However long the lists took, and the mount tables, a quarter of the time is for what comes then.
+const STAGES_MIN: u32 = 4;
+/// How often it is written down how far it came, in case that a process hangs the reader.
+const NOTE_EVERY: Duration = Duration::from_millis(100);
+
+/// What a part of a scan found, and how to go on if it is not done.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) report: HolderReport,
+    pub(super) left: Option<Progress>,
+}
+
+/// Goes on with the search for who pins the mount. Blocks for at most about the budget.
+///
+/// The report is not complete when there is more to do, and when a process that may see the mount could not be read: as
+/// root without `CAP_SYS_PTRACE` all of them, and even with it some that a security module protects.
+#[must_use]
+pub(super) fn scan(proc: &Proc, request: &ScanRequest, progress: Progress, budget: Duration) -> Part {
+    let started = Instant::now();
+    let mut scan = Scan::new(proc, request, progress, started);
+    let outcome = scan.run(request, budget);
+    scan.finish(outcome, started)
+}
+
+pub(super) struct Scan<'p> {
+    proc: &'p Proc,
+    visitor: Visitor,
+    own: Option<u32>,
+    progress: Progress,
+    pub(super) report: HolderReport,
+    deadline: Deadline,
+    noted: Instant,
+    elapsed_before: u64,
+}
+
+/// How far a part came.
+struct Outcome {
+    verdict: Verdict,
+    /// Mount namespaces with a copy, each by its oldest process.
+    namespaces: Vec<Holder>,
+    is_done: bool,
+}
+
+impl Outcome {
+    fn done(verdict: Verdict) -> Self {
+        Self { verdict, namespaces: Vec::new(), is_done: true }
+    }
+}
+
+impl<'p> Scan<'p> {
+    pub(super) fn new(
+        proc: &'p Proc,
+        request: &ScanRequest,
+        mut progress: Progress,
+        started: Instant,
+    ) -> Self {
+        let new = || {
+            let skipped = HolderReport::skipped(request.id, request.path.clone());
+            HolderReport { complete: true, verdict: Verdict::Incomplete, ..skipped }
+        };
+        let report = progress.found.take().map_or_else(new, |found| *found);
+        Self {
+            proc,
+            visitor: Visitor::default(),
+            own: own_tgid(proc),
+            progress,
+            elapsed_before: report.elapsed_ns,
+            report,
+            deadline: Deadline(started + LIST_MAX),
+            noted: started,
+        }
+    }
+
+    /// `None` when no scan is possible.
+    fn run(&mut self, request: &ScanRequest, budget: Duration) -> Option<Outcome> {
+        let listed = Instant::now();
+        let index = MntnsIndex::build(self.proc, &self.deadline).ok()?;
+        if !index.finished {
+            self.report.blind_spot(None, "there are too many processes to list them in time");
+        }
+        let members = best_members(&index, request, self.own);
+        let (seen, target) = match self.report.mount.clone() {
+            None => locate::locate(self.proc, request, &members, self.deadline, &mut self.report)?,
+            Some(known) => locate::again(self.proc, &known, &members)?,
+        };
+        let Some(target) = target else {
+            return Some(self.nothing_there(request));
+        };
+        if request.mount_only {
+            return Some(Outcome::done(Verdict::Incomplete));
+        }
+        if self.report.mount.is_none() {
+            let unique = locate::unique_id(self.proc, &seen, &target);
+            self.report.mount = Some(target.facts(request.mntns, unique));
+        }
+        let children = seen.table.children(target.id).map(|child| child.mountpoint.clone());
+        self.report.child_mounts = children.take(MAX_LISTED).collect();
+        self.deadline = Deadline(listed + budget);
+        self.allow(budget / STAGES_MIN);
+        self.note();
+        Some(self.search((request, budget), &index, seen, &target))
+    }
+
+    /// From now on it has this time at least.
+    fn allow(&mut self, time: Duration) {
+        self.deadline = Deadline(self.deadline.0.max(Instant::now() + time));
+    }
+
+    /// The mount is not there, or not any more.
+    fn nothing_there(&mut self, request: &ScanRequest) -> Outcome {
+        if self.report.mount.is_some() {
+            self.report.blind_spot(None, "the mount went before every process was looked at");
+            let is_held = !self.report.holders.is_empty();
+            return Outcome::done(if is_held { Verdict::Processes } else { Verdict::Transient });
+        }
+        if request.origin.is_some() {
+            // The kernel found a mount there.
+            self.report.blind_spot(None, "nothing is mounted at the path any more");
+        }
+        Outcome::done(Verdict::NotAMount)
+    }
+
+    fn search(
+        &mut self,
+        (request, budget): (&ScanRequest, Duration),
+        index: &MntnsIndex,
+        seen: Seen,
+        target: &Mount,
+    ) -> Outcome {
+        let own = NamespaceMounts { ns: request.mntns, table: seen.table };
+        let mut is_done = true;
+        if self.progress.stage == Stage::Own {
+            let mounts = vec![SearchedMount { ns: own.ns, mount: target }];
+            let targets = ScanTargets { mounts, tables: BTreeMap::from([(own.ns, &own.table)]) };
+            let tgids = self.processes_of(index, |ns| ns == request.mntns);
+            is_done = self.stage(index, &tgids, &tgids, &targets);
+        }
+        let (views, has_all) = match is_done {
+            true => self.views(own, index, target),
+            false => (vec![own], false),
+        };
+        let copies = propagation::copies(&views, target);
+        if has_all {
+            self.count_unreadable(index, target);
+            self.allow(budget / STAGES_MIN);
+            is_done = self.stages(request, index, &views, target, &copies);
+        }
+        let is_done = is_done && has_all;
+        Outcome {
+            verdict: self.verdict(is_done, request.tgid),
+            namespaces: self.namespaces(request.mntns, &copies, index),
+            is_done,
+        }
+    }
+
+    /// Goes through the stages; false when there is no time for all of them.
+    fn stages(
+        &mut self,
+        request: &ScanRequest,
+        index: &MntnsIndex,
+        views: &[NamespaceMounts],
+        target: &Mount,
+        copies: &[MountCopy<'_>],
+    ) -> bool {
+        let mut mounts = vec![SearchedMount { ns: request.mntns, mount: target }];
+        let propagated = copies.iter().filter(|copy| copy.propagated);
+        mounts.extend(propagated.map(|copy| SearchedMount { ns: copy.ns, mount: copy.mount }));
+        let has_copies = mounts.len() > 1;
+        let targets =
+            ScanTargets { mounts, tables: views.iter().map(|view| (view.ns, &view.table)).collect() };
+        let searched: BTreeSet<NsInum> = targets.mounts.iter().map(|searched| searched.ns).collect();
+        let near = self.processes_of(index, |ns| searched.contains(&ns));
+        let mut far = self.processes_of(index, |ns| !searched.contains(&ns));
+        far.retain(|tgid| !near.contains(tgid));
+        let begun = self.progress.stage;
+        for stage in Stage::ALL.into_iter().skip_while(|stage| *stage < begun) {
+            if stage == Stage::Own || stage.is_far() && !self.report.holders.is_empty() {
+                continue;
+            }
+            let was_own = self.progress.stage == Stage::Own;
+            let done = std::mem::take(&mut self.progress.done);
+            self.progress.enter(stage);
+            if stage == begun {
+                self.progress.done = done;
+            } else if stage == Stage::Near && was_own && !has_copies {
+                // They were looked at before.
+                self.progress.done = self.processes_of(index, |ns| ns == request.mntns);
+            }
+            let tgids = if stage.is_far() { &far } else { &near };
+            if !self.stage(index, tgids, &near, &targets) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn processes_of(&self, index: &MntnsIndex, which: impl Fn(NsInum) -> bool) -> BTreeSet<u32> {
+        let namespaces = index.namespaces.iter().filter(|(ns, _)| which(**ns));
+        let tgids = namespaces.flat_map(|(_, members)| members).map(|member| member.tgid);
+        tgids.filter(|tgid| Some(*tgid) != self.own).collect()
+    }
+
+    /// The target's namespace, and all others in which its file system is mounted; whether there was time for all.
+    fn views(
+        &mut self,
+        own: NamespaceMounts,
+        index: &MntnsIndex,
+        target: &Mount,
+    ) -> (Vec<NamespaceMounts>, bool) {
+        let device = format!(" {} ", target.device);
+        let (mut views, mut is_whole, mut looked) = (vec![own], true, false);
+        for (ns, members) in &index.namespaces {
+            let known = self.progress.namespaces.get(ns).copied();
+            if *ns == views[0].ns || known == Some(false) {
+                continue;
+            }
+            // What is needed again is read however long it takes, and one that is new: else a scan would not get on.
+            if known.is_none() && std::mem::replace(&mut looked, true) && self.deadline.is_over() {
+                is_whole = false;
+                continue;
+            }
+            let table =
+                mntns_index::mounts(self.proc, members.iter().copied(), |text| text.contains(&device));
+            let Some(table) = table else { continue };
+            let has_copy = table.iter().any(|mount| mount.is_copy_of(target));
+            self.progress.namespaces.insert(*ns, has_copy);
+            if has_copy {
+                views.push(NamespaceMounts { ns: *ns, table });
+            }
+            self.note_in_time();
+        }
+        (views, is_whole)
+    }
+
+    /// Counts the processes that may not be read. Those that see the mount, or whose mounts cannot be known
+    /// either, could be what is looked for.
+    fn count_unreadable(&mut self, index: &MntnsIndex, target: &Mount) {
+        let own = self.own;
+        for tgid in index.unreadable.iter().copied().filter(|tgid| Some(*tgid) != own) {
+            let blind = match mntns_index::mounts_of_unreadable(self.proc, tgid) {
+                Ok(table) => table.iter().any(|mount| mount.is_copy_of(target)),
+                Err(error) if is_gone(&error) => continue,
+                Err(_) => self.proc.is_alive(tgid),
+            };
+            self.count_as_unreadable(tgid);
+            if blind {
+                self.blind_to(tgid, "its descriptors may not be read");
+            }
+        }
+    }
+
+    /// Does what is left of a stage; false when there is no time for all of it.
+    fn stage(
+        &mut self,
+        index: &MntnsIndex,
+        tgids: &BTreeSet<u32>,
+        near: &BTreeSet<u32>,
+        targets: &ScanTargets<'_>,
+    ) -> bool {
+        let stage = self.progress.stage;
+        let left: Vec<u32> = match stage {
+            Stage::Crowds => index.crowded.clone(),
+            Stage::Rest => self.progress.rest.keys().copied().collect(),
+            _ => tgids.iter().copied().collect(),
+        };
+        let is_wanted = |tgid: &u32| near.contains(tgid) || !matches!(stage, Stage::Crowds | Stage::Rest);
+        let may_be_far = self.report.holders.is_empty();
+        let left = left.into_iter().filter(|tgid| may_be_far || is_wanted(tgid));
+        let left: Vec<u32> = left.filter(|tgid| !self.progress.done.contains(tgid)).collect();
+        let mut looked = false;
+        for tgid in index.by_turns(left) {
+            // One at least, so that each part gets on.
+            if std::mem::replace(&mut looked, true) && self.deadline.is_over() {
+                return false;
+            }
+            let is_near = near.contains(&tgid);
+            let process = match self.proc.dir(tgid) {
+                Ok(process) => Some(process),
+                Err(error) if is_gone(&error) => None,
+                Err(_) => {
+                    self.add_unreadable(tgid, is_near);
+                    None
+                }
+            };
+            if let Some(process) = process
+                && !self.look(tgid, &process, targets, is_near)
+            {
+                return false;
+            }
+            self.progress.done.insert(tgid);
+            self.note_in_time();
+        }
+        true
+    }
+
+    /// Does what the stage has to do with one process; false when there was no time for all of it.
+    fn look(&mut self, tgid: u32, process: &Dir, targets: &ScanTargets<'_>, near: bool) -> bool {
+        let deadline = self.deadline;
+        let (visit, is_done) = match self.progress.stage {
+            Stage::Own | Stage::Near | Stage::Far => (self.visitor.links(tgid, process, targets), true),
+            Stage::NearFiles | Stage::FarFiles => {
+                let found = self.visitor.files(tgid, process, targets, (Rest::ALL, Extent::First));
+                self.progress.rest.extend(found.as_ref().and_then(|(_, rest)| Some((tgid, (*rest)?))));
+                (found.map(|(visit, _)| visit), true)
+            }
+            Stage::Crowds => {
+                let after = self.progress.crowds.get(&tgid).copied().unwrap_or_default();
+                let (visit, at) = self.visitor.crowd((tgid, after), process, targets, &deadline);
+                self.progress.crowds.extend(at.map(|at| (tgid, at)));
+                (Some(visit), at.is_none())
+            }
+            Stage::Rest => {
+                let Some(rest) = self.progress.rest.get(&tgid).copied() else { return true };
+                let found = self.visitor.files(tgid, process, targets, (rest, Extent::Until(&deadline)));
+                let rest = found.as_ref().and_then(|(_, rest)| *rest);
+                self.progress.rest.extend(rest.map(|rest| (tgid, rest)));
+                (found.map(|(visit, _)| visit), rest.is_none())
+            }
+        };
+        if let Some(visit) = visit {
+            self.take(tgid, process, visit, near);
+        }
+        is_done
+    }
+
+    fn take(&mut self, tgid: u32, process: &Dir, visit: Visit, near: bool) {
+        // The kernel also refuses what it can no longer find.
+        if visit.refused && process.is_there(&mut Vec::new()) {
+            self.add_unreadable(tgid, near);
+        }
+        if !visit.doubts.is_empty() && visit.pins.is_empty() && process.is_there(&mut Vec::new()) {
+            self.blind_to(tgid, "it uses something of this name, but on which mount cannot be told");
+        }
+        let known =
+            |access| self.report.holders.iter().any(|holder| holder.tgid == tgid && holder.access == access);
+        let new = visit.pins.into_iter().filter(|pin| !known(pin.access)).collect();
+        for holder in describe(self.proc, tgid, process, visit.ns, new) {
+            if self.report.holders.len() < MAX_LISTED {
+                self.report.holders.push(holder);
+            } else {
+                self.report.holders_omitted += 1;
+            }
+        }
+    }
+
+    fn count_as_unreadable(&mut self, tgid: u32) {
+        if self.progress.unreadable.insert(tgid) {
+            self.report.unreadable += 1;
+        }
+    }
+
+    fn add_unreadable(&mut self, tgid: u32, near: bool) {
+        self.count_as_unreadable(tgid);
+        if near {
+            self.blind_to(tgid, "it may not be read");
+        }
+    }
+
+    /// A process that could be a holder was not looked into.
+    fn blind_to(&mut self, tgid: u32, reason: &str) {
+        let comm = self.proc.stat(tgid).map(|stat| stat.comm);
+        let reason = if self.proc.is_aside(tgid) { "whoever reads it hangs" } else { reason };
+        self.report.blind_spot(Some((tgid, comm)), reason);
+    }
+
+    /// Each other namespace with a copy, by its oldest process. None of them refuses an unmount by itself:
+    /// one that the unmount does not reach never does, and for one that it reaches the users were looked for.
+    fn namespaces(&self, own: NsInum, copies: &[MountCopy<'_>], index: &MntnsIndex) -> Vec<Holder> {
+        let mut mountpoints: BTreeMap<NsInum, Vec<String>> = BTreeMap::new();
+        for copy in copies.iter().filter(|copy| copy.ns != own) {
+            mountpoints.entry(copy.ns).or_default().push(copy.mount.mountpoint.clone());
+        }
+        let mut holders = Vec::new();
+        for (ns, paths) in mountpoints {
+            let oldest = index
+                .members(ns)
+                .iter()
+                // Kernel threads, which have no executable, live in the first namespace and hold nothing.
+                .filter(|member| self.proc.exe(member.tgid).is_some())
+                .filter_map(|member| Some((self.proc.stat(member.tgid)?.start_ns, member.tgid)))
+                .min();
+            let Some((_, tgid)) = oldest else { continue };
+            let Ok(process) = self.proc.dir(tgid) else { continue };
+            let pin = |path| Pin { access: Access::Mount, path: Some(path), fd: None };
+            holders.extend(describe(self.proc, tgid, &process, ns, paths.into_iter().map(pin).collect()));
+        }
+        holders
+    }
+
+    pub(super) fn verdict(&mut self, is_done: bool, tgid: u32) -> Verdict {
+        if !self.report.holders.is_empty() {
+            return Verdict::Processes;
+        }
+        if !self.report.child_mounts.is_empty() {
+            return Verdict::ChildMount;
+        }
+        if !is_done {
+            return Verdict::Incomplete;
+        }
+        let still = self.report.mount.as_ref().and_then(|mount| {
+            let (id, mntns, identity) = (self.report.id, mount.mntns, mount.identity()?);
+            let request = PresenceRequest { id, mntns, tgid, identity, at: None };
+            Some(presence::presence(self.proc, &request, self.deadline))
+        });
+        match still {
+            Some(MountPresence { present: Some(true), .. }) if self.report.complete => Verdict::Kernel,
+            Some(MountPresence { present: Some(false), .. }) => Verdict::Transient,
+            Some(MountPresence { reason: Some(reason), .. }) => {
+                self.report.blind_spot(None, &reason);
+                Verdict::Incomplete
+            }
+            _ => Verdict::Incomplete,
+        }
+    }
+
+    /// Writes down how far it came, now and then.
+    fn note_in_time(&mut self) {
+        if self.noted.elapsed() >= NOTE_EVERY {
+            self.note();
+        }
+    }
+
+    fn note(&mut self) {
+        self.noted = Instant::now();
+        readers::note(&self.progress_now());
+    }
+
+    fn progress_now(&self) -> Progress {
+        Progress { found: Some(Box::new(self.report.clone())), ..self.progress.clone() }
+    }
+
+    fn finish(mut self, outcome: Option<Outcome>, started: Instant) -> Part {
+        let elapsed = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.report.elapsed_ns = self.elapsed_before.saturating_add(elapsed);
+        let outcome = outcome.unwrap_or_else(|| {
+            self.report.complete = false;
+            Outcome::done(Verdict::Incomplete)
+        });
+        let left = (!outcome.is_done).then(|| self.progress_now());
+        let mut report = self.report;
+        report.verdict = outcome.verdict;
+        let room = MAX_LISTED.saturating_sub(report.holders.len());
+        let omitted = outcome.namespaces.len().saturating_sub(room);
+        report.holders_omitted += u32::try_from(omitted).unwrap_or(u32::MAX);
+        report.holders.extend(outcome.namespaces.into_iter().take(room));
+        if left.is_some() {
+            report.blind_spot(None, "the time for one scan ran out");
+        }
+        Part { report, left }
+    }
+}
+
+/// Describes a process and lists what it pins.
+fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: Vec<Pin>) -> Vec<Holder> {
+    if pins.is_empty() {
+        return Vec::new();
+    }
+    let Some(stat) = proc.stat(tgid) else { return Vec::new() };
+    let (exe, cmdline, cgroup) = (proc.exe(tgid), proc.cmdline(tgid), proc.cgroup(tgid));
+    let uid = proc.uid(tgid);
+    let serves = file_server::mountpoint(process);
+    // The description was read by id: it is this process' only if that was there until now.
+    if !process.is_there(&mut Vec::new()) {
+        return Vec::new();
+    }
+    let holder = |Pin { access, path, fd }| Holder {
+        tgid,
+        comm: stat.comm.clone(),
+        cmdline: cmdline.clone(),
+        exe: exe.clone(),
+        access,
+        path,
+        fd,
+        start_ns: Some(stat.start_ns),
+        uid,
+        cgroup: cgroup.clone(),
+        mntns: Some(ns),
+        serves: serves.clone(),
+    };
+    pins.into_iter().map(holder).collect()
+}

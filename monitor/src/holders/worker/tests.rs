@@ -1,0 +1,157 @@
+//! Requests in, answers out: of an empty /proc, or with no thread at all.
+
+use tokio::sync::mpsc::Receiver;
+
+use super::*;
+use crate::observation::{MountIdentity, Observation, Verdict};
+use crate::sources::procfs::Proc;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn request(id: u64) -> ScanRequest {
+    let (path, origin) = ("/vol".to_owned(), None);
+    ScanRequest { id, mntns: 1, tgid: 1, path, origin, follow: true, mount_only: false }
+}
+
+fn presence(id: u64) -> PresenceRequest {
+    let identity = MountIdentity {
+        unique: None,
+        mount_id: 2,
+        parent_id: 1,
+        device: "0:9".to_owned(),
+        root: "/".to_owned(),
+        mount_point: "/vol".to_owned(),
+    };
+    PresenceRequest { id, mntns: 1, tgid: 1, identity, at: None }
+}
+
+fn share(rank: Rank, uid: u32) -> Share {
+    Share { rank, account: "x".to_owned(), uid, mntns: 1 }
+}
+
+fn host() -> Share {
+    share(Rank::Host, 0)
+}
+
+fn idle(queue: usize) -> Scanner {
+    Scanner { shared: Arc::default(), queue }
+}
+
+/// Scans of an empty /proc.
+fn start(limits: Limits) -> (tempfile::TempDir, Scanner, Receiver<Observation>) {
+    let root = tempfile::tempdir().unwrap();
+    let (tx, rx) = tokio::sync::mpsc::channel(8);
+    let scanner = spawn(Proc::new(root.path()).into(), tx, limits).unwrap();
+    (root, scanner, rx)
+}
+
+fn holders(fact: Fact) -> HolderReport {
+    match fact {
+        Fact::Holders(report) => *report,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn id(work: &Work) -> u64 {
+    match work {
+        Work::Scan(scan) => scan.request.id,
+        Work::Presence(request) => request.id,
+        Work::StillHeld(request) => request.id,
+    }
+}
+
+/// What is done at once while it rests like this.
+fn all(scanner: &Scanner, rest: Rest) -> Vec<u64> {
+    let now = Instant::now();
+    let mut state = scanner.shared.lock();
+    let next = || state.places.next(|rank, kind| rest.is_over(rank, kind, now));
+    std::iter::from_fn(next).map(|(_, work)| id(&work)).collect()
+}
+
+#[tokio::test]
+async fn each_request_is_answered_in_turn() {
+    let (_root, scanner, mut rx) = start(Limits::default());
+    for id in [3, 4] {
+        assert_eq!(scanner.request(request(id), host()), None);
+    }
+    for id in [3, 4] {
+        let report = holders(rx.recv().await.unwrap().fact);
+        assert_eq!((report.id, report.path.as_str(), report.verdict), (id, "/vol", Verdict::Incomplete));
+    }
+}
+
+#[test]
+fn whether_a_mount_is_there_is_answered_before_any_scan() {
+    let scanner = idle(1);
+    assert_eq!(scanner.request(request(1), host()), None);
+    assert_eq!(scanner.presence(presence(2), host()), None);
+    let later = Instant::now() + HOUR;
+    assert_eq!(all(&scanner, Rest { host: later, all: later }), [2]);
+    assert_eq!(all(&scanner, Rest::new(Instant::now())), [1]);
+}
+
+#[test]
+fn what_was_done_for_strangers_delays_no_scan_of_the_host() {
+    let scanner = idle(2);
+    for (id, share) in [(1, host()), (2, share(Rank::Other, 1000))] {
+        assert_eq!(scanner.request(request(id), share.clone()), None);
+        assert_eq!(scanner.presence(presence(10 + id), share), None);
+    }
+    let now = Instant::now();
+    let mut rest = Rest::new(now);
+    rest.add(Rank::Other, HOUR, HOUR, now);
+    assert_eq!(all(&scanner, rest), [11, 1]);
+    let mut rest = Rest::new(now);
+    rest.add(Rank::Host, HOUR, HOUR, now);
+    assert_eq!(all(&scanner, rest), [0; 0], "the host delays all");
+    assert_eq!(all(&scanner, Rest::new(now)), [12, 2]);
+}
+
+#[test]
+fn whoever_has_most_places_loses_one_and_hears_of_it() {
+    let scanner = idle(2);
+    for id in [1, 2] {
+        assert_eq!(scanner.request(request(id), share(Rank::Other, 1000)), None);
+    }
+    let lost = holders(scanner.request(request(3), share(Rank::Volume, 0)).unwrap());
+    assert_eq!((lost.id, lost.verdict, lost.blind_spots.len()), (2, Verdict::Skipped, 1));
+    assert_eq!(all(&scanner, Rest::new(Instant::now())), [3, 1]);
+}
+
+#[tokio::test]
+async fn the_thread_ends_when_the_scanner_is_dropped() {
+    let (_root, scanner, mut rx) = start(Limits::default());
+    drop(scanner);
+    assert_eq!(rx.recv().await, None);
+}
+
+#[test]
+fn the_end_interrupts_a_rest() {
+    let scanner = idle(1);
+    let shared = Arc::clone(&scanner.shared);
+    let later = Instant::now() + HOUR;
+    let worker = thread::spawn(move || shared.next(Rest { host: later, all: later }).is_none());
+    assert_eq!(scanner.request(request(1), host()), None);
+    drop(scanner);
+    assert!(worker.join().unwrap());
+}
+
+#[tokio::test]
+async fn when_nobody_reads_reports_requests_are_answered_by_themselves() {
+    let (_root, scanner, rx) = start(Limits::default());
+    drop(rx);
+    assert_eq!(scanner.request(request(1), host()), None);
+    // The thread notices when it answers; then it has ended for good.
+    while !scanner.shared.lock().ended {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(holders(scanner.request(request(2), host()).unwrap()).verdict, Verdict::Skipped);
+}
+
+#[test]
+fn scans_take_a_twentieth_of_a_core_within_bounds() {
+    let longest = Duration::from_secs(10);
+    assert_eq!(rest_after(Duration::from_millis(50), longest), Duration::from_millis(950));
+    assert_eq!(rest_after(Duration::from_secs(2), longest), longest);
+    assert_eq!(rest_after(Duration::MAX, longest), longest);
+}
