@@ -13,11 +13,13 @@ use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE};
 use crate::escape::name;
 use crate::event::wording::{holders_phrase, owner_phrase, pod_label, repeated_actor_phrase, users};
-use crate::event::{CloseReason, Confidence, Event, Kind, Mount, Severity, Volume};
+use crate::event::{CloseReason, Event, Kind, Mount, MountHolder, Severity, Volume};
 use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
 use crate::observation::{BootNs, MountIdentity, Verdict};
 use crate::settings::{Thresholds, Unit, thresholds};
+use known::Known;
 
+mod known;
 mod release;
 
 /// As users filter and alert on it.
@@ -61,6 +63,9 @@ struct BusyPart {
     identity: Option<MountIdentity>,
     /// Attempts that an earlier incident counted.
     before: u64,
+    /// Who holds it, as the last scan that found out saw it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    known: Option<Known>,
 }
 
 impl BusyPart {
@@ -124,7 +129,6 @@ impl VolumeBusy {
         }
         let place = MountKey::new(mount.mntns, &mount.path);
         let identity = mount.identity.as_ref();
-        let summary = summary(event, mount, volume);
         let busy = self.busy.entry(subject.clone()).or_insert_with(|| BusyVolume {
             first: event.at,
             last: event.at,
@@ -133,31 +137,39 @@ impl VolumeBusy {
             former: 0,
             summary: String::new(),
         });
-        busy.summary.clone_from(&summary);
         let counted = context.node.busy_mounts.find(&place, identity).map(|(_, counted)| counted);
         if let Some(part) = busy.mounts.iter_mut().find(|part| part.is(&place, identity)) {
             part.identity = identity.cloned().or(part.identity.take());
         } else if busy.mounts.len() < MOUNTS_MAX {
             let before = counted.map_or(0, |busy| busy.attempts() - busy.recent_attempts());
-            busy.mounts.push(BusyPart { place: place.clone(), identity: identity.cloned(), before });
+            let identity = identity.cloned();
+            busy.mounts.push(BusyPart { place: place.clone(), identity, before, known: None });
         }
+        let part = busy.mounts.iter_mut().find(|part| part.is(&place, identity));
+        let known = part.and_then(|part| Known::update(&mut part.known, event));
+        let summary = summary(event, mount, volume, known.as_ref());
+        busy.summary.clone_from(&summary);
         // Attempts between two events are known by the path of the caller, if no scan found the mount.
         for place in counted.map(|counted| counted.key.clone()).into_iter().chain([place]) {
             self.by_mount.insert(place, subject.clone());
         }
-        busy.last = busy.last.max(event.at);
+        if event.completes.is_none() {
+            busy.last = busy.last.max(event.at);
+        }
         let severity = self.severity(context, &subject);
         let Some(busy) = self.busy.get(&subject) else {
             return;
         };
+        // What is known stays, with what follows from it.
+        let (is_new, sure) = (known.is_none(), known::confidence(event));
         findings.report(Report {
             severity,
-            // Of the caller, whose path tells which volume it is.
-            confidence: event.actor.as_ref().map_or(Confidence::Certain, |actor| actor.confidence),
+            // Of the caller, too, whose path tells which volume it is.
+            confidence: event.actor.as_ref().map_or(sure, |actor| actor.confidence.min(sure)),
             summary,
-            ruled_out: Some(release::ruled_out(event, mount)),
-            advice: Some(release::advice_for(context.node, event, mount)),
-            objects: IncidentObjects::of(event),
+            ruled_out: is_new.then(|| release::ruled_out(event, mount)),
+            advice: is_new.then(|| release::advice_for(context.node, event, mount)),
+            objects: known.map_or_else(|| IncidentObjects::of(event), |known| known.objects(event)),
             first: busy.first,
             last: busy.last,
             evidence: vec![event.seq],
@@ -341,7 +353,12 @@ impl Diagnosis for VolumeBusy {
             last: context.clock.boot_ns(&incident.last_seen).unwrap_or(context.now),
             severity: incident.severity,
             // The model counts on from the attempts of the incident.
-            mounts: vec![BusyPart { place: key.clone(), identity: mount.identity.clone(), before: 0 }],
+            mounts: vec![BusyPart {
+                place: key.clone(),
+                identity: mount.identity.clone(),
+                before: 0,
+                known: Known::resume(event, context.clock.boot_ns(&event.time).unwrap_or(context.now)),
+            }],
             former: 0,
             summary: incident.summary.clone(),
         };
@@ -370,25 +387,28 @@ fn seconds(seconds: u32) -> BootNs {
     BootNs::from(seconds) * SECOND
 }
 
-fn summary(event: &Event, mount: &Mount, volume: &Volume) -> String {
+/// `known`: who holds it as found earlier, where this event does not tell.
+fn summary(event: &Event, mount: &Mount, volume: &Volume, known: Option<&Known>) -> String {
     let caller = event.actor.as_deref().map(repeated_actor_phrase);
     let caller = caller.map_or_else(String::new, |caller| format!(" by {caller}"));
     let pod = match event.target.as_deref().map(owner_phrase) {
         Some(pod) if !pod.is_empty() => pod,
         _ => format!(" of pod {}", name(&volume.pod_uid)),
     };
-    let holders = event.holders.as_deref().unwrap_or_default();
+    let held = |holders: &[MountHolder], verdict| {
+        let serves = users(holders).next().and_then(|holder| holder.serves.as_ref());
+        let serves =
+            serves.filter(|serves| serves.mountpoint != mount.path).map_or_else(String::new, |serves| {
+                format!(", which serves a volume of pod {}", pod_label(&serves.pod))
+            });
+        format!("{}{serves}", holders_phrase(holders, verdict))
+    };
     let verdict = event.holders_verdict.unwrap_or(Verdict::Skipped);
-    let serves = users(holders).next().and_then(|holder| holder.serves.as_ref());
-    let serves = serves.filter(|serves| serves.mountpoint != mount.path).map_or_else(String::new, |serves| {
-        format!(", which serves a volume of pod {}", pod_label(&serves.pod))
-    });
-    format!(
-        "volume {} ({}){pod} cannot be unmounted{caller}: {}{serves}",
-        name(&volume.name),
-        name(&volume.plugin),
-        holders_phrase(holders, verdict)
-    )
+    let now = held(event.holders.as_deref().unwrap_or_default(), verdict);
+    let before = known
+        .map_or_else(String::new, |known| format!("; as last seen, {}", held(&known.holders, known.verdict)));
+    let (volume, plugin) = (name(&volume.name), name(&volume.plugin));
+    format!("volume {volume} ({plugin}){pod} cannot be unmounted{caller}: {now}{before}")
 }
 
 #[cfg(test)]

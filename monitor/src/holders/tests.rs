@@ -11,7 +11,7 @@ use super::locate::leads_to;
 use super::progress::Progress;
 use super::scan::{Scan, scan as scan_part};
 use super::*;
-use crate::observation::{Access, CallerDirectory, PathDoubt, Verdict};
+use crate::observation::{Access, CallerDirectory, MountIdentity, PathDoubt, Verdict};
 use crate::sources::procfs::mountinfo::MountTable;
 use sandbox::{Child, MountSandbox, Step, c_path, umount};
 

@@ -5,6 +5,8 @@ use crate::core::Resume;
 use crate::diagnose::tests::harness::*;
 use crate::observation::*;
 
+mod known;
+
 /// The pod is Terminating: its containers are gone.
 fn terminating() -> TestNode {
     let mut node = TestNode::booted(Resume::default());
