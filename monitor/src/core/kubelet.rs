@@ -79,7 +79,7 @@ impl Core {
         let key = |attempt: &UmountAttempt| MountKey::new(attempt.mntns, &attempt.place());
         let wanted = key(attempt);
         // Those of one mount are processed in their order.
-        if self.kubelet_lookup.held.last_matching(|held| key(&held.attempt) == wanted).is_some() {
+        if self.kubelet_lookup.held.has(|held| key(&held.attempt) == wanted) {
             return true;
         }
         let context = self.context(&attempt.actor);

@@ -22,7 +22,7 @@ const OWNER_KNOWN_NS: u64 = 1_000_000_000;
 const PENDING_MAX: usize = 1024;
 
 /// An answer that an event awaits.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Awaited {
     /// The snapshot of a namespace.
@@ -118,7 +118,11 @@ impl Core {
 
     fn hold_or_emit(&mut self, now: BootNs, at: BootNs, change: NeighborChange, mut requested: Requested) {
         let deadline = at.saturating_add(PENDING_TIMEOUT_NS);
-        let room = self.pending_neighbors.len() < PENDING_MAX && now < deadline;
+        // Namespaces that are not known, or that users made, take no places from the others.
+        let is_known =
+            self.namespaces.get(change.key.netns).is_some_and(|namespace| !namespace.foreign_userns);
+        let most = if is_known { PENDING_MAX } else { PENDING_MAX / 2 };
+        let room = self.pending_neighbors.len() < most && now < deadline;
         // In a storm nothing is looked for that could not be waited for.
         let Some(awaited) = room.then(|| self.missing(at, &change, requested)).flatten() else {
             return self.emit_neighbor(at, &change, requested);

@@ -1,14 +1,22 @@
 //! Facts whose events are held back until the answer to a request arrives, each until its deadline at the latest.
 
-use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::hash::Hash;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::observation::BootNs;
 
-/// Pending facts in order of arrival; `K` identifies the awaited answer, `T` is the fact.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
+/// Pending facts in order of arrival; `K` identifies the awaited answer, `T` is the fact. What each operation costs does
+/// not depend on how many others are pending.
+#[derive(Clone)]
 pub(super) struct Pending<K, T> {
-    entries: Vec<Entry<K, T>>,
+    /// By arrival.
+    entries: BTreeMap<u64, Entry<K, T>>,
+    by_answer: HashMap<K, BTreeSet<u64>>,
+    by_deadline: BTreeSet<(BootNs, u64)>,
+    arrived: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -20,14 +28,17 @@ struct Entry<K, T> {
 
 impl<K, T> Default for Pending<K, T> {
     fn default() -> Self {
-        Self { entries: Vec::new() }
+        Self { entries: BTreeMap::new(), by_answer: HashMap::new(), by_deadline: BTreeSet::new(), arrived: 0 }
     }
 }
 
-impl<K: PartialEq, T> Pending<K, T> {
+impl<K: Eq + Hash + Clone, T> Pending<K, T> {
     /// Holds a fact back until the awaited answer arrives or the deadline passes.
     pub(super) fn push(&mut self, deadline: BootNs, awaited: K, fact: T) {
-        self.entries.push(Entry { deadline, awaited, fact });
+        self.arrived += 1;
+        self.by_answer.entry(awaited.clone()).or_default().insert(self.arrived);
+        self.by_deadline.insert((deadline, self.arrived));
+        self.entries.insert(self.arrived, Entry { deadline, awaited, fact });
     }
 
     /// Number of pending facts.
@@ -37,32 +48,74 @@ impl<K: PartialEq, T> Pending<K, T> {
 
     /// Whether this answer has been requested already.
     pub(super) fn is_awaited(&self, awaited: &K) -> bool {
-        self.entries.iter().any(|entry| entry.awaited == *awaited)
+        self.by_answer.contains_key(awaited)
     }
 
-    /// Awaited answer and deadline of the newest fact that matches.
-    pub(super) fn last_matching(&self, matches: impl Fn(&T) -> bool) -> Option<(&K, BootNs)> {
-        let entry = self.entries.iter().rev().find(|entry| matches(&entry.fact))?;
-        Some((&entry.awaited, entry.deadline))
+    /// Whether a fact that matches is pending.
+    pub(super) fn has(&self, matches: impl Fn(&T) -> bool) -> bool {
+        self.entries.values().any(|entry| matches(&entry.fact))
     }
 
     /// Removes and returns the facts that awaited this answer.
     pub(super) fn take_answered(&mut self, answer: &K) -> Vec<T> {
-        self.take(|entry| entry.awaited == *answer)
+        let answered = self.by_answer.remove(answer).unwrap_or_default();
+        answered.into_iter().filter_map(|arrived| self.take(arrived)).collect()
     }
 
-    /// Removes and returns the facts whose deadline has passed.
+    /// Removes and returns the facts whose deadline has passed, in order of arrival.
     pub(super) fn take_overdue(&mut self, now: BootNs) -> Vec<T> {
-        self.take(|entry| entry.deadline <= now)
+        let overdue = self.by_deadline.iter().take_while(|(deadline, _)| *deadline <= now);
+        let overdue: BTreeSet<u64> = overdue.map(|(_, arrived)| *arrived).collect();
+        overdue.into_iter().filter_map(|arrived| self.take(arrived)).collect()
     }
 
     /// The earliest deadline.
     pub(super) fn deadline(&self) -> Option<BootNs> {
-        self.entries.iter().map(|entry| entry.deadline).min()
+        self.by_deadline.first().map(|(deadline, _)| *deadline)
     }
 
-    fn take(&mut self, is_taken: impl Fn(&Entry<K, T>) -> bool) -> Vec<T> {
-        self.entries.extract_if(.., |entry| is_taken(entry)).map(|entry| entry.fact).collect()
+    fn take(&mut self, arrived: u64) -> Option<T> {
+        let Entry { deadline, awaited, fact } = self.entries.remove(&arrived)?;
+        self.by_deadline.remove(&(deadline, arrived));
+        if let Some(all) = self.by_answer.get_mut(&awaited) {
+            all.remove(&arrived);
+            if all.is_empty() {
+                self.by_answer.remove(&awaited);
+            }
+        }
+        Some(fact)
+    }
+}
+
+impl<K: fmt::Debug, T: fmt::Debug> fmt::Debug for Pending<K, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.entries.values()).finish()
+    }
+}
+
+impl<K: PartialEq, T: PartialEq> PartialEq for Pending<K, T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.entries.values().eq(other.entries.values())
+    }
+}
+
+impl<K: Serialize, T: Serialize> Serialize for Pending<K, T> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.entries.values())
+    }
+}
+
+impl<'de, K, T> Deserialize<'de> for Pending<K, T>
+where
+    K: Deserialize<'de> + Eq + Hash + Clone,
+    T: Deserialize<'de>,
+{
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let mut pending = Self::default();
+        for Entry { deadline, awaited, fact } in Vec::<Entry<K, T>>::deserialize(from)? {
+            pending.push(deadline, awaited, fact);
+        }
+        Ok(pending)
     }
 }
 
@@ -95,8 +148,8 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_matching_fact_is_found() {
-        assert_eq!(pending().last_matching(|fact| *fact > 1), Some((&"a", 20)));
-        assert_eq!(pending().last_matching(|fact| *fact > 9), None);
+    fn a_matching_fact_is_found() {
+        assert!(pending().has(|fact| *fact > 1));
+        assert!(!pending().has(|fact| *fact > 9));
     }
 }

@@ -52,6 +52,10 @@ const PENDING_EVENT: BootNs = SECOND;
 /// An event can be attributed to a container that becomes known within this time.
 const UNATTRIBUTED_NS: BootNs = 60 * SECOND;
 const UNATTRIBUTED_MAX: usize = 64;
+/// Faults in namespaces that users made themselves, and events of these that can be attributed later: they take no
+/// places from others.
+const FOREIGN_MAX: usize = 64;
+const FOREIGN_UNATTRIBUTED_MAX: usize = 16;
 /// The kernel garbage-collects an unresolved entry that is no longer used. An incident about it expires after this time.
 const UNUSED_AFTER: BootNs = 300 * SECOND;
 
@@ -252,11 +256,17 @@ impl GatewayNeighborLost {
         self.suspect(key, fault, findings);
     }
 
+    fn has_room(&self, key: NeighborKey, fault: &Fault) -> bool {
+        let foreign = || self.faults.values().filter(|fault| fault.owner.is_foreign).count();
+        self.faults.contains_key(&key)
+            || self.faults.len() < CAPACITY && (!fault.owner.is_foreign || foreign() < FOREIGN_MAX)
+    }
+
     fn suspect(&mut self, key: NeighborKey, fault: Fault, findings: &mut Findings) {
         let FaultPhase::Suspected { due } = fault.phase else {
             return;
         };
-        if !self.faults.contains_key(&key) && self.faults.len() >= CAPACITY {
+        if !self.has_room(key, &fault) {
             return findings.discard();
         }
         self.faults.insert(key, fault);
@@ -264,7 +274,7 @@ impl GatewayNeighborLost {
     }
 
     fn open(&mut self, context: &Context<'_>, key: NeighborKey, fault: Fault, findings: &mut Findings) {
-        if !self.faults.contains_key(&key) && self.faults.len() >= CAPACITY {
+        if !self.has_room(key, &fault) {
             return findings.discard();
         }
         let fault = Fault { phase: FaultPhase::Open, ..fault };
@@ -319,6 +329,15 @@ impl GatewayNeighborLost {
 
     fn keep_unattributed(&mut self, context: &Context<'_>, event: &Event, netns: NsInum) {
         if netns == context.node.host_netns {
+            return;
+        }
+        let is_foreign = |netns| context.node.namespaces.get(netns).is_some_and(|known| known.foreign_userns);
+        let of_foreign = |one: &UnattributedEvent| {
+            one.event.neighbor.as_ref().is_some_and(|neighbor| is_foreign(neighbor.netns))
+        };
+        if is_foreign(netns)
+            && self.unattributed.iter().filter(|one| of_foreign(one)).count() >= FOREIGN_UNATTRIBUTED_MAX
+        {
             return;
         }
         if self.unattributed.len() >= UNATTRIBUTED_MAX {

@@ -27,7 +27,9 @@ pub fn charge(event: &Event) -> Charge {
 
 fn standing(event: &Event, actor: Option<&Actor>, target: Option<&Target>) -> Standing {
     let is_owned = target.is_some_and(|target| target.container.is_some() || target.pod.is_some());
-    let is_unknown = target.is_some_and(|target| target.join == Join::Missed && !is_owned);
+    // Only root of the node can name one.
+    let is_nameless = |target: &Target| target.join == Join::Missed && target.netns_name.is_none();
+    let is_unknown = target.is_some_and(is_nameless) && !is_owned;
     let is_users = actor.is_some_and(|actor| is_user(actor) && actor.container.is_none());
     if target.is_some_and(Target::is_foreign) || is_unknown || is_users && !is_owned {
         return Standing::Foreign;

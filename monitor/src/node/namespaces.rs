@@ -22,6 +22,12 @@ const SETTLING_NS: u64 = 1_000_000_000;
 const MESSAGE_DELAY_NS: u64 = 50_000_000;
 /// Limit of entries that are kept for the next run.
 const PREVIOUS_MAX: usize = 4096;
+/// Default routes of one namespace; more than a few have no use, and any user can make as many as they like.
+const ROUTES_MAX: usize = 256;
+/// Recent changes of one kind in one namespace that are kept.
+const RECENT_MAX: usize = 256;
+/// Interfaces that went since the last snapshot.
+const DISTURBED_MAX: usize = 4096;
 
 mod interface;
 
@@ -54,7 +60,7 @@ pub struct Namespace {
     /// Links by index.
     pub links: BTreeMap<u32, LinkFacts>,
     /// Addresses.
-    pub addresses: Vec<AddressFacts>,
+    pub addresses: BTreeSet<AddressFacts>,
     /// Default routes, and halves of default routes.
     pub routes: Vec<RouteFacts>,
     rules: Vec<RuleFacts>,
@@ -150,8 +156,8 @@ impl Namespaces {
             since: old.as_ref().map_or(at, |old| old.since),
             read: at,
             links: snapshot.links.into_iter().map(|link| (link.ifindex, link)).collect(),
-            addresses: snapshot.addresses,
-            routes: snapshot.routes.into_iter().filter(is_default).collect(),
+            addresses: snapshot.addresses.into_iter().collect(),
+            routes: snapshot.routes.into_iter().filter(is_default).take(ROUTES_MAX).collect(),
             rules: snapshot.rules,
             in_use: old.as_ref().map(|old| old.in_use.clone()).unwrap_or_default(),
             gateways: old.as_ref().map(|old| old.gateways.clone()).unwrap_or_default(),
@@ -250,15 +256,18 @@ impl Namespaces {
             && !namespace.addresses.contains(&address)
         {
             namespace.switched.insert(address.ifindex, at);
-            namespace.addresses.push(address);
+            namespace.addresses.insert(address);
         }
     }
 
     /// Removes an address.
     pub fn remove_address(&mut self, at: BootNs, address: &AddressFacts) {
         if let Some(namespace) = self.known.get_mut(&address.netns) {
-            namespace.addresses.retain(|known| known != address);
-            namespace.switched.insert(address.ifindex, at);
+            namespace.addresses.remove(address);
+            // Of one that went before nobody asks any more.
+            if namespace.links.contains_key(&address.ifindex) {
+                namespace.switched.insert(address.ifindex, at);
+            }
             namespace.disturb(at, address.ifindex);
         }
     }
@@ -266,7 +275,7 @@ impl Namespaces {
     /// Adds a default route; returns whether it is new.
     pub fn put_route(&mut self, at: BootNs, route: RouteFacts) -> bool {
         match self.known.get_mut(&route.netns) {
-            Some(namespace) if !namespace.routes.contains(&route) => {
+            Some(namespace) if namespace.routes.len() < ROUTES_MAX && !namespace.routes.contains(&route) => {
                 namespace.changed = at;
                 let matters = is_selected(&route, &namespace.rules);
                 namespace.routes.push(route);
@@ -396,6 +405,10 @@ impl Namespace {
     /// those of IPv6 may have been reported just before.
     fn disturb(&mut self, at: BootNs, ifindex: u32) {
         self.disturbed.insert(ifindex);
+        if self.disturbed.len() > DISTURBED_MAX {
+            // The highest numbers are the newest.
+            self.disturbed.pop_first();
+        }
         let just_before = |ceased: BootNs| ceased.saturating_add(SETTLING_NS) >= at;
         let ceased = self.former.iter().filter(|(ceased, (of, _))| *of == ifindex && just_before(*ceased));
         for (_, gateway) in ceased {
@@ -449,6 +462,7 @@ impl Namespace {
             let doubted: Vec<_> = added.chain(replaced.map(|gateway| (from, last, *gateway))).collect();
             self.doubted.extend(doubted);
         }
+        keep_newest(&mut self.doubted);
     }
 
     /// Recomputes the gateways in use after a change of routes or rules.
@@ -461,9 +475,15 @@ impl Namespace {
             self.gateways.set_went_with_link(*gateway, with_link);
             self.former.push((at, *gateway));
         }
+        keep_newest(&mut self.former);
         self.in_use = in_use;
         self.name_gateways();
     }
+}
+
+/// Drops the oldest recent changes where there are too many.
+fn keep_newest<T>(recent: &mut Vec<T>) {
+    recent.drain(..recent.len().saturating_sub(RECENT_MAX));
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub struct LinkFacts {
 }
 
 /// An address of an interface.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AddressFacts {
     /// Namespace.
     pub netns: NsInum,

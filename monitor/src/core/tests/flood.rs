@@ -170,3 +170,46 @@ fn unmounts_of_one_user_that_wait_leave_room_for_others() {
     }
     assert_eq!(of(&core), before + 10);
 }
+
+/// A namespace that a user made, with a process and a static gateway.
+fn own_network(netns: NsInum) -> Fact {
+    Fact::Netns(Box::new(NetnsSnapshot {
+        foreign_userns: true,
+        owner: Some(NetnsOwner { tgid: netns, start_ns: 1, comm: "x".into(), cgroup: Some("/".into()) }),
+        routes: vec![RouteFacts::default_via(netns, "169.254.1.1".parse().unwrap(), 2)],
+        ..NetnsSnapshot::empty(netns)
+    }))
+}
+
+#[test]
+fn gateways_of_users_take_no_incident_from_a_pod() {
+    let mut core = core_of_node();
+    core.observe(at(2, status("netlink", true)));
+    core.observe(at(2, status("docker", true)));
+    for netns in 1000..3000 {
+        core.observe(at(2000 * MS, own_network(netns)));
+    }
+    for netns in 1000..3000 {
+        let mut change = change(NeighborOp::Deleted, NeighborCause::Admin);
+        change.key.netns = netns;
+        core.observe(at(5000 * MS, Fact::Neighbor(Box::new(change))));
+        core.observe(at(5000 * MS, own_network(netns)));
+    }
+    core.observe(at(20_000 * MS, Fact::Tick));
+    let opened = |core: &mut Core| -> Vec<Event> {
+        let (emitted, _) = take(core);
+        emitted.into_iter().filter(|event| event.kind == Kind::IncidentOpened).collect()
+    };
+    let of_users = opened(&mut core);
+    assert!((1..=64).contains(&of_users.len()), "{}", of_users.len());
+    assert!(of_users.iter().all(|event| event.charge.standing == crate::event::Standing::Foreign));
+    core.observe(at(20_001 * MS, deletion(NeighborCause::Admin)));
+    core.observe(at(20_002 * MS, snapshot(POD)));
+    let of_pod = opened(&mut core);
+    assert_eq!(of_pod.len(), 1);
+    assert_eq!(of_pod[0].charge.standing, crate::event::Standing::Known);
+    // It is read again as soon as if it were the only one.
+    core.observe(at(21_600 * MS, Fact::Tick));
+    let (_, requested) = take(&mut core);
+    assert!(requested.contains(&Request::Netns { netns: POD }), "{requested:?}");
+}

@@ -19,6 +19,8 @@ use crate::observation::{BootNs, NeighborKey, NsInum, Request};
 
 /// A learned entry that works this long after the static one was deleted has replaced it.
 pub(super) const REPLACED_AFTER: BootNs = 60 * SECOND;
+/// The namespaces of users are read so seldom that many of them do not delay those of the node.
+const FOREIGN_REREAD_INTERVAL: BootNs = 10 * SECOND;
 
 /// Upper bound of the time to read a namespace: a snapshot that arrives later was read after the fault.
 const READ_DURATION: BootNs = SECOND;
@@ -204,7 +206,8 @@ impl GatewayNeighborLost {
     /// Requests snapshots of the namespaces that are due.
     pub(super) fn request_rereads(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let all = || -> BTreeSet<NsInum> { health::live_netns(context.node).collect() };
-        let many = BootNs::try_from(self.faults.len()).unwrap_or(0) * SECOND / REREADS_PER_SECOND;
+        let of_node = self.faults.values().filter(|fault| !fault.owner.is_foreign).count();
+        let many = BootNs::try_from(of_node).unwrap_or(0) * SECOND / REREADS_PER_SECOND;
         for netns in self.rereads.take_due(context.now, all) {
             findings.request(Request::Netns { netns });
             for key in self.keys(Some(netns)) {
@@ -212,6 +215,7 @@ impl GatewayNeighborLost {
                 let next = match fault.phase {
                     FaultPhase::Suspected { due } if context.now < due => due,
                     FaultPhase::Suspected { .. } => context.now + REREAD_RETRY,
+                    FaultPhase::Open if fault.owner.is_foreign => context.now + FOREIGN_REREAD_INTERVAL,
                     FaultPhase::Open => context.now + REREAD_INTERVAL.max(many),
                 };
                 self.rereads.schedule(netns, next);

@@ -60,3 +60,36 @@ fn a_snapshot_without_the_route_counts_as_its_removal() {
     namespaces.replace(1_000, snapshot(Vec::new()), true);
     assert!(namespaces.get(7).unwrap().is_gateway(1_000, 2, "10.0.0.1".parse().unwrap(), false));
 }
+
+#[test]
+fn what_a_user_does_in_a_namespace_of_his_own_leaves_little_behind() {
+    let mut namespaces = with(vec![route("10.0.0.1")]);
+    let link = |ifindex| LinkFacts {
+        netns: 7,
+        ifindex,
+        ifname: "eth0".into(),
+        kind: Some("veth".into()),
+        flags: 0,
+        mac: None,
+        master: None,
+        peer: Some(crate::observation::PeerLink { ifindex: 1, netns: Some(8) }),
+    };
+    for number in 0..20_000_u32 {
+        let at = BootNs::from(number);
+        let address = IpAddr::from(number.to_be_bytes());
+        let facts = AddressFacts { netns: 7, ifindex: 2, address, prefix_len: 32 };
+        namespaces.put_address(at, facts.clone());
+        namespaces.remove_address(at, &facts);
+        let route = RouteFacts { metric: number, ..route("10.0.0.2") };
+        namespaces.put_route(at, route.clone());
+        if number % 2 == 0 {
+            namespaces.remove_route(at, &route);
+        }
+        namespaces.put_link(at, link(10 + number));
+        namespaces.remove_link(at, 7, 10 + number);
+    }
+    let namespace = namespaces.get(7).unwrap();
+    assert!(namespace.routes.len() <= ROUTES_MAX && namespace.addresses.is_empty());
+    assert!(namespace.former.len() <= RECENT_MAX && namespace.bereft.len() <= RECENT_MAX);
+    assert!(namespace.disturbed.len() <= DISTURBED_MAX && namespace.switched.len() <= 2);
+}
