@@ -1,12 +1,66 @@
-//! Returns freed memory to the kernel.
+//! Keeps resident memory small.
 //!
 //! The allocator keeps freed memory between allocations that are in use. After parsing the kernel's BTF and after an
-//! event storm, that is several times what the daemon needs.
+//! event storm, that is several times what the daemon needs. What each thread frees it keeps for itself, so that a
+//! storm leaves as much in each of them as it needed there. And of the program itself far more is mapped than runs,
+//! because what only a start needs stays.
+
+use std::ffi::{c_int, c_void};
 
 /// Minimum number of events between two checks that is a storm.
-const STORM: u64 = 2048;
+const STORM: u64 = 512;
 /// Maximum number of events between two checks at which a storm is over.
 const CALM: u64 = 64;
+
+/// Lets all threads allocate from one pool. Called before there are any: the core allocates most, the others free it.
+pub fn share_one_pool() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: plain integers; only the calling thread exists.
+    let is_set = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) } != 0;
+    #[cfg(target_env = "gnu")]
+    if !is_set {
+        tracing::debug!("the allocator keeps a pool for each thread");
+    }
+}
+
+/// Unmaps the code and constants of the program. What runs is mapped again when it is used, from the page cache.
+pub fn release_program() {
+    // SAFETY: the callback has the signature that is expected, and takes no data.
+    unsafe { libc::dl_iterate_phdr(Some(release_segments), std::ptr::null_mut()) };
+}
+
+/// Unmaps what cannot have been written to of one object; the first one is the program, and ends the iteration.
+unsafe extern "C" fn release_segments(
+    info: *mut libc::dl_phdr_info,
+    _size: libc::size_t,
+    _data: *mut c_void,
+) -> c_int {
+    // SAFETY: the loader passes a valid description of a loaded object, with as many headers as it says.
+    let (base, headers) = unsafe {
+        let info = &*info;
+        (info.dlpi_addr, std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)))
+    };
+    // SAFETY: a plain query.
+    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(1);
+    for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD) {
+        if header.p_flags & libc::PF_W != 0 {
+            continue;
+        }
+        // Whole pages of this segment only.
+        let start = (base + header.p_vaddr).next_multiple_of(page);
+        let end = (base + header.p_vaddr + header.p_memsz) / page * page;
+        if start < end {
+            let length = usize::try_from(end - start).unwrap_or(0);
+            // SAFETY: the pages are a private mapping of the program file that nobody can have written to, so that the
+            // next access reads the same again.
+            let failed = unsafe { libc::madvise(start as *mut c_void, length, libc::MADV_DONTNEED) } != 0;
+            if failed {
+                tracing::debug!(error = %std::io::Error::last_os_error(), "cannot unmap code");
+            }
+        }
+    }
+    1
+}
 
 /// Returns all free memory to the kernel; takes milliseconds.
 pub fn release_free_memory() {
@@ -43,6 +97,21 @@ impl StormDetector {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_runs_on_after_it_was_unmapped() {
+        let sum = || (0..1000_u64).map(|number| format!("{number}").len() as u64).sum::<u64>();
+        let before = sum();
+        release_program();
+        assert_eq!(sum(), before);
+        let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let code = text.split_once("r-xp").unwrap().1;
+        let number = |name: &str| -> u64 {
+            let rest = code.split_once(name).unwrap().1;
+            rest.split_whitespace().next().unwrap().parse().unwrap()
+        };
+        assert!(number("Rss:") < number("Size:") / 2, "{} of {} KiB", number("Rss:"), number("Size:"));
+    }
 
     #[test]
     fn a_storm_is_over_once_when_few_events_pass() {

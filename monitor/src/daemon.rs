@@ -180,6 +180,7 @@ pub async fn run(
         config,
         offset_ns: realtime_offset_ns(),
         storm_detector: StormDetector::default(),
+        has_settled: false,
         is_configured: true,
     };
     let statuses = statuses.into_iter().chain(private_mntns.map(own_mounts)).collect();
@@ -209,6 +210,8 @@ struct Daemon {
     config: Config,
     offset_ns: i64,
     storm_detector: StormDetector,
+    /// Whether what only the start needed was released.
+    has_settled: bool,
     /// Whether the configuration could be used when it was read last.
     is_configured: bool,
 }
@@ -365,8 +368,11 @@ impl Daemon {
         self.metrics.incidents_discarded(self.core.incidents_discarded());
         self.metrics.umounts_ignored(self.core.umounts_ignored());
         self.health.tick(now);
-        if self.storm_detector.has_calmed() {
+        // What a start or a storm needed.
+        let is_settled = self.core.is_ready() && !std::mem::replace(&mut self.has_settled, true);
+        if self.storm_detector.has_calmed() || is_settled {
             allocator::release_free_memory();
+            allocator::release_program();
         }
     }
 
