@@ -252,3 +252,51 @@ fn a_flood_leaves_places_for_everybody_else() {
     let told = delivered.iter().filter(|event| event.kind != Kind::EventsLost).count() as u64;
     assert_eq!(1 + told + lost, seq, "each is delivered or accounted for");
 }
+
+/// Not random, but different with each seed.
+fn numbers(mut state: u64) -> impl FnMut(u64) -> u64 {
+    move |below| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    }
+}
+
+#[test]
+fn whatever_is_offered_is_delivered_waits_or_is_accounted_for_and_nobody_is_left_without_a_place() {
+    for seed in 0..200 {
+        let mut random = numbers(seed);
+        let bounds = Bounds { capacity: 8 + random(200) as usize, reserved: 4 };
+        let accounts = 1 + random(6);
+        let (mut waiting, mut batch) = (Events::default(), Events::default());
+        let (mut delivered, mut summed, mut last) = (0, 0, 0);
+        let offered = 2000;
+        for seq in 1..=offered {
+            let number = random(accounts * accounts);
+            // The first cause most of them.
+            let account = number.isqrt();
+            let standing = Standing::ALL[(account % 4) as usize];
+            let charge = Charge { standing, account: format!("account {account}").into() };
+            let waits = waiting.charged.get(&charge).copied().unwrap_or(0);
+            let kind = if random(20) == 0 { Kind::IncidentUpdated } else { Kind::LinkCreated };
+            let event = Event { charge, kind, ..Event::clone(&event(seq)) };
+            let is_full = waiting.events.len() >= bounds.capacity;
+            let taken = waiting.push(&Arc::new(event.into()), bounds, "test").is_ok();
+            assert!(taken || waits > 0 || is_full, "seed {seed}: {account} finds no place for one event");
+            if random(100) == 0 || seq == offered {
+                waiting.take_into(&mut batch);
+                let gap = batch.gap.take().map(|gap| Arc::new(gap.summary("test").into()));
+                for event in batch.events.drain(..).chain(gap) {
+                    let event: Arc<SharedEvent> = event;
+                    assert!(event.seq > last, "seed {seed}: in order");
+                    last = event.seq;
+                    match &event.lost {
+                        Some(lost) => summed += lost.count.parse::<u64>().unwrap(),
+                        None => delivered += 1,
+                    }
+                    assert_eq!(delivered + summed, last, "seed {seed}: each number up to here");
+                }
+            }
+        }
+        assert_eq!(delivered + summed, offered, "seed {seed}");
+    }
+}
