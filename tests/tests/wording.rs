@@ -7,15 +7,15 @@ use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, launch, program};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
-use kevtmon_tests::process::{Finished, finish, hold_by_cwd, run};
+use kevtmon_tests::process::{Finished, Running, finish, hold_by_cwd, run};
 
 /// A shell under another name, which no culprit is looked for behind.
 fn program_called(scratch: &Scratch, name: &str) -> PathBuf {
@@ -82,8 +82,8 @@ fn a_process_cannot_write_a_part_of_the_sentence_by_its_name() {
     let mut daemon = launch().start();
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
     let evil = program_called(&scratch, "kubelet (pid 1)");
-    let delete = format!("nsenter --net=\"$0\" ip neigh del {GATEWAY} dev eth0");
-    let ran = script(&evil, &delete, pod.netns().path());
+    let delete = format!("ip -n \"$0\" neigh del {GATEWAY} dev eth0");
+    let ran = script(&evil, &delete, pod.netns_name().as_ref());
     let deleted = daemon.wait_for_deletion(pod.inum(), GATEWAY);
     let by = format!("deleted by \"kubelet (pid 1)\" (pid {}), run by ", ran.pid);
     assert!(deleted.text("/message").contains(&by), "{by}: {deleted}");
@@ -114,7 +114,7 @@ fn no_character_that_hides_or_reorders_text_leaves_the_daemon() {
     eventually!(printed().contains("daemon.ready"), "the daemon is ready");
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
     let program = program_called(&scratch, ODD);
-    script(&program, &format!("nsenter --net=\"$0\" ip neigh del {GATEWAY} dev eth0"), pod.netns().path());
+    script(&program, &format!("ip -n \"$0\" neigh del {GATEWAY} dev eth0"), pod.netns_name().as_ref());
     eventually!(printed().contains("neighbor.deleted"), "the event is written");
     let inum = pod.inum().to_string();
     let answers = [
@@ -207,6 +207,15 @@ fn counted(text: &str, kind: &str, about: &str) -> (usize, usize) {
     (lines.iter().map(stands_for).sum(), lines.len())
 }
 
+/// Lets this many static entries come, and then go.
+fn come_and_go(pod: &Pod, entries: usize) {
+    for (verb, rest) in [("add", " lladdr ee:ee:ee:ee:ee:01 nud permanent"), ("del", "")] {
+        let line = |at: usize| format!("neigh {verb} 10.9.{}.{} dev eth0{rest}\n", at / 250, 1 + at % 250);
+        let lines: String = (0..entries).map(line).collect();
+        let _ = pod.netns().ip_batch(&lines).succeeded(verb);
+    }
+}
+
 #[test]
 fn a_batch_is_few_lines_with_a_count_on_a_terminal_and_every_event_in_json() {
     const ENTRIES: usize = 600;
@@ -215,14 +224,7 @@ fn a_batch_is_few_lines_with_a_count_on_a_terminal_and_every_event_in_json() {
     let file = scratch.path().join("stdout");
     let daemon = launch().output("pretty").stdout(File::create(&file).expect("a file")).spawn();
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
-    let batch = |verb: &str| {
-        let entry = |at: usize| format!("neigh {verb} 10.9.{}.{} dev eth0", at / 250, 1 + at % 250);
-        let suffix = if verb == "add" { " lladdr ee:ee:ee:ee:ee:01 nud permanent\n" } else { "\n" };
-        let lines: String = (0..ENTRIES).map(|at| entry(at) + suffix).collect();
-        let _ = pod.netns().ip_batch(&lines).succeeded(verb);
-    };
-    batch("add");
-    batch("del");
+    come_and_go(&pod, ENTRIES);
     let about = format!(" in namespace {} ", pod.netns_name());
     let printed = || counted(&std::fs::read_to_string(&file).expect("UTF-8"), "neighbor.deleted", &about);
     eventually!(printed().0 == ENTRIES, "all are accounted for");
@@ -233,4 +235,25 @@ fn a_batch_is_few_lines_with_a_count_on_a_terminal_and_every_event_in_json() {
     assert!(events == ENTRIES && lines < ENTRIES / 10, "{events} in {lines} lines");
     let in_json = daemon.find(&[&["events"][..], &since].concat());
     assert_eq!(in_json.iter().filter(|event| event.is_in(pod.inum())).count(), ENTRIES);
+}
+
+#[test]
+fn a_batch_is_few_lines_for_who_follows_the_events_and_the_last_of_it_is_not_kept_back() {
+    const ENTRIES: usize = 400;
+    let pod = Pod::new();
+    let scratch = Scratch::new();
+    let daemon = launch().start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    come_and_go(&pod, 1);
+    let file = scratch.path().join("followed");
+    let mut follow = Command::new(program());
+    follow.args(["events", "--follow", "--since", "1h", "--kind", "neighbor.deleted", "--socket"]);
+    follow.arg(daemon.socket()).stdin(Stdio::null()).stdout(File::create(&file).expect("a file"));
+    let _follower = Running::spawn(&mut follow);
+    let about = format!(" in namespace {} ", pod.netns_name());
+    let printed = || counted(&std::fs::read_to_string(&file).expect("UTF-8"), "neighbor.deleted", &about);
+    eventually!(printed().0 == 1, "what was before is printed");
+    come_and_go(&pod, ENTRIES);
+    eventually!(printed().0 == ENTRIES + 1, "all are accounted for");
+    assert!(printed().1 < ENTRIES / 10, "{:?}", printed());
 }

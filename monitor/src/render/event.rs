@@ -274,8 +274,8 @@ fn target(target: &Target) -> Option<String> {
 fn namespace(target: &Target) -> Option<String> {
     let name = target.netns_name.as_ref().map(|name| format!("network namespace {}", Escaped(name)));
     let process = target.process.as_ref().map(|process| {
-        let group =
-            target.unit.as_ref().or(target.cgroup.as_ref()).map(|group| format!(" · {}", Escaped(group)));
+        let group = target.unit.as_ref().or(target.cgroup.as_ref().filter(|path| *path != "/"));
+        let group = group.map(|group| format!(" · {}", Escaped(group)));
         format!("{} (pid {}){}", escape::name(&process.comm), process.pid, group.unwrap_or_default())
     });
     match (name, process) {
