@@ -33,6 +33,7 @@ mod progress;
 mod propagation;
 mod resolve;
 mod scan;
+mod searched;
 mod still_held;
 mod target;
 #[cfg(test)]

@@ -7,96 +7,17 @@
 //! for a network file system. Opens nothing that is named.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use super::Deadline;
 use super::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
-use super::resolve::is_local;
-use crate::observation::{Access, NsInum};
+use super::searched::ScanTargets;
+use super::{Deadline, file_server};
+use crate::observation::{Access, Holder, NsInum};
+use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
-use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below, is_fuse};
-
-/// A mount whose use is looked for: the target, or a copy that would be unmounted along with it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct SearchedMount<'a> {
-    pub(super) ns: NsInum,
-    pub(super) mount: &'a Mount,
-}
-
-/// What is looked for.
-#[derive(Debug)]
-pub(super) struct ScanTargets<'a> {
-    pub(super) mounts: Vec<SearchedMount<'a>>,
-    /// Tables of the namespaces of the mounts.
-    pub(super) tables: BTreeMap<NsInum, &'a MountTable>,
-}
-
-impl ScanTargets<'_> {
-    /// Whether a file of this name, in this namespace, is on a searched mount.
-    fn names(&self, ns: NsInum, path: &str) -> bool {
-        self.mounts
-            .iter()
-            .filter(|searched| searched.ns == ns && is_below(path, &searched.mount.mountpoint))
-            .any(|searched| {
-                let covering = self.tables.get(&ns).and_then(|table| table.covering(path));
-                covering.is_some_and(|covering| covering.id == searched.mount.id)
-            })
-    }
-
-    /// The id of the mount that a link leads to, with this name; `None` where asking could wait for a server.
-    fn mount_id(&self, ns: NsInum, process: &Dir, link: &CStr, path: &str) -> io::Result<Option<u64>> {
-        // Whatever is covered is on one of the mounts above.
-        let mut above = self.tables.get(&ns).into_iter().flat_map(|table| table.iter());
-        match above.all(|mount| !is_below(path, &mount.mountpoint) || answers_at_once(&mount.fstype)) {
-            true => process.mount_of(link),
-            false => Ok(None),
-        }
-    }
-
-    /// Whether a file of this name may be on a searched mount, whichever process has it open: a descriptor that came from
-    /// another namespace is named from the root of that.
-    fn selects(&self, path: &str) -> bool {
-        self.mounts.iter().any(|searched| is_below(path, &searched.mount.mountpoint))
-    }
-
-    /// Whether a mount is a searched one: its id is unique over all namespaces.
-    fn has(&self, id: u64) -> bool {
-        self.mounts.iter().any(|searched| searched.mount.id == id)
-    }
-
-    /// Whether a mapping, by its name and the device in hexadecimal, may be of a file on a searched mount.
-    fn maps(&self, ns: NsInum, path: &str, device: &str) -> bool {
-        let own = self.names(ns, path);
-        self.mounts.iter().filter(|searched| is_below(path, &searched.mount.mountpoint)).any(|searched| {
-            if LAYERED.contains(&searched.mount.fstype.as_str()) {
-                searched.ns == ns && own
-            } else {
-                (searched.ns != ns || own) && is_device(device, &searched.mount.device)
-            }
-        })
-    }
-}
-
-/// File systems on which statx(2) for no attribute asks no server. NFS only looks at its cache (`nfs_weak_revalidate`).
-pub(super) fn answers_at_once(fstype: &str) -> bool {
-    is_local(fstype) || is_fuse(fstype) || matches!(fstype, "nfs" | "nfs4")
-}
-
-/// File systems whose files can show another device than their mount.
-const LAYERED: [&str; 3] = ["overlay", "btrfs", "bcachefs"];
-
-/// Compares a device of `/proc/PID/maps` with one of mountinfo.
-pub(super) fn is_device(hexadecimal: &str, decimal: &str) -> bool {
-    let parse = |text: &str, radix| {
-        let (major, minor) = text.split_once(':')?;
-        Some((u32::from_str_radix(major, radix).ok()?, u32::from_str_radix(minor, radix).ok()?))
-    };
-    parse(hexadecimal, 16).is_some_and(|device| parse(decimal, 10) == Some(device))
-}
 
 /// One way in which a process pins the target.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -481,9 +402,43 @@ pub(super) fn mapped_file(line: &str) -> Option<(&str, &str)> {
     Some((&line[head.len() + 1..], device))
 }
 
+/// Describes a process and lists what it pins.
+pub(super) fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: Vec<Pin>) -> Vec<Holder> {
+    if pins.is_empty() {
+        return Vec::new();
+    }
+    let Some(stat) = proc.stat(tgid) else { return Vec::new() };
+    let (exe, cmdline, cgroup) = (proc.exe(tgid), proc.cmdline(tgid), proc.cgroup(tgid));
+    let uid = proc.uid(tgid);
+    let serves = file_server::mountpoint(process);
+    // The description was read by id: it is this process' only if that was there until now.
+    if !process.is_there(&mut Vec::new()) {
+        return Vec::new();
+    }
+    let holder = |Pin { access, path, fd }| Holder {
+        tgid,
+        comm: stat.comm.clone(),
+        cmdline: cmdline.clone(),
+        exe: exe.clone(),
+        access,
+        path,
+        fd,
+        start_ns: Some(stat.start_ns),
+        uid,
+        cgroup: cgroup.clone(),
+        mntns: Some(ns),
+        serves: serves.clone(),
+    };
+    pins.into_iter().map(holder).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::holders::searched::SearchedMount;
+    use crate::sources::procfs::mountinfo::MountTable;
 
     #[test]
     fn a_line_of_maps_gives_name_and_device_of_a_mapped_file() {
@@ -509,7 +464,7 @@ mod tests {
 
     #[test]
     fn the_mount_id_decides_and_without_one_a_name_is_a_doubt_only() {
-        let table = mount("1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - tmpfs t rw\n");
+        let table = MountTable::parse("1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - tmpfs t rw\n", "/");
         let mounts = vec![SearchedMount { ns: 7, mount: table.by_id(2).unwrap() }];
         let targets = ScanTargets { mounts, tables: BTreeMap::from([(7, &table)]) };
         let decided = |id, fits| on(id, &targets, || fits);
@@ -523,47 +478,5 @@ mod tests {
         let mut visit = Visit::default();
         visit.decide(On::Unknown, Access::Cwd, "/v");
         assert_eq!((&visit.pins[..], &visit.doubts[..]), (&[][..], &[Access::Cwd][..]));
-    }
-
-    #[test]
-    fn devices_are_compared_by_number() {
-        assert!(is_device("fe:01", "254:1"));
-        assert!(is_device("00:2a", "0:42"));
-        assert!(!is_device("00:42", "0:42"));
-        assert!(!is_device("x", "x"));
-    }
-
-    fn mount(text: &str) -> MountTable {
-        MountTable::parse(text, "/")
-    }
-
-    #[test]
-    fn a_name_below_a_nested_mount_is_not_on_the_outer_one() {
-        let table = mount(
-            "1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - tmpfs t rw\n3 2 0:8 / /v/in rw - tmpfs t rw",
-        );
-        let target = table.by_id(2).unwrap();
-        let targets = ScanTargets {
-            mounts: vec![SearchedMount { ns: 7, mount: target }],
-            tables: BTreeMap::from([(7, &table)]),
-        };
-        assert!(targets.names(7, "/v") && targets.names(7, "/v/x (deleted)"));
-        assert!(!targets.names(7, "/v/in/x"));
-        assert!(!targets.names(8, "/v/x"), "another namespace has a directory of the same name");
-        assert!(targets.maps(7, "/v/x", "00:09"));
-        assert!(targets.maps(8, "/v/x", "00:09"), "a mapping that came from the namespace of the mount");
-        assert!(!targets.maps(7, "/v/x", "00:08") && !targets.maps(7, "/v/in/x", "00:09"));
-    }
-
-    #[test]
-    fn a_layered_file_system_is_recognised_by_name_alone() {
-        let table = mount("1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - overlay o rw\n");
-        let target = table.by_id(2).unwrap();
-        let targets = ScanTargets {
-            mounts: vec![SearchedMount { ns: 7, mount: target }],
-            tables: BTreeMap::from([(7, &table)]),
-        };
-        assert!(targets.maps(7, "/v/x", "08:01"));
-        assert!(!targets.maps(8, "/v/x", "08:01"));
     }
 }

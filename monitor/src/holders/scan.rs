@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use super::locate::{self, best_members};
 use super::mntns_index::{self, MntnsIndex, Seen};
-use super::pins::{Extent, Pin, Rest, ScanTargets, SearchedMount, Visit, Visitor};
+use super::pins::{Extent, Pin, Rest, Visit, Visitor, describe};
 use super::progress::{Progress, Stage};
 use super::propagation::{self, MountCopy, NamespaceMounts};
-use super::{Deadline, MAX_LISTED, PresenceRequest, ScanRequest, file_server, own_tgid, presence};
+use super::searched::{ScanTargets, SearchedMount};
+use super::{Deadline, MAX_LISTED, PresenceRequest, ScanRequest, own_tgid, presence};
 use crate::observation::{Access, Holder, HolderReport, MountPresence, NsInum, Verdict};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Dir, is_gone};
@@ -470,34 +471,4 @@ impl<'p> Scan<'p> {
         }
         Part { report, left }
     }
-}
-
-/// Describes a process and lists what it pins.
-fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: Vec<Pin>) -> Vec<Holder> {
-    if pins.is_empty() {
-        return Vec::new();
-    }
-    let Some(stat) = proc.stat(tgid) else { return Vec::new() };
-    let (exe, cmdline, cgroup) = (proc.exe(tgid), proc.cmdline(tgid), proc.cgroup(tgid));
-    let uid = proc.uid(tgid);
-    let serves = file_server::mountpoint(process);
-    // The description was read by id: it is this process' only if that was there until now.
-    if !process.is_there(&mut Vec::new()) {
-        return Vec::new();
-    }
-    let holder = |Pin { access, path, fd }| Holder {
-        tgid,
-        comm: stat.comm.clone(),
-        cmdline: cmdline.clone(),
-        exe: exe.clone(),
-        access,
-        path,
-        fd,
-        start_ns: Some(stat.start_ns),
-        uid,
-        cgroup: cgroup.clone(),
-        mntns: Some(ns),
-        serves: serves.clone(),
-    };
-    pins.into_iter().map(holder).collect()
 }

@@ -12,8 +12,9 @@ use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::sys::stat::fstatat;
 use serde::{Deserialize, Serialize};
 
-use super::pins::{answers_at_once, is_device, mapped_file};
+use super::pins::mapped_file;
 use super::resolve::is_local;
+use super::searched::{answers_at_once, is_device};
 use super::{Deadline, Holder, HolderReport};
 use crate::observation::{Access, MountFacts, Verdict};
 use crate::sources::procfs::Proc;
