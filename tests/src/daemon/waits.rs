@@ -1,0 +1,78 @@
+//! What a test waits for: that the model has something, that an event comes, that all before it was printed.
+
+use super::Daemon;
+use crate::event::Event;
+use crate::mount::Mount;
+use crate::patience::wait_until;
+use crate::pod::Pod;
+use crate::process::hold_by_cwd;
+use crate::unique;
+
+impl Daemon {
+    /// Waits until the model has this gateway in a namespace.
+    pub fn wait_for_gateway(&self, netns: u64, address: &str) {
+        let is_there = || {
+            let own = self.model_of(netns)?;
+            own["gateways"].as_array()?.iter().any(|gateway| gateway == address).then_some(())
+        };
+        wait_until(&format!("{address} is a gateway in {netns}"), is_there);
+    }
+
+    /// Waits until the model has a namespace.
+    pub fn wait_for_netns(&self, netns: u64) {
+        wait_until(&format!("{netns} is known"), || self.model_of(netns));
+    }
+
+    fn model_of(&self, netns: u64) -> Option<serde_json::Value> {
+        let model: serde_json::Value = serde_json::from_str(&self.ask(&["state", "--json"]).stdout).ok()?;
+        let mut namespaces = model["namespaces"].as_array()?.iter();
+        namespaces.find(|namespace| namespace["netns"].as_u64() == Some(netns)).cloned()
+    }
+
+    /// Waits until an incident of a container opens.
+    pub fn wait_for_incident(&mut self, container: &str) -> Event {
+        self.wait_for(&format!("incident.opened of {container}"), |event| {
+            event.kind() == "incident.opened" && event.text("/target/container/id") == container
+        })
+    }
+
+    /// Waits for the deletion of an entry.
+    pub fn wait_for_deletion(&mut self, netns: u64, address: &str) -> Event {
+        let what = format!("neighbor.deleted of {address} in {netns}");
+        self.wait_for(&what, |event| event.is_deletion(netns, address))
+    }
+
+    /// As [`Daemon::wait_for_deletion`], of a deletion by this process: for namespaces younger than the daemon, whose
+    /// inode number may have been another's.
+    pub fn wait_for_deletion_by(&mut self, pid: u32, netns: u64, address: &str) -> Event {
+        let what = format!("neighbor.deleted of {address} in {netns} by {pid}");
+        self.wait_for(&what, |event| {
+            event.is_deletion(netns, address) && event.number("/actor/pid") == Some(pid.into())
+        })
+    }
+
+    /// All events printed before a deletion that happens now in the same namespace: what is not
+    /// among them was not emitted for anything that happened before this call.
+    pub fn fence(&mut self, pod: &Pod) -> Vec<Event> {
+        let address = unique::address(250);
+        pod.netns().churn([address.parse().expect("an address")]);
+        self.wait_for_deletion(pod.inum(), &address);
+        self.until(|event| event.is_deletion(pod.inum(), &address))
+    }
+
+    /// As [`Daemon::fence`], for mounts: everything printed before an unmount that is refused now.
+    pub fn mount_fence(&mut self) -> Vec<Event> {
+        let mount = Mount::new();
+        let holder = hold_by_cwd(mount.point());
+        mount.umount_refused();
+        let path = mount.point().to_string_lossy().into_owned();
+        let fits = |event: &Event| event.kind() == "mount.busy" && event.text("/mount/path") == path;
+        self.wait_for("the refused unmount of the fence", fits);
+        drop(holder);
+        self.until(fits)
+    }
+
+    fn until(&self, fits: impl Fn(&Event) -> bool) -> Vec<Event> {
+        self.events().into_iter().take_while(|event| !fits(event)).collect()
+    }
+}
