@@ -80,7 +80,7 @@ struct Stderr(StderrLock<'static>);
 /// one of our own can be made non-blocking.
 static TERMINAL: LazyLock<Option<File>> = LazyLock::new(|| {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-    let open = || OpenOptions::new().write(true).custom_flags(flags).open("/proc/self/fd/2");
+    let open = || OpenOptions::new().write(true).custom_flags(flags).open("/dev/stderr");
     io::stderr().is_terminal().then(open)?.ok()
 });
 

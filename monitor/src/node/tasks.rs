@@ -15,6 +15,7 @@ use crate::observation::{Ancestor, BootNs, NsInum, TaskFacts, TaskKey, TaskPlace
 
 /// Whatever was used more recently than a task that a record refers to was sent after it, or up to as many tasks before
 /// it; and records of several CPUs may change places.
+#[expect(clippy::cast_possible_truncation, reason = "a few hundred")]
 const KEPT: usize = 2 * kevtmon_ebpf::task::RESEND_AFTER as usize + 128;
 /// At this number the least recently used tasks are removed, down to `KEPT`.
 const CAPACITY: usize = KEPT + KEPT / 4;

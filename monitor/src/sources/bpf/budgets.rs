@@ -50,13 +50,13 @@ const UNKNOWN: SourceKey =
 pub(super) struct Budgets {
     sources: HashMap<MapData, KeyBytes, BudgetBytes>,
     unknown: Array<MapData, BudgetBytes>,
-    told: BTreeMap<SourceKey, Told>,
+    told: BTreeMap<SourceKey, Reported>,
     swept: BootNs,
 }
 
 /// What was reported of a source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Told {
+struct Reported {
     count: u64,
     until: BootNs,
     /// Where what is not reported yet began.
@@ -117,7 +117,7 @@ impl Budgets {
     }
 }
 
-impl Told {
+impl Reported {
     fn take_due(
         &mut self,
         key: &SourceKey,
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_flood_is_reported_after_a_second_then_every_ten_and_at_its_end_and_the_counts_add_up() {
-        let mut told = Told::default();
+        let mut told = Reported::default();
         let mut seen = Vec::new();
         for tenth in 1..=260 {
             let now = 100 * S + tenth * S / 10;
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn what_is_short_is_one_report() {
-        let mut told = Told::default();
+        let mut told = Reported::default();
         let short = budget(9, 50 * S, 50 * S + 1);
         assert_eq!(told.take_due(&KEY, &short, 50 * S + 2, false), None);
         assert!(told.open.is_some());
