@@ -133,6 +133,43 @@ fn an_entry_is_not_to_be_put_back_while_the_host_end_is_down() {
 }
 
 #[test]
+fn behind_a_bridge_it_is_the_bridge_that_has_the_address_of_the_entry() {
+    let dockerd = Dockerd::shared();
+    let container = Container::idle(dockerd, &[]);
+    let bridge = dockerd.name();
+    // As that of docker0, it does not follow those of the ports.
+    let lladdr = "02:42:4f:f2:29:eb";
+    run(&format!("ip link set {bridge} address {lladdr}"));
+    container.set_gateway(lladdr);
+    let netns = container.netns().inum();
+    let mut daemon = launch().runtime(dockerd.runtime()).start();
+    container.netns().run(&format!("ip neigh del {} dev eth0", container.gateway()));
+    let id = opened(&mut daemon, "gateway-neighbor-lost", |event| event.is_in(netns));
+    let open = incident(&daemon, &id);
+    let ruled_out = open.list("/ruled_out").iter().filter_map(Value::as_str).collect::<Vec<_>>();
+    let of_entry = ruled_out.iter().filter(|healthy| healthy.contains(" MAC address ")).collect::<Vec<_>>();
+    assert_eq!(of_entry, [&format!("{bridge} still has the MAC address {lladdr} of the entry")], "{open}");
+    let is_up =
+        |healthy: &&str| Some(healthy.strip_prefix("its host end ")?.strip_suffix(" is up")?.to_owned());
+    let end = ruled_out.iter().find_map(is_up).expect("the host end is up");
+    let cure = advice(&open, "restart").into_iter().find(|command| command.contains("neigh replace"));
+    let cure = cure.expect("the bridge and both ends are up");
+    let _ = carry_out(&cure, &daemon).succeeded(&cure);
+    closed(&mut daemon, &id);
+
+    run(&format!("ip link set {end} nomaster"));
+    let left =
+        format!("points to {lladdr}, but {end} is no port of {bridge}, which has the gateway's address");
+    let id = opened(&mut daemon, "gateway-neighbor-lost", |event| event.text("/message").ends_with(&left));
+    let open = incident(&daemon, &id);
+    assert!(!open.to_string().contains("neigh replace"), "nothing comes back to the container: {open}");
+    run(&format!("ip link set {end} master {bridge}"));
+    daemon.wait_for("the end of the second episode", |event| {
+        event.kind() == "incident.closed" && event.number("/incident/episode") == Some(2)
+    });
+}
+
+#[test]
 fn a_process_that_holds_a_volume_is_named_only_while_it_runs() {
     let volume = Mount::volume();
     let mut daemon = launch().kubelet(&volume).start();

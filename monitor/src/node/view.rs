@@ -252,8 +252,8 @@ impl<'a> NodeView<'a> {
         host.links.get(&bridge).filter(|_| host.has_address(bridge, key.address))
     }
 
-    /// The link that has the gateway's address, such as a bridge, where the host end of the pair is neither that link nor
-    /// has the address too: what answers the pod does not come back to it.
+    /// The bridge that has the gateway's address, where the host end of the pair is no port of it and does not have the
+    /// address itself: what answers the pod does not come back to it.
     #[must_use]
     pub fn unconnected_gateway(&self, key: NeighborKey) -> Option<&'a LinkFacts> {
         let end = self.host_end(key.netns, key.ifindex)?;
@@ -262,7 +262,7 @@ impl<'a> NodeView<'a> {
         if has(end.ifindex) || end.master.is_some_and(has) {
             return None;
         }
-        host.links.values().find(|link| has(link.ifindex))
+        host.links.values().find(|link| link.kind.as_deref() == Some("bridge") && has(link.ifindex))
     }
 
     /// The host end of a veth pair. Links of other kinds are ignored: their peer is a lower device.

@@ -463,9 +463,11 @@ fn mismatch(node: &NodeView<'_>, key: NeighborKey, gateway: &Gateway) -> String 
     let lladdr = gateway.lladdr().map_or_else(String::new, ToString::to_string);
     let expected = node.gateway_lladdr(key).map_or_else(String::new, ToString::to_string);
     let end = node.host_end(key.netns, key.ifindex).map_or("the host".into(), |end| name(&end.ifname));
-    let unconnected = node.unconnected_gateway(key).filter(|link| link.mac.as_ref() == gateway.lladdr());
-    if let Some(link) = unconnected {
-        return format!("points to {lladdr} of {}, but {end} is no port of it", name(&link.ifname));
+    if let Some(bridge) = node.unconnected_gateway(key) {
+        let bridge = name(&bridge.ifname);
+        return format!(
+            "points to {lladdr}, but {end} is no port of {bridge}, which has the gateway's address"
+        );
     }
     format!("points to {lladdr}, but {end} is reached by {expected}")
 }

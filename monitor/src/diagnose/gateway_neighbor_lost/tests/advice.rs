@@ -114,7 +114,8 @@ fn an_entry_is_not_to_be_replaced_where_the_host_end_has_left_the_bridge() {
     let open = &node.open()[0];
     assert!(
         open.summary.ends_with(
-            "its static ARP entry on eth0 points to ee:ee:ee:ee:ee:ee of docker0, but cali9118ebbb10b is no port of it"
+            "its static ARP entry on eth0 points to ee:ee:ee:ee:ee:ee, but cali9118ebbb10b is no port of docker0, \
+             which has the gateway's address"
         ),
         "{}",
         open.summary
