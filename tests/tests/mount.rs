@@ -5,15 +5,16 @@
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
+use kevtmon_tests::actor::Actor;
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
-use kevtmon_tests::process::{Running, comm, finish, hold_by_cwd, hold_by_fd, idle, run};
+use kevtmon_tests::process::{Running, comm, hold_by_cwd, hold_by_fd, idle, run};
 use serde_json::Value;
 
 fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
@@ -59,17 +60,23 @@ fn a_refused_unmount_names_the_caller_and_who_is_in_the_mount() {
 
 #[test]
 fn which_mount_a_user_meant_is_only_likely() {
-    let scratch = Scratch::new();
+    let mount = Mount::new();
     let mut daemon = launch().start();
-    let script = "mount -t tmpfs own \"$1\" && cd \"$1\" && ! umount \"$1\"";
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]).arg(scratch.path());
-    let refused = finish(command.stdin(Stdio::null()), "unshare".as_ref());
-    let _ = refused.succeeded("a mount of a user's own is busy");
-    let event = wait_for(&mut daemon, "mount.busy", scratch.path());
-    event.expect("/actor/userns", "other");
-    event.expect("/actor/confidence", "likely");
-    assert!(event.text("/message").contains("of what is likely "), "{event}");
+    let culprit = hold_by_cwd(mount.point());
+    let mut user = Actor::start();
+    let command = format!("refused {}", mount.point().display());
+    for (uid, confidence) in [(0, "certain"), (1000, "likely")] {
+        user.act(&format!("uid {uid} {uid}"));
+        // Each by itself: the second attempt of one process has an event of its own, too.
+        user.act(&command);
+        let event = daemon.wait_for(&format!("the refusal of {uid}"), |event| {
+            is_about(event, "mount.busy", mount.point()) && event.number("/actor/uid") == Some(uid)
+        });
+        event.expect("/actor/confidence", confidence);
+        let is_said = event.text("/message").contains("of what is likely ");
+        assert_eq!(is_said, confidence == "likely", "{event}");
+    }
+    drop(culprit);
 }
 
 #[test]

@@ -37,15 +37,20 @@ const REAPER: &str = "reaper";
 /// What acts on command in some of the tests, an executable of the tests' package.
 const ACTOR: &str = "actor";
 
+/// What has a command executed by another one's child, an executable of the tests' package.
+const FORKER: &str = "forker";
+
 /// What hangs whoever reads it, an executable of the tests' package.
 const WEDGE: &str = "wedge";
 
 /// The test executables that depend on the kernel, each with what it leaves out: no runtime is in the guest.
-const TESTS: [(&str, &[&str]); 7] = [
+const TESTS: [(&str, &[&str]); 8] = [
     ("hooks", &[]),
     ("neighbor", &[]),
     ("mount", &["--skip=container"]),
     ("identity", &[]),
+    // Thousands of processes take minutes here.
+    ("lineage", &["--skip=thousands"]),
     ("executable", &[]),
     // Macvlan is a module that no other test needs.
     ("netns_exit", &["--skip=lower"]),
@@ -148,7 +153,7 @@ fn executables() -> Result<Vec<(String, PathBuf)>> {
         bail!("{} failed ({})", workspace::written(&cargo), output.status);
     }
     let built = built(&String::from_utf8_lossy(&output.stdout));
-    let wanted = [GUEST, REAPER, ACTOR, WEDGE].into_iter().chain(TESTS.iter().map(|(name, _)| *name));
+    let wanted = [GUEST, REAPER, ACTOR, FORKER, WEDGE].into_iter().chain(TESTS.iter().map(|(name, _)| *name));
     wanted
         .map(|name| {
             let found = built.iter().find(|(built, _)| built == name);

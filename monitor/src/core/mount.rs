@@ -36,6 +36,9 @@ const UMOUNT_NOFOLLOW: u32 = 8;
 const SCAN_INTERVAL_NS: u64 = 10_000_000_000;
 /// An event is held back this long for one answer; a scan has a shorter time budget of its own.
 const ANSWER_TIMEOUT_NS: u64 = 5_000_000_000;
+/// The same for whether an unmount has ended a busy mount, which nothing else would tell: on a machine that has much else
+/// to do the answer comes late, but it comes.
+const END_TIMEOUT_NS: u64 = 30_000_000_000;
 /// How long the holders found by a scan are kept, for when the mount is detached.
 const SCAN_RETENTION_NS: u64 = 15 * 60 * 1_000_000_000;
 /// Holders that are kept of a scan that is too old to be repeated.
@@ -385,7 +388,11 @@ impl Core {
             }
             _ => self.holder_scans.question_id(),
         };
-        let deadline = at.max(self.holder_scans.now).saturating_add(ANSWER_TIMEOUT_NS);
+        let timeout = match answer {
+            Answer::Presence | Answer::Path => END_TIMEOUT_NS,
+            Answer::Holders | Answer::StillHeld | Answer::SameMount => ANSWER_TIMEOUT_NS,
+        };
+        let deadline = at.max(self.holder_scans.now).saturating_add(timeout);
         Awaited { id, deadline, answer }
     }
 

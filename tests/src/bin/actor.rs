@@ -37,6 +37,8 @@ fn act(words: &[&str]) -> io::Result<()> {
         ["subreaper"] => subreaper(),
         // Has a command executed, and waits until it and all children have ended.
         ["run", program, ref arguments @ ..] => run(program, arguments),
+        // Has an unmount refused; the path may have single spaces.
+        ["refused", ref path @ ..] => refused(&path.join(" ")),
         ["delete", link, address] => neighbor_entry(libc::SIOCDARP, link, address),
         // As many processes add an entry and delete it, one after the other.
         ["crowd", count, link, address] => crowd(number(count)?, link, address),
@@ -62,6 +64,13 @@ fn subreaper() -> io::Result<()> {
     match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn refused(path: &str) -> io::Result<()> {
+    match nix::mount::umount2(path, nix::mount::MntFlags::empty()) {
+        Err(nix::errno::Errno::EBUSY) => Ok(()),
+        other => Err(io::Error::other(format!("{other:?}"))),
     }
 }
 

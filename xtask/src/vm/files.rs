@@ -13,9 +13,9 @@ use super::kernels::Kernel;
 use crate::setup;
 
 /// What the tests and their harness start.
-const PROGRAMS: [&str; 17] = [
+const PROGRAMS: [&str; 20] = [
     "awk", "busybox", "cat", "chroot", "cp", "env", "ip", "ls", "mount", "nsenter", "rm", "rmdir", "sh",
-    "sleep", "sort", "timeout", "umount",
+    "sleep", "sort", "taskset", "timeout", "true", "umount", "unshare",
 ];
 
 /// Where process 1 mounts something, or the tests expect a directory.

@@ -115,6 +115,21 @@ pub(super) fn attempt_of(core: &mut Core, pid: u32, parent: (u32, &str)) -> Fact
 }
 
 #[test]
+fn a_mount_that_is_known_to_be_gone_only_after_some_seconds_is_released() {
+    let mut core = busy();
+    core.observe(at(12, attempt(None)));
+    let (_, requested) = take(&mut core);
+    let [Request::MountPresence { id, .. }] = requested[..] else { panic!("{requested:?}") };
+    core.observe(at(20_000 * MS, Fact::Tick));
+    core.observe(at(
+        20_001 * MS,
+        Fact::MountPresence(MountPresence { id, present: Some(false), reason: None }),
+    ));
+    let kinds: Vec<Kind> = events(&mut core).iter().map(|event| event.kind).collect();
+    assert_eq!(kinds, [Kind::MountReleased]);
+}
+
+#[test]
 fn what_rests_on_the_path_that_a_user_gives_is_only_likely() {
     let by = |context| {
         let mut core = settled();
