@@ -265,7 +265,7 @@ fn numbers(mut state: u64) -> impl FnMut(u64) -> u64 {
 fn whatever_is_offered_is_delivered_waits_or_is_accounted_for_and_nobody_is_left_without_a_place() {
     for seed in 0..200 {
         let mut random = numbers(seed);
-        let bounds = Bounds { capacity: 8 + random(200) as usize, reserved: 4 };
+        let bounds = Bounds { capacity: 8 + usize::try_from(random(200)).unwrap(), reserved: 4 };
         let accounts = 1 + random(6);
         let (mut waiting, mut batch) = (Events::default(), Events::default());
         let (mut delivered, mut summed, mut last) = (0, 0, 0);
