@@ -1,6 +1,7 @@
 //! What was over the budget of a source: who, where, how many, from when to when.
 
 use super::Core;
+use crate::escape::name;
 use crate::event::wording::{container_label, owner_phrase, pod_label};
 use crate::event::{Event, Kind, Severity, Throttled};
 use crate::observation::{self, BootNs, Lane, Request};
@@ -67,7 +68,7 @@ fn by(throttled: &Throttled) -> String {
     match (&throttled.pod, &throttled.container, throttled.unit.as_ref().or(throttled.cgroup.as_ref())) {
         (Some(pod), ..) if !pod.claimed => format!(" by pod {}", pod_label(pod)),
         (_, Some(container), _) => format!(" by container {}", container_label(container)),
-        (_, None, Some(group)) => format!(" by {group}"),
+        (_, None, Some(group)) => format!(" by {}", name(group)),
         (_, None, None) => match throttled.uid {
             Some(uid) => format!(" by uid {uid}"),
             None => String::new(),
