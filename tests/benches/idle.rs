@@ -6,9 +6,11 @@
     reason = "it prints figures, and measures over a span of time"
 )]
 
+mod usage;
+
+use std::io;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use std::{fs, io};
 
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, launch};
@@ -16,6 +18,7 @@ use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::eventually;
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::storm;
+use usage::{memory, processor_seconds, sum_of_threads};
 
 const CONTAINERS: usize = 20;
 /// After the start the first reconcile and the first commits come.
@@ -63,29 +66,9 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// What its threads have run so far: the first number of proc_pid_schedstat(5), nanoseconds.
-fn processor_seconds(daemon: &Daemon) -> io::Result<f64> {
-    let nanoseconds = sum_of_threads(daemon, "schedstat", |text| text.split_whitespace().next())?;
-    Ok(nanoseconds / 1e9)
-}
-
 /// How often its threads have slept so far, and so were woken (proc_pid_status(5)).
 fn wake_ups(daemon: &Daemon) -> io::Result<f64> {
     sum_of_threads(daemon, "status", |text| {
         text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))
     })
-}
-
-/// The sum of a number in a file of each thread.
-fn sum_of_threads(daemon: &Daemon, file: &str, number: impl Fn(&str) -> Option<&str>) -> io::Result<f64> {
-    let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid()))?;
-    let texts = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join(file)).ok());
-    Ok(texts.filter_map(|text| number(&text)?.trim().parse::<f64>().ok()).sum())
-}
-
-fn memory(daemon: &Daemon) -> io::Result<String> {
-    let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid()))?;
-    let wanted = ["VmRSS", "RssAnon", "RssFile", "RssShmem", "VmHWM"];
-    let lines = status.lines().filter(|line| wanted.iter().any(|name| line.starts_with(name)));
-    Ok(lines.map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect::<Vec<_>>().join(", "))
 }

@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: what kevtmon costs and how fast it is, measured side by side in one run.
 
 mod environment;
+mod flood;
 mod idle;
 mod latency;
 mod neighbors;
@@ -21,6 +22,8 @@ pub(crate) struct Options {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Name {
+    /// What three processes of an unprivileged user at full speed cost, and what they hide of others
+    Flood,
     /// Processor time and memory on a node with 20 containers where nothing happens, and after a storm
     Idle,
     /// Kernel time stamp to JSON line, at 1,000 neighbor deletions a second
@@ -53,6 +56,9 @@ pub(crate) fn bench(options: &Options) -> Result<()> {
     }
     if wanted(Name::Idle) {
         idle::idle(&daemon)?;
+    }
+    if wanted(Name::Flood) {
+        flood::flood(&daemon)?;
     }
     if wanted(Name::Latency) {
         latency::latency(&daemon)?;
