@@ -51,9 +51,9 @@ pub(crate) enum Room {
     /// What unprivileged users do among themselves.
     Unprivileged = 4,
     /// Neighbor entries of the host and of containers.
-    Namespace = 5,
+    Namespace = 6,
     /// Those of known gateways.
-    Gateway = 6,
+    Gateway = 7,
     /// Unmount attempts by root.
     Mount = 8,
 }

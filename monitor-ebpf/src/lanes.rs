@@ -12,7 +12,8 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap};
 use kevtmon_ebpf::Counter;
 use kevtmon_ebpf::lanes::{
-    CONTAINERS_MAX, GATEWAYS_MAX, GatewayKey, Limits, SOURCES_MAX, SourceBudget, SourceKey, counter, lane,
+    CONTAINERS_MAX, GATEWAYS_MAX, GatewayKey, Limits, Rate, SOURCES_MAX, SourceBudget, SourceKey, counter,
+    lane,
 };
 use kevtmon_ebpf::task::TaskId;
 
@@ -28,7 +29,8 @@ const USERNS_DEPTH: u32 = 33;
 
 /// Written by the daemon before load.
 #[unsafe(export_name = "LIMITS")]
-pub(crate) static LIMITS: Limits = Limits::new(1 << 20, 2000, 4096);
+pub(crate) static LIMITS: Limits =
+    Limits { ring_bytes: 1 << 20, user: Rate::new(1, 1), source: Rate::new(1, 1) };
 
 /// Written by the daemon: the gateways of the namespaces that it knows.
 #[map]
@@ -73,7 +75,9 @@ pub(crate) fn neighbor(entry: &GatewayKey, user: impl Structure, task: &TaskId) 
         let paid = UNKNOWN
             .get_ptr_mut(0)
             // SAFETY: the value of the map.
-            .is_none_or(|budget| unsafe { pay_from(budget, now, counter::UNKNOWN, task.tgid) });
+            .is_none_or(|budget| unsafe {
+                pay_from(budget, &raw const LIMITS.source, now, counter::UNKNOWN, task.tgid)
+            });
         return paid.then_some(Room::Unprivileged);
     }
     let key = SourceKey {
@@ -130,18 +134,21 @@ fn pay(key: &SourceKey, now: u64, over: Counter, tgid: u32) -> bool {
         let _ = SOURCES.insert(key, &UNUSED, u64::from(BPF_NOEXIST));
         SOURCES.get_ptr_mut(key)
     });
+    let rate = if key.uid == 0 { &raw const LIMITS.source } else { &raw const LIMITS.user };
     match found.or_else(|| UNKNOWN.get_ptr_mut(0)) {
         // SAFETY: a value of either map.
-        Some(budget) => unsafe { pay_from(budget, now, over, tgid) },
+        Some(budget) => unsafe { pay_from(budget, rate, now, over, tgid) },
         None => true,
     }
 }
 
 /// # Safety
-/// `budget` must be a value of a map.
+/// `budget` must be a value of a map, and `rate` one of [`LIMITS`].
 #[inline(always)]
-unsafe fn pay_from(budget: *mut SourceBudget, now: u64, over: Counter, tgid: u32) -> bool {
-    let (interval, burst) = (volatile(&raw const LIMITS.interval_ns), volatile(&raw const LIMITS.burst_ns));
+unsafe fn pay_from(budget: *mut SourceBudget, rate: *const Rate, now: u64, over: Counter, tgid: u32) -> bool {
+    // SAFETY: by the caller's promise.
+    let (interval, burst) =
+        unsafe { (volatile(&raw const (*rate).interval_ns), volatile(&raw const (*rate).burst_ns)) };
     // SAFETY: by the caller's promise.
     unsafe {
         if take(&raw mut (*budget).empty_ns, now, interval, burst) {

@@ -104,7 +104,7 @@ fn a_user_beyond_his_budget_is_counted_exactly_and_hides_no_gateway() {
     let _exclusive = Exclusive::take();
     let pod = Pod::new();
     let (first, second) = (Own::of(USER), Own::of(USER));
-    let mut daemon = launch().config("[hooks]\nsource_rate = 10\nsource_burst = 500\n").start();
+    let mut daemon = launch().config("[hooks]\nuser_rate = 10\nuser_burst = 500\n").start();
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
     for own in [&first, &second, &first] {
         own.netns.churn((0..FLOOD).map(ipv4));
@@ -168,7 +168,7 @@ fn namespaces_of_other_user_namespaces_of_root_share_one_budget_until_they_are_a
 fn the_refused_unmounts_of_a_user_hide_none_of_roots() {
     const ATTEMPTS: u32 = 600;
     let scratch = Scratch::new();
-    let mut daemon = launch().config("[hooks]\nsource_rate = 20\nsource_burst = 100\n").start();
+    let mut daemon = launch().config("[hooks]\nuser_rate = 20\nuser_burst = 100\n").start();
     let mount = Mount::new();
     let holder = hold_by_cwd(mount.point());
     let script = format!(

@@ -103,18 +103,28 @@ const _: () = assert!(size_of::<SourceBudget>() == 40);
 pub struct Limits {
     /// Size of the ring.
     pub ring_bytes: u64,
-    /// A source gets a record back after this time.
+    /// Of an unprivileged user.
+    pub user: Rate,
+    /// Of any other source.
+    pub source: Rate,
+}
+
+/// How much may be written.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Rate {
+    /// One record comes back after this time.
     pub interval_ns: u64,
     /// Interval by interval, the whole burst.
     pub burst_ns: u64,
 }
 
-impl Limits {
-    /// A source may write so many records a second on average, and `burst` at once.
+impl Rate {
+    /// So many records a second on average, and `burst` at once.
     #[must_use]
-    pub const fn new(ring_bytes: u32, per_second: u32, burst: u32) -> Self {
+    pub const fn new(per_second: u32, burst: u32) -> Self {
         let per_second = if per_second == 0 { 1 } else { per_second };
         let interval_ns = 1_000_000_000 / per_second as u64;
-        Self { ring_bytes: ring_bytes as u64, interval_ns, burst_ns: interval_ns * burst as u64 }
+        Self { interval_ns, burst_ns: interval_ns * burst as u64 }
     }
 }

@@ -75,6 +75,8 @@ umount = "off"
 ring_kib = 512
 source_rate = 500
 source_burst = 1000
+user_rate = 5
+user_burst = 50
 
 [incidents]
 THRESHOLDS

@@ -265,7 +265,8 @@ fn load_object(
         return Err(BpfError::NoObject);
     }
     let log_level = if config.log { u8::MAX } else { 0 };
-    let limits = Limits::new(config.ring_bytes, config.source_rate, config.source_burst);
+    let limits =
+        Limits { ring_bytes: config.ring_bytes.into(), user: config.user_rate, source: config.source_rate };
     let mut loader = EbpfLoader::new();
     loader
         .btf(Some(types))

@@ -3,6 +3,7 @@
 //! In: the embedded objects, the running kernel's type information. Out: the facts that the hooks of [`hooks::HOOKS`]
 //! observe, and how many records were lost. A hook that does not work is reported with its reason; the others go on.
 
+use kevtmon_ebpf::lanes::Rate;
 use thiserror::Error;
 
 mod account;
@@ -33,10 +34,10 @@ use hooks::HookChoices;
 pub struct BpfConfig {
     /// Size of the ring in bytes, a power of two of pages.
     pub ring_bytes: u32,
-    /// Records that a source may write a second on average.
-    pub source_rate: u32,
-    /// And at once.
-    pub source_burst: u32,
+    /// How much an unprivileged user may write.
+    pub user_rate: Rate,
+    /// How much any other source may write.
+    pub source_rate: Rate,
     /// Which rungs are tried.
     pub hooks: HookChoices,
     /// Whether the programs log.

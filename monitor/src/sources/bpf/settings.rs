@@ -1,5 +1,7 @@
 //! `[hooks]` of the configuration file: each hook, and the ring buffer.
 
+use kevtmon_ebpf::lanes::Rate;
+
 use super::BpfConfig;
 use super::hooks::{HOOKS, HookChoices};
 use crate::settings::{Description, Valid, Values, settings};
@@ -8,12 +10,17 @@ settings! { "hooks":
     /// Size of the ring buffer in KiB; it counts twice as resident memory.
     // Its pages are mapped twice; a smaller one does not survive a burst.
     RING_KIB: u32 = "ring_kib", default 1024, valid Valid::PowerOfTwo(64, 2048);
-    /// Records a second that one source may make on average: all network namespaces of one unprivileged user, or one
-    /// control group in any other. What is beyond that is counted, and summed up in `events.throttled`. Default gateways of
-    /// pods, containers and the host are exempt up to 64 a second each.
+    /// Records a second that one source may make on average: one control group in one network namespace, or in unmounting.
+    /// What is beyond that is counted, and summed up in `events.throttled`. Default gateways of pods, containers and the host
+    /// are exempt up to 64 a second each.
     SOURCE_RATE: u32 = "source_rate", default 2000, valid Valid::Range(1, 1_000_000);
     /// Records that one source may make at once, and has back after a pause.
     SOURCE_BURST: u32 = "source_burst", default 4096, valid Valid::Range(1, 1_000_000);
+    /// Records a second that an unprivileged user may make on average, in all namespaces that are his together.
+    // Each becomes an event of a kilobyte in every sink, and concerns nobody else.
+    USER_RATE: u32 = "user_rate", default 10, valid Valid::Range(1, 1_000_000);
+    /// Records that he may make at once, and has back after a pause.
+    USER_BURST: u32 = "user_burst", default 100, valid Valid::Range(1, 1_000_000);
 }
 
 /// All of the table, in the order of the file.
@@ -27,8 +34,8 @@ impl BpfConfig {
     pub fn from_values(values: &Values, log: bool) -> Self {
         Self {
             ring_bytes: values.get(&RING_KIB) << 10,
-            source_rate: values.get(&SOURCE_RATE),
-            source_burst: values.get(&SOURCE_BURST),
+            user_rate: Rate::new(values.get(&USER_RATE), values.get(&USER_BURST)),
+            source_rate: Rate::new(values.get(&SOURCE_RATE), values.get(&SOURCE_BURST)),
             hooks: HookChoices::from_values(values),
             log,
         }

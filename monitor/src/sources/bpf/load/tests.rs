@@ -1,5 +1,7 @@
 //! Objects beside each other, in the running kernel.
 
+use kevtmon_ebpf::lanes::Rate;
+
 use super::*;
 use crate::sources::bpf::hooks::HookChoices;
 use crate::sources::bpf::objects::CORE;
@@ -9,8 +11,8 @@ static BROKEN: Object = Object { name: "broken", bytes: b"not an ELF file" };
 
 const CONFIG: BpfConfig = BpfConfig {
     ring_bytes: 64 << 10,
-    source_rate: 2000,
-    source_burst: 4096,
+    user_rate: Rate::new(10, 100),
+    source_rate: Rate::new(2000, 4096),
     hooks: HookChoices::AUTO,
     log: false,
 };
