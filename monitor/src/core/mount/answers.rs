@@ -1,0 +1,145 @@
+//! What follows from the answers that unmounts await: who holds the mount, whether it is still there.
+
+use super::{Answer, QueuedUmount, Scan};
+use crate::core::Core;
+use crate::diagnose::ModelChange;
+use crate::node::mounts::BusyId;
+use crate::observation::{BootNs, HolderReport, MountPresence, Request, Verdict};
+
+impl Core {
+    pub(in crate::core) fn holders(&mut self, at: BootNs, report: HolderReport) {
+        self.holder_scans.pass(at);
+        if let Some(mount) = self.holder_scans.lookups.remove(&report.id) {
+            if report.verdict == Verdict::NotAMount && report.complete {
+                self.vanished(at, mount);
+            }
+            return;
+        }
+        let asked = [Answer::Holders, Answer::Path, Answer::StillHeld];
+        let Some(umount) = self.holder_scans.queue.take_answered(report.id, &asked) else {
+            return self.went_on(at, report);
+        };
+        self.take_up(&umount);
+        match umount.awaits.map(|awaits| awaits.answer) {
+            Some(Answer::Holders) => self.scanned(at, umount, report),
+            Some(Answer::StillHeld) => self.end(&umount, Some(report)),
+            _ => {
+                if report.verdict == Verdict::NotAMount && report.complete {
+                    self.end(&umount, None);
+                } else {
+                    let reason = match report.blind_spots.first() {
+                        Some(spot) => spot.reason.clone(),
+                        None => {
+                            "something is mounted there, and which mount was busy is not known".to_owned()
+                        }
+                    };
+                    self.undetermined(&umount, &reason);
+                }
+            }
+        }
+    }
+
+    pub(super) fn scanned(&mut self, at: BootNs, umount: QueuedUmount, report: HolderReport) {
+        let (before, caller) = (umount.mount, umount.caller);
+        let found = report.mount.as_ref().and_then(|mount| mount.identity());
+        let known = found.as_ref().and_then(|found| self.busy_mounts.identified(umount.key.mntns, found));
+        let counted = known.map_or(0, |known| self.busy_mounts.attempts_of(known, caller));
+        let mount = self.identified(&umount, &report);
+        let scan = Scan { at, report };
+        self.holder_scans.remember(mount, scan.clone());
+        let umount = QueuedUmount { mount, ..umount };
+        // Another name of a mount that was told already is no news.
+        let attempts = self.busy_mounts.attempts_of(mount, caller);
+        if mount != before && attempts.checked_ilog2() == counted.checked_ilog2() {
+            self.count_only(umount.at, mount);
+        } else {
+            let seq = self.emit_busy(&umount, Some(&scan), None);
+            if scan.report.goes_on {
+                self.expect_more(at, &umount, seq, &scan.report);
+            }
+        }
+        self.advance(before);
+        self.advance(mount);
+    }
+
+    /// The busy mount that an unmount meant, now that a scan has looked.
+    pub(super) fn identified(&mut self, umount: &QueuedUmount, report: &HolderReport) -> BusyId {
+        let (before, caller) = (umount.mount, umount.caller);
+        let found = report.mount.as_ref().and_then(|mount| mount.identity());
+        let mount =
+            found.map_or(before, |found| self.busy_mounts.identify(before, &umount.key, caller, &found));
+        if mount != before {
+            self.holder_scans.queue.move_path(before, &umount.key, mount);
+        }
+        mount
+    }
+
+    pub(in crate::core) fn mount_presence(&mut self, at: BootNs, presence: &MountPresence) {
+        self.holder_scans.pass(at);
+        if let Some(mount) = self.holder_scans.lookups.remove(&presence.id) {
+            if presence.present == Some(false) {
+                self.vanished(at, mount);
+            }
+            return;
+        }
+        let asked = [Answer::Presence, Answer::SameMount];
+        let Some(umount) = self.holder_scans.queue.take_answered(presence.id, &asked) else { return };
+        if umount.is_refused() {
+            self.take_up(&umount);
+            return self.checked(umount, presence.present == Some(true));
+        }
+        match presence.present {
+            Some(true) => self.advance(umount.mount),
+            Some(false) => self.gone(at, umount),
+            None => {
+                let reason = presence.reason.as_deref().unwrap_or("the mounts cannot be read");
+                self.undetermined(&umount, reason);
+            }
+        }
+    }
+
+    /// The busy mount is gone. Of several unmounts of its paths that succeeded before it was looked up the last one is
+    /// likely to have taken it, those before what was mounted on top; unless something was mounted there in between.
+    fn gone(&mut self, at: BootNs, mut umount: QueuedUmount) {
+        let is_later = |other: &QueuedUmount| !other.is_refused() && other.at <= at;
+        if let Some(later) = self.holder_scans.queue.take_last(umount.mount, is_later) {
+            umount = QueuedUmount { is_one_of_several: true, ..later };
+        }
+        self.take_up(&umount);
+        let scan = self.holder_scans.newest.get(&umount.mount).filter(|scan| !scan.report.holders.is_empty());
+        let Some(scan) = scan.filter(|_| umount.is_lazy()) else {
+            return self.end(&umount, None);
+        };
+        if let Some(mount) = scan.report.mount.clone() {
+            let holders = scan.report.holders.clone();
+            let awaits = self.awaited(at, Answer::StillHeld);
+            let share = self.share(&umount);
+            self.request(Request::StillHeld { id: awaits.id, mount: Box::new(mount), holders, share });
+            let waiting = QueuedUmount { awaits: Some(awaits), ..umount };
+            self.holder_scans.queue.push_first(waiting);
+        } else {
+            self.end(&umount, None);
+        }
+    }
+
+    /// A busy mount has ended: whatever else was tried on its paths is about another one.
+    pub(super) fn end(&mut self, umount: &QueuedUmount, still_held: Option<HolderReport>) {
+        let scan = self.holder_scans.forget(umount.mount);
+        if let Some(busy) = self.busy_mounts.remove(umount.mount) {
+            self.emit_ended(umount, &busy, scan.map(|scan| scan.report), still_held);
+        }
+        self.stop_lookups_of_none();
+        for other in self.holder_scans.queue.take_all(umount.mount) {
+            // Which mount it means now is to be found anew.
+            self.submit(QueuedUmount { awaits: None, ..other });
+        }
+    }
+
+    /// An unmount of the path of a busy mount succeeded, and whether that mount is gone is not known.
+    pub(super) fn undetermined(&mut self, umount: &QueuedUmount, reason: &str) {
+        if let Some(busy) = self.busy_mounts.get(umount.mount).cloned() {
+            self.diagnose(umount.at, &ModelChange::UmountUndetermined { mount: &busy, reason });
+        }
+        self.advance(umount.mount);
+    }
+}
