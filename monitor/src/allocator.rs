@@ -1,8 +1,7 @@
 //! Keeps resident memory small.
 //!
 //! The allocator keeps freed memory between allocations that are in use. After parsing the kernel's BTF and after an
-//! event storm, that is several times what the daemon needs. What each thread frees it keeps for itself, so that a
-//! storm leaves as much in each of them as it needed there. And of the program itself far more is mapped than runs,
+//! event storm, that is several times what the daemon needs. And of the program itself far more is mapped than runs,
 //! because what only a start needs stays.
 
 use std::ffi::{c_int, c_void};
@@ -11,17 +10,6 @@ use std::ffi::{c_int, c_void};
 const STORM: u64 = 512;
 /// Maximum number of events between two checks at which a storm is over.
 const CALM: u64 = 64;
-
-/// Lets all threads allocate from one pool. Called before there are any: the core allocates most, the others free it.
-pub fn share_one_pool() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: plain integers; only the calling thread exists.
-    let is_set = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) } != 0;
-    #[cfg(target_env = "gnu")]
-    if !is_set {
-        tracing::debug!("the allocator keeps a pool for each thread");
-    }
-}
 
 /// Unmaps the code and constants of the program. What runs is mapped again when it is used, from the page cache.
 pub fn release_program() {

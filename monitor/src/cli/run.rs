@@ -9,7 +9,6 @@ use tokio::task::LocalSet;
 
 use super::logging::{self, LogFormat};
 use super::{exit, fail};
-use crate::allocator;
 use crate::build_info;
 use crate::config::{Config, Overrides, RuntimeSpec, runtime_choices};
 use crate::daemon::{self, DaemonError, Options};
@@ -86,7 +85,6 @@ impl RunArgs {
     /// Runs the daemon until it is stopped; returns the exit code.
     #[must_use]
     pub fn run(&self) -> u8 {
-        allocator::share_one_pool();
         if let Err(error) = logging::init(self.log_format, self.log_bpf) {
             return fail(&error, exit::USAGE);
         }

@@ -22,7 +22,7 @@ use crate::queue::{Bounds, Buffer, Priority, Queue, Refused, Worker};
 
 /// Most events that wait, and places beyond for those that must not be displaced, each with the gap before it. As
 /// many again may be in the thread's hands. An event takes about 3 KiB.
-const BOUNDS: Bounds = Bounds { capacity: 2560, reserved: 256 };
+const BOUNDS: Bounds = Bounds { capacity: 1536, reserved: 256 };
 /// A batch of at most this many events is no storm: no rest follows.
 const SMALL_BATCH: usize = 64;
 

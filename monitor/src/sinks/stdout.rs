@@ -262,7 +262,7 @@ mod tests {
         let (sinks, reader, writer) = sinks(Style::Json, &metrics);
         fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
         drop(writer);
-        let offered = 1000;
+        let offered = 500;
         for _ in 0..offered {
             sinks.offer(&Arc::new(sample::deletion().into()));
         }
