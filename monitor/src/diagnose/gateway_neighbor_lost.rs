@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
-use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Event, Kind, Neighbor, Severity, Target};
+use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Event, Kind, Neighbor, Severity};
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, NeighborKey, NsInum, RouteFacts};
@@ -26,6 +26,7 @@ mod recheck;
 mod repair;
 mod rereads;
 mod suspected;
+mod unattributed;
 mod wording;
 
 use fault::{Fault, FaultPhase, FaultReason, GatewayOwner, key, subject};
@@ -324,53 +325,6 @@ impl GatewayNeighborLost {
                 repair::ruled_out(context.node, key),
                 repair::advice_for(context, fault, key, target),
             );
-        }
-    }
-
-    fn keep_unattributed(&mut self, context: &Context<'_>, event: &Event, netns: NsInum) {
-        if netns == context.node.host_netns {
-            return;
-        }
-        let is_foreign = |netns| context.node.namespaces.get(netns).is_some_and(|known| known.foreign_userns);
-        let of_foreign = |one: &UnattributedEvent| {
-            one.event.neighbor.as_ref().is_some_and(|neighbor| is_foreign(neighbor.netns))
-        };
-        if is_foreign(netns)
-            && self.unattributed.iter().filter(|one| of_foreign(one)).count() >= FOREIGN_UNATTRIBUTED_MAX
-        {
-            return;
-        }
-        if self.unattributed.len() >= UNATTRIBUTED_MAX {
-            self.unattributed.pop_front();
-        }
-        // Whether a process lives there by now.
-        self.rereads.schedule(netns, context.now + REREAD_INTERVAL);
-        self.unattributed.push_back(UnattributedEvent {
-            since: context.now,
-            at: event.at,
-            event: event.clone(),
-        });
-    }
-
-    /// Attributes kept events to containers that have become known.
-    fn attribute(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let unattributed = std::mem::take(&mut self.unattributed);
-        let recent = |one: &UnattributedEvent| one.since.saturating_add(UNATTRIBUTED_NS) > context.now;
-        for one in unattributed.into_iter().filter(recent) {
-            let Some(neighbor) = one.event.neighbor.clone() else { continue };
-            // A process that came later has lost nothing.
-            let came_later = |target: &Target| {
-                let started = target.process.as_ref().and_then(|process| process.start_time_ns.parse().ok());
-                started.is_some_and(|started: BootNs| started > one.at)
-            };
-            match health::live_target(context.node, neighbor.netns).filter(|target| !came_later(target)) {
-                Some(target) if !is_restored(context.node, key(&neighbor)) => {
-                    let event = Event { target: Some(Box::new(target)), ..one.event };
-                    self.neighbor(context, &event, &neighbor, findings);
-                }
-                Some(_) => {}
-                None => self.unattributed.push_back(one),
-            }
         }
     }
 }
