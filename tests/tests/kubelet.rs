@@ -97,10 +97,19 @@ fn only_root_of_the_node_with_the_fuse_device_serves_the_volume_that_its_argumen
     let device = mount_fuse(&served);
     let mut daemon = launch().kubelet(&held).start();
     let program = program(scratch.path(), "glusterfs").to_string_lossy().into_owned();
-    let with_device = || Stdio::from(device.try_clone().expect("a descriptor"));
-    for (prefix, input, expected) in
-        [(&AS_NOBODY[..], with_device(), None), (&[], Stdio::null(), None), (&[], with_device(), Some(&*uid))]
-    {
+    // Of another file system, which is served by whoever has this one.
+    let elsewhere = scratch.path().join("elsewhere");
+    let other = mount_fuse(&elsewhere);
+    let of = |device: &File| Stdio::from(device.try_clone().expect("a descriptor"));
+    let info = format!("/proc/self/fdinfo/{}", device.as_raw_fd());
+    let is_shown = std::fs::read_to_string(info).expect("a descriptor").contains("fuse_connection");
+    let sure = if is_shown { "certain" } else { "likely" };
+    for (prefix, input, expected) in [
+        (&AS_NOBODY[..], of(&device), None),
+        (&[], Stdio::null(), None),
+        (&[], of(&other), Some((&*uid, "likely")).filter(|_| !is_shown)),
+        (&[], of(&device), Some((&*uid, sure))),
+    ] {
         let words = [prefix, &[&*program, "-c", "kill -STOP $$; exit", "glusterfs"]].concat();
         let mut server = Command::new(words[0]);
         server.args(&words[1..]).arg(&served).current_dir(held.point()).stdin(input);
@@ -116,13 +125,17 @@ fn only_root_of_the_node_with_the_fuse_device_serves_the_volume_that_its_argumen
         });
         let found = event.list("/holders").iter().find(|holder| holder["pid"] == server.pid());
         let found = found.expect("the server holds the mount");
-        assert_eq!(found["serves"]["pod"]["uid"].as_str(), expected, "{event}");
+        let serves = &found["serves"];
+        let told = serves["pod"]["uid"].as_str().zip(serves["confidence"].as_str());
+        assert_eq!(told, expected, "{event}");
         drop(server);
         let _ = held.umount().succeeded("umount");
         let again = Mount::at(held.point());
         drop(again);
     }
-    nix::mount::umount2(&served, nix::mount::MntFlags::MNT_DETACH).expect("FUSE can be detached");
+    for mounted in [&served, &elsewhere] {
+        nix::mount::umount2(mounted, nix::mount::MntFlags::MNT_DETACH).expect("FUSE can be detached");
+    }
 }
 
 #[test]

@@ -89,7 +89,9 @@ impl Core {
         // No number of a namespace is 0: one that could not be read is nobody's.
         let serves = holder.serves.and_then(|mountpoint| {
             let volume = self.kubelets.volume(at, holder.mntns.unwrap_or(0), &mountpoint)?;
-            Some(Serves { mountpoint, pod: self.node().pod_of(&volume.pod_uid) })
+            let confidence = if holder.serves_for_certain { Confidence::Certain } else { Confidence::Likely };
+            let pod = self.node().pod_of(&volume.pod_uid);
+            Some(Serves { mountpoint, pod, confidence: Some(confidence) })
         });
         MountHolder {
             pid: holder.tgid,

@@ -399,7 +399,7 @@ fn summary(event: &Event, mount: &Mount, volume: &Volume, known: Option<&Known>)
         let serves = users(holders).next().and_then(|holder| holder.serves.as_ref());
         let serves =
             serves.filter(|serves| serves.mountpoint != mount.path).map_or_else(String::new, |serves| {
-                format!(", which serves a volume of pod {}", pod_label(&serves.pod))
+                format!(", which {} a volume of pod {}", serves.verb(), pod_label(&serves.pod))
             });
         format!("{}{serves}", holders_phrase(holders, verdict))
     };

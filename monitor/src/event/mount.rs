@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Container, Details, Object, Pod, Role, Visitor};
+use super::{Confidence, Container, Details, Object, Pod, Role, Visitor};
 use crate::observation::{Access, MountIdentity};
 
 /// A mount and the call that was made on it, for `mount.*`.
@@ -117,6 +117,16 @@ pub struct Serves {
     pub mountpoint: String,
     /// The pod that it belongs to.
     pub pod: Pod,
+    /// `certain` where the kernel shows of which file system it is the server, `likely` where only its arguments tell.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub confidence: Option<Confidence>,
+}
+
+impl Serves {
+    /// How a sentence says it: that it serves the volume, or likely does.
+    pub(crate) fn verb(&self) -> &'static str {
+        if self.confidence == Some(Confidence::Certain) { "serves" } else { "likely serves" }
+    }
 }
 
 impl Object for Mount {

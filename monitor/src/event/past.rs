@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 17] = [
+const TENSES: [(&str, &str); 18] = [
     (" has lost its gateway ", " had lost its gateway "),
     (" cannot reach its gateway ", " could not reach its gateway "),
     (": nothing answers its ", ": nothing answered its "),
@@ -18,6 +18,7 @@ const TENSES: [(&str, &str); 17] = [
     (" cannot be unmounted", " could not be unmounted"),
     (": held by ", ": it was held by "),
     (", which serves a volume of ", ", which served a volume of "),
+    (", which likely serves a volume of ", ", which likely served a volume of "),
     (": another file system is mounted below it", ": another file system was mounted below it"),
     (": no process was found to hold it, so the kernel or a socket may", ": no process was found to hold it"),
     (" claims to be pod ", " claimed to be pod "),

@@ -1,15 +1,25 @@
-//! The mount that a process is the file server of: a FUSE server gets its mount point as an argument. The argument is
-//! anybody's to choose, so it is believed only of root of the node, who has the FUSE device open, and only if a FUSE
-//! file system is mounted there.
+//! The mount that a process is the file server of: whoever has the FUSE device open answers for one file system. Newer
+//! kernels show which one. Elsewhere its mount point is among the arguments of the server, which are anybody's to choose:
+//! they are believed only of root of the node, if a FUSE file system is mounted there, and not for certain.
 
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName};
-use crate::sources::procfs::mountinfo::{MountTable, is_fuse};
+use crate::sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
 use crate::sources::procfs::root::is_root_of_node;
 
 const DEVICE: &str = "/dev/fuse";
+/// `MINORBITS` of include/linux/kdev_t.h.
+const MINOR_BITS: u32 = 20;
 
-/// The mount point of the FUSE file system that a process serves.
-pub(super) fn mountpoint(process: &Dir) -> Option<String> {
+/// The FUSE file system that a process serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Served {
+    pub(super) mountpoint: String,
+    /// Whether the kernel shows it, rather than only an argument.
+    pub(super) is_certain: bool,
+}
+
+/// Finds the file system that a process serves.
+pub(super) fn served(process: &Dir) -> Option<Served> {
     let (mut links, mut text) = (Buffer::default(), Vec::new());
     let cmdline = process.text(c"cmdline", &mut text).ok()?.into_owned();
     if !cmdline.split('\0').any(|argument| argument.starts_with('/')) {
@@ -20,8 +30,11 @@ pub(super) fn mountpoint(process: &Dir) -> Option<String> {
         return None;
     }
     let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, "/");
-    let found = named(&cmdline, &table)?;
-    (has_device(process, &mut links)).then(|| found.to_owned())
+    let mountpoint = named(&cmdline, &table)?;
+    let (connections, mount) = (connections(process, &mut links)?, table.at(mountpoint)?);
+    let is_certain = !connections.is_empty();
+    let is_it = !is_certain || connections.iter().any(|connection| is_of(*connection, mount));
+    is_it.then(|| Served { mountpoint: mountpoint.to_owned(), is_certain })
 }
 
 /// The last argument at which a FUSE file system is mounted.
@@ -31,13 +44,34 @@ fn named<'c>(cmdline: &'c str, table: &MountTable) -> Option<&'c str> {
     paths.filter(is_served).last()
 }
 
-fn has_device(process: &Dir, links: &mut Buffer) -> bool {
-    let Ok(fds) = process.at(c"fd") else { return false };
-    let mut numbers = Vec::new();
-    fds.numbers(links, &mut numbers).is_ok()
-        && numbers
-            .into_iter()
-            .any(|fd| fds.link(NumberName::new(fd).as_c_str(), links).is_ok_and(|link| link == DEVICE))
+/// The connections that a process has open, as far as the kernel shows them (`fuse_connection` in fdinfo); `None` without
+/// the device.
+fn connections(process: &Dir, links: &mut Buffer) -> Option<Vec<u32>> {
+    let (list, info) = (process.at(c"fd").ok()?, process.at(c"fdinfo").ok()?);
+    let (mut numbers, mut text) = (Vec::new(), Vec::new());
+    list.numbers(links, &mut numbers).ok()?;
+    let mut found = None;
+    for fd in numbers {
+        let name = NumberName::new(fd);
+        if list.link(name.as_c_str(), links).is_ok_and(|link| link == DEVICE) {
+            let shown = info.text(name.as_c_str(), &mut text).ok();
+            found.get_or_insert_with(Vec::new).extend(shown.and_then(|shown| connection(&shown)));
+        }
+    }
+    found
+}
+
+fn connection(fdinfo: &str) -> Option<u32> {
+    fdinfo.lines().find_map(|line| line.strip_prefix("fuse_connection:"))?.trim().parse().ok()
+}
+
+/// Whether a connection is that of a mount: it has the number of the device.
+fn is_of(connection: u32, mount: &Mount) -> bool {
+    let device = mount.device.split_once(':').and_then(|(major, minor)| {
+        let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
+        (major << MINOR_BITS).checked_add(minor)
+    });
+    device == Some(connection)
 }
 
 #[cfg(test)]
@@ -55,5 +89,18 @@ mod tests {
         for arguments in ["glusterfs\0/v/in\0", "glusterfs\0/\0", "x\0/c\0", "x\0/f\0", "/v\0", "x v"] {
             assert_eq!(named(arguments, &table), None, "{arguments:?}");
         }
+    }
+
+    #[test]
+    fn a_connection_is_of_the_mount_with_its_device_number() {
+        let table = MountTable::parse(
+            "1 0 8:1 / / rw - ext4 d rw\n2 1 0:39 / /v rw - fuse x rw\n3 1 8:39 / /b rw - fuseblk y rw",
+            "/",
+        );
+        let is_of = |connection, path| is_of(connection, table.at(path).unwrap());
+        assert!(is_of(39, "/v") && is_of((8 << 20) + 39, "/b"));
+        assert!(!is_of(40, "/v") && !is_of(39, "/b"));
+        assert_eq!(connection("pos:\t0\nmnt_id:\t62\nfuse_connection:\t39\n"), Some(39));
+        assert_eq!(connection("pos:\t0\nmnt_id:\t62\n"), None);
     }
 }

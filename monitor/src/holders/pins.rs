@@ -410,7 +410,7 @@ pub(super) fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: 
     let Some(stat) = proc.stat(tgid) else { return Vec::new() };
     let (exe, cmdline, cgroup) = (proc.exe(tgid), proc.cmdline(tgid), proc.cgroup(tgid));
     let uid = proc.uid(tgid);
-    let serves = file_server::mountpoint(process);
+    let served = file_server::served(process);
     // The description was read by id: it is this process' only if that was there until now.
     if !process.is_there(&mut Vec::new()) {
         return Vec::new();
@@ -427,7 +427,8 @@ pub(super) fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: 
         uid,
         cgroup: cgroup.clone(),
         mntns: Some(ns),
-        serves: serves.clone(),
+        serves: served.as_ref().map(|served| served.mountpoint.clone()),
+        serves_for_certain: served.as_ref().is_some_and(|served| served.is_certain),
     };
     pins.into_iter().map(holder).collect()
 }

@@ -285,6 +285,9 @@ pub struct Holder {
     /// Mount point of the FUSE file system that it serves, of root of the node only; not in older recordings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serves: Option<String>,
+    /// Whether the kernel shows that it serves that one, rather than only its arguments.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub serves_for_certain: bool,
 }
 
 /// What a holder scan concludes.

@@ -45,6 +45,7 @@ pub(super) fn found(id: u64, mount: u64) -> Fact {
             cgroup: Some("/system.slice/run-r1.scope".into()),
             mntns: Some(2),
             serves: None,
+            serves_for_certain: false,
         }],
         complete: true,
         verdict: Verdict::Processes,

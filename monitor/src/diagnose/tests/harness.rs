@@ -482,6 +482,7 @@ pub(in crate::diagnose) fn holders(id: u64, path: &str) -> HolderReport {
             cgroup: Some("/system.slice/run-r77.scope".into()),
             mntns: Some(4_026_531_840),
             serves: Some(serves),
+            serves_for_certain: true,
         }],
         complete: true,
         verdict: Verdict::Processes,

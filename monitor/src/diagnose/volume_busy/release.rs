@@ -3,7 +3,7 @@
 use crate::diagnose::advice::{advice, of_process, replace_in_pod, restart};
 use crate::escape::name;
 use crate::event::wording::{pod_label, users};
-use crate::event::{Advice, Event, Mount, MountHolder, Pod, Risk};
+use crate::event::{Advice, Confidence, Event, Mount, MountHolder, Pod, Risk};
 use crate::node::view::NodeView;
 use crate::observation::{Access, BootNs, Verdict};
 
@@ -68,8 +68,9 @@ fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount, seen: BootN
     let pid = holder.pid.to_string();
     if let Some(serves) = &holder.serves {
         let text = format!(
-            "end the file server that holds it; pod {} loses the volume at {}",
+            "end the file server that holds it; pod {} {} the volume at {}",
             pod_label(&serves.pod),
+            if serves.confidence == Some(Confidence::Certain) { "loses" } else { "likely loses" },
             name(&serves.mountpoint)
         );
         return of_process(advice(&text, Risk::Destructive, &["kill", &pid]), holder.pid, seen);

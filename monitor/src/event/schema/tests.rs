@@ -97,7 +97,8 @@ fn extremes() -> Event {
         (holder.path, holder.fd) = (Some("/x".into()), Some(3));
         (holder.unit, holder.mntns) = (Some("x.service".into()), Some(4));
         (holder.container, holder.pod) = (Some(container.clone()), Some(pod.clone()));
-        holder.serves = Some(Serves { mountpoint: "/x".into(), pod: pod.clone() });
+        holder.serves =
+            Some(Serves { mountpoint: "/x".into(), pod: pod.clone(), confidence: Some(Confidence::Certain) });
     }
     event.mount.as_mut().unwrap().identity.as_mut().unwrap().unique = Some(2_147_484_010);
     event.holders_age_ms = busy.holders_age_ms;
