@@ -1,0 +1,111 @@
+//! Scans for holders beside users who do what they can to spoil them.
+
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::process::{Running, hold_by_cwd, hold_by_fd, idle};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+/// As many descriptors as take longer to look at than one scan may take.
+const DESCRIPTORS: u64 = 200_000;
+
+fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
+    event.kind() == kind && event.text("/mount/path") == path.to_string_lossy()
+}
+
+fn wait_for(daemon: &mut Daemon, kind: &str, path: &Path) -> Event {
+    daemon.wait_for(&format!("{kind} of {}", path.display()), |event| is_about(event, kind, path))
+}
+
+fn holds(event: &Event, pid: u32) -> bool {
+    event.list("/holders").iter().any(|holder| holder["pid"] == pid)
+}
+
+/// An unprivileged user with two hundred busy mounts, each of which is tried to be unmounted again and again.
+fn stranger(scratch: &Scratch) -> Running {
+    let script = "mount -t tmpfs s \"$1\" && cd \"$1\" && i=0\n\
+        while [ $i -lt 200 ]; do mkdir -p $i && mount -t tmpfs s $i && mkdir $i/in && mount -t tmpfs s $i/in\n\
+        i=$((i + 1)); done; echo ready\n\
+        while :; do for m in [0-9]*; do umount \"$1/$m\" 2>/dev/null; done; done";
+    let mut command = Command::new("setpriv");
+    let words = ["--reuid=65534", "--regid=65534", "--clear-groups", "--pdeathsig=KILL"];
+    command.args(words).args(["unshare", "-Urm", "--propagation", "private", "sh", "-c", script, "sh"]);
+    let mut stranger =
+        Running::spawn(command.arg(scratch.path()).stdin(Stdio::null()).stdout(Stdio::piped()));
+    let mut said = String::new();
+    let output = stranger.child().stdout.take().expect("a pipe");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut said)
+        .expect("it says it is ready");
+    assert_eq!(said, "ready\n");
+    stranger
+}
+
+#[test]
+fn unmounts_of_a_stranger_without_end_delay_no_scan_of_a_volume() {
+    let mount = Mount::volume();
+    let scratch = Scratch::new();
+    std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o777)).expect("a mode can be set");
+    let mut daemon = launch().kubelet(&mount).start();
+    let _stranger = stranger(&scratch);
+    daemon.wait_for("an unmount of the stranger", |event| {
+        event.kind() == "mount.busy"
+            && event.text("/mount/path").starts_with(&*scratch.path().to_string_lossy())
+    });
+    let culprit = hold_by_cwd(mount.point());
+    for _ in 0..3 {
+        mount.umount_refused();
+    }
+    let busy = wait_for(&mut daemon, "mount.busy", mount.point());
+    busy.expect("/holders_verdict", "processes");
+    assert!(holds(&busy, culprit.pid()), "{busy}");
+    let opened = wait_for(&mut daemon, "incident.opened", mount.point());
+    assert!(opened.text("/message").contains(&format!("(pid {})", culprit.pid())), "{opened}");
+}
+
+/// Processes that together have this many descriptors, each as many as it may.
+fn crowd(descriptors: u64) -> Vec<Running> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("there is a limit");
+    let each = hard.saturating_sub(100).min(descriptors);
+    let open = move || {
+        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+        for _ in 0..each {
+            fcntl(std::io::stdin(), FcntlArg::F_DUPFD(3))?;
+        }
+        Ok(())
+    };
+    let start = |_| {
+        let mut command = idle();
+        // SAFETY: the child makes system calls only.
+        Running::spawn(unsafe { command.pre_exec(open) })
+    };
+    (0..descriptors.div_ceil(each)).map(start).collect()
+}
+
+#[test]
+fn descriptors_without_end_hide_no_holder_and_are_looked_at_in_the_end() {
+    let mount = Mount::new();
+    let _crowd = crowd(DESCRIPTORS);
+    let mut daemon = launch().start();
+    let culprit = hold_by_fd(&mount.file());
+    mount.umount_refused();
+    let first = wait_for(&mut daemon, "mount.busy", mount.point());
+    assert!(holds(&first, culprit.pid()), "{first}");
+    let is_cut = |event: &Event| event.to_string().contains("the time for one scan ran out");
+    if !is_cut(&first) {
+        return eprintln!("skipped: {DESCRIPTORS} descriptors are looked at in no time");
+    }
+    let seq = first.number("/seq");
+    let later = daemon.wait_for("the rest of the scan", |event| {
+        let is_later = is_about(event, "mount.busy", mount.point()) && event.number("/completes") == seq;
+        is_later && !is_cut(event)
+    });
+    assert!(holds(&later, culprit.pid()), "{later}");
+}
