@@ -131,6 +131,7 @@ fn outermost<S: Structure>(user: S) -> S {
 fn pay(key: &SourceKey, now: u64, over: Counter, tgid: u32) -> bool {
     let found = SOURCES.get_ptr_mut(key).or_else(|| {
         // Fails if another CPU was faster, or where there is no room.
+        #[expect(clippy::needless_borrows_for_generic_args, reason = "a value would be copied to the stack")]
         let _ = SOURCES.insert(key, &UNUSED, u64::from(BPF_NOEXIST));
         SOURCES.get_ptr_mut(key)
     });

@@ -1,12 +1,12 @@
 //! The object `core`: programs on tracepoints and BTF-typed tracepoints.
 //!
 //! One file per hook. `emit` is the only writer to the ring and counts what it cannot write, `lanes` decides who may
-//! write how much, `task` captures the current task, `memory` reads kernel memory at the `OFFSETS` that the daemon resolves and writes before load,
-//! `path` walks up a path.
+//! write how much, `task` captures the current task, `memory` reads kernel memory at the `OFFSETS` that the daemon
+//! resolves and writes before load, `path` walks up a path.
 #![no_std]
 #![no_main]
 // For the one atomic operation of `lanes`.
-#![feature(asm_experimental_arch)]
+#![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 #![expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

@@ -271,9 +271,12 @@ fn process_flags(leader: Kernel) -> u32 {
     let is_subreaper: u8 = signal.get(offset!(signal_is_subreaper));
     let has_subreaper: u8 = signal.get(offset!(signal_has_subreaper));
     let bit = |word: u32, number: u32| (word >> number) & 1;
-    (bit(of_signals, UNKILLABLE_BIT) | bit(of_signals, GROUP_EXIT_BIT)) * process_flag::INIT
-        | bit(u32::from(is_subreaper), offset!(signal_is_subreaper_bit)) * process_flag::SUBREAPER
-        | bit(u32::from(has_subreaper), offset!(signal_has_subreaper_bit)) * process_flag::BELOW_SUBREAPER
-        | bit(flags, KTHREAD_BIT) * process_flag::KERNEL
-        | bit(flags, EXITING_BIT) * process_flag::LEADER_EXITS
+    let is_init = bit(of_signals, UNKILLABLE_BIT) | bit(of_signals, GROUP_EXIT_BIT);
+    let is_subreaper = bit(u32::from(is_subreaper), offset!(signal_is_subreaper_bit));
+    let has_subreaper = bit(u32::from(has_subreaper), offset!(signal_has_subreaper_bit));
+    (is_init * process_flag::INIT)
+        | (is_subreaper * process_flag::SUBREAPER)
+        | (has_subreaper * process_flag::BELOW_SUBREAPER)
+        | (bit(flags, KTHREAD_BIT) * process_flag::KERNEL)
+        | (bit(flags, EXITING_BIT) * process_flag::LEADER_EXITS)
 }
