@@ -4,7 +4,7 @@
 
 use std::process::{Command, Stdio};
 
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
@@ -82,7 +82,7 @@ fn a_flood_in_a_network_of_a_user_displaces_nothing_that_was_before() {
     let (pod, user) = (Pod::new(), user());
     let _process = live_in(&pod);
     let flooded = Pod::at(NetnsPath::of_process(user.pid()));
-    let mut daemon = launch().config("[store]\nmax_mib = 8\n").start();
+    let mut daemon = launch().config(&format!("{WITHOUT_BUDGETS}[store]\nmax_mib = 8\n")).start();
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
     for before in 0..LOSSES {
         pod.delete_gateway();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kevtmon_tests::actor::{self, Actor};
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::network::NeighbourState;
@@ -126,7 +126,7 @@ fn who_is_given_the_child_of_his_own_child_is_not_blamed_for_it() {
 #[test]
 fn the_details_of_a_process_are_known_again_after_thousands_of_others_on_another_cpu() {
     let pod = Pod::new();
-    let mut daemon = launch().start();
+    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
     let on_cpu = |cpu: &str| {
         let mut command = Command::new("taskset");
         let mut actor = Actor::spawn(command.args(["--cpu-list", cpu]).arg(actor::program()));

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Scratch;
@@ -360,7 +360,7 @@ fn whatever_path_leads_to_a_mount_the_event_is_about_that_mount() {
     let rounds = setting("KEVTMON_TEST_ROUNDS").unwrap_or(ROUNDS);
     eprintln!("KEVTMON_TEST_SEED={seed}");
     let mut random = Random(seed);
-    let mut daemon = launch().start();
+    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
     let (mut resolved, mut refused) = (0, 0);
     for _ in 0..rounds {
         let (round_resolved, round_refused) = thread::scope(|scope| {
