@@ -84,7 +84,9 @@ impl<'a> Table<'a> {
         if route.metric < least {
             best.clear();
         }
-        if best.is_empty() || route.metric == least {
+        // The kernel takes the first of equal ones; one that refuses is no part of a multipath route.
+        let is_hidden = best.first().is_some_and(|first| refuses(first));
+        if best.is_empty() || (route.metric == least && !is_hidden) {
             best.push(route);
         }
     }
@@ -96,6 +98,13 @@ impl<'a> Table<'a> {
             false => self.halves.concat(),
         }
     }
+}
+
+/// Whether it leads nowhere (`unreachable`, `blackhole`, `prohibit`): IPv6 has these on the loopback interface, which is
+/// the first of each namespace.
+fn refuses(route: &RouteFacts) -> bool {
+    const LOOPBACK: u32 = 1;
+    route.gateway.is_none() && route.ifindex.is_none_or(|ifindex| ifindex == LOOPBACK)
 }
 
 fn is_ipv6(route: &RouteFacts) -> bool {
@@ -189,5 +198,14 @@ mod tests {
         let device = RouteFacts { gateway: None, ..via("10.0.0.1", 2) };
         let worse = RouteFacts { metric: 5, ..via("10.0.0.1", 2) };
         assert_eq!(in_use(&[device, worse], &[]), [""; 0]);
+    }
+
+    #[test]
+    fn a_route_that_refuses_hides_an_equal_one_behind_it() {
+        let refusing = RouteFacts { gateway: None, ifindex: Some(1), ..via("fe80::1", 2) };
+        assert_eq!(in_use(&[refusing.clone(), via("fe80::1", 2)], &[]), [""; 0]);
+        assert_eq!(in_use(&[via("fe80::1", 2), refusing], &[]), ["fe80::1%2"]);
+        let device = RouteFacts { gateway: None, ..via("fe80::1", 3) };
+        assert_eq!(in_use(&[device, via("fe80::1", 2)], &[]), ["fe80::1%2"], "hops of one route");
     }
 }
