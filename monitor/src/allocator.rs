@@ -39,8 +39,8 @@ unsafe extern "C" fn release_segments(
         let end = (base + header.p_vaddr + header.p_memsz) / page * page;
         if start < end {
             let length = usize::try_from(end - start).unwrap_or(0);
-            // SAFETY: the pages are a private mapping of the program file that nobody can have written to, so that the
-            // next access reads the same again.
+            // SAFETY: the pages are a private mapping of the program file that is never written to, so that the next
+            // access reads the same again. What a debugger or a uprobe has put there is forgotten: the program runs on.
             let failed = unsafe { libc::madvise(start as *mut c_void, length, libc::MADV_DONTNEED) } != 0;
             if failed {
                 tracing::debug!(error = %std::io::Error::last_os_error(), "cannot unmap code");

@@ -190,18 +190,34 @@ fn a_process_that_holds_a_volume_is_named_only_while_it_runs() {
     closed(&mut daemon, &id);
 }
 
+/// A kubelet's root directory whose mounts reach containers, and the volume of a pod below it. The volume is unmounted
+/// first.
+fn shared_volume(scratch: &Scratch) -> (Mount, Mount) {
+    let root = Mount::at(&scratch.path().join("kubelet"));
+    run(&format!("mount --make-shared {}", root.point().display()));
+    let volume = Mount::at(&root.point().join(format!("pods/{}/volumes/kubernetes.io~rbd/data", uuid())));
+    (root, volume)
+}
+
+/// What gives a container the root directory.
+fn bind_of(root: &Mount) -> String {
+    format!("{}:/kubelet:rslave", root.point().display())
+}
+
+/// Where such a container has the volume.
+fn inside(root: &Mount, volume: &Mount) -> String {
+    let below = volume.point().strip_prefix(root.point()).expect("below the root directory");
+    format!("/kubelet/{}", below.display())
+}
+
 #[test]
 fn a_container_that_holds_a_volume_lets_go_by_the_command_of_its_own_runtime() {
     let dockerd = Dockerd::shared();
     let scratch = Scratch::new();
-    let root = Mount::at(&scratch.path().join("kubelet"));
-    run(&format!("mount --make-shared {}", root.point().display()));
-    let uid = uuid();
-    let below = format!("pods/{uid}/volumes/kubernetes.io~rbd/data");
-    let volume = Mount::at(&root.point().join(&below));
-    let bind = format!("{}:/kubelet:rslave", root.point().display());
+    let (root, volume) = shared_volume(&scratch);
+    let (bind, inside) = (bind_of(&root), inside(&root, &volume));
     // It is in the volume until it is restarted.
-    let script = format!("[ -e /left ] || {{ touch /left; cd /kubelet/{below}; }}; exec sleep 1000000");
+    let script = format!("[ -e /left ] || {{ touch /left; cd {inside}; }}; exec sleep 1000000");
     let container = Container::start(dockerd, &["-v", &bind], &["sh", "-c", &script]);
     eventually!(comm(container.pid()).as_deref() == Some("sleep"), "the container is in the volume");
     let mut daemon = launch().runtime(dockerd.runtime()).config(&kubelet_roots(root.point())).start();
@@ -391,12 +407,9 @@ fn a_pod_that_holds_the_volume_of_another_is_to_be_deleted() {
     let dockerd = Dockerd::shared();
     let name = pod_name();
     let scratch = Scratch::new();
-    let root = Mount::at(&scratch.path().join("kubelet"));
-    run(&format!("mount --make-shared {}", root.point().display()));
-    let below = format!("pods/{}/volumes/kubernetes.io~rbd/data", uuid());
-    let volume = Mount::at(&root.point().join(&below));
-    let bind = format!("{}:/kubelet:rslave", root.point().display());
-    let script = format!("cd /kubelet/{below}; exec sleep 1000000");
+    let (root, volume) = shared_volume(&scratch);
+    let (bind, inside) = (bind_of(&root), inside(&root, &volume));
+    let script = format!("cd {inside}; exec sleep 1000000");
     let container = start_sandbox(dockerd, &name, &["-v", &bind], &script);
     eventually!(comm(container.pid()).as_deref() == Some("sleep"), "the container is in the volume");
     let mut daemon = launch().runtime(dockerd.runtime()).config(&kubelet_roots(root.point())).start();
@@ -416,12 +429,9 @@ fn a_container_of_podman_that_holds_a_volume_lets_go_by_podman() {
         return not_carried_out("podman restart");
     };
     let scratch = Scratch::new();
-    let root = Mount::at(&scratch.path().join("kubelet"));
-    run(&format!("mount --make-shared {}", root.point().display()));
-    let below = format!("pods/{}/volumes/kubernetes.io~rbd/data", uuid());
-    let volume = Mount::at(&root.point().join(&below));
-    let bind = format!("{}:/kubelet:rslave", root.point().display());
-    let script = format!("[ -e /left ] || {{ echo >/left; cd /kubelet/{below}; }}; exec sleep 1000000");
+    let (root, volume) = shared_volume(&scratch);
+    let (bind, inside) = (bind_of(&root), inside(&root, &volume));
+    let script = format!("[ -e /left ] || {{ echo >/left; cd {inside}; }}; exec sleep 1000000");
     let container = podman.start_container(&["-v", &bind], &["sh", "-c", &script]);
     let first = podman.pid(&container);
     eventually!(comm(first).as_deref() == Some("sleep"), "the container is in the volume");

@@ -69,7 +69,7 @@ impl Account {
     }
 
     /// Records were read: others may have been left out.
-    pub(super) fn expect(&mut self) {
+    pub(super) fn note_records(&mut self) {
         self.recent = true;
     }
 

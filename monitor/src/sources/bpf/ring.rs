@@ -123,7 +123,7 @@ impl BpfSource {
             let Some(item) = self.ring.next() else {
                 return Some(read);
             };
-            account.expect();
+            account.note_records();
             let decoded = decode::record(&item, host_netns);
             drop(item);
             lineages.add(decoded.unwrap_or_else(|error| {

@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::sources::runtime::change::wall_now;
+use crate::tests::patience::until;
 
 /// How the daemon behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,9 +166,7 @@ impl FakeDocker {
 
     /// Waits until a client subscribes to events.
     pub(in crate::sources::runtime) async fn subscribed(&self) {
-        while self.state.lock().unwrap().subscribers.is_empty() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        until("a client subscribes", || !self.state.lock().unwrap().subscribers.is_empty()).await;
     }
 
     pub(in crate::sources::runtime) fn requests(&self) -> Vec<String> {
