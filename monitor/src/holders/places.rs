@@ -20,6 +20,8 @@ pub(super) enum Kind {
     Few,
     /// Reads all processes.
     Scan,
+    /// What is left of one whose time ran out.
+    Continuation,
 }
 
 /// What waits.

@@ -3,7 +3,8 @@
 //! Scans are made by [readers](crate::sources::procfs::readers) at low priority, and rested after, so that scanning takes
 //! a twentieth of a core however many requests there are. What was done for strangers delays strangers only. Whether a
 //! mount of the host is still there is answered before any scan and without a rest. A scan whose time ran out goes on
-//! where it stopped, when it is its turn again.
+//! where it stopped, when it is its turn again. One of the host that has not begun waits for no long rest: whoever asks is
+//! told at least what is quickly found.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,6 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Requests whether a mount is still there that wait; all of them together are worth a few scans.
 const LOOKS_MAX: usize = 1024;
+/// The part of its time that a scan has which begins before the rest is over.
+const HASTE_FACTOR: u32 = 4;
 /// A scan that goes on for longer is ended with what it found.
 const SCAN_MAX: Duration = Duration::from_secs(300);
 
@@ -38,11 +41,14 @@ pub struct Limits {
     pub budget: Duration,
     /// Longest rest between two scans, whatever the first one took.
     pub max_rest: Duration,
+    /// Longest rest before one of the host that has not begun. One that begins before the rest is over has less time.
+    pub max_wait: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { queue: 32, budget: Duration::from_secs(1), max_rest: Duration::from_secs(10) }
+        let (budget, max_rest) = (Duration::from_secs(1), Duration::from_secs(10));
+        Self { queue: 32, budget, max_rest, max_wait: Duration::from_secs(2) }
     }
 }
 
@@ -155,13 +161,15 @@ impl State {
 struct Rest {
     /// After work for the host.
     host: Instant,
+    /// The same, before a scan of the host that has not begun.
+    begin: Instant,
     /// After any work.
     all: Instant,
 }
 
 impl Rest {
     fn new(now: Instant) -> Self {
-        Self { host: now, all: now }
+        Self { host: now, begin: now, all: now }
     }
 
     fn is_over(self, rank: Rank, kind: Kind, now: Instant) -> bool {
@@ -171,19 +179,27 @@ impl Rest {
     fn until(self, rank: Rank, kind: Kind) -> Option<Instant> {
         match (rank, kind) {
             (Rank::Other, _) => Some(self.all),
-            (_, Kind::Scan) => Some(self.host),
-            _ => None,
+            (_, Kind::Scan) => Some(self.begin),
+            (_, Kind::Continuation) => Some(self.host),
+            (_, Kind::Few | Kind::Look) => None,
         }
     }
 
     /// Adds the rest after work.
-    fn add(&mut self, rank: Rank, took: Duration, longest: Duration, now: Instant) {
-        let rest = rest_after(took, longest);
-        let longer = |until: Instant| (until.max(now) + rest).min(now + longest);
+    fn add(&mut self, rank: Rank, took: Duration, limits: &Limits, now: Instant) {
+        let rest = rest_after(took, limits.max_rest);
+        let longer = |until: Instant| (until.max(now) + rest).min(now + limits.max_rest);
         self.all = longer(self.all);
         if rank != Rank::Other {
             self.host = longer(self.host);
+            self.begin = self.host.min(now + limits.max_wait);
         }
+    }
+
+    /// The time for work that is begun now.
+    fn budget(self, rank: Rank, limits: &Limits, now: Instant) -> Duration {
+        let is_early = rank != Rank::Other && self.host > now;
+        if is_early { limits.budget / HASTE_FACTOR } else { limits.budget }
     }
 }
 
@@ -208,7 +224,7 @@ impl Shared {
             if let Some(next) = state.places.next(|rank, kind| rest.is_over(rank, kind, now)) {
                 return Some(next);
             }
-            let due = [rest.host, rest.all].into_iter().filter(|until| {
+            let due = [rest.begin, rest.host, rest.all].into_iter().filter(|until| {
                 state.places.any(|rank, kind| rest.until(rank, kind).is_some_and(|due| due == *until))
             });
             state = match due.min() {
@@ -225,8 +241,9 @@ impl Shared {
 fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, limits: Limits) {
     let mut rest = Rest::new(Instant::now());
     while let Some((share, work)) = shared.next(rest) {
-        let Done { reply, took, left } = work.carry_out(readers, limits.budget);
         let rank = share.rank;
+        let budget = rest.budget(rank, &limits, Instant::now());
+        let Done { reply, took, left } = work.carry_out(readers, budget);
         if tx.blocking_send(observed_now(reply)).is_err() {
             return;
         }
@@ -237,7 +254,7 @@ fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, limits: Limits)
         {
             return;
         }
-        rest.add(rank, took, limits.max_rest, Instant::now());
+        rest.add(rank, took, &limits, Instant::now());
     }
 }
 
@@ -254,6 +271,7 @@ struct Done {
 impl Work {
     fn kind(&self) -> Kind {
         match self {
+            Self::Scan(scan) if scan.begun.is_some() => Kind::Continuation,
             Self::Scan(_) => Kind::Scan,
             Self::StillHeld(_) => Kind::Few,
             Self::Presence(_) => Kind::Look,

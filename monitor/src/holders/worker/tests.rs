@@ -5,6 +5,7 @@ use tokio::sync::mpsc::Receiver;
 use super::*;
 use crate::observation::{MountIdentity, Observation, Verdict};
 use crate::sources::procfs::Proc;
+use crate::tests::patience::until;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -86,7 +87,7 @@ fn whether_a_mount_is_there_is_answered_before_any_scan() {
     assert_eq!(scanner.request(request(1), host()), None);
     assert_eq!(scanner.presence(presence(2), host()), None);
     let later = Instant::now() + HOUR;
-    assert_eq!(all(&scanner, Rest { host: later, all: later }), [2]);
+    assert_eq!(all(&scanner, Rest { host: later, begin: later, all: later }), [2]);
     assert_eq!(all(&scanner, Rest::new(Instant::now())), [1]);
 }
 
@@ -99,12 +100,29 @@ fn what_was_done_for_strangers_delays_no_scan_of_the_host() {
     }
     let now = Instant::now();
     let mut rest = Rest::new(now);
-    rest.add(Rank::Other, HOUR, HOUR, now);
+    let limits = Limits { max_rest: HOUR, max_wait: HOUR, ..Limits::default() };
+    rest.add(Rank::Other, HOUR, &limits, now);
     assert_eq!(all(&scanner, rest), [11, 1]);
     let mut rest = Rest::new(now);
-    rest.add(Rank::Host, HOUR, HOUR, now);
+    rest.add(Rank::Host, HOUR, &limits, now);
     assert_eq!(all(&scanner, rest), [0; 0], "the host delays all");
     assert_eq!(all(&scanner, Rest::new(now)), [12, 2]);
+}
+
+#[test]
+fn what_is_left_of_a_long_scan_of_the_host_delays_no_other_one_for_long() {
+    let scanner = idle(2);
+    assert_eq!(scanner.request(request(1), host()), None);
+    let now = Instant::now();
+    let begun = Scan { begun: Some(now), ..request(2).into() };
+    assert_eq!(scanner.queue(Work::Scan(Box::new(begun)), host()), None);
+    let limits = Limits { max_wait: Duration::ZERO, ..Limits::default() };
+    let mut rest = Rest::new(now);
+    assert_eq!(rest.budget(Rank::Host, &limits, now), limits.budget);
+    rest.add(Rank::Host, limits.budget, &limits, now);
+    assert_eq!(all(&scanner, rest), [1]);
+    assert_eq!(rest.budget(Rank::Host, &limits, now), limits.budget / HASTE_FACTOR);
+    assert_eq!(all(&scanner, Rest::new(now)), [2]);
 }
 
 #[test]
@@ -130,7 +148,7 @@ fn the_end_interrupts_a_rest() {
     let scanner = idle(1);
     let shared = Arc::clone(&scanner.shared);
     let later = Instant::now() + HOUR;
-    let worker = thread::spawn(move || shared.next(Rest { host: later, all: later }).is_none());
+    let worker = thread::spawn(move || shared.next(Rest { host: later, begin: later, all: later }).is_none());
     assert_eq!(scanner.request(request(1), host()), None);
     drop(scanner);
     assert!(worker.join().unwrap());
@@ -142,9 +160,7 @@ async fn when_nobody_reads_reports_requests_are_answered_by_themselves() {
     drop(rx);
     assert_eq!(scanner.request(request(1), host()), None);
     // The thread notices when it answers; then it has ended for good.
-    while !scanner.shared.lock().ended {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("the scanner has ended", || scanner.shared.lock().ended).await;
     assert_eq!(holders(scanner.request(request(2), host()).unwrap()).verdict, Verdict::Skipped);
 }
 
