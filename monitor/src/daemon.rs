@@ -374,6 +374,9 @@ impl Daemon {
             allocator::release_free_memory();
             allocator::release_program();
         }
+        if is_settled {
+            allocator::forget_peak();
+        }
     }
 
     /// Hands the gateways to the store, for the next run.
