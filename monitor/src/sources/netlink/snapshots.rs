@@ -143,11 +143,12 @@ impl Stream {
         let Reading { mut snapshot, peers, names, .. } = reading;
         let netns = snapshot.netns;
         snapshot.unheard = netns != self.host && (self.is_host_only() || !self.names.has_nsid(netns));
-        // A link that changed meanwhile is newer than the dump.
+        // What was said meanwhile of a link, and that it is gone, is newer than the dump.
         let newer: HashSet<u32> = pending
             .iter()
             .filter_map(|observation| match &observation.fact {
                 Fact::Link(link) => Some(link.ifindex),
+                Fact::LinkGone { ifindex, .. } => Some(*ifindex),
                 _ => None,
             })
             .collect();
@@ -170,7 +171,9 @@ impl Stream {
                 }
                 PeerLookup::Unknowable => {}
                 PeerLookup::Unknown => {
-                    self.unresolved.entry((netns, ifindex)).or_insert_with(|| (link.clone(), nsid));
+                    if !newer.contains(&ifindex) {
+                        self.unresolved.insert((netns, ifindex), (link.clone(), nsid));
+                    }
                     self.unknown_nsid(nsid);
                 }
             }
@@ -208,4 +211,64 @@ impl Stream {
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::observation::{LinkFacts, PeerLink};
+    use crate::sources::netlink::NetlinkConfig;
+    use crate::sources::netlink::socket::Subscription;
+    use crate::sources::procfs::Proc;
+
+    const HOST: NsInum = 1;
+    /// The number of the peer's namespace.
+    const NSID: i32 = 5;
+
+    fn link(ifindex: u32) -> LinkFacts {
+        let peer = Some(PeerLink { ifindex: 2, netns: None });
+        let (kind, flags, mac, master) = (None, 0, None, None);
+        LinkFacts { netns: HOST, ifindex, ifname: format!("veth{ifindex}"), kind, flags, mac, master, peer }
+    }
+
+    fn reading(links: Vec<LinkFacts>) -> Reading {
+        let peers = links.iter().map(|link| (link.ifindex, NSID)).collect();
+        let snapshot = NetnsSnapshot {
+            netns: HOST,
+            name: None,
+            cookie: None,
+            foreign_userns: false,
+            unheard: false,
+            owner: None,
+            links,
+            addresses: Vec::new(),
+            routes: Vec::new(),
+            rules: Vec::new(),
+            neighbors: Vec::new(),
+        };
+        let names = HashMap::new();
+        Reading { snapshot, peers, names, nsid: None, interrupted: false, undecoded: 0 }
+    }
+
+    #[tokio::test]
+    async fn a_link_that_went_while_it_was_dumped_does_not_come_back_when_its_peer_is_known() {
+        let socket = Subscription::open(4096, &[]).unwrap().watch().unwrap();
+        let (tx, mut rx) = mpsc::channel(8);
+        let mut stream = Stream::new(NetlinkConfig::default(), Proc::default().into(), HOST, socket, tx);
+        let gone = Fact::LinkGone { netns: HOST, ifindex: 7, moved_to: None };
+        let pending = [observed_now_by(Source::Netlink, gone)].into();
+        let snapshot = stream.adopt(reading(vec![link(7), link(8)]), &pending);
+        assert_eq!(snapshot.links.len(), 2, "that it is gone follows");
+        stream.names.name(NSID, 99, None);
+        assert!(stream.resolve().await.is_ok());
+        drop(stream);
+        let mut sent = Vec::new();
+        while let Some(observation) = rx.recv().await {
+            let Fact::Link(link) = observation.fact else { panic!("{observation:?}") };
+            sent.push((link.ifindex, link.peer.and_then(|peer| peer.netns)));
+        }
+        assert_eq!(sent, [(8, Some(99))]);
+    }
 }
