@@ -7,7 +7,7 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::netns::{Netns, NetnsPath};
 use kevtmon_tests::network::NeighbourState;
-use kevtmon_tests::pod::{GATEWAY, Pod};
+use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
 use kevtmon_tests::process::{Running, comm, run};
 
 const KIND: &str = "gateway-neighbor-lost";
@@ -59,6 +59,21 @@ fn a_process_that_no_runtime_knows_loses_its_gateway() {
     pod.set_gateway();
     let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
     closed.expect("/incident/close_reason", "resolved");
+}
+
+#[test]
+fn an_entry_of_any_state_with_the_right_address_is_a_repair() {
+    let pod = Pod::new();
+    let _process = live_in(&pod);
+    let mut daemon = launch().start();
+    for state in ["reachable", "stale", "noarp"] {
+        pod.set_gateway();
+        pod.delete_gateway();
+        wait_for(&mut daemon, "incident.opened", pod.inum());
+        pod.ip(&format!("neigh replace {GATEWAY} lladdr {GATEWAY_LLADDR} dev eth0 nud {state}"));
+        let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
+        closed.expect("/incident/close_reason", "resolved");
+    }
 }
 
 /// A network without a link to the host, as a pod with a macvlan interface has it.

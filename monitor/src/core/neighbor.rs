@@ -10,8 +10,8 @@ use crate::node::cgroup;
 use crate::node::containers::is_live;
 use crate::node::view::RuntimeAvailability;
 use crate::observation::{
-    BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborKey, NeighborOp, NudState, Request,
-    Source, TaskFacts,
+    BootNs, ContainerFacts, NeighborCause, NeighborChange, NeighborKey, NeighborOp, Request, Source,
+    TaskFacts,
 };
 
 /// An event is held back this long while the core awaits what it needs to name actor and target.
@@ -269,12 +269,12 @@ impl Core {
         self.emit(event);
     }
 
-    /// Whether a static entry was set to the known link-layer address of the gateway.
+    /// Whether an entry was set to the known link-layer address of the gateway.
     fn is_repair(&self, change: &NeighborChange) -> bool {
         let expected = self.node().gateway_lladdr(change.key);
         expected.is_some()
             && expected == change.new_lladdr.as_ref()
-            && change.new_state.is_some_and(NudState::is_permanent)
+            && change.new_state.is_some_and(|state| state.is_permanent() || state.is_usable())
     }
 
     /// Whether the container that owns the entry's namespace has exited already.

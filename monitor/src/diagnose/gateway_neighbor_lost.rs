@@ -145,7 +145,7 @@ impl GatewayNeighborLost {
         match event.kind {
             Kind::NeighborAdded => self.recheck(context, key.netns, Some(event.seq), findings),
             Kind::NeighborFailed => self.failed(context, key, owner, event, findings),
-            Kind::NeighborChanged if health::health(context.node, key) == Health::Correct => {
+            Kind::NeighborChanged if is_repair(context.node, neighbor) => {
                 self.recheck(context, key.netns, Some(event.seq), findings);
             }
             Kind::NeighborChanged | Kind::NeighborDeleted => {
@@ -460,9 +460,19 @@ fn has_other_route(node: &NodeView<'_>, key: NeighborKey) -> bool {
     node.namespaces.get(key.netns).is_some_and(|namespace| namespace.routes().iter().any(is_other))
 }
 
-/// Whether a static entry exists again.
+/// Whether the model shows that a changed entry is a good one: static, or of another state with another address than
+/// before.
+fn is_repair(node: &NodeView<'_>, neighbor: &Neighbor) -> bool {
+    match health::health(node, key(neighbor)) {
+        Health::Correct => true,
+        Health::Usable => neighbor.new_lladdr.is_some(),
+        _ => false,
+    }
+}
+
+/// Whether packets reach the gateway again.
 fn is_restored(node: &NodeView<'_>, key: NeighborKey) -> bool {
-    matches!(health::health(node, key), Health::Correct | Health::Static)
+    matches!(health::health(node, key), Health::Correct | Health::Static | Health::Usable)
 }
 
 fn seconds(seconds: u32) -> BootNs {

@@ -24,6 +24,9 @@ pub struct Gateway {
     pub entry: Option<(NudState, Option<LlAddr>)>,
     /// Link-layer address of the static entry that exists, or that existed and was not replaced since.
     pub static_lladdr: Option<LlAddr>,
+    /// Link-layer address of the static entry that one of another state with the same address has replaced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    former_lladdr: Option<LlAddr>,
     /// Whether a learned entry was ever seen with a link-layer address.
     pub worked: bool,
     /// Whether its route went together with its interface or address, and nobody deleted it by itself.
@@ -53,6 +56,18 @@ impl Gateway {
         self.entry.as_ref().is_some_and(|(state, _)| state.is_usable())
     }
 
+    /// Whether the kernel never checks the address of the entry, although it is not static (`NUD_NOARP`).
+    #[must_use]
+    pub fn is_unchecked(&self) -> bool {
+        self.entry.as_ref().is_some_and(|(state, _)| *state == NudState::NOARP)
+    }
+
+    /// Whether packets go to where a static entry had them go, though it is static no longer.
+    #[must_use]
+    pub fn is_as_before(&self) -> bool {
+        self.is_learned() && self.former_lladdr.is_some() && self.former_lladdr.as_ref() == self.lladdr()
+    }
+
     /// Whether resolution is in progress or has failed.
     #[must_use]
     pub fn is_unresolved(&self) -> bool {
@@ -77,9 +92,14 @@ impl Gateway {
         if self.is_static() {
             self.gone_before_start = false;
             self.static_lladdr = self.lladdr().cloned();
+            self.former_lladdr = None;
             self.static_at = at;
         } else if self.is_learned() {
             self.worked = true;
+            if self.static_lladdr.is_some() && self.static_lladdr.as_ref() == self.lladdr() {
+                // Packets go where they went: from now on it is an entry like any that was learned.
+                self.former_lladdr = self.static_lladdr.take();
+            }
             self.gone_before_start &= self.static_lladdr.is_some();
             let confirmed = self.entry.as_ref().is_some_and(|(state, _)| *state == NudState(0x02));
             if confirmed && self.static_at.saturating_add(REPLACED_AFTER_NS) <= at {
@@ -223,10 +243,6 @@ impl Gateways {
         };
         gateway.set(at, entry);
         gateway.changed_at = Some(at);
-        if change.is_downgrade() {
-            // On purpose, and packets still go there: from now on it is an entry like any that was learned.
-            gateway.static_lladdr = None;
-        }
     }
 }
 
@@ -252,6 +268,10 @@ mod tests {
     fn entry(state: u8) -> Vec<NeighborEntry> {
         let lladdr = (state & 0x21 == 0).then(lladdr);
         vec![NeighborEntry { ifindex: 2, address: address(), state: NudState(state), lladdr }]
+    }
+
+    fn another(state: u8) -> Vec<NeighborEntry> {
+        vec![NeighborEntry { lladdr: Some(LlAddr(vec![0x02; 6])), ..entry(state).remove(0) }]
     }
 
     fn deletion() -> NeighborChange {
@@ -295,12 +315,28 @@ mod tests {
     fn a_learned_entry_takes_the_place_of_a_static_one_once_it_is_confirmed_a_minute_later() {
         let mut gateways = Gateways::default();
         gateways.replace(S, &in_use(), &in_use(), &entry(0x80));
-        gateways.replace(20 * S, &in_use(), &in_use(), &entry(0x02));
+        gateways.replace(20 * S, &in_use(), &in_use(), &another(0x02));
         assert!(gateways.get(2, address()).unwrap().static_lladdr.is_some());
-        gateways.replace(62 * S, &in_use(), &in_use(), &entry(0x04));
+        gateways.replace(62 * S, &in_use(), &in_use(), &another(0x04));
         assert!(gateways.get(2, address()).unwrap().static_lladdr.is_some(), "stale is not confirmed");
-        gateways.replace(63 * S, &in_use(), &in_use(), &entry(0x02));
-        assert!(gateways.get(2, address()).unwrap().static_lladdr.is_none());
+        gateways.replace(63 * S, &in_use(), &in_use(), &another(0x02));
+        let gateway = gateways.get(2, address()).unwrap();
+        assert!(gateway.static_lladdr.is_none() && !gateway.is_as_before());
+    }
+
+    #[test]
+    fn an_entry_of_the_same_address_takes_the_place_of_a_static_one_at_once() {
+        for state in [0x02, 0x04, 0x08, 0x10, 0x40] {
+            let mut gateways = Gateways::default();
+            gateways.replace(S, &in_use(), &in_use(), &entry(0x80));
+            gateways.replace(20 * S, &in_use(), &in_use(), &[]);
+            gateways.replace(22 * S, &in_use(), &in_use(), &entry(state));
+            let gateway = gateways.get(2, address()).unwrap();
+            assert!(gateway.is_as_before() && gateway.static_lladdr.is_none(), "{state}");
+            assert_eq!(gateway.is_unchecked(), state == 0x40);
+            gateways.replace(25 * S, &in_use(), &in_use(), &another(state));
+            assert!(!gateways.get(2, address()).unwrap().is_as_before(), "{state}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::mounts::BusyMounts;
 use super::namespaces::{Namespace, Namespaces};
 use super::pods::PodNames;
 use crate::event::{Container, Join, Pod, Target, TargetProcess, UserNamespace};
-use crate::observation::{ContainerFacts, LinkFacts, LlAddr, NeighborKey, NetnsOwner, NsInum};
+use crate::observation::{AddressFacts, ContainerFacts, LinkFacts, LlAddr, NeighborKey, NetnsOwner, NsInum};
 
 /// Limit of addresses of a pod in an event.
 const POD_ADDRESSES: usize = 8;
@@ -204,13 +204,9 @@ impl NodeView<'_> {
     fn addresses_in(&self, netns: Option<NsInum>) -> Vec<IpAddr> {
         let namespace = netns.filter(|netns| *netns != self.host_netns).and_then(|n| self.namespaces.get(n));
         let addresses = namespace.into_iter().flat_map(|namespace| &namespace.addresses);
-        let reachable = addresses.map(|known| known.address).filter(|address| {
-            let link_local = match address {
-                IpAddr::V4(address) => address.is_link_local(),
-                IpAddr::V6(address) => address.is_unicast_link_local(),
-            };
-            !address.is_loopback() && !link_local
-        });
+        let reachable = addresses
+            .map(|known| known.address)
+            .filter(|address| !address.is_loopback() && !is_link_local(address));
         let reachable: BTreeSet<IpAddr> = reachable.collect();
         reachable.into_iter().take(POD_ADDRESSES).collect()
     }
@@ -246,14 +242,15 @@ impl<'a> NodeView<'a> {
     pub fn gateway_link(&self, key: NeighborKey) -> Option<&'a LinkFacts> {
         let end = self.host_end(key.netns, key.ifindex)?;
         let Some(bridge) = end.master else {
-            return Some(end);
+            return self.unconnected_gateway(key).is_none().then_some(end);
         };
         let host = self.namespaces.get(end.netns)?;
         host.links.get(&bridge).filter(|_| host.has_address(bridge, key.address))
     }
 
     /// The bridge that has the gateway's address, where the host end of the pair is no port of it and does not have the
-    /// address itself: what answers the pod does not come back to it.
+    /// address itself: what answers the pod does not come back to it. Unless the pod has only addresses to which the
+    /// bridge does not lead: then others than the bridge route to it.
     #[must_use]
     pub fn unconnected_gateway(&self, key: NeighborKey) -> Option<&'a LinkFacts> {
         let end = self.host_end(key.netns, key.ifindex)?;
@@ -262,7 +259,21 @@ impl<'a> NodeView<'a> {
         if has(end.ifindex) || end.master.is_some_and(has) {
             return None;
         }
-        host.links.values().find(|link| link.kind.as_deref() == Some("bridge") && has(link.ifindex))
+        let own = self
+            .namespaces
+            .get(key.netns)?
+            .addresses
+            .iter()
+            .filter(|own| own.ifindex == key.ifindex && own.address.is_ipv4() == key.address.is_ipv4());
+        let own: Vec<IpAddr> = own.map(|own| own.address).filter(|own| !is_link_local(own)).collect();
+        let leads_to_it = |bridge: &LinkFacts| {
+            let of_gateway =
+                |known: &&AddressFacts| known.ifindex == bridge.ifindex && known.address == key.address;
+            let mut subnets = host.addresses.iter().filter(of_gateway);
+            own.is_empty() || subnets.any(|subnet| own.iter().any(|own| subnet.has_in_subnet(*own)))
+        };
+        let is_bridge = |link: &&LinkFacts| link.kind.as_deref() == Some("bridge") && has(link.ifindex);
+        host.links.values().filter(is_bridge).find(|bridge| leads_to_it(bridge))
     }
 
     /// The host end of a veth pair. Links of other kinds are ignored: their peer is a lower device.
@@ -276,6 +287,13 @@ impl<'a> NodeView<'a> {
     }
 }
 
+fn is_link_local(address: &IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    }
+}
+
 /// Whether the container that a control group names is one of the system: users can make such groups only below their
 /// own slice.
 fn is_confirmed(process: &NetnsOwner) -> bool {
@@ -285,7 +303,7 @@ fn is_confirmed(process: &NetnsOwner) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observation::{AddressFacts, NetnsSnapshot, PodIdentity, PodProof};
+    use crate::observation::{NetnsSnapshot, PodIdentity, PodProof};
     use crate::tests::model::{self, Model};
 
     fn sandbox(netns: NsInum, reported: &[&str]) -> ContainerFacts {

@@ -172,17 +172,6 @@ pub struct NeighborChange {
     pub netlink_port: Option<u32>,
 }
 
-impl NeighborChange {
-    /// Whether the entry lost its permanence alone: packets go where they went, until it has to be resolved again.
-    #[must_use]
-    pub fn is_downgrade(&self) -> bool {
-        self.op == NeighborOp::Changed
-            && self.new_lladdr.is_none()
-            && self.old_state.is_some_and(NudState::is_permanent)
-            && self.new_state.is_some_and(NudState::is_usable)
-    }
-}
-
 /// An entry as a dump shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NeighborEntry {

@@ -61,6 +61,20 @@ pub struct AddressFacts {
     pub prefix_len: u8,
 }
 
+impl AddressFacts {
+    /// Whether another address is in the subnet of this one.
+    #[must_use]
+    pub fn has_in_subnet(&self, other: IpAddr) -> bool {
+        let bits = |address| match address {
+            IpAddr::V4(address) => (u128::from(u32::from(address)) << 96, 32),
+            IpAddr::V6(address) => (u128::from(address), 128),
+        };
+        let ((own, size), (other, other_size)) = (bits(self.address), bits(other));
+        let mask = u128::MAX.checked_shl(128 - u32::from(self.prefix_len)).unwrap_or(0);
+        size == other_size && (own ^ other) & mask == 0
+    }
+}
+
 /// `RT_TABLE_MAIN` of `include/uapi/linux/rtnetlink.h`.
 pub const TABLE_MAIN: u32 = 254;
 
@@ -197,6 +211,29 @@ impl NetnsSnapshot {
             routes: Vec::new(),
             rules: Vec::new(),
             neighbors: Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_in_the_subnet_of_another_one_of_its_family() {
+        for (subnet, prefix_len, other, expected) in [
+            ("10.0.0.1", 24, "10.0.0.9", true),
+            ("10.0.0.1", 24, "10.0.1.9", false),
+            ("10.0.0.1", 32, "10.0.0.1", true),
+            ("10.0.0.1", 32, "10.0.0.0", false),
+            ("10.0.0.1", 0, "192.168.0.1", true),
+            ("10.0.0.1", 0, "::1", false),
+            ("fd00::1", 64, "fd00::7:1", true),
+            ("fd00::1", 128, "fd00::2", false),
+        ] {
+            let address = subnet.parse().unwrap();
+            let subnet = AddressFacts { netns: 1, ifindex: 2, address, prefix_len };
+            assert_eq!(subnet.has_in_subnet(other.parse().unwrap()), expected, "{subnet:?} {other}");
         }
     }
 }

@@ -150,12 +150,10 @@ impl Fault {
     /// The fault of a static entry that was deleted or replaced.
     pub(super) fn lost(context: &Context<'_>, owner: GatewayOwner, target: Target, event: &Event) -> Self {
         let neighbor = event.neighbor.as_ref();
-        let replaced = neighbor.is_some_and(|entry| {
-            entry.new_lladdr.is_some() && entry.new_state.as_deref() == Some("permanent")
-        });
+        let replaced = neighbor.is_some_and(|entry| entry.new_lladdr.is_some());
         let reason = if replaced { FaultReason::WrongLladdr } else { FaultReason::Missing };
         // The new address may be correct if the gateway has moved, unless the model shows otherwise.
-        let known = neighbor.is_some_and(|entry| health::health(context.node, key(entry)) == Health::Wrong);
+        let known = neighbor.is_some_and(|entry| is_wrong(context, entry));
         let mut objects = IncidentObjects { target: Some(Box::new(target)), ..IncidentObjects::of(event) };
         if let Some(entry) = &mut objects.neighbor {
             entry.reason = Some(reason.name().to_owned());
@@ -272,6 +270,13 @@ impl Fault {
             learned: false,
         }
     }
+}
+
+/// Whether the model shows that an entry was given an address by which the gateway is not reached.
+fn is_wrong(context: &Context<'_>, entry: &Neighbor) -> bool {
+    let key = key(entry);
+    let expected = context.node.gateway_lladdr(key).map(ToString::to_string);
+    health::health(context.node, key) == Health::Wrong || expected.is_some() && expected != entry.new_lladdr
 }
 
 pub(super) fn subject(owner: &GatewayOwner, key: NeighborKey) -> String {

@@ -18,9 +18,11 @@ pub(super) enum Health {
     Correct,
     /// Static; the expected address is not known.
     Static,
-    /// Static, with another address than that of the host end.
+    /// With another address than that of the host end, which the kernel will not find out by itself.
     Wrong,
-    /// Learned.
+    /// Not static, with the address of the host end, or where that is not known, with that of the static entry before.
+    Usable,
+    /// Learned; nothing tells whether the address is correct.
     Learned,
     /// `NUD_INCOMPLETE` or `NUD_FAILED`.
     Unresolved,
@@ -35,15 +37,24 @@ pub(super) fn health(node: &NodeView<'_>, key: NeighborKey) -> Health {
     else {
         return Health::Unknown;
     };
+    let is_unconnected = node.unconnected_gateway(key).is_some();
+    let expected = node.gateway_lladdr(key);
+    let is_other = expected.zip(gateway.lladdr()).is_some_and(|(expected, lladdr)| expected != lladdr);
+    let is_wrong = is_unconnected || is_other;
     if gateway.is_static() {
-        return match (node.gateway_lladdr(key), gateway.lladdr()) {
-            (Some(expected), Some(lladdr)) if expected == lladdr => Health::Correct,
-            (Some(_), Some(_)) => Health::Wrong,
-            _ => Health::Static,
+        return match expected {
+            _ if is_wrong => Health::Wrong,
+            Some(_) => Health::Correct,
+            None => Health::Static,
         };
     }
     if gateway.is_learned() {
-        Health::Learned
+        match expected {
+            _ if is_wrong && gateway.is_unchecked() => Health::Wrong,
+            Some(_) if !is_wrong => Health::Usable,
+            None if !is_wrong && gateway.is_as_before() => Health::Usable,
+            _ => Health::Learned,
+        }
     } else if gateway.is_unresolved() {
         Health::Unresolved
     } else {

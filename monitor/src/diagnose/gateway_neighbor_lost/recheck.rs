@@ -353,14 +353,19 @@ impl Fault {
         }
         match (health::health(context.node, key), self.reason) {
             (Health::Correct, _) | (Health::Learned, FaultReason::Failed) => Recheck::Resolved,
-            (Health::Static, FaultReason::WrongLladdr) => {
+            // Whoever took its permanence is to blame if it fails soon.
+            (Health::Usable, _) if self.is_downgrade() && self.phase != FaultPhase::Open => {
+                Recheck::Inconclusive
+            }
+            (Health::Usable, _) if context.node.gateway_lladdr(key).is_some() => Recheck::Resolved,
+            (Health::Static | Health::Usable, FaultReason::WrongLladdr) => {
                 let wrong = self.objects.neighbor.as_ref().and_then(|entry| entry.new_lladdr.as_deref());
                 let is_wrong = gateway
                     .and_then(Gateway::lladdr)
                     .is_some_and(|lladdr| wrong.is_none_or(|wrong| lladdr.to_string() == wrong));
                 if is_wrong { Recheck::Persists } else { Recheck::Resolved }
             }
-            (Health::Static, _) => Recheck::Resolved,
+            (Health::Static | Health::Usable, _) => Recheck::Resolved,
             (Health::Learned, _) => {
                 let settled = self.first.saturating_add(REPLACED_AFTER) <= context.now;
                 let missed = gateway.is_some_and(|gateway| gateway.static_lladdr.is_some());

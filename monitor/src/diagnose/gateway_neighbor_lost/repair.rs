@@ -102,7 +102,7 @@ fn is_up(link: &LinkFacts) -> bool {
 fn replaceable<'a>(node: &NodeView<'a>, fault: &Fault, key: NeighborKey) -> Option<&'a LlAddr> {
     let own = link(node, key).filter(|link| is_up(link) && fault.reason != FaultReason::Failed);
     let other = node.host_end(key.netns, key.ifindex).filter(|end| is_up(end));
-    own.and(other).filter(|_| is_in_use(node, key) && node.unconnected_gateway(key).is_none())?;
+    own.and(other).filter(|_| is_in_use(node, key))?;
     node.gateway_link(key).filter(|link| is_up(link))?.mac.as_ref()
 }
 

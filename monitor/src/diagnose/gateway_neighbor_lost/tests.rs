@@ -117,12 +117,49 @@ fn it_is_critical_after_a_minute_without_the_entry() {
 }
 
 #[test]
+fn it_is_over_once_packets_flow_by_an_entry_of_any_state_that_has_the_right_address() {
+    for state in [0x02, 0x04, 0x08, 0x10, 0x40] {
+        let mut node = lost();
+        node.set_entry(ETCD, Some((NudState(state), Some(host_mac()))));
+        node.run_for(3 * S);
+        let closed = node.last_incident().incident.as_ref().unwrap().close_reason;
+        assert_eq!(closed, Some(CloseReason::Resolved), "{state}");
+        node.set_entry(ETCD, None);
+        node.observe_netns(ETCD);
+        node.run_for(20 * S);
+        assert!(node.open().is_empty(), "an idle entry is collected, and nobody lost it");
+    }
+}
+
+#[test]
+fn where_the_right_address_is_not_known_the_one_before_is_as_good() {
+    let mut node = lost();
+    node.tables.get_mut(&HOST).unwrap().links[0].kind = Some("macvlan".into());
+    node.observe_netns(HOST);
+    node.set_entry(ETCD, Some((NudState(0x04), Some(host_mac()))));
+    node.run_for(3 * S);
+    assert!(node.open().is_empty());
+}
+
+#[test]
+fn an_entry_that_is_neither_static_nor_checked_is_wrong_with_another_address() {
+    for (state, expected) in [(0x40, 1), (0x02, 0), (0x04, 0)] {
+        let mut node = TestNode::booted(Resume::default());
+        node.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
+        node.set_entry(ETCD, Some((NudState(state), Some(mac(9)))));
+        node.start(vec![sandbox(SANDBOX, ETCD, "lijiaob", "etcd1-0", "u")]);
+        node.run_for(100 * S);
+        assert_eq!(node.open().len(), expected, "{state}");
+    }
+}
+
+#[test]
 fn it_is_not_critical_while_packets_flow_by_a_learned_entry_and_over_once_that_is_confirmed() {
     let mut node = lost();
-    node.set_entry(ETCD, Some((NudState(0x04), Some(host_mac()))));
+    node.set_entry(ETCD, Some((NudState(0x04), Some(mac(9)))));
     node.run_for(100 * S);
     assert_eq!(node.open()[0].severity, Severity::Warning);
-    node.set_entry(ETCD, Some((NudState(0x02), Some(host_mac()))));
+    node.set_entry(ETCD, Some((NudState(0x02), Some(mac(9)))));
     node.run_for(31 * S);
     assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
     node.set_entry(ETCD, None);

@@ -121,6 +121,18 @@ fn an_entry_is_not_to_be_replaced_where_the_host_end_has_left_the_bridge() {
         open.summary
     );
     assert!(!repairs(&node), "the answers would not come back: {:?}", commands(&node));
+    // That it has the address of the host end changes nothing.
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(mac(8)))));
+    let end = LinkFacts { mac: Some(mac(8)), ..node.tables[&HOST].links[0].clone() };
+    node.tables.get_mut(&HOST).unwrap().links[0] = end.clone();
+    node.observe(Fact::Link(Box::new(end)));
+    node.run_for(20 * S);
+    assert_eq!(node.open().len(), 1);
+    // But it does where the pod's address is not one of the bridge's subnet: something else leads to it.
+    let address = AddressFacts { netns: ETCD, ifindex: 2, address: [192, 168, 1, 1].into(), prefix_len: 32 };
+    node.tables.get_mut(&ETCD).unwrap().addresses.push(address);
+    node.run_for(20 * S);
+    assert!(node.open().is_empty());
 }
 
 #[test]

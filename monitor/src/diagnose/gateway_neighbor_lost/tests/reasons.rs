@@ -96,6 +96,37 @@ fn an_entry_that_vanished_unseen_is_not_the_doing_of_who_had_replaced_it() {
 }
 
 #[test]
+fn an_entry_that_is_replaced_with_the_right_one_is_no_fault_whatever_its_state() {
+    for state in [0x02, 0x04, 0x08, 0x10, 0x40, 0x80].map(NudState) {
+        let mut node = TestNode::with_running_pod();
+        node.set_entry(ETCD, Some((NudState::PERMANENT, Some(mac(9)))));
+        node.observe(Fact::Neighbor(Box::new(replaced_by(mac(9)))));
+        let (summary, ..) = open(&node);
+        assert!(summary.contains(" cannot reach its gateway "), "{summary}");
+        node.set_entry(ETCD, Some((state, Some(host_mac()))));
+        let repair = NeighborChange { new_state: Some(state), ..replaced_by(host_mac()) };
+        node.observe(Fact::Neighbor(Box::new(repair)));
+        assert!(node.open().is_empty(), "{state:?}");
+        let repaired = node.events.iter().rev().find(|event| event.kind == Kind::NeighborChanged).unwrap();
+        assert_eq!(repaired.severity, Severity::Notice);
+        assert_eq!(repaired.neighbor.as_ref().unwrap().reason, None);
+    }
+}
+
+#[test]
+fn that_another_address_is_wrong_is_certain_only_where_the_right_one_is_known() {
+    for (kind, expected) in [("veth", Confidence::Certain), ("macvlan", Confidence::Likely)] {
+        let mut node = TestNode::with_running_pod();
+        node.tables.get_mut(&HOST).unwrap().links[0].kind = Some(kind.into());
+        node.observe_netns(HOST);
+        node.set_entry(ETCD, Some((NudState(0x02), Some(mac(9)))));
+        let replaced = NeighborChange { new_state: Some(NudState(0x02)), ..replaced_by(mac(9)) };
+        node.observe(Fact::Neighbor(Box::new(replaced)));
+        assert_eq!(node.open()[0].confidence, expected, "{kind}");
+    }
+}
+
+#[test]
 fn a_loss_without_an_actor_drops_the_earlier_one() {
     let mut node = lost();
     let unknown = NeighborChange { actor: None, ..deletion(ETCD, NeighborCause::LinkDown) };
