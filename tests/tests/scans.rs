@@ -10,12 +10,14 @@ use std::process::{Command, Stdio};
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::mount::{Mount, Scratch};
-use kevtmon_tests::process::{Running, hold_by_cwd, hold_by_fd, idle};
+use kevtmon_tests::process::{Running, busy_loop, hold_by_cwd, hold_by_fd, idle};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// As many descriptors as take longer to look at than one scan may take.
+/// Descriptors of the first crowd; each further one has twice as many as the one before.
 const DESCRIPTORS: u64 = 200_000;
+/// Crowds, until one scan has not the time for all of them.
+const CROWDS: u32 = 5;
 
 fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
     event.kind() == kind && event.text("/mount/path") == path.to_string_lossy()
@@ -91,21 +93,39 @@ fn crowd(descriptors: u64) -> Vec<Running> {
 
 #[test]
 fn descriptors_without_end_hide_no_holder_and_are_looked_at_in_the_end() {
-    let mount = Mount::new();
-    let _crowd = crowd(DESCRIPTORS);
     let mut daemon = launch().start();
-    let culprit = hold_by_fd(&mount.file());
-    mount.umount_refused();
-    let first = wait_for(&mut daemon, "mount.busy", mount.point());
-    assert!(holds(&first, culprit.pid()), "{first}");
     let is_cut = |event: &Event| event.to_string().contains("the time for one scan ran out");
-    if !is_cut(&first) {
-        return eprintln!("skipped: {DESCRIPTORS} descriptors are looked at in no time");
-    }
+    let mut crowds = Vec::new();
+    let (mount, culprit, first) = (0..CROWDS)
+        .find_map(|nth| {
+            crowds.extend(crowd(DESCRIPTORS << nth));
+            let mount = Mount::new();
+            let culprit = hold_by_fd(&mount.file());
+            mount.umount_refused();
+            let first = wait_for(&mut daemon, "mount.busy", mount.point());
+            assert!(holds(&first, culprit.pid()), "{first}");
+            is_cut(&first).then_some((mount, culprit, first))
+        })
+        .expect("one scan has not the time for all descriptors");
     let seq = first.number("/seq");
     let later = daemon.wait_for("the rest of the scan", |event| {
         let is_later = is_about(event, "mount.busy", mount.point()) && event.number("/completes") == seq;
         is_later && !is_cut(event)
     });
     assert!(holds(&later, culprit.pid()), "{later}");
+}
+
+#[test]
+fn whoever_holds_a_mount_is_found_though_others_take_all_processors() {
+    let mut daemon = launch().start();
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let _load: Vec<Running> = (0..4 * processors).map(|_| busy_loop()).collect();
+    for _ in 0..3 {
+        let mount = Mount::new();
+        let culprit = hold_by_fd(&mount.file());
+        mount.umount_refused();
+        let busy = wait_for(&mut daemon, "mount.busy", mount.point());
+        busy.expect("/holders_verdict", "processes");
+        assert!(holds(&busy, culprit.pid()), "{busy}");
+    }
 }

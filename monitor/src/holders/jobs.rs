@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::locate::leads_to;
@@ -10,7 +9,7 @@ use super::presence::presence;
 use super::progress::Progress;
 use super::scan::{Part, scan};
 use super::still_held::still_held;
-use super::{Deadline, PresenceRequest, ScanRequest, StillHeldRequest};
+use super::{Deadline, PresenceRequest, ScanRequest, StillHeldRequest, thread_time};
 use crate::observation::{HolderReport, MountPresence};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Entry, Job, entry};
@@ -33,9 +32,13 @@ fn measured<T>(work: impl FnOnce() -> T) -> Answer<Measured<T>> {
     Measured { found, took: thread_time().saturating_sub(before) }.into()
 }
 
-/// Processor time of this thread. The kernel always has this clock, so a failure reads as zero.
-fn thread_time() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+/// What work may cost.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Terms {
+    /// Processor time.
+    pub(super) budget: Duration,
+    /// Whether workloads of the node take precedence.
+    pub(super) in_background: bool,
 }
 
 /// Finds who pins a mount, or goes on with it.
@@ -43,7 +46,7 @@ fn thread_time() -> Duration {
 pub(super) struct Scan {
     pub(super) request: ScanRequest,
     pub(super) progress: Progress,
-    pub(super) budget: Duration,
+    pub(super) terms: Terms,
 }
 
 /// What was found, and how to go on if it is not all.
@@ -55,12 +58,15 @@ pub(super) struct Scanned {
 
 impl Job for Scan {
     const NAME: &'static str = "holders";
-    const BACKGROUND: bool = true;
     type Reply = Measured<Scanned>;
+
+    fn in_background(&self) -> bool {
+        self.terms.in_background
+    }
 
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
         measured(|| {
-            let Part { report, left } = scan(proc, &self.request, self.progress.clone(), self.budget);
+            let Part { report, left } = scan(proc, &self.request, self.progress.clone(), self.terms.budget);
             Scanned { report, progress: left }
         })
     }
@@ -75,16 +81,19 @@ impl Job for Scan {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Presence {
     pub(super) request: PresenceRequest,
-    pub(super) budget: Duration,
+    pub(super) terms: Terms,
 }
 
 impl Job for Presence {
     const NAME: &'static str = "mount-presence";
-    const BACKGROUND: bool = true;
     type Reply = Measured<MountPresence>;
 
+    fn in_background(&self) -> bool {
+        self.terms.in_background
+    }
+
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        let deadline = Deadline::after(self.budget);
+        let deadline = Deadline::after(self.terms.budget);
         measured(|| match &self.request.at {
             Some(at) => leads_to(proc, at, &self.request.identity, deadline),
             None => presence(proc, &self.request, deadline),
@@ -96,15 +105,18 @@ impl Job for Presence {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct StillHeld {
     pub(super) request: StillHeldRequest,
-    pub(super) budget: Duration,
+    pub(super) terms: Terms,
 }
 
 impl Job for StillHeld {
     const NAME: &'static str = "still-held";
-    const BACKGROUND: bool = true;
     type Reply = Measured<HolderReport>;
 
+    fn in_background(&self) -> bool {
+        self.terms.in_background
+    }
+
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        measured(|| still_held(proc, &self.request, Deadline::after(self.budget)))
+        measured(|| still_held(proc, &self.request, Deadline::after(self.terms.budget)))
     }
 }

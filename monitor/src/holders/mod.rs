@@ -14,6 +14,7 @@
 
 use std::time::{Duration, Instant};
 
+use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::observation::{Holder, HolderReport, NsInum, PathOrigin};
@@ -64,18 +65,43 @@ pub struct ScanRequest {
     pub mount_only: bool,
 }
 
-/// When a scan has to end.
+/// How much longer than its budget work may take where others use the processor, or the kernel waits.
+const STARVED_FACTOR: u32 = 3;
+
+/// When work has to end: it may use so much of the processor, until then at the latest. On a busy machine little can be done
+/// in a time by the clock.
 #[derive(Debug, Clone, Copy)]
-struct Deadline(Instant);
+struct Deadline {
+    /// Processor time of this thread.
+    used: Duration,
+    latest: Instant,
+}
 
 impl Deadline {
     fn after(budget: Duration) -> Self {
-        Self(Instant::now() + budget)
+        let latest = Instant::now() + budget * STARVED_FACTOR;
+        Self { used: thread_time().saturating_add(budget), latest }
+    }
+
+    /// However much of the processor it uses.
+    fn at(latest: Instant) -> Self {
+        Self { used: Duration::MAX, latest }
+    }
+
+    /// From now on there is so much at least.
+    fn allow(&mut self, budget: Duration) {
+        let new = Self::after(budget);
+        *self = Self { used: self.used.max(new.used), latest: self.latest.max(new.latest) };
     }
 
     fn is_over(&self) -> bool {
-        Instant::now() >= self.0
+        Instant::now() >= self.latest || thread_time() >= self.used
     }
+}
+
+/// Processor time of this thread. The kernel always has this clock, so a failure reads as zero.
+fn thread_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 /// The daemon's own id as this /proc shows it, which may be of another pid namespace.

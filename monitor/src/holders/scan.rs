@@ -89,14 +89,14 @@ impl<'p> Scan<'p> {
             progress,
             elapsed_before: report.elapsed_ns,
             report,
-            deadline: Deadline(started + LIST_MAX),
+            deadline: Deadline::at(started + LIST_MAX),
             noted: started,
         }
     }
 
     /// `None` when no scan is possible.
     fn run(&mut self, request: &ScanRequest, budget: Duration) -> Option<Outcome> {
-        let listed = Instant::now();
+        let all = Deadline::after(budget);
         let index = MntnsIndex::build(self.proc, &self.deadline).ok()?;
         if !index.finished {
             self.report.blind_spot(None, "there are too many processes to list them in time");
@@ -118,15 +118,10 @@ impl<'p> Scan<'p> {
         }
         let children = seen.table.children(target.id).map(|child| child.mountpoint.clone());
         self.report.child_mounts = children.take(MAX_LISTED).collect();
-        self.deadline = Deadline(listed + budget);
-        self.allow(budget / STAGES_MIN);
+        self.deadline = all;
+        self.deadline.allow(budget / STAGES_MIN);
         self.note();
         Some(self.search((request, budget), &index, seen, &target))
-    }
-
-    /// From now on it has this time at least.
-    fn allow(&mut self, time: Duration) {
-        self.deadline = Deadline(self.deadline.0.max(Instant::now() + time));
     }
 
     /// The mount is not there, or not any more.
@@ -165,7 +160,7 @@ impl<'p> Scan<'p> {
         let copies = propagation::copies(&views, target);
         if has_all {
             self.count_unreadable(index, target);
-            self.allow(budget / STAGES_MIN);
+            self.deadline.allow(budget / STAGES_MIN);
             is_done = self.stages(request, index, &views, target, &copies);
         }
         let is_done = is_done && has_all;

@@ -293,6 +293,21 @@ fn without_time_the_report_says_so() {
     assert_eq!((report.verdict, report.complete), (Verdict::Incomplete, false));
 }
 
+#[test]
+fn time_in_which_others_use_the_processor_is_not_that_of_a_scan() {
+    let latest = Instant::now() + AMPLE;
+    let budget = Duration::from_millis(20);
+    let deadline = Deadline { used: thread_time() + budget, latest };
+    let later = Instant::now() + 2 * budget;
+    while let Some(left) = later.checked_duration_since(Instant::now()) {
+        std::thread::park_timeout(left);
+    }
+    assert!(!deadline.is_over());
+    while !deadline.is_over() {}
+    assert!(Instant::now() < latest);
+    assert!(Deadline { used: Duration::MAX, latest: Instant::now() }.is_over());
+}
+
 /// A /proc of literal files in which namespace 1 has a mount at /vol and namespace 2 has none.
 struct FakeProc(tempfile::TempDir);
 

@@ -1,7 +1,9 @@
-//! The thread that has others looked into: requests go into a bounded number of places, reports come out as observations.
+//! The threads that have others looked into: requests go into a bounded number of places, reports come out as
+//! observations.
 //!
-//! Scans are made by [readers](crate::sources::procfs::readers) at low priority, and rested after, so that scanning takes
-//! a twentieth of a core however many requests there are. What was done for strangers delays strangers only. Whether a
+//! Scans are made by [readers](crate::sources::procfs::readers), and rested after, so that scanning takes a twentieth of a
+//! core however many requests there are. What is done for strangers, by a thread of its own and at low priority, delays
+//! strangers only; what the host asks is answered on a busy machine too. Whether a
 //! mount of the host is still there is answered before any scan and without a rest. A scan whose time ran out goes on
 //! where it stopped, when it is its turn again. One of the host that has not begun waits for no long rest: whoever asks is
 //! told at least what is quickly found.
@@ -10,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use super::jobs::{self, Measured, Scanned};
+use super::jobs::{self, Measured, Scanned, Terms};
 use super::places::{Kind, Places};
 use super::progress::Progress;
 use super::{PresenceRequest, ScanRequest, StillHeldRequest};
@@ -37,7 +39,7 @@ const SCAN_MAX: Duration = Duration::from_secs(300);
 pub struct Limits {
     /// Scans that wait.
     pub queue: usize,
-    /// Time for one scan, until it gives way and goes on later.
+    /// Processor time for one scan, until it gives way and goes on later.
     pub budget: Duration,
     /// Longest rest between two scans, whatever the first one took.
     pub max_rest: Duration,
@@ -52,7 +54,7 @@ impl Default for Limits {
     }
 }
 
-/// Takes requests; dropping it ends the thread.
+/// Takes requests; dropping it ends the threads.
 #[derive(Debug)]
 pub struct Scanner {
     shared: Arc<Shared>,
@@ -65,7 +67,21 @@ struct Shared {
     changed: Condvar,
 }
 
-/// What the thread does next.
+/// Which of the two threads: neither waits for what the other one does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    /// For pods' volumes and the host.
+    Host,
+    Strangers,
+}
+
+impl Lane {
+    fn of(rank: Rank) -> Self {
+        if rank == Rank::Other { Self::Strangers } else { Self::Host }
+    }
+}
+
+/// What a thread does next.
 #[derive(Debug)]
 enum Work {
     Scan(Box<Scan>),
@@ -93,23 +109,27 @@ impl From<ScanRequest> for Scan {
 #[derive(Debug, Default)]
 struct State {
     places: Places<Work>,
+    rest: Rest,
     ended: bool,
 }
 
-/// Starts the thread; each request that is taken is answered by one `Fact::Holders` or `Fact::MountPresence`, and by more
+/// Starts the threads; each request that is taken is answered by one `Fact::Holders` or `Fact::MountPresence`, and by more
 /// where a scan goes on.
 ///
 /// # Errors
-/// When no thread can be started, or outside of a runtime.
+/// When a thread cannot be started, or outside of a runtime.
 pub fn spawn(readers: Readers, tx: Sender, limits: Limits) -> io::Result<Scanner> {
     let shared = Arc::new(Shared::default());
-    let theirs = Arc::clone(&shared);
-    let readers = BlockingReaders::new(readers)?;
-    thread::Builder::new().name("holders".to_owned()).spawn(move || {
-        work(&readers, &theirs, &tx, limits);
-        theirs.end();
-    })?;
-    Ok(Scanner { shared, queue: limits.queue })
+    let scanner = Scanner { shared: Arc::clone(&shared), queue: limits.queue };
+    for (lane, name) in [(Lane::Host, "holders"), (Lane::Strangers, "holders-others")] {
+        let (shared, tx) = (Arc::clone(&shared), tx.clone());
+        let readers = BlockingReaders::new(readers.clone())?;
+        thread::Builder::new().name(name.to_owned()).spawn(move || {
+            work(&readers, &shared, &tx, (lane, limits));
+            shared.end();
+        })?;
+    }
+    Ok(scanner)
 }
 
 impl Scanner {
@@ -137,7 +157,7 @@ impl Scanner {
             return Some(work.unanswered("the holder scanner has ended"));
         }
         let loser = state.add(share, work, self.queue);
-        self.shared.changed.notify_one();
+        self.shared.changed.notify_all();
         Some(loser?.unanswered("the requests of others took the places of all that wait for a scan"))
     }
 }
@@ -154,6 +174,11 @@ impl State {
         let max = if kind == Kind::Look { LOOKS_MAX } else { scans };
         self.places.add(share, kind, work, max)
     }
+
+    fn next(&mut self, lane: Lane, now: Instant) -> Option<(Share, Work)> {
+        let Self { places, rest, .. } = self;
+        places.next(|rank, kind| Lane::of(rank) == lane && rest.is_over(rank, kind, now))
+    }
 }
 
 /// Until when it rests, but for what needs none.
@@ -165,6 +190,12 @@ struct Rest {
     begin: Instant,
     /// After any work.
     all: Instant,
+}
+
+impl Default for Rest {
+    fn default() -> Self {
+        Self::new(Instant::now())
+    }
 }
 
 impl Rest {
@@ -214,19 +245,22 @@ impl Shared {
     }
 
     /// What to do next, as far as the rest is over; `None` at the end.
-    fn next(&self, rest: Rest) -> Option<(Share, Work)> {
+    fn next(&self, lane: Lane) -> Option<(Share, Work, Rest)> {
         let mut state = self.lock();
         loop {
             if state.ended {
                 return None;
             }
-            let now = Instant::now();
-            if let Some(next) = state.places.next(|rank, kind| rest.is_over(rank, kind, now)) {
-                return Some(next);
+            let (now, rest) = (Instant::now(), state.rest);
+            if let Some((share, work)) = state.next(lane, now) {
+                return Some((share, work, rest));
             }
-            let due = [rest.begin, rest.host, rest.all].into_iter().filter(|until| {
-                state.places.any(|rank, kind| rest.until(rank, kind).is_some_and(|due| due == *until))
-            });
+            let is_due = |until: &Instant, rank, kind| {
+                Lane::of(rank) == lane && rest.until(rank, kind).is_some_and(|due| due == *until)
+            };
+            let due = [rest.begin, rest.host, rest.all]
+                .into_iter()
+                .filter(|until| state.places.any(|rank, kind| is_due(until, rank, kind)));
             state = match due.min() {
                 Some(due) => {
                     let wait = due.saturating_duration_since(now);
@@ -238,23 +272,26 @@ impl Shared {
     }
 }
 
-fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, limits: Limits) {
-    let mut rest = Rest::new(Instant::now());
-    while let Some((share, work)) = shared.next(rest) {
+fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, (lane, limits): (Lane, Limits)) {
+    while let Some((share, work, rest)) = shared.next(lane) {
         let rank = share.rank;
         let budget = rest.budget(rank, &limits, Instant::now());
-        let Done { reply, took, left } = work.carry_out(readers, budget);
+        let terms = Terms { budget, in_background: lane == Lane::Strangers };
+        let Done { reply, took, left } = work.carry_out(readers, terms);
         if tx.blocking_send(observed_now(reply)).is_err() {
             return;
         }
-        let loser = left.and_then(|left| shared.lock().add(share, left, limits.queue));
+        let loser = {
+            let mut state = shared.lock();
+            state.rest.add(rank, took, &limits, Instant::now());
+            left.and_then(|left| state.add(share, left, limits.queue))
+        };
         let reason = "the requests of others took the place in which it waited to go on";
         if let Some(loser) = loser
             && tx.blocking_send(observed_now(loser.unanswered(reason))).is_err()
         {
             return;
         }
-        rest.add(rank, took, &limits, Instant::now());
     }
 }
 
@@ -278,11 +315,11 @@ impl Work {
         }
     }
 
-    fn carry_out(self, readers: &BlockingReaders, budget: Duration) -> Done {
+    fn carry_out(self, readers: &BlockingReaders, terms: Terms) -> Done {
         match self {
-            Self::Scan(scan) => scan.carry_out(readers, budget),
+            Self::Scan(scan) => scan.carry_out(readers, terms),
             Self::StillHeld(request) => {
-                match readers.ask(jobs::StillHeld { request: request.clone(), budget }, PATIENCE) {
+                match readers.ask(jobs::StillHeld { request: request.clone(), terms }, PATIENCE) {
                     Ok(Answer { reply: Measured { found, took }, .. }) => {
                         Done { reply: Fact::Holders(Box::new(found)), took, left: None }
                     }
@@ -290,7 +327,7 @@ impl Work {
                 }
             }
             Self::Presence(request) => {
-                match readers.ask(jobs::Presence { request: request.clone(), budget }, PATIENCE) {
+                match readers.ask(jobs::Presence { request: request.clone(), terms }, PATIENCE) {
                     Ok(Answer { reply: Measured { found, took }, .. }) => {
                         Done { reply: Fact::MountPresence(found), took, left: None }
                     }
@@ -326,9 +363,9 @@ impl Work {
 
 impl Scan {
     /// Scans until the time is over.
-    fn carry_out(mut self: Box<Self>, readers: &BlockingReaders, budget: Duration) -> Done {
+    fn carry_out(mut self: Box<Self>, readers: &BlockingReaders, terms: Terms) -> Done {
         let begun = *self.begun.get_or_insert_with(Instant::now);
-        let job = jobs::Scan { request: self.request.clone(), progress: self.progress.clone(), budget };
+        let job = jobs::Scan { request: self.request.clone(), progress: self.progress.clone(), terms };
         match readers.ask(job, PATIENCE) {
             Ok(Answer { reply: Measured { found: Scanned { mut report, progress }, took }, .. }) => {
                 let left = progress.filter(|_| begun.elapsed() < SCAN_MAX);

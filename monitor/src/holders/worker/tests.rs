@@ -65,7 +65,8 @@ fn id(work: &Work) -> u64 {
 fn all(scanner: &Scanner, rest: Rest) -> Vec<u64> {
     let now = Instant::now();
     let mut state = scanner.shared.lock();
-    let next = || state.places.next(|rank, kind| rest.is_over(rank, kind, now));
+    state.rest = rest;
+    let next = || state.next(Lane::Host, now).or_else(|| state.next(Lane::Strangers, now));
     std::iter::from_fn(next).map(|(_, work)| id(&work)).collect()
 }
 
@@ -110,6 +111,18 @@ fn what_was_done_for_strangers_delays_no_scan_of_the_host() {
 }
 
 #[test]
+fn neither_thread_does_what_is_for_the_other_one() {
+    let scanner = idle(4);
+    assert_eq!(scanner.request(request(1), share(Rank::Other, 1000)), None);
+    let now = Instant::now();
+    let next = |lane| scanner.shared.lock().next(lane, now).map(|(_, work)| id(&work));
+    assert_eq!(next(Lane::Host), None);
+    assert_eq!(scanner.request(request(2), share(Rank::Volume, 0)), None);
+    assert_eq!(next(Lane::Host), Some(2), "the other one may be at work on 1");
+    assert_eq!(next(Lane::Strangers), Some(1));
+}
+
+#[test]
 fn what_is_left_of_a_long_scan_of_the_host_delays_no_other_one_for_long() {
     let scanner = idle(2);
     assert_eq!(scanner.request(request(1), host()), None);
@@ -137,7 +150,7 @@ fn whoever_has_most_places_loses_one_and_hears_of_it() {
 }
 
 #[tokio::test]
-async fn the_thread_ends_when_the_scanner_is_dropped() {
+async fn the_threads_end_when_the_scanner_is_dropped() {
     let (_root, scanner, mut rx) = start(Limits::default());
     drop(scanner);
     assert_eq!(rx.recv().await, None);
@@ -148,7 +161,8 @@ fn the_end_interrupts_a_rest() {
     let scanner = idle(1);
     let shared = Arc::clone(&scanner.shared);
     let later = Instant::now() + HOUR;
-    let worker = thread::spawn(move || shared.next(Rest { host: later, begin: later, all: later }).is_none());
+    shared.lock().rest = Rest { host: later, begin: later, all: later };
+    let worker = thread::spawn(move || shared.next(Lane::Host).is_none());
     assert_eq!(scanner.request(request(1), host()), None);
     drop(scanner);
     assert!(worker.join().unwrap());

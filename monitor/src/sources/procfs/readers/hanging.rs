@@ -46,8 +46,11 @@ impl Description {
 
 impl Job for Describe {
     const NAME: &'static str = "describe";
-    const BACKGROUND: bool = true;
     type Reply = Description;
+
+    fn in_background(&self) -> bool {
+        true
+    }
 
     fn run(&self, proc: &Proc) -> Answer<Description> {
         let comm =
@@ -76,8 +79,11 @@ pub(super) struct Probe {
 
 impl Job for Probe {
     const NAME: &'static str = "probe";
-    const BACKGROUND: bool = true;
     type Reply = ();
+
+    fn in_background(&self) -> bool {
+        true
+    }
 
     fn run(&self, proc: &Proc) -> Answer<()> {
         let _ = proc.stat(self.tgid);

@@ -58,10 +58,13 @@ pub const JOBS: [Entry; 2] = [entry::<Describe>(), entry::<Probe>()];
 pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
     /// Unique.
     const NAME: &'static str;
-    /// Whether workloads of the node take precedence.
-    const BACKGROUND: bool = false;
     /// What is found.
     type Reply: Serialize + DeserializeOwned + Send + 'static;
+
+    /// Whether workloads of the node take precedence.
+    fn in_background(&self) -> bool {
+        false
+    }
 
     /// Reads it. Called in a reader.
     fn run(&self, proc: &Proc) -> Answer<Self::Reply>;
@@ -228,17 +231,17 @@ impl Inner {
         mut job: J,
         patience: Duration,
     ) -> Result<Answer<J::Reply>, Unread> {
-        let begun = Instant::now();
+        let (begun, background) = (Instant::now(), job.in_background());
         for _ in 0..ATTEMPTS {
             let slots = Arc::clone(&self.slots);
             let left = patience.saturating_sub(begun.elapsed());
             let Ok(Ok(slot)) = timeout(left, slots.acquire_owned()).await else { return Err(Unread::Busy) };
             let proc = self.proc.without(self.state().aside.pids());
-            let mut child = self.take(J::BACKGROUND).map_err(Unread::Failed)?;
+            let mut child = self.take(background).map_err(Unread::Failed)?;
             match child.converse(&job, &proc).await {
                 Ok(answer) => {
                     drop(slot);
-                    self.put_back(child, J::BACKGROUND);
+                    self.put_back(child, background);
                     return Ok(answer);
                 }
                 Err(Ended::Failed(error)) => {
