@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a test waits for something that must happen: `KEVTMON_TEST_PATIENCE` in seconds, else 30.
+/// How long a test waits for something that must happen: `KEVTMON_TEST_PATIENCE` in seconds, else 60.
 #[must_use]
 pub fn patience() -> Duration {
     let seconds = std::env::var("KEVTMON_TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(30))
+    Duration::from_secs(seconds.unwrap_or(60))
 }
 
 /// Looks again and again until there is an answer; panics with `what` when patience ends.

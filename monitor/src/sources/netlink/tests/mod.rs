@@ -22,7 +22,7 @@ mod neighbors;
 /// Longest wait for a condition.
 fn patience() -> Duration {
     let seconds = std::env::var("KEVTMON_TEST_PATIENCE").ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(30))
+    Duration::from_secs(seconds.unwrap_or(60))
 }
 
 /// Runs `ip` with words separated by blanks.
