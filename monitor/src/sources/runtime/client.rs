@@ -22,6 +22,15 @@ type Cause = Box<dyn Error + Send + Sync>;
 /// Changes as they happen.
 pub type Changes = Pin<Box<dyn Stream<Item = Result<Change, RuntimeError>> + Send>>;
 
+/// The answer to an inspect.
+#[derive(Debug, Clone)]
+pub struct Inspection {
+    /// The container.
+    pub facts: ContainerFacts,
+    /// When its process was started, or has ended if it runs no more: wall clock, nanoseconds, as the runtime tells it.
+    pub since: Option<i64>,
+}
+
 /// A connection to one runtime. Only what reads is ever sent: the socket is root on the node.
 ///
 /// In its facts, `runtime`, `source` and what only /proc has (`netns`, `mntns`) are ignored: the session fills them in.
@@ -37,7 +46,7 @@ pub trait RuntimeClient: Clone + Send + Sync + 'static {
     fn list(&self) -> impl Future<Output = Result<Vec<ContainerFacts>, RuntimeError>> + Send;
 
     /// All of one container, the id of its init process included; `None` if it does not exist.
-    fn inspect(&self, id: &str) -> impl Future<Output = Result<Option<ContainerFacts>, RuntimeError>> + Send;
+    fn inspect(&self, id: &str) -> impl Future<Output = Result<Option<Inspection>, RuntimeError>> + Send;
 
     /// Changes from `since` (wall clock, nanoseconds) on, where the runtime can look back, else from now on. It may
     /// subscribe when it is first polled. A runtime without events gives [`RuntimeError::NoEvents`] and is listed

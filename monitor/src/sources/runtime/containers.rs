@@ -263,6 +263,6 @@ impl Containers {
 }
 
 /// Whether the container has a process; an unknown state counts as one that has.
-fn is_live(state: ContainerState) -> bool {
+pub(super) fn is_live(state: ContainerState) -> bool {
     matches!(state, ContainerState::Running | ContainerState::Paused | ContainerState::Unknown)
 }

@@ -12,7 +12,7 @@ use bollard::models::SystemVersion;
 use bollard::query_parameters::{InspectContainerOptions, ListContainersOptionsBuilder};
 use futures_util::{StreamExt, future};
 
-use super::client::{Changes, RuntimeClient, RuntimeError};
+use super::client::{Changes, Inspection, RuntimeClient, RuntimeError};
 use crate::observation::ContainerFacts;
 use events::Actions;
 
@@ -70,7 +70,7 @@ impl RuntimeClient for Docker {
         Ok(entries.into_iter().filter_map(facts::from_summary).collect())
     }
 
-    async fn inspect(&self, id: &str) -> Result<Option<ContainerFacts>, RuntimeError> {
+    async fn inspect(&self, id: &str) -> Result<Option<Inspection>, RuntimeError> {
         match self.api.inspect_container(id, None::<InspectContainerOptions>).await {
             // Not `None`, which would report that the container is gone.
             Ok(answer) => facts::from_inspect(answer).map(Some).ok_or_else(|| RuntimeError::Decode {

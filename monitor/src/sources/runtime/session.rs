@@ -14,8 +14,8 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::change::{Change, ChangeKind, boot_time, wall_now};
-use super::client::{Changes, RuntimeClient, RuntimeError};
-use super::containers::Containers;
+use super::client::{Changes, Inspection, RuntimeClient, RuntimeError};
+use super::containers::{Containers, is_live};
 use super::process::identify;
 use super::refresh::{InspectReply, Refresh};
 use super::source::Timing;
@@ -54,7 +54,7 @@ struct Inspected {
     id: String,
     /// Wall clock when it was requested.
     requested: i64,
-    answer: Result<Option<ContainerFacts>, RuntimeError>,
+    answer: Result<Option<Inspection>, RuntimeError>,
 }
 
 /// The state of one connection.
@@ -258,9 +258,14 @@ impl<C: RuntimeClient> Session<'_, C> {
     async fn inspected(&mut self, inspected: Inspected) -> Result<(), End> {
         let Inspected { id, requested, answer } = inspected;
         match answer {
-            Ok(Some(facts)) => {
+            Ok(Some(Inspection { facts, since })) => {
                 let InspectReply::Use(at) = self.refresh.complete(&id) else { return Ok(()) };
                 let mut facts = Some(facts).filter(|facts| facts.id == id);
+                // What requested it may be older: its creation, or the end of the run before. The event of its start
+                // follows, and has nothing new to tell.
+                let is_news =
+                    facts.as_ref().is_some_and(|facts| self.containers.runs(&id) != is_live(facts.state));
+                let at = since.filter(|_| is_news).map(boot_time).or(at);
                 let tgid = facts.as_ref().and_then(|facts| facts.tgid);
                 let claimants = self.containers.claimants(&mut facts);
                 let process = identify(self.readers, tgid.into_iter().collect(), claimants).await.pop();

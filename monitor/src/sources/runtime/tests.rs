@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::stream;
 use tokio::sync::mpsc;
 
+use super::client::Inspection;
 use super::*;
 use crate::observation::{ContainerFacts, ContainerState, Fact, Observation, SourceKind, SourceStatus};
 use crate::tests::model;
@@ -59,8 +60,9 @@ impl RuntimeClient for Mute {
         Ok(LISTED.lock().unwrap().clone())
     }
 
-    async fn inspect(&self, id: &str) -> Result<Option<ContainerFacts>, RuntimeError> {
-        Ok(LISTED.lock().unwrap().iter().find(|facts| facts.id == id).cloned())
+    async fn inspect(&self, id: &str) -> Result<Option<Inspection>, RuntimeError> {
+        let listed = LISTED.lock().unwrap().iter().find(|facts| facts.id == id).cloned();
+        Ok(listed.map(|facts| Inspection { facts, since: None }))
     }
 
     fn events(&self, _: i64) -> Changes {

@@ -9,7 +9,9 @@ use bollard::models::{
     ContainerInspectResponse, ContainerStateStatusEnum, ContainerSummary, ContainerSummaryStateEnum,
     EndpointSettings,
 };
+use jiff::Timestamp;
 
+use super::super::client::Inspection;
 use super::super::{is_container_id, kubelet};
 use crate::observation::{ContainerFacts, ContainerState};
 
@@ -30,7 +32,7 @@ pub(super) fn from_summary(entry: ContainerSummary) -> Option<ContainerFacts> {
 }
 
 /// The answer to an inspect; `None` without a proper id.
-pub(super) fn from_inspect(answer: ContainerInspectResponse) -> Option<ContainerFacts> {
+pub(super) fn from_inspect(answer: ContainerInspectResponse) -> Option<Inspection> {
     let config = answer.config.unwrap_or_default();
     let state = answer.state.unwrap_or_default();
     let described = Described {
@@ -43,7 +45,18 @@ pub(super) fn from_inspect(answer: ContainerInspectResponse) -> Option<Container
     let name = state.status.map_or(ContainerState::Unknown, inspected);
     let mut facts = described.facts(answer.id?, name, networks)?;
     facts.tgid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
-    Some(facts)
+    let since = match name {
+        ContainerState::Running => state.started_at,
+        ContainerState::Exited | ContainerState::Dead => state.finished_at,
+        _ => None,
+    };
+    Some(Inspection { facts, since: since.and_then(|since| wall(&since)) })
+}
+
+/// A time on the wall clock, nanoseconds; one that has not come yet is the zero of Go's clock, in the year 1.
+fn wall(time: &str) -> Option<i64> {
+    let time: Timestamp = time.parse().ok()?;
+    i64::try_from(time.as_nanosecond()).ok().filter(|wall| *wall > 0)
 }
 
 /// The container of an event from its attributes, which include the labels.
@@ -174,9 +187,24 @@ mod tests {
             "Id": ID, "Name": "/web", "Image": "sha256:0123", "State": {"Status": "running", "Pid": 42},
             "Config": {"Image": "nginx:1"}, "NetworkSettings": {"Networks": {}},
         });
-        let facts = from_inspect(serde_json::from_value(answer).unwrap()).unwrap();
+        let facts = from_inspect(serde_json::from_value(answer).unwrap()).unwrap().facts;
         assert_eq!((facts.state, facts.tgid), (ContainerState::Running, Some(42)));
         assert_eq!((facts.name.as_str(), facts.image.as_str()), ("web", "nginx:1"));
+    }
+
+    #[test]
+    fn an_inspect_answer_tells_since_when_it_is_so() {
+        let since = |status: &str, started: &str, finished: &str| {
+            let state = json!({"Status": status, "StartedAt": started, "FinishedAt": finished});
+            let answer = json!({"Id": ID, "State": state});
+            from_inspect(serde_json::from_value(answer).unwrap()).unwrap().since
+        };
+        let (first, never) = ("1970-01-01T00:00:01.000000002Z", "0001-01-01T00:00:00Z");
+        assert_eq!(since("running", first, never), Some(1_000_000_002));
+        assert_eq!(since("running", "1970-01-01T01:00:02+01:00", first), Some(2_000_000_000), "restarted");
+        assert_eq!(since("exited", never, first), Some(1_000_000_002));
+        assert_eq!(since("created", never, never), None);
+        assert_eq!(since("running", "soon", never), None);
     }
 
     #[test]
@@ -202,7 +230,7 @@ mod tests {
                 "Entrypoint": [planted], "Labels": labels},
             "HostConfig": {"Binds": [planted]},
         });
-        let inspected = from_inspect(serde_json::from_value(answer).unwrap()).unwrap();
+        let inspected = from_inspect(serde_json::from_value(answer).unwrap()).unwrap().facts;
         let listed = summary(json!({"Id": ID, "Names": ["/web"], "Command": planted, "Labels": labels}));
         let attributes = serde_json::from_value(labels).unwrap();
         let by_event = from_event(ID, attributes).unwrap();

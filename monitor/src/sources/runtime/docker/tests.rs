@@ -14,9 +14,10 @@ use tokio::task::JoinHandle;
 use fake::{FakeDocker, Mood};
 
 use super::Docker;
-use crate::clock::boot_now;
+use crate::clock::{BootNs, boot_now};
 use crate::observation::{ContainerFacts, ContainerState, Fact, Observation, SourceKind, SourceStatus};
 use crate::sources::procfs::Proc;
+use crate::sources::runtime::change::wall_now;
 use crate::sources::runtime::{Timing, run};
 
 /// How long a condition may take on a loaded machine.
@@ -31,6 +32,8 @@ const SOURCE: &str = "docker:d.sock";
 struct Reports {
     rx: mpsc::Receiver<Observation>,
     seen: Vec<Fact>,
+    /// Time of the newest.
+    at: BootNs,
     task: JoinHandle<()>,
 }
 
@@ -53,13 +56,14 @@ impl Reports {
     fn at(socket: PathBuf, timing: Timing, proc: Proc) -> Self {
         let (tx, rx) = mpsc::channel(8);
         let source = async move { run::<Docker>(SOURCE.to_owned(), &socket, timing, proc.into(), tx).await };
-        Self { rx, seen: Vec::new(), task: tokio::spawn(source) }
+        Self { rx, seen: Vec::new(), at: 0, task: tokio::spawn(source) }
     }
 
     async fn next(&mut self) -> Fact {
         match tokio::time::timeout(PATIENCE, self.rx.recv()).await {
             Ok(Some(observation)) => {
                 assert!(observation.at <= boot_now());
+                self.at = observation.at;
                 self.seen.push(observation.fact.clone());
                 observation.fact
             }
@@ -195,6 +199,23 @@ async fn the_life_of_a_container_is_reported_in_order() {
     fake.event("destroy", &id('a')).await;
     let gone = reports.until(|fact| matches!(fact, Fact::ContainerGone { .. }).then(|| fact.clone())).await;
     assert_eq!(gone, Fact::ContainerGone { id: id('a'), source: SOURCE.into() });
+}
+
+#[tokio::test]
+async fn a_start_that_an_older_event_shows_first_has_its_own_time() {
+    const SECOND: i64 = 1_000_000_000;
+    let fake = FakeDocker::started();
+    let mut reports = Reports::by(&fake);
+    reports.up().await;
+    fake.subscribed().await;
+    let now = wall_now();
+    fake.put_started(&id('a'), me(), now - SECOND);
+    fake.event_at(now - 2 * SECOND, "create", &id('a')).await;
+    assert_eq!(reports.container().await.state, ContainerState::Created);
+    let created = reports.at;
+    assert_eq!(reports.container().await.state, ContainerState::Running);
+    let later = reports.at.abs_diff(created + SECOND.unsigned_abs());
+    assert!(later < 50_000_000, "the two clocks differ by {later} ns");
 }
 
 #[tokio::test]

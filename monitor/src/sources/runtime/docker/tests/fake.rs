@@ -133,15 +133,28 @@ impl FakeDocker {
         self.state.lock().unwrap().containers.insert(id.to_owned(), container);
     }
 
+    /// Adds or replaces one that runs since a time on the wall clock.
+    pub(in crate::sources::runtime) fn put_started(&self, id: &str, pid: u32, started: i64) {
+        self.put(id, "running", pid);
+        let started = jiff::Timestamp::from_nanosecond(started.into()).unwrap().to_string();
+        let mut state = self.state.lock().unwrap();
+        state.containers.get_mut(id).unwrap()["State"]["StartedAt"] = json!(started);
+    }
+
     pub(in crate::sources::runtime) fn remove(&self, id: &str) {
         self.state.lock().unwrap().containers.remove(id);
     }
 
     /// Sends an event of now to all who listen.
     pub(in crate::sources::runtime) async fn event(&self, action: &str, id: &str) {
+        self.event_at(wall_now(), action, id).await;
+    }
+
+    /// Sends an event of another time.
+    pub(in crate::sources::runtime) async fn event_at(&self, wall: i64, action: &str, id: &str) {
         let attributes = json!({"name": format!("c-{}", &id[..2]), "image": "busybox:1"});
         let event = json!({
-            "Type": "container", "Action": action, "timeNano": wall_now(),
+            "Type": "container", "Action": action, "timeNano": wall,
             "Actor": {"ID": id, "Attributes": attributes},
         });
         self.raw_event(Ok(Frame::data(Bytes::from(format!("{event}\n"))))).await;
