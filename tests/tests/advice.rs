@@ -383,6 +383,40 @@ fn a_pod_is_deleted_only_while_it_has_no_older_sandbox() {
 }
 
 #[test]
+fn a_runtime_that_does_not_answer_is_not_asked_to_restart_a_container() {
+    let dockerd = Dockerd::start();
+    let scratch = Scratch::new();
+    let (root, volume) = shared_volume(&scratch);
+    let (bind, inside) = (bind_of(&root), inside(&root, &volume));
+    let script = format!("cd {inside} && exec sleep 1000000");
+    let options = ["-v", &bind, "--network", "none"];
+    let container = Container::start(&dockerd, &options, &["sh", "-c", &script]);
+    eventually!(comm(container.pid()).as_deref() == Some("sleep"), "the container is in the volume");
+    let mut daemon = launch().runtime(dockerd.runtime()).config(&kubelet_roots(root.point())).start();
+    let pod = Pod::at(container.netns());
+    daemon.wait_for_gateway(pod.inum(), "169.254.1.1");
+    pod.delete_gateway();
+    let gateway = opened(&mut daemon, "gateway-neighbor-lost", |event| event.is_in(pod.inum()));
+    let busy = volume_busy(&mut daemon, &volume);
+    let restarts = |daemon: &Daemon, id: &str| {
+        advice(&incident(daemon, id), "restart").iter().any(|command| command.starts_with("docker "))
+    };
+    assert!(restarts(&daemon, &gateway) && restarts(&daemon, &busy));
+    dockerd.kill();
+    eventually!(
+        !restarts(&daemon, &gateway) && !restarts(&daemon, &busy),
+        "nothing is asked of a daemon that is down"
+    );
+    let end = advice(&incident(&daemon, &busy), "destructive");
+    let end = end.into_iter().find(|command| command.starts_with("kill "));
+    dockerd.launch();
+    eventually!(restarts(&daemon, &gateway) && restarts(&daemon, &busy), "it is up again");
+    let end = end.unwrap_or_else(|| unreachable!("who holds it can be ended without it"));
+    let _ = carry_out(&end, &daemon).succeeded(&end);
+    eventually!(volume.umount().status.success(), "the mount is free");
+}
+
+#[test]
 fn a_container_that_lost_its_gateway_is_restarted_by_its_own_runtime() {
     let dockerd = Dockerd::shared();
     let container = Container::start(dockerd, &["--network", "none"], &["sleep", "1000000"]);

@@ -77,6 +77,7 @@ impl Core {
             busy_mounts: &self.busy_mounts,
             host_netns: self.settings.host_netns,
             runtimes: super::join::runtimes(&self.statuses, self.ready),
+            statuses: &self.statuses,
         };
         (&mut self.engine, node)
     }

@@ -80,6 +80,7 @@ impl Core {
             busy_mounts: &self.busy_mounts,
             host_netns: self.settings.host_netns,
             runtimes: self.runtimes(),
+            statuses: &self.statuses,
         }
     }
 

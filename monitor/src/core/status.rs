@@ -3,12 +3,13 @@
 use super::Core;
 use crate::diagnose::ModelChange;
 use crate::event::{Daemon, Event, Kind, Lost, Severity, SourceStates};
-use crate::observation::{BootNs, Loss, SourceStatus};
+use crate::observation::{BootNs, Loss, SourceKind, SourceStatus};
 
 impl Core {
     pub(super) fn source(&mut self, at: BootNs, status: SourceStatus) {
         let name = status.source.clone();
         let old = self.statuses.insert(name.clone(), status.clone());
+        let was_up = old.as_ref().map(|old| old.up);
         if self.ready {
             let changed = old.is_none_or(|old| {
                 let reason_changed = match status.up {
@@ -20,6 +21,9 @@ impl Core {
             });
             if changed {
                 self.emit_status_change(at, &status);
+            }
+            if was_up.is_some_and(|was_up| was_up != status.up) && status.kind == SourceKind::Runtime {
+                self.diagnose(at, &ModelChange::RuntimeAvailability);
             }
             return;
         }

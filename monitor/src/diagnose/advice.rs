@@ -17,14 +17,18 @@ pub(super) fn of_process(advice: Advice, pid: u32, seen: BootNs) -> Advice {
 }
 
 /// The command that restarts a container by the tool of its own runtime, with a new network. None where no tool is known
-/// to find it: that of another runtime does not, and neither does that of another socket.
+/// to find it: that of another runtime does not, and neither does that of another socket, or one that nobody answers at.
 pub(super) fn restart(node: &NodeView<'_>, container: &Container) -> Option<Vec<String>> {
     let source = node.containers.get(&container.id).map(|facts| facts.source().to_owned());
     let socket = source.as_deref().and_then(|source| source.split_once(':')).map(|(_, path)| path);
+    let is_down = source.as_deref().is_some_and(|source| node.is_down(source));
     let words: &[&str] = match (container.runtime.as_deref()?, socket) {
+        ("docker", _) if is_down => return None,
         ("docker", None | Some("/run/docker.sock" | "/var/run/docker.sock")) => &["docker"],
         ("docker", Some(socket)) => &["docker", "--host", &format!("unix://{socket}")],
         ("podman", None | Some("/run/podman/podman.sock" | "/var/run/podman/podman.sock")) => &["podman"],
+        // Only with an address does it need its service.
+        ("podman", Some(_)) if is_down => return None,
         ("podman", Some(socket)) => &["podman", "--url", &format!("unix://{socket}")],
         _ => return None,
     };

@@ -189,8 +189,8 @@ pub enum Finding {
     Advise {
         /// What is affected.
         subject: String,
-        /// What was checked and found healthy.
-        ruled_out: Vec<String>,
+        /// What was checked and found healthy; `None` leaves that as it is.
+        ruled_out: Option<Vec<String>>,
         /// Next steps.
         advice: Vec<Advice>,
     },
@@ -245,8 +245,9 @@ impl Findings {
         self.items.push(Finding::Link { effect, cause });
     }
 
-    /// Replaces the next steps of an open incident, because what they depend on may have changed.
-    pub fn advise(&mut self, subject: String, ruled_out: Vec<String>, advice: Vec<Advice>) {
+    /// Replaces the next steps of an open incident, because what they depend on may have changed. `ruled_out`: `None`
+    /// leaves what was found healthy as it is.
+    pub fn advise(&mut self, subject: String, ruled_out: Option<Vec<String>>, advice: Vec<Advice>) {
         self.items.push(Finding::Advise { subject, ruled_out, advice });
     }
 

@@ -5,7 +5,7 @@
 //! be a pod being set up or torn down, is suspected first and confirmed later. While the incident is open the namespace
 //! is read again at growing intervals, because the kernel hooks do not report an entry that is added again.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
@@ -322,7 +322,7 @@ impl GatewayNeighborLost {
             };
             findings.advise(
                 subject(&fault.owner, key),
-                repair::ruled_out(context.node, key),
+                Some(repair::ruled_out(context.node, key)),
                 repair::advice_for(context, fault, key, target),
             );
         }
@@ -389,6 +389,12 @@ impl Diagnosis for GatewayNeighborLost {
                 self.close_gone(context, findings);
                 self.attribute(context, findings);
                 self.schedule_check_all(context.now);
+            }
+            ModelChange::RuntimeAvailability => {
+                let namespaces: BTreeSet<NsInum> = self.faults.keys().map(|key| key.netns).collect();
+                for netns in namespaces {
+                    self.advise(context, netns, findings);
+                }
             }
             ModelChange::Ready => self.reconcile(context, findings),
             ModelChange::Refused(_) | ModelChange::UmountUndetermined { .. } | ModelChange::MountGone(_) => {}

@@ -173,14 +173,16 @@ impl OpenIncident {
     }
 
     /// Replaces the next steps; returns whether that is notable: other commands than before, and not too often.
-    pub(super) fn advise(&mut self, ruled_out: Vec<String>, advice: Vec<Advice>) -> bool {
+    pub(super) fn advise(&mut self, ruled_out: Option<Vec<String>>, advice: Vec<Advice>) -> bool {
         let commands = |steps: &[Advice]| steps.iter().map(|step| step.command.clone()).collect::<Vec<_>>();
         let is_other = commands(&advice) != commands(&self.incident.advice);
         if is_other {
             self.incident.advice = advice;
             self.summaries += 1;
         }
-        self.incident.ruled_out = ruled_out;
+        if let Some(ruled_out) = ruled_out {
+            self.incident.ruled_out = ruled_out;
+        }
         is_other && self.summaries <= SUMMARY_UPDATES_MAX
     }
 

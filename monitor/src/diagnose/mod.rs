@@ -119,6 +119,8 @@ pub enum ModelChange<'a> {
     Container(&'a str),
     /// A snapshot of all containers of a runtime was applied.
     Runtime,
+    /// A runtime no longer answers, or does again.
+    RuntimeAvailability,
     /// Every source has reported its status.
     Ready,
     /// An unmount was refused again, without an event.

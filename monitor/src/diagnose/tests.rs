@@ -157,7 +157,7 @@ fn a_closed_incident_has_no_advice() {
 fn other_commands_are_emitted_and_the_same_ones_are_not() {
     let advise = |command: &str, seen: &str| Finding::Advise {
         subject: "pod".into(),
-        ruled_out: vec!["eth0 is up".into()],
+        ruled_out: Some(vec!["eth0 is up".into()]),
         advice: vec![Advice {
             text: "look".into(),
             command: command.into(),

@@ -240,6 +240,18 @@ impl VolumeBusy {
         }
     }
 
+    /// Brings the advice up to date with the runtimes: the tool of one that does not answer restarts nothing.
+    fn advise(&self, context: &Context<'_>, findings: &mut Findings) {
+        for (subject, busy) in &self.busy {
+            let known =
+                busy.mounts.iter().filter_map(|part| part.known.as_ref()).max_by_key(|known| known.at);
+            if let Some(Known { at, mount, holders, verdict }) = known {
+                let steps = release::steps(context.node, mount, holders, Some(*verdict), *at);
+                findings.advise(subject.clone(), None, steps);
+            }
+        }
+    }
+
     fn forget(&mut self, subject: &str) {
         self.timers.cancel(&subject.to_owned());
         self.busy.remove(subject);
@@ -306,6 +318,7 @@ impl Diagnosis for VolumeBusy {
     fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
         match change {
             ModelChange::Refused(mount) => self.attempt(context, mount, findings),
+            ModelChange::RuntimeAvailability => self.advise(context, findings),
             ModelChange::UmountUndetermined { mount, reason } => self.undetermined(mount, reason, findings),
             ModelChange::MountGone(mount) => {
                 let place = MountKey::new(mount.key.mntns, mount.path());

@@ -2,7 +2,7 @@
 //!
 //! The result of a join is part of each answer: found, missed, or no container at all.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::cgroup;
@@ -11,7 +11,9 @@ use super::mounts::BusyMounts;
 use super::namespaces::{Namespace, Namespaces};
 use super::pods::PodNames;
 use crate::event::{Container, Join, Pod, Target, TargetProcess, UserNamespace};
-use crate::observation::{AddressFacts, ContainerFacts, LinkFacts, LlAddr, NeighborKey, NetnsOwner, NsInum};
+use crate::observation::{
+    AddressFacts, ContainerFacts, LinkFacts, LlAddr, NeighborKey, NetnsOwner, NsInum, SourceStatus,
+};
 
 /// Limit of addresses of a pod in an event.
 const POD_ADDRESSES: usize = 8;
@@ -31,6 +33,8 @@ pub struct NodeView<'a> {
     pub host_netns: NsInum,
     /// Which runtimes are available.
     pub runtimes: RuntimeAvailability,
+    /// The newest status of each source, by name.
+    pub statuses: &'a BTreeMap<String, SourceStatus>,
 }
 
 /// How many of the node's runtimes are available.
@@ -58,6 +62,12 @@ pub struct CgroupOwner {
 }
 
 impl NodeView<'_> {
+    /// Whether a source does not deliver: nothing answers at its socket.
+    #[must_use]
+    pub fn is_down(&self, source: &str) -> bool {
+        self.statuses.get(source).is_some_and(|status| !status.up)
+    }
+
     /// The owner of a cgroup path.
     #[must_use]
     pub fn owner(&self, cgroup: Option<&str>) -> CgroupOwner {

@@ -1,11 +1,13 @@
 //! A model of a node, empty until a test fills it, and a container for it.
 
+use std::collections::BTreeMap;
+
 use crate::node::containers::Containers;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
 use crate::node::view::{NodeView, RuntimeAvailability};
-use crate::observation::{ContainerFacts, ContainerState};
+use crate::observation::{ContainerFacts, ContainerState, SourceStatus};
 
 #[derive(Debug, Default)]
 pub(crate) struct Model {
@@ -13,6 +15,7 @@ pub(crate) struct Model {
     pub(crate) namespaces: Namespaces,
     pub(crate) pods: PodNames,
     pub(crate) busy_mounts: BusyMounts,
+    pub(crate) statuses: BTreeMap<String, SourceStatus>,
 }
 
 impl Model {
@@ -25,6 +28,7 @@ impl Model {
             busy_mounts: &self.busy_mounts,
             host_netns: 1,
             runtimes: RuntimeAvailability::All,
+            statuses: &self.statuses,
         }
     }
 }

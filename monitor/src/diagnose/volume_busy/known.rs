@@ -13,9 +13,9 @@ const MS: BootNs = 1_000_000;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Known {
     /// When it was found.
-    at: BootNs,
+    pub(super) at: BootNs,
     /// The mount as it was found.
-    mount: Box<Mount>,
+    pub(super) mount: Box<Mount>,
     pub(super) holders: Vec<MountHolder>,
     pub(super) verdict: Verdict,
 }

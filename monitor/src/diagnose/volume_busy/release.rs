@@ -11,18 +11,29 @@ use crate::observation::{Access, BootNs, Verdict};
 const SERVED: [&str; 9] = ["9p", "afs", "ceph", "cifs", "glusterfs", "lustre", "nfs", "nfs4", "smb3"];
 
 pub(super) fn advice_for(node: &NodeView<'_>, event: &Event, mount: &Mount) -> Vec<Advice> {
+    let age = event.holders_age_ms.unwrap_or_default().saturating_mul(1_000_000);
     let holders = event.holders.as_deref().unwrap_or_default();
+    steps(node, mount, holders, event.holders_verdict, event.at.saturating_sub(age))
+}
+
+/// `seen`: when the holders were.
+pub(super) fn steps(
+    node: &NodeView<'_>,
+    mount: &Mount,
+    holders: &[MountHolder],
+    verdict: Option<Verdict>,
+    seen: BootNs,
+) -> Vec<Advice> {
     let mut steps = vec![look(mount, holders)];
     let deepest = mount.child_mounts.iter().max_by_key(|child| child.matches('/').count());
     if let Some(child) = deepest {
         steps.push(advice("unmount what is mounted below it", Risk::Destructive, &["umount", child]));
     }
     if let Some(holder) = users(holders).next() {
-        let age = event.holders_age_ms.unwrap_or_default().saturating_mul(1_000_000);
-        steps.push(release(node, holder, mount, event.at.saturating_sub(age)));
+        steps.push(release(node, holder, mount, seen));
     }
     // Nothing was mounted there any more; who knows what is by now.
-    if event.holders_verdict != Some(Verdict::NotAMount) {
+    if verdict != Some(Verdict::NotAMount) {
         let text = "detach it though it is in use; what holds it goes on using it unseen";
         steps.push(advice(text, Risk::Destructive, &["umount", "--lazy", &mount.path]));
     }
@@ -80,7 +91,17 @@ fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount, seen: BootN
             advice("restart the service that holds it", Risk::Restart, &["systemctl", "restart", unit])
         }
         None => {
-            let step = advice("end the process that holds it", Risk::Destructive, &["kill", &pid]);
+            // The first process of a process namespace ignores every signal that it does not handle, but this one.
+            let is_first =
+                holder.container.as_ref().is_some_and(|container| container.pid == Some(holder.pid));
+            let step = match is_first {
+                true => advice(
+                    "end the container that holds it by its first process",
+                    Risk::Destructive,
+                    &["kill", "-KILL", &pid],
+                ),
+                false => advice("end the process that holds it", Risk::Destructive, &["kill", &pid]),
+            };
             of_process(step, holder.pid, seen)
         }
     }
@@ -113,7 +134,7 @@ pub(super) fn ruled_out(event: &Event, mount: &Mount) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::event::{Container, Volume};
-    use crate::observation::ContainerFacts;
+    use crate::observation::{ContainerFacts, SourceKind, SourceStatus};
     use crate::tests::model::{Model, container};
     use crate::tests::sample;
 
@@ -166,6 +187,29 @@ mod tests {
         ] {
             assert_eq!(command(runtime, source, pod), expected, "{runtime:?} {source}");
         }
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_answer_is_not_asked_to_restart_anything() {
+        let source = "docker:/run/docker.sock";
+        let restart = |runtime: &str, up: bool| {
+            let mut model = Model::default();
+            model.containers.put(1, ContainerFacts { source: source.into(), ..container(ID) });
+            let status = SourceStatus { up, ..SourceStatus::up(SourceKind::Runtime, source) };
+            model.statuses.insert(source.into(), status);
+            let container = Container {
+                id: ID.into(),
+                runtime: Some(runtime.into()),
+                name: None,
+                image: None,
+                pid: None,
+                state: None,
+            };
+            restart(&model.view(), &container).is_some()
+        };
+        assert!(restart("docker", true));
+        assert!(!restart("docker", false));
+        assert!(!restart("podman", false), "its service at that socket");
     }
 
     #[test]
