@@ -1,8 +1,8 @@
 //! Reads kernel and user memory at offsets that the daemon resolved.
 
-use aya_ebpf::helpers::generated::{bpf_probe_read_kernel, bpf_probe_read_kernel_str, bpf_probe_read_user};
+use aya_ebpf::helpers::generated::{bpf_probe_read_kernel, bpf_probe_read_user};
 use kevtmon_ebpf::MISSING;
-use kevtmon_ebpf::task::{ARGV_CAPACITY, NAME_CAPACITY, NAMES_DEPTH, Names};
+use kevtmon_ebpf::task::ARGV_CAPACITY;
 
 /// One offset: a field of the `OFFSETS` of the file that reads it.
 macro_rules! offset {
@@ -127,30 +127,6 @@ impl Kernel {
         let source = self.0.wrapping_add(u64::from(offset)) as *const core::ffi::c_void;
         // SAFETY: by the caller's promise; probe_read checks the source and zeroes the destination on failure.
         unsafe { bpf_probe_read_kernel(into.cast(), size_of::<T>() as u32, source) };
-    }
-}
-
-/// Walks up a tree of named nodes (dentries, kernfs nodes) and writes their names, leaf first. Above the root
-/// of kernfs everything reads as empty; the root dentry is its own parent.
-///
-/// # Safety
-/// `into` must be valid for writes.
-#[inline(always)]
-pub(crate) unsafe fn walk_names(leaf: Kernel, parent_offset: u32, name_offset: u32, into: *mut Names) {
-    let mut node = leaf;
-    let mut depth = 0;
-    while depth < NAMES_DEPTH {
-        let name: u64 = node.get(name_offset);
-        // SAFETY: by the caller's promise; probe_read checks the source and zeroes the slot on failure.
-        unsafe {
-            bpf_probe_read_kernel_str(
-                (&raw mut (*into)[depth]).cast(),
-                NAME_CAPACITY as u32,
-                name as *const _,
-            );
-        }
-        node = node.follow(parent_offset);
-        depth += 1;
     }
 }
 

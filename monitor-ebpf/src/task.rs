@@ -5,17 +5,18 @@
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{
     bpf_get_current_comm, bpf_get_current_task, bpf_get_current_task_btf, bpf_ktime_get_boot_ns,
+    bpf_probe_read_kernel_str,
 };
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{LruHashMap, PerCpuArray};
 use kevtmon_ebpf::task::{
-    ANCESTORS, AncestorRecord, COMM_LEN, KIND_TASK, RESEND_AFTER, TaskId, TaskOffsets, TaskRecord, counter,
-    process_flag,
+    ANCESTORS, AncestorRecord, COMM_LEN, KIND_TASK, Makers, NAME_CAPACITY, NAMES_DEPTH, Names, RESEND_AFTER,
+    TaskId, TaskOffsets, TaskRecord, counter, process_flag,
 };
 use kevtmon_ebpf::{Header, MISSING};
 
 use crate::emit::{self, Room};
-use crate::memory::{Kernel, Structure, Typed, copy_arguments, offset, walk_names};
+use crate::memory::{Kernel, Structure, Typed, copy_arguments, offset};
 use crate::path::Place;
 
 /// `PF_KTHREAD` of `include/linux/sched.h`.
@@ -224,13 +225,41 @@ fn fill(record: *mut TaskRecord, task: Kernel, id: &TaskId) {
         (*record).exe_marks = exe.walk(Place::root_of(leader), &raw mut (*record).exe);
 
         let v1 = cgroup_v1(task).unwrap_or(Kernel(0));
-        walk_names(v1, offset!(kernfs_parent), offset!(kernfs_name), &raw mut (*record).cgroup_v1);
+        add_cgroup(v1, &raw mut (*record).cgroup_v1, &raw mut (*record).makers_v1);
         let v2 = cgroup_v2(task).unwrap_or(Kernel(0));
-        walk_names(v2, offset!(kernfs_parent), offset!(kernfs_name), &raw mut (*record).cgroup_v2);
+        add_cgroup(v2, &raw mut (*record).cgroup_v2, &raw mut (*record).makers_v2);
 
         (*record).flags = process_flags(leader);
         (*record).reserved = 0;
         add_ancestors(&raw mut (*record).ancestors, leader);
+    }
+}
+
+/// Walks up a tree of kernfs nodes and writes their names, leaf first, and who may make others below each. Above the
+/// root everything reads as empty.
+///
+/// # Safety
+/// `names` and `makers` must be valid for writes.
+#[inline(always)]
+unsafe fn add_cgroup(leaf: Kernel, names: *mut Names, makers: *mut Makers) {
+    let mut node = leaf;
+    let mut depth = 0;
+    while depth < NAMES_DEPTH {
+        let name: u64 = node.get(offset!(kernfs_name));
+        // SAFETY: by the caller's promise; probe_read checks the source and zeroes the slot on failure.
+        unsafe {
+            bpf_probe_read_kernel_str(
+                (&raw mut (*names)[depth]).cast(),
+                NAME_CAPACITY as u32,
+                name as *const _,
+            );
+            // Without attributes of its own, as long as nobody has set any, it is root's.
+            let attributes = node.follow(offset!(kernfs_iattr));
+            attributes.put(offset!(kernfs_iattrs_uid), &raw mut (*makers).owners[depth]);
+            node.put(offset!(kernfs_mode), &raw mut (*makers).modes[depth]);
+        }
+        node = node.follow(offset!(kernfs_parent));
+        depth += 1;
     }
 }
 

@@ -68,10 +68,7 @@ impl Cgroup {
     /// Makes one with the name of a container.
     #[must_use]
     pub fn of_container(hierarchy: Hierarchy) -> Self {
-        Self::named(
-            hierarchy,
-            format!("{:064x}", u64::from(std::process::id()) << 32 | u64::from(unique::number())),
-        )
+        Self::named(hierarchy, unique::container_id())
     }
 
     /// Makes one as systemd does for a service.
@@ -85,6 +82,29 @@ impl Cgroup {
         let cleanup = Cleanup::script(&format!("rmdir '{}' 2>/dev/null\n", directory.display()));
         std::fs::create_dir(&directory).expect("a control group can be made");
         Self { directory, name, _cleanup: cleanup }
+    }
+
+    /// Gives the group to a user, as systemd and LXC do, and makes what the user could make in it: one group within the
+    /// other with these names.
+    #[must_use]
+    pub fn delegated(self, uid: u32, names: &[&str]) -> Self {
+        let procs = self.directory.join("cgroup.procs");
+        for path in [&self.directory, &procs] {
+            std::os::unix::fs::chown(path, Some(uid), Some(uid)).expect("it can be given away");
+        }
+        let mut directory = self.directory.clone();
+        for name in names {
+            directory.push(name);
+            std::fs::create_dir(&directory).expect("a control group can be made");
+            std::os::unix::fs::chown(&directory, Some(uid), Some(uid)).expect("it can be given away");
+        }
+        let below = directory.strip_prefix(&self.directory).expect("it is below");
+        let mut remove = String::new();
+        for path in below.ancestors() {
+            remove.push_str(&format!("rmdir '{}' 2>/dev/null\n", self.directory.join(path).display()));
+        }
+        let name = format!("{}/{}", self.name, below.display());
+        Self { directory, name, _cleanup: Cleanup::script(&remove) }
     }
 
     /// Its path within the hierarchy.

@@ -24,3 +24,9 @@ pub fn address(first: u8) -> String {
     let [_, high, middle, low] = (number() + 1).to_be_bytes();
     format!("10.{}.{middle}.{low}", first.wrapping_add(high))
 }
+
+/// The id of a container.
+#[must_use]
+pub fn container_id() -> String {
+    format!("{:064x}", u64::from(std::process::id()) << 32 | u64::from(number()))
+}

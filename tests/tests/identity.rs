@@ -184,6 +184,45 @@ fn a_process_in_another_user_namespace_is_marked_and_not_called_by_its_name() {
 }
 
 #[test]
+fn a_user_with_control_groups_of_his_own_is_no_container_and_no_pod() {
+    const POD: &str = "kubepods-pod5c948341_c030_4996_b888_f032577d97b0.slice";
+    for hierarchy in Hierarchy::all() {
+        let mut daemon = launch().start();
+        let container = unique::container_id();
+        let scope = format!("cri-containerd-{container}.scope");
+        let group = Cgroup::new(hierarchy).delegated(1000, &["kubepods.slice", POD, &scope]);
+        let mut actor = Actor::start();
+        group.take(actor.pid());
+        actor.act("uid 1000 1000");
+        actor.act("unshare user");
+        give_link(&actor);
+        let netns = NetnsPath::of_process(actor.pid());
+        netns.network(|network| network.add_address("eth0", [10, 7, 0, 2].into(), 24));
+        netns.network(|network| network.add_gateway("eth0", [10, 7, 0, 1].into()));
+        netns.set_neighbor("eth0", "10.7.0.1", "02:00:00:00:00:01", NeighbourState::Permanent);
+        daemon.wait_for_gateway(netns.inum(), "10.7.0.1");
+        actor.act("delete eth0 10.7.0.1");
+        let deleted = daemon.wait_for_deletion_by(actor.pid(), netns.inum(), "10.7.0.1");
+        let opened = daemon.wait_for("the incident", |event| {
+            event.is_incident("incident.opened", "gateway-neighbor-lost")
+                && event.number("/neighbor/netns") == Some(netns.inum())
+        });
+        for event in [deleted, opened] {
+            event.expect("/target/userns", "other");
+            event.expect("/severity", "notice");
+            let delegated = group.path().replacen("/kubepods", "//kubepods", 1);
+            event.expect("/actor/cgroup", delegated);
+            for absent in
+                ["/actor/container", "/actor/pod", "/actor/unit", "/target/container", "/target/pod"]
+            {
+                assert!(!event.has(absent), "{absent} of {event}");
+            }
+            assert!(!event.text("/message").contains("5c948341"), "{event}");
+        }
+    }
+}
+
+#[test]
 fn a_process_that_acts_again_is_known_however_many_acted_once_in_between() {
     // More than the daemon remembers.
     const OTHERS: u32 = 1_500;

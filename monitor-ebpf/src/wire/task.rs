@@ -29,6 +29,16 @@ pub const NAMES_DEPTH: usize = 10;
 /// packing them would take branches that multiply what the verifier has to walk.
 pub type Names = [[u8; NAME_CAPACITY]; NAMES_DEPTH];
 
+/// Who may make control groups in each directory of a path, from the leaf to the root as the [`Names`] are.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Makers {
+    /// Owner of the directory, in the initial user namespace.
+    pub owners: [u32; NAMES_DEPTH],
+    /// Its mode; 0 above the root.
+    pub modes: [u16; NAMES_DEPTH],
+}
+
 /// Components of the path of an executable that are captured, and mounts that are crossed on its way.
 pub const PATH_DEPTH: usize = 16;
 
@@ -133,11 +143,15 @@ pub struct TaskRecord {
     pub cgroup_v1: Names,
     /// Control group of the v2 hierarchy.
     pub cgroup_v2: Names,
+    /// Who may make names in `cgroup_v1`.
+    pub makers_v1: Makers,
+    /// Who may make names in `cgroup_v2`.
+    pub makers_v2: Makers,
 }
 
 const _: () = assert!(size_of::<TaskId>() == 64);
 const _: () = assert!(size_of::<AncestorRecord>() == 48);
-const _: () = assert!(size_of::<TaskRecord>() == 16 + 64 + 16 + 5 * 48 + 512 + 16 * 96 + 2 * 960);
+const _: () = assert!(size_of::<TaskRecord>() == 16 + 64 + 16 + 5 * 48 + 512 + 16 * 96 + 2 * 960 + 2 * 60);
 
 /// Where the kernel keeps what is read of a task: byte offsets from the start of the structure named first. The
 /// daemon resolves them from the running kernel's type information before it loads the programs.
@@ -199,9 +213,12 @@ pub struct TaskOffsets {
     pub kernfs_parent: u32,
     pub kernfs_name: u32,
     pub kernfs_id: u32,
+    pub kernfs_mode: u32,
+    pub kernfs_iattr: u32,
+    pub kernfs_iattrs_uid: u32,
 }
 
 impl TaskOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 51]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 54]);
 }

@@ -33,7 +33,7 @@ pub struct Actor {
     /// Start on the boot clock, nanoseconds.
     #[schemars(regex(pattern = "^[0-9]+$"))]
     pub start_time_ns: String,
-    /// Control group path.
+    /// Control group path; behind a doubled slash are names that root did not make.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cgroup: Option<String>,
     /// systemd unit, from the control group.

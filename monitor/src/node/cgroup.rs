@@ -2,6 +2,9 @@
 //!
 //! Input: a path from `/proc/PID/cgroup` or the kernel, of any cgroup driver and runtime. Whether the container exists is
 //! not checked: only a runtime can confirm that.
+//!
+//! A name tells something only where root made it. In a path of the sources a doubled slash is where that ends: whoever
+//! can write to the directory above, to whom the rest of the tree is delegated, chose the names behind it.
 
 /// The names in one cgroup path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -14,8 +17,8 @@ pub struct CgroupIdentity {
     pub unit: Option<String>,
     /// Runtime, if the path names it.
     pub runtime: Option<Runtime>,
-    /// The names in the part of the path below the container or below a user's service manager. Container or user can
-    /// choose these, so they are hints only, used where nothing contradicts them.
+    /// The names in the part of the path below the container, below a user's service manager, or where it is delegated.
+    /// Container or user can choose these, so they are hints only, used where nothing contradicts them.
     pub nested: Option<Box<Self>>,
 }
 
@@ -62,6 +65,35 @@ impl CgroupIdentity {
     }
 }
 
+/// Marks where names begin that root did not make; the path is the same with it.
+pub const DELEGATED: &str = "//";
+
+/// Puts names, from the root on, into a path. `by_root` tells of each whether root made it.
+#[must_use]
+pub fn path<'a>(names: impl Iterator<Item = (&'a str, bool)>) -> String {
+    let mut path = String::new();
+    let mut all_by_root = true;
+    for (name, by_root) in names {
+        path.push_str(if all_by_root && !by_root { DELEGATED } else { "/" });
+        all_by_root &= by_root;
+        path.push_str(name);
+    }
+    path
+}
+
+/// Whether only root can make something in a directory with this owner and mode.
+#[must_use]
+pub fn is_roots(owner: u32, mode: u32) -> bool {
+    /// `S_IWGRP | S_IWOTH`.
+    const WRITABLE_BY_OTHERS: u32 = 0o022;
+    owner == 0 && mode & WRITABLE_BY_OTHERS == 0
+}
+
+/// The part that root made, and the part that is delegated.
+fn parts(path: &str) -> (&str, &str) {
+    path.split_once(DELEGATED).unwrap_or((path, ""))
+}
+
 /// Of the paths of one process in several hierarchies, in the order of trust: the first that names a container,
 /// else the first that names anything, else the first. With v1 beside v2 any of them may sit at a root or in the
 /// service of the runtime, while another names the container.
@@ -79,7 +111,11 @@ pub fn most_specific<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> Option
 pub fn identify(path: &str) -> CgroupIdentity {
     // The kernel appends this in /proc once the cgroup is removed (v2, zombies).
     let path = path.strip_suffix(" (deleted)").unwrap_or(path);
-    let mut identity = CgroupIdentity::default();
+    let (path, delegated) = parts(path);
+    let nested = |below: &str| {
+        Some(below).filter(|it| !it.is_empty()).map(identify).filter(|it| !it.is_empty()).map(Box::new)
+    };
+    let mut identity = CgroupIdentity { nested: nested(delegated), ..CgroupIdentity::default() };
     let mut parent = "";
     let mut segments = path.split('/').filter(|segment| !matches!(*segment, "" | "." | ".."));
     while let Some(segment) = segments.next() {
@@ -95,8 +131,8 @@ pub fn identify(path: &str) -> CgroupIdentity {
             identity.runtime = Runtime::from_prefix(if word.is_empty() { parent } else { word });
         }
         if inner.is_some() || is_user_manager(segment) {
-            let below: Vec<&str> = segments.collect();
-            identity.nested = Some(identify(&below.join("/"))).filter(|n| !n.is_empty()).map(Box::new);
+            let below: Vec<&str> = segments.chain([delegated]).collect();
+            identity.nested = nested(&below.join("/"));
             break;
         }
         parent = segment;
@@ -108,7 +144,8 @@ pub fn identify(path: &str) -> CgroupIdentity {
 /// its unit. Whoever can make control groups of his own below that gets no more by it.
 #[must_use]
 pub fn account(path: &str) -> &str {
-    owner(path).or_else(|| path.split('/').find(|segment| !segment.is_empty())).unwrap_or(path)
+    let first = || parts(path).0.split('/').find(|segment| !segment.is_empty());
+    owner(path).or_else(first).unwrap_or("/")
 }
 
 /// The same, where the path tells it.
@@ -119,7 +156,7 @@ pub fn owner(path: &str) -> Option<&str> {
             || is_user_slice(segment)
             || is_unit(segment) && !segment.ends_with(".slice")
     };
-    path.split('/').find(is_owner)
+    parts(path).0.split('/').find(is_owner)
 }
 
 /// Whether it is the slice of one user, with all sessions and services of that user.
@@ -324,6 +361,32 @@ mod tests {
         assert_eq!((identity.container_id, identity.unit.as_deref()), (None, Some("user@1000.service")));
         let nested = identity.nested.unwrap();
         assert_eq!((nested.container_id, nested.runtime), (Some(id('a')), Some(Runtime::Podman)));
+    }
+
+    #[test]
+    fn whoever_a_part_of_the_tree_is_delegated_to_gives_no_names_to_others() {
+        let path = fill("/lxc.payload.x//kubepods.slice/kubepods-pod{S}.slice/a.service/docker-{A}.scope/b");
+        let identity = identify(&path);
+        assert_eq!((&identity.container_id, &identity.pod_uid, &identity.unit), (&None, &None, &None));
+        let nested = identity.nested.unwrap();
+        assert_eq!((nested.container_id, nested.pod_uid.as_deref()), (Some(id('a')), Some(UID)));
+        assert_eq!((owner(&path), account(&path)), (None, "lxc.payload.x"));
+        // A container to which its own group is delegated is itself, and so is a service.
+        let own = identify(&fill("/docker/{A}//init.scope"));
+        assert_eq!((own.container_id, own.nested.unwrap().unit), (Some(id('a')), Some("init.scope".into())));
+        assert_eq!(account("/system.slice/build.service//kubelet.service"), "build.service");
+        let forged = fill("//docker/{A}");
+        assert_eq!(most_specific(["/", forged.as_str()].into_iter()), Some(forged.as_str()));
+        assert_eq!((identify(&forged).container_id, account(&forged)), (None, "/"));
+    }
+
+    #[test]
+    fn a_path_tells_where_the_names_of_root_end() {
+        let made = |names: &[(&'static str, bool)]| path(names.iter().copied());
+        assert_eq!(made(&[]), "");
+        assert_eq!(made(&[("a", true), ("b", true)]), "/a/b");
+        assert_eq!(made(&[("a", true), ("b", false), ("c", true), ("d", false)]), "/a//b/c/d");
+        assert!(is_roots(0, 0o755) && !is_roots(1000, 0o755) && !is_roots(0, 0o775) && !is_roots(0, 0o757));
     }
 
     #[test]

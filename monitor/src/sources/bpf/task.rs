@@ -2,7 +2,7 @@
 //! first record that refers to it.
 
 use kevtmon_ebpf::task::{
-    AncestorRecord, KIND_TASK, Names, TaskId, TaskOffsets, TaskRecord, counter, process_flag,
+    AncestorRecord, KIND_TASK, Makers, Names, TaskId, TaskOffsets, TaskRecord, counter, process_flag,
 };
 use kevtmon_ebpf::{MISSING, path_mark};
 use zerocopy::IntoBytes as _;
@@ -11,7 +11,7 @@ use super::btf::{Btf, BtfError};
 use super::decode::{DecodeError, layout, text};
 use super::hooks::{LossCount, Offsets, Records};
 use crate::namespace::NsInum;
-use crate::node::cgroup::{identify, most_specific};
+use crate::node::cgroup::{self, identify, is_roots, most_specific};
 use crate::observation::{Ancestor, Fact, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
 use crate::redact;
 
@@ -103,6 +103,10 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         kernfs_parent: btf.any_of(&["kernfs_node.__parent", "kernfs_node.parent"]),
         kernfs_name: btf.any_of(&["kernfs_node.name"]),
         kernfs_id: btf.any_of(&["kernfs_node.id"]),
+        // Without them any user could name a container.
+        kernfs_mode: btf.need("kernfs_node.mode")?,
+        kernfs_iattr: btf.need("kernfs_node.iattr")?,
+        kernfs_iattrs_uid: btf.need("kernfs_iattrs.ia_uid")?,
     };
     Ok(offsets.as_bytes().to_vec())
 }
@@ -195,7 +199,8 @@ fn place(task: &TaskId) -> TaskPlace {
 /// The path that tells most. One that is cut may lack the container's name, and begin with a name that the container
 /// chose: it says nothing, and neither does the other one then, unless that names a container.
 fn cgroup(record: &TaskRecord) -> Option<String> {
-    let paths = [&record.cgroup_v1, &record.cgroup_v2].map(path);
+    let [v1, v2] = [(&record.cgroup_v1, &record.makers_v1), (&record.cgroup_v2, &record.makers_v2)];
+    let paths = [path(v1.0, v1.1), path(v2.0, v2.1)];
     let is_cut = |path: &&String| path.starts_with('…');
     let whole = paths.iter().flatten().filter(|path| !is_cut(path)).map(String::as_str);
     // The root group has an empty name on either hierarchy.
@@ -250,15 +255,19 @@ pub(super) fn shown_path<const NAME: usize>(names: &[[u8; NAME]], marks: u32) ->
 
 /// Names from the leaf to the root become a path; the root's own name is `/` or empty. A path that is deeper
 /// than the slots starts with an ellipsis.
-fn path(names: &Names) -> Option<String> {
-    let mut parts: Vec<String> =
+fn path(names: &Names, makers: &Makers) -> Option<String> {
+    let parts: Vec<String> =
         names.iter().map(|name| text(name)).take_while(|name| !name.is_empty() && name != "/").collect();
     if parts.is_empty() {
         return (names[0][0] == b'/').then(|| "/".to_owned());
     }
+    // A name was made in the directory above it, which is behind it here.
+    let above = makers.owners.iter().zip(&makers.modes).skip(1);
+    let by_root = above.map(|(owner, mode)| is_roots(*owner, u32::from(*mode))).chain([true]);
+    let mut parts: Vec<(&str, bool)> = parts.iter().map(String::as_str).zip(by_root).collect();
     parts.reverse();
-    let start = if parts.len() == names.len() { "…/" } else { "/" };
-    Some(format!("{start}{}", parts.join("/")))
+    let start = if parts.len() == names.len() { "…" } else { "" };
+    Some(format!("{start}{}", cgroup::path(parts.into_iter())))
 }
 
 #[cfg(test)]
@@ -366,12 +375,32 @@ mod tests {
             for (slot, name) in slots.iter_mut().zip(list) {
                 slot[..name.len()].copy_from_slice(name.as_bytes());
             }
-            path(&slots)
+            path(&slots, &Makers::new_zeroed())
         };
         assert_eq!(names(&["ip", "sbin", "/", "/", "/"]).as_deref(), Some("/sbin/ip"));
         assert_eq!(names(&["abc", "docker", ""]).as_deref(), Some("/docker/abc"));
         assert_eq!(names(&["/", "/"]).as_deref(), Some("/"));
         assert_eq!(names(&[]), None);
         assert_eq!(names(&["x"; 12]).as_deref(), Some("…/x/x/x/x/x/x/x/x/x/x"));
+    }
+
+    #[test]
+    fn the_names_that_root_did_not_make_are_set_apart() {
+        let mut record = TaskRecord::new_zeroed();
+        let container = "c".repeat(64);
+        for (slot, name) in record.cgroup_v2.iter_mut().zip([container.as_str(), "docker", "given", "lxc"]) {
+            slot[..name.len()].copy_from_slice(name.as_bytes());
+        }
+        record.makers_v2.modes = [0o755; NAMES_DEPTH];
+        assert_eq!(cgroup(&record), Some(format!("/lxc/given/docker/{container}")));
+        // What is in the directory `given` is its owner's.
+        record.makers_v2.owners[2] = 100_000;
+        assert_eq!(cgroup(&record), Some(format!("/lxc/given//docker/{container}")));
+        record.makers_v2.modes[3] = 0o777;
+        assert_eq!(cgroup(&record), Some(format!("/lxc//given/docker/{container}")));
+        // Its own directory holds no name of it.
+        (record.makers_v2.owners, record.makers_v2.modes) = ([0; NAMES_DEPTH], [0o755; NAMES_DEPTH]);
+        record.makers_v2.owners[0] = 1000;
+        assert_eq!(cgroup(&record), Some(format!("/lxc/given/docker/{container}")));
     }
 }

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::node::cgroup::most_specific;
 use crate::observation::{BootNs, NsInum, TaskKey};
 use crate::redact;
 
+mod cgroups;
 pub mod dir;
 pub mod mountinfo;
 pub mod own;
@@ -158,7 +158,7 @@ impl Proc {
     /// The most specific control group path.
     #[must_use]
     pub fn cgroup(&self, pid: u32) -> Option<String> {
-        parse_cgroup(&String::from_utf8(self.read(pid, "cgroup")?).ok()?)
+        cgroups::most_telling(&self.root, &String::from_utf8(self.read(pid, "cgroup")?).ok()?)
     }
 
     /// The root below which it reads.
@@ -188,23 +188,6 @@ fn parse_stat(text: &str) -> Option<Stat> {
     })
 }
 
-/// Lines are `ID:CONTROLLERS:PATH`.
-fn parse_cgroup(text: &str) -> Option<String> {
-    let lines: Vec<(&str, &str)> = text
-        .lines()
-        .filter_map(|line| {
-            let mut parts = line.splitn(3, ':');
-            parts.next()?;
-            Some((parts.next()?, parts.next()?))
-        })
-        .collect();
-    let of =
-        |wanted: &'static str| lines.iter().find(|(names, _)| names.split(',').any(|name| name == wanted));
-    let hierarchies = ["name=systemd", "", "pids", "memory", "freezer", "cpu"];
-    let paths = hierarchies.into_iter().filter_map(of).chain(&lines).map(|(_, path)| *path);
-    most_specific(paths).map(str::to_owned)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,21 +204,6 @@ mod tests {
     fn a_cut_stat_line_is_none() {
         assert_eq!(parse_stat("42 (x) S 7"), None);
         assert_eq!(parse_stat(""), None);
-    }
-
-    #[test]
-    fn a_controller_that_names_the_container_wins_over_one_at_the_root() {
-        let text = "9:name=systemd:/\n8:pids:/docker/abc\n4:memory:/\n0::/\n";
-        assert_eq!(parse_cgroup(text).as_deref(), Some("/docker/abc"));
-        assert_eq!(parse_cgroup("0::/system.slice/x.service\n").as_deref(), Some("/system.slice/x.service"));
-        assert_eq!(parse_cgroup("0::/\n").as_deref(), Some("/"));
-        let id = "b".repeat(64);
-        let hybrid = format!("5:name=systemd:/system.slice/docker.service\n3:pids:/\n0::/docker/{id}\n");
-        assert_eq!(
-            parse_cgroup(&hybrid),
-            Some(format!("/docker/{id}")),
-            "v2 below a v1 that names a service"
-        );
     }
 
     #[test]
