@@ -119,9 +119,15 @@ impl Cgroup {
         &self.name
     }
 
+    /// Where a process writes its id to enter it.
+    #[must_use]
+    pub fn procs(&self) -> PathBuf {
+        self.directory.join("cgroup.procs")
+    }
+
     /// Moves a process into it.
     pub fn take(&self, pid: u32) {
-        std::fs::write(self.directory.join("cgroup.procs"), pid.to_string()).expect("it can be moved");
+        std::fs::write(self.procs(), pid.to_string()).expect("it can be moved");
     }
 
     /// Moves a process to the root of a hierarchy.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kevtmon_tests::actor::{self, Actor};
+use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::mount::Scratch;
@@ -75,6 +76,34 @@ fn the_program_that_runs_a_tool_is_blamed_directly_and_through_a_shell() {
     std::fs::write(&script, format!("{}\nexit 0\n", by_shell.command)).expect("a script can be written");
     calico.act(&format!("run sh {}", script.display()));
     expect_by(&by_shell.deletion(&mut daemon), &by);
+}
+
+#[test]
+fn the_container_that_a_tool_was_moved_into_is_not_that_of_who_uses_it() {
+    for hierarchy in Hierarchy::all() {
+        let (pod, scratch, container) = (Pod::new(), Scratch::new(), Cgroup::of_container(hierarchy));
+        let mut daemon = launch().start();
+        let mut calico = Actor::run(calico(&scratch));
+        let test = comm(std::process::id()).expect("this process has a name");
+        let by = format!("calico (pid {}), run by {test}, by means of ip", calico.pid());
+        let inside = format!(" of container {}", &container.name()[..12]);
+        let entry = Entry::new(&pod);
+        let script = scratch.path().join("script");
+        let lines = format!("echo $$ > {}\n{}\nexit 0\n", container.procs().display(), entry.command);
+        std::fs::write(&script, lines).expect("a script can be written");
+        calico.act(&format!("run sh {}", script.display()));
+        let event = entry.deletion(&mut daemon);
+        event.expect("/actor/container/id", container.name());
+        event.expect("/actor/ancestors/1/join", "host");
+        expect_by(&event, &format!("{by}{inside}"));
+
+        let both = Entry::new(&pod);
+        container.take(calico.pid());
+        calico.act(&format!("run {}", both.command));
+        let by = format!("calico (pid {}){inside}, run by {test}, by means of ip", calico.pid());
+        expect_by(&both.deletion(&mut daemon), &by);
+        Cgroup::release(hierarchy, calico.pid());
+    }
 }
 
 #[test]

@@ -155,6 +155,7 @@ pub(super) fn kubelet(comm: &str) -> Actor {
         comm: comm.to_owned(),
         exe: exe.map(str::to_owned),
         started: Some(true),
+        ..AncestorRef::default()
     };
     Actor {
         source: ActorSource::Kernel,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Core;
+use crate::event::culprit;
 use crate::event::{
     Actor, ActorSource, AncestorRef, Confidence, Join, MountHolder, Serves, Target, UserNamespace,
 };
@@ -21,7 +22,7 @@ impl Core {
         let namespace = |inum: NsInum| Some(inum).filter(|inum| *inum != 0);
         let owner = self.node().owner(facts.and_then(|facts| facts.cgroup.as_deref()));
         let join = if late && owner.join == Join::Ok { Join::Late } else { owner.join };
-        Actor {
+        let mut actor = Actor {
             source: ActorSource::Kernel,
             confidence: Confidence::Certain,
             pid: task.key.tgid,
@@ -46,13 +47,26 @@ impl Core {
                         comm: ancestor.comm.clone(),
                         exe: ancestor.exe.clone(),
                         started: ancestor.started,
+                        uid: ancestor.uid,
+                        ..AncestorRef::default()
                     })
                     .collect()
             }),
             container: owner.container,
             pod: owner.pod,
             join,
-        }
+        };
+        self.join_user(&mut actor, facts);
+        actor
+    }
+
+    /// Joins the process whose tool the actor is with its own container, which may be another one than the tool's.
+    fn join_user(&self, actor: &mut Actor, facts: Option<&TaskFacts>) {
+        let Some(index) = culprit::user_of_tool(actor) else { return };
+        let cgroup = facts.and_then(|facts| facts.ancestors.get(index)?.cgroup.as_deref());
+        let (Some(user), Some(cgroup)) = (actor.ancestors.get_mut(index), cgroup) else { return };
+        let owner = self.node().owner(Some(cgroup));
+        (user.container, user.pod, user.join) = (owner.container, owner.pod, Some(owner.join));
     }
 
     /// What a task was when it acted.

@@ -99,8 +99,8 @@ fn task(cgroup: &str) -> Fact {
             tgid: 900,
             start_ns: 1,
             comm: "kubelet".into(),
-            exe: None,
             started: Some(true),
+            ..Ancestor::default()
         }],
     }))
 }

@@ -85,12 +85,14 @@ enum Part {
 }
 
 /// Whom a sentence names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Culprit<'a> {
     /// Command name of who did it.
     pub(super) comm: &'a str,
     /// Its process id.
     pub(super) pid: u32,
+    /// Where it is the process above a tool: that process.
+    pub(super) user: Option<&'a AncestorRef>,
     /// Who runs it.
     pub(super) run_by: RunBy<'a>,
     /// Command name of the actor, where that is a tool of the culprit.
@@ -112,15 +114,16 @@ pub(super) enum RunBy<'a> {
 
 /// Whom to name for what an actor did.
 pub(super) fn culprit(actor: &Actor) -> Culprit<'_> {
-    let own = Culprit { comm: &actor.comm, pid: actor.pid, run_by: RunBy::Nobody, tool: None };
-    match part(&actor.comm, actor.exe.as_deref(), actor.pid) {
-        Part::Tool | Part::Shell => {}
-        Part::Program | Part::Supervisor => return own,
+    let run_by = RunBy::Nobody;
+    let own = Culprit { comm: &actor.comm, pid: actor.pid, user: None, run_by, tool: None };
+    if !is_used(actor) {
+        return own;
     }
     let mut programs = users(&actor.ancestors).filter(|above| part_of(above) == Part::Program);
     if let Some(program) = programs.next() {
         let run_by = programs.next().map_or(RunBy::Nobody, |above| RunBy::Program(&above.comm));
-        return Culprit { comm: &program.comm, pid: program.pid, run_by, tool: Some(&actor.comm) };
+        let (comm, pid, tool) = (program.comm.as_str(), program.pid, Some(actor.comm.as_str()));
+        return Culprit { comm, pid, user: Some(program), run_by, tool };
     }
     let shell = users(&actor.ancestors).find(|above| part_of(above) == Part::Shell);
     let run_by = match (shell, actor.ancestors.first()) {
@@ -131,6 +134,17 @@ pub(super) fn culprit(actor: &Actor) -> Culprit<'_> {
         _ => RunBy::Nobody,
     };
     Culprit { run_by, ..own }
+}
+
+/// Which of its ancestors uses an actor that is a tool; `None` where it is none, or that is not certain.
+pub(crate) fn user_of_tool(actor: &Actor) -> Option<usize> {
+    let program = culprit(actor).user?;
+    actor.ancestors.iter().position(|above| std::ptr::eq(above, program))
+}
+
+/// Whether an actor carries out what another process decided.
+fn is_used(actor: &Actor) -> bool {
+    matches!(part(&actor.comm, actor.exe.as_deref(), actor.pid), Part::Tool | Part::Shell)
 }
 
 /// Whether a program unmounts on behalf of whoever runs it; each attempt is another process of it.
@@ -202,8 +216,8 @@ mod tests {
         let above = (1..).zip(above).map(|(distance, comm)| AncestorRef {
             pid: 100 - distance,
             comm: (*comm).to_owned(),
-            exe: None,
             started: Some(true),
+            ..AncestorRef::default()
         });
         Actor {
             source: ActorSource::Kernel,
@@ -265,7 +279,8 @@ mod tests {
             assert!(!phrase.contains("kubelet") && !phrase.contains("dockerd"), "{phrase}");
         }
         let started = Some(true);
-        let adopter = AncestorRef { pid: 1, comm: "entrypoint".to_owned(), exe: None, started };
+        let adopter =
+            AncestorRef { pid: 1, comm: "entrypoint".to_owned(), started, ..AncestorRef::default() };
         let orphan = Actor { ancestors: vec![adopter], ..actor("ip", None, &[]) };
         assert_eq!(actor_phrase(&orphan), "ip (pid 100)");
     }
@@ -293,6 +308,52 @@ mod tests {
         let by_means = "calico (pid 99), by means of ip";
         assert_eq!(phrase("ip", &[("calico", known), ("kubelet", unknown)]), by_means);
         assert_eq!(phrase("calico", &[("kubelet", unknown)]), "calico (pid 100)");
+    }
+
+    #[test]
+    fn the_container_of_a_tool_is_not_said_to_be_that_of_who_uses_it() {
+        let container = |id: &str| crate::event::Container {
+            id: id.repeat(64),
+            name: Some(id.to_owned()),
+            runtime: None,
+            image: None,
+            pid: None,
+            state: None,
+        };
+        let used = |own: Option<&str>, join| {
+            let mut ip = actor("ip", None, &["calico", "kubelet"]);
+            ip.container = Some(container("x"));
+            let user = &mut ip.ancestors[0];
+            (user.container, user.join) = (own.map(container), join);
+            (user_of_tool(&ip), actor_phrase(&ip))
+        };
+        for (own, join, phrase) in [
+            (Some("x"), Some(Join::Ok), "calico (pid 99) of container x, run by kubelet, by means of ip"),
+            (
+                Some("y"),
+                Some(Join::Ok),
+                "calico (pid 99) of container y, run by kubelet, by means of ip of container x",
+            ),
+            (None, Some(Join::Host), "calico (pid 99), run by kubelet, by means of ip of container x"),
+            // It was gone before that could be read.
+            (None, None, "calico (pid 99), run by kubelet, by means of ip of container x"),
+        ] {
+            assert_eq!(used(own, join), (Some(0), phrase.to_owned()));
+        }
+        let mut ip = actor("ip", None, &["bash", "sshd"]);
+        ip.container = Some(container("x"));
+        assert_eq!(user_of_tool(&ip), None);
+        assert_eq!(actor_phrase(&ip), "ip (pid 100) of container x, run by bash (pid 99)");
+    }
+
+    #[test]
+    fn an_unprivileged_user_of_a_tool_of_root_is_told_by_his_id() {
+        let mut ip = actor("ip", None, &["sudo", "kubelet"]);
+        ip.ancestors[1].uid = Some(1000);
+        let phrase = "a process of uid 1000 called kubelet (pid 98), by means of ip";
+        assert_eq!(actor_phrase(&ip), phrase);
+        ip.ancestors[1].uid = Some(0);
+        assert_eq!(actor_phrase(&ip), "kubelet (pid 98), by means of ip");
     }
 
     #[test]

@@ -99,7 +99,7 @@ pub enum Confidence {
 }
 
 /// A process above the actor.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AncestorRef {
     /// Process id.
     pub pid: u32,
@@ -112,6 +112,18 @@ pub struct AncestorRef {
     /// where that is not known: the kernel gives orphans to the init of their pid namespace or to a subreaper.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub started: Option<bool>,
+    /// Real user id, where it could still be read.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub uid: Option<u32>,
+    /// Its own container, where the actor is a tool of this process and that could still be read.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub container: Option<Container>,
+    /// Its own pod, likewise.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pod: Option<Pod>,
+    /// How the join with that container went, likewise.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub join: Option<Join>,
 }
 
 /// How the join of a fact with a container went.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::culprit::{Culprit, RunBy, culprit};
 use crate::escape::name;
-use crate::event::{Actor, Container, MountHolder, Neighbor, Pod, Target};
+use crate::event::{Actor, AncestorRef, Container, MountHolder, Neighbor, Pod, Target};
 use crate::observation::{Access, Verdict};
 
 /// The owner of a target as the end of a phrase, ` of pod NAMESPACE/NAME`; empty for the host.
@@ -72,9 +72,13 @@ pub(crate) fn actor_phrase(actor: &Actor) -> String {
     if let Some(text) = user_actor_phrase(actor) {
         return text;
     }
-    let Culprit { comm, pid, run_by, tool } = culprit(actor);
-    let mut text = format!("{} (pid {pid})", name(comm));
-    text.push_str(&actor_owner_phrase(actor));
+    let Culprit { comm, pid, user, run_by, tool } = culprit(actor);
+    let mut text = user_process_phrase(user.and_then(uid_on_host), comm, pid)
+        .unwrap_or_else(|| format!("{} (pid {pid})", name(comm)));
+    let of_actor = process_owner_phrase(actor.container.as_ref(), actor.pod.as_ref());
+    // A tool can be in another container than who uses it, of whom that is not always known.
+    let of_culprit = user.map(|user| process_owner_phrase(user.container.as_ref(), user.pod.as_ref()));
+    text.push_str(of_culprit.as_ref().unwrap_or(&of_actor));
     match run_by {
         RunBy::Nobody => {}
         RunBy::Program(comm) => text.push_str(&format!(", run by {}", name(comm))),
@@ -82,15 +86,22 @@ pub(crate) fn actor_phrase(actor: &Actor) -> String {
         RunBy::ChildOf(comm, pid) => text.push_str(&format!(", a child of {} (pid {pid})", name(comm))),
     }
     if let Some(tool) = tool {
-        text.push_str(&format!(", by means of {}", name(tool)));
+        let is_elsewhere = of_culprit.as_ref() != Some(&of_actor);
+        text.push_str(&format!(", by means of {}{}", name(tool), if is_elsewhere { &of_actor } else { "" }));
     }
     text
+}
+
+/// The id of an unprivileged user of the host who runs a process above an actor.
+fn uid_on_host(process: &AncestorRef) -> Option<u32> {
+    process.uid.filter(|_| process.container.is_none())
 }
 
 /// An actor in another user namespace: any user can make one, and choose the names of his processes.
 fn foreign_actor_phrase(actor: &Actor) -> String {
     let uid = actor.uid.map_or_else(String::new, |uid| format!("uid {uid}, "));
-    format!("a process in another user namespace ({uid}pid {}){}", actor.pid, actor_owner_phrase(actor))
+    let owner = process_owner_phrase(actor.container.as_ref(), actor.pod.as_ref());
+    format!("a process in another user namespace ({uid}pid {}){}", actor.pid, owner)
 }
 
 /// An actor on the host that an unprivileged user runs: the name of the process is what that user calls it.
@@ -105,9 +116,9 @@ fn user_process_phrase(uid: Option<u32>, comm: &str, pid: u32) -> Option<String>
     Some(format!("a process of uid {uid} called {} (pid {pid})", name(comm)))
 }
 
-/// The owner of an actor as the end of a phrase, ` of pod NAMESPACE/NAME`; empty for the host.
-fn actor_owner_phrase(actor: &Actor) -> String {
-    match (&actor.pod, &actor.container) {
+/// The owner of a process as the end of a phrase, ` of pod NAMESPACE/NAME`; empty for the host.
+fn process_owner_phrase(container: Option<&Container>, pod: Option<&Pod>) -> String {
+    match (pod, container) {
         (Some(pod), Some(container)) if pod.claimed => format!(" of {}", claimant_label(container, pod)),
         (Some(pod @ Pod { namespace: Some(_), name: Some(_), .. }), _) => {
             format!(" of pod {}", pod_label(pod))

@@ -247,7 +247,7 @@ mod tests {
     fn what_is_written_reads_back_whole_and_in_the_order_of_use() {
         let mut tasks = Tasks::default();
         for tgid in 1..=3 {
-            let ancestor = |tgid| Ancestor { tgid, start_ns: 1, comm: "a".into(), exe: None, started: None };
+            let ancestor = |tgid| Ancestor { tgid, start_ns: 1, comm: "a".into(), ..Ancestor::default() };
             tasks.insert(TaskFacts {
                 exe: Some("/bin/sh".into()),
                 cmdline: Some(format!("sh {tgid}")),

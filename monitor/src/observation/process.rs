@@ -72,7 +72,7 @@ pub struct TaskPlace {
 }
 
 /// An ancestor of a task.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Ancestor {
     /// Thread group id.
     pub tgid: u32,
@@ -86,6 +86,12 @@ pub struct Ancestor {
     /// where that is not known, as in older recordings. It may have adopted the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started: Option<bool>,
+    /// User id in the initial user namespace, where it could still be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// Path of the control group, where it could still be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
 }
 
 /// The details of a task: captured in the kernel, completed from /proc if it still exists.

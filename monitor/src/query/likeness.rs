@@ -74,8 +74,8 @@ mod tests {
         let above = above.iter().map(|(pid, comm)| AncestorRef {
             pid: *pid,
             comm: (*comm).into(),
-            exe: None,
             started: Some(true),
+            ..AncestorRef::default()
         });
         actor.ancestors = above.collect();
         event.message = format!("umount of /m by umount (pid {pid}) refused: held by etcd (pid 7)");

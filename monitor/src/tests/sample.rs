@@ -77,8 +77,9 @@ fn actor() -> Actor {
                 comm: "kubelet".into(),
                 exe: Some("/usr/bin/kubelet".into()),
                 started: Some(true),
+                ..AncestorRef::default()
             },
-            AncestorRef { pid: 1, comm: "systemd".into(), exe: None, started: None },
+            AncestorRef { pid: 1, comm: "systemd".into(), ..AncestorRef::default() },
         ],
         container: None,
         pod: None,

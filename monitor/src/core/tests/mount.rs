@@ -97,6 +97,7 @@ pub(super) fn attempt_of(core: &mut Core, pid: u32, parent: (u32, &str)) -> Fact
         comm: comm.into(),
         exe: None,
         started: Some(true),
+        ..Ancestor::default()
     };
     let facts = TaskFacts {
         key,

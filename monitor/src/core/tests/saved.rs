@@ -73,6 +73,7 @@ fn of_node(number: u32) -> TaskFacts {
         comm: comm.into(),
         exe: Some(format!("/usr/local/bin/{comm}")),
         started: Some(true),
+        ..Ancestor::default()
     };
     let pod = number % PODS;
     TaskFacts {

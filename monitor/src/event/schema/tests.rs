@@ -75,6 +75,10 @@ fn extremes() -> Event {
         comm: "init".into(),
         exe: Some("/sbin/init".into()),
         started: Some(true),
+        uid: Some(0),
+        container: actor.container.clone(),
+        pod: actor.pod.clone(),
+        join: Some(actor.join),
     }];
     let neighbor = event.neighbor.as_mut().unwrap();
     neighbor.new_lladdr = Some("02:00:00:00:00:01".into());

@@ -324,8 +324,8 @@ fn refused_in_turn() -> Memory {
         actor.ancestors = vec![crate::event::AncestorRef {
             pid: caller.0,
             comm: caller.1.into(),
-            exe: None,
             started: Some(true),
+            ..crate::event::AncestorRef::default()
         }];
         event.message =
             format!("umount of /m by {} (pid {}), by means of umount, refused", caller.1, caller.0);

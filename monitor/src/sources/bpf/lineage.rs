@@ -1,4 +1,4 @@
-//! What only /proc has of the ancestors of a task: their executables.
+//! What only /proc has of the ancestors of a task: their executables, users and control groups.
 //!
 //! Read by a [reader](crate::sources::procfs::readers), since an ancestor may hang whoever reads it. The ring is drained
 //! meanwhile, and what comes out of it waits in order, for a moment and in bounded number.
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
-use crate::observation::{Ancestor, BootNs, Fact, Observation, TaskKey};
+use crate::observation::{Ancestor, BootNs, Fact, Observation, TaskKey, TaskPlace};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Job, Readers, Unread};
 
@@ -25,9 +25,10 @@ const KEPT: usize = 64;
 /// Observations that wait for one task at most; then it stays as the kernel captured it.
 const WAITING_MAX: usize = 16_384;
 
-/// The captured ancestors: what they are, the name by which they go now, which changes with the executable, and whether
-/// each has started the one below it, which not all children of a parent have in common.
-type Line = Vec<(u32, BootNs, String, Option<bool>)>;
+/// Where a task acted, since its control groups are often those of its parent, and the captured ancestors: what they are,
+/// the name by which they go now, which changes with the executable, and whether each has started the one below it, which
+/// not all children of a parent have in common.
+type Line = (TaskPlace, Vec<(u32, BootNs, String, Option<bool>)>);
 
 /// Completes the ancestors of tasks, and keeps observations in order meanwhile.
 #[derive(Debug)]
@@ -43,6 +44,7 @@ pub(super) struct Lineages {
 /// A question under way.
 #[derive(Debug)]
 struct Asked {
+    line: Line,
     captured: Vec<Ancestor>,
     answer: JoinHandle<Result<Answer<Vec<Ancestor>>, Unread>>,
 }
@@ -69,13 +71,14 @@ impl Lineages {
             && !task.ancestors.is_empty()
         {
             let now = Instant::now();
-            match self.known.get(&line(&task.ancestors)).filter(|(read, _)| now - *read < FRESH) {
+            let line = line(task.place, &task.ancestors);
+            match self.known.get(&line).filter(|(read, _)| now - *read < FRESH) {
                 Some((_, known)) => task.ancestors.clone_from(known),
                 None if self.not_before.is_none_or(|not_before| not_before <= now) => {
                     let captured = task.ancestors.clone();
                     let (readers, job) = (self.readers.clone(), Complete(captured.clone()));
                     let answer = tokio::spawn(async move { readers.ask(job, PATIENCE).await });
-                    self.asked = Some(Asked { captured, answer });
+                    self.asked = Some(Asked { line, captured, answer });
                     return None;
                 }
                 None => {}
@@ -88,9 +91,8 @@ impl Lineages {
     pub(super) async fn completed(&mut self) {
         let Some(asked) = &mut self.asked else { return pending().await };
         let answer = (&mut asked.answer).await;
-        let Some(Asked { captured, .. }) = self.asked.take() else { return };
+        let Some(Asked { line, captured, .. }) = self.asked.take() else { return };
         let now = Instant::now();
-        let line = line(&captured);
         let completed = match answer {
             Ok(Ok(Answer { reply, .. })) => reply,
             Ok(Err(error)) => {
@@ -123,8 +125,8 @@ impl Lineages {
     }
 }
 
-fn line(captured: &[Ancestor]) -> Line {
-    captured.iter().map(|a| (a.tgid, a.start_ns, a.comm.clone(), a.started)).collect()
+fn line(place: TaskPlace, captured: &[Ancestor]) -> Line {
+    (place, captured.iter().map(|a| (a.tgid, a.start_ns, a.comm.clone(), a.started)).collect())
 }
 
 /// Completes the captured ancestors of a task.
@@ -138,12 +140,21 @@ impl Job for Complete {
     fn run(&self, proc: &Proc) -> Answer<Vec<Ancestor>> {
         let mut ancestors = self.0.clone();
         for ancestor in &mut ancestors {
-            let key = TaskKey { tgid: ancestor.tgid, start_ns: ancestor.start_ns, exec_id: 0 };
-            if proc.is_same(&key) {
-                ancestor.exe = exe(proc, ancestor.tgid);
-            }
+            complete(proc, ancestor);
         }
         ancestors.into()
+    }
+}
+
+/// Reads an ancestor. What was read of an id belongs to it only if it has the id before and after.
+fn complete(proc: &Proc, ancestor: &mut Ancestor) {
+    let key = TaskKey { tgid: ancestor.tgid, start_ns: ancestor.start_ns, exec_id: 0 };
+    if !proc.is_same(&key) {
+        return;
+    }
+    let (exe, uid, cgroup) = (exe(proc, key.tgid), proc.uid(key.tgid), proc.cgroup(key.tgid));
+    if proc.is_same(&key) {
+        (ancestor.exe, ancestor.uid, ancestor.cgroup) = (exe, uid, cgroup);
     }
 }
 

@@ -159,8 +159,8 @@ fn ancestors(record: &TaskRecord) -> Vec<Ancestor> {
                 tgid: above.tgid,
                 start_ns: above.start_ns,
                 comm: text(&above.comm),
-                exe: None,
                 started,
+                ..Ancestor::default()
             }
         })
         .collect()
