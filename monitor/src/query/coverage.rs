@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::history::Extent;
 use super::record::{Record, timestamp};
 use crate::core::state::NodeState;
-use crate::event::{Kind, SourceStates};
+use crate::event::{Kind, Lost, SourceStates};
 use crate::observation::{SourceKind, SourceStatus};
 
 /// A gap in what could be seen.
@@ -158,7 +158,8 @@ impl Coverage<'_> {
     fn losses(&self, since: Timestamp) -> Vec<Unseen> {
         let mut sums: BTreeMap<(String, String), (u64, bool, String, String)> = BTreeMap::new();
         for record in self.daemon_events.iter().filter(|record| record.time() >= since) {
-            let Some(lost) = &record.event.lost else { continue };
+            // While the daemon did not run there were no records.
+            let Some(lost) = record.event.lost.as_ref().filter(|lost| !is_restart(lost)) else { continue };
             let time = &record.event.time;
             let from = lost.from.as_ref().unwrap_or(time).clone();
             let (count, exact, _, to) = sums
@@ -180,17 +181,31 @@ impl Coverage<'_> {
 
     fn gaps(&self, since: Timestamp) -> Vec<Unseen> {
         let ends = |record: &Record| record.event.kind == Kind::DaemonStopping;
-        self.daemon_events
-            .windows(2)
-            .filter(|pair| ends(&pair[0]) || pair[0].event.boot_id != pair[1].event.boot_id)
-            .filter(|pair| pair[1].time() >= since)
-            .map(|pair| Unseen {
-                what: Missing::Gap,
-                from: Some(pair[0].event.time.clone()),
-                to: Some(pair[1].event.time.clone()),
+        let before = std::iter::once(None).chain(self.daemon_events.iter().map(Some));
+        before
+            .zip(self.daemon_events)
+            .filter(|(_, record)| record.time() >= since)
+            .filter_map(|(before, record)| {
+                let end =
+                    before.filter(|before| ends(before) || before.event.boot_id != record.event.boot_id);
+                // One that was killed has not said when it ended.
+                let end = end.map(|end| &end.event.time);
+                let alive = || restart(record).map(|lost| lost.from.as_ref());
+                let end = end.map(Some).or_else(alive)?;
+                let (from, to) = (end.cloned(), Some(record.event.time.clone()));
+                Some(Unseen { what: Missing::Gap, from, to })
             })
             .collect()
     }
+}
+
+/// What the daemon says at its start of the time since the run before.
+fn restart(record: &Record) -> Option<&Lost> {
+    record.event.lost.as_ref().filter(|lost| is_restart(lost))
+}
+
+fn is_restart(lost: &Lost) -> bool {
+    (lost.source.as_str(), lost.reason.as_str()) == ("daemon", "restart")
 }
 
 /// What a source would show, if it does not.
@@ -301,6 +316,17 @@ mod tests {
             daemon(8, Kind::DaemonReady, &[]),
         ];
         assert_eq!(unseen(&said, 3), [Unseen { what: Missing::Gap, from: Some(time(5)), to: Some(time(8)) }]);
+        // One that was killed has told when it was last alive.
+        let mut restarted = sample::all().into_iter().find(|event| event.lost.is_some()).unwrap();
+        let lost = restarted.lost.as_mut().unwrap();
+        (lost.source, lost.reason, lost.count) = ("daemon".into(), "restart".into(), "unknown".into());
+        (lost.from, lost.to) = (Some(time(4)), Some(time(7)));
+        let restarted = record(&numbered(7, restarted));
+        let gap = |from| Unseen { what: Missing::Gap, from: Some(time(from)), to: Some(time(7)) };
+        let ready = |seq| daemon(seq, Kind::DaemonReady, &[]);
+        assert_eq!(unseen(&[ready(1), restarted.clone(), ready(8)], 3), [gap(4)]);
+        let stopped = daemon(5, Kind::DaemonStopping, &[]);
+        assert_eq!(unseen(&[ready(1), stopped, restarted, ready(8)], 3), [gap(5)]);
         let mut rebooted = numbered(8, sample::daemon(Severity::Info));
         rebooted.boot_id = "another".into();
         rebooted.daemon.as_mut().unwrap().degraded.clear();

@@ -190,7 +190,8 @@ impl Page<'_> {
             Missing::Source { source, reason } => format!("{}: {}{window}", escaped(source), escaped(reason)),
             Missing::Lost { source, reason, count, exact } => {
                 let least = if *exact { "" } else { "at least " };
-                format!("{least}{count} records lost in {} ({}){window}", escaped(source), escaped(reason))
+                let records = if *count == 1 { "record" } else { "records" };
+                format!("{least}{count} {records} lost in {} ({}){window}", escaped(source), escaped(reason))
             }
             Missing::Actor { kind, seq } => format!("nobody was seen doing {} (number {seq})", escaped(kind)),
             Missing::Older { looked_at } => {
