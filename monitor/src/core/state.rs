@@ -124,6 +124,12 @@ pub struct NetnsStatus {
     /// Name below /run/netns.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub name: Option<String>,
+    /// Its cookie (`SO_NETNS_COOKIE`), where the kernel has it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cookie: Option<String>,
+    /// When it was first seen, RFC 3339; absent where that was at the start of the daemon.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub since: Option<String>,
     /// Process id of a process in it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pid: Option<u32>,
@@ -239,9 +245,12 @@ impl Core {
             .map(|address| format!("{}/{}", address.address, address.prefix_len))
             .collect();
         addresses.sort_unstable();
+        let is_new = self.engine.ready().is_some_and(|ready| namespace.since > ready);
         NetnsStatus {
             netns,
             name: namespace.name.clone(),
+            cookie: namespace.cookie.map(|cookie| cookie.to_string()),
+            since: is_new.then(|| self.wall_time(namespace.since)),
             pid: namespace.owner.as_ref().map(|owner| owner.tgid),
             comm: namespace.owner.as_ref().map(|owner| owner.comm.clone()),
             owner: self.target(netns, false),

@@ -201,6 +201,12 @@ impl Engine {
         self.run(node, at, |diagnosis, context, findings| diagnosis.change(context, change, findings));
     }
 
+    /// When every source had reported.
+    #[must_use]
+    pub fn ready(&self) -> Option<BootNs> {
+        self.ready
+    }
+
     /// Lets the diagnoses act on elapsed time.
     pub fn tick(&mut self, node: &NodeView<'_>, at: BootNs) {
         self.run(node, at, |diagnosis, context, findings| diagnosis.tick(context, findings));

@@ -9,6 +9,7 @@ use super::coverage::Coverage;
 use super::filter::{EventFilter, IncidentFilter, MAX_LIMIT, Order};
 use super::history::{Extent, History, HistoryError, IncidentView};
 use super::key::keys;
+use super::namespace::of_one_namespace;
 use super::record::{Record, timestamp};
 use super::story::{self, Parts, Story};
 use super::subject::{self, Subject, SubjectKind};
@@ -117,9 +118,10 @@ fn tell(
         Some(event) => (vec![event], false, Vec::new()),
         None => {
             let (records, truncated) = records(history, about(&[], RECORDS))?;
+            let records = of_one_namespace(records, &subject, state);
             // Whatever else happened, no incident is left out for it.
             let of_incidents = if truncated {
-                self::records(history, about(&["incident."], RECORDS))?.0
+                of_one_namespace(self::records(history, about(&["incident."], RECORDS))?.0, &subject, state)
             } else {
                 Vec::new()
             };

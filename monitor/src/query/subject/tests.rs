@@ -51,6 +51,8 @@ fn namespace(netns: u32, owner: Option<Pod>, links: Vec<Link>) -> NetnsStatus {
     NetnsStatus {
         netns,
         name: None,
+        cookie: None,
+        since: None,
         pid: None,
         comm: None,
         owner: Target { pod: owner, ..Target::unknown(Join::Ok) },
@@ -69,7 +71,7 @@ pub(crate) fn state() -> NodeState {
     NodeState {
         time: history::time(0),
         node: "slave-197".into(),
-        boot_id: "b".into(),
+        boot_id: sample::deletion().boot_id,
         version: "0".into(),
         seq: 0,
         ready: true,
