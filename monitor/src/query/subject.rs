@@ -194,6 +194,10 @@ struct Known<'a> {
     pods: BTreeMap<String, PodNames>,
     /// By id.
     containers: BTreeMap<String, Container>,
+    /// Ids of these: those that exist, then the others, the one that was seen last first.
+    container_order: Vec<String>,
+    /// How many of these exist.
+    existing: usize,
     /// By namespace and name: one that is created again has another index.
     interfaces: BTreeMap<(u32, String), BTreeSet<u32>>,
     processes: BTreeMap<u32, String>,
@@ -223,8 +227,14 @@ impl Known<'_> {
             self.take_pod(&pod.pod);
         }
         for place in &state.containers {
+            let has_address = place.ip.iter().any(|ip| self.is_meant(Family::Ip, &ip.to_string()));
+            let is_of_pod = place.pod.as_ref().is_some_and(|pod| !pod.claimed);
             self.take_container(&place.container);
+            if has_address && !is_of_pod {
+                self.note_container(&place.container);
+            }
         }
+        self.existing = self.container_order.len();
         for namespace in &state.namespaces {
             if self.is_meant(Family::Netns, &namespace.netns.to_string()) {
                 self.namespaces.insert(namespace.netns, owner_of(namespace, state));
@@ -265,14 +275,35 @@ impl Known<'_> {
         let is_meant = self.is_meant(Family::Container, &container.id)
             || container.name.as_ref().is_some_and(|name| self.is_meant(Family::ContainerName, name));
         if is_meant {
-            let known = self.containers.entry(container.id.clone()).or_insert_with(|| container.clone());
-            if known.name.is_none() {
-                known.name.clone_from(&container.name);
-            }
+            self.note_container(container);
         }
         if let Some(pid) = container.pid {
             self.take_process(pid, container.name.as_deref().unwrap_or(&container.id));
         }
+    }
+
+    fn note_container(&mut self, container: &Container) {
+        if !self.containers.contains_key(&container.id) {
+            self.container_order.push(container.id.clone());
+        }
+        let known = self.containers.entry(container.id.clone()).or_insert_with(|| container.clone());
+        if known.name.is_none() {
+            known.name.clone_from(&container.name);
+        }
+    }
+
+    /// The containers that are meant, with the ids of those that are not: a name is given again once its container is
+    /// gone, and whoever gives it means the one that has it, or had it last.
+    fn meant_containers(&self) -> (Vec<&Container>, Vec<&str>) {
+        let named = |container: &&Container| {
+            container.name.as_ref().is_some_and(|name| self.is_meant(Family::ContainerName, name))
+        };
+        let all = || self.container_order.iter().filter_map(|id| self.containers.get(id));
+        if !all().all(|container| named(&container)) {
+            return (all().collect(), Vec::new());
+        }
+        let kept = self.existing.max(1);
+        (all().take(kept).collect(), all().skip(kept).map(|container| container.id.as_str()).collect())
     }
 
     fn take_interface(&mut self, netns: u32, ifindex: u32, ifname: &str) {
@@ -291,7 +322,8 @@ impl Known<'_> {
 
     fn subjects(&self, state: Option<&NodeState>) -> Vec<Subject> {
         let pods = self.pods.iter().map(|(name, names)| pod_subject(name, names, state));
-        let containers = self.containers.values().map(|container| container_subject(container, state));
+        let (containers, former) = self.meant_containers();
+        let containers = containers.into_iter().map(|container| container_subject(container, &former, state));
         let interfaces = self
             .interfaces
             .iter()

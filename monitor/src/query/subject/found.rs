@@ -10,6 +10,9 @@ use crate::event::Container;
 use crate::query::Record;
 use crate::query::key::{Family, Key, Lookup};
 
+/// Former containers of a name that are told.
+const FORMER_SHOWN: usize = 3;
+
 pub(super) fn address_lookups(value: &str) -> Vec<Lookup> {
     vec![Lookup::exact(Family::Ip, value), Lookup::exact(Family::Neighbor, value)]
 }
@@ -110,8 +113,13 @@ pub(super) fn pod_subject(full: &str, names: &PodNames, state: Option<&NodeState
     }
 }
 
-pub(super) fn container_subject(container: &Container, state: Option<&NodeState>) -> Subject {
-    let short = container.id.get(..12).unwrap_or(&container.id);
+/// `former`: ids of containers that had its name before, the newest first.
+pub(super) fn container_subject(
+    container: &Container,
+    former: &[&str],
+    state: Option<&NodeState>,
+) -> Subject {
+    let short = short_id(&container.id);
     let mut lookups = vec![Lookup::exact(Family::Container, &container.id)];
     if let Some(state) = state
         && let Some(place) = state.containers.iter().find(|place| place.container.id == container.id)
@@ -122,11 +130,24 @@ pub(super) fn container_subject(container: &Container, state: Option<&NodeState>
     Subject {
         kind: SubjectKind::Container,
         label: match &container.name {
-            Some(own) => format!("container {} ({short})", name(own)),
+            Some(own) => format!("container {} ({short}{})", name(own), former_ones(former)),
             None => format!("container {short}"),
         },
         handle: format!("container:{short}"),
         lookups,
+    }
+}
+
+fn short_id(id: &str) -> &str {
+    id.get(..12).unwrap_or(id)
+}
+
+fn former_ones(ids: &[&str]) -> String {
+    let shown: Vec<&str> = ids.iter().take(FORMER_SHOWN).map(|id| short_id(id)).collect();
+    match ids.len().saturating_sub(FORMER_SHOWN) {
+        _ if ids.is_empty() => String::new(),
+        0 => format!("; before it {}", shown.join(", ")),
+        more => format!("; before it {} and {more} more", shown.join(", ")),
     }
 }
 
@@ -183,9 +204,12 @@ pub(super) fn interface_subject(
         Some(Lookup::exact(Family::Interface, format!("{}/{}", peer.netns?, peer.ifindex)))
     }));
     let owner = namespace.and_then(|namespace| namespace.owner.confirmed_pod());
+    let container =
+        namespace.and_then(|namespace| namespace.owner.container.as_ref()).and_then(|own| own.name.as_deref());
     let place = match owner.and_then(|pod| pod.namespace.as_ref().zip(pod.name.as_ref())) {
         Some((namespace, name)) => format!("pod {namespace}/{name}"),
         None if state.is_some_and(|state| state.host_netns == netns) => "the host".to_owned(),
+        None if container.is_some() => format!("container {}", name(container.unwrap_or_default())),
         None => namespace
             .and_then(|namespace| namespace.name.as_ref())
             .map_or_else(|| format!("netns {netns}"), |name| format!("/run/netns/{name}")),

@@ -1,7 +1,7 @@
 //! Words that an operator gives, on a node with two pods of one name and a busy mount.
 
 use super::*;
-use crate::core::state::{Counts, NetnsStatus, PodStatus};
+use crate::core::state::{ContainerStatus, Counts, NetnsStatus, PodStatus};
 use crate::event::Event;
 use crate::event::{Join, Link, LinkPeer, Target};
 use crate::query::key::keys;
@@ -142,6 +142,49 @@ fn what_can_mean_several_things_gives_them_all() {
     assert!(eth0.contains(&"interface:71/2".to_owned()) && eth0.contains(&"interface:72/2".to_owned()));
     let labels: Vec<String> = candidates("eth0", Some(&state()), &[]).into_iter().map(|s| s.label).collect();
     assert_eq!(labels, ["interface eth0 of pod a/web", "interface eth0 of pod b/web"]);
+}
+
+#[test]
+fn a_name_means_the_container_that_has_it_or_had_it_last() {
+    let with_id = |digit: &str| {
+        let mut event = sample::deletion();
+        let target = event.target.as_mut().unwrap();
+        (target.pod, target.container.as_mut().unwrap().id) = (None, digit.repeat(64));
+        event
+    };
+    let [oldest, older, newest] = ["a", "b", "c"].map(with_id);
+    let records = [record(&newest), record(&older), record(&oldest)];
+    let labels = |state: Option<&NodeState>, records: &[Record]| -> Vec<String> {
+        candidates("etcd", state, records).into_iter().map(|subject| subject.label).collect()
+    };
+    let before = "container etcd (cccccccccccc; before it bbbbbbbbbbbb, aaaaaaaaaaaa)";
+    assert_eq!(labels(None, &records), [before]);
+    assert_eq!(labels(Some(&state()), &records[1..]), ["container etcd (bbbbbbbbbbbb; before it aaaaaaaaaaaa)"]);
+    // Another event of one that is gone may be newer than any of the one that exists.
+    let mut state = state();
+    let exists = newest.target.unwrap().container.unwrap();
+    state.containers = vec![placed(exists.clone(), "10.201.0.2")];
+    assert_eq!(labels(Some(&state), &records[1..]), [before]);
+    assert_eq!(labels(Some(&state), &[]), ["container etcd (cccccccccccc)"]);
+    let other = Container { id: "d".repeat(64), ..exists };
+    state.containers.push(placed(other, "10.201.0.3"));
+    assert_eq!(labels(Some(&state), &records).len(), 2, "two runtimes have one each");
+    let by_address = candidates("10.201.0.2", Some(&state), &[]);
+    assert_eq!(by_address.len(), 1);
+    assert_eq!(by_address[0].handle, "container:cccccccccccc");
+}
+
+fn placed(container: Container, ip: &str) -> ContainerStatus {
+    ContainerStatus {
+        container,
+        pod: None,
+        sandbox: false,
+        netns: None,
+        mntns: None,
+        ip: vec![ip.parse().unwrap()],
+        sources: Vec::new(),
+        stale: false,
+    }
 }
 
 #[test]
