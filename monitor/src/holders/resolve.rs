@@ -167,8 +167,10 @@ impl<'t> View<'t> {
                 Step::Mount(mount) => {
                     return Ok(Resolved { path: joined(&at, &name), mount: Some(*mount) });
                 }
+                // Where a directory above is gone, nothing is mounted below it.
                 Step::Link(_) | Step::Nothing => {
-                    return Ok(Resolved { path: joined(&at, &name), mount: None });
+                    let path = rest.iter().fold(joined(&at, &name), |path, name| path + "/" + name);
+                    return Ok(Resolved { path, mount: None });
                 }
             }
         }
@@ -206,7 +208,24 @@ impl<'t> View<'t> {
                     None => Err(walk(&path, Errno::ENOTDIR)),
                 }
             }
+            Err(Errno::ENOENT) => Ok(Step::Nothing),
+            Err(Errno::EAGAIN) => self.uncached_directory(at, name),
             Err(errno) => Err(walk(&path, errno)),
+        }
+    }
+
+    /// What a name in the middle of a path is that is not in the cache: one that does not exist, or that nobody used for
+    /// long. Only on a file system that has no server.
+    fn uncached_directory(&self, at: &[String], name: &str) -> Result<Step, Unresolved> {
+        let above = self.open_directory(at)?;
+        let opened = match is_local(&self.fstype(above.as_fd())) {
+            true => openat2(&above, name, how(OFlag::O_DIRECTORY, ResolveFlag::RESOLVE_NO_XDEV)),
+            false => Err(Errno::EAGAIN),
+        };
+        match opened {
+            Ok(_) => Ok(Step::Directory),
+            Err(Errno::ENOENT) => Ok(Step::Nothing),
+            Err(_) => Err(walk(&joined(at, name), Errno::EAGAIN)),
         }
     }
 

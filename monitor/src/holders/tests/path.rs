@@ -126,6 +126,17 @@ fn a_path_where_nothing_is_mounted_is_not_a_mount() {
 }
 
 #[test]
+fn nothing_is_mounted_below_a_directory_that_is_gone() {
+    let sandbox = MountSandbox::new();
+    for path in ["pods/uid/volumes/data", "pods/uid/volumes/../data"] {
+        let request = ScanRequest { mount_only: true, ..request(&sandbox.path(path)) };
+        let report = scan(&Proc::default(), &request, AMPLE);
+        assert_eq!((report.verdict, report.complete), (Verdict::NotAMount, true), "{path}: {report:?}");
+        assert_eq!(report.path, sandbox.path(path).to_str().unwrap());
+    }
+}
+
+#[test]
 fn a_mount_is_found_again_by_its_identity_and_another_one_at_its_place_is_not() {
     let mut sandbox = MountSandbox::new();
     let target = sandbox.mount("vol");
