@@ -204,8 +204,9 @@ pub(super) fn interface_subject(
         Some(Lookup::exact(Family::Interface, format!("{}/{}", peer.netns?, peer.ifindex)))
     }));
     let owner = namespace.and_then(|namespace| namespace.owner.confirmed_pod());
-    let container =
-        namespace.and_then(|namespace| namespace.owner.container.as_ref()).and_then(|own| own.name.as_deref());
+    let container = namespace
+        .and_then(|namespace| namespace.owner.container.as_ref())
+        .and_then(|own| own.name.as_deref());
     let place = match owner.and_then(|pod| pod.namespace.as_ref().zip(pod.name.as_ref())) {
         Some((namespace, name)) => format!("pod {namespace}/{name}"),
         None if state.is_some_and(|state| state.host_netns == netns) => "the host".to_owned(),

@@ -159,7 +159,10 @@ fn a_name_means_the_container_that_has_it_or_had_it_last() {
     };
     let before = "container etcd (cccccccccccc; before it bbbbbbbbbbbb, aaaaaaaaaaaa)";
     assert_eq!(labels(None, &records), [before]);
-    assert_eq!(labels(Some(&state()), &records[1..]), ["container etcd (bbbbbbbbbbbb; before it aaaaaaaaaaaa)"]);
+    assert_eq!(
+        labels(Some(&state()), &records[1..]),
+        ["container etcd (bbbbbbbbbbbb; before it aaaaaaaaaaaa)"]
+    );
     // Another event of one that is gone may be newer than any of the one that exists.
     let mut state = state();
     let exists = newest.target.unwrap().container.unwrap();
