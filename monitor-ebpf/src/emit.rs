@@ -46,7 +46,7 @@ fn query(what: u32) -> u64 {
 
 /// How much of the ring may be filled when a record is written, in eighths: what others can cause in any number must
 /// leave room for what they cannot. One ring for all keeps the order.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
     /// What unprivileged users do among themselves.
     Unprivileged = 4,

@@ -227,6 +227,9 @@ fn send(neighbour: Typed, id: &TaskId, change: &Change, room: Room) {
         let references: u32 = netns.get(offset!(net_references));
         marks |= if references == 0 { device_mark::NETNS_ENDED } else { device_mark::NETNS_ALIVE };
     }
+    if room == Room::Unprivileged {
+        marks |= device_mark::NETNS_OF_USER;
+    }
     emit::record::<NeighborRecord>(room, counter::RING_FULL, |record| {
         // SAFETY: the ring gave memory for a whole, aligned record, and every field is written.
         unsafe {

@@ -28,7 +28,7 @@ use crate::observation::{
     Fact, NsInum, Observation, ProcessState, Request, Source, SourceKind, SourceStatus,
 };
 use crate::recording::recorder::{Record, RecordError, Recorder};
-use crate::settings::Settings;
+use crate::settings::{Settings, UserEvents};
 use crate::sinks::api::{ApiError, Memory, Question};
 use crate::sinks::health::Health;
 use crate::sinks::prometheus::HttpError;
@@ -157,6 +157,7 @@ pub async fn run(
         host_netns: sources.host_netns(),
         cmdline: config.policy().cmdline,
         incidents: config.policy().incidents,
+        user_events: UserEvents::from_values(config.values()),
         sources: sources.names(&metrics, &sink_sources),
     };
     let recorder = start_recorder(&config, options.record.as_ref(), &metrics)?;
@@ -293,6 +294,7 @@ impl Daemon {
             self.recorder.record(&observation, &self.core);
             let touched = Touched::by(&observation.fact);
             self.core.observe(observation);
+            self.core.folded().iter().for_each(|event| self.metrics.folded(event));
             self.update_lanes(touched);
             for output in self.core.take_output().collect::<Vec<_>>() {
                 match output {

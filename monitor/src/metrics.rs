@@ -139,6 +139,13 @@ impl Metrics {
         self.families().iter().for_each(|family| family.event(event));
     }
 
+    /// Counts an event that was over the budget of an unprivileged account: it happened, and no sink gets it.
+    pub fn folded(&self, event: &Event) {
+        let families: [&dyn FamilyMetrics; 3] = [&self.neighbor, &self.link, &self.mount];
+        families.iter().for_each(|family| family.event(event));
+        self.kernel.folded.inc();
+    }
+
     /// Counts an observation.
     pub fn observation(&self, observation: &Observation) {
         match &observation.fact {
@@ -206,6 +213,7 @@ impl Metrics {
         if let Some(read) = read_kernel.as_ref() {
             self.kernel.set(&read());
         }
+        self.kernel.add_folded();
         self.process.read();
         let _whole = lock(&self.incidents.known);
         TextEncoder::new().encode_to_string(&self.registry.gather())

@@ -171,6 +171,11 @@ pub enum Fact {
     Lost(Loss),
     /// The kernel programs counted what was over a budget.
     Throttled(Throttled),
+    /// Observations before this one are missing from the recording in which it stands.
+    Unrecorded {
+        /// How many.
+        count: u64,
+    },
     /// An earlier run of the daemon in this boot ended; what came after it was not observed.
     Restarted {
         /// When it was last alive.

@@ -9,11 +9,13 @@ use crate::namespace::NsInum;
 
 pub mod setting;
 mod threshold;
+pub mod user_events;
 
 pub(crate) use setting::settings;
 pub use setting::{Description, Setting, Stored, Valid, Values};
 pub(crate) use threshold::thresholds;
 pub use threshold::{Threshold, Thresholds, Unit};
+pub use user_events::UserEvents;
 
 names! {
     /// Processes whose command lines are shown.
@@ -65,6 +67,9 @@ pub struct Settings {
     /// Thresholds of the diagnoses.
     #[serde(default)]
     pub incidents: Thresholds,
+    /// How many events each unprivileged account may have.
+    #[serde(default = "UserEvents::unlimited")]
+    pub user_events: UserEvents,
     /// Sources that must have reported before the daemon is ready; `true` where absence is normal
     /// and no degradation.
     pub sources: BTreeMap<String, bool>,

@@ -96,7 +96,7 @@ fn main() -> io::Result<()> {
     println!("  output caused by it: {:.2} MB; disk writes in all: {:.1} MB", output(&daemon), written / 1e6);
     println!("  innocent neighbor: {:.2} times as slow as beside the flood alone", watched / bare);
     let metrics = daemon.metrics();
-    for lane in ["namespace", "owner", "unknown", "umount"] {
+    for lane in ["namespace", "owner", "unknown", "umount", "events"] {
         println!(
             "  throttled {lane}: {}",
             metrics.count("kevtmon_events_throttled_total", &[("lane", lane)])

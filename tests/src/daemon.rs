@@ -49,7 +49,11 @@ pub fn kubelet_roots(root: &Path) -> String {
 /// The part of the configuration that lets every source make as many records as it likes: for storms of which each event
 /// counts.
 pub const WITHOUT_BUDGETS: &str = "[hooks]\nsource_rate = 1000000\nsource_burst = 1000000\n\
-    user_rate = 1000000\nuser_burst = 1000000\n";
+    user_rate = 1000000\nuser_burst = 1000000\n\
+    [events]\nuser_rate = 1000000\nuser_burst = 1000000\n";
+
+/// Every event of an unprivileged account is told.
+pub const ALL_EVENTS: &str = "[events]\nuser_rate = 1000000\nuser_burst = 1000000\n";
 
 /// How the daemon is to be started.
 #[derive(Debug)]

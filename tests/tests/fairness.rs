@@ -57,7 +57,7 @@ fn unaccounted(daemon: &Daemon) -> f64 {
     let sum = |name: &str, labels: &[(&str, &str)]| metrics.sum(name, labels).unwrap_or_default();
     sum("kevtmon_kernel_neighbor_deletions_total", &[("state", "permanent")])
         - sum("kevtmon_events_total", &[("kind", "neighbor.deleted")])
-        - ["namespace", "owner", "unknown"]
+        - ["namespace", "owner", "unknown", "events"]
             .map(|lane| sum("kevtmon_events_throttled_total", &[("lane", lane)]))
             .iter()
             .sum::<f64>()

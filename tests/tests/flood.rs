@@ -4,7 +4,7 @@
 
 use std::process::{Command, Stdio};
 
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{ALL_EVENTS, Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
@@ -65,7 +65,7 @@ impl Balance {
             let labels = [("state", "permanent"), ("origin", origin)];
             metrics.count("kevtmon_kernel_neighbor_deletions_total", &labels)
         });
-        let throttled = ["namespace", "owner", "unknown"]
+        let throttled = ["namespace", "owner", "unknown", "events"]
             .map(|lane| metrics.count("kevtmon_events_throttled_total", &[("lane", lane)]));
         Self {
             received: received.iter().sum(),
@@ -104,7 +104,8 @@ fn a_user_beyond_his_budget_is_counted_exactly_and_hides_no_gateway() {
     let _exclusive = Exclusive::take();
     let pod = Pod::new();
     let (first, second) = (Own::of(USER), Own::of(USER));
-    let mut daemon = launch().config("[hooks]\nuser_rate = 10\nuser_burst = 500\n").start();
+    let mut daemon =
+        launch().config(&format!("[hooks]\nuser_rate = 10\nuser_burst = 500\n{ALL_EVENTS}")).start();
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
     for own in [&first, &second, &first] {
         own.netns.churn((0..FLOOD).map(ipv4));
@@ -125,6 +126,52 @@ fn a_user_beyond_his_budget_is_counted_exactly_and_hides_no_gateway() {
         event.expect_none("/throttled/netns");
         assert!(event.text("/throttled/from") <= event.text("/throttled/to"), "{event}");
     }
+}
+
+#[test]
+fn what_a_user_does_beyond_the_budget_of_events_is_summed_up_and_hides_no_gateway() {
+    let _exclusive = Exclusive::take();
+    let pod = Pod::new();
+    let scratch = Scratch::new();
+    let entries = |verb: &str| -> String {
+        let lladdr = if verb == "add" { " lladdr 02:00:00:00:00:01" } else { "" };
+        (0..FLOOD).map(|index| format!("neigh {verb} {} dev eth0{lladdr}\n", ipv4(index))).collect()
+    };
+    let batch = scratch.path().join("batch");
+    std::fs::write(&batch, entries("add") + &entries("del")).expect("a file");
+    let mut daemon = launch().start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+
+    let script = "ip link add eth0 type bridge && ip addr add 10.76.0.1/8 dev eth0 && ip link set eth0 up && \
+                  ip -batch - && exec sleep 1000000";
+    let mut command = as_user(USER);
+    command.args(["unshare", "-Urn", "sh", "-c", script]).stdout(Stdio::null());
+    command.stdin(std::fs::File::open(&batch).expect("a file"));
+    let hostile = Running::spawn(&mut command);
+    let netns = || NetnsPath::of_process(hostile.pid()).inum();
+    let told = || daemon.metrics().count("kevtmon_events_throttled_total", &[("lane", "events")]);
+    eventually!(told() > 1000.0, "the user is beyond his budget");
+    let ip = pod.delete_gateway();
+    daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY).expect_actor(ip.pid, "ip");
+
+    let balance = balance(&daemon);
+    assert!(balance.received > 1000.0, "{balance:?}");
+    let events = daemon.events();
+    let own = events.iter().filter(|event| event.is_in(netns())).count();
+    // His burst, and what came back of it meanwhile.
+    assert!((60..600).contains(&own), "{own} events of {balance:?}");
+    for event in summaries(&daemon, "events") {
+        event.expect("/throttled/kind", "neighbor.deleted");
+        event.expect("/throttled/uid", USER);
+        event.expect("/throttled/netns", netns());
+        event.expect("/severity", "notice");
+    }
+    // What the metrics count is what has happened.
+    let deleted = daemon.metrics().sum("kevtmon_neighbor_deletions_total", &[]).unwrap_or_default();
+    let metrics = daemon.metrics();
+    let emitted = metrics.count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
+    assert!(deleted - emitted > 1000.0, "{deleted} of which {emitted} were told");
+    drop(hostile);
 }
 
 #[test]
@@ -152,7 +199,8 @@ fn the_gateway_of_a_pod_has_a_lane_of_its_own_beside_what_its_namespace_floods()
 fn namespaces_of_other_user_namespaces_of_root_share_one_budget_until_they_are_a_containers() {
     let _exclusive = Exclusive::take();
     let (first, second) = (Own::of(0), Own::of(0));
-    let daemon = launch().config("[hooks]\nsource_rate = 1\nsource_burst = 100\n").start();
+    let daemon =
+        launch().config(&format!("[hooks]\nsource_rate = 1\nsource_burst = 100\n{ALL_EVENTS}")).start();
     for own in [&first, &second] {
         own.netns.churn((0..FLOOD).map(ipv4));
     }

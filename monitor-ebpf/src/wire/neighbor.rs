@@ -55,6 +55,9 @@ pub mod device_mark {
     pub const NETNS_ENDED: u8 = 4;
     /// Something does. Neither where this kernel's counter was not found.
     pub const NETNS_ALIVE: u8 = 8;
+    /// A user made its namespace: another user namespace than the host's owns it, and no container that the daemon knows
+    /// lives in it.
+    pub const NETNS_OF_USER: u8 = 16;
 }
 
 /// A change of a neighbor entry; at most 200 bytes, the task's details come in a record of their own.

@@ -78,6 +78,10 @@ source_burst = 1000
 user_rate = 5
 user_burst = 50
 
+[events]
+user_rate = 2
+user_burst = 20
+
 [incidents]
 THRESHOLDS
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::diagnose::{self, Engine};
 use crate::event::{Event, Kind, Severity, WallClock};
-use crate::node::charge::charge;
+use crate::node::charge::{Accounts, charge, is_limited};
 use crate::node::containers::Containers;
 pub use crate::node::gateways::KnownEntry;
 use crate::node::kubelet::Kubelets;
@@ -21,7 +21,9 @@ use crate::observation::{
 };
 use crate::settings::Settings;
 
+mod charged;
 mod container;
+mod fold;
 mod incident;
 mod join;
 mod kubelet;
@@ -84,6 +86,10 @@ pub struct Core {
     busy_mounts: BusyMounts,
     holder_scans: mount::HolderScans,
     engine: Engine,
+    folding: fold::Folding,
+    /// Events of the observation that is being processed that were only counted.
+    folded: Vec<Event>,
+    accounts: Accounts,
     /// Open incidents of the previous run, until the clock is known.
     to_resume: Vec<Event>,
     /// Gateways that the previous run knew, of namespaces that are not read yet.
@@ -114,6 +120,7 @@ impl Core {
     /// Processes one observation.
     pub fn observe(&mut self, Observation { at, source, fact }: Observation) {
         self.source = source;
+        self.folded.clear();
         if !self.to_resume.is_empty() && !matches!(fact, Fact::Clock { .. }) {
             self.resume_incidents();
         }
@@ -150,7 +157,7 @@ impl Core {
             Fact::Lost(loss) => self.lost(at, &loss),
             Fact::Throttled(throttled) => self.throttled(at, &throttled),
             Fact::Restarted { last_alive } => self.restarted(at, last_alive),
-            Fact::Resync { .. } => {}
+            Fact::Resync { .. } | Fact::Unrecorded { .. } => {}
             Fact::Tick => self.tick(at),
             Fact::Settings(settings) => self.update_settings(*settings),
             Fact::Stop => self.stop(at),
@@ -162,6 +169,13 @@ impl Core {
         self.output.drain(..)
     }
 
+    /// Events of the last observation that were over the budget of an unprivileged account: they have no number, and are
+    /// only counted.
+    #[must_use]
+    pub fn folded(&self) -> &[Event] {
+        &self.folded
+    }
+
     /// When the next [`Fact::Tick`] is due at the latest, if anything is pending.
     #[must_use]
     pub fn deadline(&self) -> Option<BootNs> {
@@ -170,6 +184,7 @@ impl Core {
             self.kubelet_lookup.deadline(),
             self.holder_scans.deadline(),
             self.engine.deadline(),
+            self.folding.deadline(),
         ];
         deadlines.into_iter().flatten().min()
     }
@@ -230,6 +245,7 @@ impl Core {
             self.pods.expire(now);
         }
         self.diagnose_tick(now);
+        self.tell_folded(now, false);
     }
 
     /// An event without objects; the caller adds them and passes it to [`Self::emit`].
@@ -244,24 +260,34 @@ impl Core {
         }
     }
 
-    /// Emits an event and the incident events that result from it.
-    fn emit(&mut self, mut event: Event) {
+    /// Emits an event and the incident events that result from it; returns its number, unless it is over the budget of
+    /// an unprivileged account.
+    fn emit(&mut self, mut event: Event) -> Option<u64> {
         if event.target.as_ref().is_some_and(|target| target.is_claimed()) {
             event.severity = event.severity.min(Severity::CLAIMED_MAX);
         }
+        let charge = charge(&event, &mut self.accounts);
+        if is_limited(&event, &charge)
+            && !self.folding.admits(self.settings.user_events, &charge.account, &event)
+        {
+            self.folded.push(event);
+            return None;
+        }
         self.seq += 1;
-        event.seq = self.seq;
+        let seq = self.seq;
+        event.seq = seq;
         self.diagnose_event(&event);
-        event.charge = charge(&event);
+        event.charge = charge;
         self.output.push_back(Output::Event(Box::new(event)));
         self.emit_incidents();
+        Some(seq)
     }
 
     /// Emits an incident event, which the diagnoses do not get.
     fn emit_incident(&mut self, mut event: Event) {
         self.seq += 1;
         event.seq = self.seq;
-        event.charge = charge(&event);
+        event.charge = charge(&event, &mut self.accounts);
         self.output.push_back(Output::Event(Box::new(event)));
     }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{Core, NsInum};
 use crate::escape::name;
 use crate::event::wording::{actor_phrase, cause_phrase, owner_phrase};
-use crate::event::{Event, Kind, Neighbor, Severity, Target};
+use crate::event::{Event, Kind, Neighbor, Severity, Target, UserNamespace};
 use crate::node::cgroup;
 use crate::node::containers::is_live;
 use crate::node::view::RuntimeAvailability;
@@ -210,7 +210,11 @@ impl Core {
 
     fn emit_neighbor(&mut self, at: BootNs, change: &NeighborChange, requested: Requested) {
         let key = change.key;
-        let target = self.target(key.netns, requested.netns == Some(RequestState::Answered));
+        let mut target = self.target(key.netns, requested.netns == Some(RequestState::Answered));
+        // Known of one that was gone before it could be read, too.
+        if change.netns_of_user && target.container.is_none() {
+            target.userns = Some(UserNamespace::Other);
+        }
         let known = key.netns == self.settings.host_netns
             || requested.netns == Some(RequestState::Answered)
             || self.is_sure_of_gateway(at, change);

@@ -6,10 +6,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use super::fold::Folding;
 use super::pending::Pending;
 use super::{Core, Resume, kubelet, mount, neighbor, new_engine};
 use crate::diagnose::{self, Engine, RestoreError};
 use crate::event::Event;
+use crate::node::charge::Accounts;
 use crate::node::containers::Containers;
 use crate::node::gateways::KnownEntry;
 use crate::node::kubelet::Kubelets;
@@ -42,6 +44,7 @@ pub struct Saved<'a> {
     busy_mounts: Cow<'a, BusyMounts>,
     holder_scans: mount::HolderScans,
     diagnoses: diagnose::Saved,
+    folding: Folding,
     namespaces: Cow<'a, Namespaces>,
     containers: Cow<'a, Containers>,
     pods: Cow<'a, PodNames>,
@@ -95,6 +98,9 @@ impl Core {
             holder_scans: saved.holder_scans,
             to_resume: saved.to_resume,
             previous_entries: saved.previous_entries,
+            folding: saved.folding,
+            folded: Vec::new(),
+            accounts: Accounts::default(),
             last_expiry: saved.last_expiry,
             source: Source::default(),
             output: VecDeque::new(),
@@ -127,6 +133,9 @@ impl Core {
             busy_mounts,
             holder_scans,
             engine,
+            folding,
+            folded: _,
+            accounts: _,
             to_resume,
             previous_entries,
             last_expiry,
@@ -148,6 +157,7 @@ impl Core {
             busy_mounts: Cow::Borrowed(busy_mounts),
             holder_scans: holder_scans.clone(),
             diagnoses: engine.save()?,
+            folding: folding.clone(),
             namespaces: Cow::Borrowed(namespaces),
             containers: Cow::Borrowed(containers),
             pods: Cow::Borrowed(pods),

@@ -30,6 +30,7 @@ fn core() -> Core {
         host_netns: HOST,
         cmdline: Cmdline::Host,
         incidents: Thresholds::default(),
+        user_events: Default::default(),
         sources: BTreeMap::from([("netlink".into(), false), ("docker".into(), true)]),
     };
     let mut core = Core::new(settings, Resume::default());
@@ -118,6 +119,7 @@ fn change(op: NeighborOp, cause: NeighborCause) -> NeighborChange {
         device_lladdr: None,
         actor: Some(TaskRef { key: key(), tid: 28_997, comm: "calico".into(), context: None }),
         netlink_port: None,
+        netns_of_user: false,
     }
 }
 

@@ -12,6 +12,8 @@ impl Core {
         let group = self.node().owner(cgroup.as_deref());
         let throttled = Throttled {
             lane: over.lane.name().to_owned(),
+            kind: None,
+            mntns: None,
             count: over.count,
             from: self.wall_time(over.from),
             to: self.wall_time(over.until),

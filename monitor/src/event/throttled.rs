@@ -5,14 +5,18 @@ use serde::{Deserialize, Serialize};
 
 use super::{Container, Details, Object, Pod, Role, Visitor};
 
-/// What one source did beyond its budget, for `events.throttled`. The kernel counted it; nothing else is known of it.
+/// What one source did beyond its budget, for `events.throttled`. It was counted; nothing else is kept of it.
 /// Whose namespace it was is in `target`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Throttled {
     /// Whose budget it was: `namespace` (neighbor changes in one namespace, by one control group), `owner` (neighbor changes
     /// in all namespaces of one unprivileged user), `unknown` (all sources that are not told apart: neighbor changes in other
-    /// user namespaces of root's that are no known container's, and sources beyond the first thousand), `umount` (unmount attempts of one user, those of root by control group).
+    /// user namespaces of root's that are no known container's, and sources beyond the first thousand), `umount` (unmount attempts of one user, those of root by control group),
+    /// `events` (events of one kind, of one unprivileged account: the daemon knew them, and counted them only).
     pub lane: String,
+    /// The kind of the events, for `events`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub kind: Option<String>,
     /// How many.
     pub count: u64,
     /// The first one, RFC 3339.
@@ -21,10 +25,13 @@ pub struct Throttled {
     /// The last one, RFC 3339.
     #[schemars(extend("format" = "date-time"))]
     pub to: String,
-    /// The network namespace, for `namespace`.
+    /// The network namespace, for `namespace`, and for `events` where it was the same.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns: Option<u32>,
-    /// The user in the initial user namespace, for `owner` and `umount`.
+    /// The mount namespace, for `events` where it was the same.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub mntns: Option<u32>,
+    /// The user in the initial user namespace, for `owner` and `umount`, and for `events` where it was the same.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub uid: Option<u32>,
     /// The control group of the processes, where it is one and its path is known.
@@ -42,6 +49,11 @@ pub struct Throttled {
     /// The process of the last one; others may have been by others.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub last_pid: Option<u32>,
+}
+
+impl Throttled {
+    /// The lane of events that the daemon itself counted only.
+    pub const EVENTS: &str = "events";
 }
 
 impl Object for Throttled {

@@ -2,10 +2,11 @@
 
 use std::sync::Mutex;
 
-use prometheus::IntCounterVec;
+use prometheus::{IntCounter, IntCounterVec};
 
 use super::MetricsError;
 use super::registrar::Registrar;
+use crate::event::Throttled;
 
 /// A metric that kernel programs count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +38,8 @@ pub(super) struct KernelMetrics {
     pub(super) neighbor_deletions: IntCounterVec,
     pub(super) mount_busy: IntCounterVec,
     pub(super) throttled: IntCounterVec,
+    /// Events that the daemon knew, and that were over the budget of an unprivileged account.
+    pub(super) folded: IntCounter,
     pub(super) read: Mutex<Option<ReadKernel>>,
 }
 
@@ -55,11 +58,18 @@ impl KernelMetrics {
             )?,
             throttled: registrar.counters(
                 "kevtmon_events_throttled_total",
-                "Kernel events over the budget of their source, counted in the kernel and not reported one by one.",
+                "Kernel events over the budget of their source, and events over that of an unprivileged account: counted, and not reported one by one.",
                 &["lane"],
             )?,
+            folded: IntCounter::new("folded", "part of kevtmon_events_throttled_total")?,
             read: Mutex::default(),
         })
+    }
+
+    /// Adds what the daemon itself did not report one by one.
+    pub(super) fn add_folded(&self) {
+        let counter = self.throttled.with_label_values(&[Throttled::EVENTS]);
+        counter.inc_by(self.folded.get().saturating_sub(counter.get()));
     }
 
     /// Replaces what was read before: the kernel's counters are totals.

@@ -1,6 +1,11 @@
 //! Who is charged for an event: whoever caused it. What users can choose, such as the names of processes, paths and
 //! control groups of their own, makes no difference.
 
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+
 use super::cgroup;
 use crate::event::{Actor, Charge, Event, Join, Kind, Standing, Target};
 
@@ -8,21 +13,67 @@ use crate::event::{Actor, Charge, Event, Join, Kind, Standing, Target};
 const USERS: &str = "users";
 /// Namespaces of which nothing is known.
 const UNKNOWN: &str = "unknown";
+/// Names of accounts that are kept; beyond that all of them are made anew.
+const NAMES_MAX: usize = 1024;
+
+/// The names of the accounts of late, each of which is in memory once.
+#[derive(Clone, Default)]
+pub struct Accounts(HashSet<Arc<str>>);
+
+impl Accounts {
+    /// The name, from memory if it was there.
+    pub fn name(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.0.get(name) {
+            return Arc::clone(known);
+        }
+        if self.0.len() >= NAMES_MAX {
+            self.0.clear();
+        }
+        let name = Arc::<str>::from(name);
+        self.0.insert(Arc::clone(&name));
+        name
+    }
+
+    /// That of all whose user is only known in a user namespace of their own.
+    pub fn users(&mut self) -> Arc<str> {
+        self.name(USERS)
+    }
+}
+
+impl fmt::Debug for Accounts {
+    /// It is no state: without it the same names are made again.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Accounts")
+    }
+}
 
 /// Who is charged for an event.
 #[must_use]
-pub fn charge(event: &Event) -> Charge {
+pub fn charge(event: &Event, accounts: &mut Accounts) -> Charge {
     let (actor, target) = (event.actor.as_deref(), event.target.as_deref());
-    if actor.is_none() && target.is_none() {
-        return Charge::default();
-    }
-    let standing = standing(event, actor, target);
-    let account = match (actor, target) {
+    let name = match (actor, target) {
         (Some(actor), _) => of_actor(actor),
         (None, Some(target)) => of_target(target),
-        (None, None) => String::new(),
+        (None, None) => return Charge::default(),
     };
-    Charge { standing, account: account.into() }
+    Charge { standing: standing(event, actor, target), account: accounts.name(&name) }
+}
+
+/// Whether an event counts against the budget of an unprivileged account: it is about what users do among themselves, or
+/// one of them did it, and nothing that others rely on.
+#[must_use]
+pub fn is_limited(event: &Event, charge: &Charge) -> bool {
+    if charge.standing != Standing::Foreign || event.kind == Kind::EventsThrottled {
+        return false;
+    }
+    let target = event.target.as_deref();
+    if target.is_some_and(Target::is_foreign) {
+        return true;
+    }
+    let is_gateway = event.neighbor.as_ref().is_some_and(|neighbor| neighbor.gateway == Some(true));
+    let is_volume = event.mount.as_ref().is_some_and(|mount| mount.volume.is_some());
+    let is_users = event.actor.as_deref().is_some_and(is_user);
+    is_users && !is_gateway && !is_volume
 }
 
 fn standing(event: &Event, actor: Option<&Actor>, target: Option<&Target>) -> Standing {
@@ -45,34 +96,39 @@ fn is_user(actor: &Actor) -> bool {
     actor.userns.is_some() || actor.uid.is_some_and(|uid| uid != 0)
 }
 
-fn of_actor(actor: &Actor) -> String {
+fn of_actor(actor: &Actor) -> Cow<'_, str> {
     if let Some(container) = &actor.container {
-        return container.id.clone();
+        return Cow::Borrowed(&container.id);
     }
-    let group = actor.cgroup.as_deref();
-    match (group.and_then(cgroup::owner), actor.uid) {
-        (Some(owner), _) => owner.to_owned(),
-        // Of the many user ids that a user may have in namespaces, none tells who it is.
-        (None, _) if actor.userns.is_some() => USERS.to_owned(),
-        (None, Some(uid)) if uid != 0 => format!("uid {uid}"),
-        (None, _) => group.map(cgroup::account).unwrap_or_default().to_owned(),
-    }
+    of_process(actor.cgroup.as_deref(), actor.uid, actor.userns.is_some())
 }
 
-fn of_target(target: &Target) -> String {
+/// Who is charged for what a process does, by its control group and user.
+#[must_use]
+pub fn of_process(group: Option<&str>, uid: Option<u32>, in_userns: bool) -> Cow<'_, str> {
+    Cow::Borrowed(match (group.and_then(cgroup::owner), uid) {
+        (Some(owner), _) => owner,
+        // Of the many user ids that a user may have in namespaces, none tells who it is.
+        (None, _) if in_userns => USERS,
+        (None, Some(uid)) if uid != 0 => return Cow::Owned(format!("uid {uid}")),
+        (None, _) => group.map(cgroup::account).unwrap_or_default(),
+    })
+}
+
+fn of_target(target: &Target) -> Cow<'_, str> {
     if let Some(container) = &target.container {
-        return container.id.clone();
+        return Cow::Borrowed(&container.id);
     }
     if let Some(pod) = &target.pod {
-        return pod.uid.clone();
+        return Cow::Borrowed(&pod.uid);
     }
-    match target.cgroup.as_deref().and_then(cgroup::owner) {
-        Some(owner) => owner.to_owned(),
-        None if target.is_foreign() => USERS.to_owned(),
-        None if target.join == Join::Missed => UNKNOWN.to_owned(),
+    Cow::Borrowed(match target.cgroup.as_deref().and_then(cgroup::owner) {
+        Some(owner) => owner,
+        None if target.is_foreign() => USERS,
+        None if target.join == Join::Missed => UNKNOWN,
         // The host's namespace, or one that root of the node has named.
-        None => target.netns_name.clone().unwrap_or_default(),
-    }
+        None => target.netns_name.as_deref().unwrap_or_default(),
+    })
 }
 
 #[cfg(test)]
@@ -84,7 +140,7 @@ mod tests {
     fn of(change: impl FnOnce(&mut Event)) -> (Standing, String) {
         let mut event = sample::deletion();
         change(&mut event);
-        let charge = charge(&event);
+        let charge = charge(&event, &mut Accounts::default());
         (charge.standing, charge.account.to_string())
     }
 
@@ -141,6 +197,7 @@ mod tests {
             (event.actor, event.target) = (None, Some(Box::new(Target::unknown(Join::Missed))));
         };
         assert_eq!(of(unknown), (Standing::Foreign, UNKNOWN.to_owned()));
-        assert_eq!(charge(&sample::daemon(crate::event::Severity::Info)), Charge::default());
+        let daemon = sample::daemon(crate::event::Severity::Info);
+        assert_eq!(charge(&daemon, &mut Accounts::default()), Charge::default());
     }
 }

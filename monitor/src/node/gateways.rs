@@ -287,6 +287,7 @@ mod tests {
             device_lladdr: None,
             actor: None,
             netlink_port: None,
+            netns_of_user: false,
         }
     }
 

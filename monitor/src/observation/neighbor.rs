@@ -170,6 +170,9 @@ pub struct NeighborChange {
     pub actor: Option<TaskRef>,
     /// Netlink port id of the request (0 and absent ones are `None`): a hint, never a name.
     pub netlink_port: Option<u32>,
+    /// Whether a user made the namespace: another user namespace than the host's owns it, and it was no known container's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub netns_of_user: bool,
 }
 
 /// An entry as a dump shows it.

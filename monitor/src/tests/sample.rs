@@ -249,6 +249,8 @@ fn throttled() -> Event {
         target: Some(Box::new(Target::unknown(Join::Host))),
         throttled: Some(Box::new(Throttled {
             lane: "namespace".into(),
+            kind: Some("neighbor.deleted".into()),
+            mntns: Some(4_026_531_832),
             count: 12_345,
             from: "2026-01-02T03:04:01.000000000Z".into(),
             to: "2026-01-02T03:04:05.000000000Z".into(),

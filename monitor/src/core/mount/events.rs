@@ -26,13 +26,13 @@ struct Known<'a> {
 
 impl Core {
     /// A refused unmount, and the scan that tells its mount and holders; `earlier`: the event that it completes. Returns
-    /// its number.
+    /// its number, if it has one.
     pub(super) fn emit_busy(
         &mut self,
         umount: &QueuedUmount,
         scan: Option<&Scan>,
         earlier: Option<Earlier>,
-    ) -> u64 {
+    ) -> Option<u64> {
         let QueuedUmount { at, attempt, .. } = umount;
         let age = scan.map(|scan| at.saturating_sub(scan.at) / MS).filter(|age| *age > 0);
         let report = scan.map(|scan| scan.report.clone());
@@ -84,9 +84,7 @@ impl Core {
             completes: earlier.map(|earlier| earlier.seq),
             ..self.event(*at, Kind::MountBusy, Severity::Warning, message)
         };
-        let seq = self.seq + 1;
-        self.emit(event);
-        seq
+        self.emit(event)
     }
 
     /// The unmount that ended a busy mount. `still_held`: who uses it on, where it was detached.

@@ -171,6 +171,108 @@ fn unmounts_of_one_user_that_wait_leave_room_for_others() {
     assert_eq!(of(&core), before + 10);
 }
 
+/// A neighbor entry in a network that a user made, deleted by himself.
+fn own_deletion(netns: NsInum, address: u8, gateway: bool) -> Fact {
+    let mut change = change(NeighborOp::Deleted, NeighborCause::Admin);
+    let address = if gateway { "169.254.1.1".into() } else { format!("10.0.0.{address}") };
+    (change.key.netns, change.key.address) = (netns, address.parse().unwrap());
+    let context = TaskContext { uid: 1000, euid: 1000, userns: 77, netns, ..TaskContext::default() };
+    change.actor = change.actor.map(|actor| TaskRef { context: Some(context), ..actor });
+    Fact::Neighbor(Box::new(change))
+}
+
+#[test]
+fn what_a_user_does_beyond_his_budget_is_summed_up_and_the_rest_is_told() {
+    const OWN: NsInum = 1000;
+    let mut core = core_of_node();
+    core.observe(at(2, status("netlink", true)));
+    core.observe(at(2, status("docker", true)));
+    core.observe(at(3, task("/user.slice/user-1000.slice/session-1.scope")));
+    core.observe(at(4, container(ContainerState::Running)));
+    core.observe(at(5, snapshot(POD)));
+    core.observe(at(2000 * MS, own_network(OWN)));
+    take(&mut core);
+    let (mut told, mut folded, mut received) = (Vec::new(), 0, 0);
+    let mut observe = |core: &mut Core, now: u64, fact| {
+        let mut facts = VecDeque::from([fact]);
+        while let Some(fact) = facts.pop_front() {
+            core.observe(at(now, fact));
+            folded += core.folded().len() as u64;
+            let (events, requests) = take(core);
+            told.extend(events);
+            if requests.contains(&Request::Netns { netns: OWN }) {
+                facts.push_back(own_network(OWN));
+            }
+        }
+    };
+    // Twenty seconds, 2,000 a second, some of them of the gateway that he has there.
+    for number in 0..40_000_u64 {
+        let now = 6000 * MS + number * MS / 2;
+        received += 1;
+        observe(&mut core, now, own_deletion(OWN, (number % 250) as u8, number % 100 == 99));
+        if number % 20 == 0 {
+            observe(&mut core, now, Fact::Tick);
+        }
+        if number == 20_000 {
+            observe(&mut core, now, deletion(NeighborCause::Admin));
+        }
+    }
+    observe(&mut core, 26_000 * MS, Fact::Stop);
+    let is_his = |event: &&Event| {
+        event.kind == Kind::NeighborDeleted && event.neighbor.as_ref().is_some_and(|entry| entry.netns == OWN)
+    };
+    let emitted = told.iter().filter(is_his).count() as u64;
+    assert!((64..=64 + 20 * 4 + 1).contains(&emitted), "{emitted}");
+    assert_eq!(emitted + folded, received);
+    let summaries: Vec<&Event> = told.iter().filter(|event| event.kind == Kind::EventsThrottled).collect();
+    let count = |event: &&Event| event.throttled.as_ref().unwrap().count;
+    assert_eq!(summaries.iter().map(count).sum::<u64>(), folded);
+    // After one second, ten more, and at the end.
+    assert_eq!(summaries.len(), 3);
+    for summary in summaries {
+        let said = summary.throttled.as_ref().unwrap();
+        let place = (said.kind.as_deref(), said.lane.as_str(), said.netns, said.uid);
+        assert_eq!(place, (Some("neighbor.deleted"), "events", Some(OWN), Some(1000)));
+        assert!(said.from < said.to && summary.seq > 0, "{summary:?}");
+    }
+    // The numbers have no hole.
+    assert!(told.windows(2).all(|pair| pair[0].seq + 1 == pair[1].seq));
+    let of_pod = |event: &&Event| {
+        event.kind == Kind::IncidentOpened && event.neighbor.as_ref().is_some_and(|it| it.netns == POD)
+    };
+    let opened = told.iter().find(of_pod).expect("the incident of a pod");
+    let evidence = &opened.incident.as_ref().unwrap().evidence;
+    assert!(told.iter().any(|event| evidence == &[event.seq] && event.kind == Kind::NeighborDeleted));
+}
+
+#[test]
+fn one_user_uses_up_nothing_of_another_and_the_budgets_come_back() {
+    let mut core = core_of_node();
+    core.observe(at(2, status("netlink", true)));
+    core.observe(at(2, status("docker", true)));
+    let of_user = |user: u32| {
+        let Fact::Task(mut facts) = task(&format!("/user.slice/user-{user}.slice/a.scope")) else {
+            unreachable!()
+        };
+        facts.key.tgid = user;
+        Fact::Task(facts)
+    };
+    let mut emitted = Vec::new();
+    for (user, now) in [(1000, 10_000), (1001, 10_001), (1000, 10_002), (1000, 40_000)] {
+        core.observe(at(now * MS, own_network(user)));
+        core.observe(at(now * MS, of_user(user)));
+        for number in 0..100 {
+            let Fact::Neighbor(mut change) = own_deletion(user, number, false) else { unreachable!() };
+            change.actor.as_mut().unwrap().key.tgid = user;
+            core.observe(at((now + 2000) * MS, Fact::Neighbor(change)));
+        }
+        core.observe(at((now + 2000) * MS, own_network(user)));
+        let (events, _) = take(&mut core);
+        emitted.push(events.iter().filter(|event| event.kind == Kind::NeighborDeleted).count());
+    }
+    assert_eq!(emitted, [64, 64, 0, 64]);
+}
+
 /// A namespace that a user made, with a process and a static gateway.
 fn own_network(netns: NsInum) -> Fact {
     Fact::Netns(Box::new(NetnsSnapshot {

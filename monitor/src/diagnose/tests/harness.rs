@@ -53,6 +53,7 @@ pub(in crate::diagnose) fn settings() -> Settings {
         host_netns: HOST,
         cmdline: Cmdline::Host,
         incidents: Thresholds::default(),
+        user_events: Default::default(),
         sources: BTreeMap::from([("netlink".into(), false), ("docker".into(), true)]),
     }
 }
@@ -414,6 +415,7 @@ pub(in crate::diagnose) fn deletion(netns: NsInum, cause: NeighborCause) -> Neig
         device_lladdr: None,
         actor: Some(TaskRef { key: task_key(28_997), tid: 28_997, comm: "calico".into(), context: None }),
         netlink_port: None,
+        netns_of_user: false,
     }
 }
 

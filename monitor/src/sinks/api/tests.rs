@@ -71,6 +71,7 @@ impl Rig {
                 cmdline: Cmdline::Host,
                 sources: Default::default(),
                 incidents: Default::default(),
+                user_events: Default::default(),
             };
             let core = Core::new(settings, Resume::default());
             while let Some(question) = asked.blocking_recv() {

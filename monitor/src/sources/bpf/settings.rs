@@ -17,10 +17,9 @@ settings! { "hooks":
     /// Records that one source may make at once, and has back after a pause.
     SOURCE_BURST: u32 = "source_burst", default 4096, valid Valid::Range(1, 1_000_000);
     /// Records a second that an unprivileged user may make on average, in all namespaces that are his together.
-    // Each becomes an event of a kilobyte in every sink, and concerns nobody else.
-    USER_RATE: u32 = "user_rate", default 10, valid Valid::Range(1, 1_000_000);
+    USER_RATE: u32 = "user_rate", default 2000, valid Valid::Range(1, 1_000_000);
     /// Records that he may make at once, and has back after a pause.
-    USER_BURST: u32 = "user_burst", default 100, valid Valid::Range(1, 1_000_000);
+    USER_BURST: u32 = "user_burst", default 4096, valid Valid::Range(1, 1_000_000);
 }
 
 /// All of the table, in the order of the file.

@@ -145,6 +145,7 @@ impl NeighborCache {
             device_lladdr: None,
             actor: None,
             netlink_port: Some(port).filter(|port| *port != 0),
+            netns_of_user: false,
         })
     }
 
@@ -175,6 +176,7 @@ impl NeighborCache {
             device_lladdr: None,
             actor: None,
             netlink_port: None,
+            netns_of_user: false,
         })
     }
 

@@ -133,6 +133,7 @@ fn neighbor(record: &NeighborRecord, host_netns: NsInum) -> Result<NeighborChang
         device_lladdr: lladdr(&record.device_lladdr),
         actor,
         netlink_port: Some(record.netlink_port).filter(|port| *port != 0),
+        netns_of_user: record.device_marks & device_mark::NETNS_OF_USER != 0,
     })
 }
 

@@ -1,0 +1,76 @@
+//! Who is charged for an observation where not all of them can be recorded.
+
+use super::Core;
+use crate::event::{Charge, Standing};
+use crate::node::cgroup;
+use crate::node::charge::of_process;
+use crate::observation::{Fact, NsInum, Observation, TaskContext, TaskRef};
+
+impl Core {
+    /// Who is charged for an observation: what users do among themselves has the standing of a stranger; what no single
+    /// process or network causes is charged to the daemon.
+    pub fn charge_of(&mut self, observation: &Observation) -> Charge {
+        match &observation.fact {
+            Fact::Task(facts) => {
+                let (cgroup, uid) = (facts.cgroup.as_deref(), Some(facts.uid));
+                let standing = self.standing_of(cgroup, facts.uid != 0);
+                self.charge_to(standing, cgroup, uid, false)
+            }
+            Fact::Neighbor(change) => match &change.actor {
+                Some(actor) => self.charge_task(actor, self.is_users(change.key.netns, change.netns_of_user)),
+                None => self.charge_netns(change.key.netns, change.netns_of_user),
+            },
+            Fact::Umount(attempt) => self.charge_task(&attempt.actor, false),
+            Fact::Netns(snapshot) => self.charge_netns(snapshot.netns, snapshot.foreign_userns),
+            Fact::Link(link) => self.charge_netns(link.netns, false),
+            Fact::LinkGone { netns, .. } => self.charge_netns(*netns, false),
+            Fact::Route(route) | Fact::RouteGone(route) => self.charge_netns(route.netns, false),
+            Fact::Address(address) | Fact::AddressGone(address) => self.charge_netns(address.netns, false),
+            _ => Charge::default(),
+        }
+    }
+
+    fn charge_task(&mut self, task: &TaskRef, is_users: bool) -> Charge {
+        let cgroup = self.tasks.get(task).and_then(|facts| facts.cgroup.clone());
+        let context = self.context(task);
+        let in_userns = context.is_some_and(|context| TaskContext::is_in_other_userns(&context));
+        let uid = context.map(|context| context.uid);
+        let is_user = in_userns || uid.is_some_and(|uid| uid != 0);
+        let standing =
+            if is_users { Standing::Foreign } else { self.standing_of(cgroup.as_deref(), is_user) };
+        self.charge_to(standing, cgroup.as_deref(), uid, in_userns)
+    }
+
+    fn charge_to(
+        &mut self,
+        standing: Standing,
+        cgroup: Option<&str>,
+        uid: Option<u32>,
+        in_userns: bool,
+    ) -> Charge {
+        let name = of_process(cgroup, uid, in_userns);
+        Charge { standing, account: self.accounts.name(&name) }
+    }
+
+    fn charge_netns(&mut self, netns: NsInum, of_user: bool) -> Charge {
+        match self.is_users(netns, of_user) {
+            true => Charge { standing: Standing::Foreign, account: self.accounts.users() },
+            false => Charge::default(),
+        }
+    }
+
+    /// Whether users made a network namespace, and no known container is in it.
+    fn is_users(&self, netns: NsInum, of_user: bool) -> bool {
+        (of_user || self.namespaces.get(netns).is_some_and(|namespace| namespace.foreign_userns))
+            && self.containers.in_netns(netns).is_none()
+    }
+
+    /// A container that root of the node runs may use any user.
+    fn standing_of(&self, cgroup: Option<&str>, is_user: bool) -> Standing {
+        let is_containers = || {
+            let id = cgroup.and_then(|path| cgroup::identify(path).container_id);
+            id.is_some_and(|id| self.containers.get(&id).is_some())
+        };
+        if is_user && !is_containers() { Standing::Foreign } else { Standing::Node }
+    }
+}
