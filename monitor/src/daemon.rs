@@ -291,7 +291,10 @@ impl Daemon {
         self.replies.push_back(observation);
         while let Some(observation) = self.replies.pop_front() {
             self.metrics.observation(&observation);
-            self.recorder.record(&observation, &self.core);
+            if self.recorder.is_recording() {
+                let charge = self.core.charge_of(&observation);
+                self.recorder.record(&observation, &charge, &self.core);
+            }
             let touched = Touched::by(&observation.fact);
             self.core.observe(observation);
             self.core.folded().iter().for_each(|event| self.metrics.folded(event));

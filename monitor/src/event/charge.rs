@@ -29,6 +29,15 @@ impl Standing {
     /// All, in order.
     pub const ALL: [Self; 4] = [Self::Daemon, Self::Known, Self::Node, Self::Foreign];
 
+    /// Places of a queue that must be free for each that it has already.
+    #[must_use]
+    pub fn price(self) -> usize {
+        match self {
+            Self::Daemon | Self::Known | Self::Node => 1,
+            Self::Foreign => 4,
+        }
+    }
+
     /// What a byte of such an event counts, compared with others.
     #[must_use]
     pub fn weight(self) -> u64 {

@@ -39,6 +39,8 @@ pub enum Refused {
     Failed,
     /// The destination is down.
     Down,
+    /// Whoever caused it has had enough: others need the rest.
+    Budget,
     /// The worker has ended.
     Closed,
 }
@@ -51,6 +53,7 @@ impl Refused {
             Self::Full => "queue-full",
             Self::Failed => "write-failed",
             Self::Down => "failed",
+            Self::Budget => "over-budget",
             Self::Closed => "closed",
         }
     }

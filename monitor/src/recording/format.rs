@@ -8,7 +8,7 @@
 //!
 //! Each part can be replayed on its own. Consecutive parts can be concatenated with `cat`, and with a bundle's header
 //! before them they are a bundle. Where observations were discarded, a part ends, and the header of the next one
-//! has the gap.
+//! has the gap. What one account had too many of is left out, and `{"unrecorded":{"count":…}}` says how many.
 
 use std::io;
 
@@ -82,6 +82,9 @@ pub struct Header<'a> {
     /// What is missing between the previous part and this one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gap: Option<Gap>,
+    /// Whether observations were left out of the previous part, which tells how many: whoever caused them had too many.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub after_incomplete: bool,
     /// Settings of the core.
     pub settings: Settings,
     /// State of the core.
@@ -96,6 +99,7 @@ impl Header<'_> {
         (self.run, &self.settings.boot_id) == (earlier.run, &earlier.settings.boot_id)
             && self.part.checked_sub(1) == Some(earlier.part)
             && self.gap.is_none()
+            && !self.after_incomplete
     }
 }
 
@@ -161,6 +165,8 @@ pub(super) struct PartPosition {
     pub(super) run: BootNs,
     pub(super) part: u64,
     pub(super) gap: Option<Gap>,
+    /// Whether the part before lacks observations, as it says itself.
+    pub(super) after_incomplete: bool,
     /// RFC 3339.
     pub(super) started: String,
 }
@@ -180,6 +186,7 @@ pub(super) fn write_part_header(
         run: position.run,
         part: position.part,
         gap: position.gap,
+        after_incomplete: position.after_incomplete,
         settings: core.settings().clone(),
         state: core.save()?,
     };

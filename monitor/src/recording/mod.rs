@@ -10,6 +10,7 @@
 //! Recordings hold observations, which are masked at their sources; nothing else of the node is recorded. No stage of
 //! the pipeline depends on this module.
 
+mod budgets;
 pub mod bundle;
 pub mod format;
 mod incident_windows;

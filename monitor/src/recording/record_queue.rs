@@ -1,11 +1,12 @@
 //! The queue between the core and a recording: lines enter, a thread writes them to a [`SegmentWriter`], at most
 //! once a second. The core never waits for the disk.
 
+use std::collections::HashMap;
 use std::io;
 use std::mem;
 use std::time::{Duration, Instant};
 
-use crate::event::Incident;
+use crate::event::{Charge, Incident, Standing};
 use crate::queue::{Bounds, Buffer, Priority, Queue, Refused, Worker};
 
 /// Longest time that a line waits.
@@ -69,6 +70,8 @@ struct Records {
     incidents: Vec<(Incident, bool)>,
     /// Bytes of `lines` that count against the bounds.
     counted: usize,
+    /// How many of them each is charged for.
+    charged: HashMap<Charge, usize>,
     is_urgent: bool,
     /// Nothing is written until the next part starts.
     has_failed: bool,
@@ -95,9 +98,9 @@ impl RecordQueue {
         self.name
     }
 
-    /// Queues a line.
-    pub(super) fn put(&self, line: &[u8]) -> Result<(), Refused> {
-        self.queue.put(|waiting| waiting.push(line, self.bounds)).unwrap_or(Err(Refused::Closed))
+    /// Queues a line, on the account of whoever caused it.
+    pub(super) fn put(&self, line: &[u8], charge: &Charge) -> Result<(), Refused> {
+        self.queue.put(|waiting| waiting.push(line, charge, self.bounds)).unwrap_or(Err(Refused::Closed))
     }
 
     /// Starts a part with its header, which may be long and does not count against the bounds. After a failure,
@@ -135,13 +138,24 @@ impl RecordQueue {
 }
 
 impl Records {
-    fn push(&mut self, line: &[u8], bounds: RecordBounds) -> Result<(), Refused> {
+    fn push(&mut self, line: &[u8], charge: &Charge, bounds: RecordBounds) -> Result<(), Refused> {
         if self.has_failed {
             return Err(Refused::Failed);
         }
         let RecordBounds { capacity, urgent } = bounds;
         if !(Bounds { capacity, reserved: 0 }).admits(self.counted, line.len(), Priority::Normal) {
             return Err(Refused::Full);
+        }
+        if charge.standing != Standing::Daemon {
+            // As many as are left free, so that there is a place for everybody.
+            let charged = self.charged.get(charge).copied().unwrap_or(0).saturating_add(line.len());
+            if charged.saturating_mul(charge.standing.price()) > capacity.saturating_sub(self.counted) {
+                return Err(Refused::Budget);
+            }
+            match self.charged.get_mut(charge) {
+                Some(known) => *known = charged,
+                None => drop(self.charged.insert(charge.clone(), charged)),
+            }
         }
         self.counted += line.len();
         self.is_urgent |= self.counted >= urgent;
@@ -193,6 +207,7 @@ impl Buffer for Records {
         mem::swap(&mut self.parts, &mut batch.parts);
         mem::swap(&mut self.incidents, &mut batch.incidents);
         self.counted = 0;
+        self.charged.clear();
         self.is_urgent = false;
     }
 }

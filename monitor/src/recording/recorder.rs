@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use thiserror::Error;
 
+use super::budgets::Budgets;
 use super::format::{self, PartPosition, Writer};
 use super::record_queue::{PartStart, RecordBounds, RecordQueue};
 use super::rotating_file::RotatingFile;
 use super::segments::Segments;
 use super::settings::FlightLimits;
 use crate::core::Core;
-use crate::event::{Event, Kind};
+use crate::event::{Charge, Event, Kind};
 use crate::metrics::Metrics;
-use crate::observation::{BootNs, Observation};
+use crate::observation::{BootNs, Fact, Observation, Source};
 use crate::queue::{Gap, Refused};
 
 const MIB: usize = 1 << 20;
@@ -83,6 +84,8 @@ struct Rotation {
     gap_interval: BootNs,
     /// Whether each part has a file of its own.
     one_file_per_part: bool,
+    /// Whether users have a budget for what they do among themselves.
+    has_budgets: bool,
 }
 
 /// One recording: its queue, and the part that is being written.
@@ -96,6 +99,11 @@ struct Track {
     gap: Option<Gap>,
     /// Whether an incident opened in the gap, which is then ended as soon as possible.
     is_urgent: bool,
+    budgets: Budgets,
+    /// Observations that were left out and are not told yet, and when they were told last.
+    unrecorded: (u64, BootNs),
+    /// Whether any were left out of this part: its replay does not lead to the state of the next one.
+    is_incomplete: bool,
 }
 
 impl Recorder {
@@ -122,6 +130,7 @@ impl Recorder {
             part_age: BootNs::MAX,
             gap_interval: SECOND,
             one_file_per_part: false,
+            has_budgets: false,
         };
         let queue = RecordQueue::start("record", bounds, file).map_err(RecordError::Thread)?;
         self.tracks.push(Track::new(queue, rotation));
@@ -151,14 +160,21 @@ impl Recorder {
             part_age: u64::from(limits.minutes) * 60 * SECOND / SEGMENTS,
             gap_interval: 10 * SECOND,
             one_file_per_part: true,
+            has_budgets: true,
         };
         let queue = RecordQueue::start("recorder", bounds, segments).map_err(RecordError::Thread)?;
         self.tracks.push(Track::new(queue, rotation));
         Ok(())
     }
 
-    /// Records what the core is about to take.
-    pub fn record(&mut self, observation: &Observation, core: &Core) {
+    /// Whether anything is recorded at all.
+    #[must_use]
+    pub fn is_recording(&self) -> bool {
+        !self.tracks.is_empty()
+    }
+
+    /// Records what the core is about to take, on the account of whoever caused it.
+    pub fn record(&mut self, observation: &Observation, charge: &Charge, core: &Core) {
         let at = observation.at;
         self.line.clear();
         for track in &mut self.tracks {
@@ -172,7 +188,14 @@ impl Recorder {
             if track.is_part_due(at) {
                 track.start_part(&self.writer, self.run, core, at);
             }
-            track.put(&self.line, &self.metrics);
+            if track.rotation.has_budgets && !track.budgets.admits(at, charge, self.line.len()) {
+                track.leave_out(&self.metrics);
+                continue;
+            }
+            if at >= track.unrecorded.1.saturating_add(SECOND) {
+                track.tell_unrecorded(at);
+            }
+            track.put(&self.line, charge, &self.metrics);
         }
         self.line.shrink_to(KEPT_CAPACITY);
     }
@@ -193,6 +216,7 @@ impl Recorder {
     pub fn finish(self, core: &Core, now: BootNs, timeout: Duration) {
         let deadline = Instant::now() + timeout;
         for mut track in self.tracks {
+            track.tell_unrecorded(now);
             if track.gap.is_some() {
                 // The gap is recorded, though nothing follows it.
                 track.start_part(&self.writer, self.run, core, now);
@@ -204,7 +228,18 @@ impl Recorder {
 
 impl Track {
     fn new(queue: RecordQueue, rotation: Rotation) -> Self {
-        Self { queue, rotation, parts: 0, part_started: 0, bytes: 0, gap: None, is_urgent: false }
+        Self {
+            queue,
+            rotation,
+            parts: 0,
+            part_started: 0,
+            bytes: 0,
+            gap: None,
+            is_urgent: false,
+            budgets: Budgets::default(),
+            unrecorded: (0, 0),
+            is_incomplete: false,
+        }
     }
 
     /// Whether a gap, if there is one, may end now.
@@ -213,7 +248,7 @@ impl Track {
         let interval = match gap.refused {
             Refused::Failed | Refused::Down => RETRY_INTERVAL,
             Refused::Full if self.is_urgent => SECOND,
-            Refused::Full | Refused::Closed => self.rotation.gap_interval,
+            Refused::Full | Refused::Budget | Refused::Closed => self.rotation.gap_interval,
         };
         at >= self.part_started.saturating_add(interval) && self.queue.is_empty()
     }
@@ -226,11 +261,18 @@ impl Track {
     }
 
     fn start_part(&mut self, writer: &Writer, run: BootNs, core: &Core, at: BootNs) {
+        self.tell_unrecorded(at);
         let gap = self.gap.take().map(|gap| format::Gap {
             discarded: gap.discarded + self.queue.take_lost(),
             reason: gap.refused.reason().to_owned(),
         });
-        let position = PartPosition { run, part: self.parts, gap, started: Timestamp::now().to_string() };
+        let position = PartPosition {
+            run,
+            part: self.parts,
+            gap,
+            after_incomplete: std::mem::take(&mut self.is_incomplete),
+            started: Timestamp::now().to_string(),
+        };
         let mut lines = Vec::new();
         if format::write_part_header(writer, position, core, &mut lines).is_err() {
             return;
@@ -250,14 +292,40 @@ impl Track {
         self.is_urgent = false;
     }
 
-    fn put(&mut self, line: &[u8], metrics: &Metrics) {
-        match self.queue.put(line) {
+    fn put(&mut self, line: &[u8], charge: &Charge, metrics: &Metrics) {
+        match self.queue.put(line, charge) {
             Ok(()) => self.bytes += u64::try_from(line.len()).unwrap_or(u64::MAX),
+            Err(Refused::Budget) => self.leave_out(metrics),
             Err(refused) => {
                 let lost = self.queue.take_lost();
-                self.gap = Some(Gap::new(refused));
+                // They are counted already.
+                let discarded = std::mem::take(&mut self.unrecorded.0);
+                self.gap = Some(Gap { discarded, ..Gap::new(refused) });
                 self.discard(1 + lost, metrics);
             }
+        }
+    }
+
+    /// Whoever caused it has had enough; what others cause is recorded on.
+    fn leave_out(&mut self, metrics: &Metrics) {
+        self.unrecorded.0 += 1;
+        self.is_incomplete = true;
+        metrics.discarded(self.queue.name(), Refused::Budget.reason(), 1);
+    }
+
+    /// Writes how many observations were left out.
+    fn tell_unrecorded(&mut self, at: BootNs) {
+        let (count, _) = self.unrecorded;
+        if count == 0 || self.gap.is_some() {
+            return;
+        }
+        let observation = Observation { at, source: Source::Daemon, fact: Fact::Unrecorded { count } };
+        let mut line = Vec::new();
+        if format::write_line(&observation, &mut line).is_ok()
+            && self.queue.put(&line, &Charge::default()).is_ok()
+        {
+            self.bytes += u64::try_from(line.len()).unwrap_or(u64::MAX);
+            self.unrecorded = (0, at);
         }
     }
 

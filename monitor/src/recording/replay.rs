@@ -11,6 +11,7 @@ use crate::core::{Core, Output};
 use crate::diagnose::RestoreError;
 use crate::event::Event;
 use crate::observation::{BootNs, Fact, Observation};
+use crate::queue::Refused;
 use crate::settings::Policy;
 
 /// Most skipped lines that are listed one by one.
@@ -127,6 +128,11 @@ impl Player<'_> {
         }
         // There is none only in a bundle without recording.
         let Some(core) = &mut self.core else { return Ok(()) };
+        if let Fact::Unrecorded { count } = observation.fact {
+            let reason = Refused::Budget.reason().to_owned();
+            self.summary.gaps.push(Gap { discarded: count, reason });
+            return Ok(());
+        }
         self.summary.observations += 1;
         self.summary.until = observation.at;
         core.observe(observation);

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::format::{Gap, Writer};
+use super::format::{Header, Writer};
 use super::reader::{Line, Reader};
 use super::recorder::{Record, Recorder};
 use super::replay::{Summary, replay};
@@ -42,6 +42,7 @@ fn settings() -> Settings {
         cmdline: Cmdline::Host,
         sources: BTreeMap::from([("netlink".into(), false)]),
         incidents: Default::default(),
+        user_events: Default::default(),
     }
 }
 
@@ -75,7 +76,8 @@ impl Live {
 
     fn observe(&mut self, at: BootNs, fact: Fact) {
         let observation = Observation { at, source: Source::Daemon, fact };
-        self.recorder.record(&observation, &self.core);
+        let charge = self.core.charge_of(&observation);
+        self.recorder.record(&observation, &charge, &self.core);
         self.core.observe(observation);
         for output in self.core.take_output() {
             if let Output::Event(event) = output {
@@ -117,6 +119,11 @@ impl Live {
         self.said
     }
 
+    /// Observations that the flight recorder left out.
+    fn missing(&self) -> u64 {
+        self.discarded("recorder", "queue-full") + self.discarded("recorder", "over-budget")
+    }
+
     fn discarded(&self, sink: &str, reason: &str) -> u64 {
         let start = format!("kevtmon_events_discarded_total{{reason=\"{reason}\",sink=\"{sink}\"}} ");
         let text = self.metrics.gather().unwrap();
@@ -153,6 +160,25 @@ fn incident(id: &str, opened: u32) -> Incident {
 
 fn key() -> TaskKey {
     TaskKey { tgid: 28_997, start_ns: 5, exec_id: 2 }
+}
+
+/// What a user does in a network of his own.
+fn of_user(key: TaskKey) -> Fact {
+    let context = TaskContext { uid: 1000, euid: 1000, userns: 77, ..TaskContext::default() };
+    Fact::Neighbor(Box::new(NeighborChange {
+        key: NeighborKey { netns: 1000, ifindex: 2, address: "10.0.0.1".parse().unwrap() },
+        ifname: "eth0".into(),
+        op: NeighborOp::Deleted,
+        cause: NeighborCause::Admin,
+        old_state: Some(NudState::PERMANENT),
+        new_state: None,
+        lladdr: None,
+        new_lladdr: None,
+        device_lladdr: None,
+        actor: Some(TaskRef { key, tid: key.tgid, comm: "hostile".into(), context: Some(context) }),
+        netlink_port: None,
+        netns_of_user: true,
+    }))
 }
 
 fn task() -> Fact {
@@ -324,14 +350,70 @@ fn a_storm_is_not_written_whole_and_the_gap_is_counted_and_told() {
     let dir = tempfile::tempdir().unwrap();
     let mut live = Live::in_flight(dir.path());
     live.bustle(10, 5_000);
-    let missing = live.discarded("recorder", "queue-full");
-    assert!(missing > 0);
+    let missing = live.missing();
+    assert!(live.discarded("recorder", "queue-full") > 0);
     live.finish();
     let recording = segments(&dir.path().join("recorder"));
     assert!(recording.len() < 3 << 20, "{}", recording.len());
     let (_, summary) = replayed(&recording);
-    assert_eq!(summary.gaps, [Gap { discarded: missing, reason: "queue-full".into() }]);
-    assert_eq!(summary.observations + missing, 30_003);
+    let told: u64 = summary.gaps.iter().map(|gap| gap.discarded).sum();
+    assert_eq!((told, summary.observations + missing), (missing, 30_003));
+}
+
+#[test]
+fn what_a_user_does_without_end_is_left_out_and_counted_and_hides_nothing_of_others() {
+    const SECONDS: u64 = 20;
+    let dir = tempfile::tempdir().unwrap();
+    let mut live = Live::in_flight(dir.path());
+    for number in 0..SECONDS * 2000 {
+        let at = SECOND + number * SECOND / 2000;
+        let user = TaskKey { tgid: 100_000 + u32::try_from(number).unwrap(), ..key() };
+        let Fact::Task(facts) = task() else { unreachable!() };
+        live.observe(at, Fact::Task(Box::new(TaskFacts { key: user, uid: 1000, ..*facts })));
+        live.observe(at, of_user(user));
+        if number % 500 == 0 {
+            live.observe(at, busy(&format!("/mnt/{number}")));
+        }
+    }
+    live.observe(100 * SECOND, Fact::Stop);
+    let missing = live.missing();
+    live.finish();
+    let recording = segments(&dir.path().join("recorder"));
+    assert!(recording.len() < 1 << 20, "{}", recording.len());
+    let text = String::from_utf8(recording.clone()).unwrap();
+    let of_root = text.lines().filter(|line| line.contains(r#""fact":{"umount":"#)).count();
+    assert_eq!(of_root as u64, SECONDS * 4);
+    assert!(text.matches(r#""comm":"hostile""#).count() > 100, "some of it is there");
+    let (_, summary) = replayed(&recording);
+    let told: u64 = summary.gaps.iter().map(|gap| gap.discarded).sum();
+    assert!(missing > SECONDS * 2000, "{missing}");
+    assert_eq!(told, missing);
+    assert!(summary.gaps.iter().all(|gap| gap.reason == "over-budget"));
+    assert_eq!(summary.observations + missing, 3 + SECONDS * (4000 + 4) + 1);
+}
+
+#[test]
+fn after_a_part_that_lacks_something_the_model_is_right_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut live = Live::in_flight(dir.path());
+    let mut later = SECOND;
+    while live.missing() == 0 {
+        later += 1;
+        let Fact::Netns(snapshot) = netns_snapshot(1000) else { unreachable!() };
+        live.observe(later, Fact::Netns(Box::new(NetnsSnapshot { foreign_userns: true, ..*snapshot })));
+    }
+    // It is the only one of this namespace that is missing.
+    live.observe(later + 1, Fact::NetnsGone { netns: 1000 });
+    live.observe(later + 300 * SECOND, Fact::Tick);
+    live.finish();
+    let files = numbered(&dir.path().join("recorder")).unwrap();
+    let header = |path: &Path| {
+        let text = fs::read_to_string(path).unwrap();
+        serde_json::from_str::<Header<'_>>(text.lines().next().unwrap())
+            .map(|it| it.after_incomplete)
+            .unwrap()
+    };
+    assert_eq!(files.iter().map(|(_, path)| header(path)).collect::<Vec<_>>(), [false, true]);
 }
 
 #[test]

@@ -34,7 +34,7 @@ impl EventGap {
     pub(super) fn summary(&self, sink: &str) -> Event {
         let Self { gap: Gap { discarded, refused }, first_time, last } = self;
         let cause = match refused {
-            Refused::Full | Refused::Closed => "is read too slowly",
+            Refused::Full | Refused::Budget | Refused::Closed => "is read too slowly",
             Refused::Failed | Refused::Down => "was down",
         };
         let message = format!("{sink} {cause}: {discarded} events discarded up to number {}", last.seq);

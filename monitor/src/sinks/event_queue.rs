@@ -109,7 +109,7 @@ impl Events {
         let charged = self.charged.get(&event.charge).copied().unwrap_or(0);
         // As many as are free, each of which is worth more of those who matter less.
         let free = bounds.capacity.saturating_sub(self.events.len());
-        let is_fair = charged.saturating_mul(price(event.charge.standing)) < free;
+        let is_fair = charged.saturating_mul(event.charge.standing.price()) < free;
         if !bounds.admits(self.events.len(), 1, priority) || priority == Priority::Normal && !is_fair {
             EventGap::extend(&mut self.gap, event, Refused::Full);
             return Err(Refused::Full);
@@ -215,14 +215,6 @@ fn priority(event: &Event) -> Priority {
     match is_reserved && event.charge.standing != Standing::Foreign {
         true => Priority::Reserved,
         false => Priority::Normal,
-    }
-}
-
-/// Free places that there must be for each place that is taken.
-fn price(standing: Standing) -> usize {
-    match standing {
-        Standing::Daemon | Standing::Known | Standing::Node => 1,
-        Standing::Foreign => 4,
     }
 }
 

@@ -46,7 +46,7 @@ fn a_disk_that_does_not_answer_delays_nobody_and_what_waits_is_bounded() {
     let (queue, permit, seen) = gated();
     queue.start_part(PartStart::SameFile, b"head\n");
     eventually("all is written", || queue.is_empty());
-    let taken = (0..100).filter(|_| queue.put(b"1234\n").is_ok()).count();
+    let taken = (0..100).filter(|_| queue.put(b"1234\n", &Charge::default()).is_ok()).count();
     assert_eq!(taken, 2);
     drop(permit);
     queue.finish(Instant::now() + PATIENCE);
@@ -57,15 +57,40 @@ fn a_disk_that_does_not_answer_delays_nobody_and_what_waits_is_bounded() {
 fn after_a_failed_write_nothing_follows_the_hole_until_a_part_begins() {
     let (queue, permit, seen) = gated();
     permit.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
-    queue.put(b"a\nb\n").unwrap();
+    queue.put(b"a\nb\n", &Charge::default()).unwrap();
     eventually("it has failed", || {
-        queue.put(b"c\n") == Err(Refused::Failed) || !queue.is_empty() && queue.take_lost() > 0
+        queue.put(b"c\n", &Charge::default()) == Err(Refused::Failed)
+            || !queue.is_empty() && queue.take_lost() > 0
     });
     eventually("all is written", || queue.is_empty());
     assert!(seen.lock().unwrap().is_empty());
     drop(permit);
     queue.start_part(PartStart::SameFile, b"head\n");
-    queue.put(b"d\n").unwrap();
+    queue.put(b"d\n", &Charge::default()).unwrap();
     queue.finish(Instant::now() + PATIENCE);
     assert_eq!(&seen.lock().unwrap()[..], b"head\nd\n");
+}
+
+#[test]
+fn one_account_takes_as_many_bytes_as_are_left_free_and_no_more() {
+    let (permit, permits) = sync_channel(100);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let writer = Gated { permits, seen: Arc::clone(&seen) };
+    let bounds = RecordBounds { capacity: 1000, urgent: usize::MAX };
+    let queue = RecordQueue::start("test", bounds, writer).unwrap();
+    // It waits for its permit.
+    queue.put(b"0\n", &Charge::default()).unwrap();
+    eventually("the thread is busy", || queue.is_empty());
+    let put = |standing, account: &str| {
+        let charge = Charge { standing, account: account.into() };
+        let taken = (0..1000).take_while(|_| queue.put(b"12345678\n", &charge).is_ok()).count();
+        assert_eq!(queue.put(b"12345678\n", &charge), Err(Refused::Budget));
+        taken * 9
+    };
+    assert_eq!(put(Standing::Node, "a.service"), 504);
+    assert_eq!(put(Standing::Node, "b.service"), 252);
+    assert_eq!(put(Standing::Foreign, "user-1000.slice"), 45);
+    queue.put(b"12345678\n", &Charge::default()).unwrap();
+    drop(permit);
+    queue.finish(Instant::now() + PATIENCE);
 }
