@@ -178,6 +178,11 @@ impl Metrics {
         self.sources.name(source, label);
     }
 
+    /// The same of a source that does not exist yet.
+    pub fn name_later_source(&self, source: String, label: String) {
+        self.sources.name_later(source, label);
+    }
+
     /// Sets how many refused unmounts had no event of their own.
     pub fn umounts_ignored(&self, total: u64) {
         self.mount.set_ignored(total);

@@ -22,8 +22,8 @@ use crate::unique;
 /// Name of the image that every daemon has.
 pub const IMAGE: &str = "kevtmon-test:1";
 
-/// Ends everything under `$dir`: daemon, shims, containers, mounts, control groups, files.
-const END: &str = r#"
+/// Ends everything under `$dir` and in control groups below `$name`: daemon, shims, containers, mounts, control groups, files.
+pub(crate) const END: &str = r#"
 members() { find /sys/fs/cgroup -path "*/$name/*" -name cgroup.procs -exec cat {} + 2>/dev/null; }
 processes() {
     for p in /proc/[0-9]*; do
@@ -224,7 +224,7 @@ impl Drop for Dockerd {
     }
 }
 
-fn is_dead(pid: &str) -> bool {
+pub(crate) fn is_dead(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
 }

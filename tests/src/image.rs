@@ -35,6 +35,33 @@ pub fn archive(scratch: &Scratch) -> PathBuf {
     archive
 }
 
+/// The same as `docker save` writes it, with a command that does nothing.
+#[must_use]
+pub fn saved(scratch: &Scratch, name: &str) -> PathBuf {
+    let layer = archive(scratch);
+    let directory = scratch.path();
+    let digest = run(&format!("sha256sum {}", layer.display())).stdout;
+    let digest = digest.split_whitespace().next().expect("a digest");
+    let config = serde_json::json!({
+        "architecture": match std::env::consts::ARCH { "x86_64" => "amd64", "aarch64" => "arm64", other => other },
+        "os": "linux",
+        "config": {"Cmd": ["/bin/sleep", "1000000"]},
+        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{digest}")]},
+    });
+    let manifest =
+        serde_json::json!([{"Config": "config.json", "RepoTags": [name], "Layers": ["image.tar"]}]);
+    for (file, text) in [("config.json", config), ("manifest.json", manifest)] {
+        std::fs::write(directory.join(file), text.to_string()).expect("a file can be written");
+    }
+    let saved = directory.join("saved.tar");
+    run(&format!(
+        "tar -C {} -cf {} manifest.json config.json image.tar",
+        directory.display(),
+        saved.display()
+    ));
+    saved
+}
+
 /// The libraries of a program, as its loader finds them.
 fn libraries(program: &Path) -> Vec<PathBuf> {
     let listed = attempt(&[std::ffi::OsStr::new("ldd"), program.as_os_str()]).succeeded("ldd").stdout;

@@ -28,6 +28,8 @@ pub mod pod_sandbox;
 pub mod storm;
 
 pub mod container;
+pub mod containerd;
+pub mod cri;
 pub mod dockerd;
 pub mod image;
 pub mod podman;

@@ -255,7 +255,7 @@ mod tests {
             ("[store]\nmax_age_days = -1", "/k.toml:2:16: ", "a number from 1 to 3650"),
             ("[metrics]\nlisten = [\"localhost\"]", "/k.toml:2:10: ", "ADDR:PORT"),
             ("[metrics]\nlisten = \"127.0.0.1:1\"", "/k.toml:2:10: ", "a list such as"),
-            ("[runtime]\nsockets = [\"cri=/x\"]", "/k.toml:2:11: ", "cri is not supported by this build"),
+            ("[runtime]\nsockets = [\"lxd=/x\"]", "/k.toml:2:11: ", "\"lxd=/x\" is not valid"),
             ("[runtime]\nsockets = true", "/k.toml:2:11: ", "\"auto\", \"none\" or a list"),
             ("[incidents]\ngateway_static_percent = 0", "/k.toml:2:26: ", "expected a number from 1 to 100"),
             (

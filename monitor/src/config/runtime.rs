@@ -11,7 +11,7 @@ use crate::settings::settings;
 use crate::sources::runtime::{RuntimeKind, RuntimeSocket};
 
 settings! { "runtime":
-    /// Container runtimes: "auto", "none", or a list such as ["docker=/run/docker.sock"].
+    /// Container runtimes: "auto", "none", or a list such as ["docker=/run/docker.sock", "cri=/run/crio/crio.sock"].
     SOCKETS: Runtimes = "sockets", default Runtimes::Auto;
 }
 
@@ -35,9 +35,6 @@ pub enum RuntimeSpecError {
         /// What was given.
         given: String,
     },
-    /// Known, but not built in.
-    #[error("cri is not supported by this build: expected {}", choices())]
-    Cri,
     /// The socket is not an absolute path.
     #[error("{given:?} is not valid: the socket must be an absolute path, as in {example}")]
     RelativePath {
@@ -59,9 +56,7 @@ impl FromStr for RuntimeSpec {
         match given.split_once('=') {
             None if given == "auto" => Ok(Self::Auto),
             None if given == "none" => Ok(Self::None),
-            None if given == "cri" => Err(RuntimeSpecError::Cri),
             None => Err(unknown()),
-            Some(("cri", _)) => Err(RuntimeSpecError::Cri),
             Some((name, path)) => {
                 let kind: RuntimeKind = name.parse().map_err(|_| unknown())?;
                 if path.starts_with('/') {
@@ -73,16 +68,17 @@ impl FromStr for RuntimeSpec {
     }
 }
 
-/// What `--runtime` takes: `auto, none or docker=PATH`.
+/// What `--runtime` takes: `auto, none, docker=PATH or cri=PATH`.
 #[must_use]
 pub fn choices() -> String {
     let sockets = RuntimeKind::NAMES.iter().map(|name| format!("{name}=PATH"));
-    format!("auto, none or {}", sockets.collect::<Vec<_>>().join(", "))
+    format!("auto, none, {}", sockets.collect::<Vec<_>>().join(" or "))
 }
 
 /// `docker=/run/docker.sock`.
 fn example(kind: RuntimeKind) -> String {
-    format!("{}={}", kind.name(), kind.default_sockets().first().unwrap_or(&"PATH"))
+    let place = kind.places().first().and_then(|paths| paths.first());
+    format!("{}={}", kind.name(), place.unwrap_or(&"PATH"))
 }
 
 /// The runtimes to watch.
@@ -181,12 +177,14 @@ mod tests {
         assert_eq!(of(&["none"]), Ok(Runtimes::Sockets(vec![])));
         let both = Runtimes::Sockets(vec![docker("/a"), docker("/b")]);
         assert_eq!(of(&["docker=/a", "docker=/b", "docker=/a"]), Ok(both), "each once");
+        let socket = RuntimeSocket { kind: RuntimeKind::Cri, path: "/run/crio/crio.sock".into() };
+        assert_eq!(of(&["cri=/run/crio/crio.sock"]), Ok(Runtimes::Sockets(vec![socket])));
     }
 
     #[test]
     fn contradictions_and_unknown_runtimes_are_refused() {
         assert_eq!(of(&["none", "docker=/a"]), Err(RuntimeSpecError::Combined));
-        assert_eq!(of(&["cri=/run/containerd/containerd.sock"]), Err(RuntimeSpecError::Cri));
+        assert!(of(&["cri"]).is_err());
         let relative = of(&["docker=a"]).unwrap_err().to_string();
         assert!(relative.ends_with("an absolute path, as in docker=/run/docker.sock"), "{relative}");
         assert_eq!(of(&["lxd=/a"]), Err(RuntimeSpecError::Unknown { given: "lxd=/a".into() }));

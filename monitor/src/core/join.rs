@@ -147,7 +147,7 @@ fn as_first_seen(facts: &TaskFacts) -> TaskContext {
 
 /// `ready`: whether every source has reported.
 pub(super) fn runtimes(statuses: &BTreeMap<String, SourceStatus>, ready: bool) -> RuntimeAvailability {
-    let mut all = statuses.values().filter(|status| status.kind == SourceKind::Runtime);
+    let mut all = statuses.values().filter(|status| status.kind == SourceKind::Runtime && !status.absent);
     match (all.clone().any(|status| status.up), ready && all.all(|status| status.up)) {
         (false, _) => RuntimeAvailability::None,
         (true, false) => RuntimeAvailability::Some,

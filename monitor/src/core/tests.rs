@@ -45,7 +45,7 @@ fn at(at: BootNs, fact: Fact) -> Observation {
 fn status(source: &str, up: bool) -> Fact {
     let reason = (!up).then(|| "gone".to_owned());
     let kind = if source == "docker" { SourceKind::Runtime } else { SourceKind::Netlink };
-    Fact::Source(SourceStatus { source: source.into(), kind, up, rung: None, reason })
+    Fact::Source(SourceStatus { source: source.into(), kind, up, rung: None, reason, absent: false })
 }
 
 fn snapshot(netns: NsInum) -> Fact {

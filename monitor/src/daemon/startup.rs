@@ -79,6 +79,8 @@ pub(super) struct Sources {
     hooks: LoadedHooks,
     netlink: NetlinkSource,
     sockets: Vec<RuntimeSocket>,
+    /// Sockets that may appear later.
+    later: Vec<RuntimeSocket>,
     /// Whether a node without a runtime is normal.
     runtime_optional: bool,
 }
@@ -91,11 +93,11 @@ impl Sources {
         let netlink = NetlinkSource::open(netlink_config, readers.clone())?;
         let runtimes = config.get(&SOCKETS);
         let runtime_optional = runtimes == Runtimes::Auto;
-        let sockets = match runtimes {
+        let (sockets, later) = match runtimes {
             Runtimes::Auto => runtime::default_sockets(),
-            Runtimes::Sockets(sockets) => sockets,
+            Runtimes::Sockets(sockets) => (sockets, Vec::new()),
         };
-        Ok(Self { hooks, netlink, sockets, runtime_optional })
+        Ok(Self { hooks, netlink, sockets, later, runtime_optional })
     }
 
     pub(super) fn host_netns(&self) -> NsInum {
@@ -107,9 +109,14 @@ impl Sources {
     pub(super) fn names(&self, metrics: &Metrics, sinks: &[&'static str]) -> BTreeMap<String, bool> {
         let mut names = BTreeMap::from([("netlink".to_owned(), false)]);
         names.extend(HOOKS.iter().map(|hook| (hook.source(), false)));
-        for (socket, label) in self.sockets.iter().zip(runtime::metric_labels(&self.sockets)) {
-            metrics.name_source(socket.source(), label);
-            names.insert(socket.source(), self.runtime_optional);
+        let all: Vec<RuntimeSocket> = self.sockets.iter().chain(&self.later).cloned().collect();
+        for (index, (socket, label)) in all.iter().zip(runtime::metric_labels(&all)).enumerate() {
+            if index < self.sockets.len() {
+                metrics.name_source(socket.source(), label);
+                names.insert(socket.source(), self.runtime_optional);
+            } else {
+                metrics.name_later_source(socket.source(), label);
+            }
         }
         names.extend(sinks.iter().map(|name| ((*name).to_owned(), false)));
         names
@@ -127,6 +134,9 @@ impl Sources {
         let netlink = tokio::spawn(self.netlink.run(netns, tx.clone()));
         for socket in self.sockets {
             spawn_local(socket.watch(daemon.readers.clone(), tx.clone()));
+        }
+        for socket in self.later {
+            spawn_local(socket.watch_once_there(daemon.readers.clone(), tx.clone()));
         }
         (reading, netlink)
     }

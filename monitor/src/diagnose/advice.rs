@@ -19,9 +19,12 @@ pub(super) fn of_process(advice: Advice, pid: u32, seen: BootNs) -> Advice {
 /// The command that restarts a container by the tool of its own runtime, with a new network. None where no tool is known
 /// to find it: that of another runtime does not, and neither does that of another socket, or one that nobody answers at.
 pub(super) fn restart(node: &NodeView<'_>, container: &Container) -> Option<Vec<String>> {
-    let source = node.containers.get(&container.id).map(|facts| facts.source().to_owned());
-    let socket = source.as_deref().and_then(|source| source.split_once(':')).map(|(_, path)| path);
-    let is_down = source.as_deref().is_some_and(|source| node.is_down(source));
+    let is_down = is_down(node, container);
+    let socket = match socket(node, container) {
+        // Which socket the adapter uses is not known.
+        Some(("cri", _)) => return None,
+        socket => socket.map(|(_, path)| path),
+    };
     let words: &[&str] = match (container.runtime.as_deref()?, socket) {
         ("docker", _) if is_down => return None,
         ("docker", None | Some("/run/docker.sock" | "/var/run/docker.sock")) => &["docker"],
@@ -37,20 +40,41 @@ pub(super) fn restart(node: &NodeView<'_>, container: &Container) -> Option<Vec<
 
 /// The command that ends a container of a pod, where the kubelet starts another one in its place: a container behind
 /// the CRI cannot be restarted.
-pub(super) fn replace_in_pod(container: &Container) -> Option<[&str; 3]> {
-    matches!(container.runtime.as_deref()?, "containerd" | "crio").then_some([
-        "crictl",
-        "stop",
-        &container.id,
-    ])
+pub(super) fn replace_in_pod(node: &NodeView<'_>, container: &Container) -> Option<Vec<String>> {
+    let words = crictl(node, container)?;
+    Some(words.into_iter().chain(["stop".to_owned(), container.id.clone()]).collect())
+}
+
+/// The tool for the CRI, if the container is of one; it looks at the usual sockets by itself.
+fn crictl(node: &NodeView<'_>, container: &Container) -> Option<Vec<String>> {
+    let words: &[&str] = match socket(node, container) {
+        Some((
+            "cri",
+            "/run/containerd/containerd.sock" | "/run/crio/crio.sock" | "/run/cri-dockerd.sock",
+        )) => &["crictl"],
+        Some(("cri", path)) => &["crictl", "--runtime-endpoint", &format!("unix://{path}")],
+        _ if matches!(container.runtime.as_deref()?, "containerd" | "crio") => &["crictl"],
+        _ => return None,
+    };
+    Some(words.iter().map(|word| (*word).to_owned()).collect())
+}
+
+/// Whether nobody answers at the socket by which a container is known.
+fn is_down(node: &NodeView<'_>, container: &Container) -> bool {
+    node.containers.get(&container.id).is_some_and(|facts| node.is_down(facts.source()))
+}
+
+/// The API and the socket by which a container is known.
+fn socket<'n>(node: &NodeView<'n>, container: &Container) -> Option<(&'n str, &'n str)> {
+    node.containers.get(&container.id)?.source().split_once(':')
 }
 
 /// The command that lists the sandboxes of a pod's name, those that have ended too, by the tool of its runtime.
 pub(super) fn list_sandboxes(node: &NodeView<'_>, container: &Container, pod: &Pod) -> Option<Vec<String>> {
     let (namespace, name) = (pod.namespace.as_deref()?, pod.name.as_deref()?);
-    if matches!(container.runtime.as_deref()?, "containerd" | "crio") {
-        let words = ["crictl", "pods", "--namespace", namespace, "--name", name];
-        return Some(words.map(str::to_owned).into());
+    if let Some(words) = crictl(node, container) {
+        let pods = ["pods", "--namespace", namespace, "--name", name].map(str::to_owned);
+        return Some(words.into_iter().chain(pods).collect());
     }
     let mut words = restart(node, container)?;
     words.truncate(words.len() - 2);

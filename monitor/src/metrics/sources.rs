@@ -51,6 +51,11 @@ impl SourceMetrics {
     /// Gives a label to a source whose name contains a path. It counts as down until it reports.
     pub(super) fn name(&self, source: String, label: String) {
         self.up.with_label_values(&[&label]).set(0);
+        self.name_later(source, label);
+    }
+
+    /// The same of a source that does not exist until it reports.
+    pub(super) fn name_later(&self, source: String, label: String) {
         lock(&self.labels).insert(source, label);
     }
 

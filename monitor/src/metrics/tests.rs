@@ -26,6 +26,7 @@ fn seen(fact: Fact) -> Observation {
 
 fn status(source: &str, up: bool, rung: Option<&str>) -> Observation {
     seen(Fact::Source(SourceStatus {
+        absent: false,
         source: source.into(),
         kind: if source.starts_with("hook.") { SourceKind::Hook } else { SourceKind::Runtime },
         up,

@@ -56,6 +56,8 @@ names! {
         Cgroup = "cgroup",
         /// dockershim or cri-dockerd keeps a checkpoint of its sandbox.
         Checkpoint = "checkpoint",
+        /// The runtime keeps it with the sandbox that was requested for the pod: its socket is root on the node.
+        Cri = "cri",
         /// The kubelet links to its log in the pod's directory.
         Log = "log",
         /// It was not looked for: in recordings of versions that believed the labels, and replay as they did.

@@ -52,19 +52,29 @@ pub struct SourceStatus {
     /// Why it is down or not on its best rung, for an operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// Whether there is nothing that it could report, rather than something that is out of its reach.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub absent: bool,
 }
 
 impl SourceStatus {
     /// A source that delivers.
     #[must_use]
     pub fn up(kind: SourceKind, source: impl Into<String>) -> Self {
-        Self { source: source.into(), kind, up: true, rung: None, reason: None }
+        Self { source: source.into(), kind, up: true, rung: None, reason: None, absent: false }
     }
 
     /// A source that does not deliver.
     #[must_use]
     pub fn down(kind: SourceKind, source: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self { source: source.into(), kind, up: false, rung: None, reason: Some(reason.into()) }
+        Self {
+            source: source.into(),
+            kind,
+            up: false,
+            rung: None,
+            reason: Some(reason.into()),
+            absent: false,
+        }
     }
 }
 
@@ -76,12 +86,14 @@ struct Recorded {
     up: bool,
     rung: Option<String>,
     reason: Option<String>,
+    #[serde(default)]
+    absent: bool,
 }
 
 impl From<Recorded> for SourceStatus {
-    fn from(Recorded { source, kind, up, rung, reason }: Recorded) -> Self {
+    fn from(Recorded { source, kind, up, rung, reason, absent }: Recorded) -> Self {
         let kind = kind.unwrap_or_else(|| SourceKind::of_name(&source));
-        Self { source, kind, up, rung, reason }
+        Self { source, kind, up, rung, reason, absent }
     }
 }
 

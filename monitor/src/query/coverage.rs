@@ -279,6 +279,7 @@ mod tests {
     fn a_source_that_is_degraded_now_is_listed_even_without_an_event() {
         let mut state = subject::tests::state();
         state.sources = vec![SourceStatus {
+            absent: false,
             source: "hook.neighbor".into(),
             kind: SourceKind::Hook,
             up: true,

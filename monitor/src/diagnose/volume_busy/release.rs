@@ -66,7 +66,7 @@ fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount, seen: BootN
         return advice("delete the pod that holds it", Risk::Restart, &command);
     }
     let in_pod = holder.container.as_ref().filter(|_| pod.is_some());
-    if let Some(command) = in_pod.and_then(replace_in_pod) {
+    if let Some(command) = in_pod.and_then(|container| replace_in_pod(node, container)) {
         let text = match other_pod {
             Some(_) => "stop the container that holds it; the kubelet starts another one",
             None => "stop the container that holds it",
@@ -181,6 +181,15 @@ mod tests {
             (Some("podman"), "docker:/p", None, format!("podman --url unix:///p restart {ID}")),
             (Some("containerd"), "", unnamed("u"), format!("crictl stop {ID}")),
             (Some("crio"), "", unnamed("u"), format!("crictl stop {ID}")),
+            (Some("crio"), "cri:/run/crio/crio.sock", unnamed("u"), format!("crictl stop {ID}")),
+            (
+                Some("containerd"),
+                "cri:/c",
+                unnamed("u"),
+                format!("crictl --runtime-endpoint unix:///c stop {ID}"),
+            ),
+            (Some("docker"), "cri:/run/cri-dockerd.sock", unnamed("u"), format!("crictl stop {ID}")),
+            (Some("docker"), "cri:/run/cri-dockerd.sock", None, "kill 7".into()),
             // No tool is known to find it.
             (Some("containerd"), "", None, "kill 7".into()),
             (None, "", unnamed("u"), "kill 7".into()),

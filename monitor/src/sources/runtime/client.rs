@@ -36,6 +36,9 @@ pub struct Inspection {
 /// In its facts, `runtime`, `source` and what only /proc has (`netns`, `mntns`) are ignored: the session fills them in.
 /// Calls need no deadline of their own: the session has one and drops the future.
 pub trait RuntimeClient: Clone + Send + Sync + 'static {
+    /// Whether its events begin where they were asked to. Else what happens while it subscribes is found by an early list.
+    const LOOKS_BACK: bool = true;
+
     /// Connects to a socket; `patience` is how long a request may take, for libraries with timeouts of their own.
     fn connect(socket: &Path, patience: Duration) -> impl Future<Output = Result<Self, RuntimeError>> + Send;
 
@@ -110,6 +113,15 @@ pub enum RuntimeError {
     /// The runtime stopped.
     #[error("the event stream ended")]
     EventsEnded,
+    /// Another API is served there, so there are no containers that this one could show.
+    #[error("{api} is not served there")]
+    NotServed {
+        /// The API.
+        api: &'static str,
+        /// The answer.
+        #[source]
+        source: Cause,
+    },
     /// The runtime has no event stream.
     #[error("the runtime has no event stream")]
     NoEvents {
@@ -128,6 +140,7 @@ impl RuntimeError {
             Self::Timeout { .. } => "timeout",
             Self::Decode { .. } => "decode",
             Self::Request { .. } => "request-failed",
+            Self::NotServed { .. } => "not-served",
             Self::Events { .. } | Self::NoEvents { .. } => "stream-failed",
             Self::EventsEnded => "stream-ended",
         }

@@ -99,7 +99,8 @@ impl Containers {
     ) -> Vec<&'f mut ContainerFacts> {
         let is_claim = |facts: &&mut ContainerFacts| {
             let known = self.known.get(&facts.id);
-            facts.pod.as_ref().is_some_and(|pod| known.and_then(|known| known.proof_of(pod)).is_none())
+            let is_proven = |pod| known.and_then(|known| known.proof_of(pod)).is_some();
+            facts.pod.as_ref().is_some_and(|pod| !pod.is_confirmed() && !is_proven(pod))
         };
         facts.into_iter().filter(is_claim).collect()
     }

@@ -6,16 +6,20 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use tokio::time::sleep;
+
 use super::Sender;
 use super::procfs::readers::Readers;
 use crate::names::names;
 pub use client::{Changes, RuntimeClient, RuntimeError};
 pub(super) use process::Identify;
+use source::reachable;
 pub use source::{Timing, run};
 
 mod change;
 mod client;
 mod containers;
+mod cri;
 pub mod docker;
 mod kubelet;
 mod pod_proof;
@@ -29,18 +33,27 @@ names! {
     RuntimeKind {
         /// Docker Engine API.
         Docker = "docker",
+        /// Container Runtime Interface, v1 or v1alpha2.
+        Cri = "cri",
     }
 }
 
 impl RuntimeKind {
     /// All of them.
-    pub const ALL: &'static [Self] = &[Self::Docker];
+    pub const ALL: &'static [Self] = &[Self::Docker, Self::Cri];
 
-    /// Default paths of its socket; the first that exists is used.
+    /// The usual places of its sockets; of several paths to one place, the first that exists is used.
     #[must_use]
-    pub fn default_sockets(self) -> &'static [&'static str] {
+    pub fn places(self) -> &'static [&'static [&'static str]] {
         match self {
-            Self::Docker => &["/run/docker.sock", "/var/run/docker.sock"],
+            Self::Docker => &[&["/run/docker.sock", "/var/run/docker.sock"]],
+            Self::Cri => &[
+                &["/run/containerd/containerd.sock"],
+                &["/run/crio/crio.sock"],
+                &["/run/cri-dockerd.sock"],
+                &["/run/k3s/containerd/containerd.sock"],
+                &["/run/k0s/containerd.sock"],
+            ],
         }
     }
 }
@@ -66,7 +79,20 @@ impl RuntimeSocket {
         let (source, timing) = (self.source(), Timing::default());
         match self.kind {
             RuntimeKind::Docker => run::<docker::Docker>(source, &self.path, timing, readers, tx).await,
+            RuntimeKind::Cri => run::<cri::Cri>(source, &self.path, timing, readers, tx).await,
         }
+    }
+
+    /// Watches it from when it appears for the first time: until then it is no source.
+    pub async fn watch_once_there(self, readers: Readers, tx: Sender) {
+        let pause = Timing::default().absent;
+        while !reachable(&self.path, readers.proc()).exists() {
+            tokio::select! {
+                () = tx.closed() => return,
+                () = sleep(pause) => {}
+            }
+        }
+        self.watch(readers, tx).await;
     }
 }
 
@@ -77,16 +103,22 @@ impl fmt::Display for RuntimeSocket {
     }
 }
 
-/// The sockets at the usual places. One that is not there yet is waited for: the runtime may be installed or started
-/// later.
+/// The sockets at the usual places: those that are there, and those that are not. The runtime of one may be installed or
+/// started later. Where there is none at all, Docker's counts as there: that no runtime is found is to be seen.
 #[must_use]
-pub fn default_sockets() -> Vec<RuntimeSocket> {
-    let socket = |kind: &RuntimeKind| {
-        let mut paths = kind.default_sockets().iter().map(PathBuf::from);
+pub fn default_sockets() -> (Vec<RuntimeSocket>, Vec<RuntimeSocket>) {
+    let socket = |kind: RuntimeKind, paths: &[&str]| {
+        let mut paths = paths.iter().map(PathBuf::from);
         let usual = paths.clone().next()?;
-        Some(RuntimeSocket { kind: *kind, path: paths.find(|path| path.exists()).unwrap_or(usual) })
+        Some(RuntimeSocket { kind, path: paths.find(|path| path.exists()).unwrap_or(usual) })
     };
-    RuntimeKind::ALL.iter().filter_map(socket).collect()
+    let places = RuntimeKind::ALL.iter().flat_map(|kind| kind.places().iter().map(|paths| (*kind, *paths)));
+    let all = places.filter_map(|(kind, paths)| socket(kind, paths));
+    let (mut there, mut absent): (Vec<_>, Vec<_>) = all.partition(|socket| socket.path.exists());
+    if there.is_empty() && !absent.is_empty() {
+        there.push(absent.remove(0));
+    }
+    (there, absent)
 }
 
 /// Labels of the sockets for metrics, in the same order: without a path, which has no bound.

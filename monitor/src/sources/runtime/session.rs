@@ -185,7 +185,8 @@ impl<C: RuntimeClient> Session<'_, C> {
         }
         self.send(None, Fact::Source(self.status())).await?;
         (self.live, *up) = (true, true);
-        self.due = Some(Instant::now() + self.interval());
+        let interval = if C::LOOKS_BACK { self.interval() } else { self.interval().min(self.timing.poll) };
+        self.due = Some(Instant::now() + interval);
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::super::procfs::Proc;
 use super::super::procfs::readers::Readers;
 use super::super::{Sender, observed_now_by};
-use super::client::RuntimeClient;
+use super::client::{RuntimeClient, RuntimeError};
 use super::containers::Containers;
 use super::session::{self, End};
 use crate::observation::{Fact, Source, SourceKind, SourceStatus};
@@ -29,6 +29,8 @@ pub struct Timing {
     pub backoff_min: Duration,
     /// Longest pause between two attempts.
     pub backoff_max: Duration,
+    /// Pause where another API is served, or where there has never been a socket.
+    pub absent: Duration,
 }
 
 impl Default for Timing {
@@ -40,6 +42,7 @@ impl Default for Timing {
             backoff_min: Duration::from_millis(100),
             // The containers are to be known again within 5 s of a restart of the runtime.
             backoff_max: Duration::from_secs(2),
+            absent: Duration::from_secs(10),
         }
     }
 }
@@ -73,10 +76,12 @@ pub async fn run<C: RuntimeClient>(
                 pause = timing.backoff_min;
             }
         }
+        let is_absent = matches!(error, RuntimeError::NotServed { .. });
         let reason = error.reason();
         tracing::debug!(source, %reason, ?pause, "the runtime is down");
         if down.as_ref() != Some(&reason) {
             let status = SourceStatus::down(SourceKind::Runtime, source.clone(), reason.clone());
+            let status = SourceStatus { absent: is_absent, ..status };
             if tx.send(observed_now_by(Source::Runtime, Fact::Source(status))).await.is_err() {
                 return;
             }
@@ -84,7 +89,7 @@ pub async fn run<C: RuntimeClient>(
         }
         tokio::select! {
             () = tx.closed() => return,
-            () = sleep(pause) => {}
+            () = sleep(if is_absent { timing.absent } else { pause }) => {}
         }
         pause = (pause * 2).min(timing.backoff_max);
     }
@@ -92,7 +97,7 @@ pub async fn run<C: RuntimeClient>(
 
 /// The socket as pid 1 sees it: a socket file that was bind-mounted into our own root goes stale when the
 /// runtime makes a new one. Pid 1 may be out of reach even for root.
-fn reachable(socket: &Path, proc: &Proc) -> PathBuf {
+pub(super) fn reachable(socket: &Path, proc: &Proc) -> PathBuf {
     socket
         .strip_prefix("/")
         .map(|path| proc.path(1, "root").join(path))

@@ -1,6 +1,7 @@
 //! The session against a runtime without an event stream, and the names of sockets.
 
-use crate::sources::procfs::Proc;
+pub(in crate::sources::runtime) mod reports;
+
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use tokio::sync::mpsc;
 use super::client::Inspection;
 use super::*;
 use crate::observation::{ContainerFacts, ContainerState, Fact, Observation, SourceKind, SourceStatus};
+use crate::sources::procfs::Proc;
 use crate::tests::model;
 
 fn socket(path: &str) -> RuntimeSocket {
@@ -28,7 +30,10 @@ fn a_source_is_named_by_runtime_and_path_and_its_label_has_no_path() {
 #[test]
 fn every_runtime_that_can_be_named_has_a_usual_place() {
     assert_eq!(RuntimeKind::ALL.len(), RuntimeKind::NAMES.len());
-    assert_eq!(default_sockets().len(), RuntimeKind::ALL.len());
+    let (there, absent) = default_sockets();
+    let places = RuntimeKind::ALL.iter().map(|kind| kind.places().len());
+    assert_eq!(there.len() + absent.len(), places.sum::<usize>());
+    assert!(!there.is_empty(), "that none is there is to be seen");
 }
 
 /// A runtime that can only be listed.

@@ -49,6 +49,7 @@ impl HookStatus {
     #[must_use]
     pub fn source_status(&self) -> SourceStatus {
         SourceStatus {
+            absent: false,
             source: self.hook.source(),
             kind: SourceKind::Hook,
             up: self.rung.is_some(),

@@ -9,33 +9,21 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::body::Frame;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
 use fake::{FakeDocker, Mood};
 
 use super::Docker;
-use crate::clock::{BootNs, boot_now};
-use crate::observation::{ContainerFacts, ContainerState, Fact, Observation, SourceKind, SourceStatus};
+use crate::clock::boot_now;
+use crate::observation::{ContainerState, Fact, SourceKind, SourceStatus};
 use crate::sources::procfs::Proc;
 use crate::sources::runtime::change::wall_now;
+use crate::sources::runtime::tests::reports::{PATIENCE, Reports};
 use crate::sources::runtime::{Timing, run};
-
-/// How long a condition may take on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 const LONG: Duration = Duration::from_secs(600);
 
 /// Name of the source under test.
 const SOURCE: &str = "docker:d.sock";
-
-/// The source under test and all that it has reported.
-struct Reports {
-    rx: mpsc::Receiver<Observation>,
-    seen: Vec<Fact>,
-    /// Time of the newest.
-    at: BootNs,
-    task: JoinHandle<()>,
-}
 
 impl Reports {
     /// Patient, and without a periodic list.
@@ -54,65 +42,7 @@ impl Reports {
     }
 
     fn at(socket: PathBuf, timing: Timing, proc: Proc) -> Self {
-        let (tx, rx) = mpsc::channel(8);
-        let source = async move { run::<Docker>(SOURCE.to_owned(), &socket, timing, proc.into(), tx).await };
-        Self { rx, seen: Vec::new(), at: 0, task: tokio::spawn(source) }
-    }
-
-    async fn next(&mut self) -> Fact {
-        match tokio::time::timeout(PATIENCE, self.rx.recv()).await {
-            Ok(Some(observation)) => {
-                assert!(observation.at <= boot_now());
-                self.at = observation.at;
-                self.seen.push(observation.fact.clone());
-                observation.fact
-            }
-            other => panic!("{other:?} after {:#?}", self.seen),
-        }
-    }
-
-    /// Skips facts until one that `wanted` makes something of.
-    async fn until<T>(&mut self, wanted: impl Fn(&Fact) -> Option<T>) -> T {
-        loop {
-            if let Some(found) = wanted(&self.next().await) {
-                return found;
-            }
-        }
-    }
-
-    async fn snapshot(&mut self) -> Vec<ContainerFacts> {
-        self.until(|fact| match fact {
-            Fact::RuntimeSnapshot { containers, .. } => Some(containers.clone()),
-            _ => None,
-        })
-        .await
-    }
-
-    async fn up(&mut self) {
-        self.until(|fact| matches!(fact, Fact::Source(SourceStatus { up: true, .. })).then_some(())).await;
-    }
-
-    /// The reason of the next status `down`.
-    async fn down(&mut self) -> String {
-        self.until(|fact| match fact {
-            Fact::Source(SourceStatus { up: false, reason, .. }) => Some(reason.clone().unwrap_or_default()),
-            _ => None,
-        })
-        .await
-    }
-
-    async fn container(&mut self) -> ContainerFacts {
-        self.until(|fact| match fact {
-            Fact::Container(facts) => Some((**facts).clone()),
-            _ => None,
-        })
-        .await
-    }
-}
-
-impl Drop for Reports {
-    fn drop(&mut self) {
-        self.task.abort();
+        Self::of::<Docker>(SOURCE, socket, timing, proc)
     }
 }
 

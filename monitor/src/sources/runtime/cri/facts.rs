@@ -1,0 +1,160 @@
+//! Containers and sandboxes of the CRI as facts.
+//!
+//! The pod is what the runtime keeps of the request that made the sandbox, which only root can send, and not what labels
+//! tell. Where the runtime is Docker behind an adapter, that is read from names and labels of Docker's containers again,
+//! which whoever makes them chooses: a claim.
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+
+use super::api;
+use crate::observation::{ContainerFacts, ContainerState, PodIdentity, PodProof};
+use crate::sources::runtime::client::Inspection;
+use crate::sources::runtime::{is_container_id, kubelet};
+
+/// What the kubelet calls the container of a sandbox.
+const SANDBOX: &str = "POD";
+
+/// A sandbox, from a list; `None` without a proper id.
+pub(super) fn sandbox(sandbox: api::PodSandbox, proof: PodProof) -> Option<ContainerFacts> {
+    if !is_container_id(&sandbox.id) {
+        return None;
+    }
+    let pod = sandbox.metadata.and_then(|pod| identity(pod, &sandbox.id, Some(SANDBOX.to_owned()), proof));
+    Some(ContainerFacts {
+        name: SANDBOX.to_owned(),
+        state: sandbox_state(sandbox.state),
+        pod,
+        sandbox: true,
+        ..unnamed(sandbox.id)
+    })
+}
+
+/// A container, from a list. `sandbox`: its sandbox, if that is there.
+pub(super) fn container(
+    container: api::Container,
+    sandbox: Option<&ContainerFacts>,
+) -> Option<ContainerFacts> {
+    if !is_container_id(&container.id) {
+        return None;
+    }
+    let name = container.metadata.map(|metadata| metadata.name).unwrap_or_default();
+    let pod = match sandbox {
+        Some(sandbox) => sandbox.pod.clone().map(|pod| PodIdentity {
+            container_name: Some(name.clone()).filter(|name| kubelet::is_name(name)),
+            ..pod
+        }),
+        None => {
+            let of = Some(container.pod_sandbox_id.as_str());
+            kubelet::pod_member(&container.id, &name, &container.labels, of).map(|member| member.pod)
+        }
+    };
+    Some(ContainerFacts {
+        name,
+        image: container.image.map(|image| image.image).unwrap_or_default(),
+        state: state(container.state),
+        pod,
+        joined_netns: true,
+        ..unnamed(container.id)
+    })
+}
+
+/// Adds what the status of a container has beyond the list.
+pub(super) fn with_status(facts: ContainerFacts, answer: api::ContainerStatusResponse) -> Inspection {
+    let status = answer.status.unwrap_or_default();
+    let image = status.image.map(|image| image.image).filter(|image| !image.is_empty());
+    let state = state(status.state);
+    let since = match state {
+        ContainerState::Running => status.started_at,
+        ContainerState::Exited => status.finished_at,
+        _ => 0,
+    };
+    let facts = ContainerFacts {
+        image: image.unwrap_or(facts.image),
+        tgid: pid(&answer.info).filter(|_| state == ContainerState::Running),
+        state,
+        ..facts
+    };
+    Inspection { facts, since: Some(since).filter(|since| *since > 0) }
+}
+
+/// Adds what the status of a sandbox has beyond the list.
+pub(super) fn with_sandbox_status(
+    facts: ContainerFacts,
+    answer: api::PodSandboxStatusResponse,
+) -> Inspection {
+    let status = answer.status.unwrap_or_default();
+    let state = sandbox_state(status.state);
+    let network = status.network.unwrap_or_default();
+    let all = std::iter::once(network.ip).chain(network.additional_ips.into_iter().map(|other| other.ip));
+    let mut addresses: Vec<IpAddr> = all.filter_map(|address| address.parse().ok()).collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    let tgid = pid(&answer.info).filter(|_| state == ContainerState::Running);
+    Inspection { facts: ContainerFacts { tgid, state, addresses, ..facts }, since: None }
+}
+
+fn unnamed(id: String) -> ContainerFacts {
+    ContainerFacts {
+        id,
+        name: String::new(),
+        runtime: String::new(),
+        source: String::new(),
+        image: String::new(),
+        state: ContainerState::Unknown,
+        tgid: None,
+        netns: None,
+        mntns: None,
+        addresses: Vec::new(),
+        pod: None,
+        sandbox: false,
+        joined_netns: false,
+    }
+}
+
+fn identity(
+    pod: api::PodSandboxMetadata,
+    sandbox: &str,
+    container_name: Option<String>,
+    proof: PodProof,
+) -> Option<PodIdentity> {
+    let is_pod = [&pod.namespace, &pod.name, &pod.uid].into_iter().all(|name| kubelet::is_name(name));
+    is_pod.then(|| PodIdentity {
+        namespace: pod.namespace,
+        name: pod.name,
+        uid: pod.uid,
+        sandbox_id: Some(sandbox.to_owned()),
+        container_name,
+        proof,
+    })
+}
+
+fn state(state: i32) -> ContainerState {
+    match api::ContainerState::try_from(state) {
+        Ok(api::ContainerState::Created) => ContainerState::Created,
+        Ok(api::ContainerState::Running) => ContainerState::Running,
+        Ok(api::ContainerState::Exited) => ContainerState::Exited,
+        Ok(api::ContainerState::Unknown) | Err(_) => ContainerState::Unknown,
+    }
+}
+
+fn sandbox_state(state: i32) -> ContainerState {
+    match api::SandboxState::try_from(state) {
+        Ok(api::SandboxState::Ready) => ContainerState::Running,
+        Ok(api::SandboxState::NotReady) => ContainerState::Exited,
+        Err(_) => ContainerState::Unknown,
+    }
+}
+
+/// The part that is read of what a runtime adds for debugging, as containerd and CRI-O write it.
+#[derive(Deserialize)]
+struct Info {
+    #[serde(default)]
+    pid: Option<u32>,
+}
+
+fn pid(info: &std::collections::HashMap<String, String>) -> Option<u32> {
+    let info: Info = serde_json::from_str(info.get("info")?).ok()?;
+    info.pid.filter(|pid| *pid > 0)
+}

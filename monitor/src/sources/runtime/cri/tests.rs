@@ -1,0 +1,277 @@
+//! The source against a runtime that starts, changes, hangs and lies.
+
+mod fake;
+
+use std::time::Duration;
+
+use fake::{FakeCri, Mood};
+use prost::Message;
+
+use super::{Cri, api};
+use crate::observation::{ContainerFacts, ContainerState, Fact, PodProof, SourceStatus};
+use crate::sources::procfs::Proc;
+use crate::sources::runtime::Timing;
+use crate::sources::runtime::change::wall_now;
+use crate::sources::runtime::tests::reports::{PATIENCE, Reports};
+
+const SOURCE: &str = "cri:c.sock";
+const LONG: Duration = Duration::from_secs(600);
+
+/// Patient, and without a periodic list.
+fn watch(fake: &FakeCri) -> Reports {
+    let timing = Timing { reconcile: LONG, poll: LONG, timeout: PATIENCE, ..Timing::default() };
+    Reports::of::<Cri>(SOURCE, fake.socket(), timing, Proc::default())
+}
+
+/// With short timeouts.
+fn watch_impatiently(fake: &FakeCri) -> Reports {
+    let timing =
+        Timing { reconcile: LONG, poll: LONG, timeout: Duration::from_millis(200), ..Timing::default() };
+    Reports::of::<Cri>(SOURCE, fake.socket(), timing, Proc::default())
+}
+
+fn id(digit: char) -> String {
+    digit.to_string().repeat(64)
+}
+
+fn me() -> u32 {
+    std::process::id()
+}
+
+fn sandbox(digit: char, state: api::SandboxState) -> api::PodSandbox {
+    let metadata =
+        api::PodSandboxMetadata { name: "etcd1-0".into(), uid: "u-1".into(), namespace: "lijiaob".into() };
+    api::PodSandbox { id: id(digit), metadata: Some(metadata), state: state.into() }
+}
+
+fn container(digit: char, sandbox: char, state: api::ContainerState) -> api::Container {
+    api::Container {
+        id: id(digit),
+        pod_sandbox_id: id(sandbox),
+        metadata: Some(api::ContainerMetadata { name: "etcd".into() }),
+        image: Some(api::ImageSpec { image: "sha256:0".into() }),
+        state: state.into(),
+        // Of another pod: whoever sends them, the sandbox tells whose the container is.
+        labels: [("name", "other"), ("namespace", "other"), ("uid", "u-2")]
+            .map(|(key, value)| (format!("io.kubernetes.pod.{key}"), value.to_owned()))
+            .into(),
+    }
+}
+
+/// A pod with one container that runs.
+fn with_pod() -> FakeCri {
+    let fake = FakeCri::started();
+    fake.set(|state| {
+        state.sandboxes = vec![sandbox('b', api::SandboxState::Ready)];
+        state.containers = vec![container('a', 'b', api::ContainerState::Running)];
+        let info = format!(r#"{{"pid":{},"runtimeSpec":{{"process":{{"env":["TOKEN=hunter2"]}}}}}}"#, me());
+        state.info = [(id('a'), info.clone()), (id('b'), info)].into();
+    });
+    fake
+}
+
+fn envelope(topic: &str, event: &impl Message) -> api::Envelope {
+    let (seconds, nanos) = (wall_now() / 1_000_000_000, wall_now() % 1_000_000_000);
+    api::Envelope {
+        timestamp: Some(api::Timestamp { seconds, nanos: i32::try_from(nanos).unwrap() }),
+        namespace: "k8s.io".into(),
+        topic: topic.into(),
+        event: Some(api::Any { value: event.encode_to_vec() }),
+    }
+}
+
+async fn state_of(reports: &mut Reports, digit: char, state: ContainerState) -> ContainerFacts {
+    let is_it = |facts: &ContainerFacts| facts.id == id(digit) && facts.state == state;
+    reports
+        .until(|fact| match fact {
+            Fact::Container(facts) if is_it(facts) => Some((**facts).clone()),
+            _ => None,
+        })
+        .await
+}
+
+#[tokio::test]
+async fn a_container_is_of_the_pod_that_its_sandbox_was_requested_for() {
+    for service in ["runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService"] {
+        let fake = with_pod();
+        fake.set(|state| state.service = service);
+        let mut reports = watch(&fake);
+        let all = reports.snapshot().await;
+        reports.up().await;
+        let (etcd, pause) = (&all[0], &all[1]);
+        for facts in [etcd, pause] {
+            let pod = facts.pod.as_ref().unwrap();
+            assert_eq!((&*pod.namespace, &*pod.name, &*pod.uid), ("lijiaob", "etcd1-0", "u-1"));
+            assert_eq!((pod.proof, pod.sandbox_id.clone()), (PodProof::Cri, Some(id('b'))));
+            assert_eq!((&*facts.runtime, &*facts.source), ("containerd", SOURCE));
+            assert_eq!((facts.state, facts.tgid), (ContainerState::Running, Some(me())));
+            assert_eq!(facts.netns, Proc::default().ns(me(), "net"));
+        }
+        assert_eq!((&*etcd.name, &*etcd.image), ("etcd", "registry/etcd:3"));
+        assert_eq!((&*pause.name, pause.sandbox, etcd.sandbox), ("POD", true, false));
+        assert!(etcd.joined_netns && !pause.joined_netns);
+        assert_eq!(pause.addresses.len(), 2);
+        let recorded = format!("{:?}", reports.seen);
+        assert!(!recorded.contains("hunter2") && !recorded.contains("u-2"), "{recorded}");
+        let allowed = "Version Subscribe ListContainers ListPodSandbox ContainerStatus PodSandboxStatus";
+        let requests = fake.set(|state| state.requests.clone());
+        assert!(requests.iter().all(|request| allowed.contains(request.as_str())), "{requests:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_an_adapter_reads_from_docker_is_a_claim() {
+    let fake = with_pod();
+    fake.set(|state| state.name = "docker");
+    let all = watch(&fake).snapshot().await;
+    assert!(all.iter().all(|facts| facts.pod.as_ref().unwrap().proof == PodProof::Claimed), "{all:?}");
+    assert_eq!(all[0].runtime, "docker");
+}
+
+#[tokio::test]
+async fn the_labels_of_a_container_without_a_sandbox_are_a_claim() {
+    let fake = with_pod();
+    fake.set(|state| state.sandboxes.clear());
+    let all = watch(&fake).snapshot().await;
+    let pod = all[0].pod.as_ref().unwrap();
+    assert_eq!((&*pod.name, pod.proof), ("other", PodProof::Claimed));
+}
+
+#[tokio::test]
+async fn a_socket_without_the_cri_has_nothing_to_report() {
+    let fake = FakeCri::started();
+    fake.set(|state| state.service = "containerd.services.content.v1.Content");
+    let mut reports = watch(&fake);
+    let status = reports
+        .until(|fact| match fact {
+            Fact::Source(status) => Some(status.clone()),
+            _ => None,
+        })
+        .await;
+    assert!(!status.up && status.absent, "{status:?}");
+    assert_eq!(status.reason.as_deref(), Some("the CRI is not served there: no such thing"));
+}
+
+#[tokio::test]
+async fn an_answer_that_is_none_makes_it_down_until_it_is_one() {
+    for mood in [Mood::Nonsense, Mood::Cut, Mood::Huge] {
+        let fake = with_pod();
+        fake.set(|state| state.mood = mood);
+        let mut reports = watch(&fake);
+        let reason = reports.down().await;
+        assert!(reason.starts_with("Version returned an invalid response: "), "{mood:?}: {reason}");
+        fake.set(|state| state.mood = Mood::Well);
+        assert_eq!(reports.snapshot().await.len(), 2);
+        reports.up().await;
+        fake.set(|state| state.mood = mood);
+        fake.subscribed().await;
+        fake.event(&api::Any { value: vec![0xff; 8] }).await;
+        assert_eq!(
+            reports
+                .until(|fact| match fact {
+                    Fact::Source(SourceStatus { up: false, reason, .. }) => reason.clone(),
+                    _ => None,
+                })
+                .await
+                .split(':')
+                .next(),
+            Some("Subscribe returned an invalid response")
+        );
+        fake.set(|state| state.mood = Mood::Well);
+        reports.up().await;
+    }
+}
+
+#[tokio::test]
+async fn a_runtime_that_never_answers_makes_it_down_until_it_does() {
+    let fake = with_pod();
+    fake.set(|state| state.mood = Mood::Silent);
+    let mut reports = watch_impatiently(&fake);
+    assert!(reports.down().await.starts_with("no answer within "));
+    fake.set(|state| state.mood = Mood::Well);
+    reports.up().await;
+}
+
+#[tokio::test]
+async fn what_containerd_announces_before_its_cri_knows_it_is_reported_with_its_process() {
+    let fake = FakeCri::started();
+    let mut reports = watch(&fake);
+    reports.up().await;
+    fake.subscribed().await;
+    let started = api::TaskStart { container_id: id('a'), pid: me() };
+    fake.event(&envelope("/tasks/start", &started)).await;
+    crate::tests::patience::until("the container is looked for", || {
+        fake.set(|state| state.requests.iter().any(|request| request == "ListContainers"))
+    })
+    .await;
+    fake.set(|state| {
+        state.sandboxes = vec![sandbox('b', api::SandboxState::Ready)];
+        state.containers = vec![container('a', 'b', api::ContainerState::Created)];
+    });
+    let facts = state_of(&mut reports, 'a', ContainerState::Running).await;
+    assert_eq!((facts.tgid, facts.pod.unwrap().proof), (Some(me()), PodProof::Cri));
+}
+
+#[tokio::test]
+async fn what_containerd_says_has_ended_has_ended_even_if_its_cri_is_behind() {
+    let fake = with_pod();
+    let mut reports = watch(&fake);
+    reports.up().await;
+    fake.subscribed().await;
+    let exit = |of: &str| api::TaskExit { container_id: id('a'), id: of.to_owned() };
+    // That of a probe that was executed in it.
+    fake.event(&envelope("/tasks/exit", &exit("probe"))).await;
+    fake.event(&envelope("/tasks/exit", &exit(&id('a')))).await;
+    let ended = reports.container().await;
+    assert_eq!((ended.id, ended.state, ended.tgid), (id('a'), ContainerState::Exited, None));
+    let statuses =
+        || fake.set(|state| state.requests.iter().filter(|name| *name == "ContainerStatus").count());
+    crate::tests::patience::until("its status is asked for", || statuses() > 1).await;
+    // Another change that comes after it: the status, which is behind, has changed nothing.
+    fake.set(|state| state.containers.clear());
+    fake.event(&envelope("/containers/delete", &api::OfContainer { id: id('a') })).await;
+    loop {
+        match reports.next().await {
+            Fact::Container(facts) => assert_eq!(facts.state, ContainerState::Exited),
+            Fact::ContainerGone { id: gone, .. } => break assert_eq!(gone, id('a')),
+            fact => panic!("{fact:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn events_that_the_kubelet_would_miss_are_left_to_it() {
+    for (version, events, rung) in
+        [("1.27.1", true, Some("list")), ("1.28.0", false, Some("list")), ("1.29.5", true, None)]
+    {
+        let fake = with_pod();
+        fake.set(|state| (state.name, state.version, state.events) = ("cri-o", version, events));
+        let mut reports = watch(&fake);
+        let status = reports
+            .until(|fact| match fact {
+                Fact::Source(status) if status.up && status.rung.as_deref() == rung => Some(status.clone()),
+                _ => None,
+            })
+            .await;
+        assert_eq!(status.rung.as_deref(), rung, "{version}: {status:?}");
+        let asked = fake.set(|state| state.requests.contains(&"GetContainerEvents".to_owned()));
+        assert_eq!(asked, version != "1.27.1");
+        if rung.is_none() {
+            fake.subscribed().await;
+            fake.set(|state| state.containers.clear());
+            let event = api::ContainerEvent {
+                container_id: id('a'),
+                kind: api::ContainerEventType::Deleted.into(),
+                created_at: wall_now(),
+            };
+            fake.event(&event).await;
+            let gone = reports
+                .until(|fact| match fact {
+                    Fact::ContainerGone { id, .. } => Some(id.clone()),
+                    _ => None,
+                })
+                .await;
+            assert_eq!(gone, id('a'));
+        }
+    }
+}

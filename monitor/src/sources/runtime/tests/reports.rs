@@ -1,0 +1,94 @@
+//! A source under test, and what it reports.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::clock::{BootNs, boot_now};
+use crate::observation::{ContainerFacts, Fact, Observation, SourceStatus};
+use crate::sources::procfs::Proc;
+use crate::sources::runtime::{RuntimeClient, Timing, run};
+
+/// How long a condition may take on a loaded machine.
+pub(in crate::sources::runtime) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The source under test and all that it has reported.
+pub(in crate::sources::runtime) struct Reports {
+    rx: mpsc::Receiver<Observation>,
+    pub(in crate::sources::runtime) seen: Vec<Fact>,
+    /// Time of the newest.
+    pub(in crate::sources::runtime) at: BootNs,
+    task: JoinHandle<()>,
+}
+
+impl Reports {
+    /// Of a source of this name.
+    pub(in crate::sources::runtime) fn of<C: RuntimeClient>(
+        name: &'static str,
+        socket: PathBuf,
+        timing: Timing,
+        proc: Proc,
+    ) -> Self {
+        let (tx, rx) = mpsc::channel(8);
+        let source = async move { run::<C>(name.to_owned(), &socket, timing, proc.into(), tx).await };
+        Self { rx, seen: Vec::new(), at: 0, task: tokio::spawn(source) }
+    }
+
+    pub(in crate::sources::runtime) async fn next(&mut self) -> Fact {
+        match tokio::time::timeout(PATIENCE, self.rx.recv()).await {
+            Ok(Some(observation)) => {
+                assert!(observation.at <= boot_now());
+                self.at = observation.at;
+                self.seen.push(observation.fact.clone());
+                observation.fact
+            }
+            other => panic!("{other:?} after {:#?}", self.seen),
+        }
+    }
+
+    /// Skips facts until one that `wanted` makes something of.
+    pub(in crate::sources::runtime) async fn until<T>(&mut self, wanted: impl Fn(&Fact) -> Option<T>) -> T {
+        loop {
+            if let Some(found) = wanted(&self.next().await) {
+                return found;
+            }
+        }
+    }
+
+    pub(in crate::sources::runtime) async fn snapshot(&mut self) -> Vec<ContainerFacts> {
+        self.until(|fact| match fact {
+            Fact::RuntimeSnapshot { containers, .. } => Some(containers.clone()),
+            _ => None,
+        })
+        .await
+    }
+
+    pub(in crate::sources::runtime) async fn up(&mut self) {
+        self.until(|fact| matches!(fact, Fact::Source(SourceStatus { up: true, .. })).then_some(())).await;
+    }
+
+    /// The reason of the next status `down`.
+    pub(in crate::sources::runtime) async fn down(&mut self) -> String {
+        self.until(|fact| match fact {
+            Fact::Source(SourceStatus { up: false, reason, .. }) => Some(reason.clone().unwrap_or_default()),
+            _ => None,
+        })
+        .await
+    }
+
+    pub(in crate::sources::runtime) async fn container(&mut self) -> ContainerFacts {
+        self.until(|fact| match fact {
+            Fact::Container(facts) => Some((**facts).clone()),
+            _ => None,
+        })
+        .await
+    }
+}
+
+impl Drop for Reports {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,260 @@
+//! A containerd of the tests' own, driven over the CRI as a kubelet does it: pods in networks of real CNI plugins.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use crate::cri::{self, ContainerConfig, CreateContainer, Id, LinuxPod, Name, PodConfig, PodMetadata};
+use crate::dockerd::{END, is_dead};
+use crate::eventually;
+use crate::image;
+use crate::lock;
+use crate::mount::Scratch;
+use crate::netns::NetnsPath;
+use crate::patience::wait_until;
+use crate::pod_sandbox::uuid;
+use crate::process::attempt;
+use crate::reaper::Cleanup;
+use crate::unique;
+
+/// Image of every container and sandbox.
+const IMAGE: &str = "kevtmon.test/idle:1";
+
+/// Where Debian has the CNI plugins (package containernetworking-plugins).
+const PLUGINS: &str = "/usr/lib/cni";
+
+/// Namespace of all pods.
+pub const NAMESPACE: &str = "lijiaob";
+
+/// A containerd.
+#[derive(Debug)]
+pub struct Containerd {
+    /// Name of the control group above its containers.
+    name: String,
+    process: Mutex<Option<Child>>,
+    _cleanup: Cleanup,
+    /// Dropped last: it holds all files.
+    scratch: Scratch,
+}
+
+impl Containerd {
+    /// Starts one and gives it the image.
+    #[must_use]
+    pub fn start() -> Self {
+        let scratch = Scratch::new();
+        let name = unique::name("kvd");
+        let cleanup = Cleanup::script(&format!("dir={}\nname={name}\n{END}", scratch.path().display()));
+        let containerd = Self { name, process: Mutex::new(None), _cleanup: cleanup, scratch };
+        containerd.configure();
+        containerd.launch();
+        let saved = image::saved(&containerd.scratch, IMAGE);
+        let _ = containerd.ctr(&["images", "import", &saved.to_string_lossy()]);
+        containerd
+    }
+
+    fn configure(&self) {
+        let directory = self.scratch.path();
+        let shown = directory.display();
+        let [_, _, middle, low] =
+            (std::process::id().wrapping_mul(11).wrapping_add(unique::number())).to_be_bytes();
+        let subnet = format!("10.{}.{low}.0/24", 128 + (middle & 0x3f));
+        let config = format!(
+            r#"version = 2
+root = "{shown}/root"
+state = "{shown}/state"
+[grpc]
+  address = "{shown}/containerd.sock"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{shown}/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{IMAGE}"
+  restrict_oom_score_adj = true
+  tolerate_missing_hugetlb_controller = true
+  netns_mounts_under_state_dir = true
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "native"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{PLUGINS}"
+    conf_dir = "{shown}/cni"
+"#
+        );
+        let network = serde_json::json!({"cniVersion": "0.4.0", "name": "kevtmon", "plugins": [{
+            "type": "ptp", "ipMasq": false,
+            "ipam": {"type": "host-local", "dataDir": directory.join("ipam"), "subnet": subnet,
+                "routes": [{"dst": "0.0.0.0/0"}]},
+        }]});
+        std::fs::create_dir(directory.join("cni")).expect("a directory can be made");
+        for (file, text) in [("config.toml", config), ("cni/10-kevtmon.conflist", network.to_string())] {
+            std::fs::write(directory.join(file), text).expect("a file can be written");
+        }
+    }
+
+    /// Starts it, and waits until it answers.
+    pub fn launch(&self) {
+        let directory = self.scratch.path();
+        let log = File::options().create(true).append(true).open(self.log()).expect("a log file");
+        let mut command = Command::new(image::find("containerd"));
+        command.arg("--config").arg(directory.join("config.toml"));
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
+        let child = command.spawn().expect("containerd starts");
+        *self.process.lock().unwrap_or_else(PoisonError::into_inner) = Some(child);
+        wait_until("containerd answers", || {
+            cri::attempt::<Id>(&self.socket(), "Version", &Id::default()).ok()
+        });
+    }
+
+    /// Kills it at once; its containers live on.
+    pub fn kill(&self) {
+        let child = self.process.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut child = child.expect("containerd runs");
+        child.kill().expect("containerd can be killed");
+        child.wait().expect("containerd can be waited for");
+        eventually!(is_dead(&child.id().to_string()), "containerd ends");
+    }
+
+    /// Path of its socket.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.scratch.path().join("containerd.sock")
+    }
+
+    /// What the daemon under test takes as `--runtime`.
+    #[must_use]
+    pub fn runtime(&self) -> String {
+        format!("cri={}", self.socket().display())
+    }
+
+    /// Where its log is.
+    #[must_use]
+    pub fn log(&self) -> PathBuf {
+        self.scratch.path().join("log")
+    }
+
+    /// Runs the sandbox of a new pod.
+    #[must_use]
+    pub fn run_pod(&self) -> CriPod<'_> {
+        let shared = lock::Shared::take();
+        let uid = uuid();
+        let name = format!("etcd-{}", &uid[..8]);
+        let config = PodConfig {
+            metadata: Some(PodMetadata { name: name.clone(), uid: uid.clone(), namespace: NAMESPACE.into() }),
+            // It does not tell the pod.
+            linux: Some(LinuxPod { cgroup_parent: format!("/{}/pods", self.name) }),
+        };
+        let request = cri::RunPodSandbox { config: Some(config.clone()) };
+        let made: Id = cri::ask(&self.socket(), "RunPodSandbox", &request);
+        let pid = self.pid(&made.id);
+        CriPod { containerd: self, config, name, uid, id: made.id, pid, _shared: shared }
+    }
+
+    /// The first process of a container, on the host.
+    fn pid(&self, id: &str) -> u32 {
+        let tasks = self.ctr(&["tasks", "ls"]);
+        let task = tasks.lines().find(|line| line.starts_with(id)).expect("the container has a process");
+        task.split_whitespace().nth(1).and_then(|pid| pid.parse().ok()).expect("a process id")
+    }
+
+    /// Runs containerd's own client on what the CRI has made; returns what it prints.
+    fn ctr(&self, arguments: &[&str]) -> String {
+        let socket = self.socket();
+        let words = ["ctr", "-a", &socket.to_string_lossy(), "-n", "k8s.io"];
+        let words = [&words[..], arguments].concat();
+        attempt(&words).succeeded(&format!("{words:?}")).stdout
+    }
+
+    fn about(&self, method: &str, id: &str) {
+        let _: Id = cri::ask(&self.socket(), method, &Id { id: id.to_owned() });
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        // Reaped here, else the script would see a zombie. The script does the rest.
+        if let Some(mut child) = self.process.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            drop(child.kill());
+            drop(child.wait());
+        }
+    }
+}
+
+/// A pod with its sandbox and network.
+#[derive(Debug)]
+pub struct CriPod<'c> {
+    containerd: &'c Containerd,
+    config: PodConfig,
+    name: String,
+    uid: String,
+    id: String,
+    pid: u32,
+    _shared: lock::Shared,
+}
+
+impl CriPod<'_> {
+    /// `NAMESPACE/NAME`.
+    #[must_use]
+    pub fn full_name(&self) -> String {
+        format!("{NAMESPACE}/{}", self.name)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its identity.
+    #[must_use]
+    pub fn uid(&self) -> &str {
+        &self.uid
+    }
+
+    /// Id of its sandbox.
+    #[must_use]
+    pub fn sandbox(&self) -> &str {
+        &self.id
+    }
+
+    /// Its network namespace.
+    #[must_use]
+    pub fn netns(&self) -> NetnsPath {
+        NetnsPath::of_process(self.pid)
+    }
+
+    /// Starts a container with these directories of the host, at their own paths; returns its id and first process.
+    #[must_use]
+    pub fn start_container(&self, name: &str, command: &[&str], volumes: &[&Path]) -> (String, u32) {
+        let volume = |path: &&Path| {
+            let path = path.to_string_lossy().into_owned();
+            cri::Mount { container_path: path.clone(), host_path: path }
+        };
+        let config = ContainerConfig {
+            metadata: Some(Name { name: name.to_owned() }),
+            image: Some(Name { name: IMAGE.to_owned() }),
+            command: command.iter().map(|word| (*word).to_owned()).collect(),
+            mounts: volumes.iter().map(volume).collect(),
+        };
+        let request = CreateContainer {
+            pod_sandbox_id: self.id.clone(),
+            config: Some(config),
+            sandbox_config: Some(self.config.clone()),
+        };
+        let made: Id = cri::ask(&self.containerd.socket(), "CreateContainer", &request);
+        self.containerd.about("StartContainer", &made.id);
+        let pid = self.containerd.pid(&made.id);
+        (made.id, pid)
+    }
+
+    /// Stops a container at once, and removes it.
+    pub fn remove_container(&self, id: &str) {
+        self.containerd.about("StopContainer", id);
+        self.containerd.about("RemoveContainer", id);
+    }
+
+    /// Ends the pod as a kubelet does.
+    pub fn remove(self) {
+        self.containerd.about("StopPodSandbox", &self.id);
+        self.containerd.about("RemovePodSandbox", &self.id);
+    }
+}
