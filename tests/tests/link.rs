@@ -1,12 +1,15 @@
 //! Links of pods: the events when one is created, changed, moved and deleted.
 
 use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
-use kevtmon_tests::netns::Netns;
+use kevtmon_tests::eventually;
+use kevtmon_tests::netns::{Netns, NetnsPath};
 use kevtmon_tests::network::on_host;
 use kevtmon_tests::pod::{GATEWAY_LLADDR, Pod};
+use kevtmon_tests::process::{Running, comm};
 
 /// The namespace of these tests, which is the host's.
 fn host() -> u64 {
@@ -128,4 +131,33 @@ fn a_link_that_goes_to_another_namespace_has_moved_and_is_not_deleted() {
     let deleted =
         events.iter().find(|event| event.kind() == "link.deleted" && event.text("/link/ifname") == name);
     assert_eq!(deleted.map(ToString::to_string), None);
+}
+
+/// Two links that are each other's peer in a network without a link to the host.
+fn pair_apart(unshare: &[&str]) -> (Running, NetnsPath) {
+    let mut command = Command::new(unshare[0]);
+    let process = Running::spawn(command.args(&unshare[1..]).args(["sleep", "1000000"]).stdin(Stdio::null()));
+    eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it has a network of its own");
+    let netns = NetnsPath::of_process(process.pid());
+    netns.run("ip link add kv0 type veth peer name kv1");
+    netns.run("ip link set kv0 up");
+    netns.run("ip link set kv1 up");
+    (process, netns)
+}
+
+#[test]
+fn what_users_do_to_links_of_their_own_is_not_listened_to() {
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "unshare", "-Urn"];
+    let (_process, of_user) = pair_apart(&nobody);
+    let (_other, of_root) = pair_apart(&["unshare", "-n"]);
+    let mut daemon = launch().start();
+    for netns in [&of_user, &of_root] {
+        daemon.wait_for_netns(netns.inum());
+        netns.run("ip link set kv0 down");
+    }
+    wait_for_change(&mut daemon, of_root.inum(), "kv0", "down");
+    // Messages of all namespaces come in order.
+    let events = daemon.events();
+    let heard: Vec<_> = events.iter().filter(|event| event.is_in(of_user.inum())).collect();
+    assert!(heard.is_empty(), "{heard:?}");
 }

@@ -27,6 +27,7 @@ use super::message::{self, Change};
 use super::nsid::{Naming, Owned};
 use super::route::Nexthop;
 use super::socket::{RequestError, RequestSocket};
+use crate::node::cgroup;
 use crate::node::routing::is_default;
 use crate::observation::{
     AddressFacts, LinkFacts, NeighborEntry, NetnsOwner, NetnsSnapshot, NsInum, RouteFacts, RuleFacts, iff,
@@ -86,10 +87,10 @@ pub(super) struct Reading {
 }
 
 /// The nsid in the host namespace of what was read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Nsid {
     pub(super) id: i32,
-    /// Assigned by this reading, and to a namespace of another user namespace or not.
+    /// Assigned by this reading, and who owns the namespace.
     pub(super) assigned: Option<Owned>,
 }
 
@@ -150,7 +151,7 @@ pub(super) fn read_foreign(
     reading.snapshot.owner = owner;
     reading.snapshot.foreign_userns = foreign_userns;
     if let Some((naming, mut socket)) = at_host {
-        reading.nsid = nsid(&mut socket, &namespace, &reading.snapshot, naming).unwrap_or_else(|error| {
+        reading.nsid = nsid(&mut socket, &namespace, &reading.snapshot, &naming).unwrap_or_else(|error| {
             tracing::debug!(netns = found.netns, %error, "it has no nsid");
             None
         });
@@ -163,17 +164,25 @@ fn nsid(
     host: &mut RequestSocket,
     namespace: &File,
     snapshot: &NetnsSnapshot,
-    naming: Naming,
+    naming: &Naming,
 ) -> Result<Option<Nsid>, RequestError> {
     if let Some(id) = discover::nsid_of(host, namespace)? {
         return Ok(Some(Nsid { id, assigned: None }));
     }
-    let owned = if snapshot.foreign_userns { Owned::Elsewhere } else { Owned::Here };
-    if !naming.allows(owned) || !is_connected(snapshot) {
+    let Some(owned) = owned(snapshot).filter(|owned| naming.allows(owned) && is_connected(snapshot)) else {
         return Ok(None);
-    }
+    };
     let id = discover::assign_nsid(host, namespace)?;
     Ok(id.map(|id| Nsid { id, assigned: Some(owned) }))
+}
+
+/// Who owns a namespace; `None` of one that any user can have made.
+fn owned(snapshot: &NetnsSnapshot) -> Option<Owned> {
+    if !snapshot.foreign_userns {
+        return Some(Owned::Here);
+    }
+    let group = snapshot.owner.as_ref()?.cgroup.as_deref()?;
+    cgroup::identify(group).container_id.map(|container| Owned::Elsewhere { container })
 }
 
 /// Whether it has an interface in use, or anything that leads to a gateway. Many services have an empty namespace only to

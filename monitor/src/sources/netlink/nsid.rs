@@ -3,39 +3,46 @@
 //! Pure. The nsids of the host namespace come from discoveries and from the stream; those of other
 //! namespaces come from their dumps.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::observation::NsInum;
 
 /// Discoveries that may fail to find the namespace of an nsid before it is ignored.
 const TRIES: u32 = 5;
 
-/// Namespaces that are given an nsid at a time, and how many of them may be such as any user can make.
+/// Namespaces that are given an nsid at a time, and how many of them may be in other user namespaces.
 const ASSIGNED_MAX: usize = 1024;
 const ASSIGNED_ELSEWHERE_MAX: usize = 64;
 
-/// Who owns a namespace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Who owns a namespace that may be given an nsid.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Owned {
     /// The user namespace of the host's.
     Here,
-    /// Another one, as any user can make.
-    Elsewhere,
+    /// Another one, of this container.
+    Elsewhere { container: String },
 }
 
 /// To which namespaces an nsid may be assigned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+///
+/// What happens in a namespace with an nsid goes through the socket by which the host and all pods are listened to, and any
+/// user can cause more messages in a namespace of his own than it has room for. So none but the namespace of a container is
+/// given one, and one of each: whoever is in a container may be able to make others.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Naming {
     here: bool,
-    elsewhere: bool,
+    /// Containers that have one in another user namespace; `None` where no other may have.
+    elsewhere: Option<BTreeSet<String>>,
 }
 
 impl Naming {
     /// Whether to one that is owned so.
-    pub(super) fn allows(self, owned: Owned) -> bool {
+    pub(super) fn allows(&self, owned: &Owned) -> bool {
         match owned {
             Owned::Here => self.here,
-            Owned::Elsewhere => self.elsewhere,
+            Owned::Elsewhere { container } => {
+                self.elsewhere.as_ref().is_some_and(|named| !named.contains(container))
+            }
         }
     }
 }
@@ -108,11 +115,14 @@ impl NsidTable {
 
     /// To which namespaces one more nsid may be assigned.
     pub(super) fn naming(&self) -> Naming {
-        let elsewhere = self.assigned.values().filter(|owned| **owned == Owned::Elsewhere).count();
-        Naming {
-            here: self.assigned.len() < ASSIGNED_MAX,
-            elsewhere: self.assigned.len() < ASSIGNED_MAX && elsewhere < ASSIGNED_ELSEWHERE_MAX,
-        }
+        let has_room = self.assigned.len() < ASSIGNED_MAX;
+        let elsewhere = self.assigned.values().filter_map(|owned| match owned {
+            Owned::Here => None,
+            Owned::Elsewhere { container } => Some(container.clone()),
+        });
+        let elsewhere: BTreeSet<String> = elsewhere.collect();
+        let may_elsewhere = has_room && elsewhere.len() < ASSIGNED_ELSEWHERE_MAX;
+        Naming { here: has_room, elsewhere: may_elsewhere.then_some(elsewhere) }
     }
 
     /// A message carried an unknown nsid. Returns how many discoveries missed it, unless it is ignored.
@@ -208,15 +218,18 @@ mod tests {
     }
 
     #[test]
-    fn users_cannot_use_up_what_may_be_assigned() {
+    fn containers_in_other_user_namespaces_have_one_each_and_do_not_use_up_what_may_be_assigned() {
         let mut table = NsidTable::default();
-        for id in 0..i32::try_from(ASSIGNED_ELSEWHERE_MAX).unwrap() {
-            assert!(table.naming().allows(Owned::Elsewhere));
-            table.name(id, 100 + id.unsigned_abs(), Some(Owned::Elsewhere));
+        let of = |id: usize| Owned::Elsewhere { container: format!("c{id}") };
+        for id in 0..ASSIGNED_ELSEWHERE_MAX {
+            assert!(table.naming().allows(&of(id)));
+            table.name(i32::try_from(id).unwrap(), 100 + u32::try_from(id).unwrap(), Some(of(id)));
+            assert!(!table.naming().allows(&of(id)), "it has one");
         }
-        assert!(!table.naming().allows(Owned::Elsewhere) && table.naming().allows(Owned::Here));
+        let next = of(ASSIGNED_ELSEWHERE_MAX);
+        assert!(!table.naming().allows(&next) && table.naming().allows(&Owned::Here));
         assert_eq!(table.release(3), Some(103));
-        assert!(table.naming().allows(Owned::Elsewhere));
+        assert!(table.naming().allows(&next) && table.naming().allows(&of(3)));
     }
 
     #[test]
