@@ -12,8 +12,8 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap};
 use kevtmon_ebpf::Counter;
 use kevtmon_ebpf::lanes::{
-    CONTAINERS_MAX, GATEWAYS_MAX, GatewayKey, Limits, Rate, SOURCES_MAX, SourceBudget, SourceKey, counter,
-    lane,
+    CONTAINERS_MAX, GATEWAYS_MAX, GatewayKey, Limits, Rate, SOURCES_MAX, SourceBudget, SourceKey, USERS_MAX,
+    counter, lane, shared,
 };
 use kevtmon_ebpf::task::TaskId;
 
@@ -40,13 +40,18 @@ static GATEWAYS: HashMap<GatewayKey, u64> = HashMap::with_max_entries(GATEWAYS_M
 #[map]
 static CONTAINERS: HashMap<u32, u32> = HashMap::with_max_entries(CONTAINERS_MAX, 0);
 
-/// The daemon removes those that are long unused. While it is full, new sources share the budget of unknown ones: one
-/// that could push others out could have a new budget at any time.
+/// All sources but unprivileged users. The daemon removes those that are long unused. While it is full, new ones share a
+/// budget: one that could push others out could have a new budget at any time.
 #[map]
 static SOURCES: HashMap<SourceKey, SourceBudget> = HashMap::with_max_entries(SOURCES_MAX, 0);
 
+/// The same of unprivileged users, by a map of their own so that they cannot fill that of the others.
 #[map]
-static UNKNOWN: Array<SourceBudget> = Array::with_max_entries(1, 0);
+static USERS: HashMap<SourceKey, SourceBudget> = HashMap::with_max_entries(USERS_MAX, 0);
+
+/// By [`shared`].
+#[map]
+static SHARED_BUDGETS: Array<SourceBudget> = Array::with_max_entries(shared::COUNT, 0);
 
 static UNUSED: SourceBudget =
     SourceBudget { empty_ns: 0, throttled: 0, since_ns: 0, last_ns: 0, last_tgid: 0, reserved: 0 };
@@ -72,8 +77,8 @@ pub(crate) fn neighbor(entry: &GatewayKey, user: impl Structure, task: &TaskId) 
     }
     // SAFETY: the map's values are plain numbers.
     if level != 0 && unsafe { CONTAINERS.get(entry.netns) }.is_none() {
-        let paid = UNKNOWN
-            .get_ptr_mut(0)
+        let paid = SHARED_BUDGETS
+            .get_ptr_mut(shared::UNKNOWN)
             // SAFETY: the value of the map.
             .is_none_or(|budget| unsafe {
                 pay_from(budget, &raw const LIMITS.source, now, counter::UNKNOWN, task.tgid)
@@ -129,14 +134,30 @@ fn outermost<S: Structure>(user: S) -> S {
 /// Whether the source has a record left; else it is counted.
 #[inline(always)]
 fn pay(key: &SourceKey, now: u64, over: Counter, tgid: u32) -> bool {
-    let found = SOURCES.get_ptr_mut(key).or_else(|| {
+    if key.uid == 0 {
+        pay_among(&SOURCES, key, shared::SOURCES, &raw const LIMITS.source, now, over, tgid)
+    } else {
+        pay_among(&USERS, key, shared::USERS, &raw const LIMITS.user, now, over, tgid)
+    }
+}
+
+#[inline(always)]
+fn pay_among(
+    sources: &HashMap<SourceKey, SourceBudget>,
+    key: &SourceKey,
+    of_rest: u32,
+    rate: *const Rate,
+    now: u64,
+    over: Counter,
+    tgid: u32,
+) -> bool {
+    let found = sources.get_ptr_mut(key).or_else(|| {
         // Fails if another CPU was faster, or where there is no room.
         #[expect(clippy::needless_borrows_for_generic_args, reason = "a value would be copied to the stack")]
-        let _ = SOURCES.insert(key, &UNUSED, u64::from(BPF_NOEXIST));
-        SOURCES.get_ptr_mut(key)
+        let _ = sources.insert(key, &UNUSED, u64::from(BPF_NOEXIST));
+        sources.get_ptr_mut(key)
     });
-    let rate = if key.uid == 0 { &raw const LIMITS.source } else { &raw const LIMITS.user };
-    match found.or_else(|| UNKNOWN.get_ptr_mut(0)) {
+    match found.or_else(|| SHARED_BUDGETS.get_ptr_mut(of_rest)) {
         // SAFETY: a value of either map.
         Some(budget) => unsafe { pay_from(budget, rate, now, over, tgid) },
         None => true,

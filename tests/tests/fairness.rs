@@ -4,13 +4,16 @@
 
 use std::process::{Command, Stdio};
 
+use kevtmon_tests::actor::Actor;
+use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
+use kevtmon_tests::mount::Mount;
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::pod::{GATEWAY, Pod};
-use kevtmon_tests::process::{Running, comm};
+use kevtmon_tests::process::{Running, comm, hold_by_cwd};
 use kevtmon_tests::storm::ipv4;
 
 /// Times that the pod lost its gateway before the flood.
@@ -115,4 +118,29 @@ fn a_flood_in_a_network_of_a_user_displaces_nothing_that_was_before() {
     assert_eq!(losses(&kept, &pod), before, "after the end, too");
     let flood = kept.iter().filter(|event| event.is_in(flooded.inum())).count();
     assert!(flood > 100 && (flood as f64) < FLOOD, "{flood} of the flood are left");
+}
+
+#[test]
+fn users_without_end_use_up_no_budget_of_a_service() {
+    /// More than the sources that the programs tell apart, by more than what the rest have together.
+    const USERS: u32 = 1_100;
+    let (of_users, of_service) = (Mount::new(), Mount::new());
+    let _holders = [&of_users, &of_service].map(|mount| hold_by_cwd(mount.point()));
+    let mut daemon = launch().config("[hooks]\nuser_rate = 1\nuser_burst = 20\n").start();
+    let mut users = Actor::start();
+    for uid in 100_000..100_000 + USERS {
+        users.act(&format!("uid {uid} {uid}"));
+        users.act(&format!("refused {}", of_users.point().display()));
+    }
+    let mut service = Actor::start();
+    let groups = Hierarchy::all().into_iter().map(Cgroup::of_service).collect::<Vec<_>>();
+    groups.iter().for_each(|group| group.take(service.pid()));
+    service.act(&format!("refused {}", of_service.point().display()));
+    daemon.wait_for("what the service tried", |event| {
+        event.kind() == "mount.busy" && event.number("/actor/pid") == Some(service.pid().into())
+    });
+    let throttled = daemon.wait_for("what the users tried", |event| {
+        event.kind() == "events.throttled" && event.text("/throttled/lane") == "unknown"
+    });
+    assert!(!throttled.has("/throttled/uid"), "{throttled}");
 }

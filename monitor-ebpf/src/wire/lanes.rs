@@ -26,18 +26,33 @@ pub mod lane {
     /// All namespaces of one user who is not root.
     pub const OWNER: u32 = 2;
     /// All namespaces that root owns in other user namespaces, unless the daemon knows them as a container's; and
-    /// whatever there is no room for in the table of sources.
+    /// those for which there is no room among the sources of their kind.
     pub const UNKNOWN: u32 = 3;
     /// Unmount attempts of one user, or of one control group of root's.
     pub const UMOUNT: u32 = 4;
+}
+
+/// Budgets that many share. Each has one rate: a slow one would put off the others beyond the burst of a fast one.
+pub mod shared {
+    /// Of the namespaces of lane [`UNKNOWN`](super::lane::UNKNOWN).
+    pub const UNKNOWN: u32 = 0;
+    /// Of users for whom there is no room among those that are told apart.
+    pub const USERS: u32 = 1;
+    /// Of all other sources for which there is none.
+    pub const SOURCES: u32 = 2;
+    /// How many there are.
+    pub const COUNT: u32 = 3;
 }
 
 /// Gateways in lane one at most, of all namespaces.
 pub const GATEWAYS_MAX: u32 = 4096;
 /// Gateways in lane one at most, of one namespace.
 pub const GATEWAYS_OF_NAMESPACE_MAX: usize = 16;
-/// Sources that are told apart.
+/// Sources that are told apart, without unprivileged users.
 pub const SOURCES_MAX: u32 = 1024;
+/// Unprivileged users that are told apart. Who has subordinate user ids, or may change his own, can be many of them, and
+/// takes no room from anybody else.
+pub const USERS_MAX: u32 = 256;
 /// Namespaces of containers in other user namespaces that are told apart.
 pub const CONTAINERS_MAX: u32 = 4096;
 
@@ -66,7 +81,7 @@ pub struct SourceKey {
     /// The network namespace; of an unmount attempt, the initial user namespace if its caller is there.
     pub namespace: u32,
     /// The user in the initial user namespace: who owns the outermost user namespace below that one, or the caller
-    /// there.
+    /// there. 0 is no unprivileged user.
     pub uid: u32,
     /// Control group of a v1 controller.
     pub cgroup_v1: u32,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use aya::maps::{Array, HashMap, MapData};
 use kevtmon_ebpf::Counter;
-use kevtmon_ebpf::lanes::{SourceBudget, SourceKey, counter, lane};
+use kevtmon_ebpf::lanes::{SourceBudget, SourceKey, counter, lane, shared};
 use zerocopy::FromBytes as _;
 
 use super::hooks::{Count, Records};
@@ -42,14 +42,16 @@ const fn over(counter: Counter, labels: &'static [&'static str]) -> Count {
 type KeyBytes = [u8; size_of::<SourceKey>()];
 type BudgetBytes = [u8; size_of::<SourceBudget>()];
 
-/// The one that has no key.
-const UNKNOWN: SourceKey =
-    SourceKey { lane: lane::UNKNOWN, namespace: 0, uid: 0, cgroup_v1: 0, cgroup_v2: 0 };
+/// Of a budget that many share.
+const fn key_of_shared(index: u32) -> SourceKey {
+    SourceKey { lane: lane::UNKNOWN, namespace: index, uid: 0, cgroup_v1: 0, cgroup_v2: 0 }
+}
 
 /// The sources and their budgets in the kernel.
 pub(super) struct Budgets {
-    sources: HashMap<MapData, KeyBytes, BudgetBytes>,
-    unknown: Array<MapData, BudgetBytes>,
+    /// Unprivileged users, and all others.
+    sources: [HashMap<MapData, KeyBytes, BudgetBytes>; 2],
+    shared: Array<MapData, BudgetBytes>,
     told: BTreeMap<SourceKey, Reported>,
     swept: BootNs,
 }
@@ -65,10 +67,10 @@ struct Reported {
 
 impl Budgets {
     pub(super) fn new(
-        sources: HashMap<MapData, KeyBytes, BudgetBytes>,
-        unknown: Array<MapData, BudgetBytes>,
+        sources: [HashMap<MapData, KeyBytes, BudgetBytes>; 2],
+        shared: Array<MapData, BudgetBytes>,
     ) -> Self {
-        Self { sources, unknown, told: BTreeMap::new(), swept: 0 }
+        Self { sources, shared, told: BTreeMap::new(), swept: 0 }
     }
 
     /// Whether something was counted that is not reported.
@@ -79,13 +81,15 @@ impl Budgets {
     /// What is to be reported now; with `all`, what is counted so far.
     pub(super) fn take_due(&mut self, now: BootNs, all: bool) -> Vec<Throttled> {
         let mut due = Vec::new();
-        let unknown = self.unknown.get(&0, 0).map(|bytes| (UNKNOWN, bytes));
+        let shared = (0..shared::COUNT)
+            .filter_map(|index| Some((key_of_shared(index), self.shared.get(&index, 0).ok()?)));
         let read = self
             .sources
             .iter()
+            .flat_map(HashMap::iter)
             .flatten()
             .filter_map(|(key, bytes)| Some((SourceKey::read_from_bytes(&key).ok()?, bytes)));
-        for (key, bytes) in read.chain(unknown) {
+        for (key, bytes) in read.chain(shared) {
             let Ok(budget) = SourceBudget::read_from_bytes(&bytes) else { continue };
             if budget.throttled > 0 {
                 due.extend(self.told.entry(key).or_default().take_due(&key, &budget, now, all));
@@ -104,14 +108,16 @@ impl Budgets {
             SourceBudget::read_from_bytes(bytes)
                 .is_ok_and(|it| it.empty_ns.saturating_add(FORGOTTEN_NS) < now)
         };
-        let all = self.sources.iter().flatten();
-        let gone: Vec<KeyBytes> = all.filter(|(_, bytes)| unused(bytes)).map(|(key, _)| key).collect();
-        for bytes in gone {
-            let Ok(key) = SourceKey::read_from_bytes(&bytes) else { continue };
-            if self.told.get(&key).is_none_or(|told| told.open.is_none()) {
-                // One that writes at this moment has nothing but its whole burst to lose.
-                let _ = self.sources.remove(&bytes);
-                self.told.remove(&key);
+        for sources in &mut self.sources {
+            let all = sources.iter().flatten();
+            let gone: Vec<KeyBytes> = all.filter(|(_, bytes)| unused(bytes)).map(|(key, _)| key).collect();
+            for bytes in gone {
+                let Ok(key) = SourceKey::read_from_bytes(&bytes) else { continue };
+                if self.told.get(&key).is_none_or(|told| told.open.is_none()) {
+                    // One that writes at this moment has nothing but its whole burst to lose.
+                    let _ = sources.remove(&bytes);
+                    self.told.remove(&key);
+                }
             }
         }
     }

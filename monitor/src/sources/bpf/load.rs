@@ -228,8 +228,11 @@ impl Objects {
         let armed = Array::try_from(take(&mut attached, "ARMED")?).map_err(map_error("ARMED"))?;
         let counts = PerCpuArray::try_from(take(&mut attached, "COUNTS")?).map_err(map_error("COUNTS"))?;
         let budgets = Budgets::new(
-            HashMap::try_from(take(&mut attached, "SOURCES")?).map_err(map_error("SOURCES"))?,
-            Array::try_from(take(&mut attached, "UNKNOWN")?).map_err(map_error("UNKNOWN"))?,
+            [
+                HashMap::try_from(take(&mut attached, "USERS")?).map_err(map_error("USERS"))?,
+                HashMap::try_from(take(&mut attached, "SOURCES")?).map_err(map_error("SOURCES"))?,
+            ],
+            Array::try_from(take(&mut attached, "SHARED_BUDGETS")?).map_err(map_error("SHARED_BUDGETS"))?,
         );
         let lanes = Lanes::new(
             HashMap::try_from(take(&mut attached, "GATEWAYS")?).map_err(map_error("GATEWAYS"))?,

@@ -21,8 +21,17 @@ pub static CORE: Object =
     Object { name: "core", bytes: aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kevtmon-ebpf.o")) };
 
 /// Maps that all objects share: one ring, its flag, the counters, which tasks were sent, and who may send how much.
-pub(super) const SHARED_MAPS: [&str; 8] =
-    ["EVENTS", "ARMED", "COUNTS", "TASKS_SENT", "GATEWAYS", "CONTAINERS", "SOURCES", "UNKNOWN"];
+pub(super) const SHARED_MAPS: [&str; 9] = [
+    "EVENTS",
+    "ARMED",
+    "COUNTS",
+    "TASKS_SENT",
+    "GATEWAYS",
+    "CONTAINERS",
+    "SOURCES",
+    "USERS",
+    "SHARED_BUDGETS",
+];
 
 /// A BPF file system through which an object opens the maps that another created. It is mounted nowhere, and gone
 /// with its descriptor; the maps stay with the objects.
