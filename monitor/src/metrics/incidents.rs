@@ -9,7 +9,8 @@ use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 use super::registrar::Registrar;
 use super::{FamilyMetrics, MetricsError, lock};
 use crate::diagnose::{IncidentObjects, KINDS};
-use crate::event::{Event, Incident, Kind, Severity};
+use crate::escape::Escaped;
+use crate::event::{Actor, Event, Incident, Kind, Severity};
 
 /// Incidents that are shown one by one: more would be too many series, on a node with another problem.
 const SHOWN_MAX: usize = 20;
@@ -51,15 +52,20 @@ impl Shown {
             namespace: pod.and_then(|pod| pod.namespace.clone()).unwrap_or_default(),
             pod: pod.and_then(|pod| pod.name.clone()).unwrap_or_default(),
             pod_uid: pod.map(|pod| pod.uid.clone()).unwrap_or_default(),
-            // In a user namespace of his own any user can give a process any name.
-            actor: objects
-                .actor
-                .as_ref()
-                .filter(|actor| actor.userns.is_none())
-                .map(|actor| actor.comm.clone())
-                .unwrap_or_default(),
+            actor: objects.actor.as_deref().filter(|actor| is_named(actor)).map(name).unwrap_or_default(),
         }
     }
+}
+
+/// Whether an actor is called by its name: any user can give a process any name, which would be taken for that of a system
+/// component.
+fn is_named(actor: &Actor) -> bool {
+    actor.userns.is_none() && (actor.container.is_some() || actor.uid.is_none_or(|uid| uid == 0))
+}
+
+/// Its command name; whoever looks at metrics on a terminal is not to be controlled by it.
+fn name(actor: &Actor) -> String {
+    Escaped(&actor.comm).to_string()
 }
 
 impl IncidentMetrics {

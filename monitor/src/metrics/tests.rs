@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use super::link::MAX_LINK_KINDS;
 use super::*;
-use crate::event::{Kind, Severity};
+use crate::event::{Actor, Kind, Severity, UserNamespace};
 use crate::observation::{HolderReport, Loss, Source, SourceKind, SourceStatus};
 use crate::sources::procfs::own::Own;
 use crate::tests::sample;
@@ -323,6 +323,25 @@ fn an_incident_is_counted_once_shown_while_open_and_moves_with_its_severity() {
     assert_eq!((open("warning"), open("critical"), value(&metrics, info)), (Some(1.0), Some(0.0), None));
     let total = "kevtmon_incidents_total{incident=\"gateway-neighbor-lost\"}";
     assert_eq!(value(&metrics, total), Some(2.0));
+}
+
+#[test]
+fn a_name_that_any_user_can_choose_is_shown_of_nobody_but_root_and_containers() {
+    let shown = |change: &dyn Fn(&mut Actor)| {
+        let metrics = metrics();
+        let mut event = incident("aa", Kind::IncidentOpened, Severity::Warning);
+        let actor = event.actor.as_mut().unwrap();
+        (actor.container, actor.uid) = (None, Some(0));
+        change(actor);
+        metrics.event(&event);
+        let text = metrics.gather().unwrap();
+        let line = text.lines().find(|line| line.starts_with("kevtmon_incident_info{")).unwrap();
+        line.split("actor=\"").nth(1).unwrap().split('"').next().unwrap().to_owned()
+    };
+    assert_eq!(shown(&|_| {}), "calico");
+    assert_eq!(shown(&|actor| actor.uid = Some(1000)), "");
+    assert_eq!(shown(&|actor| actor.userns = Some(UserNamespace::Other)), "");
+    assert_eq!(shown(&|actor| actor.comm = "\u{1b}]0;x\u{7}".into()), "\\\\x1b]0;x\\\\x07");
 }
 
 #[test]
