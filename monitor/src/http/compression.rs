@@ -1,25 +1,41 @@
 //! Compression of a response, where the client accepts it (RFC 9110, section 12.5.3).
 
 use std::io::{self, Write as _};
+use std::sync::OnceLock;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use hyper::HeaderMap;
+use hyper::body::Bytes;
 use hyper::header::{ACCEPT_ENCODING, CONTENT_ENCODING, HeaderValue, VARY};
 
 use super::body::whole;
 use super::response::Response;
 
+/// A text for any number of responses, compressed once if a client accepts that.
+#[derive(Debug)]
+pub struct Compressible {
+    plain: Bytes,
+    gzipped: OnceLock<Option<Bytes>>,
+}
+
+impl From<String> for Compressible {
+    fn from(text: String) -> Self {
+        Self { plain: text.into(), gzipped: OnceLock::new() }
+    }
+}
+
 /// A response with the text as its body, compressed if the client accepts gzip; `plain` makes the response.
 #[must_use]
 pub fn compressed(
     request: &HeaderMap,
-    text: String,
+    text: &Compressible,
     plain: impl FnOnce(super::body::Body) -> Response,
 ) -> Response {
-    let gzipped = if accepts_gzip(request) { gzip(&text).ok() } else { None };
+    let gzip = || text.gzipped.get_or_init(|| gzip(&text.plain).map(Bytes::from).ok()).clone();
+    let gzipped = if accepts_gzip(request) { gzip() } else { None };
     let is_gzipped = gzipped.is_some();
-    let mut response = plain(gzipped.map_or_else(|| whole(text), whole));
+    let mut response = plain(whole(gzipped.unwrap_or_else(|| text.plain.clone())));
     response.headers_mut().insert(VARY, HeaderValue::from_static("accept-encoding"));
     if is_gzipped {
         response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
@@ -28,9 +44,9 @@ pub fn compressed(
 }
 
 /// The fastest level: metrics repeat themselves so much that the others hardly gain.
-fn gzip(text: &str) -> io::Result<Vec<u8>> {
+fn gzip(text: &[u8]) -> io::Result<Vec<u8>> {
     let mut encoder = GzEncoder::new(Vec::with_capacity(text.len() / 4), Compression::fast());
-    encoder.write_all(text.as_bytes())?;
+    encoder.write_all(text)?;
     encoder.finish()
 }
 

@@ -35,7 +35,7 @@ mod response;
 mod tests;
 
 pub use body::{Body, stream_body, whole};
-pub use compression::compressed;
+pub use compression::{Compressible, compressed};
 pub use connection::Connection;
 pub use listener::{Accept, Listen};
 pub use places::Patience;

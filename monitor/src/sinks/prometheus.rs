@@ -2,8 +2,8 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
@@ -16,10 +16,10 @@ use super::health::Health;
 use crate::build_info::VERSION;
 use crate::clock::boot_now;
 use crate::http::{
-    self, Connection, HTML, Handler, Limits, PATIENCE, Response, compressed, method_not_allowed, respond,
-    text, whole,
+    self, Compressible, Connection, HTML, Handler, Limits, PATIENCE, Response, compressed,
+    method_not_allowed, respond, text, whole,
 };
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, MetricsError};
 
 /// Limits of the server; open scrapes are not awaited at shutdown.
 const LIMITS: Limits =
@@ -27,6 +27,10 @@ const LIMITS: Limits =
 /// Most scrapes whose response is made or sent: the other places are left for health checks, whose answers fit into
 /// the socket's buffer.
 const SCRAPES: usize = 16;
+/// Metrics are read anew so often at most, on average and at once; further scrapes get the last ones. Every user of the node
+/// can ask as often as it likes, and only the reading takes time.
+const FRESH_INTERVAL: Duration = Duration::from_millis(50);
+const FRESH_BURST: u32 = 20;
 /// The text format of Prometheus.
 const EXPOSITION: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 
@@ -92,6 +96,26 @@ struct Endpoint {
     metrics: Arc<Metrics>,
     health: Arc<Health>,
     scrapes: Arc<Semaphore>,
+    last: Mutex<Last>,
+}
+
+/// The metrics as they were read last.
+struct Last {
+    text: Option<Arc<Compressible>>,
+    /// When as many may be read at once as at the beginning.
+    unused: Instant,
+}
+
+impl Last {
+    /// Whether they may be read anew; counts it.
+    fn take_fresh(&mut self, now: Instant) -> bool {
+        let next = self.unused.max(now) + FRESH_INTERVAL;
+        let may = next <= now + FRESH_INTERVAL * FRESH_BURST;
+        if may {
+            self.unused = next;
+        }
+        may
+    }
 }
 
 impl Handler for Endpoint {
@@ -109,7 +133,8 @@ impl Handler for Endpoint {
 
 impl Endpoint {
     fn new(metrics: Arc<Metrics>, health: Arc<Health>) -> Self {
-        Self { metrics, health, scrapes: Arc::new(Semaphore::new(SCRAPES)) }
+        let last = Mutex::new(Last { text: None, unused: Instant::now() });
+        Self { metrics, health, scrapes: Arc::new(Semaphore::new(SCRAPES)), last }
     }
 
     fn scrape(&self, request: &Request<Incoming>, connection: &Connection) -> Response {
@@ -117,15 +142,26 @@ impl Endpoint {
             return text(StatusCode::SERVICE_UNAVAILABLE, "too many scrapes at once");
         };
         connection.hold(permit);
-        match self.metrics.gather() {
+        match self.exposition() {
             Ok(metrics) => {
-                compressed(request.headers(), metrics, |body| respond(StatusCode::OK, EXPOSITION, body))
+                compressed(request.headers(), &metrics, |body| respond(StatusCode::OK, EXPOSITION, body))
             }
             Err(error) => {
                 tracing::error!(%error, "cannot render metrics");
                 text(StatusCode::INTERNAL_SERVER_ERROR, "cannot render metrics")
             }
         }
+    }
+
+    fn exposition(&self) -> Result<Arc<Compressible>, MetricsError> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let may = last.take_fresh(Instant::now());
+        if let Some(text) = last.text.as_ref().filter(|_| !may) {
+            return Ok(Arc::clone(text));
+        }
+        let text = Arc::new(Compressible::from(self.metrics.gather()?));
+        last.text = Some(Arc::clone(&text));
+        Ok(text)
     }
 
     fn respond(&self, request: &Request<Incoming>, connection: &Connection) -> Response {
@@ -197,6 +233,22 @@ mod tests {
             );
             assert!(answer.contains("\nkevtmon_build_info{"), "{answer}");
         }
+    }
+
+    #[test]
+    fn scrapes_without_end_are_answered_with_what_was_read_last() {
+        let begun = Instant::now();
+        let mut last = Last { text: None, unused: begun };
+        let fresh = (0..1000).filter(|ms| last.take_fresh(begun + Duration::from_millis(*ms))).count();
+        assert_eq!(fresh, 20 + 19, "the burst, and one for each interval that passed");
+
+        let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
+        let endpoint = Endpoint::new(metrics, Arc::new(Health::default()));
+        let first = endpoint.exposition().unwrap();
+        assert!(!Arc::ptr_eq(&first, &endpoint.exposition().unwrap()), "the next one is not too early");
+        endpoint.last.lock().unwrap().unused = Instant::now() + Duration::from_secs(3600);
+        let last = endpoint.exposition().unwrap();
+        assert!(Arc::ptr_eq(&last, &endpoint.exposition().unwrap()));
     }
 
     #[test]
