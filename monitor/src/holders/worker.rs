@@ -179,6 +179,17 @@ impl State {
         let Self { places, rest, .. } = self;
         places.next(|rank, kind| Lane::of(rank) == lane && rest.is_over(rank, kind, now))
     }
+
+    /// Begins the rest after work of this kind, which leaves something to go on with or not.
+    fn rest_after(&mut self, (rank, kind): (Rank, Kind), took: Duration, leaves: bool, limits: &Limits) {
+        let now = Instant::now();
+        self.rest.add(rank, took, limits, now);
+        let waits =
+            || self.places.any(|rank, kind| Lane::of(rank) == Lane::Host && kind == Kind::Continuation);
+        if rank != Rank::Other && (kind == Kind::Continuation || leaves && !waits()) {
+            self.rest.go_on = now + rest_after(took, limits.max_rest);
+        }
+    }
 }
 
 /// Until when it rests, but for what needs none.
@@ -188,6 +199,8 @@ struct Rest {
     host: Instant,
     /// The same, before a scan of the host that has not begun.
     begin: Instant,
+    /// Before a scan of the host goes on. Not prolonged by others that begin meanwhile, or it never would.
+    go_on: Instant,
     /// After any work.
     all: Instant,
 }
@@ -200,7 +213,7 @@ impl Default for Rest {
 
 impl Rest {
     fn new(now: Instant) -> Self {
-        Self { host: now, begin: now, all: now }
+        Self { host: now, begin: now, go_on: now, all: now }
     }
 
     fn is_over(self, rank: Rank, kind: Kind, now: Instant) -> bool {
@@ -211,7 +224,7 @@ impl Rest {
         match (rank, kind) {
             (Rank::Other, _) => Some(self.all),
             (_, Kind::Scan) => Some(self.begin),
-            (_, Kind::Continuation) => Some(self.host),
+            (_, Kind::Continuation) => Some(self.go_on),
             (_, Kind::Few | Kind::Look) => None,
         }
     }
@@ -228,8 +241,8 @@ impl Rest {
     }
 
     /// The time for work that is begun now.
-    fn budget(self, rank: Rank, limits: &Limits, now: Instant) -> Duration {
-        let is_early = rank != Rank::Other && self.host > now;
+    fn budget(self, rank: Rank, kind: Kind, limits: &Limits, now: Instant) -> Duration {
+        let is_early = rank != Rank::Other && kind == Kind::Scan && self.host > now;
         if is_early { limits.budget / HASTE_FACTOR } else { limits.budget }
     }
 }
@@ -258,7 +271,7 @@ impl Shared {
             let is_due = |until: &Instant, rank, kind| {
                 Lane::of(rank) == lane && rest.until(rank, kind).is_some_and(|due| due == *until)
             };
-            let due = [rest.begin, rest.host, rest.all]
+            let due = [rest.begin, rest.go_on, rest.all]
                 .into_iter()
                 .filter(|until| state.places.any(|rank, kind| is_due(until, rank, kind)));
             state = match due.min() {
@@ -274,8 +287,8 @@ impl Shared {
 
 fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, (lane, limits): (Lane, Limits)) {
     while let Some((share, work, rest)) = shared.next(lane) {
-        let rank = share.rank;
-        let budget = rest.budget(rank, &limits, Instant::now());
+        let (rank, kind) = (share.rank, work.kind());
+        let budget = rest.budget(rank, kind, &limits, Instant::now());
         let terms = Terms { budget, in_background: lane == Lane::Strangers };
         let Done { reply, took, left } = work.carry_out(readers, terms);
         if tx.blocking_send(observed_now(reply)).is_err() {
@@ -283,7 +296,7 @@ fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, (lane, limits):
         }
         let loser = {
             let mut state = shared.lock();
-            state.rest.add(rank, took, &limits, Instant::now());
+            state.rest_after((rank, kind), took, left.is_some(), &limits);
             left.and_then(|left| state.add(share, left, limits.queue))
         };
         let reason = "the requests of others took the place in which it waited to go on";

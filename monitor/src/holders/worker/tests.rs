@@ -88,7 +88,7 @@ fn whether_a_mount_is_there_is_answered_before_any_scan() {
     assert_eq!(scanner.request(request(1), host()), None);
     assert_eq!(scanner.presence(presence(2), host()), None);
     let later = Instant::now() + HOUR;
-    assert_eq!(all(&scanner, Rest { host: later, begin: later, all: later }), [2]);
+    assert_eq!(all(&scanner, Rest { host: later, begin: later, go_on: later, all: later }), [2]);
     assert_eq!(all(&scanner, Rest::new(Instant::now())), [1]);
 }
 
@@ -131,11 +131,31 @@ fn what_is_left_of_a_long_scan_of_the_host_delays_no_other_one_for_long() {
     assert_eq!(scanner.queue(Work::Scan(Box::new(begun)), host()), None);
     let limits = Limits { max_wait: Duration::ZERO, ..Limits::default() };
     let mut rest = Rest::new(now);
-    assert_eq!(rest.budget(Rank::Host, &limits, now), limits.budget);
+    let budget = |rest: Rest, kind| rest.budget(Rank::Host, kind, &limits, now);
+    assert_eq!(budget(rest, Kind::Scan), limits.budget);
     rest.add(Rank::Host, limits.budget, &limits, now);
+    rest.go_on = now + HOUR;
     assert_eq!(all(&scanner, rest), [1]);
-    assert_eq!(rest.budget(Rank::Host, &limits, now), limits.budget / HASTE_FACTOR);
+    assert_eq!(budget(rest, Kind::Scan), limits.budget / HASTE_FACTOR);
+    assert_eq!(budget(rest, Kind::Continuation), limits.budget);
     assert_eq!(all(&scanner, Rest::new(now)), [2]);
+}
+
+#[test]
+fn scans_that_begin_do_not_prolong_the_rest_of_one_that_waits_to_go_on() {
+    let scanner = idle(8);
+    let limits = Limits { max_rest: HOUR, ..Limits::default() };
+    let done = |kind, leaves| {
+        let mut state = scanner.shared.lock();
+        state.rest_after((Rank::Host, kind), limits.budget, leaves, &limits);
+        state.rest.go_on
+    };
+    let first = done(Kind::Scan, true);
+    assert!(first > Instant::now());
+    let begun = Scan { begun: Some(Instant::now()), ..request(2).into() };
+    assert_eq!(scanner.queue(Work::Scan(Box::new(begun)), host()), None);
+    assert_eq!([done(Kind::Scan, true), done(Kind::Scan, false)], [first; 2]);
+    assert!(done(Kind::Continuation, true) > first, "another one has gone on");
 }
 
 #[test]
@@ -161,7 +181,7 @@ fn the_end_interrupts_a_rest() {
     let scanner = idle(1);
     let shared = Arc::clone(&scanner.shared);
     let later = Instant::now() + HOUR;
-    shared.lock().rest = Rest { host: later, begin: later, all: later };
+    shared.lock().rest = Rest { host: later, begin: later, go_on: later, all: later };
     let worker = thread::spawn(move || shared.next(Lane::Host).is_none());
     assert_eq!(scanner.request(request(1), host()), None);
     drop(scanner);
