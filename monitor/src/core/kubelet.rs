@@ -14,8 +14,8 @@ use crate::observation::{BootNs, KubeletFacts, NsInum, Request, Source, TaskFact
 
 /// At most one lookup in this time for one root directory: it lists all processes.
 const LOOKUP_INTERVAL_NS: BootNs = 10_000_000_000;
-/// An unmount is held back this long at most.
-const LOOKUP_TIMEOUT_NS: BootNs = 1_000_000_000;
+/// An unmount is held back this long at most, as for the holders of its mount.
+const LOOKUP_TIMEOUT_NS: BootNs = 5_000_000_000;
 /// Root directories that are looked up in that time; volumes below more are reported with what is known.
 const ROOTS_MAX: usize = 32;
 /// Unmounts that are held back at once; more are reported with what is known.

@@ -38,7 +38,8 @@ impl Default for Timing {
         Self {
             reconcile: Duration::from_secs(60),
             poll: Duration::from_secs(5),
-            timeout: Duration::from_secs(2),
+            // A busy machine is not one on which the runtime hangs.
+            timeout: Duration::from_secs(5),
             backoff_min: Duration::from_millis(100),
             // The containers are to be known again within 5 s of a restart of the runtime.
             backoff_max: Duration::from_secs(2),
