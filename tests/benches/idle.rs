@@ -31,7 +31,7 @@ fn main() -> io::Result<()> {
     let containers: Vec<Container<'_>> =
         (0..CONTAINERS).map(|_| Container::idle(&dockerd, &["--network", "none"])).collect();
     let pods: Vec<Pod> = containers.iter().map(|container| Pod::at(container.netns())).collect();
-    let daemon = launch().runtime(dockerd.runtime()).start();
+    let daemon = launch().joining(dockerd.runtime()).start();
     let known = || daemon.metrics().count("kevtmon_containers", &[("state", "running")]);
     eventually!(known() >= CONTAINERS as f64, "all containers are known");
 

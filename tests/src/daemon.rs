@@ -3,10 +3,11 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,11 +34,14 @@ pub fn program() -> PathBuf {
     path
 }
 
-/// A port of the loopback that is free now.
-#[must_use]
-pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("a listener has an address").port()
+/// An address of the loopback that is nobody else's: it has the id of this process, and the kernel gives such ports to no
+/// connection.
+fn own_address() -> SocketAddr {
+    const FIRST: u16 = 9200;
+    static NEXT: AtomicU16 = AtomicU16::new(FIRST);
+    // An id has 22 bits.
+    let [_, high, middle, low] = std::process::id().to_be_bytes();
+    SocketAddr::from(([127, 64 | high, middle, low], NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
 /// The part of the configuration that tells the root directory of a kubelet.
@@ -67,9 +71,10 @@ pub struct Launch {
     address: SocketAddr,
     stdout: Option<File>,
     read_later: bool,
+    joins: bool,
 }
 
-/// `kevtmon run` with files and a port of its own, no runtime, and JSON on standard output, unless changed.
+/// `kevtmon run` with files and an address of its own, no runtime, and JSON on standard output, unless changed.
 #[must_use]
 pub fn launch() -> Launch {
     Launch {
@@ -79,9 +84,10 @@ pub fn launch() -> Launch {
         arguments: Vec::new(),
         runtime: Some("none".to_owned()),
         output: "json",
-        address: SocketAddr::from(([127, 0, 0, 1], free_port())),
+        address: own_address(),
         stdout: None,
         read_later: false,
+        joins: false,
     }
 }
 
@@ -91,6 +97,13 @@ impl Launch {
     pub fn runtime(mut self, runtime: impl Into<String>) -> Self {
         self.runtime = Some(runtime.into());
         self
+    }
+
+    /// `--runtime`, of one that answers: [`Self::start`] waits until it is joined, however slow it is today.
+    #[must_use]
+    pub fn joining(mut self, runtime: impl Into<String>) -> Self {
+        self.joins = true;
+        self.runtime(runtime)
     }
 
     /// Another argument.
@@ -132,7 +145,7 @@ impl Launch {
         self
     }
 
-    /// Where to listen, instead of a free port.
+    /// Where to listen, instead of an address of its own.
     #[must_use]
     pub fn listen(mut self, address: SocketAddr) -> Self {
         self.address = address;
@@ -228,8 +241,12 @@ impl Launch {
     /// Starts it and waits until it is ready.
     #[must_use]
     pub fn start(self) -> Daemon {
+        let joins = self.joins;
         let mut daemon = self.spawn();
         daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+        if joins {
+            daemon.wait_for_source("docker");
+        }
         daemon
     }
 }

@@ -102,6 +102,27 @@ impl Event {
         self.kind() == "neighbor.deleted" && self.is_neighbor(netns, address)
     }
 
+    /// Whether the holders of its mount were looked for, as far as there was time until something was found.
+    #[must_use]
+    pub fn has_holders_told(&self) -> bool {
+        let is_cut = || {
+            let reasons = self.list("/holders_unreadable").iter().filter_map(|spot| spot["reason"].as_str());
+            reasons.into_iter().any(|reason| reason == "the time for one scan ran out")
+        };
+        match self.text("/holders_verdict") {
+            "skipped" => false,
+            "incomplete" => !is_cut(),
+            _ => true,
+        }
+    }
+
+    /// Its message, whether or not it completes an earlier one.
+    #[must_use]
+    pub fn sentence(&self) -> &str {
+        let message = self.text("/message");
+        message.strip_suffix(" (found later)").unwrap_or(message)
+    }
+
     /// Whether its severity is at least `warning`.
     #[must_use]
     pub fn alarms(&self) -> bool {

@@ -71,6 +71,19 @@ pub fn finish_with_input(command: &mut Command, input: &str) -> Finished {
     collect(child).succeeded(&name)
 }
 
+/// Copies a program, to be run at once. By another process: one that a parallel test starts meanwhile would inherit a
+/// descriptor to write it with, and a file that is written cannot be run.
+pub fn copy_program(from: &Path, to: &Path) {
+    let _ = attempt(&["cp".as_ref(), from.as_os_str(), to.as_os_str()]).succeeded("cp");
+}
+
+/// Writes a script, to be run at once; see [`copy_program`].
+pub fn write_script(path: &Path, text: &str) {
+    let mut command = Command::new("sh");
+    command.args(["-c", "cat >\"$1\" && chmod 755 \"$1\"", "sh"]).arg(path);
+    let _ = finish_with_input(&mut command, text);
+}
+
 /// A process that lives until it is dropped.
 #[derive(Debug)]
 pub struct Running {

@@ -2,7 +2,6 @@
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -16,7 +15,7 @@ use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::pod_sandbox::{PodSandbox, uuid};
 use kevtmon_tests::podman::Podman;
-use kevtmon_tests::process::{Finished, comm, finish, hold_by_cwd, run};
+use kevtmon_tests::process::{Finished, comm, finish, hold_by_cwd, run, write_script};
 use serde_json::Value;
 
 /// A cluster that nobody serves.
@@ -39,8 +38,7 @@ fn carry_out(command: &str, daemon: &Daemon) -> Finished {
             daemon.socket().display(),
             daemon.state().display()
         );
-        std::fs::write(&kevtmon, script).expect("a file can be written");
-        std::fs::set_permissions(&kevtmon, PermissionsExt::from_mode(0o755)).expect("a mode can be set");
+        write_script(&kevtmon, &script);
     }
     let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap_or_default());
     // No cluster is at hand.
@@ -142,7 +140,7 @@ fn behind_a_bridge_it_is_the_bridge_that_has_the_address_of_the_entry() {
     run(&format!("ip link set {bridge} address {lladdr}"));
     container.set_gateway(lladdr);
     let netns = container.netns().inum();
-    let mut daemon = launch().runtime(dockerd.runtime()).start();
+    let mut daemon = launch().joining(dockerd.runtime()).start();
     container.netns().run(&format!("ip neigh del {} dev eth0", container.gateway()));
     let id = opened(&mut daemon, "gateway-neighbor-lost", |event| event.is_in(netns));
     let open = incident(&daemon, &id);
@@ -220,7 +218,7 @@ fn a_container_that_holds_a_volume_lets_go_by_the_command_of_its_own_runtime() {
     let script = format!("[ -e /left ] || {{ touch /left; cd {inside}; }}; exec sleep 1000000");
     let container = Container::start(dockerd, &["-v", &bind], &["sh", "-c", &script]);
     eventually!(comm(container.pid()).as_deref() == Some("sleep"), "the container is in the volume");
-    let mut daemon = launch().runtime(dockerd.runtime()).config(&kubelet_roots(root.point())).start();
+    let mut daemon = launch().joining(dockerd.runtime()).config(&kubelet_roots(root.point())).start();
     volume.umount_refused();
     let path = volume.point().to_string_lossy().into_owned();
     let id = opened(&mut daemon, "volume-busy", |event| event.text("/mount/path") == path);
@@ -351,7 +349,7 @@ fn a_pod_is_deleted_only_while_it_has_no_older_sandbox() {
     let dockerd = Dockerd::shared();
     let name = pod_name();
     let sandbox = start_sandbox(dockerd, &name, &[], "exec sleep 1000000");
-    let mut daemon = launch().runtime(dockerd.runtime()).start();
+    let mut daemon = launch().joining(dockerd.runtime()).start();
     let pod = Pod::at(sandbox.netns());
     daemon.wait_for_gateway(pod.inum(), "169.254.1.1");
     pod.delete_gateway();
@@ -420,7 +418,7 @@ fn a_runtime_that_does_not_answer_is_not_asked_to_restart_a_container() {
 fn a_container_that_lost_its_gateway_is_restarted_by_its_own_runtime() {
     let dockerd = Dockerd::shared();
     let container = Container::start(dockerd, &["--network", "none"], &["sleep", "1000000"]);
-    let mut daemon = launch().runtime(dockerd.runtime()).start();
+    let mut daemon = launch().joining(dockerd.runtime()).start();
     let pod = Pod::at(container.netns());
     daemon.wait_for_gateway(pod.inum(), "169.254.1.1");
     pod.delete_gateway();
@@ -446,7 +444,7 @@ fn a_pod_that_holds_the_volume_of_another_is_to_be_deleted() {
     let script = format!("cd {inside}; exec sleep 1000000");
     let container = start_sandbox(dockerd, &name, &["-v", &bind], &script);
     eventually!(comm(container.pid()).as_deref() == Some("sleep"), "the container is in the volume");
-    let mut daemon = launch().runtime(dockerd.runtime()).config(&kubelet_roots(root.point())).start();
+    let mut daemon = launch().joining(dockerd.runtime()).config(&kubelet_roots(root.point())).start();
     let id = volume_busy(&mut daemon, &volume);
     let delete = format!("kubectl -n lijiaob delete pod {name}");
     let steps = advice(&incident(&daemon, &id), "restart");
@@ -470,7 +468,7 @@ fn a_container_of_podman_that_holds_a_volume_lets_go_by_podman() {
     let first = podman.pid(&container);
     eventually!(comm(first).as_deref() == Some("sleep"), "the container is in the volume");
     let runtime = format!("docker={}", podman.socket().display());
-    let mut daemon = launch().runtime(runtime).config(&kubelet_roots(root.point())).start();
+    let mut daemon = launch().joining(runtime).config(&kubelet_roots(root.point())).start();
     let id = volume_busy(&mut daemon, &volume);
     let open = incident(&daemon, &id);
     let restart = advice(&open, "restart").into_iter().find(|command| command.contains(&container));

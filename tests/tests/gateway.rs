@@ -184,6 +184,7 @@ fn a_namespace_in_which_nothing_lives_loses_nothing() {
     // It would have been confirmed by now.
     let witness = Pod::new();
     let _process = live_in(&witness);
+    daemon.wait_for_gateway(witness.inum(), GATEWAY);
     witness.delete_gateway();
     wait_for(&mut daemon, "incident.opened", witness.inum());
     assert_eq!(incidents(&daemon.events(), pod.inum()), [""; 0]);

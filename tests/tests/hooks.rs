@@ -6,6 +6,7 @@ use std::path::Path;
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
 
 fn ready(daemon: &mut Daemon) -> Event {
     daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready")
@@ -49,7 +50,11 @@ fn reading_the_kernels_types_leaves_little_memory_behind() {
     let daemon = launch().start();
     // Of its own file a debug build has many times the pages of the program that is shipped. The types take more than
     // 5 MiB alone, however they are read.
-    let (anonymous, others) = resident(&daemon);
-    assert!(anonymous > 0 && anonymous < 5 * 1024, "{anonymous} KiB");
-    assert!(others > 0 && others < 8 * 1024, "{others} KiB");
+    let is_little = |(anonymous, others): (u64, u64)| {
+        assert!(anonymous > 0 && others > 0, "{anonymous} and {others} KiB");
+        anonymous < 5 * 1024 && others < 8 * 1024
+    };
+    // What others on this machine let it see takes memory for a while.
+    let told = || format!("{:?} KiB are little", resident(&daemon));
+    eventually!(is_little(resident(&daemon)), "{}", told());
 }

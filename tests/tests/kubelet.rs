@@ -29,7 +29,7 @@ const FORGE: &str = "mount -t tmpfs none /var/lib && mkdir -p \"$1\" && mount -t
 /// The event of a refused unmount of this path, given as `umount` was.
 fn busy(daemon: &mut Daemon, path: &Path) -> Event {
     let path = path.to_string_lossy();
-    daemon.wait_for(&format!("mount.busy of {path}"), |event| {
+    daemon.wait_for_holders(&format!("mount.busy of {path}"), |event| {
         event.kind() == "mount.busy" && event.text("/mount/path") == path
     })
 }
@@ -120,7 +120,7 @@ fn only_root_of_the_node_with_the_fuse_device_serves_the_volume_that_its_argumen
             "it has stopped"
         );
         let umount = held.umount_refused();
-        let event = daemon.wait_for("mount.busy", |event| {
+        let event = daemon.wait_for_holders("mount.busy", |event| {
             event.kind() == "mount.busy" && event.number("/actor/pid") == Some(umount.pid.into())
         });
         let found = event.list("/holders").iter().find(|holder| holder["pid"] == server.pid());
@@ -283,7 +283,7 @@ fn a_path_in_the_namespaces_of_an_unprivileged_user_means_no_pod() {
 fn a_path_in_a_container_is_the_containers() {
     let dockerd = Dockerd::shared();
     let path = format!("/var/lib/kubelet/pods/{}/volumes/kubernetes.io~secret/token", uuid());
-    let mut daemon = launch().runtime(dockerd.runtime()).start();
+    let mut daemon = launch().joining(dockerd.runtime()).start();
     let script = format!(
         "cd /bin && for name in mkdir mount umount; do busybox ln -s busybox $name; done; cd /; \
          mkdir -p /var/lib && {FORGE}"

@@ -14,7 +14,7 @@ use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
-use kevtmon_tests::process::{Running, comm, hold_by_cwd, hold_by_fd, idle, run};
+use kevtmon_tests::process::{Running, comm, copy_program, hold_by_cwd, hold_by_fd, idle, run};
 use serde_json::Value;
 
 fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
@@ -22,7 +22,11 @@ fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
 }
 
 fn wait_for(daemon: &mut Daemon, kind: &str, path: &Path) -> Event {
-    daemon.wait_for(&format!("{kind} of {}", path.display()), |event| is_about(event, kind, path))
+    let what = format!("{kind} of {}", path.display());
+    match kind {
+        "mount.busy" => daemon.wait_for_holders(&what, |event| is_about(event, kind, path)),
+        _ => daemon.wait_for(&what, |event| is_about(event, kind, path)),
+    }
 }
 
 fn holder(event: &Event, pid: u32, access: &str) -> Value {
@@ -95,7 +99,7 @@ fn an_open_file_holds_a_mount() {
 fn a_program_that_runs_from_a_mount_holds_it() {
     let mount = Mount::new();
     let program = mount.point().join("busybox");
-    std::fs::copy(kevtmon_tests::image::find("busybox"), &program).expect("busybox can be copied");
+    copy_program(&kevtmon_tests::image::find("busybox"), &program);
     let mut daemon = launch().start();
     let culprit = Running::spawn(Command::new(&program).args(["sleep", "1000000"]));
     mount.umount_refused();
@@ -107,7 +111,7 @@ fn a_program_that_runs_from_a_mount_holds_it() {
 fn a_root_directory_in_a_mount_holds_it() {
     let mount = Mount::new();
     let program = mount.point().join("busybox");
-    std::fs::copy(kevtmon_tests::image::find("busybox"), &program).expect("busybox can be copied");
+    copy_program(&kevtmon_tests::image::find("busybox"), &program);
     let mut daemon = launch().start();
     let mut command = Command::new("chroot");
     let culprit = Running::spawn(command.arg(mount.point()).args(["/busybox", "sleep", "1000000"]));
@@ -141,7 +145,7 @@ fn a_process_in_a_container_is_found_with_its_container() {
     let container =
         Container::start(dockerd, &["-v", &bind], &["sh", "-c", "cd /data/volume; exec sleep 1000000"]);
     eventually!(comm(container.pid()).as_deref() == Some("sleep"), "the container is in the volume");
-    let mut daemon = launch().runtime(dockerd.runtime()).start();
+    let mut daemon = launch().joining(dockerd.runtime()).start();
     volume.umount_refused();
 
     let event = wait_for(&mut daemon, "mount.busy", volume.point());
@@ -163,6 +167,7 @@ fn repeated_refusals_are_reported_at_each_doubling() {
     }
     let events = daemon.mount_fence();
     let emitted = events.iter().filter(|event| is_about(event, "mount.busy", mount.point()));
+    let emitted = emitted.filter(|event| !event.has("/completes"));
     let attempts = emitted.filter_map(|event| event.number("/mount/attempts")).collect::<Vec<_>>();
     assert_eq!(attempts, [1, 2, 4, 8]);
     drop(culprit);

@@ -92,7 +92,7 @@ fn labels_of_an_image_are_a_claim_and_never_a_label_of_a_metric() {
     let dockerd = Dockerd::shared();
     let labels = Labels::new("POD");
     let container = labels.start(dockerd, &[]);
-    let mut daemon = launch().runtime(dockerd.runtime()).start();
+    let mut daemon = launch().joining(dockerd.runtime()).start();
     let (event, _pod) = lose_gateway(&mut daemon, &container);
     expect_claimed(&event, &labels);
     let second = labels.start(dockerd, &[]);
@@ -125,7 +125,7 @@ fn a_claim_does_not_stand_in_for_the_pod_that_has_the_name() {
     let group = dockerd.pod_cgroup(&labels.uid);
     let real = labels.start(dockerd, &["--cgroup-parent", &group]);
     let forged = labels.start(dockerd, &[]);
-    let mut daemon = launch().runtime(dockerd.runtime()).start();
+    let mut daemon = launch().joining(dockerd.runtime()).start();
     let (event, real_pod) = lose_gateway(&mut daemon, &real);
     expect_confirmed(&event, &labels);
     event.expect("/target/pod/sandbox_id", real.id());
@@ -151,7 +151,7 @@ fn a_checkpoint_of_its_sandbox_confirms_a_container() {
     let text =
         format!(r#"{{"version":"v1","name":"{}","namespace":"{NAMESPACE}","data":{{}}}}"#, labels.name);
     let _checkpoint = file_of_root(&path, &format!("echo '{text}' >"));
-    let mut daemon = launch().runtime(dockerd.runtime()).start();
+    let mut daemon = launch().joining(dockerd.runtime()).start();
     expect_confirmed(&lose_gateway(&mut daemon, &container).0, &labels);
 }
 
@@ -163,7 +163,7 @@ fn the_kubelets_link_to_its_log_confirms_a_container() {
     let path = format!("/var/log/pods/{NAMESPACE}_{}_{}/etcd/0.log", labels.name, labels.uid);
     let log = format!("/var/lib/docker/containers/{0}/{0}-json.log", container.id());
     let _link = file_of_root(&path, &format!("ln -s '{log}'"));
-    let mut daemon = launch().runtime(dockerd.runtime()).start();
+    let mut daemon = launch().joining(dockerd.runtime()).start();
     expect_confirmed(&lose_gateway(&mut daemon, &container).0, &labels);
 }
 
@@ -171,7 +171,7 @@ fn the_kubelets_link_to_its_log_confirms_a_container() {
 fn a_container_that_starts_is_confirmed_at_once() {
     let dockerd = Dockerd::shared();
     let labels = Labels::new("POD");
-    let mut daemon = launch().runtime(dockerd.runtime()).start();
+    let mut daemon = launch().joining(dockerd.runtime()).start();
     let container = labels.start(dockerd, &["--cgroup-parent", &dockerd.pod_cgroup(&labels.uid)]);
     let started = daemon.wait_for("container.started", |event| {
         event.kind() == "container.started" && event.text("/target/container/id") == container.id()

@@ -292,6 +292,7 @@ fn a_recording_of_containers_replays_too() {
     let dockerd = Dockerd::shared();
     let early = Container::idle(dockerd, &[]);
     let mut recorded = RecordedDaemon::start(launch().runtime(dockerd.runtime()));
+    recorded.daemon.wait_for_source("docker");
     early.set_gateway("02:00:00:00:00:01");
     let late = Container::idle(dockerd, &[]);
     recorded.wait_for(late.id());
@@ -327,6 +328,7 @@ fn secrets_of_the_node_are_in_no_recording() {
     );
     let pod = Pod::new();
     let mut recorded = RecordedDaemon::start(launch().runtime(dockerd.runtime()));
+    recorded.daemon.wait_for_source("docker");
 
     // A holder with secrets in its arguments and environment.
     let mount = Mount::new();

@@ -52,7 +52,7 @@ fn a_refusal_names_who_was_refused_and_different_callers_are_different_lines() {
     let path = mount.point().to_string_lossy().into_owned();
     for caller in callers {
         for attempt in [1, 2] {
-            let busy = daemon.wait_for("a refused unmount", |event| {
+            let busy = daemon.wait_for_holders("a refused unmount", |event| {
                 event.kind() == "mount.busy"
                     && event.text("/mount/path") == path
                     && event.number("/actor/ancestors/0/pid") == Some(caller.into())
@@ -64,7 +64,7 @@ fn a_refusal_names_who_was_refused_and_different_callers_are_different_lines() {
                 ", by means of umount, refused: held by sleep (pid {}) as its current directory",
                 holder.pid()
             );
-            assert!(busy.text("/message").ends_with(&holder), "{holder}: {busy}");
+            assert!(busy.sentence().ends_with(&holder), "{holder}: {busy}");
         }
     }
     let story = daemon.find(&["why", &path]).remove(0);

@@ -18,6 +18,12 @@ impl Daemon {
         wait_until(&format!("{address} is a gateway in {netns}"), is_there);
     }
 
+    /// Waits until a source is up.
+    pub fn wait_for_source(&self, source: &str) {
+        let is_up = || (self.metrics().sum("kevtmon_source_up", &[("source", source)])? > 0.0).then_some(());
+        wait_until(&format!("{source} is up"), is_up);
+    }
+
     /// Waits until the model has a namespace.
     pub fn wait_for_netns(&self, netns: u64) {
         wait_until(&format!("{netns} is known"), || self.model_of(netns));
@@ -33,6 +39,19 @@ impl Daemon {
     pub fn wait_for_incident(&mut self, container: &str) -> Event {
         self.wait_for(&format!("incident.opened of {container}"), |event| {
             event.kind() == "incident.opened" && event.text("/target/container/id") == container
+        })
+    }
+
+    /// Waits for the event of a refused unmount, with the last word on who holds the mount: where nothing was found in
+    /// time, that of the event which completes it.
+    pub fn wait_for_holders(&mut self, what: &str, fits: impl Fn(&Event) -> bool) -> Event {
+        let first = self.wait_for(what, fits);
+        if first.has_holders_told() {
+            return first;
+        }
+        let seq = first.number("/seq");
+        self.wait_for(&format!("the holders in {what}, found later"), |event| {
+            event.has("/completes") && event.number("/completes") == seq && event.has_holders_told()
         })
     }
 
