@@ -29,6 +29,9 @@ struct Gist {
     holders: Vec<(u32, Access)>,
     complete: bool,
     verdict: Verdict,
+    /// Whether more was to follow.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    goes_on: bool,
 }
 
 impl Gist {
@@ -36,7 +39,7 @@ impl Gist {
         let mut holders: Vec<(u32, Access)> =
             report.holders.iter().map(|holder| (holder.tgid, holder.access)).collect();
         holders.sort_unstable();
-        Self { holders, complete: report.complete, verdict: report.verdict }
+        Self { holders, complete: report.complete, verdict: report.verdict, goes_on: report.goes_on }
     }
 }
 

@@ -55,6 +55,24 @@ fn what_a_scan_finds_when_it_goes_on_completes_its_event() {
 }
 
 #[test]
+fn that_a_scan_has_ended_is_told_though_it_found_no_more() {
+    let mut core = settled();
+    // Somebody may not be read, however long it takes.
+    let incomplete = |goes_on| {
+        let Fact::Holders(found) = report(1) else { unreachable!() };
+        Fact::Holders(Box::new(HolderReport { complete: false, goes_on, ..*found }))
+    };
+    core.observe(at(10, attempt(Some(16))));
+    core.observe(at(11, incomplete(true)));
+    let first = take(&mut core).0.remove(0);
+    core.observe(at(20 * MS, incomplete(true)));
+    assert_eq!(take(&mut core), (Vec::new(), Vec::new()), "nothing new");
+    core.observe(at(30 * MS, incomplete(false)));
+    let event = one(&mut core);
+    assert_eq!((event.completes, event.holders_complete), (Some(first.seq), Some(false)));
+}
+
+#[test]
 fn a_scan_that_comes_after_its_event_completes_it() {
     let mut core = settled();
     core.observe(at(10, attempt(Some(16))));
