@@ -104,9 +104,13 @@ impl Apart {
         self.netns.path().set_neighbor("eth0", router, "02:00:00:00:00:0f", NeighbourState::Permanent);
     }
 
-    /// Gives it another gateway, then deletes both entries; what is said about the former and the present one.
-    fn change_and_delete(&self, daemon: &mut Daemon) -> (Event, Event) {
+    /// Gives it another gateway.
+    fn change(&self) {
         self.netns.path().run(&format!("ip route replace default via {}", Self::PRESENT));
+    }
+
+    /// Deletes both entries; what is said about the former and the present one.
+    fn delete(&self, daemon: &mut Daemon) -> (Event, Event) {
         let inum = self.netns.path().inum();
         let mut delete = |router: &str| {
             let ip = self.netns.path().run(&format!("ip neigh del {router} dev eth0"));
@@ -120,10 +124,13 @@ impl Apart {
 fn a_gateway_that_changed_in_a_network_without_a_link_to_the_host_is_known() {
     let apart = Apart::new();
     let mut daemon = launch().start();
-    let (former, present) = apart.change_and_delete(&mut daemon);
+    let inum = apart.netns.path().inum();
+    apart.change();
+    // A message is not read before what happens next.
+    daemon.wait_for_gateway(inum, Apart::PRESENT);
+    let (former, present) = apart.delete(&mut daemon);
     former.expect("/neighbor/gateway", false);
     present.expect("/neighbor/gateway", true);
-    let inum = apart.netns.path().inum();
     let opened = wait_for(&mut daemon, "incident.opened", inum);
     opened.expect("/neighbor/address", Apart::PRESENT);
     opened.expect_actor(present.number("/actor/pid").and_then(|pid| pid.try_into().ok()).unwrap_or(0), "ip");
@@ -137,7 +144,8 @@ fn a_gateway_that_changed_where_no_messages_come_from_is_not_guessed() {
     // Without this capability a process hears of no other namespace.
     let drop = ["setpriv", "--bounding-set", "-net_broadcast", "--inh-caps", "-net_broadcast"];
     let mut daemon = launch().through(&drop).start();
-    let (former, present) = apart.change_and_delete(&mut daemon);
+    apart.change();
+    let (former, present) = apart.delete(&mut daemon);
     former.expect_none("/neighbor/gateway");
     present.expect("/neighbor/gateway", true);
 }

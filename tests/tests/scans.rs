@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
@@ -25,6 +26,19 @@ fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
 
 fn wait_for(daemon: &mut Daemon, kind: &str, path: &Path) -> Event {
     daemon.wait_for(&format!("{kind} of {}", path.display()), |event| is_about(event, kind, path))
+}
+
+fn wait_for_holders(daemon: &mut Daemon, mount: &Mount) -> Event {
+    let path = mount.point();
+    daemon.wait_for_holders(&format!("mount.busy of {}", path.display()), |event| {
+        is_about(event, "mount.busy", path)
+    })
+}
+
+/// What makes one scan slow makes them all: each test spoils those of its own daemon.
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn holds(event: &Event, pid: u32) -> bool {
@@ -52,6 +66,7 @@ fn stranger(scratch: &Scratch) -> Running {
 
 #[test]
 fn unmounts_of_a_stranger_without_end_delay_no_scan_of_a_volume() {
+    let _alone = one_at_a_time();
     let mount = Mount::volume();
     let scratch = Scratch::new();
     std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o777)).expect("a mode can be set");
@@ -93,6 +108,7 @@ fn crowd(descriptors: u64) -> Vec<Running> {
 
 #[test]
 fn descriptors_without_end_hide_no_holder_and_are_looked_at_in_the_end() {
+    let _alone = one_at_a_time();
     let mut daemon = launch().start();
     let is_cut = |event: &Event| event.to_string().contains("the time for one scan ran out");
     let mut crowds = Vec::new();
@@ -102,12 +118,12 @@ fn descriptors_without_end_hide_no_holder_and_are_looked_at_in_the_end() {
             let mount = Mount::new();
             let culprit = hold_by_fd(&mount.file());
             mount.umount_refused();
-            let first = wait_for(&mut daemon, "mount.busy", mount.point());
+            let first = wait_for_holders(&mut daemon, &mount);
             assert!(holds(&first, culprit.pid()), "{first}");
             is_cut(&first).then_some((mount, culprit, first))
         })
         .expect("one scan has not the time for all descriptors");
-    let seq = first.number("/seq");
+    let seq = first.number("/completes").or_else(|| first.number("/seq"));
     let later = daemon.wait_for("the rest of the scan", |event| {
         let is_later = is_about(event, "mount.busy", mount.point()) && event.number("/completes") == seq;
         is_later && !is_cut(event)
@@ -117,6 +133,7 @@ fn descriptors_without_end_hide_no_holder_and_are_looked_at_in_the_end() {
 
 #[test]
 fn whoever_holds_a_mount_is_found_though_others_take_all_processors() {
+    let _alone = one_at_a_time();
     let mut daemon = launch().start();
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let _load: Vec<Running> = (0..4 * processors).map(|_| busy_loop()).collect();
