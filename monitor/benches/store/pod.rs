@@ -115,6 +115,7 @@ impl Instance {
                 name: "data".to_owned(),
             }),
             child_mounts: Vec::new(),
+            unserved: false,
         }));
         let holder = |number: u32| MountHolder {
             pid: self.main.pid.unwrap_or_default() + number,

@@ -12,7 +12,9 @@ use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE};
 use crate::escape::name;
-use crate::event::wording::{holders_phrase, owner_phrase, pod_label, repeated_actor_phrase, users};
+use crate::event::wording::{
+    copies_phrase, holders_phrase, owner_phrase, pod_label, repeated_actor_phrase, users,
+};
 use crate::event::{CloseReason, Event, Kind, Mount, MountHolder, Severity, Volume};
 use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
 use crate::observation::{BootNs, MountIdentity, Verdict};
@@ -218,14 +220,16 @@ impl VolumeBusy {
         if !busy.mounts.is_empty() {
             return;
         }
+        let summary = std::mem::take(&mut busy.summary);
         self.forget(&subject);
-        match event.filter(|_| end.reason == CloseReason::Detached) {
-            Some(event) => {
-                let objects = IncidentObjects::of(event);
-                findings.close_with(subject, end.reason, Some(event.seq), event.message.clone(), objects);
-            }
-            None => findings.close(subject, end.reason, event.map(|event| event.seq)),
-        }
+        let Some(event) = event else { return findings.close(subject, end.reason, None) };
+        let copies = copies_phrase(event.holders.as_deref().unwrap_or_default());
+        let summary = match (end.reason, copies) {
+            (CloseReason::Detached, _) => event.message.clone(),
+            (_, Some(copies)) => format!("{summary}; its file system stayed mounted in {copies}"),
+            (_, None) => return findings.close(subject, end.reason, Some(event.seq)),
+        };
+        findings.close_with(subject, end.reason, Some(event.seq), summary, IncidentObjects::of(event));
     }
 
     /// Something was unmounted at the place of a busy mount, and whether it was that mount is not known.
@@ -420,8 +424,9 @@ fn summary(event: &Event, mount: &Mount, volume: &Volume, known: Option<&Known>)
     let now = held(event.holders.as_deref().unwrap_or_default(), verdict);
     let before = known
         .map_or_else(String::new, |known| format!("; as last seen, {}", held(&known.holders, known.verdict)));
+    let unserved = mount.unserved_phrase();
     let (volume, plugin) = (name(&volume.name), name(&volume.plugin));
-    format!("volume {volume} ({plugin}){pod} cannot be unmounted{caller}: {now}{before}")
+    format!("volume {volume} ({plugin}){pod} cannot be unmounted{caller}: {now}{before}{unserved}")
 }
 
 #[cfg(test)]

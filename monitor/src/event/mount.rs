@@ -43,6 +43,21 @@ pub struct Mount {
     /// Mount points of file systems mounted below it.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub child_mounts: Vec<String>,
+    /// No process was found that serves this FUSE file system: whoever uses it gets `ENOTCONN`. Absent where one was found, and where
+    /// that is not known.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub unserved: bool,
+}
+
+impl Mount {
+    /// What else a sentence about its holders says: that its server is gone.
+    pub(crate) fn unserved_phrase(&self) -> &'static str {
+        if self.unserved {
+            "; no process was found to serve it, its file server likely gone (ENOTCONN)"
+        } else {
+            ""
+        }
+    }
 }
 
 /// A kubelet pod volume, read from its path.

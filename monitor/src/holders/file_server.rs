@@ -2,7 +2,11 @@
 //! kernels show which one. Elsewhere its mount point is among the arguments of the server, which are anybody's to choose:
 //! they are believed only of root of the node, if a FUSE file system is mounted there, and not for certain.
 
-use crate::sources::procfs::dir::{Buffer, Dir, NumberName};
+use std::io;
+
+use super::Deadline;
+use crate::sources::procfs::Proc;
+use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone};
 use crate::sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
 use crate::sources::procfs::root::is_root_of_node;
 
@@ -44,21 +48,46 @@ fn named<'c>(cmdline: &'c str, table: &MountTable) -> Option<&'c str> {
     paths.filter(is_served).last()
 }
 
-/// The connections that a process has open, as far as the kernel shows them (`fuse_connection` in fdinfo); `None` without
-/// the device.
+/// The connections that a process has open, as far as the kernel shows them; `None` without the device.
 fn connections(process: &Dir, links: &mut Buffer) -> Option<Vec<u32>> {
-    let (list, info) = (process.at(c"fd").ok()?, process.at(c"fdinfo").ok()?);
+    let open = devices(process, links).ok().filter(|open| !open.is_empty())?;
+    Some(open.into_iter().flatten().collect())
+}
+
+/// Each descriptor of the device that a process has, with its connection where the kernel shows it (`fuse_connection` in
+/// fdinfo).
+fn devices(process: &Dir, links: &mut Buffer) -> io::Result<Vec<Option<u32>>> {
+    let (list, info) = (process.at(c"fd")?, process.at(c"fdinfo")?);
     let (mut numbers, mut text) = (Vec::new(), Vec::new());
-    list.numbers(links, &mut numbers).ok()?;
-    let mut found = None;
+    list.numbers(links, &mut numbers)?;
+    let mut found = Vec::new();
     for fd in numbers {
         let name = NumberName::new(fd);
         if list.link(name.as_c_str(), links).is_ok_and(|link| link == DEVICE) {
             let shown = info.text(name.as_c_str(), &mut text).ok();
-            found.get_or_insert_with(Vec::new).extend(shown.and_then(|shown| connection(&shown)));
+            found.push(shown.and_then(|shown| connection(&shown)));
         }
     }
-    found
+    Ok(found)
+}
+
+/// Whether no process has the connection of a FUSE file system open: its server is gone, and every access to it fails
+/// (`ENOTCONN`). False where that is not known: who hangs his readers or may not be read may be it, and older kernels do
+/// not show whose a connection is. Only the first process keeps its files to itself on many nodes; it serves none.
+pub(super) fn is_unserved(proc: &Proc, mount: &Mount, deadline: &Deadline) -> bool {
+    let mut links = Buffer::default();
+    for tgid in proc.pids().unwrap_or_else(|_| vec![0]) {
+        if deadline.is_over() || proc.is_aside(tgid) {
+            return false;
+        }
+        let open = proc.dir(tgid).and_then(|process| devices(&process, &mut links));
+        match open {
+            Ok(open) if open.iter().all(|shown| shown.is_some_and(|number| !is_of(number, mount))) => {}
+            Err(error) if tgid == 1 || is_gone(&error) => {}
+            _ => return false,
+        }
+    }
+    true
 }
 
 fn connection(fdinfo: &str) -> Option<u32> {

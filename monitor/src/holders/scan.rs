@@ -12,11 +12,11 @@ use super::pins::{Extent, Pin, Rest, Visit, Visitor, describe};
 use super::progress::{Progress, Stage};
 use super::propagation::{self, MountCopy, NamespaceMounts};
 use super::searched::{ScanTargets, SearchedMount};
-use super::{Deadline, MAX_LISTED, PresenceRequest, ScanRequest, own_tgid, presence};
+use super::{Deadline, MAX_LISTED, PresenceRequest, ScanRequest, file_server, own_tgid, presence};
 use crate::observation::{Access, Holder, HolderReport, MountPresence, NsInum, Verdict};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Dir, is_gone};
-use crate::sources::procfs::mountinfo::Mount;
+use crate::sources::procfs::mountinfo::{Mount, is_fuse};
 use crate::sources::procfs::readers;
 
 /// The list of processes is never longer than this takes; a reader would be ended soon after.
@@ -164,6 +164,9 @@ impl<'p> Scan<'p> {
             is_done = self.stages(request, index, &views, target, &copies);
         }
         let is_done = is_done && has_all;
+        if is_done && is_fuse(&target.fstype) {
+            self.report.unserved = file_server::is_unserved(self.proc, target, &self.deadline);
+        }
         Outcome {
             verdict: self.verdict(is_done, request.tgid),
             namespaces: self.namespaces(request.mntns, &copies, index),

@@ -66,7 +66,7 @@ pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Dead
             }
         }
     }
-    report.blind_spot(None, "who did not hold it before it was detached was not looked at");
+    report.blind_spot(None, "who did not hold it before it was unmounted was not looked at");
     let in_it = |holder: &Holder| !matches!(holder.access, Access::Mount | Access::ChildMount);
     report.verdict = match &report.holders[..] {
         [] => Verdict::Incomplete,

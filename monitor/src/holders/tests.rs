@@ -285,6 +285,19 @@ fn a_file_server_that_never_answers_does_not_hold_up_the_scan() {
 }
 
 #[test]
+fn a_file_server_that_is_gone_is_told_from_one_that_does_not_answer() {
+    let mut sandbox = MountSandbox::new();
+    let (target, server) = sandbox.mount_hung_fuse("volume");
+    let holder = Child::spawn(vec![Step::Open(c_path(&target), libc::O_PATH)]);
+    let report = scan_path(&target);
+    assert!(!report.unserved, "it is there: {report:?}");
+    drop(server);
+    let report = scan_path(&target);
+    assert_eq!(held(&report), [(holder.tgid(), Access::Fd)]);
+    assert!(report.unserved, "{report:?}");
+}
+
+#[test]
 fn without_time_the_report_says_so() {
     let mut sandbox = MountSandbox::new();
     let target = sandbox.mount("vol");

@@ -336,6 +336,9 @@ pub struct HolderReport {
     /// Why the report may miss a holder.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub blind_spots: Vec<BlindSpot>,
+    /// Whether no process was found that serves it, a FUSE file system; false also where that is not known.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unserved: bool,
     /// Whether every process that could pin it was read within the time budget.
     pub complete: bool,
     /// The conclusion.
@@ -391,6 +394,7 @@ impl HolderReport {
             verdict: Verdict::Skipped,
             elapsed_ns: 0,
             goes_on: false,
+            unserved: false,
         }
     }
 }

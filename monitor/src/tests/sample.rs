@@ -169,6 +169,7 @@ pub(crate) fn busy() -> Event {
                 name: "data".into(),
             }),
             child_mounts: Vec::new(),
+            unserved: false,
         })),
         holders: Some(vec![
             MountHolder {

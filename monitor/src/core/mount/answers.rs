@@ -4,7 +4,7 @@ use super::{Answer, QueuedUmount, Scan};
 use crate::core::Core;
 use crate::diagnose::ModelChange;
 use crate::node::mounts::BusyId;
-use crate::observation::{BootNs, HolderReport, MountPresence, Request, Verdict};
+use crate::observation::{Access, BootNs, Holder, HolderReport, MountPresence, Request, Verdict};
 
 impl Core {
     pub(in crate::core) fn holders(&mut self, at: BootNs, report: HolderReport) {
@@ -108,11 +108,14 @@ impl Core {
         }
         self.take_up(&umount);
         let scan = self.holder_scans.newest.get(&umount.mount).filter(|scan| !scan.report.holders.is_empty());
-        let Some(scan) = scan.filter(|_| umount.is_lazy()) else {
+        // A copy keeps the file system alive, and its server or its device, also where the mount itself is gone for good.
+        let is_wanted = |holder: &&Holder| umount.is_lazy() || holder.access == Access::Mount;
+        let wanted = scan.filter(|scan| scan.report.holders.iter().any(|holder| is_wanted(&holder)));
+        let Some(scan) = wanted else {
             return self.end(&umount, None);
         };
         if let Some(mount) = scan.report.mount.clone() {
-            let holders = scan.report.holders.clone();
+            let holders = scan.report.holders.iter().filter(is_wanted).cloned().collect();
             let awaits = self.awaited(at, Answer::StillHeld);
             let share = self.share(&umount);
             self.request(Request::StillHeld { id: awaits.id, mount: Box::new(mount), holders, share });

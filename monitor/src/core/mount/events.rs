@@ -66,12 +66,14 @@ impl Core {
         if actor.confidence != Confidence::Certain {
             subject = format!("what is likely {subject}");
         }
+        let unserved = mount.unserved_phrase();
         let by = actor_phrase(&actor);
         // Set off by commas, if it has some itself.
         let comma = if by.contains(", ") { "," } else { "" };
         let holders_phrase = holders_phrase(&holders, verdict);
         let later = if earlier.is_some() { " (found later)" } else { "" };
-        let message = format!("umount of {subject} by {by}{comma} refused: {holders_phrase}{later}");
+        let message =
+            format!("umount of {subject} by {by}{comma} refused: {holders_phrase}{unserved}{later}");
         let event = Event {
             actor: Some(Box::new(actor)),
             target: target.map(Box::new),
@@ -127,7 +129,8 @@ impl Core {
             mount: Some(Box::new(mount)),
             ..self.event(umount.at, kind, severity, String::new())
         };
-        if umount.is_lazy() {
+        let has_copy = |report: &HolderReport| !report.holders.is_empty();
+        if umount.is_lazy() || still_held.as_ref().is_some_and(has_copy) {
             let (complete, verdict) = match &still_held {
                 Some(report) => (report.complete, report.verdict),
                 None => (false, Verdict::Skipped),
@@ -138,7 +141,10 @@ impl Core {
                 holders.into_iter().map(|holder| self.mount_holder(umount.at, holder)).collect();
             message.push_str(&match (users(&holders).next(), copies_phrase(&holders)) {
                 (Some(_), _) => format!(", and is still {}", holders_phrase(&holders, verdict)),
-                (None, Some(copies)) => format!(", and its file system is still mounted in {copies}"),
+                (None, Some(copies)) => {
+                    event.severity = Severity::Notice;
+                    format!(", and its file system is still mounted in {copies}")
+                }
                 (None, None) => "; who uses it on is not known".to_owned(),
             });
             event.holders = Some(holders);
@@ -206,6 +212,7 @@ impl Core {
             attempts,
             volume: self.kubelets.volume(umount.at, key.mntns, path),
             child_mounts: report.map_or_else(Vec::new, |report| report.child_mounts.clone()),
+            unserved: report.is_some_and(|report| report.unserved) && attempt.errno.is_some(),
         }
     }
 }

@@ -120,6 +120,49 @@ fn a_mount_that_is_detached_is_not_resolved_and_names_who_holds_it_still() {
 }
 
 #[test]
+fn a_mount_that_is_gone_is_resolved_and_who_has_a_copy_of_it_is_named() {
+    let mut node = terminating();
+    node.scan = |id, path| {
+        let mut report = holders(id, path);
+        let user = report.holders[0].clone();
+        let mount = Holder { access: Access::Mount, fd: None, path: Some("/data".into()), ..user.clone() };
+        report.holders.push(Holder { tgid: 977, comm: "tail".into(), serves: None, ..mount });
+        report
+    };
+    node.observe(umount(Some(16)));
+    node.mounted = false;
+    node.observe(umount(None));
+    let event = node.last_incident();
+    assert_eq!(event.incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
+    assert!(
+        event.message.ends_with(
+            "it was held by glusterfs (pid 94549) with an open file, which served a volume of pod \
+             cam/web-fddf96444-stxpf; its file system stayed mounted in the mount namespace of tail (pid 977)"
+        ),
+        "{}",
+        event.message
+    );
+    let released = node.events.iter().find(|event| event.kind == Kind::MountReleased).unwrap();
+    assert_eq!(released.severity, Severity::Notice);
+    let copy = "after one refused attempt, and its file system is still mounted in the mount namespace of tail (pid 977)";
+    assert!(released.message.ends_with(copy), "{}", released.message);
+    let pids = |event: &Event| event.holders.iter().flatten().map(|holder| holder.pid).collect::<Vec<_>>();
+    assert_eq!((pids(released), pids(event)), (vec![977], vec![977]), "who held it let go");
+}
+
+#[test]
+fn a_file_server_that_is_gone_is_told_of_the_volume() {
+    let mut node = terminating();
+    node.scan = |id, path| HolderReport { unserved: true, ..holders(id, path) };
+    node.observe(umount(Some(16)));
+    let gone = "; no process was found to serve it, its file server likely gone (ENOTCONN)";
+    let opened = node.last_incident().clone();
+    assert!(opened.message.ends_with(gone) && opened.mount.unwrap().unserved, "{}", opened.message);
+    let busy = node.events.iter().find(|event| event.kind == Kind::MountBusy).unwrap();
+    assert!(busy.message.ends_with(gone), "{}", busy.message);
+}
+
+#[test]
 fn a_cover_that_is_unmounted_closes_nothing() {
     for cover in [umount(None), lazily()] {
         let mut node = busy();

@@ -93,8 +93,8 @@ fn extremes() -> Event {
     link.master = Some(3);
     link.peer = Some(LinkPeer { ifindex: 9, netns: Some(1), ifname: Some("cali0".into()) });
     let busy = sample::busy();
-    event.mount = busy.mount;
-    event.mount.as_mut().unwrap().child_mounts = vec!["/mnt/x/y".into()];
+    let mount = event.mount.insert(busy.mount.unwrap());
+    (mount.child_mounts, mount.unserved) = (vec!["/mnt/x/y".into()], true);
     event.holders = busy.holders;
     for holder in event.holders.iter_mut().flatten() {
         (holder.cmdline, holder.exe) = (Some("etcd".into()), Some("/etcd".into()));
@@ -104,7 +104,7 @@ fn extremes() -> Event {
         holder.serves =
             Some(Serves { mountpoint: "/x".into(), pod: pod.clone(), confidence: Some(Confidence::Certain) });
     }
-    event.mount.as_mut().unwrap().identity.as_mut().unwrap().unique = Some(2_147_484_010);
+    mount.identity.as_mut().unwrap().unique = Some(2_147_484_010);
     event.holders_age_ms = busy.holders_age_ms;
     (event.holders_complete, event.holders_verdict) = (busy.holders_complete, busy.holders_verdict);
     event.holders_unreadable = busy.holders_unreadable;
