@@ -167,6 +167,13 @@ pub enum Fact {
         /// Why: `overrun`, `decode`, `interrupted`, …
         reason: String,
     },
+    /// What a source was sent was no such answer or message, and was left out.
+    Malformed {
+        /// Which source.
+        source: String,
+        /// How many answers, messages or entries of a list.
+        count: u64,
+    },
     /// A source lost records.
     Lost(Loss),
     /// The kernel programs counted what was over a budget.

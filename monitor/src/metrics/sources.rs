@@ -14,6 +14,7 @@ pub(super) struct SourceMetrics {
     hooks: IntGaugeVec,
     pub(super) lost: IntCounterVec,
     resyncs: IntCounterVec,
+    malformed: IntCounterVec,
     pub(super) stuck_readers: IntGauge,
     rungs: Mutex<HashMap<String, String>>,
     /// Labels of sources whose names contain a path.
@@ -34,7 +35,13 @@ impl SourceMetrics {
             &["reason"],
         )?;
         resyncs.with_label_values(&["overrun"]);
+        let malformed = registrar.counters(
+            "kevtmon_malformed_total",
+            "Answers, messages and entries of lists of a runtime that could not be read.",
+            &["source"],
+        )?;
         Ok(Self {
+            malformed,
             up: registrar.gauges("kevtmon_source_up", "Whether a source delivers.", &["source"])?,
             hooks: registrar.gauges("kevtmon_hook_info", "The rung of each hook.", &["hook", "rung"])?,
             lost,
@@ -51,6 +58,7 @@ impl SourceMetrics {
     /// Gives a label to a source whose name contains a path. It counts as down until it reports.
     pub(super) fn name(&self, source: String, label: String) {
         self.up.with_label_values(&[&label]).set(0);
+        self.malformed.with_label_values(&[&label]);
         self.name_later(source, label);
     }
 
@@ -59,13 +67,15 @@ impl SourceMetrics {
         lock(&self.labels).insert(source, label);
     }
 
+    /// A path is no label, whatever happens.
+    fn label(&self, source: &str) -> String {
+        let bare = || source.split(':').next().unwrap_or_default().to_owned();
+        lock(&self.labels).get(source).cloned().unwrap_or_else(bare)
+    }
+
     fn status(&self, status: &SourceStatus) {
         let Some(hook) = status.source.strip_prefix("hook.") else {
-            let labels = lock(&self.labels);
-            // A path is no label, whatever happens.
-            let bare = status.source.split(':').next().unwrap_or_default();
-            let label = labels.get(&status.source).map_or(bare, String::as_str);
-            self.up.with_label_values(&[label]).set(i64::from(status.up));
+            self.up.with_label_values(&[&self.label(&status.source)]).set(i64::from(status.up));
             return;
         };
         let rung = status.rung.as_deref().filter(|_| status.up).unwrap_or("none");
@@ -83,6 +93,9 @@ impl FamilyMetrics for SourceMetrics {
             Fact::Source(status) => self.status(status),
             Fact::Lost(loss) => {
                 self.lost.with_label_values(&[&loss.source, &loss.reason]).inc_by(loss.count.unwrap_or(1));
+            }
+            Fact::Malformed { source, count } => {
+                self.malformed.with_label_values(&[&self.label(source)]).inc_by(*count);
             }
             Fact::Restarted { .. } => self.lost.with_label_values(&["daemon", "restart"]).inc(),
             Fact::Resync { source, reason } if source == "netlink" => {

@@ -201,6 +201,19 @@ fn a_socket_shows_by_its_label_from_the_start_and_never_by_its_path() {
 }
 
 #[test]
+fn what_a_socket_sends_that_is_no_answer_is_counted_by_its_label() {
+    let metrics = metrics();
+    metrics.name_source("cri:/a".into(), "cri".into());
+    metrics.name_later_source("cri:/b".into(), "cri-2".into());
+    let count = |label: &str| value(&metrics, &format!("kevtmon_malformed_total{{source=\"{label}\"}}"));
+    assert_eq!((count("cri"), count("cri-2")), (Some(0.0), None));
+    for count in [1, 2] {
+        metrics.observation(&seen(Fact::Malformed { source: "cri:/b".into(), count }));
+    }
+    assert_eq!((count("cri"), count("cri-2")), (Some(0.0), Some(3.0)));
+}
+
+#[test]
 fn a_hook_has_one_rung_at_a_time() {
     let metrics = metrics();
     metrics.observation(&status("hook.neighbor", true, Some("tp_btf")));

@@ -22,6 +22,28 @@ type Cause = Box<dyn Error + Send + Sync>;
 /// Changes as they happen.
 pub type Changes = Pin<Box<dyn Stream<Item = Result<Change, RuntimeError>> + Send>>;
 
+/// The answer to a list.
+#[derive(Debug, Clone, Default)]
+pub struct Listed {
+    /// The containers.
+    pub containers: Vec<ContainerFacts>,
+    /// Entries that were left out, since they have no proper id.
+    pub malformed: u64,
+}
+
+impl FromIterator<Option<ContainerFacts>> for Listed {
+    fn from_iter<I: IntoIterator<Item = Option<ContainerFacts>>>(entries: I) -> Self {
+        let mut listed = Self::default();
+        for entry in entries {
+            match entry {
+                Some(facts) => listed.containers.push(facts),
+                None => listed.malformed += 1,
+            }
+        }
+        listed
+    }
+}
+
 /// The answer to an inspect.
 #[derive(Debug, Clone)]
 pub struct Inspection {
@@ -46,7 +68,7 @@ pub trait RuntimeClient: Clone + Send + Sync + 'static {
     fn runtime(&self) -> &str;
 
     /// Every container in any state. Process ids may be missing.
-    fn list(&self) -> impl Future<Output = Result<Vec<ContainerFacts>, RuntimeError>> + Send;
+    fn list(&self) -> impl Future<Output = Result<Listed, RuntimeError>> + Send;
 
     /// All of one container, the id of its init process included; `None` if it does not exist.
     fn inspect(&self, id: &str) -> impl Future<Output = Result<Option<Inspection>, RuntimeError>> + Send;
@@ -132,6 +154,11 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
+    /// Whether the runtime sent what it should not.
+    pub(super) fn is_malformed(&self) -> bool {
+        matches!(self, Self::Decode { .. })
+    }
+
     /// For `Fact::Resync`.
     pub(super) fn gap(&self) -> &'static str {
         match self {

@@ -15,7 +15,7 @@ use prost::Message;
 use tokio::time::sleep;
 use tonic::{Code, Status, Streaming};
 
-use super::client::{Changes, Inspection, RuntimeClient, RuntimeError};
+use super::client::{Changes, Inspection, Listed, RuntimeClient, RuntimeError};
 use super::kubelet;
 use crate::observation::{ContainerFacts, PodProof};
 use channel::{Channel, Fault, Method};
@@ -86,22 +86,23 @@ impl RuntimeClient for Cri {
         &self.runtime
     }
 
-    async fn list(&self) -> Result<Vec<ContainerFacts>, RuntimeError> {
+    async fn list(&self) -> Result<Listed, RuntimeError> {
         let all = api::ListRequest::default();
         // In this order each container finds its sandbox, which exists longer.
         let containers: api::ListContainersResponse = self.ask(LIST_CONTAINERS, &all).await?;
         let sandboxes: api::ListPodSandboxResponse = self.ask(LIST_SANDBOXES, &all).await?;
         let proof = self.proof();
-        let mut listed: Vec<ContainerFacts> =
-            sandboxes.items.into_iter().filter_map(|sandbox| facts::sandbox(sandbox, proof)).collect();
-        listed.sort_unstable_by(|a, b| a.id.cmp(&b.id));
-        let count = listed.len();
-        for container in containers.containers {
-            let of = listed[..count].binary_search_by(|known| known.id.cmp(&container.pod_sandbox_id));
-            let of = of.ok().map(|index| listed[index].clone());
-            listed.extend(facts::container(container, of.as_ref()));
-        }
-        Ok(self.known().list(listed))
+        let Listed { containers: mut sandboxes, malformed } =
+            sandboxes.items.into_iter().map(|sandbox| facts::sandbox(sandbox, proof)).collect();
+        sandboxes.sort_unstable_by(|a, b| a.id.cmp(&b.id));
+        let in_sandbox = |container: api::Container| {
+            let of = sandboxes.binary_search_by(|known| known.id.cmp(&container.pod_sandbox_id));
+            facts::container(container, of.ok().map(|index| &sandboxes[index]))
+        };
+        let mut listed: Listed = containers.containers.into_iter().map(in_sandbox).collect();
+        listed.containers.extend(sandboxes);
+        let containers = self.known().list(listed.containers);
+        Ok(Listed { containers, malformed: listed.malformed + malformed })
     }
 
     async fn inspect(&self, id: &str) -> Result<Option<Inspection>, RuntimeError> {

@@ -12,8 +12,7 @@ use bollard::models::SystemVersion;
 use bollard::query_parameters::{InspectContainerOptions, ListContainersOptionsBuilder};
 use futures_util::{StreamExt, future};
 
-use super::client::{Changes, Inspection, RuntimeClient, RuntimeError};
-use crate::observation::ContainerFacts;
+use super::client::{Changes, Inspection, Listed, RuntimeClient, RuntimeError};
 use events::Actions;
 
 mod events;
@@ -64,10 +63,10 @@ impl RuntimeClient for Docker {
         self.runtime
     }
 
-    async fn list(&self) -> Result<Vec<ContainerFacts>, RuntimeError> {
+    async fn list(&self) -> Result<Listed, RuntimeError> {
         let options = ListContainersOptionsBuilder::default().all(true).build();
         let entries = ask(LIST, self.patience, self.api.list_containers(Some(options))).await?;
-        Ok(entries.into_iter().filter_map(facts::from_summary).collect())
+        Ok(entries.into_iter().map(facts::from_summary).collect())
     }
 
     async fn inspect(&self, id: &str) -> Result<Option<Inspection>, RuntimeError> {

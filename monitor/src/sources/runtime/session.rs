@@ -14,7 +14,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::change::{Change, ChangeKind, boot_time, wall_now};
-use super::client::{Changes, Inspection, RuntimeClient, RuntimeError};
+use super::client::{Changes, Inspection, Listed, RuntimeClient, RuntimeError};
 use super::containers::{Containers, is_live};
 use super::process::identify;
 use super::refresh::{InspectReply, Refresh};
@@ -47,7 +47,7 @@ struct Listing {
     requested: Instant,
     /// The same on the boot clock.
     read: BootNs,
-    answer: Answer<Result<Vec<ContainerFacts>, RuntimeError>>,
+    answer: Answer<Result<Listed, RuntimeError>>,
 }
 
 struct Inspected {
@@ -201,11 +201,14 @@ impl<C: RuntimeClient> Session<'_, C> {
         self.send(None, fact).await
     }
 
-    async fn listed(&mut self, answer: Result<Vec<ContainerFacts>, RuntimeError>) -> Result<(), End> {
+    async fn listed(&mut self, answer: Result<Listed, RuntimeError>) -> Result<(), End> {
         let Some(listing) = self.listing.take() else { return Ok(()) };
         self.read = listing.read;
         self.changed.retain(|_, changed| *changed >= listing.requested);
-        let mut listed = answer?;
+        let Listed { containers: mut listed, malformed } = answer?;
+        if malformed > 0 {
+            self.malformed(malformed).await?;
+        }
         let tgids = self.containers.processes();
         let claimants = self.containers.claimants(&mut listed);
         let found = identify(self.readers, tgids.clone(), claimants).await;
@@ -281,6 +284,9 @@ impl<C: RuntimeClient> Session<'_, C> {
             }
             Err(error) => {
                 tracing::debug!(container = %id, reason = %error.reason(), "cannot inspect a container");
+                if error.is_malformed() {
+                    self.malformed(1).await?;
+                }
                 if self.refresh.retry(&id) { Ok(()) } else { self.unconfirmed(&id).await }
             }
         }
@@ -305,6 +311,11 @@ impl<C: RuntimeClient> Session<'_, C> {
             return self.send(at, Fact::ContainerGone { id, source }).await;
         }
         Ok(())
+    }
+
+    async fn malformed(&mut self, count: u64) -> Result<(), End> {
+        let source = self.containers.source().to_owned();
+        self.send(None, Fact::Malformed { source, count }).await
     }
 
     async fn send(&mut self, at: Option<BootNs>, fact: Fact) -> Result<(), End> {
@@ -335,7 +346,7 @@ async fn next(events: &mut Result<Changes, RuntimeError>) -> Option<Result<Chang
     }
 }
 
-async fn answered(listing: &mut Option<Listing>) -> Result<Vec<ContainerFacts>, RuntimeError> {
+async fn answered(listing: &mut Option<Listing>) -> Result<Listed, RuntimeError> {
     match listing {
         Some(listing) => (&mut listing.answer).await,
         None => pending().await,

@@ -78,6 +78,12 @@ pub async fn run<C: RuntimeClient>(
             }
         }
         let is_absent = matches!(error, RuntimeError::NotServed { .. });
+        if error.is_malformed() {
+            let malformed = Fact::Malformed { source: source.clone(), count: 1 };
+            if tx.send(observed_now_by(Source::Runtime, malformed)).await.is_err() {
+                return;
+            }
+        }
         let reason = error.reason();
         tracing::debug!(source, %reason, ?pause, "the runtime is down");
         if down.as_ref() != Some(&reason) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::stream;
 use tokio::sync::mpsc;
 
-use super::client::Inspection;
+use super::client::{Inspection, Listed};
 use super::*;
 use crate::observation::{ContainerFacts, ContainerState, Fact, Observation, SourceKind, SourceStatus};
 use crate::sources::procfs::Proc;
@@ -61,8 +61,8 @@ impl RuntimeClient for Mute {
         "mute"
     }
 
-    async fn list(&self) -> Result<Vec<ContainerFacts>, RuntimeError> {
-        Ok(LISTED.lock().unwrap().clone())
+    async fn list(&self) -> Result<Listed, RuntimeError> {
+        Ok(Listed { containers: LISTED.lock().unwrap().clone(), malformed: 1 })
     }
 
     async fn inspect(&self, id: &str) -> Result<Option<Inspection>, RuntimeError> {
@@ -92,6 +92,7 @@ async fn a_runtime_without_an_event_stream_is_polled_and_degraded() {
                     status = Some(reported);
                 }
                 Fact::RuntimeSnapshot { containers, .. } => listed = containers,
+                Fact::Malformed { source, count } => assert_eq!((&*source, count), ("mute:/a", 1)),
                 fact => panic!("{fact:?}"),
             }
             if status.as_ref().is_some_and(|status| status.rung.is_some()) && !listed.is_empty() {

@@ -160,6 +160,7 @@ async fn an_answer_that_is_none_makes_it_down_until_it_is_one() {
         let mut reports = watch(&fake);
         let reason = reports.down().await;
         assert!(reason.starts_with("Version returned an invalid response: "), "{mood:?}: {reason}");
+        assert_eq!(reports.seen[0], Fact::Malformed { source: SOURCE.into(), count: 1 });
         fake.set(|state| state.mood = Mood::Well);
         assert_eq!(reports.snapshot().await.len(), 2);
         reports.up().await;
@@ -180,6 +181,22 @@ async fn an_answer_that_is_none_makes_it_down_until_it_is_one() {
         fake.set(|state| state.mood = Mood::Well);
         reports.up().await;
     }
+}
+
+#[tokio::test]
+async fn an_entry_that_is_none_is_counted_and_hides_no_other() {
+    let fake = with_pod();
+    fake.set(|state| {
+        let nameless = api::PodSandbox { metadata: None, ..sandbox('c', api::SandboxState::NotReady) };
+        let strange = api::Container { state: 99, ..container('d', 'b', api::ContainerState::Exited) };
+        state.sandboxes.extend([nameless, api::PodSandbox { id: "../x".into(), ..Default::default() }]);
+        state.containers.extend([strange, api::Container::default()]);
+    });
+    let mut reports = watch(&fake);
+    assert_eq!(reports.next().await, Fact::Malformed { source: SOURCE.into(), count: 2 });
+    let listed = reports.snapshot().await;
+    assert_eq!(listed.iter().map(|facts| &facts.id[..1]).collect::<String>(), "abcd");
+    assert_eq!((listed[2].pod.clone(), listed[3].state), (None, ContainerState::Unknown));
 }
 
 #[tokio::test]
