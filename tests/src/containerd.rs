@@ -222,12 +222,13 @@ impl CriPod<'_> {
         NetnsPath::of_process(self.pid)
     }
 
-    /// Starts a container with these directories of the host, at their own paths; returns its id and first process.
+    /// Starts a container with these directories of the host, at their own paths, and what is mounted below; returns its
+    /// id and first process.
     #[must_use]
     pub fn start_container(&self, name: &str, command: &[&str], volumes: &[&Path]) -> (String, u32) {
         let volume = |path: &&Path| {
             let path = path.to_string_lossy().into_owned();
-            cri::Mount { container_path: path.clone(), host_path: path }
+            cri::Mount { container_path: path.clone(), host_path: path, propagation: 1 }
         };
         let config = ContainerConfig {
             metadata: Some(Name { name: name.to_owned() }),

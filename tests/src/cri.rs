@@ -67,6 +67,9 @@ pub struct Mount {
     /// Where it is on the host.
     #[prost(string, tag = "2")]
     pub host_path: String,
+    /// Whether it follows the host's mounts below: 1 if so.
+    #[prost(int32, tag = "5")]
+    pub propagation: i32,
 }
 
 /// `ContainerConfig`.

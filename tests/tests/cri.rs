@@ -3,8 +3,14 @@
 #![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
 
 use kevtmon_tests::containerd::{Containerd, CriPod, NAMESPACE};
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch};
 use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
+use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::network::{NeighbourState, Network};
+use kevtmon_tests::pod::GATEWAY_LLADDR;
+use kevtmon_tests::pod_sandbox::uuid;
+use kevtmon_tests::process::{comm, run};
 
 /// What was reported of the life of a container, in order.
 fn life(events: &[Event], id: &str) -> Vec<String> {
@@ -31,9 +37,12 @@ fn the_life_of_a_pod_behind_the_cri_is_reported_as_it_happens() {
     let containerd = Containerd::start();
     let early = containerd.run_pod();
     let mut daemon = launch().runtime(containerd.runtime()).start();
-    let metrics = daemon.metrics();
-    assert_eq!(metrics.sum("kevtmon_source_up", &[("source", "cri")]), Some(1.0));
-    assert_eq!(metrics.count("kevtmon_containers", &[("runtime", "containerd"), ("state", "running")]), 1.0);
+    assert_eq!(up(&daemon), Some(1.0));
+    let running = [("runtime", "containerd"), ("state", "running")];
+    eventually!(
+        daemon.metrics().count("kevtmon_containers", &running) == 1.0,
+        "the first sandbox is counted"
+    );
 
     let pod = containerd.run_pod();
     let started = wait_for_life(&mut daemon, "container.started", pod.sandbox());
@@ -58,4 +67,73 @@ fn the_life_of_a_pod_behind_the_cri_is_reported_as_it_happens() {
         "{of_container:?}"
     );
     assert_eq!(life(&events, early.sandbox()), [""; 0], "it ran all the time");
+}
+
+/// Makes the entry of the gateway permanent, as some network plugins do, and has it deleted.
+fn lose_gateway(daemon: &mut Daemon, pod: &CriPod<'_>) -> Event {
+    let netns = pod.netns();
+    let gateway = netns.network(Network::default_gateway).to_string();
+    netns.set_neighbor("eth0", &gateway, GATEWAY_LLADDR, NeighbourState::Permanent);
+    let ip = netns.run(&format!("ip neigh del {gateway} dev eth0"));
+    daemon.wait_for_deletion_by(ip.pid, netns.inum(), &gateway)
+}
+
+fn up(daemon: &Daemon) -> Option<f64> {
+    daemon.metrics().sum("kevtmon_source_up", &[("source", "cri")])
+}
+
+#[test]
+fn a_lost_gateway_is_that_of_the_pod_also_while_the_runtime_is_gone() {
+    let containerd = Containerd::start();
+    let (pod, other) = (containerd.run_pod(), containerd.run_pod());
+    let mut daemon = launch().runtime(containerd.runtime()).start();
+    let deleted = lose_gateway(&mut daemon, &pod);
+    expect_pod(&deleted, &pod);
+    deleted.expect("/target/join", "ok");
+    deleted.expect("/target/container/id", pod.sandbox());
+    deleted.expect("/actor/confidence", "certain");
+    assert!(deleted.text("/message").contains(&format!("of pod {}", pod.full_name())), "{deleted}");
+
+    containerd.kill();
+    eventually!(up(&daemon) == Some(0.0), "the loss is seen");
+    let deleted = lose_gateway(&mut daemon, &other);
+    expect_pod(&deleted, &other);
+    let running = || daemon.metrics().count("kevtmon_containers", &[("state", "running")]);
+    eventually!(running() == 2.0, "what is known stays");
+    containerd.launch();
+    eventually!(up(&daemon) == Some(1.0), "it is back");
+    let (id, _) = pod.start_container("late", &["/bin/sleep", "1000000"], &[]);
+    let started = wait_for_life(&mut daemon, "container.started", &id);
+    expect_pod(&started, &pod);
+    let events = daemon.events();
+    for pod in [&pod, &other] {
+        assert_eq!(life(&events, pod.sandbox()), [""; 0], "it ran all the time");
+    }
+}
+
+#[test]
+fn a_container_behind_the_cri_that_holds_a_volume_is_named_with_its_pod() {
+    let containerd = Containerd::start();
+    let scratch = Scratch::new();
+    let root = Mount::at(&scratch.path().join("kubelet"));
+    run(&format!("mount --make-shared {}", root.point().display()));
+    let volume = Mount::at(&root.point().join(format!("pods/{}/volumes/kubernetes.io~rbd/data", uuid())));
+    let pod = containerd.run_pod();
+    let script = format!("cd {}; exec sleep 1000000", volume.point().display());
+    let (id, pid) = pod.start_container("backup", &["/bin/sh", "-c", &script], &[root.point()]);
+    eventually!(comm(pid).as_deref() == Some("sleep"), "the container is in the volume");
+    let mut daemon = launch().runtime(containerd.runtime()).config(&kubelet_roots(root.point())).start();
+    volume.umount_refused();
+    let path = volume.point().to_string_lossy().into_owned();
+    let busy = daemon.wait_for("mount.busy", |event| {
+        event.kind() == "mount.busy" && event.text("/mount/path") == path && event.has("/holders/0")
+    });
+    busy.expect("/holders/0/pid", pid);
+    busy.expect("/holders/0/container/id", &*id);
+    busy.expect("/holders/0/container/name", "backup");
+    busy.expect("/holders/0/pod/name", pod.name());
+    busy.expect("/holders/0/pod/namespace", NAMESPACE);
+    busy.expect_none("/holders/0/pod/claimed");
+    pod.remove_container(&id);
+    eventually!(volume.umount().status.success(), "the mount is free");
 }

@@ -15,6 +15,7 @@ use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Scratch;
+use kevtmon_tests::podman::Podman;
 
 /// A socket that leads to another one.
 struct Proxy {
@@ -130,6 +131,22 @@ fn two_docker_daemons_do_not_wipe_each_others_containers() {
     for container in [&of_first, &of_second] {
         assert_eq!(life(&events, container.id()), [""; 0], "it ran all the time");
     }
+}
+
+#[test]
+fn the_life_of_a_container_of_podman_is_reported_by_what_it_calls_it() {
+    let Some(podman) = Podman::start() else { return };
+    let runtime = format!("docker={}", podman.socket().display());
+    let mut daemon = launch().runtime(runtime).start();
+    let id = podman.start_container(&[], &["sleep", "1000000"]);
+    let started = daemon.wait_for("container.started", |event| {
+        event.kind() == "container.started" && event.text("/target/container/id") == id
+    });
+    started.expect("/target/container/runtime", "podman");
+    started.expect("/target/container/pid", podman.pid(&id));
+    let _ = podman.run(&["rm", "--force", "--time", "0", &id]).succeeded("podman rm");
+    wait_for_removal(&mut daemon, &id);
+    assert!(life(&daemon.events(), &id).contains(&"container.exited".to_owned()));
 }
 
 #[test]
