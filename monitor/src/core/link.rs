@@ -19,6 +19,11 @@ impl Core {
         if self.namespaces.is_successor(&snapshot) {
             self.netns_gone(at, netns);
         }
+        if self.containers.in_netns(netns).is_none()
+            && !self.crowd.admits(at, &mut self.namespaces, &snapshot)
+        {
+            return self.answered(at, &Awaited::Netns(netns), true);
+        }
         let old = self.namespaces.replace(at, snapshot, !self.ready);
         for entry in self.previous_entries.extract_if(.., |entry| entry.netns == netns) {
             self.namespaces.compare_previous(at, &entry);

@@ -13,7 +13,7 @@ use crate::node::containers::Containers;
 pub use crate::node::gateways::KnownEntry;
 use crate::node::kubelet::Kubelets;
 use crate::node::mounts::BusyMounts;
-use crate::node::namespaces::Namespaces;
+use crate::node::namespaces::{Crowd, Namespaces};
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
 use crate::observation::{
@@ -74,6 +74,7 @@ pub struct Core {
     seq: u64,
     tasks: Tasks,
     namespaces: Namespaces,
+    crowd: Crowd,
     containers: Containers,
     statuses: BTreeMap<String, SourceStatus>,
     /// Sources whose degradation was emitted, and whose recovery was not.

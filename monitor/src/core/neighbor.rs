@@ -152,6 +152,7 @@ impl Core {
         let netns = change.key.netns;
         if requested.netns.is_none()
             && netns != self.settings.host_netns
+            && !self.crowd.is_refused(at, netns)
             // None overtakes one of its namespace that waits.
             && (!self.is_sure_of_gateway(at, change) && !self.is_left_alone(netns)
                 || !self.is_sure_of_owner(at, change)

@@ -16,7 +16,7 @@ use crate::node::containers::Containers;
 use crate::node::gateways::KnownEntry;
 use crate::node::kubelet::Kubelets;
 use crate::node::mounts::BusyMounts;
-use crate::node::namespaces::Namespaces;
+use crate::node::namespaces::{Crowd, Namespaces};
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
 use crate::observation::{BootNs, Source, SourceStatus};
@@ -45,6 +45,7 @@ pub struct Saved<'a> {
     holder_scans: mount::HolderScans,
     diagnoses: diagnose::Saved,
     folding: Folding,
+    crowd: Crowd,
     namespaces: Cow<'a, Namespaces>,
     containers: Cow<'a, Containers>,
     pods: Cow<'a, PodNames>,
@@ -99,6 +100,7 @@ impl Core {
             to_resume: saved.to_resume,
             previous_entries: saved.previous_entries,
             folding: saved.folding,
+            crowd: saved.crowd,
             folded: Vec::new(),
             accounts: Accounts::default(),
             last_expiry: saved.last_expiry,
@@ -134,6 +136,7 @@ impl Core {
             holder_scans,
             engine,
             folding,
+            crowd,
             folded: _,
             accounts: _,
             to_resume,
@@ -158,6 +161,7 @@ impl Core {
             holder_scans: holder_scans.clone(),
             diagnoses: engine.save()?,
             folding: folding.clone(),
+            crowd: crowd.clone(),
             namespaces: Cow::Borrowed(namespaces),
             containers: Cow::Borrowed(containers),
             pods: Cow::Borrowed(pods),

@@ -340,7 +340,7 @@ impl Engine {
             }
             return;
         }
-        if self.incidents.open.len() >= CAPACITY {
+        if self.incidents.open.len() >= CAPACITY || !self.incidents.has_room_for(&report.objects) {
             self.discarded += 1;
             return;
         }

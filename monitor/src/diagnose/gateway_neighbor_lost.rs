@@ -53,9 +53,12 @@ const PENDING_EVENT: BootNs = SECOND;
 /// An event can be attributed to a container that becomes known within this time.
 const UNATTRIBUTED_NS: BootNs = 60 * SECOND;
 const UNATTRIBUTED_MAX: usize = 64;
-/// Faults in namespaces that users made themselves, and events of these that can be attributed later: they take no
-/// places from others.
-const FOREIGN_MAX: usize = 64;
+/// Faults of one container or pod.
+const ACCOUNT_MAX: usize = 128;
+/// Faults in namespaces that users made themselves, of one account and of all, and events of these that can be attributed
+/// later: they take no places from others.
+const FOREIGN_ACCOUNT_MAX: usize = 16;
+const FOREIGN_MAX: usize = 256;
 const FOREIGN_UNATTRIBUTED_MAX: usize = 16;
 /// The kernel garbage-collects an unresolved entry that is no longer used. An incident about it expires after this time.
 const UNUSED_AFTER: BootNs = 300 * SECOND;
@@ -258,9 +261,18 @@ impl GatewayNeighborLost {
     }
 
     fn has_room(&self, key: NeighborKey, fault: &Fault) -> bool {
-        let foreign = || self.faults.values().filter(|fault| fault.owner.is_foreign).count();
-        self.faults.contains_key(&key)
-            || self.faults.len() < CAPACITY && (!fault.owner.is_foreign || foreign() < FOREIGN_MAX)
+        if self.faults.contains_key(&key) {
+            return true;
+        }
+        let whose = fault.account();
+        let alike = || self.faults.values().filter(|known| known.owner.is_foreign == fault.owner.is_foreign);
+        let his = alike().filter(|known| known.account() == whose).count();
+        let is_fair = match fault.owner.is_foreign {
+            true => his < FOREIGN_ACCOUNT_MAX && alike().count() < FOREIGN_MAX,
+            // The host has no account.
+            false => his < ACCOUNT_MAX || whose.is_none_or(|whose| whose.is_empty()),
+        };
+        self.faults.len() < CAPACITY && is_fair
     }
 
     fn suspect(&mut self, key: NeighborKey, fault: Fault, findings: &mut Findings) {

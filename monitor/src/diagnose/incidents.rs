@@ -7,10 +7,14 @@ use serde::{Deserialize, Serialize};
 use super::finding::{Count, IncidentObjects, Repeat, Report};
 use super::identity::IncidentId;
 use crate::event::{Advice, EVIDENCE_MAX, Incident, Severity, WallClock};
+use crate::node::charge::of_target;
 use crate::observation::BootNs;
 
 /// Up to this number of times a changed summary alone is notable; after that it appears in the next update.
 const SUMMARY_UPDATES_MAX: u32 = 16;
+/// Open incidents of one container or pod; what users do in namespaces of their own has fewer.
+const ACCOUNT_MAX: usize = 128;
+const FOREIGN_MAX: usize = 16;
 /// Closed incidents that can still be linked as a cause.
 const CLOSED_MAX: usize = 256;
 /// Closed incidents whose next episode is known; more than the store keeps need none.
@@ -233,6 +237,24 @@ impl Incidents {
     /// All open incidents, by id.
     pub fn iter(&self) -> impl Iterator<Item = &OpenIncident> {
         self.open.values()
+    }
+
+    /// Whether another incident may open about the target of these objects. What is the node's own has no limit.
+    pub(super) fn has_room_for(&self, objects: &IncidentObjects) -> bool {
+        let Some(target) = objects.target.as_deref() else { return true };
+        let account = of_target(target);
+        let most = match target.is_foreign() {
+            true => FOREIGN_MAX,
+            false if account.is_empty() => return true,
+            false => ACCOUNT_MAX,
+        };
+        let same = |open: &&OpenIncident| {
+            open.objects
+                .target
+                .as_deref()
+                .is_some_and(|other| other.is_foreign() == target.is_foreign() && of_target(other) == account)
+        };
+        self.open.values().filter(same).take(most).count() < most
     }
 
     pub(super) fn close(&mut self, id: IncidentId) -> Option<OpenIncident> {

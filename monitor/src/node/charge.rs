@@ -52,6 +52,8 @@ impl fmt::Debug for Accounts {
 pub fn charge(event: &Event, accounts: &mut Accounts) -> Charge {
     let (actor, target) = (event.actor.as_deref(), event.target.as_deref());
     let name = match (actor, target) {
+        // One agent can break the gateways of all pods: each of them has an incident of its own.
+        (_, Some(target)) if event.incident.is_some() => of_target(target),
         (Some(actor), _) => of_actor(actor),
         (None, Some(target)) => of_target(target),
         (None, None) => return Charge::default(),
@@ -115,7 +117,9 @@ pub fn of_process(group: Option<&str>, uid: Option<u32>, in_userns: bool) -> Cow
     })
 }
 
-fn of_target(target: &Target) -> Cow<'_, str> {
+/// Who is charged for what is about a target.
+#[must_use]
+pub fn of_target(target: &Target) -> Cow<'_, str> {
     if let Some(container) = &target.container {
         return Cow::Borrowed(&container.id);
     }

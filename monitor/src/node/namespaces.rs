@@ -29,7 +29,10 @@ const RECENT_MAX: usize = 256;
 /// Interfaces that went since the last snapshot.
 const DISTURBED_MAX: usize = 4096;
 
+mod crowd;
 mod interface;
+
+pub use crowd::Crowd;
 
 /// All namespaces of which a snapshot was read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

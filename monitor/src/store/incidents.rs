@@ -12,6 +12,18 @@ const MOST_CLOSED: i64 = 2000;
 /// The same of those that are no warnings: what users do in namespaces of their own displaces none of the others.
 const MOST_NOTICES: i64 = 500;
 
+/// Each target's newest incident comes first, then the second of each, and so on.
+const FORGET_SURPLUS: &str = "
+    WITH closed AS (
+        SELECT rowid AS number, last_seen, CASE WHEN json_valid(json) THEN coalesce(
+            json_extract(json, '$.target.pod.uid'), json_extract(json, '$.target.container.id'),
+            json_extract(json, '$.target.userns'), json_extract(json, '$.target.netns_name'), '') END AS account
+        FROM incidents WHERE open = 0 AND severity BETWEEN ?1 AND ?2),
+    ranked AS (
+        SELECT number, last_seen, row_number() OVER (PARTITION BY account ORDER BY last_seen DESC) AS rank FROM closed)
+    DELETE FROM incidents WHERE rowid IN
+        (SELECT number FROM ranked ORDER BY rank, last_seen DESC LIMIT -1 OFFSET ?3)";
+
 impl Writer {
     pub(super) fn put_incident(
         &self,
@@ -95,17 +107,23 @@ impl Writer {
         self.put_incident(&event, &incident, &json)
     }
 
+    /// Removes closed incidents that are too old. Where they are too many, each target keeps as many of its newest ones as
+    /// the others do.
     pub(super) fn forget_incidents(&self, before: i64) -> rusqlite::Result<()> {
-        let mut delete = self
+        let mut delete =
+            self.connection.prepare_cached("DELETE FROM incidents WHERE open = 0 AND last_seen < ?1")?;
+        delete.execute([before])?;
+        let mut count = self
             .connection
-            .prepare_cached(
-                "DELETE FROM incidents WHERE open = 0 AND severity BETWEEN ?3 AND ?4 AND (last_seen < ?1 OR last_seen <
-                 (SELECT last_seen FROM incidents WHERE open = 0 AND severity BETWEEN ?3 AND ?4
-                  ORDER BY last_seen DESC LIMIT 1 OFFSET ?2))",
-            )?;
+            .prepare_cached("SELECT count(*) FROM incidents WHERE open = 0 AND severity BETWEEN ?1 AND ?2")?;
+        let mut keep = self.connection.prepare_cached(FORGET_SURPLUS)?;
         let notice = Severity::Notice as i64;
-        delete.execute(params![before, MOST_CLOSED, notice + 1, i64::MAX])?;
-        delete.execute(params![before, MOST_NOTICES, 0, notice])?;
+        for (least, most, number) in [(notice + 1, i64::MAX, MOST_CLOSED), (0, notice, MOST_NOTICES)] {
+            let there: i64 = count.query_row([least, most], |row| row.get(0))?;
+            if there > number {
+                keep.execute([least, most, number])?;
+            }
+        }
         Ok(())
     }
 }

@@ -284,6 +284,58 @@ fn own_network(netns: NsInum) -> Fact {
 }
 
 #[test]
+fn a_user_with_networks_without_end_has_some_in_the_model_and_each_is_asked_for_seldom() {
+    let mut core = core_of_node();
+    core.observe(at(2, status("netlink", true)));
+    core.observe(at(2, status("docker", true)));
+    let mut asked = 0;
+    for number in 0..10_000_u32 {
+        let now = 2000 * MS + u64::from(number) * MS / 2;
+        let Fact::Neighbor(mut change) = own_deletion(1000 + number % 1000, 1, false) else { unreachable!() };
+        change.netns_of_user = true;
+        core.observe(at(now, Fact::Neighbor(change)));
+        for request in take(&mut core).1 {
+            if let Request::Netns { netns } = request {
+                asked += 1;
+                core.observe(at(now, own_network(netns)));
+            }
+        }
+    }
+    assert_eq!(core.namespaces.all().filter(|(_, namespace)| namespace.foreign_userns).count(), 32);
+    assert!(asked < 1500, "{asked} reads in five seconds");
+}
+
+#[test]
+fn incidents_of_one_pod_leave_room_for_those_of_others() {
+    let mut core = core_of_node();
+    core.observe(at(2, status("netlink", true)));
+    core.observe(at(2, status("docker", true)));
+    core.observe(at(3, task("/system.slice/x.service")));
+    let gateways = |netns: NsInum, count: u8| {
+        let via = |last| RouteFacts {
+            // Each of a table of its own is in use.
+            ..RouteFacts::default_via(netns, format!("10.0.0.{last}").parse().unwrap(), 2)
+        };
+        Fact::Netns(Box::new(NetnsSnapshot {
+            routes: (1..=count).map(via).collect(),
+            ..NetnsSnapshot::empty(netns)
+        }))
+    };
+    core.observe(at(4, container(ContainerState::Running)));
+    core.observe(at(5, gateways(POD, 200)));
+    for last in 1..=200_u8 {
+        let mut change = change(NeighborOp::Deleted, NeighborCause::Admin);
+        change.key.address = format!("10.0.0.{last}").parse().unwrap();
+        core.observe(at(5000 * MS, Fact::Neighbor(Box::new(change))));
+        core.observe(at(5000 * MS, gateways(POD, 200)));
+    }
+    let (events, _) = take(&mut core);
+    let opened = events.iter().filter(|event| event.kind == Kind::IncidentOpened).count();
+    assert_eq!(opened, 128);
+    assert!(core.incidents_discarded() >= 72);
+}
+
+#[test]
 fn gateways_of_users_take_no_incident_from_a_pod() {
     let mut core = core_of_node();
     core.observe(at(2, status("netlink", true)));

@@ -1,5 +1,7 @@
 //! The fault of one gateway: its owner, what happened to its entry, and the report about it.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use super::health::Health;
@@ -8,6 +10,7 @@ use crate::diagnose::Context;
 use crate::diagnose::finding::{Count, IncidentObjects, Report};
 use crate::event::wording::target_label;
 use crate::event::{Confidence, Event, Incident, Neighbor, Severity, Target};
+use crate::node::charge::of_target;
 use crate::observation::{BootNs, NeighborKey, NsInum};
 
 /// The states in which packets go to a link-layer address at once.
@@ -129,6 +132,11 @@ pub(super) struct Fault {
 }
 
 impl Fault {
+    /// Whose incident it is, or would be.
+    pub(super) fn account(&self) -> Option<Cow<'_, str>> {
+        self.objects.target.as_deref().map(of_target)
+    }
+
     /// Takes what is known of the owner by now: the process known at first may have left, and the runtime may have
     /// reported the container only since.
     pub(super) fn learn_owner(&mut self, context: &Context<'_>, netns: NsInum) {

@@ -6,7 +6,7 @@
 //!
 //! What every reader has read is kept as long as there is room, shared fairly by those who caused it.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -31,7 +31,7 @@ const BYTES: usize = 3 << 20;
 const RECENT_EVENTS: usize = 512;
 /// Most bytes of their JSON.
 const RECENT_BYTES: usize = 1 << 19;
-/// Most incidents; closed ones are evicted first.
+/// Most incidents; closed ones are evicted first, those of who has most of them.
 const INCIDENTS: usize = 1024;
 /// Most readers of the stream, so that connections are left for other queries.
 pub(super) const READERS: usize = 384;
@@ -61,7 +61,7 @@ struct Inner {
     older: Older,
     last_seq: u64,
     /// By id and opening.
-    incidents: BTreeMap<(String, String), Arc<IncidentView>>,
+    incidents: BTreeMap<(String, String), (Charge, Arc<IncidentView>)>,
     readers: Vec<Weak<Reader>>,
     closed: bool,
 }
@@ -276,12 +276,23 @@ impl Inner {
             boot_id: event.boot_id.clone(),
             seq: event.seq,
         };
-        self.incidents.insert(view.episode(), Arc::new(view));
-        while self.incidents.len() > INCIDENTS {
-            let oldest = self.incidents.values().min_by_key(|view| (view.is_open(), view.last_seen()));
-            let Some(id) = oldest.map(|view| view.episode()) else { break };
-            self.incidents.remove(&id);
+        self.incidents.insert(view.episode(), (event.charge.clone(), Arc::new(view)));
+        while self.incidents.len() > INCIDENTS && self.forget_incident() {}
+    }
+
+    /// Forgets the oldest of whoever has most of those that are closed, else of all.
+    fn forget_incident(&mut self) -> bool {
+        let is_open_too = self.incidents.values().all(|(_, view)| view.is_open());
+        let all = || self.incidents.values().filter(|(_, view)| is_open_too || !view.is_open());
+        let mut shares: HashMap<&Charge, u64> = HashMap::new();
+        for (charge, _) in all() {
+            *shares.entry(charge).or_default() += charge.weigh(1);
         }
+        let most = shares.values().copied().max().unwrap_or(0);
+        let of_most = all().filter(|(charge, _)| shares.get(charge) == Some(&most));
+        let oldest = of_most.map(|(_, view)| view).min_by_key(|view| view.last_seen());
+        let Some(episode) = oldest.map(|view| view.episode()) else { return false };
+        self.incidents.remove(&episode).is_some()
     }
 }
 
@@ -302,7 +313,7 @@ impl Memory {
     pub(super) fn snapshot(&self, state: NodeState) -> Snapshot {
         let inner = self.lock();
         let kept = inner.all().cloned().collect();
-        let incidents = inner.incidents.values().cloned().collect();
+        let incidents = inner.incidents.values().map(|(_, view)| Arc::clone(view)).collect();
         let extent = self.extent_of(&inner);
         drop(inner);
         Snapshot { kept, incidents, extent, state }
@@ -351,7 +362,7 @@ impl History for Memory {
     }
 
     fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
-        Ok(wanted_incidents(self.lock().incidents.values(), filter))
+        Ok(wanted_incidents(self.lock().incidents.values().map(|(_, view)| view), filter))
     }
 
     fn extent(&self) -> Result<Extent, HistoryError> {

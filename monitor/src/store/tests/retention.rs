@@ -127,6 +127,28 @@ fn what_an_incident_rested_on_goes_once_it_is_over() {
 }
 
 #[test]
+fn the_closed_incidents_of_one_pod_displace_none_of_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    let closed = |seq: u64, pod: &str| {
+        let mut event = incident(&format!("{pod}{seq}"), Kind::IncidentClosed, seq);
+        event.target = sample::deletion().target;
+        let target = event.target.as_mut().unwrap();
+        target.pod = target.pod.take().map(|known| crate::event::Pod { uid: pod.into(), ..known });
+        event
+    };
+    (1..=10).for_each(|seq| put(&mut writer, &closed(seq, "etcd")));
+    (11..=2500).for_each(|seq| put(&mut writer, &closed(seq, "flapping")));
+    writer.next_prune = 0;
+    writer.commit().unwrap();
+    let count = |pod: &str| -> i64 {
+        let of = format!("SELECT count(*) FROM incidents WHERE id GLOB '{pod}*'");
+        writer.connection.query_row(&of, [], |row| row.get(0)).unwrap()
+    };
+    assert_eq!((count("etcd"), count("flapping")), (10, 1990));
+}
+
+#[test]
 fn a_store_full_of_evidence_keeps_its_limit() {
     let dir = tempfile::tempdir().unwrap();
     let (mut writer, _) = resume(dir.path(), BOOT);

@@ -100,6 +100,31 @@ fn open_incidents_outlive_closed_ones_and_the_events() {
     assert_eq!(all.len(), INCIDENTS);
 }
 
+#[test]
+fn the_closed_incidents_of_one_displace_none_of_others() {
+    let memory = memory();
+    let put = |number: u64, account: &str, standing| {
+        let mut incident = history::incident(&number.to_string(), number);
+        incident.closed = Some(history::time(number));
+        let event = Event {
+            kind: Kind::IncidentClosed,
+            incident: Some(Box::new(incident)),
+            ..crate::tests::sample::daemon(Severity::Info)
+        };
+        let charge = Charge { standing, account: account.into() };
+        memory.push(&Event { charge, ..history::numbered(number, event) }, "{}".into());
+    };
+    (0..10).for_each(|number| put(number, "etcd", crate::event::Standing::Known));
+    (10..4000).for_each(|number| put(number, "flapping", crate::event::Standing::Known));
+    let all = memory.incidents(&IncidentFilter { all: true, ..IncidentFilter::default() }).unwrap();
+    assert_eq!(all.len(), INCIDENTS);
+    assert!((0..10).all(|number| all[number].incident.id == number.to_string()));
+    (4000..6000).for_each(|number| put(number, "users", crate::event::Standing::Foreign));
+    let all = memory.incidents(&IncidentFilter { all: true, ..IncidentFilter::default() }).unwrap();
+    let of_users = all.iter().filter(|view| view.incident.id.parse::<u64>().unwrap() >= 4000).count();
+    assert!((100..130).contains(&of_users), "an eighth each: {of_users}");
+}
+
 fn seqs(next: Next) -> Vec<u64> {
     let Next::Lines(lines) = next else { panic!("{next:?}") };
     lines.into_iter().map(|line| Record::read(line).unwrap().event.seq).collect()
