@@ -6,7 +6,6 @@ use std::fmt::{self, Write as _};
 use std::io::{self, Write};
 
 use serde::Serialize;
-use serde_json::ser::Formatter;
 
 /// Whether a character controls a terminal, reorders text or does not show: control and format characters, separators
 /// of lines, spaces other than the plain one, and what no character is assigned to.
@@ -58,17 +57,20 @@ pub fn name(text: &str) -> Cow<'_, str> {
 /// # Errors
 /// When it cannot become JSON.
 pub fn to_json(value: &(impl Serialize + ?Sized)) -> serde_json::Result<String> {
-    let mut json = Vec::with_capacity(512);
-    write_json(&mut json, value)?;
-    String::from_utf8(json).map_err(serde::ser::Error::custom)
+    let plain = serde_json::to_string(value)?;
+    Ok(match json(&plain) {
+        Cow::Borrowed(_) => plain,
+        Cow::Owned(escaped) => escaped,
+    })
 }
 
 /// Writes a value as JSON in which hidden characters are escapes.
 ///
 /// # Errors
 /// When it cannot become JSON, or cannot be written.
-pub fn write_json(writer: impl Write, value: &(impl Serialize + ?Sized)) -> serde_json::Result<()> {
-    value.serialize(&mut serde_json::Serializer::with_formatter(writer, Harmless))
+pub fn write_json(mut writer: impl Write, value: &(impl Serialize + ?Sized)) -> serde_json::Result<()> {
+    // One look at the whole is cheaper than one at each of its many short strings.
+    writer.write_all(to_json(value)?.as_bytes()).map_err(serde_json::Error::io)
 }
 
 /// The same JSON with hidden characters as escapes: it may be of a version that wrote them as they are.
@@ -83,18 +85,6 @@ pub fn json(text: &str) -> Cow<'_, str> {
     match write_fragment(&mut json, text).map(|()| String::from_utf8(json)) {
         Ok(Ok(json)) => Cow::Owned(json),
         _ => Cow::Borrowed(text),
-    }
-}
-
-/// Compact JSON.
-struct Harmless;
-
-impl Formatter for Harmless {
-    fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
-        if is_harmless(fragment) {
-            return writer.write_all(fragment.as_bytes());
-        }
-        write_fragment(writer, fragment)
     }
 }
 
