@@ -10,6 +10,7 @@ use kevtmon_tests::netns::{Netns, NetnsPath};
 use kevtmon_tests::network::on_host;
 use kevtmon_tests::pod::{GATEWAY_LLADDR, Pod};
 use kevtmon_tests::process::{Running, comm};
+use nix::sys::signal::Signal;
 
 /// The namespace of these tests, which is the host's.
 fn host() -> u64 {
@@ -160,4 +161,21 @@ fn what_users_do_to_links_of_their_own_is_not_listened_to() {
     let events = daemon.events();
     let heard: Vec<_> = events.iter().filter(|event| event.is_in(of_user.inum())).collect();
     assert!(heard.is_empty(), "{heard:?}");
+}
+
+#[test]
+fn a_container_that_listens_to_all_packets_again_and_again_hides_nothing() {
+    /// More messages than the socket has room for.
+    const TOGGLES: usize = 10_000;
+    let noisy = Pod::new();
+    let mut daemon = launch().start();
+    daemon.wait_for_netns(noisy.inum());
+    daemon.signal(Signal::SIGSTOP);
+    let lines = "link set eth0 promisc on\nlink set eth0 promisc off\n".repeat(TOGGLES / 2);
+    noisy.netns().ip_batch(&lines);
+    let pod = Pod::new();
+    daemon.signal(Signal::SIGCONT);
+    wait_for_link(&mut daemon, "link.created", host(), pod.host_end());
+    let lost = daemon.events().into_iter().find(|event| event.text("/lost/source") == "netlink");
+    assert!(lost.is_none(), "{lost:?}");
 }

@@ -73,6 +73,9 @@ impl Subscription {
         let mut socket = Socket::new(NETLINK_ROUTE).map_err(setup("open a netlink socket"))?;
         enlarge(&socket, receive_buffer).map_err(setup("set the receive buffer"))?;
         socket.set_non_blocking(true).map_err(setup("make the socket non-blocking"))?;
+        if let Err(error) = leave_out_promiscuity(&socket) {
+            tracing::debug!(%error, "the netlink socket has no filter");
+        }
         // Both before any group: a message that came earlier would lack its namespace.
         let mut host_only = socket.set_listen_all_namespaces(true).err();
         socket.bind(&SocketAddr::new(0, 0)).map_err(setup("bind the netlink socket"))?;
@@ -104,6 +107,45 @@ impl AsRawFd for Subscription {
     fn as_raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
+}
+
+/// Has the kernel leave out what only tells that a link became promiscuous or ceased to be: nothing is made of it, and any
+/// container with a packet socket, which most may have, can cause more such messages than the socket has room for.
+fn leave_out_promiscuity(socket: &Socket) -> io::Result<()> {
+    /// Of `include/uapi/linux/if.h`.
+    const IFF_PROMISC: u32 = 0x100;
+    /// Of `include/uapi/linux/bpf_common.h`: `BPF_LD | BPF_ABS` with `BPF_H` or `BPF_W`, `BPF_JMP | BPF_JEQ`, `BPF_RET`.
+    const LOAD_HALF: u16 = 0x28;
+    const LOAD_WORD: u16 = 0x20;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    // Loads of such a program are of network order, the message is not.
+    let new_link = u32::from(u16::from_be_bytes(libc::RTM_NEWLINK.to_ne_bytes()));
+    let promiscuity = u32::from_be_bytes(IFF_PROMISC.to_ne_bytes());
+    let statement = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
+    let mut program = [
+        // `nlmsg_type` of `struct nlmsghdr`.
+        statement(LOAD_HALF, 4),
+        libc::sock_filter { jf: 2, ..statement(JUMP_IF_EQUAL, new_link) },
+        // `ifi_change` of `struct ifinfomsg` behind it.
+        statement(LOAD_WORD, 16 + 12),
+        libc::sock_filter { jt: 1, ..statement(JUMP_IF_EQUAL, promiscuity) },
+        statement(RETURN, u32::MAX),
+        statement(RETURN, 0),
+    ];
+    let len = u16::try_from(program.len()).unwrap_or(0);
+    let program = libc::sock_fprog { len, filter: program.as_mut_ptr() };
+    // SAFETY: the kernel copies the program, which lives until then.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            libc::socklen_t::try_from(size_of_val(&program)).unwrap_or(0),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn enlarge(socket: &Socket, bytes: usize) -> io::Result<()> {
