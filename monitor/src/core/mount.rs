@@ -260,6 +260,7 @@ impl Core {
     fn submit(&mut self, umount: QueuedUmount) {
         if umount.is_refused() {
             let mount = self.busy_mounts.entry(&umount.key, umount.account.clone());
+            self.busy_mounts.keep_given(mount, &umount.attempt);
             return self.process_in_turn(QueuedUmount { mount, ..umount });
         }
         if let Some(mount) = self.busy_mounts.at(&umount.key) {

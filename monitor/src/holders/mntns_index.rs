@@ -23,6 +23,14 @@ pub(super) struct Member {
     pub(super) tid: u32,
 }
 
+impl Member {
+    /// The directory of the task in /proc.
+    pub(super) fn dir(self, proc: &Proc) -> Option<Dir> {
+        let process = proc.dir(self.tgid).ok()?;
+        if self.tid == self.tgid { Some(process) } else { task_dir(&process, self.tid) }
+    }
+}
+
 /// All processes by mount namespace.
 #[derive(Debug, Default)]
 pub(super) struct MntnsIndex {
@@ -135,33 +143,37 @@ pub(super) fn task_dir(dir: &Dir, tid: u32) -> Option<Dir> {
     dir.at(c"task").ok()?.at(NumberName::new(tid).as_c_str()).ok()
 }
 
+/// What the members of a namespace show of its mounts.
+#[derive(Debug)]
+pub(super) struct Shown {
+    /// Those that were wanted.
+    pub(super) table: MountTable,
+    /// Where every member is in a chroot, which hides some: one of them.
+    pub(super) hidden_from: Option<Member>,
+}
+
 /// Reads the mounts of a namespace from one of its members, best one first: a member in a chroot does not
-/// see all. The text is handed to `wanted` before it is parsed.
+/// see all. The text is handed to `wanted` before it is parsed. `None` where no member lives that may be read.
 pub(super) fn mounts(
     proc: &Proc,
     members: impl IntoIterator<Item = Member>,
     wanted: impl Fn(&str) -> bool,
-) -> Option<MountTable> {
+) -> Option<Shown> {
     let (mut buffer, mut text) = (Buffer::default(), Vec::new());
-    let mut partial = None;
+    let mut partial: Option<Shown> = None;
     for member in members.into_iter().take(MAX_TRIES) {
-        let Ok(process) = proc.dir(member.tgid) else { continue };
-        let dir = if member.tid == member.tgid { Some(process) } else { task_dir(&process, member.tid) };
-        let Some(dir) = dir else { continue };
+        let Some(dir) = member.dir(proc) else { continue };
         let Ok(root) = dir.link(c"root", &mut buffer) else { continue };
-        if root != "/" && partial.is_some() {
+        if root != "/" && partial.as_ref().is_some_and(|shown| !shown.table.is_empty()) {
             continue;
         }
         let Ok(mounts) = dir.text(c"mountinfo", &mut text) else { continue };
-        if mounts.is_empty() {
-            // Its root directory was detached.
-            continue;
-        }
         let table = if wanted(&mounts) { MountTable::parse(&mounts, &root) } else { MountTable::default() };
-        if root == "/" {
-            return Some(table);
+        // It sees none at all where its root directory is no mount point, or was detached.
+        if root == "/" && !mounts.is_empty() {
+            return Some(Shown { table, hidden_from: None });
         }
-        partial = Some(table);
+        partial = Some(Shown { table, hidden_from: Some(member) });
     }
     partial
 }
@@ -181,8 +193,7 @@ pub(super) struct Seen {
 /// Reads the mounts that a member sees; `None` if it sees none, is gone, or has entered another namespace meanwhile.
 pub(super) fn seen_by(proc: &Proc, member: Member, ns: NsInum) -> Option<Seen> {
     let (mut buffer, mut text) = (Buffer::default(), Vec::new());
-    let process = proc.dir(member.tgid).ok()?;
-    let process = if member.tid == member.tgid { process } else { task_dir(&process, member.tid)? };
+    let process = member.dir(proc)?;
     let root = process.link(c"root", &mut buffer).ok()?.into_owned();
     let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, &root);
     let is_member = matches!(namespace(&process, &mut buffer), Ok(Some(now)) if now == ns);

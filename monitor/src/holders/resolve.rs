@@ -41,6 +41,9 @@ pub(super) enum Unresolved {
     NoProcess,
     #[error("its caller's root or current directory could not be captured, or was removed")]
     NotCaptured,
+    /// An absolute link in it leads below the caller's root directory.
+    #[error("{path} is an absolute link, and the root directory of the caller is not known")]
+    UnknownRoot { path: String },
     /// The directory of this path is another one for the process that is walked from.
     #[error("{path} is on another mount now than it was for the caller")]
     Elsewhere { path: String },
@@ -90,8 +93,8 @@ pub(super) struct Anchor {
 /// A path, and where it starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Origin {
-    /// The caller's root directory.
-    pub(super) root: Anchor,
+    /// The caller's root directory; `None` where it is not known, and the path begins at the root of the namespace.
+    pub(super) root: Option<Anchor>,
     /// The caller's current directory; `None` for an absolute path.
     pub(super) cwd: Option<Anchor>,
     /// As it was given.
@@ -130,10 +133,10 @@ impl<'t> View<'t> {
         if origin.path.contains(char::REPLACEMENT_CHARACTER) {
             return Err(Unresolved::NotText);
         }
-        let root = self.anchor(&origin.root)?;
+        let root = origin.root.as_ref().map(|root| self.anchor(root)).transpose()?;
         let mut at = match &origin.cwd {
             Some(cwd) => self.anchor(cwd)?,
-            None => root.clone(),
+            None => root.clone().unwrap_or_default(),
         };
         // What ends in a slash is a directory, so a link there is followed.
         let follow = origin.follow || origin.path.ends_with('/') || origin.path.ends_with("/.");
@@ -146,7 +149,7 @@ impl<'t> View<'t> {
                     return Err(Unresolved::Parent);
                 }
                 // In the root it leads to the root.
-                if at != root {
+                if root.as_ref() != Some(&at) {
                     at.pop();
                 }
                 continue;
@@ -159,7 +162,8 @@ impl<'t> View<'t> {
                         return Err(Unresolved::Links);
                     }
                     if target.starts_with('/') {
-                        at.clone_from(&root);
+                        let unknown = || Unresolved::UnknownRoot { path: joined(&at, &name) };
+                        at = root.clone().ok_or_else(unknown)?;
                     }
                     names(&target).rev().for_each(|name| rest.push_front(name));
                 }

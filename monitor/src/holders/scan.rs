@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::locate::{self, best_members};
-use super::mntns_index::{self, MntnsIndex, Seen};
+use super::mntns_index::{self, MntnsIndex, Seen, Shown};
 use super::pins::{Extent, Pin, Rest, Visit, Visitor, describe};
 use super::progress::{Progress, Stage};
 use super::propagation::{self, MountCopy, NamespaceMounts};
@@ -18,6 +18,7 @@ use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Dir, is_gone};
 use crate::sources::procfs::mountinfo::{Mount, is_fuse};
 use crate::sources::procfs::readers;
+use crate::sources::procfs::statmount::MountNamespace;
 
 /// The list of processes is never longer than this takes; a reader would be ended soon after.
 const LIST_MAX: Duration = Duration::from_secs(10);
@@ -131,7 +132,7 @@ impl<'p> Scan<'p> {
             let is_held = !self.report.holders.is_empty();
             return Outcome::done(if is_held { Verdict::Processes } else { Verdict::Transient });
         }
-        if request.origin.is_some() {
+        if request.origin.is_some() && !request.mount_only {
             // The kernel found a mount there.
             self.report.blind_spot(None, "nothing is mounted at the path any more");
         }
@@ -240,9 +241,13 @@ impl<'p> Scan<'p> {
                 is_whole = false;
                 continue;
             }
-            let table =
+            let shown =
                 mntns_index::mounts(self.proc, members.iter().copied(), |text| text.contains(&device));
-            let Some(table) = table else { continue };
+            let Some(shown) = shown else { continue };
+            if known.is_none() {
+                self.doubt_what_is_hidden(&shown, target);
+            }
+            let table = shown.table;
             let has_copy = table.iter().any(|mount| mount.is_copy_of(target));
             self.progress.namespaces.insert(*ns, has_copy);
             if has_copy {
@@ -251,6 +256,18 @@ impl<'p> Scan<'p> {
             self.note_in_time();
         }
         (views, is_whole)
+    }
+
+    /// Where all processes of a namespace are in a chroot, they may hold a copy that is mounted outside of it.
+    fn doubt_what_is_hidden(&mut self, shown: &Shown, target: &Mount) {
+        let Some(member) = shown.hidden_from else { return };
+        let Some(task) = member.dir(self.proc) else { return };
+        let namespace = MountNamespace::of(&task);
+        if !matches!(namespace.map(|all| all.hides_copy(target, &shown.table)), Ok(Ok(false))) {
+            let reason =
+                "every process of its mount namespace is in a chroot, and mounts outside of it are not seen";
+            self.blind_to(member.tgid, reason);
+        }
     }
 
     /// Counts the processes that may not be read. Those that see the mount, or whose mounts cannot be known

@@ -8,7 +8,8 @@ use crate::observation::CallerDirectory;
 use crate::sources::procfs::Proc;
 
 /// Where the path of a request starts: from what was captured of the caller, else from what /proc shows of it. An
-/// absolute path whose caller is not known starts at the root of the namespace.
+/// absolute path whose caller is not known starts at the root of the namespace; but absolute links in it lead below
+/// the caller's.
 pub(super) fn origin(proc: &Proc, request: &ScanRequest) -> Result<Origin, Unresolved> {
     let is_relative = !request.path.starts_with('/');
     let (root, cwd) = match &request.origin {
@@ -16,9 +17,13 @@ pub(super) fn origin(proc: &Proc, request: &ScanRequest) -> Result<Origin, Unres
         None if proc.ns(request.tgid, "mnt") == Some(request.mntns) => {
             (shown(proc, request.tgid, "root"), shown(proc, request.tgid, "cwd"))
         }
-        None => (Some(Anchor { path: "/".to_owned(), mount_id: None }), None),
+        None if !is_relative => {
+            let (root, cwd) = (None, None);
+            return Ok(Origin { root, cwd, path: request.path.clone(), follow: request.follow });
+        }
+        None => (None, None),
     };
-    let root = root.ok_or(Unresolved::NotCaptured)?;
+    let root = Some(root.ok_or(Unresolved::NotCaptured)?);
     let cwd = if is_relative { Some(cwd.ok_or(Unresolved::NotCaptured)?) } else { None };
     Ok(Origin { root, cwd, path: request.path.clone(), follow: request.follow })
 }
@@ -114,7 +119,7 @@ mod tests {
     fn start(links: &[(&str, &str)], request: &ScanRequest) -> Option<(String, Option<String>)> {
         let (_files, proc) = proc(links);
         let origin = origin(&proc, request).ok()?;
-        Some((origin.root.path, origin.cwd.map(|cwd| cwd.path)))
+        Some((origin.root.map_or_else(|| "?".to_owned(), |root| root.path), origin.cwd.map(|cwd| cwd.path)))
     }
 
     #[test]
@@ -140,7 +145,7 @@ mod tests {
         assert_eq!(start(&links, &request("vol")), both);
         assert_eq!(start(&links, &request("/vol")), Some(("/jail".into(), None)));
         let elsewhere = ScanRequest { mntns: 2, ..request("/vol") };
-        assert_eq!(start(&links, &elsewhere), Some(("/".into(), None)), "42 is another process by now");
+        assert_eq!(start(&links, &elsewhere), Some(("?".into(), None)), "42 is another process by now");
         assert_eq!(start(&links, &ScanRequest { mntns: 2, ..request("vol") }), None);
         assert_eq!(start(&[("root", "/"), ("cwd", "(unreachable)/a")], &request("b")), None);
     }

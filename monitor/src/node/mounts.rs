@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
-use crate::observation::{BootNs, MountIdentity, NsInum};
+use crate::observation::{BootNs, MountIdentity, NsInum, PathOrigin, UmountAttempt};
 use index::Index;
 
 mod index;
@@ -82,6 +82,9 @@ pub struct BusyMount {
     pub identity: Option<MountIdentity>,
     /// Who is charged for it.
     pub account: Account,
+    /// The path as a caller gave it, and where that starts from; until a scan has found the mount.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given: Option<Box<GivenPath>>,
     total: u64,
     /// Recent attempts.
     callers: Vec<(Caller, u64)>,
@@ -90,9 +93,19 @@ pub struct BusyMount {
     last: BootNs,
 }
 
+/// A path, and where it starts from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GivenPath {
+    /// As it was given.
+    pub path: String,
+    /// The caller's directories.
+    pub origin: Box<PathOrigin>,
+}
+
 impl BusyMount {
     fn new(key: MountKey, account: Account) -> Self {
-        Self { key, identity: None, account, total: 0, callers: Vec::new(), others: 0, last: 0 }
+        let (callers, others) = (Vec::new(), 0);
+        Self { key, identity: None, account, given: None, total: 0, callers, others, last: 0 }
     }
 
     /// Refused attempts since the mount became busy.
@@ -228,6 +241,18 @@ impl BusyMounts {
         self.last_id
     }
 
+    /// Keeps the path of a refused attempt by the host, for a mount that no scan has found yet: by the path alone a link in
+    /// it cannot be followed below the root directory of the caller.
+    pub fn keep_given(&mut self, id: BusyId, attempt: &UmountAttempt) {
+        let Some(busy) = self.mounts.get_mut(&id) else { return };
+        if busy.account.host && busy.identity.is_none() && busy.given.is_none() {
+            busy.given = attempt
+                .origin
+                .clone()
+                .map(|origin| Box::new(GivenPath { path: attempt.path.clone(), origin }));
+        }
+    }
+
     /// Counts a refused attempt; returns the count of this caller.
     pub fn refused(&mut self, at: BootNs, id: BusyId, caller: Caller) -> u64 {
         let Some(busy) = self.mounts.get_mut(&id) else { return 1 };
@@ -283,6 +308,7 @@ impl BusyMounts {
         let Some(busy) = self.mounts.get_mut(&id) else { return };
         self.index.remove(id, busy);
         busy.identity = Some(identity);
+        busy.given = None;
         self.index.add(id, busy);
     }
 

@@ -24,11 +24,15 @@ impl Core {
             Some(Answer::Holders) => self.scanned(at, umount, report),
             Some(Answer::StillHeld) => self.end(&umount, Some(report)),
             _ => {
-                if report.verdict == Verdict::NotAMount && report.complete {
+                // What the path leads to may be something else by now.
+                let is_older = umount.attempt.origin.is_none();
+                let is_none_there = report.verdict == Verdict::NotAMount;
+                if is_none_there && report.complete && is_older {
                     self.end(&umount, None);
                 } else {
                     let reason = match report.blind_spots.first() {
                         Some(spot) => spot.reason.clone(),
+                        None if is_none_there => "nothing is mounted at the path any more".to_owned(),
                         None => {
                             "something is mounted there, and which mount was busy is not known".to_owned()
                         }

@@ -87,11 +87,15 @@ impl Core {
         let id = self.holder_scans.question_id();
         let request = match identity {
             Some(identity) => Request::MountPresence { id, mntns, tgid: 0, identity, share },
-            // A path that is not known from where.
-            None if !path.starts_with('/') => return,
-            // It led to a mount once, so a link at its end was followed.
             None => {
-                let (origin, follow, mount_only) = (None, true, true);
+                let (path, origin) = match &busy.given {
+                    Some(given) => (given.path.clone(), Some(given.origin.clone())),
+                    // A path that is not known from where.
+                    None if !path.starts_with('/') => return,
+                    None => (path, None),
+                };
+                // It led to a mount once, so a link at its end was followed.
+                let (follow, mount_only) = (true, true);
                 Request::Holders { id, mntns, tgid: 0, path, origin, follow, mount_only, share }
             }
         };

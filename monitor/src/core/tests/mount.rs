@@ -418,6 +418,32 @@ fn a_mount_that_was_never_found_is_looked_for_through_a_link_at_the_end_of_its_p
 }
 
 #[test]
+fn a_mount_that_was_never_found_is_looked_for_from_where_its_caller_stood() {
+    let mut core = settled();
+    core.observe(at(10, attempt_below("/jail", "/data/x")));
+    core.observe(at(11, Fact::Holders(Box::new(HolderReport::skipped(1, "/jail/data/x")))));
+    take(&mut core);
+    core.observe(at(70_000 * MS, Fact::Tick));
+    let (_, requested) = take(&mut core);
+    // An absolute link in it leads below the root directory of the caller.
+    let [Request::Holders { id, path, origin: Some(origin), mount_only: true, .. }, ..] = &requested[..]
+    else {
+        panic!("{requested:?}")
+    };
+    let root = origin.root.as_ref().and_then(|root| root.path.as_deref());
+    assert_eq!((path.as_str(), root), ("/data/x", Some("/jail")));
+    let gone = HolderReport {
+        verdict: Verdict::NotAMount,
+        complete: true,
+        ..HolderReport::skipped(*id, "/jail/vol")
+    };
+    core.observe(at(70_001 * MS, Fact::Holders(Box::new(gone))));
+    core.observe(at(140_000 * MS, Fact::Tick));
+    let (_, requested) = take(&mut core);
+    assert!(requested.is_empty(), "it is gone: {requested:?}");
+}
+
+#[test]
 fn an_event_is_emitted_even_if_its_scan_never_finishes() {
     let mut core = settled();
     core.observe(at(10, attempt(Some(16))));

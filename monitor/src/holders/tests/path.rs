@@ -73,6 +73,40 @@ fn a_path_starts_from_the_directories_that_were_captured_of_its_caller() {
 }
 
 #[test]
+fn an_absolute_link_below_a_root_that_is_not_known_leads_nowhere_rather_than_elsewhere() {
+    let mut sandbox = MountSandbox::new();
+    let jail = sandbox.path("jail");
+    fs::create_dir_all(jail.join("in")).unwrap();
+    let target = sandbox.mount("jail/vol");
+    symlink("/vol", jail.join("in/absolute")).unwrap();
+    symlink("../vol", jail.join("in/relative")).unwrap();
+    let look = |path: &Path| {
+        let request = ScanRequest { tgid: 0, mount_only: true, ..request(path) };
+        scan(&Proc::default(), &request, AMPLE)
+    };
+    let lost = look(&jail.join("in/absolute"));
+    assert_eq!((lost.verdict, lost.complete), (Verdict::Incomplete, false), "{lost:?}");
+    assert!(lost.blind_spots[0].reason.contains("root directory of the caller is not known"), "{lost:?}");
+    for path in [target.clone(), jail.join("in/relative")] {
+        let found = look(&path);
+        assert_eq!((found.path.as_str(), found.complete), (target.to_str().unwrap(), true), "{found:?}");
+    }
+    // Of one whose root was captured it is known whether anything is there.
+    let origin = PathOrigin { root: captured(&jail), cwd: captured(&jail.join("in")), doubt: None };
+    let with_root = || {
+        let (path, origin) = ("absolute".to_owned(), Some(Box::new(origin.clone())));
+        scan(
+            &Proc::default(),
+            &ScanRequest { tgid: 0, mount_only: true, path, origin, ..request(&jail) },
+            AMPLE,
+        )
+    };
+    assert_eq!((with_root().verdict, with_root().complete), (Verdict::Incomplete, true));
+    assert_eq!(umount(&target, 0), Ok(()));
+    assert_eq!((with_root().verdict, with_root().complete), (Verdict::NotAMount, true));
+}
+
+#[test]
 fn a_directory_that_is_on_another_mount_by_now_is_not_taken_for_the_callers() {
     let mut sandbox = MountSandbox::new();
     fs::create_dir(sandbox.path("a")).unwrap();
@@ -229,7 +263,7 @@ fn a_path_through_links_leads_to_the_mount_that_the_kernel_would_unmount() {
         assert_eq!(report.path, target.to_str().unwrap(), "{path:?}");
         assert_eq!(held(&report), [(child.tgid(), Access::Fd)], "{path:?}");
         // The process that gave the path has ended: another process of the namespace stands in.
-        let late = scan(&Proc::default(), &ScanRequest { tgid: u32::MAX, ..request(&path) }, AMPLE);
+        let late = scan_captured(Path::new("/"), Path::new("/"), path.to_str().unwrap());
         assert_eq!(held(&late), [(child.tgid(), Access::Fd)], "{path:?}");
     }
     let unfollowed = ScanRequest { follow: false, ..request(&sandbox.path("data/last")) };

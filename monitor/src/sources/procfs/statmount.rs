@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use zerocopy::{FromBytes, FromZeros as _};
 
 use super::dir::Dir;
-use super::mountinfo::Mount;
+use super::mountinfo::{Mount, MountTable};
 
 /// The same on every architecture.
 const SYS_STATMOUNT: libc::c_long = 457;
@@ -51,9 +51,14 @@ struct Basics {
     parent: u64,
     reused_id: u32,
     reused_parent: u32,
+    attributes: u64,
+    propagation: u64,
+    peer_group: u64,
+    master: u64,
 }
 
-const _: () = assert!(offset_of!(Basics, id) == 40 && size_of::<Basics>() == 64);
+const _: () = assert!(offset_of!(Basics, id) == 40 && offset_of!(Basics, attributes) == 64);
+const _: () = assert!(size_of::<Basics>() == 96);
 const _: () = assert!(size_of::<MountRequest>() == 32);
 
 /// A mount namespace whose mounts are asked for. It must not be kept: it pins the namespace.
@@ -98,6 +103,34 @@ impl MountNamespace {
             }
             after = *ids.last().filter(|_| ids.len() == LISTED)?;
         }
+    }
+
+    /// Whether it has a mount of this one's file system that a table does not show, and that an unmount elsewhere can reach:
+    /// one on a mount that is shared or a slave.
+    ///
+    /// # Errors
+    /// Where the kernel does not tell.
+    pub fn hides_copy(&self, of: &Mount, shown: &MountTable) -> io::Result<bool> {
+        let mut after = 0;
+        loop {
+            let ids = self.list(after)?;
+            // One that went meanwhile is no copy any more.
+            for stat in ids.iter().filter_map(|id| self.stat(*id).ok()) {
+                let is_shown = || shown.iter().any(|mount| stat.is(mount));
+                if stat.device() == of.device && !is_shown() && self.is_reached(&stat) {
+                    return Ok(true);
+                }
+            }
+            match ids.last().filter(|_| ids.len() == LISTED) {
+                Some(last) => after = *last,
+                None => return Ok(false),
+            }
+        }
+    }
+
+    fn is_reached(&self, mount: &Basics) -> bool {
+        let propagates = |parent: Basics| parent.peer_group != 0 || parent.master != 0;
+        mount.parent != mount.id && self.stat(mount.parent).map_or(true, propagates)
     }
 
     /// Whether the mount with this unique id is in the namespace; `None` where the kernel does not tell.
@@ -145,7 +178,12 @@ impl Basics {
     fn is(&self, mount: &Mount) -> bool {
         u64::from(self.reused_id) == mount.id
             && u64::from(self.reused_parent) == mount.parent
-            && format!("{}:{}", self.device_major, self.device_minor) == mount.device
+            && self.device() == mount.device
+    }
+
+    /// As in a mount table.
+    fn device(&self) -> String {
+        format!("{}:{}", self.device_major, self.device_minor)
     }
 }
 
@@ -153,7 +191,6 @@ impl Basics {
 mod tests {
     use super::*;
     use crate::sources::procfs::Proc;
-    use crate::sources::procfs::mountinfo::MountTable;
 
     #[test]
     fn every_mount_of_the_own_namespace_has_an_id_of_its_own() {
