@@ -89,7 +89,7 @@ fn mount_fuse(volume: &Path) -> File {
 }
 
 #[test]
-fn only_root_of_the_node_with_the_fuse_device_serves_the_volume_that_its_arguments_name() {
+fn who_has_the_connection_serves_the_volume_and_where_that_is_not_shown_root_whose_arguments_name_it() {
     let held = Mount::volume();
     let scratch = Scratch::new();
     let uid = uuid();
@@ -104,15 +104,19 @@ fn only_root_of_the_node_with_the_fuse_device_serves_the_volume_that_its_argumen
     let info = format!("/proc/self/fdinfo/{}", device.as_raw_fd());
     let is_shown = std::fs::read_to_string(info).expect("a descriptor").contains("fuse_connection");
     let sure = if is_shown { "certain" } else { "likely" };
-    for (prefix, input, expected) in [
-        (&AS_NOBODY[..], of(&device), None),
-        (&[], Stdio::null(), None),
-        (&[], of(&other), Some((&*uid, "likely")).filter(|_| !is_shown)),
-        (&[], of(&device), Some((&*uid, sure))),
+    let shown = Some((&*uid, "certain")).filter(|_| is_shown);
+    for (prefix, input, arguments, expected) in [
+        (&AS_NOBODY[..], of(&device), &[&*served][..], shown),
+        (&[], Stdio::null(), &[&served], None),
+        (&[], of(&other), &[&served], Some((&*uid, "likely")).filter(|_| !is_shown)),
+        (&[], of(&device), &[&served], Some((&*uid, sure))),
+        // What it is called with proves nothing.
+        (&[], of(&device), &[], shown),
+        (&[], of(&device), &[&elsewhere], shown),
     ] {
         let words = [prefix, &[&*program, "-c", "kill -STOP $$; exit", "glusterfs"]].concat();
         let mut server = Command::new(words[0]);
-        server.args(&words[1..]).arg(&served).current_dir(held.point()).stdin(input);
+        server.args(&words[1..]).args(arguments).current_dir(held.point()).stdin(input);
         let server = Running::spawn(&mut server);
         let state = format!("/proc/{}/stat", server.pid());
         eventually!(

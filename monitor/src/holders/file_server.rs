@@ -1,6 +1,7 @@
 //! The mount that a process is the file server of: whoever has the FUSE device open answers for one file system. Newer
-//! kernels show which one. Elsewhere its mount point is among the arguments of the server, which are anybody's to choose:
-//! they are believed only of root of the node, if a FUSE file system is mounted there, and not for certain.
+//! kernels show which one, whatever the server is called and however it was started. Elsewhere its mount point is among
+//! the arguments of the server, which are anybody's to choose: they are believed only of root of the node, if a FUSE
+//! file system is mounted there, and not for certain.
 
 use std::io;
 
@@ -11,6 +12,8 @@ use crate::sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
 use crate::sources::procfs::root::is_root_of_node;
 
 const DEVICE: &str = "/dev/fuse";
+/// Descriptors of a holder that are looked at, the lowest ones: a server opens the device before it serves anything.
+const FDS_MAX: usize = 1024;
 /// `MINORBITS` of include/linux/kdev_t.h.
 const MINOR_BITS: u32 = 20;
 
@@ -25,20 +28,34 @@ pub(super) struct Served {
 /// Finds the file system that a process serves.
 pub(super) fn served(process: &Dir) -> Option<Served> {
     let (mut links, mut text) = (Buffer::default(), Vec::new());
-    let cmdline = process.text(c"cmdline", &mut text).ok()?.into_owned();
-    if !cmdline.split('\0').any(|argument| argument.starts_with('/')) {
-        return None;
-    }
     // Mount points are as the process sees them only without a chroot.
-    if process.link(c"root", &mut links).ok()? != "/" || !is_root_of_node(process, &mut links, &mut text) {
+    if process.link(c"root", &mut links).ok()? != "/" {
         return None;
     }
     let table = MountTable::parse(&process.text(c"mountinfo", &mut text).ok()?, "/");
-    let mountpoint = named(&cmdline, &table)?;
-    let (connections, mount) = (connections(process, &mut links)?, table.at(mountpoint)?);
-    let is_certain = !connections.is_empty();
-    let is_it = !is_certain || connections.iter().any(|connection| is_of(*connection, mount));
-    is_it.then(|| Served { mountpoint: mountpoint.to_owned(), is_certain })
+    if !table.iter().any(|mount| is_fuse(&mount.fstype)) {
+        return None;
+    }
+    let connections = connections(process, &mut links)?;
+    let cmdline = process.text(c"cmdline", &mut text).ok()?.into_owned();
+    let (mountpoint, is_certain) = if connections.is_empty() {
+        let is_believed = is_root_of_node(process, &mut links, &mut text);
+        (named(&cmdline, &table).filter(|_| is_believed)?, false)
+    } else {
+        (connected(&connections, &cmdline, &table)?, true)
+    };
+    Some(Served { mountpoint: mountpoint.to_owned(), is_certain })
+}
+
+/// Where the file system of a connection is mounted. Of several places the one that an argument names, else the first of
+/// the whole file system.
+fn connected<'t>(connections: &[u32], cmdline: &str, table: &'t MountTable) -> Option<&'t str> {
+    let is_of_one = |mount: &&Mount| connections.iter().any(|connection| is_of(*connection, mount));
+    let places: Vec<&Mount> = table.iter().filter(|mount| is_fuse(&mount.fstype)).filter(is_of_one).collect();
+    let is_named = |mount: &&&Mount| cmdline.split('\0').any(|argument| argument == mount.mountpoint);
+    let place =
+        places.iter().find(is_named).or(places.iter().find(|mount| mount.root == "/")).or(places.first());
+    place.map(|mount| mount.mountpoint.as_str())
 }
 
 /// The last argument at which a FUSE file system is mounted.
@@ -50,18 +67,19 @@ fn named<'c>(cmdline: &'c str, table: &MountTable) -> Option<&'c str> {
 
 /// The connections that a process has open, as far as the kernel shows them; `None` without the device.
 fn connections(process: &Dir, links: &mut Buffer) -> Option<Vec<u32>> {
-    let open = devices(process, links).ok().filter(|open| !open.is_empty())?;
+    let open = devices(process, links, FDS_MAX).ok().filter(|open| !open.is_empty())?;
     Some(open.into_iter().flatten().collect())
 }
 
 /// Each descriptor of the device that a process has, with its connection where the kernel shows it (`fuse_connection` in
 /// fdinfo).
-fn devices(process: &Dir, links: &mut Buffer) -> io::Result<Vec<Option<u32>>> {
+fn devices(process: &Dir, links: &mut Buffer, most: usize) -> io::Result<Vec<Option<u32>>> {
     let (list, info) = (process.at(c"fd")?, process.at(c"fdinfo")?);
     let (mut numbers, mut text) = (Vec::new(), Vec::new());
     list.numbers(links, &mut numbers)?;
+    numbers.sort_unstable();
     let mut found = Vec::new();
-    for fd in numbers {
+    for fd in numbers.into_iter().take(most) {
         let name = NumberName::new(fd);
         if list.link(name.as_c_str(), links).is_ok_and(|link| link == DEVICE) {
             let shown = info.text(name.as_c_str(), &mut text).ok();
@@ -80,7 +98,7 @@ pub(super) fn is_unserved(proc: &Proc, mount: &Mount, deadline: &Deadline) -> bo
         if deadline.is_over() || proc.is_aside(tgid) {
             return false;
         }
-        let open = proc.dir(tgid).and_then(|process| devices(&process, &mut links));
+        let open = proc.dir(tgid).and_then(|process| devices(&process, &mut links, usize::MAX));
         match open {
             Ok(open) if open.iter().all(|shown| shown.is_some_and(|number| !is_of(number, mount))) => {}
             Err(error) if tgid == 1 || is_gone(&error) => {}
@@ -117,6 +135,25 @@ mod tests {
         assert_eq!(named("glusterfs\0--volfile-id=a\0/v\0", &table), Some("/v"));
         for arguments in ["glusterfs\0/v/in\0", "glusterfs\0/\0", "x\0/c\0", "x\0/f\0", "/v\0", "x v"] {
             assert_eq!(named(arguments, &table), None, "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn where_the_kernel_shows_the_connection_arguments_only_choose_among_its_mounts() {
+        let table = MountTable::parse(
+            "1 0 8:1 / / rw - ext4 d rw\n2 1 0:39 /sub /b rw - fuse x rw\n3 1 0:39 / /v rw - fuse x rw\n\
+             4 1 0:39 / /w rw - fuse x rw\n5 1 0:40 / /other rw - fuse y rw\n6 1 0:41 / /t rw - tmpfs t rw",
+            "/",
+        );
+        for (connections, cmdline, place) in [
+            (&[39][..], "server", Some("/v")),
+            (&[39], "server\0/other\0", Some("/v")),
+            (&[39], "server\0/w\0/other\0", Some("/w")),
+            (&[40], "/v", Some("/other")),
+            (&[41], "server\0/t\0", None),
+            (&[7, 40], "", Some("/other")),
+        ] {
+            assert_eq!(connected(connections, cmdline, &table), place, "{connections:?} {cmdline:?}");
         }
     }
 
