@@ -12,6 +12,7 @@ use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE};
 use crate::escape::name;
+use crate::event::past::UNDETERMINED;
 use crate::event::wording::{
     copies_phrase, holders_phrase, owner_phrase, pod_label, repeated_actor_phrase, users,
 };
@@ -238,8 +239,7 @@ impl VolumeBusy {
             return;
         };
         if let Some(busy) = self.busy.get(&subject) {
-            let note = "an unmount there has succeeded since, and whether it is gone is not known";
-            let summary = format!("{}; {note}: {reason}", busy.summary);
+            let summary = format!("{}{UNDETERMINED}: {reason}", busy.summary);
             findings.restate(subject, summary);
         }
     }

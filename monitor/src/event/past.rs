@@ -4,26 +4,38 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 18] = [
+const TENSES: [(&str, &str); 25] = [
     (" has lost its gateway ", " had lost its gateway "),
     (" cannot reach its gateway ", " could not reach its gateway "),
     (": nothing answers its ", ": nothing answered its "),
     (" is gone, and nobody was seen removing it", " was gone, and nobody was seen removing it"),
+    (" is gone together with ", " was gone together with "),
     (" is missing, though ", " was missing, though "),
     (" interface have one", " interface had one"),
     (" points to ", " pointed to "),
     (" is reached by ", " was reached by "),
     (" is no port of it", " was no port of it"),
     (" is no port of ", " was no port of "),
+    (", which has the gateway's address", ", which had the gateway's address"),
+    ("what held it is not known", "what held it was not known"),
+    (" and is still held by ", " and was still held by "),
+    (", and its file system is still mounted in ", ", and its file system was still mounted in "),
     (" cannot be unmounted", " could not be unmounted"),
     (": held by ", ": it was held by "),
     (", which serves a volume of ", ", which served a volume of "),
     (", which likely serves a volume of ", ", which likely served a volume of "),
     (": another file system is mounted below it", ": another file system was mounted below it"),
     (": no process was found to hold it, so the kernel or a socket may", ": no process was found to hold it"),
+    ("; a copy is also mounted in ", "; a copy was also mounted in "),
+    (", which alone refuses nothing", ", which alone refused nothing"),
     (" claims to be pod ", " claimed to be pod "),
     (": busy", ": it was busy"),
 ];
+
+/// What is added to a summary where an unmount succeeded that may have ended it; the reason follows.
+pub(crate) const UNDETERMINED: &str =
+    "; an unmount there has succeeded since, and whether it is gone is not known";
+const WAS_UNDETERMINED: &str = "; an unmount there had succeeded, and whether it was gone was not known";
 
 /// The same of what was checked and found healthy.
 const HEALTHY: [(&str, &str); 6] = [
@@ -46,16 +58,151 @@ pub(crate) fn end(incident: &mut Incident) {
 
 /// A summary in the past tense.
 pub(crate) fn past(summary: &str) -> String {
-    replaced(summary, &TENSES)
+    match summary.split_once(UNDETERMINED) {
+        // Why it was not known is told of that moment.
+        Some((before, _)) => replaced(before, &TENSES) + WAS_UNDETERMINED,
+        None => replaced(summary, &TENSES),
+    }
 }
 
+/// Replaces phrases, but not within a name: one that looks like a sentence is quoted.
 fn replaced(text: &str, phrases: &[(&str, &str)]) -> String {
-    phrases.iter().fold(text.to_owned(), |text, (present, past)| text.replace(present, past))
+    let told = |part: &str| {
+        phrases.iter().fold(part.to_owned(), |text, (present, past)| text.replace(present, past))
+    };
+    parts(text).map(|(part, is_quoted)| if is_quoted { part.to_owned() } else { told(part) }).collect()
+}
+
+/// What is within quotes, which belong to it, and what is not.
+fn parts(text: &str) -> impl Iterator<Item = (&str, bool)> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let is_quoted = rest.starts_with('"');
+        let mut is_escaped = false;
+        let end = rest.char_indices().skip(usize::from(is_quoted)).find(|(_, c)| {
+            let is_end = *c == '"' && !is_escaped;
+            is_escaped = is_quoted && *c == '\\' && !is_escaped;
+            is_end
+        });
+        let end = end.map_or(rest.len(), |(end, _)| end + usize::from(is_quoted));
+        let (part, after) = rest.split_at(end);
+        rest = after;
+        (!part.is_empty()).then_some((part, is_quoted))
+    })
+}
+
+/// Words that end as verbs in the present tense do, and are none.
+#[cfg(test)]
+const NO_VERBS: &[&str] = &[
+    "access",
+    "address",
+    "always",
+    "as",
+    "attempts",
+    "because",
+    "copies",
+    "descriptors",
+    "entries",
+    "glusterfs",
+    "holders",
+    "hours",
+    "its",
+    "interfaces",
+    "kubernetes",
+    "less",
+    "links",
+    "means",
+    "minutes",
+    "mounts",
+    "namespaces",
+    "others",
+    "pods",
+    "ports",
+    "process",
+    "processes",
+    "requests",
+    "routes",
+    "seconds",
+    "this",
+    "times",
+    "unless",
+    "users",
+    "volumes",
+    "was",
+];
+
+/// The words of a sentence, outside of quotes, that look like verbs in the present tense.
+#[cfg(test)]
+pub(crate) fn present(text: &str) -> Vec<&str> {
+    const ALWAYS: &[&str] = &["is", "are", "has", "have", "can", "cannot", "may", "do", "does"];
+    let words = parts(text).filter(|(_, is_quoted)| !is_quoted).flat_map(|(part, _)| part.split(' '));
+    let words = words.map(|word| word.trim_matches(|c: char| ",;:.()".contains(c)));
+    let is_verb = |word: &&str| {
+        let looks_like_one = word.len() > 2
+            && word.ends_with('s')
+            && word.chars().all(|c| c.is_ascii_lowercase())
+            && !NO_VERBS.contains(word);
+        ALWAYS.contains(word) || looks_like_one
+    };
+    words.filter(is_verb).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::wording::holders_phrase;
+    use crate::event::{MountHolder, Serves};
+    use crate::observation::{Access, Verdict};
+    use crate::tests::sample;
+
+    #[test]
+    fn a_verb_in_the_present_tense_is_noticed() {
+        for (text, expected) in [
+            ("pod a/b blocks its gateway", &["blocks"][..]),
+            ("the entry is gone, and others have one", &["is", "have"]),
+            (r#"calico of "what is \" has this" was seen in times of requests"#, &[]),
+        ] {
+            assert_eq!(present(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_looks_like_a_sentence_is_left_as_it_is() {
+        let text =
+            r#"namespace "x is up \" has lost its gateway y" has lost its gateway 10.0.0.1: "is gone""#;
+        let expected =
+            r#"namespace "x is up \" has lost its gateway y" had lost its gateway 10.0.0.1: "is gone""#;
+        assert_eq!(past(text), expected);
+    }
+
+    #[test]
+    fn whatever_is_said_of_holders_has_a_past_tense() {
+        let held = sample::busy().holders.unwrap();
+        let serves = |holder: &MountHolder| {
+            let pod = held.iter().find_map(|holder| holder.pod.clone()).unwrap();
+            let mountpoint = "/v".to_owned();
+            MountHolder { serves: Some(Serves { mountpoint, pod, confidence: None }), ..holder.clone() }
+        };
+        let copy = MountHolder { access: Access::Mount, ..held[0].clone() };
+        let all =
+            [vec![], held.clone(), vec![serves(&held[0])], vec![copy.clone()], vec![copy.clone(), copy]];
+        for verdict in [
+            Verdict::Processes,
+            Verdict::MountNamespace,
+            Verdict::ChildMount,
+            Verdict::Kernel,
+            Verdict::Transient,
+            Verdict::NotAMount,
+            Verdict::Skipped,
+            Verdict::Incomplete,
+        ] {
+            for holders in &all {
+                let phrase = holders_phrase(holders, verdict);
+                let text = past(&format!("volume v of pod a/b cannot be unmounted by kubelet: {phrase}"));
+                assert_eq!(present(&text), [""; 0], "{text}");
+            }
+        }
+    }
 
     #[test]
     fn what_was_wrong_is_told_in_the_past_tense_once() {

@@ -111,7 +111,7 @@ fn a_mount_that_is_detached_is_not_resolved_and_names_who_holds_it_still() {
     assert_eq!(
         event.message,
         "detached, not resolved: volume cam-pv-50g of pod cam/cam1-78b6fc6bc8-cjsw5 detached by umount (pid \
-         30001), after one refused attempt, and is still held by glusterfs (pid 94549) with an open file"
+         30001), after one refused attempt, and was still held by glusterfs (pid 94549) with an open file"
     );
     assert_eq!(event.holders.as_ref().unwrap()[0].pid, 94_549);
     let asked = |request: &&Request| matches!(request, Request::StillHeld { .. });

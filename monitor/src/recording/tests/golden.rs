@@ -13,6 +13,7 @@ use super::super::replay::{Summary, replay};
 use crate::core::{Core, Output, Resume, assert_same};
 use crate::observation::{Fact, Observation};
 use crate::render::Pretty;
+use crate::tests::schema::assert_in_past_tense;
 
 pub(in crate::recording) fn fixtures() -> Vec<PathBuf> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
@@ -29,6 +30,7 @@ fn answer(recording: &[u8]) -> (String, Summary) {
     let pretty = Pretty { colour: false, zone: TimeZone::UTC };
     let mut text = String::new();
     let summary = replay(recording, None, |event| {
+        assert_in_past_tense(&event);
         text.push_str(&pretty.text(&event));
         writeln!(text, "  {}\n", serde_json::to_string(&event).unwrap()).unwrap();
         Ok(())
