@@ -24,9 +24,7 @@ use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Scanner};
 use crate::holders::{self, PresenceRequest, ScanRequest, StillHeldRequest};
 use crate::metrics::{Metrics, MetricsError};
-use crate::observation::{
-    Fact, NsInum, Observation, ProcessState, Request, Source, SourceKind, SourceStatus,
-};
+use crate::observation::{Fact, NsInum, Observation, Request, Source, SourceKind, SourceStatus};
 use crate::recording::recorder::{Record, RecordError, Recorder};
 use crate::settings::{Settings, UserEvents};
 use crate::sinks::api::{ApiError, Memory, Question};
@@ -38,8 +36,8 @@ use crate::sources::kubelet::{KubeletFinder, ROOTS};
 use crate::sources::netlink::NetlinkError;
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
-use crate::sources::procfs::pidfd;
 use crate::sources::procfs::readers::Readers;
+use crate::sources::runtime::still_runs;
 use crate::sources::{Sender, observed_now};
 use crate::store::{self, PreviousRun};
 
@@ -327,9 +325,14 @@ impl Daemon {
                     tracing::warn!(netns, "namespace queue is full; the request is discarded");
                 }
             }
-            Request::ProcessState { tgid } => {
-                let alive = pidfd::is_running(tgid);
-                self.replies.push_back(observed_now(Fact::ProcessState(ProcessState { tgid, alive })));
+            Request::ProcessState { tgid, started_ns } => {
+                match (still_runs::at_once(tgid, started_ns), started_ns) {
+                    (None, Some(started_ns)) => {
+                        still_runs::look_and_send(&self.readers, &self.observations, tgid, started_ns);
+                    }
+                    (Some(state), _) => self.replies.push_back(observed_now(Fact::ProcessState(state))),
+                    (None, None) => {}
+                }
             }
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
             Request::MountPresence { id, mntns, tgid, identity, share } => {

@@ -208,6 +208,8 @@ pub enum Request {
     ProcessState {
         /// Process id (thread group).
         tgid: u32,
+        /// Its start, where that is known: another process may have the id by now.
+        started_ns: Option<BootNs>,
     },
     /// Where the kubelets that run now keep the directories of pods; the reply is `Fact::Kubelet`.
     Kubelet,

@@ -137,8 +137,10 @@ impl Core {
             }
             Awaited::Container(_) => requested.container = true,
             Awaited::Process(tgid) => {
+                let owner = self.owner_of(change.key.netns).filter(|owner| owner.tgid == Some(*tgid));
+                let started_ns = owner.and_then(|owner| owner.started_ns);
                 if !already_requested {
-                    self.request(Request::ProcessState { tgid: *tgid });
+                    self.request(Request::ProcessState { tgid: *tgid, started_ns });
                 }
             }
         }

@@ -66,6 +66,7 @@ fn container(state: ContainerState) -> Fact {
         image: "pause".into(),
         state,
         tgid: Some(16_707),
+        started_ns: Some(7_000),
         netns: Some(POD),
         mntns: Some(8),
         addresses: vec!["192.168.252.66".parse().unwrap()],
@@ -260,7 +261,7 @@ fn an_event_storm_in_unknown_namespaces_is_emitted_with_bounded_memory() {
 fn links_set_down_after_the_container_exited_are_no_fault_and_have_no_actor() {
     let mut core = settled();
     core.observe(at(10, deletion(NeighborCause::LinkDown)));
-    assert_eq!(requests(&mut core), [Request::ProcessState { tgid: 16_707 }]);
+    assert_eq!(requests(&mut core), [Request::ProcessState { tgid: 16_707, started_ns: Some(7_000) }]);
     core.observe(at(11, Fact::ProcessState(ProcessState { tgid: 16_707, alive: false })));
     let [event] = &events(&mut core)[..] else { panic!("not one event") };
     assert_eq!(event.severity, Severity::Debug);

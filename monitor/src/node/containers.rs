@@ -66,6 +66,7 @@ impl KnownContainer {
             sandbox: described.sandbox,
             joined_netns: described.joined_netns,
             pod: described.pod.clone(),
+            started_ns: if reported.tgid.is_some() { reported.started_ns } else { self.facts.started_ns },
             tgid: reported.tgid.or(tgid),
             ..reported
         }
@@ -371,6 +372,7 @@ mod tests {
             image: "busybox".into(),
             state,
             tgid: None,
+            started_ns: None,
             netns,
             mntns: None,
             addresses: Vec::new(),

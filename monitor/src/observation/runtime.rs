@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::NsInum;
+use super::{BootNs, NsInum};
 use crate::names::names;
 
 /// Lifecycle state, one set for all runtimes.
@@ -122,6 +122,9 @@ pub struct ContainerFacts {
     pub state: ContainerState,
     /// Init process on the host while it runs.
     pub tgid: Option<u32>,
+    /// Start of that process to 10 ms, read from /proc: the id alone is another one's once it has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_ns: Option<BootNs>,
     /// Its network namespace, read from /proc. Once it has ended, that of its last run, whose inode number
     /// may be another namespace's by then.
     pub netns: Option<NsInum>,

@@ -17,6 +17,7 @@ pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
         entry::<netlink::Discover>(),
         entry::<netlink::Open>(),
         entry::<runtime::Identify>(),
+        entry::<runtime::StillRuns>(),
         entry::<kubelet::Look>(),
     ];
     procfs::readers::JOBS.into_iter().chain(own)

@@ -43,6 +43,7 @@ pub(crate) fn container(id: &str) -> ContainerFacts {
         image: "nginx".into(),
         state: ContainerState::Running,
         tgid: Some(7),
+        started_ns: None,
         netns: None,
         mntns: None,
         addresses: Vec::new(),

@@ -51,6 +51,7 @@ fn of_pod(pod: u32, sandbox: bool) -> ContainerFacts {
         name: format!("k8s_{}_{name}_team-{}_{uid}_0", if sandbox { "POD" } else { "app" }, pod % 10),
         image: "registry.example/team/service@sha256:".to_owned() + &id(pod, 7),
         tgid: Some(20_000 + pod),
+        started_ns: None,
         netns: Some(inum(pod)),
         pod: Some(PodIdentity {
             namespace: format!("team-{}", pod % 10),

@@ -185,7 +185,7 @@ impl TestNode {
         match request {
             Request::Kubelet => self.observe(Fact::Kubelet(KubeletFacts::default())),
             Request::Netns { netns } => self.observe_netns(netns),
-            Request::ProcessState { tgid } => {
+            Request::ProcessState { tgid, .. } => {
                 self.observe(Fact::ProcessState(ProcessState { tgid, alive: true }));
             }
             Request::Holders { id, path, .. } => {
@@ -354,6 +354,7 @@ pub(in crate::diagnose) fn sandbox(
         image: "pause".into(),
         state: ContainerState::Running,
         tgid: Some(16_707),
+        started_ns: None,
         netns: Some(netns),
         mntns: Some(8),
         addresses: vec!["192.168.252.66".parse().unwrap()],

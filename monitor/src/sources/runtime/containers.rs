@@ -135,6 +135,7 @@ impl Containers {
             let same_run = is_live(facts.state) && known.still_runs(processes);
             if same_run {
                 facts.tgid = known.facts.tgid;
+                facts.started_ns = known.started;
             } else {
                 known.started = None;
             }
@@ -198,6 +199,7 @@ impl Containers {
                 facts.mntns = known.facts.mntns;
             }
         }
+        facts.started_ns = known.started;
         known.take(facts)
     }
 

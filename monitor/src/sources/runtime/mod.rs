@@ -15,6 +15,7 @@ pub use client::{Changes, RuntimeClient, RuntimeError};
 pub(super) use process::Identify;
 use source::reachable;
 pub use source::{Timing, run};
+pub(super) use still_runs::StillRuns;
 
 mod change;
 mod client;
@@ -27,6 +28,7 @@ mod process;
 mod refresh;
 mod session;
 mod source;
+pub mod still_runs;
 
 names! {
     /// The API that a socket serves.

@@ -48,6 +48,7 @@ fn container(digit: char) -> ContainerFacts {
         runtime: String::new(),
         state: ContainerState::Exited,
         tgid: None,
+        started_ns: None,
         ..model::container(&digit.to_string().repeat(64))
     }
 }

@@ -73,6 +73,7 @@ pub(super) fn with_status(facts: ContainerFacts, answer: api::ContainerStatusRes
     let facts = ContainerFacts {
         image: image.unwrap_or(facts.image),
         tgid: pid(&answer.info).filter(|_| state == ContainerState::Running),
+        started_ns: None,
         state,
         ..facts
     };
@@ -104,6 +105,7 @@ fn unnamed(id: String) -> ContainerFacts {
         image: String::new(),
         state: ContainerState::Unknown,
         tgid: None,
+        started_ns: None,
         netns: None,
         mntns: None,
         addresses: Vec::new(),

@@ -97,6 +97,7 @@ impl Described {
             image: self.image,
             state,
             tgid: None,
+            started_ns: None,
             netns: None,
             mntns: None,
             addresses: addresses(networks.unwrap_or_default()),
