@@ -33,7 +33,7 @@ use crate::sinks::prometheus::HttpError;
 use crate::sinks::{self, Context, Running, Sinks, StartError};
 use crate::sources::bpf::{self, LoadedHooks};
 use crate::sources::kubelet::{KubeletFinder, ROOTS};
-use crate::sources::netlink::NetlinkError;
+use crate::sources::netlink::{Barrier, NetlinkError};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
@@ -162,6 +162,7 @@ pub async fn run(
     let scanner = holders::worker::spawn(readers.clone(), tx.clone(), Limits::default())
         .map_err(|source| DaemonError::Start { what: "the holder scan", source })?;
     let (netns_tx, netns_rx) = mpsc::channel(NETNS_QUEUE);
+    let (barriers, barriers_rx) = mpsc::channel(1);
     let kubelets = KubeletFinder::new(&config.get(&ROOTS));
     let mut daemon = Daemon {
         core: Core::new(settings, resume(&previous_run)),
@@ -171,6 +172,7 @@ pub async fn run(
         sinks,
         scanner,
         netns: netns_tx,
+        barriers,
         kubelets,
         observations: tx.clone(),
         readers,
@@ -179,12 +181,13 @@ pub async fn run(
         config,
         offset_ns: realtime_offset_ns(),
         storm_detector: StormDetector::default(),
+        gauges_changed: false,
         has_settled: false,
         is_configured: true,
     };
     let statuses = statuses.into_iter().chain(private_mntns.map(own_mounts)).collect();
     daemon.resume(&previous_run, statuses, &memory);
-    let (reading, mut netlink) = sources.start(&mut daemon, netns_rx, tx);
+    let (reading, mut netlink) = sources.start(&mut daemon, netns_rx, barriers_rx, tx);
     let ended = daemon.work(&mut rx, questions, &mut signals, &mut netlink, reload).await;
     daemon.drain(rx, reading).await;
     daemon.stop();
@@ -199,6 +202,7 @@ struct Daemon {
     sinks: Sinks,
     scanner: Scanner,
     netns: mpsc::Sender<NsInum>,
+    barriers: mpsc::Sender<Barrier>,
     kubelets: KubeletFinder,
     observations: Sender,
     readers: Readers,
@@ -209,6 +213,8 @@ struct Daemon {
     config: Config,
     offset_ns: i64,
     storm_detector: StormDetector,
+    /// Whether the gauges of the model may be old.
+    gauges_changed: bool,
     /// Whether what only the start needed was released.
     has_settled: bool,
     /// Whether the configuration could be used when it was read last.
@@ -252,19 +258,16 @@ impl Daemon {
                 .deadline()
                 .map(|at| Instant::now() + Duration::from_nanos(at.saturating_sub(boot_now())));
             tokio::select! {
-                _ = rx.recv_many(&mut batch, BATCH) => {
+                () = async { if batch.is_empty() { rx.recv_many(&mut batch, BATCH).await; } } => {
+                    let mut later = Vec::new();
                     if batch.iter().any(order::is_of_neighbor) {
-                        // Messages about routes that changed before may still wait in the socket.
-                        tokio::task::yield_now().await;
-                        let late = BATCH.saturating_mul(2).saturating_sub(batch.len());
-                        batch.extend(std::iter::from_fn(|| rx.try_recv().ok()).take(late));
-                        order::take_routes_first(&mut batch);
+                        later = self.take_messages(&mut batch, rx).await;
                     }
-                    let gauges_changed = batch.iter().any(changes_model_gauges);
                     for observation in batch.drain(..) {
                         self.observe(observation);
                     }
-                    if gauges_changed {
+                    batch = later;
+                    if std::mem::take(&mut self.gauges_changed) {
                         self.update_model_gauges();
                     }
                 }
@@ -294,6 +297,7 @@ impl Daemon {
                 self.recorder.record(&observation, &charge, &self.core);
             }
             let touched = Touched::by(&observation.fact);
+            self.gauges_changed |= changes_model_gauges(&observation);
             self.core.observe(observation);
             self.core.folded().iter().for_each(|event| self.metrics.folded(event));
             self.update_lanes(touched);

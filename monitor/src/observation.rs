@@ -117,6 +117,19 @@ pub enum Fact {
     Route(RouteFacts),
     /// A route was deleted (live).
     RouteGone(RouteFacts),
+    /// All messages about a namespace that were sent until a time were observed: what the next one tells of happened later.
+    NetnsHeard {
+        /// Its inode number.
+        netns: NsInum,
+        /// That time.
+        until: BootNs,
+    },
+    /// Messages were lost that were sent after a time, so that what is known of any namespace may be old; snapshots of all
+    /// follow.
+    NetnsMissed {
+        /// That time.
+        since: BootNs,
+    },
     /// The routes of a namespace changed in a way that no message describes; a snapshot follows.
     NetnsStale {
         /// Its inode number.

@@ -25,6 +25,7 @@ pub mod netns;
 pub mod network;
 pub mod pod;
 pub mod pod_sandbox;
+pub mod requests;
 pub mod storm;
 
 pub mod container;

@@ -24,6 +24,7 @@ impl Core {
         {
             return self.answered(at, &Awaited::Netns(netns), true);
         }
+        let is_outdated = snapshot.is_outdated;
         let old = self.namespaces.replace(at, snapshot, !self.ready);
         for entry in self.previous_entries.extract_if(.., |entry| entry.netns == netns) {
             self.namespaces.compare_previous(at, &entry);
@@ -46,7 +47,9 @@ impl Core {
                 self.emit_route(at, Kind::RouteAdded, route, "added");
             }
         }
-        self.answered(at, &Awaited::Netns(netns), true);
+        if !is_outdated {
+            self.answered(at, &Awaited::Netns(netns), true);
+        }
         self.diagnose(at, &ModelChange::Netns(netns));
     }
 

@@ -142,6 +142,8 @@ impl Core {
             Fact::LinkGone { netns, ifindex, moved_to } => self.link_gone(at, netns, ifindex, moved_to),
             Fact::Route(route) => self.route(at, route),
             Fact::RouteGone(route) => self.route_gone(at, &route),
+            Fact::NetnsHeard { netns, until } => self.namespaces.set_heard(netns, until),
+            Fact::NetnsMissed { since } => self.namespaces.set_all_stale(at, since),
             Fact::NetnsStale { netns } => self.namespaces.set_stale(at, netns),
             Fact::Address(address) => self.namespaces.put_address(at, address),
             Fact::AddressGone(address) => self.namespaces.remove_address(at, &address),

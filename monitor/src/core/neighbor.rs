@@ -94,7 +94,14 @@ impl Core {
         for mut pending in self.pending_neighbors.take_answered(answer) {
             match answer {
                 Awaited::Process(_) => pending.requested.process_alive = Some(positive),
-                Awaited::Netns(_) if positive => pending.requested.netns = Some(RequestState::Answered),
+                Awaited::Netns(netns) if positive => {
+                    // What changed meanwhile is in the next reading; nobody can make the node read for ever.
+                    let again = self
+                        .namespaces
+                        .get(*netns)
+                        .is_some_and(|namespace| namespace.is_stale() && !namespace.foreign_userns);
+                    pending.requested.netns = (!again).then_some(RequestState::Answered);
+                }
                 Awaited::Netns(_) | Awaited::Container(_) => {}
             }
             self.source = pending.source;
@@ -152,8 +159,11 @@ impl Core {
     /// The next thing that is missing to name actor and target of a change correctly.
     fn missing(&self, at: BootNs, change: &NeighborChange, requested: Requested) -> Option<Awaited> {
         let netns = change.key.netns;
-        if requested.netns.is_none()
-            && netns != self.settings.host_netns
+        if netns == self.settings.host_netns {
+            if requested.netns.is_none() && self.is_doubted_on_host(change) {
+                return Some(Awaited::Netns(netns));
+            }
+        } else if requested.netns.is_none()
             && !self.crowd.is_refused(at, netns)
             // None overtakes one of its namespace that waits.
             && (!self.is_sure_of_gateway(at, change) && !self.is_left_alone(netns)
@@ -186,15 +196,33 @@ impl Core {
         self.namespaces.get(netns).is_some_and(|namespace| namespace.is_unheard() && namespace.foreign_userns)
     }
 
+    /// Whether the entry was a gateway's when it changed.
+    fn was_gateway(&self, at: BootNs, change: &NeighborChange) -> Option<bool> {
+        let NeighborKey { netns, ifindex, address } = change.key;
+        let namespace = self.namespaces.get(netns)?;
+        let was = namespace.was_gateway(at, ifindex, address, is_by_request(change));
+        // Of the host's routes none is waited for but those that are known.
+        let is_host = netns == self.settings.host_netns;
+        let is_known = || namespace.is_gateway(at, ifindex, address, is_by_request(change));
+        was.or_else(|| (is_host && !is_known()).then_some(false))
+    }
+
+    /// Whether routes of the host's namespace, which is large, have to be read again to judge an entry.
+    fn is_doubted_on_host(&self, change: &NeighborChange) -> bool {
+        let NeighborKey { netns, ifindex, address } = change.key;
+        self.namespaces
+            .get(netns)
+            .is_some_and(|host| host.is_stale() && host.gateways_in_use().contains(&(ifindex, address)))
+    }
+
     /// Whether the model is certain about the address being a gateway or not. A route to it is proof, unless routes change
     /// unseen; that it is none is certain only where no recent change can be missing from the model.
     fn is_sure_of_gateway(&self, at: BootNs, change: &NeighborChange) -> bool {
         self.namespaces.get(change.key.netns).is_some_and(|namespace| {
             let key = change.key;
-            !namespace.is_stale()
-                && !namespace.is_unheard()
-                && (namespace.is_gateway(at, key.ifindex, key.address, is_by_request(change))
-                    || namespace.is_settled(at, key.ifindex))
+            let was = namespace.was_gateway(at, key.ifindex, key.address, is_by_request(change));
+            !namespace.is_unheard()
+                && (was == Some(true) || was == Some(false) && namespace.is_settled(at, key.ifindex))
         })
     }
 
@@ -221,9 +249,7 @@ impl Core {
         let known = key.netns == self.settings.host_netns
             || requested.netns == Some(RequestState::Answered)
             || self.is_sure_of_gateway(at, change);
-        let namespace = self.namespaces.get(key.netns).filter(|_| known);
-        let gateway = namespace
-            .and_then(|namespace| namespace.was_gateway(at, key.ifindex, key.address, is_by_request(change)));
+        let gateway = known.then(|| self.was_gateway(at, change)).flatten();
         let teardown = self.is_teardown(change, requested);
         let cause = self.checked_cause(at, change);
         let actor =

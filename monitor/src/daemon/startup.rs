@@ -24,7 +24,7 @@ use crate::sinks::prometheus;
 use crate::sources::Sender;
 use crate::sources::bpf::LoadedHooks;
 use crate::sources::bpf::hooks::{HOOKS, HookStatus};
-use crate::sources::netlink::{NetlinkConfig, NetlinkSource};
+use crate::sources::netlink::{Barrier, NetlinkConfig, NetlinkSource};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::runtime::{self, RuntimeSocket};
@@ -127,11 +127,12 @@ impl Sources {
         self,
         daemon: &mut Daemon,
         netns: mpsc::Receiver<NsInum>,
+        barriers: mpsc::Receiver<Barrier>,
         tx: Sender,
     ) -> (Option<Reading>, JoinHandle<()>) {
         let host_netns = self.host_netns();
         let reading = daemon.start_hooks(self.hooks, host_netns, &tx);
-        let netlink = tokio::spawn(self.netlink.run(netns, tx.clone()));
+        let netlink = tokio::spawn(self.netlink.run(netns, barriers, tx.clone()));
         for socket in self.sockets {
             spawn_local(socket.watch(daemon.readers.clone(), tx.clone()));
         }

@@ -359,7 +359,9 @@ impl Diagnosis for GatewayNeighborLost {
         }
         match event.kind {
             Kind::NeighborDeleted | Kind::NeighborChanged | Kind::NeighborFailed | Kind::NeighborAdded => {
-                if let Some(neighbor) = event.neighbor.as_ref().filter(|entry| entry.gateway == Some(true)) {
+                if let Some(neighbor) =
+                    event.neighbor.as_ref().filter(|entry| concerns(context, event, entry))
+                {
                     self.neighbor(context, event, neighbor, findings);
                 }
             }
@@ -460,6 +462,16 @@ impl Diagnosis for GatewayNeighborLost {
         }
         Ok(())
     }
+}
+
+/// Whether an event is one of a gateway's entry. Where the route came to lead there at about the same time, what counts is
+/// that the entry is missed now.
+fn concerns(context: &Context<'_>, event: &Event, entry: &Neighbor) -> bool {
+    let is_missed = || {
+        let namespace = context.node.namespaces.get(entry.netns);
+        namespace.is_some_and(|namespace| namespace.is_missed(entry.ifindex, entry.address))
+    };
+    entry.gateway.unwrap_or_else(|| event.kind == Kind::NeighborDeleted && is_missed())
 }
 
 fn changes_host_lladdr(context: &Context<'_>, event: &Event) -> bool {

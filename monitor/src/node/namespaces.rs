@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::gateways::{Gateway, Gateways, KnownEntry};
-use super::routing::{gateways_in_use, is_default, is_selected};
+use super::routing::{is_default, is_selected};
 use crate::observation::{
     AddressFacts, BootNs, LinkFacts, NeighborCause, NeighborChange, NetnsOwner, NetnsSnapshot, NsInum,
     RouteFacts, RuleFacts, iff,
@@ -18,7 +18,8 @@ const FORMER_GATEWAY_NS: u64 = 2_000_000_000;
 /// Notifications of changes within this time before an event may still be in transit: records of the probes and netlink
 /// messages take different paths.
 const SETTLING_NS: u64 = 1_000_000_000;
-/// A message about routes is received so much later than they changed, on a machine that has other things to do.
+/// A message about routes is received so much later than they changed, on a machine that has other things to do: for
+/// recordings in which it is not told.
 const MESSAGE_DELAY_NS: u64 = 50_000_000;
 /// Limit of entries that are kept for the next run.
 const PREVIOUS_MAX: usize = 4096;
@@ -31,6 +32,9 @@ const DISTURBED_MAX: usize = 4096;
 
 mod crowd;
 mod interface;
+mod moves;
+
+use moves::Move;
 
 pub use crowd::Crowd;
 
@@ -88,9 +92,18 @@ pub struct Namespace {
     /// When routes first and last changed since the last snapshot in a way that only the next one will show.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stale: Option<(BootNs, BootNs)>,
-    /// Gateways that came or went unseen, after the first time and not after the second.
+    /// All messages that were sent until then were observed; `None` in recordings that do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    heard: Option<BootNs>,
+    /// Gateways that came or went recently, the newest at the end.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    doubted: Vec<(BootNs, BootNs, (u32, IpAddr))>,
+    moves: Vec<Move>,
+    /// Recent times between which routes came and went unseen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    unseen: Vec<(BootNs, BootNs)>,
+    /// Moves that ended before are not kept.
+    #[serde(default, skip_serializing_if = "moves::is_zero")]
+    moves_since: BootNs,
     /// Links that have just lost their peer or gone, as they were before, with the time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     bereft: Vec<(BootNs, LinkFacts)>,
@@ -171,7 +184,10 @@ impl Namespaces {
             changed: old.as_ref().map_or(changed, |old| old.changed),
             unheard: snapshot.unheard,
             stale: None,
-            doubted: old.as_ref().map(|old| old.doubted.clone()).unwrap_or_default(),
+            heard: old.as_ref().and_then(|old| old.heard),
+            moves: old.as_ref().map(|old| old.moves.clone()).unwrap_or_default(),
+            unseen: old.as_ref().map(|old| old.unseen.clone()).unwrap_or_default(),
+            moves_since: old.as_ref().map_or(0, |old| old.moves_since),
             bereft: old.as_ref().map(|old| old.bereft.clone()).unwrap_or_default(),
         };
         for (ifindex, link) in old.iter().flat_map(|old| &old.links) {
@@ -206,8 +222,20 @@ impl Namespaces {
     /// The routes are not known until the next snapshot.
     pub fn set_stale(&mut self, at: BootNs, netns: NsInum) {
         if let Some(namespace) = self.known.get_mut(&netns) {
-            let first = namespace.stale.map_or(at, |(first, _)| first);
-            namespace.stale = Some((first, at));
+            let since = namespace.heard.unwrap_or_else(|| at.saturating_sub(MESSAGE_DELAY_NS));
+            namespace.set_stale(at, since);
+        }
+    }
+
+    /// Messages that were sent since a time were lost: no routes are known until the next snapshot.
+    pub fn set_all_stale(&mut self, at: BootNs, since: BootNs) {
+        self.known.values_mut().for_each(|namespace| namespace.set_stale(at, since));
+    }
+
+    /// All messages about a namespace that were sent until then were observed.
+    pub fn set_heard(&mut self, netns: NsInum, until: BootNs) {
+        if let Some(namespace) = self.known.get_mut(&netns) {
+            namespace.heard = Some(until);
         }
     }
 
@@ -347,29 +375,6 @@ impl Namespace {
         &self.in_use
     }
 
-    /// Whether an address was a default gateway on an interface when its neighbor entry changed. `by_request`: the
-    /// entry itself was changed, so that a route which went before is another matter.
-    #[must_use]
-    pub fn is_gateway(&self, at: BootNs, ifindex: u32, address: IpAddr, by_request: bool) -> bool {
-        let key = (ifindex, address);
-        let grace = if by_request { 0 } else { FORMER_GATEWAY_NS };
-        let was = |(ceased, gateway): &(BootNs, (u32, IpAddr))| {
-            *gateway == key && ceased.saturating_add(grace) >= at
-        };
-        self.in_use.contains(&key) || self.former.iter().any(was)
-    }
-
-    /// As [`Self::is_gateway`]; `None` if it became or ceased to be one unseen, at about that time.
-    #[must_use]
-    pub fn was_gateway(&self, at: BootNs, ifindex: u32, address: IpAddr, by_request: bool) -> Option<bool> {
-        let key = (ifindex, address);
-        let is_doubted = self
-            .doubted
-            .iter()
-            .any(|(after, until, gateway)| *gateway == key && (*after..=*until).contains(&at));
-        (!is_doubted).then(|| self.is_gateway(at, ifindex, address, by_request))
-    }
-
     /// Whether an address that was a default gateway is no longer needed: packets go to another one, or the route was
     /// deleted and left interface and address in place.
     #[must_use]
@@ -442,45 +447,6 @@ impl Namespace {
             let ifname = self.links.get(&gateway.0).map_or("", |link| link.ifname.as_str());
             self.gateways.set_in_use(*gateway, ifname);
         }
-    }
-
-    /// Recomputes the gateways in use after a snapshot that replaces an older state. What changed unseen is dated as far as
-    /// that is known.
-    fn select_after(&mut self, at: BootNs, old: Option<&Self>) {
-        let before = self.in_use.clone();
-        let seen = old.and_then(|old| old.stale).map_or(at, |(_, last)| last);
-        self.select_gateways(seen);
-        let Some(old) = old else { return };
-        self.doubted.retain(|(_, until, _)| until.saturating_add(FORMER_GATEWAY_NS) >= at);
-        if old.unheard {
-            let changed = before.symmetric_difference(&self.in_use);
-            self.doubted.extend(changed.map(|gateway| (old.read, at, *gateway)));
-        } else if let Some((first, last)) = old.stale {
-            let added = self.in_use.difference(&before).map(|gateway| (0, last, *gateway));
-            // One that went with its link was a gateway until then.
-            let replaced = before.difference(&self.in_use).filter(|(ifindex, address)| {
-                !self.gateways.get(*ifindex, *address).is_some_and(|gateway| gateway.went_with_link)
-            });
-            let from = first.saturating_sub(MESSAGE_DELAY_NS);
-            let doubted: Vec<_> = added.chain(replaced.map(|gateway| (from, last, *gateway))).collect();
-            self.doubted.extend(doubted);
-        }
-        keep_newest(&mut self.doubted);
-    }
-
-    /// Recomputes the gateways in use after a change of routes or rules.
-    fn select_gateways(&mut self, at: BootNs) {
-        let in_use = gateways_in_use(&self.routes, &self.rules);
-        self.former.retain(|(ceased, _)| ceased.saturating_add(FORMER_GATEWAY_NS) >= at);
-        for gateway in self.in_use.difference(&in_use) {
-            let (ifindex, address) = *gateway;
-            let with_link = self.disturbed.contains(&ifindex) || !self.is_usable(ifindex, address);
-            self.gateways.set_went_with_link(*gateway, with_link);
-            self.former.push((at, *gateway));
-        }
-        keep_newest(&mut self.former);
-        self.in_use = in_use;
-        self.name_gateways();
     }
 }
 

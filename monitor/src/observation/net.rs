@@ -180,6 +180,9 @@ pub struct NetnsSnapshot {
     /// Whether the kernel sends no messages about it, so that what changes later is not known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unheard: bool,
+    /// Whether routes changed while it was read: these changes follow, and then another snapshot if one is awaited.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_outdated: bool,
     /// The oldest process found in it; `None` if none lives in it.
     pub owner: Option<NetnsOwner>,
     /// Interfaces.
@@ -205,6 +208,7 @@ impl NetnsSnapshot {
             cookie: None,
             foreign_userns: false,
             unheard: false,
+            is_outdated: false,
             owner: None,
             links: Vec::new(),
             addresses: Vec::new(),

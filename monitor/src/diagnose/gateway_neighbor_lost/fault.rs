@@ -165,6 +165,7 @@ impl Fault {
         let mut objects = IncidentObjects { target: Some(Box::new(target)), ..IncidentObjects::of(event) };
         if let Some(entry) = &mut objects.neighbor {
             entry.reason = Some(reason.name().to_owned());
+            entry.gateway = Some(true);
         }
         Self {
             owner,

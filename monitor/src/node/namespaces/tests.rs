@@ -29,13 +29,55 @@ fn a_route_that_was_replaced_counts_until_the_message_not_until_the_snapshot() {
     const SECOND: BootNs = 1_000_000_000;
     let [old, new]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().unwrap());
     let mut namespaces = with(vec![route("10.0.0.1")]);
+    namespaces.set_heard(7, 9 * SECOND);
     namespaces.set_stale(10 * SECOND, 7);
     namespaces.replace(11 * SECOND, snapshot(vec![route("10.0.0.2")]), true);
     let namespace = namespaces.get(7).unwrap();
-    assert_eq!(namespace.was_gateway(9 * SECOND, 2, old, true), Some(true));
+    assert_eq!(namespace.was_gateway(9 * SECOND - 1, 2, old, true), Some(true));
+    assert_eq!(namespace.was_gateway(9 * SECOND, 2, old, true), None);
     assert_eq!(namespace.was_gateway(10 * SECOND + 1, 2, old, true), Some(false));
     assert_eq!(namespace.was_gateway(10 * SECOND + 1, 2, new, true), Some(true));
     assert_eq!(namespace.was_gateway(9 * SECOND, 2, new, true), None);
+    assert_eq!(namespace.was_gateway(9 * SECOND - 1, 2, new, true), Some(false));
+}
+
+#[test]
+fn a_message_tells_of_what_happened_since_the_one_before_at_the_earliest() {
+    let [old, new]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().unwrap());
+    let better = RouteFacts { metric: 1, ..route("10.0.0.2") };
+    let mut namespaces = with(vec![RouteFacts { metric: 2, ..route("10.0.0.1") }]);
+    namespaces.set_heard(7, 100);
+    namespaces.put_route(200, better.clone());
+    namespaces.set_heard(7, 300);
+    namespaces.remove_route(400, &better);
+    let namespace = namespaces.get(7).unwrap();
+    let was = |at, address| namespace.was_gateway(at, 2, address, true);
+    let expected = [
+        (99, Some(true), Some(false)),
+        (150, None, None),
+        (250, Some(false), Some(true)),
+        (350, None, None),
+        (400, Some(true), Some(false)),
+    ];
+    for (at, of_old, of_new) in expected {
+        assert_eq!((was(at, old), was(at, new)), (of_old, of_new), "at {at}");
+    }
+}
+
+#[test]
+fn where_messages_were_lost_nothing_is_said_until_the_next_snapshot() {
+    let old = "10.0.0.1".parse().unwrap();
+    let mut namespaces = with(vec![route("10.0.0.1")]);
+    namespaces.set_all_stale(200, 100);
+    assert_eq!(namespaces.get(7).unwrap().was_gateway(99, 2, old, true), Some(true));
+    assert_eq!(namespaces.get(7).unwrap().was_gateway(150, 2, old, true), None);
+    namespaces.replace(300, snapshot(vec![route("10.0.0.2")]), true);
+    let namespace = namespaces.get(7).unwrap();
+    assert_eq!(namespace.was_gateway(150, 2, old, true), None);
+    assert_eq!(namespace.was_gateway(250, 2, old, true), Some(false));
+    let other = "10.0.0.3".parse().unwrap();
+    assert_eq!(namespace.was_gateway(150, 2, other, true), None, "it may have been one in between");
+    assert_eq!(namespace.was_gateway(250, 2, other, true), Some(false));
 }
 
 fn snapshot(routes: Vec<RouteFacts>) -> NetnsSnapshot {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::message::{self, Change, LinkChange};
 use super::nsid::PeerLookup;
-use super::stream::{SendResult, Stream};
+use super::stream::{SendResult, Stream, changes_routes};
 use crate::node::routing::is_default;
 use crate::observation::{BootNs, Fact, NsInum, Observation, PeerLink, Source};
 
@@ -62,7 +62,10 @@ impl Stream {
             return Ok(());
         }
         let stale = Self::is_doubted(&change).then_some(Fact::NetnsStale { netns });
-        for fact in self.facts(netns, change).into_iter().chain(stale) {
+        let facts: Vec<Fact> = self.facts(netns, change).into_iter().chain(stale).collect();
+        let heard = Fact::NetnsHeard { netns, until: self.heard };
+        let heard = facts.iter().any(changes_routes).then_some(heard);
+        for fact in heard.into_iter().chain(facts) {
             self.deliver(netns, Observation { at, source: Source::Netlink, fact }).await?;
         }
         Ok(())

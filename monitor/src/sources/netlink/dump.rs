@@ -264,6 +264,7 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum) -> Result<Reading, R
     tables.resolve();
     Ok(Reading {
         snapshot: NetnsSnapshot {
+            is_outdated: false,
             netns,
             name: None,
             cookie: requests.netns_cookie(),

@@ -13,6 +13,7 @@
 mod changes;
 mod discover;
 mod dump;
+mod job;
 mod message;
 mod neighbor;
 mod nsid;
@@ -29,7 +30,7 @@ pub(super) use discover::{Discover, Open};
 use std::io;
 use std::path::PathBuf;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use self::socket::Subscription;
 use self::stream::Stream;
@@ -58,6 +59,10 @@ impl Default for NetlinkConfig {
         }
     }
 }
+
+/// Answered once every message that the kernel had sent by then was delivered: messages and records of the kernel programs
+/// come by different ways.
+pub type Barrier = oneshot::Sender<()>;
 
 /// Netlink cannot be listened to.
 #[derive(Debug, thiserror::Error)]
@@ -117,10 +122,13 @@ impl NetlinkSource {
     }
 
     /// Delivers snapshots and changes until the receiver is gone. Each namespace that comes by `requests`
-    /// is answered with its snapshot, or with its absence.
-    pub async fn run(self, requests: mpsc::Receiver<NsInum>, tx: Sender) {
+    /// is answered with its snapshot, or with its absence; each of `barriers` once all messages that the kernel sent before
+    /// were delivered.
+    pub async fn run(self, requests: mpsc::Receiver<NsInum>, barriers: mpsc::Receiver<Barrier>, tx: Sender) {
         match self.subscription.watch() {
-            Ok(socket) => Stream::new(self.config, self.readers, self.host, socket, tx).run(requests).await,
+            Ok(socket) => {
+                Stream::new(self.config, self.readers, self.host, socket, tx).run(requests, barriers).await;
+            }
             Err(error) => tracing::error!(%error, "cannot poll the netlink socket"),
         }
     }

@@ -7,8 +7,8 @@ use std::time::Instant;
 use super::discover::DiscoveredNetns;
 use super::dump::{PeerName, ReadError, Reading};
 use super::nsid::PeerLookup;
-use super::stream::{SendResult, Stream};
-use crate::observation::{Fact, NetnsSnapshot, NsInum, Observation, Source};
+use super::stream::{SendResult, Stream, changes_routes};
+use crate::observation::{BootNs, Fact, NetnsSnapshot, NsInum, Observation, Source};
 use crate::sources::observed_now_by;
 
 impl Stream {
@@ -65,6 +65,7 @@ impl Stream {
     pub(super) async fn read(
         &mut self,
         netns: NsInum,
+        heard: BootNs,
         reading: Result<Box<Reading>, ReadError>,
     ) -> SendResult {
         let pending = std::mem::take(&mut self.pending);
@@ -94,9 +95,16 @@ impl Stream {
                     self.ownerless.remove(&netns);
                 }
                 self.known.insert(netns);
-                self.wanted.remove(&netns);
                 let undecoded = reading.undecoded;
-                let snapshot = self.adopt(*reading, &pending);
+                let mut snapshot = self.adopt(*reading, &pending);
+                // What waits for the routes is judged by the next reading, which has these changes.
+                snapshot.is_outdated = pending.iter().any(|change| changes_routes(&change.fact));
+                if !snapshot.is_outdated {
+                    self.wanted.remove(&netns);
+                } else if self.wanted.contains_key(&netns) {
+                    self.schedule.enqueue(netns);
+                }
+                self.send(observed_now_by(Source::Netlink, Fact::NetnsHeard { netns, until: heard })).await?;
                 self.send(observed_now_by(Source::Netlink, Fact::Netns(Box::new(snapshot)))).await?;
                 self.send_all(pending).await?;
                 if undecoded > 0 { self.lost("decode", Some(undecoded)).await } else { Ok(()) }
@@ -241,6 +249,7 @@ mod tests {
             cookie: None,
             foreign_userns: false,
             unheard: false,
+            is_outdated: false,
             owner: None,
             links,
             addresses: Vec::new(),

@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
-    NetlinkMessage, parse_i32,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NLMSG_NOOP,
+    NetlinkBuffer, NetlinkMessage, parse_i32,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::protocols::NETLINK_ROUTE;
@@ -97,10 +97,27 @@ impl Subscription {
         unsafe { AsyncFd::register_with_interest(self, Interest::READABLE) }.map_err(Into::into)
     }
 
+    /// Has the kernel answer behind all that it has sent by now. Nothing is locked for that.
+    pub(super) fn set_mark(&self, number: u32) -> io::Result<()> {
+        let mut bytes = [0; NLMSG_HEADER];
+        let mut message = NetlinkBuffer::new(&mut bytes[..]);
+        message.set_length(u32::try_from(NLMSG_HEADER).unwrap_or(0));
+        message.set_message_type(NLMSG_NOOP);
+        message.set_flags(NLM_F_REQUEST | NLM_F_ACK);
+        message.set_sequence_number(number);
+        self.socket.send_to(&bytes, &SocketAddr::new(0, 0), 0).map(drop)
+    }
+
     /// Reads one datagram; `WouldBlock` when there is none, `ENOBUFS` once after the kernel lost some.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
         receive(self.socket.as_fd(), buffer)
     }
+}
+
+/// The number of the mark that a datagram answers, if it is such an answer.
+pub(super) fn mark(datagram: &[u8]) -> Option<u32> {
+    let message = NetlinkBuffer::new_checked(datagram).ok()?;
+    (message.message_type() == NLMSG_ERROR).then(|| message.sequence_number())
 }
 
 impl AsRawFd for Subscription {

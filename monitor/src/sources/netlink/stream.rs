@@ -11,23 +11,31 @@ use std::time::Instant;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
 
-use super::NetlinkConfig;
 use super::discover::{Discover, DiscoveredNetns};
-use super::dump::{self, ReadError, Reading};
+use super::dump::{self, ReadError};
+use super::job::{Job, Outcome, outcome, read_foreign};
 use super::neighbor::NeighborCache;
-use super::nsid::{Naming, NsidTable};
+use super::nsid::NsidTable;
 use super::schedule::{FullRead, ReadSchedule, Work};
-use super::socket::{DATAGRAM, Datagram, Subscription};
+use super::socket::{self, DATAGRAM, Datagram, Subscription};
+use super::{Barrier, NetlinkConfig};
 use crate::clock::boot_now;
-use crate::observation::{Fact, LinkFacts, Loss, NsInum, Observation, SourceKind, SourceStatus};
+use crate::node::routing::is_default;
+use crate::observation::{
+    BootNs, Fact, LinkFacts, Loss, NsInum, Observation, Source, SourceKind, SourceStatus,
+};
 use crate::sources::procfs::readers::{Answer, Readers};
-use crate::sources::{Sender, observed_now};
+use crate::sources::{Sender, observed_now, observed_now_by};
 
 const SOURCE: &str = "netlink";
 /// Changes that may wait for the snapshot of their namespace. With more, the kernel buffers.
 const PENDING_MAX: usize = 1024;
-/// Maximum number of datagrams read before the result of a discovery is applied.
-const DRAIN: usize = 4096;
+/// Datagrams taken before a reading begins, at most.
+const BURST: usize = 256;
+/// Datagrams taken before a mark is worth its system call.
+const FEW: usize = 64;
+/// What a queued message takes of the receive buffer, at least.
+const LEAST_MESSAGE: usize = 768;
 
 /// The receiver of observations is gone.
 #[derive(Debug)]
@@ -35,25 +43,13 @@ pub(super) struct Closed;
 
 pub(super) type SendResult = Result<(), Closed>;
 
-/// A reading job under way.
-#[derive(Debug)]
-enum Job {
-    Discover { all: bool, began: Instant, result: oneshot::Receiver<HashMap<NsInum, DiscoveredNetns>> },
-    Read { netns: NsInum, result: oneshot::Receiver<Result<Reading, ReadError>> },
-}
-
-/// Its result.
-enum Outcome {
-    Discover { all: bool, began: Instant, found: Option<HashMap<NsInum, DiscoveredNetns>> },
-    Read { netns: NsInum, reading: Result<Box<Reading>, ReadError> },
-}
-
 enum Event {
     Closed,
     Outcome(Outcome),
     Request(Option<NsInum>),
+    Barrier(Option<Barrier>),
     Datagram(io::Result<Datagram>),
-    NotReady,
+    Empty(BootNs),
     Due,
 }
 
@@ -62,6 +58,15 @@ pub(super) struct Stream {
     readers: Readers,
     bind_directories: Vec<PathBuf>,
     socket: AsyncFd<Subscription>,
+    /// More messages than the socket can hold at a time.
+    most_queued: usize,
+    /// When nothing was left in the socket.
+    pub(super) heard: BootNs,
+    /// Since when messages may have been lost, until the socket is empty: until then more are.
+    missed: Option<BootNs>,
+    /// Marks set so far, and the last one that was answered.
+    marks: u32,
+    marked: Option<u32>,
     buffer: Vec<u8>,
     tx: Sender,
     pub(super) names: NsidTable,
@@ -101,6 +106,12 @@ impl Stream {
             readers,
             bind_directories: config.bind_directories,
             socket,
+            // The kernel doubles what is asked for.
+            most_queued: config.receive_buffer * 2 / LEAST_MESSAGE,
+            heard: boot_now(),
+            missed: None,
+            marks: 0,
+            marked: None,
             buffer: vec![0; DATAGRAM],
             tx,
             names: NsidTable::default(),
@@ -119,10 +130,16 @@ impl Stream {
         }
     }
 
-    pub(super) async fn run(mut self, mut requests: mpsc::Receiver<NsInum>) {
-        let mut requests_open = true;
+    pub(super) async fn run(
+        mut self,
+        mut requests: mpsc::Receiver<NsInum>,
+        mut barriers: mpsc::Receiver<Barrier>,
+    ) {
+        let (mut requests_open, mut barriers_open) = (true, true);
         loop {
-            self.begin_work();
+            if self.begin_work().await.is_err() {
+                return;
+            }
             if self.job.is_none() && self.report_completion().await.is_err() {
                 return;
             }
@@ -131,10 +148,14 @@ impl Stream {
                 () = self.tx.closed() => Event::Closed,
                 outcome = outcome(&mut self.job) => Event::Outcome(outcome),
                 request = requests.recv(), if requests_open => Event::Request(request),
+                barrier = barriers.recv(), if barriers_open => Event::Barrier(barrier),
                 ready = self.socket.readable(), if self.pending.len() < PENDING_MAX => match ready {
-                    Ok(mut guard) => guard
-                        .try_io(|socket| socket.get_ref().receive(&mut self.buffer))
-                        .map_or(Event::NotReady, Event::Datagram),
+                    Ok(mut guard) => {
+                        let now = boot_now();
+                        guard
+                            .try_io(|socket| socket.get_ref().receive(&mut self.buffer))
+                            .map_or(Event::Empty(now), Event::Datagram)
+                    }
                     Err(_) => Event::Closed,
                 },
                 () = until(deadline) => Event::Due,
@@ -150,8 +171,19 @@ impl Stream {
                     requests_open = false;
                     Ok(())
                 }
+                Event::Barrier(Some(barrier)) => {
+                    let drained = self.drain().await;
+                    // Nobody may be waiting any more.
+                    let _ = barrier.send(());
+                    drained
+                }
+                Event::Barrier(None) => {
+                    barriers_open = false;
+                    Ok(())
+                }
                 Event::Datagram(datagram) => self.received(datagram).await,
-                Event::NotReady | Event::Due => Ok(()),
+                Event::Empty(at) => self.emptied(at).await,
+                Event::Due => Ok(()),
             };
             if flow.is_err() {
                 return;
@@ -176,13 +208,17 @@ impl Stream {
         }
     }
 
-    fn begin_work(&mut self) {
+    async fn begin_work(&mut self) -> SendResult {
         while self.job.is_none() {
             let now = Instant::now();
-            let Some(work) = self.schedule.next(now) else { return };
+            let Some(work) = self.schedule.next(now) else { break };
             let begun = match work {
                 Work::Discover { all } => self.begin_discovery(all, now),
-                Work::Read(netns) => self.begin_read(netns),
+                Work::Read(netns) => {
+                    // As far as that is quick: what is taken before needs no other reading.
+                    self.take(BURST, None).await?;
+                    self.begin_read(netns)
+                }
             };
             match begun {
                 Ok(job) => self.job = job,
@@ -192,10 +228,11 @@ impl Stream {
                         "cannot read namespaces; retrying"
                     );
                     self.schedule.postpone(work, now);
-                    return;
+                    break;
                 }
             }
         }
+        Ok(())
     }
 
     fn begin_discovery(&mut self, all: bool, began: Instant) -> Result<Option<Job>, ReadError> {
@@ -230,17 +267,19 @@ impl Stream {
         if let Some(memory) = &mut self.memory {
             memory.begin_dump(netns);
         }
-        Ok(Some(Job::Read { netns, result }))
+        Ok(Some(Job::Read { netns, heard: self.heard, result }))
     }
 
     async fn end_work(&mut self, outcome: Outcome) -> SendResult {
+        // What a reading shows may have been told already: that message belongs behind it.
+        self.drain().await?;
         self.job = None;
         match outcome {
             Outcome::Discover { all, began, found: Some(found) } => {
                 self.discovered(all, began, found).await?
             }
             Outcome::Discover { all, .. } => self.schedule.postpone(Work::Discover { all }, Instant::now()),
-            Outcome::Read { netns, reading } => self.read(netns, reading).await?,
+            Outcome::Read { netns, heard, reading } => self.read(netns, heard, reading).await?,
         }
         self.resolve().await
     }
@@ -277,20 +316,65 @@ impl Stream {
         }
     }
 
+    /// Reads at least all that is in the socket by now.
     pub(super) async fn drain(&mut self) -> SendResult {
-        for _ in 0..DRAIN {
-            match self.socket.get_ref().receive(&mut self.buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                datagram => self.received(datagram).await?,
-            }
+        if self.take(FEW, None).await? {
+            return Ok(());
+        }
+        // More may come as fast as it is read: all that is there by now comes before the answer to a mark.
+        let (at, mark) = (boot_now(), self.marks.wrapping_add(1));
+        self.marks = mark;
+        let is_set = self.socket.get_ref().set_mark(mark).is_ok();
+        if !self.take(self.most_queued, is_set.then_some(mark)).await? {
+            self.heard = at;
         }
         Ok(())
+    }
+
+    /// Reads until nothing is left, until the answer to a mark, or so many datagrams; true if nothing was left.
+    async fn take(&mut self, most: usize, mark: Option<u32>) -> Result<bool, Closed> {
+        for _ in 0..most {
+            let now = boot_now();
+            match self.socket.get_ref().receive(&mut self.buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.emptied(now).await?;
+                    return Ok(true);
+                }
+                datagram => self.received(datagram).await?,
+            }
+            if mark.is_some() && self.marked == mark {
+                break;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Nothing was left in the socket at a time.
+    async fn emptied(&mut self, at: BootNs) -> SendResult {
+        if let Some(since) = self.missed.take() {
+            self.missed(since).await?;
+        }
+        self.heard = at;
+        Ok(())
+    }
+
+    /// Messages were lost: what is known of every namespace is old, and so is what is being read.
+    async fn missed(&mut self, since: BootNs) -> SendResult {
+        if let Some(Job::Read { netns, .. }) = self.job {
+            self.pending.push_back(observed_now_by(Source::Netlink, Fact::NetnsStale { netns }));
+            self.schedule.mark_stale(netns, Instant::now());
+        }
+        self.send(observed_now_by(Source::Netlink, Fact::NetnsMissed { since })).await
     }
 
     async fn received(&mut self, datagram: io::Result<Datagram>) -> SendResult {
         match datagram {
             Ok(datagram) if !datagram.from_kernel => Ok(()),
             Ok(datagram) if datagram.truncated => self.undecoded().await,
+            Ok(datagram) if socket::mark(&self.buffer[..datagram.length]).is_some() => {
+                self.marked = socket::mark(&self.buffer[..datagram.length]);
+                Ok(())
+            }
             Ok(datagram) => {
                 let buffer = std::mem::take(&mut self.buffer);
                 let flow = self.changed(datagram.nsid, &buffer[..datagram.length], boot_now()).await;
@@ -301,7 +385,11 @@ impl Stream {
             Err(error) => {
                 let is_news = self.schedule.gap("overrun", Instant::now());
                 tracing::debug!(%error, "netlink messages were lost");
-                if is_news { self.lost("overrun", None).await } else { Ok(()) }
+                if is_news {
+                    self.lost("overrun", None).await?;
+                }
+                self.missed = Some(self.heard);
+                self.missed(self.heard).await
             }
         }
     }
@@ -309,7 +397,8 @@ impl Stream {
     /// A message did not decode.
     pub(super) async fn undecoded(&mut self) -> SendResult {
         self.schedule.gap("decode", Instant::now());
-        self.lost("decode", Some(1)).await
+        self.lost("decode", Some(1)).await?;
+        self.missed(self.heard).await
     }
 
     pub(super) async fn lost(&mut self, reason: &str, count: Option<u64>) -> SendResult {
@@ -359,13 +448,21 @@ impl Stream {
         matches!(self.job, Some(Job::Read { netns: read, .. }) if read == netns)
     }
 
-    /// Delivers a change, after the snapshot if that is being made.
+    /// Delivers a change, after the snapshot if that is being made; that the routes are not known until then is told at once.
     pub(super) async fn deliver(&mut self, netns: NsInum, observation: Observation) -> SendResult {
-        if self.is_reading(netns) {
-            self.pending.push_back(observation);
-            return Ok(());
+        if !self.is_reading(netns) {
+            return self.send(observation).await;
         }
-        self.send(observation).await
+        match observation.fact {
+            Fact::NetnsHeard { .. } | Fact::NetnsStale { .. } => self.send(observation.clone()).await?,
+            _ if changes_routes(&observation.fact) => {
+                let stale = Observation { fact: Fact::NetnsStale { netns }, ..observation };
+                self.send(stale).await?;
+            }
+            _ => {}
+        }
+        self.pending.push_back(observation);
+        Ok(())
     }
 
     pub(super) async fn send_all(&mut self, observations: VecDeque<Observation>) -> SendResult {
@@ -380,50 +477,18 @@ impl Stream {
     }
 }
 
-/// Opens a namespace, then reads it on a thread of its own.
-fn read_foreign(
-    found: DiscoveredNetns,
-    readers: Readers,
-    naming: Option<Naming>,
-) -> oneshot::Receiver<Result<Reading, ReadError>> {
-    let (done, result) = oneshot::channel();
-    tokio::spawn(async move {
-        let proc = readers.proc().clone();
-        let reading = match dump::open(found.clone(), &readers).await {
-            Ok(opened) => match dump::on_thread(move || dump::read_foreign(&found, opened, &proc, naming)) {
-                Ok(reading) => reading.await.unwrap_or_else(|_| {
-                    Err(ReadError::Thread(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended early")))
-                }),
-                Err(error) => Err(error),
-            },
-            Err(error) => Err(error),
-        };
-        // The requester may be gone: then the result is dropped.
-        let _ = done.send(reading);
-    });
-    result
+/// Whether a change makes another gateway be in use, or may do so.
+pub(super) fn changes_routes(fact: &Fact) -> bool {
+    match fact {
+        Fact::Route(route) | Fact::RouteGone(route) => is_default(route),
+        Fact::NetnsStale { .. } => true,
+        _ => false,
+    }
 }
 
 async fn until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
-        None => future::pending().await,
-    }
-}
-
-/// Waits for the job; a thread that ended without a result counts as a failure.
-async fn outcome(job: &mut Option<Job>) -> Outcome {
-    match job {
-        Some(Job::Discover { all, began, result }) => {
-            let found = result.await.ok();
-            Outcome::Discover { all: *all, began: *began, found }
-        }
-        Some(Job::Read { netns, result }) => {
-            let reading = result.await.unwrap_or_else(|_| {
-                Err(ReadError::Thread(io::Error::new(io::ErrorKind::UnexpectedEof, "it ended early")))
-            });
-            Outcome::Read { netns: *netns, reading: reading.map(Box::new) }
-        }
         None => future::pending().await,
     }
 }

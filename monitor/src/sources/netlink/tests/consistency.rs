@@ -1,5 +1,7 @@
 use std::io::Write;
 
+use tokio::sync::oneshot;
+
 use super::*;
 
 /// What the facts leave of the addresses of a namespace.
@@ -112,4 +114,30 @@ async fn changes_during_a_dump_are_neither_lost_nor_undone() {
     assert!(batch.wait().unwrap().success());
     assert!(snapshots > 1, "no dump was made during the burst");
     assert_eq!(ipv4(&model), truth);
+}
+
+#[tokio::test]
+async fn all_that_was_sent_before_a_barrier_is_delivered_before_its_answer() {
+    let netns = Netns::new();
+    netns.connect();
+    let mut source = Running::start(NetlinkConfig::default());
+    source.snapshot(netns.inode).await;
+    source.up().await;
+    for gateway in 2..30 {
+        netns.ip(&format!("route append default via 10.9.0.{gateway} metric {gateway}"));
+        let (barrier, passed) = oneshot::channel();
+        source.barriers.send(barrier).await.unwrap();
+        passed.await.unwrap();
+        let mut facts = std::iter::from_fn(|| source.facts.try_recv().ok()).map(|one| one.fact);
+        let heard = |fact: &Fact| matches!(fact, Fact::NetnsHeard { netns: of, .. } if *of == netns.inode);
+        let expected = address(&format!("10.9.0.{gateway}"));
+        assert!(facts.any(|fact| heard(&fact)), "the message is dated");
+        // While the namespace is read, that its routes are not known is told instead.
+        let told = |fact: Fact| match fact {
+            Fact::Route(route) => route.gateway == Some(expected),
+            Fact::NetnsStale { netns: of } => of == netns.inode,
+            _ => false,
+        };
+        assert!(facts.any(told), "the route by {expected} was told");
+    }
 }

@@ -171,8 +171,9 @@ async fn a_message_that_does_not_decode_is_counted_and_followed_by_a_resync() {
     let socket = subscription.watch().unwrap();
     let mut stream = Stream::new(config, Proc::default().into(), host, socket, tx);
     stream.changed(None, b"this is no netlink message", 0).await.unwrap();
-    tokio::spawn(stream.run(asked));
-    let mut running = Running { host, facts, requests };
+    let (barriers, waited) = mpsc::channel(1);
+    tokio::spawn(stream.run(asked, waited));
+    let mut running = Running { host, facts, requests, barriers };
     let lost = Loss { source: "netlink".into(), reason: "decode".into(), count: Some(1) };
     assert_eq!(running.next().await, Fact::Lost(lost));
     let host = running.host;

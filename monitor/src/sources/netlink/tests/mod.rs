@@ -84,6 +84,7 @@ struct Running {
     host: NsInum,
     facts: mpsc::Receiver<Observation>,
     requests: mpsc::Sender<NsInum>,
+    barriers: mpsc::Sender<super::Barrier>,
 }
 
 impl Running {
@@ -92,8 +93,9 @@ impl Running {
         let host = source.host();
         let (tx, facts) = mpsc::channel(64);
         let (requests, asked) = mpsc::channel(8);
-        tokio::spawn(source.run(asked, tx));
-        Self { host, facts, requests }
+        let (barriers, waited) = mpsc::channel(1);
+        tokio::spawn(source.run(asked, waited, tx));
+        Self { host, facts, requests, barriers }
     }
 
     async fn next(&mut self) -> Fact {

@@ -1,0 +1,130 @@
+//! Which gateways were in use at which moment.
+//!
+//! Routes and neighbor entries are told by different ways, and a message has no time of its own: it was sent after all that
+//! were taken before. Where a route came or went between two times, nobody can say what was in use in between.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{FORMER_GATEWAY_NS, Namespace, RECENT_MAX, keep_newest};
+use crate::node::routing::gateways_in_use;
+use crate::observation::BootNs;
+
+/// A gateway came into use or went out of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Move {
+    /// Not before that.
+    after: BootNs,
+    /// Before that.
+    until: BootNs,
+    gateway: (u32, IpAddr),
+    came: bool,
+}
+
+impl Namespace {
+    /// Whether an address may have been a default gateway on an interface when its neighbor entry changed. `by_request`: the
+    /// entry itself was changed, so that a route which went before is another matter.
+    #[must_use]
+    pub fn is_gateway(&self, at: BootNs, ifindex: u32, address: IpAddr, by_request: bool) -> bool {
+        let key = (ifindex, address);
+        let grace = if by_request { 0 } else { FORMER_GATEWAY_NS };
+        let was = |(ceased, gateway): &(BootNs, (u32, IpAddr))| {
+            *gateway == key && ceased.saturating_add(grace) >= at
+        };
+        self.in_use.contains(&key) || self.former.iter().any(was)
+    }
+
+    /// Whether it was; `None` if it became or ceased to be one at about that time, and which came first is not known.
+    #[must_use]
+    pub fn was_gateway(&self, at: BootNs, ifindex: u32, address: IpAddr, by_request: bool) -> Option<bool> {
+        let key = (ifindex, address);
+        if self.stale.is_some_and(|(first, _)| first <= at) || at < self.moves_since {
+            return None;
+        }
+        // Its interface or address took it along, together with the entry.
+        let went_along = || self.gateways.get(ifindex, address).is_some_and(|gateway| gateway.went_with_link);
+        if !by_request && self.is_gateway(at, ifindex, address, false) && went_along() {
+            return Some(true);
+        }
+        let mut was = self.in_use.contains(&key);
+        for later in self.moves.iter().rev().filter(|one| one.gateway == key && at < one.until) {
+            if later.after <= at {
+                return None;
+            }
+            was = !later.came;
+        }
+        // It may have been one in between.
+        let may_have_been = self.unseen.iter().any(|(first, last)| (*first..*last).contains(&at));
+        (was || !may_have_been).then_some(was)
+    }
+
+    /// Whether it is a gateway in use without a neighbor entry.
+    #[must_use]
+    pub fn is_missed(&self, ifindex: u32, address: IpAddr) -> bool {
+        self.stale.is_none()
+            && self.in_use.contains(&(ifindex, address))
+            && self.gateways.get(ifindex, address).is_some_and(|gateway| gateway.entry.is_none())
+    }
+
+    pub(super) fn set_stale(&mut self, at: BootNs, since: BootNs) {
+        let first = self.stale.map_or(since, |(first, _)| first.min(since));
+        self.stale = Some((first, at));
+    }
+
+    /// Recomputes the gateways in use after a snapshot that replaces an older state. What changed unseen is dated as far as
+    /// that is known.
+    pub(super) fn select_after(&mut self, at: BootNs, old: Option<&Self>) {
+        let seen = old.and_then(|old| old.stale).map_or(at, |(_, last)| last);
+        let after = match old {
+            Some(old) if old.unheard => Some(old.read),
+            Some(old) => old.stale.map(|(first, _)| first),
+            None => None,
+        };
+        let until = if old.is_some_and(|old| old.unheard) { at } else { seen };
+        self.unseen.retain(|(_, last)| last.saturating_add(FORMER_GATEWAY_NS) >= at);
+        self.unseen.extend(old.and_then(|old| old.stale));
+        let dropped = self.unseen.len().saturating_sub(RECENT_MAX);
+        let dropped = self.unseen.drain(..dropped).map(|(_, last)| last).max().unwrap_or(0);
+        self.moves_since = self.moves_since.max(dropped);
+        self.select_gateways_between(after.or(self.heard), until, seen);
+    }
+
+    /// Recomputes the gateways in use after a change of routes or rules.
+    pub(super) fn select_gateways(&mut self, at: BootNs) {
+        self.select_gateways_between(self.heard, at, at);
+    }
+
+    /// The change was made between the first two times, and is known since the last. Where the first is not told, as in old
+    /// recordings, what came is taken for a gateway of before.
+    fn select_gateways_between(&mut self, after: Option<BootNs>, until: BootNs, at: BootNs) {
+        let in_use = gateways_in_use(&self.routes, &self.rules);
+        let is_known = self.since < at;
+        self.former.retain(|(ceased, _)| ceased.saturating_add(FORMER_GATEWAY_NS) >= at);
+        self.moves.retain(|one| one.until.saturating_add(FORMER_GATEWAY_NS) >= at);
+        for gateway in self.in_use.symmetric_difference(&in_use) {
+            let came = in_use.contains(gateway);
+            // Of a namespace that is new nothing is known but what it is.
+            if is_known && (after.is_some() || !came) {
+                self.moves.push(Move { after: after.unwrap_or(until), until, gateway: *gateway, came });
+            }
+            if !came {
+                let (ifindex, address) = *gateway;
+                let with_link = self.disturbed.contains(&ifindex) || !self.is_usable(ifindex, address);
+                self.gateways.set_went_with_link(*gateway, with_link);
+                self.former.push((at, *gateway));
+            }
+        }
+        keep_newest(&mut self.former);
+        let dropped = self.moves.len().saturating_sub(RECENT_MAX);
+        let dropped = self.moves.drain(..dropped).map(|one| one.until).max().unwrap_or(0);
+        self.moves_since = self.moves_since.max(dropped);
+        self.in_use = in_use;
+        self.name_gateways();
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+pub(super) fn is_zero(time: &BootNs) -> bool {
+    *time == 0
+}

@@ -1,0 +1,281 @@
+//! Routes and neighbor entries that change without any pause: what is said about an entry fits the routes of its moment.
+//!
+//! `KEVTMON_SEED` repeats a run, `KEVTMON_ROUNDS` makes it longer; the seed is printed.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::process::{Command, Stdio};
+
+use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
+use kevtmon_tests::netns::Netns;
+use kevtmon_tests::network::enter;
+use kevtmon_tests::process::{Running, comm};
+use kevtmon_tests::requests::{DefaultRoute, Requests};
+use serde_json::Value;
+
+const KIND: &str = "gateway-neighbor-lost";
+/// Rounds of each family.
+const ROUNDS: u16 = 600;
+/// One round in so many has a pause between the route and the entry.
+const PAUSES: u32 = 25;
+/// Gateways of each family that are lost at last.
+const LOSSES: u16 = 5;
+const METRIC: u32 = 1_000_000;
+
+/// A small generator (Marsaglia's xorshift): the seed says it all.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u32) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        u32::try_from((self.0 >> 11) % u64::from(bound)).unwrap_or_default()
+    }
+}
+
+/// What is deleted, and when.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Deletion {
+    /// The gateway, before the route leads to the next one.
+    Present,
+    /// The gateway of before, after that.
+    Former,
+    /// The next one, after that.
+    Next,
+    /// The next one, before that.
+    Spare,
+}
+
+impl Deletion {
+    const ALL: [Self; 4] = [Self::Present, Self::Former, Self::Next, Self::Spare];
+
+    /// Whether what it deletes is the gateway at that moment.
+    fn is_loss(self) -> bool {
+        matches!(self, Self::Present | Self::Next)
+    }
+
+    fn is_before_the_route(self) -> bool {
+        matches!(self, Self::Present | Self::Spare)
+    }
+
+    fn of_next(self) -> bool {
+        matches!(self, Self::Next | Self::Spare)
+    }
+}
+
+/// How the default route comes to lead elsewhere.
+#[derive(Debug, Clone, Copy)]
+enum Move {
+    Replaced,
+    DeletedAndAdded,
+    /// A better one is added, then the other deleted.
+    Outdone,
+}
+
+/// What was done in one round, to which address.
+#[derive(Debug, Clone, Copy)]
+struct Done {
+    deletion: Deletion,
+    paused: bool,
+}
+
+/// A namespace in which a process lives, with a static entry for each router of the test.
+struct World {
+    netns: Netns,
+    _far: Netns,
+    _process: Running,
+    ifindex: u32,
+}
+
+fn router(v6: bool, number: u16) -> IpAddr {
+    if v6 {
+        Ipv6Addr::new(0xfd00, 0x79, 0, 0, 0, 0, 1, number).into()
+    } else {
+        let [high, low] = number.to_be_bytes();
+        Ipv4Addr::new(10, 79, 16 + high, low).into()
+    }
+}
+
+impl World {
+    fn new(rounds: u16) -> Self {
+        let (netns, far) = (Netns::new(), Netns::new());
+        let mut lines = format!(
+            "link add eth0 type veth peer name far0 netns {}\naddress add 10.79.0.1/16 dev eth0\n\
+             address add fd00:79::1/64 dev eth0 nodad\nlink set eth0 up\n",
+            far.name()
+        );
+        for number in 0..=rounds {
+            for v6 in [false, true] {
+                let router = router(v6, number);
+                lines.push_str(&format!(
+                    "neigh replace {router} lladdr 02:00:00:00:00:0f dev eth0 nud permanent\n"
+                ));
+            }
+        }
+        netns.path().ip_batch(&lines);
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", netns.path().path().display())).args(["sleep", "1000000"]);
+        let process = Running::spawn(command.stdin(Stdio::null()));
+        eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it is in the network");
+        let shown = netns.path().run("ip -j link show eth0").stdout;
+        let shown: Value = serde_json::from_str(&shown).unwrap_or_default();
+        let ifindex =
+            shown[0]["ifindex"].as_u64().and_then(|index| index.try_into().ok()).unwrap_or_default();
+        Self { netns, _far: far, _process: process, ifindex }
+    }
+
+    fn inum(&self) -> u64 {
+        self.netns.path().inum()
+    }
+
+    fn send(&self, requests: &Requests) {
+        let sent = enter(self.netns.path().path(), || requests.send());
+        assert!(matches!(sent, Ok(Ok(()))), "{sent:?}");
+    }
+}
+
+/// The default route of one family.
+struct Moving {
+    v6: bool,
+    number: u16,
+    metric: u32,
+    ifindex: u32,
+}
+
+impl Moving {
+    fn route(&self, number: u16, metric: u32) -> DefaultRoute {
+        DefaultRoute { ifindex: self.ifindex, via: router(self.v6, number), metric }
+    }
+
+    /// Has the route lead to the next router.
+    fn advance(&mut self, by: Move) -> Requests {
+        let mut requests = Requests::default();
+        let (old, same) = (self.route(self.number, self.metric), self.route(self.number + 1, self.metric));
+        match by {
+            Move::Replaced => requests.replace_route(same),
+            Move::DeletedAndAdded => {
+                requests.delete_route(old);
+                requests.add_route(same);
+            }
+            Move::Outdone => {
+                self.metric -= 1;
+                requests.add_route(self.route(self.number + 1, self.metric));
+            }
+        }
+        self.number += 1;
+        requests
+    }
+}
+
+/// Waits until the daemon has seen the new route.
+fn wait_for_route(daemon: &mut Daemon, inum: u64, via: IpAddr) {
+    daemon.wait_for(&format!("the route by {via}"), |event| {
+        event.kind() == "route.added"
+            && event.number("/route/netns") == Some(inum)
+            && event.text("/route/gateway") == via.to_string()
+    });
+}
+
+#[test]
+fn what_is_said_of_a_deletion_fits_the_routes_of_its_moment() {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let seed = number("KEVTMON_SEED").unwrap_or_else(|| u64::from(std::process::id()) * 7_919 + 1);
+    let rounds = number("KEVTMON_ROUNDS").and_then(|rounds| rounds.try_into().ok()).unwrap_or(ROUNDS);
+    println!("KEVTMON_SEED={seed}");
+    let mut random = Random(seed.max(1));
+    let world = World::new(rounds + LOSSES);
+    let mut families =
+        [false, true].map(|v6| Moving { v6, number: 0, metric: METRIC, ifindex: world.ifindex });
+    for family in &families {
+        let mut requests = Requests::default();
+        requests.add_route(family.route(0, METRIC));
+        world.send(&requests);
+    }
+    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
+    for family in &families {
+        daemon.wait_for_gateway(world.inum(), &router(family.v6, 0).to_string());
+    }
+    let mut done = BTreeMap::new();
+    for _ in 0..rounds {
+        for family in &mut families {
+            let deletion = Deletion::ALL[random.below(4) as usize];
+            let is_there = !done.contains_key(&router(family.v6, family.number));
+            let deletion = if deletion.of_next() || is_there { deletion } else { Deletion::Next };
+            let by = [Move::Replaced, Move::DeletedAndAdded, Move::Outdone][random.below(3) as usize];
+            let (from, metric) = (family.number, family.metric);
+            let address = router(family.v6, from + u16::from(deletion.of_next()));
+            let paused = random.below(PAUSES) == 0 && !deletion.is_before_the_route();
+            let mut requests = Requests::default();
+            if deletion.is_before_the_route() {
+                requests.delete_neighbor(world.ifindex, address);
+            }
+            requests.append(family.advance(by));
+            if paused {
+                world.send(&requests);
+                wait_for_route(&mut daemon, world.inum(), router(family.v6, family.number));
+                requests = Requests::default();
+            }
+            if !deletion.is_before_the_route() {
+                requests.delete_neighbor(world.ifindex, address);
+            }
+            if matches!(by, Move::Outdone) {
+                requests.delete_route(family.route(from, metric));
+            }
+            world.send(&requests);
+            done.insert(address, Done { deletion, paused });
+            if paused || random.below(3) == 0 {
+                daemon.wait_for_deletion(world.inum(), &address.to_string());
+            }
+        }
+    }
+    let events: Vec<Event> =
+        done.keys().map(|address| daemon.wait_for_deletion(world.inum(), &address.to_string())).collect();
+    let wrong = wrong(&done, &events, &daemon.events(), world.inum());
+    let unsaid = events.iter().filter(|event| !event.has("/neighbor/gateway")).count();
+    println!("{} deletions, {unsaid} of which nothing is said", done.len());
+    assert!(wrong.is_empty(), "{} wrong, such as\n{}", wrong.len(), wrong[..wrong.len().min(5)].join("\n"));
+    for family in &mut families {
+        for _ in 0..LOSSES {
+            lose_the_next(&world, &mut daemon, family);
+        }
+    }
+}
+
+/// The route moves and the entry of the new gateway goes: that it is missed is told with who did it.
+fn lose_the_next(world: &World, daemon: &mut Daemon, family: &mut Moving) {
+    let mut requests = family.advance(Move::Replaced);
+    let address = router(family.v6, family.number);
+    requests.delete_neighbor(world.ifindex, address);
+    world.send(&requests);
+    let opened = daemon.wait_for(&format!("the loss of {address}"), |event| {
+        event.is_incident("incident.opened", KIND)
+            && event.number("/neighbor/netns") == Some(world.inum())
+            && event.text("/neighbor/address") == address.to_string()
+    });
+    opened.expect("/actor/pid", std::process::id());
+    opened.expect("/neighbor/gateway", true);
+}
+
+/// What was said that does not fit what was done.
+fn wrong(done: &BTreeMap<IpAddr, Done>, deletions: &[Event], all: &[Event], inum: u64) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for ((address, done), event) in done.iter().zip(deletions) {
+        let said = event.get("/neighbor/gateway").and_then(Value::as_bool);
+        if said.is_some_and(|said| said != done.deletion.is_loss()) || (done.paused && said.is_none()) {
+            wrong.push(format!("{address}: {done:?}: {event}"));
+        }
+    }
+    for event in all.iter().filter(|event| event.number("/neighbor/netns") == Some(inum)) {
+        let address = event.text("/neighbor/address").parse().ok();
+        let former = address.and_then(|address| done.get(&address));
+        if event.is_incident("incident.opened", KIND)
+            && former.is_some_and(|done| done.deletion == Deletion::Former)
+        {
+            wrong.push(format!("an incident of a former gateway: {event}"));
+        }
+    }
+    wrong
+}
