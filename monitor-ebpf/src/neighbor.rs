@@ -26,8 +26,13 @@ const NOARP: u8 = 0x40;
 const PERMANENT: u8 = 0x80;
 /// REACHABLE, STALE, DELAY, PROBE: resolved by the protocol.
 const LEARNED: u8 = 0x02 | 0x04 | 0x08 | 0x10;
+/// States in which an entry has a link-layer address (`NUD_VALID`). Of another one the kernel takes no address.
+const VALID: u8 = PERMANENT | NOARP | LEARNED;
 /// `NEIGH_UPDATE_F_OVERRIDE` of include/net/neighbour.h, bit 0 in every version.
 const OVERRIDE: u32 = 1;
+/// `NEIGH_UPDATE_F_OVERRIDE_ISROUTER`, bit 2 in every version: a request that replaces an entry has it, one that deletes
+/// an entry has not.
+const OVERRIDE_ISROUTER: u32 = 4;
 const AF_INET: u32 = 2;
 
 /// Written by the daemon before load.
@@ -57,23 +62,28 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
         return 0;
     }
     let old_state: u8 = neighbour.get(offset!(neighbour_nud_state));
-    let mut change = Change { operation: operation::DELETED, old_state, new_state, new_lladdr, netlink_port };
-    if new_state & FAILED != 0 {
+    let mut change = Change { operation: operation::CHANGED, old_state, new_state, new_lladdr, netlink_port };
+    let is_to_resolve = flags & offset!(resolve_flags) != 0;
+    if is_to_resolve {
+        // Whatever else the request says.
+        change.new_state = old_state & !PERMANENT;
+    } else if new_state & FAILED != 0 && flags & (OVERRIDE | OVERRIDE_ISROUTER) == OVERRIDE {
         count_deletion(old_state, counter::PERMANENT_ADMIN, counter::LEARNED_ADMIN, counter::NOARP_ADMIN);
-        if old_state & PERMANENT == 0 {
-            return 0;
-        }
-    } else if old_state & PERMANENT == 0 {
+        change.operation = operation::DELETED;
+    }
+    if old_state & PERMANENT == 0 {
         return 0;
+    }
+    if is_to_resolve || new_state & VALID == 0 {
+        change.new_lladdr = Kernel(0);
     } else {
         let other = new_lladdr.0 != 0 && differs(neighbour, new_lladdr);
         // Without OVERRIDE the kernel keeps the old address and does nothing.
         if (other && flags & OVERRIDE == 0) || (!other && new_state & PERMANENT != 0) {
             return 0;
         }
-        change.operation = operation::CHANGED;
     }
-    debug!(&ctx, "neigh_update {:x} -> {:x}", old_state, new_state);
+    debug!(&ctx, "neigh_update {:x} -> {:x}", old_state, change.new_state);
     report(neighbour, Program::NeighUpdate, &change);
     0
 }

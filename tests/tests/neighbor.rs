@@ -305,6 +305,28 @@ fn an_entry_that_loses_its_permanence_has_changed_and_is_not_lost() {
 }
 
 #[test]
+fn an_entry_that_is_to_be_resolved_from_now_on_is_lost_but_neither_deleted_nor_replaced() {
+    // The kernel resolves what is `use`d itself, and takes no address for a state that has none.
+    for (request, state) in [
+        ("use", "none"),
+        ("nud failed", "failed"),
+        ("lladdr 02:00:00:00:00:0c nud incomplete", "incomplete"),
+    ] {
+        let (pod, mut daemon) = pod_and_daemon();
+        let ip = pod.ip(&format!("neigh replace {GATEWAY} dev eth0 {request}"));
+        let event = daemon.wait_for("neighbor.changed", |event| {
+            event.kind() == "neighbor.changed" && event.is_neighbor(pod.inum(), GATEWAY)
+        });
+        event.expect_actor(ip.pid, "ip");
+        event.expect("/neighbor/state", "permanent");
+        event.expect("/neighbor/new_state", state);
+        event.expect_none("/neighbor/new_lladdr");
+        let events = daemon.fence(&pod);
+        assert_eq!(deletions(&events, pod.inum(), GATEWAY), 0, "{request}");
+    }
+}
+
+#[test]
 fn an_entry_set_again_to_what_it_was_has_not_changed() {
     let (pod, mut daemon) = pod_and_daemon();
     pod.set_gateway();

@@ -82,7 +82,7 @@ pub struct NeighborRecord {
     pub operation: u8,
     /// `neighbour.nud_state` before.
     pub old_state: u8,
-    /// Requested state.
+    /// State after.
     pub new_state: u8,
     /// Bytes of the hardware addresses that count.
     pub lladdr_len: u8,
@@ -94,7 +94,7 @@ pub struct NeighborRecord {
     pub address: [u8; 16],
     /// Hardware address of the entry before.
     pub lladdr: [u8; LLADDR_CAPACITY],
-    /// Hardware address of the request.
+    /// Hardware address of the request, where the kernel takes it.
     pub new_lladdr: [u8; LLADDR_CAPACITY],
     /// Hardware address of the interface now.
     pub device_lladdr: [u8; LLADDR_CAPACITY],
@@ -134,9 +134,12 @@ pub struct NeighborOffsets {
     pub net_references: u32,
     /// Not an offset: the bit `NEIGH_UPDATE_F_ADMIN`, 7 since 5.16, 31 before.
     pub admin_flag: u32,
+    /// Not an offset: the bits of requests that make the kernel resolve an entry itself, which takes its permanence:
+    /// `NEIGH_UPDATE_F_USE` and `NEIGH_UPDATE_F_MANAGED` since 5.16, none before.
+    pub resolve_flags: u32,
 }
 
 impl NeighborOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 20]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 21]);
 }

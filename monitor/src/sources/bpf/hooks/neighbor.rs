@@ -58,6 +58,11 @@ const fn deletions(counter: kevtmon_ebpf::Counter, labels: &'static [&'static st
 }
 
 fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
+    // The flags were renumbered together with the widening of neighbour.flags to 32 bits, 5.16.
+    let (admin_flag, resolve_flags) = match btf.size("neighbour.flags") {
+        Some(4) => (1 << 7, 1 << 3 | 1 << 4),
+        _ => (1 << 31, 0),
+    };
     let offsets = NeighborOffsets {
         neighbour_dev: btf.need("neighbour.dev")?,
         neighbour_tbl: btf.need("neighbour.tbl")?,
@@ -80,8 +85,8 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         net_user_ns: btf.need("net.user_ns")?,
         // Renamed in 6.18; a member of struct net itself before 5.11.
         net_references: btf.any_of(&["net.ns.__ns_ref", "net.ns.count", "net.count"]),
-        // The flags were renumbered together with the widening of neighbour.flags to 32 bits, 5.16.
-        admin_flag: if btf.size("neighbour.flags") == Some(4) { 1 << 7 } else { 1 << 31 },
+        admin_flag,
+        resolve_flags,
     };
     Ok(offsets.as_bytes().to_vec())
 }
