@@ -109,6 +109,35 @@ fn of_two_that_unmount_at_one_place_none_is_certain_to_have_taken_the_busy_mount
 }
 
 #[test]
+fn who_uses_what_was_mounted_there_next_has_refused_nothing_before() {
+    let mount = Mount::volume();
+    let mut daemon = launch().kubelet(&mount).start();
+    // All of it before the daemon can look.
+    daemon.signal(Signal::SIGSTOP);
+    let culprit = hold_by_cwd(mount.point());
+    let refused = mount.umount_refused();
+    drop(culprit);
+    umount_succeeds(&mount);
+    let next = Mount::at(mount.point());
+    let innocent = hold_by_cwd(next.point());
+    daemon.signal(Signal::SIGCONT);
+    let busy = daemon.wait_for("mount.busy", |event| {
+        is_about(event, "mount.busy", mount.point()) && event.number("/actor/pid") == Some(refused.pid.into())
+    });
+    busy.expect("/holders_complete", false);
+    next.umount_refused();
+    daemon.wait_for("the next mount's holder", |event| {
+        is_about(event, "mount.busy", mount.point())
+            && event.number("/holders/0/pid") == Some(innocent.pid().into())
+    });
+    let blamed = daemon.events().into_iter().find(|event| {
+        event.number("/actor/pid") == Some(refused.pid.into())
+            && event.number("/holders/0/pid") == Some(innocent.pid().into())
+    });
+    assert_eq!(blamed.map(|event| event.to_string()), None);
+}
+
+#[test]
 fn a_busy_cover_is_another_mount_than_the_one_below() {
     let mount = Mount::new();
     let mut daemon = launch().start();

@@ -25,6 +25,7 @@ mod caller;
 mod events;
 mod late;
 mod lookup;
+mod outlived;
 mod queue;
 mod repeat;
 
@@ -112,6 +113,9 @@ struct QueuedUmount {
     /// It is the last of several that succeeded before the mount was looked up, any of which may have taken it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_one_of_several: bool,
+    /// When the first unmount of its path after it succeeded. What the path leads to from then on may be another mount.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    outlived: Option<BootNs>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     awaits: Option<Awaited>,
 }
@@ -233,7 +237,7 @@ impl Core {
         let key = MountKey::new(attempt.mntns, &attempt.place());
         let (caller, account) = (self.caller(&attempt), self.account(&attempt));
         let (source, task) = (self.source, self.tasks.copy(&attempt.actor));
-        let (is_one_of_several, awaits) = (false, None);
+        let (is_one_of_several, outlived, awaits) = (false, None, None);
         self.submit(QueuedUmount {
             at,
             source,
@@ -244,6 +248,7 @@ impl Core {
             attempt,
             task,
             is_one_of_several,
+            outlived,
             awaits,
         });
     }
@@ -264,6 +269,7 @@ impl Core {
             return self.process_in_turn(QueuedUmount { mount, ..umount });
         }
         if let Some(mount) = self.busy_mounts.at(&umount.key) {
+            self.holder_scans.note_end(umount.at, mount);
             return self.process_in_turn(QueuedUmount { mount, ..umount });
         }
         // The path may be another one of a busy mount, through a link.

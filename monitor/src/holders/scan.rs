@@ -13,6 +13,7 @@ use super::progress::{Progress, Stage};
 use super::propagation::{self, MountCopy, NamespaceMounts};
 use super::searched::{ScanTargets, SearchedMount};
 use super::{Deadline, MAX_LISTED, PresenceRequest, ScanRequest, file_server, own_tgid, presence};
+use crate::clock::boot_now;
 use crate::observation::{Access, Holder, HolderReport, MountPresence, NsInum, Verdict};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Dir, is_gone};
@@ -104,7 +105,11 @@ impl<'p> Scan<'p> {
         }
         let members = best_members(&index, request, self.own);
         let (seen, target) = match self.report.mount.clone() {
-            None => locate::locate(self.proc, request, &members, self.deadline, &mut self.report)?,
+            None => {
+                let located = locate::locate(self.proc, request, &members, self.deadline, &mut self.report)?;
+                self.report.resolved = Some(boot_now());
+                located
+            }
             Some(known) => locate::again(self.proc, &known, &members)?,
         };
         let Some(target) = target else {

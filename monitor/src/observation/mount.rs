@@ -322,6 +322,9 @@ pub struct HolderReport {
     pub path: String,
     /// The mount, if there is one.
     pub mount: Option<MountFacts>,
+    /// When the path had been looked up; not in older recordings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolved: Option<BootNs>,
     /// Who pins it.
     pub holders: Vec<Holder>,
     /// Holders that were found and not listed, because the list is bounded.
@@ -385,6 +388,7 @@ impl HolderReport {
             id,
             path: path.into(),
             mount: None,
+            resolved: None,
             holders: Vec::new(),
             holders_omitted: 0,
             child_mounts: Vec::new(),

@@ -45,6 +45,10 @@ impl Core {
 
     pub(super) fn scanned(&mut self, at: BootNs, umount: QueuedUmount, report: HolderReport) {
         let (before, caller) = (umount.mount, umount.caller);
+        if umount.is_outlived_by(&report) {
+            self.emit_outlived(&umount, &report);
+            return self.advance(before);
+        }
         let found = report.mount.as_ref().and_then(|mount| mount.identity());
         let known = found.as_ref().and_then(|found| self.busy_mounts.identified(umount.key.mntns, found));
         let counted = known.map_or(0, |known| self.busy_mounts.attempts_of(known, caller));
@@ -91,7 +95,8 @@ impl Core {
         let Some(umount) = self.holder_scans.queue.take_answered(presence.id, &asked) else { return };
         if umount.is_refused() {
             self.take_up(&umount);
-            return self.checked(umount, presence.present == Some(true));
+            let is_same = presence.present == Some(true) && umount.outlived.is_none();
+            return self.checked(umount, is_same);
         }
         match presence.present {
             Some(true) => self.advance(umount.mount),

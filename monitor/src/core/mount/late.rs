@@ -23,6 +23,12 @@ pub(super) struct Unfinished {
     told: Gist,
 }
 
+impl Unfinished {
+    pub(super) fn umount_mut(&mut self) -> &mut QueuedUmount {
+        &mut self.umount
+    }
+}
+
 /// What has been told of a scan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Gist {
@@ -80,6 +86,9 @@ impl Core {
         let umount = &mut unfinished.umount;
         // What is not busy any more was told to be released.
         if self.busy_mounts.get(umount.mount).is_none() {
+            return;
+        }
+        if umount.is_outlived_by(&report) {
             return;
         }
         self.take_up(umount);

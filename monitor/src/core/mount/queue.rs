@@ -45,6 +45,11 @@ impl UmountQueue {
         self.by_mount.get(&mount).into_iter().flatten().map(|waiting| &waiting.umount)
     }
 
+    /// The same, to be changed in what has no part in their order.
+    pub(super) fn of_mut(&mut self, mount: BusyId) -> impl Iterator<Item = &mut QueuedUmount> {
+        self.by_mount.get_mut(&mount).into_iter().flatten().map(|waiting| &mut waiting.umount)
+    }
+
     /// How many an account has that wait.
     pub(super) fn charged_to(&self, account: &Account) -> usize {
         self.charged.get(account).map_or(0, |(waiting, _)| *waiting)

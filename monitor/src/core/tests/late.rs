@@ -54,6 +54,43 @@ fn what_a_scan_finds_when_it_goes_on_completes_its_event() {
     }
 }
 
+fn looked_up(fact: Fact, resolved: u64) -> Fact {
+    let Fact::Holders(report) = fact else { unreachable!() };
+    Fact::Holders(Box::new(HolderReport { resolved: Some(resolved), ..*report }))
+}
+
+#[test]
+fn what_is_found_at_a_path_that_was_unmounted_meanwhile_may_be_another_mount() {
+    for (resolved, found) in [(11, vec![94_549]), (21, vec![])] {
+        let mut core = settled();
+        core.observe(at(10, attempt(Some(16))));
+        core.observe(at(20, attempt(None)));
+        for mut core in twice(core) {
+            core.observe(at(30, looked_up(report(1), resolved)));
+            let event = take(&mut core).0.remove(0);
+            assert_eq!((holders(&event), event.at), (found.clone(), 10));
+            let complete = !found.is_empty();
+            assert_eq!((event.holders_complete, event.holders_unreadable.is_empty()), (Some(complete), complete));
+        }
+    }
+}
+
+#[test]
+fn what_goes_on_after_its_path_was_unmounted_completes_nothing_unless_it_began_before() {
+    for (resolved, completes) in [(11, 1), (MS + 1, 0)] {
+        let mut core = settled();
+        core.observe(at(10, attempt(Some(16))));
+        let Fact::Holders(skipped) = skipped(1) else { unreachable!() };
+        core.observe(at(12, Fact::Holders(Box::new(HolderReport { goes_on: true, ..*skipped }))));
+        core.observe(at(MS, attempt(None)));
+        take(&mut core);
+        for mut core in twice(core) {
+            core.observe(at(2 * MS, looked_up(report(1), resolved)));
+            assert_eq!(take(&mut core).0.len(), completes);
+        }
+    }
+}
+
 #[test]
 fn that_a_scan_has_ended_is_told_though_it_found_no_more() {
     let mut core = settled();

@@ -21,7 +21,7 @@ fn parts(proc: &Proc, request: &ScanRequest, budget: Duration) -> Vec<HolderRepo
 }
 
 fn same_but_for_time(report: &HolderReport) -> HolderReport {
-    let mut report = HolderReport { elapsed_ns: 0, ..report.clone() };
+    let mut report = HolderReport { elapsed_ns: 0, resolved: None, ..report.clone() };
     report.holders.sort_by_key(|holder| (holder.tgid, holder.access));
     report
 }
