@@ -250,3 +250,28 @@ fn a_relative_path_is_reported_as_an_absolute_one() {
     event.expect("/actor/pid", caller.pid());
     drop(culprit);
 }
+
+#[test]
+fn what_no_list_of_open_files_shows_is_found_or_at_least_doubted() {
+    let mut daemon = launch().start();
+    let mut held = |act: &str| {
+        let mount = Mount::new();
+        let mut actor = Actor::start();
+        actor.act(&format!("{act} {}", mount.point().join("held").display()));
+        mount.umount_refused();
+        // The scan may go on after its first event.
+        let event = daemon.wait_for(act, |event| {
+            let knows = |list: &str| event.list(list).iter().any(|found| found["pid"] == actor.pid());
+            is_about(event, "mount.busy", mount.point())
+                && (knows("/holders") || knows("/holders_unreadable"))
+        });
+        (event, actor.pid())
+    };
+    let (event, pid) = held("hold-apart");
+    assert_eq!(holder(&event, pid, "fd")["comm"], "actor", "{event}");
+    for act in ["bind", "register"] {
+        let (event, _) = held(act);
+        event.expect("/holders_complete", false);
+        event.expect("/holders_verdict", "incomplete");
+    }
+}

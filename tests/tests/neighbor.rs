@@ -307,11 +307,9 @@ fn an_entry_that_loses_its_permanence_has_changed_and_is_not_lost() {
 #[test]
 fn an_entry_that_is_to_be_resolved_from_now_on_is_lost_but_neither_deleted_nor_replaced() {
     // The kernel resolves what is `use`d itself, and takes no address for a state that has none.
-    for (request, state) in [
-        ("use", "none"),
-        ("nud failed", "failed"),
-        ("lladdr 02:00:00:00:00:0c nud incomplete", "incomplete"),
-    ] {
+    for (request, state) in
+        [("use", "none"), ("nud failed", "failed"), ("lladdr 02:00:00:00:00:0c nud incomplete", "incomplete")]
+    {
         let (pod, mut daemon) = pod_and_daemon();
         let ip = pod.ip(&format!("neigh replace {GATEWAY} dev eth0 {request}"));
         let event = daemon.wait_for("neighbor.changed", |event| {

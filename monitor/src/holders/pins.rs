@@ -7,6 +7,7 @@
 //! for a network file system. Opens nothing that is named.
 
 use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString};
 use std::io;
 
@@ -18,6 +19,8 @@ use super::{Deadline, file_server};
 use crate::observation::{Access, Holder, NsInum};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
+
+mod hidden;
 
 /// One way in which a process pins the target.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -157,6 +160,8 @@ enum State {
 pub(super) struct Visitor {
     buffer: Buffer,
     text: Vec<u8>,
+    /// Inodes of sockets that are bound to a name on a searched mount, by network namespace.
+    bound: BTreeMap<String, BTreeSet<u64>>,
 }
 
 impl Visitor {
@@ -435,8 +440,6 @@ pub(super) fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: 
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use crate::holders::searched::SearchedMount;
     use crate::sources::procfs::mountinfo::MountTable;

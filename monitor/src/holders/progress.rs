@@ -28,16 +28,31 @@ pub(super) enum Stage {
     Crowds,
     /// What was left of the files.
     Rest,
+    /// What no list of open files shows.
+    Hidden,
 }
 
 impl Stage {
     /// All of them.
-    pub(super) const ALL: [Self; 7] =
-        [Self::Own, Self::Near, Self::NearFiles, Self::Far, Self::FarFiles, Self::Crowds, Self::Rest];
+    pub(super) const ALL: [Self; 8] = [
+        Self::Own,
+        Self::Near,
+        Self::NearFiles,
+        Self::Far,
+        Self::FarFiles,
+        Self::Crowds,
+        Self::Rest,
+        Self::Hidden,
+    ];
 
-    /// Whether it is for nothing once a holder was found.
+    /// Whether it is about the processes that see neither the mount nor a copy.
     pub(super) fn is_far(self) -> bool {
         matches!(self, Self::Far | Self::FarFiles)
+    }
+
+    /// Whether it is for nothing once a holder was found.
+    pub(super) fn is_last_resort(self) -> bool {
+        self.is_far() || self == Self::Hidden
     }
 }
 

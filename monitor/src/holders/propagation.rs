@@ -40,6 +40,7 @@ pub(super) fn copies<'a>(views: &'a [NamespaceMounts], target: &Mount) -> Vec<Mo
                 (Some(groups), Some(attachment), Some(other)) => {
                     let member = |group: Option<u64>| group.is_some_and(|group| groups.contains(&group));
                     other.path == attachment.path
+                        && !has_children(&view.table, mount)
                         && other.parent.device == attachment.parent.device
                         && (member(other.parent.shared) || member(other.parent.master))
                 }
@@ -49,6 +50,16 @@ pub(super) fn copies<'a>(views: &'a [NamespaceMounts], target: &Mount) -> Vec<Mo
         }
     }
     copies
+}
+
+/// Whether something is mounted on a copy, other than one mount that covers all of it: the unmount leaves it alone then,
+/// and who uses it refuses nothing.
+fn has_children(table: &MountTable, mount: &Mount) -> bool {
+    let mut children = table.children(mount.id);
+    match (children.next(), children.next()) {
+        (Some(only), None) => only.mountpoint != mount.mountpoint,
+        (first, _) => first.is_some(),
+    }
 }
 
 /// The peer groups that receive what happens in this one.
@@ -119,6 +130,20 @@ mod tests {
     fn a_bind_mount_elsewhere_in_the_same_namespace_does_not_get_the_unmount() {
         let bound = format!("{SHARED}3 1 0:9 / /other rw shared:2 - tmpfs t rw\n");
         assert_eq!(propagated(&[&bound]), [(3, false)]);
+    }
+
+    #[test]
+    fn a_copy_on_which_something_is_mounted_does_not_get_the_unmount_unless_that_covers_it() {
+        let with = |at: &str| {
+            format!(
+                "10 0 8:1 / / rw master:1 - ext4 d rw\n11 10 0:9 / /vol rw - tmpfs t rw\n\
+                 12 11 0:8 / {at} rw - tmpfs u rw\n"
+            )
+        };
+        assert_eq!(propagated(&[SHARED, &with("/vol/sub")]), [(11, false)]);
+        assert_eq!(propagated(&[SHARED, &with("/vol")]), [(11, true)]);
+        let two = format!("{}13 11 0:7 / /vol/b rw - tmpfs u rw\n", with("/vol"));
+        assert_eq!(propagated(&[SHARED, &two]), [(11, false)]);
     }
 
     #[test]

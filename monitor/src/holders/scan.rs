@@ -201,7 +201,7 @@ impl<'p> Scan<'p> {
         far.retain(|tgid| !near.contains(tgid));
         let begun = self.progress.stage;
         for stage in Stage::ALL.into_iter().skip_while(|stage| *stage < begun) {
-            if stage == Stage::Own || stage.is_far() && !self.report.holders.is_empty() {
+            if stage == Stage::Own || stage.is_last_resort() && !self.report.holders.is_empty() {
                 continue;
             }
             let was_own = self.progress.stage == Stage::Own;
@@ -358,6 +358,10 @@ impl<'p> Scan<'p> {
                 let rest = found.as_ref().and_then(|(_, rest)| *rest);
                 self.progress.rest.extend(rest.map(|rest| (tgid, rest)));
                 (found.map(|(visit, _)| visit), rest.is_none())
+            }
+            Stage::Hidden => {
+                let own_ids = self.own == Some(std::process::id());
+                (self.visitor.hidden(tgid, process, targets, own_ids), true)
             }
         };
         if let Some(visit) = visit {

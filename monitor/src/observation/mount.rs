@@ -301,7 +301,8 @@ pub enum Verdict {
     MountNamespace,
     /// Only mounts below it hold it.
     ChildMount,
-    /// No user-space process holds it.
+    /// It is still busy, and no process was found to hold it: the kernel does (a swap file, a loop device, an export), or a
+    /// socket, with a file that is on its way from one process to another.
     Kernel,
     /// It went, or was detached, and no process was found to hold it.
     Transient,

@@ -150,7 +150,7 @@ impl Pretty {
         let verdict = match event.holders_verdict {
             Some(Verdict::MountNamespace) => "only copies in other mount namespaces are left",
             Some(Verdict::ChildMount) => "only mounts below it hold it",
-            Some(Verdict::Kernel) => "no process holds it: the kernel does",
+            Some(Verdict::Kernel) => "no process was found to hold it: the kernel or a socket may",
             Some(Verdict::Transient) => "no process was found to hold it any more",
             Some(Verdict::NotAMount) => "nothing is mounted there",
             Some(Verdict::Skipped) => "holders were not looked for again",

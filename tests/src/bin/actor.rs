@@ -39,6 +39,12 @@ fn act(words: &[&str]) -> io::Result<()> {
         ["run", program, ref arguments @ ..] => run(program, arguments),
         // Has an unmount refused; the path may have single spaces.
         ["refused", ref path @ ..] => refused(&path.join(" ")),
+        // Opens a new file in a thread that shares its list of open files with no other.
+        ["hold-apart", ref path @ ..] => hold_apart(path.join(" ")),
+        // Binds a socket to a name, and keeps it.
+        ["bind", ref path @ ..] => bind(&path.join(" ")),
+        // Registers a new file with a ring, and closes it.
+        ["register", ref path @ ..] => register(&path.join(" ")),
         ["delete", link, address] => neighbor_entry(libc::SIOCDARP, link, address),
         // As many processes add an entry and delete it, one after the other.
         ["crowd", count, link, address] => crowd(number(count)?, link, address),
@@ -72,6 +78,40 @@ fn refused(path: &str) -> io::Result<()> {
         Err(nix::errno::Errno::EBUSY) => Ok(()),
         other => Err(io::Error::other(format!("{other:?}"))),
     }
+}
+
+fn hold_apart(path: String) -> io::Result<()> {
+    let (tell, told) = std::sync::mpsc::sync_channel(1);
+    std::thread::spawn(move || {
+        let opened = unshare(CloneFlags::CLONE_FILES).map_err(io::Error::from);
+        let opened = opened.and_then(|()| File::create(path));
+        let kept = opened.map(|file| (file, tell.send(Ok(())))).map_err(|error| tell.send(Err(error)));
+        loop {
+            std::thread::park();
+            std::hint::black_box(&kept);
+        }
+    });
+    told.recv().map_err(io::Error::other)?
+}
+
+fn bind(path: &str) -> io::Result<()> {
+    std::mem::forget(std::os::unix::net::UnixListener::bind(path)?);
+    Ok(())
+}
+
+fn register(path: &str) -> io::Result<()> {
+    /// `IORING_REGISTER_FILES` and the size of `struct io_uring_params` of include/uapi/linux/io_uring.h.
+    const FILES: u32 = 2;
+    const PARAMETERS: usize = 120;
+    let file = File::create(path)?;
+    let mut parameters = [0_u64; PARAMETERS / 8];
+    let descriptor = file.as_raw_fd();
+    // SAFETY: the kernel writes no more than the parameters, and reads one descriptor. The ring stays open.
+    let result = unsafe {
+        let ring = libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr());
+        libc::syscall(libc::SYS_io_uring_register, ring, FILES, &raw const descriptor, 1)
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn run(program: &str, arguments: &[&str]) -> io::Result<()> {

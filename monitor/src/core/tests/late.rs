@@ -70,7 +70,10 @@ fn what_is_found_at_a_path_that_was_unmounted_meanwhile_may_be_another_mount() {
             let event = take(&mut core).0.remove(0);
             assert_eq!((holders(&event), event.at), (found.clone(), 10));
             let complete = !found.is_empty();
-            assert_eq!((event.holders_complete, event.holders_unreadable.is_empty()), (Some(complete), complete));
+            assert_eq!(
+                (event.holders_complete, event.holders_unreadable.is_empty()),
+                (Some(complete), complete)
+            );
         }
     }
 }

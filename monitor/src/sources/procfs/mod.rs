@@ -14,6 +14,7 @@ use crate::redact;
 
 mod cgroups;
 pub mod dir;
+pub mod kcmp;
 pub mod mountinfo;
 pub mod own;
 pub mod pidfd;

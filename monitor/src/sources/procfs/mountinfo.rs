@@ -191,7 +191,8 @@ fn parse_line(line: &str) -> Option<Mount> {
 }
 
 /// Undoes the octal escapes of blanks, tabs, line ends, backslashes and number signs.
-fn unescape(field: &str) -> Cow<'_, str> {
+#[must_use]
+pub fn unescape(field: &str) -> Cow<'_, str> {
     if !field.contains('\\') {
         return Cow::Borrowed(field);
     }

@@ -1,0 +1,129 @@
+//! What the list of a process' open files does not show: files of a thread that has a list of its own, files that are
+//! registered with an io_uring(7), and the names to which sockets are bound.
+//!
+//! Of the last two the kernel tells only the name, so that they are doubts.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use super::{Extent, Visit, Visitor};
+use crate::holders::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
+use crate::holders::searched::ScanTargets;
+use crate::observation::Access;
+use crate::sources::procfs::dir::{Dir, NumberName};
+use crate::sources::procfs::kcmp;
+use crate::sources::procfs::mountinfo::unescape;
+
+/// What `/proc/PID/fd` shows of a ring.
+const RING: &str = "anon_inode:[io_uring]";
+/// The line of a ring's fdinfo before those of its files (`io_uring_show_fdinfo`, io_uring/fdinfo.c).
+const REGISTERED: &str = "UserFiles:";
+
+impl Visitor {
+    /// Looks at all that. `own_ids`: /proc shows the ids of our own pid namespace.
+    pub(in crate::holders) fn hidden(
+        &mut self,
+        tgid: u32,
+        process: &Dir,
+        targets: &ScanTargets<'_>,
+        own_ids: bool,
+    ) -> Option<Visit> {
+        let (thread, _) = self.main(tgid, process)?;
+        let main = thread.as_ref().unwrap_or(process);
+        let mut visit = Visit::default();
+        visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
+        let files = main.at(c"fd").map_or(0, |files| files.size());
+        for tid in threads(tgid, process, &mut self.buffer).into_iter().take(MAX_THREADS) {
+            let Some(task) = task_dir(process, tid).filter(|_| tid != tgid) else { continue };
+            let shares = own_ids.then(|| kcmp::share_files(tgid, tid)).flatten();
+            let shares = shares.or_else(|| Some(task.at(c"fd").ok()?.size() == files));
+            if shares == Some(false)
+                && self.descriptors(&task, 0, targets, Extent::First, &mut visit).is_some()
+                && visit.pins.is_empty()
+            {
+                visit.doubts.push(Access::Fd);
+            }
+        }
+        if self.is_named_by_others(main, targets, &mut visit) {
+            visit.doubts.push(Access::Fd);
+        }
+        Some(visit)
+    }
+
+    /// Whether a socket or ring of the process has a name that may be on a searched mount.
+    fn is_named_by_others(&mut self, main: &Dir, targets: &ScanTargets<'_>, visit: &mut Visit) -> bool {
+        let Some(list) = visit.read(main.at(c"fd")) else { return false };
+        let mut fds = Vec::new();
+        if visit.read(list.numbers(&mut self.buffer, &mut fds)).is_none() {
+            return false;
+        }
+        let bound = self.bound(main, targets);
+        fds.into_iter().any(|fd| {
+            let name = NumberName::new(fd);
+            let Ok(link) = list.link(name.as_c_str(), &mut self.buffer) else { return false };
+            if link == RING {
+                let info = main.at(c"fdinfo");
+                let info = info.and_then(|info| Ok(info.text(name.as_c_str(), &mut self.text)?.into_owned()));
+                return info.is_ok_and(|info| registered(&info).any(|path| targets.selects(&path)));
+            }
+            let inode = link.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
+            inode.and_then(|inode| inode.parse().ok()).is_some_and(|inode: u64| bound.contains(&inode))
+        })
+    }
+
+    /// Inodes of the sockets in the network namespace of a process that are bound to a name on a searched mount; the
+    /// namespace is read once.
+    fn bound(&mut self, main: &Dir, targets: &ScanTargets<'_>) -> BTreeSet<u64> {
+        let Ok(netns) = main.link(c"ns/net", &mut self.buffer).map(Cow::into_owned) else {
+            return BTreeSet::new();
+        };
+        if let Some(known) = self.bound.get(&netns) {
+            return known.clone();
+        }
+        let table = main.text(c"net/unix", &mut self.text).unwrap_or_default();
+        let named = sockets(&table).filter(|(_, path)| targets.selects(path));
+        let inodes: BTreeSet<u64> = named.map(|(inode, _)| inode).collect();
+        self.bound.insert(netns, inodes.clone());
+        inodes
+    }
+}
+
+/// The names of the files that are registered with a ring, out of its fdinfo: lines of a number and a name.
+fn registered(fdinfo: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    let lines = fdinfo.lines().skip_while(|line| !line.starts_with(REGISTERED)).skip(1);
+    let files = lines.map_while(|line| {
+        let (number, path) = line.trim_start().split_once(": ")?;
+        number.bytes().all(|byte| byte.is_ascii_digit()).then_some(path)
+    });
+    files.filter(|path| path.starts_with('/')).map(unescape)
+}
+
+/// Inode and path of each socket in `/proc/PID/net/unix` that has one.
+fn sockets(table: &str) -> impl Iterator<Item = (u64, &str)> {
+    table.lines().filter_map(|line| {
+        let (head, _) = line.split_at(line.find(" /")?);
+        let inode = head.split_ascii_whitespace().nth(6)?.parse().ok()?;
+        Some((inode, &line[head.len() + 1..]))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_of_a_ring_follow_their_number() {
+        let info = "pos:\t0\nSqMask:\t0x3\nUserFiles:\t3\n    0: /v/file\n    2: /v/a\\040b\nUserBufs:\t1\n    0: 0x1/4096\n";
+        assert_eq!(registered(info).collect::<Vec<_>>(), ["/v/file", "/v/a b"]);
+        assert_eq!(registered("pos:\t0\n").count(), 0);
+    }
+
+    #[test]
+    fn a_bound_socket_has_an_inode_and_a_path() {
+        let table = "Num       RefCount Protocol Flags    Type St Inode Path\n\
+                     0000000012345678: 00000002 00000000 00010000 0001 01 4711 /v/my sock\n\
+                     0000000012345679: 00000002 00000000 00010000 0001 01 4712 @/v/abstract\n\
+                     000000001234567a: 00000003 00000000 00000000 0001 03 4713\n";
+        assert_eq!(sockets(table).collect::<Vec<_>>(), [(4711, "/v/my sock")]);
+    }
+}
