@@ -139,6 +139,9 @@ fn what_was_deleted_while_no_daemon_ran_is_found_without_a_culprit() {
     let (pod, moved) = (Pod::new(), Pod::new());
     let (sandbox, other) = (PodSandbox::of(&pod), PodSandbox::of(&moved));
     let mut daemon = launch().start();
+    for pod in [&pod, &moved] {
+        daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    }
     daemon.fence(&pod);
     daemon.stop();
     pod.delete_gateway();

@@ -238,10 +238,13 @@ fn a_disk_that_is_read_only_is_read() {
 
 /// Panics unless the daemon reports that its store is gone, and that it has a new one.
 fn expect_a_new_store(daemon: &mut Daemon) {
-    let lost = daemon.wait_for("daemon.degraded", |event| event.kind() == "daemon.degraded");
+    let lost = daemon.wait_for("daemon.degraded", |event| {
+        event.kind() == "daemon.degraded" && event.has("/daemon/degraded/store")
+    });
     assert!(lost.text("/daemon/degraded/store").contains("removed or replaced"), "{lost}");
-    let back = daemon.wait_for("daemon.recovered", |event| event.kind() == "daemon.recovered");
-    assert_eq!(back.text("/message"), "store is back");
+    daemon.wait_for("the return of the store", |event| {
+        event.kind() == "daemon.recovered" && event.text("/message") == "store is back"
+    });
     assert_eq!(daemon.log().matches("removed or replaced").count(), 1, "{}", daemon.log());
     assert_eq!(daemon.metrics().sum("kevtmon_source_up", &[("source", "store")]), Some(1.0));
 }
