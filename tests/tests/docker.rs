@@ -194,6 +194,7 @@ fn expect_quiet_end(options: &[&str], command: &[&str]) {
     let marker = Pod::at(witness.netns());
     let mut daemon = daemon_of(dockerd);
     let netns = container.netns().inum();
+    daemon.wait_for_gateway(netns, &gateway);
     container.end(command);
 
     // The kernel ends a namespace in its own time; its messages then come before the host's end is gone.
