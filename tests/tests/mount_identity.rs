@@ -431,3 +431,22 @@ fn a_private_copy_is_not_counted_with_those_who_hold() {
     let sentence = format!("held by sleep (pid {}) as its current directory", culprit.pid());
     assert!(busy.sentence().ends_with(&sentence), "{busy}");
 }
+
+#[test]
+fn a_volume_that_is_unmounted_while_another_namespace_has_a_copy_is_not_all_gone() {
+    let mount = Mount::volume();
+    let copy = private_copy();
+    let mut daemon = launch().kubelet(&mount).start();
+    let holder = hold_by_cwd(mount.point());
+    mount.umount_refused();
+    wait_for(&mut daemon, "mount.busy", mount.point());
+    drop(holder);
+    wait_until("the holder let go", || mount.umount().status.success().then_some(()));
+    let has_copy = |holder: &serde_json::Value| holder["pid"] == copy.pid() && holder["access"] == "mount";
+    let released = wait_for(&mut daemon, "mount.released", mount.point());
+    assert!(released.list("/holders").iter().any(has_copy), "{released}");
+    assert!(released.text("/message").contains(", and its file system is still mounted in "), "{released}");
+    let closed = wait_for(&mut daemon, "incident.closed", mount.point());
+    closed.expect("/incident/close_reason", "resolved");
+    assert!(closed.text("/message").contains("; its file system stayed mounted in "), "{closed}");
+}
