@@ -54,7 +54,9 @@ fn the_life_of_a_pod_behind_the_cri_is_reported_as_it_happens() {
     started.expect("/target/container/pid", pid);
     started.expect("/message", format!("container etcd of pod {} started", pod.full_name()));
     pod.remove_container(&id);
-    wait_for_life(&mut daemon, "container.exited", &id);
+    let exited = wait_for_life(&mut daemon, "container.exited", &id);
+    exited.expect("/target/container/exit_code", 137);
+    exited.expect("/message", format!("container etcd of pod {} exited with code 137", pod.full_name()));
     wait_for_life(&mut daemon, "container.removed", &id);
     let sandbox = pod.sandbox().to_owned();
     pod.remove();

@@ -147,6 +147,8 @@ fn the_life_of_a_container_of_podman_is_reported_by_what_it_calls_it() {
     let _ = podman.run(&["rm", "--force", "--time", "0", &id]).succeeded("podman rm");
     wait_for_removal(&mut daemon, &id);
     assert!(life(&daemon.events(), &id).contains(&"container.exited".to_owned()));
+    let exited = daemon.wait_for("container.exited", |event| event.kind() == "container.exited");
+    exited.expect("/target/container/exit_code", 137);
 }
 
 #[test]

@@ -201,6 +201,8 @@ impl Node {
             image: Some("registry.example/team/service:1.2.3".to_owned()),
             pid: Some(pid),
             state: Some("running".to_owned()),
+            exit_code: None,
+            oom_killed: None,
         };
         let sandbox = container(0, "POD", 10_000 + small * 8);
         Instance {

@@ -7,7 +7,7 @@ use crate::escape::name;
 use crate::event::wording::{owner_phrase, target_label};
 use crate::event::{Event, Kind, Severity};
 use crate::node::containers::Transition;
-use crate::observation::{BootNs, ContainerFacts, ContainerState};
+use crate::observation::{BootNs, ContainerExit, ContainerFacts, ContainerState};
 
 impl Core {
     pub(super) fn container(&mut self, at: BootNs, facts: ContainerFacts) {
@@ -70,6 +70,10 @@ impl Core {
             }
             _ => return,
         };
+        let verb = match (kind, facts.exit) {
+            (Kind::ContainerExited, Some(exit)) => ended(exit),
+            _ => verb.to_owned(),
+        };
         let target = self.target_of(facts);
         let message = match (target.confirmed_pod(), target_label(&target)) {
             (Some(_), _) => format!("container {}{} {verb}", name(&facts.name), owner_phrase(&target)),
@@ -78,5 +82,14 @@ impl Core {
         };
         let event = Event { target: Some(Box::new(target)), ..self.event(at, kind, severity, message) };
         self.emit(event);
+    }
+}
+
+/// How a container ended, as far as its runtime tells.
+fn ended(exit: ContainerExit) -> String {
+    let code = exit.code.map(|code| format!(" with code {code}")).unwrap_or_default();
+    match exit.oom_killed {
+        Some(true) => format!("exited{code}, after the kernel had killed a process of it for want of memory"),
+        _ => format!("exited{code}"),
     }
 }

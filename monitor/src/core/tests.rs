@@ -80,6 +80,7 @@ fn container(state: ContainerState) -> Fact {
         }),
         sandbox: true,
         joined_netns: false,
+        exit: None,
     }))
 }
 

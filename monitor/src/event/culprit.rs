@@ -319,6 +319,8 @@ mod tests {
             image: None,
             pid: None,
             state: None,
+            exit_code: None,
+            oom_killed: None,
         };
         let used = |own: Option<&str>, join| {
             let mut ip = actor("ip", None, &["calico", "kubelet"]);

@@ -244,6 +244,12 @@ pub struct Container {
     /// `running`, `exited`, …
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub state: Option<String>,
+    /// Exit code of its first process, once it has exited; 128 and more may be a signal.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub exit_code: Option<i32>,
+    /// Whether the kernel killed a process of it in its last run for want of memory; absent where that is not known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub oom_killed: Option<bool>,
 }
 
 /// A pod.

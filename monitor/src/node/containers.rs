@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::observation::{BootNs, ContainerFacts, ContainerState, NsInum, PodIdentity};
+use crate::observation::{BootNs, ContainerExit, ContainerFacts, ContainerState, NsInum, PodIdentity};
 
 /// How long a removed container is kept.
 const RETENTION_NS: u64 = 600 * 1_000_000_000;
@@ -216,6 +216,9 @@ impl Containers {
             {
                 pod.proof = before.proof;
             }
+            if !is_live(facts.state) && from.is_some() {
+                facts.exit = ContainerExit::or(facts.exit, old.facts.exit);
+            }
             // The namespaces of an exited process cannot be read any more; the container keeps those it had.
             facts.netns = facts.netns.or(old.facts.netns);
             facts.mntns = facts.mntns.or(old.facts.mntns);
@@ -379,6 +382,7 @@ mod tests {
             pod: None,
             sandbox,
             joined_netns: false,
+            exit: None,
         }
     }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::cgroup;
-use super::containers::Containers;
+use super::containers::{Containers, is_live};
 use super::mounts::BusyMounts;
 use super::namespaces::{Namespace, Namespaces};
 use super::pods::PodNames;
@@ -94,6 +94,8 @@ impl NodeView<'_> {
                     image: None,
                     pid: None,
                     state: None,
+                    exit_code: None,
+                    oom_killed: None,
                 }),
                 pod: uid.map(|uid| self.pod_of_uid(uid)),
                 unit: identity.unit,
@@ -229,6 +231,7 @@ impl NodeView<'_> {
 }
 
 pub(crate) fn container(facts: &ContainerFacts) -> Container {
+    let exit = facts.exit.filter(|_| !is_live(facts.state));
     Container {
         id: facts.id.clone(),
         name: Some(facts.name.clone()),
@@ -236,6 +239,8 @@ pub(crate) fn container(facts: &ContainerFacts) -> Container {
         image: Some(facts.image.clone()),
         pid: facts.tgid,
         state: Some(facts.state.name().to_owned()),
+        exit_code: exit.and_then(|exit| exit.code),
+        oom_killed: exit.and_then(|exit| exit.oom_killed),
     }
 }
 

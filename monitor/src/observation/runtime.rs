@@ -139,6 +139,34 @@ pub struct ContainerFacts {
     /// Whether it joined the network namespace of another container.
     #[serde(default)]
     pub joined_netns: bool,
+    /// How its last run ended, once it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<ContainerExit>,
+}
+
+/// How a run of a container ended, as the runtime tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerExit {
+    /// Exit code of its first process; 128 and more may be a signal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<i32>,
+    /// Whether the kernel killed a process of it in that run for want of memory; none if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oom_killed: Option<bool>,
+}
+
+impl ContainerExit {
+    /// What either of two reports of the same end tells; the first one has precedence.
+    #[must_use]
+    pub fn or(this: Option<Self>, other: Option<Self>) -> Option<Self> {
+        match (this, other) {
+            (Some(this), Some(other)) => Some(Self {
+                code: this.code.or(other.code),
+                oom_killed: this.oom_killed.or(other.oom_killed),
+            }),
+            (this, other) => this.or(other),
+        }
+    }
 }
 
 impl ContainerFacts {

@@ -50,5 +50,6 @@ pub(crate) fn container(id: &str) -> ContainerFacts {
         pod: None,
         sandbox: false,
         joined_netns: false,
+        exit: None,
     }
 }

@@ -51,6 +51,8 @@ fn container() -> Container {
         image: Some("quay.io/coreos/etcd:v3.2".into()),
         pid: Some(4100),
         state: Some("running".into()),
+        exit_code: None,
+        oom_killed: None,
     }
 }
 
@@ -288,9 +290,19 @@ pub(crate) fn daemon(severity: Severity) -> Event {
 fn container_exited() -> Event {
     Event {
         target: Some(Box::new(Target {
-            container: Some(Container { state: Some("exited".into()), pid: None, ..container() }),
+            container: Some(Container {
+                state: Some("exited".into()),
+                pid: None,
+                exit_code: Some(137),
+                oom_killed: Some(true),
+                ..container()
+            }),
             ..Target::unknown(Join::Ok)
         })),
-        ..plain(Kind::ContainerExited, Severity::Info, "container etcd exited")
+        ..plain(
+            Kind::ContainerExited,
+            Severity::Info,
+            "container etcd exited with code 137, after the kernel had killed a process of it for want of memory",
+        )
     }
 }

@@ -140,6 +140,8 @@ fn the_state_reads_well() {
             image: None,
             pid: Some(4100),
             state: Some("running".into()),
+            exit_code: None,
+            oom_killed: None,
         },
         pod: Some(state.pods[0].pod.clone()),
         sandbox: false,

@@ -368,6 +368,7 @@ pub(in crate::diagnose) fn sandbox(
         }),
         sandbox: true,
         joined_netns: false,
+        exit: None,
     }
 }
 

@@ -152,7 +152,16 @@ mod tests {
             model.containers.put(1, facts);
         }
         let runtime = runtime.map(str::to_owned);
-        let container = Container { id: ID.into(), runtime, name: None, image: None, pid: None, state: None };
+        let container = Container {
+            id: ID.into(),
+            runtime,
+            name: None,
+            image: None,
+            pid: None,
+            state: None,
+            exit_code: None,
+            oom_killed: None,
+        };
         let event = sample::busy();
         let mut holder = event.holders.as_ref().unwrap()[0].clone();
         (holder.pid, holder.container, holder.pod) = (7, Some(container), pod);
@@ -213,6 +222,8 @@ mod tests {
                 image: None,
                 pid: None,
                 state: None,
+                exit_code: None,
+                oom_killed: None,
             };
             restart(&model.view(), &container).is_some()
         };

@@ -58,6 +58,7 @@ fn extremes() -> Event {
     let mut event = sample::deletion();
     let mut container = event.target.as_ref().unwrap().container.clone().unwrap();
     container.image = Some("busybox".into());
+    (container.exit_code, container.oom_killed) = (Some(0), Some(false));
     let target = event.target.as_mut().unwrap();
     (target.netns_name, target.netns_cookie) = (Some("blue".into()), Some("4097".into()));
     (target.userns, target.unit) = (Some(crate::event::UserNamespace::Other), Some("foo.service".into()));
@@ -108,6 +109,8 @@ fn extremes() -> Event {
     event.holders_age_ms = busy.holders_age_ms;
     (event.holders_complete, event.holders_verdict) = (busy.holders_complete, busy.holders_verdict);
     event.holders_unreadable = busy.holders_unreadable;
+    event.throttled = of(|event| event.throttled.is_some()).throttled;
+    event.throttled.as_mut().unwrap().container = Some(container);
     event.completes = Some(41);
     event.incident = Some(Box::new(Incident {
         id: "1".into(),

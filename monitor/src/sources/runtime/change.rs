@@ -14,6 +14,8 @@ pub enum ChangeKind {
     Started,
     /// Its process ended.
     Died,
+    /// The kernel killed a process of it for want of memory; it may go on.
+    OutOfMemory,
     /// It was frozen.
     Paused,
     /// It was resumed.
@@ -37,6 +39,8 @@ pub struct Change {
     pub wall: i64,
     /// Attributes of the container that the event carries, if any; the state in them is ignored.
     pub facts: Option<ContainerFacts>,
+    /// Exit code, of an event that tells it.
+    pub exit_code: Option<i32>,
 }
 
 /// Now on the wall clock, nanoseconds.

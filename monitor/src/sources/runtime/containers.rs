@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::change::Change;
 use super::process::Identity;
-use crate::observation::{BootNs, ContainerFacts, ContainerState, PodIdentity, PodProof};
+use crate::observation::{BootNs, ContainerExit, ContainerFacts, ContainerState, PodIdentity, PodProof};
 
 /// What is known.
 #[derive(Debug)]
@@ -33,11 +33,21 @@ struct Known {
     expected: Option<(ContainerState, BootNs)>,
     /// It ended by an event, and no inspect was answered since.
     died: bool,
+    /// In this run the kernel killed a process of it for want of memory.
+    oom: bool,
 }
 
 impl Known {
     fn new(facts: ContainerFacts) -> Self {
-        Self { facts, reported: false, started: None, inspected: i64::MIN, expected: None, died: false }
+        Self {
+            facts,
+            reported: false,
+            started: None,
+            inspected: i64::MIN,
+            expected: None,
+            died: false,
+            oom: false,
+        }
     }
 
     /// Whether its process is still the same; one that can not be read counts as the same.
@@ -146,6 +156,9 @@ impl Containers {
                 facts.netns = known.facts.netns;
                 facts.mntns = known.facts.mntns;
             }
+            if !is_live(facts.state) {
+                facts.exit = known.facts.exit;
+            }
             if known.inspected != i64::MIN {
                 // The list has the image's id once its name has moved on.
                 facts.image.clone_from(&known.facts.image);
@@ -182,6 +195,9 @@ impl Containers {
         known.inspected = requested;
         known.expected = None;
         known.died = false;
+        if !is_live(facts.state) {
+            facts.exit = ContainerExit::or(facts.exit, known.facts.exit);
+        }
         match facts.tgid {
             // It hangs whoever reads it; what was read of the same process before remains true.
             Some(_) if process.unread && facts.tgid == known.facts.tgid => {
@@ -207,7 +223,7 @@ impl Containers {
     pub(super) fn unconfirmed(&mut self, id: &str) -> Option<(BootNs, ContainerFacts)> {
         let known = self.known.get_mut(id)?;
         let (state, at) = known.expected.take()?;
-        let facts = ContainerFacts { state, ..known.facts.clone() };
+        let facts = ContainerFacts { state, exit: None, ..known.facts.clone() };
         Some((at, known.take(facts)?))
     }
 
@@ -223,13 +239,14 @@ impl Containers {
         if let Some(known) = self.entry(change, state).filter(|known| wall > known.inspected) {
             known.expected = Some((state, at));
             known.died = false;
+            known.oom &= state != ContainerState::Running;
         }
     }
 
     /// The container ended. Reported at once, because an inspect may have to wait until its mounts are gone. `None`
     /// if an inspect after the event has reported more already.
     pub(super) fn died(&mut self, change: Change) -> Option<ContainerFacts> {
-        let wall = change.wall;
+        let (wall, code) = (change.wall, change.exit_code);
         let known = self.entry(change, ContainerState::Exited)?;
         if wall <= known.inspected {
             return None;
@@ -237,8 +254,17 @@ impl Containers {
         known.started = None;
         known.expected = None;
         known.died = true;
-        let facts = ContainerFacts { state: ContainerState::Exited, tgid: None, ..known.facts.clone() };
+        let exit = Some(ContainerExit { code, oom_killed: known.oom.then_some(true) });
+        let exit = exit.filter(|exit| exit.code.is_some() || exit.oom_killed.is_some());
+        let facts = ContainerFacts { state: ContainerState::Exited, tgid: None, exit, ..known.facts.clone() };
         known.take(facts)
+    }
+
+    /// The kernel killed a process of it, which often ends it.
+    pub(super) fn out_of_memory(&mut self, id: &str) {
+        if let Some(known) = self.known.get_mut(id) {
+            known.oom = true;
+        }
     }
 
     /// The container was removed; whether that is news.

@@ -229,6 +229,10 @@ impl<C: RuntimeClient> Session<'_, C> {
             identify(self.readers, Vec::new(), self.containers.claimants(&mut change.facts)).await;
         }
         let (id, at) = (change.id.clone(), boot_time(change.wall));
+        if change.kind == ChangeKind::OutOfMemory {
+            self.containers.out_of_memory(&id);
+            return Ok(());
+        }
         if change.kind != ChangeKind::Network {
             self.changed.insert(id.clone(), Instant::now());
         }
@@ -245,7 +249,7 @@ impl<C: RuntimeClient> Session<'_, C> {
             }
             // A container that starts is connected first; its start brings the inspect.
             ChangeKind::Network if !self.containers.runs(&id) => return Ok(()),
-            ChangeKind::Network | ChangeKind::Other => None,
+            ChangeKind::Network | ChangeKind::Other | ChangeKind::OutOfMemory => None,
             ChangeKind::Paused => {
                 self.containers.await_state(change, ContainerState::Paused, at);
                 None

@@ -127,8 +127,12 @@ pub(super) struct ContainerStatus {
     /// The same.
     #[prost(int64, tag = "6")]
     pub(super) finished_at: i64,
+    #[prost(int32, tag = "7")]
+    pub(super) exit_code: i32,
     #[prost(message, optional, tag = "8")]
     pub(super) image: Option<ImageSpec>,
+    #[prost(string, tag = "10")]
+    pub(super) reason: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -236,6 +240,8 @@ pub(super) struct TaskExit {
     /// The container's for its first process, else that of what was executed in it later.
     #[prost(string, tag = "2")]
     pub(super) id: String,
+    #[prost(uint32, tag = "4")]
+    pub(super) exit_status: u32,
 }
 
 /// Any other event of containerd of which only the container matters.

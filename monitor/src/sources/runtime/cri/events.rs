@@ -25,6 +25,7 @@ const TOPICS: &[(&str, ChangeKind)] = &[
     ("/containers/create", ChangeKind::Created),
     ("/tasks/start", ChangeKind::Started),
     ("/tasks/exit", ChangeKind::Died),
+    ("/tasks/oom", ChangeKind::OutOfMemory),
     ("/tasks/paused", ChangeKind::Paused),
     ("/tasks/resumed", ChangeKind::Unpaused),
     ("/containers/delete", ChangeKind::Removed),
@@ -54,6 +55,7 @@ pub(super) fn of_containerd(message: &[u8], known: &mut Known) -> Result<Option<
         return Ok(None);
     }
     let value = event.event.unwrap_or_default().value;
+    let mut exit_code = None;
     let (id, run) = match kind {
         ChangeKind::Started => {
             let start = api::TaskStart::decode(&*value).map_err(malformed)?;
@@ -64,13 +66,14 @@ pub(super) fn of_containerd(message: &[u8], known: &mut Known) -> Result<Option<
             if exit.id != exit.container_id {
                 return Ok(None);
             }
+            exit_code = i32::try_from(exit.exit_status).ok();
             (exit.id, Some(Run::Ended))
         }
         ChangeKind::Removed => (api::OfContainer::decode(&*value).map_err(malformed)?.id, None),
         _ => (api::OfContainer::decode(&*value).map_err(malformed)?.id, Some(Run::Announced)),
     };
     let wall = event.timestamp.map(|time| time.seconds.saturating_mul(1_000_000_000) + i64::from(time.nanos));
-    Ok(change(id, *kind, wall, run, known))
+    Ok(change(id, *kind, wall, run, known).map(|change| Change { exit_code, ..change }))
 }
 
 /// The change that an event of the CRI reports.
@@ -103,5 +106,5 @@ fn change(
         Some(run) => known.announce(&id, run),
         None => known.forget(&id),
     }
-    Some(Change { id, kind, wall: wall.unwrap_or_else(wall_now), facts })
+    Some(Change { id, kind, wall: wall.unwrap_or_else(wall_now), facts, exit_code: None })
 }

@@ -9,12 +9,15 @@ use std::net::IpAddr;
 use serde::Deserialize;
 
 use super::api;
-use crate::observation::{ContainerFacts, ContainerState, PodIdentity, PodProof};
+use crate::observation::{ContainerExit, ContainerFacts, ContainerState, PodIdentity, PodProof};
 use crate::sources::runtime::client::Inspection;
 use crate::sources::runtime::{is_container_id, kubelet};
 
 /// What the kubelet calls the container of a sandbox.
 const SANDBOX: &str = "POD";
+
+/// The reason of a container that the kernel ended for want of memory.
+const OOM_KILLED: &str = "OOMKilled";
 
 /// A sandbox, from a list; `None` without a proper id.
 pub(super) fn sandbox(sandbox: api::PodSandbox, proof: PodProof) -> Option<ContainerFacts> {
@@ -75,6 +78,10 @@ pub(super) fn with_status(facts: ContainerFacts, answer: api::ContainerStatusRes
         tgid: pid(&answer.info).filter(|_| state == ContainerState::Running),
         started_ns: None,
         state,
+        exit: (state == ContainerState::Exited).then(|| ContainerExit {
+            code: Some(status.exit_code),
+            oom_killed: Some(status.reason == OOM_KILLED),
+        }),
         ..facts
     };
     Inspection { facts, since: Some(since).filter(|since| *since > 0) }
@@ -112,6 +119,7 @@ fn unnamed(id: String) -> ContainerFacts {
         pod: None,
         sandbox: false,
         joined_netns: false,
+        exit: None,
     }
 }
 

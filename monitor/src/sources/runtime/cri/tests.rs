@@ -8,7 +8,7 @@ use fake::{FakeCri, Mood};
 use prost::Message;
 
 use super::{Cri, api};
-use crate::observation::{ContainerFacts, ContainerState, Fact, PodProof, SourceStatus};
+use crate::observation::{ContainerExit, ContainerFacts, ContainerState, Fact, PodProof, SourceStatus};
 use crate::sources::procfs::Proc;
 use crate::sources::runtime::Timing;
 use crate::sources::runtime::change::wall_now;
@@ -235,12 +235,14 @@ async fn what_containerd_says_has_ended_has_ended_even_if_its_cri_is_behind() {
     let mut reports = watch(&fake);
     reports.up().await;
     fake.subscribed().await;
-    let exit = |of: &str| api::TaskExit { container_id: id('a'), id: of.to_owned() };
+    let exit = |of: &str| api::TaskExit { container_id: id('a'), id: of.to_owned(), exit_status: 137 };
+    fake.event(&envelope("/tasks/oom", &api::OfContainer { id: id('a') })).await;
     // That of a probe that was executed in it.
     fake.event(&envelope("/tasks/exit", &exit("probe"))).await;
     fake.event(&envelope("/tasks/exit", &exit(&id('a')))).await;
     let ended = reports.container().await;
     assert_eq!((ended.id, ended.state, ended.tgid), (id('a'), ContainerState::Exited, None));
+    assert_eq!(ended.exit, Some(ContainerExit { code: Some(137), oom_killed: Some(true) }));
     let statuses =
         || fake.set(|state| state.requests.iter().filter(|name| *name == "ContainerStatus").count());
     crate::tests::patience::until("its status is asked for", || statuses() > 1).await;

@@ -21,12 +21,16 @@ pub(super) const ACTIONS: Actions = &[
     ("start", ChangeKind::Started),
     ("die", ChangeKind::Died),
     ("died", ChangeKind::Died),
+    ("oom", ChangeKind::OutOfMemory),
     ("pause", ChangeKind::Paused),
     ("unpause", ChangeKind::Unpaused),
     ("rename", ChangeKind::Other),
     ("destroy", ChangeKind::Removed),
     ("remove", ChangeKind::Removed),
 ];
+
+/// Attributes with the exit code, of Docker and of Podman.
+const EXIT_CODES: &[&str] = &["exitCode", "containerExitCode"];
 
 /// What happens to a network that is a change of one of its containers.
 const NETWORK_ACTIONS: &[&str] = &["connect", "disconnect"];
@@ -49,13 +53,15 @@ pub(super) fn read(actions: Actions, message: EventMessage) -> Option<Change> {
     let change = match message.typ? {
         EventMessageTypeEnum::NETWORK if NETWORK_ACTIONS.contains(&action.as_str()) => {
             let id = attributes.get("container")?.clone();
-            Change { id, kind: ChangeKind::Network, wall, facts: None }
+            Change { id, kind: ChangeKind::Network, wall, facts: None, exit_code: None }
         }
         EventMessageTypeEnum::CONTAINER => {
             let (_, kind) = actions.iter().find(|(name, _)| *name == action)?;
             let id = actor.id?;
+            let code = EXIT_CODES.iter().find_map(|name| attributes.get(*name)?.parse().ok());
+            let exit_code = code.filter(|_| *kind == ChangeKind::Died);
             let facts = facts::from_event(&id, attributes);
-            Change { id, kind: *kind, wall, facts }
+            Change { id, kind: *kind, wall, facts, exit_code }
         }
         _ => return None,
     };
@@ -83,6 +89,7 @@ mod tests {
         let seen = seen.unwrap();
         assert_eq!((seen.kind, seen.id.as_str(), seen.wall), (ChangeKind::Died, ID, 7_000_000_001));
         assert_eq!(seen.facts.unwrap().name, "web");
+        assert_eq!(seen.exit_code, Some(0));
     }
 
     #[test]
@@ -100,7 +107,9 @@ mod tests {
                 }},
                 "scope": "local", "time": 7, "timeNano": 7_000_000_001_i64,
             }));
-            assert_eq!(seen.map(|seen| (seen.kind, seen.id)), Some((kind, ID.to_owned())), "{action}");
+            let code = (kind == ChangeKind::Died).then_some(0);
+            let seen = seen.map(|seen| (seen.kind, seen.id, seen.exit_code));
+            assert_eq!(seen, Some((kind, ID.to_owned(), code)), "{action}");
         }
         // That of a network is none of a container.
         let network = json!({"Type": "network", "Action": "remove", "time": 7, "Actor": {"ID": ID}});

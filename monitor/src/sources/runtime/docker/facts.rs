@@ -13,7 +13,7 @@ use jiff::Timestamp;
 
 use super::super::client::Inspection;
 use super::super::{is_container_id, kubelet};
-use crate::observation::{ContainerFacts, ContainerState};
+use crate::observation::{ContainerExit, ContainerFacts, ContainerState};
 
 /// An entry of the list, which has no pid; `None` without a proper id.
 pub(super) fn from_summary(entry: ContainerSummary) -> Option<ContainerFacts> {
@@ -45,6 +45,10 @@ pub(super) fn from_inspect(answer: ContainerInspectResponse) -> Option<Inspectio
     let name = state.status.map_or(ContainerState::Unknown, inspected);
     let mut facts = described.facts(answer.id?, name, networks)?;
     facts.tgid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
+    if matches!(name, ContainerState::Exited | ContainerState::Dead) {
+        let code = state.exit_code.and_then(|code| i32::try_from(code).ok());
+        facts.exit = Some(ContainerExit { code, oom_killed: state.oom_killed });
+    }
     let since = match name {
         ContainerState::Running => state.started_at,
         ContainerState::Exited | ContainerState::Dead => state.finished_at,
@@ -102,6 +106,7 @@ impl Described {
             mntns: None,
             addresses: addresses(networks.unwrap_or_default()),
             joined_netns: shared.is_some(),
+            exit: None,
             sandbox: member.as_ref().is_some_and(|member| member.sandbox),
             pod: member.map(|member| member.pod),
         })
@@ -191,6 +196,19 @@ mod tests {
         let facts = from_inspect(serde_json::from_value(answer).unwrap()).unwrap().facts;
         assert_eq!((facts.state, facts.tgid), (ContainerState::Running, Some(42)));
         assert_eq!((facts.name.as_str(), facts.image.as_str()), ("web", "nginx:1"));
+    }
+
+    #[test]
+    fn an_inspect_answer_tells_how_a_container_has_ended() {
+        let exit = |status: &str| {
+            let state = json!({"Status": status, "ExitCode": 137, "OOMKilled": true});
+            from_inspect(serde_json::from_value(json!({"Id": ID, "State": state})).unwrap())
+                .unwrap()
+                .facts
+                .exit
+        };
+        assert_eq!(exit("exited"), Some(ContainerExit { code: Some(137), oom_killed: Some(true) }));
+        assert_eq!(exit("running"), None, "it is of the run before");
     }
 
     #[test]

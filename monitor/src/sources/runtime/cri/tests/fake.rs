@@ -195,6 +195,8 @@ fn message(state: &State, method: &str, question: &[u8]) -> Result<Vec<u8>, &'st
                 state: known.state,
                 started_at: 0,
                 finished_at: 0,
+                exit_code: 0,
+                reason: String::new(),
                 image: Some(api::ImageSpec { image: "registry/etcd:3".into() }),
             };
             api::ContainerStatusResponse { status: Some(status), info: info(&known.id) }.encode_to_vec()
