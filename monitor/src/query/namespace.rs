@@ -24,7 +24,7 @@ struct Owner {
 }
 
 impl Owner {
-    fn now(state: &NodeState, netns: u32) -> Option<Self> {
+    fn present(state: &NodeState, netns: u32) -> Option<Self> {
         let known = state.namespaces.iter().find(|known| known.netns == netns)?;
         let mut owner = Self::default();
         owner.add(&known.owner);
@@ -101,8 +101,8 @@ impl Namespace {
             None if subject.kind != SubjectKind::Netns => return any,
             _ => {}
         }
-        let now = state.and_then(|state| Owner::now(state, number));
-        let owner = now.unwrap_or_else(|| last_owner(records, number));
+        let present = state.and_then(|state| Owner::present(state, number));
+        let owner = present.unwrap_or_else(|| last_owner(records, number));
         let others = records.iter().filter(|record| says(&owner, record, number) == Some(false));
         let after = others.map(Record::time).max();
         let known = state.and_then(|state| state.namespaces.iter().find(|known| known.netns == number));
