@@ -59,14 +59,6 @@ pub fn release_free_memory() {
     }
 }
 
-/// Sets the peak of resident memory (`VmHWM` of proc_pid_status(5)) back to what is resident now (proc_pid_clear_refs(5)).
-/// What a start needs, which reads all types of the kernel, would hide for good what a storm needs.
-pub fn forget_peak() {
-    if let Err(error) = std::fs::write("/proc/self/clear_refs", "5") {
-        tracing::debug!(%error, "the peak of resident memory stays that of the start");
-    }
-}
-
 /// Detects the end of an event storm.
 #[derive(Debug, Default)]
 pub struct StormDetector {
@@ -93,21 +85,6 @@ impl StormDetector {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_peak_of_the_past_is_forgotten() {
-        let peak = || -> u64 {
-            let text = std::fs::read_to_string("/proc/self/status").unwrap();
-            let rest = text.split_once("VmHWM:").unwrap().1;
-            rest.split_whitespace().next().unwrap().parse().unwrap()
-        };
-        const BYTES: usize = 256 << 20;
-        drop(std::hint::black_box(vec![1_u8; BYTES]));
-        let before = peak();
-        forget_peak();
-        let after = peak();
-        assert!(after + (BYTES as u64 / 2048) < before, "{before} KiB, {after} KiB");
-    }
 
     #[test]
     fn a_program_runs_on_after_it_was_unmapped() {

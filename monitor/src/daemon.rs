@@ -35,7 +35,7 @@ use crate::sources::bpf::{self, LoadedHooks};
 use crate::sources::kubelet::{KubeletFinder, ROOTS};
 use crate::sources::netlink::{Barrier, NetlinkError};
 use crate::sources::procfs::Proc;
-use crate::sources::procfs::own::Own;
+use crate::sources::procfs::own::{Own, forget_peak};
 use crate::sources::procfs::readers::Readers;
 use crate::sources::runtime::still_runs;
 use crate::sources::{Sender, observed_now};
@@ -387,7 +387,7 @@ impl Daemon {
             allocator::release_program();
         }
         if is_settled {
-            allocator::forget_peak();
+            forget_peak();
         }
     }
 
