@@ -105,8 +105,10 @@ impl Stream {
                     self.schedule.enqueue(netns);
                 }
                 self.send(observed_now_by(Source::Netlink, Fact::NetnsHeard { netns, until: heard })).await?;
+                let (earlier, later) = split(pending, &snapshot);
+                self.send_all(earlier).await?;
                 self.send(observed_now_by(Source::Netlink, Fact::Netns(Box::new(snapshot)))).await?;
-                self.send_all(pending).await?;
+                self.send_all(later).await?;
                 if undecoded > 0 { self.lost("decode", Some(undecoded)).await } else { Ok(()) }
             }
             Err(error) => {
@@ -154,11 +156,8 @@ impl Stream {
         // What was said meanwhile of a link, and that it is gone, is newer than the dump.
         let newer: HashSet<u32> = pending
             .iter()
-            .filter_map(|observation| match &observation.fact {
-                Fact::Link(link) => Some(link.ifindex),
-                Fact::LinkGone { ifindex, .. } => Some(*ifindex),
-                _ => None,
-            })
+            .filter_map(|observation| link_of(&observation.fact))
+            .map(|(ifindex, _)| ifindex)
             .collect();
         self.unresolved.retain(|(of, ifindex), _| *of != netns || newer.contains(ifindex));
         for (ifindex, nsid) in peers {
@@ -212,6 +211,36 @@ impl Stream {
             self.send(observed_now_by(Source::Netlink, Fact::Link(Box::new(link)))).await?;
         }
         Ok(())
+    }
+}
+
+/// Of the changes that came meanwhile, those that the dump had seen for certain: of links that it lacks, and that are gone. Told
+/// after it, they would make a link come back that went with the dump.
+fn split(
+    pending: VecDeque<Observation>,
+    dump: &NetnsSnapshot,
+) -> (VecDeque<Observation>, VecDeque<Observation>) {
+    let mut gone = HashSet::new();
+    for observation in &pending {
+        match link_of(&observation.fact) {
+            Some((ifindex, true)) => gone.insert(ifindex),
+            Some((ifindex, false)) => gone.remove(&ifindex),
+            None => continue,
+        };
+    }
+    dump.links.iter().for_each(|link| {
+        gone.remove(&link.ifindex);
+    });
+    let is_earlier = |fact: &Fact| link_of(fact).is_some_and(|(ifindex, _)| gone.contains(&ifindex));
+    pending.into_iter().partition(|observation| is_earlier(&observation.fact))
+}
+
+/// The link that a change is about, and whether it is gone.
+fn link_of(fact: &Fact) -> Option<(u32, bool)> {
+    match fact {
+        Fact::Link(link) => Some((link.ifindex, false)),
+        Fact::LinkGone { ifindex, .. } => Some((*ifindex, true)),
+        _ => None,
     }
 }
 
@@ -279,5 +308,21 @@ mod tests {
             sent.push((link.ifindex, link.peer.and_then(|peer| peer.netns)));
         }
         assert_eq!(sent, [(8, Some(99))]);
+    }
+
+    #[test]
+    fn what_a_dump_knows_to_be_gone_is_told_before_it() {
+        let change = |ifindex| observed_now_by(Source::Netlink, Fact::Link(Box::new(link(ifindex))));
+        let gone = |ifindex| {
+            observed_now_by(Source::Netlink, Fact::LinkGone { netns: HOST, ifindex, moved_to: None })
+        };
+        let dump = reading(vec![link(8)]).snapshot;
+        // 7 went before the dump, 8 after it; 9 is new, and so is 10, which had been another one before.
+        let pending = [change(7), gone(8), change(9), gone(7), gone(10), change(10)].into();
+        let (earlier, later) = split(pending, &dump);
+        let links =
+            |all: VecDeque<Observation>| all.iter().filter_map(|one| link_of(&one.fact)).collect::<Vec<_>>();
+        assert_eq!(links(earlier), [(7, false), (7, true)]);
+        assert_eq!(links(later), [(8, true), (9, false), (10, true), (10, false)]);
     }
 }
