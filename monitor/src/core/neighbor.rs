@@ -16,6 +16,9 @@ use crate::observation::{
 
 /// An event is held back this long while the core awaits what it needs to name actor and target.
 const PENDING_TIMEOUT_NS: u64 = 900_000_000;
+/// The same for the first snapshot of a namespace, without which nothing could be said of it: on a machine that has much
+/// else to do it comes late, but it comes, or that there is none.
+const FIRST_SNAPSHOT_TIMEOUT_NS: u64 = 3_000_000_000;
 /// The owner of a namespace that was read so recently is not looked for again.
 const OWNER_KNOWN_NS: u64 = 1_000_000_000;
 /// More than this are pending only in an event storm; further ones are emitted at once, with what is known.
@@ -124,10 +127,12 @@ impl Core {
     }
 
     fn hold_or_emit(&mut self, now: BootNs, at: BootNs, change: NeighborChange, mut requested: Requested) {
-        let deadline = at.saturating_add(PENDING_TIMEOUT_NS);
+        let namespace = self.namespaces.get(change.key.netns);
+        let is_first = namespace.is_none() && requested.netns.is_none();
+        let timeout = if is_first { FIRST_SNAPSHOT_TIMEOUT_NS } else { PENDING_TIMEOUT_NS };
+        let deadline = at.saturating_add(timeout);
         // Namespaces that are not known, or that users made, take no places from the others.
-        let is_known =
-            self.namespaces.get(change.key.netns).is_some_and(|namespace| !namespace.foreign_userns);
+        let is_known = namespace.is_some_and(|namespace| !namespace.foreign_userns);
         let most = if is_known { PENDING_MAX } else { PENDING_MAX / 2 };
         let room = self.pending_neighbors.len() < most && now < deadline;
         // In a storm nothing is looked for that could not be waited for.

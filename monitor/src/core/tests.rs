@@ -245,6 +245,17 @@ fn an_event_is_not_held_back_for_ever() {
 }
 
 #[test]
+fn the_first_snapshot_of_a_namespace_is_awaited_though_it_comes_late() {
+    let mut core = core();
+    core.observe(at(10, deletion(NeighborCause::Admin)));
+    core.observe(at(2_000 * MS, Fact::Tick));
+    assert!(events(&mut core).is_empty());
+    core.observe(at(2_001 * MS, snapshot(POD)));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!(event.neighbor.as_ref().unwrap().gateway, Some(true));
+}
+
+#[test]
 fn an_event_storm_in_unknown_namespaces_is_emitted_with_bounded_memory() {
     let mut core = core();
     for index in 0..3_000 {
@@ -254,7 +265,7 @@ fn an_event_storm_in_unknown_namespaces_is_emitted_with_bounded_memory() {
     }
     let early = events(&mut core).len();
     assert!(core.pending_neighbors.len() <= 1024);
-    core.observe(at(1_000 * MS, Fact::Tick));
+    core.observe(at(4_000 * MS, Fact::Tick));
     assert_eq!(early + events(&mut core).len(), 3_000);
 }
 
