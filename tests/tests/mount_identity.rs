@@ -259,6 +259,12 @@ fn fifty_retries_of_one_caller_are_one_story_and_another_caller_has_its_own() {
     let retries = "i=0; while [ $i -lt 50 ]; do umount \"$1\" 2>/dev/null; i=$((i + 1)); done";
     let first = shell(retries, &mount);
     let second = shell("umount \"$1\" 2>/dev/null; umount \"$1\" 2>/dev/null; true", &mount);
+    // A fence is behind the events of its own mount, and of others only behind those that wait for no scan.
+    daemon.wait_for("the last story", |event| {
+        is_about(event, "mount.busy", mount.point())
+            && event.number("/actor/ancestors/0/pid") == Some(u64::from(second.pid))
+            && event.number("/mount/attempts") == Some(2)
+    });
     let events = daemon.mount_fence();
     let busy = events.iter().filter(|event| is_about(event, "mount.busy", mount.point()));
     let busy = busy.filter(|event| !event.has("/completes"));
