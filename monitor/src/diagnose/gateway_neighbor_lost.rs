@@ -27,6 +27,7 @@ mod repair;
 mod rereads;
 mod suspected;
 mod unattributed;
+mod undecided;
 mod wording;
 
 use fault::{Fault, FaultPhase, FaultReason, GatewayOwner, key, subject};
@@ -93,6 +94,9 @@ pub(super) struct GatewayNeighborLost {
     check_all_at: Option<BootNs>,
     /// Events in namespaces whose container is not known yet.
     unattributed: VecDeque<UnattributedEvent>,
+    /// Deletions of which it was not known whether they were of a gateway.
+    #[serde(default)]
+    undecided: VecDeque<UnattributedEvent>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -113,6 +117,7 @@ impl GatewayNeighborLost {
             rereads: RereadSchedule::default(),
             check_all_at: None,
             unattributed: VecDeque::new(),
+            undecided: VecDeque::new(),
         }
     }
 
@@ -363,6 +368,8 @@ impl Diagnosis for GatewayNeighborLost {
                     event.neighbor.as_ref().filter(|entry| concerns(context, event, entry))
                 {
                     self.neighbor(context, event, neighbor, findings);
+                } else {
+                    self.keep_undecided(context, event);
                 }
             }
             Kind::ContainerStarted => {
@@ -376,6 +383,8 @@ impl Diagnosis for GatewayNeighborLost {
             Kind::LinkChanged if changes_host_lladdr(context, event) => self.schedule_check_all(context.now),
             Kind::EventsLost if event.lost.as_ref().is_some_and(|lost| lost.source == "bpf") => {
                 self.rereads.schedule_all(context.now);
+                // The last deletion that was seen need not be the last one.
+                self.undecided.clear();
             }
             _ => {}
         }
@@ -457,7 +466,7 @@ impl Diagnosis for GatewayNeighborLost {
     fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
         let thresholds = self.thresholds.clone();
         *self = Self { thresholds, ..serde_json::from_value(saved)? };
-        for one in &mut self.unattributed {
+        for one in self.unattributed.iter_mut().chain(&mut self.undecided) {
             one.event.at = one.at;
         }
         Ok(())

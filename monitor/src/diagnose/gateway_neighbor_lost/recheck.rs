@@ -91,6 +91,9 @@ impl GatewayNeighborLost {
                     fault.last = context.now;
                     if let Some(mut fault) = self.faults.remove(&key) {
                         fault.learn_owner(context, netns);
+                        let by_nobody = fault.reason == FaultReason::Missing && fault.evidence.is_empty();
+                        let loss = by_nobody.then(|| self.undecided_loss(context, key)).flatten();
+                        let fault = loss.unwrap_or(fault);
                         self.open(context, key, fault, findings);
                     }
                 }
@@ -129,6 +132,10 @@ impl GatewayNeighborLost {
                     if gateway.changed_since(context.now.saturating_sub(PENDING_EVENT)) {
                         // Its event may be pending, and will name the actor.
                         self.schedule_check_all(context.now);
+                        continue;
+                    }
+                    if let Some(loss) = self.undecided_loss(context, key) {
+                        self.lost(context, key, loss, findings);
                         continue;
                     }
                     let what_happened = match gateway.gone_before_start {
@@ -421,7 +428,7 @@ impl GatewayOwner {
 }
 
 /// The owner of a namespace in which a process lives.
-fn live_owner(node: &NodeView<'_>, netns: NsInum) -> Option<(GatewayOwner, Target)> {
+pub(super) fn live_owner(node: &NodeView<'_>, netns: NsInum) -> Option<(GatewayOwner, Target)> {
     let target = health::live_target(node, netns)?;
     let cookie = node.namespaces.get(netns).and_then(|namespace| namespace.cookie);
     Some((GatewayOwner::of(&target, netns, cookie)?, target))

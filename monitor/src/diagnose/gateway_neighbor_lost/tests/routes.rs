@@ -157,3 +157,28 @@ fn an_interface_that_leaves_the_way_to_another_one_takes_nothing_along() {
     node.run_for(100 * S);
     assert_eq!(node.kinds(), [""; 0]);
 }
+
+#[test]
+fn a_deletion_of_which_nothing_was_known_is_told_of_what_is_missed_later() {
+    let mut node = TestNode::with_running_pod();
+    let routes = node.tables[&ETCD].routes.clone();
+    reroute(&mut node, vec![RouteFacts::default_via(ETCD, other(), 7)]);
+    // The route comes back about when the entry is deleted; what is read then began before that.
+    node.observe(Fact::NetnsHeard { netns: ETCD, until: node.now });
+    node.run_for(S);
+    node.observe(Fact::NetnsStale { netns: ETCD });
+    node.now -= S / 2;
+    node.tables.get_mut(&ETCD).unwrap().routes = routes;
+    node.observe(Fact::Neighbor(Box::new(deletion(ETCD, NeighborCause::Admin))));
+    let deleted = node.events.iter().find(|event| event.kind == Kind::NeighborDeleted).unwrap();
+    assert_eq!((deleted.neighbor.as_ref().unwrap().gateway, node.open().len()), (None, 0));
+    let seq = deleted.seq;
+    node.set_entry(ETCD, None);
+    node.run_for(2 * S);
+    node.observe_netns(ETCD);
+    node.run_for(10 * S);
+    let opened = node.last_incident();
+    assert_eq!(opened.actor.as_ref().unwrap().pid, 28_997, "{}", opened.message);
+    assert!(opened.message.contains("was deleted by calico"), "{}", opened.message);
+    assert_eq!(opened.incident.as_ref().unwrap().evidence, [seq]);
+}
