@@ -112,7 +112,12 @@ fn extremes() -> Event {
     event.throttled = of(|event| event.throttled.is_some()).throttled;
     event.throttled.as_mut().unwrap().container = Some(container);
     event.completes = Some(41);
-    event.incident = Some(Box::new(Incident {
+    event.incident = Some(Box::new(closed_incident(&event)));
+    event
+}
+
+fn closed_incident(event: &Event) -> Incident {
+    Incident {
         id: "1".into(),
         kind: "volume-busy".into(),
         severity: Severity::Warning,
@@ -136,8 +141,7 @@ fn extremes() -> Event {
         }],
         evidence: vec![1],
         evidence_omitted: 1,
-    }));
-    event
+    }
 }
 
 /// The part of the schema that is about the values of a property.

@@ -358,7 +358,7 @@ mod tests {
     #[test]
     fn the_peak_of_the_past_is_forgotten() {
         let peak = || -> u64 {
-            let text = std::fs::read_to_string("/proc/self/status").unwrap();
+            let text = fs::read_to_string("/proc/self/status").unwrap();
             let rest = text.split_once("VmHWM:").unwrap().1;
             rest.split_whitespace().next().unwrap().parse().unwrap()
         };
