@@ -6,6 +6,7 @@ use std::process::Command;
 
 use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::daemon::launch;
+use kevtmon_tests::event::Event;
 use kevtmon_tests::netns::Netns;
 use kevtmon_tests::network::{NeighbourState, lladdr, on_host};
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR};
@@ -98,7 +99,9 @@ fn a_namespace_that_ends_takes_only_its_own_entries_quietly() {
     let event = daemon.wait_for_deletion(router_inum, &other);
     event.expect("/neighbor/cause", "link-deleted");
     event.expect("/neighbor/ended_netns", pod_inum);
-    let incident = daemon.events().into_iter().find(|event| event.kind().starts_with("incident."));
+    let is_of_these = |event: &Event| [router_inum, pod_inum].into_iter().any(|netns| event.is_in(netns));
+    let incident =
+        daemon.events().into_iter().find(|event| event.kind().starts_with("incident.") && is_of_these(event));
     assert_eq!(incident.map(|event| event.to_string()), None);
 }
 

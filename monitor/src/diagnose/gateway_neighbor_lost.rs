@@ -97,6 +97,9 @@ pub(super) struct GatewayNeighborLost {
     /// Deletions of which it was not known whether they were of a gateway.
     #[serde(default)]
     undecided: VecDeque<UnattributedEvent>,
+    /// When records of the kernel were lost last.
+    #[serde(default)]
+    lost_at: Option<BootNs>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -118,6 +121,7 @@ impl GatewayNeighborLost {
             check_all_at: None,
             unattributed: VecDeque::new(),
             undecided: VecDeque::new(),
+            lost_at: None,
         }
     }
 
@@ -383,8 +387,7 @@ impl Diagnosis for GatewayNeighborLost {
             Kind::LinkChanged if changes_host_lladdr(context, event) => self.schedule_check_all(context.now),
             Kind::EventsLost if event.lost.as_ref().is_some_and(|lost| lost.source == "bpf") => {
                 self.rereads.schedule_all(context.now);
-                // The last deletion that was seen need not be the last one.
-                self.undecided.clear();
+                self.lost_at = Some(context.now);
             }
             _ => {}
         }

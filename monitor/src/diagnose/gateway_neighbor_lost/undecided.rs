@@ -7,7 +7,7 @@ use super::{
     UnattributedEvent,
 };
 use crate::diagnose::Context;
-use crate::event::{Event, Kind};
+use crate::event::{Confidence, Event, Kind};
 use crate::observation::NeighborKey;
 
 impl GatewayNeighborLost {
@@ -39,6 +39,11 @@ impl GatewayNeighborLost {
         let last = self.undecided.iter().rposition(is_of_key)?;
         let (owner, target) = live_owner(context.node, key.netns)?;
         let one = self.undecided.remove(last)?;
-        Some(Fault::lost(context, owner, target, &one.event))
+        let mut fault = Fault::lost(context, owner, target, &one.event);
+        // Another one need not have been seen since.
+        if self.lost_at.is_some_and(|lost_at| lost_at >= one.since) {
+            fault.confidence = Confidence::Likely;
+        }
+        Some(fault)
     }
 }
