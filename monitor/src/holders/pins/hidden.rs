@@ -18,6 +18,8 @@ use crate::sources::procfs::mountinfo::unescape;
 const RING: &str = "anon_inode:[io_uring]";
 /// The line of a ring's fdinfo before those of its files (`io_uring_show_fdinfo`, io_uring/fdinfo.c).
 const REGISTERED: &str = "UserFiles:";
+/// A place of its table that is free.
+const NO_FILE: &str = "<none>";
 
 impl Visitor {
     /// Looks at all that. `own_ids`: /proc shows the ids of our own pid namespace.
@@ -64,7 +66,9 @@ impl Visitor {
             if link == RING {
                 let info = main.at(c"fdinfo");
                 let info = info.and_then(|info| Ok(info.text(name.as_c_str(), &mut self.text)?.into_owned()));
-                return info.is_ok_and(|info| registered(&info).any(|path| targets.selects(&path)));
+                return info.is_ok_and(|info| {
+                    registered(&info).any(|path| path.is_none_or(|path| targets.selects(&path)))
+                });
             }
             let inode = link.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
             inode.and_then(|inode| inode.parse().ok()).is_some_and(|inode: u64| bound.contains(&inode))
@@ -88,14 +92,15 @@ impl Visitor {
     }
 }
 
-/// The names of the files that are registered with a ring, out of its fdinfo: lines of a number and a name.
-fn registered(fdinfo: &str) -> impl Iterator<Item = Cow<'_, str>> {
+/// The paths of the files that are registered with a ring, out of its fdinfo: lines of a number and a path. `None` for a
+/// file of which there is no path: 6.12 and older show the last part of it, and only if it is short.
+fn registered(fdinfo: &str) -> impl Iterator<Item = Option<Cow<'_, str>>> {
     let lines = fdinfo.lines().skip_while(|line| !line.starts_with(REGISTERED)).skip(1);
     let files = lines.map_while(|line| {
         let (number, path) = line.trim_start().split_once(": ")?;
         number.bytes().all(|byte| byte.is_ascii_digit()).then_some(path)
     });
-    files.filter(|path| path.starts_with('/')).map(unescape)
+    files.filter(|path| *path != NO_FILE).map(|path| path.starts_with('/').then(|| unescape(path)))
 }
 
 /// Inode and path of each socket in `/proc/PID/net/unix` that has one.
@@ -114,7 +119,10 @@ mod tests {
     #[test]
     fn the_files_of_a_ring_follow_their_number() {
         let info = "pos:\t0\nSqMask:\t0x3\nUserFiles:\t3\n    0: /v/file\n    2: /v/a\\040b\nUserBufs:\t1\n    0: 0x1/4096\n";
-        assert_eq!(registered(info).collect::<Vec<_>>(), ["/v/file", "/v/a b"]);
+        let paths = ["/v/file", "/v/a b"].map(|path| Some(path.into()));
+        assert_eq!(registered(info).collect::<Vec<_>>(), paths);
+        let older = "UserFiles:\t2\n    0: file\n    1: <none>\nUserBufs:\t0\n";
+        assert_eq!(registered(older).collect::<Vec<_>>(), [None]);
         assert_eq!(registered("pos:\t0\n").count(), 0);
     }
 
