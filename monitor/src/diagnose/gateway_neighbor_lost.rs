@@ -95,10 +95,10 @@ pub(super) struct GatewayNeighborLost {
     /// Events in namespaces whose container is not known yet.
     unattributed: VecDeque<UnattributedEvent>,
     /// Deletions of which it was not known whether they were of a gateway.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
     undecided: VecDeque<UnattributedEvent>,
     /// When records of the kernel were lost last.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     lost_at: Option<BootNs>,
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Ends each part soon, and after any progress at all.
-const SHORT: Duration = Duration::from_millis(1);
+const SHORT: Duration = Duration::from_micros(100);
 
 /// All parts of a scan, each of which begins with what the one before wrote down.
 fn parts(proc: &Proc, request: &ScanRequest, budget: Duration) -> Vec<HolderReport> {
