@@ -4,11 +4,12 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 25] = [
+const TENSES: [(&str, &str); 26] = [
     (" has lost its gateway ", " had lost its gateway "),
     (" cannot reach its gateway ", " could not reach its gateway "),
     (": nothing answers its ", ": nothing answered its "),
     (" is gone, and nobody was seen removing it", " was gone, and nobody was seen removing it"),
+    (" is gone; who removed it was not recorded", " was gone; who removed it was not recorded"),
     (" is gone together with ", " was gone together with "),
     (" is missing, though ", " was missing, though "),
     (" interface have one", " interface had one"),

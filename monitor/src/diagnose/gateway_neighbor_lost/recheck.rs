@@ -140,6 +140,9 @@ impl GatewayNeighborLost {
                     }
                     let what_happened = match gateway.gone_before_start {
                         true => "was removed while nothing was watching",
+                        false if self.may_have_lost_sight(context.now) => {
+                            "is gone; who removed it was not recorded"
+                        }
                         false => "is gone, and nobody was seen removing it",
                     };
                     let found = DetectedFault {

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::diagnose::Context;
 use crate::event::{Confidence, Event, Kind};
-use crate::observation::NeighborKey;
+use crate::observation::{BootNs, NeighborKey};
 
 impl GatewayNeighborLost {
     /// Keeps a deletion of which it is not known whether it was of a gateway.
@@ -23,11 +23,19 @@ impl GatewayNeighborLost {
         if is_foreign(entry.netns) && of_foreign >= FOREIGN_UNATTRIBUTED_MAX {
             return;
         }
-        if self.undecided.len() >= UNATTRIBUTED_MAX {
-            self.undecided.pop_front();
-        }
+        // In a storm they do not come in the order in which they happened.
+        let place = self.undecided.partition_point(|one| one.at <= event.at);
         let (since, at) = (context.now, event.at);
-        self.undecided.push_back(UnattributedEvent { since, at, event: event.clone() });
+        self.undecided.insert(place, UnattributedEvent { since, at, event: event.clone() });
+        if self.undecided.len() > UNATTRIBUTED_MAX {
+            self.undecided.pop_front();
+            self.lost_at = Some(context.now);
+        }
+    }
+
+    /// Whether a deletion can have been seen that is not kept.
+    pub(super) fn may_have_lost_sight(&self, now: BootNs) -> bool {
+        self.lost_at.is_some_and(|lost_at| lost_at.saturating_add(UNATTRIBUTED_NS) > now)
     }
 
     /// The loss of an entry that is missed, by the deletion that was seen last.
