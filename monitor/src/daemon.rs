@@ -1,6 +1,7 @@
 //! Assembles and runs the pipeline: observations from the sources to the core, events from the core to the sinks,
 //! requests from the core to the sources.
 
+mod heartbeat;
 mod lanes;
 mod order;
 mod programs;
@@ -16,7 +17,7 @@ use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
-use crate::allocator::{self, StormDetector};
+use crate::allocator::StormDetector;
 use crate::clock::{boot_now, realtime_offset_ns};
 use crate::config::{Config, NODE_NAME, STATE_DIR};
 use crate::core::{Core, Output, Resume};
@@ -24,7 +25,7 @@ use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Scanner};
 use crate::holders::{self, PresenceRequest, ScanRequest, StillHeldRequest};
 use crate::metrics::{Metrics, MetricsError};
-use crate::observation::{Fact, NsInum, Observation, Request, Source, SourceKind, SourceStatus};
+use crate::observation::{Fact, NsInum, Observation, Request, SourceKind, SourceStatus};
 use crate::recording::recorder::{Record, RecordError, Recorder};
 use crate::settings::{Settings, UserEvents};
 use crate::sinks::api::{ApiError, Memory, Question};
@@ -35,7 +36,7 @@ use crate::sources::bpf::{self, LoadedHooks};
 use crate::sources::kubelet::{KubeletFinder, ROOTS};
 use crate::sources::netlink::{Barrier, NetlinkError};
 use crate::sources::procfs::Proc;
-use crate::sources::procfs::own::{Own, forget_peak};
+use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::runtime::still_runs;
 use crate::sources::{Sender, observed_now};
@@ -362,33 +363,6 @@ impl Daemon {
     /// The answer to a request for which there is no place, if there is one.
     fn answer(&mut self, answer: Option<Fact>) {
         self.replies.extend(answer.map(observed_now));
-    }
-
-    fn heartbeat(&mut self) {
-        let now = boot_now();
-        let offset_ns = realtime_offset_ns();
-        if offset_ns.abs_diff(self.offset_ns) > CLOCK_STEP_NS {
-            self.offset_ns = offset_ns;
-            self.observe(Observation {
-                at: now,
-                source: Source::Daemon,
-                fact: Fact::Clock { realtime_offset_ns: offset_ns },
-            });
-        }
-        self.observe(Observation { at: now, source: Source::Daemon, fact: Fact::Tick });
-        self.keep_gateways();
-        self.metrics.incidents_discarded(self.core.incidents_discarded());
-        self.metrics.umounts_ignored(self.core.umounts_ignored());
-        self.health.tick(now);
-        // What a start or a storm needed.
-        let is_settled = self.core.is_ready() && !std::mem::replace(&mut self.has_settled, true);
-        if self.storm_detector.has_calmed() || is_settled {
-            allocator::release_free_memory();
-            allocator::release_program();
-        }
-        if is_settled {
-            forget_peak();
-        }
     }
 
     /// Hands the gateways to the store, for the next run.

@@ -11,15 +11,16 @@ use std::net::{IpAddr, Ipv4Addr};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
+use super::finding::{Count, Findings, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
-use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Event, Kind, Neighbor, Severity};
+use crate::event::{CloseReason, Event, Kind, Neighbor, Severity};
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, NeighborKey, NsInum, RouteFacts};
 use crate::settings::{Thresholds, Unit, thresholds};
 
+mod failed;
 mod fault;
 mod health;
 mod recheck;
@@ -207,66 +208,6 @@ impl GatewayNeighborLost {
         }
         // A process that only came for the deletion does not live there.
         fault.is_by_its_owner().then(|| seconds(self.thresholds.get(&GATEWAY_CONFIRM)))
-    }
-
-    /// A learned entry could not be resolved.
-    fn failed(
-        &mut self,
-        context: &Context<'_>,
-        key: NeighborKey,
-        owner: GatewayOwner,
-        event: &Event,
-        findings: &mut Findings,
-    ) {
-        if let Some(fault) = self.faults.get_mut(&key)
-            && fault.is_downgrade()
-            && matches!(fault.phase, FaultPhase::Suspected { .. })
-        {
-            fault.evidence.push(event.seq);
-            return self.recheck(context, key.netns, Some(event.seq), findings);
-        }
-        // An entry with an address had been learned again: that it fails is another matter than its deletion.
-        let had_lladdr = event.neighbor.as_ref().is_some_and(|entry| entry.lladdr.is_some());
-        let is_other_cause =
-            |fault: &Fault| fault.is_deletion() && (fault.recovered || (had_lladdr && fault.last < event.at));
-        if self.faults.get(&key).is_some_and(|fault| fault.phase == FaultPhase::Open && is_other_cause(fault))
-        {
-            self.close(key, CloseReason::Resolved, None, findings);
-        }
-        if let Some(fault) = self.faults.get_mut(&key) {
-            if fault.phase == FaultPhase::Open {
-                let is_repeated = fault.reason == FaultReason::Failed;
-                findings.repeat(Repeat {
-                    subject: subject(&fault.owner, key),
-                    last: event.at,
-                    evidence: Some(event.seq),
-                    count: Count::More(u64::from(is_repeated)),
-                    severity: None,
-                });
-                fault.last = event.at;
-            } else if fault.reason == FaultReason::Failed && fault.evidence.len() < EVIDENCE_MAX {
-                fault.last = event.at;
-                fault.evidence.push(event.seq);
-            }
-            return;
-        }
-        let due = self.failed_due(context, key, &owner);
-        let fault = Fault {
-            owner,
-            ifname: event.neighbor.as_ref().map(|entry| entry.ifname.clone()).unwrap_or_default(),
-            reason: FaultReason::Failed,
-            confidence: Confidence::Certain,
-            what_happened: String::new(),
-            phase: FaultPhase::Suspected { due },
-            first: event.at,
-            last: event.at,
-            evidence: vec![event.seq],
-            objects: IncidentObjects { actor: None, ..IncidentObjects::of(event) },
-            found_at_start: false,
-            recovered: false,
-            learned: true,
-        };
-        self.suspect(key, fault, findings);
     }
 
     fn has_room(&self, key: NeighborKey, fault: &Fault) -> bool {

@@ -476,29 +476,3 @@ fn after_a_restart_a_volume_still_has_the_name_of_a_pod_that_is_gone() {
         }
     }
 }
-
-#[test]
-fn a_busy_volume_names_its_pod_even_where_no_runtime_knows_it() {
-    let mut core = core();
-    let path = "/var/lib/kubelet/pods/5c948341-c030-4996-b888-f032577d97b0/volumes/kubernetes.io~glusterfs/cam-pv-50g";
-    let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
-    core.observe(at(10, Fact::Umount(Box::new(UmountAttempt { path: path.into(), ..*attempt.clone() }))));
-    core.observe(at(11, Fact::Holders(Box::new(HolderReport::skipped(1, path)))));
-    let mut emitted = events(&mut core);
-    core.observe(at(
-        12,
-        Fact::Umount(Box::new(UmountAttempt { path: path.into(), errno: None, ..*attempt })),
-    ));
-    let requested = requests(&mut core);
-    let [Request::Holders { id, .. }] = requested[..] else { panic!("{requested:?}") };
-    let gone =
-        HolderReport { verdict: Verdict::NotAMount, complete: true, ..HolderReport::skipped(id, path) };
-    core.observe(at(13, Fact::Holders(Box::new(gone))));
-    emitted.extend(events(&mut core));
-    assert_eq!(emitted[0].target.as_ref().unwrap().pod.as_ref().unwrap().uid, &path[22..58]);
-    assert_eq!(emitted[0].mount.as_ref().unwrap().volume.as_ref().unwrap().plugin, "kubernetes.io/glusterfs");
-    assert_eq!(
-        emitted[1].message,
-        "volume cam-pv-50g of pod 5c948341-c030-4996-b888-f032577d97b0 unmounted by umount (pid 28997), after one refused attempt"
-    );
-}

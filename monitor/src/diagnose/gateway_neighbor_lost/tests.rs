@@ -3,7 +3,7 @@
 use super::*;
 use crate::core::Resume;
 use crate::diagnose::tests::harness::*;
-use crate::event::Join;
+use crate::event::{Confidence, Join};
 use crate::observation::*;
 
 mod advice;
@@ -409,17 +409,6 @@ fn a_bridge_port_is_judged_by_the_bridge_if_that_is_the_gateway() {
         node.run_for(10 * S);
         assert_eq!(node.kinds().len(), expected);
     }
-}
-
-#[test]
-fn a_new_address_of_the_host_end_makes_the_entry_wrong() {
-    let mut node = TestNode::with_running_pod();
-    let mut end = node.tables[&HOST].links[0].clone();
-    end.mac = Some(mac(7));
-    node.tables.get_mut(&HOST).unwrap().links[0] = end.clone();
-    node.observe(Fact::Link(Box::new(end)));
-    node.run_for(10 * S);
-    assert_eq!(node.last_incident().neighbor.as_ref().unwrap().reason.as_deref(), Some("wrong-lladdr"));
 }
 
 #[test]

@@ -142,3 +142,36 @@ fn what_a_killed_daemon_left_is_part_of_the_next_window() {
     assert_eq!(again, [said, said_later].concat());
     assert_eq!(summary.cut.len(), 1);
 }
+
+#[test]
+fn an_incident_whose_id_is_no_name_reaches_no_other_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut live = Live::in_flight(dir.path());
+    live.open_incident("../recorder", 1);
+    live.finish();
+    assert_eq!(numbered(&dir.path().join("recorder")).unwrap().len(), 1);
+    assert_eq!(fs::read_dir(dir.path().join("incidents")).unwrap().count(), 0);
+}
+
+#[test]
+fn old_windows_go_closed_ones_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut live = Live::in_flight(dir.path());
+    for number in 0..25 {
+        live.open_incident(&format!("id{number:02}"), number);
+        if number == 10 {
+            let closed = Incident { closed: Some("later".into()), ..incident("id10", 10) };
+            let event = Event { incident: Some(Box::new(closed)), kind: Kind::IncidentClosed, ..plain() };
+            live.recorder.event(&event);
+        }
+    }
+    live.finish();
+    let mut left: Vec<String> = fs::read_dir(dir.path().join("incidents"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    let expected: Vec<String> =
+        (4..25).filter(|number| *number != 10).map(|number| format!("id{number:02}")).collect();
+    assert_eq!(left, expected);
+}

@@ -194,3 +194,14 @@ fn an_entry_that_goes_on_working_without_being_static_is_not_lost_by_who_downgra
     assert!(summary.ends_with("nothing answers its ARP requests on eth0"), "{summary}");
     assert_eq!(actor, None);
 }
+
+#[test]
+fn a_new_address_of_the_host_end_makes_the_entry_wrong() {
+    let mut node = TestNode::with_running_pod();
+    let mut end = node.tables[&HOST].links[0].clone();
+    end.mac = Some(mac(7));
+    node.tables.get_mut(&HOST).unwrap().links[0] = end.clone();
+    node.observe(Fact::Link(Box::new(end)));
+    node.run_for(10 * S);
+    assert_eq!(node.last_incident().neighbor.as_ref().unwrap().reason.as_deref(), Some("wrong-lladdr"));
+}

@@ -1,0 +1,37 @@
+//! What the daemon does every few seconds, whatever happens.
+
+use super::{CLOCK_STEP_NS, Daemon};
+use crate::allocator;
+use crate::clock::{boot_now, realtime_offset_ns};
+use crate::observation::{Fact, Observation, Source};
+use crate::sources::procfs::own::forget_peak;
+
+impl Daemon {
+    /// What is due every few seconds.
+    pub(super) fn heartbeat(&mut self) {
+        let now = boot_now();
+        let offset_ns = realtime_offset_ns();
+        if offset_ns.abs_diff(self.offset_ns) > CLOCK_STEP_NS {
+            self.offset_ns = offset_ns;
+            self.observe(Observation {
+                at: now,
+                source: Source::Daemon,
+                fact: Fact::Clock { realtime_offset_ns: offset_ns },
+            });
+        }
+        self.observe(Observation { at: now, source: Source::Daemon, fact: Fact::Tick });
+        self.keep_gateways();
+        self.metrics.incidents_discarded(self.core.incidents_discarded());
+        self.metrics.umounts_ignored(self.core.umounts_ignored());
+        self.health.tick(now);
+        // What a start or a storm needed.
+        let is_settled = self.core.is_ready() && !std::mem::replace(&mut self.has_settled, true);
+        if self.storm_detector.has_calmed() || is_settled {
+            allocator::release_free_memory();
+            allocator::release_program();
+        }
+        if is_settled {
+            forget_peak();
+        }
+    }
+}
