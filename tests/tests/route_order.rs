@@ -244,7 +244,8 @@ fn what_is_said_of_a_deletion_fits_the_routes_of_its_moment() {
     }
 }
 
-/// The route moves and the entry of the new gateway goes: that it is missed is told with who did it.
+/// The route moves and the entry of the new gateway goes: that it is missed is told, and nobody else is named. So soon
+/// after a storm it is not always known who did it, and then nothing else is said.
 fn lose_the_next(world: &World, daemon: &mut Daemon, family: &mut Moving) {
     let mut requests = family.advance(Move::Replaced);
     let address = router(family.v6, family.number);
@@ -255,7 +256,10 @@ fn lose_the_next(world: &World, daemon: &mut Daemon, family: &mut Moving) {
             && event.number("/neighbor/netns") == Some(world.inum())
             && event.text("/neighbor/address") == address.to_string()
     });
-    opened.expect("/actor/pid", std::process::id());
+    match opened.get("/actor") {
+        Some(_) => opened.expect("/actor/pid", std::process::id()),
+        None => assert!(!opened.text("/message").contains("nobody was seen"), "{opened}"),
+    }
     opened.expect("/neighbor/gateway", true);
     opened.expect("/neighbor/reason", "missing");
 }

@@ -9,7 +9,7 @@ const TENSES: [(&str, &str); 26] = [
     (" cannot reach its gateway ", " could not reach its gateway "),
     (": nothing answers its ", ": nothing answered its "),
     (" is gone, and nobody was seen removing it", " was gone, and nobody was seen removing it"),
-    (" is gone; who removed it was not recorded", " was gone; who removed it was not recorded"),
+    (" is gone; who removed it was not found out", " was gone; who removed it was not found out"),
     (" is gone together with ", " was gone together with "),
     (" is missing, though ", " was missing, though "),
     (" interface have one", " interface had one"),

@@ -141,7 +141,7 @@ impl GatewayNeighborLost {
                     let what_happened = match gateway.gone_before_start {
                         true => "was removed while nothing was watching",
                         false if self.may_have_lost_sight(context.now) => {
-                            "is gone; who removed it was not recorded"
+                            "is gone; who removed it was not found out"
                         }
                         false => "is gone, and nobody was seen removing it",
                     };
