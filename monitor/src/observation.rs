@@ -32,7 +32,7 @@ pub use net::{
 };
 pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
 pub(crate) use runtime::source_or;
-pub use runtime::{ContainerExit, ContainerFacts, ContainerState, PodIdentity, PodProof};
+pub use runtime::{ContainerExit, ContainerFacts, ContainerState, Incarnation, PodIdentity, PodProof};
 pub use source::{KnownNetns, Lane, Loss, SourceKind, SourceStatus, Throttled};
 
 /// One fact from one source.

@@ -81,6 +81,7 @@ fn container(state: ContainerState) -> Fact {
         sandbox: true,
         joined_netns: false,
         exit: None,
+        incarnation: Incarnation::default(),
     }))
 }
 

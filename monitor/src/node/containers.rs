@@ -68,6 +68,7 @@ impl KnownContainer {
             pod: described.pod.clone(),
             started_ns: if reported.tgid.is_some() { reported.started_ns } else { self.facts.started_ns },
             tgid: reported.tgid.or(tgid),
+            incarnation: self.facts.incarnation.clone().or(reported.incarnation),
             ..reported
         }
     }
@@ -219,6 +220,7 @@ impl Containers {
             if !is_live(facts.state) && from.is_some() {
                 facts.exit = ContainerExit::or(facts.exit, old.facts.exit);
             }
+            facts.incarnation = facts.incarnation.or(old.facts.incarnation);
             // The namespaces of an exited process cannot be read any more; the container keeps those it had.
             facts.netns = facts.netns.or(old.facts.netns);
             facts.mntns = facts.mntns.or(old.facts.mntns);
@@ -334,6 +336,11 @@ impl Containers {
         }
     }
 
+    /// All containers, removed ones included as long as they are kept.
+    pub fn all(&self) -> impl Iterator<Item = &ContainerFacts> {
+        self.known.values().map(|known| &known.facts)
+    }
+
     /// Containers that are not removed.
     pub fn present(&self) -> impl Iterator<Item = &ContainerFacts> {
         self.known.values().filter(|known| known.removed.is_none()).map(|known| &known.facts)
@@ -365,6 +372,7 @@ pub fn is_live(state: ContainerState) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observation::Incarnation;
 
     fn container(id: &str, state: ContainerState, netns: Option<NsInum>, sandbox: bool) -> ContainerFacts {
         ContainerFacts {
@@ -383,6 +391,7 @@ mod tests {
             sandbox,
             joined_netns: false,
             exit: None,
+            incarnation: Incarnation::default(),
         }
     }
 

@@ -4,6 +4,7 @@ pub mod cgroup;
 pub mod charge;
 pub mod containers;
 pub mod gateways;
+pub mod incarnations;
 pub mod kubelet;
 pub mod mounts;
 pub mod namespaces;

@@ -142,6 +142,48 @@ pub struct ContainerFacts {
     /// How its last run ended, once it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<ContainerExit>,
+    /// What tells it from the container that it was made instead of.
+    #[serde(default, skip_serializing_if = "Incarnation::is_unknown")]
+    pub incarnation: Incarnation,
+}
+
+/// What tells one container of a pod from the one that it was made instead of. The kubelet sets attempt and hash, as labels
+/// where the runtime is Docker: they are as good as what confirms the pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Incarnation {
+    /// How many containers, or sandboxes, of this name the pod had before: the kubelet's restart count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<u32>,
+    /// Hash of the container's specification as the kubelet that made it computed it. Sandboxes have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec_hash: Option<u64>,
+    /// What the image really is: its id, or its digest. Of one runtime it is always of the same form.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_id: Option<String>,
+    /// When it was created, by the runtime: wall clock, whole seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_s: Option<i64>,
+    /// Why the runtime could not start it; of a sandbox only, whose command line is no secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+impl Incarnation {
+    fn is_unknown(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What either of two reports of one container tells; the first one has precedence.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            attempt: self.attempt.or(other.attempt),
+            spec_hash: self.spec_hash.or(other.spec_hash),
+            image_id: self.image_id.or(other.image_id),
+            created_s: self.created_s.or(other.created_s),
+            error: self.error.or(other.error),
+        }
+    }
 }
 
 /// How a run of a container ended, as the runtime tells it.

@@ -7,7 +7,7 @@ use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
 use crate::node::view::{NodeView, RuntimeAvailability};
-use crate::observation::{ContainerFacts, ContainerState, SourceStatus};
+use crate::observation::{ContainerFacts, ContainerState, Incarnation, SourceStatus};
 
 #[derive(Debug, Default)]
 pub(crate) struct Model {
@@ -51,5 +51,6 @@ pub(crate) fn container(id: &str) -> ContainerFacts {
         sandbox: false,
         joined_netns: false,
         exit: None,
+        incarnation: Incarnation::default(),
     }
 }

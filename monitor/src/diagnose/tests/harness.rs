@@ -369,6 +369,7 @@ pub(in crate::diagnose) fn sandbox(
         sandbox: true,
         joined_netns: false,
         exit: None,
+        incarnation: Incarnation::default(),
     }
 }
 

@@ -99,6 +99,10 @@ impl Containers {
             }
             facts.pod = Some(pod);
         }
+        if let Some(known) = known {
+            // Events and lists have less of it than an inspect.
+            facts.incarnation = facts.incarnation.or(known.facts.incarnation.clone());
+        }
         facts
     }
 

@@ -5,10 +5,14 @@
 
 use std::collections::HashMap;
 
-use crate::observation::{PodIdentity, PodProof};
+use crate::observation::{Incarnation, PodIdentity, PodProof};
 
 /// Name of the sandbox in `io.kubernetes.container.name`.
 const SANDBOX: &str = "POD";
+
+/// Annotations of a container, which are labels where the runtime is Docker.
+const HASH: &str = "io.kubernetes.container.hash";
+const RESTARTS: &str = "io.kubernetes.container.restartCount";
 
 /// Longest name that Kubernetes allows (a DNS subdomain).
 const MAX_NAME: usize = 253;
@@ -54,6 +58,35 @@ pub(super) fn pod_member(
             proof: PodProof::Claimed,
         },
     })
+}
+
+/// Which attempt the name or the labels of a container of Docker tell, and the hash of its specification.
+pub(super) fn incarnation(name: &str, labels: &HashMap<String, String>) -> Incarnation {
+    let label = |key: &str| labels.get(&format!("annotation.{key}")).map(String::as_str);
+    let attempt = label(RESTARTS).and_then(number).or_else(|| attempt_of(name));
+    Incarnation { attempt, spec_hash: label(HASH).and_then(hash), ..Incarnation::default() }
+}
+
+/// The hash of the specification in the annotations of a container of the CRI.
+pub(super) fn spec_hash(annotations: &HashMap<String, String>) -> Option<u64> {
+    annotations.get(HASH).and_then(|value| hash(value))
+}
+
+/// The kubelet writes it in hexadecimal, and logs it in decimal.
+fn hash(value: &str) -> Option<u64> {
+    value.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| u64::from_str_radix(value, 16).ok())?
+}
+
+fn number(value: &str) -> Option<u32> {
+    value.bytes().all(|byte| byte.is_ascii_digit()).then(|| value.parse().ok())?
+}
+
+/// Before the CRI (1.5) the last field was random.
+fn attempt_of(name: &str) -> Option<u32> {
+    let mut fields = name.split('_');
+    let container = fields.nth(1).filter(|container| !container.contains('.'))?;
+    let attempt = fields.nth(3).filter(|_| !container.is_empty() && names_of(name).is_some())?;
+    number(attempt)
 }
 
 struct Names<'a> {
@@ -158,6 +191,32 @@ mod tests {
         assert_eq!(pod_member(ID, "x", &escape, None), None);
         let long = "x".repeat(MAX_NAME + 1);
         assert_eq!(pod_member(ID, "x", &labels(&[("pod.name", &long), POD[1], POD[2]]), None), None);
+    }
+
+    #[test]
+    fn attempt_and_hash_are_read_from_labels_and_the_attempt_else_from_the_name() {
+        let all: HashMap<String, String> = [(HASH, "5cf0cfcf"), (RESTARTS, "3")]
+            .map(|(key, value)| (format!("annotation.{key}"), value.to_owned()))
+            .into();
+        let read = incarnation("k8s_etcd_etcd1-0_lijiaob_u-1_7", &all);
+        assert_eq!((read.attempt, read.spec_hash), (Some(3), Some(1_559_285_711)));
+        for (name, attempt) in [
+            ("k8s_etcd_etcd1-0_lijiaob_u-1_7", Some(7)),
+            ("k8s_POD_etcd1-0_lijiaob_u-1_2_0a1b2c3d", Some(2)),
+            ("k8s_etcd.f932fb66_etcd1-0_lijiaob_u-1_5", None),
+            ("k8s_etcd_etcd1-0_lijiaob_u-1_+7", None),
+            ("web_7", None),
+        ] {
+            assert_eq!(incarnation(name, &HashMap::new()).attempt, attempt, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_hash_that_is_none_is_left_out() {
+        for value in ["", "+5", "0x5", "five", "11112222333344445"] {
+            let annotations = HashMap::from([(HASH.to_owned(), value.to_owned())]);
+            assert_eq!(spec_hash(&annotations), None, "{value:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The messages that are read, by the field numbers of the CRI (`api.proto` in kubernetes/cri-api) and of containerd's events.
 //!
-//! Only what is used is declared; a decoder skips the rest, such as annotations, mounts and environments. In what is
+//! Only what is used is declared; a decoder skips the rest, such as mounts and environments. In what is
 //! declared, v1 and v1alpha2 are the same on the wire: only the name of the service differs.
 
 use std::collections::HashMap;
@@ -55,17 +55,26 @@ pub(super) struct Container {
     pub(super) metadata: Option<ContainerMetadata>,
     #[prost(message, optional, tag = "4")]
     pub(super) image: Option<ImageSpec>,
+    #[prost(string, tag = "5")]
+    pub(super) image_ref: String,
     /// A [`ContainerState`].
     #[prost(int32, tag = "6")]
     pub(super) state: i32,
+    /// Wall clock, nanoseconds.
+    #[prost(int64, tag = "7")]
+    pub(super) created_at: i64,
     #[prost(map = "string, string", tag = "8")]
     pub(super) labels: HashMap<String, String>,
+    #[prost(map = "string, string", tag = "9")]
+    pub(super) annotations: HashMap<String, String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ContainerMetadata {
     #[prost(string, tag = "1")]
     pub(super) name: String,
+    #[prost(uint32, tag = "2")]
+    pub(super) attempt: u32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -83,6 +92,9 @@ pub(super) struct PodSandbox {
     /// A [`SandboxState`].
     #[prost(int32, tag = "3")]
     pub(super) state: i32,
+    /// Wall clock, nanoseconds.
+    #[prost(int64, tag = "4")]
+    pub(super) created_at: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -93,6 +105,8 @@ pub(super) struct PodSandboxMetadata {
     pub(super) uid: String,
     #[prost(string, tag = "3")]
     pub(super) namespace: String,
+    #[prost(uint32, tag = "4")]
+    pub(super) attempt: u32,
 }
 
 /// `ContainerStatusRequest` and `PodSandboxStatusRequest`.

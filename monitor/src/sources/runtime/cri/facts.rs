@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 
 use super::api;
-use crate::observation::{ContainerExit, ContainerFacts, ContainerState, PodIdentity, PodProof};
+use crate::observation::{ContainerExit, ContainerFacts, ContainerState, Incarnation, PodIdentity, PodProof};
 use crate::sources::runtime::client::Inspection;
 use crate::sources::runtime::{is_container_id, kubelet};
 
@@ -24,11 +24,15 @@ pub(super) fn sandbox(sandbox: api::PodSandbox, proof: PodProof) -> Option<Conta
     if !is_container_id(&sandbox.id) {
         return None;
     }
+    let attempt = sandbox.metadata.as_ref().map(|pod| pod.attempt);
+    let incarnation =
+        Incarnation { attempt, created_s: seconds(sandbox.created_at), ..Incarnation::default() };
     let pod = sandbox.metadata.and_then(|pod| identity(pod, &sandbox.id, Some(SANDBOX.to_owned()), proof));
     Some(ContainerFacts {
         name: SANDBOX.to_owned(),
         state: sandbox_state(sandbox.state),
         pod,
+        incarnation,
         sandbox: true,
         ..unnamed(sandbox.id)
     })
@@ -42,6 +46,13 @@ pub(super) fn container(
     if !is_container_id(&container.id) {
         return None;
     }
+    let incarnation = Incarnation {
+        attempt: container.metadata.as_ref().map(|metadata| metadata.attempt),
+        spec_hash: kubelet::spec_hash(&container.annotations),
+        image_id: Some(container.image_ref).filter(|id| kubelet::is_name(id)),
+        created_s: seconds(container.created_at),
+        error: None,
+    };
     let name = container.metadata.map(|metadata| metadata.name).unwrap_or_default();
     let pod = match sandbox {
         Some(sandbox) => sandbox.pod.clone().map(|pod| PodIdentity {
@@ -58,6 +69,7 @@ pub(super) fn container(
         image: container.image.map(|image| image.image).unwrap_or_default(),
         state: state(container.state),
         pod,
+        incarnation,
         joined_netns: true,
         ..unnamed(container.id)
     })
@@ -103,6 +115,11 @@ pub(super) fn with_sandbox_status(
     Inspection { facts: ContainerFacts { tgid, state, addresses, ..facts }, since: None }
 }
 
+/// Whole seconds of a time on the wall clock; 0 is none.
+fn seconds(ns: i64) -> Option<i64> {
+    Some(ns / 1_000_000_000).filter(|seconds| *seconds > 0)
+}
+
 fn unnamed(id: String) -> ContainerFacts {
     ContainerFacts {
         id,
@@ -120,6 +137,7 @@ fn unnamed(id: String) -> ContainerFacts {
         sandbox: false,
         joined_netns: false,
         exit: None,
+        incarnation: Incarnation::default(),
     }
 }
 

@@ -39,18 +39,30 @@ fn me() -> u32 {
 }
 
 fn sandbox(digit: char, state: api::SandboxState) -> api::PodSandbox {
-    let metadata =
-        api::PodSandboxMetadata { name: "etcd1-0".into(), uid: "u-1".into(), namespace: "lijiaob".into() };
-    api::PodSandbox { id: id(digit), metadata: Some(metadata), state: state.into() }
+    let metadata = api::PodSandboxMetadata {
+        name: "etcd1-0".into(),
+        uid: "u-1".into(),
+        namespace: "lijiaob".into(),
+        attempt: 1,
+    };
+    api::PodSandbox {
+        id: id(digit),
+        metadata: Some(metadata),
+        state: state.into(),
+        created_at: 7_500_000_000,
+    }
 }
 
 fn container(digit: char, sandbox: char, state: api::ContainerState) -> api::Container {
     api::Container {
         id: id(digit),
         pod_sandbox_id: id(sandbox),
-        metadata: Some(api::ContainerMetadata { name: "etcd".into() }),
+        metadata: Some(api::ContainerMetadata { name: "etcd".into(), attempt: 2 }),
         image: Some(api::ImageSpec { image: "sha256:0".into() }),
+        image_ref: "sha256:0".into(),
         state: state.into(),
+        created_at: 9_500_000_000,
+        annotations: [("io.kubernetes.container.hash".into(), "5cf0cfcf".into())].into(),
         // Of another pod: whoever sends them, the sandbox tells whose the container is.
         labels: [("name", "other"), ("namespace", "other"), ("uid", "u-2")]
             .map(|(key, value)| (format!("io.kubernetes.pod.{key}"), value.to_owned()))
@@ -110,6 +122,10 @@ async fn a_container_is_of_the_pod_that_its_sandbox_was_requested_for() {
         assert_eq!((&*etcd.name, &*etcd.image), ("etcd", "registry/etcd:3"));
         assert_eq!((&*pause.name, pause.sandbox, etcd.sandbox), ("POD", true, false));
         assert!(etcd.joined_netns && !pause.joined_netns);
+        let made = &etcd.incarnation;
+        assert_eq!((made.attempt, made.spec_hash, made.created_s), (Some(2), Some(1_559_285_711), Some(9)));
+        assert_eq!(made.image_id.as_deref(), Some("sha256:0"));
+        assert_eq!((pause.incarnation.attempt, pause.incarnation.created_s), (Some(1), Some(7)));
         assert_eq!(pause.addresses.len(), 2);
         let recorded = format!("{:?}", reports.seen);
         assert!(!recorded.contains("hunter2") && !recorded.contains("u-2"), "{recorded}");

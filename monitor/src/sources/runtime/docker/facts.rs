@@ -13,7 +13,12 @@ use jiff::Timestamp;
 
 use super::super::client::Inspection;
 use super::super::{is_container_id, kubelet};
-use crate::observation::{ContainerExit, ContainerFacts, ContainerState};
+use crate::observation::{ContainerExit, ContainerFacts, ContainerState, Incarnation};
+use crate::redact;
+
+const SECOND_NS: i64 = 1_000_000_000;
+/// Longest part of an error of the runtime that is repeated.
+const ERROR_MAX: usize = 300;
 
 /// An entry of the list, which has no pid; `None` without a proper id.
 pub(super) fn from_summary(entry: ContainerSummary) -> Option<ContainerFacts> {
@@ -26,6 +31,9 @@ pub(super) fn from_summary(entry: ContainerSummary) -> Option<ContainerFacts> {
         image: entry.image.unwrap_or_default(),
         labels: entry.labels.unwrap_or_default(),
         network_mode: mode,
+        image_id: entry.image_id,
+        created_s: entry.created,
+        error: None,
     };
     let networks = entry.network_settings.and_then(|settings| settings.networks);
     described.facts(entry.id?, entry.state.map_or(ContainerState::Unknown, listed), networks)
@@ -37,9 +45,12 @@ pub(super) fn from_inspect(answer: ContainerInspectResponse) -> Option<Inspectio
     let state = answer.state.unwrap_or_default();
     let described = Described {
         name: answer.name.as_deref().map(bare).unwrap_or_default().to_owned(),
-        image: config.image.or(answer.image).unwrap_or_default(),
+        image: config.image.or_else(|| answer.image.clone()).unwrap_or_default(),
         labels: config.labels.unwrap_or_default(),
         network_mode: answer.host_config.and_then(|host| host.network_mode),
+        image_id: answer.image,
+        created_s: answer.created.and_then(|created| wall(&created)).map(|ns| ns / SECOND_NS),
+        error: state.error,
     };
     let networks = answer.network_settings.and_then(|settings| settings.networks);
     let name = state.status.map_or(ContainerState::Unknown, inspected);
@@ -70,6 +81,9 @@ pub(super) fn from_event(id: &str, attributes: HashMap<String, String>) -> Optio
         image: attributes.get("image").cloned().unwrap_or_default(),
         labels: attributes,
         network_mode: None,
+        image_id: None,
+        created_s: None,
+        error: None,
     };
     described.facts(id.to_owned(), ContainerState::Unknown, None)
 }
@@ -79,6 +93,9 @@ struct Described {
     image: String,
     labels: HashMap<String, String>,
     network_mode: Option<String>,
+    image_id: Option<String>,
+    created_s: Option<i64>,
+    error: Option<String>,
 }
 
 impl Described {
@@ -93,6 +110,14 @@ impl Described {
         }
         let shared = self.network_mode.as_deref().and_then(|mode| mode.strip_prefix("container:"));
         let member = kubelet::pod_member(&id, &self.name, &self.labels, shared);
+        let sandbox = member.as_ref().is_some_and(|member| member.sandbox);
+        let incarnation = member.as_ref().map(|_| Incarnation {
+            image_id: self.image_id.filter(|id| kubelet::is_name(id)),
+            created_s: self.created_s.filter(|created| *created > 0),
+            // It may repeat the command line.
+            error: self.error.filter(|_| sandbox).and_then(|error| reason(&error)),
+            ..kubelet::incarnation(&self.name, &self.labels)
+        });
         Some(ContainerFacts {
             id,
             name: self.name,
@@ -107,10 +132,18 @@ impl Described {
             addresses: addresses(networks.unwrap_or_default()),
             joined_netns: shared.is_some(),
             exit: None,
-            sandbox: member.as_ref().is_some_and(|member| member.sandbox),
+            incarnation: incarnation.unwrap_or_default(),
+            sandbox,
             pod: member.map(|member| member.pod),
         })
     }
+}
+
+/// An error of the runtime as one line, masked and cut; `None` where there is none.
+fn reason(error: &str) -> Option<String> {
+    let text: String = error.split_whitespace().flat_map(|word| [word, "\0"]).collect();
+    let masked = redact::command_line(text.as_bytes())?;
+    Some(masked.chars().take(ERROR_MAX).collect())
 }
 
 fn bare(name: &str) -> &str {
@@ -234,6 +267,37 @@ mod tests {
             "HostConfig": {"NetworkMode": format!("container:{sandbox}")},
         }));
         assert_eq!(facts.unwrap().pod.unwrap().sandbox_id, Some(sandbox));
+    }
+
+    #[test]
+    fn list_and_inspect_tell_alike_what_tells_one_container_from_the_next() {
+        let labels = json!({"io.kubernetes.pod.name": "etcd1-0", "io.kubernetes.pod.namespace": "lijiaob",
+            "io.kubernetes.pod.uid": "u-1", "annotation.io.kubernetes.container.hash": "5cf0cfcf",
+            "annotation.io.kubernetes.container.restartCount": "1"});
+        let answer = json!({"Id": ID, "Image": "sha256:0", "Created": "2018-06-12T20:21:27.123456789Z",
+            "Config": {"Image": "etcd:3", "Labels": labels}});
+        let inspected = from_inspect(serde_json::from_value(answer).unwrap()).unwrap().facts.incarnation;
+        let listed =
+            summary(json!({"Id": ID, "ImageID": "sha256:0", "Created": 1_528_834_887, "Labels": labels}));
+        assert_eq!(listed.unwrap().incarnation, inspected);
+        let expected = Incarnation {
+            attempt: Some(1),
+            spec_hash: Some(0x5cf0_cfcf),
+            image_id: Some("sha256:0".into()),
+            created_s: Some(1_528_834_887),
+            error: None,
+        };
+        assert_eq!(inspected, expected);
+    }
+
+    #[test]
+    fn why_a_sandbox_did_not_start_is_one_line_without_secrets() {
+        let labels = json!({"io.kubernetes.docker.type": "podsandbox", "io.kubernetes.pod.name": "etcd1-0",
+            "io.kubernetes.pod.namespace": "lijiaob", "io.kubernetes.pod.uid": "u-1"});
+        let state = json!({"Status": "created", "Error": "OCI runtime create failed:\n--token hunter2: EOF"});
+        let answer = json!({"Id": ID, "State": state, "Config": {"Labels": labels}});
+        let facts = from_inspect(serde_json::from_value(answer).unwrap()).unwrap().facts;
+        assert_eq!(facts.incarnation.error.as_deref(), Some("OCI runtime create failed: --token *** EOF"));
     }
 
     #[test]
