@@ -113,8 +113,16 @@ impl Metrics {
         Ok(metrics)
     }
 
-    fn families(&self) -> [&dyn FamilyMetrics; 6] {
-        [&self.events, &self.neighbor, &self.link, &self.mount, &self.incidents, &self.sources]
+    fn families(&self) -> [&dyn FamilyMetrics; 7] {
+        [
+            &self.events,
+            &self.neighbor,
+            &self.link,
+            &self.mount,
+            &self.incidents,
+            &self.sources,
+            &self.containers,
+        ]
     }
 
     /// Exports zeros for the reasons for which the kernel programs can lose records.

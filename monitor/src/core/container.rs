@@ -7,7 +7,7 @@ use crate::escape::name;
 use crate::event::wording::{owner_phrase, target_label};
 use crate::event::{Event, Kind, Severity};
 use crate::node::containers::Transition;
-use crate::observation::{BootNs, ContainerExit, ContainerFacts, ContainerState};
+use crate::observation::{BootNs, ContainerExit, ContainerFacts, ContainerState, PodIdentity};
 
 impl Core {
     pub(super) fn container(&mut self, at: BootNs, facts: ContainerFacts) {
@@ -15,9 +15,21 @@ impl Core {
         if let Some(pod) = &facts.pod {
             self.pods.note(at, pod);
         }
+        let is_confirmed = |core: &Self| {
+            core.containers
+                .get(&id)
+                .and_then(|facts| facts.pod.as_ref())
+                .is_some_and(PodIdentity::is_confirmed)
+        };
+        let was_confirmed = is_confirmed(self);
         let transition = self.containers.put(at, facts);
-        if let Some(transition) = transition {
-            self.emit_transition(at, &transition);
+        if let Some(transition) = &transition {
+            self.emit_transition(at, transition);
+        }
+        let is_new = transition.is_some_and(|transition| is_first_run(&transition));
+        // Nothing may have shown before of which pod it is.
+        if is_new || (!was_confirmed && is_confirmed(self)) {
+            self.recreated(at, &id);
         }
         self.diagnose(at, &ModelChange::Container(&id));
         self.answered(at, &Awaited::Container(id), true);
@@ -48,7 +60,13 @@ impl Core {
             // One that another source reported before has changed, though.
             if !first || transition.from.is_some() {
                 self.emit_transition(at, &transition);
+                if is_first_run(&transition) {
+                    self.recreated(at, &transition.id);
+                }
             }
+        }
+        if first {
+            self.recreated_before(at, &ids);
         }
         for id in ids {
             self.answered(at, &Awaited::Container(id), true);
@@ -83,6 +101,12 @@ impl Core {
         let event = Event { target: Some(Box::new(target)), ..self.event(at, kind, severity, message) };
         self.emit(event);
     }
+}
+
+/// Whether a container shows for the first time that it was started.
+fn is_first_run(transition: &Transition) -> bool {
+    matches!(transition.from, None | Some(ContainerState::Created))
+        && transition.to.is_some_and(|to| to != ContainerState::Created)
 }
 
 /// How a container ended, as far as its runtime tells.

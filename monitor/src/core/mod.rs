@@ -31,6 +31,7 @@ mod link;
 mod mount;
 mod neighbor;
 mod pending;
+mod recreation;
 mod saved;
 pub mod state;
 mod status;
@@ -96,6 +97,8 @@ pub struct Core {
     /// Gateways that the previous run knew, of namespaces that are not read yet.
     previous_entries: Vec<KnownEntry>,
     last_expiry: BootNs,
+    /// When the previous run of this boot was last alive.
+    previously_alive: Option<BootNs>,
     /// Source of the observation that is being processed.
     source: Source,
     output: VecDeque<Output>,

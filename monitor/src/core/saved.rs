@@ -31,6 +31,8 @@ pub struct Saved<'a> {
     realtime_offset_ns: i64,
     ready: bool,
     last_expiry: BootNs,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    previously_alive: Option<BootNs>,
     statuses: BTreeMap<String, SourceStatus>,
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     degraded: BTreeSet<String>,
@@ -104,6 +106,7 @@ impl Core {
             folded: Vec::new(),
             accounts: Accounts::default(),
             last_expiry: saved.last_expiry,
+            previously_alive: saved.previously_alive,
             source: Source::default(),
             output: VecDeque::new(),
         };
@@ -142,6 +145,7 @@ impl Core {
             to_resume,
             previous_entries,
             last_expiry,
+            previously_alive,
             source: _,
             output: _,
         } = self;
@@ -150,6 +154,7 @@ impl Core {
             realtime_offset_ns: *realtime_offset_ns,
             ready: *ready,
             last_expiry: *last_expiry,
+            previously_alive: *previously_alive,
             statuses: statuses.clone(),
             degraded: degraded.clone(),
             to_resume: to_resume.clone(),

@@ -71,6 +71,7 @@ impl Core {
 
     /// Nothing is observed between two runs of the daemon. A notice only, because a restart is no fault by itself.
     pub(super) fn restarted(&mut self, at: BootNs, last_alive: BootNs) {
+        self.previously_alive = Some(last_alive);
         let message = "nothing was seen while the daemon did not run".to_owned();
         let event = Event {
             lost: Some(Lost {

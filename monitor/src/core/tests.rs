@@ -13,6 +13,7 @@ mod late;
 mod link;
 mod mount;
 mod order;
+mod recreations;
 mod runtimes;
 pub(crate) mod saved;
 mod status;

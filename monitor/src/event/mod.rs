@@ -21,6 +21,7 @@ mod mount;
 mod neighbor;
 mod object;
 pub(crate) mod past;
+mod recreation;
 mod route;
 mod schema;
 mod shared;
@@ -37,6 +38,7 @@ pub use link::{Link, LinkPeer};
 pub use mount::{Mount, MountHolder, Serves, Unreadable, Volume};
 pub use neighbor::Neighbor;
 pub use object::{Details, Object, Role, Visitor};
+pub use recreation::{Recreation, RecreationReason, SpecHash};
 pub use route::Route;
 pub use schema::schema;
 pub use shared::SharedEvent;
@@ -96,6 +98,8 @@ kind::kinds! {
     ContainerExited = "container.exited",
     /// A container was removed.
     ContainerRemoved = "container.removed",
+    /// A container of a pod was made instead of another one, and started.
+    ContainerRecreated = "container.recreated",
     /// An incident opened.
     IncidentOpened = "incident.opened",
     /// An open incident was observed again, got worse or is better understood.
@@ -173,6 +177,9 @@ pub struct Event {
     /// that was emitted.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub completes: Option<u64>,
+    /// What a container was made instead of, for `container.recreated`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub recreation: Option<Box<Recreation>>,
     /// What was lost or discarded, for `events.lost`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost: Option<Lost>,
@@ -215,6 +222,7 @@ impl Event {
             holders_unreadable: Vec::new(),
             holders_verdict: None,
             completes: None,
+            recreation: None,
             lost: None,
             throttled: None,
             incident: None,
@@ -253,6 +261,7 @@ impl Event {
             object(self.route.as_deref()),
             object(self.mount.as_deref()),
             object(self.holders.as_ref()),
+            object(self.recreation.as_deref()),
             object(self.lost.as_ref()),
             object(self.throttled.as_deref()),
             object(self.incident.as_deref()),

@@ -1,12 +1,13 @@
-//! What the model of the node holds.
+//! What the model of the node holds, and containers that were made anew.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 
-use prometheus::{IntGauge, IntGaugeVec};
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::registrar::Registrar;
-use super::{MetricsError, lock};
+use super::{FamilyMetrics, MetricsError, lock};
+use crate::event::{Event, RecreationReason};
 use crate::observation::ContainerState;
 
 const STATES: [ContainerState; 8] = [
@@ -23,13 +24,23 @@ const STATES: [ContainerState; 8] = [
 pub(super) struct ContainerMetrics {
     containers: IntGaugeVec,
     veths: IntGauge,
+    recreations: IntCounterVec,
     /// Those that had containers: their zeros stay.
     runtimes: Mutex<BTreeSet<String>>,
 }
 
 impl ContainerMetrics {
     pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+        let recreations = registrar.counters(
+            "kevtmon_container_recreations_total",
+            "Containers of pods that were made instead of others.",
+            &["reason"],
+        )?;
+        for reason in RecreationReason::ALL {
+            recreations.with_label_values(&[reason.name()]);
+        }
         Ok(Self {
+            recreations,
             containers: registrar.gauges(
                 "kevtmon_containers",
                 "Containers, by state.",
@@ -50,5 +61,13 @@ impl ContainerMetrics {
             }
         }
         self.veths.set(veths);
+    }
+}
+
+impl FamilyMetrics for ContainerMetrics {
+    fn event(&self, event: &Event) {
+        if let Some(recreation) = &event.recreation {
+            self.recreations.with_label_values(&[recreation.reason.name()]).inc();
+        }
     }
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::event::{
     Actor, ActorSource, AncestorRef, Confidence, Container, Daemon, Event, Join, Kind, Link, LinkPeer, Lost,
-    Mount, MountHolder, Neighbor, Pod, Route, Severity, Target, Throttled, Unreadable, Volume,
+    Mount, MountHolder, Neighbor, Pod, Recreation, RecreationReason, Route, Severity, SpecHash, Target,
+    Throttled, Unreadable, Volume,
 };
 use crate::observation::{Access, MountIdentity, Verdict};
 
@@ -18,6 +19,7 @@ pub(crate) fn all() -> Vec<Event> {
         throttled(),
         daemon(Severity::Notice),
         container_exited(),
+        container_recreated(),
     ]
 }
 
@@ -303,6 +305,34 @@ fn container_exited() -> Event {
             Kind::ContainerExited,
             Severity::Info,
             "container etcd exited with code 137, after the kernel had killed a process of it for want of memory",
+        )
+    }
+}
+
+fn container_recreated() -> Event {
+    let previous =
+        Container { id: "41857f70ed13".repeat(6)[..64].into(), exit_code: Some(137), ..container() };
+    let recreation = Recreation {
+        name: "etcd".into(),
+        reason: RecreationReason::SpecHashChanged,
+        previous: Container { pid: None, state: Some("exited".into()), ..previous },
+        attempt: Some(1),
+        previous_attempt: Some(0),
+        spec_hash: Some(SpecHash::from(1_428_860_573)),
+        previous_spec_hash: Some(SpecHash::from(1_559_107_639)),
+        previous_sandbox_id: Some("94feeebc95fb".repeat(6)[..64].into()),
+        same_sandbox: Some(false),
+        found_at_start: true,
+    };
+    let target = Target { container: Some(container()), pod: Some(pod()), ..Target::unknown(Join::Ok) };
+    Event {
+        target: Some(Box::new(target)),
+        recreation: Some(Box::new(recreation)),
+        ..plain(
+            Kind::ContainerRecreated,
+            Severity::Notice,
+            "container etcd of pod lijiaob/etcd1-0 was re-created before the daemon started: the hash of its \
+             specification changed from 1559107639 to 1428860573",
         )
     }
 }
