@@ -13,7 +13,8 @@ use crate::observation::BootNs;
 const SCANS_PER_INTERVAL: u32 = 16;
 /// The count of attempts without a scan begins again after this time without one.
 const UNSCANNED_RETENTION_NS: u64 = 15 * 60 * 1_000_000_000;
-/// Accounts that are told apart.
+/// Accounts that are remembered. Of more, the half that tried last stays: one that is forgotten has its whole allowance
+/// again, so that nobody is refused for what others do.
 const ACCOUNTS_MAX: usize = 1024;
 
 /// What each account has had.
@@ -37,7 +38,7 @@ struct Allowance {
 impl Allowances {
     /// Whether one more scan may begin; counts it.
     pub(super) fn take_scan(&mut self, at: BootNs, account: &Account) -> bool {
-        let Some(allowance) = self.get(account) else { return false };
+        let allowance = self.get(account);
         if allowance.began.saturating_add(SCAN_INTERVAL_NS) <= at {
             (allowance.began, allowance.scans) = (at, 0);
         }
@@ -50,7 +51,7 @@ impl Allowances {
     /// Counts an attempt on a mount that is not scanned; returns how many there were. All mounts of the account count
     /// together, for nothing is known of them but names.
     pub(super) fn unscanned(&mut self, at: BootNs, account: &Account) -> u64 {
-        let Some(allowance) = self.get(account) else { return 0 };
+        let allowance = self.get(account);
         allowance.unscanned += 1;
         allowance.last = allowance.last.max(at);
         allowance.unscanned
@@ -60,13 +61,53 @@ impl Allowances {
         self.of.retain(|_, allowance| allowance.last.saturating_add(UNSCANNED_RETENTION_NS) > now);
     }
 
-    fn get(&mut self, account: &Account) -> Option<&mut Allowance> {
-        if !self.of.contains_key(account) {
-            if self.of.len() >= ACCOUNTS_MAX {
-                return None;
-            }
-            self.of.insert(account.clone(), Allowance::default());
+    fn get(&mut self, account: &Account) -> &mut Allowance {
+        if self.of.len() >= ACCOUNTS_MAX && !self.of.contains_key(account) {
+            self.forget_older_half();
         }
-        self.of.get_mut(account)
+        self.of.entry(account.clone()).or_default()
+    }
+
+    /// All at once, so that it costs no more the more accounts there are.
+    fn forget_older_half(&mut self) {
+        let mut times: Vec<BootNs> = self.of.values().map(|allowance| allowance.last).collect();
+        let middle = times.len() / 2;
+        let (_, median, _) = times.select_nth_unstable(middle);
+        let median = *median;
+        self.of.retain(|_, allowance| allowance.last > median);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: BootNs = 1_000_000_000;
+
+    fn account(name: impl ToString) -> Account {
+        Account { host: false, name: name.to_string() }
+    }
+
+    #[test]
+    fn accounts_without_end_take_nothing_from_the_next_and_are_not_remembered_for_ever() {
+        let mut allowances = Allowances::default();
+        for number in 0..10 * ACCOUNTS_MAX as u64 {
+            assert!(allowances.take_scan(S + number, &account(number)), "{number}");
+            assert_eq!(allowances.unscanned(S + number, &account(number)), 1);
+        }
+        assert!(allowances.of.len() <= ACCOUNTS_MAX);
+        for same in 0..2 * ACCOUNTS_MAX {
+            assert!(allowances.take_scan(S, &account(format!("at once {same}"))), "{same}");
+        }
+        assert!(allowances.of.len() <= ACCOUNTS_MAX);
+    }
+
+    #[test]
+    fn one_account_has_so_many_scans_in_an_interval() {
+        let mut allowances = Allowances::default();
+        let mut taken = |at| (0..100).filter(|_| allowances.take_scan(at, &account("a"))).count();
+        assert_eq!(taken(S), SCANS_PER_INTERVAL as usize);
+        assert_eq!(taken(S + SCAN_INTERVAL_NS - 1), 0);
+        assert_eq!(taken(S + SCAN_INTERVAL_NS), SCANS_PER_INTERVAL as usize);
     }
 }
