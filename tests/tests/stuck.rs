@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kevtmon_tests::daemon::launch;
 use kevtmon_tests::eventually;
@@ -40,6 +41,12 @@ fn started_in_a_mount_namespace_of_its_own_it_says_so() {
     assert!(event.text("/daemon/degraded/own-mounts").contains("mount namespace of its own"), "{event}");
     assert!(daemon.log().contains("mount namespace of its own"), "{}", daemon.log());
     assert_eq!(daemon.metrics().count("kevtmon_self_pins", &[]), 1.0);
+}
+
+/// Each counts what hangs on the whole machine.
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `wedge`: everything hangs until this is dropped.
@@ -80,6 +87,7 @@ impl Drop for Wedge {
 
 #[test]
 fn a_process_that_hangs_whoever_reads_it_is_named_and_stops_nothing() {
+    let _alone = one_at_a_time();
     let Some(wedge) = Wedge::new() else {
         return eprintln!("skipped: only in a virtual machine");
     };
@@ -113,4 +121,32 @@ fn a_process_that_hangs_whoever_reads_it_is_named_and_stops_nothing() {
     next.wait_for("daemon.recovered", |event| event.kind() == "daemon.recovered");
     eventually!(next.metrics().count("kevtmon_proc_readers_stuck", &[]) == 0.0, "it can be read again");
     drop(holder);
+}
+
+#[test]
+fn many_processes_that_hang_whoever_reads_them_are_recognised_together() {
+    const NUMBER: usize = 20;
+    let _alone = one_at_a_time();
+    let wedges: Vec<Wedge> = (0..NUMBER).map_while(|_| Wedge::new()).collect();
+    if wedges.is_empty() {
+        return eprintln!("skipped: only in a virtual machine");
+    }
+    let mut daemon = launch().start();
+    eventually!(daemon.metrics().count("kevtmon_proc_readers_stuck", &[]) == NUMBER as f64, "all are known");
+    // One reader has hung for them, or one for each job that was under way at the same time.
+    let hung = daemon.log().matches("reading a process hangs").count();
+    assert!(hung <= NUMBER / 2, "{hung} readers hung: {}", daemon.log());
+    daemon.wait_for("what is left out", |event| {
+        event.kind() == "daemon.degraded"
+            && event.text("/daemon/degraded/procfs").contains(&format!("and {} more", NUMBER - 4))
+    });
+    let mount = Mount::new();
+    let holder = hold_by_cwd(mount.point());
+    mount.umount_refused();
+    daemon.wait_for("the holder", |event| {
+        let is_held = |held: &serde_json::Value| held["pid"] == holder.pid();
+        event.kind() == "mount.busy" && event.list("/holders").iter().any(is_held)
+    });
+    drop(wedges);
+    eventually!(daemon.metrics().count("kevtmon_proc_readers_stuck", &[]) == 0.0, "all can be read again");
 }

@@ -30,7 +30,7 @@ const NS_PER_TICK: u64 = 10_000_000;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Proc {
     root: PathBuf,
-    /// Processes that are not read, because whoever reads them hangs.
+    /// Processes that are not read, because whoever reads them hangs; in ascending order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     aside: Vec<u32>,
 }
@@ -69,14 +69,15 @@ impl Proc {
 
     /// The same, with these processes left out.
     #[must_use]
-    pub fn without(&self, aside: Vec<u32>) -> Self {
+    pub fn without(&self, mut aside: Vec<u32>) -> Self {
+        aside.sort_unstable();
         Self { aside, ..self.clone() }
     }
 
     /// Whether the process is left out, because whoever reads it hangs.
     #[must_use]
     pub fn is_aside(&self, pid: u32) -> bool {
-        self.aside.contains(&pid)
+        self.aside.binary_search(&pid).is_ok()
     }
 
     /// A file of a process. Opening it can hang: for a process that is [aside](Self::is_aside) it must not be done.

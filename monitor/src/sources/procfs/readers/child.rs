@@ -20,10 +20,10 @@ use super::{Answer, Job, wire};
 use crate::sources::procfs::Proc;
 
 /// How often a reader that has not answered yet is looked at.
-const SAMPLE: Duration = Duration::from_millis(100);
+pub(super) const SAMPLE: Duration = Duration::from_millis(100);
 /// A reader that made no progress in as many looks hangs: nothing that is read waits for anything, except a lock that its
 /// process holds for as long as it pleases.
-const SAMPLES: usize = 5;
+pub(super) const SAMPLES: usize = 5;
 /// Longest time for one job, hanging or not.
 const LIMIT: Duration = Duration::from_secs(15);
 /// First pause before it is looked whether a killed reader is gone, and the longest.
@@ -184,18 +184,27 @@ fn program(_background: bool) -> Command {
 /// What a reader is doing, if it waits for a process: `None` while it runs, is stopped, or waits for anything else.
 /// A child of ours that has reported itself executes nothing any more, so that this cannot hang.
 pub(super) fn sample(pid: u32) -> Option<Sample> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    sample_at(&format!("/proc/{pid}"))
+}
+
+/// The same of a thread of this process.
+pub(super) fn sample_of_thread(tid: u32) -> Option<Sample> {
+    sample_at(&format!("/proc/self/task/{tid}"))
+}
+
+fn sample_at(place: &str) -> Option<Sample> {
+    let stat = fs::read_to_string(format!("{place}/stat")).ok()?;
     let (head, tail) = stat.rsplit_once(')')?;
     let tgid = read_by(head.split_once('(')?.1)?;
     let fields: Vec<&str> = tail.split_ascii_whitespace().collect();
-    if !matches!(*fields.first()?, "S" | "D") || waits_for_disk(pid) {
+    if !matches!(*fields.first()?, "S" | "D") || waits_for_disk(place) {
         return None;
     }
     let ticks = |field: usize| fields.get(field)?.parse::<u64>().ok();
     Some(Sample { tgid, ticks: ticks(11)? + ticks(12)? })
 }
 
-fn waits_for_disk(pid: u32) -> bool {
-    let place = fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
-    DISK.iter().any(|part| place.contains(part))
+fn waits_for_disk(place: &str) -> bool {
+    let function = fs::read_to_string(format!("{place}/wchan")).unwrap_or_default();
+    DISK.iter().any(|part| function.contains(part))
 }

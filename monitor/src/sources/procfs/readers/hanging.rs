@@ -9,7 +9,6 @@ use super::{Answer, Job};
 use crate::escape::name;
 use crate::redact;
 use crate::sources::procfs::Proc;
-use crate::sources::procfs::dir::Buffer;
 use crate::sources::procfs::mountinfo::{MountTable, is_fuse};
 
 /// File systems with unanswered requests that are named.
@@ -69,36 +68,4 @@ fn waits(device: &str) -> bool {
     let Some((_, minor)) = device.split_once(':') else { return false };
     let waiting = PathBuf::from("/sys/fs/fuse/connections").join(minor).join("waiting");
     fs::read_to_string(waiting).is_ok_and(|count| count.trim().parse::<u64>().is_ok_and(|count| count > 0))
-}
-
-/// Reads whatever jobs read of a process.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Probe {
-    pub(super) tgid: u32,
-}
-
-impl Job for Probe {
-    const NAME: &'static str = "probe";
-    type Reply = ();
-
-    fn in_background(&self) -> bool {
-        true
-    }
-
-    fn run(&self, proc: &Proc) -> Answer<()> {
-        let _ = proc.stat(self.tgid);
-        if let Ok(dir) = proc.dir(self.tgid) {
-            let (mut buffer, mut text, mut fds) = (Buffer::default(), Vec::new(), Vec::new());
-            for link in [c"ns/net", c"ns/mnt", c"exe", c"cwd", c"root"] {
-                let _ = dir.link(link, &mut buffer);
-            }
-            for file in [c"maps", c"mountinfo", c"cmdline", c"cgroup"] {
-                let _ = dir.text(file, &mut text);
-            }
-            for list in [c"fd", c"task"] {
-                let _ = dir.at(list).map(|list| list.numbers(&mut buffer, &mut fds));
-            }
-        }
-        ().into()
-    }
 }

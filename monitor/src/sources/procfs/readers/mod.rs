@@ -9,8 +9,8 @@
 //!
 //! ```text
 //! ask (a job) ─► idle or new reader ─► answer
-//!                       └─ hangs ─► killed; its process is set aside and named ─► the job is begun anew,
-//!                                                                                or goes on where it was
+//!                       └─ hangs ─► killed; its process is set aside and named, and so are all others that hang
+//!                                   whoever reads them ─► the job is begun anew, or goes on where it was
 //! ```
 
 use std::future::Future;
@@ -28,13 +28,15 @@ use crate::metrics::Metrics;
 use crate::observation::Fact;
 use crate::sources::{Sender, observed_now};
 use child::{Child, Ended};
-use hanging::{Describe, Probe};
+use hanging::Describe;
 use set_aside::SetAside;
+use sieve::{Sieve, Sifted};
 
 mod child;
 mod hanging;
 mod serve;
 mod set_aside;
+mod sieve;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -48,11 +50,13 @@ const READERS: usize = 8;
 const IDLE: Duration = Duration::from_secs(5);
 /// How often a job is begun anew because a reader hung.
 const ATTEMPTS: usize = 64;
+/// Longest wait for a place to look for all that hang.
+const SIEVE_PATIENCE: Duration = Duration::from_millis(200);
 /// How often processes that are set aside are looked at.
 const REVIEW: Duration = Duration::from_secs(1);
 
 /// The jobs of this module.
-pub const JOBS: [Entry; 2] = [entry::<Describe>(), entry::<Probe>()];
+pub const JOBS: [Entry; 2] = [entry::<Describe>(), entry::<Sieve>()];
 
 /// Something to read, in a process of its own.
 pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
@@ -114,6 +118,9 @@ struct Inner {
     proc: Proc,
     slots: Arc<Semaphore>,
     state: Mutex<State>,
+    /// When all processes that hang were looked for last.
+    sifted: tokio::sync::Mutex<Option<Instant>>,
+    reporting: tokio::sync::Mutex<()>,
     report: Option<Report>,
 }
 
@@ -161,7 +168,8 @@ impl Readers {
 
     fn new(proc: Proc, report: Option<Report>) -> Self {
         let slots = Arc::new(Semaphore::new(READERS));
-        Self(Arc::new(Inner { proc, slots, state: Mutex::default(), report }))
+        let (state, sifted, reporting) = Default::default();
+        Self(Arc::new(Inner { proc, slots, state, sifted, reporting, report }))
     }
 
     /// The /proc that is read.
@@ -238,6 +246,7 @@ impl Inner {
             let Ok(Ok(slot)) = timeout(left, slots.acquire_owned()).await else { return Err(Unread::Busy) };
             let proc = self.proc.without(self.state().aside.pids());
             let mut child = self.take(background).map_err(Unread::Failed)?;
+            let asked = Instant::now();
             match child.converse(&job, &proc).await {
                 Ok(answer) => {
                     drop(slot);
@@ -261,7 +270,10 @@ impl Inner {
                         job.go_on(&note);
                     }
                     tokio::spawn(child.end(slot));
-                    self.set_aside(tgid);
+                    self.state().aside.add(tgid);
+                    tracing::warn!(tgid, "reading a process hangs; it is set aside");
+                    self.sift(asked).await;
+                    self.has_set_aside();
                 }
             }
         }
@@ -303,52 +315,68 @@ impl Inner {
         std::future::ready(goes_on)
     }
 
-    /// From now on no job reads this process.
-    fn set_aside(self: &Arc<Self>, tgid: u32) {
-        let mut state = self.state();
-        if !state.aside.add(tgid) {
-            return;
-        }
-        tracing::warn!(tgid, "reading a process hangs; it is set aside");
-        let is_reviewed = std::mem::replace(&mut state.reviewing, true);
-        drop(state);
+    /// Reports what was set aside, and has it tried again.
+    fn has_set_aside(self: &Arc<Self>) {
         let inner = Arc::clone(self);
-        tokio::spawn(async move {
-            inner.describe(tgid).await;
-            inner.report().await;
-        });
-        if !is_reviewed {
+        tokio::spawn(async move { inner.report().await });
+        if !std::mem::replace(&mut self.state().reviewing, true) {
             tokio::spawn(repeat(Arc::downgrade(self), REVIEW, Self::review));
         }
     }
 
-    /// Finds out what can be read of it all the same.
-    async fn describe(&self, tgid: u32) {
-        if let Some(answer) = self.once(&Describe { tgid }).await {
-            self.state().aside.describe(tgid, answer.reply);
+    /// Sets all others aside that hang, unless they were looked for after a time.
+    async fn sift(&self, since: Instant) {
+        let mut sifted = self.sifted.lock().await;
+        while sifted.is_none_or(|at| at <= since) {
+            let (began, proc) = (Instant::now(), self.proc.without(self.state().aside.pids()));
+            let Some(Sifted { hanging, .. }) = self.once(&Sieve { pids: None }, &proc).await else { return };
+            // There may be more where it had no threads left.
+            *sifted = (hanging.len() < sieve::THREADS).then_some(began);
+            if !hanging.is_empty() {
+                tracing::warn!(?hanging, "reading processes hangs; they are set aside");
+            }
+            let mut state = self.state();
+            for tgid in hanging {
+                state.aside.add(tgid);
+            }
         }
     }
 
-    /// Whether a process that was set aside can be read again.
-    async fn answers(&self, tgid: u32) -> bool {
-        self.once(&Probe { tgid }).await.is_some()
+    /// Finds out what can be read of those that a message names.
+    async fn describe(&self) {
+        let undescribed = self.state().aside.undescribed();
+        for tgid in undescribed {
+            if let Some(description) = self.once(&Describe { tgid }, &self.proc).await {
+                self.state().aside.describe(tgid, description);
+            }
+        }
+    }
+
+    /// Which of the processes that were set aside can be read again.
+    async fn answering(&self, tgids: Vec<u32>) -> Vec<u32> {
+        match self.once(&Sieve { pids: Some(tgids.clone()) }, &self.proc).await {
+            Some(Sifted { hanging, unread }) => {
+                let answers = |tgid: &u32| !hanging.contains(tgid) && !unread.contains(tgid);
+                tgids.into_iter().filter(answers).collect()
+            }
+            None => Vec::new(),
+        }
     }
 
     /// Has a job done by a reader of its own, which is ended then.
-    async fn once<J: Job>(&self, job: &J) -> Option<Answer<J::Reply>> {
-        let slot = Arc::clone(&self.slots).try_acquire_owned().ok()?;
+    async fn once<J: Job>(&self, job: &J, proc: &Proc) -> Option<J::Reply> {
+        let slot = timeout(SIEVE_PATIENCE, Arc::clone(&self.slots).acquire_owned()).await.ok()?.ok()?;
         let mut child = Child::start(true).ok()?;
-        let done = child.converse(job, &self.proc).await;
+        let done = child.converse(job, proc).await;
         tokio::spawn(child.end(slot));
-        done.ok()
+        Some(done.ok()?.reply)
     }
 
     /// Lets go of those that have ended, and has some tried again; false when none is left.
     async fn review(self: Arc<Self>) -> bool {
-        let (ended, due) = self.state().aside.review(Instant::now());
-        let mut changed = ended;
-        for tgid in due {
-            if self.answers(tgid).await {
+        let (mut changed, due) = self.state().aside.review(Instant::now(), sieve::THREADS);
+        if !due.is_empty() {
+            for tgid in self.answering(due).await {
                 self.state().aside.remove(tgid);
                 changed = true;
             }
@@ -363,6 +391,9 @@ impl Inner {
 
     async fn report(&self) {
         let Some(report) = &self.report else { return };
+        // One after the other: what is sent last is what is so.
+        let _turn = self.reporting.lock().await;
+        self.describe().await;
         let (count, status) = {
             let state = self.state();
             (state.aside.len(), state.aside.status())

@@ -1,5 +1,7 @@
 //! The reader: a loop that does one job after the other until its socket is closed.
 
+use std::cell::Cell;
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -7,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use nix::sys::prctl::set_pdeathsig;
+use nix::sys::prctl::{set_name, set_pdeathsig};
 use nix::sys::signal::Signal;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -34,6 +36,11 @@ static NAME: OnceLock<Option<File>> = OnceLock::new();
 static CURRENT: AtomicU32 = AtomicU32::new(0);
 /// Where this process, once it is a reader, answers.
 static SOCKET: OnceLock<UnixStream> = OnceLock::new();
+
+thread_local! {
+    /// Whether this thread shows by its own name what it reads.
+    static HAS_NAME: Cell<bool> = const { Cell::new(false) };
+}
 
 type Body = serde_json::Result<(Vec<u8>, Option<OwnedFd>)>;
 
@@ -114,7 +121,7 @@ pub fn asker() -> Option<u32> {
 
 /// Shows in the name of this process, if it is a reader, which process it begins to read.
 pub(in crate::sources::procfs) fn reading(tgid: u32) {
-    if is_reader() && CURRENT.swap(tgid, Ordering::Relaxed) != tgid {
+    if is_reader() && !HAS_NAME.get() && CURRENT.swap(tgid, Ordering::Relaxed) != tgid {
         show(&format!("{READING}{tgid}"));
     }
 }
@@ -123,6 +130,15 @@ pub(in crate::sources::procfs) fn reading(tgid: u32) {
 pub fn reading_none() {
     if CURRENT.swap(0, Ordering::Relaxed) != 0 {
         show(READY);
+    }
+}
+
+/// Shows in the name of this thread which process it begins to read. From then on it does not change that of the reader.
+pub(super) fn show_in_thread(tgid: u32) {
+    HAS_NAME.set(true);
+    if let Ok(name) = CString::new(format!("{READING}{tgid}")) {
+        // As above.
+        let _ = set_name(&name);
     }
 }
 

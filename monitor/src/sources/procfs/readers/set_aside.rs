@@ -15,6 +15,9 @@ const SOURCE: &str = "procfs";
 const RETRY: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
 /// Processes that one message names.
 const NAMED: usize = 4;
+/// Descriptors of processes at a time: any user can have more of these processes than the daemon may have descriptors.
+/// Of others it shows at the next trial that they have ended.
+const DESCRIPTORS: usize = 512;
 
 /// What was set aside, by process id.
 #[derive(Debug, Default)]
@@ -38,7 +41,7 @@ impl Entry {
 impl SetAside {
     /// Sets a process aside; false if it was already, or has ended meanwhile.
     pub(super) fn add(&mut self, tgid: u32) -> bool {
-        let pidfd = PidFd::open(tgid).ok();
+        let pidfd = (self.0.len() < DESCRIPTORS).then(|| PidFd::open(tgid).ok()).flatten();
         let (pause, _) = RETRY;
         let entry = Entry { pidfd, description: None, retry: Instant::now() + pause, pause };
         if entry.has_ended() || self.0.contains_key(&tgid) {
@@ -46,6 +49,12 @@ impl SetAside {
         }
         self.0.insert(tgid, entry);
         true
+    }
+
+    /// Those that a message names and that are not described.
+    pub(super) fn undescribed(&self) -> Vec<u32> {
+        let named = self.0.iter().take(NAMED).filter(|(_, entry)| entry.description.is_none());
+        named.map(|(tgid, _)| *tgid).collect()
     }
 
     pub(super) fn describe(&mut self, tgid: u32, description: Description) {
@@ -70,15 +79,17 @@ impl SetAside {
         self.0.is_empty()
     }
 
-    /// Lets go of those that have ended; whether there were any, and which others are to be tried again now.
-    pub(super) fn review(&mut self, now: Instant) -> (bool, Vec<u32>) {
+    /// Lets go of those that have ended; whether there were any, and which others, at most so many, are to be tried again
+    /// now.
+    pub(super) fn review(&mut self, now: Instant, most: usize) -> (bool, Vec<u32>) {
         let before = self.0.len();
         self.0.retain(|_, entry| !entry.has_ended());
-        let due = self.0.iter_mut().filter(|(_, entry)| entry.retry <= now).map(|(tgid, entry)| {
-            entry.pause = (entry.pause * 2).min(RETRY.1);
-            entry.retry = now + entry.pause;
-            *tgid
-        });
+        let due =
+            self.0.iter_mut().filter(|(_, entry)| entry.retry <= now).take(most).map(|(tgid, entry)| {
+                entry.pause = (entry.pause * 2).min(RETRY.1);
+                entry.retry = now + entry.pause;
+                *tgid
+            });
         let due = due.collect();
         (self.0.len() != before, due)
     }

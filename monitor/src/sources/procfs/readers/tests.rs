@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
 use nix::sys::signal::{Signal, kill};
@@ -151,6 +152,33 @@ async fn a_job_that_met_a_process_that_hangs_goes_on_where_it_was() {
     let steps = vec![fine, fine, fine, stuck, fine];
     assert_eq!(readers.ask(Steps(0, steps.clone()), PATIENCE).await.unwrap().reply, 3);
     assert_eq!(readers.ask(Steps(0, steps), PATIENCE).await.unwrap().reply, 0, "it is set aside by now");
+}
+
+#[tokio::test]
+async fn one_process_that_hangs_shows_all_others_that_do() {
+    const NUMBER: usize = 40;
+    let root = tempfile::tempdir().unwrap();
+    let mut sleeping: Vec<_> =
+        (0..NUMBER).map(|_| Command::new("sleep").arg("1000").spawn().unwrap()).collect();
+    let stuck: Vec<u32> = sleeping.iter().map(std::process::Child::id).collect();
+    stuck.iter().for_each(|tgid| hanging(root.path(), *tgid));
+    let [fine, _] = living();
+    readable(root.path(), fine);
+    let readers = Readers::from(Proc::new(root.path()));
+    let steps: Vec<u32> = [fine].into_iter().chain(stuck.iter().copied()).collect();
+    // Begun anew at the first of them only.
+    assert_eq!(readers.ask(Steps(0, steps), PATIENCE).await.unwrap().reply, 1);
+    assert_eq!(readers.0.state().aside.len(), NUMBER);
+
+    // They are tried again together, too.
+    for tgid in &stuck[..NUMBER - 1] {
+        fs::remove_file(root.path().join(format!("{tgid}/stat"))).unwrap();
+        readable(root.path(), *tgid);
+    }
+    until("the others are read again", || readers.0.state().aside.pids() == stuck[NUMBER - 1..]).await;
+    for process in &mut sleeping {
+        process.kill().and_then(|()| process.wait()).unwrap();
+    }
 }
 
 #[tokio::test]
