@@ -106,8 +106,9 @@ mod tests {
     fn one_account_has_so_many_scans_in_an_interval() {
         let mut allowances = Allowances::default();
         let mut taken = |at| (0..100).filter(|_| allowances.take_scan(at, &account("a"))).count();
-        assert_eq!(taken(S), SCANS_PER_INTERVAL as usize);
-        assert_eq!(taken(S + SCAN_INTERVAL_NS - 1), 0);
-        assert_eq!(taken(S + SCAN_INTERVAL_NS), SCANS_PER_INTERVAL as usize);
+        let (at, all) = (2 * SCAN_INTERVAL_NS, SCANS_PER_INTERVAL as usize);
+        assert_eq!(taken(at), all);
+        assert_eq!(taken(at + SCAN_INTERVAL_NS - 1), 0);
+        assert_eq!(taken(at + SCAN_INTERVAL_NS), all);
     }
 }
