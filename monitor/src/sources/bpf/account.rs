@@ -1,5 +1,5 @@
-//! What the programs did not write to the ring: lost where there was no room, counted where a source was over its
-//! budget. Reported while it happens, and nothing is looked up while no record comes.
+//! What the programs did not write to the ring: lost where there was no room or where a program did not run, counted where
+//! a source was over its budget. Reported while it happens, and nothing is looked up while no record comes.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -8,6 +8,7 @@ use aya::maps::{MapData, PerCpuArray};
 
 use super::budgets::{self, Budgets};
 use super::counters::{losses, read};
+use super::skipped::SkippedRuns;
 use crate::clock::boot_now;
 use crate::observation::{Fact, Loss};
 
@@ -22,6 +23,10 @@ const LOSSES: Duration = Duration::from_secs(1);
 pub(super) struct Account {
     budgets: Budgets,
     losses: Vec<Reported>,
+    skipped: Vec<(SkippedRuns, Reported)>,
+    /// When it was looked up last how many runs were skipped, and whether records were read since.
+    counted: Instant,
+    uncounted: bool,
     /// Over all budgets.
     throttled: u64,
     looked: Instant,
@@ -54,11 +59,14 @@ impl Reported {
 }
 
 impl Account {
-    pub(super) fn new(budgets: Budgets) -> Self {
+    pub(super) fn new(budgets: Budgets, skipped: Vec<SkippedRuns>) -> Self {
         let losses = vec![Reported::default(); losses().count()];
         Self {
             budgets,
             losses,
+            skipped: skipped.into_iter().map(|runs| (runs, Reported::default())).collect(),
+            counted: Instant::now(),
+            uncounted: false,
             throttled: 0,
             looked: Instant::now(),
             recent: false,
@@ -71,11 +79,13 @@ impl Account {
     /// Records were read: others may have been left out.
     pub(super) fn note_records(&mut self) {
         self.recent = true;
+        self.uncounted = true;
     }
 
     /// When it is to be looked at again; `None` if nothing can have come.
     pub(super) fn due(&self) -> Option<Instant> {
-        (self.recent || self.pending).then(|| self.looked + INTERVAL)
+        let due = self.uncounted.then(|| self.counted + LOSSES);
+        (self.recent || self.pending).then(|| self.looked + INTERVAL).into_iter().chain(due).min()
     }
 
     /// Whether something is to be handed over.
@@ -99,12 +109,15 @@ impl Account {
         for (loss, reported) in losses().zip(&mut self.losses) {
             let count = read(counts, loss.counter);
             match reported.take(count, now, all) {
-                Some(more) => self.due.push_back(Fact::Lost(Loss {
-                    source: "bpf".into(),
-                    reason: loss.reason.into(),
-                    count: Some(more),
-                })),
+                Some(more) => self.due.push_back(lost(loss.reason, more)),
                 None => self.pending |= count > reported.count,
+            }
+        }
+        if all || self.uncounted && now >= self.counted + LOSSES {
+            (self.counted, self.uncounted) = (now, false);
+            for (runs, reported) in &mut self.skipped {
+                let more = reported.take(runs.count(), now, true);
+                self.due.extend(more.map(|more| lost(runs.reason, more)));
             }
         }
         let throttled: u64 = budgets::RECORDS.counts.iter().map(|count| read(counts, count.counter)).sum();
@@ -119,6 +132,10 @@ impl Account {
         self.pending |= self.budgets.is_open() || self.exceeded.is_some_and(|at| now < at + EXCEEDING);
         self.budgets.sweep(boot_now());
     }
+}
+
+fn lost(reason: &str, count: u64) -> Fact {
+    Fact::Lost(Loss { source: "bpf".into(), reason: reason.into(), count: Some(count) })
 }
 
 #[cfg(test)]

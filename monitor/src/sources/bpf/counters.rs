@@ -5,7 +5,7 @@ use std::sync::Arc;
 use aya::maps::{MapData, PerCpuArray};
 use kevtmon_ebpf::Counter;
 
-use super::hooks::{LossCount, records};
+use super::hooks::{HOOKS, LossCount, records};
 use crate::metrics::KernelCount;
 
 /// Reads the exported counters; shared with the metrics.
@@ -13,7 +13,7 @@ pub type CountReader = Arc<dyn Fn() -> Vec<KernelCount> + Send + Sync>;
 
 /// Reasons for which records are lost in the kernel.
 pub fn loss_reasons() -> impl Iterator<Item = &'static str> {
-    losses().map(|loss| loss.reason)
+    losses().map(|loss| loss.reason).chain(HOOKS.iter().map(|hook| hook.skipped))
 }
 
 /// Counters of lost records.

@@ -35,6 +35,8 @@ pub struct Hook {
     pub offsets: Option<Offsets>,
     /// What its programs write and count.
     pub records: Records,
+    /// The reason in events and metrics of what is lost because the kernel skipped a run of one of them.
+    pub skipped: &'static str,
 }
 
 /// One way to observe.

@@ -16,6 +16,7 @@ use super::budgets::Budgets;
 use super::hooks::{Attach, HOOKS, Hook, HookStatus, Program, wants_programs};
 use super::lanes::Lanes;
 use super::objects::{Object, SHARED_MAPS, SharedMaps};
+use super::skipped::SkippedRuns;
 use super::{BpfConfig, BpfError, CountReader, counters, task};
 use crate::error_chain::chain;
 
@@ -41,6 +42,7 @@ pub struct BpfSource {
     pub(super) armed: Array<MapData, u32>,
     pub(super) counts: Arc<PerCpuArray<MapData, u64>>,
     pub(super) budgets: Option<Budgets>,
+    pub(super) skipped: Vec<SkippedRuns>,
     lanes: Option<Lanes>,
 }
 
@@ -246,6 +248,7 @@ impl Objects {
             }
         }
         Ok(BpfSource {
+            skipped: SkippedRuns::of(&attached),
             _attached: attached,
             loggers,
             ring,

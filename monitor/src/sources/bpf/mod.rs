@@ -18,6 +18,7 @@ mod load;
 pub mod objects;
 mod ring;
 pub mod settings;
+mod skipped;
 mod task;
 
 pub(super) use lineage::Complete;

@@ -51,7 +51,10 @@ impl BpfSource {
             .map_err(|error| BpfError::Poll(error.into()))?;
         let _logs: Vec<_> = std::mem::take(&mut self.loggers).into_iter().map(forward_log).collect();
         let mut lineages = Lineages::new(readers);
-        let mut account = Account::new(self.budgets.take().ok_or(BpfError::NoMap("SOURCES"))?);
+        let mut account = Account::new(
+            self.budgets.take().ok_or(BpfError::NoMap("SOURCES"))?,
+            std::mem::take(&mut self.skipped),
+        );
         tokio::select! {
             () = self.read(&poll, &mut lineages, host_netns, &tx, &mut account) => {}
             _ = stop => {

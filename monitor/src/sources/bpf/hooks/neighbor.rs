@@ -47,6 +47,7 @@ pub(super) const HOOK: Hook = Hook {
         ],
         losses: &[LossCount { counter: counter::RING_FULL, reason: "neighbor-ring-full" }],
     },
+    skipped: "neighbor-run-skipped",
 };
 
 const fn tp_btf(name: &'static str) -> Program {

@@ -121,6 +121,7 @@ const TWO: Hook = Hook {
     ],
     offsets: None,
     records: Records { kinds: &[], counts: &[], losses: &[] },
+    skipped: "two-run-skipped",
 };
 
 /// The same without the last.

@@ -33,6 +33,7 @@ pub(super) const HOOK: Hook = Hook {
         }],
         losses: &[LossCount { counter: counter::RING_FULL, reason: "mount-ring-full" }],
     },
+    skipped: "mount-run-skipped",
 };
 
 const fn syscall(name: &'static str) -> Program {
