@@ -17,7 +17,7 @@ use nix::sys::statvfs::statvfs;
 use super::reconnect::{Backoff, Destination, Disconnected, Reconnecting};
 use super::{CommitBarrier, Context, EventQueue, Filter, KeptGateways};
 use crate::error_chain::chain;
-use crate::event::{Event, Incident, Kind, Severity, SharedEvent};
+use crate::event::{Charge, Event, Incident, Kind, Severity, SharedEvent};
 use crate::metrics::Metrics;
 use crate::observation::SourceStatus;
 use crate::sources::Sender;
@@ -196,11 +196,20 @@ impl StoreFile {
         let Some(incident) = &event.incident else { return };
         // Closed ones are the first to go; none is left out while the store works.
         if self.incidents.len() >= MAX_INCIDENTS && !self.incidents.contains_key(&episode(incident)) {
-            let closed = self.incidents.iter().find(|(_, event)| event.kind == Kind::IncidentClosed);
-            let Some(id) = closed.map(|(id, _)| id.clone()) else { return };
+            let Some(id) = self.dispensable().cloned() else { return };
             self.incidents.remove(&id);
         }
         self.incidents.insert(episode(incident), event.clone());
+    }
+
+    /// A closed incident of whoever has most of them, users first.
+    fn dispensable(&self) -> Option<&Episode> {
+        let closed = || self.incidents.iter().filter(|(_, event)| event.kind == Kind::IncidentClosed);
+        let mut shares: BTreeMap<&Charge, usize> = BTreeMap::new();
+        closed().for_each(|(_, event)| *shares.entry(&event.charge).or_default() += 1);
+        let (most, _) = shares.into_iter().max_by_key(|(charge, count)| (charge.standing, *count))?;
+        let of_most = closed().filter(|(_, event)| event.charge == *most);
+        of_most.min_by_key(|(_, event)| event.seq).map(|(id, _)| id)
     }
 
     fn commit(&mut self) -> Result<(), StoreError> {

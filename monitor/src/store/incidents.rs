@@ -12,17 +12,21 @@ const MOST_CLOSED: i64 = 2000;
 /// The same of those that are no warnings: what users do in namespaces of their own displaces none of the others.
 const MOST_NOTICES: i64 = 500;
 
-/// Each target's newest incident comes first, then the second of each, and so on.
+/// The newest incident of each account comes first, then the second of each, and so on.
 const FORGET_SURPLUS: &str = "
-    WITH closed AS (
-        SELECT rowid AS number, last_seen, CASE WHEN json_valid(json) THEN coalesce(
-            json_extract(json, '$.target.pod.uid'), json_extract(json, '$.target.container.id'),
-            json_extract(json, '$.target.userns'), json_extract(json, '$.target.netns_name'), '') END AS account
-        FROM incidents WHERE open = 0 AND severity BETWEEN ?1 AND ?2),
-    ranked AS (
-        SELECT number, last_seen, row_number() OVER (PARTITION BY account ORDER BY last_seen DESC) AS rank FROM closed)
+    WITH ranked AS (
+        SELECT rowid AS number, last_seen,
+            row_number() OVER (PARTITION BY account ORDER BY last_seen DESC) AS rank
+        FROM incidents WHERE open = 0 AND severity BETWEEN ?1 AND ?2)
     DELETE FROM incidents WHERE rowid IN
         (SELECT number FROM ranked ORDER BY rank, last_seen DESC LIMIT -1 OFFSET ?3)";
+
+/// Whose share of the closed incidents it counts against: that of the pod, whose containers come and go, else of whoever
+/// is charged for it.
+fn account(event: &Event) -> &str {
+    let pod = event.target.as_deref().and_then(|target| target.pod.as_ref()).filter(|pod| !pod.claimed);
+    pod.map_or(&*event.charge.account, |pod| pod.uid.as_str())
+}
 
 impl Writer {
     pub(super) fn put_incident(
@@ -35,8 +39,8 @@ impl Writer {
         self.connection
             .prepare_cached(
                 "INSERT INTO incidents
-                     (id, kind, severity, open, opened, last_seen, closed, boot_id, json, episode)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
+                     (id, kind, severity, open, opened, last_seen, closed, boot_id, json, episode, account)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
                  ON CONFLICT (id, opened) DO UPDATE SET kind = ?2, severity = ?3, open = ?4, last_seen = ?6,
                      closed = ?7, boot_id = ?8, json = ?9, episode = ?10",
             )
@@ -52,6 +56,7 @@ impl Writer {
                     event.boot_id,
                     json,
                     incident.episode,
+                    account(event),
                 ])
             })
             .map_err(failed("write"))?;
@@ -107,7 +112,7 @@ impl Writer {
         self.put_incident(&event, &incident, &json)
     }
 
-    /// Removes closed incidents that are too old. Where they are too many, each target keeps as many of its newest ones as
+    /// Removes closed incidents that are too old. Where they are too many, each account keeps as many of its newest ones as
     /// the others do.
     pub(super) fn forget_incidents(&self, before: i64) -> rusqlite::Result<()> {
         let mut delete =

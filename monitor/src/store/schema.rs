@@ -13,10 +13,10 @@ pub(super) const APPLICATION: i32 = 0x6b65_7674;
 pub(super) type Step = fn(&Transaction<'_>) -> rusqlite::Result<()>;
 
 /// Step `n` leads from schema `n` to schema `n + 1`; 0 is an empty file.
-pub(super) const STEPS: &[Step] = &[create, keep_episodes, keep_gateways, charge_events];
+pub(super) const STEPS: &[Step] = &[create, keep_episodes, keep_gateways, charge_events, charge_incidents];
 
 /// The schema that this program writes.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 const _: () = assert!(STEPS.len() == VERSION as usize);
 
 fn create(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
@@ -160,6 +160,20 @@ fn charge_events(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
                 WHERE id <= block.last AND id > coalesce(
                     (SELECT max(last) FROM blocks WHERE last < block.last), -9223372036854775808)
             ) FROM blocks AS block;
+        ",
+    )
+}
+
+/// Whose an incident is, so that the closed ones of one user displace none of another's. Of older ones users are not told
+/// apart.
+fn charge_incidents(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
+    transaction.execute_batch(
+        "
+        ALTER TABLE incidents ADD COLUMN account TEXT NOT NULL DEFAULT '';
+        UPDATE incidents SET account = coalesce(
+            json_extract(json, '$.target.pod.uid'), json_extract(json, '$.target.container.id'),
+            json_extract(json, '$.target.userns'), json_extract(json, '$.target.netns_name'), '')
+        WHERE json_valid(json);
         ",
     )
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::net::Ipv4Addr;
 
 use super::*;
-use crate::event::{Charge, Standing};
+use crate::event::{Charge, Severity, Standing, Target};
 use crate::store::index::decode;
 
 /// A deletion of an address of its own.
@@ -146,6 +146,30 @@ fn the_closed_incidents_of_one_pod_displace_none_of_others() {
         writer.connection.query_row(&of, [], |row| row.get(0)).unwrap()
     };
     assert_eq!((count("etcd"), count("flapping")), (10, 1990));
+}
+
+#[test]
+fn the_closed_incidents_of_one_user_displace_none_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    let closed = |seq: u64, user: &str| {
+        let mut event = incident(&format!("{user}{seq}"), Kind::IncidentClosed, seq);
+        event.incident.as_mut().unwrap().severity = Severity::Notice;
+        event.target = Some(Box::new(Target {
+            userns: Some(crate::event::UserNamespace::Other),
+            ..Target::unknown(crate::event::Join::Ok)
+        }));
+        Event { charge: Charge { standing: Standing::Foreign, account: user.into() }, ..event }
+    };
+    (1..=10).for_each(|seq| put(&mut writer, &closed(seq, "alice")));
+    (11..=1000).for_each(|seq| put(&mut writer, &closed(seq, "mallory")));
+    writer.next_prune = 0;
+    writer.commit().unwrap();
+    let count = |user: &str| -> i64 {
+        let of = format!("SELECT count(*) FROM incidents WHERE id GLOB '{user}*'");
+        writer.connection.query_row(&of, [], |row| row.get(0)).unwrap()
+    };
+    assert_eq!((count("alice"), count("mallory")), (10, 490));
 }
 
 #[test]
