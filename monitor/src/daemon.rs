@@ -35,9 +35,9 @@ use crate::sinks::{self, Context, Running, Sinks, StartError};
 use crate::sources::bpf::{self, LoadedHooks};
 use crate::sources::kubelet::{KubeletFinder, ROOTS};
 use crate::sources::netlink::{Barrier, NetlinkError};
-use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
+use crate::sources::procfs::{Proc, cgroups};
 use crate::sources::runtime::still_runs;
 use crate::sources::{Sender, observed_now};
 use crate::store::{self, PreviousRun};
@@ -186,7 +186,7 @@ pub async fn run(
         has_settled: false,
         is_configured: true,
     };
-    let statuses = statuses.into_iter().chain(private_mntns.map(own_mounts)).collect();
+    let statuses = statuses.into_iter().chain(private_mntns.map(own_mounts)).chain(own_cgroups()).collect();
     daemon.resume(&previous_run, statuses, &memory);
     let (reading, mut netlink) = sources.start(&mut daemon, netns_rx, barriers_rx, tx);
     let ended = daemon.work(&mut rx, questions, &mut signals, &mut netlink, reload).await;
@@ -372,7 +372,7 @@ impl Daemon {
 
     fn update_model_gauges(&self) {
         let gauges = self.core.gauges();
-        self.metrics.model(&gauges.containers, gauges.veths);
+        self.metrics.model(&gauges.containers, gauges.veths, gauges.refused_namespaces);
     }
 
     /// With a configuration that cannot be used the old one stays, and the daemon is degraded until the next one.
@@ -456,6 +456,18 @@ fn own_mounts(mntns: NsInum) -> SourceStatus {
     );
     tracing::warn!("{reason}");
     SourceStatus { reason: Some(reason), ..SourceStatus::up(SourceKind::Processes, "own-mounts") }
+}
+
+/// What it means that the daemon cannot see the control groups of the node.
+fn own_cgroups() -> Option<SourceStatus> {
+    let reason = "kevtmon runs in a control group namespace of its own and sees no process of the initial one, so that no \
+                  control group names a container, pod or unit; start it in the host's process namespace";
+    if cgroups::are_all_visible() {
+        return None;
+    }
+    tracing::warn!("{reason}");
+    let up = SourceStatus::up(SourceKind::Processes, "own-cgroups");
+    Some(SourceStatus { reason: Some(reason.to_owned()), ..up })
 }
 
 /// Whether an observation can change the gauges of the model.

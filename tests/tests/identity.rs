@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use kevtmon_tests::actor::Actor;
 use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, Launch, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::network::{NeighbourState, on_host};
@@ -183,11 +183,21 @@ fn a_process_in_another_user_namespace_is_marked_and_not_called_by_its_name() {
     }
 }
 
+/// In control groups, and a namespace of them, of its own, as in a container.
+fn contained(groups: &[Cgroup]) -> Launch {
+    let enter = groups.iter().map(|group| format!("echo $$ > '{}'; ", group.procs().display()));
+    let script = format!("{}exec unshare -C \"$@\"", enter.collect::<String>());
+    launch().through(&["sh", "-c", &script, "sh"])
+}
+
 #[test]
 fn a_user_with_control_groups_of_his_own_is_no_container_and_no_pod() {
     const POD: &str = "kubepods-pod5c948341_c030_4996_b888_f032577d97b0.slice";
-    for hierarchy in Hierarchy::all() {
-        let mut daemon = launch().start();
+    let both = |hierarchy| [(hierarchy, false), (hierarchy, true)];
+    for (hierarchy, is_contained) in Hierarchy::all().into_iter().flat_map(both) {
+        // They are removed after the daemon that is in them.
+        let own: Vec<Cgroup> = Hierarchy::all().into_iter().map(Cgroup::new).collect();
+        let mut daemon = if is_contained { contained(&own) } else { launch() }.start();
         let container = unique::container_id();
         let scope = format!("cri-containerd-{container}.scope");
         let group = Cgroup::new(hierarchy).delegated(1000, &["kubepods.slice", POD, &scope]);

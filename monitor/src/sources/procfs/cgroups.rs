@@ -2,21 +2,63 @@
 //!
 //! Whoever may write to a directory of the hierarchy makes groups with any names below it, such as those of a container
 //! that is somebody else's. So the directories are looked at; where they cannot be, because the hierarchy is not mounted at
-//! the usual place or is that of a control group namespace, all names count as root's.
+//! the usual place, no name counts as root's.
+//!
+//! In a control group namespace of its own, as most containers have, a process sees only a part of the paths of others, and
+//! of the hierarchies. A reader enters the initial one, and looks at the hierarchies as the node's first processes see them.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use nix::sched::{CloneFlags, setns};
 
 use crate::node::cgroup::{self, is_roots, most_specific};
 
 /// Where hierarchies are mounted, each in a directory of its own beside v1.
 const MOUNTED: &str = "sys/fs/cgroup";
 
+/// The initial control group namespace (`PROC_CGROUP_INIT_INO`, include/linux/proc_ns.h).
+const INITIAL: &str = "cgroup:[4026531835]";
+/// Processes of the node that are in it, unless this one is in a process namespace of its own: kthreadd, which cannot hang
+/// who reads it, and init.
+const NODE: [u32; 2] = [2, 1];
+
+/// Whether this process had to enter the initial namespace.
+static ENTERED: OnceLock<bool> = OnceLock::new();
+
+fn is_initial(process: &str) -> bool {
+    // Before 4.6 there is only one.
+    fs::read_link(format!("/proc/{process}/ns/cgroup")).map_or(true, |link| link.as_os_str() == INITIAL)
+}
+
+/// Enters the initial control group namespace, if this process is in another one. To be called by a reader, before it
+/// begins.
+pub(super) fn enter_initial() {
+    let enter = |pid: u32| {
+        let place = format!("/proc/{pid}/ns/cgroup");
+        let namespace = fs::read_link(&place).is_ok_and(|link| link.as_os_str() == INITIAL);
+        let opened = File::open(place).ok().filter(|_| namespace);
+        opened.is_some_and(|namespace| setns(namespace, CloneFlags::CLONE_NEWCGROUP).is_ok())
+    };
+    ENTERED.get_or_init(|| !is_initial("self") && NODE.into_iter().any(enter));
+}
+
+/// Whether readers see the control groups of the whole node.
+#[must_use]
+pub fn are_all_visible() -> bool {
+    let exists = |pid: u32| Path::new(&format!("/proc/{pid}/ns/cgroup")).exists();
+    is_initial("self") || NODE.into_iter().any(|pid| exists(pid) && is_initial(&pid.to_string()))
+}
+
 /// The path that tells most of a process's control groups; names that root did not make are behind
 /// [`cgroup::DELEGATED`]. `text` is its file in the /proc at `proc`.
 pub(super) fn most_telling(proc: &Path, text: &str) -> Option<String> {
-    let mounted = proc.parent()?.join(MOUNTED);
+    let mounted: Vec<PathBuf> = match ENTERED.get() {
+        Some(true) => NODE.into_iter().map(|pid| proc.join(format!("{pid}/root")).join(MOUNTED)).collect(),
+        _ => vec![proc.parent()?.join(MOUNTED)],
+    };
     // Lines are `ID:CONTROLLERS:PATH`.
     let lines: Vec<(&str, String)> = text
         .lines()
@@ -32,15 +74,18 @@ pub(super) fn most_telling(proc: &Path, text: &str) -> Option<String> {
     most_specific(paths).map(str::to_owned)
 }
 
-fn marked(mounted: &Path, controllers: &str, path: &str) -> String {
-    let Some(mut directory) = root(mounted, controllers).filter(|_| path != "/") else {
-        return path.to_owned();
-    };
-    // A group of another namespace: its path from here says nothing about where it is.
-    if path.split('/').any(|name| name == "..") {
+fn marked(mounted: &[PathBuf], controllers: &str, path: &str) -> String {
+    if path == "/" {
         return path.to_owned();
     }
-    let names = path.split('/').filter(|name| !name.is_empty()).map(|name| {
+    let names = path.split('/').filter(|name| !name.is_empty());
+    // In another namespace its path from here says nothing about where it is.
+    let is_relative = path.split('/').any(|name| name == "..");
+    let found = mounted.iter().find_map(|mounted| root(mounted, controllers));
+    let Some(mut directory) = found.filter(|_| !is_relative) else {
+        return cgroup::path(names.map(|name| (name, false)));
+    };
+    let names = names.map(|name| {
         // One that is gone held the process a moment ago, and nobody knows whose it was.
         let by_root =
             fs::symlink_metadata(&directory).is_ok_and(|it| it.is_dir() && is_roots(it.uid(), it.mode()));
@@ -65,8 +110,11 @@ mod tests {
 
     use super::*;
 
+    /// Without the marks.
     fn most_telling(text: &str) -> Option<String> {
-        super::most_telling(Path::new("/nowhere/proc"), text)
+        let path = super::most_telling(Path::new("/nowhere/proc"), text)?;
+        assert!(path == "/" || path.starts_with(cgroup::DELEGATED), "{path}: nothing is known of it");
+        Some(path.replacen(cgroup::DELEGATED, "/", 1))
     }
 
     #[test]
@@ -77,19 +125,30 @@ mod tests {
         assert_eq!(most_telling("0::/\n").as_deref(), Some("/"));
         let id = "b".repeat(64);
         let hybrid = format!("5:name=systemd:/system.slice/docker.service\n3:pids:/\n0::/docker/{id}\n");
-        assert_eq!(
-            most_telling(&hybrid),
-            Some(format!("/docker/{id}")),
-            "v2 below a v1 that names a service"
-        );
+        let tree = tree(&["systemd/system.slice/docker.service", "pids", &format!("unified/docker/{id}")]);
+        fs::write(tree.path().join("sys/fs/cgroup/unified/cgroup.controllers"), "").unwrap();
+        if fs::metadata(tree.path()).unwrap().uid() == 0 {
+            let found = super::most_telling(&tree.path().join("proc"), &hybrid);
+            assert_eq!(found, Some(format!("/docker/{id}")), "v2 below a v1 that names a service");
+        }
+    }
+
+    /// Hierarchies of v1, or directories of them.
+    fn tree(directories: &[&str]) -> tempfile::TempDir {
+        let tree = tempfile::tempdir().unwrap();
+        for path in directories {
+            let mounted = tree.path().join(MOUNTED);
+            fs::create_dir_all(mounted.join(path)).unwrap();
+            let hierarchy = path.split('/').next().unwrap();
+            fs::write(mounted.join(hierarchy).join("cgroup.procs"), "").unwrap();
+        }
+        tree
     }
 
     #[test]
     fn names_in_a_directory_that_others_may_write_to_are_not_roots() {
-        let tree = tempfile::tempdir().unwrap();
+        let tree = tree(&["pids/a/b/c"]);
         let pids = tree.path().join("sys/fs/cgroup/pids");
-        fs::create_dir_all(pids.join("a/b/c")).unwrap();
-        fs::write(pids.join("cgroup.procs"), "").unwrap();
         // Its owner is not root where the tests are not run by root.
         if fs::metadata(&pids).unwrap().uid() != 0 {
             return;
@@ -100,7 +159,7 @@ mod tests {
         fs::set_permissions(pids.join("a"), fs::Permissions::from_mode(0o775)).unwrap();
         assert_eq!(seen("/a/b/c"), "/a//b/c");
         assert_eq!(seen("/gone/b"), "/gone//b");
-        assert_eq!(seen("/../a/b"), "/../a/b", "another namespace's");
+        assert_eq!(seen("/../a/b"), "//../a/b", "another namespace's");
         assert_eq!(seen("/"), "/");
     }
 }

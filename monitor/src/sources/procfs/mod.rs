@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::observation::{BootNs, NsInum, TaskKey};
 use crate::redact;
 
-mod cgroups;
+pub mod cgroups;
 pub mod dir;
 pub mod kcmp;
 pub mod mountinfo;

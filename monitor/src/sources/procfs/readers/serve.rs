@@ -16,6 +16,7 @@ use serde_json::value::RawValue;
 
 use super::{Answer, Job, wire};
 use crate::sources::procfs::Proc;
+use crate::sources::procfs::cgroups::enter_initial;
 
 /// The argument with which this program is a reader. No command: nobody but the daemon starts one.
 pub const ARGUMENT: &str = "proc-reader";
@@ -74,6 +75,7 @@ pub fn serve(jobs: &[Entry], background: bool) -> io::Result<()> {
         // SAFETY: takes three integers; 0 is this process. If it is refused, the priority stays normal.
         unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
     }
+    enter_initial();
     // Without it nobody can say what hung.
     NAME.get_or_init(|| OpenOptions::new().write(true).open("/proc/self/comm").ok());
     show(READY);
