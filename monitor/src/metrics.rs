@@ -211,9 +211,15 @@ impl Metrics {
         self.sinks.store_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
-    /// Sets what the model holds: containers by runtime and state, and veth devices.
-    pub fn model(&self, containers: &HashMap<(String, ContainerState), i64>, veths: i64) {
-        self.containers.set(containers, veths);
+    /// Sets what the model holds: containers by runtime and state, and veth devices; and for how many readings of users'
+    /// namespaces it had no room.
+    pub fn model(
+        &self,
+        containers: &HashMap<(String, ContainerState), i64>,
+        veths: i64,
+        refused_namespaces: u64,
+    ) {
+        self.containers.set(containers, veths, refused_namespaces);
     }
 
     /// Everything in the Prometheus text format; reads the kernel's counters and this process anew.

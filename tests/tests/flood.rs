@@ -219,6 +219,22 @@ fn namespaces_of_other_user_namespaces_of_root_share_one_budget_until_they_are_a
 }
 
 #[test]
+fn a_namespace_of_a_user_with_too_much_in_it_is_left_out_and_that_is_told() {
+    let (large, small) = (Own::of(USER), Own::of(USER));
+    large
+        .netns
+        .network(|network| (0..2000).try_for_each(|number| network.add_address("eth0", ipv4(number), 32)));
+    let mut daemon = launch().start();
+    let told = daemon.wait_for("what is left out", |event| is_summary(event, "namespaces"));
+    told.expect("/throttled/netns", large.netns.inum());
+    told.expect("/severity", "notice");
+    assert!(daemon.metrics().count("kevtmon_namespaces_refused_total", &[]) >= 1.0);
+    let state = daemon.ask(&["state", "--json"]).stdout;
+    let is_known = |own: &Own| state.contains(&own.netns.inum().to_string());
+    assert!(!is_known(&large) && is_known(&small), "{state}");
+}
+
+#[test]
 fn the_refused_unmounts_of_a_user_hide_none_of_roots() {
     const ATTEMPTS: u32 = 600;
     let scratch = Scratch::new();

@@ -19,9 +19,8 @@ impl Core {
         if self.namespaces.is_successor(&snapshot) {
             self.netns_gone(at, netns);
         }
-        if self.containers.in_netns(netns).is_none()
-            && !self.crowd.admits(at, &mut self.namespaces, &snapshot)
-        {
+        let is_containers = self.containers.in_netns(netns).is_some();
+        if !self.crowd.admits(at, &mut self.namespaces, &snapshot, is_containers) {
             return self.answered(at, &Awaited::Netns(netns), true);
         }
         let is_outdated = snapshot.is_outdated;

@@ -111,6 +111,8 @@ pub struct ModelGauges {
     pub containers: std::collections::HashMap<(String, crate::observation::ContainerState), i64>,
     /// veth devices of the host.
     pub veths: i64,
+    /// Readings of users' namespaces for which there was no room, since the start.
+    pub refused_namespaces: u64,
 }
 
 impl Core {
@@ -238,6 +240,7 @@ impl Core {
         ModelGauges {
             containers: self.containers.counts(),
             veths: self.namespaces.count_links(self.settings.host_netns, "veth"),
+            refused_namespaces: self.crowd.refused(),
         }
     }
 
@@ -252,6 +255,7 @@ impl Core {
         }
         self.diagnose_tick(now);
         self.tell_folded(now, false);
+        self.tell_refused(now, false);
     }
 
     /// An event without objects; the caller adds them and passes it to [`Self::emit`].

@@ -89,6 +89,7 @@ impl Core {
     /// Emits the last event.
     pub(super) fn stop(&mut self, at: BootNs) {
         self.tell_folded(at, true);
+        self.tell_refused(at, true);
         self.emit_daemon(at, Kind::DaemonStopping, Severity::Info, "stopping".to_owned());
     }
 

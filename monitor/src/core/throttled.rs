@@ -1,9 +1,10 @@
-//! What was over the budget of a source: who, where, how many, from when to when.
+//! What was over the budget of a source, and what the model had no room for: who, where, how many, from when to when.
 
 use super::Core;
 use crate::escape::name;
 use crate::event::wording::{container_label, owner_phrase, pod_label};
 use crate::event::{Event, Kind, Severity, Throttled};
+use crate::node::namespaces::Refused;
 use crate::observation::{self, BootNs, Lane, Request};
 
 impl Core {
@@ -63,6 +64,33 @@ impl Core {
         if let Some(netns) = over.netns.filter(|netns| *netns != self.settings.host_netns) {
             self.request(Request::Netns { netns });
         }
+    }
+}
+
+impl Core {
+    /// Reports for which namespaces of users there was no room, if that is due.
+    pub(super) fn tell_refused(&mut self, now: BootNs, all: bool) {
+        let Some(Refused { count, from, until, netns }) = self.crowd.take_due(now, all) else { return };
+        let throttled = Throttled {
+            lane: Throttled::NAMESPACES.to_owned(),
+            count,
+            from: self.wall_time(from),
+            to: self.wall_time(until),
+            netns: Some(netns),
+            ..Throttled::default()
+        };
+        let what = match count {
+            1 => format!("the network namespace net:[{netns}]"),
+            _ => format!("network namespaces in {count} readings, the last of them net:[{netns}]"),
+        };
+        let message = format!(
+            "beyond what is kept of the namespaces of one user, so that nothing in them is watched: {what}"
+        );
+        let event = Event {
+            throttled: Some(Box::new(throttled)),
+            ..self.event(now, Kind::EventsThrottled, Severity::Notice, message)
+        };
+        self.emit(event);
     }
 }
 

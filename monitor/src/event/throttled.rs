@@ -12,7 +12,9 @@ pub struct Throttled {
     /// Whose budget it was: `namespace` (neighbor changes in one namespace, by one control group), `owner` (neighbor changes
     /// in all namespaces of one unprivileged user), `unknown` (all sources that are not told apart: neighbor changes in other
     /// user namespaces of root's that are no known container's, and sources beyond the first thousand), `umount` (unmount attempts of one user, those of root by control group),
-    /// `events` (events of one kind, of one unprivileged account: the daemon knew them, and counted them only).
+    /// `events` (events of one kind, of one unprivileged account: the daemon knew them, and counted them only),
+    /// `namespaces` (readings of network namespaces that one user has too many of, or that have too many links, addresses or
+    /// routes in them: what is in them is not watched).
     pub lane: String,
     /// The kind of the events, for `events`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -25,7 +27,7 @@ pub struct Throttled {
     /// The last one, RFC 3339.
     #[schemars(extend("format" = "date-time"))]
     pub to: String,
-    /// The network namespace, for `namespace`, and for `events` where it was the same.
+    /// The network namespace, for `namespace`, and for `events` where it was the same; the last one for `namespaces`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns: Option<u32>,
     /// The mount namespace, for `events` where it was the same.
@@ -54,6 +56,8 @@ pub struct Throttled {
 impl Throttled {
     /// The lane of events that the daemon itself counted only.
     pub const EVENTS: &str = "events";
+    /// The lane of namespaces that the model has no room for.
+    pub const NAMESPACES: &str = "namespaces";
 }
 
 impl Object for Throttled {

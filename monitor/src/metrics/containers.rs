@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
 
-use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::registrar::Registrar;
 use super::{FamilyMetrics, MetricsError, lock};
@@ -25,6 +25,7 @@ pub(super) struct ContainerMetrics {
     containers: IntGaugeVec,
     veths: IntGauge,
     recreations: IntCounterVec,
+    refused: IntCounter,
     /// Those that had containers: their zeros stay.
     runtimes: Mutex<BTreeSet<String>>,
 }
@@ -47,11 +48,21 @@ impl ContainerMetrics {
                 &["runtime", "state"],
             )?,
             veths: registrar.gauge("kevtmon_veth_devices", "Veth devices of the host.")?,
+            refused: registrar.counter(
+                "kevtmon_namespaces_refused_total",
+                "Readings of network namespaces of users that have too many of them, or too much in them: they are not watched.",
+            )?,
             runtimes: Mutex::default(),
         })
     }
 
-    pub(super) fn set(&self, containers: &HashMap<(String, ContainerState), i64>, veths: i64) {
+    pub(super) fn set(
+        &self,
+        containers: &HashMap<(String, ContainerState), i64>,
+        veths: i64,
+        refused_namespaces: u64,
+    ) {
+        self.refused.inc_by(refused_namespaces.saturating_sub(self.refused.get()));
         let mut runtimes = lock(&self.runtimes);
         runtimes.extend(containers.keys().map(|(runtime, _)| runtime.clone()));
         for runtime in runtimes.iter() {

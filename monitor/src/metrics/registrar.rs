@@ -2,8 +2,8 @@
 
 use prometheus::core::Collector;
 use prometheus::{
-    Counter, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry,
+    Counter, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry,
 };
 
 use super::MetricsError;
@@ -35,6 +35,10 @@ impl Registrar<'_> {
         labels: &[&str],
     ) -> Result<IntGaugeVec, MetricsError> {
         self.register(IntGaugeVec::new(Opts::new(name, help), labels)?)
+    }
+
+    pub(super) fn counter(&self, name: &str, help: &str) -> Result<IntCounter, MetricsError> {
+        self.register(IntCounter::new(name, help)?)
     }
 
     pub(super) fn gauge(&self, name: &str, help: &str) -> Result<IntGauge, MetricsError> {

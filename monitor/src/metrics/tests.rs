@@ -68,7 +68,7 @@ fn used() -> Metrics {
         metrics.observation(&status(hook, true, Some("tp_btf")));
     }
     metrics.observation(&seen(Fact::Tick));
-    metrics.model(&HashMap::from([(("docker".to_owned(), ContainerState::Running), 20)]), 20);
+    metrics.model(&HashMap::from([(("docker".to_owned(), ContainerState::Running), 20)]), 20, 0);
     metrics.observation(&seen(Fact::Holders(Box::new(HolderReport::skipped(1, "/mnt/x")))));
     metrics.umounts_ignored(3);
     metrics.discarded("stdout", "closed", 2);
@@ -230,8 +230,8 @@ fn a_hook_has_one_rung_at_a_time() {
 fn a_runtime_once_seen_keeps_its_zeros() {
     let metrics = metrics();
     let running = |count| HashMap::from([(("docker".to_owned(), ContainerState::Running), count)]);
-    metrics.model(&running(3), 6);
-    metrics.model(&HashMap::new(), 0);
+    metrics.model(&running(3), 6, 0);
+    metrics.model(&HashMap::new(), 0, 0);
     assert_eq!(value(&metrics, "kevtmon_containers{runtime=\"docker\",state=\"running\"}"), Some(0.0));
     assert_eq!(value(&metrics, "kevtmon_containers{runtime=\"docker\",state=\"dead\"}"), Some(0.0));
     assert_eq!(value(&metrics, "kevtmon_veth_devices"), Some(0.0));

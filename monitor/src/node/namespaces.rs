@@ -27,6 +27,8 @@ const PREVIOUS_MAX: usize = 4096;
 const ROUTES_MAX: usize = 256;
 /// Recent changes of one kind in one namespace that are kept.
 const RECENT_MAX: usize = 256;
+/// Links, and addresses, of a namespace that another user namespace owns: any user can make as many as they like there.
+const USERS_MAX: usize = 1024;
 /// Interfaces that went since the last snapshot.
 const DISTURBED_MAX: usize = 4096;
 
@@ -36,7 +38,7 @@ mod moves;
 
 use moves::Move;
 
-pub use crowd::Crowd;
+pub use crowd::{Crowd, Refused};
 
 /// All namespaces of which a snapshot was read.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -247,6 +249,9 @@ impl Namespaces {
     /// Adds or changes a link; returns its previous state.
     pub fn put_link(&mut self, at: BootNs, link: LinkFacts) -> Option<LinkFacts> {
         let namespace = self.known.get_mut(&link.netns)?;
+        if !namespace.has_room(namespace.links.len()) && !namespace.links.contains_key(&link.ifindex) {
+            return None;
+        }
         let ifindex = link.ifindex;
         let (mac, flags, has_peer) = (link.mac.clone(), link.flags, link.peer.is_some());
         namespace.changed = at;
@@ -285,6 +290,7 @@ impl Namespaces {
     pub fn put_address(&mut self, at: BootNs, address: AddressFacts) {
         if let Some(namespace) = self.known.get_mut(&address.netns)
             && !namespace.addresses.contains(&address)
+            && namespace.has_room(namespace.addresses.len())
         {
             namespace.switched.insert(address.ifindex, at);
             namespace.addresses.insert(address);
@@ -440,6 +446,16 @@ impl Namespace {
     #[must_use]
     pub fn has_address(&self, ifindex: u32, address: IpAddr) -> bool {
         self.addresses.iter().any(|known| known.ifindex == ifindex && known.address == address)
+    }
+
+    /// Links, addresses and default routes.
+    fn rows(&self) -> usize {
+        self.links.len() + self.addresses.len() + self.routes.len()
+    }
+
+    /// Whether one more may be kept where there are so many.
+    fn has_room(&self, number: usize) -> bool {
+        !self.foreign_userns || number < USERS_MAX
     }
 
     fn name_gateways(&mut self) {

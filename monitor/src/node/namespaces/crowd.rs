@@ -1,4 +1,5 @@
-//! Namespaces that users made: any user can make any number of them, so that the model has only some of each account.
+//! Namespaces that users made: any user can make any number of them, and of links and addresses in each, so that the model
+//! has only some of each account.
 
 use std::collections::BTreeMap;
 
@@ -12,43 +13,62 @@ use crate::observation::{BootNs, NetnsOwner, NetnsSnapshot, NsInum};
 const ACCOUNT_MAX: usize = 32;
 /// and of all users together.
 const USERS_MAX: usize = 256;
+/// Links, addresses and default routes in the namespaces of one account,
+const ACCOUNT_ROWS: usize = 2048;
+/// and in those of all users together.
+const USERS_ROWS: usize = 8192;
 /// One that was not read for this time makes room: it may have ended, of which no message tells.
 const UNREAD_NS: BootNs = 60 * 1_000_000_000;
 /// One for which there is no room is not read again for this time.
 const REFUSED_NS: BootNs = 10 * 1_000_000_000;
 /// Most of those; of more, the oldest are read again sooner.
 const REFUSED_MAX: usize = 1024;
+/// How often it is reported at most that there was no room.
+const AGAIN_NS: BootNs = 60 * 1_000_000_000;
 
-/// The namespaces for which there was no room, and since when.
+/// The namespaces for which there was no room.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(transparent)]
+#[serde(default)]
 pub struct Crowd {
+    /// Since when.
     refused: BTreeMap<NsInum, BootNs>,
+    /// What was not reported yet.
+    unreported: Option<Refused>,
+    reported: Option<BootNs>,
+    total: u64,
+}
+
+/// Readings of namespaces that were left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    /// How many.
+    pub count: u64,
+    /// The first.
+    pub from: BootNs,
+    /// The last.
+    pub until: BootNs,
+    /// The namespace of the last one.
+    pub netns: NsInum,
 }
 
 impl Crowd {
-    /// Whether there is room for a namespace in which no container is known. Of those that users made the longest unread of
-    /// the same account makes room, if that was long ago.
-    pub fn admits(&mut self, at: BootNs, namespaces: &mut Namespaces, snapshot: &NetnsSnapshot) -> bool {
+    /// Whether there is room for a namespace. Of those that users made the longest unread of the same account makes room, if
+    /// that was long ago. One of a container has room unless there is too much in it.
+    pub fn admits(
+        &mut self,
+        at: BootNs,
+        namespaces: &mut Namespaces,
+        snapshot: &NetnsSnapshot,
+        is_containers: bool,
+    ) -> bool {
         let netns = snapshot.netns;
         self.refused.remove(&netns);
-        if !snapshot.foreign_userns || namespaces.known.contains_key(&netns) {
+        let is_too_large = snapshot.omitted > 0;
+        if !is_too_large && (is_containers || !snapshot.foreign_userns) {
             return true;
         }
         let account = account(snapshot.owner.as_ref());
-        let of_users = || namespaces.known.iter().filter(|(_, known)| known.foreign_userns);
-        let is_his = |known: &Namespace| self::account(known.owner.as_ref()) == account;
-        let (all, his) =
-            of_users().fold((0, 0), |(all, his), (_, known)| (all + 1, his + usize::from(is_his(known))));
-        if his < ACCOUNT_MAX && all < USERS_MAX {
-            return true;
-        }
-        let may_go = |known: &Namespace| {
-            known.read.saturating_add(UNREAD_NS) <= at && (his < ACCOUNT_MAX || is_his(known))
-        };
-        let oldest = of_users().filter(|(_, known)| may_go(known)).min_by_key(|(_, known)| known.read);
-        if let Some(oldest) = oldest.map(|(netns, _)| *netns) {
-            namespaces.known.remove(&oldest);
+        if !is_too_large && has_room(at, namespaces, snapshot, account) {
             return true;
         }
         let refused = &mut self.refused;
@@ -58,13 +78,60 @@ impl Crowd {
         if refused.len() < REFUSED_MAX {
             refused.insert(netns, at);
         }
+        let more = self.unreported.get_or_insert(Refused { count: 0, from: at, until: at, netns });
+        (more.count, more.until, more.netns) = (more.count + 1, at, netns);
+        self.total += 1;
         false
+    }
+
+    /// Readings for which there was no room, since the start.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.total
+    }
+
+    /// What is to be reported of that now; with `all`, even if something was reported a moment ago.
+    pub fn take_due(&mut self, now: BootNs, all: bool) -> Option<Refused> {
+        if !all && self.reported.is_some_and(|at| now < at.saturating_add(AGAIN_NS)) {
+            return None;
+        }
+        let due = self.unreported.take()?;
+        self.reported = Some(now);
+        Some(due)
     }
 
     /// Whether a namespace was read of late and there was no room for it.
     #[must_use]
     pub fn is_refused(&self, at: BootNs, netns: NsInum) -> bool {
         self.refused.get(&netns).is_some_and(|since| since.saturating_add(REFUSED_NS) > at)
+    }
+}
+
+/// Whether what is in a namespace of this account has room, with what others of it may go.
+fn has_room(at: BootNs, namespaces: &mut Namespaces, snapshot: &NetnsSnapshot, account: &str) -> bool {
+    let rows = snapshot.links.len() + snapshot.addresses.len() + snapshot.routes.len();
+    loop {
+        let others = namespaces.known.iter();
+        let others = others.filter(|(netns, known)| known.foreign_userns && **netns != snapshot.netns);
+        let others: Vec<_> = others
+            .map(|(netns, known)| (netns, known, self::account(known.owner.as_ref()) == account))
+            .collect();
+        let used = |only_his: bool| {
+            let counted = others.iter().filter(|(.., is_his)| *is_his || !only_his);
+            counted.fold((1, rows), |(count, rows), (_, known, _)| (count + 1, rows + known.rows()))
+        };
+        let fits = |(count, rows), max, rows_max| count <= max && rows <= rows_max;
+        let has_his = fits(used(true), ACCOUNT_MAX, ACCOUNT_ROWS);
+        if has_his && fits(used(false), USERS_MAX, USERS_ROWS) {
+            return true;
+        }
+        let may_go =
+            |known: &Namespace, is_his| known.read.saturating_add(UNREAD_NS) <= at && (has_his || is_his);
+        let old = others.iter().filter(|(_, known, is_his)| may_go(known, *is_his));
+        let Some(oldest) = old.min_by_key(|(_, known, _)| known.read).map(|(netns, ..)| **netns) else {
+            return false;
+        };
+        namespaces.known.remove(&oldest);
     }
 }
 
@@ -76,6 +143,7 @@ fn account(owner: Option<&NetnsOwner>) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observation::LinkFacts;
 
     const S: BootNs = 1_000_000_000;
 
@@ -83,6 +151,11 @@ mod tests {
         let cgroup = format!("/user.slice/user-{user}.slice/x{netns}.scope");
         let owner = NetnsOwner { tgid: netns, start_ns: 1, comm: "x".into(), cgroup: Some(cgroup) };
         NetnsSnapshot { foreign_userns: true, owner: Some(owner), ..NetnsSnapshot::empty(netns) }
+    }
+
+    fn link(netns: NsInum, ifindex: u32) -> LinkFacts {
+        let (kind, flags, mac, master, peer) = (None, 0, None, None, None);
+        LinkFacts { netns, ifindex, ifname: format!("d{ifindex}"), kind, flags, mac, master, peer }
     }
 
     #[derive(Default)]
@@ -95,7 +168,7 @@ mod tests {
         let Model { namespaces, crowd } = model;
         snapshots
             .filter(|snapshot| {
-                let has_room = crowd.admits(at, namespaces, snapshot);
+                let has_room = crowd.admits(at, namespaces, snapshot, false);
                 if has_room {
                     namespaces.replace(at, snapshot.clone(), true);
                 }
@@ -114,6 +187,40 @@ mod tests {
         assert_eq!(admitted(&mut model, S, own), 1000, "those that root made have no limit");
         let others = (0..1000).map(|user| of_user(10_000 + user, 5000 + user));
         assert_eq!(admitted(&mut model, S, others), 256 - 42);
+    }
+
+    #[test]
+    fn a_user_with_many_links_and_addresses_has_room_for_some_and_takes_none_of_others() {
+        let with_links = |netns, user, number| {
+            let links = (0..number).map(|ifindex| link(netns, ifindex));
+            NetnsSnapshot { links: links.collect(), ..of_user(netns, user) }
+        };
+        let mut model = Model::default();
+        assert_eq!(admitted(&mut model, S, (1000..1010).map(|netns| with_links(netns, 1000, 1000))), 2);
+        assert_eq!(model.crowd.refused(), 8);
+        let more = with_links(1000, 1000, 1020);
+        assert_eq!(admitted(&mut model, 2 * S, [more].into_iter()), 1, "its own rows count once");
+        assert_eq!(admitted(&mut model, S, (2000..2001).map(|netns| with_links(netns, 1001, 1000))), 1);
+        let own =
+            (3000..3100).map(|netns| NetnsSnapshot { foreign_userns: false, ..with_links(netns, 0, 1000) });
+        assert_eq!(admitted(&mut model, S, own), 100);
+        let others = (0..20).map(|user| with_links(10_000 + user, 5000 + user, 1000));
+        assert_eq!(admitted(&mut model, S, others), 5, "three of eight thousand are taken");
+    }
+
+    #[test]
+    fn a_namespace_that_is_too_large_is_left_out_even_if_it_is_a_containers_and_that_is_reported_once_a_minute()
+     {
+        let mut model = Model::default();
+        let large = |netns| NetnsSnapshot { omitted: 1, ..of_user(netns, 1000) };
+        let mut refuse = |at, netns| model.crowd.admits(at, &mut model.namespaces, &large(netns), true);
+        assert!(!refuse(S, 7) && !refuse(2 * S, 8) && !refuse(3 * S, 9));
+        let refused = |count, from, until, netns| Some(Refused { count, from, until, netns });
+        assert_eq!(model.crowd.take_due(3 * S, false), refused(3, S, 3 * S, 9));
+        assert!(!model.crowd.admits(4 * S, &mut model.namespaces, &large(7), false));
+        assert_eq!(model.crowd.take_due(5 * S, false), None);
+        assert_eq!(model.crowd.take_due(63 * S, false), refused(1, 4 * S, 4 * S, 7));
+        assert_eq!(model.crowd.take_due(200 * S, true), None);
     }
 
     #[test]

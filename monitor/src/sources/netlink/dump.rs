@@ -4,9 +4,10 @@
 //! restored, and socket, descriptors and the thread's own reference end with it. So nothing of a
 //! container is kept alive for longer than a dump.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::thread;
@@ -43,6 +44,9 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 const ATTEMPTS: usize = 4;
 /// Of include/uapi/linux/nsfs.h.
 const NS_GET_USERNS: libc::Ioctl = 0xb701;
+/// What is read of a namespace that another user namespace owns, of each table: any user can make any number of links,
+/// addresses, routes and rules in a namespace of his own.
+const USERS_ROWS: usize = 1024;
 /// Deep enough for a dump; the default of 2 MiB would count for nothing.
 const STACK: usize = 256 * 1024;
 
@@ -113,7 +117,7 @@ pub(super) fn on_thread<T: Send + 'static>(
 
 /// Reads the namespace of this thread.
 pub(super) fn read_host(host: NsInum) -> Result<Reading, ReadError> {
-    Ok(read_tables(&mut RequestSocket::open(BUDGET)?, host)?)
+    Ok(read_tables(&mut RequestSocket::open(BUDGET)?, host, usize::MAX)?)
 }
 
 /// A foreign namespace to read, and its owner. It must be read at once: it is pinned.
@@ -145,7 +149,8 @@ pub(super) fn read_foreign(
         naming.map(|naming| RequestSocket::open(BUDGET).map(|socket| (naming, socket))).transpose()?;
     setns(&namespace, CloneFlags::CLONE_NEWNET).map_err(ReadError::Enter)?;
     let mut requests = RequestSocket::open(BUDGET)?;
-    let mut reading = read_tables(&mut requests, found.netns)?;
+    let most = if foreign_userns { USERS_ROWS } else { usize::MAX };
+    let mut reading = read_tables(&mut requests, found.netns, most)?;
     reading.names = name_peers(&mut requests, &home, &reading.peers);
     reading.snapshot.name.clone_from(&found.name);
     reading.snapshot.owner = owner;
@@ -232,23 +237,27 @@ fn name_peers(requests: &mut RequestSocket, home: &File, peers: &[(u32, i32)]) -
     names
 }
 
-fn read_tables(requests: &mut RequestSocket, netns: NsInum) -> Result<Reading, RequestError> {
+/// Reads them with at most so many rows each; of one with more, nothing.
+fn read_tables(requests: &mut RequestSocket, netns: NsInum, most: usize) -> Result<Reading, RequestError> {
     let mut links = LinkMessage::default();
     links.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
-    // Without a family each request covers both.
+    // Without a family each request covers both. Which entries are a gateway's is known once the routes are.
     let messages = [
-        RouteNetlinkMessage::GetLink(links),
-        RouteNetlinkMessage::GetAddress(AddressMessage::default()),
-        RouteNetlinkMessage::GetRoute(RouteMessage::default()),
-        RouteNetlinkMessage::GetRule(RuleMessage::default()),
-        RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default()),
+        Some(RouteNetlinkMessage::GetLink(links)),
+        Some(RouteNetlinkMessage::GetAddress(AddressMessage::default())),
+        Some(RouteNetlinkMessage::GetRoute(RouteMessage::default())),
+        Some(RouteNetlinkMessage::GetRule(RuleMessage::default())),
+        None,
+        Some(RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default())),
     ];
     let mut tables = Tables::default();
     let mut interrupted = false;
-    for request in messages.into_iter().map(Some).chain([None]) {
-        let mut table = Tables::default();
+    for request in messages {
+        let gateways = tables.gateways();
+        let empty = || Tables { most, gateways: gateways.clone(), ..Tables::default() };
+        let mut table = empty();
         for attempt in 1..=ATTEMPTS {
-            table = Tables::default();
+            table = empty();
             let take = |message: &NetlinkBuffer<&[u8]>| table.take(netns, message);
             let changed = match &request {
                 Some(request) => requests.dump(request.clone(), take)?,
@@ -260,11 +269,17 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum) -> Result<Reading, R
             interrupted |= attempt == ATTEMPTS;
         }
         tables.append(table);
+        tables.resolve();
+        if tables.omitted > 0 {
+            tables = Tables { omitted: tables.omitted, ..Tables::default() };
+            break;
+        }
     }
-    tables.resolve();
+    tables.make_rules();
     Ok(Reading {
         snapshot: NetnsSnapshot {
             is_outdated: false,
+            omitted: tables.omitted,
             netns,
             name: None,
             cookie: requests.netns_cookie(),
@@ -287,6 +302,11 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum) -> Result<Reading, R
 
 #[derive(Default)]
 struct Tables {
+    /// Rows of each that are kept, and how many there were beyond that.
+    most: usize,
+    omitted: u32,
+    /// The addresses whose neighbor entries are kept in any case.
+    gateways: HashSet<IpAddr>,
     links: Vec<LinkFacts>,
     addresses: Vec<AddressFacts>,
     routes: Vec<RouteFacts>,
@@ -304,6 +324,10 @@ struct Tables {
 
 impl Tables {
     fn take(&mut self, netns: NsInum, message: &NetlinkBuffer<&[u8]>) {
+        if self.is_full() {
+            self.omitted += 1;
+            return;
+        }
         match message::decode(netns, message) {
             Ok(Change::Link(link)) => {
                 self.peers.extend(link.peer_nsid.map(|nsid| (link.facts.ifindex, nsid)));
@@ -311,7 +335,11 @@ impl Tables {
                 self.links.push(link.facts);
             }
             Ok(Change::Address(address)) => self.addresses.push(address),
-            Ok(Change::Route { routes, .. }) => self.routes.extend(routes),
+            // Nothing else of a namespace of users is ever asked for.
+            Ok(Change::Route { routes, .. }) => {
+                let is_limited = self.most < usize::MAX;
+                self.routes.extend(routes.into_iter().filter(|route| !is_limited || is_default(route)));
+            }
             Ok(Change::RouteByObject { route, nexthop }) => self.by_object.push((route, nexthop)),
             Ok(Change::Nexthop(nexthop)) => {
                 self.nexthops.insert(nexthop.id, nexthop);
@@ -325,13 +353,36 @@ impl Tables {
                 }),
                 None => self.by_device.push((rule.ipv6, rule.priority)),
             },
-            Ok(Change::Neighbor { entry, .. }) => self.neighbors.push(entry),
+            Ok(Change::Neighbor { entry, .. }) => {
+                if self.neighbors.len() < self.most || self.gateways.contains(&entry.address) {
+                    self.neighbors.push(entry);
+                }
+            }
             Ok(_) => {}
             Err(error) => {
                 tracing::debug!(%error, netns, "cannot decode a dumped message");
                 self.undecoded += 1;
             }
         }
+    }
+
+    /// Whether one of them has all the rows that are kept. What is only of use to gateways is not counted.
+    fn is_full(&self) -> bool {
+        let Self { links, addresses, routes, rules, by_object, nexthops, by_device, .. } = self;
+        let rows = [
+            links.len(),
+            addresses.len(),
+            routes.len(),
+            rules.len(),
+            by_object.len(),
+            nexthops.len(),
+            by_device.len(),
+        ];
+        rows.into_iter().any(|rows| rows >= self.most)
+    }
+
+    fn gateways(&self) -> HashSet<IpAddr> {
+        self.routes.iter().filter(|route| is_default(route)).filter_map(|route| route.gateway).collect()
     }
 
     fn append(&mut self, mut other: Self) {
@@ -346,10 +397,14 @@ impl Tables {
         self.by_device.append(&mut other.by_device);
         self.vrf_tables.append(&mut other.vrf_tables);
         self.undecoded += other.undecoded;
+        self.omitted += other.omitted;
     }
 
-    /// Puts next hops in place of objects, and tables in place of devices.
+    /// Puts next hops in place of objects, once these are read.
     fn resolve(&mut self) {
+        if self.nexthops.is_empty() {
+            return;
+        }
         for (route, id) in std::mem::take(&mut self.by_object) {
             let Some(nexthop) = self.nexthops.get(&id) else { continue };
             // A group has no groups in it (net/ipv4/nexthop.c, nh_check_attr_group).
@@ -357,6 +412,10 @@ impl Tables {
             let hops = members.chain(nexthop.group.is_empty().then_some(nexthop));
             self.routes.extend(hops.map(|nexthop| nexthop.hop.of(&route)));
         }
+    }
+
+    /// Puts tables in place of devices.
+    fn make_rules(&mut self) {
         for (ipv6, priority) in std::mem::take(&mut self.by_device) {
             let rule = |table: &u32| RuleFacts { ipv6, table: *table, priority, matches_all: false };
             self.rules.extend(self.vrf_tables.iter().map(rule));

@@ -13,6 +13,8 @@ const TRIES: u32 = 5;
 /// Namespaces that are given an nsid at a time, and how many of them may be in other user namespaces.
 const ASSIGNED_MAX: usize = 1024;
 const ASSIGNED_ELSEWHERE_MAX: usize = 64;
+/// Nsids of other namespaces that are kept: any user can assign any number of them.
+const OTHERS_MAX: usize = 16_384;
 
 /// Who owns a namespace that may be given an nsid.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,9 +89,11 @@ impl NsidTable {
         }
     }
 
-    /// Records an nsid of `netns`.
+    /// Records an nsid of `netns`, if there is room.
     pub(super) fn learn(&mut self, netns: NsInum, nsid: i32, peer: Option<NsInum>) {
-        self.others.insert((netns, nsid), peer);
+        if self.others.len() < OTHERS_MAX || self.others.contains_key(&(netns, nsid)) {
+            self.others.insert((netns, nsid), peer);
+        }
     }
 
     /// `netns` reassigned or removed the nsid.

@@ -177,6 +177,8 @@ impl Stream {
                     }
                 }
                 PeerLookup::Unknowable => {}
+                // The kernel was asked a moment ago.
+                PeerLookup::Unknown if netns != self.host => {}
                 PeerLookup::Unknown => {
                     if !newer.contains(&ifindex) {
                         self.unresolved.insert((netns, ifindex), (link.clone(), nsid));
@@ -279,6 +281,7 @@ mod tests {
             foreign_userns: false,
             unheard: false,
             is_outdated: false,
+            omitted: 0,
             owner: None,
             links,
             addresses: Vec::new(),
