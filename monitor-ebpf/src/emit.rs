@@ -48,6 +48,8 @@ fn query(what: u32) -> u64 {
 /// leave room for what they cannot. One ring for all keeps the order.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
+    /// CNI calls, whose environments are large.
+    Exec = 3,
     /// What unprivileged users do among themselves.
     Unprivileged = 4,
     /// Neighbor entries of the host and of containers.

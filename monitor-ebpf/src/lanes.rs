@@ -118,6 +118,24 @@ pub(crate) fn umount(task: &Task) -> Option<Room> {
     pay(&key, now, counter::UMOUNT, id.tgid).then_some(room)
 }
 
+/// The same of a CNI plugin that this task, which is root's, executed.
+#[inline(always)]
+pub(crate) fn exec(task: &Task) -> Option<Room> {
+    // SAFETY: helper without arguments.
+    let now = unsafe { bpf_ktime_get_boot_ns() };
+    let id = task.id();
+    let (cgroup_v1, cgroup_v2) = (id.cgroup_v1, id.cgroup_v2);
+    let key = SourceKey { lane: lane::EXEC, namespace: 0, uid: 0, cgroup_v1, cgroup_v2 };
+    pay(&key, now, counter::EXEC, id.tgid).then_some(Room::Exec)
+}
+
+/// Whether a task has its rights on the whole node.
+#[inline(always)]
+pub(crate) fn is_in_initial_userns(task: &Task) -> bool {
+    let user = task.address.follow(offset!(task_cred)).follow(offset!(cred_user_ns));
+    user.get::<u32>(offset!(user_namespace_level)) == 0
+}
+
 /// The user namespace itself, or what it lies in right below the initial one: whoever owns that can make any number
 /// of others, with any of the users that are his there as their owners.
 #[inline(always)]

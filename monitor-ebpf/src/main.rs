@@ -14,6 +14,7 @@
 )]
 
 mod emit;
+mod exec;
 mod lanes;
 mod memory;
 mod neighbor;

@@ -73,10 +73,11 @@ pub(crate) enum Program {
     NeighUpdate,
     NeighCleanup,
     Umount,
+    Exec,
 }
 
 impl Program {
-    const COUNT: u32 = 3;
+    const COUNT: u32 = 4;
 }
 
 /// The current task.

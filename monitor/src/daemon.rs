@@ -33,6 +33,7 @@ use crate::sinks::health::Health;
 use crate::sinks::prometheus::HttpError;
 use crate::sinks::{self, Context, Running, Sinks, StartError};
 use crate::sources::bpf::{self, LoadedHooks};
+use crate::sources::cni;
 use crate::sources::kubelet::{KubeletFinder, ROOTS};
 use crate::sources::netlink::{Barrier, NetlinkError};
 use crate::sources::procfs::own::Own;
@@ -178,6 +179,7 @@ pub async fn run(
         observations: tx.clone(),
         readers,
         lanes: None,
+        plugins: None,
         replies: VecDeque::new(),
         config,
         offset_ns: realtime_offset_ns(),
@@ -209,6 +211,7 @@ struct Daemon {
     readers: Readers,
     /// What the kernel programs know of the model; `None` without programs.
     lanes: Option<bpf::Lanes>,
+    plugins: Option<bpf::Plugins>,
     /// Answers that need no waiting, and the observation that is processed.
     replies: VecDeque<Observation>,
     config: Config,
@@ -298,10 +301,14 @@ impl Daemon {
                 self.recorder.record(&observation, &charge, &self.core);
             }
             let touched = Touched::by(&observation.fact);
+            let is_of_hosts = matches!(observation.fact, Fact::Kubelet(_));
             self.gauges_changed |= changes_model_gauges(&observation);
             self.core.observe(observation);
             self.core.folded().iter().for_each(|event| self.metrics.folded(event));
             self.update_lanes(touched);
+            if is_of_hosts {
+                self.update_plugins();
+            }
             for output in self.core.take_output().collect::<Vec<_>>() {
                 match output {
                     Output::Event(event) => self.emit(*event),
@@ -338,6 +345,9 @@ impl Daemon {
                     (Some(state), _) => self.replies.push_back(observed_now(Fact::ProcessState(state))),
                     (None, None) => {}
                 }
+            }
+            Request::CniNetns { id, path } => {
+                cni::find_netns_and_send(&self.readers, &self.observations, id, path);
             }
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
             Request::MountPresence { id, mntns, tgid, identity, share } => {
@@ -408,6 +418,8 @@ impl Daemon {
         self.metrics.export_zero_losses(bpf::loss_reasons());
         let reading = hooks.programs.map(|mut programs| {
             self.lanes = programs.take_lanes();
+            self.plugins = programs.take_plugins();
+            self.update_plugins();
             let counts = programs.counts();
             self.metrics.set_kernel_counters(Box::new(move || counts()));
             Reading::start(programs, self.readers.clone(), host_netns, tx.clone())

@@ -16,6 +16,7 @@ use crate::diagnose::IncidentObjects;
 use crate::event::{Event, Incident};
 use crate::observation::{ContainerState, Fact, Observation};
 
+mod cni;
 mod containers;
 mod events;
 mod incidents;
@@ -30,6 +31,7 @@ mod sources;
 
 pub use kernel::{KernelCount, KernelMetric};
 
+use cni::CniMetrics;
 use containers::ContainerMetrics;
 use events::EventMetrics;
 use incidents::IncidentMetrics;
@@ -65,6 +67,7 @@ pub struct Metrics {
     neighbor: NeighborMetrics,
     link: LinkMetrics,
     mount: MountMetrics,
+    cni: CniMetrics,
     incidents: IncidentMetrics,
     sources: SourceMetrics,
     containers: ContainerMetrics,
@@ -95,6 +98,7 @@ impl Metrics {
             neighbor: NeighborMetrics::register(&registrar)?,
             link: LinkMetrics::register(&registrar)?,
             mount: MountMetrics::register(&registrar)?,
+            cni: CniMetrics::register(&registrar)?,
             incidents: IncidentMetrics::register(&registrar)?,
             sources: SourceMetrics::register(&registrar)?,
             containers: ContainerMetrics::register(&registrar)?,
@@ -113,12 +117,13 @@ impl Metrics {
         Ok(metrics)
     }
 
-    fn families(&self) -> [&dyn FamilyMetrics; 7] {
+    fn families(&self) -> [&dyn FamilyMetrics; 8] {
         [
             &self.events,
             &self.neighbor,
             &self.link,
             &self.mount,
+            &self.cni,
             &self.incidents,
             &self.sources,
             &self.containers,

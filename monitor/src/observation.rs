@@ -13,6 +13,7 @@ pub use crate::clock::BootNs;
 pub use crate::namespace::NsInum;
 use crate::settings::Settings;
 
+mod cni;
 mod kubelet;
 mod mount;
 mod neighbor;
@@ -21,6 +22,7 @@ mod process;
 mod runtime;
 mod source;
 
+pub use cni::{CniCommand, CniExec, CniExit, CniNetns, CniPod};
 pub use kubelet::{KubeletFacts, KubeletNamespace};
 pub use mount::{
     Access, BlindSpot, CallerDirectory, Holder, HolderReport, MountFacts, MountIdentity, MountPresence,
@@ -169,6 +171,12 @@ pub enum Fact {
     Holders(Box<HolderReport>),
     /// Reply to [`Request::MountPresence`].
     MountPresence(MountPresence),
+    /// A CNI plugin was executed.
+    CniExec(Box<CniExec>),
+    /// A process that was a CNI plugin ended.
+    CniExit(CniExit),
+    /// Reply to [`Request::CniNetns`].
+    CniNetns(CniNetns),
     /// Reply to [`Request::Kubelet`], and reported once at start.
     Kubelet(KubeletFacts),
     /// A source came up, went down, or settled on a rung.
@@ -226,6 +234,14 @@ pub enum Request {
     },
     /// Where the kubelets that run now keep the directories of pods; the reply is `Fact::Kubelet`.
     Kubelet,
+    /// Which network namespace a path leads to in the host's mount namespace; the reply is `Fact::CniNetns` with the same
+    /// `id`.
+    CniNetns {
+        /// Chosen by the core.
+        id: u64,
+        /// `CNI_NETNS`.
+        path: String,
+    },
     /// What pins the mount at this path; the reply is `Fact::Holders` with the same `id`.
     Holders {
         /// Chosen by the core.

@@ -17,6 +17,8 @@ pub mod counter {
     pub const UNKNOWN: Counter = SHARED.counter(3);
     /// Unmount attempts.
     pub const UMOUNT: Counter = SHARED.counter(4);
+    /// CNI plugins that were executed.
+    pub const EXEC: Counter = SHARED.counter(5);
 }
 
 /// Values of [`SourceKey::lane`].
@@ -30,6 +32,8 @@ pub mod lane {
     pub const UNKNOWN: u32 = 3;
     /// Unmount attempts of one user, or of one control group of root's.
     pub const UMOUNT: u32 = 4;
+    /// CNI plugins that were executed in one control group of root's.
+    pub const EXEC: u32 = 5;
 }
 
 /// Budgets that many share. Each has one rate: a slow one would put off the others beyond the burst of a fast one.

@@ -4,6 +4,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 mod counter;
+pub mod exec;
 pub mod lanes;
 pub mod neighbor;
 pub mod task;

@@ -19,7 +19,7 @@ use crate::settings::{CMDLINE, Description, Policy, Setting, Stored, Thresholds,
 use crate::sinks::listen::{Addresses, LISTEN};
 use crate::sinks::stdout::{FORMAT, Format, MIN_SEVERITY};
 use crate::sinks::{api, listen, stdout};
-use crate::sources::{bpf, kubelet};
+use crate::sources::{bpf, cni, kubelet};
 use crate::{diagnose, recording, store};
 
 mod file;
@@ -52,7 +52,7 @@ pub fn descriptions() -> Vec<&'static dyn Description> {
     let thresholds = diagnose::thresholds().map(|threshold| threshold as &dyn Description);
     [SETTINGS, api::SETTINGS, crate::settings::SETTINGS, stdout::SETTINGS, listen::SETTINGS]
         .into_iter()
-        .chain([runtime::SETTINGS, kubelet::SETTINGS])
+        .chain([runtime::SETTINGS, kubelet::SETTINGS, cni::SETTINGS])
         .flatten()
         .copied()
         .chain(bpf::settings::descriptions())

@@ -69,9 +69,13 @@ sockets = ["docker=/run/docker.sock"]
 [kubelet]
 roots = ["/data/kubelet"]
 
+[cni]
+bin_dirs = ["/opt/k3s/bin"]
+
 [hooks]
 neighbor = "netlink"
 umount = "off"
+exec = "off"
 ring_kib = 512
 source_rate = 500
 source_burst = 1000

@@ -21,6 +21,7 @@ impl Core {
                 None => self.charge_netns(change.key.netns, change.netns_of_user),
             },
             Fact::Umount(attempt) => self.charge_task(&attempt.actor, false),
+            Fact::CniExec(exec) => self.charge_task(&exec.actor, false),
             Fact::Netns(snapshot) => self.charge_netns(snapshot.netns, snapshot.foreign_userns),
             Fact::Link(link) => self.charge_netns(link.netns, false),
             Fact::LinkGone { netns, .. } => self.charge_netns(*netns, false),

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::diagnose::{self, Engine};
 use crate::event::{Event, Kind, Severity, WallClock};
 use crate::node::charge::{Accounts, charge, is_limited};
+use crate::node::cni::CniCalls;
 use crate::node::containers::Containers;
 pub use crate::node::gateways::KnownEntry;
 use crate::node::kubelet::Kubelets;
@@ -22,6 +23,7 @@ use crate::observation::{
 use crate::settings::Settings;
 
 mod charged;
+mod cni;
 mod container;
 mod fold;
 mod incident;
@@ -83,6 +85,7 @@ pub struct Core {
     ready: bool,
     pods: PodNames,
     kubelets: Kubelets,
+    cni: CniCalls,
     kubelet_lookup: kubelet::KubeletLookup,
     pending_neighbors: Pending<neighbor::Awaited, neighbor::PendingChange>,
     busy_mounts: BusyMounts,
@@ -135,6 +138,9 @@ impl Core {
             Fact::Task(task) => self.tasks.insert(*task),
             Fact::Neighbor(change) => self.neighbor(at, *change),
             Fact::Umount(attempt) => self.umount_below_known_root(at, *attempt),
+            Fact::CniExec(exec) => self.cni_exec(at, *exec),
+            Fact::CniExit(exit) => self.cni_exit(at, exit),
+            Fact::CniNetns(found) => self.cni_netns(at, found),
             Fact::Kubelet(facts) => self.kubelet(at, facts),
             Fact::Holders(report) => self.holders(at, *report),
             Fact::MountPresence(presence) => self.mount_presence(at, &presence),
@@ -190,6 +196,7 @@ impl Core {
         let deadlines = [
             self.pending_neighbors.deadline(),
             self.kubelet_lookup.deadline(),
+            self.cni.deadline(),
             self.holder_scans.deadline(),
             self.engine.deadline(),
             self.folding.deadline(),
@@ -223,6 +230,11 @@ impl Core {
         })
     }
 
+    /// The mount namespaces of the host.
+    pub fn host_mount_namespaces(&self) -> impl Iterator<Item = NsInum> {
+        self.kubelets.host_namespaces()
+    }
+
     /// The namespaces of all containers that live.
     pub fn container_namespaces(&self) -> impl Iterator<Item = NsInum> {
         self.containers.live_netns().map(|(netns, _)| netns)
@@ -247,11 +259,13 @@ impl Core {
     fn tick(&mut self, now: BootNs) {
         self.emit_overdue(now);
         self.process_overdue_umounts(now);
+        self.end_calls(now);
         self.expire_mounts(now);
         if self.last_expiry.saturating_add(EXPIRY_INTERVAL_NS) <= now {
             self.last_expiry = now;
             self.containers.expire(now);
             self.pods.expire(now);
+            self.cni.expire(now);
         }
         self.diagnose_tick(now);
         self.tell_folded(now, false);

@@ -12,6 +12,7 @@ use super::{Core, Resume, kubelet, mount, neighbor, new_engine};
 use crate::diagnose::{self, Engine, RestoreError};
 use crate::event::Event;
 use crate::node::charge::Accounts;
+use crate::node::cni::CniCalls;
 use crate::node::containers::Containers;
 use crate::node::gateways::KnownEntry;
 use crate::node::kubelet::Kubelets;
@@ -52,6 +53,7 @@ pub struct Saved<'a> {
     containers: Cow<'a, Containers>,
     pods: Cow<'a, PodNames>,
     kubelets: Cow<'a, Kubelets>,
+    cni: Cow<'a, CniCalls>,
     kubelet_lookup: kubelet::KubeletLookup,
     tasks: Cow<'a, Tasks>,
 }
@@ -95,6 +97,7 @@ impl Core {
             ready: saved.ready,
             pods: saved.pods.into_owned(),
             kubelets: saved.kubelets.into_owned(),
+            cni: saved.cni.into_owned(),
             kubelet_lookup: saved.kubelet_lookup,
             pending_neighbors: saved.pending_neighbors,
             busy_mounts: saved.busy_mounts.into_owned(),
@@ -133,6 +136,7 @@ impl Core {
             ready,
             pods,
             kubelets,
+            cni,
             kubelet_lookup,
             pending_neighbors,
             busy_mounts,
@@ -171,6 +175,7 @@ impl Core {
             containers: Cow::Borrowed(containers),
             pods: Cow::Borrowed(pods),
             kubelets: Cow::Borrowed(kubelets),
+            cni: Cow::Borrowed(cni),
             kubelet_lookup: kubelet_lookup.clone(),
             tasks: Cow::Borrowed(tasks),
         })

@@ -46,10 +46,12 @@ impl Core {
             ),
             Lane::Unknown => format!("{} of sources that are not told apart", counted("record")),
             Lane::Umount => format!("{}{by}", counted("unmount attempt")),
+            Lane::Exec => format!("{}{by}", counted("executed CNI plugin")),
         };
         let message = format!("beyond the budget of one source, and only counted: {what}");
         // What users do among themselves concerns nobody else.
-        let of_host = over.lane == Lane::Namespace || over.lane == Lane::Umount && over.uid == Some(0);
+        let of_host = matches!(over.lane, Lane::Namespace | Lane::Exec)
+            || over.lane == Lane::Umount && over.uid == Some(0);
         let severity = if of_host { Severity::Warning } else { Severity::Notice };
         let event = Event {
             target: target.map(Box::new),

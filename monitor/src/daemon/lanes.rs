@@ -2,6 +2,7 @@
 
 use super::Daemon;
 use crate::observation::{Fact, NsInum};
+use crate::sources::cni::BIN_DIRS;
 
 /// Which namespaces an observation may change for the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +27,14 @@ impl Touched {
 }
 
 impl Daemon {
+    /// Tells the programs where CNI plugins are.
+    pub(super) fn update_plugins(&mut self) {
+        if let Some(plugins) = &mut self.plugins {
+            let directories = self.config.get(&BIN_DIRS).paths();
+            plugins.set(directories, self.core.host_mount_namespaces().collect());
+        }
+    }
+
     /// Brings the programs up to date with the model.
     pub(super) fn update_lanes(&mut self, touched: Touched) {
         let Some(lanes) = &mut self.lanes else { return };

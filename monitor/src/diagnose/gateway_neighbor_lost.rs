@@ -364,7 +364,11 @@ impl Diagnosis for GatewayNeighborLost {
                 }
             }
             ModelChange::Ready => self.reconcile(context, findings),
-            ModelChange::Refused(_) | ModelChange::UmountUndetermined { .. } | ModelChange::MountGone(_) => {}
+            ModelChange::Refused(_)
+            | ModelChange::UmountUndetermined { .. }
+            | ModelChange::MountGone(_)
+            | ModelChange::CniNetns(_)
+            | ModelChange::CniCall(_) => {}
         }
     }
 

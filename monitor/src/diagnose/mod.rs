@@ -9,6 +9,7 @@ use std::fmt::Debug;
 use serde_json::Value;
 
 use crate::event::{Event, WallClock};
+use crate::node::cni::Call;
 use crate::node::mounts::BusyMount;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, NsInum};
@@ -117,6 +118,10 @@ pub enum ModelChange<'a> {
     NetnsGone(NsInum),
     /// A container was added, changed or removed.
     Container(&'a str),
+    /// It was found where `CNI_NETNS` of a CNI call led to.
+    CniNetns(&'a Call),
+    /// A CNI call for this container has ended.
+    CniCall(&'a str),
     /// A snapshot of all containers of a runtime was applied.
     Runtime,
     /// A runtime no longer answers, or does again.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::observation::{Source, Verdict};
 
 mod charge;
+mod cni;
 pub(crate) mod culprit;
 mod daemon;
 mod incident;
@@ -31,6 +32,7 @@ mod time;
 pub(crate) mod wording;
 
 pub use charge::{Charge, Standing};
+pub use cni::Cni;
 pub use daemon::{Daemon, Lost, SourceStates};
 pub use incident::{Advice, CloseReason, EVIDENCE_MAX, Incident, NamedProcess, Risk};
 pub use kind::Severity;
@@ -100,6 +102,10 @@ kind::kinds! {
     ContainerRemoved = "container.removed",
     /// A container of a pod was made instead of another one, and started.
     ContainerRecreated = "container.recreated",
+    /// A runtime or kubelet calls a CNI plugin.
+    CniStarted = "cni.started",
+    /// A call of CNI plugins has ended.
+    CniFinished = "cni.finished",
     /// An incident opened.
     IncidentOpened = "incident.opened",
     /// An open incident was observed again, got worse or is better understood.
@@ -155,6 +161,9 @@ pub struct Event {
     /// The route, for `route.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub route: Option<Box<Route>>,
+    /// The call of a CNI plugin, for `cni.*`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cni: Option<Box<Cni>>,
     /// The mount and the call that was made on it, for `mount.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mount: Option<Box<Mount>>,
@@ -215,6 +224,7 @@ impl Event {
             neighbor: None,
             link: None,
             route: None,
+            cni: None,
             mount: None,
             holders: None,
             holders_age_ms: None,
@@ -259,6 +269,7 @@ impl Event {
             object(self.neighbor.as_deref()),
             object(self.link.as_deref()),
             object(self.route.as_deref()),
+            object(self.cni.as_deref()),
             object(self.mount.as_deref()),
             object(self.holders.as_ref()),
             object(self.recreation.as_deref()),

@@ -17,6 +17,8 @@ pub enum KernelMetric {
     MountBusy,
     /// Records over the budget of their source, by `lane`.
     Throttled,
+    /// CNI plugins that were executed by others than root of the node.
+    CniIgnored,
 }
 
 /// A counter as it was read.
@@ -38,6 +40,7 @@ pub(super) struct KernelMetrics {
     pub(super) neighbor_deletions: IntCounterVec,
     pub(super) mount_busy: IntCounterVec,
     pub(super) throttled: IntCounterVec,
+    pub(super) cni_ignored: IntCounterVec,
     /// Events that the daemon knew, and that were over the budget of an unprivileged account.
     pub(super) folded: IntCounter,
     pub(super) read: Mutex<Option<ReadKernel>>,
@@ -61,6 +64,11 @@ impl KernelMetrics {
                 "Kernel events over the budget of their source, and events over that of an unprivileged account: counted, and not reported one by one.",
                 &["lane"],
             )?,
+            cni_ignored: registrar.counters(
+                "kevtmon_kernel_cni_ignored_total",
+                "Programs in a directory of CNI plugins that others than root of the node executed, counted in the kernel.",
+                &[],
+            )?,
             folded: IntCounter::new("folded", "part of kevtmon_events_throttled_total")?,
             read: Mutex::default(),
         })
@@ -77,11 +85,13 @@ impl KernelMetrics {
         self.neighbor_deletions.reset();
         self.mount_busy.reset();
         self.throttled.reset();
+        self.cni_ignored.reset();
         for count in counts {
             let metric = match count.metric {
                 KernelMetric::NeighborDeletions => &self.neighbor_deletions,
                 KernelMetric::MountBusy => &self.mount_busy,
                 KernelMetric::Throttled => &self.throttled,
+                KernelMetric::CniIgnored => &self.cni_ignored,
             };
             metric.with_label_values(count.labels).inc_by(count.value);
         }

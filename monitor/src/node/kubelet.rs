@@ -28,6 +28,12 @@ impl Kubelets {
         self.reported = Some((at, facts));
     }
 
+    /// The mount namespaces of the host.
+    pub fn host_namespaces(&self) -> impl Iterator<Item = NsInum> {
+        let known = self.reported.iter().flat_map(|(_, facts)| &facts.namespaces);
+        known.filter(|namespace| !namespace.of_kubelet).map(|namespace| namespace.mntns)
+    }
+
     /// Whether the host or a kubelet mounts in this namespace; true of all as long as nothing was reported.
     #[must_use]
     pub fn mounts_in(&self, mntns: NsInum) -> bool {

@@ -2,6 +2,7 @@
 
 pub mod cgroup;
 pub mod charge;
+pub mod cni;
 pub mod containers;
 pub mod gateways;
 pub mod incarnations;

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::cgroup;
+use super::cni::CniCalls;
 use super::containers::{Containers, is_live};
 use super::mounts::BusyMounts;
 use super::namespaces::{Namespace, Namespaces};
@@ -29,6 +30,8 @@ pub struct NodeView<'a> {
     pub pods: &'a PodNames,
     /// Mounts whose unmount was refused.
     pub busy_mounts: &'a BusyMounts,
+    /// CNI calls.
+    pub cni: &'a CniCalls,
     /// The host's network namespace.
     pub host_netns: NsInum,
     /// Which runtimes are available.

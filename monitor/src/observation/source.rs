@@ -121,6 +121,8 @@ pub enum Lane {
     Unknown,
     /// Unmount attempts of one user, of root by control group.
     Umount,
+    /// CNI plugins that were executed in one control group of root's.
+    Exec,
 }
 
 impl Lane {
@@ -132,6 +134,7 @@ impl Lane {
             Self::Owner => "owner",
             Self::Unknown => "unknown",
             Self::Umount => "umount",
+            Self::Exec => "exec",
         }
     }
 }

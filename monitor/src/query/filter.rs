@@ -417,7 +417,10 @@ mod tests {
     fn a_pod_is_found_by_name_and_by_uid_whatever_its_part() {
         for text in ["lijiaob/etcd1-0", "3f0f6a0e-2f6a-4d4e-9d1f-1f2f3f4f5f6f"] {
             let filter = EventFilter { pod: pod(text).ok(), ..EventFilter::default() };
-            assert_eq!(passing(&filter), ["neighbor.deleted", "mount.busy", "container.recreated"]);
+            assert_eq!(
+                passing(&filter),
+                ["neighbor.deleted", "mount.busy", "container.recreated", "cni.finished"]
+            );
         }
         for wrong in ["etcd1-0", "a/b/c", "/b", "a/", ""] {
             assert!(pod(wrong).is_err(), "{wrong}");
@@ -427,8 +430,14 @@ mod tests {
     #[test]
     fn a_container_is_found_by_its_first_digits() {
         let filter = EventFilter { container: container("593d8a89ee37").ok(), ..EventFilter::default() };
-        let all =
-            ["neighbor.deleted", "mount.busy", "events.throttled", "container.exited", "container.recreated"];
+        let all = [
+            "neighbor.deleted",
+            "mount.busy",
+            "events.throttled",
+            "container.exited",
+            "container.recreated",
+            "cni.finished",
+        ];
         assert_eq!(passing(&filter), all);
         for wrong in ["", "etcd", "593D", &"a".repeat(65)] {
             assert!(container(wrong).is_err(), "{wrong}");

@@ -267,7 +267,9 @@ impl Known<'_> {
             let named = full.is_some();
             let names = self.pods.entry(full.unwrap_or_else(|| pod.uid.clone())).or_default();
             names.named = named;
-            names.uids.insert(pod.uid.clone());
+            if !pod.uid.is_empty() {
+                names.uids.insert(pod.uid.clone());
+            }
         }
     }
 

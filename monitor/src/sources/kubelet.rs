@@ -291,7 +291,7 @@ fn root_dir<'a>(program: &str, arguments: &[&'a str]) -> Option<Option<&'a str>>
 }
 
 /// Whether it is an absolute path without `.` and `..`, and not the root of everything.
-fn is_plain(path: &str) -> bool {
+pub(super) fn is_plain(path: &str) -> bool {
     let mut names = path.split('/').filter(|name| !name.is_empty()).peekable();
     path.starts_with('/') && names.peek().is_some() && !names.any(|name| matches!(name, "." | ".."))
 }

@@ -4,6 +4,7 @@ use crate::clock::boot_now;
 use crate::observation::{Fact, Observation, Source};
 
 pub mod bpf;
+pub mod cni;
 pub mod kubelet;
 pub mod netlink;
 pub mod procfs;
@@ -19,6 +20,7 @@ pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
         entry::<runtime::Identify>(),
         entry::<runtime::StillRuns>(),
         entry::<kubelet::Look>(),
+        entry::<cni::FindNetns>(),
     ];
     procfs::readers::JOBS.into_iter().chain(own)
 }

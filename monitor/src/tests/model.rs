@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::node::cni::CniCalls;
 use crate::node::containers::Containers;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
@@ -15,6 +16,7 @@ pub(crate) struct Model {
     pub(crate) namespaces: Namespaces,
     pub(crate) pods: PodNames,
     pub(crate) busy_mounts: BusyMounts,
+    pub(crate) cni: CniCalls,
     pub(crate) statuses: BTreeMap<String, SourceStatus>,
 }
 
@@ -26,6 +28,7 @@ impl Model {
             namespaces: &self.namespaces,
             pods: &self.pods,
             busy_mounts: &self.busy_mounts,
+            cni: &self.cni,
             host_netns: 1,
             runtimes: RuntimeAvailability::All,
             statuses: &self.statuses,

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use crate::event::{
-    Actor, ActorSource, AncestorRef, Confidence, Container, Daemon, Event, Join, Kind, Link, LinkPeer, Lost,
-    Mount, MountHolder, Neighbor, Pod, Recreation, RecreationReason, Route, Severity, SpecHash, Target,
+    Actor, ActorSource, AncestorRef, Cni, Confidence, Container, Daemon, Event, Join, Kind, Link, LinkPeer,
+    Lost, Mount, MountHolder, Neighbor, Pod, Recreation, RecreationReason, Route, Severity, SpecHash, Target,
     Throttled, Unreadable, Volume,
 };
 use crate::observation::{Access, MountIdentity, Verdict};
@@ -20,6 +20,7 @@ pub(crate) fn all() -> Vec<Event> {
         daemon(Severity::Notice),
         container_exited(),
         container_recreated(),
+        cni(),
     ]
 }
 
@@ -246,6 +247,38 @@ pub(crate) fn lost() -> Event {
             to: Some("2026-01-02T03:04:05.000000000Z".into()),
         }),
         ..plain(Kind::EventsLost, Severity::Warning, "1234 records lost: the ring buffer was full")
+    }
+}
+
+pub(crate) fn cni() -> Event {
+    Event {
+        actor: Some(Box::new(actor())),
+        target: Some(Box::new(Target {
+            container: Some(container()),
+            pod: Some(pod()),
+            ..Target::unknown(Join::Ok)
+        })),
+        cni: Some(Box::new(Cni {
+            command: "DEL".into(),
+            container_id: Some(container().id),
+            netns: Some("/proc/16707/ns/net".into()),
+            netns_inode: Some(4_026_532_253),
+            ifname: Some("eth0".into()),
+            namespace: Some("lijiaob".into()),
+            pod: Some("etcd1-0".into()),
+            plugin: "/opt/cni/bin/portmap".into(),
+            plugins: vec!["/opt/cni/bin/calico".into(), "/opt/cni/bin/portmap".into()],
+            exit_code: Some(1),
+            signal: Some(9),
+            duration_ms: Some(300),
+            stale: Some(true),
+            truncated: true,
+        })),
+        ..plain(
+            Kind::CniFinished,
+            Severity::Notice,
+            "CNI DEL of sandbox 593d8a89ee37 of pod lijiaob/etcd1-0 failed",
+        )
     }
 }
 

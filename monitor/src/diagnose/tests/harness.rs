@@ -183,6 +183,7 @@ impl TestNode {
 
     fn answer(&mut self, request: Request) {
         match request {
+            Request::CniNetns { .. } => {}
             Request::Kubelet => self.observe(Fact::Kubelet(KubeletFacts::default())),
             Request::Netns { netns } => self.observe_netns(netns),
             Request::ProcessState { tgid, .. } => {

@@ -30,6 +30,7 @@ pub(super) const RECORDS: Records = Records {
         over(counter::OWNER, &[Lane::Owner.name()]),
         over(counter::UNKNOWN, &[Lane::Unknown.name()]),
         over(counter::UMOUNT, &[Lane::Umount.name()]),
+        over(counter::EXEC, &[Lane::Exec.name()]),
     ],
     losses: &[],
 };
@@ -149,6 +150,7 @@ fn throttled(key: &SourceKey, budget: &SourceBudget, count: u64, from: BootNs) -
         lane::NAMESPACE => Lane::Namespace,
         lane::OWNER => Lane::Owner,
         lane::UMOUNT => Lane::Umount,
+        lane::EXEC => Lane::Exec,
         _ => Lane::Unknown,
     };
     Throttled {
@@ -158,7 +160,7 @@ fn throttled(key: &SourceKey, budget: &SourceBudget, count: u64, from: BootNs) -
         uid: match lane {
             Lane::Owner => Some(key.uid),
             Lane::Umount => Some(key.uid).filter(|uid| *uid != 0 || key.namespace != 0),
-            Lane::Namespace | Lane::Unknown => None,
+            Lane::Namespace | Lane::Unknown | Lane::Exec => None,
         },
         cgroup_v1: key.cgroup_v1,
         cgroup_v2: key.cgroup_v2,

@@ -4,7 +4,8 @@ use kevtmon_ebpf::Header;
 use thiserror::Error;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use super::hooks;
+use super::cni::PartialCalls;
+use super::hooks::{self, Decode};
 use crate::namespace::NsInum;
 use crate::observation::{Observation, Source};
 
@@ -32,20 +33,43 @@ pub enum DecodeError {
     },
 }
 
-/// Turns one record into an observation, by the layout that its header names.
-///
-/// # Errors
-/// When the bytes are not a record that the programs write.
-pub fn record(bytes: &[u8], host_netns: NsInum) -> Result<Observation, DecodeError> {
-    let header = layout::<Header>(bytes)?;
-    let mut kinds = hooks::records().flat_map(|records| records.kinds);
-    match kinds.find(|(kind, _)| *kind == header.kind) {
-        Some((_, decode)) => {
-            let fact = decode(bytes, host_netns)?;
-            Ok(Observation { at: header.boot_ns, source: Source::Bpf, fact })
-        }
-        None => Err(DecodeError::Kind(header.kind)),
+/// Turns records into observations.
+#[derive(Debug)]
+pub struct Decoder {
+    host_netns: NsInum,
+    calls: PartialCalls,
+}
+
+impl Decoder {
+    /// One that knows of no record before.
+    #[must_use]
+    pub fn new(host_netns: NsInum) -> Self {
+        Self { host_netns, calls: PartialCalls::default() }
     }
+
+    /// Decodes one record by the layout that its header names; `None` if it is a part of what others complete.
+    ///
+    /// # Errors
+    /// When the bytes are not a record that the programs write.
+    pub fn record(&mut self, bytes: &[u8]) -> Result<Option<Observation>, DecodeError> {
+        let header = layout::<Header>(bytes)?;
+        let mut kinds = hooks::records().flat_map(|records| records.kinds);
+        let observed = |(at, fact)| Observation { at, source: Source::Bpf, fact };
+        match kinds.find(|(kind, _)| *kind == header.kind) {
+            Some((_, Decode::Fact(decode))) => {
+                Ok(Some(observed((header.boot_ns, decode(bytes, self.host_netns)?))))
+            }
+            Some((_, Decode::Part(decode))) => Ok(decode(&mut self.calls, bytes)?.map(observed)),
+            None => Err(DecodeError::Kind(header.kind)),
+        }
+    }
+}
+
+/// Decodes a record that is a fact by itself.
+#[cfg(test)]
+pub(super) fn record(bytes: &[u8], host_netns: NsInum) -> Result<Observation, DecodeError> {
+    let whole = Decoder::new(host_netns).record(bytes)?;
+    whole.ok_or_else(|| short(bytes))
 }
 
 /// A record of fixed size.

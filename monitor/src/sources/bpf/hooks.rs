@@ -2,6 +2,7 @@
 //! documentation iterate over [`HOOKS`], and nothing else names a single hook.
 
 mod choice;
+mod exec;
 mod ladder;
 mod neighbor;
 mod umount;
@@ -13,14 +14,15 @@ pub(super) use ladder::wants_programs;
 use kevtmon_ebpf::Counter;
 
 use super::btf::{Btf, BtfError};
+use super::cni::PartialCalls;
 use super::decode::DecodeError;
 use super::objects::Object;
 use crate::metrics::KernelMetric;
 use crate::namespace::NsInum;
-use crate::observation::Fact;
+use crate::observation::{BootNs, Fact};
 
 /// Every hook, in the order in which they are attached and shown.
-pub const HOOKS: &[&Hook] = &[&neighbor::HOOK, &umount::HOOK];
+pub const HOOKS: &[&Hook] = &[&neighbor::HOOK, &umount::HOOK, &exec::HOOK];
 
 /// A kind of kernel activity that is observed, and the ways to observe it.
 #[derive(Debug)]
@@ -104,8 +106,14 @@ pub struct Records {
     pub losses: &'static [LossCount],
 }
 
-/// Turns a record into a fact; the second argument is the host's network namespace.
-pub type Decode = fn(&[u8], NsInum) -> Result<Fact, DecodeError>;
+/// How records of one layout are decoded.
+#[derive(Debug, Clone, Copy)]
+pub enum Decode {
+    /// Each is a fact; the second argument is the host's network namespace.
+    Fact(fn(&[u8], NsInum) -> Result<Fact, DecodeError>),
+    /// Some together are a fact, of the time at which the first one was written.
+    Part(fn(&mut PartialCalls, &[u8]) -> Result<Option<(BootNs, Fact)>, DecodeError>),
+}
 
 /// A counter that is exported: exact even when the ring is full.
 #[derive(Debug, Clone, Copy)]

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use aya::maps::{Array, HashMap, MapData, PerCpuArray, RingBuf};
+use aya::maps::{Array, HashMap, LpmTrie, MapData, PerCpuArray, RingBuf};
 use aya::programs::{BtfTracePoint, ProgramError, TracePoint};
 use aya::{Ebpf, EbpfLoader, Endianness};
 use kevtmon_ebpf::lanes::Limits;
@@ -16,6 +16,7 @@ use super::budgets::Budgets;
 use super::hooks::{Attach, HOOKS, Hook, HookStatus, Program, wants_programs};
 use super::lanes::Lanes;
 use super::objects::{Object, SHARED_MAPS, SharedMaps};
+use super::plugins::Plugins;
 use super::skipped::SkippedRuns;
 use super::{BpfConfig, BpfError, CountReader, counters, task};
 use crate::error_chain::chain;
@@ -44,6 +45,7 @@ pub struct BpfSource {
     pub(super) budgets: Option<Budgets>,
     pub(super) skipped: Vec<SkippedRuns>,
     lanes: Option<Lanes>,
+    plugins: Option<Plugins>,
 }
 
 impl BpfSource {
@@ -58,6 +60,12 @@ impl BpfSource {
     #[must_use]
     pub fn take_lanes(&mut self) -> Option<Lanes> {
         self.lanes.take()
+    }
+
+    /// Where CNI plugins are, to be kept by the caller; `None` the second time.
+    #[must_use]
+    pub fn take_plugins(&mut self) -> Option<Plugins> {
+        self.plugins.take()
     }
 }
 
@@ -240,6 +248,12 @@ impl Objects {
             HashMap::try_from(take(&mut attached, "GATEWAYS")?).map_err(map_error("GATEWAYS"))?,
             HashMap::try_from(take(&mut attached, "CONTAINERS")?).map_err(map_error("CONTAINERS"))?,
         );
+        let plugins = Plugins::new(
+            LpmTrie::try_from(take(&mut attached, "CNI_DIRECTORIES")?)
+                .map_err(map_error("CNI_DIRECTORIES"))?,
+            HashMap::try_from(take(&mut attached, "CNI_MOUNT_NAMESPACES")?)
+                .map_err(map_error("CNI_MOUNT_NAMESPACES"))?,
+        );
         let mut loggers = Vec::new();
         for object in attached.iter_mut().filter(|_| log) {
             match aya_log::EbpfLogger::init(object) {
@@ -256,6 +270,7 @@ impl Objects {
             counts: Arc::new(counts),
             budgets: Some(budgets),
             lanes: Some(lanes),
+            plugins: Some(plugins),
         })
     }
 }

@@ -9,6 +9,7 @@ use thiserror::Error;
 mod account;
 pub mod btf;
 mod budgets;
+mod cni;
 mod counters;
 mod decode;
 pub mod hooks;
@@ -16,6 +17,7 @@ mod lanes;
 mod lineage;
 mod load;
 pub mod objects;
+mod plugins;
 mod ring;
 pub mod settings;
 mod skipped;
@@ -24,9 +26,12 @@ mod task;
 pub(super) use lineage::Complete;
 
 pub use counters::{CountReader, loss_reasons};
-pub use decode::{DecodeError, record};
+#[cfg(test)]
+use decode::record;
+pub use decode::{DecodeError, Decoder};
 pub use lanes::Lanes;
 pub use load::{BpfSource, LoadedHooks, load};
+pub use plugins::Plugins;
 
 use hooks::HookChoices;
 

@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 use super::account::Account;
 use super::lineage::Lineages;
 use super::load::BpfSource;
-use super::{BpfError, decode};
+use super::{BpfError, Decoder};
 use crate::observation::{Fact, Loss, NsInum};
 use crate::sources::procfs::readers::Readers;
 use crate::sources::{Sender, observed_now};
@@ -51,15 +51,16 @@ impl BpfSource {
             .map_err(|error| BpfError::Poll(error.into()))?;
         let _logs: Vec<_> = std::mem::take(&mut self.loggers).into_iter().map(forward_log).collect();
         let mut lineages = Lineages::new(readers);
+        let mut decoder = Decoder::new(host_netns);
         let mut account = Account::new(
             self.budgets.take().ok_or(BpfError::NoMap("SOURCES"))?,
             std::mem::take(&mut self.skipped),
         );
         tokio::select! {
-            () = self.read(&poll, &mut lineages, host_netns, &tx, &mut account) => {}
+            () = self.read(&poll, &mut lineages, &mut decoder, &tx, &mut account) => {}
             _ = stop => {
                 lineages.give_up();
-                let _ = self.drain(&mut lineages, host_netns, &tx, &mut account).await.is_some()
+                let _ = self.drain(&mut lineages, &mut decoder, &tx, &mut account).await.is_some()
                     && self.report(&mut account, &tx, true).await;
             }
         }
@@ -71,7 +72,7 @@ impl BpfSource {
         &mut self,
         poll: &AsyncFd<OwnedFd>,
         lineages: &mut Lineages,
-        host_netns: NsInum,
+        decoder: &mut Decoder,
         tx: &Sender,
         account: &mut Account,
     ) {
@@ -81,7 +82,7 @@ impl BpfSource {
                 tracing::error!(%error, "cannot arm the ring; reading it every {SAFETY:?}");
                 longest = SAFETY;
             }
-            let Some(read) = self.drain(lineages, host_netns, tx, account).await else { return };
+            let Some(read) = self.drain(lineages, decoder, tx, account).await else { return };
             if !self.report(account, tx, false).await {
                 return;
             }
@@ -111,7 +112,7 @@ impl BpfSource {
     async fn drain(
         &mut self,
         lineages: &mut Lineages,
-        host_netns: NsInum,
+        decoder: &mut Decoder,
         tx: &Sender,
         account: &mut Account,
     ) -> Option<usize> {
@@ -127,16 +128,16 @@ impl BpfSource {
                 return Some(read);
             };
             account.note_records();
-            let decoded = decode::record(&item, host_netns);
+            let decoded = decoder.record(&item);
             drop(item);
-            lineages.add(decoded.unwrap_or_else(|error| {
+            let observation = decoded.unwrap_or_else(|error| {
                 tracing::warn!(%error, "cannot decode a record of the kernel programs");
-                observed_now(Fact::Lost(Loss {
-                    source: "bpf".into(),
-                    reason: "decode".into(),
-                    count: Some(1),
-                }))
-            }));
+                let loss = Loss { source: "bpf".into(), reason: "decode".into(), count: Some(1) };
+                Some(observed_now(Fact::Lost(loss)))
+            });
+            if let Some(observation) = observation {
+                lineages.add(observation);
+            }
             read += 1;
             if read % YIELD_AFTER == 0 {
                 // In a storm it may be long until the ring is empty.

@@ -9,7 +9,7 @@ use zerocopy::IntoBytes as _;
 
 use super::btf::{Btf, BtfError};
 use super::decode::{DecodeError, layout, text};
-use super::hooks::{LossCount, Offsets, Records};
+use super::hooks::{Decode, LossCount, Offsets, Records};
 use crate::namespace::NsInum;
 use crate::node::cgroup::{self, identify, is_roots, most_specific};
 use crate::observation::{Ancestor, Fact, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
@@ -27,7 +27,7 @@ const CGROUPS: &str = "/proc/cgroups";
 
 /// What the programs of every hook write.
 pub(super) const RECORDS: Records = Records {
-    kinds: &[(KIND_TASK, decode)],
+    kinds: &[(KIND_TASK, Decode::Fact(decode))],
     counts: &[],
     losses: &[LossCount { counter: counter::RING_FULL, reason: "task-ring-full" }],
 };

@@ -8,7 +8,7 @@ use kevtmon_ebpf::neighbor::{
 };
 use zerocopy::IntoBytes as _;
 
-use super::{Attach, Count, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
+use super::{Attach, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
 use crate::metrics::KernelMetric;
 use crate::namespace::NsInum;
 use crate::observation::{
@@ -36,7 +36,7 @@ pub(super) const HOOK: Hook = Hook {
     ],
     offsets: Some(Offsets { global: "NEIGHBOR_OFFSETS", resolve: offsets }),
     records: Records {
-        kinds: &[(KIND_NEIGHBOR, decode)],
+        kinds: &[(KIND_NEIGHBOR, Decode::Fact(decode))],
         counts: &[
             deletions(counter::PERMANENT_ADMIN, &["permanent", "admin"]),
             deletions(counter::PERMANENT_COLLATERAL, &["permanent", "collateral"]),

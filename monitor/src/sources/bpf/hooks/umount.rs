@@ -6,7 +6,7 @@ use kevtmon_ebpf::path_mark;
 use kevtmon_ebpf::umount::{DirectoryRecord, KIND_UMOUNT, UmountOffsets, UmountRecord, call_mark, counter};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
-use super::{Attach, Count, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
+use super::{Attach, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
 use crate::metrics::KernelMetric;
 use crate::namespace::NsInum;
 use crate::observation::{CallerDirectory, Fact, MountSyscall, PathDoubt, PathOrigin, UmountAttempt};
@@ -25,7 +25,7 @@ pub(super) const HOOK: Hook = Hook {
     }],
     offsets: Some(Offsets { global: "UMOUNT_OFFSETS", resolve: offsets }),
     records: Records {
-        kinds: &[(KIND_UMOUNT, decode)],
+        kinds: &[(KIND_UMOUNT, Decode::Fact(decode))],
         counts: &[Count {
             counter: counter::BUSY,
             metric: KernelMetric::MountBusy,

@@ -1,0 +1,176 @@
+//! CNI calls: a program in a directory of CNI plugins, executed by root of the node, its environment, and its end.
+//!
+//! Anybody may execute a plugin with the name of another's pod in its environment. So nothing is read but of root in the
+//! initial user namespace, and in a mount namespace of the host's or of a runtime, which the daemon tells.
+
+use aya_ebpf::bindings::BPF_ANY;
+use aya_ebpf::helpers::bpf_get_current_pid_tgid;
+use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_probe_read_kernel_str, bpf_probe_read_user};
+use aya_ebpf::macros::{btf_tracepoint, map};
+use aya_ebpf::maps::lpm_trie::Key;
+use aya_ebpf::maps::{HashMap, LpmTrie, PerCpuArray};
+use aya_ebpf::programs::BtfTracePointContext;
+use kevtmon_ebpf::Header;
+use kevtmon_ebpf::exec::{
+    DIRECTORIES_MAX, DIRECTORY_CAPACITY, EnvironmentRecord, ExecOffsets, ExecRecord, ExitRecord,
+    FILENAME_CAPACITY, KIND_ENVIRONMENT, KIND_EXEC, KIND_EXIT, MOUNT_NAMESPACES_MAX, PART_CAPACITY,
+    PARTS_MAX, RUNNING_MAX, counter,
+};
+
+use crate::emit::{self, Room};
+use crate::lanes;
+use crate::memory::{Structure as _, Typed, offset};
+use crate::task::{self, Program, Task};
+
+/// `SIGNAL_GROUP_EXIT` of include/linux/sched/signal.h.
+const GROUP_EXIT: u32 = 4;
+
+/// Written by the daemon before load.
+#[unsafe(export_name = "EXEC_OFFSETS")]
+static OFFSETS: ExecOffsets = ExecOffsets::ZERO;
+
+/// Written by the daemon: the directories of CNI plugins.
+#[map]
+static CNI_DIRECTORIES: LpmTrie<[u8; DIRECTORY_CAPACITY], u32> =
+    LpmTrie::with_max_entries(DIRECTORIES_MAX, 0);
+
+/// Written by the daemon: mount namespaces of the host and of runtimes.
+#[map]
+static CNI_MOUNT_NAMESPACES: HashMap<u32, u32> = HashMap::with_max_entries(MOUNT_NAMESPACES_MAX, 0);
+
+/// Processes whose exec was sent, by thread group id, and their start.
+#[map]
+static CNI_RUNNING: HashMap<u32, u64> = HashMap::with_max_entries(RUNNING_MAX, 0);
+
+/// The key to look up: too large for the stack.
+#[map]
+static CNI_PATH: PerCpuArray<Key<[u8; DIRECTORY_CAPACITY]>> = PerCpuArray::with_max_entries(1, 0);
+
+/// `sched_process_exec(struct task_struct *p, pid_t old_pid, struct linux_binprm *bprm)`, since 3.4. The new program is
+/// loaded: credentials, command name, arguments and environment are its own.
+#[btf_tracepoint(function = "sched_process_exec")]
+fn sched_process_exec(ctx: BtfTracePointContext) -> i32 {
+    let filename: u64 = Typed(ctx.arg::<u64>(2)).get(offset!(binprm_filename));
+    let Some(path) = CNI_PATH.get_ptr_mut(0) else {
+        return 0;
+    };
+    // SAFETY: a slot of the map; programs of tracepoints do not nest on a CPU. The helper writes at most the path.
+    let is_plugin = unsafe {
+        (*path).prefix_len = DIRECTORY_CAPACITY as u32 * 8;
+        bpf_probe_read_kernel_str(
+            (&raw mut (*path).data).cast(),
+            DIRECTORY_CAPACITY as u32,
+            filename as *const _,
+        );
+        CNI_DIRECTORIES.get(&*path).is_some()
+    };
+    if is_plugin && let Some(task) = task::current_typed(Program::Exec) {
+        executed(task, filename);
+    }
+    0
+}
+
+#[inline(always)]
+fn executed(task: Task, filename: u64) {
+    let id = task.id();
+    // SAFETY: the map's values are plain numbers.
+    let is_known = unsafe { CNI_MOUNT_NAMESPACES.get(id.mntns) }.is_some();
+    // A file that is executed with root's rights by whoever owns no such process counts as another's.
+    if !is_known || id.euid != 0 || id.uid != 0 || !lanes::is_in_initial_userns(&task) {
+        return emit::count(counter::OTHERS);
+    }
+    let Some(room) = lanes::exec(&task) else {
+        return;
+    };
+    task::send_details(task, room);
+    let mm = task.address.follow(offset!(task_mm));
+    let start: u64 = mm.get(offset!(mm_env_start));
+    let end: u64 = mm.get(offset!(mm_env_end));
+    let len = if start == 0 || end < start { 0 } else { end - start };
+    let sent = emit::record::<ExecRecord>(room, counter::RING_FULL, |record| {
+        // SAFETY: the ring gave memory for a whole record, and every field is written.
+        unsafe {
+            (*record).header = Header { kind: KIND_EXEC, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).task = *id;
+            (*record).environment_len = len;
+            let name = (&raw mut (*record).filename).cast();
+            bpf_probe_read_kernel_str(name, FILENAME_CAPACITY as u32, filename as *const _);
+        }
+    });
+    if sent && send_environment(id.start_ns, id.tgid, start, len, room) {
+        // Without it the end of the call is not seen.
+        let _ = CNI_RUNNING.insert(&id.tgid, &id.start_ns, u64::from(BPF_ANY));
+    }
+}
+
+/// Sends the environment in parts; false if one of them was lost, after which the others say nothing.
+#[inline(always)]
+fn send_environment(start_ns: u64, tgid: u32, start: u64, len: u64, room: Room) -> bool {
+    let mut index = 0_u64;
+    while index < PARTS_MAX as u64 {
+        let offset = index * PART_CAPACITY as u64;
+        index += 1;
+        let mut count = len.wrapping_sub(offset);
+        let is_last = count <= PART_CAPACITY as u64 || index == PARTS_MAX as u64;
+        if count > PART_CAPACITY as u64 {
+            count = PART_CAPACITY as u64;
+        }
+        let sent = emit::record::<EnvironmentRecord>(room, counter::RING_FULL, |record| {
+            // SAFETY: the ring gave memory for a whole record; every field is written, `bytes` as far as its length
+            // goes, and the daemon reads no further. The helper checks the source.
+            unsafe {
+                (*record).header =
+                    Header { kind: KIND_ENVIRONMENT, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+                (*record).start_ns = start_ns;
+                (*record).tgid = tgid;
+                (*record).offset = offset as u32;
+                (*record).is_last = u32::from(is_last);
+                let from = start.wrapping_add(offset) as *const _;
+                let read = bpf_probe_read_user((&raw mut (*record).bytes).cast(), count as u32, from);
+                (*record).len = if read == 0 { count as u32 } else { 0 };
+            }
+        });
+        if !sent {
+            return false;
+        }
+        if is_last {
+            return true;
+        }
+    }
+    true
+}
+
+/// `sched_process_exit(struct task_struct *p)`, since 2.6.28. Fires for each thread, in itself; the count of those that live
+/// is lowered before.
+#[btf_tracepoint(function = "sched_process_exit")]
+fn sched_process_exit(ctx: BtfTracePointContext) -> i32 {
+    let task = Typed(ctx.arg::<u64>(0));
+    let signal = task.follow(offset!(task_signal));
+    let live: u32 = signal.get(offset!(signal_live));
+    if live != 0 {
+        return 0;
+    }
+    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
+    // SAFETY: the map's values are plain numbers.
+    let Some(start_ns) = (unsafe { CNI_RUNNING.get(tgid) }).copied() else {
+        return 0;
+    };
+    // The last two threads may both see that none lives.
+    if CNI_RUNNING.remove(tgid).is_err() {
+        return 0;
+    }
+    let leader = task.follow(offset!(task_group_leader));
+    let flags: u32 = signal.get(offset!(signal_flags));
+    let of_group: u32 = signal.get(offset!(signal_group_exit_code));
+    let of_leader: u32 = leader.get(offset!(task_exit_code));
+    emit::record::<ExitRecord>(Room::Exec, counter::RING_FULL, |record| {
+        // SAFETY: the ring gave memory for a whole record, and every field is written.
+        unsafe {
+            (*record).header = Header { kind: KIND_EXIT, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).start_ns = start_ns;
+            (*record).tgid = tgid;
+            (*record).status = if flags & GROUP_EXIT != 0 { of_group } else { of_leader };
+        }
+    });
+    0
+}

@@ -1,0 +1,115 @@
+//! The hook `exec`: a program in a CNI directory that root of the node executed, its environment, and how it ended.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::task::TaskId;
+use super::{Counter, Header, HookId};
+
+const HOOK: HookId = HookId::new(3);
+
+/// `Header::kind` of an [`ExecRecord`].
+pub const KIND_EXEC: u32 = HOOK.kind(0);
+/// `Header::kind` of an [`EnvironmentRecord`].
+pub const KIND_ENVIRONMENT: u32 = HOOK.kind(1);
+/// `Header::kind` of an [`ExitRecord`].
+pub const KIND_EXIT: u32 = HOOK.kind(2);
+
+/// What the programs count.
+pub mod counter {
+    use super::{Counter, HOOK};
+
+    /// Records for which the ring had no room.
+    pub const RING_FULL: Counter = HOOK.counter(0);
+    /// Programs in such a directory that others executed than root of the node; nothing of them was read.
+    pub const OTHERS: Counter = HOOK.counter(1);
+}
+
+/// Bytes of a path that are compared with the directories, and of a directory at most.
+pub const DIRECTORY_CAPACITY: usize = 128;
+/// Directories at most.
+pub const DIRECTORIES_MAX: u32 = 64;
+/// Mount namespaces at most.
+pub const MOUNT_NAMESPACES_MAX: u32 = 64;
+/// Programs under way at most.
+pub const RUNNING_MAX: u32 = 4096;
+/// Bytes of the path of a program that are captured, with its NUL.
+pub const FILENAME_CAPACITY: usize = 256;
+/// Bytes of the environment in one record.
+pub const PART_CAPACITY: usize = 4096;
+/// Records of one environment at most: what is beyond them is not read.
+pub const PARTS_MAX: usize = 32;
+
+/// A program that was executed. Its environment follows in order, in one record at least.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct ExecRecord {
+    /// `KIND_EXEC`.
+    pub header: Header,
+    /// The process, as the new program.
+    pub task: TaskId,
+    /// Bytes of its environment, also beyond what is read.
+    pub environment_len: u64,
+    /// The path that was executed (`linux_binprm.filename`), NUL-terminated, cut. Of a script it is the script's.
+    pub filename: [u8; FILENAME_CAPACITY],
+}
+
+/// A part of the environment of the program that was executed last by this process.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct EnvironmentRecord {
+    /// `KIND_ENVIRONMENT`.
+    pub header: Header,
+    /// `start_boottime` of the process.
+    pub start_ns: u64,
+    /// Its thread group id.
+    pub tgid: u32,
+    /// Where the part begins.
+    pub offset: u32,
+    /// Bytes that count; fewer than there are where they could not be read.
+    pub len: u32,
+    /// Not 0 if no other part follows.
+    pub is_last: u32,
+    /// Strings, each NUL-terminated; one may go on in the next part.
+    pub bytes: [u8; PART_CAPACITY],
+}
+
+/// The end of a process that had executed such a program.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct ExitRecord {
+    /// `KIND_EXIT`.
+    pub header: Header,
+    /// `start_boottime` of the process.
+    pub start_ns: u64,
+    /// Its thread group id.
+    pub tgid: u32,
+    /// As wait(2) has it: the signal in the lowest seven bits, the exit code in the second byte.
+    pub status: u32,
+}
+
+const _: () = assert!(size_of::<ExecRecord>() == 16 + 64 + 8 + 256);
+const _: () = assert!(size_of::<EnvironmentRecord>() == 16 + 24 + 4096);
+const _: () = assert!(size_of::<ExitRecord>() == 32);
+
+/// Where the kernel keeps what only this hook reads.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[allow(missing_docs, reason = "each field is named STRUCT_MEMBER after the kernel")]
+pub struct ExecOffsets {
+    pub binprm_filename: u32,
+    pub task_mm: u32,
+    pub mm_env_start: u32,
+    pub mm_env_end: u32,
+    pub task_group_leader: u32,
+    pub task_start_boottime: u32,
+    pub task_exit_code: u32,
+    pub task_signal: u32,
+    pub signal_flags: u32,
+    pub signal_live: u32,
+    pub signal_group_exit_code: u32,
+}
+
+impl ExecOffsets {
+    /// What the programs hold until the daemon fills it in.
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 11]);
+}

@@ -1,0 +1,164 @@
+//! CNI calls: the plugins that one call executes are one event, joined with the sandbox and its pod.
+
+use super::Core;
+use crate::diagnose::ModelChange;
+use crate::escape::name;
+use crate::event::wording::{actor_phrase, owner_phrase};
+use crate::event::{Actor, Cni, Container, Event, Join, Kind, Pod, Severity, Target};
+use crate::node::cni::Call;
+use crate::node::view::RuntimeAvailability;
+use crate::observation::{BootNs, CniCommand, CniExec, CniExit, CniNetns, CniPod, Request};
+
+impl Core {
+    pub(super) fn cni_exec(&mut self, at: BootNs, exec: CniExec) {
+        let facts = self.tasks.get(&exec.actor);
+        let ancestors: Vec<_> = facts
+            .iter()
+            .flat_map(|facts| &facts.ancestors)
+            .map(|above| (above.tgid, above.start_ns))
+            .collect();
+        let actor = self.actor(&exec.actor, false);
+        let Some(call) = self.cni.started(at, exec, &ancestors, || actor).cloned() else { return };
+        if let Some(path) = call.first.netns.clone() {
+            self.request(Request::CniNetns { id: call.id, path });
+        }
+        self.emit_cni(at, &call, None);
+    }
+
+    pub(super) fn cni_exit(&mut self, at: BootNs, exit: CniExit) {
+        if let Some(call) = self.cni.exited(at, exit) {
+            self.finished(&call);
+        }
+    }
+
+    pub(super) fn end_calls(&mut self, now: BootNs) {
+        while let Some(call) = self.cni.take_ended(now) {
+            self.finished(&call);
+        }
+    }
+
+    pub(super) fn cni_netns(&mut self, at: BootNs, found: CniNetns) {
+        if let Some(call) = self.cni.answered(&found) {
+            self.diagnose(at, &ModelChange::CniNetns(&call));
+        }
+    }
+
+    fn finished(&mut self, call: &Call) {
+        let Some((at, exit)) = call.ended else { return };
+        let pod = call.first.pod.as_ref();
+        let is_del = call.first.command == CniCommand::Del;
+        let stale = pod.zip(call.first.container_id.as_deref()).filter(|_| is_del);
+        let stale = stale.map(|(pod, id)| self.node().is_stale(id, pod));
+        let failed = exit.status != 0;
+        self.cni.note_end(at, call, failed, stale == Some(true));
+        self.emit_cni(at, call, Some((exit, stale)));
+        if let Some(id) = &call.first.container_id {
+            self.diagnose(at, &ModelChange::CniCall(id));
+        }
+    }
+
+    /// `end`: how it ended, and whether it was of another sandbox than the current one.
+    fn emit_cni(&mut self, at: BootNs, call: &Call, end: Option<(CniExit, Option<bool>)>) {
+        let CniExec { command, container_id, netns, ifname, pod, truncated, .. } = &call.first;
+        let exit = end.map(|(exit, _)| exit);
+        let has_failed = exit.is_some_and(|exit| exit.status != 0);
+        let cni = Cni {
+            command: command.name().to_owned(),
+            container_id: container_id.clone(),
+            netns: netns.clone(),
+            netns_inode: call.netns,
+            ifname: ifname.clone(),
+            namespace: pod.as_ref().map(|pod| pod.namespace.clone()),
+            pod: pod.as_ref().map(|pod| pod.name.clone()),
+            plugin: if has_failed { call.ended_plugin.clone() } else { call.first.plugin.clone() },
+            plugins: if call.plugins.len() > 1 { call.plugins.clone() } else { Vec::new() },
+            exit_code: exit.and_then(|exit| exit.code()),
+            signal: exit.and_then(|exit| exit.signal()),
+            duration_ms: exit.map(|_| at.saturating_sub(call.started) / 1_000_000),
+            stale: end.and_then(|(_, stale)| stale),
+            truncated: *truncated,
+        };
+        let (kind, severity) = match (exit, has_failed) {
+            (None, _) => (Kind::CniStarted, Severity::Debug),
+            (Some(_), true) => (Kind::CniFinished, Severity::Notice),
+            (Some(_), false) if *command == CniCommand::Check => (Kind::CniFinished, Severity::Debug),
+            (Some(_), false) => (Kind::CniFinished, Severity::Info),
+        };
+        let target = container_id.as_deref().map(|id| self.cni_target(id, pod.as_ref()));
+        let message = message(&cni, target.as_ref(), &call.actor);
+        let event = Event {
+            actor: Some(call.actor.clone()),
+            target: target.map(Box::new),
+            cni: Some(Box::new(cni)),
+            ..self.event(at, kind, severity, message)
+        };
+        self.emit(event);
+    }
+
+    /// The container that a call is about. Who made the call is root of the node, and tells the pod.
+    fn cni_target(&self, id: &str, named: Option<&CniPod>) -> Target {
+        if let Some(facts) = self.containers.get(id) {
+            let mut target = self.target_of(facts);
+            let is_named = |pod: &Pod| named.is_some_and(|named| is_same(pod, named));
+            if let Some(pod) = target.pod.as_mut().filter(|pod| pod.claimed && is_named(pod)) {
+                pod.claimed = false;
+            }
+            return target;
+        }
+        let container = Container {
+            id: id.to_owned(),
+            name: None,
+            runtime: None,
+            image: None,
+            pid: None,
+            state: None,
+            exit_code: None,
+            oom_killed: None,
+        };
+        let pod = named.and_then(|named| {
+            Some(Pod {
+                namespace: Some(named.namespace.clone()),
+                name: Some(named.name.clone()),
+                uid: named.uid.clone()?,
+                claimed: false,
+                sandbox_id: Some(id.to_owned()),
+                ip: Vec::new(),
+            })
+        });
+        let join = if self.runtimes() == RuntimeAvailability::None { Join::Ok } else { Join::Missed };
+        Target { container: Some(container), pod, ..Target::unknown(join) }
+    }
+}
+
+/// Only the uid tells one pod from the next one of its name.
+fn is_same(pod: &Pod, named: &CniPod) -> bool {
+    pod.namespace.as_ref() == Some(&named.namespace)
+        && pod.name.as_ref() == Some(&named.name)
+        && named.uid.as_ref() == Some(&pod.uid)
+}
+
+fn message(cni: &Cni, target: Option<&Target>, actor: &Actor) -> String {
+    let of = match (cni.pod_name(), &cni.container_id, target) {
+        (Some(pod), Some(id), _) => format!(" of sandbox {} of pod {}", short(id), name(&pod)),
+        (Some(pod), None, _) => format!(" of pod {}", name(&pod)),
+        (None, _, Some(target)) => owner_phrase(target),
+        (None, _, None) => String::new(),
+    };
+    let plugin = name(cni.plugin.rsplit('/').next().unwrap_or(&cni.plugin));
+    let by = actor_phrase(actor);
+    let end = match (cni.signal, cni.exit_code) {
+        (Some(signal), _) => format!("failed, signal {signal} ended plugin {plugin}"),
+        (None, Some(0)) => "succeeded".to_owned(),
+        (None, Some(code)) => format!("failed, plugin {plugin} exited with code {code}"),
+        (None, None) => "began".to_owned(),
+    };
+    let stale = match cni.stale {
+        Some(true) => ", which is not its current sandbox,",
+        _ => "",
+    };
+    format!("CNI {}{of}{stale} {end}: {by}", cni.command)
+}
+
+fn short(id: &str) -> &str {
+    id.get(..12).unwrap_or(id)
+}

@@ -1,0 +1,354 @@
+//! CNI calls under way, folded from the plugins that they execute, and what such calls did to which sandbox.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use super::containers::is_live;
+use super::view::{NodeView, RuntimeAvailability};
+use crate::event::Actor;
+use crate::observation::{
+    BootNs, CniCommand, CniExec, CniExit, CniNetns, CniPod, NsInum, PodIdentity, TaskKey,
+};
+
+const SECOND_NS: BootNs = 1_000_000_000;
+/// The next plugin of a chain begins within this time after the one before.
+const CHAIN_NS: BootNs = SECOND_NS / 2;
+/// A call whose end was not seen is forgotten after this time.
+const FORGOTTEN_NS: BootNs = 3600 * SECOND_NS;
+/// Calls under way at most, and plugins of one of them.
+const OPEN_MAX: usize = 256;
+const PLUGINS_MAX: usize = 32;
+/// Calls that have ended and whose namespace is still looked for at most.
+const UNANSWERED_MAX: usize = 64;
+/// Sandboxes at most; those that were heard of longest ago go first.
+const SANDBOXES_MAX: usize = 2048;
+/// Sandboxes are remembered this long.
+const RETENTION_NS: BootNs = 24 * 3600 * SECOND_NS;
+
+/// A process: ids are reused.
+type Process = (u32, BootNs);
+
+/// CNI calls.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CniCalls {
+    open: Vec<Call>,
+    /// Calls that have ended before it was known where their `CNI_NETNS` leads to, the oldest first.
+    unanswered: VecDeque<Call>,
+    sandboxes: BTreeMap<String, Sandbox>,
+    last_id: u64,
+}
+
+/// A call by a runtime or kubelet.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Call {
+    /// Of the requests that it leads to.
+    pub id: u64,
+    /// What its first plugin was executed for.
+    pub first: CniExec,
+    /// The process of the first plugin.
+    pub actor: Box<Actor>,
+    /// Paths of its plugins.
+    pub plugins: Vec<String>,
+    /// When it began.
+    pub started: BootNs,
+    /// When the last plugin that has ended ended, and how.
+    pub ended: Option<(BootNs, CniExit)>,
+    /// The path of that plugin.
+    pub ended_plugin: String,
+    /// Where `CNI_NETNS` led to.
+    pub netns: Option<NsInum>,
+    caller: Option<Process>,
+    /// Plugins that the caller has executed and that run, with their paths; and the interface of each that it ever executed.
+    running: Vec<(Process, String)>,
+    seen: Vec<(String, Option<String>)>,
+    /// Plugins that others of them execute.
+    delegates: Vec<Process>,
+}
+
+/// What calls did to a sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sandbox {
+    /// Its pod.
+    pub pod: Option<CniPod>,
+    /// When the first `ADD` began.
+    pub added: Option<BootNs>,
+    /// Whether one has succeeded.
+    pub is_added: bool,
+    /// Its network namespace, as the first `ADD` named it.
+    pub netns: Option<NsInum>,
+    /// Calls of `DEL` that failed since one succeeded.
+    pub failed: u64,
+    /// The first and the last one of them.
+    pub failed_from: Option<BootNs>,
+    /// See above.
+    pub failed_until: Option<BootNs>,
+    /// Calls of `DEL` while another sandbox of the pod was the current one.
+    pub stale: u64,
+    /// The last one of them.
+    pub stale_at: Option<BootNs>,
+    /// When the last `DEL` ended.
+    pub deleted_at: Option<BootNs>,
+    /// Whether it succeeded.
+    pub is_deleted: bool,
+    seen: BootNs,
+}
+
+impl CniCalls {
+    /// A plugin was executed by a process with these ancestors, the nearest first; the call, if it is the first one of it.
+    pub fn started(
+        &mut self,
+        at: BootNs,
+        exec: CniExec,
+        ancestors: &[Process],
+        actor: impl FnOnce() -> Actor,
+    ) -> Option<&Call> {
+        let process = process(&exec.actor.key);
+        let caller = ancestors.first().copied();
+        if self.open.iter().any(|call| call.runs(process)) {
+            return None;
+        }
+        if let Some(call) = self.open.iter_mut().find(|call| ancestors.iter().any(|above| call.runs(*above)))
+        {
+            if call.delegates.len() < PLUGINS_MAX {
+                call.delegates.push(process);
+            }
+            return None;
+        }
+        let plugin = (exec.plugin.clone(), exec.ifname.clone());
+        let is_next = |call: &&mut Call| {
+            caller.is_some()
+                && call.caller == caller
+                && call.first.command == exec.command
+                && call.first.container_id == exec.container_id
+                && !call.seen.contains(&plugin)
+                && call.plugins.len() < PLUGINS_MAX
+        };
+        if let Some(call) = self.open.iter_mut().find(is_next) {
+            call.plugins.push(exec.plugin.clone());
+            call.seen.push(plugin);
+            call.running.push((process, exec.plugin));
+            call.ended = None;
+            return None;
+        }
+        if self.open.len() >= OPEN_MAX {
+            self.open.remove(0);
+        }
+        self.last_id += 1;
+        self.note_start(at, &exec);
+        self.open.push(Call {
+            id: self.last_id,
+            actor: Box::new(actor()),
+            plugins: vec![exec.plugin.clone()],
+            started: at,
+            ended: None,
+            ended_plugin: String::new(),
+            netns: None,
+            caller,
+            running: vec![(process, exec.plugin.clone())],
+            seen: vec![plugin],
+            delegates: Vec::new(),
+            first: exec,
+        });
+        self.open.last()
+    }
+
+    /// A process ended; the call, if that was its end.
+    pub fn exited(&mut self, at: BootNs, exit: CniExit) -> Option<Call> {
+        let process = (exit.tgid, exit.start_ns);
+        let index = self.open.iter().position(|call| call.runs(process))?;
+        let call = &mut self.open[index];
+        call.delegates.retain(|delegate| *delegate != process);
+        let running = call.running.iter().position(|(running, _)| *running == process)?;
+        let (_, plugin) = call.running.remove(running);
+        (call.ended, call.ended_plugin) = (Some((at, exit)), plugin);
+        // The caller executes no further plugin.
+        (exit.status != 0).then(|| self.open.remove(index))
+    }
+
+    /// Removes and returns a call whose last plugin ended so long ago that none follows.
+    pub fn take_ended(&mut self, now: BootNs) -> Option<Call> {
+        let index = self.open.iter().position(|call| call.due().is_some_and(|due| due <= now))?;
+        Some(self.open.remove(index))
+    }
+
+    /// When the next one of them is due.
+    #[must_use]
+    pub fn deadline(&self) -> Option<BootNs> {
+        self.open.iter().filter_map(Call::due).min()
+    }
+
+    /// Where `CNI_NETNS` of a call led to, if it was found, and when the process began whose directory it was; the call, if
+    /// that was its namespace already when it began.
+    pub fn answered(&mut self, found: &CniNetns) -> Option<Call> {
+        let ended = self.unanswered.iter().position(|call| call.id == found.id);
+        let mut ended = ended.and_then(|index| self.unanswered.remove(index));
+        let call = ended.as_mut().or_else(|| self.open.iter_mut().find(|call| call.id == found.id))?;
+        // Another process has the id by now.
+        let is_later = found.started_ns.is_some_and(|started| started > call.started);
+        call.netns = found.netns.filter(|_| !is_later);
+        let call = call.clone();
+        if let (CniCommand::Add, Some(id), Some(netns)) =
+            (call.first.command, &call.first.container_id, call.netns)
+        {
+            self.sandbox(call.started, id).netns = Some(netns);
+        }
+        call.netns.is_some().then_some(call)
+    }
+
+    /// Notes how a call ended; `stale`: as in [`NodeView::is_stale`].
+    pub fn note_end(&mut self, at: BootNs, call: &Call, failed: bool, stale: bool) {
+        if call.netns.is_none() && call.first.netns.is_some() {
+            if self.unanswered.len() >= UNANSWERED_MAX {
+                self.unanswered.pop_front();
+            }
+            self.unanswered.push_back(call.clone());
+        }
+        let Some(id) = &call.first.container_id else { return };
+        let sandbox = self.sandbox(at, id);
+        match call.first.command {
+            CniCommand::Add if !failed => sandbox.is_added = true,
+            CniCommand::Del => {
+                (sandbox.deleted_at, sandbox.is_deleted) = (Some(at), !failed);
+                if stale {
+                    (sandbox.stale, sandbox.stale_at) = (sandbox.stale + 1, Some(at));
+                }
+                if failed {
+                    sandbox.failed += 1;
+                    sandbox.failed_from.get_or_insert(at);
+                    sandbox.failed_until = Some(at);
+                } else {
+                    (sandbox.failed, sandbox.failed_from, sandbox.failed_until) = (0, None, None);
+                }
+            }
+            CniCommand::Add | CniCommand::Check | CniCommand::Gc => {}
+        }
+    }
+
+    /// What calls did to a sandbox.
+    #[must_use]
+    pub fn get(&self, id: &str) -> Option<&Sandbox> {
+        self.sandboxes.get(id)
+    }
+
+    /// Every sandbox that calls were made for, by id.
+    pub fn sandboxes(&self) -> impl Iterator<Item = (&str, &Sandbox)> {
+        self.sandboxes.iter().map(|(id, sandbox)| (id.as_str(), sandbox))
+    }
+
+    /// Those of a pod.
+    pub fn of_pod(&self, namespace: &str, name: &str) -> impl Iterator<Item = (&str, &Sandbox)> {
+        self.sandboxes().filter(move |(_, sandbox)| sandbox.is_of(namespace, name))
+    }
+
+    /// Forgets what is long over.
+    pub fn expire(&mut self, now: BootNs) {
+        self.open.retain(|call| call.started.saturating_add(FORGOTTEN_NS) > now);
+        self.sandboxes.retain(|_, sandbox| sandbox.seen.saturating_add(RETENTION_NS) > now);
+    }
+
+    fn note_start(&mut self, at: BootNs, exec: &CniExec) {
+        let Some(id) = &exec.container_id else { return };
+        let sandbox = self.sandbox(at, id);
+        if exec.pod.is_some() {
+            sandbox.pod.clone_from(&exec.pod);
+        }
+        if exec.command == CniCommand::Add {
+            sandbox.added.get_or_insert(at);
+            sandbox.is_deleted = false;
+        }
+    }
+
+    fn sandbox(&mut self, at: BootNs, id: &str) -> &mut Sandbox {
+        if self.sandboxes.len() >= SANDBOXES_MAX && !self.sandboxes.contains_key(id) {
+            let oldest = self.sandboxes.iter().min_by_key(|(_, sandbox)| sandbox.seen);
+            if let Some(id) = oldest.map(|(id, _)| id.clone()) {
+                self.sandboxes.remove(&id);
+            }
+        }
+        let sandbox = self.sandboxes.entry(id.to_owned()).or_default();
+        sandbox.seen = at;
+        sandbox
+    }
+}
+
+impl Sandbox {
+    /// Whether it is of the pod of this name, or of an earlier one.
+    #[must_use]
+    pub fn is_of(&self, namespace: &str, name: &str) -> bool {
+        self.pod.as_ref().is_some_and(|pod| pod.namespace == namespace && pod.name == name)
+    }
+}
+
+impl Call {
+    fn runs(&self, process: Process) -> bool {
+        self.running.iter().any(|(running, _)| *running == process) || self.delegates.contains(&process)
+    }
+
+    fn due(&self) -> Option<BootNs> {
+        let (at, _) = self.ended.filter(|_| self.running.is_empty())?;
+        Some(at.saturating_add(CHAIN_NS))
+    }
+}
+
+impl<'a> NodeView<'a> {
+    /// The newest sandbox of a pod that lives, and when it was made, as far as that is known.
+    #[must_use]
+    pub fn current_sandbox(&self, namespace: &str, name: &str) -> Option<(&'a str, BootNs)> {
+        let is_its = |pod: &PodIdentity| pod.namespace == namespace && pod.name == name;
+        let of_runtimes = self
+            .containers
+            .present()
+            .filter(|facts| facts.is_sandbox() && facts.pod.as_ref().is_some_and(is_its))
+            .map(|facts| facts.id.as_str());
+        let of_calls =
+            self.cni.sandboxes().filter(|(_, known)| known.is_added && known.is_of(namespace, name));
+        of_runtimes
+            .chain(of_calls.map(|(id, _)| id))
+            .filter(|id| self.is_sandbox_alive(id))
+            .map(|id| (id, self.sandbox_made(id)))
+            .max_by_key(|(id, made)| (*made, *id))
+    }
+
+    /// Whether a sandbox is not the current one of its pod, which is newer and lives.
+    #[must_use]
+    pub fn is_stale(&self, id: &str, pod: &CniPod) -> bool {
+        self.current_sandbox(&pod.namespace, &pod.name)
+            .is_some_and(|(current, made)| current != id && made > self.sandbox_made(id))
+    }
+
+    /// Whether a sandbox lives, as far as anything tells.
+    #[must_use]
+    pub fn is_sandbox_alive(&self, id: &str) -> bool {
+        match self.containers.get(id) {
+            Some(facts) => is_live(facts.state) && self.containers.present().any(|known| known.id == id),
+            None => {
+                self.runtimes != RuntimeAvailability::All
+                    && self.cni.get(id).is_some_and(|known| known.is_added && !known.is_deleted)
+            }
+        }
+    }
+
+    /// Whether a runtime still has a sandbox, in any state.
+    #[must_use]
+    pub fn has_sandbox(&self, id: &str) -> bool {
+        self.containers.present().any(|known| known.id == id)
+    }
+
+    fn sandbox_made(&self, id: &str) -> BootNs {
+        let of_runtime = || {
+            let facts = self.containers.get(id)?;
+            facts.started_ns.or_else(|| self.containers.started(id))
+        };
+        self.cni.get(id).and_then(|known| known.added).or_else(of_runtime).unwrap_or(0)
+    }
+}
+
+fn process(key: &TaskKey) -> Process {
+    (key.tgid, key.start_ns)
+}
+
+#[cfg(test)]
+mod tests;

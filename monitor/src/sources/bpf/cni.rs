@@ -1,0 +1,267 @@
+//! Environments of CNI plugins, which come from the kernel in parts, become calls.
+//!
+//! Parts are read where they lie in the ring. Of a variable whose name is not wanted no byte is copied; of a wanted one, what
+//! a part cuts off is kept until the next one, and overwritten when it was read.
+
+use std::collections::BTreeMap;
+
+use kevtmon_ebpf::exec::{EnvironmentRecord, ExecRecord, PART_CAPACITY, PARTS_MAX};
+
+use super::decode::{DecodeError, layout, text};
+use super::task::actor;
+use crate::observation::{BootNs, CniCommand, CniExec, CniPod, Fact, TaskRef};
+
+/// As a source of malformed calls.
+pub(super) const SOURCE: &str = "hook.exec";
+/// Calls whose environment has not come to its end; then the oldest one is dropped.
+const PARTIAL_MAX: usize = 64;
+/// Longest value that is read.
+const VALUE_MAX: usize = 4096;
+/// Characters of a name of a pod, and of a namespace (RFC 1123).
+const NAME_MAX: usize = 253;
+/// What is read of the environment.
+const WANTED: [&str; 5] = ["CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS"];
+
+/// Calls that are being read.
+#[derive(Debug, Default)]
+pub struct PartialCalls {
+    /// By process.
+    calls: BTreeMap<(u32, BootNs), PartialCall>,
+}
+
+#[derive(Debug)]
+struct PartialCall {
+    at: BootNs,
+    actor: TaskRef,
+    plugin: String,
+    environment_len: u64,
+    read: u64,
+    unreadable: bool,
+    environment: Environment,
+}
+
+impl PartialCalls {
+    /// A program that was executed; its environment follows.
+    pub(super) fn begin(&mut self, bytes: &[u8]) -> Result<(), DecodeError> {
+        let record = layout::<ExecRecord>(bytes)?;
+        let Some(actor) = actor(&record.task) else {
+            return Err(DecodeError::Value { field: "tgid", value: 0 });
+        };
+        if self.calls.len() >= PARTIAL_MAX {
+            let oldest = self.calls.iter().min_by_key(|(_, call)| call.at).map(|(key, _)| *key);
+            oldest.map(|key| self.calls.remove(&key));
+        }
+        let call = PartialCall {
+            at: record.header.boot_ns,
+            actor,
+            plugin: text(&record.filename),
+            environment_len: record.environment_len,
+            read: 0,
+            unreadable: false,
+            environment: Environment::default(),
+        };
+        self.calls.insert((record.task.tgid, record.task.start_ns), call);
+        Ok(())
+    }
+
+    /// A part of an environment; the last one completes the call, if it is one.
+    pub(super) fn part(&mut self, bytes: &[u8]) -> Result<Option<(BootNs, Fact)>, DecodeError> {
+        let record = layout::<EnvironmentRecord>(bytes)?;
+        let key = (record.tgid, record.start_ns);
+        let Some(call) = self.calls.get_mut(&key) else { return Ok(None) };
+        if u64::from(record.offset) != call.read {
+            // One was lost between them, and is counted by the kernel.
+            self.calls.remove(&key);
+            return Ok(None);
+        }
+        let len = (record.len as usize).min(PART_CAPACITY);
+        call.environment.read(&record.bytes[..len]);
+        let expected = call.environment_len.saturating_sub(call.read).min(PART_CAPACITY as u64);
+        call.unreadable |= len as u64 != expected;
+        call.read += PART_CAPACITY as u64;
+        if record.is_last == 0 {
+            return Ok(None);
+        }
+        Ok(self.calls.remove(&key).and_then(PartialCall::complete))
+    }
+}
+
+impl PartialCall {
+    fn complete(mut self) -> Option<(BootNs, Fact)> {
+        self.environment.end();
+        let truncated = self.unreadable || self.environment_len > (PARTS_MAX * PART_CAPACITY) as u64;
+        match call(&self.environment) {
+            Some(Call::Plugin) => None,
+            Some(Call::Container { command, container_id, pod }) => {
+                let value = |name| self.environment.get(name).filter(|value| !value.is_empty());
+                let exec = CniExec {
+                    actor: self.actor,
+                    plugin: self.plugin,
+                    command,
+                    container_id,
+                    netns: value("CNI_NETNS").map(str::to_owned),
+                    ifname: value("CNI_IFNAME").map(str::to_owned),
+                    pod,
+                    truncated,
+                };
+                Some((self.at, Fact::CniExec(Box::new(exec))))
+            }
+            None => Some((self.at, Fact::Malformed { source: SOURCE.to_owned(), count: 1 })),
+        }
+    }
+}
+
+/// What a plugin was asked.
+enum Call {
+    /// About itself.
+    Plugin,
+    Container {
+        command: CniCommand,
+        container_id: Option<String>,
+        pod: Option<CniPod>,
+    },
+}
+
+/// The call in an environment; `None` if it is malformed.
+fn call(environment: &Environment) -> Option<Call> {
+    let command = environment.get("CNI_COMMAND")?;
+    if matches!(command, "VERSION" | "STATUS") {
+        return Some(Call::Plugin);
+    }
+    let command: CniCommand = command.parse().ok()?;
+    let container_id = environment.get("CNI_CONTAINERID").filter(|id| !id.is_empty());
+    if command != CniCommand::Gc && container_id.is_none() || !container_id.is_none_or(is_id) {
+        return None;
+    }
+    let pod = match environment.get("CNI_ARGS").filter(|args| !args.is_empty()) {
+        Some(args) => pod(args, container_id)?,
+        None => None,
+    };
+    Some(Call::Container { command, container_id: container_id.map(str::to_owned), pod })
+}
+
+/// The pod that `CNI_ARGS` names, if they name one; `None` if they are malformed.
+fn pod(args: &str, container_id: Option<&str>) -> Option<Option<CniPod>> {
+    let mut pairs = BTreeMap::new();
+    for pair in args.split(';').filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair.split_once('=')?;
+        pairs.insert(key, value);
+    }
+    let value = |key| pairs.get(key).copied().filter(|value| !value.is_empty());
+    let (Some(namespace), Some(name)) = (value("K8S_POD_NAMESPACE"), value("K8S_POD_NAME")) else {
+        return Some(None);
+    };
+    let uid = value("K8S_POD_UID");
+    let sandbox = value("K8S_POD_INFRA_CONTAINER_ID");
+    let is_whole = is_name(namespace) && is_name(name) && uid.is_none_or(is_name);
+    if !is_whole || sandbox.is_some() && sandbox != container_id {
+        return None;
+    }
+    Some(Some(CniPod { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.map(str::to_owned) }))
+}
+
+fn is_id(id: &str) -> bool {
+    id.len() == 64 && id.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+fn is_name(name: &str) -> bool {
+    let is_part = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'z' | b'-' | b'.');
+    !name.is_empty() && name.len() <= NAME_MAX && name.bytes().all(is_part)
+}
+
+/// The wanted variables of an environment.
+#[derive(Debug, Default)]
+struct Environment {
+    values: BTreeMap<&'static str, String>,
+    /// What is read at this moment.
+    state: State,
+    /// The beginning of a variable, as long as it may be a wanted one.
+    open: Vec<u8>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+enum State {
+    /// A name, or the value of a wanted one.
+    #[default]
+    Keeping,
+    /// What is not wanted, to its end.
+    Skipping,
+}
+
+impl Environment {
+    fn get(&self, name: &str) -> Option<&str> {
+        self.values.get(name).map(String::as_str)
+    }
+
+    fn read(&mut self, part: &[u8]) {
+        let mut strings = part.split(|byte| *byte == 0).peekable();
+        while let Some(string) = strings.next() {
+            self.add(string);
+            // What no NUL ends goes on in the next part.
+            if strings.peek().is_some() {
+                self.end();
+            }
+        }
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        if self.state == State::Skipping {
+            return;
+        }
+        // Only as much as it takes to see whether it is wanted: most are not.
+        let longest = WANTED.iter().map(|name| name.len() + 1).max().unwrap_or(0);
+        let (name, value) = bytes.split_at(longest.saturating_sub(self.open.len()).min(bytes.len()));
+        self.open.extend_from_slice(name);
+        if !self.is_wanted() || self.open.len() + value.len() > longest + VALUE_MAX {
+            self.state = State::Skipping;
+            wipe(&mut self.open);
+            return;
+        }
+        // At once, since what is left where a buffer grew out of is not overwritten.
+        self.open.reserve(longest + VALUE_MAX);
+        self.open.extend_from_slice(value);
+    }
+
+    /// Whether what was read of a variable can be the beginning of a wanted one.
+    fn is_wanted(&self) -> bool {
+        WANTED.iter().any(|name| {
+            let known = self.open.len().min(name.len());
+            self.open[..known] == name.as_bytes()[..known]
+                && self.open.get(name.len()).is_none_or(|sign| *sign == b'=')
+        })
+    }
+
+    /// The variable that is being read has ended.
+    fn end(&mut self) {
+        let wanted = WANTED.iter().find_map(|name| {
+            let value = self.open.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+            Some((*name, String::from_utf8_lossy(value).into_owned()))
+        });
+        if let Some((name, value)) = wanted {
+            // As getenv(3): the first one counts.
+            self.values.entry(name).or_insert(value);
+        }
+        wipe(&mut self.open);
+        self.state = State::Keeping;
+    }
+}
+
+impl Drop for Environment {
+    fn drop(&mut self) {
+        wipe(&mut self.open);
+        for value in self.values.values_mut() {
+            let mut bytes = std::mem::take(value).into_bytes();
+            wipe(&mut bytes);
+        }
+    }
+}
+
+/// Overwrites what may hold secrets, also where nobody reads it again.
+fn wipe(bytes: &mut Vec<u8>) {
+    bytes.fill(0);
+    std::hint::black_box(bytes.as_slice());
+    bytes.clear();
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! Executions of CNI plugins by root of the node, with what their environment asks for, and how they end.
+
+use kevtmon_ebpf::exec::{ExecOffsets, ExitRecord, KIND_ENVIRONMENT, KIND_EXEC, KIND_EXIT, counter};
+use zerocopy::IntoBytes as _;
+
+use super::{Attach, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
+use crate::metrics::KernelMetric;
+use crate::namespace::NsInum;
+use crate::observation::{BootNs, CniExit, Fact};
+use crate::sources::bpf::btf::{Btf, BtfError};
+use crate::sources::bpf::cni::PartialCalls;
+use crate::sources::bpf::decode::{DecodeError, layout};
+use crate::sources::bpf::objects;
+
+pub(super) const HOOK: Hook = Hook {
+    name: "exec",
+    observes: "calls of CNI plugins",
+    rungs: &[Rung {
+        name: "tp_btf",
+        note: None,
+        mechanism: Mechanism::Programs(&[tp_btf("sched_process_exec"), tp_btf("sched_process_exit")]),
+    }],
+    offsets: Some(Offsets { global: "EXEC_OFFSETS", resolve: offsets }),
+    records: Records {
+        kinds: &[
+            (KIND_EXEC, Decode::Part(begin)),
+            (KIND_ENVIRONMENT, Decode::Part(PartialCalls::part)),
+            (KIND_EXIT, Decode::Fact(exit)),
+        ],
+        counts: &[Count { counter: counter::OTHERS, metric: KernelMetric::CniIgnored, labels: &[] }],
+        losses: &[LossCount { counter: counter::RING_FULL, reason: "exec-ring-full" }],
+    },
+    skipped: "exec-run-skipped",
+};
+
+const fn tp_btf(name: &'static str) -> Program {
+    Program { object: &objects::CORE, name, attach: Attach::BtfTracepoint(name) }
+}
+
+fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
+    let offsets = ExecOffsets {
+        binprm_filename: btf.need("linux_binprm.filename")?,
+        task_mm: btf.need("task_struct.mm")?,
+        mm_env_start: btf.need("mm_struct.env_start")?,
+        mm_env_end: btf.need("mm_struct.env_end")?,
+        task_group_leader: btf.need("task_struct.group_leader")?,
+        task_start_boottime: btf.any_of(&["task_struct.start_boottime", "task_struct.real_start_time"]),
+        task_exit_code: btf.need("task_struct.exit_code")?,
+        task_signal: btf.need("task_struct.signal")?,
+        signal_flags: btf.need("signal_struct.flags")?,
+        // atomic_t holds one number.
+        signal_live: btf.need("signal_struct.live")?,
+        signal_group_exit_code: btf.need("signal_struct.group_exit_code")?,
+    };
+    Ok(offsets.as_bytes().to_vec())
+}
+
+fn begin(calls: &mut PartialCalls, bytes: &[u8]) -> Result<Option<(BootNs, Fact)>, DecodeError> {
+    calls.begin(bytes).map(|()| None)
+}
+
+fn exit(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
+    let record = layout::<ExitRecord>(bytes)?;
+    Ok(Fact::CniExit(CniExit { tgid: record.tgid, start_ns: record.start_ns, status: record.status }))
+}

@@ -1,0 +1,248 @@
+//! Calls of CNI plugins, as runtimes and kubelets make them, and what others than root of the node execute.
+
+#![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use kevtmon_tests::daemon::{Daemon, Launch, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
+use kevtmon_tests::mount::Scratch;
+use kevtmon_tests::netns::Netns;
+use kevtmon_tests::process::{Finished, finish, finish_with_input, write_script};
+use kevtmon_tests::unique;
+use nix::sys::signal::Signal;
+
+/// Where Debian has them.
+const PLUGINS: &str = "/usr/lib/cni";
+/// Stands in every secret, and nowhere else.
+const SECRET: &str = "s3cr3t";
+
+/// A call by this process; its environment is in the order of the names.
+fn call(plugin: impl AsRef<OsStr>, command: &str, id: &str) -> Command {
+    let mut call = Command::new(plugin);
+    call.env_clear().env("PATH", "/usr/bin:/bin").env("CNI_COMMAND", command).env("CNI_CONTAINERID", id);
+    call.env("CNI_IFNAME", "eth0").env("CNI_PATH", PLUGINS).env("CNI_ARGS", args("etcd1-0", id));
+    call
+}
+
+fn args(pod: &str, id: &str) -> String {
+    format!(
+        "IgnoreUnknown=1;K8S_POD_NAMESPACE=lijiaob;K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID={id};\
+         K8S_POD_UID=0f7e8a52-6e3b-11e8-9a2c-525400c5d0aa"
+    )
+}
+
+fn finished(mut call: Command) -> Finished {
+    finish(call.stdin(Stdio::null()), "plugin".as_ref())
+}
+
+/// Plugins of the test's own, beside those of Debian.
+fn plugins(scratch: &Scratch, all: &[(&str, &str)]) -> Launch {
+    for (name, text) in all {
+        write_script(&scratch.path().join(name), text);
+    }
+    launch().config(&format!("[cni]\nbin_dirs = [\"{PLUGINS}\", \"{}\"]\n", scratch.path().display()))
+}
+
+fn of(events: &[Event], id: &str) -> Vec<Event> {
+    let is_its = |event: &&Event| event.kind().starts_with("cni.") && event.text("/cni/container_id") == id;
+    events.iter().filter(is_its).cloned().collect()
+}
+
+fn wait_for_end(daemon: &mut Daemon, id: &str, command: &str) -> Event {
+    daemon.wait_for(&format!("the end of {command}"), |event| {
+        event.kind() == "cni.finished"
+            && event.text("/cni/container_id") == id
+            && event.text("/cni/command") == command
+    })
+}
+
+/// A call that is seen by all that came before it is seen, too.
+fn fence(daemon: &mut Daemon, scratch: &Scratch) -> Vec<Event> {
+    let id = unique::container_id();
+    let _ = finished(call(scratch.path().join("fence"), "CHECK", &id)).succeeded("fence");
+    wait_for_end(daemon, &id, "CHECK");
+    daemon.events()
+}
+
+const OK: &str = "#!/bin/sh\nexit 0\n";
+
+#[test]
+fn a_call_of_a_real_plugin_and_its_delegates_is_one_event() {
+    let mut daemon = launch().start();
+    let (netns, id) = (Netns::new(), unique::container_id());
+    let data = Scratch::new();
+    let config = format!(
+        r#"{{"cniVersion":"0.4.0","name":"{}","type":"ptp","ipam":{{"type":"host-local","subnet":"10.199.0.0/24",
+            "dataDir":"{}"}}}}"#,
+        unique::name("net"),
+        data.path().display()
+    );
+    let path = netns.path().path().to_string_lossy().into_owned();
+    for command in ["ADD", "DEL"] {
+        let mut ptp = call(Path::new(PLUGINS).join("ptp"), command, &id);
+        ptp.env("CNI_NETNS", &path);
+        let _ = finish_with_input(&mut ptp, &config);
+        let end = wait_for_end(&mut daemon, &id, command);
+        end.expect("/cni/exit_code", 0);
+        end.expect("/cni/plugin", "/usr/lib/cni/ptp");
+        end.expect_none("/cni/plugins");
+        end.expect("/cni/netns", path.as_str());
+        end.expect("/cni/netns_inode", netns.path().inum());
+        end.expect("/cni/ifname", "eth0");
+        end.expect("/cni/namespace", "lijiaob");
+        end.expect("/cni/pod", "etcd1-0");
+        end.expect("/target/container/id", id.as_str());
+        end.expect("/target/pod/uid", "0f7e8a52-6e3b-11e8-9a2c-525400c5d0aa");
+        end.expect("/actor/comm", "ptp");
+        end.expect("/actor/exe", "/usr/lib/cni/ptp");
+        end.expect("/actor/confidence", "certain");
+        end.expect("/actor/ancestors/0/pid", std::process::id());
+        assert!(end.has("/cni/duration_ms"), "{end}");
+        assert_eq!(end.severity(), "info");
+    }
+    let kinds: Vec<String> = of(&daemon.events(), &id).iter().map(|event| event.kind().to_owned()).collect();
+    assert_eq!(kinds, ["cni.started", "cni.finished", "cni.started", "cni.finished"]);
+    for command in ["ADD", "DEL"] {
+        let labels = [("command", command), ("result", "ok")];
+        assert!(daemon.metrics().sum("kevtmon_cni_invocations_total", &labels) >= Some(1.0));
+    }
+}
+
+#[test]
+fn plugins_of_a_chain_are_one_call_and_a_failure_ends_it_at_once() {
+    let scratch = Scratch::new();
+    let plugins = [("first", OK), ("second", OK), ("third", "#!/bin/sh\nexit 7\n"), ("fence", OK)];
+    let mut daemon = plugins_with(&scratch, &plugins);
+    let id = unique::container_id();
+    let path = |name: &str| scratch.path().join(name);
+    for name in ["first", "second", "third"] {
+        let _ = finished(call(path(name), "ADD", &id));
+    }
+    let end = wait_for_end(&mut daemon, &id, "ADD");
+    let all: Vec<PathBuf> = ["first", "second", "third"].map(path).to_vec();
+    let shown: Vec<&str> = end.list("/cni/plugins").iter().filter_map(|plugin| plugin.as_str()).collect();
+    assert_eq!(shown.iter().map(PathBuf::from).collect::<Vec<_>>(), all, "{end}");
+    end.expect("/cni/plugin", path("third").to_string_lossy().as_ref());
+    end.expect("/cni/exit_code", 7);
+    assert_eq!(end.severity(), "notice");
+    let message = end.text("/message");
+    assert!(
+        message.contains("CNI ADD of sandbox") && message.contains("failed, plugin third exited with code 7")
+    );
+    // Again, so it is another call.
+    finished(call(path("first"), "ADD", &id));
+    fence(&mut daemon, &scratch);
+    eventually!(of(&daemon.events(), &id).len() == 4, "both calls are seen, each as one");
+}
+
+fn plugins_with(scratch: &Scratch, all: &[(&str, &str)]) -> Daemon {
+    plugins(scratch, all).start()
+}
+
+/// All files below a directory.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).expect("a directory can be read");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    paths.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn a_large_environment_is_read_to_its_end_and_its_secrets_stay_where_they_are() {
+    let scratch = Scratch::new();
+    let launch = plugins(&scratch, &[("plugin", OK), ("fence", OK)]);
+    let record = launch.directory().join("record.ndjson");
+    let mut daemon = launch.argument("--record").argument(&record).start();
+    let id = unique::container_id();
+    let mut plugin = call(scratch.path().join("plugin"), "DEL", &id);
+    // In the order of their names: these come before those of the call, which go on in another part.
+    for number in 0..62 {
+        plugin.env(format!("A{number:03}_TOKEN"), format!("{SECRET}{}", "x".repeat(1000)));
+    }
+    plugin.env("CNI_ARGS", format!("{};TOKEN={SECRET}2", args("etcd1-0", &id)));
+    plugin.env("CNI_NETNS_TOKEN", format!("{SECRET}3")).env("K8S_API_TOKEN", format!("{SECRET}4"));
+    plugin.arg("--token").arg(format!("{SECRET}5"));
+    finished(plugin);
+    let end = wait_for_end(&mut daemon, &id, "DEL");
+    end.expect("/cni/pod", "etcd1-0");
+    end.expect_none("/cni/truncated");
+    fence(&mut daemon, &scratch);
+    let state = daemon.state();
+    daemon.signal(Signal::SIGTERM);
+    assert_eq!(daemon.wait(), Some(0), "{}", daemon.log());
+    let written = files(&state).into_iter().chain([record]).chain(files(daemon.directory()));
+    let is_in = |bytes: &[u8]| bytes.windows(SECRET.len()).any(|window| window == SECRET.as_bytes());
+    let mut looked = 0;
+    for path in written {
+        let bytes = std::fs::read(&path).unwrap_or_default();
+        looked += bytes.len();
+        assert!(!is_in(&bytes), "{}", path.display());
+    }
+    assert!(looked > 4096, "{looked} bytes");
+    assert!(daemon.events().iter().all(|event| !event.to_string().contains(SECRET)));
+}
+
+#[test]
+fn what_others_than_root_of_the_node_execute_is_counted_and_says_nothing() {
+    let scratch = Scratch::new();
+    let mut daemon = plugins_with(&scratch, &[("fence", OK)]);
+    let ids = [(); 4].map(|()| unique::container_id());
+    let before = daemon.metrics().sum("kevtmon_kernel_cni_ignored_total", &[]).unwrap_or(0.0);
+    let ways: [&[&str]; 4] = [
+        &["setpriv", "--reuid=65534", "--clear-groups"],
+        &["setpriv", "--reuid=65534", "--clear-groups", "unshare", "--user", "--map-root-user"],
+        &["unshare", "--mount"],
+        &["setpriv", "--ruid=65534"],
+    ];
+    for (way, id) in ways.iter().zip(&ids) {
+        let mut plugin = call(way[0], "DEL", id);
+        plugin.args(&way[1..]).arg(format!("{PLUGINS}/loopback"));
+        plugin.env("CNI_NETNS", "/proc/1/ns/net");
+        finished(plugin);
+    }
+    let events = fence(&mut daemon, &scratch);
+    for id in &ids {
+        assert_eq!(of(&events, id).len(), 0, "{id}");
+    }
+    assert!(events.iter().all(|event| !event.alarms()), "{events:?}");
+    eventually!(
+        daemon.metrics().sum("kevtmon_kernel_cni_ignored_total", &[]).unwrap_or(0.0) >= before + 4.0,
+        "they are counted"
+    );
+}
+
+#[test]
+fn a_malformed_call_is_counted_and_one_about_the_plugin_itself_is_none() {
+    let scratch = Scratch::new();
+    let mut daemon = plugins_with(&scratch, &[("plugin", OK), ("fence", OK)]);
+    let id = unique::container_id();
+    let plugin = scratch.path().join("plugin");
+    let mut without = call(&plugin, "DEL", &id);
+    without.env_remove("CNI_COMMAND");
+    let mut no_list = call(&plugin, "DEL", &id);
+    no_list.env("CNI_ARGS", "K8S_POD_NAMESPACE");
+    let unknown = call(&plugin, "REMOVE", &id);
+    let no_id = call(&plugin, "DEL", "../../etc/passwd");
+    let other = call(&plugin, "DEL", &"0".repeat(64));
+    let count = |daemon: &Daemon| {
+        daemon.metrics().sum("kevtmon_malformed_total", &[("source", "hook.exec")]).unwrap_or(0.0)
+    };
+    let before = count(&daemon);
+    let mut args_of_another = other;
+    args_of_another.env("CNI_ARGS", args("etcd1-0", &id));
+    for wrong in [without, no_list, unknown, no_id, args_of_another] {
+        finished(wrong);
+    }
+    for command in ["VERSION", "STATUS"] {
+        finished(call(&plugin, command, ""));
+    }
+    let events = fence(&mut daemon, &scratch);
+    assert!(count(&daemon) >= before + 5.0, "{}", daemon.metrics().text);
+    assert_eq!(of(&events, &id).len(), 0);
+    let of_plugin = events.iter().filter(|event| event.has("/cni"));
+    let of_plugin = of_plugin.filter(|event| event.text("/cni/plugin") == plugin.to_string_lossy());
+    assert_eq!(of_plugin.count(), 0);
+}
