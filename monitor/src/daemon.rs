@@ -34,6 +34,7 @@ use crate::sinks::prometheus::HttpError;
 use crate::sinks::{self, Context, Running, Sinks, StartError};
 use crate::sources::bpf::{self, LoadedHooks};
 use crate::sources::cni;
+use crate::sources::components;
 use crate::sources::kubelet::{KubeletFinder, ROOTS};
 use crate::sources::netlink::{Barrier, NetlinkError};
 use crate::sources::procfs::own::Own;
@@ -232,6 +233,7 @@ impl Daemon {
         // Before any source: without it every path is believed.
         self.observe(observed_now(Fact::Kubelet(self.kubelets.configured())));
         self.kubelets.look_and_send(&self.readers, &self.observations);
+        tokio::spawn(components::follow(self.readers.clone(), self.observations.clone()));
         if let Some(last_alive) = previous.alive {
             self.observe(observed_now(Fact::Restarted { last_alive }));
         }

@@ -14,6 +14,7 @@ pub use crate::namespace::NsInum;
 use crate::settings::Settings;
 
 mod cni;
+mod component;
 mod kubelet;
 mod mount;
 mod neighbor;
@@ -23,6 +24,7 @@ mod runtime;
 mod source;
 
 pub use cni::{CniCommand, CniExec, CniExit, CniNetns, CniPod};
+pub use component::{ComponentExit, ComponentFacts};
 pub use kubelet::{KubeletFacts, KubeletNamespace};
 pub use mount::{
     Access, BlindSpot, CallerDirectory, Holder, HolderReport, MountFacts, MountIdentity, MountPresence,
@@ -179,6 +181,13 @@ pub enum Fact {
     CniNetns(CniNetns),
     /// Reply to [`Request::Kubelet`], and reported once at start.
     Kubelet(KubeletFacts),
+    /// The kubelets and runtimes that run. The end of each is a fact of its own.
+    Components {
+        /// All of them.
+        components: Vec<ComponentFacts>,
+    },
+    /// One of those has ended.
+    ComponentExited(ComponentExit),
     /// A source came up, went down, or settled on a rung.
     Source(SourceStatus),
     /// A source read everything anew, because its stream had a gap.

@@ -72,6 +72,7 @@ impl Core {
     fn engine_and_node(&mut self) -> (&mut Engine, NodeView<'_>) {
         let node = NodeView {
             containers: &self.containers,
+            components: &self.components,
             namespaces: &self.namespaces,
             pods: &self.pods,
             busy_mounts: &self.busy_mounts,

@@ -89,6 +89,7 @@ impl Core {
     pub(super) fn node(&self) -> NodeView<'_> {
         NodeView {
             containers: &self.containers,
+            components: &self.components,
             namespaces: &self.namespaces,
             pods: &self.pods,
             busy_mounts: &self.busy_mounts,

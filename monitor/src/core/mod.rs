@@ -10,6 +10,7 @@ use crate::diagnose::{self, Engine};
 use crate::event::{Event, Kind, Severity, WallClock};
 use crate::node::charge::{Accounts, charge, is_limited};
 use crate::node::cni::CniCalls;
+use crate::node::components::Components;
 use crate::node::containers::Containers;
 pub use crate::node::gateways::KnownEntry;
 use crate::node::kubelet::Kubelets;
@@ -24,6 +25,7 @@ use crate::settings::Settings;
 
 mod charged;
 mod cni;
+mod component;
 mod container;
 mod fold;
 mod incident;
@@ -79,6 +81,7 @@ pub struct Core {
     namespaces: Namespaces,
     crowd: Crowd,
     containers: Containers,
+    components: Components,
     statuses: BTreeMap<String, SourceStatus>,
     /// Sources whose degradation was emitted, and whose recovery was not.
     degraded: BTreeSet<String>,
@@ -167,6 +170,8 @@ impl Core {
             Fact::ProcessState(state) => {
                 self.answered(at, &neighbor::Awaited::Process(state.tgid), state.alive);
             }
+            Fact::Components { components } => self.components(at, components),
+            Fact::ComponentExited(exit) => self.component_exited(at, &exit),
             Fact::Source(status) => self.source(at, status),
             Fact::Lost(loss) => self.lost(at, &loss),
             Fact::Throttled(throttled) => self.throttled(at, &throttled),

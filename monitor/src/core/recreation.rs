@@ -6,7 +6,7 @@ use crate::event::wording::{owner_phrase, target_label};
 use crate::event::{Event, Kind, Recreation, RecreationReason, Severity, Target};
 use crate::node::incarnations::predecessor;
 use crate::node::view;
-use crate::observation::{BootNs, ContainerFacts, ContainerState};
+use crate::observation::{BootNs, ContainerFacts, ContainerState, Source};
 
 const SECOND_NS: i64 = 1_000_000_000;
 
@@ -73,10 +73,14 @@ impl Core {
             _ => Severity::Info,
         };
         let message = message(&target, &recreation);
+        let event = self.event(at, Kind::ContainerRecreated, severity, message);
+        // What is found after the fact has no latency.
+        let source = if found_at_start { Source::Daemon } else { event.source };
         Some(Event {
+            source,
             target: Some(Box::new(target)),
             recreation: Some(Box::new(recreation)),
-            ..self.event(at, Kind::ContainerRecreated, severity, message)
+            ..event
         })
     }
 }

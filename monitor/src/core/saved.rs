@@ -13,6 +13,7 @@ use crate::diagnose::{self, Engine, RestoreError};
 use crate::event::Event;
 use crate::node::charge::Accounts;
 use crate::node::cni::CniCalls;
+use crate::node::components::Components;
 use crate::node::containers::Containers;
 use crate::node::gateways::KnownEntry;
 use crate::node::kubelet::Kubelets;
@@ -51,6 +52,7 @@ pub struct Saved<'a> {
     crowd: Crowd,
     namespaces: Cow<'a, Namespaces>,
     containers: Cow<'a, Containers>,
+    components: Cow<'a, Components>,
     pods: Cow<'a, PodNames>,
     kubelets: Cow<'a, Kubelets>,
     cni: Cow<'a, CniCalls>,
@@ -92,6 +94,7 @@ impl Core {
             tasks: saved.tasks.into_owned(),
             namespaces: saved.namespaces.into_owned(),
             containers: saved.containers.into_owned(),
+            components: saved.components.into_owned(),
             statuses: saved.statuses,
             degraded: saved.degraded,
             ready: saved.ready,
@@ -131,6 +134,7 @@ impl Core {
             tasks,
             namespaces,
             containers,
+            components,
             statuses,
             degraded,
             ready,
@@ -173,6 +177,7 @@ impl Core {
             crowd: crowd.clone(),
             namespaces: Cow::Borrowed(namespaces),
             containers: Cow::Borrowed(containers),
+            components: Cow::Borrowed(components),
             pods: Cow::Borrowed(pods),
             kubelets: Cow::Borrowed(kubelets),
             cni: Cow::Borrowed(cni),

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Core;
 use crate::diagnose::Suspicion;
-use crate::event::{Container, Link, LinkPeer, Pod, Target};
+use crate::event::{Component, Container, Link, LinkPeer, Pod, Target};
 use crate::node::namespaces::Namespace;
 use crate::node::view::container;
 use crate::observation::{BootNs, ContainerFacts, LinkFacts, NsInum, SourceStatus, iff};
@@ -42,6 +42,9 @@ pub struct NodeState {
     /// Containers that are not removed, by id.
     #[serde(default)]
     pub containers: Vec<ContainerStatus>,
+    /// The kubelets and runtimes that run.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub components: Vec<Component>,
     /// Network namespaces of which a snapshot was read, by inode number.
     #[serde(default)]
     pub namespaces: Vec<NetnsStatus>,
@@ -180,6 +183,7 @@ impl Core {
             counts,
             pods,
             containers,
+            components: self.components.running().iter().map(Component::from).collect(),
             namespaces,
             suspected: self.engine.suspected(&self.node()),
         }

@@ -7,6 +7,7 @@ use crate::observation::*;
 use crate::settings::{Cmdline, Thresholds};
 use crate::tests::schema::assert_valid;
 
+mod components;
 mod flood;
 mod kubelet;
 mod late;

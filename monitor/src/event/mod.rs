@@ -13,6 +13,7 @@ use crate::observation::{Source, Verdict};
 
 mod charge;
 mod cni;
+mod component;
 pub(crate) mod culprit;
 mod daemon;
 mod incident;
@@ -33,6 +34,7 @@ pub(crate) mod wording;
 
 pub use charge::{Charge, Standing};
 pub use cni::Cni;
+pub use component::Component;
 pub use daemon::{Daemon, Lost, SourceStates};
 pub use incident::{Advice, CloseReason, EVIDENCE_MAX, Incident, NamedProcess, Risk};
 pub use kind::Severity;
@@ -106,6 +108,10 @@ kind::kinds! {
     CniStarted = "cni.started",
     /// A call of CNI plugins has ended.
     CniFinished = "cni.finished",
+    /// A kubelet or runtime was started.
+    ComponentStarted = "component.started",
+    /// A kubelet or runtime has ended.
+    ComponentExited = "component.exited",
     /// An incident opened.
     IncidentOpened = "incident.opened",
     /// An open incident was observed again, got worse or is better understood.
@@ -189,6 +195,9 @@ pub struct Event {
     /// What a container was made instead of, for `container.recreated`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub recreation: Option<Box<Recreation>>,
+    /// The kubelet or runtime, for `component.*`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub component: Option<Box<Component>>,
     /// What was lost or discarded, for `events.lost`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub lost: Option<Lost>,
@@ -233,6 +242,7 @@ impl Event {
             holders_verdict: None,
             completes: None,
             recreation: None,
+            component: None,
             lost: None,
             throttled: None,
             incident: None,
@@ -273,6 +283,7 @@ impl Event {
             object(self.mount.as_deref()),
             object(self.holders.as_ref()),
             object(self.recreation.as_deref()),
+            object(self.component.as_deref()),
             object(self.lost.as_ref()),
             object(self.throttled.as_deref()),
             object(self.incident.as_deref()),

@@ -3,6 +3,7 @@
 pub mod cgroup;
 pub mod charge;
 pub mod cni;
+pub mod components;
 pub mod containers;
 pub mod gateways;
 pub mod incarnations;

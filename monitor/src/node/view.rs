@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use super::cgroup;
 use super::cni::CniCalls;
+use super::components::Components;
 use super::containers::{Containers, is_live};
 use super::mounts::BusyMounts;
 use super::namespaces::{Namespace, Namespaces};
@@ -24,6 +25,8 @@ const POD_ADDRESSES: usize = 8;
 pub struct NodeView<'a> {
     /// Containers.
     pub containers: &'a Containers,
+    /// The kubelet and the runtimes.
+    pub components: &'a Components,
     /// Network namespaces.
     pub namespaces: &'a Namespaces,
     /// Names of pods, including those without containers.

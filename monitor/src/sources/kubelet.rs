@@ -3,13 +3,12 @@
 //!
 //! A process is taken for a kubelet if the kernel says that it is root of the node (all user ids 0 and `CAP_SYS_ADMIN`
 //! in the initial user namespace, and the initial process namespace), and if it runs a program of that name which only
-//! root can have put there. Its command name and arguments are anybody's to choose, so they are read only then.
+//! root can have put there (`programs.rs`).
 //!
 //! Files of any process in /proc may hang, so a lookup is made by a [reader](super::procfs::readers).
 
 use std::collections::VecDeque;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,9 +16,8 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::procfs::Proc;
-use super::procfs::dir::Buffer;
 use super::procfs::readers::{Answer, Job, Readers};
-use super::procfs::root::is_root_of_node;
+use super::programs::{Buffers, Program};
 use super::{Sender, observed_now};
 use crate::observation::{Fact, KubeletFacts, KubeletNamespace, NsInum};
 use crate::settings::settings;
@@ -34,10 +32,6 @@ settings! { "kubelet":
 const DEFAULT_ROOT: &str = "/var/lib/kubelet";
 /// Programs that are a kubelet, or contain one and show its arguments; k3s and MicroK8s hide them.
 const PROGRAMS: [&str; 2] = ["kubelet", "hyperkube"];
-/// Inode number of the initial process namespace (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
-const INITIAL_PIDNS: NsInum = 0xEFFF_FFFC;
-/// Set-id bits, and write permission for others than root.
-const UNTRUSTED_MODE: u32 = 0o6022;
 /// As the kernel (`MAXSYMLINKS`).
 const LINKS_MAX: usize = 40;
 /// Root directories that are kept of kubelets that have ended; their mounts stay.
@@ -229,7 +223,7 @@ impl Look {
 
 /// The mount namespaces of pid 1 and of the daemon, which only root of the node started there, and their roots.
 /// Pid 1 may be out of reach even for root.
-fn host_namespaces(proc: &Proc, daemon: u32) -> Vec<(NsInum, PathBuf)> {
+pub(super) fn host_namespaces(proc: &Proc, daemon: u32) -> Vec<(NsInum, PathBuf)> {
     let init = proc.ns(1, "mnt").map(|mntns| (mntns, proc.path(1, "root")));
     let own = proc.ns(daemon, "mnt").map(|mntns| (mntns, PathBuf::from("/")));
     let mut both: Vec<_> = own.into_iter().chain(init).collect();
@@ -238,38 +232,17 @@ fn host_namespaces(proc: &Proc, daemon: u32) -> Vec<(NsInum, PathBuf)> {
 }
 
 fn kubelets(proc: &Proc) -> Vec<Kubelet> {
-    let mut buffers = (Buffer::default(), Vec::new());
+    let mut buffers = Buffers::default();
     let pids = proc.pids().unwrap_or_default();
     pids.into_iter().filter_map(|tgid| kubelet(proc, tgid, &mut buffers)).collect()
 }
 
-fn kubelet(proc: &Proc, tgid: u32, (links, text): &mut (Buffer, Vec<u8>)) -> Option<Kubelet> {
-    let dir = proc.dir(tgid).ok()?;
-    let program = program(&dir.link(c"exe", links).ok()?)?;
-    if !is_root_of_node(&dir, links, text) {
-        return None;
-    }
-    let mut ns = |name| super::procfs::parse_ns(&dir.link(name, links).ok()?);
-    if ns(c"ns/pid") != Some(INITIAL_PIDNS) {
-        return None;
-    }
-    let mntns = ns(c"ns/mnt")?;
-    let file = fs::metadata(proc.path(tgid, "exe")).ok()?;
-    if !file.is_file() || file.uid() != 0 || file.mode() & UNTRUSTED_MODE != 0 {
-        return None;
-    }
-    let cmdline = dir.text(c"cmdline", text).ok()?;
-    let arguments: Vec<&str> = cmdline.split('\0').collect();
-    let root = root_dir(program, &arguments)?.map(str::to_owned);
+fn kubelet(proc: &Proc, tgid: u32, buffers: &mut Buffers) -> Option<Kubelet> {
+    let Program { name, mntns, arguments, dir, .. } = Program::of(proc, tgid, &PROGRAMS, buffers)?;
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let root = root_dir(name, &arguments)?.map(str::to_owned);
     // The handle is of one process: what was read by its number is of the same if that is still there.
     dir.is_there(&mut Vec::new()).then_some(Kubelet { tgid, mntns, root })
-}
-
-/// The name of the program that may be a kubelet.
-fn program(exe: &str) -> Option<&'static str> {
-    let path = exe.strip_suffix(" (deleted)").unwrap_or(exe);
-    let name = path.rsplit('/').next()?;
-    PROGRAMS.into_iter().find(|program| *program == name)
 }
 
 /// `--root-dir` of a kubelet, if it is given; `None` if the program is not run as one.

@@ -5,9 +5,11 @@ use crate::observation::{Fact, Observation, Source};
 
 pub mod bpf;
 pub mod cni;
+pub mod components;
 pub mod kubelet;
 pub mod netlink;
 pub mod procfs;
+mod programs;
 pub mod runtime;
 
 /// What readers of /proc do for sources.
@@ -21,6 +23,7 @@ pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
         entry::<runtime::StillRuns>(),
         entry::<kubelet::Look>(),
         entry::<cni::FindNetns>(),
+        entry::<components::Look>(),
     ];
     procfs::readers::JOBS.into_iter().chain(own)
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::node::cni::CniCalls;
+use crate::node::components::Components;
 use crate::node::containers::Containers;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
@@ -13,6 +14,7 @@ use crate::observation::{ContainerFacts, ContainerState, Incarnation, SourceStat
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     pub(crate) containers: Containers,
+    pub(crate) components: Components,
     pub(crate) namespaces: Namespaces,
     pub(crate) pods: PodNames,
     pub(crate) busy_mounts: BusyMounts,
@@ -25,6 +27,7 @@ impl Model {
     pub(crate) fn view(&self) -> NodeView<'_> {
         NodeView {
             containers: &self.containers,
+            components: &self.components,
             namespaces: &self.namespaces,
             pods: &self.pods,
             busy_mounts: &self.busy_mounts,

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::event::{
-    Actor, ActorSource, AncestorRef, Cni, Confidence, Container, Daemon, Event, Join, Kind, Link, LinkPeer,
-    Lost, Mount, MountHolder, Neighbor, Pod, Recreation, RecreationReason, Route, Severity, SpecHash, Target,
-    Throttled, Unreadable, Volume,
+    Actor, ActorSource, AncestorRef, Cni, Component, Confidence, Container, Daemon, Event, Join, Kind, Link,
+    LinkPeer, Lost, Mount, MountHolder, Neighbor, Pod, Recreation, RecreationReason, Route, Severity,
+    SpecHash, Target, Throttled, Unreadable, Volume,
 };
 use crate::observation::{Access, MountIdentity, Verdict};
 
@@ -21,6 +21,7 @@ pub(crate) fn all() -> Vec<Event> {
         container_exited(),
         container_recreated(),
         cni(),
+        component_exited(),
     ]
 }
 
@@ -368,4 +369,20 @@ fn container_recreated() -> Event {
              specification changed from 1559107639 to 1428860573",
         )
     }
+}
+
+fn component_exited() -> Event {
+    let component = Component {
+        name: "kubelet".into(),
+        pid: 1893,
+        start_time_ns: "42000000000".into(),
+        exe: Some("/usr/bin/kubelet (deleted)".into()),
+        version: Some("v1.28.3".into()),
+        previous_version: Some("v1.27.0".into()),
+        exit_code: Some(255),
+        signal: None,
+        lifetime_s: Some(6.25),
+    };
+    let message = format!("{} exited with code 255 after 6.3 s", component.label());
+    Event { component: Some(Box::new(component)), ..plain(Kind::ComponentExited, Severity::Notice, &message) }
 }

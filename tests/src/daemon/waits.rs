@@ -29,6 +29,21 @@ impl Daemon {
         wait_until(&format!("{netns} is known"), || self.model_of(netns));
     }
 
+    /// Waits until the model has a kubelet or runtime with this process id.
+    pub fn wait_for_component(&self, pid: u32) {
+        wait_until(&format!("component {pid} is known"), || self.knows_component(pid).then_some(()));
+    }
+
+    /// Whether the model has a kubelet or runtime with this process id.
+    #[must_use]
+    pub fn knows_component(&self, pid: u32) -> bool {
+        let model: serde_json::Value =
+            serde_json::from_str(&self.ask(&["state", "--json"]).stdout).unwrap_or_default();
+        let components = model["components"].as_array();
+        components
+            .is_some_and(|all| all.iter().any(|component| component["pid"].as_u64() == Some(pid.into())))
+    }
+
     fn model_of(&self, netns: u64) -> Option<serde_json::Value> {
         let model: serde_json::Value = serde_json::from_str(&self.ask(&["state", "--json"]).stdout).ok()?;
         let mut namespaces = model["namespaces"].as_array()?.iter();

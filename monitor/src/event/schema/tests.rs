@@ -71,6 +71,8 @@ fn extremes() -> Event {
     let actor = event.actor.as_mut().unwrap();
     (actor.container, actor.pod) = (Some(container.clone()), Some(pod.clone()));
     (actor.euid, actor.userns) = (Some(0), Some(crate::event::UserNamespace::Other));
+    event.component = sample::all().into_iter().find_map(|event| event.component);
+    event.component.as_mut().unwrap().signal = Some(9);
     event.recreation = sample::all().into_iter().find_map(|event| event.recreation);
     let previous = &mut event.recreation.as_mut().unwrap().previous;
     (previous.pid, previous.oom_killed) = (Some(7), Some(false));

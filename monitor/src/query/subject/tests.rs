@@ -69,6 +69,7 @@ pub(crate) fn state() -> NodeState {
         namespace(netns, Some(pods[index].pod.clone()), vec![link(netns, 2, "eth0", (HOST, host))])
     };
     NodeState {
+        components: Vec::new(),
         time: history::time(0),
         node: "slave-197".into(),
         boot_id: sample::deletion().boot_id,

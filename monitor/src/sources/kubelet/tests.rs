@@ -13,7 +13,7 @@ fn a_program_is_known_by_its_file_name_alone() {
         ("/usr/bin/kubelet-helper", None),
         ("/usr/bin/dash", None),
     ] {
-        assert_eq!(program(exe), expected, "{exe}");
+        assert_eq!(super::super::programs::named(exe, &PROGRAMS), expected, "{exe}");
     }
 }
 
@@ -62,7 +62,7 @@ fn the_host_is_a_kubelets_namespace_and_this_process_is_no_kubelet() {
         assert!(!here.of_kubelet);
     }
     let me = std::process::id();
-    assert_eq!(kubelet(&Proc::default(), me, &mut (Buffer::default(), Vec::new())), None);
+    assert_eq!(kubelet(&Proc::default(), me, &mut Buffers::default()), None);
 }
 
 #[test]

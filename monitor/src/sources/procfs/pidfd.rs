@@ -1,11 +1,19 @@
 //! Descriptors of processes: a process by more than its number, without a read of /proc, which could hang.
 
 use std::io;
-use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::sleep;
+
+/// How often, and how long apart, the kernel is asked how a process has ended.
+const STATUS_LOOKS: usize = 20;
+const STATUS_PAUSE: Duration = Duration::from_millis(20);
 
 /// A process. It pins no more than the number.
 #[derive(Debug)]
@@ -31,6 +39,45 @@ impl PidFd {
         let mut polled = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
+}
+
+/// Waits until the process has ended, and tells its wait status where the kernel does (since 6.15).
+pub async fn ended(process: PidFd) -> Option<i32> {
+    // SAFETY: an OwnedFd keeps its descriptor open and the same until it is dropped.
+    let process = unsafe { AsyncFd::register_with_interest(process.0, Interest::READABLE) }.ok()?;
+    drop(process.readable().await.ok()?);
+    // The kernel tells it once the parent has read it.
+    for _ in 0..STATUS_LOOKS {
+        if let Some(status) = wait_status(process.get_ref()) {
+            return Some(status);
+        }
+        sleep(STATUS_PAUSE).await;
+    }
+    None
+}
+
+/// The first version of `struct pidfd_info` (include/uapi/linux/pidfd.h).
+#[repr(C)]
+#[derive(Default)]
+struct PidfdInfo {
+    mask: u64,
+    cgroupid: u64,
+    ids: [u32; 11],
+    exit_code: i32,
+}
+
+const _: () = assert!(size_of::<PidfdInfo>() == 64);
+
+/// `PIDFD_GET_INFO`: `_IOWR(0xFF, 11, struct pidfd_info)`.
+const PIDFD_GET_INFO: libc::c_ulong = (3 << 30) | (64 << 16) | (0xFF << 8) | 11;
+/// `PIDFD_INFO_EXIT`.
+const INFO_EXIT: u64 = 1 << 3;
+
+fn wait_status(process: &OwnedFd) -> Option<i32> {
+    let mut info = PidfdInfo { mask: INFO_EXIT, ..PidfdInfo::default() };
+    // SAFETY: the kernel reads and writes one structure of the size that the request has.
+    let result = unsafe { libc::ioctl(process.as_raw_fd(), PIDFD_GET_INFO as _, &raw mut info) };
+    (result == 0 && info.mask & INFO_EXIT != 0).then_some(info.exit_code)
 }
 
 /// Whether a process with this number runs; a zombie does not, except before 5.3.

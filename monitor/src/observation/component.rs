@@ -1,0 +1,45 @@
+//! The kubelet and the runtimes of the node, as processes.
+
+use serde::{Deserialize, Serialize};
+
+use super::BootNs;
+
+/// A process of the node that is a kubelet, a runtime or an adapter of one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ComponentFacts {
+    /// `kubelet`, `dockerd`, …
+    pub name: String,
+    /// Process id (thread group).
+    pub tgid: u32,
+    /// Its start, to 10 ms.
+    pub started_ns: BootNs,
+    /// Its program, as the host's root shows it; none where that has another file there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exe: Option<String>,
+    /// Version, by the build information in the program; none where that tells none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+}
+
+impl ComponentFacts {
+    /// Which process it is: the id alone is another one's later.
+    #[must_use]
+    pub fn key(&self) -> (u32, BootNs) {
+        (self.tgid, self.started_ns)
+    }
+}
+
+/// The end of such a process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ComponentExit {
+    /// Process id (thread group).
+    pub tgid: u32,
+    /// Its start, to 10 ms.
+    pub started_ns: BootNs,
+    /// Exit code, where the kernel tells it and no signal ended it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<i32>,
+    /// The signal that ended it, where the kernel tells that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<i32>,
+}

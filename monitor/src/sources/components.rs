@@ -1,0 +1,224 @@
+//! The kubelet and the runtimes of the node as processes: which run, since when, in which version, and how they end.
+//!
+//! Found by state: all processes are looked at when the daemon starts, from time to time, and often after one of these has
+//! ended, since it is about to be started again. The end is told by the kernel (pidfd_open(2)): such a descriptor pins no
+//! more than the process id. What is taken for such a process, see [`programs`](super::programs).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+
+use super::kubelet::host_namespaces;
+use super::procfs::pidfd::{PidFd, is_running};
+use super::procfs::readers::{Answer, Job, Readers};
+use super::procfs::{Proc, pidfd};
+use super::programs::{Buffers, Program};
+use super::{Sender, observed_now};
+use crate::observation::{BootNs, ComponentExit, ComponentFacts, Fact, NsInum};
+
+mod version;
+
+/// Programs, and what they are called here.
+const PROGRAMS: [(&str, &str); 8] = [
+    ("kubelet", "kubelet"),
+    ("hyperkube", "kubelet"),
+    ("dockerd", "dockerd"),
+    ("containerd", "containerd"),
+    ("docker-containerd", "containerd"),
+    ("crio", "crio"),
+    ("cri-dockerd", "cri-dockerd"),
+    ("podman", "podman"),
+];
+const NAMES: [&str; 8] = {
+    let mut names = [""; 8];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = PROGRAMS[index].0;
+        index += 1;
+    }
+    names
+};
+/// Longest wait for a reader.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often all processes are looked at.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// Pauses between the looks after one has ended; the last one several times.
+const PAUSES_MS: [u64; 3] = [250, 1_000, 2_000];
+const LOOKS: usize = 17;
+/// Components that are followed; a node has a handful, and only root adds to them.
+const FOLLOWED_MAX: usize = 64;
+
+/// Follows the components of this node until the receiver of observations is gone.
+pub async fn follow(readers: Readers, tx: Sender) {
+    let (ended_tx, mut ended) = mpsc::channel(FOLLOWED_MAX);
+    let mut known: BTreeMap<(u32, BootNs), ComponentFacts> = BTreeMap::new();
+    let (mut is_first, mut looks) = (true, LOOKS);
+    loop {
+        match readers.ask(Look { known: known.values().cloned().collect() }, PATIENCE).await {
+            Ok(Answer { reply: found, .. }) => {
+                let before = known.len();
+                for facts in found {
+                    if known.len() < FOLLOWED_MAX && !known.contains_key(&facts.key()) {
+                        tokio::spawn(await_end(facts.key(), ended_tx.clone()));
+                        known.insert(facts.key(), facts);
+                    }
+                }
+                if is_first || known.len() > before {
+                    let components = known.values().cloned().collect();
+                    if tx.send(observed_now(Fact::Components { components })).await.is_err() {
+                        return;
+                    }
+                }
+                is_first = false;
+            }
+            Err(error) => tracing::debug!(%error, "cannot look for the kubelet and runtimes"),
+        }
+        let pause = match PAUSES_MS.get(looks).or(PAUSES_MS.last()) {
+            Some(ms) if looks < LOOKS => Duration::from_millis(*ms),
+            _ => INTERVAL,
+        };
+        looks = looks.saturating_add(1);
+        let mut rest = std::pin::pin!(sleep(pause));
+        loop {
+            tokio::select! {
+                () = &mut rest => break,
+                () = tx.closed() => return,
+                Some(exit) = ended.recv() => {
+                    known.remove(&(exit.tgid, exit.started_ns));
+                    if tx.send(observed_now(Fact::ComponentExited(exit))).await.is_err() {
+                        return;
+                    }
+                    // Its successor may run already.
+                    looks = 0;
+                    rest.set(sleep(Duration::from_millis(PAUSES_MS[0])));
+                }
+            }
+        }
+    }
+}
+
+/// Waits until a process has ended, and sends how.
+async fn await_end((tgid, started_ns): (u32, BootNs), ended: mpsc::Sender<ComponentExit>) {
+    let (mut code, mut signal) = (None, None);
+    match PidFd::open(tgid) {
+        Ok(process) => {
+            if let Some(status) = pidfd::ended(process).await {
+                (code, signal) = match status & 0x7f {
+                    0 => (Some((status >> 8) & 0xff), None),
+                    signal => (None, Some(signal)),
+                };
+            }
+        }
+        // Before 5.3.
+        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
+            while is_running(tgid) {
+                sleep(Duration::from_secs(1)).await;
+            }
+        }
+        Err(_) => {}
+    }
+    // The receiver is gone when the daemon ends.
+    let _ = ended.send(ComponentExit { tgid, started_ns, code, signal }).await;
+}
+
+/// Looks for components.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Look {
+    /// What was found before: their programs are not read again.
+    known: Vec<ComponentFacts>,
+}
+
+impl Job for Look {
+    const NAME: &'static str = "components";
+    type Reply = Vec<ComponentFacts>;
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        let hosts = host_namespaces(proc, std::process::id());
+        let mut buffers = Buffers::default();
+        let pids = proc.pids().unwrap_or_default();
+        let found = pids.into_iter().filter_map(|tgid| self.component(proc, tgid, &hosts, &mut buffers));
+        found.collect::<Vec<_>>().into()
+    }
+}
+
+impl Look {
+    fn component(
+        &self,
+        proc: &Proc,
+        tgid: u32,
+        hosts: &[(NsInum, std::path::PathBuf)],
+        buffers: &mut Buffers,
+    ) -> Option<ComponentFacts> {
+        let program = Program::of(proc, tgid, &NAMES, buffers)?;
+        let (_, name) = PROGRAMS.into_iter().find(|(file, _)| *file == program.name)?;
+        if !is_run_as_one(&program) {
+            return None;
+        }
+        let started_ns = proc.stat(tgid)?.start_ns;
+        if let Some(known) = self.known.iter().find(|known| known.key() == (tgid, started_ns)) {
+            return Some(known.clone());
+        }
+        let is_hosts = hosts.iter().any(|(mntns, _)| *mntns == program.mntns);
+        let exe = is_hosts || hosts.iter().any(|(_, root)| is_there(root, &program));
+        let facts = ComponentFacts {
+            name: name.to_owned(),
+            tgid,
+            started_ns,
+            exe: exe.then(|| program.exe.clone()),
+            version: version::of_file(&proc.path(tgid, "exe")),
+        };
+        program.dir.is_there(&mut Vec::new()).then_some(facts)
+    }
+}
+
+/// Whether the file that a process runs has the same path below a root directory.
+fn is_there(root: &Path, program: &Program) -> bool {
+    let path = root.join(program.exe.trim_start_matches('/'));
+    fs::metadata(path)
+        .is_ok_and(|there| (there.dev(), there.ino()) == (program.file.dev(), program.file.ino()))
+}
+
+/// Some programs are a component only where they are told to be.
+fn is_run_as_one(program: &Program) -> bool {
+    let is_first = |word: &str| program.arguments.get(1).is_some_and(|first| first == word);
+    match program.name {
+        "hyperkube" => is_first("kubelet"),
+        "podman" => program.arguments.windows(2).any(|words| words == ["system", "service"]),
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_is_no_component_is_none() {
+        let found = Look { known: Vec::new() }.run(&Proc::default()).reply;
+        assert!(found.iter().all(|facts| facts.tgid != std::process::id()), "{found:?}");
+        assert!(found.iter().all(|facts| PROGRAMS.iter().any(|(_, name)| *name == facts.name)), "{found:?}");
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_process_is_told_with_how_it_ended_where_the_kernel_does() {
+        let (tx, mut ended) = mpsc::channel(1);
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "read word; exit 7"]).stdin(std::process::Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let key = (child.id(), 5);
+        let waiting = tokio::spawn(await_end(key, tx));
+        tokio::task::yield_now().await;
+        drop(child.stdin.take());
+        tokio::task::spawn_blocking(move || child.wait()).await.unwrap().unwrap();
+        let exit = ended.recv().await.unwrap();
+        waiting.await.unwrap();
+        assert_eq!((exit.tgid, exit.started_ns, exit.signal), (key.0, key.1, None));
+        assert!(matches!(exit.code, None | Some(7)), "{exit:?}");
+    }
+}

@@ -1,0 +1,90 @@
+//! Kubelet and runtimes as processes: when they start, in which version, and how they end.
+
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use kevtmon_tests::component::{Program, start};
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
+use kevtmon_tests::mount::Scratch;
+use kevtmon_tests::process::Running;
+
+fn wait_for(daemon: &mut Daemon, kind: &str, pid: u32) -> Event {
+    daemon.wait_for(&format!("{kind} of {pid}"), |event| {
+        event.kind() == kind && event.number("/component/pid") == Some(pid.into())
+    })
+}
+
+fn exe(program: &Path) -> String {
+    program.to_string_lossy().into_owned()
+}
+
+#[test]
+fn a_kubelet_that_ends_and_its_successor_of_another_version_are_told() {
+    let scratch = Scratch::new();
+    let old = Program::new(&scratch, "old/kubelet", Some("v1.7.16"));
+    let new = Program::new(&scratch, "new/kubelet", Some("v1.9.11"));
+    let mut first = start(&old);
+    let mut daemon = launch().start();
+    daemon.wait_for_component(first.pid());
+    first.end_with("7");
+    let exited = wait_for(&mut daemon, "component.exited", first.pid());
+    exited.expect("/component/name", "kubelet");
+    exited.expect("/component/version", "v1.7.16");
+    exited.expect("/component/exe", exe(old.path()));
+    if exited.has("/component/exit_code") {
+        exited.expect("/component/exit_code", 7);
+    }
+    let second = start(&new);
+    let started = wait_for(&mut daemon, "component.started", second.pid());
+    started.expect("/component/version", "v1.9.11");
+    started.expect("/component/previous_version", "v1.7.16");
+    started.expect("/severity", "notice");
+    assert!(!daemon.events().iter().any(|event| event.has("/incident") && event.has("/component")));
+}
+
+#[test]
+fn a_program_without_build_information_has_no_version() {
+    let scratch = Scratch::new();
+    let kubelet = start(&Program::new(&scratch, "kubelet", None));
+    let mut daemon = launch().start();
+    daemon.wait_for_component(kubelet.pid());
+    let pid = kubelet.pid();
+    drop(kubelet);
+    let exited = wait_for(&mut daemon, "component.exited", pid);
+    exited.expect_none("/component/version");
+    if exited.has("/component/signal") {
+        exited.expect("/component/signal", 9);
+    }
+}
+
+/// Starts what only calls itself a kubelet, after `prefix`.
+fn pretend(prefix: &[&str], program: &Path) -> Running {
+    let path = exe(program);
+    let words = [prefix, &[&path, "-c", "read -r word; exit"]].concat();
+    let mut command = Command::new(words[0]);
+    let process = Running::spawn(command.args(&words[1..]).stdin(Stdio::piped()));
+    let link = PathBuf::from(format!("/proc/{}/exe", process.pid()));
+    eventually!(std::fs::read_link(&link).is_ok_and(|exe| exe == program), "it runs");
+    process
+}
+
+#[test]
+fn who_only_has_the_name_of_a_kubelet_is_none() {
+    let scratch = Scratch::new();
+    let program = Program::new(&scratch, "kubelet", None);
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let of_nobody = pretend(&nobody, program.path());
+    let in_userns =
+        pretend(&[&nobody[..], &["unshare", "--user", "--map-root-user"]].concat(), program.path());
+    let without_rights = pretend(&["setpriv", "--bounding-set=-sys_admin"], program.path());
+    let real = start(&program);
+    let daemon = launch().start();
+    daemon.wait_for_component(real.pid());
+    for fake in [&of_nobody, &in_userns, &without_rights] {
+        assert!(!daemon.knows_component(fake.pid()), "{}", fake.pid());
+    }
+}
