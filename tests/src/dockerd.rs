@@ -3,7 +3,7 @@
 //! It sets no packet filter and does not forward, so it leaves the host's network alone. Containers survive its restart
 //! (live-restore). Its end is a shell script, because the shared one is ended by the [`crate::reaper`].
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -56,6 +56,10 @@ pub struct Dockerd {
     /// Name of its bridge and of its control group.
     name: String,
     client: PathBuf,
+    /// What starts it, before its own name.
+    prefix: Vec<OsString>,
+    /// Arguments besides those of every daemon.
+    arguments: Vec<OsString>,
     process: Mutex<Option<Child>>,
     _cleanup: Cleanup,
     /// Dropped when nothing uses it any more.
@@ -95,14 +99,27 @@ impl Dockerd {
         let client = image::find("dockerd").with_file_name("docker");
         let client = [client, "/usr/bin/docker".into()].into_iter().find(|file| file.is_file());
         let client = client.unwrap_or_else(|| image::find("docker"));
-        Self { name, client, process: Mutex::new(None), _cleanup: cleanup, _bridge: bridge, scratch }
+        let (prefix, arguments) = (Vec::new(), Vec::new());
+        let process = Mutex::new(None);
+        Self { name, client, prefix, arguments, process, _cleanup: cleanup, _bridge: bridge, scratch }
+    }
+
+    /// The same, started through a command, with further arguments.
+    #[must_use]
+    pub fn through<S: AsRef<OsStr>>(mut self, command: &[S], arguments: &[&str]) -> Self {
+        self.prefix = command.iter().map(|word| word.as_ref().to_owned()).collect();
+        self.arguments = arguments.iter().map(OsString::from).collect();
+        self
     }
 
     /// Starts the prepared daemon, and waits until it answers.
     pub fn launch(&self) {
         let directory = self.scratch.path();
         let log = File::options().create(true).append(true).open(self.log()).expect("a log file");
-        let mut command = Command::new(image::find("dockerd"));
+        let mut words = self.prefix.clone();
+        words.push(image::find("dockerd").into());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).args(&self.arguments);
         command.arg("--data-root").arg(directory.join("data"));
         command.arg("--exec-root").arg(directory.join("exec"));
         command.arg("--pidfile").arg(directory.join("pid"));
@@ -126,8 +143,8 @@ impl Dockerd {
             answer.status.success().then_some(())
         });
         if !self.attempt(&["image", "inspect", IMAGE]).status.success() {
-            let archive = image::archive(&self.scratch);
-            self.docker(&["import", &archive.to_string_lossy(), IMAGE]);
+            let _ = image::archive(&self.scratch);
+            self.docker(&["import", &self.image_archive().to_string_lossy(), IMAGE]);
         }
     }
 
@@ -149,6 +166,12 @@ impl Dockerd {
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.scratch.path().join("docker.sock")
+    }
+
+    /// What its image was made from.
+    #[must_use]
+    pub fn image_archive(&self) -> PathBuf {
+        self.scratch.path().join("image.tar")
     }
 
     /// What the daemon under test takes as `--runtime`.
@@ -195,7 +218,7 @@ impl Dockerd {
 
     /// The client's command line.
     #[must_use]
-    pub fn words<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Vec<std::ffi::OsString> {
+    pub fn words<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Vec<OsString> {
         let host = format!("unix://{}", self.socket().display());
         let start = [self.client.as_os_str(), "-H".as_ref(), host.as_ref()];
         start.into_iter().chain(arguments.iter().map(AsRef::as_ref)).map(OsStr::to_owned).collect()

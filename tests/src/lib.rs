@@ -34,6 +34,7 @@ pub mod containerd;
 pub mod cri;
 pub mod dockerd;
 pub mod image;
+pub mod kubelet;
 pub mod podman;
 
 pub mod daemon;

@@ -8,6 +8,7 @@ mod bench;
 mod build;
 mod demo;
 mod ebpf;
+mod kubelet;
 mod lint;
 mod run;
 mod test;

@@ -18,6 +18,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::build;
 use crate::ebpf::ebpf;
+use crate::kubelet;
 use crate::prerequisites::{self, Prerequisite, program};
 use crate::setup::{self, Privilege};
 use crate::side_by_side::{Output, Transcript};
@@ -27,12 +28,15 @@ use crate::workspace;
 /// The package of the end-to-end tests.
 pub(crate) const E2E: &str = "kevtmon-tests";
 
+/// The end-to-end tests that need a kubelet.
+const WITH_KUBELET: &str = "kubelet_node";
+
 #[derive(Args)]
 pub(crate) struct Options {
     /// Which tests to run
     #[arg(value_enum, default_value_t)]
     part: Part,
-    /// Skip the tests on other kernels where there are none
+    /// Skip the tests on other kernels, or with a kubelet, where there are none
     #[arg(long, hide = true)]
     if_possible: bool,
     /// Arguments for `cargo test`, such as the name of a test
@@ -48,7 +52,9 @@ enum Part {
     E2e,
     /// The same, where the probes are concerned, on other kernels in virtual machines
     Vm,
-    /// What the two above need, and no test
+    /// The release daemon on a node with a real kubelet, as root; the first time the kubelet is built
+    Kubelet,
+    /// What the three above need, and no test
     #[value(hide = true)]
     Prepare,
     /// Lint and all of the above: what CI runs
@@ -62,6 +68,7 @@ pub(crate) fn test(options: &Options) -> Result<()> {
         Part::Unit => unit(&options.arguments),
         Part::E2e => end_to_end(&options.arguments),
         Part::Vm => vm::test(&options.arguments, !options.if_possible),
+        Part::Kubelet => with_kubelet(&options.arguments, !options.if_possible),
         Part::Prepare => prepare(),
         Part::All => all(&options.arguments),
     }
@@ -79,7 +86,11 @@ const STAGES: [&[Lane]; 3] = [
         &[("lint", &["lint"]), ("unit tests", &["test", "unit"])],
         &[("preparation of the other tests", &["test", "prepare"])],
     ],
-    &[&[("end-to-end tests", &["test", "e2e"])]],
+    // One after the other: some end-to-end tests count what the kernel does, and a kubelet never rests.
+    &[&[
+        ("end-to-end tests", &["test", "e2e"]),
+        ("tests with a kubelet", &["test", "kubelet", "--if-possible"]),
+    ]],
     // Emulated processors take all that there is, and the daemon under test waits half a second for what it asks for.
     &[&[("tests on other kernels", &["test", "vm", "--if-possible"])]],
 ];
@@ -132,7 +143,7 @@ fn run_lane<W: Write + Send>(
         let start = Instant::now();
         let mut command = Command::new(program);
         command.args(*own);
-        if own.iter().any(|part| ["unit", "e2e", "vm"].contains(part)) && !arguments.is_empty() {
+        if own.iter().any(|part| ["unit", "e2e", "kubelet", "vm"].contains(part)) && !arguments.is_empty() {
             command.arg("--").args(arguments);
         }
         let outcome = writeln!(output, "xtask: {name}").map_err(Into::into);
@@ -192,6 +203,9 @@ fn prepare() -> Result<()> {
     let prepared = vm::prepare(Privilege::of_this_user());
     build::release()?;
     workspace::check(e2e_tests()?.arg("--no-run"))?;
+    if kubelet::is_possible() {
+        kubelet::fetch(Privilege::of_this_user())?;
+    }
     prepared.map(drop)
 }
 
@@ -211,8 +225,36 @@ fn end_to_end(arguments: &[String]) -> Result<()> {
     let daemon = build::release()?;
     let mut cargo = e2e_tests()?;
     cargo.arg("--no-fail-fast");
-    run_as_root(&mut cargo, privilege, &daemon);
+    run_as_root(&mut cargo, privilege, &[("KEVTMON_BIN", &daemon)]);
     workspace::check(cargo.args(arguments))
+}
+
+/// The tests on a node with a kubelet. Where it cannot be built, that is an error if they are `required`.
+fn with_kubelet(arguments: &[String], required: bool) -> Result<()> {
+    let privilege = Privilege::of_this_user();
+    if !required && !kubelet::is_possible() {
+        eprintln!(
+            "xtask: skipped: the kubelet is built from Debian's source package, and there is no apt here"
+        );
+        return Ok(());
+    }
+    if privilege == Privilege::None {
+        bail!(
+            "the tests with a kubelet need root, and there is no sudo here: run `cargo xtask test` as root"
+        );
+    }
+    install_end_to_end_prerequisites(privilege)?;
+    let kubelet = kubelet::fetch(privilege)?;
+    let daemon = build::release()?;
+    let mut cargo = e2e_tests()?;
+    cargo.args(["--test", WITH_KUBELET]);
+    run_as_root(&mut cargo, privilege, &[("KEVTMON_BIN", &daemon), ("KEVTMON_KUBELET", &kubelet)]);
+    cargo.args(arguments);
+    // What needs a kubelet is ignored by a plain `cargo test`.
+    if !arguments.iter().any(|argument| argument == "--") {
+        cargo.arg("--");
+    }
+    workspace::check(cargo.arg("--ignored"))
 }
 
 /// `cargo test` of the end-to-end tests; static, so that one build is for this machine and for virtual ones.
@@ -229,8 +271,9 @@ pub(crate) fn install_end_to_end_prerequisites(privilege: Privilege) -> Result<(
 }
 
 /// Has cargo compile as this user and start the test executables as root.
-fn run_as_root(cargo: &mut Command, privilege: Privilege, daemon: &Path) {
-    let mut runner = vec!["env".to_owned(), format!("KEVTMON_BIN={}", daemon.display())];
+fn run_as_root(cargo: &mut Command, privilege: Privilege, programs: &[(&str, &Path)]) {
+    let mut runner = vec!["env".to_owned()];
+    runner.extend(programs.iter().map(|(name, path)| format!("{name}={}", path.display())));
     // What was found for the tests must be found by them: a user's PATH often lacks the directories of root.
     runner.extend(std::env::join_paths(setup::search_path()).map(|path| format!("PATH={}", path.display())));
     if privilege == Privilege::Sudo {
@@ -286,7 +329,7 @@ mod tests {
     #[test]
     fn only_the_test_executables_become_root() {
         let mut cargo = Command::new("cargo");
-        run_as_root(&mut cargo, Privilege::Sudo, Path::new("/x/kevtmon"));
+        run_as_root(&mut cargo, Privilege::Sudo, &[("KEVTMON_BIN", Path::new("/x/kevtmon"))]);
         let arguments = arguments(&cargo);
         assert_eq!(arguments[0], "--config");
         let runner = "target.'cfg(unix)'.runner = [\"sudo\", \"env\", \"KEVTMON_BIN=/x/kevtmon\", \"PATH=";
@@ -296,7 +339,7 @@ mod tests {
     #[test]
     fn root_needs_no_sudo() {
         let mut cargo = Command::new("cargo");
-        run_as_root(&mut cargo, Privilege::Root, Path::new("/x/kevtmon"));
+        run_as_root(&mut cargo, Privilege::Root, &[("KEVTMON_BIN", Path::new("/x/kevtmon"))]);
         let runner = "target.'cfg(unix)'.runner = [\"env\", \"KEVTMON_BIN=/x/kevtmon\", \"PATH=";
         assert!(arguments(&cargo)[1].starts_with(runner), "{:?}", arguments(&cargo));
     }

@@ -1,0 +1,380 @@
+//! A node with a real kubelet of the generation that has dockershim: it runs static pods, without an API server.
+//!
+//! kubelet and dockerd are in a mount namespace of their own, since all that they mount has to be shared. What the kubelet
+//! would change or leave on the machine is hidden from it there: settings of the kernel, its sockets, the logs of pods. Only
+//! dockershim's checkpoints are where they are on every node. `cargo xtask test kubelet` builds the program.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+
+use nix::sys::signal::Signal;
+
+use crate::dockerd::{Dockerd, IMAGE};
+use crate::eventually;
+use crate::lock;
+use crate::patience::wait_until;
+use crate::process::{Running, attempt, write_script};
+use crate::reaper::Cleanup;
+use crate::unique;
+
+/// Where dockershim keeps its checkpoints.
+pub const CHECKPOINTS: &str = "/var/lib/dockershim/sandbox";
+
+/// Debian's CNI plugins.
+const PLUGINS: &str = "/usr/lib/cni";
+/// The node's name, the last part of the names of its static pods.
+const NODE: &str = "node1";
+/// Held while a kubelet runs: it takes all checkpoints for its own.
+const LOCK: &str = "/run/lock/kevtmon-kubelet.lock";
+
+/// Lines of its log that a failed test shows.
+const LOG_LINES: usize = 100;
+
+/// What the kubelet sets at its start (`pkg/kubelet/cm/container_manager_linux.go`): it finds it set.
+const KERNEL: [(&str, &str); 6] = [
+    ("vm/overcommit_memory", "1"),
+    ("vm/panic_on_oom", "0"),
+    ("kernel/panic", "10"),
+    ("kernel/panic_on_oops", "1"),
+    ("kernel/keys/root_maxkeys", "1000000"),
+    ("kernel/keys/root_maxbytes", "25000000"),
+];
+
+/// Directories of the machine that the kubelet sees as empty ones of its own.
+const HIDDEN: [&str; 4] = ["/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/containers"];
+
+/// Makes the mount namespace: `$1` is a directory, the rest are pairs of what is mounted and where.
+const NAMESPACE: &str = r#"
+mount --make-rshared / || exit
+ready=$1
+shift
+while [ $# -gt 0 ]; do
+    mount --bind "$1" "$2" || exit
+    shift 2
+done
+: >"$ready"
+exec sleep 1000000
+"#;
+
+/// Starts runc. Without CAP_SYS_RESOURCE it cannot make a process less likely to be killed than itself.
+const RUNC: &str = r#"#!/bin/sh
+previous=
+for word; do
+    [ "$previous" = --bundle ] && sed -i 's/"oomScoreAdj":-[0-9]*/"oomScoreAdj":0/' "$word/config.json"
+    previous=$word
+done
+exec runc "$@"
+"#;
+
+/// A node.
+#[derive(Debug)]
+pub struct KubeletNode {
+    /// The Kubernetes namespace of its pods.
+    namespace: String,
+    kubelet: Option<Running>,
+    dockerd: Dockerd,
+    mounts: Running,
+    _checkpoints: Cleanup,
+    _alone: File,
+    _shared: lock::Shared,
+}
+
+impl KubeletNode {
+    /// Starts everything; the kubelet has no pod yet.
+    #[must_use]
+    pub fn start() -> Self {
+        let alone = File::create(LOCK).expect("a lock can be made");
+        alone.lock().expect("a lock can be taken");
+        let others = fs::read_dir(CHECKPOINTS).map(Iterator::count).unwrap_or_default();
+        assert_eq!(others, 0, "{CHECKPOINTS} has sandboxes of another kubelet, which this one would remove");
+        let shared = lock::Shared::take();
+        let namespace = unique::name("kvk");
+        let checkpoints = Cleanup::script(&format!(
+            "grep -ls '\"namespace\":\"{namespace}\"' {CHECKPOINTS}/* | xargs -r rm -f\n"
+        ));
+        let dockerd = Dockerd::prepare();
+        let directory = dockerd.directory().to_owned();
+        let mounts = mount_namespace(&directory);
+        let runc = directory.join("runc");
+        write_script(&runc, RUNC);
+        let runtime = format!("--add-runtime=kubelet={}", runc.display());
+        let dockerd = dockerd.through(&enter(&mounts), &[&runtime, "--default-runtime=kubelet"]);
+        dockerd.launch();
+        let mut node = Self {
+            namespace,
+            kubelet: None,
+            dockerd,
+            mounts,
+            _checkpoints: checkpoints,
+            _alone: alone,
+            _shared: shared,
+        };
+        node.prepare();
+        node.launch();
+        node
+    }
+
+    /// The image of sandboxes, the network, and the control groups.
+    fn prepare(&self) {
+        let archive = self.dockerd.image_archive();
+        let command = r#"--change=CMD ["/bin/sleep","1000000"]"#;
+        self.dockerd.docker(&["import", command, &archive.to_string_lossy(), "pause:1"]);
+        for directory in ["cni", "manifests", "kubelet"] {
+            fs::create_dir(self.path(directory)).expect("a directory can be made");
+        }
+        let [_, _, middle, low] = std::process::id().wrapping_mul(11).to_be_bytes();
+        let network = serde_json::json!({"cniVersion": "0.4.0", "name": "kevtmon", "plugins": [{
+            "type": "ptp", "ipMasq": false,
+            "ipam": {"type": "host-local", "dataDir": self.path("ipam"),
+                "subnet": format!("10.{}.{low}.0/24", 64 + (middle & 0x3f)),
+                "routes": [{"dst": "0.0.0.0/0"}]},
+        }]});
+        fs::write(self.path("cni/10-kevtmon.conflist"), network.to_string()).expect("a file can be written");
+        // The kubelet makes its groups below one that has to be there.
+        let script = format!(
+            "for group in /sys/fs/cgroup /sys/fs/cgroup/*; do\n\
+             [ -e \"$group/cgroup.procs\" ] || continue\n\
+             mkdir -p \"$group/{0}\"\n\
+             for file in cpus mems; do\n\
+             [ ! -e \"$group/cpuset.$file\" ] || cat \"$group/cpuset.$file\" >\"$group/{0}/cpuset.$file\"\n\
+             done; done\n",
+            self.dockerd.name()
+        );
+        let _ = attempt(&["sh", "-c", &script]).succeeded("control groups");
+    }
+
+    /// Starts the kubelet.
+    pub fn launch(&mut self) {
+        let log = File::options().create(true).append(true).open(self.log_file()).expect("a log file");
+        let words = enter(&self.mounts);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).arg(program());
+        let socket = |name: &str| format!("unix://{}", self.path(name).display());
+        for (flag, value) in [
+            ("docker-endpoint", socket("docker.sock")),
+            ("container-runtime-endpoint", socket("dockershim.sock")),
+            ("cni-bin-dir", PLUGINS.to_owned()),
+            ("cni-conf-dir", self.shown("cni")),
+            ("cni-cache-dir", self.shown("cni-cache")),
+            ("cgroup-root", format!("/{}", self.dockerd.name())),
+            ("root-dir", self.shown("kubelet")),
+            ("cert-dir", self.shown("certificates")),
+            ("pod-manifest-path", self.shown("manifests")),
+            ("volume-plugin-dir", self.shown("plugins")),
+            ("hostname-override", NODE.to_owned()),
+            ("pod-infra-container-image", "pause:1".to_owned()),
+            // Above those that the kernel chooses by itself.
+            ("port", (61_000 + std::process::id() % 4_000).to_string()),
+        ] {
+            command.arg(format!("--{flag}={value}"));
+        }
+        command.args([
+            "--network-plugin=cni",
+            "--cgroup-driver=cgroupfs",
+            "--fail-swap-on=false",
+            "--eviction-hard=",
+            "--enforce-node-allocatable=",
+            "--resolv-conf=",
+            "--address=127.0.0.1",
+            "--healthz-port=0",
+            "--read-only-port=0",
+            "--make-iptables-util-chains=false",
+            "--oom-score-adj=0",
+            "--image-gc-high-threshold=100",
+        ]);
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
+        self.kubelet = Some(Running::spawn(&mut command));
+    }
+
+    /// Ends the kubelet; its pods go on.
+    pub fn stop(&mut self) {
+        let mut kubelet = self.kubelet.take().expect("the kubelet runs");
+        kubelet.signal(Signal::SIGTERM);
+        wait_until("the kubelet ends", || kubelet.ended());
+    }
+
+    /// Waits until the kubelet has ended by itself.
+    pub fn wait_for_end(&mut self) -> ExitStatus {
+        let mut kubelet = self.kubelet.take().expect("the kubelet runs");
+        wait_until("the kubelet ends by itself", || kubelet.ended())
+    }
+
+    /// What the kubelet has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.log_file()).unwrap_or_default()
+    }
+
+    /// Its Docker.
+    #[must_use]
+    pub fn dockerd(&self) -> &Dockerd {
+        &self.dockerd
+    }
+
+    /// The kubelet's process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.kubelet.as_ref().expect("the kubelet runs").pid()
+    }
+
+    /// Has the kubelet run a static pod, and waits until its container runs.
+    #[must_use]
+    pub fn run_pod(&self, name: &str) -> StaticPod {
+        let manifest = serde_json::json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": {"terminationGracePeriodSeconds": 1, "containers": [{
+                "name": "app", "image": IMAGE, "imagePullPolicy": "Never",
+                "command": ["/bin/sleep", "1000000"],
+            }]},
+        });
+        // Under its name only when it is whole: the kubelet watches the directory.
+        let (partial, file) = (self.path("manifest"), self.manifest(name));
+        fs::write(&partial, manifest.to_string()).expect("a file can be written");
+        fs::rename(&partial, &file).expect("a file can be renamed");
+        self.wait_for_pod(name, &[])
+    }
+
+    /// Waits until the containers of a pod run, other ones than these.
+    #[must_use]
+    pub fn wait_for_pod(&self, name: &str, other_than: &[&str]) -> StaticPod {
+        let name = format!("{name}-{NODE}");
+        let new = |container: &str| {
+            let id = self.running(&name, container)?;
+            (!other_than.contains(&&*id)).then_some(id)
+        };
+        let (sandbox, app) = wait_until(&format!("pod {name} runs"), || Some((new("POD")?, new("app")?)));
+        let uid = r#"{{index .Config.Labels "io.kubernetes.pod.uid"}}"#;
+        let uid = self.dockerd.docker(&["inspect", "-f", uid, &sandbox]).stdout.trim().to_owned();
+        let pid = self.dockerd.docker(&["inspect", "-f", "{{.State.Pid}}", &sandbox]).stdout;
+        let pid = pid.trim().parse().expect("a process id");
+        StaticPod { namespace: self.namespace.clone(), name, uid, sandbox, app, pid }
+    }
+
+    /// Id of the container of a pod, if it runs.
+    fn running(&self, pod: &str, container: &str) -> Option<String> {
+        let pod = format!("label=io.kubernetes.pod.name={pod}");
+        let container = format!("label=io.kubernetes.container.name={container}");
+        let words = ["ps", "--quiet", "--no-trunc", "--filter", &pod, "--filter", &container];
+        let listed = self.dockerd.attempt(&words).stdout;
+        listed.lines().next().map(str::to_owned)
+    }
+
+    /// Takes the manifest of a pod away, so that the kubelet ends it in good order; waits until its container is gone.
+    pub fn remove_pod(&self, name: &str, pod: &StaticPod) {
+        fs::remove_file(self.manifest(name)).expect("the pod has a manifest");
+        for id in [&pod.app, &pod.sandbox] {
+            eventually!(
+                self.dockerd.attempt(&["ps", "-q", "--no-trunc"]).stdout.lines().all(|running| running != id),
+                "{id} is ended"
+            );
+        }
+    }
+
+    fn manifest(&self, name: &str) -> PathBuf {
+        self.path(&format!("manifests/{name}.json"))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dockerd.directory().join(name)
+    }
+
+    fn shown(&self, name: &str) -> String {
+        self.path(name).to_string_lossy().into_owned()
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.path("kubelet.log")
+    }
+}
+
+impl Drop for KubeletNode {
+    #[expect(clippy::print_stderr, reason = "why a test failed is in the log of the kubelet")]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let last = lines.len().saturating_sub(LOG_LINES);
+            eprintln!("the end of the kubelet's log:\n{}", lines[last..].join("\n"));
+        }
+        // It would start again what ends.
+        drop(self.kubelet.take());
+        let all = self.dockerd.attempt(&["ps", "--all", "--quiet"]).stdout;
+        let ids: Vec<&str> = all.lines().collect();
+        if !ids.is_empty() {
+            let _ = self.dockerd.attempt(&[&["rm", "--force"], &ids[..]].concat());
+        }
+    }
+}
+
+/// A pod that the kubelet runs.
+#[derive(Debug, Clone)]
+pub struct StaticPod {
+    /// Its Kubernetes namespace.
+    pub namespace: String,
+    /// Its name, with that of the node.
+    pub name: String,
+    /// Its identity.
+    pub uid: String,
+    /// Id of its sandbox.
+    pub sandbox: String,
+    /// Id of its only other container.
+    pub app: String,
+    /// First process of the sandbox.
+    pub pid: u32,
+}
+
+impl StaticPod {
+    /// `NAMESPACE/NAME`.
+    #[must_use]
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Where dockershim remembers its sandbox.
+    #[must_use]
+    pub fn checkpoint(&self) -> PathBuf {
+        Path::new(CHECKPOINTS).join(&self.sandbox)
+    }
+}
+
+/// The program under which the tests run.
+fn program() -> PathBuf {
+    let path = std::env::var_os("KEVTMON_KUBELET").map(PathBuf::from);
+    path.expect("KEVTMON_KUBELET is the kubelet: `cargo xtask test kubelet` builds it")
+}
+
+/// A process in a mount namespace of its own.
+fn mount_namespace(directory: &Path) -> Running {
+    let mut mounts: Vec<(PathBuf, PathBuf)> = Vec::new();
+    for (name, value) in KERNEL {
+        let file = directory.join(name.replace('/', "-"));
+        fs::write(&file, value).expect("a file can be written");
+        mounts.push((file, Path::new("/proc/sys").join(name)));
+    }
+    for path in HIDDEN {
+        let own = directory.join(path.trim_start_matches('/').replace('/', "-"));
+        fs::create_dir(&own).expect("a directory can be made");
+        fs::create_dir_all(path).expect("a directory can be made");
+        mounts.push((own, path.into()));
+    }
+    let ready = directory.join("mounted");
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation=private", "sh", "-c", NAMESPACE, "sh"]).arg(&ready);
+    command.args(mounts.into_iter().flat_map(|(from, to)| [from, to])).stdin(Stdio::null());
+    let mut holder = Running::spawn(&mut command);
+    eventually!(
+        {
+            assert!(holder.ended().is_none(), "the mount namespace cannot be made");
+            ready.exists()
+        },
+        "the mount namespace is made"
+    );
+    holder
+}
+
+/// What starts a program in the mount namespace of a process.
+fn enter(mounts: &Running) -> [String; 4] {
+    ["nsenter".into(), format!("--mount=/proc/{}/ns/mnt", mounts.pid()), "--wd=/".into(), "--".into()]
+}

@@ -1,0 +1,146 @@
+//! `cargo xtask test kubelet`: a real kubelet of the generation that has dockershim, and the end-to-end tests with it.
+//!
+//! In: Debian's source package. Out: the program, kept in the user's cache for all checkouts. Only the kubelet is built; it
+//! runs static pods, so nothing else of Kubernetes is needed. Nothing here changes the machine but the installation of
+//! missing programs: apt reads a list of sources of its own.
+
+use std::env;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::packages::Apt;
+use crate::prerequisites::{self, Prerequisite, program};
+use crate::setup::Privilege;
+use crate::workspace;
+
+/// The last release in Debian with the kubelet; it has dockershim and the volume plugins in its tree.
+const VERSION: &str = "1.20.2";
+/// Debian's release of that package.
+const SUITE: &str = "bookworm";
+/// Changed with what the kubelet is built from or how, so that it is built anew.
+const RECIPE: u32 = 1;
+
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+const MIRROR: &str = "http://deb.debian.org/debian";
+
+const PREREQUISITES: [Prerequisite; 3] = [
+    program("go", "golang-go", "compiles the kubelet"),
+    program("dpkg-source", "dpkg-dev", "unpacks its source package"),
+    program(KEYRING, "debian-archive-keyring", "proves that it is Debian's"),
+];
+
+/// Whether this machine can get the sources at all.
+pub(crate) fn is_possible() -> bool {
+    Apt::of_this_machine().is_some()
+}
+
+/// The kubelet; built, unless it was before.
+pub(crate) fn fetch(privilege: Privilege) -> Result<PathBuf> {
+    let cache = cache()?;
+    let kubelet = cache.join(format!("kubelet-{VERSION}-{}-{RECIPE}", env::consts::ARCH)).join("kubelet");
+    // Another checkout may build it now.
+    let lock = cache.join("kubelet.lock");
+    let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
+    lock.lock().context("cannot lock the cache")?;
+    if kubelet.is_file() {
+        return Ok(kubelet);
+    }
+    if !is_possible() {
+        bail!("the kubelet is built from Debian's source package, and there is no apt here");
+    }
+    prerequisites::ensure("the tests with a kubelet", &PREREQUISITES, privilege)?;
+    let work = tempfile::tempdir_in(&cache).context("cannot create a directory")?;
+    let sources = work.path().join("go/src/k8s.io/kubernetes");
+    unpack(work.path(), &sources)?;
+    eprintln!("xtask: compiling kubelet {VERSION}, once: some minutes");
+    let built = work.path().join("bin");
+    fs::create_dir(&built).context("cannot create a directory")?;
+    workspace::check(&mut compile(work.path(), &sources, &built.join("kubelet")))?;
+    let directory = kubelet.parent().context("the kubelet is in a directory")?;
+    fs::rename(&built, directory).with_context(|| format!("cannot create {}", directory.display()))?;
+    Ok(kubelet)
+}
+
+/// Downloads the source package and unpacks it with Debian's patches.
+fn unpack(work: &Path, into: &Path) -> Result<()> {
+    let list = work.join("sources.list");
+    let line = format!("deb-src [signed-by={KEYRING}] {} {SUITE} main\n", mirror());
+    fs::write(&list, line).with_context(|| format!("cannot write {}", list.display()))?;
+    for directory in ["lists/partial", "archives/partial", "source"] {
+        fs::create_dir_all(work.join(directory)).context("cannot create a directory")?;
+    }
+    workspace::check(apt(work).args(["update", "-q"]))?;
+    let source = work.join("source");
+    workspace::check(apt(work).args(["source", "-q", "--download-only", "kubernetes"]).current_dir(&source))?;
+    let entries = fs::read_dir(&source).context("cannot list what was downloaded")?;
+    let mut files = entries.flatten().map(|entry| entry.path());
+    let description = files.find(|path| path.extension().is_some_and(|end| end == "dsc"));
+    let description = description.context("the source package has no description")?;
+    fs::create_dir_all(into.parent().unwrap_or(work)).context("cannot create a directory")?;
+    // Its signature was checked with the lists that name its hash.
+    workspace::check(Command::new("dpkg-source").args(["--no-check", "-x"]).args([&description, into]))
+}
+
+/// apt with lists and sources of its own.
+fn apt(work: &Path) -> Command {
+    let mut apt = Command::new("apt-get");
+    for (option, file) in [
+        ("Dir::Etc::SourceList", work.join("sources.list")),
+        ("Dir::Etc::SourceParts", PathBuf::from("/dev/null")),
+        ("Dir::State::Lists", work.join("lists")),
+        ("Dir::Cache", work.to_owned()),
+    ] {
+        apt.arg("-o").arg(format!("{option}={}", file.display()));
+    }
+    // It would give the download to a user who cannot write here.
+    apt.args(["-o", "APT::Sandbox::User=root"]);
+    apt
+}
+
+/// The mirror from which this machine has its packages, if they are Debian's.
+fn mirror() -> String {
+    let format = ["indextargets", "--format", "$(REPO_URI)", "Label: Debian", "Created-By: Packages"];
+    let asked = Command::new("apt-get").args(format).output();
+    let printed = asked.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let first = printed.ok().and_then(|printed| printed.lines().next().map(str::to_owned));
+    first.filter(|uri| uri.starts_with("http")).unwrap_or_else(|| MIRROR.to_owned())
+}
+
+/// Compiles with what the package itself has of other projects, and with the least priority: it runs beside tests.
+fn compile(work: &Path, sources: &Path, into: &Path) -> Command {
+    // As the release is built (hack/lib/version.sh).
+    let version = |key: &str, value: &str| {
+        format!("-X k8s.io/kubernetes/vendor/k8s.io/component-base/version.{key}={value}")
+    };
+    let flags = [
+        "-s -w".to_owned(),
+        version("gitVersion", &format!("v{VERSION}")),
+        version("gitMajor", "1"),
+        version("gitMinor", "20"),
+    ];
+    let mut go = Command::new("nice");
+    go.args(["go", "build", "-ldflags", &flags.join(" "), "-o"]).arg(into).arg("./cmd/kubelet");
+    go.current_dir(sources).env("GOPATH", work.join("go")).env("GOCACHE", work.join("cache"));
+    for (name, value) in [
+        ("GO111MODULE", "off"),
+        ("GOFLAGS", ""),
+        ("GOPROXY", "off"),
+        ("GOTOOLCHAIN", "local"),
+        ("CGO_ENABLED", "0"),
+    ] {
+        go.env(name, value);
+    }
+    go
+}
+
+/// What outlives a checkout.
+fn cache() -> Result<PathBuf> {
+    let of_user = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let of_home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
+    let cache = of_user.or_else(of_home).unwrap_or_else(workspace::target).join("kevtmon");
+    fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
+    Ok(cache)
+}
