@@ -40,7 +40,7 @@ use crate::sources::netlink::{Barrier, NetlinkError};
 use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::procfs::{Proc, cgroups};
-use crate::sources::runtime::still_runs;
+use crate::sources::runtime::{checkpoint, still_runs};
 use crate::sources::{Sender, observed_now};
 use crate::store::{self, PreviousRun};
 
@@ -352,6 +352,9 @@ impl Daemon {
                 cni::find_netns_and_send(&self.readers, &self.observations, id, path);
             }
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
+            Request::SandboxCheckpoints { sandboxes } => {
+                checkpoint::look_and_send(&self.readers, &self.observations, sandboxes);
+            }
             Request::MountPresence { id, mntns, tgid, identity, share } => {
                 let request = PresenceRequest { id, mntns, tgid, identity, at: None };
                 self.answer(self.scanner.presence(request, share));

@@ -25,7 +25,7 @@ mod source;
 
 pub use cni::{CniCommand, CniExec, CniExit, CniNetns, CniPod};
 pub use component::{ComponentExit, ComponentFacts};
-pub use kubelet::{KubeletFacts, KubeletNamespace};
+pub use kubelet::{KubeletFacts, KubeletNamespace, SandboxCheckpoint};
 pub use mount::{
     Access, BlindSpot, CallerDirectory, Holder, HolderReport, MountFacts, MountIdentity, MountPresence,
     MountSyscall, PathDoubt, PathOrigin, Rank, Share, UmountAttempt, Verdict,
@@ -188,6 +188,8 @@ pub enum Fact {
     },
     /// One of those has ended.
     ComponentExited(ComponentExit),
+    /// Reply to [`Request::SandboxCheckpoints`].
+    SandboxCheckpoints(Vec<SandboxCheckpoint>),
     /// A source came up, went down, or settled on a rung.
     Source(SourceStatus),
     /// A source read everything anew, because its stream had a gap.
@@ -250,6 +252,11 @@ pub enum Request {
         id: u64,
         /// `CNI_NETNS`.
         path: String,
+    },
+    /// Whether there are checkpoints of these sandboxes; the reply is `Fact::SandboxCheckpoints`.
+    SandboxCheckpoints {
+        /// Container ids.
+        sandboxes: Vec<String>,
     },
     /// What pins the mount at this path; the reply is `Fact::Holders` with the same `id`.
     Holders {

@@ -148,6 +148,7 @@ fn thresholds_have_in_recordings_the_form_that_they_always_had() {
         "gateway_teardown_seconds": 60,
         "gateway_static_pods": 3,
         "gateway_static_percent": 81,
+        "orphan_container_seconds": 30,
         "volume_busy_warning_attempts": 3,
         "volume_busy_warning_seconds": 30,
         "volume_busy_critical_seconds": 900,

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::diagnose::{self, Engine};
+use crate::diagnose::{self, Engine, ModelChange};
 use crate::event::{Event, Kind, Severity, WallClock};
 use crate::node::charge::{Accounts, charge, is_limited};
 use crate::node::cni::CniCalls;
@@ -145,6 +145,9 @@ impl Core {
             Fact::CniExit(exit) => self.cni_exit(at, exit),
             Fact::CniNetns(found) => self.cni_netns(at, found),
             Fact::Kubelet(facts) => self.kubelet(at, facts),
+            Fact::SandboxCheckpoints(found) => {
+                self.diagnose(at, &ModelChange::SandboxCheckpoints(&found));
+            }
             Fact::Holders(report) => self.holders(at, *report),
             Fact::MountPresence(presence) => self.mount_presence(at, &presence),
             Fact::Netns(snapshot) => self.snapshot(at, *snapshot),

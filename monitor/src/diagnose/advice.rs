@@ -19,6 +19,21 @@ pub(super) fn of_process(advice: Advice, pid: u32, seen: BootNs) -> Advice {
 /// The command that restarts a container by the tool of its own runtime, with a new network. None where no tool is known
 /// to find it: that of another runtime does not, and neither does that of another socket, or one that nobody answers at.
 pub(super) fn restart(node: &NodeView<'_>, container: &Container) -> Option<Vec<String>> {
+    let words = engine(node, container)?;
+    Some(words.into_iter().chain(["restart".to_owned(), container.id.clone()]).collect())
+}
+
+/// The command that removes a container by the tool of its own runtime; `force`: it may have processes.
+pub(super) fn remove(node: &NodeView<'_>, container: &Container, force: bool) -> Option<Vec<String>> {
+    let mut words = crictl(node, container).or_else(|| engine(node, container))?;
+    words.push("rm".to_owned());
+    words.extend(force.then(|| "--force".to_owned()));
+    words.push(container.id.clone());
+    Some(words)
+}
+
+/// The tool of Docker or Podman, for the socket by which a container is known.
+fn engine(node: &NodeView<'_>, container: &Container) -> Option<Vec<String>> {
     let is_down = is_down(node, container);
     let socket = match socket(node, container) {
         // Which socket the adapter uses is not known.
@@ -35,7 +50,7 @@ pub(super) fn restart(node: &NodeView<'_>, container: &Container) -> Option<Vec<
         ("podman", Some(socket)) => &["podman", "--url", &format!("unix://{socket}")],
         _ => return None,
     };
-    Some(words.iter().chain(&["restart", &container.id]).map(|word| (*word).to_owned()).collect())
+    Some(words.iter().map(|word| (*word).to_owned()).collect())
 }
 
 /// The command that ends a container of a pod, where the kubelet starts another one in its place: a container behind
@@ -76,8 +91,7 @@ pub(super) fn list_sandboxes(node: &NodeView<'_>, container: &Container, pod: &P
         let pods = ["pods", "--namespace", namespace, "--name", name].map(str::to_owned);
         return Some(words.into_iter().chain(pods).collect());
     }
-    let mut words = restart(node, container)?;
-    words.truncate(words.len() - 2);
+    let mut words = engine(node, container)?;
     words.extend(["ps".to_owned(), "--all".to_owned()]);
     for (label, value) in [("io.kubernetes.pod.namespace", namespace), ("io.kubernetes.pod.name", name)] {
         words.extend(["--filter".to_owned(), format!("label={label}={value}")]);

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::event::{
-    Actor, Advice, CloseReason, Confidence, Event, Mount, MountHolder, Neighbor, Severity, Target, Unreadable,
+    Actor, Advice, CloseReason, Confidence, Event, Mount, MountHolder, Neighbor, Sandbox, Severity, Target,
+    Unreadable,
 };
 use crate::observation::{BootNs, Request, Verdict};
 
@@ -26,6 +27,8 @@ pub struct IncidentObjects {
     pub target: Option<Box<Target>>,
     /// The neighbor entry.
     pub neighbor: Option<Box<Neighbor>>,
+    /// The sandbox that a container lacks.
+    pub sandbox: Option<Box<Sandbox>>,
     /// The mount.
     pub mount: Option<Box<Mount>>,
     /// The holders of the mount.
@@ -48,6 +51,7 @@ impl IncidentObjects {
             actor: event.actor.clone(),
             target: event.target.clone(),
             neighbor: event.neighbor.clone(),
+            sandbox: event.sandbox.clone(),
             mount: event.mount.clone(),
             holders: event.holders.clone(),
             holders_age_ms: event.holders_age_ms,
@@ -64,6 +68,7 @@ impl IncidentObjects {
             actor: self.actor,
             target: self.target,
             neighbor: self.neighbor,
+            sandbox: self.sandbox,
             mount: self.mount,
             holders: self.holders,
             holders_age_ms: self.holders_age_ms,
@@ -85,6 +90,7 @@ impl IncidentObjects {
         put(&mut self.actor, newer.actor);
         put(&mut self.target, newer.target);
         put(&mut self.neighbor, newer.neighbor);
+        put(&mut self.sandbox, newer.sandbox);
         put(&mut self.mount, newer.mount);
         put(&mut self.holders, newer.holders);
         if newer.holders_complete.is_some() {

@@ -365,6 +365,7 @@ impl Diagnosis for GatewayNeighborLost {
             }
             ModelChange::Ready => self.reconcile(context, findings),
             ModelChange::Refused(_)
+            | ModelChange::SandboxCheckpoints(_)
             | ModelChange::UmountUndetermined { .. }
             | ModelChange::MountGone(_)
             | ModelChange::CniNetns(_)

@@ -12,7 +12,7 @@ use crate::event::{Event, WallClock};
 use crate::node::cni::Call;
 use crate::node::mounts::BusyMount;
 use crate::node::view::NodeView;
-use crate::observation::{BootNs, NsInum};
+use crate::observation::{BootNs, NsInum, SandboxCheckpoint};
 use crate::settings::{Threshold, Thresholds};
 
 mod advice;
@@ -21,6 +21,7 @@ mod finding;
 mod gateway_neighbor_lost;
 mod identity;
 mod incidents;
+mod orphan_container;
 mod suspicion;
 mod timers;
 mod volume_busy;
@@ -31,11 +32,14 @@ pub use incidents::{Incidents, OpenIncident};
 pub use suspicion::Suspicion;
 
 /// Every kind, in the order of [`all`].
-pub const KINDS: [&str; 2] = [gateway_neighbor_lost::KIND, volume_busy::KIND];
+pub const KINDS: [&str; 3] = [gateway_neighbor_lost::KIND, orphan_container::KIND, volume_busy::KIND];
 
 /// The thresholds of all diagnoses, in the order of the configuration file.
 pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
-    [gateway_neighbor_lost::THRESHOLDS, volume_busy::THRESHOLDS].into_iter().flatten().copied()
+    [gateway_neighbor_lost::THRESHOLDS, orphan_container::THRESHOLDS, volume_busy::THRESHOLDS]
+        .into_iter()
+        .flatten()
+        .copied()
 }
 
 /// Limit of faults that one diagnosis follows, and of open incidents.
@@ -49,6 +53,7 @@ pub(crate) const STARTUP_GRACE: BootNs = 5_000_000_000;
 pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
     vec![
         Box::new(gateway_neighbor_lost::GatewayNeighborLost::new(thresholds)),
+        Box::new(orphan_container::OrphanContainer::new(thresholds)),
         Box::new(volume_busy::VolumeBusy::new(thresholds)),
     ]
 }
@@ -128,6 +133,8 @@ pub enum ModelChange<'a> {
     RuntimeAvailability,
     /// Every source has reported its status.
     Ready,
+    /// Which of the sandboxes that were asked for have a checkpoint.
+    SandboxCheckpoints(&'a [SandboxCheckpoint]),
     /// An unmount was refused again, without an event.
     Refused(&'a BusyMount),
     /// An unmount of the path of a busy mount succeeded, and whether that very mount is gone is not known.

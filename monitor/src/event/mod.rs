@@ -25,6 +25,7 @@ mod object;
 pub(crate) mod past;
 mod recreation;
 mod route;
+mod sandbox;
 mod schema;
 mod shared;
 mod subject;
@@ -44,6 +45,7 @@ pub use neighbor::Neighbor;
 pub use object::{Details, Object, Role, Visitor};
 pub use recreation::{Recreation, RecreationReason, SpecHash};
 pub use route::Route;
+pub use sandbox::Sandbox;
 pub use schema::schema;
 pub use shared::SharedEvent;
 pub use subject::{
@@ -170,6 +172,9 @@ pub struct Event {
     /// The call of a CNI plugin, for `cni.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub cni: Option<Box<Cni>>,
+    /// The sandbox that a container lacks.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub sandbox: Option<Box<Sandbox>>,
     /// The mount and the call that was made on it, for `mount.*`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mount: Option<Box<Mount>>,
@@ -234,6 +239,7 @@ impl Event {
             link: None,
             route: None,
             cni: None,
+            sandbox: None,
             mount: None,
             holders: None,
             holders_age_ms: None,
@@ -280,6 +286,7 @@ impl Event {
             object(self.link.as_deref()),
             object(self.route.as_deref()),
             object(self.cni.as_deref()),
+            object(self.sandbox.as_deref()),
             object(self.mount.as_deref()),
             object(self.holders.as_ref()),
             object(self.recreation.as_deref()),

@@ -4,7 +4,18 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 26] = [
+const TENSES: [(&str, &str); 34] = [
+    (" is still there without its sandbox ", " was still there without its sandbox "),
+    (
+        ", of which there is a checkpoint: with that, a kubelet can start and clean up",
+        ", of which there was a checkpoint",
+    ),
+    (
+        " cannot start while it is there, others can; the ",
+        " could not start while it was there, others could; the ",
+    ),
+    (" cannot start while it is there", " could not start while it was there"),
+    (" can start all the same", " could start all the same"),
     (" has lost its gateway ", " had lost its gateway "),
     (" cannot reach its gateway ", " could not reach its gateway "),
     (": nothing answers its ", ": nothing answered its "),
@@ -19,6 +30,8 @@ const TENSES: [(&str, &str); 26] = [
     (" is no port of ", " was no port of "),
     (", which has the gateway's address", ", which had the gateway's address"),
     ("what held it is not known", "what held it was not known"),
+    ("the version of the kubelet is not known", "the version of the kubelet was not known"),
+    ("; whether there is one could not be read", "; whether there was one could not be read"),
     (" and is still held by ", " and was still held by "),
     (", and its file system is still mounted in ", ", and its file system was still mounted in "),
     (" cannot be unmounted", " could not be unmounted"),
@@ -30,6 +43,7 @@ const TENSES: [(&str, &str); 26] = [
     ("; a copy is also mounted in ", "; a copy was also mounted in "),
     (", which alone refuses nothing", ", which alone refused nothing"),
     (" claims to be pod ", " claimed to be pod "),
+    (" (claims to be pod ", " (claimed to be pod "),
     (": busy", ": it was busy"),
 ];
 
@@ -109,6 +123,7 @@ const NO_VERBS: &[&str] = &[
     "hours",
     "its",
     "interfaces",
+    "kubelets",
     "kubernetes",
     "less",
     "links",

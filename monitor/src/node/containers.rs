@@ -119,6 +119,12 @@ impl Containers {
         self.known.get(id).map(|known| &known.facts)
     }
 
+    /// Whether a container is there: a runtime reports it, in whatever state, and none that it was removed.
+    #[must_use]
+    pub fn is_present(&self, id: &str) -> bool {
+        self.known.get(id).is_some_and(|known| known.removed.is_none())
+    }
+
     /// The container that a network namespace belongs to. A running one takes precedence, then the pod's sandbox, then
     /// the one that created the namespace over those that joined it.
     #[must_use]

@@ -13,6 +13,16 @@ pub struct KubeletFacts {
     pub namespaces: Vec<KubeletNamespace>,
 }
 
+/// Whether a kubelet still remembers a sandbox: what dockershim and cri-dockerd keep in a file of their own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxCheckpoint {
+    /// Container id of the sandbox.
+    pub sandbox: String,
+    /// Whether there is one; none where not every place could be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found: Option<bool>,
+}
+
 /// A mount namespace in which a path below a root directory of a kubelet belongs to a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KubeletNamespace {

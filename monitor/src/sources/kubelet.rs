@@ -231,6 +231,13 @@ pub(super) fn host_namespaces(proc: &Proc, daemon: u32) -> Vec<(NsInum, PathBuf)
     both
 }
 
+/// The root directories of the kubelets that run in another mount namespace than the host's: in a container.
+pub(super) fn roots_of_running(proc: &Proc) -> Vec<PathBuf> {
+    let host = proc.ns(1, "mnt");
+    let elsewhere = kubelets(proc).into_iter().filter(|kubelet| Some(kubelet.mntns) != host);
+    elsewhere.map(|kubelet| proc.path(kubelet.tgid, "root")).collect()
+}
+
 fn kubelets(proc: &Proc) -> Vec<Kubelet> {
     let mut buffers = Buffers::default();
     let pids = proc.pids().unwrap_or_default();

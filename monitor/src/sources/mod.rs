@@ -19,6 +19,7 @@ pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
         entry::<bpf::Complete>(),
         entry::<netlink::Discover>(),
         entry::<netlink::Open>(),
+        entry::<runtime::FindCheckpoints>(),
         entry::<runtime::Identify>(),
         entry::<runtime::StillRuns>(),
         entry::<kubelet::Look>(),

@@ -42,6 +42,8 @@ pub(in crate::diagnose) struct TestNode {
     /// Mounts on top of it.
     pub(in crate::diagnose) covers: u32,
     pub(in crate::diagnose) presence_known: bool,
+    /// Whether there are checkpoints of sandboxes.
+    pub(in crate::diagnose) checkpoint: Option<bool>,
     pub(in crate::diagnose) now: BootNs,
 }
 
@@ -72,6 +74,7 @@ impl TestNode {
             scan: holders,
             covers: 0,
             presence_known: true,
+            checkpoint: Some(false),
             now: 0,
         };
         node.tables.insert(HOST, empty(HOST));
@@ -188,6 +191,11 @@ impl TestNode {
             Request::Netns { netns } => self.observe_netns(netns),
             Request::ProcessState { tgid, .. } => {
                 self.observe(Fact::ProcessState(ProcessState { tgid, alive: true }));
+            }
+            Request::SandboxCheckpoints { sandboxes } => {
+                let found = self.checkpoint;
+                let found = sandboxes.into_iter().map(|sandbox| SandboxCheckpoint { sandbox, found });
+                self.observe(Fact::SandboxCheckpoints(found.collect()));
             }
             Request::Holders { id, path, .. } => {
                 let path = path.replace(LINK, KUBELET);

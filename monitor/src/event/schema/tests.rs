@@ -99,6 +99,11 @@ fn extremes() -> Event {
     link.moved_to = Some(LinkPeer { ifindex: 9, netns: Some(1), ifname: Some("eth0".into()) });
     link.master = Some(3);
     link.peer = Some(LinkPeer { ifindex: 9, netns: Some(1), ifname: Some("cali0".into()) });
+    event.sandbox = Some(Box::new(crate::event::Sandbox {
+        id: container.id.clone(),
+        checkpoint: Some(true),
+        kubelet_version: Some("v1.20.2".into()),
+    }));
     let busy = sample::busy();
     let mount = event.mount.insert(busy.mount.unwrap());
     (mount.child_mounts, mount.unserved) = (vec!["/mnt/x/y".into()], true);

@@ -11,6 +11,7 @@ use tokio::time::sleep;
 use super::Sender;
 use super::procfs::readers::Readers;
 use crate::names::names;
+pub(super) use checkpoint::FindCheckpoints;
 pub use client::{Changes, RuntimeClient, RuntimeError};
 pub(super) use process::Identify;
 use source::reachable;
@@ -18,6 +19,7 @@ pub use source::{Timing, run};
 pub(super) use still_runs::StillRuns;
 
 mod change;
+pub mod checkpoint;
 mod client;
 mod containers;
 mod cri;

@@ -10,12 +10,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use super::checkpoint::{CHECKPOINTS, host_root};
 use crate::node::cgroup;
 use crate::observation::{ContainerFacts, PodIdentity, PodProof};
 use crate::sources::procfs::Proc;
 
-/// Where dockershim and cri-dockerd keep a checkpoint of each sandbox, under its container id.
-const CHECKPOINTS: [&str; 2] = ["var/lib/dockershim/sandbox", "var/lib/cri-dockerd/sandbox"];
 /// The kubelet's links to the logs of containers, in a directory for each pod.
 const LOGS: &str = "var/log/pods";
 /// Its links to those, by pod, container and id.
@@ -41,10 +40,9 @@ struct Checkpoint {
 }
 
 impl Proofs {
-    /// Of the node whose processes are read. Pid 1 may be out of reach even for root.
+    /// Of the node whose processes are read.
     pub(super) fn new(proc: Proc) -> Self {
-        let root = Some(proc.path(1, "root")).filter(|root| root.join("proc").exists());
-        Self { proc, root: root.unwrap_or_else(|| "/".into()) }
+        Self { root: host_root(&proc), proc }
     }
 
     #[cfg(test)]
