@@ -187,3 +187,32 @@ fn a_container_that_is_seen_through_several_sockets_is_one() {
     assert_eq!(events.iter().filter(|event| event.kind() == "container.removed").count(), 3);
     drop(late);
 }
+
+#[test]
+fn while_its_socket_does_not_answer_containers_are_known_by_dockers_files() {
+    let dockerd = Dockerd::start();
+    let scratch = Scratch::new();
+    let early = Container::idle(&dockerd, &["--network", "none"]);
+    let proxy = Proxy::start(scratch.path().join("proxy.sock"), dockerd.socket());
+    let mut daemon = watching(&[&proxy.path]).start();
+    daemon.wait_for_source("docker");
+    proxy.cut();
+    eventually!(up(&daemon, "docker") == Some(0.0), "the loss of the socket is seen");
+    let labels = ["--label", "io.kubernetes.pod.name=web-0", "--label", "io.kubernetes.pod.namespace=shop"];
+    let others = ["--label", "io.kubernetes.pod.uid=u-1", "--network", "none"];
+    let mut late = Container::idle(&dockerd, &[labels, others].concat());
+    let is_late = |event: &Event| {
+        event.kind() == "container.started" && event.text("/target/container/id") == late.id()
+    };
+    let started = daemon.wait_for("container.started", is_late);
+    started.expect("/target/container/name", late.name());
+    started.expect("/target/container/pid", late.pid());
+    started.expect("/target/pod/name", "web-0");
+    started.expect("/target/pod/claimed", true);
+    let degraded = daemon.wait_for("daemon.degraded", |event| event.kind() == "daemon.degraded");
+    assert!(degraded.text("/message").contains("its containers are read from"), "{degraded}");
+    let id = late.id().to_owned();
+    late.end(&["rm", "-f"]);
+    wait_for_removal(&mut daemon, &id);
+    assert_eq!(life(&daemon.events(), early.id()), [""; 0], "it ran all the time");
+}

@@ -71,10 +71,7 @@ impl Job for FindNetns {
             let (before, netns, after) = (started(proc), proc.ns(tgid, "net"), started(proc));
             return (netns.filter(|_| before.is_some() && before == after), before).into();
         }
-        // A path of the host: of the mount namespace of pid 1, where that can be reached.
-        let of_host = proc.path(1, "root").join(self.path.trim_start_matches('/'));
-        let netns = netns_at(&of_host).or_else(|| netns_at(Path::new(&self.path)));
-        (netns, None).into()
+        (netns_at(&proc.on_host(Path::new(&self.path))), None).into()
     }
 }
 

@@ -221,19 +221,24 @@ impl Look {
     }
 }
 
-/// The mount namespaces of pid 1 and of the daemon, which only root of the node started there, and their roots.
-/// Pid 1 may be out of reach even for root.
+/// The mount namespaces of pid 1, of the first kernel thread and of the daemon, which only root of the node started there,
+/// and their roots. Pid 1 may be out of reach even for root.
 pub(super) fn host_namespaces(proc: &Proc, daemon: u32) -> Vec<(NsInum, PathBuf)> {
     let init = proc.ns(1, "mnt").map(|mntns| (mntns, proc.path(1, "root")));
+    let first = proc.first_mntns().map(|mntns| (mntns, proc.first_root()));
     let own = proc.ns(daemon, "mnt").map(|mntns| (mntns, PathBuf::from("/")));
-    let mut both: Vec<_> = own.into_iter().chain(init).collect();
-    both.dedup_by_key(|(mntns, _)| *mntns);
-    both
+    let mut all: Vec<(NsInum, PathBuf)> = Vec::new();
+    for (mntns, root) in own.into_iter().chain(init).chain(first) {
+        if !all.iter().any(|(known, _)| *known == mntns) {
+            all.push((mntns, root));
+        }
+    }
+    all
 }
 
 /// The root directories of the kubelets that run in another mount namespace than the host's: in a container.
 pub(super) fn roots_of_running(proc: &Proc) -> Vec<PathBuf> {
-    let host = proc.ns(1, "mnt");
+    let host = proc.ns(1, "mnt").or_else(|| proc.first_mntns());
     let elsewhere = kubelets(proc).into_iter().filter(|kubelet| Some(kubelet.mntns) != host);
     elsewhere.map(|kubelet| proc.path(kubelet.tgid, "root")).collect()
 }

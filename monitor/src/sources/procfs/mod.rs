@@ -14,6 +14,7 @@ use crate::redact;
 
 pub mod cgroups;
 pub mod dir;
+pub mod host;
 pub mod kcmp;
 pub mod mountinfo;
 pub mod own;

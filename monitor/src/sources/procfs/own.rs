@@ -18,9 +18,6 @@ use crate::observation::{BootNs, NsInum};
 /// Gives a descriptor of a socket's network namespace, `include/uapi/linux/sockios.h`, since 4.10.
 const SIOCGSKNS: libc::c_ulong = 0x894c;
 
-/// The parent of all kernel threads.
-const KTHREADD: u32 = 2;
-
 /// Reads this process.
 #[derive(Debug, Clone)]
 pub struct Own {
@@ -56,7 +53,7 @@ impl ProcessReader for Own {
 impl Default for Own {
     fn default() -> Self {
         let proc = Proc::default();
-        Self { host_mntns: host_mntns(&proc), proc, pid: process::id(), directories: Vec::new() }
+        Self { host_mntns: proc.first_mntns(), proc, pid: process::id(), directories: Vec::new() }
     }
 }
 
@@ -173,13 +170,6 @@ impl Own {
         };
         !mountinfo.is_empty() && is_foreign_mount(id, mountinfo)
     }
-}
-
-/// The mount namespace that the kernel started with: that of kthreadd, which executes nothing and so hangs nobody who
-/// reads it. `None` where /proc does not show it, as within a process namespace.
-fn host_mntns(proc: &Proc) -> Option<NsInum> {
-    let is_kthreadd = proc.stat(KTHREADD).is_some_and(|stat| stat.comm == "kthreadd" && stat.ppid == 0);
-    if is_kthreadd { proc.ns(KTHREADD, "mnt") } else { None }
 }
 
 fn numbers(directory: PathBuf) -> Vec<i32> {

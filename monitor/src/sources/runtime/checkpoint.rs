@@ -24,12 +24,6 @@ pub(super) const CHECKPOINTS: [&str; 2] = ["var/lib/dockershim/sandbox", "var/li
 /// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The host's root directory, as pid 1 sees it, which may be out of reach even for root.
-pub(super) fn host_root(proc: &Proc) -> PathBuf {
-    let root = Some(proc.path(1, "root")).filter(|root| root.join("proc").exists());
-    root.unwrap_or_else(|| "/".into())
-}
-
 /// Looks for the checkpoints of these sandboxes: in the host's files, and in those of kubelets that run in a container.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sources) struct FindCheckpoints {
@@ -41,7 +35,7 @@ impl Job for FindCheckpoints {
     type Reply = Vec<SandboxCheckpoint>;
 
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
-        let roots: Vec<PathBuf> = [host_root(proc)].into_iter().chain(roots_of_running(proc)).collect();
+        let roots: Vec<PathBuf> = [proc.host_root()].into_iter().chain(roots_of_running(proc)).collect();
         let found = |sandbox: &String| SandboxCheckpoint {
             found: is_container_id(sandbox).then(|| is_in(&roots, sandbox)).flatten(),
             sandbox: sandbox.clone(),

@@ -11,6 +11,7 @@ use futures_util::Stream;
 use thiserror::Error;
 
 use super::change::Change;
+use super::state_files::StateFiles;
 use crate::observation::ContainerFacts;
 
 /// Longest part of an error text that is repeated: the runtime chooses its length.
@@ -66,6 +67,16 @@ pub trait RuntimeClient: Clone + Send + Sync + 'static {
 
     /// What really answers there, as in `ContainerFacts::runtime`: the API of one runtime may be served by another.
     fn runtime(&self) -> &str;
+
+    /// Where a runtime with this socket keeps its containers on disk, to be read while it does not answer.
+    fn usual_state_files(_socket: &Path) -> Option<StateFiles> {
+        None
+    }
+
+    /// The same, where this one tells it.
+    fn state_files(&self) -> Option<StateFiles> {
+        None
+    }
 
     /// Every container in any state. Process ids may be missing.
     fn list(&self) -> impl Future<Output = Result<Listed, RuntimeError>> + Send;

@@ -89,6 +89,47 @@ impl Containers {
         runtime.clone_into(&mut self.runtime);
     }
 
+    /// The same, if none has answered yet.
+    pub(super) fn set_runtime_unless_known(&mut self, runtime: &str) {
+        if self.runtime.is_empty() {
+            runtime.clone_into(&mut self.runtime);
+        }
+    }
+
+    /// What answered at the socket last.
+    pub(super) fn runtime(&self) -> &str {
+        &self.runtime
+    }
+
+    /// Takes what the runtime keeps on disk, with their processes. Where that is not `complete`, the others stay as they
+    /// were.
+    pub(super) fn read_from_disk(&mut self, written: impl Iterator<Item = ContainerFacts>, complete: bool) {
+        let mut before = std::mem::take(&mut self.known);
+        for facts in written {
+            let old = before.remove(&facts.id);
+            let mut facts = self.own(old.as_ref(), facts);
+            let old = old.map(|old| old.facts);
+            if let Some(old) = old {
+                let is_same_run = facts.tgid.is_some() && facts.tgid == old.tgid;
+                // Of a container that has ended, those of its last run.
+                if is_same_run || facts.tgid.is_none() {
+                    facts.netns = facts.netns.or(old.netns);
+                    facts.mntns = facts.mntns.or(old.mntns);
+                }
+                if facts.addresses.is_empty() {
+                    facts.addresses = old.addresses;
+                }
+            }
+            let known = Known { started: facts.started_ns, ..Known::new(facts) };
+            self.known.insert(known.facts.id.clone(), known);
+        }
+        if !complete {
+            for (id, known) in before {
+                self.known.insert(id, known);
+            }
+        }
+    }
+
     /// Completes the facts of a client; `known` is what was known of the container.
     fn own(&self, known: Option<&Known>, facts: ContainerFacts) -> ContainerFacts {
         let mut facts =

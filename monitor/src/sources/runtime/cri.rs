@@ -17,6 +17,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::client::{Changes, Inspection, Listed, RuntimeClient, RuntimeError};
 use super::kubelet;
+use super::state_files::StateFiles;
 use crate::observation::{ContainerFacts, PodProof};
 use channel::{Channel, Fault, Method};
 use known::Known;
@@ -84,6 +85,10 @@ impl RuntimeClient for Cri {
 
     fn runtime(&self) -> &str {
         &self.runtime
+    }
+
+    fn usual_state_files(socket: &Path) -> Option<StateFiles> {
+        StateFiles::of_cri(socket)
     }
 
     async fn list(&self) -> Result<Listed, RuntimeError> {

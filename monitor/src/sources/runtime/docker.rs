@@ -3,7 +3,7 @@
 //! Nothing but GET requests is ever sent, since the socket is root on the node.
 
 use std::future::Future;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bollard::API_DEFAULT_VERSION;
@@ -12,11 +12,15 @@ use bollard::models::SystemVersion;
 use bollard::query_parameters::{InspectContainerOptions, ListContainersOptionsBuilder};
 use futures_util::{StreamExt, future};
 
+use super::RuntimeKind;
 use super::client::{Changes, Inspection, Listed, RuntimeClient, RuntimeError};
+use super::state_files::StateFiles;
 use events::Actions;
 
 mod events;
 mod facts;
+
+pub(super) use facts::from_inspect;
 
 /// Engines that serve this API, by what they call themselves among their components, and their name in
 /// `ContainerFacts::runtime`.
@@ -29,12 +33,17 @@ const LIST: &str = "GET /containers/json";
 const INSPECT: &str = "GET /containers/ID/json";
 const EVENTS: &str = "GET /events";
 const VERSION: &str = "GET /version";
+const INFO: &str = "GET /info";
+
+/// How long an engine has for telling where its data is, which is only needed once it does not answer.
+const INFO_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A connection to an engine.
 #[derive(Debug, Clone)]
 pub struct Docker {
     api: bollard::Docker,
     runtime: &'static str,
+    data_root: Option<PathBuf>,
     patience: Duration,
 }
 
@@ -50,17 +59,33 @@ impl RuntimeClient for Docker {
                     source => RuntimeError::Connect { source: Box::new(source) },
                 }
             })?;
-        let runtime = match ask(VERSION, patience, api.version()).await {
+        let (version, info) = tokio::join!(
+            ask(VERSION, patience, api.version()),
+            tokio::time::timeout(INFO_PATIENCE.min(patience / 2), ask(INFO, patience, api.info()))
+        );
+        // A proxy may withhold it, and an engine may take long to count its images.
+        let data = info.ok().and_then(Result::ok).and_then(|info| info.docker_root_dir);
+        let data_root = data.map(PathBuf::from).filter(|data| data.is_absolute());
+        let runtime = match version {
             Ok(version) => runtime_of(version),
             // A proxy may withhold the version. Any other fault shows in the list.
             Err(RuntimeError::Request { .. } | RuntimeError::Decode { .. }) => UNNAMED,
             Err(error) => return Err(error),
         };
-        Ok(Self { api, runtime, patience })
+        Ok(Self { api, runtime, data_root, patience })
     }
 
     fn runtime(&self) -> &str {
         self.runtime
+    }
+
+    fn state_files(&self) -> Option<StateFiles> {
+        self.data_root.clone().map(|data| StateFiles::Docker(Some(data)))
+    }
+
+    fn usual_state_files(socket: &Path) -> Option<StateFiles> {
+        let mut usual = RuntimeKind::Docker.places().iter().flat_map(|paths| *paths);
+        usual.any(|path| Path::new(path) == socket).then_some(StateFiles::Docker(None))
     }
 
     async fn list(&self) -> Result<Listed, RuntimeError> {
@@ -72,7 +97,7 @@ impl RuntimeClient for Docker {
     async fn inspect(&self, id: &str) -> Result<Option<Inspection>, RuntimeError> {
         match self.api.inspect_container(id, None::<InspectContainerOptions>).await {
             // Not `None`, which would report that the container is gone.
-            Ok(answer) => facts::from_inspect(answer).map(Some).ok_or_else(|| RuntimeError::Decode {
+            Ok(answer) => from_inspect(answer).map(Some).ok_or_else(|| RuntimeError::Decode {
                 request: INSPECT,
                 source: "it has no container id".into(),
             }),

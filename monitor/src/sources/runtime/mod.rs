@@ -14,8 +14,8 @@ use crate::names::names;
 pub(super) use checkpoint::FindCheckpoints;
 pub use client::{Changes, RuntimeClient, RuntimeError};
 pub(super) use process::Identify;
-use source::reachable;
 pub use source::{Timing, run};
+pub(super) use state_files::ReadStateFiles;
 pub(super) use still_runs::StillRuns;
 
 mod change;
@@ -30,6 +30,7 @@ mod process;
 mod refresh;
 mod session;
 mod source;
+mod state_files;
 pub mod still_runs;
 
 names! {
@@ -90,7 +91,7 @@ impl RuntimeSocket {
     /// Watches it from when it appears for the first time: until then it is no source.
     pub async fn watch_once_there(self, readers: Readers, tx: Sender) {
         let pause = Timing::default().absent;
-        while !reachable(&self.path, readers.proc()).exists() {
+        while !readers.proc().on_host(&self.path).exists() {
             tokio::select! {
                 () = tx.closed() => return,
                 () = sleep(pause) => {}

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::checkpoint::{CHECKPOINTS, host_root};
+use super::checkpoint::CHECKPOINTS;
 use crate::node::cgroup;
 use crate::observation::{ContainerFacts, PodIdentity, PodProof};
 use crate::sources::procfs::Proc;
@@ -42,7 +42,7 @@ struct Checkpoint {
 impl Proofs {
     /// Of the node whose processes are read.
     pub(super) fn new(proc: Proc) -> Self {
-        Self { root: host_root(&proc), proc }
+        Self { root: proc.host_root(), proc }
     }
 
     #[cfg(test)]
@@ -190,6 +190,8 @@ mod tests {
         ] {
             let node = Node::new();
             node.write("proc/7/cgroup", &format!("0::{path}\n"));
+            node.write(&format!("sys/fs/cgroup{path}/cgroup.procs"), "");
+            node.write("sys/fs/cgroup/cgroup.controllers", "");
             assert_eq!(node.proof(&member(false)), expected, "{path}");
         }
     }

@@ -19,6 +19,7 @@ use super::containers::{Containers, is_live};
 use super::process::identify;
 use super::refresh::{InspectReply, Refresh};
 use super::source::Timing;
+use super::state_files::StateFiles;
 use crate::clock::boot_now;
 use crate::observation::{
     BootNs, ContainerFacts, ContainerState, Fact, Observation, Source, SourceKind, SourceStatus,
@@ -81,8 +82,17 @@ pub(super) struct Session<'a, C> {
     due: Option<Instant>,
 }
 
-/// Runs one connection until the runtime fails or the receiver is gone; sets `up` once the first snapshot was sent.
-/// `gap`: why the previous connection ended, if there was one.
+/// What a connection leaves to the one after it.
+#[derive(Debug, Default)]
+pub(super) struct Served {
+    /// Whether the first snapshot was sent.
+    pub(super) up: bool,
+    /// Where the runtime keeps its containers on disk.
+    pub(super) files: Option<StateFiles>,
+}
+
+/// Runs one connection until the runtime fails or the receiver is gone. `gap`: why the previous connection ended, if there
+/// was one.
 pub(super) async fn run<C: RuntimeClient>(
     socket: &Path,
     timing: &Timing,
@@ -90,13 +100,14 @@ pub(super) async fn run<C: RuntimeClient>(
     readers: &Readers,
     tx: &Sender,
     gap: Option<&'static str>,
-    up: &mut bool,
+    served: &mut Served,
 ) -> End {
     let client = match bounded(timing.timeout, C::connect(socket, timing.timeout)).await {
         Ok(client) => client,
         Err(error) => return error.into(),
     };
     containers.set_runtime(client.runtime());
+    served.files = client.state_files().or(served.files.take());
     let events = Ok(client.events(wall_now()));
     let mut session = Session {
         timing,
@@ -114,7 +125,7 @@ pub(super) async fn run<C: RuntimeClient>(
         live: false,
         due: None,
     };
-    let Err(end) = session.follow(up).await;
+    let Err(end) = session.follow(&mut served.up).await;
     end
 }
 

@@ -1,20 +1,21 @@
 //! One socket as a source: connects, and reconnects after every failure.
 //!
 //! Out: snapshots, changes and whether the source is up. The source is down while the runtime is missing, restarts,
-//! hangs or sends invalid data; the model keeps its containers meanwhile.
+//! hangs or sends invalid data; the model keeps its containers meanwhile, with what the runtime's files on disk tell.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::super::procfs::Proc;
 use super::super::procfs::readers::Readers;
 use super::super::{Sender, observed_now_by};
 use super::client::{RuntimeClient, RuntimeError};
 use super::containers::Containers;
-use super::session::{self, End};
-use crate::observation::{Fact, Source, SourceKind, SourceStatus};
+use super::session::{self, End, Served};
+use super::state_files::{self, Found, StateFiles};
+use crate::clock::boot_now;
+use crate::observation::{ContainerFacts, Fact, Source, SourceKind, SourceStatus};
 
 /// Intervals and timeouts for a runtime.
 #[derive(Debug, Clone)]
@@ -63,13 +64,17 @@ pub async fn run<C: RuntimeClient>(
     let mut pause = timing.backoff_min;
     let mut gap: Option<&'static str> = None;
     let mut down: Option<String> = None;
+    let mut on_disk = OnDisk::of::<C>(path);
     while !tx.is_closed() {
         let started = Instant::now();
-        let socket = reachable(path, readers.proc());
-        let mut was_up = false;
-        let end = session::run::<C>(&socket, &timing, &mut containers, &readers, &tx, gap, &mut was_up).await;
+        // A socket file that was bind-mounted into our own root goes stale when the runtime makes a new one.
+        let socket = readers.proc().on_host(path);
+        let mut served = Served { up: false, files: on_disk.files.take() };
+        let end = session::run::<C>(&socket, &timing, &mut containers, &readers, &tx, gap, &mut served).await;
+        on_disk.files = served.files;
         let End::Failed(error) = end else { return };
-        if was_up {
+        if served.up {
+            on_disk.read = None;
             gap = Some(error.gap());
             down = None;
             // One that fails at once again has not recovered.
@@ -80,16 +85,19 @@ pub async fn run<C: RuntimeClient>(
         let is_absent = matches!(error, RuntimeError::NotServed { .. });
         if error.is_malformed() {
             let malformed = Fact::Malformed { source: source.clone(), count: 1 };
-            if tx.send(observed_now_by(Source::Runtime, malformed)).await.is_err() {
+            if send(&tx, malformed).await.is_err() {
                 return;
             }
         }
-        let reason = error.reason();
+        if !is_absent && on_disk.report(&timing, &mut containers, &readers, &tx).await.is_err() {
+            return;
+        }
+        let reason = on_disk.with_place(error.reason());
         tracing::debug!(source, %reason, ?pause, "the runtime is down");
         if down.as_ref() != Some(&reason) {
             let status = SourceStatus::down(SourceKind::Runtime, source.clone(), reason.clone());
             let status = SourceStatus { absent: is_absent, ..status };
-            if tx.send(observed_now_by(Source::Runtime, Fact::Source(status))).await.is_err() {
+            if send(&tx, Fact::Source(status)).await.is_err() {
                 return;
             }
             down = Some(reason);
@@ -102,13 +110,73 @@ pub async fn run<C: RuntimeClient>(
     }
 }
 
-/// The socket as pid 1 sees it: a socket file that was bind-mounted into our own root goes stale when the
-/// runtime makes a new one. Pid 1 may be out of reach even for root.
-pub(super) fn reachable(socket: &Path, proc: &Proc) -> PathBuf {
-    socket
-        .strip_prefix("/")
-        .map(|path| proc.path(1, "root").join(path))
-        .ok()
-        .filter(|path| path.exists())
-        .unwrap_or_else(|| socket.to_owned())
+/// What the runtime keeps on disk, for as long as it does not answer.
+struct OnDisk {
+    files: Option<StateFiles>,
+    /// When they were read last, and what was found.
+    read: Option<(Instant, Option<Reported>)>,
+}
+
+struct Reported {
+    directory: PathBuf,
+    containers: Vec<ContainerFacts>,
+    malformed: u64,
+}
+
+impl OnDisk {
+    fn of<C: RuntimeClient>(socket: &Path) -> Self {
+        Self { files: C::usual_state_files(socket), read: None }
+    }
+
+    /// Reads them if it is time, and reports what has changed.
+    async fn report(
+        &mut self,
+        timing: &Timing,
+        containers: &mut Containers,
+        readers: &Readers,
+        tx: &Sender,
+    ) -> Result<(), Closed> {
+        let is_due = self.read.as_ref().is_none_or(|(read, _)| read.elapsed() >= timing.poll);
+        let Some(files) = self.files.as_ref().filter(|_| is_due) else { return Ok(()) };
+        let at = boot_now();
+        let found = state_files::read(readers, files).await;
+        let before = self.read.take().and_then(|(_, reported)| reported);
+        let Some(found) = found else {
+            self.read = Some((Instant::now(), before));
+            return Ok(());
+        };
+        let Found { runtime, directory, containers: written, complete, malformed } = found;
+        containers.set_runtime_unless_known(&runtime);
+        containers.read_from_disk(written.into_iter().map(|written| written.facts), complete);
+        let all = containers.take_all();
+        let source = containers.source().to_owned();
+        let more = malformed.saturating_sub(before.as_ref().map_or(0, |before| before.malformed));
+        if more > 0 {
+            send(tx, Fact::Malformed { source: source.clone(), count: more }).await?;
+        }
+        if before.is_none_or(|before| before.containers != all) {
+            let runtime = containers.runtime().to_owned();
+            let snapshot = Fact::RuntimeSnapshot { runtime, source, read: Some(at), containers: all.clone() };
+            send(tx, snapshot).await?;
+        }
+        self.read = Some((Instant::now(), Some(Reported { directory, containers: all, malformed })));
+        Ok(())
+    }
+
+    /// Why the runtime is down, and what is known nevertheless.
+    fn with_place(&self, reason: String) -> String {
+        match &self.read {
+            Some((_, Some(reported))) => {
+                format!("{reason}; its containers are read from {}", reported.directory.display())
+            }
+            _ => reason,
+        }
+    }
+}
+
+/// The receiver of observations is gone.
+struct Closed;
+
+async fn send(tx: &Sender, fact: Fact) -> Result<(), Closed> {
+    tx.send(observed_now_by(Source::Runtime, fact)).await.map_err(|_| Closed)
 }

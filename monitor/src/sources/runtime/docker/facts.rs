@@ -40,7 +40,7 @@ pub(super) fn from_summary(entry: ContainerSummary) -> Option<ContainerFacts> {
 }
 
 /// The answer to an inspect; `None` without a proper id.
-pub(super) fn from_inspect(answer: ContainerInspectResponse) -> Option<Inspection> {
+pub(in crate::sources::runtime) fn from_inspect(answer: ContainerInspectResponse) -> Option<Inspection> {
     let config = answer.config.unwrap_or_default();
     let state = answer.state.unwrap_or_default();
     let described = Described {

@@ -1,0 +1,178 @@
+//! What runtimes keep of their containers on disk: read while the socket of one does not answer, or is not there.
+//!
+//! In: files that only root writes, below the node's root directory. Out: containers, each with its process if that is
+//! still the one of the file. Read by a reader: a disk may hang. Docker has files of all its containers; behind the CRI only
+//! those that run have one.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::change::boot_time;
+use super::is_container_id;
+use super::pod_proof::Proofs;
+use crate::node::cgroup;
+use crate::observation::{BootNs, ContainerFacts, ContainerState};
+use crate::sources::procfs::Proc;
+use crate::sources::procfs::readers::{Answer, Job, Readers, reading_none};
+
+mod docker;
+mod oci;
+
+/// Longest wait for a reader: a runtime that answers again is not to wait for a disk.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Containers that are read.
+const CONTAINERS_MAX: usize = 4096;
+/// A file with more is not one of a container: its labels and environment have kilobytes.
+const FILE_MAX: u64 = 4 << 20;
+/// /proc tells starts to 10 ms.
+const NS_PER_TICK: BootNs = 10_000_000;
+/// A runtime writes down the start of a process at once, and by its own clock.
+const START_LAG_NS: BootNs = 10_000_000_000;
+
+/// Where a runtime keeps its containers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StateFiles {
+    /// dockerd, by its data root; none where only its configuration tells it.
+    Docker(Option<PathBuf>),
+    /// containerd, by its state directory.
+    Containerd(PathBuf),
+    /// CRI-O, by the run root of its storage.
+    Crio(PathBuf),
+}
+
+impl StateFiles {
+    /// Of a runtime behind the CRI, by its socket: that of containerd is in its state directory.
+    pub(super) fn of_cri(socket: &Path) -> Option<Self> {
+        match socket.file_name()?.to_str()? {
+            "containerd.sock" => Some(Self::Containerd(socket.parent()?.to_owned())),
+            "crio.sock" => Some(Self::Crio("/run/containers/storage".into())),
+            _ => None,
+        }
+    }
+}
+
+/// What was found.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(in crate::sources) struct Found {
+    /// As in `ContainerFacts::runtime`.
+    pub(super) runtime: String,
+    /// Where.
+    pub(super) directory: PathBuf,
+    pub(super) containers: Vec<Written>,
+    /// Whether that is all of them, in whatever state.
+    pub(super) complete: bool,
+    /// Files that could not be understood.
+    pub(super) malformed: u64,
+}
+
+/// A container as its files tell it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::sources) struct Written {
+    pub(super) facts: ContainerFacts,
+    /// When its process was started, by the wall clock, nanoseconds.
+    since: Option<i64>,
+}
+
+/// Reads the files of one runtime.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::sources) struct ReadStateFiles(StateFiles);
+
+impl Job for ReadStateFiles {
+    const NAME: &'static str = "state-files";
+    type Reply = Option<Found>;
+
+    fn run(&self, proc: &Proc) -> Answer<Option<Found>> {
+        let root = proc.host_root();
+        // The processes of containers are read for each of them.
+        reading_none();
+        let mut found = match &self.0 {
+            StateFiles::Docker(data) => docker::read(&root, data.as_deref()),
+            StateFiles::Containerd(state) => oci::read_containerd(&root, state),
+            StateFiles::Crio(run_root) => oci::read_crio(&root, run_root),
+        };
+        let proofs = Proofs::new(proc.clone());
+        for Written { facts, since } in found.iter_mut().flat_map(|found| &mut found.containers) {
+            with_process(proc, facts, *since);
+            let proof = proofs.of(facts);
+            if let Some(pod) = &mut facts.pod {
+                pod.proof = proof;
+            }
+        }
+        found.into()
+    }
+}
+
+/// Adds what /proc has of the process, or takes it away if it is not the one that was written down: the file may be of
+/// before the process ended, or of an earlier boot.
+fn with_process(proc: &Proc, facts: &mut ContainerFacts, since: Option<i64>) {
+    let Some(tgid) = facts.tgid.filter(|tgid| !proc.is_aside(*tgid)) else { return };
+    let start = proc.stat(tgid).filter(|stat| !matches!(stat.state, 'Z' | 'X')).map(|stat| stat.start_ns);
+    let is_in_its_group = || {
+        let path = proc.cgroup(tgid).unwrap_or_default();
+        cgroup::identify(&path).container_id.as_ref() == Some(&facts.id)
+    };
+    let is_written = |start: BootNs| {
+        let written = since.map(boot_time);
+        written.is_some_and(|at| {
+            (at.saturating_sub(START_LAG_NS)..=at.saturating_add(NS_PER_TICK)).contains(&start)
+        })
+    };
+    match start.filter(|start| is_in_its_group() || is_written(*start)) {
+        Some(start) => {
+            facts.started_ns = Some(start);
+            facts.netns = proc.ns(tgid, "net");
+            facts.mntns = proc.ns(tgid, "mnt");
+        }
+        None => {
+            facts.tgid = None;
+            // Nobody was there to write that it has ended.
+            facts.state = ContainerState::Exited;
+        }
+    }
+}
+
+/// The containers below a directory that has one directory for each.
+fn in_directories(
+    directory: &Path,
+    read: impl Fn(&str, &Path) -> Option<Written>,
+) -> Option<(Vec<Written>, u64)> {
+    let (mut containers, mut malformed) = (Vec::new(), 0);
+    for entry in fs::read_dir(directory).ok()?.flatten().take(CONTAINERS_MAX) {
+        let name = entry.file_name();
+        let Some(id) = name.to_str().filter(|name| is_container_id(name)) else { continue };
+        match read(id, &entry.path()) {
+            Some(written) => containers.push(written),
+            // It may be being made, or removed.
+            None => malformed += u64::from(entry.path().exists()),
+        }
+    }
+    Some((containers, malformed))
+}
+
+/// A file that root wrote, and when.
+fn file_of_root(path: &Path) -> Option<(Vec<u8>, i64)> {
+    let file = fs::File::open(path).ok()?;
+    let meta = file.metadata().ok().filter(|meta| meta.is_file() && meta.uid() == 0)?;
+    let mut text = Vec::new();
+    file.take(FILE_MAX).read_to_end(&mut text).ok()?;
+    Some((text, meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec())))
+}
+
+/// Reads them; `None` where there are none, or nobody can look now.
+pub(super) async fn read(readers: &Readers, files: &StateFiles) -> Option<Found> {
+    match readers.ask(ReadStateFiles(files.clone()), PATIENCE).await {
+        Ok(Answer { reply, .. }) => reply,
+        Err(error) => {
+            tracing::debug!(?files, %error, "cannot read the files of a runtime");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+//! The files of runtimes, below the root of a node that the test makes.
+
+use std::os::unix::fs::symlink;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::observation::PodProof;
+
+const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+const SANDBOX: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
+const UID: &str = "5c948341-c030-4996-b888-f032577d97b0";
+
+/// A node of which pid 1 shows the root.
+struct Node(tempfile::TempDir);
+
+impl Node {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir_all(directory.path().join("proc/1")).unwrap();
+        symlink(directory.path(), directory.path().join("proc/1/root")).unwrap();
+        Self(directory)
+    }
+
+    fn write(&self, path: &str, text: impl AsRef<[u8]>) {
+        let path = self.0.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// A process in a control group.
+    fn process(&self, pid: u32, cgroup: &str) {
+        let fields = "0 ".repeat(17);
+        self.write(&format!("proc/{pid}/stat"), format!("{pid} (etcd) S 1 {fields}7 0\n"));
+        self.write(&format!("proc/{pid}/cgroup"), format!("0::{cgroup}\n"));
+        self.write(&format!("sys/fs/cgroup{cgroup}/cgroup.procs"), "");
+        self.write("sys/fs/cgroup/cgroup.controllers", "");
+    }
+
+    fn found(&self, files: StateFiles) -> Option<Found> {
+        ReadStateFiles(files).run(&Proc::new(self.0.path().join("proc"))).reply
+    }
+}
+
+fn docker(state: Value) -> Value {
+    json!({
+        "ID": ID, "Name": "/k8s_etcd_etcd1-0_lijiaob_u_0", "State": state, "Path": "sh", "Args": ["hunter2"],
+        "Config": {"Image": "etcd:3", "Env": ["TOKEN=hunter2"], "Labels": {
+            "io.kubernetes.pod.name": "etcd1-0", "io.kubernetes.pod.namespace": "lijiaob",
+            "io.kubernetes.pod.uid": UID, "io.kubernetes.container.name": "etcd"}},
+        "NetworkSettings": {"Networks": {"bridge": {"IPAddress": "172.17.0.2", "GwPriority": 0, "IPAMOperational": false}}},
+    })
+}
+
+fn only(found: Option<Found>) -> ContainerFacts {
+    let found = found.unwrap();
+    let [Written { facts, .. }] = &found.containers[..] else { panic!("{found:?}") };
+    facts.clone()
+}
+
+#[test]
+fn dockers_file_tells_a_container_and_its_control_group_whose_process_it_is() {
+    let running = json!({"Running": true, "Pid": 7, "StartedAt": "2026-01-02T03:04:05.6Z"});
+    for (cgroup, expected, proof) in [
+        (format!("/kubepods/besteffort/pod{UID}/{ID}"), Some(7), PodProof::Cgroup),
+        (format!("/kubepods/besteffort/pod{UID}/{SANDBOX}"), None, PodProof::Claimed),
+    ] {
+        let node = Node::new();
+        node.write(
+            &format!("var/lib/docker/containers/{ID}/config.v2.json"),
+            docker(running.clone()).to_string(),
+        );
+        let sandbox = json!({"NetworkMode": format!("container:{SANDBOX}")});
+        node.write(&format!("var/lib/docker/containers/{ID}/hostconfig.json"), sandbox.to_string());
+        node.process(7, &cgroup);
+        let found = node.found(StateFiles::Docker(None)).unwrap();
+        assert!(found.complete && found.malformed == 0);
+        let facts = only(Some(found));
+        assert_eq!((facts.tgid, facts.image.as_str()), (expected, "etcd:3"));
+        let state = if expected.is_some() { ContainerState::Running } else { ContainerState::Exited };
+        assert_eq!(facts.state, state, "another process has the id by now");
+        assert_eq!(facts.addresses, ["172.17.0.2".parse::<std::net::IpAddr>().unwrap()]);
+        let pod = facts.pod.clone().unwrap();
+        assert_eq!((pod.name.as_str(), pod.sandbox_id.as_deref()), ("etcd1-0", Some(SANDBOX)));
+        assert_eq!(pod.proof, proof);
+        assert!(!serde_json::to_string(&facts).unwrap().contains("hunter2"));
+    }
+}
+
+#[test]
+fn dockers_file_tells_how_a_container_has_ended() {
+    let node = Node::new();
+    let ended = json!({"Running": false, "Pid": 0, "ExitCode": 137, "OOMKilled": true, "StartedAt": "2026-01-02T03:04:05Z"});
+    node.write("etc/docker/daemon.json", json!({"data-root": "/data/docker"}).to_string());
+    node.write(&format!("data/docker/containers/{ID}/config.v2.json"), docker(ended).to_string());
+    let facts = only(node.found(StateFiles::Docker(None)));
+    let exit = facts.exit.unwrap();
+    assert_eq!((facts.state, exit.code, exit.oom_killed), (ContainerState::Exited, Some(137), Some(true)));
+    let told = only(node.found(StateFiles::Docker(Some("/data/docker".into()))));
+    assert_eq!(told, facts);
+}
+
+#[test]
+fn a_file_that_is_none_of_a_container_is_counted_and_one_of_another_owner_is_not_believed() {
+    let node = Node::new();
+    assert!(node.found(StateFiles::Docker(None)).is_none());
+    let path = |id: &str| format!("var/lib/docker/containers/{id}/config.v2.json");
+    let never = json!({"StartedAt": "0001-01-01T00:00:00Z"});
+    node.write(&path(ID), docker(never).to_string());
+    node.write(&path(&"c".repeat(64)), docker(json!({})).to_string());
+    node.write(&path(&"d".repeat(64)), "{");
+    node.write(&path("lost+found"), "{");
+    node.write(&path(SANDBOX), docker(json!({})).to_string().replace(ID, SANDBOX));
+    std::os::unix::fs::chown(node.0.path().join(path(SANDBOX)), Some(65534), None).unwrap();
+    let found = node.found(StateFiles::Docker(None)).unwrap();
+    assert_eq!(found.malformed, 3, "of another id, cut, of another owner");
+    assert_eq!(only(Some(found)).state, ContainerState::Created);
+}
+
+#[test]
+fn a_bundle_tells_the_container_its_pod_and_its_sandbox() {
+    let containerd = json!({"process": {"env": ["TOKEN=hunter2"]}, "annotations": {
+        "io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": SANDBOX,
+        "io.kubernetes.cri.sandbox-namespace": "lijiaob", "io.kubernetes.cri.sandbox-name": "etcd1-0",
+        "io.kubernetes.cri.sandbox-uid": UID, "io.kubernetes.cri.container-name": "etcd",
+        "io.kubernetes.cri.image-name": "etcd:3"}});
+    let crio = json!({"annotations": {
+        "io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.SandboxID": SANDBOX,
+        "io.kubernetes.pod.namespace": "lijiaob", "io.kubernetes.pod.name": "etcd1-0",
+        "io.kubernetes.pod.uid": UID, "io.kubernetes.container.name": "etcd",
+        "io.kubernetes.cri-o.ImageName": "etcd:3"}});
+    let tasks = "run/containerd/io.containerd.runtime.v2.task/k8s.io";
+    let node = Node::new();
+    node.process(7, &format!("/kubepods/pod{UID}/{ID}"));
+    node.write(&format!("{tasks}/{ID}/config.json"), containerd.to_string());
+    node.write(&format!("{tasks}/{ID}/init.pid"), "7");
+    let userdata = format!("run/containers/storage/overlay-containers/{ID}/userdata");
+    node.write(&format!("{userdata}/config.json"), crio.to_string());
+    node.write(&format!("{userdata}/pidfile"), "7\n");
+    let of = |socket: &str| node.found(StateFiles::of_cri(Path::new(socket)).unwrap());
+    let [first, second] =
+        ["/run/containerd/containerd.sock", "/run/crio/crio.sock"].map(|socket| only(of(socket)));
+    assert_eq!(first, second);
+    assert_eq!((first.state, first.tgid, first.name.as_str()), (ContainerState::Running, Some(7), "etcd"));
+    let pod = first.pod.unwrap();
+    assert_eq!(
+        (pod.uid.as_str(), pod.sandbox_id.as_deref(), pod.proof),
+        (UID, Some(SANDBOX), PodProof::Cgroup)
+    );
+}
+
+#[test]
+fn a_process_is_recognised_by_its_start_where_its_control_group_says_nothing() {
+    let proc = Proc::default();
+    let tgid = std::process::id();
+    let started = proc.stat(tgid).unwrap().start_ns;
+    let now = crate::clock::boot_now();
+    let facts = || ContainerFacts {
+        state: ContainerState::Running,
+        tgid: Some(tgid),
+        started_ns: None,
+        ..crate::tests::model::container(ID)
+    };
+    let wall = |at: BootNs| {
+        let age = i64::try_from(now.saturating_sub(at)).unwrap();
+        super::super::change::wall_now() - age
+    };
+    for (since, is_same) in [(started + 1_000_000_000, true), (started + 60_000_000_000, false)] {
+        let mut facts = facts();
+        with_process(&proc, &mut facts, Some(wall(since)));
+        assert_eq!((facts.tgid.is_some(), facts.netns.is_some()), (is_same, is_same));
+    }
+}
