@@ -15,6 +15,7 @@ pub mod patience;
 pub mod reaper;
 
 pub mod actor;
+pub mod balance;
 pub mod cgroup;
 pub mod component;
 pub mod process;

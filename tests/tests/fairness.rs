@@ -5,6 +5,7 @@
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::actor::Actor;
+use kevtmon_tests::balance::{Balance, assert_accounted_for, stop_and_account};
 use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
@@ -53,31 +54,6 @@ fn stored(daemon: &Daemon) -> f64 {
     metrics.sum("kevtmon_events_total", &[]).unwrap_or_default() - discarded.unwrap_or_default()
 }
 
-/// Deletions of neighbor entries that the kernel counted, without those that became an event, were lost or throttled;
-/// entries that were set are throttled, too, so that it may be negative.
-fn unaccounted(daemon: &Daemon) -> f64 {
-    let metrics = daemon.metrics();
-    let sum = |name: &str, labels: &[(&str, &str)]| metrics.sum(name, labels).unwrap_or_default();
-    sum("kevtmon_kernel_neighbor_deletions_total", &[("state", "permanent")])
-        - sum("kevtmon_events_total", &[("kind", "neighbor.deleted")])
-        - ["namespace", "owner", "unknown", "events"]
-            .map(|lane| sum("kevtmon_events_throttled_total", &[("lane", lane)]))
-            .iter()
-            .sum::<f64>()
-        - sum("kevtmon_events_lost_total", &[("reason", "neighbor-ring-full")])
-}
-
-/// Each number stands for an event, or for one that an event tells to be discarded.
-fn assert_accounted_for(stream: &[Event]) {
-    let number = |event: &Event| event.number("/seq").expect("a number");
-    for pair in stream.windows(2) {
-        let distance = number(&pair[1]) - number(&pair[0]);
-        let is_gap = pair[1].text("/lost/source").starts_with("sink.");
-        let expected = if is_gap { pair[1].text("/lost/count").parse().expect("a count") } else { 1 };
-        assert_eq!(distance, expected, "{} then {}", pair[0], pair[1]);
-    }
-}
-
 #[test]
 fn a_flood_in_a_network_of_a_user_displaces_nothing_that_was_before() {
     // Other tests would see the flood, and be counted.
@@ -107,7 +83,7 @@ fn a_flood_in_a_network_of_a_user_displaces_nothing_that_was_before() {
         },
         "the flood is stored"
     );
-    eventually!(unaccounted(&daemon) <= 0.0, "every deletion is accounted for");
+    eventually!(Balance::of_deletions(&daemon).rest() <= 0.0, "every deletion is accounted for");
     assert_eq!(losses(&daemon.find(&["events", "--since", "1h"]), &pod), before);
     let id = opened.text("/incident/id").to_owned();
     assert!(daemon.ask(&["why", &id]).stdout.contains(GATEWAY), "the open incident is known");
@@ -143,4 +119,6 @@ fn users_without_end_use_up_no_budget_of_a_service() {
         event.kind() == "events.throttled" && event.text("/throttled/lane") == "unknown"
     });
     assert!(!throttled.has("/throttled/uid"), "{throttled}");
+    eventually!(Balance::of_refusals(&daemon).rest() <= 0.0, "every attempt is accounted for");
+    stop_and_account(daemon);
 }

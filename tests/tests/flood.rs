@@ -5,6 +5,7 @@
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use kevtmon_tests::balance::{Balance, stop_and_account, wait_for_balance};
 use kevtmon_tests::daemon::{ALL_EVENTS, Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -50,40 +51,9 @@ fn as_user(uid: u32) -> Command {
     command
 }
 
-/// Deletions of neighbor entries, by what became of them.
-#[derive(Debug)]
-struct Balance {
-    received: f64,
-    emitted: f64,
-    throttled: f64,
-    lost: f64,
-}
-
-impl Balance {
-    fn of(daemon: &Daemon) -> Self {
-        let metrics = daemon.metrics();
-        let received = ["admin", "collateral"].map(|origin| {
-            let labels = [("state", "permanent"), ("origin", origin)];
-            metrics.count("kevtmon_kernel_neighbor_deletions_total", &labels)
-        });
-        let throttled = ["namespace", "owner", "unknown", "events"]
-            .map(|lane| metrics.count("kevtmon_events_throttled_total", &[("lane", lane)]));
-        Self {
-            received: received.iter().sum(),
-            emitted: metrics.count("kevtmon_events_total", &[("kind", "neighbor.deleted")]),
-            throttled: throttled.iter().sum(),
-            lost: metrics.count("kevtmon_events_lost_total", &[("reason", "neighbor-ring-full")]),
-        }
-    }
-
-    fn is_even(&self) -> bool {
-        (self.received - self.emitted - self.throttled - self.lost).abs() < 0.5
-    }
-}
-
-/// Waits until everything that was counted in the kernel was emitted, throttled or lost, and returns that.
+/// Waits until every deletion of a neighbor entry is accounted for.
 fn balance(daemon: &Daemon) -> Balance {
-    wait_until("received = emitted + throttled + lost", || Some(Balance::of(daemon)).filter(Balance::is_even))
+    wait_for_balance(daemon, Balance::of_deletions)
 }
 
 fn is_summary(event: &Event, lane: &str) -> bool {
@@ -130,6 +100,7 @@ fn a_user_beyond_his_budget_is_counted_exactly_and_hides_no_gateway() {
         event.expect_none("/throttled/netns");
         assert!(event.text("/throttled/from") <= event.text("/throttled/to"), "{event}");
     }
+    stop_and_account(daemon);
 }
 
 #[test]
@@ -177,6 +148,7 @@ fn what_a_user_does_beyond_the_budget_of_events_is_summed_up_and_hides_no_gatewa
     let metrics = daemon.metrics();
     let emitted = metrics.count("kevtmon_events_total", &[("kind", "neighbor.deleted")]);
     assert!(deleted - emitted > 1000.0, "{deleted} of which {emitted} were told");
+    stop_and_account(daemon);
     drop(hostile);
 }
 
@@ -199,6 +171,7 @@ fn the_gateway_of_a_pod_has_a_lane_of_its_own_beside_what_its_namespace_floods()
         event.expect("/target/netns_name", pod.netns_name());
         event.expect("/severity", "warning");
     }
+    stop_and_account(daemon);
 }
 
 #[test]
@@ -216,6 +189,7 @@ fn namespaces_of_other_user_namespaces_of_root_share_one_budget_until_they_are_a
     let events = daemon.events();
     let of = |own: &Own| events.iter().filter(|event| event.is_in(own.netns.inum())).count();
     assert!(of(&first) >= 90 && of(&second) < of(&first), "{} and {}", of(&first), of(&second));
+    stop_and_account(daemon);
 }
 
 #[test]
@@ -266,5 +240,7 @@ fn the_refused_unmounts_of_a_user_hide_none_of_roots() {
     let own = own.iter().filter(|event| event.number("/throttled/uid") == Some(USER.into()));
     let count: u64 = own.filter_map(|event| event.number("/throttled/count")).sum();
     assert!(count > 0 && count <= u64::from(ATTEMPTS), "{count}");
+    wait_for_balance(&daemon, Balance::of_refusals);
+    stop_and_account(daemon);
     drop(holder);
 }

@@ -219,6 +219,72 @@ fn a_disk_that_fills_costs_the_store_until_there_is_room() {
     assert!(is_kept(&kept(&again), &ready), "{ready}");
 }
 
+/// A file system whose files can be made immutable, as the state directory of a daemon that is not started yet.
+fn ext4(launch: &Launch) -> PathBuf {
+    let (state, image) = (launch.directory().join("state"), launch.directory().join("disk"));
+    std::fs::create_dir(&state).expect("a directory can be made");
+    run(&format!("truncate -s 96M {}", image.display()));
+    run(&format!("mkfs.ext4 -q -F {}", image.display()));
+    run(&format!("mount -o loop {} {}", image.display(), state.display()));
+    state
+}
+
+#[test]
+fn files_of_the_store_that_others_make_immutable_cost_the_store_until_they_are_not() {
+    let config = format!("{WITHOUT_BUDGETS}[store]\nmax_mib = 8\n[recorder]\nmax_mib = 4\n");
+    for name in ["events.db-shm", "events.db-wal", "events.db"] {
+        let pod = Pod::new();
+        let prepared = launch().config(&config);
+        let state = ext4(&prepared);
+        let mut daemon = prepared.start();
+        pod.delete_gateway();
+        let before = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+        eventually!(is_kept(&left(&daemon), &before), "it is committed");
+        let file = state.join(name);
+        run(&format!("chattr +i {}", file.display()));
+        let failed = || daemon.log().contains("the event store failed");
+        eventually!(
+            {
+                // What is mapped can be written to until the kernel has written it to the disk.
+                run(&format!("sync -f {}", state.display()));
+                storm(&pod, 0..500);
+                failed()
+            },
+            "{name} cannot be written to"
+        );
+        expect_no_store(&mut daemon, &pod, "the event store failed");
+        daemon.stop();
+        let mut again = launch().on_state_of(&daemon).start();
+        expect_no_store(&mut again, &pod, "the event store is unavailable");
+        again.stop();
+
+        run(&format!("chattr -i {}", file.display()));
+        let mut again = launch().on_state_of(&daemon).start();
+        let ready = again.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+        assert!(ready.has("/daemon/sources/store") && !ready.has("/daemon/degraded/store"), "{ready}");
+        assert!(is_kept(&kept(&again), &before), "{before}");
+        again.stop();
+    }
+}
+
+#[test]
+fn a_state_directory_that_others_make_immutable_costs_nothing_that_is_there() {
+    let pod = Pod::new();
+    let prepared = launch();
+    let state = ext4(&prepared);
+    let mut daemon = prepared.start();
+    run(&format!("chattr +i {}", state.display()));
+    pod.delete_gateway();
+    let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+    eventually!(is_kept(&left(&daemon), &event), "it is committed");
+    daemon.stop();
+    let mut again = launch().on_state_of(&daemon).start();
+    again.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+    assert!(is_kept(&kept(&again), &event), "{event}");
+    again.stop();
+    run(&format!("chattr -i {}", state.display()));
+}
+
 #[test]
 fn a_disk_that_is_read_only_is_read() {
     let pod = Pod::new();

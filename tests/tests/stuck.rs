@@ -132,6 +132,9 @@ fn many_processes_that_hang_whoever_reads_them_are_recognised_together() {
         return eprintln!("skipped: only in a virtual machine");
     }
     let mut daemon = launch().start();
+    let mount = Mount::new();
+    let holder = hold_by_cwd(mount.point());
+    mount.umount_refused();
     eventually!(daemon.metrics().count("kevtmon_proc_readers_stuck", &[]) == NUMBER as f64, "all are known");
     // One reader has hung for them, or one for each job that was under way at the same time.
     let hung = daemon.log().matches("reading a process hangs").count();
@@ -140,9 +143,6 @@ fn many_processes_that_hang_whoever_reads_them_are_recognised_together() {
         event.kind() == "daemon.degraded"
             && event.text("/daemon/degraded/procfs").contains(&format!("and {} more", NUMBER - 4))
     });
-    let mount = Mount::new();
-    let holder = hold_by_cwd(mount.point());
-    mount.umount_refused();
     daemon.wait_for("the holder", |event| {
         let is_held = |held: &serde_json::Value| held["pid"] == holder.pid();
         event.kind() == "mount.busy" && event.list("/holders").iter().any(is_held)
