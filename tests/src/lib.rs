@@ -19,6 +19,7 @@ pub mod balance;
 pub mod cgroup;
 pub mod component;
 pub mod process;
+pub mod random;
 pub mod unique;
 
 pub mod fuse;

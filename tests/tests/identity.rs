@@ -3,7 +3,6 @@
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
 use std::collections::BTreeSet;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use kevtmon_tests::actor::Actor;
 use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
@@ -13,6 +12,7 @@ use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::network::{NeighbourState, on_host};
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::process::attempt;
+use kevtmon_tests::random::Random;
 use kevtmon_tests::unique;
 use serde_json::Value;
 
@@ -256,34 +256,17 @@ fn a_process_that_acts_again_is_known_however_many_acted_once_in_between() {
     assert!(!event.list("/actor/ancestors").is_empty(), "{event}");
 }
 
-/// A small generator of pseudo-random numbers (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let value = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
-        usize::try_from(value).expect("31 bits") % limit
-    }
-
-    fn of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
-        &all[self.below(all.len())]
-    }
-}
-
 /// Changes one thing at random, or nothing.
 fn change(random: &mut Random, actor: &mut Actor, pods: &[Pod], cgroups: &[(Hierarchy, Vec<Cgroup>)]) {
     let own_userns = actor.namespace("user") != INITIAL_USERNS;
     match random.below(9) {
-        0..3 if !own_userns => actor.act(&in_pod(random.of(pods))),
+        0..3 if !own_userns => actor.act(&in_pod(random.pick(pods))),
         3 | 4 if !own_userns => {
             let ids = [0, 1000, 1001, 65_534];
-            actor.act(&format!("uid {} {}", random.of(&ids), random.of(&ids)));
+            actor.act(&format!("uid {} {}", random.pick(&ids), random.pick(&ids)));
         }
         5 | 6 => {
-            let (hierarchy, groups) = random.of(cgroups);
+            let (hierarchy, groups) = random.pick(cgroups);
             match random.below(groups.len() + 1) {
                 0 => Cgroup::release(*hierarchy, actor.pid()),
                 which => groups[which - 1].take(actor.pid()),
@@ -300,15 +283,7 @@ fn change(random: &mut Random, actor: &mut Actor, pods: &[Pod], cgroups: &[(Hier
 
 #[test]
 fn every_act_of_processes_that_change_at_random_is_reported_as_it_was() {
-    let given = std::env::var("KEVTMON_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let now = || {
-        SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(1, |since| since.as_secs() << 30 | u64::from(since.subsec_nanos()))
-    };
-    let seed: u64 = given.unwrap_or_else(now) | 1;
-    eprintln!("KEVTMON_TEST_SEED={seed}");
-    let mut random = Random(seed);
+    let mut random = Random::new();
     let pods = [Pod::new(), Pod::new(), Pod::new()];
     let cgroups = Hierarchy::all().into_iter().map(|hierarchy| {
         (
@@ -329,7 +304,7 @@ fn every_act_of_processes_that_change_at_random_is_reported_as_it_was() {
     }
     for (which, truth, address) in &acts {
         let event = event_of(&mut daemon, &actors[*which], address);
-        assert_eq!(Truth::told(&event), *truth, "seed {seed}: {event}");
+        assert_eq!(Truth::told(&event), *truth, "{event}");
     }
     // The changes took place: a test in which nothing varies proves nothing.
     let varied = acts.iter().map(|(_, truth, _)| format!("{truth:?}")).collect::<BTreeSet<_>>();

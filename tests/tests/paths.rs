@@ -24,6 +24,7 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::process::{Running, comm, hold_by_cwd};
+use kevtmon_tests::random::{Random, rounds};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 
@@ -31,32 +32,6 @@ use nix::sched::{CloneFlags, setns, unshare};
 const ROUNDS: u64 = 4;
 /// Unmounts in each.
 const CALLS: usize = 4;
-
-/// A generator of pseudo-random numbers (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut value = self.0;
-        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let value = usize::try_from((value ^ (value >> 31)) >> 1).expect("64 bits");
-        value % end
-    }
-
-    fn one_in(&mut self, parts: usize) -> bool {
-        self.below(parts) == 0
-    }
-
-    fn pick<'a, T>(&mut self, items: &'a [T]) -> &'a T {
-        &items[self.below(items.len())]
-    }
-}
-
-fn setting(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
 
 /// A line of the mount table of this thread's namespace.
 #[derive(Debug, Clone)]
@@ -356,10 +331,8 @@ fn is_true(call: &Refused, event: &Event) -> Option<bool> {
 
 #[test]
 fn whatever_path_leads_to_a_mount_the_event_is_about_that_mount() {
-    let seed = setting("KEVTMON_TEST_SEED").unwrap_or_else(|| u64::from(std::process::id()));
-    let rounds = setting("KEVTMON_TEST_ROUNDS").unwrap_or(ROUNDS);
-    eprintln!("KEVTMON_TEST_SEED={seed}");
-    let mut random = Random(seed);
+    let rounds = rounds(ROUNDS);
+    let mut random = Random::new();
     let mut daemon = launch().config(WITHOUT_BUDGETS).start();
     let (mut resolved, mut refused) = (0, 0);
     for _ in 0..rounds {

@@ -1,7 +1,7 @@
 //! Random routes, rules, tables and interfaces, random moves and deletions: what the daemon says about gateways is
 //! compared with the routes that the kernel itself selects.
 //!
-//! `KEVTMON_SEED` repeats a run; the seed is printed.
+//! `KEVTMON_TEST_SEED` repeats a run; the seed is printed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
@@ -13,6 +13,7 @@ use kevtmon_tests::eventually;
 use kevtmon_tests::netns::Netns;
 use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::process::{Running, comm};
+use kevtmon_tests::random::Random;
 use serde_json::Value;
 
 const KIND: &str = "gateway-neighbor-lost";
@@ -26,22 +27,6 @@ const LIMIT: Duration = Duration::from_secs(12);
 
 /// An event is held back for so long at most while the routes are read.
 const HELD: Duration = Duration::from_millis(500);
-
-/// A small generator (Marsaglia's xorshift): the seed says it all.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u32) -> u32 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        u32::try_from((self.0 >> 11) % u64::from(bound)).unwrap_or_default()
-    }
-
-    fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
-        &list[self.below(u32::try_from(list.len()).unwrap_or(u32::MAX)) as usize]
-    }
-}
 
 /// A next hop by interface and address.
 type Gateway = (String, String);
@@ -242,15 +227,12 @@ fn settle(daemon: &Daemon, world: &World, history: &[String]) {
 
 #[test]
 fn what_is_said_about_gateways_is_what_the_kernel_does() {
-    let given = std::env::var("KEVTMON_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = given.unwrap_or_else(|| u64::from(std::process::id()) * 7_919 + 1);
-    println!("KEVTMON_SEED={seed}");
-    let mut random = Random(seed.max(1));
+    let mut random = Random::new();
     let mut world = World::new();
     world.set_entries();
     let mut daemon = launch().start();
     let began = Instant::now();
-    let mut history = vec![format!("KEVTMON_SEED={seed}")];
+    let mut history = vec![format!("KEVTMON_TEST_SEED={}", random.seed())];
     let mut rounds = 0;
     let mut unsaid = BTreeSet::new();
     while rounds < 2 || began.elapsed() < LIMIT {

@@ -1,0 +1,68 @@
+//! What a randomized test does: all of it follows from a seed, which is printed, and `KEVTMON_TEST_SEED` repeats a run.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A generator of pseudo-random numbers (splitmix64).
+#[derive(Debug, Clone)]
+pub struct Random {
+    seed: u64,
+    state: u64,
+}
+
+impl Random {
+    /// With the seed of the environment, else another one each time. Prints it.
+    #[must_use]
+    pub fn new() -> Self {
+        let seed = setting("KEVTMON_TEST_SEED").unwrap_or_else(|| {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            now.as_secs() << 30 | u64::from(now.subsec_nanos())
+        });
+        println!("KEVTMON_TEST_SEED={seed}");
+        Self { seed, state: seed }
+    }
+
+    /// What repeats the run.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// A number below `end`.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn below(&mut self, end: usize) -> usize {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = self.state;
+        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let value = usize::try_from((value ^ (value >> 31)) >> 1).expect("64 bits");
+        value % end
+    }
+
+    /// True once in so many times.
+    pub fn one_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+
+    /// One of a list that is not empty.
+    pub fn pick<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+        &list[self.below(list.len())]
+    }
+}
+
+impl Default for Random {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// How long a randomized test is: `KEVTMON_TEST_ROUNDS`, else as many rounds as it has by itself.
+#[must_use]
+pub fn rounds(default: u64) -> u64 {
+    setting("KEVTMON_TEST_ROUNDS").unwrap_or(default)
+}
+
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
