@@ -138,6 +138,9 @@ pub enum Fact {
     NetnsStale {
         /// Its inode number.
         netns: NsInum,
+        /// Whether messages tell all routes that came and went, and only what went with them is not known.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        told: bool,
     },
     /// An address appeared (live).
     Address(AddressFacts),

@@ -161,7 +161,7 @@ impl Core {
             Fact::RouteGone(route) => self.route_gone(at, &route),
             Fact::NetnsHeard { netns, until } => self.namespaces.set_heard(netns, until),
             Fact::NetnsMissed { since } => self.namespaces.set_all_stale(at, since),
-            Fact::NetnsStale { netns } => self.namespaces.set_stale(at, netns),
+            Fact::NetnsStale { netns, told } => self.namespaces.set_stale(at, netns, told),
             Fact::Address(address) => self.namespaces.put_address(at, address),
             Fact::AddressGone(address) => self.namespaces.remove_address(at, &address),
             Fact::Container(facts) => self.container(at, *facts),

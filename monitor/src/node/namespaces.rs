@@ -94,6 +94,9 @@ pub struct Namespace {
     /// When routes first and last changed since the last snapshot in a way that only the next one will show.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stale: Option<(BootNs, BootNs)>,
+    /// The same of what no message has told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    untold: Option<(BootNs, BootNs)>,
     /// All messages that were sent until then were observed; `None` in recordings that do not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     heard: Option<BootNs>,
@@ -186,6 +189,7 @@ impl Namespaces {
             changed: old.as_ref().map_or(changed, |old| old.changed),
             unheard: snapshot.unheard,
             stale: None,
+            untold: None,
             heard: old.as_ref().and_then(|old| old.heard),
             moves: old.as_ref().map(|old| old.moves.clone()).unwrap_or_default(),
             unseen: old.as_ref().map(|old| old.unseen.clone()).unwrap_or_default(),
@@ -221,17 +225,17 @@ impl Namespaces {
         known.zip(snapshot.cookie).is_some_and(|(known, new)| known != new)
     }
 
-    /// The routes are not known until the next snapshot.
-    pub fn set_stale(&mut self, at: BootNs, netns: NsInum) {
+    /// The routes are not known until the next snapshot. `told`: each change of them is.
+    pub fn set_stale(&mut self, at: BootNs, netns: NsInum, told: bool) {
         if let Some(namespace) = self.known.get_mut(&netns) {
             let since = namespace.heard.unwrap_or_else(|| at.saturating_sub(MESSAGE_DELAY_NS));
-            namespace.set_stale(at, since);
+            namespace.set_stale(at, since, told);
         }
     }
 
     /// Messages that were sent since a time were lost: no routes are known until the next snapshot.
     pub fn set_all_stale(&mut self, at: BootNs, since: BootNs) {
-        self.known.values_mut().for_each(|namespace| namespace.set_stale(at, since));
+        self.known.values_mut().for_each(|namespace| namespace.set_stale(at, since, false));
     }
 
     /// All messages about a namespace that were sent until then were observed.

@@ -67,9 +67,15 @@ impl Namespace {
             && self.gateways.get(ifindex, address).is_some_and(|gateway| gateway.entry.is_none())
     }
 
-    pub(super) fn set_stale(&mut self, at: BootNs, since: BootNs) {
-        let first = self.stale.map_or(since, |(first, _)| first.min(since));
-        self.stale = Some((first, at));
+    pub(super) fn set_stale(&mut self, at: BootNs, since: BootNs, told: bool) {
+        let extend = |known: &mut Option<(BootNs, BootNs)>| {
+            let first = known.map_or(since, |(first, _)| first.min(since));
+            *known = Some((first, at));
+        };
+        extend(&mut self.stale);
+        if !told {
+            extend(&mut self.untold);
+        }
     }
 
     /// Recomputes the gateways in use after a snapshot that replaces an older state. What changed unseen is dated as far as
@@ -83,7 +89,7 @@ impl Namespace {
         };
         let until = if old.is_some_and(|old| old.unheard) { at } else { seen };
         self.unseen.retain(|(_, last)| last.saturating_add(FORMER_GATEWAY_NS) >= at);
-        self.unseen.extend(old.and_then(|old| old.stale));
+        self.unseen.extend(old.and_then(|old| old.untold));
         let dropped = self.unseen.len().saturating_sub(RECENT_MAX);
         let dropped = self.unseen.drain(..dropped).map(|(_, last)| last).max().unwrap_or(0);
         self.moves_since = self.moves_since.max(dropped);

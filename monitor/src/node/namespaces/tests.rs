@@ -30,7 +30,7 @@ fn a_route_that_was_replaced_counts_until_the_message_not_until_the_snapshot() {
     let [old, new]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().unwrap());
     let mut namespaces = with(vec![route("10.0.0.1")]);
     namespaces.set_heard(7, 9 * SECOND);
-    namespaces.set_stale(10 * SECOND, 7);
+    namespaces.set_stale(10 * SECOND, 7, false);
     namespaces.replace(11 * SECOND, snapshot(vec![route("10.0.0.2")]), true);
     let namespace = namespaces.get(7).unwrap();
     assert_eq!(namespace.was_gateway(9 * SECOND - 1, 2, old, true), Some(true));
@@ -39,6 +39,29 @@ fn a_route_that_was_replaced_counts_until_the_message_not_until_the_snapshot() {
     assert_eq!(namespace.was_gateway(10 * SECOND + 1, 2, new, true), Some(true));
     assert_eq!(namespace.was_gateway(9 * SECOND, 2, new, true), None);
     assert_eq!(namespace.was_gateway(9 * SECOND - 1, 2, new, true), Some(false));
+}
+
+#[test]
+fn a_route_whose_end_is_told_hides_nothing_of_others() {
+    let [old, new]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().unwrap());
+    let better = RouteFacts { metric: 1, ..route("10.0.0.2") };
+    let worse = RouteFacts { metric: 2, ..route("10.0.0.1") };
+    let after = |told| {
+        let mut namespaces = with(vec![worse.clone()]);
+        namespaces.set_heard(7, 100);
+        namespaces.put_route(200, better.clone());
+        // One that was not in use any more goes; the entry was deleted at about that time.
+        namespaces.set_heard(7, 300);
+        namespaces.remove_route(400, &worse);
+        namespaces.set_stale(400, 7, told);
+        let was =
+            |namespaces: &Namespaces, address| namespaces.get(7).unwrap().was_gateway(350, 2, address, true);
+        assert_eq!([old, new].map(|address| was(&namespaces, address)), [None, None]);
+        namespaces.replace(500, snapshot(vec![better.clone()]), true);
+        [old, new].map(|address| was(&namespaces, address))
+    };
+    assert_eq!(after(true), [Some(false), Some(true)]);
+    assert_eq!(after(false), [None, Some(true)]);
 }
 
 #[test]

@@ -61,7 +61,8 @@ impl Stream {
         if !self.known.contains(&netns) && !self.is_reading(netns) {
             return Ok(());
         }
-        let stale = Self::is_doubted(&change).then_some(Fact::NetnsStale { netns });
+        let told = matches!(change, Change::RouteGone(_));
+        let stale = Self::is_doubted(&change).then_some(Fact::NetnsStale { netns, told });
         let facts: Vec<Fact> = self.facts(netns, change).into_iter().chain(stale).collect();
         let heard = Fact::NetnsHeard { netns, until: self.heard };
         let heard = facts.iter().any(changes_routes).then_some(heard);

@@ -361,7 +361,7 @@ impl Stream {
     /// Messages were lost: what is known of every namespace is old, and so is what is being read.
     async fn missed(&mut self, since: BootNs) -> SendResult {
         if let Some(Job::Read { netns, .. }) = self.job {
-            self.pending.push_back(observed_now_by(Source::Netlink, Fact::NetnsStale { netns }));
+            self.pending.push_back(observed_now_by(Source::Netlink, Fact::NetnsStale { netns, told: false }));
             self.schedule.mark_stale(netns, Instant::now());
         }
         self.send(observed_now_by(Source::Netlink, Fact::NetnsMissed { since })).await
@@ -456,7 +456,7 @@ impl Stream {
         match observation.fact {
             Fact::NetnsHeard { .. } | Fact::NetnsStale { .. } => self.send(observation.clone()).await?,
             _ if changes_routes(&observation.fact) => {
-                let stale = Observation { fact: Fact::NetnsStale { netns }, ..observation };
+                let stale = Observation { fact: Fact::NetnsStale { netns, told: true }, ..observation };
                 self.send(stale).await?;
             }
             _ => {}

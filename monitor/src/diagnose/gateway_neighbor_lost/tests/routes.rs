@@ -166,7 +166,7 @@ fn a_deletion_of_which_nothing_was_known_is_told_of_what_is_missed_later() {
     // The route comes back about when the entry is deleted; what is read then began before that.
     node.observe(Fact::NetnsHeard { netns: ETCD, until: node.now });
     node.run_for(S);
-    node.observe(Fact::NetnsStale { netns: ETCD });
+    node.observe(Fact::NetnsStale { netns: ETCD, told: false });
     node.now -= S / 2;
     node.tables.get_mut(&ETCD).unwrap().routes = routes;
     node.observe(Fact::Neighbor(Box::new(deletion(ETCD, NeighborCause::Admin))));

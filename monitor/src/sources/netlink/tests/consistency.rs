@@ -144,7 +144,7 @@ async fn all_that_was_sent_before_a_barrier_is_delivered_before_its_answer() {
         // While the namespace is read, that its routes are not known is told instead.
         let told = |fact: Fact| match fact {
             Fact::Route(route) => route.gateway == Some(expected),
-            Fact::NetnsStale { netns: of } => of == netns.inode,
+            Fact::NetnsStale { netns: of, .. } => of == netns.inode,
             _ => false,
         };
         assert!(facts.any(told), "the route by {expected} was told");
