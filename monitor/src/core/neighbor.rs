@@ -16,9 +16,9 @@ use crate::observation::{
 
 /// An event is held back this long while the core awaits what it needs to name actor and target.
 const PENDING_TIMEOUT_NS: u64 = 900_000_000;
-/// The same for the first snapshot of a namespace, without which nothing could be said of it: on a machine that has much
-/// else to do it comes late, but it comes, or that there is none.
-const FIRST_SNAPSHOT_TIMEOUT_NS: u64 = 3_000_000_000;
+/// The same for a snapshot without which nothing could be said of it: the first of a namespace, or one that shows the
+/// routes. On a machine that has much else to do it comes late, but it comes, or that there is none.
+const SNAPSHOT_TIMEOUT_NS: u64 = 3_000_000_000;
 /// The owner of a namespace that was read so recently is not looked for again.
 const OWNER_KNOWN_NS: u64 = 1_000_000_000;
 /// More than this are pending only in an event storm; further ones are emitted at once, with what is known.
@@ -128,15 +128,20 @@ impl Core {
 
     fn hold_or_emit(&mut self, now: BootNs, at: BootNs, change: NeighborChange, mut requested: Requested) {
         let namespace = self.namespaces.get(change.key.netns);
-        let is_first = namespace.is_none() && requested.netns.is_none();
-        let timeout = if is_first { FIRST_SNAPSHOT_TIMEOUT_NS } else { PENDING_TIMEOUT_NS };
-        let deadline = at.saturating_add(timeout);
         // Namespaces that are not known, or that users made, take no places from the others.
         let is_known = namespace.is_some_and(|namespace| !namespace.foreign_userns);
         let most = if is_known { PENDING_MAX } else { PENDING_MAX / 2 };
-        let room = self.pending_neighbors.len() < most && now < deadline;
+        let room = self.pending_neighbors.len() < most;
+        let is_foreign = namespace.is_some_and(|namespace| namespace.foreign_userns);
+        let deadline = |awaited: &Awaited| {
+            let is_untold = || !is_foreign && self.was_gateway(at, &change).is_none();
+            let is_patient = !matches!(awaited, Awaited::Container(_)) && is_untold();
+            at.saturating_add(if is_patient { SNAPSHOT_TIMEOUT_NS } else { PENDING_TIMEOUT_NS })
+        };
         // In a storm nothing is looked for that could not be waited for.
-        let Some(awaited) = room.then(|| self.missing(at, &change, requested)).flatten() else {
+        let awaited = room.then(|| self.missing(at, &change, requested)).flatten();
+        let awaited = awaited.map(|awaited| (deadline(&awaited), awaited));
+        let Some((deadline, awaited)) = awaited.filter(|(deadline, _)| now < *deadline) else {
             return self.emit_neighbor(at, &change, requested);
         };
         let already_requested = self.pending_neighbors.is_awaited(&awaited);
