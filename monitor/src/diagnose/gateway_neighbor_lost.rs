@@ -34,6 +34,7 @@ mod wording;
 use fault::{Fault, FaultPhase, FaultReason, GatewayOwner, key, subject};
 use health::Health;
 use rereads::RereadSchedule;
+use undecided::Undecided;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "gateway-neighbor-lost";
@@ -95,9 +96,9 @@ pub(super) struct GatewayNeighborLost {
     check_all_at: Option<BootNs>,
     /// Events in namespaces whose container is not known yet.
     unattributed: VecDeque<UnattributedEvent>,
-    /// Deletions of which it was not known whether they were of a gateway.
-    #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
-    undecided: VecDeque<UnattributedEvent>,
+    /// Deletions that may turn out to be losses.
+    #[serde(default, rename = "kept_deletions", skip_serializing_if = "Undecided::is_empty")]
+    undecided: Undecided,
     /// When records of the kernel were lost last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lost_at: Option<BootNs>,
@@ -121,7 +122,7 @@ impl GatewayNeighborLost {
             rereads: RereadSchedule::default(),
             check_all_at: None,
             unattributed: VecDeque::new(),
-            undecided: VecDeque::new(),
+            undecided: Undecided::default(),
             lost_at: None,
         }
     }
@@ -162,7 +163,13 @@ impl GatewayNeighborLost {
                 self.recheck(context, key.netns, Some(event.seq), findings);
             }
             Kind::NeighborChanged | Kind::NeighborDeleted => {
-                self.lost(context, key, Fault::lost(context, owner, target, event), findings);
+                let fault = Fault::lost(context, owner, target, event);
+                if event.kind == Kind::NeighborDeleted && !self.has_room(context, key, &fault) {
+                    findings.discard();
+                    // There may be some once it is found that the entry is missed.
+                    return self.keep(context, event, key.netns);
+                }
+                self.lost(context, key, fault, findings);
             }
             _ => {}
         }
@@ -181,7 +188,12 @@ impl GatewayNeighborLost {
                 let look = context.now + seconds(self.thresholds.get(&GATEWAY_CONFIRM));
                 self.rereads.schedule(key.netns, look);
             }
-            return self.suspect(key, Fault { phase: FaultPhase::Suspected { due }, ..fault }, findings);
+            return self.suspect(
+                context,
+                key,
+                Fault { phase: FaultPhase::Suspected { due }, ..fault },
+                findings,
+            );
         }
         if let Some(known) = self.faults.get_mut(&key) {
             let is_new = known.reason != fault.reason;
@@ -210,9 +222,12 @@ impl GatewayNeighborLost {
         fault.is_by_its_owner().then(|| seconds(self.thresholds.get(&GATEWAY_CONFIRM)))
     }
 
-    fn has_room(&self, key: NeighborKey, fault: &Fault) -> bool {
+    fn has_room(&self, context: &Context<'_>, key: NeighborKey, fault: &Fault) -> bool {
         if self.faults.contains_key(&key) {
             return true;
+        }
+        if !context.incidents.has_room_for(&fault.objects) {
+            return false;
         }
         let whose = fault.account();
         let alike = || self.faults.values().filter(|known| known.owner.is_foreign == fault.owner.is_foreign);
@@ -225,11 +240,11 @@ impl GatewayNeighborLost {
         self.faults.len() < CAPACITY && is_fair
     }
 
-    fn suspect(&mut self, key: NeighborKey, fault: Fault, findings: &mut Findings) {
+    fn suspect(&mut self, context: &Context<'_>, key: NeighborKey, fault: Fault, findings: &mut Findings) {
         let FaultPhase::Suspected { due } = fault.phase else {
             return;
         };
-        if !self.has_room(key, &fault) {
+        if !self.has_room(context, key, &fault) {
             return findings.discard();
         }
         self.faults.insert(key, fault);
@@ -237,7 +252,7 @@ impl GatewayNeighborLost {
     }
 
     fn open(&mut self, context: &Context<'_>, key: NeighborKey, fault: Fault, findings: &mut Findings) {
-        if !self.has_room(key, &fault) {
+        if !self.has_room(context, key, &fault) {
             return findings.discard();
         }
         let fault = Fault { phase: FaultPhase::Open, ..fault };
@@ -415,7 +430,7 @@ impl Diagnosis for GatewayNeighborLost {
     fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
         let thresholds = self.thresholds.clone();
         *self = Self { thresholds, ..serde_json::from_value(saved)? };
-        for one in self.unattributed.iter_mut().chain(&mut self.undecided) {
+        for one in self.unattributed.iter_mut().chain(self.undecided.events_mut()) {
             one.event.at = one.at;
         }
         Ok(())

@@ -202,10 +202,8 @@ impl Gateways {
             in_use.contains(key) || (had_entry && missed.contains(key))
         });
         while self.known.len() > CAPACITY {
-            let spare = self.known.keys().find(|key| !in_use.contains(key)).copied();
-            match spare {
-                Some(spare) => drop(self.known.remove(&spare)),
-                None => drop(self.known.pop_last()),
+            if !self.drop_spare(in_use) {
+                self.known.pop_last();
             }
         }
         let mut seen: BTreeMap<(u32, IpAddr), &NeighborEntry> = neighbors
@@ -222,10 +220,25 @@ impl Gateways {
         }
     }
 
+    /// Drops one that is not in use, of which there may be many between two snapshots.
+    fn drop_spare(&mut self, in_use: &BTreeSet<(u32, IpAddr)>) -> bool {
+        let spare = self.known.keys().find(|key| !in_use.contains(key)).copied();
+        spare.is_some_and(|spare| self.known.remove(&spare).is_some())
+    }
+
     /// Applies a live change.
-    pub(super) fn change(&mut self, at: BootNs, change: &NeighborChange, is_gateway: bool) {
+    pub(super) fn change(
+        &mut self,
+        at: BootNs,
+        change: &NeighborChange,
+        is_gateway: bool,
+        in_use: &BTreeSet<(u32, IpAddr)>,
+    ) {
         let key = (change.key.ifindex, change.key.address);
-        if !self.known.contains_key(&key) && (!is_gateway || self.known.len() >= CAPACITY) {
+        let has_room = |all: &mut Self| {
+            is_gateway && (all.known.len() < CAPACITY || in_use.contains(&key) && all.drop_spare(in_use))
+        };
+        if !self.known.contains_key(&key) && !has_room(self) {
             return;
         }
         let gateway = self.known.entry(key).or_default();
@@ -305,7 +318,7 @@ mod tests {
     fn a_snapshot_that_was_being_read_does_not_undo_a_change_that_came_live() {
         let mut gateways = Gateways::default();
         gateways.replace(S, &in_use(), &in_use(), &entry(0x80));
-        gateways.change(2 * S, &deletion(), true);
+        gateways.change(2 * S, &deletion(), true, &in_use());
         gateways.replace(2 * S + S / 2, &in_use(), &in_use(), &entry(0x80));
         assert!(!gateways.get(2, address()).unwrap().is_static());
         gateways.replace(3 * S, &in_use(), &in_use(), &entry(0x80));
@@ -344,7 +357,7 @@ mod tests {
     fn neighbors_that_are_no_gateway_are_not_kept() {
         let mut gateways = Gateways::default();
         gateways.replace(S, &BTreeSet::new(), &BTreeSet::new(), &entry(0x80));
-        gateways.change(S, &deletion(), false);
+        gateways.change(S, &deletion(), false, &BTreeSet::new());
         assert_eq!(gateways.iter().count(), 0);
     }
 
@@ -354,8 +367,11 @@ mod tests {
         for index in 0..1000_u32 {
             let mut one = deletion();
             one.key.ifindex = index;
-            gateways.change(S, &one, true);
+            gateways.change(S, &one, true, &BTreeSet::new());
         }
         assert_eq!(gateways.iter().count(), CAPACITY);
+        gateways.change(S, &deletion(), true, &in_use());
+        assert_eq!(gateways.iter().count(), CAPACITY);
+        assert!(gateways.get(2, address()).is_some(), "one in use takes the place of one that is not");
     }
 }

@@ -97,6 +97,9 @@ pub struct Namespace {
     /// The same of what no message has told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     untold: Option<(BootNs, BootNs)>,
+    /// Whether messages told of other routes while the last snapshot was read.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    outdated: bool,
     /// All messages that were sent until then were observed; `None` in recordings that do not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     heard: Option<BootNs>,
@@ -190,6 +193,7 @@ impl Namespaces {
             unheard: snapshot.unheard,
             stale: None,
             untold: None,
+            outdated: snapshot.is_outdated,
             heard: old.as_ref().and_then(|old| old.heard),
             moves: old.as_ref().map(|old| old.moves.clone()).unwrap_or_default(),
             unseen: old.as_ref().map(|old| old.unseen.clone()).unwrap_or_default(),
@@ -348,7 +352,7 @@ impl Namespaces {
         if let Some(namespace) = self.known.get_mut(&change.key.netns) {
             let by_request = change.cause == NeighborCause::Admin;
             let is_gateway = namespace.is_gateway(at, change.key.ifindex, change.key.address, by_request);
-            namespace.gateways.change(at, change, is_gateway);
+            namespace.gateways.change(at, change, is_gateway, &namespace.in_use);
         }
     }
 
@@ -438,6 +442,12 @@ impl Namespace {
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.stale.is_some()
+    }
+
+    /// Whether its routes are known as they are now.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.stale.is_none() && !self.outdated && !self.unheard
     }
 
     /// Whether nothing reports what changes in it after a snapshot.

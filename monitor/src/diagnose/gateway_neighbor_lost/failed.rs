@@ -64,6 +64,6 @@ impl GatewayNeighborLost {
             recovered: false,
             learned: true,
         };
-        self.suspect(key, fault, findings);
+        self.suspect(context, key, fault, findings);
     }
 }

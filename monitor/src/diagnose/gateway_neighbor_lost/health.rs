@@ -71,6 +71,13 @@ pub(super) fn is_former(node: &NodeView<'_>, key: NeighborKey) -> bool {
         .is_some_and(|namespace| namespace.is_former_gateway(key.ifindex, key.address))
 }
 
+/// Whether packets take another route for certain: of routes, unlike entries, what changes while they are read is told.
+pub(super) fn is_left(node: &NodeView<'_>, key: NeighborKey) -> bool {
+    node.namespaces.get(key.netns).is_some_and(|namespace| {
+        namespace.is_current() && namespace.is_former_gateway(key.ifindex, key.address)
+    })
+}
+
 /// The owner of a namespace other than the host's in which a process lives.
 pub(super) fn live_target(node: &NodeView<'_>, netns: NsInum) -> Option<Target> {
     is_alive(node, netns).then(|| node.target(netns)).filter(is_live_target)

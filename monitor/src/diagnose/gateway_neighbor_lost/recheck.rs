@@ -61,7 +61,9 @@ impl GatewayNeighborLost {
         for key in self.keys(Some(netns)) {
             let Some(fault) = self.faults.get_mut(&key) else { continue };
             let result = fault.recheck(context, key);
-            let may_be_old = evidence.is_none() && context.now < fault.last.saturating_add(READ_DURATION);
+            let may_be_old = evidence.is_none()
+                && context.now < fault.last.saturating_add(READ_DURATION)
+                && !health::is_left(context.node, key);
             match (fault.phase, result) {
                 (FaultPhase::Open, Recheck::Resolved) if may_be_old => {}
                 (_, Recheck::Resolved) => self.close(key, CloseReason::Resolved, evidence, findings),
@@ -140,7 +142,7 @@ impl GatewayNeighborLost {
                     }
                     let what_happened = match gateway.gone_before_start {
                         true => "was removed while nothing was watching",
-                        false if self.may_have_lost_sight(context.now) => {
+                        false if self.may_have_lost_sight(netns, context.now) => {
                             "is gone; who removed it was not found out"
                         }
                         false => "is gone, and nobody was seen removing it",
@@ -216,8 +218,9 @@ impl GatewayNeighborLost {
     /// Requests snapshots of the namespaces that are due.
     pub(super) fn request_rereads(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let all = || -> BTreeSet<NsInum> { health::live_netns(context.node).collect() };
-        let of_node = self.faults.values().filter(|fault| !fault.owner.is_foreign).count();
-        let many = BootNs::try_from(of_node).unwrap_or(0) * SECOND / REREADS_PER_SECOND;
+        let of_node = self.faults.iter().filter(|(_, fault)| !fault.owner.is_foreign);
+        let of_node: BTreeSet<NsInum> = of_node.map(|(key, _)| key.netns).collect();
+        let many = BootNs::try_from(of_node.len()).unwrap_or(0) * SECOND / REREADS_PER_SECOND;
         for netns in self.rereads.take_due(context.now, all) {
             findings.request(Request::Netns { netns });
             for key in self.keys(Some(netns)) {
@@ -331,7 +334,7 @@ impl GatewayNeighborLost {
             recovered: false,
             learned: found.learned,
         };
-        self.suspect(key, fault, findings);
+        self.suspect(context, key, fault, findings);
     }
 }
 

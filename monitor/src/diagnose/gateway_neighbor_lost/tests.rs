@@ -11,6 +11,7 @@ mod downtime;
 mod owners;
 mod reasons;
 mod restart;
+mod room;
 mod routes;
 
 fn lost() -> TestNode {
