@@ -97,7 +97,7 @@ pub struct Namespace {
     /// The same of what no message has told.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     untold: Option<(BootNs, BootNs)>,
-    /// Whether messages told of other routes while the last snapshot was read.
+    /// Whether messages of which only a snapshot shows the outcome came while the last one was read.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     outdated: bool,
     /// All messages that were sent until then were observed; `None` in recordings that do not tell.
@@ -214,7 +214,7 @@ impl Namespaces {
             .gateways
             .iter()
             .map(|(ifindex, address, _)| (ifindex, address))
-            .filter(|(ifindex, address)| !new.is_former_gateway(*ifindex, *address))
+            .filter(|(ifindex, address)| new.outdated || !new.is_former_gateway(*ifindex, *address))
             .collect();
         new.gateways.replace(at, &new.in_use, &missed, &snapshot.neighbors);
         new.name_gateways();
@@ -444,10 +444,10 @@ impl Namespace {
         self.stale.is_some()
     }
 
-    /// Whether its routes are known as they are now.
+    /// Whether the next snapshot may show that a route went with its interface or address, or another one.
     #[must_use]
-    pub fn is_current(&self) -> bool {
-        self.stale.is_none() && !self.outdated && !self.unheard
+    pub fn is_doubted(&self) -> bool {
+        self.stale.is_some() || self.outdated
     }
 
     /// Whether nothing reports what changes in it after a snapshot.

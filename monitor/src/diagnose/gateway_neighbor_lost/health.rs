@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{GATEWAY_STATIC_PERCENT, GATEWAY_STATIC_PODS};
 use crate::event::Target;
 use crate::node::containers::is_live;
+use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
 use crate::observation::{ContainerState, NeighborKey, NsInum};
 use crate::settings::Thresholds;
@@ -71,11 +72,15 @@ pub(super) fn is_former(node: &NodeView<'_>, key: NeighborKey) -> bool {
         .is_some_and(|namespace| namespace.is_former_gateway(key.ifindex, key.address))
 }
 
-/// Whether packets take another route for certain: of routes, unlike entries, what changes while they are read is told.
+/// Whether the next snapshot may show that an entry which seems to be needed no longer is missed.
+pub(super) fn is_doubted(node: &NodeView<'_>, key: NeighborKey) -> bool {
+    is_former(node, key) && node.namespaces.get(key.netns).is_some_and(Namespace::is_doubted)
+}
+
+/// Whether packets take another route for certain: what changes of routes, unlike of entries, while they are read is told.
 pub(super) fn is_left(node: &NodeView<'_>, key: NeighborKey) -> bool {
-    node.namespaces.get(key.netns).is_some_and(|namespace| {
-        namespace.is_current() && namespace.is_former_gateway(key.ifindex, key.address)
-    })
+    let is_told = |namespace: &Namespace| !namespace.is_unheard() && !namespace.is_doubted();
+    is_former(node, key) && node.namespaces.get(key.netns).is_some_and(is_told)
 }
 
 /// The owner of a namespace other than the host's in which a process lives.

@@ -59,7 +59,10 @@ impl GatewayNeighborLost {
         findings: &mut Findings,
     ) {
         for key in self.keys(Some(netns)) {
-            let Some(fault) = self.faults.get_mut(&key) else { continue };
+            let Some(fault) = self.faults.get_mut(&key).filter(|_| !health::is_doubted(context.node, key))
+            else {
+                continue;
+            };
             let result = fault.recheck(context, key);
             let may_be_old = evidence.is_none()
                 && context.now < fault.last.saturating_add(READ_DURATION)

@@ -7,8 +7,8 @@ use std::time::Instant;
 use super::discover::DiscoveredNetns;
 use super::dump::{PeerName, ReadError, Reading};
 use super::nsid::PeerLookup;
-use super::stream::{SendResult, Stream, changes_routes};
-use crate::observation::{BootNs, Fact, NetnsSnapshot, NsInum, Observation, Source};
+use super::stream::{SendResult, Stream};
+use crate::observation::{BootNs, Fact, NetnsSnapshot, NsInum, Observation, RouteFacts, Source};
 use crate::sources::observed_now_by;
 
 impl Stream {
@@ -68,7 +68,9 @@ impl Stream {
         heard: BootNs,
         reading: Result<Box<Reading>, ReadError>,
     ) -> SendResult {
-        let pending = std::mem::take(&mut self.pending);
+        let is_route = |one: &Observation| matches!(one.fact, Fact::Route(_) | Fact::RouteGone(_));
+        let (routes, pending): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.pending).into_iter().partition(is_route);
         let now = Instant::now();
         match reading {
             Ok(reading) => {
@@ -97,8 +99,10 @@ impl Stream {
                 self.known.insert(netns);
                 let undecoded = reading.undecoded;
                 let mut snapshot = self.adopt(*reading, &pending);
+                catch_up(&mut snapshot.routes, routes);
                 // What waits for the routes is judged by the next reading, which has these changes.
-                snapshot.is_outdated = pending.iter().any(|change| changes_routes(&change.fact));
+                let is_stale = |change: &Observation| matches!(change.fact, Fact::NetnsStale { .. });
+                snapshot.is_outdated = pending.iter().any(is_stale);
                 if !snapshot.is_outdated {
                     self.wanted.remove(&netns);
                 } else if self.wanted.contains_key(&netns) {
@@ -216,6 +220,18 @@ impl Stream {
     }
 }
 
+/// Applies the changes that were told while routes were read: whether the dump has them already or not, afterwards it has
+/// them all.
+fn catch_up(routes: &mut Vec<RouteFacts>, told: VecDeque<Observation>) {
+    for change in told {
+        match change.fact {
+            Fact::Route(route) if !routes.contains(&route) => routes.push(route),
+            Fact::RouteGone(gone) => routes.retain(|route| *route != gone),
+            _ => {}
+        }
+    }
+}
+
 /// Of the changes that came meanwhile, those that the dump had seen for certain: of links that it lacks, and that are gone. Told
 /// after it, they would make a link come back that went with the dump.
 fn split(
@@ -254,11 +270,12 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tokio::sync::mpsc;
+    use tokio::sync::{mpsc, oneshot};
 
     use super::*;
     use crate::observation::{LinkFacts, PeerLink};
     use crate::sources::netlink::NetlinkConfig;
+    use crate::sources::netlink::job::Job;
     use crate::sources::netlink::socket::Subscription;
     use crate::sources::procfs::Proc;
 
@@ -311,6 +328,43 @@ mod tests {
             sent.push((link.ifindex, link.peer.and_then(|peer| peer.netns)));
         }
         assert_eq!(sent, [(8, Some(99))]);
+    }
+
+    #[tokio::test]
+    async fn routes_that_change_while_they_are_read_are_told_once_and_are_in_what_was_read() {
+        let socket = Subscription::open(4096, &[]).unwrap().watch().unwrap();
+        let (tx, mut rx) = mpsc::channel(16);
+        let mut stream = Stream::new(NetlinkConfig::default(), Proc::default().into(), HOST, socket, tx);
+        let [old, passing, new] =
+            [1, 2, 3].map(|last| RouteFacts::default_via(HOST, [10, 0, 0, last].into(), 7));
+        let (_dump, result) = oneshot::channel();
+        stream.job = Some(Job::Read { netns: HOST, heard: 0, result });
+        let changes = [
+            Fact::Route(passing.clone()),
+            Fact::RouteGone(old.clone()),
+            Fact::RouteGone(passing.clone()),
+            Fact::Route(new.clone()),
+        ];
+        for fact in changes.clone() {
+            assert!(stream.deliver(HOST, observed_now_by(Source::Netlink, fact)).await.is_ok());
+        }
+        // The dump had begun before all of it, or ended after it; or it saw something in between.
+        for seen in [vec![old.clone()], vec![new.clone()], vec![old, passing]] {
+            let mut routes = seen;
+            catch_up(&mut routes, stream.pending.clone());
+            assert_eq!(routes, [new.clone()]);
+        }
+        let mut reading = reading(Vec::new());
+        reading.snapshot.routes = vec![new.clone()];
+        assert!(stream.read(HOST, 0, Ok(Box::new(reading))).await.is_ok());
+        drop(stream);
+        let mut sent = Vec::new();
+        while let Some(observation) = rx.recv().await {
+            sent.push(observation.fact);
+        }
+        assert_eq!(sent[..4], changes);
+        let [Fact::NetnsHeard { .. }, Fact::Netns(snapshot)] = &sent[4..] else { panic!("{sent:?}") };
+        assert_eq!((&snapshot.routes, snapshot.is_outdated), (&vec![new], false));
     }
 
     #[test]

@@ -84,7 +84,7 @@ pub(super) struct Stream {
     pub(super) unresolved: HashMap<(NsInum, u32), (LinkFacts, i32)>,
     /// Only if neighbor messages are subscribed to.
     pub(super) memory: Option<NeighborCache>,
-    job: Option<Job>,
+    pub(super) job: Option<Job>,
     /// Changes in the namespace that is being read.
     pub(super) pending: VecDeque<Observation>,
     /// Why a namespace could not be entered.
@@ -448,16 +448,15 @@ impl Stream {
         matches!(self.job, Some(Job::Read { netns: read, .. }) if read == netns)
     }
 
-    /// Delivers a change, after the snapshot if that is being made; that the routes are not known until then is told at once.
+    /// Delivers a change, after the snapshot if that is being made. Changes of routes are told at once, so that the model knows
+    /// which of them came first; the snapshot is brought up to them.
     pub(super) async fn deliver(&mut self, netns: NsInum, observation: Observation) -> SendResult {
         if !self.is_reading(netns) {
             return self.send(observation).await;
         }
         match observation.fact {
-            Fact::NetnsHeard { .. } | Fact::NetnsStale { .. } => self.send(observation.clone()).await?,
-            _ if changes_routes(&observation.fact) => {
-                let stale = Observation { fact: Fact::NetnsStale { netns, told: true }, ..observation };
-                self.send(stale).await?;
+            Fact::Route(_) | Fact::RouteGone(_) | Fact::NetnsHeard { .. } | Fact::NetnsStale { .. } => {
+                self.send(observation.clone()).await?;
             }
             _ => {}
         }
