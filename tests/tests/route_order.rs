@@ -1,6 +1,6 @@
 //! Routes and neighbor entries that change without any pause: what is said about an entry fits the routes of its moment.
 //!
-//! `KEVTMON_SEED` repeats a run, `KEVTMON_ROUNDS` makes it longer; the seed is printed.
+//! `KEVTMON_TEST_SEED` repeats a run, `KEVTMON_TEST_ROUNDS` makes it longer; the seed is printed.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,6 +12,7 @@ use kevtmon_tests::eventually;
 use kevtmon_tests::netns::Netns;
 use kevtmon_tests::network::enter;
 use kevtmon_tests::process::{Running, comm};
+use kevtmon_tests::random::{Random, rounds};
 use kevtmon_tests::requests::{DefaultRoute, Requests};
 use serde_json::Value;
 
@@ -19,22 +20,10 @@ const KIND: &str = "gateway-neighbor-lost";
 /// Rounds of each family.
 const ROUNDS: u16 = 600;
 /// One round in so many has a pause between the route and the entry.
-const PAUSES: u32 = 25;
+const PAUSES: usize = 25;
 /// Gateways of each family that are lost at last.
 const LOSSES: u16 = 5;
 const METRIC: u32 = 1_000_000;
-
-/// A small generator (Marsaglia's xorshift): the seed says it all.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u32) -> u32 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        u32::try_from((self.0 >> 11) % u64::from(bound)).unwrap_or_default()
-    }
-}
 
 /// What is deleted, and when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +68,7 @@ enum Move {
 #[derive(Debug, Clone, Copy)]
 struct Done {
     deletion: Deletion,
+    by: Move,
     paused: bool,
 }
 
@@ -181,11 +171,8 @@ fn wait_for_route(daemon: &mut Daemon, inum: u64, via: IpAddr) {
 
 #[test]
 fn what_is_said_of_a_deletion_fits_the_routes_of_its_moment() {
-    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let seed = number("KEVTMON_SEED").unwrap_or_else(|| u64::from(std::process::id()) * 7_919 + 1);
-    let rounds = number("KEVTMON_ROUNDS").and_then(|rounds| rounds.try_into().ok()).unwrap_or(ROUNDS);
-    println!("KEVTMON_SEED={seed}");
-    let mut random = Random(seed.max(1));
+    let mut random = Random::new();
+    let rounds = rounds(ROUNDS.into()).try_into().unwrap_or(ROUNDS);
     let world = World::new(rounds + LOSSES);
     let mut families =
         [false, true].map(|v6| Moving { v6, number: 0, metric: METRIC, ifindex: world.ifindex });
@@ -201,13 +188,13 @@ fn what_is_said_of_a_deletion_fits_the_routes_of_its_moment() {
     let mut done = BTreeMap::new();
     for _ in 0..rounds {
         for family in &mut families {
-            let deletion = Deletion::ALL[random.below(4) as usize];
+            let deletion = *random.pick(&Deletion::ALL);
             let is_there = !done.contains_key(&router(family.v6, family.number));
             let deletion = if deletion.of_next() || is_there { deletion } else { Deletion::Next };
-            let by = [Move::Replaced, Move::DeletedAndAdded, Move::Outdone][random.below(3) as usize];
+            let by = *random.pick(&[Move::Replaced, Move::DeletedAndAdded, Move::Outdone]);
             let (from, metric) = (family.number, family.metric);
             let address = router(family.v6, from + u16::from(deletion.of_next()));
-            let paused = random.below(PAUSES) == 0 && !deletion.is_before_the_route();
+            let paused = random.one_in(PAUSES) && !deletion.is_before_the_route();
             let mut requests = Requests::default();
             if deletion.is_before_the_route() {
                 requests.delete_neighbor(world.ifindex, address);
@@ -225,18 +212,26 @@ fn what_is_said_of_a_deletion_fits_the_routes_of_its_moment() {
                 requests.delete_route(family.route(from, metric));
             }
             world.send(&requests);
-            done.insert(address, Done { deletion, paused });
-            if paused || random.below(3) == 0 {
+            done.insert(address, Done { deletion, by, paused });
+            if paused || random.one_in(3) {
                 daemon.wait_for_deletion(world.inum(), &address.to_string());
             }
         }
     }
     let events: Vec<Event> =
         done.keys().map(|address| daemon.wait_for_deletion(world.inum(), &address.to_string())).collect();
-    let wrong = wrong(&done, &events, &daemon.events(), world.inum());
+    let all = daemon.events();
+    let wrong = wrong(&done, &events, &all, world.inum());
     let unsaid = events.iter().filter(|event| !event.has("/neighbor/gateway")).count();
     println!("{} deletions, {unsaid} of which nothing is said", done.len());
-    assert!(wrong.is_empty(), "{} wrong, such as\n{}", wrong.len(), wrong[..wrong.len().min(5)].join("\n"));
+    let first = wrong.first().map(|(event, _)| around(event, &all, world.inum())).unwrap_or_default();
+    let wrong: Vec<&str> = wrong.iter().map(|(_, text)| &**text).collect();
+    assert!(
+        wrong.is_empty(),
+        "{} wrong: {}\naround the first:\n{first}",
+        wrong.len(),
+        wrong[..wrong.len().min(5)].join("\n")
+    );
     for family in &mut families {
         for _ in 0..LOSSES {
             lose_the_next(&world, &mut daemon, family);
@@ -244,8 +239,7 @@ fn what_is_said_of_a_deletion_fits_the_routes_of_its_moment() {
     }
 }
 
-/// The route moves and the entry of the new gateway goes: that it is missed is told, and nobody else is named. So soon
-/// after a storm it is not always known who did it, and then nothing else is said.
+/// The route moves and the entry of the new gateway goes: that it is missed is told with who did it.
 fn lose_the_next(world: &World, daemon: &mut Daemon, family: &mut Moving) {
     let mut requests = family.advance(Move::Replaced);
     let address = router(family.v6, family.number);
@@ -256,21 +250,27 @@ fn lose_the_next(world: &World, daemon: &mut Daemon, family: &mut Moving) {
             && event.number("/neighbor/netns") == Some(world.inum())
             && event.text("/neighbor/address") == address.to_string()
     });
-    match opened.get("/actor") {
-        Some(_) => opened.expect("/actor/pid", std::process::id()),
-        None => assert!(!opened.text("/message").contains("nobody was seen"), "{opened}"),
-    }
+    let deletion = daemon.wait_for_deletion(world.inum(), &address.to_string());
+    assert!(opened.has("/actor"), "{opened} after {deletion}");
+    opened.expect("/actor/pid", std::process::id());
     opened.expect("/neighbor/gateway", true);
     opened.expect("/neighbor/reason", "missing");
 }
 
-/// What was said that does not fit what was done.
-fn wrong(done: &BTreeMap<IpAddr, Done>, deletions: &[Event], all: &[Event], inum: u64) -> Vec<String> {
+/// The events that do not fit what was done, with what that was.
+fn wrong<'e>(
+    done: &BTreeMap<IpAddr, Done>,
+    deletions: &'e [Event],
+    all: &'e [Event],
+    inum: u64,
+) -> Vec<(&'e Event, String)> {
     let mut wrong = Vec::new();
     for ((address, done), event) in done.iter().zip(deletions) {
         let said = event.get("/neighbor/gateway").and_then(Value::as_bool);
         if said.is_some_and(|said| said != done.deletion.is_loss()) || (done.paused && said.is_none()) {
-            wrong.push(format!("{address}: {done:?}: {event}"));
+            let Done { deletion, by, paused } = done;
+            let pause = if *paused { ", with a pause" } else { "" };
+            wrong.push((event, format!("{address}: {deletion:?}, {by:?}{pause}: {event}")));
         }
     }
     for event in all.iter().filter(|event| event.number("/neighbor/netns") == Some(inum)) {
@@ -279,8 +279,18 @@ fn wrong(done: &BTreeMap<IpAddr, Done>, deletions: &[Event], all: &[Event], inum
         if event.is_incident("incident.opened", KIND)
             && former.is_some_and(|done| done.deletion == Deletion::Former)
         {
-            wrong.push(format!("an incident of a former gateway: {event}"));
+            wrong.push((event, format!("an incident of a former gateway: {event}")));
         }
     }
     wrong
+}
+
+/// What the daemon printed of this namespace in the second around an event, a line each.
+fn around(event: &Event, all: &[Event], inum: u64) -> String {
+    let netns = |one: &Event| one.number("/route/netns").or_else(|| one.number("/neighbor/netns"));
+    let is_near = |one: &&Event| (one.seconds() - event.seconds()).abs() < 0.5 && netns(one) == Some(inum);
+    let line = |one: &Event| {
+        format!("{} {} {}", one.text("/time"), one.number("/seq").unwrap_or(0), one.text("/message"))
+    };
+    all.iter().filter(is_near).map(line).collect::<Vec<_>>().join("\n")
 }
