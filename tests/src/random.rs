@@ -12,6 +12,7 @@ pub struct Random {
 impl Random {
     /// With the seed of the environment, else another one each time. Prints it.
     #[must_use]
+    #[expect(clippy::print_stdout, reason = "who repeats a test that failed looks for it there")]
     pub fn new() -> Self {
         let seed = setting("KEVTMON_TEST_SEED").unwrap_or_else(|| {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

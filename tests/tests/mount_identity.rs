@@ -190,12 +190,13 @@ fn a_cover_that_is_busy_soon_after_the_mount_below_is_told_with_its_own_holders(
     second.expect_none("/holders_age_ms");
     assert_ne!(second.get("/mount/device"), first.get("/mount/device"), "{second}");
     assert_ne!(second.get("/mount/identity"), first.get("/mount/identity"), "{second}");
-    // The same mount again, whose holders are known by now.
+    // The same mount again: its holders are repeated.
     go_on();
     let third = daemon.wait_for("the cover's second attempt", |event| {
         is_about(event, "mount.busy", mount.point()) && event.number("/mount/attempts") == Some(2)
     });
     assert_eq!(pids(&third), [above.pid()], "{third}");
+    assert!(third.has("/holders_age_ms"), "{third} after {second}");
     assert_eq!(third.get("/mount/identity"), second.get("/mount/identity"), "{third}");
     go_on();
     caller.wait().expect("the shell ends");

@@ -352,7 +352,7 @@ mod tests {
         for seen in [vec![old.clone()], vec![new.clone()], vec![old, passing]] {
             let mut routes = seen;
             catch_up(&mut routes, stream.pending.clone());
-            assert_eq!(routes, [new.clone()]);
+            assert_eq!(routes, std::slice::from_ref(&new));
         }
         let mut reading = reading(Vec::new());
         reading.snapshot.routes = vec![new.clone()];
