@@ -110,7 +110,10 @@ fn a_container_without_its_sandbox_keeps_the_kubelet_from_starting_until_the_adv
     let worse = daemon.wait_for("that there is no checkpoint", |event| {
         event.text("/incident/id") == id && event.get("/sandbox/checkpoint") == Some(&false.into())
     });
-    assert!(worse.alarms(), "{worse}");
+    worse.expect("/sandbox/kubelet_version", KubeletNode::VERSION);
+    worse.expect("/severity", "critical");
+    let phrase = format!("kubelet {} cannot start while it is there", KubeletNode::VERSION);
+    assert!(worse.text("/incident/summary").contains(&phrase), "{worse}");
     node.launch();
     let status = node.wait_for_end();
     assert!(!status.success(), "{status}");

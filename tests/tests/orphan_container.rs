@@ -139,7 +139,8 @@ fn one_that_runs_is_found_when_its_sandbox_goes_and_its_checkpoint_is_watched() 
     assert!(there.text("/message").contains(", of which there is a checkpoint"), "{there}");
     std::fs::remove_file(path).expect("the checkpoint is there");
     let gone = daemon.wait_for("its end", |event| of_it(event) && with(false)(event));
-    gone.expect("/severity", "warning");
+    // How bad that is depends on the kubelet of this machine, if there is one.
+    assert!(gone.alarms(), "{gone}");
     gone.expect("/incident/confidence", "certain");
     follow(&mut daemon, &gone);
 }
