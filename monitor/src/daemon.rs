@@ -32,7 +32,7 @@ use crate::sinks::api::{ApiError, Memory, Question};
 use crate::sinks::health::Health;
 use crate::sinks::prometheus::HttpError;
 use crate::sinks::{self, Context, Running, Sinks, StartError};
-use crate::sources::bpf::{self, LoadedHooks};
+use crate::sources::bpf;
 use crate::sources::cni;
 use crate::sources::components;
 use crate::sources::kubelet::{KubeletFinder, ROOTS};
@@ -416,23 +416,6 @@ impl Daemon {
         } else {
             tracing::info!("configuration reloaded");
         }
-    }
-
-    /// Starts to read the programs' records, and observes the status of every hook.
-    fn start_hooks(&mut self, hooks: LoadedHooks, host_netns: NsInum, tx: &Sender) -> Option<Reading> {
-        self.metrics.export_zero_losses(bpf::loss_reasons());
-        let reading = hooks.programs.map(|mut programs| {
-            self.lanes = programs.take_lanes();
-            self.plugins = programs.take_plugins();
-            self.update_plugins();
-            let counts = programs.counts();
-            self.metrics.set_kernel_counters(Box::new(move || counts()));
-            Reading::start(programs, self.readers.clone(), host_netns, tx.clone())
-        });
-        for status in &hooks.statuses {
-            self.observe(observed_now(Fact::Source(status.source_status())));
-        }
-        reading
     }
 
     /// Processes the observations made before shutdown, as far as they arrive in time.

@@ -3,7 +3,7 @@
 use super::Core;
 use crate::diagnose::ModelChange;
 use crate::escape::name;
-use crate::event::wording::{actor_phrase, owner_phrase};
+use crate::event::wording::{actor_phrase, owner_phrase, short_id};
 use crate::event::{Actor, Cni, Container, Event, Join, Kind, Pod, Severity, Target};
 use crate::node::cni::Call;
 use crate::node::view::RuntimeAvailability;
@@ -11,6 +11,10 @@ use crate::observation::{BootNs, CniCommand, CniExec, CniExit, CniNetns, CniPod,
 
 impl Core {
     pub(super) fn cni_exec(&mut self, at: BootNs, exec: CniExec) {
+        if let Some(CniPod { namespace, name, uid: Some(uid) }) = &exec.pod {
+            // Who made the call is root of the node.
+            self.pods.insert(uid.clone(), namespace.clone(), name.clone(), at);
+        }
         let facts = self.tasks.get(&exec.actor);
         let ancestors: Vec<_> = facts
             .iter()
@@ -59,25 +63,10 @@ impl Core {
 
     /// `end`: how it ended, and whether it was of another sandbox than the current one.
     fn emit_cni(&mut self, at: BootNs, call: &Call, end: Option<(CniExit, Option<bool>)>) {
-        let CniExec { command, container_id, netns, ifname, pod, truncated, .. } = &call.first;
         let exit = end.map(|(exit, _)| exit);
         let has_failed = exit.is_some_and(|exit| exit.status != 0);
-        let cni = Cni {
-            command: command.name().to_owned(),
-            container_id: container_id.clone(),
-            netns: netns.clone(),
-            netns_inode: call.netns,
-            ifname: ifname.clone(),
-            namespace: pod.as_ref().map(|pod| pod.namespace.clone()),
-            pod: pod.as_ref().map(|pod| pod.name.clone()),
-            plugin: if has_failed { call.ended_plugin.clone() } else { call.first.plugin.clone() },
-            plugins: if call.plugins.len() > 1 { call.plugins.clone() } else { Vec::new() },
-            exit_code: exit.and_then(|exit| exit.code()),
-            signal: exit.and_then(|exit| exit.signal()),
-            duration_ms: exit.map(|_| at.saturating_sub(call.started) / 1_000_000),
-            stale: end.and_then(|(_, stale)| stale),
-            truncated: *truncated,
-        };
+        let cni = Cni { stale: end.and_then(|(_, stale)| stale), ..call.cni() };
+        let CniExec { command, container_id, pod, .. } = &call.first;
         let (kind, severity) = match (exit, has_failed) {
             (None, _) => (Kind::CniStarted, Severity::Debug),
             (Some(_), true) => (Kind::CniFinished, Severity::Notice),
@@ -139,7 +128,7 @@ fn is_same(pod: &Pod, named: &CniPod) -> bool {
 
 fn message(cni: &Cni, target: Option<&Target>, actor: &Actor) -> String {
     let of = match (cni.pod_name(), &cni.container_id, target) {
-        (Some(pod), Some(id), _) => format!(" of sandbox {} of pod {}", short(id), name(&pod)),
+        (Some(pod), Some(id), _) => format!(" of sandbox {} of pod {}", short_id(id), name(&pod)),
         (Some(pod), None, _) => format!(" of pod {}", name(&pod)),
         (None, _, Some(target)) => owner_phrase(target),
         (None, _, None) => String::new(),
@@ -157,8 +146,4 @@ fn message(cni: &Cni, target: Option<&Target>, actor: &Actor) -> String {
         _ => "",
     };
     format!("CNI {}{of}{stale} {end}: {by}", cni.command)
-}
-
-fn short(id: &str) -> &str {
-    id.get(..12).unwrap_or(id)
 }

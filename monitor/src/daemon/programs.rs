@@ -3,7 +3,7 @@
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::DaemonError;
+use super::{Daemon, DaemonError};
 use crate::config::{Config, REQUIRE_EBPF};
 use crate::error_chain::chain;
 use crate::observation::{Fact, Loss, NsInum};
@@ -46,6 +46,30 @@ impl Reading {
         // The task may have ended already.
         let _ = self.stop.send(());
         let _ = self.task.await;
+    }
+}
+
+impl Daemon {
+    /// Starts to read the programs' records, and observes the status of every hook.
+    pub(super) fn start_hooks(
+        &mut self,
+        hooks: LoadedHooks,
+        host_netns: NsInum,
+        tx: &Sender,
+    ) -> Option<Reading> {
+        self.metrics.export_zero_losses(bpf::loss_reasons());
+        let reading = hooks.programs.map(|mut programs| {
+            self.lanes = programs.take_lanes();
+            self.plugins = programs.take_plugins();
+            self.update_plugins();
+            let counts = programs.counts();
+            self.metrics.set_kernel_counters(Box::new(move || counts()));
+            Reading::start(programs, self.readers.clone(), host_netns, tx.clone())
+        });
+        for status in &hooks.statuses {
+            self.observe(observed_now(Fact::Source(status.source_status())));
+        }
+        reading
     }
 }
 

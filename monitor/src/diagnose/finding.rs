@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::event::{
-    Actor, Advice, CloseReason, Confidence, Event, Mount, MountHolder, Neighbor, Sandbox, Severity, Target,
-    Unreadable,
+    Actor, Advice, CloseReason, Cni, Confidence, Event, Mount, MountHolder, Neighbor, Sandbox, Severity,
+    Target, Unreadable,
 };
 use crate::observation::{BootNs, Request, Verdict};
 
@@ -29,6 +29,8 @@ pub struct IncidentObjects {
     pub neighbor: Option<Box<Neighbor>>,
     /// The sandbox that a container lacks.
     pub sandbox: Option<Box<Sandbox>>,
+    /// The call of a CNI plugin.
+    pub cni: Option<Box<Cni>>,
     /// The mount.
     pub mount: Option<Box<Mount>>,
     /// The holders of the mount.
@@ -52,6 +54,7 @@ impl IncidentObjects {
             target: event.target.clone(),
             neighbor: event.neighbor.clone(),
             sandbox: event.sandbox.clone(),
+            cni: event.cni.clone(),
             mount: event.mount.clone(),
             holders: event.holders.clone(),
             holders_age_ms: event.holders_age_ms,
@@ -69,6 +72,7 @@ impl IncidentObjects {
             target: self.target,
             neighbor: self.neighbor,
             sandbox: self.sandbox,
+            cni: self.cni,
             mount: self.mount,
             holders: self.holders,
             holders_age_ms: self.holders_age_ms,
@@ -91,6 +95,7 @@ impl IncidentObjects {
         put(&mut self.target, newer.target);
         put(&mut self.neighbor, newer.neighbor);
         put(&mut self.sandbox, newer.sandbox);
+        put(&mut self.cni, newer.cni);
         put(&mut self.mount, newer.mount);
         put(&mut self.holders, newer.holders);
         if newer.holders_complete.is_some() {

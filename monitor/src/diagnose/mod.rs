@@ -16,12 +16,15 @@ use crate::observation::{BootNs, NsInum, SandboxCheckpoint};
 use crate::settings::{Threshold, Thresholds};
 
 mod advice;
+mod cni_netns_mismatch;
+mod cni_teardown_failing;
 mod engine;
 mod finding;
 mod gateway_neighbor_lost;
 mod identity;
 mod incidents;
 mod orphan_container;
+mod stale_cni_del;
 mod suspicion;
 mod timers;
 mod volume_busy;
@@ -32,14 +35,27 @@ pub use incidents::{Incidents, OpenIncident};
 pub use suspicion::Suspicion;
 
 /// Every kind, in the order of [`all`].
-pub const KINDS: [&str; 3] = [gateway_neighbor_lost::KIND, orphan_container::KIND, volume_busy::KIND];
+pub const KINDS: [&str; 6] = [
+    cni_teardown_failing::KIND,
+    gateway_neighbor_lost::KIND,
+    orphan_container::KIND,
+    volume_busy::KIND,
+    stale_cni_del::KIND,
+    cni_netns_mismatch::KIND,
+];
 
 /// The thresholds of all diagnoses, in the order of the configuration file.
 pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
-    [gateway_neighbor_lost::THRESHOLDS, orphan_container::THRESHOLDS, volume_busy::THRESHOLDS]
-        .into_iter()
-        .flatten()
-        .copied()
+    [
+        gateway_neighbor_lost::THRESHOLDS,
+        orphan_container::THRESHOLDS,
+        volume_busy::THRESHOLDS,
+        stale_cni_del::THRESHOLDS,
+        cni_teardown_failing::THRESHOLDS,
+    ]
+    .into_iter()
+    .flatten()
+    .copied()
 }
 
 /// Limit of faults that one diagnosis follows, and of open incidents.
@@ -48,13 +64,17 @@ pub(crate) const CAPACITY: usize = 1024;
 /// An incident of the previous run does not escalate before every source has reported; its timer is postponed by this.
 pub(crate) const STARTUP_GRACE: BootNs = 5_000_000_000;
 
-/// The diagnoses, causes before their effects: a later one can link what an earlier one found in the same event.
+/// The diagnoses, causes before their effects: a later one can link what an earlier one found in the same event. A stale CNI
+/// call is a cause only for what it did, so it comes behind that.
 #[must_use]
 pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
     vec![
+        Box::new(cni_teardown_failing::CniTeardownFailing::new(thresholds)),
         Box::new(gateway_neighbor_lost::GatewayNeighborLost::new(thresholds)),
         Box::new(orphan_container::OrphanContainer::new(thresholds)),
         Box::new(volume_busy::VolumeBusy::new(thresholds)),
+        Box::new(stale_cni_del::StaleCniDel::new(thresholds)),
+        Box::new(cni_netns_mismatch::CniNetnsMismatch::default()),
     ]
 }
 

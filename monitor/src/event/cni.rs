@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::wording::short_id;
 use super::{Details, Object, Pod, Role, Visitor};
 
 /// A call of CNI plugins, for `cni.*`: one by a runtime or kubelet, however many plugins it was chained of or delegated to.
@@ -86,9 +87,8 @@ impl Object for Cni {
     }
 
     fn describe(&self, details: &mut dyn Details) {
-        let short = |id: &String| id.get(..12).unwrap_or(id).to_owned();
         let mut words = vec![self.command.clone()];
-        words.extend(self.container_id.as_ref().map(short));
+        words.extend(self.container_id.as_deref().map(|id| short_id(id).to_owned()));
         words.extend(self.ifname.clone());
         words.extend(self.netns.as_ref().map(|netns| format!("in {netns}")));
         words.push(format!(

@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 34] = [
+const TENSES: [(&str, &str); 37] = [
     (" is still there without its sandbox ", " was still there without its sandbox "),
     (
         ", of which there is a checkpoint: with that, a kubelet can start and clean up",
@@ -16,6 +16,9 @@ const TENSES: [(&str, &str); 34] = [
     ),
     (" cannot start while it is there", " could not start while it was there"),
     (" can start all the same", " could start all the same"),
+    (", which is not its current sandbox,", ", which was not its current sandbox,"),
+    ("; a retry may take the network", "; a retry could have taken the network"),
+    (" fails again and again: ", " failed again and again: "),
     (" has lost its gateway ", " had lost its gateway "),
     (" cannot reach its gateway ", " could not reach its gateway "),
     (": nothing answers its ", ": nothing answered its "),

@@ -57,6 +57,11 @@ fn claimant_label(container: &Container, pod: &Pod) -> String {
     format!("container {} (claims to be pod {})", container_label(container), pod_label(pod))
 }
 
+/// The first digits of a container's id.
+pub(crate) fn short_id(id: &str) -> &str {
+    id.get(..12).unwrap_or(id)
+}
+
 /// A container's name, or its short id.
 pub(crate) fn container_label(container: &Container) -> Cow<'_, str> {
     name(container.name.as_deref().unwrap_or_else(|| container.id.get(..12).unwrap_or(&container.id)))

@@ -5,11 +5,10 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::containers::is_live;
+use super::incarnations;
 use super::view::{NodeView, RuntimeAvailability};
-use crate::event::Actor;
-use crate::observation::{
-    BootNs, CniCommand, CniExec, CniExit, CniNetns, CniPod, NsInum, PodIdentity, TaskKey,
-};
+use crate::event::{Actor, Cni};
+use crate::observation::{BootNs, CniCommand, CniExec, CniExit, CniNetns, CniPod, NsInum, TaskKey};
 
 const SECOND_NS: BootNs = 1_000_000_000;
 /// The next plugin of a chain begins within this time after the one before.
@@ -243,6 +242,27 @@ impl CniCalls {
         self.sandboxes().filter(move |(_, sandbox)| sandbox.is_of(namespace, name))
     }
 
+    /// Whether a sandbox is being deleted, or was less than `window` before a time.
+    #[must_use]
+    pub fn is_deleted_about(&self, id: &str, at: BootNs, window: BootNs) -> bool {
+        let is_its = |call: &Call| {
+            call.first.command == CniCommand::Del && call.first.container_id.as_deref() == Some(id)
+        };
+        let deleted_at = self.get(id).and_then(|known| known.deleted_at);
+        self.open.iter().any(is_its) || deleted_at.is_some_and(|deleted| deleted.saturating_add(window) >= at)
+    }
+
+    /// Whether another sandbox of a pod than this one is being deleted.
+    #[must_use]
+    pub fn is_other_being_deleted(&self, pod: &CniPod, id: &str) -> bool {
+        self.open.iter().any(|call| {
+            let of_it = call.first.pod.as_ref();
+            call.first.command == CniCommand::Del
+                && call.first.container_id.as_deref() != Some(id)
+                && of_it.is_some_and(|of_it| of_it.namespace == pod.namespace && of_it.name == pod.name)
+        })
+    }
+
     /// Forgets what is long over.
     pub fn expire(&mut self, now: BootNs) {
         self.open.retain(|call| call.started.saturating_add(FORGOTTEN_NS) > now);
@@ -287,6 +307,31 @@ impl Call {
         self.running.iter().any(|(running, _)| *running == process) || self.delegates.contains(&process)
     }
 
+    /// As in an event.
+    #[must_use]
+    pub fn cni(&self) -> Cni {
+        let CniExec { command, container_id, netns, ifname, pod, truncated, .. } = &self.first;
+        let ended = self.ended.filter(|(_, exit)| self.running.is_empty() || exit.status != 0);
+        let exit = ended.map(|(_, exit)| exit);
+        let has_failed = exit.is_some_and(|exit| exit.status != 0);
+        Cni {
+            command: command.name().to_owned(),
+            container_id: container_id.clone(),
+            netns: netns.clone(),
+            netns_inode: self.netns,
+            ifname: ifname.clone(),
+            namespace: pod.as_ref().map(|pod| pod.namespace.clone()),
+            pod: pod.as_ref().map(|pod| pod.name.clone()),
+            plugin: if has_failed { self.ended_plugin.clone() } else { self.first.plugin.clone() },
+            plugins: if self.plugins.len() > 1 { self.plugins.clone() } else { Vec::new() },
+            exit_code: exit.and_then(|exit| exit.code()),
+            signal: exit.and_then(|exit| exit.signal()),
+            duration_ms: ended.map(|(at, _)| at.saturating_sub(self.started) / 1_000_000),
+            stale: None,
+            truncated: *truncated,
+        }
+    }
+
     fn due(&self) -> Option<BootNs> {
         let (at, _) = self.ended.filter(|_| self.running.is_empty())?;
         Some(at.saturating_add(CHAIN_NS))
@@ -297,15 +342,12 @@ impl<'a> NodeView<'a> {
     /// The newest sandbox of a pod that lives, and when it was made, as far as that is known.
     #[must_use]
     pub fn current_sandbox(&self, namespace: &str, name: &str) -> Option<(&'a str, BootNs)> {
-        let is_its = |pod: &PodIdentity| pod.namespace == namespace && pod.name == name;
-        let of_runtimes = self
-            .containers
-            .present()
-            .filter(|facts| facts.is_sandbox() && facts.pod.as_ref().is_some_and(is_its))
-            .map(|facts| facts.id.as_str());
+        let of_runtimes = incarnations::current_sandbox(self.containers, namespace, name);
         let of_calls =
             self.cni.sandboxes().filter(|(_, known)| known.is_added && known.is_of(namespace, name));
         of_runtimes
+            .map(|facts| facts.id.as_str())
+            .into_iter()
             .chain(of_calls.map(|(id, _)| id))
             .filter(|id| self.is_sandbox_alive(id))
             .map(|id| (id, self.sandbox_made(id)))

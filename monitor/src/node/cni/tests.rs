@@ -1,1 +1,100 @@
+use super::*;
+use crate::event::{ActorSource, Confidence, Join};
+use crate::observation::TaskRef;
 
+const ID: &str = "94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94fe";
+const KUBELET: Process = (900, 1);
+
+fn actor(pid: u32) -> Actor {
+    Actor {
+        pid,
+        ..serde_json::from_value(serde_json::json!({
+            "source": ActorSource::Kernel, "confidence": Confidence::Certain, "pid": pid, "tid": pid, "comm": "calico",
+            "start_time_ns": "5", "join": Join::Host,
+        }))
+        .unwrap()
+    }
+}
+
+fn exec(tgid: u32, plugin: &str, command: CniCommand, id: &str) -> CniExec {
+    let key = TaskKey { tgid, start_ns: 5, exec_id: 1 };
+    CniExec {
+        actor: TaskRef { key, tid: tgid, comm: plugin.into(), context: None },
+        plugin: format!("/opt/cni/bin/{plugin}"),
+        command,
+        container_id: Some(id.into()),
+        netns: None,
+        ifname: Some("eth0".into()),
+        pod: None,
+        truncated: false,
+    }
+}
+
+fn started(calls: &mut CniCalls, at: BootNs, exec: CniExec, ancestors: &[Process]) -> bool {
+    calls.started(at, exec, ancestors, || actor(1)).is_some()
+}
+
+fn exit(tgid: u32, code: u32) -> CniExit {
+    CniExit { tgid, start_ns: 5, status: code << 8 }
+}
+
+#[test]
+fn a_chain_with_delegates_is_one_call_and_ends_when_nothing_follows() {
+    use CniCommand::Add;
+    let mut calls = CniCalls::default();
+    assert!(started(&mut calls, 10, exec(1, "calico", Add, ID), &[KUBELET]));
+    // Its address plugin, and what that one executes.
+    assert!(!started(&mut calls, 11, exec(2, "calico-ipam", Add, ID), &[(1, 5), KUBELET]));
+    assert!(!started(&mut calls, 12, exec(3, "host-local", Add, ID), &[(2, 5), (1, 5)]));
+    // A wrapper that becomes another program.
+    assert!(!started(&mut calls, 12, exec(1, "calico.real", Add, ID), &[KUBELET]));
+    for (tgid, code) in [(3, 1), (2, 1), (1, 0)] {
+        assert!(calls.exited(20, exit(tgid, code)).is_none(), "{tgid}");
+    }
+    assert_eq!(calls.deadline(), Some(20 + CHAIN_NS));
+    assert!(!started(&mut calls, 30, exec(4, "portmap", Add, ID), &[KUBELET]));
+    assert_eq!(calls.deadline(), None);
+    assert!(calls.exited(40, exit(4, 0)).is_none());
+    assert!(calls.take_ended(40 + CHAIN_NS - 1).is_none());
+    let call = calls.take_ended(40 + CHAIN_NS).unwrap();
+    assert_eq!(call.plugins, ["/opt/cni/bin/calico", "/opt/cni/bin/portmap"]);
+    assert_eq!((call.started, call.cni().exit_code), (10, Some(0)));
+    assert!(calls.exited(50, exit(4, 0)).is_none(), "it is known no longer");
+}
+
+#[test]
+fn what_is_of_another_caller_container_command_or_the_same_plugin_again_is_another_call() {
+    use CniCommand::{Add, Del};
+    let other = "a".repeat(64);
+    let mut calls = CniCalls::default();
+    for (tgid, plugin, command, id, caller) in [
+        (1, "calico", Del, ID, KUBELET),
+        (2, "calico", Del, &other[..], KUBELET),
+        (3, "portmap", Add, ID, KUBELET),
+        (4, "portmap", Del, ID, (901, 1)),
+        (5, "calico", Del, ID, KUBELET),
+    ] {
+        assert!(started(&mut calls, 10, exec(tgid, plugin, command, id), &[caller]), "{tgid}");
+    }
+    let failed = calls.exited(20, exit(5, 1)).unwrap();
+    assert_eq!((failed.cni().exit_code, failed.cni().plugin.as_str()), (Some(1), "/opt/cni/bin/calico"));
+    // Two workers at once.
+    assert!(calls.exited(21, exit(1, 1)).is_some());
+    assert!(
+        started(&mut calls, 22, exec(6, "calico", Del, ID), &[KUBELET]),
+        "after a failure it is a new one"
+    );
+}
+
+#[test]
+fn calls_and_sandboxes_are_bounded() {
+    let mut calls = CniCalls::default();
+    for tgid in 1..5000 {
+        let id = format!("{tgid:064x}");
+        assert!(started(&mut calls, tgid.into(), exec(tgid, "calico", CniCommand::Add, &id), &[KUBELET]));
+    }
+    assert_eq!((calls.open.len(), calls.sandboxes.len()), (OPEN_MAX, SANDBOXES_MAX));
+    assert!(calls.get(&format!("{:064x}", 4999)).is_some());
+    calls.expire(2 * RETENTION_NS);
+    assert_eq!(calls, CniCalls { last_id: calls.last_id, ..CniCalls::default() });
+}

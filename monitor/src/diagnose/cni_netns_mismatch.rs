@@ -1,0 +1,143 @@
+//! A CNI DEL of one sandbox in the network namespace of the host or of another sandbox: the process whose directory
+//! `CNI_NETNS` names has ended, and its id is another's now. Plugins take interfaces down there.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::finding::{Count, Findings, IncidentObjects, Report};
+use super::timers::Timers;
+use super::{CAPACITY, Context, Diagnosis, ModelChange};
+use crate::escape::name;
+use crate::event::wording::{repeated_actor_phrase, short_id, target_label};
+use crate::event::{CloseReason, Confidence, Event, Severity, Target};
+use crate::node::cni::Call;
+use crate::node::containers::is_live;
+use crate::observation::{BootNs, CniCommand, NsInum};
+
+/// As users filter and alert on it.
+pub(super) const KIND: &str = "cni-netns-mismatch";
+
+/// What happened is over; it is shown for some time.
+const EXPIRE: BootNs = 600_000_000_000;
+
+/// The diagnosis.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct CniNetnsMismatch {
+    open: BTreeSet<String>,
+    timers: Timers<String>,
+}
+
+impl CniNetnsMismatch {
+    fn found(&mut self, context: &Context<'_>, call: &Call, findings: &mut Findings) {
+        let (Some(id), Some(netns)) = (&call.first.container_id, call.netns) else { return };
+        if call.first.command != CniCommand::Del {
+            return;
+        }
+        let Some((owner, target)) = other_owner(context, id, netns) else { return };
+        if !self.open.contains(id) && self.open.len() >= CAPACITY {
+            return findings.discard();
+        }
+        self.open.insert(id.clone());
+        self.timers.set(id, context.now.saturating_add(EXPIRE));
+        let cni = call.cni();
+        let pod = cni.pod_name().map_or_else(String::new, |pod| format!(" of pod {}", name(&pod)));
+        let path = call.first.netns.as_deref().unwrap_or_default();
+        let by = repeated_actor_phrase(&call.actor);
+        findings.report(Report {
+            subject: id.clone(),
+            severity: Severity::Warning,
+            // The namespace was looked for after the call began.
+            confidence: Confidence::Likely,
+            summary: format!(
+                "CNI DEL of sandbox {}{pod} by {by} was made in the network namespace of {owner}: {} led there",
+                short_id(id),
+                name(path)
+            ),
+            ruled_out: None,
+            advice: None,
+            objects: IncidentObjects {
+                actor: Some(call.actor.clone()),
+                target: Some(Box::new(target)),
+                cni: Some(Box::new(cni)),
+                ..IncidentObjects::default()
+            },
+            first: call.started,
+            last: call.started,
+            evidence: Vec::new(),
+            count: Count::More(1),
+            found_at_start: false,
+            caused_by: Vec::new(),
+        });
+    }
+}
+
+/// Whose a network namespace is, if it is certainly not that of this sandbox.
+fn other_owner(context: &Context<'_>, id: &str, netns: NsInum) -> Option<(String, Target)> {
+    let node = context.node;
+    if netns == node.host_netns {
+        return Some(("the host".to_owned(), node.target(netns)));
+    }
+    let of_runtime = node.containers.in_netns(netns).filter(|facts| is_live(facts.state));
+    if let Some(facts) = of_runtime {
+        let of_sandbox = facts.pod.as_ref().and_then(|pod| pod.sandbox_id.as_deref());
+        if facts.id == id || of_sandbox == Some(id) {
+            return None;
+        }
+        let target = node.target_of(facts);
+        return Some((target_label(&target)?, target));
+    }
+    let is_its = |(known, calls): &(&str, &crate::node::cni::Sandbox)| {
+        *known != id && calls.netns == Some(netns) && node.is_sandbox_alive(known)
+    };
+    // What was added later has the namespace now.
+    let (other, _) = node.cni.sandboxes().filter(is_its).max_by_key(|(_, calls)| calls.added)?;
+    let own = node.cni.get(id).filter(|calls| calls.netns == Some(netns));
+    if own.is_some() {
+        return None;
+    }
+    Some((format!("sandbox {}", short_id(other)), node.target(netns)))
+}
+
+impl Diagnosis for CniNetnsMismatch {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn event(&mut self, _context: &Context<'_>, _event: &Event, _findings: &mut Findings) {}
+
+    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+        if let ModelChange::CniNetns(call) = change {
+            self.found(context, call, findings);
+        }
+    }
+
+    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        while let Some(id) = self.timers.take_due(context.now) {
+            self.open.remove(&id);
+            findings.close(id, CloseReason::Expired, None);
+        }
+    }
+
+    fn deadline(&self) -> Option<BootNs> {
+        self.timers.next()
+    }
+
+    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
+        let id = event.cni.as_deref()?.container_id.clone()?;
+        let last = context.clock.boot_ns(&event.incident.as_deref()?.last_seen).unwrap_or(context.now);
+        self.timers.set(&id, last.saturating_add(EXPIRE));
+        self.open.insert(id.clone());
+        Some(id)
+    }
+
+    fn save(&self) -> Result<Value, serde_json::Error> {
+        serde_json::to_value(self)
+    }
+
+    fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
+        *self = serde_json::from_value(saved)?;
+        Ok(())
+    }
+}

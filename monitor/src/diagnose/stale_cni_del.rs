@@ -1,0 +1,414 @@
+//! A CNI DEL of an old sandbox of a pod whose newer sandbox lives: plugins that know endpoints by the name of the pod then
+//! take the newer one's network.
+//!
+//! Opens before harm is done: when such a `DEL` fails, so that it will be tried again, or when the newer sandbox is added
+//! while one of an older one has failed. Otherwise only when the pod's network is harmed soon after one: a single `DEL` of
+//! an old sandbox is normal clean-up. It needs the hook `exec`: no source lists CNI calls.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::advice::advice;
+use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Repeat, Report};
+use super::timers::Timers;
+use super::{CAPACITY, Context, Diagnosis, ModelChange, cni_teardown_failing, gateway_neighbor_lost};
+use crate::escape::name;
+use crate::event::wording::{repeated_actor_phrase, short_id};
+use crate::event::{Actor, CloseReason, Cni, Confidence, Event, Kind, Risk, Severity, Target};
+use crate::node::cni::Sandbox;
+use crate::node::view::NodeView;
+use crate::observation::{BootNs, CniPod, NsInum};
+use crate::settings::{Thresholds, Unit, thresholds};
+
+/// As users filter and alert on it.
+pub(super) const KIND: &str = "stale-cni-del";
+
+const SECOND: BootNs = 1_000_000_000;
+/// Without another such call it is over, once the old sandbox is gone.
+const QUIET: BootNs = 600 * SECOND;
+/// Until then its sandbox is looked for so often.
+const LOOK: BootNs = 60 * SECOND;
+/// Events of failed calls that are kept as evidence of one sandbox before the incident opens.
+const EVIDENCE_MAX: usize = 8;
+/// Harms that are kept, and how long: a call of a plugin does not take longer.
+const HARMS_MAX: usize = 64;
+const KEPT: BootNs = 120 * SECOND;
+
+thresholds! {
+    /// A CNI DEL of an old sandbox is the cause of what happens to the network of the pod's current one within this time.
+    HARM_WINDOW = "stale_cni_del_seconds", default 60, Unit::Seconds;
+}
+
+/// The diagnosis.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct StaleCniDel {
+    #[serde(skip)]
+    thresholds: Thresholds,
+    /// Sandboxes whose `DEL` has failed, or was of another sandbox than the current one, by id.
+    deletions: BTreeMap<String, Deletions>,
+    timers: Timers<String>,
+    /// What happened to networks of late: a call may go on after that, and is known to be stale when it has ended.
+    harms: VecDeque<Harm>,
+}
+
+/// What happened to the network of a pod.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Harm {
+    at: BootNs,
+    seq: u64,
+    message: String,
+    pod: CniPod,
+    /// Its current sandbox.
+    sandbox: String,
+    target: Option<Box<Target>>,
+}
+
+/// What was seen of the deletions of one sandbox.
+#[derive(Debug, Serialize, Deserialize)]
+struct Deletions {
+    pod: CniPod,
+    /// The newest call, and who made it.
+    cni: Box<Cni>,
+    actor: Option<Box<Actor>>,
+    evidence: Vec<u64>,
+    first: BootNs,
+    last: BootNs,
+    /// Begin and end of the last one that was of another sandbox than the current one.
+    stale: Option<(BootNs, BootNs)>,
+    is_open: bool,
+}
+
+impl Deletions {
+    /// Whether what happened then may come of it.
+    fn is_before(&self, at: BootNs, window: BootNs) -> bool {
+        self.stale.is_some_and(|(from, until)| from <= at && at <= until.saturating_add(window))
+    }
+}
+
+impl StaleCniDel {
+    pub(super) fn new(thresholds: &Thresholds) -> Self {
+        Self {
+            thresholds: thresholds.clone(),
+            deletions: BTreeMap::new(),
+            timers: Timers::default(),
+            harms: VecDeque::new(),
+        }
+    }
+
+    fn deleted(&mut self, context: &Context<'_>, event: &Event, cni: &Cni, findings: &mut Findings) {
+        let (Some(id), Some(pod)) = (&cni.container_id, pod_of(cni)) else { return };
+        let (failed, stale) = (cni.failed() == Some(true), cni.stale == Some(true));
+        let is_known = self.deletions.contains_key(id);
+        if !is_known && (!(failed || stale) || self.deletions.len() >= CAPACITY) {
+            return;
+        }
+        let known = self.deletions.entry(id.clone()).or_insert_with(|| Deletions {
+            pod,
+            cni: Box::new(cni.clone()),
+            actor: None,
+            evidence: Vec::new(),
+            first: event.at,
+            last: event.at,
+            stale: None,
+            is_open: false,
+        });
+        known.cni = Box::new(cni.clone());
+        known.actor.clone_from(&event.actor);
+        known.last = event.at;
+        if stale {
+            let took = cni.duration_ms.unwrap_or(0).saturating_mul(SECOND / 1000);
+            known.stale = Some((event.at.saturating_sub(took), event.at));
+        }
+        if known.evidence.len() < EVIDENCE_MAX {
+            known.evidence.push(event.seq);
+        }
+        if failed && stale {
+            self.open(context, id, Some(event.seq), None, findings);
+        } else if known.is_open {
+            let count = Count::Total(context.node.cni.get(id).map_or(0, |known| known.failed));
+            findings.repeat(Repeat {
+                subject: id.clone(),
+                last: event.at,
+                evidence: Some(event.seq),
+                count,
+                severity: None,
+            });
+        } else if !failed && !stale {
+            self.deletions.remove(id);
+            return self.timers.cancel(id);
+        }
+        self.timers.set(id, event.at.saturating_add(QUIET));
+        if stale {
+            self.blame(context, findings);
+        }
+    }
+
+    /// A newer sandbox was added.
+    fn added(&mut self, context: &Context<'_>, event: &Event, cni: &Cni, findings: &mut Findings) {
+        let Some(pod) = pod_of(cni) else { return };
+        let has_failed = |id: &str| context.node.cni.get(id).is_some_and(|known| known.failed > 0);
+        let older = self.deletions.iter().filter(|(id, known)| {
+            is_same(&known.pod, &pod) && has_failed(id) && context.node.is_stale(id, &pod)
+        });
+        let older: Vec<String> = older.map(|(id, _)| id.clone()).collect();
+        for id in older {
+            self.open(context, &id, Some(event.seq), None, findings);
+        }
+    }
+
+    /// The network of a pod was harmed.
+    fn harmed(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
+        let Some((pod, sandbox)) = harmed_pod(context, event) else { return };
+        // Its own end.
+        if context.node.cni.is_deleted_about(&sandbox, event.at, self.window()) {
+            return;
+        }
+        if self.harms.len() >= HARMS_MAX {
+            self.harms.pop_front();
+        }
+        // It is blamed on that when it has ended, rather than on what came before.
+        let is_under_way = context.node.cni.is_other_being_deleted(&pod, &sandbox);
+        let (message, target) = (event.message.clone(), event.target.clone());
+        self.harms.push_back(Harm { at: event.at, seq: event.seq, message, pod, sandbox, target });
+        if !is_under_way {
+            self.blame(context, findings);
+        }
+    }
+
+    /// Opens the incidents of stale calls that harms can come of.
+    fn blame(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        let window = self.window();
+        let harms = std::mem::take(&mut self.harms);
+        let (done, rest): (VecDeque<_>, _) = harms.into_iter().partition(|harm| {
+            let is_cause = |(id, known): (&String, &Deletions)| {
+                *id != harm.sandbox && is_same(&known.pod, &harm.pod) && known.is_before(harm.at, window)
+            };
+            self.deletions.iter().any(is_cause)
+        });
+        self.harms = rest;
+        self.harms.retain(|harm| context.now < harm.at.saturating_add(KEPT));
+        for harm in done {
+            let causes = self.deletions.iter().filter(|(id, known)| {
+                **id != harm.sandbox && is_same(&known.pod, &harm.pod) && known.is_before(harm.at, window)
+            });
+            let causes: Vec<String> = causes.map(|(id, _)| id.clone()).collect();
+            for id in causes {
+                self.open(context, &id, Some(harm.seq), Some(&harm), findings);
+            }
+        }
+    }
+
+    fn window(&self) -> BootNs {
+        BootNs::from(self.thresholds.get(&HARM_WINDOW)) * SECOND
+    }
+
+    fn open(
+        &mut self,
+        context: &Context<'_>,
+        id: &str,
+        seq: Option<u64>,
+        harm: Option<&Harm>,
+        findings: &mut Findings,
+    ) {
+        let Some(known) = self.deletions.get_mut(id) else { return };
+        let current = context.node.current_sandbox(&known.pod.namespace, &known.pod.name);
+        let current = current.map(|(current, _)| current.to_owned());
+        let target = current.as_deref().and_then(|id| context.node.containers.get(id));
+        let target = target.map(|facts| context.node.target_of(facts)).or_else(|| {
+            let target = harm.and_then(|harm| harm.target.as_deref());
+            target.cloned()
+        });
+        let calls = context.node.cni.get(id);
+        let first = calls.and_then(|calls| calls.failed_from).unwrap_or(known.first);
+        let mut evidence = known.evidence.clone();
+        evidence.extend(seq.filter(|seq| !known.evidence.contains(seq)));
+        known.is_open = true;
+        findings.report(Report {
+            subject: id.to_owned(),
+            severity: Severity::Warning,
+            confidence: Confidence::Certain,
+            summary: known.summary(id, current.as_deref(), harm),
+            ruled_out: None,
+            advice: Some(vec![advice(
+                "show the calls for the old sandbox and how they ended; do not delete the pod meanwhile, since the next \
+                 one of its name would be hit instead",
+                Risk::Read,
+                &["kevtmon", "events", "--kind", "cni.finished", "--container", id],
+            )]),
+            objects: IncidentObjects {
+                actor: known.actor.clone(),
+                target: target.map(Box::new),
+                cni: Some(known.cni.clone()),
+                ..IncidentObjects::default()
+            },
+            first,
+            last: harm.map_or(known.last, |harm| harm.at.max(known.last)),
+            evidence,
+            count: Count::Total(calls.map_or(1, |calls| calls.failed.max(calls.stale)).max(1)),
+            found_at_start: false,
+            caused_by: vec![IncidentKey { kind: cni_teardown_failing::KIND, subject: id.to_owned() }],
+        });
+        self.timers.set(&id.to_owned(), context.now.saturating_add(QUIET));
+    }
+
+    /// Links the lost gateways of a pod to what came shortly before.
+    fn link(&self, context: &Context<'_>, findings: &mut Findings) {
+        let window = self.window();
+        let pod = |objects: &IncidentObjects| {
+            let netns = objects.neighbor.as_ref().map(|neighbor| neighbor.netns);
+            pod_at(context.node, objects.target.as_deref(), netns)
+        };
+        let open = self.deletions.iter().filter(|(_, known)| known.is_open);
+        for (id, known) in open {
+            let lost = context.incidents.iter().filter(|lost| {
+                let first = context.clock.boot_ns(&lost.incident(context.clock).first_seen);
+                lost.kind() == gateway_neighbor_lost::KIND
+                    && first.is_some_and(|first| known.is_before(first, window))
+                    && pod(lost.objects()).is_some_and(|pod| is_same(&pod, &known.pod))
+            });
+            for lost in lost {
+                let effect =
+                    IncidentKey { kind: gateway_neighbor_lost::KIND, subject: lost.subject().to_owned() };
+                findings.link(effect, IncidentKey { kind: KIND, subject: id.clone() });
+            }
+        }
+    }
+}
+
+impl Deletions {
+    fn summary(&self, id: &str, current: Option<&str>, harm: Option<&Harm>) -> String {
+        let pod = format!("{}/{}", self.pod.namespace, self.pod.name);
+        let by = self.actor.as_deref().map(repeated_actor_phrase);
+        let by = by.map_or_else(String::new, |by| format!(" by {by}"));
+        let call = format!(
+            "CNI DEL of sandbox {} of pod {}{by}, which is not its current sandbox,",
+            short_id(id),
+            name(&pod)
+        );
+        match (harm, self.cni.failed()) {
+            (Some(harm), failed) => {
+                let ended = if failed == Some(true) { "failed" } else { "succeeded" };
+                let began = self.stale.map_or(harm.at, |(from, _)| from);
+                let tenths = harm.at.saturating_sub(began) / (SECOND / 10);
+                format!("{call} {ended}; {}.{} s after it began: {}", tenths / 10, tenths % 10, harm.message)
+            }
+            (None, _) => {
+                let current = current.map_or_else(String::new, |id| format!(" of sandbox {}", short_id(id)));
+                format!("{call} failed; a retry may take the network{current} away")
+            }
+        }
+    }
+}
+
+impl Diagnosis for StaleCniDel {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
+        match (event.kind, &event.cni) {
+            (Kind::CniFinished, Some(cni)) if cni.command == "DEL" => {
+                self.deleted(context, event, cni, findings);
+            }
+            (Kind::CniFinished, Some(cni)) if cni.command == "ADD" && cni.failed() == Some(false) => {
+                self.added(context, event, cni, findings);
+            }
+            (Kind::NeighborDeleted | Kind::NeighborChanged | Kind::NeighborFailed, _) => {
+                if event.severity >= Severity::Warning {
+                    self.harmed(context, event, findings);
+                }
+            }
+            (Kind::LinkDeleted | Kind::RouteDeleted, _) => self.harmed(context, event, findings),
+            _ => {}
+        }
+        self.link(context, findings);
+    }
+
+    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+        if !matches!(change, ModelChange::Refused(_)) {
+            self.link(context, findings);
+        }
+    }
+
+    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        self.link(context, findings);
+        while let Some(id) = self.timers.take_due(context.now) {
+            if context.node.has_sandbox(&id) {
+                self.timers.set(&id, context.now.saturating_add(LOOK));
+            } else if self.deletions.remove(&id).is_some_and(|known| known.is_open) {
+                let is_deleted = context.node.cni.get(&id).is_some_and(|known| known.is_deleted);
+                let reason = if is_deleted { CloseReason::Resolved } else { CloseReason::SubjectGone };
+                findings.close(id, reason, None);
+            }
+        }
+    }
+
+    fn deadline(&self) -> Option<BootNs> {
+        self.timers.next()
+    }
+
+    fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
+        let (cni, incident) = (event.cni.as_deref()?, event.incident.as_deref()?);
+        let (id, pod) = (cni.container_id.clone()?, pod_of(cni)?);
+        let time = |text: &str| context.clock.boot_ns(text).unwrap_or(context.now);
+        let known = Deletions {
+            pod,
+            cni: Box::new(cni.clone()),
+            actor: event.actor.clone(),
+            evidence: Vec::new(),
+            first: time(&incident.first_seen),
+            last: time(&incident.last_seen),
+            stale: None,
+            is_open: true,
+        };
+        self.timers.set(&id, known.last.saturating_add(QUIET));
+        self.deletions.insert(id.clone(), known);
+        Some(id)
+    }
+
+    fn save(&self) -> Result<Value, serde_json::Error> {
+        serde_json::to_value(self)
+    }
+
+    fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
+        let thresholds = self.thresholds.clone();
+        *self = Self { thresholds, ..serde_json::from_value(saved)? };
+        Ok(())
+    }
+}
+
+fn pod_of(cni: &Cni) -> Option<CniPod> {
+    Some(CniPod { namespace: cni.namespace.clone()?, name: cni.pod.clone()?, uid: None })
+}
+
+/// Whether two are of the same name: what knows endpoints by it does not tell them apart.
+fn is_same(pod: &CniPod, other: &CniPod) -> bool {
+    (&pod.namespace, &pod.name) == (&other.namespace, &other.name)
+}
+
+/// The pod that something happened to: as a runtime tells it, or else by the network namespace that its sandbox was added
+/// in.
+fn pod_at(node: &NodeView<'_>, target: Option<&Target>, netns: Option<NsInum>) -> Option<CniPod> {
+    let known = target.and_then(Target::confirmed_pod).and_then(|pod| {
+        Some(CniPod { namespace: pod.namespace.clone()?, name: pod.name.clone()?, uid: None })
+    });
+    known.or_else(|| {
+        let netns = netns.filter(|netns| *netns != node.host_netns)?;
+        let is_its = |(id, known): &(&str, &Sandbox)| known.netns == Some(netns) && node.is_sandbox_alive(id);
+        node.cni.sandboxes().filter(is_its).max_by_key(|(_, known)| known.added)?.1.pod.clone()
+    })
+}
+
+/// The pod whose current sandbox an event happened to, and that sandbox.
+fn harmed_pod(context: &Context<'_>, event: &Event) -> Option<(CniPod, String)> {
+    let netns = event.neighbor.as_ref().map(|neighbor| neighbor.netns);
+    let netns = netns.or_else(|| event.route.as_ref().map(|route| route.netns));
+    let pod = pod_at(context.node, event.target.as_deref(), netns)?;
+    let (current, _) = context.node.current_sandbox(&pod.namespace, &pod.name)?;
+    Some((pod, current.to_owned()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,217 @@
+use super::*;
+use crate::diagnose::tests::harness::*;
+use crate::event::Incident;
+use crate::observation::*;
+
+/// The sandbox before the one that lives.
+const OLD: &str = "94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94fe";
+
+fn exec(tgid: u32, command: CniCommand, id: &str) -> Fact {
+    Fact::CniExec(Box::new(CniExec {
+        actor: TaskRef { key: task_key(tgid), tid: tgid, comm: "calico".into(), context: None },
+        plugin: "/opt/cni/bin/calico".into(),
+        command,
+        container_id: Some(id.into()),
+        netns: None,
+        ifname: Some("eth0".into()),
+        pod: Some(CniPod { namespace: "lijiaob".into(), name: "etcd1-0".into(), uid: None }),
+        truncated: false,
+    }))
+}
+
+fn exit(tgid: u32, code: u32) -> Fact {
+    Fact::CniExit(CniExit { tgid, start_ns: task_key(tgid).start_ns, status: code << 8 })
+}
+
+impl TestNode {
+    /// A call of one plugin, and what is done meanwhile.
+    fn call_with(&mut self, command: CniCommand, id: &str, code: u32, meanwhile: impl FnOnce(&mut Self)) {
+        let tgid = 30_000 + u32::try_from(self.observed.len()).unwrap();
+        self.observe(task(tgid, "/opt/cni/bin/calico"));
+        self.observe(exec(tgid, command, id));
+        self.run_for(100 * MS);
+        meanwhile(self);
+        self.observe(exit(tgid, code));
+        self.run_for(S);
+    }
+
+    fn call(&mut self, command: CniCommand, id: &str, code: u32) {
+        self.call_with(command, id, code, |_| {});
+    }
+
+    fn of_kind(&self, kind: &str) -> Vec<Incident> {
+        self.open().into_iter().filter(|open| open.kind == kind).collect()
+    }
+}
+
+/// A node on which the pod is about to run.
+fn before_the_pod() -> TestNode {
+    let mut node = TestNode::booted(crate::core::Resume::default());
+    node.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
+    node.start(Vec::new());
+    node.events.clear();
+    node
+}
+
+fn start_pod(node: &mut TestNode) {
+    node.observe(etcd(ContainerState::Running));
+    node.call(CniCommand::Add, SANDBOX, 0);
+}
+
+#[test]
+fn it_opens_when_the_newer_sandbox_is_added_before_any_harm_is_done() {
+    let mut node = before_the_pod();
+    node.call(CniCommand::Add, OLD, 0);
+    node.call(CniCommand::Del, OLD, 1);
+    node.run_for(5 * S);
+    node.call(CniCommand::Del, OLD, 1);
+    assert_eq!(node.of_kind(KIND).len(), 0, "there is no other sandbox yet");
+    node.run_for(20 * S);
+    start_pod(&mut node);
+    let open = node.of_kind(KIND);
+    assert_eq!(open.len(), 1, "{:?}", node.kinds());
+    assert_eq!((open[0].severity, open[0].count), (Severity::Warning, 2));
+    assert_eq!(
+        open[0].summary,
+        "CNI DEL of sandbox 94feeebc95fb of pod lijiaob/etcd1-0 by calico of kubelet.service, which is not its current \
+         sandbox, failed; a retry may take the network of sandbox 291716a39be9 away"
+    );
+    assert!(open[0].first_seen < open[0].opened);
+    node.call(CniCommand::Del, OLD, 1);
+    assert_eq!(node.of_kind(KIND)[0].count, 3);
+
+    // The harm, by the call itself.
+    node.call_with(CniCommand::Del, OLD, 0, |node| node.delete_entry(ETCD, NeighborCause::Admin));
+    let stale = &node.of_kind(KIND)[0];
+    let lost = &node.of_kind("gateway-neighbor-lost")[0];
+    assert_eq!(lost.caused_by, [stale.id.as_str()]);
+    assert!(
+        stale.summary.contains("succeeded; 0.1 s after it began: static gateway ARP"),
+        "{}",
+        stale.summary
+    );
+    node.set_entry(ETCD, Some((NudState::PERMANENT, Some(host_mac()))));
+    node.run_for(400 * S);
+    assert_eq!(node.of_kind(KIND).len(), 1);
+    node.run_for(400 * S);
+    assert_eq!(node.of_kind(KIND).len(), 0, "the old sandbox is gone, and all is quiet");
+    let closed = node.last_incident().incident.clone().unwrap();
+    assert_eq!((closed.kind.as_str(), closed.close_reason), (KIND, Some(CloseReason::Resolved)));
+}
+
+#[test]
+fn it_opens_at_once_when_harm_follows_a_call_that_succeeds_at_the_first_time() {
+    for seconds in [1, 50, 70] {
+        let mut node = TestNode::with_running_pod();
+        node.call(CniCommand::Add, SANDBOX, 0);
+        node.call(CniCommand::Del, OLD, 0);
+        assert_eq!(node.kinds(), [""; 0], "normal clean-up");
+        let finished = node.events.iter().rfind(|event| event.kind == Kind::CniFinished).unwrap();
+        assert_eq!(finished.cni.as_ref().unwrap().stale, Some(true));
+        node.run_for(seconds * S);
+        node.delete_entry(ETCD, NeighborCause::Admin);
+        node.run_for(S);
+        let is_caused = seconds < 60;
+        assert_eq!(node.of_kind(KIND).len(), usize::from(is_caused), "{seconds}");
+        let lost = &node.of_kind("gateway-neighbor-lost")[0];
+        assert_eq!(lost.caused_by.len(), usize::from(is_caused), "{seconds}");
+    }
+}
+
+#[test]
+fn a_failing_call_after_the_newer_sandbox_was_added_opens_it_too() {
+    let mut node = before_the_pod();
+    node.call(CniCommand::Add, OLD, 0);
+    start_pod(&mut node);
+    node.call(CniCommand::Del, OLD, 1);
+    assert_eq!(node.of_kind(KIND).len(), 1);
+}
+
+#[test]
+fn a_graceful_deletion_and_clean_up_after_a_reboot_raise_nothing() {
+    let mut node = before_the_pod();
+    start_pod(&mut node);
+    // While pause lives, and later again; the link goes with it.
+    node.call_with(CniCommand::Del, SANDBOX, 0, |node| {
+        node.delete_entry(ETCD, NeighborCause::LinkDeleted);
+    });
+    node.observe(etcd(ContainerState::Exited));
+    node.call(CniCommand::Del, SANDBOX, 0);
+    node.run_for(60 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+    // The sandboxes of before the boot.
+    for id in [OLD, &"ab".repeat(32)] {
+        node.call(CniCommand::Del, id, 0);
+    }
+    node.run_for(700 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+}
+
+#[test]
+fn a_failed_deletion_that_succeeds_before_the_next_pod_comes_raises_nothing() {
+    let mut node = before_the_pod();
+    node.call(CniCommand::Add, OLD, 0);
+    node.call(CniCommand::Del, OLD, 1);
+    node.call(CniCommand::Del, OLD, 0);
+    start_pod(&mut node);
+    node.run_for(100 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+}
+
+#[test]
+fn deletions_that_fail_for_long_are_told_before_there_is_a_victim_and_are_a_cause_then() {
+    let mut node = before_the_pod();
+    node.call(CniCommand::Add, OLD, 0);
+    for _ in 0..3 {
+        node.call(CniCommand::Del, OLD, 1);
+        node.run_for(20 * S);
+    }
+    let failing = node.of_kind(cni_teardown_failing::KIND);
+    assert_eq!((failing.len(), failing[0].count), (1, 3), "{:?}", node.kinds());
+    assert_eq!(
+        failing[0].summary,
+        "CNI DEL of sandbox 94feeebc95fb of pod lijiaob/etcd1-0 by calico of kubelet.service fails again and again: \
+         plugin calico exited with code 1; a later one could hit a newer pod of that name"
+    );
+    start_pod(&mut node);
+    assert_eq!(node.of_kind(KIND)[0].caused_by, [failing[0].id.as_str()]);
+    let mut again = TestNode::booted(node.resume_state());
+    (again.tables, again.now) = (node.tables.clone(), node.now);
+    again.start(vec![etcd_sandbox()]);
+    assert_eq!(again.open().len(), 2, "both go on over a restart");
+    node.call(CniCommand::Del, OLD, 0);
+    assert_eq!(node.of_kind(cni_teardown_failing::KIND).len(), 0);
+}
+
+#[test]
+fn a_deletion_in_the_namespace_of_another_is_told_at_once_and_for_ten_minutes() {
+    let mut node = TestNode::with_running_pod();
+    let in_netns = |node: &mut TestNode, id: &str, netns: NsInum, started_ns: BootNs| {
+        let mut fact = exec(40_000, CniCommand::Del, id);
+        let Fact::CniExec(call) = &mut fact else { return };
+        call.netns = Some("/proc/16707/ns/net".into());
+        node.observe(fact);
+        let Some(Request::CniNetns { id, .. }) = node.requests.last().cloned() else { panic!("no request") };
+        node.observe(Fact::CniNetns(CniNetns { id, netns: Some(netns), started_ns: Some(started_ns) }));
+        node.observe(exit(40_000, 0));
+        node.run_for(S);
+    };
+    // Its own, and one of which it is only known by now whose it is.
+    in_netns(&mut node, SANDBOX, ETCD, 1);
+    let later = node.now + S;
+    in_netns(&mut node, OLD, HOST, later);
+    assert_eq!(node.kinds(), [""; 0]);
+    in_netns(&mut node, OLD, HOST, 1);
+    let open = node.of_kind("cni-netns-mismatch");
+    assert_eq!((open.len(), open[0].severity), (1, Severity::Warning));
+    assert_eq!(
+        open[0].summary,
+        "CNI DEL of sandbox 94feeebc95fb of pod lijiaob/etcd1-0 by calico was made in the network namespace of the host: \
+         /proc/16707/ns/net led there"
+    );
+    in_netns(&mut node, &"ab".repeat(32), ETCD, 1);
+    let open = node.of_kind("cni-netns-mismatch");
+    assert!(open.iter().any(|open| open.summary.contains("of pod lijiaob/etcd1-0: ")), "{open:?}");
+    node.run_for(700 * S);
+    assert_eq!(node.of_kind("cni-netns-mismatch").len(), 0);
+}
