@@ -20,9 +20,11 @@ use crate::event::{Charge, Event, Kind, SharedEvent, Standing};
 use crate::metrics::Metrics;
 use crate::queue::{Bounds, Buffer, Priority, Queue, Refused, Worker};
 
-/// Most events that wait, and places beyond for those that must not be displaced, each with the gap before it. As
-/// many again may be in the thread's hands. An event takes about 3 KiB.
+/// Places of events that wait, and beyond that for those that must not be displaced, each with the gap before it. As
+/// many again may be in the thread's hands. An event takes about 3 KiB, and a place.
 const BOUNDS: Bounds = Bounds { capacity: 1536, reserved: 256 };
+/// One of a mount that many hold takes a place more for so many of them: there may be 256, of 400 bytes each.
+const HOLDERS_PER_PLACE: usize = 8;
 /// A batch of at most this many events is no storm: no rest follows.
 const SMALL_BATCH: usize = 64;
 
@@ -44,7 +46,9 @@ struct SinkShared {
 #[derive(Default)]
 struct Events {
     events: Vec<Arc<SharedEvent>>,
-    /// How many of them each is charged for.
+    /// Places that they take.
+    taken: usize,
+    /// How many of these each is charged for.
     charged: HashMap<Charge, usize>,
     /// What was discarded after the last of them.
     gap: Option<EventGap>,
@@ -108,19 +112,22 @@ impl Events {
         let priority = priority(event);
         let charged = self.charged.get(&event.charge).copied().unwrap_or(0);
         // As many as are free, each of which is worth more of those who matter less.
-        let free = bounds.capacity.saturating_sub(self.events.len());
+        let free = bounds.capacity.saturating_sub(self.taken);
+        let places = places(event);
         let is_fair = charged.saturating_mul(event.charge.standing.price()) < free;
-        if !bounds.admits(self.events.len(), 1, priority) || priority == Priority::Normal && !is_fair {
+        if !bounds.admits(self.taken, places, priority) || priority == Priority::Normal && !is_fair {
             EventGap::extend(&mut self.gap, event, Refused::Full);
             return Err(Refused::Full);
         }
         if let Some(gap) = self.gap.take() {
             self.events.push(Arc::new(gap.summary(sink).into()));
+            self.taken += 1;
         }
         self.events.push(Arc::clone(event));
+        self.taken += places;
         match self.charged.get_mut(&event.charge) {
-            Some(charged) => *charged += 1,
-            None => drop(self.charged.insert(event.charge.clone(), 1)),
+            Some(charged) => *charged += places,
+            None => drop(self.charged.insert(event.charge.clone(), places)),
         }
         self.is_urgent |= priority == Priority::Reserved;
         Ok(())
@@ -143,6 +150,7 @@ impl Buffer for Events {
     fn take_into(&mut self, batch: &mut Self) {
         mem::swap(&mut self.events, &mut batch.events);
         self.charged.clear();
+        self.taken = 0;
         batch.gap = self.gap.take();
         self.is_urgent = false;
     }
@@ -207,6 +215,12 @@ impl<S: Sink> Worker for SinkWorker<S> {
             metrics.discarded(name, Refused::Closed.reason(), count);
         }
     }
+}
+
+/// How many places an event takes, so that large ones take no more memory than others.
+fn places(event: &Event) -> usize {
+    let listed = event.holders.as_ref().map_or(0, Vec::len) + event.holders_unreadable.len();
+    1 + listed / HOLDERS_PER_PLACE
 }
 
 fn priority(event: &Event) -> Priority {

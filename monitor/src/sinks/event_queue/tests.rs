@@ -84,6 +84,25 @@ fn an_event_offered_to_an_idle_sink_is_delivered_at_once() {
 }
 
 #[test]
+fn an_event_that_takes_much_memory_takes_more_places() {
+    let rig = rig(ALL, 16);
+    let holder = sample::busy().holders.unwrap().remove(0);
+    let large = |seq| {
+        let holders = Some(vec![holder.clone(); 5 * HOLDERS_PER_PLACE - 1]);
+        Arc::new(SharedEvent::from(Event { seq, holders, holders_unreadable: Vec::new(), ..sample::busy() }))
+    };
+    rig.queue.offer(&large(1));
+    assert_eq!(rig.delivered.recv().unwrap().seq, 1);
+    // Five places each of 32, of which one may fill half.
+    (2..=9).for_each(|seq| rig.queue.offer(&large(seq)));
+    assert_eq!(discarded(&rig.metrics, "queue-full"), 4);
+    drop(rig.permits);
+    finish(rig.queue);
+    let seqs: Vec<u64> = rig.delivered.iter().map(|event| event.seq).collect();
+    assert_eq!(seqs, [2, 3, 4, 5, 9], "the last one tells of four that are not there");
+}
+
+#[test]
 fn what_does_not_fit_is_counted_and_summed_up_once_in_its_place() {
     let rig = rig(ALL, 4);
     rig.queue.offer(&event(1));
