@@ -78,6 +78,7 @@ pub fn wait_for_balance(daemon: &Daemon, of: impl Fn(&Daemon) -> Balance) -> Bal
 /// Is printed where it was waited for in vain.
 struct Shown(Option<Balance>);
 
+#[expect(clippy::print_stderr, reason = "what a failed test shows")]
 impl Drop for Shown {
     fn drop(&mut self) {
         if std::thread::panicking() {
