@@ -72,16 +72,19 @@ pub struct Namespace {
     pub addresses: BTreeSet<AddressFacts>,
     /// Default routes, and halves of default routes.
     pub routes: Vec<RouteFacts>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     rules: Vec<RuleFacts>,
     gateways: Gateways,
     /// Default gateways in use, by interface.
     in_use: BTreeSet<(u32, IpAddr)>,
     /// Recent default gateways, with the time of their removal.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     former: Vec<(BootNs, (u32, IpAddr))>,
     /// Interfaces that went, were set down or lost an address since the last snapshot.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     disturbed: BTreeSet<u32>,
     /// When the hardware address of a link last changed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     lladdr_changed: BTreeMap<u32, BootNs>,
     /// When an interface was last set up or down, had ARP switched on or off, or got or lost an address.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
