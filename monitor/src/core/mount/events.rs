@@ -34,7 +34,8 @@ impl Core {
         earlier: Option<Earlier>,
     ) -> Option<u64> {
         let QueuedUmount { at, attempt, .. } = umount;
-        let age = scan.map(|scan| at.saturating_sub(scan.at) / MS).filter(|age| *age > 0);
+        // What was found after it was looked for on its behalf.
+        let age = scan.filter(|scan| scan.at < *at).map(|scan| (at - scan.at) / MS);
         let report = scan.map(|scan| scan.report.clone());
         let busy = self.busy_mounts.get(umount.mount);
         // What was found there earlier may not be what this path led to. Older recordings do not ask.
