@@ -1,6 +1,7 @@
 //! The kubelet and the runtimes come and go.
 
 use super::Core;
+use crate::diagnose::ModelChange;
 use crate::escape::name;
 use crate::event::{Component, Event, Kind, Severity};
 use crate::observation::{BootNs, ComponentExit, ComponentFacts, Source};
@@ -27,6 +28,7 @@ impl Core {
             let started = facts.started_ns.min(at);
             self.emit_component(started, Kind::ComponentStarted, severity, message, component);
         }
+        self.diagnose(at, &ModelChange::Components);
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a lifetime of years is still exact to a microsecond")]

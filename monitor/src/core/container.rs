@@ -2,7 +2,7 @@
 
 use super::Core;
 use super::neighbor::Awaited;
-use crate::diagnose::ModelChange;
+use crate::diagnose::{ModelChange, is_folded};
 use crate::escape::name;
 use crate::event::wording::{owner_phrase, target_label};
 use crate::event::{Event, Kind, Severity};
@@ -25,6 +25,9 @@ impl Core {
         let transition = self.containers.put(at, facts);
         if let Some(transition) = &transition {
             self.emit_transition(at, transition);
+        }
+        if transition.as_ref().is_some_and(|transition| transition.from.is_none()) {
+            self.diagnose_sandbox(at, &id);
         }
         let is_new = transition.is_some_and(|transition| is_first_run(&transition));
         // Nothing may have shown before of which pod it is.
@@ -60,6 +63,9 @@ impl Core {
             // One that another source reported before has changed, though.
             if !first || transition.from.is_some() {
                 self.emit_transition(at, &transition);
+                if transition.from.is_none() && transition.to.is_some() {
+                    self.diagnose_sandbox(at, &transition.id);
+                }
                 if is_first_run(&transition) {
                     self.recreated(at, &transition.id);
                 }
@@ -74,10 +80,19 @@ impl Core {
         self.diagnose(at, &ModelChange::Runtime);
     }
 
+    fn diagnose_sandbox(&mut self, at: BootNs, id: &str) {
+        if self.containers.get(id).is_some_and(|facts| facts.sandbox) {
+            self.diagnose(at, &ModelChange::SandboxMade(id));
+        }
+    }
+
     fn emit_transition(&mut self, at: BootNs, transition: &Transition) {
         let Some(facts) = self.containers.get(&transition.id) else {
             return;
         };
+        if is_folded(self.engine.incidents(), facts) {
+            return;
+        }
         let (kind, severity, verb) = match (transition.from, transition.to) {
             (_, None) => (Kind::ContainerRemoved, Severity::Info, "removed"),
             (Some(ContainerState::Paused), Some(ContainerState::Running)) => return,

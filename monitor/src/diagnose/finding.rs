@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::event::{
-    Actor, Advice, CloseReason, Cni, Confidence, Event, Mount, MountHolder, Neighbor, Sandbox, Severity,
-    Target, Unreadable,
+    Actor, Advice, CloseReason, Cni, Component, Confidence, Event, Mount, MountHolder, Neighbor, Sandbox,
+    Severity, Target, Unreadable,
 };
 use crate::observation::{BootNs, Request, Verdict};
 
@@ -31,6 +31,8 @@ pub struct IncidentObjects {
     pub sandbox: Option<Box<Sandbox>>,
     /// The call of a CNI plugin.
     pub cni: Option<Box<Cni>>,
+    /// The kubelet or runtime.
+    pub component: Option<Box<Component>>,
     /// The mount.
     pub mount: Option<Box<Mount>>,
     /// The holders of the mount.
@@ -55,6 +57,7 @@ impl IncidentObjects {
             neighbor: event.neighbor.clone(),
             sandbox: event.sandbox.clone(),
             cni: event.cni.clone(),
+            component: event.component.clone(),
             mount: event.mount.clone(),
             holders: event.holders.clone(),
             holders_age_ms: event.holders_age_ms,
@@ -73,6 +76,7 @@ impl IncidentObjects {
             neighbor: self.neighbor,
             sandbox: self.sandbox,
             cni: self.cni,
+            component: self.component,
             mount: self.mount,
             holders: self.holders,
             holders_age_ms: self.holders_age_ms,
@@ -96,6 +100,7 @@ impl IncidentObjects {
         put(&mut self.neighbor, newer.neighbor);
         put(&mut self.sandbox, newer.sandbox);
         put(&mut self.cni, newer.cni);
+        put(&mut self.component, newer.component);
         put(&mut self.mount, newer.mount);
         put(&mut self.holders, newer.holders);
         if newer.holders_complete.is_some() {

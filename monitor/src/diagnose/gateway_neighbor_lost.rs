@@ -382,6 +382,8 @@ impl Diagnosis for GatewayNeighborLost {
             ModelChange::Refused(_)
             | ModelChange::SandboxCheckpoints(_)
             | ModelChange::UmountUndetermined { .. }
+            | ModelChange::SandboxMade(_)
+            | ModelChange::Components
             | ModelChange::MountGone(_)
             | ModelChange::CniNetns(_)
             | ModelChange::CniCall(_) => {}

@@ -8,7 +8,7 @@ use std::fmt::Debug;
 
 use serde_json::Value;
 
-use crate::event::{Event, WallClock};
+use crate::event::{Event, Severity, WallClock};
 use crate::node::cni::Call;
 use crate::node::mounts::BusyMount;
 use crate::node::view::NodeView;
@@ -23,7 +23,10 @@ mod finding;
 mod gateway_neighbor_lost;
 mod identity;
 mod incidents;
+mod kubelet_crash_loop;
 mod orphan_container;
+mod sandbox_crash_loop;
+mod spec_hash_storm;
 mod stale_cni_del;
 mod suspicion;
 mod timers;
@@ -32,30 +35,44 @@ mod volume_busy;
 pub use engine::{Engine, IncidentChange, RestoreError, Saved};
 pub use finding::{Count, Finding, Findings, IncidentKey, IncidentObjects, Repeat, Report};
 pub use incidents::{Incidents, OpenIncident};
+pub(crate) use sandbox_crash_loop::is_folded;
 pub use suspicion::Suspicion;
 
 /// Every kind, in the order of [`all`].
-pub const KINDS: [&str; 6] = [
+pub const KINDS: [&str; 9] = [
     cni_teardown_failing::KIND,
     gateway_neighbor_lost::KIND,
     orphan_container::KIND,
     volume_busy::KIND,
     stale_cni_del::KIND,
     cni_netns_mismatch::KIND,
+    kubelet_crash_loop::KIND,
+    spec_hash_storm::KIND,
+    sandbox_crash_loop::KIND,
 ];
+
+/// Severities that incidents of a kind have.
+#[must_use]
+pub fn severities(kind: &str) -> &'static [Severity] {
+    match kind {
+        kubelet_crash_loop::KIND | spec_hash_storm::KIND | sandbox_crash_loop::KIND => &[Severity::Warning],
+        _ => &[Severity::Info, Severity::Warning, Severity::Critical],
+    }
+}
 
 /// The thresholds of all diagnoses, in the order of the configuration file.
 pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
-    [
+    let all = [
         gateway_neighbor_lost::THRESHOLDS,
         orphan_container::THRESHOLDS,
         volume_busy::THRESHOLDS,
         stale_cni_del::THRESHOLDS,
         cni_teardown_failing::THRESHOLDS,
-    ]
-    .into_iter()
-    .flatten()
-    .copied()
+        kubelet_crash_loop::THRESHOLDS,
+        spec_hash_storm::THRESHOLDS,
+        sandbox_crash_loop::THRESHOLDS,
+    ];
+    all.into_iter().flatten().copied()
 }
 
 /// Limit of faults that one diagnosis follows, and of open incidents.
@@ -75,6 +92,9 @@ pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
         Box::new(volume_busy::VolumeBusy::new(thresholds)),
         Box::new(stale_cni_del::StaleCniDel::new(thresholds)),
         Box::new(cni_netns_mismatch::CniNetnsMismatch::default()),
+        Box::new(kubelet_crash_loop::KubeletCrashLoop::new(thresholds)),
+        Box::new(spec_hash_storm::SpecHashStorm::new(thresholds)),
+        Box::new(sandbox_crash_loop::SandboxCrashLoop::new(thresholds)),
     ]
 }
 
@@ -147,6 +167,10 @@ pub enum ModelChange<'a> {
     CniNetns(&'a Call),
     /// A CNI call for this container has ended.
     CniCall(&'a str),
+    /// A container appeared that is a sandbox, or claims to be one.
+    SandboxMade(&'a str),
+    /// Kubelets and runtimes were looked for.
+    Components,
     /// A snapshot of all containers of a runtime was applied.
     Runtime,
     /// A runtime no longer answers, or does again.

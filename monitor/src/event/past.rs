@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 37] = [
+const TENSES: [(&str, &str); 40] = [
     (" is still there without its sandbox ", " was still there without its sandbox "),
     (
         ", of which there is a checkpoint: with that, a kubelet can start and clean up",
@@ -47,6 +47,9 @@ const TENSES: [(&str, &str); 37] = [
     (", which alone refuses nothing", ", which alone refused nothing"),
     (" claims to be pod ", " claimed to be pod "),
     (" (claims to be pod ", " (claimed to be pod "),
+    (" are created again and again", " were created again and again"),
+    ("; the runtime says ", "; the runtime said "),
+    ("the kubelet ends again and again ", "the kubelet ended again and again "),
     (": busy", ": it was busy"),
 ];
 
@@ -56,9 +59,10 @@ pub(crate) const UNDETERMINED: &str =
 const WAS_UNDETERMINED: &str = "; an unmount there had succeeded, and whether it was gone was not known";
 
 /// The same of what was checked and found healthy.
-const HEALTHY: [(&str, &str); 6] = [
+const HEALTHY: [(&str, &str); 7] = [
     (" is up", " was up"),
     (" is in place", " was in place"),
+    (" are the same", " were the same"),
     (" still has the MAC address ", " still had the MAC address "),
     ("nothing is mounted below it", "nothing was mounted below it"),
     ("no other mount namespace has a copy of it", "no other mount namespace had a copy of it"),
@@ -118,15 +122,18 @@ const NO_VERBS: &[&str] = &[
     "as",
     "attempts",
     "because",
+    "containers",
     "copies",
     "descriptors",
     "entries",
     "glusterfs",
+    "hashes",
     "holders",
     "hours",
-    "its",
+    "images",
     "interfaces",
     "kubelets",
+    "its",
     "kubernetes",
     "less",
     "links",
@@ -141,6 +148,7 @@ const NO_VERBS: &[&str] = &[
     "processes",
     "requests",
     "routes",
+    "sandboxes",
     "seconds",
     "this",
     "times",

@@ -7,7 +7,7 @@ use prometheus::{HistogramVec, IntCounterVec};
 use super::registrar::Registrar;
 use super::{FamilyMetrics, MetricsError};
 use crate::clock::BootNs;
-use crate::event::{Event, Join, Kind};
+use crate::event::{Event, Join};
 use crate::observation::Source;
 
 pub(super) struct EventMetrics {
@@ -18,10 +18,8 @@ pub(super) struct EventMetrics {
 
 impl EventMetrics {
     pub(super) fn register(registrar: &Registrar<'_>) -> Result<Self, MetricsError> {
+        // Without zeros: there are more kinds than series to spare, and what one alerts on has counters of its own.
         let events = registrar.counters("kevtmon_events_total", "Events, by kind.", &["kind"])?;
-        for kind in Kind::ALL {
-            events.with_label_values(&[kind.name()]);
-        }
         let joins = registrar.counters(
             "kevtmon_joins_total",
             "Joins of the actor or target of an event with a container.",

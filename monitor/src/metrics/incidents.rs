@@ -8,14 +8,12 @@ use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::registrar::Registrar;
 use super::{FamilyMetrics, MetricsError, lock};
-use crate::diagnose::{IncidentObjects, KINDS};
+use crate::diagnose::{IncidentObjects, KINDS, severities};
 use crate::escape::Escaped;
 use crate::event::{Actor, Event, Incident, Kind, Severity};
 
 /// Incidents that are shown one by one: more would be too many series, on a node with another problem.
 const SHOWN_MAX: usize = 20;
-/// Severities that incidents have.
-const SEVERITIES: [Severity; 3] = [Severity::Info, Severity::Warning, Severity::Critical];
 
 /// The collectors, and what they are computed from.
 pub(super) struct IncidentMetrics {
@@ -112,7 +110,7 @@ impl IncidentMetrics {
     fn show(&self, known: &BTreeMap<String, Shown>) {
         self.open.reset();
         for kind in KINDS {
-            for severity in SEVERITIES {
+            for severity in severities(kind).iter().copied() {
                 self.open.with_label_values(&[kind, severity.name()]);
             }
         }
