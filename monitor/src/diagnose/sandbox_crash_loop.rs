@@ -108,7 +108,7 @@ impl SandboxCrashLoop {
         self.timers.set(&subject, context.now.saturating_add(QUIET));
         let target = context.node.target_of(facts);
         known.reason = facts.incarnation.error.clone();
-        let command = target.confirmed_pod().map(|pod| pod_label(pod));
+        let command = target.confirmed_pod().map(pod_label);
         findings.report(Report {
             severity: Severity::Warning,
             confidence: if is_claimed { Confidence::Guess } else { Confidence::Certain },

@@ -216,10 +216,10 @@ impl Diagnosis for SpecHashStorm {
     }
 
     fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let (over, open) =
+        let (over, open): (Vec<Storm>, Vec<Storm>) =
             std::mem::take(&mut self.storms).into_iter().partition(|storm| storm.quiet_at <= context.now);
         self.storms = open;
-        for storm in Vec::<Storm>::from(over) {
+        for storm in over {
             findings.close(subject(&storm.component), CloseReason::Expired, None);
         }
     }
