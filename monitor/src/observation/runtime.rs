@@ -137,7 +137,7 @@ pub struct ContainerFacts {
     /// Whether it is the pod's sandbox.
     pub sandbox: bool,
     /// Whether it joined the network namespace of another container.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub joined_netns: bool,
     /// How its last run ended, once it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]

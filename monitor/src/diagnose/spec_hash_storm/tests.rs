@@ -43,11 +43,22 @@ fn member(pod: u32, attempt: u32, state: ContainerState, hash: u64) -> Container
     }
 }
 
+/// Five pods, each with its sandbox and one container.
+fn pods() -> Vec<ContainerFacts> {
+    let of = |pod: u32| {
+        let facts = member(pod, 0, ContainerState::Running, OLD);
+        let identity = facts.pod.clone().unwrap();
+        let own = sandbox(&format!("{pod:064x}"), pod, "lijiaob", &identity.name, &identity.uid);
+        [ContainerFacts { netns: None, ..own }, facts]
+    };
+    (1..=5).flat_map(of).collect()
+}
+
 /// A node with five pods, whose kubelet has just been replaced.
 fn replaced(old: Option<&str>, new: Option<&str>) -> TestNode {
     let mut node = TestNode::booted(Resume::default());
     node.observe(Fact::Components { components: vec![kubelet(7, MS, old)] });
-    node.start((1..=5).map(|pod| member(pod, 0, ContainerState::Running, OLD)).collect());
+    node.start(pods());
     node.run_for(1_000 * S);
     node.observe(Fact::ComponentExited(ComponentExit {
         tgid: 7,
@@ -143,7 +154,7 @@ fn two_pods_or_a_slow_pace_or_no_kubelet_that_has_just_started_are_no_storm() {
 #[test]
 fn a_kubelet_that_is_found_later_is_named_all_the_same() {
     let mut node = TestNode::booted(Resume::default());
-    node.start((1..=5).map(|pod| member(pod, 0, ContainerState::Running, OLD)).collect());
+    node.start(pods());
     node.run_for(100 * S);
     let started = node.now;
     node.run_for(18 * S);
