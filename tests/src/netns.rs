@@ -13,7 +13,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::lock;
 use crate::network::{self, NeighbourState, Network, NetworkError};
-use crate::process::{Finished, finish, finish_with_input};
+use crate::process::{Finished, attempt_with_input, finish, finish_with_input};
 use crate::reaper::Cleanup;
 use crate::unique;
 
@@ -75,6 +75,11 @@ impl NetnsPath {
     /// Runs one `ip` process in it that executes several lines, as a culprit.
     pub fn ip_batch(&self, lines: &str) -> Finished {
         finish_with_input(&mut self.command("ip -batch -"), lines)
+    }
+
+    /// Runs one `ip` process with these arguments and this input, whatever comes of it.
+    pub fn ip(&self, arguments: &[&str], input: &str) -> Finished {
+        attempt_with_input(self.command("ip").args(arguments), input)
     }
 
     /// A command line without quoting rules. `nsenter` would be a program between this one and the command, and nobody

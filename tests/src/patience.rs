@@ -10,13 +10,18 @@ pub fn patience() -> Duration {
 }
 
 /// Looks again and again until there is an answer; panics with `what` when patience ends.
-pub fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn wait_until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    within_patience(look).unwrap_or_else(|| panic!("waited in vain: {what}"))
+}
+
+/// Looks again and again until there is an answer, or patience ends.
+pub fn within_patience<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + patience();
     loop {
-        if let Some(answer) = look() {
+        let answer = look();
+        if answer.is_some() || Instant::now() >= deadline {
             return answer;
         }
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
         pause();
     }
 }

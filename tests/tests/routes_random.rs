@@ -1,7 +1,7 @@
 //! Random routes, rules, tables and interfaces, random moves and deletions: what the daemon says about gateways is
 //! compared with the routes that the kernel itself selects.
 //!
-//! `KEVTMON_TEST_SEED` repeats a run; the seed is printed.
+//! `KEVTMON_TEST_SEED` repeats a run, `KEVTMON_TEST_ROUNDS` makes it longer; the seed is printed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
@@ -11,9 +11,9 @@ use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::netns::Netns;
-use kevtmon_tests::patience::wait_until;
+use kevtmon_tests::patience::within_patience;
 use kevtmon_tests::process::{Running, comm};
-use kevtmon_tests::random::Random;
+use kevtmon_tests::random::{Random, rounds};
 use serde_json::Value;
 
 const KIND: &str = "gateway-neighbor-lost";
@@ -22,11 +22,12 @@ const LINKS: u32 = 3;
 const ROUTERS: u32 = 2;
 /// Packets with these marks have rules of their own.
 const TABLES: [u32; 3] = [0, 101, 102];
+/// Packets with this mark have another rule at times.
+const MARK: u32 = 103;
+/// Priority of the rule that comes and goes.
+const PRIORITY: u32 = 50;
 /// An end of the test, whatever the machine is doing.
 const LIMIT: Duration = Duration::from_secs(12);
-
-/// An event is held back for so long at most while the routes are read.
-const HELD: Duration = Duration::from_millis(500);
 
 /// A next hop by interface and address.
 type Gateway = (String, String);
@@ -96,8 +97,12 @@ impl World {
         self.netns.path().inum()
     }
 
-    /// Whatever comes of it.
+    /// Whatever comes of it. There is one rule that comes and goes at a time: which of two match the same packets is not
+    /// looked at by the daemon.
     fn ip(&self, line: &str) -> bool {
+        if let Some((family, _)) = line.split_once(" rule add") {
+            self.netns.path().attempt(&format!("ip {family} rule del pref {PRIORITY}"));
+        }
         self.netns.path().attempt(&format!("ip {line}")).status.success()
     }
 
@@ -123,31 +128,59 @@ impl World {
         format!("{}\n{}", routes.join("\n"), own.unwrap_or_default()["gateways"])
     }
 
-    /// The gateways that the kernel sends packets without a more specific route to, over all rules.
+    /// The gateways that the kernel sends packets without a more specific route to, over all rules, types of service and
+    /// sources.
     fn truth(&self) -> BTreeSet<Gateway> {
-        let mut gateways = BTreeSet::new();
-        for (family, halves) in [("-4", ["8.8.8.8", "200.1.1.1"]), ("-6", ["2001:db8::1", "9000::1"])] {
-            for mark in TABLES {
-                let routes = halves.map(|destination| {
-                    let line = format!("ip {family} -j route get fibmatch {destination} mark {mark}");
-                    let answer = self.netns.path().attempt(&line);
-                    serde_json::from_str::<Value>(&answer.stdout).ok().and_then(|list| list.get(0).cloned())
-                });
-                let is_half = |route: &Option<Value>| {
-                    route
-                        .as_ref()
-                        .and_then(|route| route["dst"].as_str())
-                        .is_some_and(|dst| dst.ends_with("/1"))
-                };
-                // Halves stand for a default route if they are together in one table.
-                let table = |route: &Option<Value>| route.as_ref().map(|route| route["table"].clone());
-                let both = routes.iter().all(is_half) && table(&routes[0]) == table(&routes[1]);
-                for route in routes.iter().filter(|route| both || !is_half(route)).flatten() {
-                    gateways.extend(hops(route));
+        ["-4", "-6"].into_iter().flat_map(|family| self.truth_of(family)).collect()
+    }
+
+    fn truth_of(&self, family: &str) -> BTreeSet<Gateway> {
+        let (destinations, classes) = match family {
+            "-4" => (["8.8.8.8", "200.1.1.1"], vec![String::new(), "tos 0x10".to_owned()]),
+            _ => (
+                ["2001:db8::1", "9000::1"],
+                (0..LINKS).map(|link| format!("from {}", address(true, link, 1))).collect(),
+            ),
+        };
+        let mut lines = String::new();
+        for destination in destinations {
+            for class in &classes {
+                for mark in TABLES.into_iter().chain([MARK]) {
+                    // Of equal routes the kernel may take two in turn.
+                    let line = format!("route get fibmatch {destination} mark {mark} {class}\n");
+                    lines.push_str(&line.repeat(3));
                 }
             }
         }
-        gateways
+        let all = self.answers(family, "route show table all\n");
+        let has_half = |table: &Value, half: &str| {
+            all.iter().any(|route| route["dst"] == half && route["table"] == *table)
+        };
+        let halves = if family == "-4" { ["0.0.0.0/1", "128.0.0.0/1"] } else { ["::/1", "8000::/1"] };
+        // Halves stand for a default route if they are together in one table.
+        let counts = |route: &&Value| {
+            route["dst"] == "default" || halves.iter().all(|half| has_half(&route["table"], half))
+        };
+        self.answers(family, &lines).iter().filter(counts).flat_map(hops).collect()
+    }
+
+    /// Whether the kernel takes a gateway or not for reasons that are not in the routes: others can take its place, or it
+    /// can take theirs.
+    fn depends_on_others(&self, gateway: &Gateway) -> bool {
+        let (link, address) = gateway;
+        if !self.truth().contains(gateway) {
+            let routes = ["-4", "-6"].map(|family| self.answers(family, "route show table all\n"));
+            return routes.iter().flatten().any(|route| hops(route).contains(gateway));
+        }
+        self.netns.path().run(&format!("ip neigh replace {address} dev {link} nud failed"));
+        !self.truth().contains(gateway)
+    }
+
+    /// What one process of `ip` prints, also where some of the lines fail.
+    fn answers(&self, family: &str, lines: &str) -> Vec<Value> {
+        let answer = self.netns.path().ip(&[family, "-j", "-force", "-batch", "-"], lines);
+        let lists = serde_json::Deserializer::from_str(&answer.stdout).into_iter::<Vec<Value>>();
+        lists.map_while(Result::ok).flatten().collect()
     }
 }
 
@@ -180,22 +213,46 @@ fn change(random: &mut Random) -> String {
     let half = *random.pick(if v6 { &["::/1", "8000::/1"] } else { &["0.0.0.0/1", "128.0.0.0/1"] });
     let (low, high) = if v6 { ("::/1", "8000::/1") } else { ("0.0.0.0/1", "128.0.0.0/1") };
     let id = 1 + random.below(4) + if v6 { 10 } else { 0 };
-    match random.below(16) {
-        0..=3 => format!("{family} route replace default via {via} dev {dev} table {table} metric {metric}"),
-        4 => format!("{family} route append default via {via} dev {dev} table {table} metric {metric}"),
-        5 => format!(
-            "{family} route replace default table {table} metric {metric} nexthop via {via} dev {dev} \
-             nexthop via {other_via} dev {other_dev}"
+    let of_table = format!("table {table} metric {metric}");
+    let source = format!("fd00:{}::/64", random.pick(&[1, 2, 3]));
+    let class = if v6 { format!("from {source}") } else { "tos 0x10".to_owned() };
+    match random.below(24) {
+        0..=3 => format!("{family} route replace default via {via} dev {dev} {of_table}"),
+        4 | 5 => format!("{family} route append default via {via} dev {dev} {of_table}"),
+        6 => format!(
+            "{family} route replace default {of_table} nexthop via {via} dev {dev} nexthop via {other_via} dev \
+             {other_dev}"
         ),
-        6 => format!("{family} route replace {half} via {via} dev {dev} table {table} metric {metric}"),
-        7 => format!("{family} route replace {low} via {via} dev {dev} table {table} metric {metric}"),
-        8 => format!("{family} route replace {high} via {via} dev {dev} table {table} metric {metric}"),
-        9 => format!("{family} route replace unreachable default table {table} metric {metric}"),
-        10 => format!("{family} nexthop replace id {id} via {via} dev {dev}"),
-        11 => format!("{family} route replace default nhid {id} table {table} metric {metric}"),
-        12 => format!("nexthop del id {id}"),
-        13 => format!("{family} route del {half} table {table}"),
-        _ => format!("{family} route del default table {table} metric {metric}"),
+        7 => format!("{family} route replace {half} via {via} dev {dev} {of_table}"),
+        8 => format!("{family} route replace {low} via {via} dev {dev} {of_table}"),
+        9 => format!("{family} route replace {high} via {via} dev {dev} {of_table}"),
+        10 => {
+            let kind = random.pick(&["unreachable", "blackhole", "throw"]);
+            format!("{family} route replace {kind} default {of_table}")
+        }
+        11 => format!("{family} nexthop replace id {id} via {via} dev {dev}"),
+        12 => format!("{family} route replace default nhid {id} {of_table}"),
+        13 => format!("nexthop del id {id}"),
+        14 => format!("{family} route del {half} table {table}"),
+        15 => format!("{family} route prepend default via {via} dev {dev} {of_table}"),
+        16 => format!("{family} route append default dev {dev} {of_table}"),
+        17 => format!("{family} route replace default {class} via {via} dev {dev} {of_table}"),
+        18 => format!("{family} route del default {class} table {table}"),
+        19 => format!("{family} rule add pref {PRIORITY} {}", rule(random)),
+        20 => format!("{family} rule del pref {PRIORITY}"),
+        _ => format!("{family} route del default {of_table}"),
+    }
+}
+
+/// What the rule that comes and goes does.
+fn rule(random: &mut Random) -> String {
+    let every = ["goto 101", "goto 102", "goto 60", "unreachable", "lookup main suppress_prefixlength 0"];
+    let none = ["iif gone0 lookup 101", "not from all lookup 101"];
+    let marked = ["lookup 101", "goto 102", "prohibit", "lookup main suppress_prefixlength 1", "lookup 102"];
+    match random.below(3) {
+        0 => (*random.pick(&every)).to_owned(),
+        1 => (*random.pick(&none)).to_owned(),
+        _ => format!("fwmark {MARK} {}", random.pick(&marked)),
     }
 }
 
@@ -218,11 +275,29 @@ fn open(events: &[Event], world: &World) -> BTreeMap<Gateway, Event> {
 fn settle(daemon: &Daemon, world: &World, history: &[String]) {
     let missing: BTreeSet<Gateway> =
         world.truth().into_iter().filter(|gateway| !world.entries.contains(gateway)).collect();
-    let what = format!("incidents of {missing:?} and no others, after\n{}", history.join("\n"));
-    wait_until(&what, || {
-        let opened: BTreeSet<Gateway> = open(&daemon.events(), world).into_keys().collect();
-        (opened == missing).then_some(())
-    });
+    let opened = || -> BTreeSet<Gateway> { open(&daemon.events(), world).into_keys().collect() };
+    let settled = within_patience(|| (opened() == missing).then_some(()));
+    let shown = || format!("{}\n{}", history.join("\n"), world.shown(daemon));
+    assert!(
+        settled.is_some(),
+        "incidents of {missing:?} and no others, but {:?} after\n{}",
+        opened(),
+        shown()
+    );
+}
+
+/// What is said for certain is so: no packet finds another way as long as the gateway cannot be resolved.
+#[track_caller]
+fn assert_confidence(daemon: &Daemon, world: &World, gateway: &Gateway, history: &[String]) {
+    let Some(opened) = open(&daemon.events(), world).remove(gateway) else { return };
+    if opened.text("/incident/confidence") == "certain" {
+        assert!(
+            !world.depends_on_others(gateway),
+            "others take its place: {opened} after\n{}\nwith\n{}",
+            history.join("\n"),
+            world.shown(daemon)
+        );
+    }
 }
 
 #[test]
@@ -233,52 +308,53 @@ fn what_is_said_about_gateways_is_what_the_kernel_does() {
     let mut daemon = launch().start();
     let began = Instant::now();
     let mut history = vec![format!("KEVTMON_TEST_SEED={}", random.seed())];
-    let mut rounds = 0;
+    let (mut done, mut unknown) = (0, 0);
     let mut unsaid = BTreeSet::new();
-    while rounds < 2 || began.elapsed() < LIMIT {
-        rounds += 1;
+    let most = rounds(0);
+    while done < most.max(2) || most == 0 && began.elapsed() < LIMIT {
+        done += 1;
         for _ in 0..=random.below(4) {
             let line = change(&mut random);
-            let done = world.ip(&line);
-            history.push(format!("{} {line}", if done { " " } else { "!" }));
+            let mark = if world.ip(&line) { " " } else { "!" };
+            history.push(format!("{mark} {line}"));
         }
         let routers = routers();
         let (_, _, gateway) = random.pick(&routers).clone();
         let in_use = world.truth();
         let (link, address) = &gateway;
-        let deleted = Instant::now();
         let ip = world.netns.path().run(&format!("ip neigh del {address} dev {link}"));
         history.push(format!("  neigh del {address} dev {link}: in use are {in_use:?}"));
         world.entries.remove(&gateway);
         let inum = world.inum();
         let event = daemon.wait_for_deletion_by(ip.pid, inum, address);
         let said = event.get("/neighbor/gateway").and_then(Value::as_bool);
-        if said.is_none() && deleted.elapsed() >= HELD {
-            // The machine is so busy that the routes were not read in time: then nothing is said.
+        settle(&daemon, &world, &history);
+        if said.is_none() {
+            // Else the machine is so busy that routes were not heard of or read in time: then nothing is said.
+            unknown += u64::from(!world.depends_on_others(&gateway));
             unsaid.insert(gateway);
-            settle(&daemon, &world, &history);
             world.set_entries();
             settle(&daemon, &world, &history);
             continue;
         }
-        assert_eq!(
-            said,
-            Some(in_use.contains(&gateway)),
+        assert!(
+            said == Some(in_use.contains(&gateway)),
             "{event} after\n{}\nwith\n{}",
             history.join("\n"),
             world.shown(&daemon)
         );
-        settle(&daemon, &world, &history);
+        assert_confidence(&daemon, &world, &gateway, &history);
         if random.below(3) == 0 {
             // The routes move away from what is lost, or back to it.
             let line = change(&mut random);
-            let done = world.ip(&line);
-            history.push(format!("{} {line}", if done { " " } else { "!" }));
+            let mark = if world.ip(&line) { " " } else { "!" };
+            history.push(format!("{mark} {line}"));
         }
         world.set_entries();
         history.push("  all entries set".to_owned());
         settle(&daemon, &world, &history);
     }
+    assert!(done < 10 || unknown < done / 2, "of {unknown} of {done} deletions nothing was said");
     let blamed = daemon.events();
     let blamed = blamed.iter().filter(|event| event.is_incident("incident.opened", KIND));
     for opened in blamed.filter(|event| event.number("/neighbor/netns") == Some(world.inum())) {

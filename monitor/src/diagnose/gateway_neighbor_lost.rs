@@ -480,6 +480,13 @@ fn is_restored(node: &NodeView<'_>, key: NeighborKey) -> bool {
     matches!(health::health(node, key), Health::Correct | Health::Static | Health::Usable)
 }
 
+/// Whether packets may find another way as long as a gateway is lost.
+fn has_alternative(node: &NodeView<'_>, key: NeighborKey) -> bool {
+    node.namespaces
+        .get(key.netns)
+        .is_some_and(|namespace| namespace.has_alternative(key.ifindex, key.address))
+}
+
 fn seconds(seconds: u32) -> BootNs {
     BootNs::from(seconds) * SECOND
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::gateways::{Gateway, Gateways, KnownEntry};
-use super::routing::{is_default, is_selected};
+use super::routing::{InUse, is_default, is_selected};
 use crate::observation::{
     AddressFacts, BootNs, LinkFacts, NeighborCause, NeighborChange, NetnsOwner, NetnsSnapshot, NsInum,
     RouteFacts, RuleFacts, iff,
@@ -77,6 +77,9 @@ pub struct Namespace {
     gateways: Gateways,
     /// Default gateways in use, by interface.
     in_use: BTreeSet<(u32, IpAddr)>,
+    /// Those among them that others can take the place of, and these others.
+    #[serde(default, skip_serializing_if = "InUse::is_empty", with = "crate::pairs")]
+    shared: InUse,
     /// Recent default gateways, with the time of their removal.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     former: Vec<(BootNs, (u32, IpAddr))>,
@@ -189,6 +192,7 @@ impl Namespaces {
             in_use: old.as_ref().map(|old| old.in_use.clone()).unwrap_or_default(),
             gateways: old.as_ref().map(|old| old.gateways.clone()).unwrap_or_default(),
             former: old.as_ref().map(|old| old.former.clone()).unwrap_or_default(),
+            shared: old.as_ref().map(|old| old.shared.clone()).unwrap_or_default(),
             disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
             lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
             switched: old.as_ref().map(|old| old.switched.clone()).unwrap_or_default(),
@@ -394,6 +398,12 @@ impl Namespace {
 
     /// Whether an address that was a default gateway is no longer needed: packets go to another one, or the route was
     /// deleted and left interface and address in place.
+    /// Whether packets find another way where a default gateway cannot be resolved.
+    #[must_use]
+    pub fn has_alternative(&self, ifindex: u32, address: IpAddr) -> bool {
+        self.shared.contains_key(&(ifindex, address))
+    }
+
     #[must_use]
     pub fn is_former_gateway(&self, ifindex: u32, address: IpAddr) -> bool {
         let is_up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.flags & iff::UP != 0);

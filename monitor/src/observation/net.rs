@@ -78,7 +78,8 @@ impl AddressFacts {
 /// `RT_TABLE_MAIN` of `include/uapi/linux/rtnetlink.h`.
 pub const TABLE_MAIN: u32 = 254;
 
-/// One next hop of a unicast route. Of tables other than the main one only default routes are observed.
+/// One next hop of a route. Of tables other than the main one only default routes are observed, and of default routes also
+/// those that lead nowhere.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteFacts {
     /// Namespace.
@@ -98,6 +99,25 @@ pub struct RouteFacts {
     /// Whether a default route without an address of its own is of IPv6 (`rtm_family`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ipv6: bool,
+    /// Position in a multipath route of IPv4 or by nexthop group, from 1; 0 of the only next hop, and of next hops of IPv6,
+    /// which belong together wherever they stand.
+    #[serde(default, skip_serializing_if = "is_zero_u16")]
+    pub hop: u16,
+    /// Type of service that packets must have (`rtm_tos`, IPv4); 0 for all.
+    #[serde(default, skip_serializing_if = "is_zero_u8")]
+    pub tos: u8,
+    /// Source and prefix length that packets must have (`RTA_SRC`, IPv6).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<(IpAddr, u8)>,
+    /// Router preference (`RTA_PREF`, IPv6): -1 low, 0 medium, 1 high.
+    #[serde(default, skip_serializing_if = "is_medium")]
+    pub preference: i8,
+    /// Whether it shares packets with no other route of IPv6: advertised by a router, or by nexthop object.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unshared: bool,
+    /// Whether packets go on to the next rule (`RTN_THROW`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub throws: bool,
 }
 
 impl RouteFacts {
@@ -112,6 +132,12 @@ impl RouteFacts {
             table: TABLE_MAIN,
             metric: 0,
             ipv6: gateway.is_ipv6(),
+            hop: 0,
+            tos: 0,
+            source: None,
+            preference: 0,
+            unshared: false,
+            throws: false,
         }
     }
 }
@@ -131,11 +157,46 @@ fn is_zero(number: &u32) -> bool {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero_u16(number: &u16) -> bool {
+    *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero_u8(number: &u8) -> bool {
+    *number == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_medium(preference: &i8) -> bool {
+    *preference == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_lookup(action: &RuleAction) -> bool {
+    *action == RuleAction::Lookup
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero_ns(ns: &BootNs) -> bool {
     *ns == 0
 }
 
-/// A rule that sends packets to a table (`ip rule`, or a VRF); what it selects them by is not observed.
+/// What a rule does with the packets that it matches.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RuleAction {
+    /// Looks for a route in its table.
+    #[default]
+    Lookup,
+    /// Goes on at the first rule of this priority.
+    Goto(u32),
+    /// Refuses them (`unreachable`, `blackhole`, `prohibit`).
+    Refuse,
+    /// Goes on to the next rule.
+    Nothing,
+}
+
+/// A rule (`ip rule`, or a VRF) that some packet can match; what it selects them by is not observed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RuleFacts {
     /// Whether it is a rule of IPv6.
@@ -148,6 +209,12 @@ pub struct RuleFacts {
     /// Whether it matches every packet: where its table has a default route, no later rule is reached.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub matches_all: bool,
+    /// What it does.
+    #[serde(default, skip_serializing_if = "is_lookup")]
+    pub action: RuleAction,
+    /// It takes no route whose prefix is not longer than so many bits (`FRA_SUPPRESS_PREFIXLEN`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suppresses: Option<u32>,
 }
 
 /// A process that lives in a namespace, found in /proc: names it where no runtime does.
@@ -195,7 +262,7 @@ pub struct NetnsSnapshot {
     pub addresses: Vec<AddressFacts>,
     /// Unicast routes of the main table and default routes of all others, both families.
     pub routes: Vec<RouteFacts>,
-    /// Rules that select a table; none where the kernel has no policy routing.
+    /// Rules in the order of the kernel; none where the kernel has no policy routing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<RuleFacts>,
     /// Neighbor entries, both families.

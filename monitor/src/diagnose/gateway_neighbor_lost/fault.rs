@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use super::health::Health;
-use super::{health, repair, wording};
+use super::{has_alternative, health, repair, wording};
 use crate::diagnose::Context;
 use crate::diagnose::finding::{Count, IncidentObjects, Report};
 use crate::event::wording::target_label;
@@ -162,6 +162,8 @@ impl Fault {
         let reason = if replaced { FaultReason::WrongLladdr } else { FaultReason::Missing };
         // The new address may be correct if the gateway has moved, unless the model shows otherwise.
         let known = neighbor.is_some_and(|entry| is_wrong(context, entry));
+        let is_doubted =
+            replaced && !known || neighbor.is_some_and(|entry| has_alternative(context.node, key(entry)));
         let mut objects = IncidentObjects { target: Some(Box::new(target)), ..IncidentObjects::of(event) };
         if let Some(entry) = &mut objects.neighbor {
             entry.reason = Some(reason.name().to_owned());
@@ -171,7 +173,7 @@ impl Fault {
             owner,
             ifname: neighbor.map(|entry| entry.ifname.clone()).unwrap_or_default(),
             reason,
-            confidence: if replaced && !known { Confidence::Likely } else { Confidence::Certain },
+            confidence: if is_doubted { Confidence::Likely } else { Confidence::Certain },
             what_happened: wording::what_happened(event),
             phase: FaultPhase::Open,
             first: event.at,
@@ -218,8 +220,8 @@ impl Fault {
     /// Something else is wrong with the entry than before, and nobody was seen doing it.
     pub(super) fn turn(&mut self, context: &Context<'_>, reason: FaultReason, entry: Neighbor, what: String) {
         self.reason = reason;
-        self.confidence =
-            if reason == FaultReason::WrongLladdr { Confidence::Likely } else { Confidence::Certain };
+        let is_doubted = reason == FaultReason::WrongLladdr || has_alternative(context.node, key(&entry));
+        self.confidence = if is_doubted { Confidence::Likely } else { Confidence::Certain };
         self.what_happened = what;
         self.last = context.now;
         self.evidence.clear();

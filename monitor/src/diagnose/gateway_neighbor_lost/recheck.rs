@@ -6,7 +6,7 @@ use super::health::{self, Health, Outlier};
 use super::{
     CHECK_ALL_DELAY, Fault, FaultPhase, FaultReason, GATEWAY_CONFIRM, GATEWAY_TEARDOWN, GATEWAY_YOUNG_POD,
     GatewayNeighborLost, GatewayOwner, LEARNED_GATEWAY_FAILED, NETWORK_SETUP, PENDING_EVENT, REREAD_INTERVAL,
-    REREAD_RETRY, REREADS_PER_SECOND, SECOND, UNUSED_AFTER, seconds, subject,
+    REREAD_RETRY, REREADS_PER_SECOND, SECOND, UNUSED_AFTER, has_alternative, seconds, subject,
 };
 use crate::diagnose::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use crate::diagnose::{CAPACITY, Context, STARTUP_GRACE};
@@ -239,7 +239,7 @@ impl GatewayNeighborLost {
         }
     }
 
-    /// Raises the severity of a fault that persists, unless a learned entry works meanwhile.
+    /// Raises the severity of a fault that persists, unless a learned entry works meanwhile, or packets may find another way.
     pub(super) fn escalate(&mut self, context: &Context<'_>, key: NeighborKey, findings: &mut Findings) {
         let Some(fault) = self.faults.get(&key).filter(|fault| fault.phase == FaultPhase::Open) else {
             return;
@@ -249,11 +249,11 @@ impl GatewayNeighborLost {
             return self.escalations.set(&key, context.now + STARTUP_GRACE);
         }
         match fault.recheck(context, key) {
-            Recheck::Persists => {
+            Recheck::Persists if !has_alternative(context.node, key) => {
                 let severity = fault.owner.severity(Severity::Critical);
                 findings.repeat(repeat_of(fault, key, Some(severity)));
             }
-            Recheck::Resolved | Recheck::Inconclusive => {
+            Recheck::Persists | Recheck::Resolved | Recheck::Inconclusive => {
                 self.escalations.set(&key, context.now + REREAD_RETRY)
             }
         }
@@ -324,7 +324,10 @@ impl GatewayNeighborLost {
             owner,
             ifname,
             reason: found.reason,
-            confidence: found.confidence,
+            confidence: match has_alternative(context.node, key) {
+                true => found.confidence.min(Confidence::Likely),
+                false => found.confidence,
+            },
             what_happened: found.what_happened,
             phase: FaultPhase::Suspected { due },
             first: context.now,

@@ -3,12 +3,14 @@
 //! Routes and neighbor entries are told by different ways, and a message has no time of its own: it was sent after all that
 //! were taken before. Where a route came or went between two times, nobody can say what was in use in between.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
 use super::{FORMER_GATEWAY_NS, Namespace, RECENT_MAX, keep_newest};
-use crate::node::routing::gateways_in_use;
+use crate::node::gateways::Gateway;
+use crate::node::routing::{Use, gateways_in_use};
 use crate::observation::BootNs;
 
 /// A gateway came into use or went out of it.
@@ -19,7 +21,11 @@ pub(super) struct Move {
     /// Before that.
     until: BootNs,
     gateway: (u32, IpAddr),
+    /// It was none before.
     came: bool,
+    /// Whether it was one before depended on the neighbor entries of others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    was_unsure: bool,
 }
 
 impl Namespace {
@@ -47,16 +53,34 @@ impl Namespace {
         if !by_request && self.is_gateway(at, ifindex, address, false) && went_along() {
             return Some(true);
         }
-        let mut was = self.in_use.contains(&key);
+        let mut was = self.is_sure(key).or_else(|| self.is_taken_in_turn(key));
         for later in self.moves.iter().rev().filter(|one| one.gateway == key && at < one.until) {
             if later.after <= at {
                 return None;
             }
-            was = !later.came;
+            was = (!later.was_unsure).then_some(!later.came);
         }
         // It may have been one in between.
         let may_have_been = self.unseen.iter().any(|(first, last)| (*first..*last).contains(&at));
-        (was || !may_have_been).then_some(was)
+        was.filter(|was| *was || !may_have_been)
+    }
+
+    /// Whether packets go to a gateway, for all that routes tell; `None` where it depends on neighbor entries.
+    fn is_sure(&self, key: (u32, IpAddr)) -> Option<bool> {
+        let is_unsure = matches!(self.shared.get(&key), Some(Use::Alternate | Use::Spare));
+        (!is_unsure).then(|| self.in_use.contains(&key))
+    }
+
+    /// Whether packets go to a gateway that is not the first choice: known where the entries of those before it are static,
+    /// since these are neither unresolved nor confirmed.
+    fn is_taken_in_turn(&self, (ifindex, address): (u32, IpAddr)) -> Option<bool> {
+        let own = *self.shared.get(&(ifindex, address))?;
+        let is_before = |other: &&(u32, IpAddr)| {
+            other.1.is_ipv4() == address.is_ipv4() && self.shared.get(other).is_none_or(|used| *used > own)
+        };
+        let is_static = |key: &(u32, IpAddr)| self.gateways.get(key.0, key.1).is_some_and(Gateway::is_static);
+        let mut before = self.in_use.iter().filter(is_before).peekable();
+        (before.peek().is_some() && before.all(is_static)).then_some(own == Use::Alternate)
     }
 
     /// Whether it is a gateway in use without a neighbor entry.
@@ -104,28 +128,36 @@ impl Namespace {
     /// The change was made between the first two times, and is known since the last. Where the first is not told, as in old
     /// recordings, what came is taken for a gateway of before.
     fn select_gateways_between(&mut self, after: Option<BootNs>, until: BootNs, at: BootNs) {
-        let in_use = gateways_in_use(&self.routes, &self.rules);
+        let known: BTreeMap<(u32, IpAddr), Option<bool>> =
+            self.in_use.iter().chain(self.shared.keys()).map(|key| (*key, self.is_sure(*key))).collect();
+        let all = gateways_in_use(&self.routes, &self.rules);
+        let is_used = |(gateway, used): (&(u32, IpAddr), &Use)| (*used != Use::Spare).then_some(*gateway);
+        let before = std::mem::replace(&mut self.in_use, all.iter().filter_map(is_used).collect());
+        self.shared = all.into_iter().filter(|(_, used)| *used != Use::Only).collect();
         let is_known = self.since < at;
         self.former.retain(|(ceased, _)| ceased.saturating_add(FORMER_GATEWAY_NS) >= at);
         self.moves.retain(|one| one.until.saturating_add(FORMER_GATEWAY_NS) >= at);
-        for gateway in self.in_use.symmetric_difference(&in_use) {
-            let came = in_use.contains(gateway);
+        let now: BTreeSet<(u32, IpAddr)> =
+            known.keys().chain(&self.in_use).chain(self.shared.keys()).copied().collect();
+        for gateway in now {
+            let was = known.get(&gateway).copied().unwrap_or(Some(false));
             // Of a namespace that is new nothing is known but what it is.
-            if is_known && (after.is_some() || !came) {
-                self.moves.push(Move { after: after.unwrap_or(until), until, gateway: *gateway, came });
+            if was != self.is_sure(gateway) && is_known && (after.is_some() || was != Some(false)) {
+                let after = after.unwrap_or(until);
+                let (came, was_unsure) = (was == Some(false), was.is_none());
+                self.moves.push(Move { after, until, gateway, came, was_unsure });
             }
-            if !came {
-                let (ifindex, address) = *gateway;
+            if before.contains(&gateway) && !self.in_use.contains(&gateway) {
+                let (ifindex, address) = gateway;
                 let with_link = self.disturbed.contains(&ifindex) || !self.is_usable(ifindex, address);
-                self.gateways.set_went_with_link(*gateway, with_link);
-                self.former.push((at, *gateway));
+                self.gateways.set_went_with_link(gateway, with_link);
+                self.former.push((at, gateway));
             }
         }
         keep_newest(&mut self.former);
         let dropped = self.moves.len().saturating_sub(RECENT_MAX);
         let dropped = self.moves.drain(..dropped).map(|one| one.until).max().unwrap_or(0);
         self.moves_since = self.moves_since.max(dropped);
-        self.in_use = in_use;
         self.name_gateways();
     }
 }

@@ -1,7 +1,8 @@
 //! What a message means for the model: from a decoded change to facts.
 //!
 //! IPv4 routes that vanish with a link, an address or by replacement have no message of their own, nor have next hops
-//! that a link set up or down makes usable or not, so after such changes the namespace is read again.
+//! that a link set up or down makes usable or not, and the order of routes with the same metric is in no message, so after
+//! such changes the namespace is read again.
 
 use std::time::Instant;
 
@@ -77,7 +78,7 @@ impl Stream {
         match change {
             Change::Link(link) => link.toggled || link.vrf_table.is_some(),
             Change::AddressGone(address) => address.address.is_ipv4(),
-            Change::Route { routes, replaced } => *replaced && routes.iter().any(is_default),
+            Change::Route { routes, alone } => !*alone && routes.iter().any(is_default),
             // Whether its interface and address went with it is seen once all is done.
             Change::RouteGone(routes) => routes.iter().any(is_default),
             // Rare, and what they lead to is not in the message: the namespace is read again.

@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 use super::discover::{self, DiscoveredNetns};
 use super::message::{self, Change};
 use super::nsid::{Naming, Owned};
-use super::route::Nexthop;
+use super::route::{Nexthop, Rule};
 use super::socket::{RequestError, RequestSocket};
 use crate::node::cgroup;
 use crate::node::routing::is_default;
@@ -275,7 +275,10 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum, most: usize) -> Resu
             break;
         }
     }
-    tables.make_rules();
+    let rules = tables.rules_by_table();
+    // One by an object that went meanwhile is gone too.
+    let routes = std::mem::take(&mut tables.routes).into_iter();
+    let routes = routes.filter(|(_, object)| object.is_none()).map(|(route, _)| route).collect();
     Ok(Reading {
         snapshot: NetnsSnapshot {
             is_outdated: false,
@@ -288,8 +291,8 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum, most: usize) -> Resu
             owner: None,
             links: tables.links,
             addresses: tables.addresses,
-            routes: tables.routes,
-            rules: tables.rules,
+            routes,
+            rules,
             neighbors: tables.neighbors,
         },
         peers: tables.peers,
@@ -309,15 +312,14 @@ struct Tables {
     gateways: HashSet<IpAddr>,
     links: Vec<LinkFacts>,
     addresses: Vec<AddressFacts>,
-    routes: Vec<RouteFacts>,
-    rules: Vec<RuleFacts>,
+    /// In the order of the kernel, with the nexthop object by which they lead.
+    routes: Vec<(RouteFacts, Option<u32>)>,
+    /// In the order of the kernel, without a table where the device of a packet decides.
+    rules: Vec<Rule>,
     neighbors: Vec<NeighborEntry>,
     peers: Vec<(u32, i32)>,
-    /// Routes by nexthop object.
-    by_object: Vec<(RouteFacts, u32)>,
     nexthops: HashMap<u32, Nexthop>,
-    /// Families and priorities of rules by which the device of a packet decides, and the tables of such devices.
-    by_device: Vec<(bool, u32)>,
+    /// The tables of such devices.
     vrf_tables: Vec<u32>,
     undecoded: u64,
 }
@@ -338,21 +340,14 @@ impl Tables {
             // Nothing else of a namespace of users is ever asked for.
             Ok(Change::Route { routes, .. }) => {
                 let is_limited = self.most < usize::MAX;
-                self.routes.extend(routes.into_iter().filter(|route| !is_limited || is_default(route)));
+                let routes = routes.into_iter().filter(|route| !is_limited || is_default(route));
+                self.routes.extend(routes.map(|route| (route, None)));
             }
-            Ok(Change::RouteByObject { route, nexthop }) => self.by_object.push((route, nexthop)),
+            Ok(Change::RouteByObject { route, nexthop }) => self.routes.push((route, Some(nexthop))),
             Ok(Change::Nexthop(nexthop)) => {
                 self.nexthops.insert(nexthop.id, nexthop);
             }
-            Ok(Change::Rule(rule)) => match rule.table {
-                Some(table) => self.rules.push(RuleFacts {
-                    ipv6: rule.ipv6,
-                    table,
-                    priority: rule.priority,
-                    matches_all: rule.matches_all,
-                }),
-                None => self.by_device.push((rule.ipv6, rule.priority)),
-            },
+            Ok(Change::Rule(rule)) => self.rules.push(rule),
             Ok(Change::Neighbor { entry, .. }) => {
                 if self.neighbors.len() < self.most || self.gateways.contains(&entry.address) {
                     self.neighbors.push(entry);
@@ -368,21 +363,14 @@ impl Tables {
 
     /// Whether one of them has all the rows that are kept. What is only of use to gateways is not counted.
     fn is_full(&self) -> bool {
-        let Self { links, addresses, routes, rules, by_object, nexthops, by_device, .. } = self;
-        let rows = [
-            links.len(),
-            addresses.len(),
-            routes.len(),
-            rules.len(),
-            by_object.len(),
-            nexthops.len(),
-            by_device.len(),
-        ];
+        let Self { links, addresses, routes, rules, nexthops, .. } = self;
+        let rows = [links.len(), addresses.len(), routes.len(), rules.len(), nexthops.len()];
         rows.into_iter().any(|rows| rows >= self.most)
     }
 
     fn gateways(&self) -> HashSet<IpAddr> {
-        self.routes.iter().filter(|route| is_default(route)).filter_map(|route| route.gateway).collect()
+        let routes = self.routes.iter().map(|(route, _)| route);
+        routes.filter(|route| is_default(route)).filter_map(|route| route.gateway).collect()
     }
 
     fn append(&mut self, mut other: Self) {
@@ -392,9 +380,7 @@ impl Tables {
         self.neighbors.append(&mut other.neighbors);
         self.peers.append(&mut other.peers);
         self.rules.append(&mut other.rules);
-        self.by_object.append(&mut other.by_object);
         self.nexthops.extend(other.nexthops);
-        self.by_device.append(&mut other.by_device);
         self.vrf_tables.append(&mut other.vrf_tables);
         self.undecoded += other.undecoded;
         self.omitted += other.omitted;
@@ -402,23 +388,29 @@ impl Tables {
 
     /// Puts next hops in place of objects, once these are read.
     fn resolve(&mut self) {
-        if self.nexthops.is_empty() {
+        if self.nexthops.is_empty() || self.routes.iter().all(|(_, object)| object.is_none()) {
             return;
         }
-        for (route, id) in std::mem::take(&mut self.by_object) {
+        for (route, object) in std::mem::take(&mut self.routes) {
+            let Some(id) = object else {
+                self.routes.push((route, None));
+                continue;
+            };
             let Some(nexthop) = self.nexthops.get(&id) else { continue };
+            if nexthop.group.is_empty() {
+                self.routes.push((nexthop.hop.of(&route), None));
+            }
             // A group has no groups in it (net/ipv4/nexthop.c, nh_check_attr_group).
             let members = nexthop.group.iter().filter_map(|member| self.nexthops.get(member));
-            let hops = members.chain(nexthop.group.is_empty().then_some(nexthop));
-            self.routes.extend(hops.map(|nexthop| nexthop.hop.of(&route)));
+            let hops = (1..=u16::MAX).zip(members);
+            let hops = hops.map(|(hop, nexthop)| RouteFacts { hop, ..nexthop.hop.of(&route) });
+            self.routes.extend(hops.map(|route| (route, None)));
         }
     }
 
-    /// Puts tables in place of devices.
-    fn make_rules(&mut self) {
-        for (ipv6, priority) in std::mem::take(&mut self.by_device) {
-            let rule = |table: &u32| RuleFacts { ipv6, table: *table, priority, matches_all: false };
-            self.rules.extend(self.vrf_tables.iter().map(rule));
-        }
+    /// The rules, with tables in place of devices.
+    fn rules_by_table(&self) -> Vec<RuleFacts> {
+        let tables = |rule: &Rule| rule.table.map_or_else(|| self.vrf_tables.clone(), |table| vec![table]);
+        self.rules.iter().flat_map(|rule| tables(rule).into_iter().map(|table| rule.of(table))).collect()
     }
 }

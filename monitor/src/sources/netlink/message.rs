@@ -3,7 +3,7 @@
 //! Only the attributes that are used are decoded. A newer kernel's form of another attribute, or a name
 //! that is not UTF-8, must not lose the message: a container could otherwise hide its changes.
 
-use netlink_packet_core::{NLM_F_REPLACE, NetlinkBuffer, NlasIterator, parse_i32, parse_ip, parse_u32};
+use netlink_packet_core::{NLM_F_EXCL, NetlinkBuffer, NlasIterator, parse_i32, parse_ip, parse_u32};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::AddressHeader;
 use netlink_packet_route::link::LinkHeader;
@@ -58,10 +58,11 @@ pub(super) enum Change {
     },
     Address(AddressFacts),
     AddressGone(AddressFacts),
-    /// One fact per next hop. `replaced`: another route made way without a message of its own.
+    /// One fact per next hop. `alone`: there was no other one of the same metric; else one may have made way without a message
+    /// of its own, and which comes first is not told.
     Route {
         routes: Vec<RouteFacts>,
-        replaced: bool,
+        alone: bool,
     },
     RouteGone(Vec<RouteFacts>),
     /// A route by nexthop object only, without the address that the object has (`nexthop_compat_mode` 0).
@@ -70,7 +71,7 @@ pub(super) enum Change {
         nexthop: u32,
     },
     Nexthop(Nexthop),
-    /// A rule that sends packets to a table.
+    /// A rule that some packet can match.
     Rule(Rule),
     /// A rule or nexthop object is gone, and with the latter its routes without a message of their own.
     RoutingGone,
@@ -133,7 +134,7 @@ impl<'a> Iterator for Messages<'a> {
 pub(super) fn decode(netns: NsInum, message: &NetlinkBuffer<&[u8]>) -> Result<Change, DecodeError> {
     let kind = message.message_type();
     let payload = message.payload();
-    let replaced = message.flags() & NLM_F_REPLACE != 0;
+    let alone = message.flags() & NLM_F_EXCL != 0;
     match kind {
         libc::RTM_NEWLINK => link(netns, payload),
         libc::RTM_DELLINK => link_gone(payload),
@@ -145,7 +146,7 @@ pub(super) fn decode(netns: NsInum, message: &NetlinkBuffer<&[u8]>) -> Result<Ch
         }
         libc::RTM_NEWROUTE => route::routes(netns, payload, true).map(|routes| match routes {
             Routes::None => Change::Other,
-            Routes::Hops(routes) => Change::Route { routes, replaced },
+            Routes::Hops(routes) => Change::Route { routes, alone },
             Routes::ByObject(route, nexthop) => Change::RouteByObject { route, nexthop },
         }),
         libc::RTM_DELROUTE => route::routes(netns, payload, false).map(|routes| match routes {

@@ -4,10 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netlink_packet_core::{parse_i32, parse_ip, parse_u32};
 use netlink_packet_route::AddressFamily;
-use netlink_packet_route::route::{RouteFlags, RouteHeader, RouteType, RouteVia};
+use netlink_packet_route::route::{RouteFlags, RouteHeader, RouteProtocol, RouteType, RouteVia};
 
 use super::message::{Decoded, attributes, is_internet};
-use crate::observation::{NsInum, RouteFacts, TABLE_MAIN};
+use crate::observation::{NsInum, RouteFacts, RuleAction, RuleFacts, TABLE_MAIN};
 
 /// `struct rtmsg`.
 const ROUTE_HEADER: usize = 12;
@@ -16,6 +16,10 @@ pub(super) const RTM_NEWNEXTHOP: u16 = 104;
 pub(super) const RTM_DELNEXTHOP: u16 = 105;
 pub(super) const RTM_GETNEXTHOP: u16 = 106;
 const RTA_NH_ID: u16 = 30;
+/// `RTA_PREF` (`include/uapi/linux/rtnetlink.h`), and its values of RFC 4191 in two bits.
+const RTA_PREF: u16 = 20;
+const PREFERENCE_HIGH: u8 = 1;
+const PREFERENCE_LOW: u8 = 3;
 /// `struct nhmsg`, `struct nexthop_grp` and attributes of include/uapi/linux/nexthop.h.
 pub(super) const NEXTHOP_HEADER: usize = 8;
 const NEXTHOP_GROUP_MEMBER: usize = 8;
@@ -26,7 +30,13 @@ const NHA_GATEWAY: u16 = 6;
 /// `struct fib_rule_hdr`, its action and attributes of include/uapi/linux/fib_rules.h.
 const RULE_HEADER: usize = 12;
 const FR_ACT_TO_TBL: u8 = 1;
+const FR_ACT_GOTO: u8 = 2;
+const FR_ACT_NOP: u8 = 3;
 const FIB_RULE_INVERT: u32 = 2;
+/// No interface has the name that packets are to come from or go to.
+const FIB_RULE_IIF_DETACHED: u32 = 8;
+const FIB_RULE_OIF_DETACHED: u32 = 16;
+const FRA_GOTO: u16 = 4;
 const FRA_PRIORITY: u16 = 6;
 const FRA_FLOW: u16 = 11;
 const FRA_SUPPRESS_IFGROUP: u16 = 13;
@@ -63,6 +73,16 @@ pub(super) struct Rule {
     pub(super) priority: u32,
     /// It has no selector.
     pub(super) matches_all: bool,
+    pub(super) action: RuleAction,
+    pub(super) suppresses: Option<u32>,
+}
+
+impl Rule {
+    /// The rule with its table.
+    pub(super) fn of(self, table: u32) -> RuleFacts {
+        let Self { ipv6, priority, matches_all, action, suppresses, .. } = self;
+        RuleFacts { ipv6, table, priority, matches_all, action, suppresses }
+    }
 }
 
 /// The next hops in a message about a route.
@@ -78,24 +98,41 @@ pub(super) enum Routes {
 /// `usable`: without the next hops that no packet is sent to, as long as their interface is down.
 pub(super) fn routes(netns: NsInum, payload: &[u8], usable: bool) -> Decoded<Routes> {
     let header = RouteHeader::parse(payload)?;
-    let is_whole = header.destination_prefix_length <= 1;
-    // One that refuses packets hides a worse one that would forward them.
-    let refuses = matches!(header.kind, RouteType::BlackHole | RouteType::Unreachable | RouteType::Prohibit);
+    let prefix = header.destination_prefix_length;
+    // One that does not forward packets hides a worse one that would.
+    let forwards = header.kind == RouteType::Unicast;
     if !is_internet(header.address_family)
         || header.flags.contains(RouteFlags::Cloned)
-        || !(header.kind == RouteType::Unicast || refuses && is_whole)
+        || !(forwards || prefix <= 1)
     {
         return Ok(Routes::None);
     }
-    let mut table = u32::from(header.table);
-    let (mut destination, mut metric, mut object) = (None, 0, None);
+    let ipv6 = header.address_family == AddressFamily::Inet6;
+    let mut route = RouteFacts {
+        netns,
+        destination: None,
+        gateway: None,
+        ifindex: None,
+        table: u32::from(header.table),
+        metric: 0,
+        ipv6,
+        hop: 0,
+        tos: if ipv6 { 0 } else { header.tos },
+        source: None,
+        preference: 0,
+        unshared: ipv6 && header.protocol == RouteProtocol::Ra,
+        throws: header.kind == RouteType::Throw,
+    };
+    let (mut destination, mut object) = (None, None);
     let mut hop = NextHop::default();
     let mut hops = Vec::new();
     for attribute in attributes(payload, ROUTE_HEADER) {
         match attribute? {
-            (libc::RTA_TABLE, value) => table = parse_u32(value)?,
+            (libc::RTA_TABLE, value) => route.table = parse_u32(value)?,
             (libc::RTA_DST, value) => destination = Some(parse_ip(value)?),
-            (libc::RTA_PRIORITY, value) => metric = parse_u32(value)?,
+            (libc::RTA_SRC, value) => route.source = Some((parse_ip(value)?, header.source_prefix_length)),
+            (libc::RTA_PRIORITY, value) => route.metric = parse_u32(value)?,
+            (RTA_PREF, value) => route.preference = preference(value),
             (RTA_NH_ID, value) => object = Some(parse_u32(value)?),
             (libc::RTA_OIF, value) => hop.ifindex = Some(parse_u32(value)?),
             (libc::RTA_GATEWAY, value) => hop.gateway = Some(parse_ip(value)?),
@@ -109,28 +146,40 @@ pub(super) fn routes(netns: NsInum, payload: &[u8], usable: bool) -> Decoded<Rou
             _ => {}
         }
     }
-    if refuses {
+    if !forwards {
         hop = NextHop::default();
     } else if usable && hops.is_empty() && header.flags.contains(RouteFlags::Dead) {
         return Ok(Routes::None);
     }
-    let prefix = header.destination_prefix_length;
+    route.unshared |= ipv6 && object.is_some();
     // Of half of a default route the kernel leaves an address of zeros out.
-    let ipv6 = header.address_family == AddressFamily::Inet6;
     let unspecified = || if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-    let destination = (prefix != 0).then(|| (destination.unwrap_or_else(unspecified), prefix));
-    if table != TABLE_MAIN && prefix > 1 {
+    route.destination = (prefix != 0).then(|| (destination.unwrap_or_else(unspecified), prefix));
+    if route.table != TABLE_MAIN && prefix > 1 {
         return Ok(Routes::None);
     }
-    let route = RouteFacts { netns, destination, gateway: None, ifindex: None, table, metric, ipv6 };
-    if let (Some(object), true) = (object, !refuses && hops.is_empty() && hop == NextHop::default()) {
+    if let (Some(object), true) = (object, forwards && hops.is_empty() && hop == NextHop::default()) {
         // Only default routes are used, and reading the namespace again costs a dump.
         return Ok(if prefix > 1 { Routes::None } else { Routes::ByObject(route, object) });
     }
     if hops.is_empty() {
-        hops.push(hop);
+        return Ok(Routes::Hops(vec![hop.of(&route)]));
     }
-    Ok(Routes::Hops(hops.into_iter().map(|hop| hop.of(&route)).collect()))
+    let is_group = !ipv6 || route.unshared;
+    let hop = |(number, hop): (u16, NextHop)| RouteFacts {
+        hop: if is_group { number } else { 0 },
+        ..hop.of(&route)
+    };
+    Ok(Routes::Hops(hops.into_iter().map(hop).collect()))
+}
+
+/// A router preference; what RFC 4191 reserves counts as medium.
+fn preference(value: &[u8]) -> i8 {
+    match value.first() {
+        Some(&PREFERENCE_HIGH) => 1,
+        Some(&PREFERENCE_LOW) => -1,
+        _ => 0,
+    }
 }
 
 impl NextHop {
@@ -158,7 +207,7 @@ pub(super) fn nexthop(payload: &[u8]) -> Decoded<Nexthop> {
     Ok(nexthop)
 }
 
-/// `struct fib_rule_hdr` and its attributes (`include/uapi/linux/fib_rules.h`).
+/// `struct fib_rule_hdr` and its attributes (`include/uapi/linux/fib_rules.h`); `None` of a rule that no packet matches.
 pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
     let Some(header) = payload.first_chunk::<RULE_HEADER>() else {
         return Err(format!("a rule of {} bytes", payload.len()).into());
@@ -168,36 +217,51 @@ pub(super) fn rule(payload: &[u8]) -> Decoded<Option<Rule>> {
         libc::AF_INET6 => true,
         _ => return Ok(None),
     };
-    let (mut table, mut by_device, mut suppressed) = (u32::from(header[4]), false, false);
+    let (mut table, mut by_device, mut suppresses, mut target) = (u32::from(header[4]), false, None, None);
     let flags = u32::from_ne_bytes([header[8], header[9], header[10], header[11]]);
     // Prefixes of destination and source, and the type of service.
-    let mut matches_all = header[1..4] == [0; 3] && flags & FIB_RULE_INVERT == 0;
-    let mut priority = 0;
+    let mut matches_all = header[1..4] == [0; 3];
+    let (mut priority, mut by_interface) = (0, false);
     for attribute in attributes(payload, RULE_HEADER) {
         match attribute? {
             (FRA_TABLE, value) => table = parse_u32(value)?,
             (FRA_PRIORITY, value) => priority = parse_u32(value)?,
+            (FRA_GOTO, value) => target = Some(parse_u32(value)?),
             (FRA_L3MDEV, value) => {
                 by_device = value.first() == Some(&1);
                 matches_all &= !by_device;
             }
             // Such a rule takes no route as short as that (WireGuard: all but default routes).
-            (FRA_SUPPRESS_PREFIXLEN, value) => suppressed = parse_i32(value)? >= 0,
-            (FRA_SUPPRESS_IFGROUP, value) => matches_all &= parse_i32(value)? < 0,
+            (FRA_SUPPRESS_PREFIXLEN, value) => suppresses = u32::try_from(parse_i32(value)?).ok(),
+            (FRA_SUPPRESS_IFGROUP, value) => by_interface = parse_i32(value)? >= 0,
             (FRA_PROTOCOL | FRA_FLOW | FRA_PAD, _) => {}
             // A selector, or something unknown that may be one.
             _ => matches_all = false,
         }
     }
-    let selects = header[7] == FR_ACT_TO_TBL && !suppressed;
+    let is_inverse = flags & FIB_RULE_INVERT != 0;
+    let matches_none = flags & (FIB_RULE_IIF_DETACHED | FIB_RULE_OIF_DETACHED) != 0;
+    if if is_inverse { matches_all } else { matches_none } {
+        return Ok(None);
+    }
+    matches_all = if is_inverse { matches_none } else { matches_all };
+    let action = match (header[7], target) {
+        (FR_ACT_TO_TBL, _) => RuleAction::Lookup,
+        (FR_ACT_GOTO, Some(target)) => RuleAction::Goto(target),
+        (FR_ACT_GOTO | FR_ACT_NOP, _) => RuleAction::Nothing,
+        _ => RuleAction::Refuse,
+    };
     let table = (!by_device).then_some(table);
-    Ok(selects.then_some(Rule { ipv6, table, priority, matches_all }))
+    // By which interface a route leads is not looked at: packets may go on.
+    let matches_all = matches_all && !by_interface;
+    Ok(Some(Rule { ipv6, table, priority, matches_all, action, suppresses }))
 }
 
-/// `RTA_MULTIPATH`: a list of `struct rtnexthop`, each with attributes of its own.
-fn next_hops(mut bytes: &[u8], usable: bool) -> Decoded<Vec<NextHop>> {
+/// `RTA_MULTIPATH`: a list of `struct rtnexthop`, each with attributes of its own. With their positions, from 1.
+fn next_hops(mut bytes: &[u8], usable: bool) -> Decoded<Vec<(u16, NextHop)>> {
     let mut hops = Vec::new();
-    while let Some(header) = bytes.first_chunk::<NEXT_HOP_HEADER>() {
+    for number in 1..=u16::MAX {
+        let Some(header) = bytes.first_chunk::<NEXT_HOP_HEADER>() else { break };
         let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
         let Some(hop) = bytes.get(..length).filter(|_| length >= NEXT_HOP_HEADER) else {
             return Err(format!("a next hop of {length} bytes in {}", bytes.len()).into());
@@ -212,7 +276,7 @@ fn next_hops(mut bytes: &[u8], usable: bool) -> Decoded<Vec<NextHop>> {
             }
         }
         if !usable || header[2] & RTNH_F_DEAD == 0 {
-            hops.push(NextHop { gateway, ifindex });
+            hops.push((number, NextHop { gateway, ifindex }));
         }
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
     }

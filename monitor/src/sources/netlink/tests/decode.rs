@@ -1,8 +1,8 @@
-use netlink_packet_core::{NLM_F_REPLACE, NetlinkMessage};
+use netlink_packet_core::{NLM_F_EXCL, NetlinkMessage};
 use netlink_packet_route::link::{InfoData, InfoKind, InfoVrf, LinkAttribute, LinkInfo, LinkMessage};
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType};
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use tokio::sync::mpsc;
 
@@ -11,6 +11,7 @@ use super::super::route::Rule;
 use super::super::socket::Subscription;
 use super::super::stream::Stream;
 use super::*;
+use crate::observation::RuleAction::{Goto, Lookup, Refuse};
 use crate::observation::{Loss, NudState};
 
 fn bytes(message: RouteNetlinkMessage, flags: u16, port: u32) -> Vec<u8> {
@@ -59,11 +60,10 @@ fn named_link(family: AddressFamily) -> LinkMessage {
 
 #[test]
 fn every_message_of_a_datagram_is_read() {
-    let mut datagram = bytes(RouteNetlinkMessage::NewRoute(route()), NLM_F_REPLACE, 0);
+    let mut datagram = bytes(RouteNetlinkMessage::NewRoute(route()), NLM_F_EXCL, 0);
     datagram.extend(bytes(RouteNetlinkMessage::NewNeighbour(neighbor()), 0, 77));
     let changes = decoded(&datagram).unwrap();
-    let [Change::Route { routes, replaced: true }, Change::Neighbor { entry, port: 77 }] = &changes[..]
-    else {
+    let [Change::Route { routes, alone: true }, Change::Neighbor { entry, port: 77 }] = &changes[..] else {
         panic!("{changes:?}")
     };
     assert_eq!((routes[0].gateway, routes[0].destination), (Some(address("10.0.0.1")), None));
@@ -90,6 +90,9 @@ fn of_other_tables_only_default_routes_are_observed_and_only_unicast_ones() {
     unreachable.header.kind = RouteType::Unreachable;
     let [Change::Route { routes, .. }] = &decode(unreachable.clone())[..] else { panic!("no route") };
     assert_eq!((routes[0].gateway, routes[0].ifindex), (None, None), "it hides worse ones");
+    unreachable.header.kind = RouteType::Throw;
+    let [Change::Route { routes, .. }] = &decode(unreachable.clone())[..] else { panic!("no route") };
+    assert!(routes[0].throws, "packets go on to the next rule");
     unreachable.header.destination_prefix_length = 24;
     for message in [numbered, unreachable] {
         assert_eq!(decode(message), [Change::Other]);
@@ -200,18 +203,40 @@ fn the_table_of_a_vrf_and_a_rule_by_device_are_seen() {
     let decode =
         |rule: &RuleMessage| decoded(&bytes(RouteNetlinkMessage::NewRule(rule.clone()), 0, 0)).unwrap();
     rule.attributes = vec![RuleAttribute::L3MDev(true)];
-    assert_eq!(
-        decode(&rule),
-        [Change::Rule(Rule { ipv6: true, table: None, priority: 0, matches_all: false })]
-    );
+    let by_device =
+        Rule { ipv6: true, table: None, priority: 0, matches_all: false, action: Lookup, suppresses: None };
+    assert_eq!(decode(&rule), [Change::Rule(by_device)]);
     rule.attributes = vec![RuleAttribute::Table(300), RuleAttribute::Priority(7)];
-    let found = Rule { ipv6: true, table: Some(300), priority: 7, matches_all: true };
+    let found = Rule { table: Some(300), priority: 7, matches_all: true, ..by_device };
     assert_eq!(decode(&rule), [Change::Rule(found)]);
     let mut marked = rule.clone();
     marked.attributes.push(RuleAttribute::FwMark(9));
     assert_eq!(decode(&marked), [Change::Rule(Rule { matches_all: false, ..found })]);
     rule.attributes.push(RuleAttribute::SuppressPrefixLen(0));
-    assert_eq!(decode(&rule), [Change::Other], "it takes no default route");
+    assert_eq!(decode(&rule), [Change::Rule(Rule { suppresses: Some(0), ..found })]);
+    rule.header.action = RuleAction::Unreachable;
+    assert!(matches!(decode(&rule)[..], [Change::Rule(Rule { action: Refuse, .. })]));
+    rule.header.action = RuleAction::Goto;
+    rule.attributes.push(RuleAttribute::Goto(9));
+    assert!(matches!(decode(&rule)[..], [Change::Rule(Rule { action: Goto(9), .. })]));
+}
+
+#[test]
+fn a_rule_that_no_packet_can_match_is_none() {
+    let decode =
+        |rule: &RuleMessage| decoded(&bytes(RouteNetlinkMessage::NewRule(rule.clone()), 0, 0)).unwrap();
+    let mut rule = RuleMessage::default();
+    rule.header.family = AddressFamily::Inet;
+    rule.header.action = RuleAction::ToTable;
+    rule.attributes = vec![RuleAttribute::Table(300), RuleAttribute::Iifname("gone0".into())];
+    assert!(matches!(decode(&rule)[..], [Change::Rule(Rule { matches_all: false, .. })]));
+    rule.header.flags = RuleFlags::IifDetached;
+    assert_eq!(decode(&rule), [Change::Other]);
+    rule.header.flags = RuleFlags::IifDetached | RuleFlags::Invert;
+    assert!(matches!(decode(&rule)[..], [Change::Rule(Rule { matches_all: true, .. })]));
+    rule.attributes.pop();
+    rule.header.flags = RuleFlags::Invert;
+    assert_eq!(decode(&rule), [Change::Other], "not all");
 }
 
 #[test]

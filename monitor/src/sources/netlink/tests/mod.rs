@@ -18,6 +18,7 @@ mod consistency;
 mod decode;
 mod namespaces;
 mod neighbors;
+mod routes;
 
 /// Longest wait for a condition.
 fn patience() -> Duration {

@@ -236,7 +236,7 @@ async fn a_snapshot_has_the_tables_rules_and_nexthop_objects_that_make_gateways(
         let in_use = gateways_in_use(&snapshot.routes, &snapshot.rules);
         let eth0 = link(&snapshot, "eth0").ifindex;
         let expected = ["10.9.0.1", "10.9.0.5", "10.9.0.6"].map(|via| (eth0, address(via)));
-        assert_eq!(in_use.into_iter().collect::<Vec<_>>(), expected, "{snapshot:?}");
+        assert_eq!(in_use.into_keys().collect::<Vec<_>>(), expected, "{snapshot:?}");
     }
 }
 
