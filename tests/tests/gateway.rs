@@ -256,6 +256,32 @@ fn an_interface_that_was_down_for_a_moment_has_lost_the_gateway_until_it_is_rest
 }
 
 #[test]
+fn an_interface_that_goes_while_another_one_takes_over_leaves_nothing_lost() {
+    let pod = Pod::new();
+    let _process = live_in(&pod);
+    pod.netns().ip_batch(
+        "link add net1 type veth peer name far1\nlink set far1 up\nlink set net1 up\n\
+         address add 10.200.1.2/24 dev net1\n",
+    );
+    let mut daemon = launch().config("[incidents]\ngateway_confirm_seconds = 50\n").start();
+    // As a runtime disconnects a container from a network: the other route comes a moment later.
+    pod.netns().ip_batch("link set eth0 down\nlink del eth0\n");
+    let deleted = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+    deleted.expect("/neighbor/cause", "link-down");
+    pod.netns().ip_batch("route add default via 10.200.1.1 dev net1\n");
+    daemon.wait_for("the other route", |event| {
+        event.kind() == "route.added" && event.text("/route/gateway") == "10.200.1.1"
+    });
+    let is_suspected = |daemon: &Daemon| {
+        let state: serde_json::Value =
+            serde_json::from_str(&daemon.ask(&["state", "--json"]).stdout).unwrap_or_default();
+        state["suspected"].to_string().contains(&pod.inum().to_string())
+    };
+    eventually!(!is_suspected(&daemon), "nothing is suspected any more");
+    assert_eq!(incidents(&daemon.events(), pod.inum()), [""; 0]);
+}
+
+#[test]
 fn a_default_route_deleted_on_purpose_closes_the_incident() {
     let pod = Pod::new();
     let _process = live_in(&pod);

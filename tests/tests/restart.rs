@@ -184,20 +184,23 @@ fn an_interface_that_was_deleted_while_no_daemon_ran_is_missed_without_a_culprit
 
 #[test]
 fn a_loss_that_is_only_suspected_is_not_forgotten_by_a_restart() {
+    const PATIENT: &str = "[incidents]\ngateway_teardown_seconds = 15\n";
     let pod = Pod::new();
     let sandbox = PodSandbox::of(&pod);
-    let mut daemon = launch().start();
+    let mut daemon = launch().config(PATIENT).start();
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
-    pod.ip("link del eth0");
+    let ip = pod.ip("link del eth0");
     daemon.wait_for("the end of the interface", |event| {
         event.kind() == "neighbor.deleted" && event.is_in(pod.inum())
     });
     daemon.stop();
     assert_eq!(incident(&daemon, &["incidents"], &sandbox), None, "it may be a teardown");
 
-    let mut again =
-        launch().config("[incidents]\ngateway_teardown_seconds = 1\n").on_state_of(&daemon).start();
-    wait_for(&mut again, "incident.opened", &sandbox).expect("/incident/found_at_start", true);
+    let mut again = launch().config(PATIENT).on_state_of(&daemon).start();
+    let opened = wait_for(&mut again, "incident.opened", &sandbox);
+    opened.expect_actor(ip.pid, "ip");
+    opened.expect("/neighbor/cause", "link-deleted");
+    opened.expect_none("/incident/found_at_start");
 }
 
 #[test]

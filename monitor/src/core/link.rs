@@ -25,8 +25,13 @@ impl Core {
         }
         let is_outdated = snapshot.is_outdated;
         let old = self.namespaces.replace(at, snapshot, !self.ready);
-        for entry in self.previous_entries.extract_if(.., |entry| entry.netns == netns) {
-            self.namespaces.compare_previous(at, &entry);
+        let previous = self.previous_entries.extract_if(.., |entry| entry.netns == netns);
+        for entry in previous.collect::<Vec<_>>() {
+            if self.namespaces.compare_previous(at, &entry)
+                && let Some(fault) = &entry.suspected
+            {
+                self.diagnose(at, &ModelChange::Suspected(fault));
+            }
         }
         if let (Some(old), Some(new)) = (old, self.namespaces.get(netns)) {
             let (links, routes) = (new.links.clone(), new.routes.clone());

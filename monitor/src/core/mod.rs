@@ -216,6 +216,14 @@ impl Core {
     #[must_use]
     pub fn known_gateways(&self) -> Vec<KnownEntry> {
         let mut known = self.namespaces.known_gateways();
+        for (key, fault) in self.engine.kept() {
+            let is_it = |entry: &&mut KnownEntry| {
+                (entry.netns, entry.ifindex, entry.address) == (key.netns, key.ifindex, key.address)
+            };
+            if let Some(entry) = known.iter_mut().find(is_it) {
+                entry.suspected = Some(fault);
+            }
+        }
         if !self.ready {
             known.extend_from_slice(&self.previous_entries);
         }

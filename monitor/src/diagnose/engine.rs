@@ -16,7 +16,7 @@ use super::incidents::{Incidents, OpenIncident};
 use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
 use crate::event::{CloseReason, Event, Incident, Kind, Severity, WallClock, past};
 use crate::node::view::NodeView;
-use crate::observation::{BootNs, Request};
+use crate::observation::{BootNs, NeighborKey, Request};
 
 /// A change of an incident, to be emitted as an event.
 #[derive(Debug, Clone, PartialEq)]
@@ -234,6 +234,12 @@ impl Engine {
         let context =
             Context { now: self.now, clock: self.clock, node, incidents: &self.incidents, ready: self.ready };
         self.diagnoses.iter().flat_map(|diagnosis| diagnosis.suspected(&context)).collect()
+    }
+
+    /// What the next run is to know besides open incidents.
+    #[must_use]
+    pub fn kept(&self) -> Vec<(NeighborKey, Value)> {
+        self.diagnoses.iter().flat_map(|diagnosis| diagnosis.kept()).collect()
     }
 
     /// The open incidents.

@@ -211,7 +211,7 @@ impl GatewayNeighborLost {
         }
         let cause = fault.objects.neighbor.as_ref().map_or("", |entry| entry.cause.as_str());
         let with_interface = ["link-deleted", "link-down", "last-address-removed"].contains(&cause);
-        if with_interface && has_other_route(context.node, key) {
+        if with_interface && is_replaceable(context.node, key) {
             return Some(seconds(self.thresholds.get(&GATEWAY_CONFIRM)));
         }
         if cause == "link-deleted" {
@@ -358,6 +358,7 @@ impl Diagnosis for GatewayNeighborLost {
                     self.close(key, CloseReason::SubjectGone, None, findings);
                 }
             }
+            ModelChange::Suspected(fault) => self.take_over(context, fault),
             ModelChange::Container(id) => {
                 let facts = context.node.containers.get(id);
                 if facts.is_none_or(|facts| !is_live(facts.state)) {
@@ -402,6 +403,10 @@ impl Diagnosis for GatewayNeighborLost {
 
     fn suspected(&self, context: &Context<'_>) -> Vec<Suspicion> {
         self.suspicions(context)
+    }
+
+    fn kept(&self) -> Vec<(NeighborKey, Value)> {
+        self.handed_over()
     }
 
     fn deadline(&self) -> Option<BootNs> {
@@ -456,13 +461,30 @@ fn changes_host_lladdr(context: &Context<'_>, event: &Event) -> bool {
     })
 }
 
-/// Whether another interface has a default route, which can take the place of one that went with its interface.
+/// Whether another default route can take the place of one that goes with its interface: there is one by another interface,
+/// or whoever removed that interface may set one, as runtimes do.
+fn is_replaceable(node: &NodeView<'_>, key: NeighborKey) -> bool {
+    let has_other = || {
+        let namespace = node.namespaces.get(key.netns);
+        namespace.is_some_and(|namespace| namespace.has_other_interface(key.ifindex, key.address))
+    };
+    has_other_route(node, key) || has_other()
+}
+
+/// Whether another interface has a default route.
 fn has_other_route(node: &NodeView<'_>, key: NeighborKey) -> bool {
     let is_other = |route: &RouteFacts| {
         route.ifindex != Some(key.ifindex)
             && route.gateway.is_some_and(|gateway| gateway.is_ipv4() == key.address.is_ipv4())
     };
     node.namespaces.get(key.netns).is_some_and(|namespace| namespace.routes().iter().any(is_other))
+}
+
+/// Whether packets may find another way as long as a gateway is lost.
+fn has_alternative(node: &NodeView<'_>, key: NeighborKey) -> bool {
+    node.namespaces
+        .get(key.netns)
+        .is_some_and(|namespace| namespace.has_alternative(key.ifindex, key.address))
 }
 
 /// Whether the model shows that a changed entry is a good one: static, or of another state with another address than
@@ -478,13 +500,6 @@ fn is_repair(node: &NodeView<'_>, neighbor: &Neighbor) -> bool {
 /// Whether packets reach the gateway again.
 fn is_restored(node: &NodeView<'_>, key: NeighborKey) -> bool {
     matches!(health::health(node, key), Health::Correct | Health::Static | Health::Usable)
-}
-
-/// Whether packets may find another way as long as a gateway is lost.
-fn has_alternative(node: &NodeView<'_>, key: NeighborKey) -> bool {
-    node.namespaces
-        .get(key.netns)
-        .is_some_and(|namespace| namespace.has_alternative(key.ifindex, key.address))
 }
 
 fn seconds(seconds: u32) -> BootNs {

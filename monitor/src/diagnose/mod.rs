@@ -12,7 +12,7 @@ use crate::event::{Event, Severity, WallClock};
 use crate::node::cni::Call;
 use crate::node::mounts::BusyMount;
 use crate::node::view::NodeView;
-use crate::observation::{BootNs, NsInum, SandboxCheckpoint};
+use crate::observation::{BootNs, NeighborKey, NsInum, SandboxCheckpoint};
 use crate::settings::{Threshold, Thresholds};
 
 mod advice;
@@ -117,6 +117,11 @@ pub trait Diagnosis: Debug + Send {
         Vec::new()
     }
 
+    /// What it suspects of gateways and the next run of the daemon is to know, in its own form.
+    fn kept(&self) -> Vec<(NeighborKey, Value)> {
+        Vec::new()
+    }
+
     /// When the next tick is due.
     fn deadline(&self) -> Option<BootNs> {
         None
@@ -161,6 +166,8 @@ pub enum ModelChange<'a> {
     Netns(NsInum),
     /// A network namespace was destroyed.
     NetnsGone(NsInum),
+    /// What the previous run suspected of a gateway, of whose namespace a snapshot was applied.
+    Suspected(&'a Value),
     /// A container was added, changed or removed.
     Container(&'a str),
     /// It was found where `CNI_NETNS` of a CNI call led to.

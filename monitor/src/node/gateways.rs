@@ -129,6 +129,9 @@ pub struct KnownEntry {
     /// Name of the interface.
     #[serde(default)]
     pub ifname: String,
+    /// What a diagnosis suspects of it, in that diagnosis' own form.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspected: Option<serde_json::Value>,
 }
 
 /// The gateways of one namespace, by interface index and address.

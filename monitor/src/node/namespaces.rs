@@ -124,16 +124,17 @@ pub struct Namespace {
 }
 
 impl Namespaces {
-    /// Compares a gateway that the previous run knew with the first snapshot of its namespace. One of which only the route
-    /// is gone was given up on purpose.
-    pub fn compare_previous(&mut self, at: BootNs, entry: &KnownEntry) {
+    /// Compares a gateway that the previous run knew with the first snapshot of its namespace; false if that is another
+    /// one. A gateway of which only the route is gone was given up on purpose.
+    pub fn compare_previous(&mut self, at: BootNs, entry: &KnownEntry) -> bool {
         let Some(namespace) = self.known.get_mut(&entry.netns).filter(|known| known.is_same(entry)) else {
-            return;
+            return false;
         };
         let is_in_use = namespace.in_use.contains(&(entry.ifindex, entry.address));
         if is_in_use || !namespace.is_usable(entry.ifindex, entry.address) {
             namespace.gateways.compare_previous(at, entry, !is_in_use);
         }
+        true
     }
 
     /// The gateways whose entries were seen, for the next run: those in use, and those that are missed.
@@ -151,6 +152,7 @@ impl Namespaces {
                     address,
                     lladdr: gateway.static_lladdr.clone(),
                     ifname: gateway.ifname.clone(),
+                    suspected: None,
                 })
             })
         });
@@ -190,9 +192,9 @@ impl Namespaces {
             routes: snapshot.routes.into_iter().filter(is_default).take(ROUTES_MAX).collect(),
             rules: snapshot.rules,
             in_use: old.as_ref().map(|old| old.in_use.clone()).unwrap_or_default(),
+            shared: old.as_ref().map(|old| old.shared.clone()).unwrap_or_default(),
             gateways: old.as_ref().map(|old| old.gateways.clone()).unwrap_or_default(),
             former: old.as_ref().map(|old| old.former.clone()).unwrap_or_default(),
-            shared: old.as_ref().map(|old| old.shared.clone()).unwrap_or_default(),
             disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
             lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
             switched: old.as_ref().map(|old| old.switched.clone()).unwrap_or_default(),
@@ -396,14 +398,14 @@ impl Namespace {
         &self.in_use
     }
 
-    /// Whether an address that was a default gateway is no longer needed: packets go to another one, or the route was
-    /// deleted and left interface and address in place.
     /// Whether packets find another way where a default gateway cannot be resolved.
     #[must_use]
     pub fn has_alternative(&self, ifindex: u32, address: IpAddr) -> bool {
         self.shared.contains_key(&(ifindex, address))
     }
 
+    /// Whether an address that was a default gateway is no longer needed: packets go to another one, or the route was
+    /// deleted and left interface and address in place.
     #[must_use]
     pub fn is_former_gateway(&self, ifindex: u32, address: IpAddr) -> bool {
         let is_up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.flags & iff::UP != 0);

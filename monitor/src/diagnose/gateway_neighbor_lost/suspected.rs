@@ -1,11 +1,41 @@
 //! The faults that are not judged yet, in words.
 
-use super::{Fault, FaultPhase, FaultReason, GatewayNeighborLost, KIND, has_other_route};
+use serde::Deserialize as _;
+use serde_json::Value;
+
+use super::{
+    Fault, FaultPhase, FaultReason, GATEWAY_CONFIRM, GatewayNeighborLost, KIND, is_replaceable, key, seconds,
+};
 use crate::diagnose::{Context, Suspicion};
 use crate::escape::name;
 use crate::observation::NeighborKey;
 
 impl GatewayNeighborLost {
+    /// The faults that are not judged yet, for the next run of the daemon.
+    pub(super) fn handed_over(&self) -> Vec<(NeighborKey, Value)> {
+        let suspected =
+            self.faults.iter().filter(|(_, fault)| matches!(fault.phase, FaultPhase::Suspected { .. }));
+        suspected.filter_map(|(key, fault)| Some((*key, serde_json::to_value(fault).ok()?))).collect()
+    }
+
+    /// Goes on with a fault that the previous run had not judged yet, in a namespace that is still the same.
+    pub(super) fn take_over(&mut self, context: &Context<'_>, fault: &Value) {
+        // Written by another version, perhaps.
+        let Ok(fault) = Fault::deserialize(fault) else { return };
+        let (Some(key), FaultPhase::Suspected { due }) =
+            (fault.objects.neighbor.as_deref().map(key), fault.phase)
+        else {
+            return;
+        };
+        if self.faults.contains_key(&key) || !self.has_room(context, key, &fault) {
+            return;
+        }
+        // The runtimes are to report first who still lives.
+        let due = due.max(context.now + seconds(self.thresholds.get(&GATEWAY_CONFIRM)));
+        self.rereads.schedule(key.netns, due);
+        self.faults.insert(key, Fault { phase: FaultPhase::Suspected { due }, ..fault });
+    }
+
     /// The faults that open incidents if they last, but for those that the model shows to be over.
     pub(super) fn suspicions(&self, context: &Context<'_>) -> Vec<Suspicion> {
         let suspected = self.faults.iter().filter_map(|(key, fault)| match fault.phase {
@@ -57,7 +87,7 @@ fn reason(context: &Context<'_>, fault: &Fault, key: NeighborKey) -> &'static st
         || gateway.is_some_and(|gateway| gateway.went_with_link);
     match fault.reason {
         FaultReason::Failed => "an answer may still come",
-        _ if with_interface && has_other_route(context.node, key) => {
+        _ if with_interface && is_replaceable(context.node, key) => {
             "another default route may take its place"
         }
         _ if with_interface => "its interface or address went with it, as when a pod is deleted",

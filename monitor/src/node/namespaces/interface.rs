@@ -1,6 +1,7 @@
 //! What an interface was at a time, by what the kernel has told until then.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use super::{FORMER_GATEWAY_NS, Namespace, SETTLING_NS};
 use crate::observation::{BootNs, LinkFacts, LlAddr, NeighborCause, iff};
@@ -28,6 +29,13 @@ impl Namespace {
     #[must_use]
     pub fn is_settled(&self, at: BootNs, ifindex: u32) -> bool {
         self.links.contains_key(&ifindex) && self.changed.saturating_add(SETTLING_NS) < at
+    }
+
+    /// Whether another interface than this one can carry packets of this family.
+    #[must_use]
+    pub fn has_other_interface(&self, ifindex: u32, family: IpAddr) -> bool {
+        let is_other = |link: &&LinkFacts| link.ifindex != ifindex && link.flags & iff::LOOPBACK == 0;
+        self.links.values().filter(is_other).any(|other| self.is_usable(other.ifindex, family))
     }
 
     /// Whether a link had this hardware address at a time, and for some time before.

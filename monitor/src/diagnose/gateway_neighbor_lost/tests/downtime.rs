@@ -88,6 +88,28 @@ fn an_interface_that_is_back_or_was_replaced_is_not_missed() {
 }
 
 #[test]
+fn what_was_only_suspected_goes_on_with_its_actor() {
+    let (mut node, _) = before(Some(4_097));
+    node.delete_entry(ETCD, NeighborCause::LinkDeleted);
+    without_link(node.tables.get_mut(&ETCD).unwrap());
+    node.observe_netns(ETCD);
+    assert_eq!(node.kinds(), [""; 0], "it may be a teardown");
+    let kept = node.core.known_gateways();
+    let mut again = after(&node, kept.clone(), without_link);
+    again.run_for(60 * S);
+    let opened = again.last_incident();
+    assert_eq!(opened.actor.as_ref().unwrap().pid, 28_997, "{}", opened.message);
+    assert!(!opened.incident.as_ref().unwrap().found_at_start);
+    let another = |tables: &mut NetnsSnapshot| {
+        without_link(tables);
+        tables.cookie = Some(4_098);
+    };
+    let mut another = after(&node, kept, another);
+    another.run_for(120 * S);
+    assert_eq!(another.kinds(), [""; 0], "another sandbox");
+}
+
+#[test]
 fn what_a_run_was_to_compare_is_kept_until_the_node_is_read() {
     let (_, kept) = before(Some(4_097));
     let again = TestNode::booted(Resume { gateways: kept.clone(), ..Resume::default() });

@@ -159,6 +159,45 @@ fn an_interface_that_leaves_the_way_to_another_one_takes_nothing_along() {
 }
 
 #[test]
+fn an_interface_that_goes_where_there_is_another_one_is_waited_for_a_moment() {
+    for is_replaced in [true, false] {
+        let mut node = TestNode::with_running_pod();
+        let tables = node.tables.get_mut(&ETCD).unwrap();
+        tables.links.push(LinkFacts { ifindex: 7, ifname: "net1".into(), ..tables.links[0].clone() });
+        let address = "10.7.0.2".parse().unwrap();
+        tables.addresses.push(AddressFacts { netns: ETCD, ifindex: 7, address, prefix_len: 24 });
+        node.observe_netns(ETCD);
+        node.delete_entry(ETCD, NeighborCause::LinkDown);
+        let tables = node.tables.get_mut(&ETCD).unwrap();
+        (tables.links[0].flags, tables.routes) = (0, Vec::new());
+        if is_replaced {
+            tables.routes.push(RouteFacts::default_via(ETCD, other(), 7));
+        }
+        node.observe_netns(ETCD);
+        assert_eq!(node.kinds(), [""; 0]);
+        node.run_for(30 * S);
+        match is_replaced {
+            true => assert_eq!(node.kinds(), [""; 0]),
+            false => assert_eq!(node.last_incident().actor.as_ref().unwrap().pid, 28_997),
+        }
+    }
+}
+
+#[test]
+fn of_equal_routes_the_second_is_lost_likely_and_never_critical() {
+    let mut node = TestNode::with_running_pod();
+    let second = RouteFacts::default_via(ETCD, other(), 2);
+    reroute(&mut node, vec![second, RouteFacts::default_via(ETCD, gateway(), 2)]);
+    node.delete_entry(ETCD, NeighborCause::Admin);
+    node.run_for(120 * S);
+    let opened = node.last_incident();
+    let incident = opened.incident.as_ref().unwrap();
+    assert_eq!((incident.confidence, incident.severity), (Confidence::Likely, Severity::Warning));
+    let deleted = node.events.iter().find(|event| event.kind == Kind::NeighborDeleted).unwrap();
+    assert_eq!(deleted.neighbor.as_ref().unwrap().gateway, None, "it depends on the first one's entry");
+}
+
+#[test]
 fn a_deletion_of_which_nothing_was_known_is_told_of_what_is_missed_later() {
     let mut node = TestNode::with_running_pod();
     let routes = node.tables[&ETCD].routes.clone();
