@@ -1,7 +1,7 @@
 //! CNI calls: a program in a directory of CNI plugins, executed by root of the node, its environment, and its end.
 //!
 //! Anybody may execute a plugin with the name of another's pod in its environment. So nothing is read but of root in the
-//! initial user namespace, and in a mount namespace of the host's or of a runtime, which the daemon tells.
+//! initial user namespace, and in a mount namespace of the host's, which the daemon tells.
 
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
@@ -34,7 +34,7 @@ static OFFSETS: ExecOffsets = ExecOffsets::ZERO;
 static CNI_DIRECTORIES: LpmTrie<[u8; DIRECTORY_CAPACITY], u32> =
     LpmTrie::with_max_entries(DIRECTORIES_MAX, 0);
 
-/// Written by the daemon: mount namespaces of the host and of runtimes.
+/// Written by the daemon: mount namespaces of the host.
 #[map]
 static CNI_MOUNT_NAMESPACES: HashMap<u32, u32> = HashMap::with_max_entries(MOUNT_NAMESPACES_MAX, 0);
 

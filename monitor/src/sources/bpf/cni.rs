@@ -1,6 +1,6 @@
 //! Environments of CNI plugins, which come from the kernel in parts, become calls.
 //!
-//! Parts are read where they lie in the ring. Of a variable whose name is not wanted no byte is copied; of a wanted one, what
+//! Parts are read where they lie in the ring. Of a variable whose name is not wanted no more is copied than it takes to see that, and it is overwritten; of a wanted one, what
 //! a part cuts off is kept until the next one, and overwritten when it was read.
 
 use std::collections::BTreeMap;
@@ -77,7 +77,11 @@ impl PartialCalls {
         let len = (record.len as usize).min(PART_CAPACITY);
         call.environment.read(&record.bytes[..len]);
         let expected = call.environment_len.saturating_sub(call.read).min(PART_CAPACITY as u64);
-        call.unreadable |= len as u64 != expected;
+        if len as u64 != expected {
+            // The next part begins anywhere in a variable.
+            call.unreadable = true;
+            call.environment.skip();
+        }
         call.read += PART_CAPACITY as u64;
         if record.is_last == 0 {
             return Ok(None);
@@ -88,8 +92,11 @@ impl PartialCalls {
 
 impl PartialCall {
     fn complete(mut self) -> Option<(BootNs, Fact)> {
-        self.environment.end();
         let truncated = self.unreadable || self.environment_len > (PARTS_MAX * PART_CAPACITY) as u64;
+        // What is cut off is no value.
+        if !truncated {
+            self.environment.end();
+        }
         match call(&self.environment) {
             Some(Call::Plugin) => None,
             Some(Call::Container { command, container_id, pod }) => {
@@ -213,13 +220,17 @@ impl Environment {
         let (name, value) = bytes.split_at(longest.saturating_sub(self.open.len()).min(bytes.len()));
         self.open.extend_from_slice(name);
         if !self.is_wanted() || self.open.len() + value.len() > longest + VALUE_MAX {
-            self.state = State::Skipping;
-            wipe(&mut self.open);
-            return;
+            return self.skip();
         }
         // At once, since what is left where a buffer grew out of is not overwritten.
-        self.open.reserve(longest + VALUE_MAX);
+        self.open.reserve((longest + VALUE_MAX).saturating_sub(self.open.len()));
         self.open.extend_from_slice(value);
+    }
+
+    /// Nothing of what is read up to the next end of a variable counts.
+    fn skip(&mut self) {
+        wipe(&mut self.open);
+        self.state = State::Skipping;
     }
 
     /// Whether what was read of a variable can be the beginning of a wanted one.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{HashMap, LpmTrie, MapData, MapError};
-use kevtmon_ebpf::exec::{DIRECTORIES_MAX, DIRECTORY_CAPACITY, MOUNT_NAMESPACES_MAX};
+use kevtmon_ebpf::exec::DIRECTORY_CAPACITY;
 
 use crate::namespace::NsInum;
 
@@ -37,13 +37,13 @@ impl Plugins {
         for gone in old_namespaces.difference(&namespaces) {
             results.push(self.namespaces.remove(gone));
         }
-        for directory in directories.difference(old_directories).take(DIRECTORIES_MAX as usize) {
+        for directory in directories.difference(old_directories) {
             match key(directory) {
                 Some(key) => results.push(self.directories.insert(&key, 0, 0)),
                 None => tracing::warn!(directory, "the path is too long for a directory of CNI plugins"),
             }
         }
-        for new in namespaces.difference(old_namespaces).take(MOUNT_NAMESPACES_MAX as usize) {
+        for new in namespaces.difference(old_namespaces) {
             results.push(self.namespaces.insert(new, 0, 0));
         }
         for error in results.into_iter().filter_map(Result::err) {

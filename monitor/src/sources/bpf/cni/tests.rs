@@ -160,3 +160,24 @@ fn processes_that_never_come_to_their_end_are_bounded() {
     }
     assert_eq!(calls.calls.len(), PARTIAL_MAX);
 }
+
+#[test]
+fn what_is_cut_off_or_follows_what_cannot_be_read_is_no_value() {
+    let first = [("CNI_COMMAND", "DEL"), ("CNI_CONTAINERID", ID)];
+    let filler =
+        |to: usize, start: &str| "x".repeat(to - environment(&first).len() - "P=\0".len() - start.len());
+    let padding = filler(PARTS_MAX * PART_CAPACITY, "CNI_ARGS=K8S_POD_NAMESPACE=a;K8S_POD_NAME=etcd");
+    let args = ("CNI_ARGS", "K8S_POD_NAMESPACE=a;K8S_POD_NAME=etcd1-0");
+    let cut = call_of(&[first[0], first[1], ("P", &padding), args]).unwrap();
+    assert!(cut.truncated && cut.pod.is_none(), "{cut:?}");
+    let padding = filler(PART_CAPACITY, "CNI_NETNS=/proc/7");
+    let netns = format!("/proc/7{}s3cr3t", "x".repeat(PART_CAPACITY));
+    let all =
+        environment(&[first[0], first[1], ("P", &padding), ("CNI_NETNS", &netns), ("CNI_IFNAME", "eth0")]);
+    let (mut records, mut calls) = (parts(&all), PartialCalls::default());
+    records[1].len = 0;
+    calls.begin(exec(all.len()).as_bytes()).unwrap();
+    let last = records.iter().filter_map(|part| calls.part(part.as_bytes()).unwrap()).last();
+    let Some((_, Fact::CniExec(call))) = last else { panic!("{last:?}") };
+    assert_eq!((call.netns.as_deref(), call.ifname.as_deref(), call.truncated), (None, Some("eth0"), true));
+}
