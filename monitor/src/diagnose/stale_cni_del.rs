@@ -16,7 +16,7 @@ use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, cni_teardown_failing, gateway_neighbor_lost};
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id};
-use crate::event::{Actor, CloseReason, Cni, Confidence, Event, Kind, Risk, Severity, Target};
+use crate::event::{Actor, CloseReason, Cni, Confidence, Event, Kind, Pod, Risk, Severity, Target};
 use crate::node::cni::Sandbox;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, CniPod, NsInum};
@@ -33,7 +33,9 @@ const LOOK: BootNs = 60 * SECOND;
 /// Events of failed calls that are kept as evidence of one sandbox before the incident opens.
 const EVIDENCE_MAX: usize = 8;
 /// Harms that are kept, and how long: a call of a plugin does not take longer.
-const HARMS_MAX: usize = 64;
+const HARMS_MAX: usize = 256;
+/// Of them, of one pod.
+const HARMS_OF_POD: usize = 4;
 const KEPT: BootNs = 120 * SECOND;
 
 thresholds! {
@@ -114,7 +116,7 @@ impl StaleCniDel {
             stale: None,
             is_open: false,
         });
-        known.cni = Box::new(cni.clone());
+        *known.cni = cni.clone();
         known.actor.clone_from(&event.actor);
         known.last = event.at;
         if stale {
@@ -146,26 +148,36 @@ impl StaleCniDel {
     }
 
     /// A newer sandbox was added.
-    fn added(&mut self, context: &Context<'_>, event: &Event, cni: &Cni, findings: &mut Findings) {
-        let Some(pod) = pod_of(cni) else { return };
+    fn added(&mut self, context: &Context<'_>, pod: &CniPod, seq: Option<u64>, findings: &mut Findings) {
         let has_failed = |id: &str| context.node.cni.get(id).is_some_and(|known| known.failed > 0);
         let older = self.deletions.iter().filter(|(id, known)| {
-            is_same(&known.pod, &pod) && has_failed(id) && context.node.is_stale(id, &pod)
+            is_same(&known.pod, pod)
+                && has_failed(id)
+                && context.node.is_stale(id, pod)
+                && (seq.is_some() || !known.is_open)
         });
         let older: Vec<String> = older.map(|(id, _)| id.clone()).collect();
         for id in older {
-            self.open(context, &id, Some(event.seq), None, findings);
+            self.open(context, &id, seq, None, findings);
         }
     }
 
     /// The network of a pod was harmed.
     fn harmed(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         let Some((pod, sandbox)) = harmed_pod(context, event) else { return };
+        if is_its_own(event.actor.as_deref(), event.target.as_deref()) {
+            return;
+        }
         // Its own end.
         if context.node.cni.is_deleted_about(&sandbox, event.at, self.window()) {
             return;
         }
-        if self.harms.len() >= HARMS_MAX {
+        let is_his = |harm: &Harm| is_same(&harm.pod, &pod);
+        if self.harms.iter().filter(|harm| is_his(harm)).count() >= HARMS_OF_POD
+            && let Some(oldest) = self.harms.iter().position(is_his)
+        {
+            self.harms.remove(oldest);
+        } else if self.harms.len() >= HARMS_MAX {
             self.harms.pop_front();
         }
         // It is blamed on that when it has ended, rather than on what came before.
@@ -260,13 +272,17 @@ impl StaleCniDel {
             let netns = objects.neighbor.as_ref().map(|neighbor| neighbor.netns);
             pod_at(context.node, objects.target.as_deref(), netns)
         };
-        let open = self.deletions.iter().filter(|(_, known)| known.is_open);
+        let open = self.deletions.iter().filter(|(_, known)| known.is_open && known.stale.is_some());
         for (id, known) in open {
             let lost = context.incidents.iter().filter(|lost| {
-                let first = context.clock.boot_ns(&lost.incident(context.clock).first_seen);
+                let is_before = || {
+                    let first = context.clock.boot_ns(&lost.incident(context.clock).first_seen);
+                    first.is_some_and(|first| known.is_before(first, window))
+                };
                 lost.kind() == gateway_neighbor_lost::KIND
-                    && first.is_some_and(|first| known.is_before(first, window))
+                    && !is_its_own(lost.objects().actor.as_deref(), lost.objects().target.as_deref())
                     && pod(lost.objects()).is_some_and(|pod| is_same(&pod, &known.pod))
+                    && is_before()
             });
             for lost in lost {
                 let effect =
@@ -275,6 +291,12 @@ impl StaleCniDel {
             }
         }
     }
+}
+
+/// Whether the pod itself did it.
+fn is_its_own(actor: Option<&Actor>, target: Option<&Target>) -> bool {
+    let by = actor.and_then(|actor| Pod::confirmed(actor.pod.as_ref()));
+    by.zip(target.and_then(Target::confirmed_pod)).is_some_and(|(by, of)| by.uid == of.uid)
 }
 
 impl Deletions {
@@ -313,12 +335,14 @@ impl Diagnosis for StaleCniDel {
                 self.deleted(context, event, cni, findings);
             }
             (Kind::CniFinished, Some(cni)) if cni.command == "ADD" && cni.failed() == Some(false) => {
-                self.added(context, event, cni, findings);
-            }
-            (Kind::NeighborDeleted | Kind::NeighborChanged | Kind::NeighborFailed, _) => {
-                if event.severity >= Severity::Warning {
-                    self.harmed(context, event, findings);
+                if let Some(pod) = pod_of(cni) {
+                    self.added(context, &pod, Some(event.seq), findings);
                 }
+            }
+            (Kind::NeighborDeleted | Kind::NeighborChanged | Kind::NeighborFailed, _)
+                if event.severity >= Severity::Warning =>
+            {
+                self.harmed(context, event, findings);
             }
             (Kind::LinkDeleted | Kind::RouteDeleted, _) => self.harmed(context, event, findings),
             _ => {}
@@ -327,6 +351,13 @@ impl Diagnosis for StaleCniDel {
     }
 
     fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+        // Some runtimes tell of a sandbox only after it was added.
+        if let ModelChange::SandboxMade(id) | ModelChange::Container(id) = change {
+            let calls = context.node.cni.get(id).filter(|calls| calls.is_added);
+            if let Some(pod) = calls.and_then(|calls| calls.pod.clone()) {
+                self.added(context, &pod, None, findings);
+            }
+        }
         if !matches!(change, ModelChange::Refused(_)) {
             self.link(context, findings);
         }

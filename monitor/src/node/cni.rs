@@ -361,9 +361,12 @@ impl<'a> NodeView<'a> {
             .is_some_and(|(current, made)| current != id && made > self.sandbox_made(id))
     }
 
-    /// Whether a sandbox lives, as far as anything tells.
+    /// Whether a sandbox lives and has its network, as far as anything tells.
     #[must_use]
     pub fn is_sandbox_alive(&self, id: &str) -> bool {
+        if self.cni.get(id).is_some_and(|known| known.is_deleted) {
+            return false;
+        }
         match self.containers.get(id) {
             Some(facts) => is_live(facts.state) && self.containers.present().any(|known| known.id == id),
             None => {

@@ -215,3 +215,14 @@ fn a_deletion_in_the_namespace_of_another_is_told_at_once_and_for_ten_minutes() 
     node.run_for(700 * S);
     assert_eq!(node.of_kind("cni-netns-mismatch").len(), 0);
 }
+
+#[test]
+fn it_opens_when_a_runtime_tells_of_the_newer_sandbox_after_it_was_added() {
+    let mut node = before_the_pod();
+    node.call(CniCommand::Add, OLD, 0);
+    node.call(CniCommand::Del, OLD, 1);
+    node.call(CniCommand::Add, SANDBOX, 0);
+    assert_eq!(node.of_kind(KIND).len(), 0, "no runtime has it yet");
+    node.observe(etcd(ContainerState::Running));
+    assert_eq!(node.of_kind(KIND).len(), 1);
+}
