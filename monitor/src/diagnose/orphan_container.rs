@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE};
-use crate::event::{CloseReason, Confidence, Event, Kind, Sandbox};
+use crate::event::{CloseReason, Confidence, Event, Kind, Sandbox, Severity};
 use crate::node::containers::is_live;
 use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{BootNs, ContainerFacts, PodIdentity, PodProof, Request, SandboxCheckpoint};
@@ -76,7 +76,7 @@ pub(super) struct OrphanContainer {
     orphans: BTreeMap<String, Orphan>,
     /// When an incident opens.
     timers: Timers<String>,
-    /// When what the open ones rest on is looked at again.
+    /// When what they rest on is looked at again.
     look_at: Option<BootNs>,
 }
 
@@ -135,7 +135,8 @@ impl OrphanContainer {
         let found_at_start = context.ready.is_none_or(|ready| ready == context.now);
         let delay = if found_at_start { START_DELAY } else { seconds(self.thresholds.get(&ORPHAN_AFTER)) };
         self.timers.set(&id.to_owned(), context.now + delay);
-        look(context.node, id, &sandbox, findings);
+        // Together with those that are found at this time: each look is one at all processes.
+        self.look_at.get_or_insert(context.now);
         let orphan = Orphan {
             sandbox,
             first: context.now,
@@ -161,24 +162,23 @@ impl OrphanContainer {
                 if let Some(orphan) = self.orphans.get_mut(id) {
                     orphan.is_open = true;
                 }
-                self.look_at.get_or_insert(context.now + LOOK_INTERVAL);
                 self.report(context, id, findings);
             }
         }
     }
 
-    /// Looks again at what the open incidents rest on.
+    /// Looks again at what the incidents rest on.
     fn look_again(&mut self, context: &Context<'_>, findings: &mut Findings) {
-        let open = || self.orphans.iter().filter(|(_, orphan)| orphan.is_open);
         let has_checkpoints =
             |id: &str| context.node.containers.get(id).is_some_and(kubelet::has_checkpoints);
-        let sandboxes = open().filter(|(id, _)| has_checkpoints(id)).map(|(_, orphan)| &orphan.sandbox);
+        let sandboxes =
+            self.orphans.iter().filter(|(id, _)| has_checkpoints(id)).map(|(_, orphan)| &orphan.sandbox);
         let sandboxes: BTreeSet<String> = sandboxes.cloned().collect();
         if !sandboxes.is_empty() {
             let sandboxes = sandboxes.into_iter().collect();
             findings.request(Request::SandboxCheckpoints { sandboxes });
         }
-        let ids: Vec<String> = open().map(|(id, _)| id.clone()).collect();
+        let ids: Vec<String> = self.orphans.keys().cloned().collect();
         self.look_at = (!ids.is_empty()).then(|| context.now + LOOK_INTERVAL);
         ids.iter().for_each(|id| self.check(context, id, findings));
     }
@@ -202,12 +202,15 @@ impl OrphanContainer {
         let Some((orphan, facts)) = open.zip(node.containers.get(id)) else { return };
         let fate = Fate::of(node, facts, orphan.checkpoint);
         let target = node.target_of(facts);
+        let is_live = is_live(facts.state);
+        // It works, and nothing is in the way of the kubelet.
+        let is_fine = is_live && fate.severity() == Severity::Info;
         findings.report(Report {
             severity: fate.severity(),
             confidence: confidence(facts),
             summary: wording::summary(&target, &orphan.sandbox, &fate),
             ruled_out: None,
-            advice: Some(wording::advice_for(node, &target, is_live(facts.state))),
+            advice: Some(if is_fine { Vec::new() } else { wording::advice_for(node, &target, is_live) }),
             objects: IncidentObjects {
                 sandbox: Some(Box::new(Sandbox {
                     id: orphan.sandbox.clone(),
@@ -240,7 +243,7 @@ impl OrphanContainer {
         if orphan.is_open {
             findings.close(id.to_owned(), CloseReason::Resolved, evidence);
         }
-        if !self.orphans.values().any(|orphan| orphan.is_open) {
+        if self.orphans.is_empty() {
             self.look_at = None;
         }
     }
@@ -338,13 +341,6 @@ fn judge(node: &NodeView<'_>, id: &str) -> Judgement {
             }
         }
         _ => Judgement::Fine,
-    }
-}
-
-/// Has the checkpoint of a sandbox looked for, where the runtime is one for which there may be one.
-fn look(node: &NodeView<'_>, id: &str, sandbox: &str, findings: &mut Findings) {
-    if node.containers.get(id).is_some_and(kubelet::has_checkpoints) {
-        findings.request(Request::SandboxCheckpoints { sandboxes: vec![sandbox.to_owned()] });
     }
 }
 

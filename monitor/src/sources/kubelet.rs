@@ -294,6 +294,12 @@ fn with_resolved<'a>(top: &Path, roots: impl Iterator<Item = &'a String>) -> Vec
     all
 }
 
+/// Where an absolute path of the tree below `top` is: links lead within that tree.
+pub(super) fn below(top: &Path, path: &str) -> PathBuf {
+    let found = resolved(top, path);
+    top.join(found.as_deref().unwrap_or(path).trim_start_matches('/'))
+}
+
 /// The path that an absolute path leads to through symbolic links, in the tree below `top`; as far as it exists.
 fn resolved(top: &Path, path: &str) -> Option<String> {
     let mut way: Vec<String> = Vec::new();

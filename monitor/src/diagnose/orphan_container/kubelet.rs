@@ -5,8 +5,8 @@ use crate::node::view::NodeView;
 use crate::observation::ContainerFacts;
 
 /// Versions that end at their start when they find one: since the map of containers is built from the runtime's list, until
-/// the error became a message (kubernetes/kubernetes#108325). Both are major and minor version.
-const FATAL: std::ops::RangeInclusive<(u32, u32)> = (1, 18)..=(1, 23);
+/// the error became a message (kubernetes/kubernetes#108325, in 1.23 since 1.23.14 by #113354). Major, minor, patch.
+const FATAL: std::ops::Range<(u32, u32, u32)> = (1, 18, 0)..(1, 23, 14);
 
 /// What it means.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl Fate {
             return Self::Unlisted;
         }
         let version = version(node);
-        let is_fatal = version.as_deref().and_then(major_minor).map(|version| FATAL.contains(&version));
+        let is_fatal = version.as_deref().and_then(release).map(|version| FATAL.contains(&version));
         match (has_checkpoints(facts), checkpoint, is_fatal, version) {
             (true, Some(true), ..) => Self::Remembered,
             (_, _, Some(false), Some(version)) => Self::Harmless(version),
@@ -70,12 +70,12 @@ pub(super) fn version(node: &NodeView<'_>) -> Option<String> {
 }
 
 /// Of a version such as `v1.20.2-gke.5`; a build that was not given one calls itself `v0.0.0`.
-fn major_minor(version: &str) -> Option<(u32, u32)> {
-    let mut parts = version.strip_prefix('v').unwrap_or(version).split('.');
-    let (major, minor) = (parts.next()?, parts.next()?);
+fn release(version: &str) -> Option<(u32, u32, u32)> {
     // Some builds write `20+`.
-    let version = (major.parse().ok()?, minor.trim_end_matches('+').parse().ok()?);
-    (version.0 > 0).then_some(version)
+    let mut parts = version.strip_prefix('v').unwrap_or(version).split(['.', '-', '+']);
+    let (major, minor) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    let patch = parts.next().and_then(|patch| patch.parse().ok()).unwrap_or(0);
+    (major > 0).then_some((major, minor, patch))
 }
 
 #[cfg(test)]
@@ -83,16 +83,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn major_and_minor_are_read_from_every_form_of_a_version() {
+    fn the_release_is_read_from_every_form_of_a_version() {
         for (text, expected) in [
-            ("v1.20.2", Some((1, 20))),
-            ("1.9.11", Some((1, 9))),
-            ("v1.23.17-eks-0a21954", Some((1, 23))),
-            ("v1.18+", Some((1, 18))),
+            ("v1.20.2", Some((1, 20, 2))),
+            ("1.9.11", Some((1, 9, 11))),
+            ("v1.23.17-eks-0a21954", Some((1, 23, 17))),
+            ("v1.18+", Some((1, 18, 0))),
+            ("v1.20.2-gke.5", Some((1, 20, 2))),
             ("v0.0.0-master+$Format:%h$", None),
             ("unknown", None),
         ] {
-            assert_eq!(major_minor(text), expected, "{text}");
+            assert_eq!(release(text), expected, "{text}");
         }
     }
 }

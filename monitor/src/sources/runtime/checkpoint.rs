@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::is_container_id;
 use crate::observation::{Fact, SandboxCheckpoint};
-use crate::sources::kubelet::roots_of_running;
+use crate::sources::kubelet::{below, roots_of_running};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Job, Readers};
 use crate::sources::{Sender, observed_now};
@@ -47,7 +47,7 @@ impl Job for FindCheckpoints {
 /// Whether any of these trees has the checkpoint of a sandbox; `None` if it was not found and not all could be read.
 fn is_in(roots: &[PathBuf], sandbox: &str) -> Option<bool> {
     let places =
-        roots.iter().flat_map(|root| CHECKPOINTS.map(|directory| root.join(directory).join(sandbox)));
+        roots.iter().flat_map(|root| CHECKPOINTS.map(|path| below(root, &format!("/{path}")).join(sandbox)));
     let found: Vec<Option<bool>> = places.map(|place| is_there(&place)).collect();
     if found.contains(&Some(true)) { Some(true) } else { (!found.contains(&None)).then_some(false) }
 }
