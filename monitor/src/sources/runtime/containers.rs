@@ -101,9 +101,12 @@ impl Containers {
         &self.runtime
     }
 
-    /// Takes what the runtime keeps on disk, with their processes. Where that is not `complete`, the others stay as they
-    /// were.
-    pub(super) fn read_from_disk(&mut self, written: impl Iterator<Item = ContainerFacts>, complete: bool) {
+    /// Takes what the runtime keeps on disk, with their processes. `keep`: which others stay as they were.
+    pub(super) fn read_from_disk(
+        &mut self,
+        written: impl Iterator<Item = ContainerFacts>,
+        keep: impl Fn(&str) -> bool,
+    ) {
         let mut before = std::mem::take(&mut self.known);
         for facts in written {
             let old = before.remove(&facts.id);
@@ -123,11 +126,7 @@ impl Containers {
             let known = Known { started: facts.started_ns, ..Known::new(facts) };
             self.known.insert(known.facts.id.clone(), known);
         }
-        if !complete {
-            for (id, known) in before {
-                self.known.insert(id, known);
-            }
-        }
+        self.known.extend(before.into_iter().filter(|(id, _)| keep(id)));
     }
 
     /// Completes the facts of a client; `known` is what was known of the container.

@@ -74,6 +74,8 @@ pub async fn run<C: RuntimeClient>(
         on_disk.files = served.files;
         let End::Failed(error) = end else { return };
         if served.up {
+            // Only the engine knows where it keeps them: elsewhere are those of another one, or none.
+            on_disk.files = on_disk.files.take().filter(|files| *files != StateFiles::Docker(None));
             on_disk.read = None;
             gap = Some(error.gap());
             down = None;
@@ -145,9 +147,11 @@ impl OnDisk {
             self.read = Some((Instant::now(), before));
             return Ok(());
         };
-        let Found { runtime, directory, containers: written, complete, malformed } = found;
+        let Found { runtime, directory, containers: written, complete, unread } = found;
+        let malformed = u64::try_from(unread.len()).unwrap_or(u64::MAX);
         containers.set_runtime_unless_known(&runtime);
-        containers.read_from_disk(written.into_iter().map(|written| written.facts), complete);
+        let written = written.into_iter().map(|written| written.facts);
+        containers.read_from_disk(written, |id| !complete || unread.iter().any(|unread| unread == id));
         let all = containers.take_all();
         let source = containers.source().to_owned();
         let more = malformed.saturating_sub(before.as_ref().map_or(0, |before| before.malformed));

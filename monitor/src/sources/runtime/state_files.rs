@@ -66,8 +66,8 @@ pub(in crate::sources) struct Found {
     pub(super) containers: Vec<Written>,
     /// Whether that is all of them, in whatever state.
     pub(super) complete: bool,
-    /// Files that could not be understood.
-    pub(super) malformed: u64,
+    /// Those of which the files could not be read.
+    pub(super) unread: Vec<String>,
 }
 
 /// A container as its files tell it.
@@ -140,18 +140,19 @@ fn with_process(proc: &Proc, facts: &mut ContainerFacts, since: Option<i64>) {
 fn in_directories(
     directory: &Path,
     read: impl Fn(&str, &Path) -> Option<Written>,
-) -> Option<(Vec<Written>, u64)> {
-    let (mut containers, mut malformed) = (Vec::new(), 0);
+) -> Option<(Vec<Written>, Vec<String>)> {
+    let (mut containers, mut unread) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(directory).ok()?.flatten().take(CONTAINERS_MAX) {
         let name = entry.file_name();
         let Some(id) = name.to_str().filter(|name| is_container_id(name)) else { continue };
         match read(id, &entry.path()) {
             Some(written) => containers.push(written),
             // It may be being made, or removed.
-            None => malformed += u64::from(entry.path().exists()),
+            None if entry.path().exists() => unread.push(id.to_owned()),
+            None => {}
         }
     }
-    Some((containers, malformed))
+    Some((containers, unread))
 }
 
 /// A file that root wrote, and when.

@@ -8,6 +8,7 @@ use bollard::models::{self, ContainerStateStatusEnum};
 use serde::Deserialize;
 
 use super::{Found, Written, file_of_root, in_directories};
+use crate::sources::kubelet::below;
 use crate::sources::runtime::client::Inspection;
 use crate::sources::runtime::docker::from_inspect;
 
@@ -94,9 +95,9 @@ impl State {
 pub(super) fn read(root: &Path, data: Option<&Path>) -> Option<Found> {
     let data = data.map(Path::to_owned).unwrap_or_else(|| configured(root));
     let directory = data.join("containers");
-    let below = root.join(directory.strip_prefix("/").ok()?);
-    let (containers, malformed) = in_directories(&below, container)?;
-    Some(Found { runtime: "docker".to_owned(), directory, containers, complete: true, malformed })
+    let below = below(root, directory.to_str()?);
+    let (containers, unread) = in_directories(&below, container)?;
+    Some(Found { runtime: "docker".to_owned(), directory, containers, complete: true, unread })
 }
 
 fn configured(root: &Path) -> PathBuf {

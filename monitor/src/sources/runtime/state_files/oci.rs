@@ -57,16 +57,16 @@ pub(super) fn read_containerd(root: &Path, state: &Path) -> Option<Found> {
     let directory = state.join("io.containerd.runtime.v2.task/k8s.io");
     let below = root.join(directory.strip_prefix("/").ok()?);
     let read = |id: &str, bundle: &Path| container(id, bundle, "init.pid", &CONTAINERD);
-    let (containers, malformed) = in_directories(&below, read)?;
-    Some(Found { runtime: "containerd".to_owned(), directory, containers, complete: false, malformed })
+    let (containers, unread) = in_directories(&below, read)?;
+    Some(Found { runtime: "containerd".to_owned(), directory, containers, complete: false, unread })
 }
 
 pub(super) fn read_crio(root: &Path, run_root: &Path) -> Option<Found> {
     let directory = run_root.join("overlay-containers");
     let below = root.join(directory.strip_prefix("/").ok()?);
     let read = |id: &str, bundle: &Path| container(id, &bundle.join("userdata"), "pidfile", &CRIO);
-    let (containers, malformed) = in_directories(&below, read)?;
-    Some(Found { runtime: "crio".to_owned(), directory, containers, complete: false, malformed })
+    let (containers, unread) = in_directories(&below, read)?;
+    Some(Found { runtime: "crio".to_owned(), directory, containers, complete: false, unread })
 }
 
 fn container(id: &str, bundle: &Path, pid_file: &str, names: &Annotations) -> Option<Written> {

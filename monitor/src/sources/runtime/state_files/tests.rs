@@ -74,7 +74,7 @@ fn dockers_file_tells_a_container_and_its_control_group_whose_process_it_is() {
         node.write(&format!("var/lib/docker/containers/{ID}/hostconfig.json"), sandbox.to_string());
         node.process(7, &cgroup);
         let found = node.found(StateFiles::Docker(None)).unwrap();
-        assert!(found.complete && found.malformed == 0);
+        assert!(found.complete && found.unread.is_empty());
         let facts = only(Some(found));
         assert_eq!((facts.tgid, facts.image.as_str()), (expected, "etcd:3"));
         let state = if expected.is_some() { ContainerState::Running } else { ContainerState::Exited };
@@ -113,7 +113,7 @@ fn a_file_that_is_none_of_a_container_is_counted_and_one_of_another_owner_is_not
     node.write(&path(SANDBOX), docker(json!({})).to_string().replace(ID, SANDBOX));
     std::os::unix::fs::chown(node.0.path().join(path(SANDBOX)), Some(65534), None).unwrap();
     let found = node.found(StateFiles::Docker(None)).unwrap();
-    assert_eq!(found.malformed, 3, "of another id, cut, of another owner");
+    assert_eq!(found.unread.len(), 3, "of another id, cut, of another owner");
     assert_eq!(only(Some(found)).state, ContainerState::Created);
 }
 
