@@ -26,12 +26,13 @@ impl Core {
         if let Some(transition) = &transition {
             self.emit_transition(at, transition);
         }
-        if transition.as_ref().is_some_and(|transition| transition.from.is_none()) {
-            self.diagnose_sandbox(at, &id);
-        }
         let is_new = transition.is_some_and(|transition| is_first_run(&transition));
         // Nothing may have shown before of which pod it is.
-        if is_new || (!was_confirmed && is_confirmed(self)) {
+        let is_confirmed_now = !was_confirmed && is_confirmed(self);
+        if is_confirmed_now {
+            self.diagnose_sandbox(at, &id);
+        }
+        if is_new || is_confirmed_now {
             self.recreated(at, &id);
         }
         self.diagnose(at, &ModelChange::Container(&id));

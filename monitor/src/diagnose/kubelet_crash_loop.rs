@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{Context, Diagnosis};
+use super::{Context, Diagnosis, OpenIncident};
 use crate::event::{CloseReason, Component, Confidence, Event, Kind, Risk, Severity};
 use crate::observation::BootNs;
 use crate::settings::{Thresholds, Unit, thresholds};
@@ -96,10 +96,18 @@ impl KubeletCrashLoop {
         }
         known.count += u64::try_from(evidence.len()).unwrap_or(1);
         known.last = event.at;
-        let causes = context.incidents.iter().filter(|open| open.kind() == CAUSE);
+        // What lets a kubelet start all the same is no cause.
+        let is_cause = |open: &&OpenIncident| {
+            open.kind() == CAUSE && open.incident(context.clock).severity > Severity::Info
+        };
+        let causes = context.incidents.iter().filter(is_cause);
         findings.report(Report {
             severity: Severity::Warning,
-            confidence: Confidence::Certain,
+            // Before Linux 6.15 the kernel does not tell whether it was asked to end.
+            confidence: match component.exit_code.or(component.signal) {
+                Some(_) => Confidence::Certain,
+                None => Confidence::Likely,
+            },
             summary: summary(component),
             ruled_out: None,
             advice: Some(vec![advice(

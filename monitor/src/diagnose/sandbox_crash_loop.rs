@@ -1,6 +1,6 @@
 //! The kubelet makes one sandbox of a pod after the other, because the runtime cannot start them.
 //!
-//! Found by the sandboxes alone. While it is open, the lifecycle of these sandboxes is no event of its own: the incident
+//! Found by the sandboxes alone; those that only claim to be of the pod do not count. While it is open, the lifecycle of these sandboxes is no event of its own: the incident
 //! counts them.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -17,16 +17,15 @@ use crate::event::wording::{pod_label, target_label};
 use crate::event::{CloseReason, Confidence, Event, Kind, Risk, Severity, Target};
 use crate::node::containers::is_live;
 use crate::node::incarnations::current_sandbox;
-use crate::observation::{BootNs, ContainerFacts, PodIdentity};
+use crate::observation::{BootNs, ContainerFacts};
 use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "sandbox-crash-loop";
 
 const SECOND: BootNs = 1_000_000_000;
-/// Pods that are followed; of those that are only claimed by labels, which anybody chooses, fewer.
+/// Pods that are followed.
 const PODS_MAX: usize = 512;
-const CLAIMED_MAX: usize = 64;
 const EVIDENCE_MAX: usize = 8;
 /// Without another sandbox it is over after this time.
 const QUIET: BootNs = 600 * SECOND;
@@ -44,7 +43,6 @@ struct Sandboxes {
     made: VecDeque<BootNs>,
     evidence: VecDeque<u64>,
     is_open: bool,
-    is_claimed: bool,
     namespace: String,
     name: String,
     reason: Option<String>,
@@ -62,11 +60,8 @@ pub(super) struct SandboxCrashLoop {
 /// Whether what happens to a container is told by an open incident alone.
 pub(crate) fn is_folded(incidents: &Incidents, facts: &ContainerFacts) -> bool {
     let Some(pod) = facts.pod.as_ref().filter(|_| facts.sandbox) else { return false };
-    let mut open = incidents.iter().filter(|open| open.kind() == KIND).peekable();
-    open.peek().is_some() && {
-        let subject = subject(pod);
-        open.any(|open| open.subject() == subject)
-    }
+    // What may be confirmed to be of the pod a moment later, too: only confirmed ones open it.
+    incidents.iter().any(|open| open.kind() == KIND && open.subject() == pod.uid)
 }
 
 impl SandboxCrashLoop {
@@ -74,22 +69,16 @@ impl SandboxCrashLoop {
         Self { thresholds: thresholds.clone(), pods: BTreeMap::new(), timers: Timers::default() }
     }
 
-    fn has_room(&self, is_claimed: bool) -> bool {
-        let claimed = self.pods.values().filter(|pod| pod.is_claimed).count();
-        self.pods.len() < PODS_MAX && (!is_claimed || claimed < CLAIMED_MAX)
-    }
-
     fn made(&mut self, context: &Context<'_>, facts: &ContainerFacts, findings: &mut Findings) {
-        let Some(pod) = &facts.pod else { return };
-        let (subject, is_claimed) = (subject(pod), !pod.is_confirmed());
-        if !self.pods.contains_key(&subject) && !self.has_room(is_claimed) {
+        let Some(pod) = facts.pod.as_ref().filter(|pod| pod.is_confirmed()) else { return };
+        let subject = pod.uid.clone();
+        if !self.pods.contains_key(&subject) && self.pods.len() >= PODS_MAX {
             return findings.discard();
         }
         let window = seconds(self.thresholds.get(&WINDOW));
         let needed = usize::try_from(self.thresholds.get(&SANDBOXES)).unwrap_or(usize::MAX).max(1);
         let known = self.pods.entry(subject.clone()).or_default();
-        (known.is_claimed, known.namespace, known.name) =
-            (is_claimed, pod.namespace.clone(), pod.name.clone());
+        (known.namespace, known.name) = (pod.namespace.clone(), pod.name.clone());
         known.made.retain(|at| context.now.saturating_sub(*at) <= window);
         if known.made.len() >= needed {
             known.made.pop_front();
@@ -111,7 +100,7 @@ impl SandboxCrashLoop {
         let command = target.confirmed_pod().map(pod_label);
         findings.report(Report {
             severity: Severity::Warning,
-            confidence: if is_claimed { Confidence::Guess } else { Confidence::Certain },
+            confidence: Confidence::Certain,
             summary: summary(&target, known),
             ruled_out: None,
             advice: command.map(|pod| {
@@ -130,8 +119,9 @@ impl SandboxCrashLoop {
 
     /// The runtime told why a sandbox did not start.
     fn explain(&mut self, context: &Context<'_>, facts: &ContainerFacts, findings: &mut Findings) {
-        let (Some(pod), Some(error)) = (&facts.pod, &facts.incarnation.error) else { return };
-        let subject = subject(pod);
+        let Some(pod) = facts.pod.as_ref().filter(|pod| pod.is_confirmed()) else { return };
+        let Some(error) = &facts.incarnation.error else { return };
+        let subject = pod.uid.clone();
         let Some(known) = self.pods.get_mut(&subject).filter(|known| known.is_open) else { return };
         if known.reason.is_none() {
             known.reason = Some(error.clone());
@@ -154,7 +144,7 @@ impl Diagnosis for SandboxCrashLoop {
         let Some(pod) = facts.filter(|facts| facts.sandbox).and_then(|facts| facts.pod.as_ref()) else {
             return;
         };
-        if let Some(known) = self.pods.get_mut(&subject(pod)) {
+        if let Some(known) = self.pods.get_mut(&pod.uid) {
             if known.evidence.len() >= EVIDENCE_MAX {
                 known.evidence.pop_front();
             }
@@ -183,7 +173,7 @@ impl Diagnosis for SandboxCrashLoop {
         while let Some(subject) = self.timers.take_due(context.now) {
             let Some(known) = self.pods.remove(&subject).filter(|known| known.is_open) else { continue };
             let current = current_sandbox(context.node.containers, &known.namespace, &known.name);
-            let runs = !known.is_claimed && current.is_some_and(|facts| is_live(facts.state));
+            let runs = current.is_some_and(|facts| is_live(facts.state));
             let reason = if runs { CloseReason::Resolved } else { CloseReason::Expired };
             findings.close(subject, reason, None);
         }
@@ -195,10 +185,9 @@ impl Diagnosis for SandboxCrashLoop {
 
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let pod = event.target.as_ref()?.pod.as_ref()?;
-        let subject = subject_of(&pod.uid, pod.claimed);
+        let subject = pod.uid.clone();
         let known = Sandboxes {
             is_open: true,
-            is_claimed: pod.claimed,
             namespace: pod.namespace.clone()?,
             name: pod.name.clone()?,
             ..Sandboxes::default()
@@ -219,22 +208,12 @@ impl Diagnosis for SandboxCrashLoop {
     }
 }
 
-/// A claim is another subject than the pod.
-fn subject(pod: &PodIdentity) -> String {
-    subject_of(&pod.uid, !pod.is_confirmed())
-}
-
-fn subject_of(uid: &str, is_claimed: bool) -> String {
-    format!("{}{uid}", if is_claimed { "claimed/" } else { "" })
-}
-
 fn summary(target: &Target, known: &Sandboxes) -> String {
     let label = target_label(target).unwrap_or_else(|| "a pod".to_owned());
-    let of = if known.is_claimed { "sandboxes such as " } else { "sandboxes of " };
     let span = known.made.back().zip(known.made.front()).map_or(0, |(last, first)| (last - first) / SECOND);
     let reason = known.reason.as_ref();
     let reason = reason.map_or_else(String::new, |reason| format!("; the runtime says {}", name(reason)));
-    format!("{of}{label} are created again and again, {} within {span} s{reason}", known.made.len())
+    format!("sandboxes of {label} are created again and again, {} within {span} s{reason}", known.made.len())
 }
 
 fn seconds(seconds: u32) -> BootNs {
@@ -310,23 +289,31 @@ mod tests {
         assert_eq!(node.kinds(), [""; 0]);
     }
 
+    fn claim(number: u32) -> ContainerFacts {
+        let facts = attempt(number, ContainerState::Created);
+        let pod = facts.pod.map(|pod| PodIdentity { proof: PodProof::Claimed, ..pod });
+        ContainerFacts { pod, ..facts }
+    }
+
     #[test]
-    fn claims_are_no_more_than_a_guess_and_hide_nothing_of_the_pod() {
+    fn claims_open_nothing() {
         let mut node = node();
-        let claim = |number| {
-            let facts = attempt(number, ContainerState::Created);
-            let pod = facts.pod.map(|pod| PodIdentity { proof: PodProof::Claimed, ..pod });
-            ContainerFacts { pod, ..facts }
-        };
         for number in 1..=10 {
             fail(&mut node, &claim(number));
         }
-        let incident = &node.open()[0];
-        assert_eq!(incident.confidence, Confidence::Guess);
-        assert!(incident.summary.contains("claims to be pod lijiaob/etcd1-0"), "{}", incident.summary);
-        node.events.clear();
-        node.observe(Fact::Container(Box::new(attempt(11, ContainerState::Running))));
-        assert_eq!(node.events[0].kind, Kind::ContainerStarted, "the pod's own sandbox");
+        assert_eq!(node.open().len(), 0);
+    }
+
+    #[test]
+    fn a_sandbox_counts_once_it_is_confirmed_to_be_of_the_pod() {
+        let mut node = node();
+        for number in 1..=10 {
+            node.observe(Fact::Container(Box::new(claim(number))));
+            fail(&mut node, &attempt(number, ContainerState::Created));
+        }
+        assert_eq!((node.open().len(), node.open()[0].count), (1, 10));
+        let created = node.events.iter().filter(|event| event.kind == Kind::ContainerCreated).count();
+        assert_eq!(created, 5, "those before it opened");
     }
 
     #[test]

@@ -8,6 +8,8 @@ use crate::observation::{BootNs, ComponentExit, ComponentFacts};
 
 /// Ended ones that are kept.
 const ENDED_MAX: usize = 64;
+/// A start may be seen before the end before it.
+const OVERLAP_NS: BootNs = 2_000_000_000;
 
 /// All that are known.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,12 +65,20 @@ impl Components {
         ended.chain(&self.running).filter(move |facts| facts.name == name)
     }
 
-    /// The one of the same name that was started last before.
+    /// The one of the same name that was started last before; none where one runs beside it: which it replaces is not
+    /// known.
     #[must_use]
     pub fn before(&self, facts: &ComponentFacts) -> Option<&ComponentFacts> {
-        let all = self.ended.iter().map(|ended| &ended.facts).chain(&self.running);
-        let earlier = all.filter(|known| known.name == facts.name && known.started_ns < facts.started_ns);
-        earlier.max_by_key(|known| known.started_ns)
+        let ended = self.ended.iter().map(|ended| (&ended.facts, ended.at));
+        let all = ended.chain(self.running.iter().map(|facts| (facts, BootNs::MAX)));
+        let earlier: Vec<(&ComponentFacts, BootNs)> = all
+            .filter(|(known, _)| known.name == facts.name && known.started_ns < facts.started_ns)
+            .collect();
+        let until = facts.started_ns.saturating_add(OVERLAP_NS);
+        if earlier.iter().any(|(_, at)| *at > until) {
+            return None;
+        }
+        earlier.into_iter().map(|(known, _)| known).max_by_key(|known| known.started_ns)
     }
 }
 

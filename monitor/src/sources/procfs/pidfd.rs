@@ -48,10 +48,12 @@ pub async fn ended(process: PidFd) -> Option<i32> {
     drop(process.readable().await.ok()?);
     // The kernel tells it once the parent has read it.
     for _ in 0..STATUS_LOOKS {
-        if let Some(status) = wait_status(process.get_ref()) {
-            return Some(status);
+        match wait_status(process.get_ref()) {
+            Ok(Some(status)) => return Some(status),
+            // A kernel that never tells.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => return None,
+            Ok(None) | Err(_) => sleep(STATUS_PAUSE).await,
         }
-        sleep(STATUS_PAUSE).await;
     }
     None
 }
@@ -73,11 +75,14 @@ const PIDFD_GET_INFO: libc::c_ulong = (3 << 30) | (64 << 16) | (0xFF << 8) | 11;
 /// `PIDFD_INFO_EXIT`.
 const INFO_EXIT: u64 = 1 << 3;
 
-fn wait_status(process: &OwnedFd) -> Option<i32> {
+fn wait_status(process: &OwnedFd) -> io::Result<Option<i32>> {
     let mut info = PidfdInfo { mask: INFO_EXIT, ..PidfdInfo::default() };
     // SAFETY: the kernel reads and writes one structure of the size that the request has.
     let result = unsafe { libc::ioctl(process.as_raw_fd(), PIDFD_GET_INFO as _, &raw mut info) };
-    (result == 0 && info.mask & INFO_EXIT != 0).then_some(info.exit_code)
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((info.mask & INFO_EXIT != 0).then_some(info.exit_code))
 }
 
 /// Whether a process with this number runs; a zombie does not, except before 5.3.
