@@ -312,8 +312,9 @@ fn incidents_of_one_pod_leave_room_for_those_of_others() {
     core.observe(at(2, status("docker", true)));
     core.observe(at(3, task("/system.slice/x.service")));
     let gateways = |netns: NsInum, count: u8| {
-        let via = |last| RouteFacts {
-            // Each of a table of its own is in use.
+        // The hops of one route are all in use.
+        let via = |last: u8| RouteFacts {
+            hop: last.into(),
             ..RouteFacts::default_via(netns, format!("10.0.0.{last}").parse().unwrap(), 2)
         };
         Fact::Netns(Box::new(NetnsSnapshot {

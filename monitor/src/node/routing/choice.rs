@@ -44,9 +44,14 @@ impl<'a> Table<'a> {
         let all = self.whole.iter().chain(self.halves.iter().flatten());
         let of_routes = all.map(|route| Class { tos: route.tos, source: route.source });
         let classes: BTreeSet<Class> = of_routes.chain([Class::default()]).collect();
+        let has_sources = rule.ipv6 && classes.len() > 1;
         let mut together = Choice { ends: true, ..Choice::default() };
         for class in classes {
-            let one = self.choice_of(class, rule.ipv6, half).taken_by(rule);
+            let mut one = self.choice_of(class, rule.ipv6, half).taken_by(rule);
+            // Every source may have a route of its own: then no packet has none.
+            if has_sources && class == Class::default() {
+                one.gateways.values_mut().for_each(|used| *used = (*used).min(Use::First));
+            }
             together.ends &= one.ends;
             add(&mut together.gateways, one.gateways);
         }

@@ -25,7 +25,12 @@ fn with_many_lost() -> TestNode {
         address: "192.168.252.66".parse().unwrap(),
         prefix_len: 32,
     }];
-    tables.routes.extend((0..MANY).map(|number| RouteFacts::default_via(ETCD, router(number), 2)));
+    let hop = |number: u8| RouteFacts {
+        hop: u16::from(number) + 2,
+        ..RouteFacts::default_via(ETCD, router(number), 2)
+    };
+    tables.routes[0].hop = 1;
+    tables.routes.extend((0..MANY).map(hop));
     node.observe_netns(ETCD);
     node.run_for(10 * S);
     for number in 0..MANY {
