@@ -112,8 +112,11 @@ pub enum Decode {
     /// Each is a fact; the second argument is the host's network namespace.
     Fact(fn(&[u8], NsInum) -> Result<Fact, DecodeError>),
     /// Some together are a fact, of the time at which the first one was written.
-    Part(fn(&mut PartialCalls, &[u8]) -> Result<Option<(BootNs, Fact)>, DecodeError>),
+    Part(fn(&mut PartialCalls, &[u8]) -> PartDecoded),
 }
+
+/// The fact that a part completes, if it does, and its time.
+pub type PartDecoded = Result<Option<(BootNs, Fact)>, DecodeError>;
 
 /// A counter that is exported: exact even when the ring is full.
 #[derive(Debug, Clone, Copy)]

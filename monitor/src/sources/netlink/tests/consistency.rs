@@ -141,12 +141,7 @@ async fn all_that_was_sent_before_a_barrier_is_delivered_before_its_answer() {
         let heard = |fact: &Fact| matches!(fact, Fact::NetnsHeard { netns: of, .. } if *of == netns.inode);
         let expected = address(&format!("10.9.0.{gateway}"));
         assert!(facts.any(|fact| heard(&fact)), "the message is dated");
-        // While the namespace is read, that its routes are not known is told instead.
-        let told = |fact: Fact| match fact {
-            Fact::Route(route) => route.gateway == Some(expected),
-            Fact::NetnsStale { netns: of, .. } => of == netns.inode,
-            _ => false,
-        };
+        let told = |fact: Fact| matches!(fact, Fact::Route(route) if route.gateway == Some(expected));
         assert!(facts.any(told), "the route by {expected} was told");
     }
 }
