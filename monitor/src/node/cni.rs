@@ -242,6 +242,13 @@ impl CniCalls {
         self.sandboxes().filter(move |(_, sandbox)| sandbox.is_of(namespace, name))
     }
 
+    /// Whether the `DEL` of a sandbox of a pod has failed, and none of that sandbox has succeeded since: the next sandbox of
+    /// that name is its victim.
+    #[must_use]
+    pub fn has_failing_of(&self, namespace: &str, name: &str) -> bool {
+        self.of_pod(namespace, name).any(|(_, sandbox)| sandbox.failed > 0 && !sandbox.is_deleted)
+    }
+
     /// Whether a sandbox is being deleted, or was less than `window` before a time.
     #[must_use]
     pub fn is_deleted_about(&self, id: &str, at: BootNs, window: BootNs) -> bool {

@@ -43,7 +43,8 @@ pub(super) fn advice_for(
 fn about_pod(node: &NodeView<'_>, fault: &Fault, pod: &Pod, container: Option<&Container>) -> Option<Advice> {
     let (namespace, pod_name) = (pod.namespace.as_deref()?, pod.name.as_deref()?);
     let kubelet = fault.objects.actor.as_deref().is_some_and(is_of_kubelet);
-    if kubelet || has_older_sandbox(node, pod, container) {
+    let is_failing = node.cni.has_failing_of(namespace, pod_name);
+    if kubelet || is_failing || has_older_sandbox(node, pod, container) {
         let command = list_sandboxes(node, container?, pod)?;
         let text = "look for older sandboxes of this pod: while the removal of one fails, do not delete the pod, or its \
                     successor loses its network too";

@@ -226,3 +226,20 @@ fn it_opens_when_a_runtime_tells_of_the_newer_sandbox_after_it_was_added() {
     node.observe(etcd(ContainerState::Running));
     assert_eq!(node.of_kind(KIND).len(), 1);
 }
+
+#[test]
+fn a_pod_is_not_to_be_deleted_while_the_removal_of_an_older_sandbox_of_its_name_fails() {
+    for (code, is_advised) in [(0, true), (1, false)] {
+        let mut node = TestNode::with_running_pod();
+        node.call(CniCommand::Del, OLD, code);
+        node.run_for(100 * S);
+        let Fact::Task(facts) = calico() else { panic!() };
+        let by_hand =
+            TaskFacts { cgroup: Some("/user.slice/x.scope".into()), ancestors: Vec::new(), ..*facts };
+        node.observe(Fact::Task(Box::new(by_hand)));
+        node.delete_entry(ETCD, NeighborCause::Admin);
+        let lost = &node.of_kind("gateway-neighbor-lost")[0];
+        let deletes = lost.advice.iter().any(|step| step.command.contains("delete pod"));
+        assert_eq!(deletes, is_advised, "{:?}", lost.advice);
+    }
+}

@@ -62,8 +62,11 @@ fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount, seen: BootN
     let pod = Pod::confirmed(holder.pod.as_ref());
     let other_pod = pod.filter(|pod| Some(pod.uid.as_str()) != deleted);
     if let Some(Pod { namespace: Some(namespace), name: Some(pod), .. }) = other_pod {
-        let command = ["kubectl", "-n", namespace, "delete", "pod", pod];
-        return advice("delete the pod that holds it", Risk::Restart, &command);
+        // Its successor would lose its network.
+        if !node.cni.has_failing_of(namespace, pod) {
+            let command = ["kubectl", "-n", namespace, "delete", "pod", pod];
+            return advice("delete the pod that holds it", Risk::Restart, &command);
+        }
     }
     let in_pod = holder.container.as_ref().filter(|_| pod.is_some());
     if let Some(command) = in_pod.and_then(|container| replace_in_pod(node, container)) {
