@@ -232,6 +232,7 @@ fn a_namespace_of_a_user_with_too_much_in_it_is_left_out_and_that_is_told() {
 #[test]
 fn the_refused_unmounts_of_a_user_hide_none_of_roots() {
     const ATTEMPTS: u32 = 600;
+    let _exclusive = Exclusive::take();
     let scratch = Scratch::new();
     let mut daemon = launch().config("[hooks]\nuser_rate = 20\nuser_burst = 100\n").start();
     let mount = Mount::new();
