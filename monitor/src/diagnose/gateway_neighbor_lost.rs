@@ -17,12 +17,13 @@ use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
 use crate::event::{CloseReason, Event, Kind, Neighbor, Severity};
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
-use crate::observation::{BootNs, NeighborKey, NsInum, RouteFacts};
+use crate::observation::{BootNs, NeighborKey, NsInum};
 use crate::settings::{Thresholds, Unit, thresholds};
 
 mod failed;
 mod fault;
 mod health;
+mod other_ways;
 mod recheck;
 mod repair;
 mod rereads;
@@ -33,6 +34,7 @@ mod wording;
 
 use fault::{Fault, FaultPhase, FaultReason, GatewayOwner, key, subject};
 use health::Health;
+use other_ways::{has_alternative, is_replaceable};
 use rereads::RereadSchedule;
 use undecided::Undecided;
 
@@ -459,32 +461,6 @@ fn changes_host_lladdr(context: &Context<'_>, event: &Event) -> bool {
         link.netns == context.node.host_netns
             && link.change.iter().any(|change| change == "mac" || change == "master")
     })
-}
-
-/// Whether another default route can take the place of one that goes with its interface: there is one by another interface,
-/// or whoever removed that interface may set one, as runtimes do.
-fn is_replaceable(node: &NodeView<'_>, key: NeighborKey) -> bool {
-    let has_other = || {
-        let namespace = node.namespaces.get(key.netns);
-        namespace.is_some_and(|namespace| namespace.has_other_interface(key.ifindex, key.address))
-    };
-    has_other_route(node, key) || has_other()
-}
-
-/// Whether another interface has a default route.
-fn has_other_route(node: &NodeView<'_>, key: NeighborKey) -> bool {
-    let is_other = |route: &RouteFacts| {
-        route.ifindex != Some(key.ifindex)
-            && route.gateway.is_some_and(|gateway| gateway.is_ipv4() == key.address.is_ipv4())
-    };
-    node.namespaces.get(key.netns).is_some_and(|namespace| namespace.routes().iter().any(is_other))
-}
-
-/// Whether packets may find another way as long as a gateway is lost.
-fn has_alternative(node: &NodeView<'_>, key: NeighborKey) -> bool {
-    node.namespaces
-        .get(key.netns)
-        .is_some_and(|namespace| namespace.has_alternative(key.ifindex, key.address))
 }
 
 /// Whether the model shows that a changed entry is a good one: static, or of another state with another address than

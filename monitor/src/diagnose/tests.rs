@@ -13,6 +13,7 @@ use crate::tests::model::Model;
 use harness::*;
 
 pub(super) mod harness;
+mod volumes;
 
 /// A diagnosis that reports the given findings.
 #[derive(Debug)]

@@ -495,10 +495,5 @@ impl Namespace {
     }
 }
 
-/// Drops the oldest recent changes where there are too many.
-fn keep_newest<T>(recent: &mut Vec<T>) {
-    recent.drain(..recent.len().saturating_sub(RECENT_MAX));
-}
-
 #[cfg(test)]
 mod tests;

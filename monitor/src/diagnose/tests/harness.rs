@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+pub(in crate::diagnose) use super::volumes::*;
 use crate::core::{Core, Output, Resume, assert_same};
 use crate::event::{Event, Incident, Kind};
 use crate::observation::*;
@@ -441,69 +442,4 @@ pub(in crate::diagnose) fn failure(netns: NsInum) -> Fact {
         actor: None,
         ..deletion(netns, NeighborCause::Unknown)
     }))
-}
-
-/// The mount namespace of the kubelet.
-const MNTNS: NsInum = 4_026_531_840;
-/// The kubelet's directory.
-pub(in crate::diagnose) const KUBELET: &str = "/var/lib/kubelet/";
-/// A symbolic link to it.
-pub(in crate::diagnose) const LINK: &str = "/srv/link/";
-
-pub(in crate::diagnose) fn volume_path() -> String {
-    format!("{KUBELET}pods/{CAM_UID}/volumes/kubernetes.io~glusterfs/cam-pv-50g")
-}
-
-pub(in crate::diagnose) fn umount(errno: Option<u16>) -> Fact {
-    Fact::Umount(Box::new(UmountAttempt {
-        syscall: MountSyscall::Umount2,
-        actor: TaskRef { key: task_key(30_001), tid: 30_001, comm: "umount".into(), context: None },
-        mntns: MNTNS,
-        path: volume_path(),
-        origin: None,
-        flags: 0,
-        errno,
-    }))
-}
-
-/// A glusterfs that serves another pod's volume holds a file in it.
-pub(in crate::diagnose) fn holders(id: u64, path: &str) -> HolderReport {
-    let serves = format!("/var/lib/kubelet/pods/{WEB_UID}/volumes/kubernetes.io~glusterfs/web-pv");
-    HolderReport {
-        mount: Some(MountFacts {
-            id: 410,
-            parent: Some(29),
-            unique: None,
-            mountpoint: path.into(),
-            root: "/".into(),
-            fstype: "fuse.glusterfs".into(),
-            source: "10.47.136.60:cam".into(),
-            device: "0:77".into(),
-            mntns: 4_026_531_840,
-        }),
-        holders: vec![Holder {
-            tgid: 94_549,
-            comm: "glusterfs".into(),
-            cmdline: Some(format!(
-                "/usr/sbin/glusterfs --volfile-server=10.47.136.60 --volfile-id=web {serves}"
-            )),
-            exe: Some("/usr/sbin/glusterfsd".into()),
-            access: Access::Fd,
-            path: Some(format!("{path}/.lock")),
-            fd: Some(9),
-            start_ns: None,
-            uid: Some(0),
-            cgroup: Some("/system.slice/run-r77.scope".into()),
-            mntns: Some(4_026_531_840),
-            serves: Some(serves),
-            serves_for_certain: true,
-        }],
-        complete: true,
-        verdict: Verdict::Processes,
-        ..HolderReport::skipped(id, path)
-    }
-}
-
-pub(in crate::diagnose) fn not_a_mount(id: u64, path: &str) -> HolderReport {
-    HolderReport { verdict: Verdict::NotAMount, complete: true, ..HolderReport::skipped(id, path) }
 }

@@ -81,6 +81,6 @@ impl Namespace {
     pub(super) fn keep_bereft(&mut self, at: BootNs, link: LinkFacts) {
         self.bereft.retain(|(lost, _)| lost.saturating_add(FORMER_PEER_NS) >= at);
         self.bereft.push((at, link));
-        super::keep_newest(&mut self.bereft);
+        super::moves::keep_newest(&mut self.bereft);
     }
 }

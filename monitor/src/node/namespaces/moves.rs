@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{FORMER_GATEWAY_NS, Namespace, RECENT_MAX, keep_newest};
+use super::{FORMER_GATEWAY_NS, Namespace, RECENT_MAX};
 use crate::node::gateways::Gateway;
 use crate::node::routing::{Use, gateways_in_use};
 use crate::observation::BootNs;
@@ -165,4 +165,9 @@ impl Namespace {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 pub(super) fn is_zero(time: &BootNs) -> bool {
     *time == 0
+}
+
+/// Drops the oldest recent changes where there are too many.
+pub(super) fn keep_newest<T>(recent: &mut Vec<T>) {
+    recent.drain(..recent.len().saturating_sub(RECENT_MAX));
 }
