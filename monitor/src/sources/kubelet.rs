@@ -16,7 +16,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::procfs::Proc;
-use super::procfs::readers::{Answer, Job, Readers};
+use super::procfs::readers::{Answer, Job, Readers, reading_none};
 use super::programs::{Buffers, Program};
 use super::{Sender, observed_now};
 use crate::observation::{Fact, KubeletFacts, KubeletNamespace, NsInum};
@@ -185,6 +185,7 @@ pub(super) struct Found {
 impl Job for Look {
     const NAME: &'static str = "kubelets";
     type Reply = Found;
+    const WAITS_FOR_DISK: bool = true;
 
     fn run(&self, proc: &Proc) -> Answer<Found> {
         self.look(proc).into()
@@ -283,6 +284,7 @@ pub(super) fn is_plain(path: &str) -> bool {
 
 /// Each root directory as it is given, and as symbolic links lead to it below `top`.
 fn with_resolved<'a>(top: &Path, roots: impl Iterator<Item = &'a String>) -> Vec<String> {
+    reading_none();
     let mut all = Vec::new();
     for root in roots {
         for path in [Some(root.clone()), resolved(top, root)].into_iter().flatten() {

@@ -21,6 +21,7 @@ pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
         entry::<netlink::Open>(),
         entry::<runtime::FindCheckpoints>(),
         entry::<runtime::Identify>(),
+        entry::<runtime::Prove>(),
         entry::<runtime::ReadStateFiles>(),
         entry::<runtime::StillRuns>(),
         entry::<kubelet::Look>(),

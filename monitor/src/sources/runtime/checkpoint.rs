@@ -15,7 +15,7 @@ use super::is_container_id;
 use crate::observation::{Fact, SandboxCheckpoint};
 use crate::sources::kubelet::{below, roots_of_running};
 use crate::sources::procfs::Proc;
-use crate::sources::procfs::readers::{Answer, Job, Readers};
+use crate::sources::procfs::readers::{Answer, Job, Readers, reading_none};
 use crate::sources::{Sender, observed_now};
 
 /// Where they are, under the id of the sandbox.
@@ -33,9 +33,11 @@ pub(in crate::sources) struct FindCheckpoints {
 impl Job for FindCheckpoints {
     const NAME: &'static str = "checkpoints";
     type Reply = Vec<SandboxCheckpoint>;
+    const WAITS_FOR_DISK: bool = true;
 
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
         let roots: Vec<PathBuf> = [proc.host_root()].into_iter().chain(roots_of_running(proc)).collect();
+        reading_none();
         let found = |sandbox: &String| SandboxCheckpoint {
             found: is_container_id(sandbox).then(|| is_in(&roots, sandbox)).flatten(),
             sandbox: sandbox.clone(),

@@ -13,7 +13,7 @@ use super::procfs::readers::Readers;
 use crate::names::names;
 pub(super) use checkpoint::FindCheckpoints;
 pub use client::{Changes, RuntimeClient, RuntimeError};
-pub(super) use process::Identify;
+pub(super) use process::{Identify, Prove};
 pub use source::{Timing, run};
 pub(super) use state_files::ReadStateFiles;
 pub(super) use still_runs::StillRuns;

@@ -14,6 +14,7 @@ use super::checkpoint::CHECKPOINTS;
 use crate::node::cgroup;
 use crate::observation::{ContainerFacts, PodIdentity, PodProof};
 use crate::sources::procfs::Proc;
+use crate::sources::procfs::readers::reading_none;
 
 /// The kubelet's links to the logs of containers, in a directory for each pod.
 const LOGS: &str = "var/log/pods";
@@ -54,8 +55,11 @@ impl Proofs {
     pub(super) fn of(&self, facts: &ContainerFacts) -> PodProof {
         let Some(pod) = &facts.pod else { return PodProof::Claimed };
         if self.has_cgroup_of(facts, pod) {
-            PodProof::Cgroup
-        } else if self.has_checkpoint_of(facts, pod) {
+            return PodProof::Cgroup;
+        }
+        // What follows is on disk.
+        reading_none();
+        if self.has_checkpoint_of(facts, pod) {
             PodProof::Checkpoint
         } else if self.has_log_of(facts, pod) {
             PodProof::Log

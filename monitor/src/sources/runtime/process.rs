@@ -1,5 +1,6 @@
-//! The init process of a container, and what confirms its pod, read by a [reader](crate::sources::procfs::readers): a
-//! process may hang whoever reads it, and so may a disk.
+//! The init process of a container, and what confirms its pod, read by [readers](crate::sources::procfs::readers): a
+//! process may hang whoever reads it, and so may a disk. What is on disk is a job of its own, so that processes are read
+//! while a disk hangs.
 
 use std::time::Duration;
 
@@ -28,16 +29,15 @@ impl Identity {
     const UNREAD: Self = Self { start_ns: None, netns: None, mntns: None, unread: true };
 }
 
-/// Reads processes, and looks for what confirms the pods of containers.
+/// Reads processes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sources) struct Identify {
     processes: Vec<u32>,
-    claimants: Vec<ContainerFacts>,
 }
 
 impl Job for Identify {
     const NAME: &'static str = "identify";
-    type Reply = (Vec<Identity>, Vec<PodProof>);
+    type Reply = Vec<Identity>;
 
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
         let identity = |tgid: &u32| Identity {
@@ -46,10 +46,24 @@ impl Job for Identify {
             mntns: proc.ns(*tgid, "mnt"),
             unread: proc.is_aside(*tgid),
         };
-        let identities = self.processes.iter().map(identity).collect();
+        self.processes.iter().map(identity).collect::<Vec<_>>().into()
+    }
+}
+
+/// Looks for what confirms the pods of containers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(in crate::sources) struct Prove {
+    claimants: Vec<ContainerFacts>,
+}
+
+impl Job for Prove {
+    const NAME: &'static str = "prove";
+    type Reply = Vec<PodProof>;
+    const WAITS_FOR_DISK: bool = true;
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
         let proofs = Proofs::new(proc.clone());
-        let claimants = self.claimants.iter();
-        (identities, claimants.map(|facts| proofs.of(facts)).collect()).into()
+        self.claimants.iter().map(|facts| proofs.of(facts)).collect::<Vec<_>>().into()
     }
 }
 
@@ -60,24 +74,33 @@ pub(super) async fn identify(
     tgids: Vec<u32>,
     claimants: Vec<&mut ContainerFacts>,
 ) -> Vec<Identity> {
+    prove(readers, claimants).await;
     let count = tgids.len();
-    if count == 0 && claimants.is_empty() {
+    if count == 0 {
         return Vec::new();
     }
-    let job =
-        Identify { processes: tgids, claimants: claimants.iter().map(|facts| (**facts).clone()).collect() };
+    match readers.ask(Identify { processes: tgids }, PATIENCE).await {
+        Ok(Answer { reply, .. }) => reply,
+        Err(error) => {
+            tracing::warn!(%error, "cannot read the processes of containers");
+            vec![Identity::UNREAD; count]
+        }
+    }
+}
+
+async fn prove(readers: &Readers, claimants: Vec<&mut ContainerFacts>) {
+    if claimants.is_empty() {
+        return;
+    }
+    let job = Prove { claimants: claimants.iter().map(|facts| (**facts).clone()).collect() };
     match readers.ask(job, PATIENCE).await {
-        Ok(Answer { reply: (identities, proofs), .. }) => {
+        Ok(Answer { reply: proofs, .. }) => {
             for (facts, proof) in claimants.into_iter().zip(proofs) {
                 if let Some(pod) = &mut facts.pod {
                     pod.proof = proof;
                 }
             }
-            identities
         }
-        Err(error) => {
-            tracing::warn!(%error, "cannot read the processes of containers");
-            vec![Identity::UNREAD; count]
-        }
+        Err(error) => tracing::warn!(%error, "cannot look for what confirms the pods of containers"),
     }
 }

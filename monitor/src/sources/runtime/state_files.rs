@@ -85,6 +85,7 @@ pub(in crate::sources) struct ReadStateFiles(StateFiles);
 impl Job for ReadStateFiles {
     const NAME: &'static str = "state-files";
     type Reply = Option<Found>;
+    const WAITS_FOR_DISK: bool = true;
 
     fn run(&self, proc: &Proc) -> Answer<Option<Found>> {
         let root = proc.host_root();

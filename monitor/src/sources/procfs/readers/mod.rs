@@ -31,6 +31,7 @@ use child::{Child, Ended};
 use hanging::Describe;
 use set_aside::SetAside;
 use sieve::{Sieve, Sifted};
+use turns::{Turn, Turns};
 
 mod child;
 mod hanging;
@@ -39,6 +40,7 @@ mod set_aside;
 mod sieve;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod wire;
 
 pub(super) use serve::reading;
@@ -64,6 +66,8 @@ pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
     const NAME: &'static str;
     /// What is found.
     type Reply: Serialize + DeserializeOwned + Send + 'static;
+    /// Whether it reads files on a disk, which may hang: then one of its kind is done at a time.
+    const WAITS_FOR_DISK: bool = false;
 
     /// Whether workloads of the node take precedence.
     fn in_background(&self) -> bool {
@@ -104,6 +108,9 @@ pub enum Unread {
     /// Too many processes hang whoever reads them.
     #[error("too many processes hang whoever reads them")]
     Hanging,
+    /// The job of this kind before waits for a disk.
+    #[error("a disk does not answer the reader before")]
+    Stuck,
     /// A reader cannot be started, or ended early.
     #[error("a reader of /proc failed")]
     Failed(#[source] std::io::Error),
@@ -127,6 +134,7 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     idle: Vec<Idle>,
+    turns: Turns,
     aside: SetAside,
     /// Whether a task ends idle readers.
     sweeping: bool,
@@ -240,6 +248,7 @@ impl Inner {
         patience: Duration,
     ) -> Result<Answer<J::Reply>, Unread> {
         let (begun, background) = (Instant::now(), job.in_background());
+        let turn = self.turn::<J>(patience).await?;
         for _ in 0..ATTEMPTS {
             let slots = Arc::clone(&self.slots);
             let left = patience.saturating_sub(begun.elapsed());
@@ -262,7 +271,7 @@ impl Inner {
                     }
                 }
                 Err(Ended::Slow) => {
-                    tokio::spawn(child.end(slot));
+                    tokio::spawn(child.end((slot, turn)));
                     return Err(Unread::Late);
                 }
                 Err(Ended::Hangs { tgid }) => {
@@ -278,6 +287,15 @@ impl Inner {
             }
         }
         Err(Unread::Hanging)
+    }
+
+    /// The turn of a job that may wait for a disk.
+    async fn turn<J: Job>(&self, patience: Duration) -> Result<Option<Turn>, Unread> {
+        if !J::WAITS_FOR_DISK {
+            return Ok(None);
+        }
+        let line = self.state().turns.of(J::NAME);
+        line.turn(patience).await.map(Some).ok_or(Unread::Stuck)
     }
 
     /// An idle reader, else a new one.

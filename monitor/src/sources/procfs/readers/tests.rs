@@ -1,7 +1,7 @@
 //! Readers are real processes here: this program of tests, executed again with [`READER`].
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub(super) const READER: &str = "sources::procfs::readers::tests::a_reader";
 fn a_reader() {
     let jobs: Vec<Entry> = crate::sources::jobs()
         .chain(crate::holders::jobs())
-        .chain([entry::<Names>(), entry::<Open>(), entry::<Steps>()])
+        .chain([entry::<Names>(), entry::<Open>(), entry::<Steps>(), entry::<OnDisk>()])
         .collect();
     serve(&jobs, false).unwrap();
 }
@@ -73,6 +73,21 @@ impl Job for Steps {
 
     fn go_on(&mut self, note: &[u8]) {
         self.0 = serde_json::from_slice(note).unwrap();
+    }
+}
+
+/// Reads a file that is none of a process; answers with its length.
+#[derive(Debug, Serialize, Deserialize)]
+struct OnDisk(PathBuf);
+
+impl Job for OnDisk {
+    const NAME: &'static str = "test-on-disk";
+    type Reply = usize;
+    const WAITS_FOR_DISK: bool = true;
+
+    fn run(&self, _: &Proc) -> Answer<usize> {
+        reading_none();
+        fs::read(&self.0).unwrap().len().into()
     }
 }
 
@@ -279,4 +294,28 @@ async fn readers_are_no_more_than_their_number_and_the_next_waits_its_turn() {
     }
     assert!(readers.0.state().idle.len() <= READERS);
     assert!(readers.0.slots.available_permits() <= READERS);
+}
+
+#[tokio::test]
+async fn a_disk_that_hangs_keeps_one_reader_of_each_kind_until_it_answers() {
+    let root = tempfile::tempdir().unwrap();
+    let hanging = root.path().join("hanging");
+    mkfifo(&hanging, Mode::S_IRWXU).unwrap();
+    let readers = Readers::from(Proc::default());
+    for _ in 0..READERS {
+        let job = OnDisk(hanging.clone());
+        let answer = readers.ask(job, Duration::from_millis(20)).await;
+        assert!(matches!(answer, Err(Unread::Late | Unread::Stuck)), "{answer:?}");
+    }
+    assert!(readers.0.slots.available_permits() >= READERS - 1);
+    let other = readers.ask(Names(vec![std::process::id()]), PATIENCE).await.unwrap();
+    assert!(other.reply[0].is_some());
+    let refused = readers.ask(OnDisk(hanging.clone()), Duration::ZERO).await;
+    assert!(matches!(refused, Err(Unread::Late | Unread::Stuck)), "{refused:?}");
+
+    // Open for both, a pipe waits for nobody; what is in it ends when it is closed.
+    drop(fs::File::options().read(true).write(true).open(&hanging).unwrap());
+    let file = root.path().join("file");
+    fs::write(&file, "text").unwrap();
+    assert_eq!(readers.ask(OnDisk(file), PATIENCE).await.unwrap().reply, 4);
 }
