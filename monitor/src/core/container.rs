@@ -57,6 +57,9 @@ impl Core {
         // The first list of a source is the initial state: it emits no events.
         let first =
             !self.containers.any_of(source) && !self.statuses.get(source).is_some_and(|status| status.up);
+        // What is known already, another source has reported.
+        let is_unknown = |id: &&String| first && self.containers.get(id).is_none();
+        let unknown: Vec<String> = ids.iter().filter(is_unknown).cloned().collect();
         for pod in list.iter().filter_map(|facts| facts.pod.as_ref()) {
             self.pods.note(at, pod);
         }
@@ -73,7 +76,7 @@ impl Core {
             }
         }
         if first {
-            self.recreated_before(at, &ids);
+            self.recreated_before(at, &unknown);
         }
         for id in ids {
             self.answered(at, &Awaited::Container(id), true);

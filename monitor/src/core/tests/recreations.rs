@@ -134,3 +134,16 @@ fn ended_containers_tell_of_it_after_the_fact() {
         assert_eq!(of(&mut next).len(), expected, "what an earlier run has told is told once");
     }
 }
+
+#[test]
+fn a_second_socket_with_the_same_containers_tells_nothing_again() {
+    let mut core = core();
+    for (time, source) in [(500, "docker:/a"), (501, "docker:/b")] {
+        let of_source = |facts| ContainerFacts { source: source.into(), ..facts };
+        let containers =
+            [etcd(0, OLD_HASH, Exited), etcd(1, NEW_HASH, Running)].map(of_source).into_iter().collect();
+        let (runtime, source) = ("docker".to_owned(), source.to_owned());
+        core.observe(at(time * SECOND, Fact::RuntimeSnapshot { runtime, source, read: None, containers }));
+    }
+    assert_eq!(of(&mut core).len(), 1);
+}
