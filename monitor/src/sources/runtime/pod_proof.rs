@@ -13,6 +13,8 @@ use serde::Deserialize;
 use super::checkpoint::CHECKPOINTS;
 use crate::node::cgroup;
 use crate::observation::{ContainerFacts, PodIdentity, PodProof};
+use crate::regular_file;
+use crate::sources::kubelet::below;
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::reading_none;
 
@@ -79,11 +81,16 @@ impl Proofs {
     fn has_checkpoint_of(&self, facts: &ContainerFacts, pod: &PodIdentity) -> bool {
         let sandbox = if facts.joined_netns { pod.sandbox_id.as_deref() } else { Some(facts.id.as_str()) };
         let Some(sandbox) = sandbox.filter(|id| super::is_container_id(id)) else { return false };
-        let read = |directory| checkpoint(&self.root.join(directory).join(sandbox));
+        let read = |directory| checkpoint(&self.at(directory).join(sandbox));
         CHECKPOINTS
             .into_iter()
             .filter_map(read)
             .any(|found| (found.namespace, found.name) == (pod.namespace.clone(), pod.name.clone()))
+    }
+
+    /// A directory of the node.
+    fn at(&self, path: &str) -> PathBuf {
+        below(&self.root, &format!("/{path}"))
     }
 
     fn has_log_of(&self, facts: &ContainerFacts, pod: &PodIdentity) -> bool {
@@ -93,11 +100,11 @@ impl Proofs {
         }
         let of_pod = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
         let by_id = format!("{}_{}_{container}-{}.log", pod.name, pod.namespace, facts.id);
-        if let Some(target) = link_of_root(&self.root.join(LOGS_BY_ID).join(by_id)) {
+        if let Some(target) = link_of_root(&self.at(LOGS_BY_ID).join(by_id)) {
             // Before 1.14 the directory had the uid alone.
             return target.iter().any(|part| part == of_pod.as_str() || part == pod.uid.as_str());
         }
-        let logs = self.root.join(LOGS);
+        let logs = self.at(LOGS);
         let directories = [logs.join(of_pod).join(container), logs.join(&pod.uid)];
         let entries = directories.iter().filter_map(|path| fs::read_dir(path).ok());
         entries
@@ -108,7 +115,8 @@ impl Proofs {
 }
 
 fn checkpoint(path: &Path) -> Option<Checkpoint> {
-    let file = fs::File::open(path).ok().filter(|file| file.metadata().is_ok_and(|file| file.uid() == 0))?;
+    let file =
+        regular_file::open(path).ok().filter(|file| file.metadata().is_ok_and(|file| file.uid() == 0))?;
     let mut text = String::new();
     file.take(CHECKPOINT_MAX).read_to_string(&mut text).ok()?;
     serde_json::from_str(&text).ok()
@@ -215,6 +223,31 @@ mod tests {
             node.write(&format!("{directory}/{ID}"), "{");
             assert_eq!(node.proof(&member(false)), PodProof::Claimed);
         }
+    }
+
+    #[test]
+    fn links_of_the_node_lead_within_it() {
+        let node = Node::new();
+        for directory in CHECKPOINTS {
+            let (parent, _) = directory.rsplit_once('/').unwrap();
+            node.link(parent, &format!("/data/{parent}"));
+        }
+        let text = r#"{"name":"etcd1-0","namespace":"lijiaob"}"#;
+        node.write(&format!("data/{}/{ID}", CHECKPOINTS[1]), text);
+        assert_eq!(node.proof(&member(false)), PodProof::Checkpoint);
+        let node = Node::new();
+        node.link("var/log", "/data/log");
+        node.link(&format!("data/log/pods/lijiaob_etcd1-0_{UID}/etcd/0.log"), &format!("/{ID}/0.log"));
+        assert_eq!(node.proof(&member(false)), PodProof::Log);
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_checkpoint_keeps_nobody_waiting() {
+        let node = Node::new();
+        let directory = node.0.path().join(CHECKPOINTS[0]);
+        fs::create_dir_all(&directory).unwrap();
+        nix::unistd::mkfifo(&directory.join(ID), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!(node.proof(&member(false)), PodProof::Claimed);
     }
 
     #[test]
