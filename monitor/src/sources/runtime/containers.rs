@@ -111,8 +111,8 @@ impl Containers {
         for facts in written {
             let old = before.remove(&facts.id);
             let mut facts = self.own(old.as_ref(), facts);
-            let old = old.map(|old| old.facts);
-            if let Some(old) = old {
+            let inspected = old.as_ref().map_or(i64::MIN, |old| old.inspected);
+            if let Some(Known { facts: old, .. }) = old {
                 let is_same_run = facts.tgid.is_some() && facts.tgid == old.tgid;
                 // Of a container that has ended, those of its last run.
                 if is_same_run || facts.tgid.is_none() {
@@ -123,7 +123,7 @@ impl Containers {
                     facts.addresses = old.addresses;
                 }
             }
-            let known = Known { started: facts.started_ns, ..Known::new(facts) };
+            let known = Known { started: facts.started_ns, inspected, ..Known::new(facts) };
             self.known.insert(known.facts.id.clone(), known);
         }
         self.known.extend(before.into_iter().filter(|(id, _)| keep(id)));

@@ -143,9 +143,13 @@ impl OnDisk {
         let at = boot_now();
         let found = state_files::read(readers, files).await;
         let before = self.read.take().and_then(|(_, reported)| reported);
-        let Some(found) = found else {
-            self.read = Some((Instant::now(), before));
-            return Ok(());
+        let found = match found {
+            Ok(Some(found)) => found,
+            // What was read is told no more once it is gone.
+            missing => {
+                self.read = Some((Instant::now(), before.filter(|_| missing.is_err())));
+                return Ok(());
+            }
         };
         let Found { runtime, directory, containers: written, complete, unread } = found;
         let malformed = u64::try_from(unread.len()).unwrap_or(u64::MAX);

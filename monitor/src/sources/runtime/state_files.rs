@@ -17,16 +17,17 @@ use super::is_container_id;
 use super::pod_proof::Proofs;
 use crate::node::cgroup;
 use crate::observation::{BootNs, ContainerFacts, ContainerState};
+use crate::regular_file;
 use crate::sources::procfs::Proc;
-use crate::sources::procfs::readers::{Answer, Job, Readers, reading_none};
+use crate::sources::procfs::readers::{Answer, Job, Readers, Unread, reading_none};
 
 mod docker;
 mod oci;
 
 /// Longest wait for a reader: a runtime that answers again is not to wait for a disk.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Containers that are read.
-const CONTAINERS_MAX: usize = 4096;
+/// Entries of a directory that are looked at.
+const ENTRIES_MAX: usize = 4096;
 /// A file with more is not one of a container: its labels and environment have kilobytes.
 const FILE_MAX: u64 = 4 << 20;
 /// /proc tells starts to 10 ms.
@@ -108,17 +109,23 @@ impl Job for ReadStateFiles {
     }
 }
 
-/// Adds what /proc has of the process, or takes it away if it is not the one that was written down: the file may be of
-/// before the process ended, or of an earlier boot.
+/// Adds what /proc has of the process, or takes it away if it is not known to be the one that was written down: the file may
+/// be of before the process ended, or of an earlier boot.
 fn with_process(proc: &Proc, facts: &mut ContainerFacts, since: Option<i64>) {
-    let Some(tgid) = facts.tgid.filter(|tgid| !proc.is_aside(*tgid)) else { return };
+    let Some(tgid) = facts.tgid else { return };
+    if proc.is_aside(tgid) {
+        // Nobody can look whose it is by now.
+        facts.tgid = None;
+        return;
+    }
     let start = proc.stat(tgid).filter(|stat| !matches!(stat.state, 'Z' | 'X')).map(|stat| stat.start_ns);
     let is_in_its_group = || {
         let path = proc.cgroup(tgid).unwrap_or_default();
         cgroup::identify(&path).container_id.as_ref() == Some(&facts.id)
     };
     let is_written = |start: BootNs| {
-        let written = since.map(boot_time);
+        // 0 is before this boot.
+        let written = since.map(boot_time).filter(|at| *at > 0);
         written.is_some_and(|at| {
             (at.saturating_sub(START_LAG_NS)..=at.saturating_add(NS_PER_TICK)).contains(&start)
         })
@@ -137,43 +144,65 @@ fn with_process(proc: &Proc, facts: &mut ContainerFacts, since: Option<i64>) {
     }
 }
 
-/// The containers below a directory that has one directory for each.
-fn in_directories(
-    directory: &Path,
-    read: impl Fn(&str, &Path) -> Option<Written>,
-) -> Option<(Vec<Written>, Vec<String>)> {
-    let (mut containers, mut unread) = (Vec::new(), Vec::new());
-    for entry in fs::read_dir(directory).ok()?.flatten().take(CONTAINERS_MAX) {
+/// What the directory of a container tells.
+enum Entry {
+    /// A container of the runtime that is asked for.
+    Container(Box<Written>),
+    /// One of another program, which keeps its own in the same place.
+    Other,
+    /// Nothing that can be read.
+    Unread,
+}
+
+impl From<Option<Written>> for Entry {
+    fn from(read: Option<Written>) -> Self {
+        read.map_or(Self::Unread, |written| Self::Container(Box::new(written)))
+    }
+}
+
+/// The containers below a directory that has one directory for each; complete if all of them were looked at.
+fn in_directories(directory: &Path, max: usize, read: impl Fn(&str, &Path) -> Entry) -> Option<Found> {
+    let mut found = Found { complete: true, ..Found::default() };
+    for (index, entry) in fs::read_dir(directory).ok()?.enumerate() {
+        if index >= max {
+            found.complete = false;
+            break;
+        }
+        let Ok(entry) = entry else {
+            // What comes after it is not told either.
+            found.complete = false;
+            break;
+        };
         let name = entry.file_name();
         let Some(id) = name.to_str().filter(|name| is_container_id(name)) else { continue };
         match read(id, &entry.path()) {
-            Some(written) => containers.push(written),
+            Entry::Container(written) => found.containers.push(*written),
             // It may be being made, or removed.
-            None if entry.path().exists() => unread.push(id.to_owned()),
-            None => {}
+            Entry::Unread if entry.path().exists() => found.unread.push(id.to_owned()),
+            Entry::Other | Entry::Unread => {}
         }
     }
-    Some((containers, unread))
+    Some(found)
 }
 
 /// A file that root wrote, and when.
 fn file_of_root(path: &Path) -> Option<(Vec<u8>, i64)> {
-    let file = fs::File::open(path).ok()?;
-    let meta = file.metadata().ok().filter(|meta| meta.is_file() && meta.uid() == 0)?;
+    let file = regular_file::open(path).ok()?;
+    let meta = file.metadata().ok().filter(|meta| meta.uid() == 0)?;
     let mut text = Vec::new();
     file.take(FILE_MAX).read_to_end(&mut text).ok()?;
     Some((text, meta.mtime().saturating_mul(1_000_000_000).saturating_add(meta.mtime_nsec())))
 }
 
-/// Reads them; `None` where there are none, or nobody can look now.
-pub(super) async fn read(readers: &Readers, files: &StateFiles) -> Option<Found> {
-    match readers.ask(ReadStateFiles(files.clone()), PATIENCE).await {
-        Ok(Answer { reply, .. }) => reply,
-        Err(error) => {
-            tracing::debug!(?files, %error, "cannot read the files of a runtime");
-            None
-        }
-    }
+/// Reads them; `None` where there are none.
+///
+/// # Errors
+/// Where nobody can look now.
+pub(super) async fn read(readers: &Readers, files: &StateFiles) -> Result<Option<Found>, Unread> {
+    let answer = readers.ask(ReadStateFiles(files.clone()), PATIENCE).await;
+    let answer =
+        answer.inspect_err(|error| tracing::debug!(?files, %error, "cannot read the files of a runtime"));
+    Ok(answer?.reply)
 }
 
 #[cfg(test)]

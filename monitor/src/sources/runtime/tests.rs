@@ -2,6 +2,7 @@
 
 pub(in crate::sources::runtime) mod reports;
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -107,4 +108,15 @@ async fn a_runtime_without_an_event_stream_is_polled_and_degraded() {
     assert!(status.reason.unwrap().starts_with("the runtime has no event stream"));
     assert_eq!((listed[0].runtime.as_str(), listed[0].source.as_str()), ("mute", "mute:/a"));
     source.abort();
+}
+
+#[test]
+fn what_an_inspect_told_outlives_what_is_read_from_disk() {
+    let mut containers = containers::Containers::new("docker:/a".into());
+    let named = |image: &str| ContainerFacts { image: image.into(), ..container('a') };
+    containers.inspected(named("etcd:3"), process::Identity::default(), 1);
+    containers.read_from_disk(std::iter::once(named("etcd:3")), |_| true);
+    // A list has the id of an image whose name has moved on.
+    containers.replace(vec![named("sha256:0")], &HashMap::new(), |_| false);
+    assert_eq!(containers.take_all()[0].image, "etcd:3");
 }

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use bollard::models::{self, ContainerStateStatusEnum};
 use serde::Deserialize;
 
-use super::{Found, Written, file_of_root, in_directories};
+use super::{ENTRIES_MAX, Found, Written, file_of_root, in_directories};
 use crate::sources::kubelet::below;
 use crate::sources::runtime::client::Inspection;
 use crate::sources::runtime::docker::from_inspect;
 
 /// Where dockerd reads where it keeps its data.
-const CONFIGURATION: &str = "etc/docker/daemon.json";
+const CONFIGURATION: &str = "/etc/docker/daemon.json";
 /// Where it does by default.
 const DATA_ROOT: &str = "/var/lib/docker";
 
@@ -96,12 +96,12 @@ pub(super) fn read(root: &Path, data: Option<&Path>) -> Option<Found> {
     let data = data.map(Path::to_owned).unwrap_or_else(|| configured(root));
     let directory = data.join("containers");
     let below = below(root, directory.to_str()?);
-    let (containers, unread) = in_directories(&below, container)?;
-    Some(Found { runtime: "docker".to_owned(), directory, containers, complete: true, unread })
+    let found = in_directories(&below, ENTRIES_MAX, |id, directory| container(id, directory).into())?;
+    Some(Found { runtime: "docker".to_owned(), directory, ..found })
 }
 
 fn configured(root: &Path) -> PathBuf {
-    let text = file_of_root(&root.join(CONFIGURATION)).map(|(text, _)| text).unwrap_or_default();
+    let text = file_of_root(&below(root, CONFIGURATION)).map(|(text, _)| text).unwrap_or_default();
     let read = serde_json::from_slice::<Configuration>(&text).ok();
     let data = read.and_then(|read| read.data_root.or(read.graph)).filter(|data| data.is_absolute());
     data.unwrap_or_else(|| DATA_ROOT.into())

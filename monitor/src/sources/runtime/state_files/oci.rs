@@ -9,8 +9,9 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::{Found, Written, file_of_root, in_directories};
+use super::{ENTRIES_MAX, Entry, Found, Written, file_of_root, in_directories};
 use crate::observation::{ContainerFacts, ContainerState, Incarnation, PodIdentity, PodProof};
+use crate::sources::kubelet::below;
 use crate::sources::runtime::{is_container_id, kubelet};
 
 /// What the kubelet calls the container of a sandbox.
@@ -55,27 +56,31 @@ struct Spec {
 
 pub(super) fn read_containerd(root: &Path, state: &Path) -> Option<Found> {
     let directory = state.join("io.containerd.runtime.v2.task/k8s.io");
-    let below = root.join(directory.strip_prefix("/").ok()?);
     let read = |id: &str, bundle: &Path| container(id, bundle, "init.pid", &CONTAINERD);
-    let (containers, unread) = in_directories(&below, read)?;
-    Some(Found { runtime: "containerd".to_owned(), directory, containers, complete: false, unread })
+    let found = in_directories(&below(root, directory.to_str()?), ENTRIES_MAX, read)?;
+    Some(Found { runtime: "containerd".to_owned(), directory, complete: false, ..found })
 }
 
 pub(super) fn read_crio(root: &Path, run_root: &Path) -> Option<Found> {
     let directory = run_root.join("overlay-containers");
-    let below = root.join(directory.strip_prefix("/").ok()?);
     let read = |id: &str, bundle: &Path| container(id, &bundle.join("userdata"), "pidfile", &CRIO);
-    let (containers, unread) = in_directories(&below, read)?;
-    Some(Found { runtime: "crio".to_owned(), directory, containers, complete: false, unread })
+    let found = in_directories(&below(root, directory.to_str()?), ENTRIES_MAX, read)?;
+    Some(Found { runtime: "crio".to_owned(), directory, complete: false, ..found })
 }
 
-fn container(id: &str, bundle: &Path, pid_file: &str, names: &Annotations) -> Option<Written> {
-    let (text, _) = file_of_root(&bundle.join("config.json"))?;
-    let Spec { mut annotations } = serde_json::from_slice(&text).ok()?;
+fn container(id: &str, bundle: &Path, pid_file: &str, names: &Annotations) -> Entry {
+    let spec = file_of_root(&bundle.join("config.json"))
+        .and_then(|(text, _)| serde_json::from_slice::<Spec>(&text).ok());
+    let Some(Spec { mut annotations }) = spec else { return Entry::Unread };
+    // Podman has its containers beside CRI-O's, and clients of containerd may use the CRI's namespace.
+    let sandbox = match annotations.remove(names.kind).as_deref() {
+        Some("sandbox") => true,
+        Some("container") => false,
+        _ => return Entry::Other,
+    };
     let process = file_of_root(&bundle.join(pid_file));
     let tgid = process.as_ref().and_then(|(pid, _)| std::str::from_utf8(pid).ok()?.trim().parse().ok());
     let mut note = |name: &str| annotations.remove(name).filter(|value| kubelet::is_name(value));
-    let sandbox = note(names.kind).as_deref() == Some("sandbox");
     let sandbox_id = if sandbox { Some(id.to_owned()) } else { note(names.sandbox_id) };
     let container_name = if sandbox { Some(SANDBOX.to_owned()) } else { note(names.container) };
     let identity = note(names.namespace).zip(note(names.name)).zip(note(names.uid));
@@ -107,5 +112,5 @@ fn container(id: &str, bundle: &Path, pid_file: &str, names: &Annotations) -> Op
         exit: None,
         incarnation: Incarnation::default(),
     };
-    Some(Written { facts, since: process.map(|(_, written)| written) })
+    Entry::Container(Box::new(Written { facts, since: process.map(|(_, written)| written) }))
 }

@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::observation::PodProof;
+use crate::sources::runtime::Timing;
+use crate::sources::runtime::cri::Cri;
+use crate::sources::runtime::tests::reports::Reports;
 
 const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const SANDBOX: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
@@ -50,6 +53,15 @@ fn docker(state: Value) -> Value {
             "io.kubernetes.pod.uid": UID, "io.kubernetes.container.name": "etcd"}},
         "NetworkSettings": {"Networks": {"bridge": {"IPAddress": "172.17.0.2", "GwPriority": 0, "IPAMOperational": false}}},
     })
+}
+
+/// The specification of a container of containerd's CRI.
+fn containerd() -> Value {
+    json!({"process": {"env": ["TOKEN=hunter2"]}, "annotations": {
+        "io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": SANDBOX,
+        "io.kubernetes.cri.sandbox-namespace": "lijiaob", "io.kubernetes.cri.sandbox-name": "etcd1-0",
+        "io.kubernetes.cri.sandbox-uid": UID, "io.kubernetes.cri.container-name": "etcd",
+        "io.kubernetes.cri.image-name": "etcd:3"}})
 }
 
 fn only(found: Option<Found>) -> ContainerFacts {
@@ -119,11 +131,7 @@ fn a_file_that_is_none_of_a_container_is_counted_and_one_of_another_owner_is_not
 
 #[test]
 fn a_bundle_tells_the_container_its_pod_and_its_sandbox() {
-    let containerd = json!({"process": {"env": ["TOKEN=hunter2"]}, "annotations": {
-        "io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": SANDBOX,
-        "io.kubernetes.cri.sandbox-namespace": "lijiaob", "io.kubernetes.cri.sandbox-name": "etcd1-0",
-        "io.kubernetes.cri.sandbox-uid": UID, "io.kubernetes.cri.container-name": "etcd",
-        "io.kubernetes.cri.image-name": "etcd:3"}});
+    let containerd = containerd();
     let crio = json!({"annotations": {
         "io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.SandboxID": SANDBOX,
         "io.kubernetes.pod.namespace": "lijiaob", "io.kubernetes.pod.name": "etcd1-0",
@@ -170,4 +178,105 @@ fn a_process_is_recognised_by_its_start_where_its_control_group_says_nothing() {
         with_process(&proc, &mut facts, Some(wall(since)));
         assert_eq!((facts.tgid.is_some(), facts.netns.is_some()), (is_same, is_same));
     }
+}
+
+#[test]
+fn what_another_program_keeps_in_the_same_place_is_no_container_of_the_cri() {
+    let node = Node::new();
+    let crio = "run/containers/storage/overlay-containers";
+    let tasks = "run/containerd/io.containerd.runtime.v2.task/k8s.io";
+    let podman = json!({"annotations": {"org.opencontainers.image.base.name": ""}});
+    node.write(&format!("{crio}/{ID}/userdata/config.json"), podman.to_string());
+    node.write(&format!("{tasks}/{ID}/config.json"), json!({"process": {}}).to_string());
+    let strange = json!({"annotations": {"io.kubernetes.cri.container-type": "other"}});
+    node.write(&format!("{tasks}/{SANDBOX}/config.json"), strange.to_string());
+    for socket in ["/run/containerd/containerd.sock", "/run/crio/crio.sock"] {
+        let found = node.found(StateFiles::of_cri(Path::new(socket)).unwrap()).unwrap();
+        assert_eq!((found.containers, found.unread), (vec![], vec![]), "{socket}");
+    }
+}
+
+#[test]
+fn links_of_the_node_lead_within_it() {
+    let node = Node::new();
+    let link = |path: &str, target: &str| {
+        let path = node.0.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        symlink(target, path).unwrap();
+    };
+    link("etc/docker/daemon.json", "/data/daemon.json");
+    node.write("data/daemon.json", json!({"data-root": "/data/docker"}).to_string());
+    node.write(
+        &format!("data/docker/containers/{ID}/config.v2.json"),
+        docker(json!({"Running": false})).to_string(),
+    );
+    assert_eq!(node.found(StateFiles::Docker(None)).unwrap().containers.len(), 1);
+    link("run/containerd", "/data/containerd");
+    let tasks = "data/containerd/io.containerd.runtime.v2.task/k8s.io";
+    node.write(&format!("{tasks}/{ID}/config.json"), containerd().to_string());
+    let files = StateFiles::of_cri(Path::new("/run/containerd/containerd.sock")).unwrap();
+    assert_eq!(node.found(files).unwrap().containers.len(), 1);
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_file_keeps_nobody_waiting() {
+    let node = Node::new();
+    let directory = node.0.path().join("var/lib/docker/containers").join(ID);
+    fs::create_dir_all(&directory).unwrap();
+    nix::unistd::mkfifo(&directory.join("config.v2.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert_eq!(node.found(StateFiles::Docker(None)).unwrap().unread, [ID]);
+}
+
+#[test]
+fn a_directory_with_too_many_entries_is_not_complete() {
+    let directory = tempfile::tempdir().unwrap();
+    for entry in ["a", "b", "c"] {
+        fs::write(directory.path().join(entry), "").unwrap();
+    }
+    let is_complete = |max| in_directories(directory.path(), max, |_, _| Entry::Other).unwrap().complete;
+    assert!(is_complete(3) && !is_complete(2));
+}
+
+#[test]
+fn a_process_that_was_written_down_before_this_boot_is_another_one() {
+    let node = Node::new();
+    // The kernel's first ones start at 0.
+    let fields = "0 ".repeat(18);
+    node.write("proc/7/stat", format!("7 (etcd) S 1 {fields}0 0\n"));
+    let proc = Proc::new(node.0.path().join("proc"));
+    let mut facts = ContainerFacts {
+        state: ContainerState::Running,
+        tgid: Some(7),
+        ..crate::tests::model::container(ID)
+    };
+    with_process(&proc, &mut facts, Some(1));
+    assert_eq!((facts.tgid, facts.state), (None, ContainerState::Exited));
+}
+
+#[test]
+fn a_process_that_nobody_can_read_is_not_taken_for_that_of_a_container() {
+    let me = std::process::id();
+    let mut facts = ContainerFacts {
+        state: ContainerState::Running,
+        tgid: Some(me),
+        ..crate::tests::model::container(ID)
+    };
+    with_process(&Proc::default().without(vec![me]), &mut facts, None);
+    assert_eq!((facts.tgid, facts.state), (None, ContainerState::Running), "that it has ended is not known");
+}
+
+#[tokio::test]
+async fn where_containers_are_read_from_is_told_while_it_is_there() {
+    let node = Node::new();
+    let tasks = "kevtmon-none/io.containerd.runtime.v2.task/k8s.io";
+    node.write(&format!("{tasks}/{ID}/config.json"), containerd().to_string());
+    let pause = Duration::from_millis(10);
+    let timing = Timing { poll: pause, backoff_min: pause, backoff_max: pause, ..Timing::default() };
+    let proc = Proc::new(node.0.path().join("proc"));
+    let mut reports = Reports::of::<Cri>("cri:c", "/kevtmon-none/containerd.sock".into(), timing, proc);
+    let reason = reports.down().await;
+    assert!(reason.ends_with(&format!("; its containers are read from /{tasks}")), "{reason}");
+    fs::remove_dir_all(node.0.path().join("kevtmon-none")).unwrap();
+    let reason = reports.down().await;
+    assert!(!reason.contains("read from"), "{reason}");
 }
