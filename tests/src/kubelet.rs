@@ -19,7 +19,7 @@ use crate::reaper::Cleanup;
 use crate::unique;
 
 /// Where dockershim keeps its checkpoints.
-pub const CHECKPOINTS: &str = "/var/lib/dockershim/sandbox";
+const CHECKPOINTS: &str = "/var/lib/dockershim/sandbox";
 
 /// Debian's CNI plugins.
 const PLUGINS: &str = "/usr/lib/cni";
@@ -214,12 +214,6 @@ impl KubeletNode {
     #[must_use]
     pub fn dockerd(&self) -> &Dockerd {
         &self.dockerd
-    }
-
-    /// The kubelet's process.
-    #[must_use]
-    pub fn pid(&self) -> u32 {
-        self.kubelet.as_ref().expect("the kubelet runs").pid()
     }
 
     /// Has the kubelet run a static pod, and waits until its container runs.

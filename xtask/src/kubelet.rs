@@ -96,7 +96,7 @@ fn apt(work: &Path) -> Command {
         apt.arg("-o").arg(format!("{option}={}", file.display()));
     }
     // It would give the download to a user who cannot write here.
-    apt.args(["-o", "APT::Sandbox::User=root"]);
+    apt.args(["-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3"]);
     apt
 }
 

@@ -35,7 +35,6 @@ fn status(source: &str, up: bool, rung: Option<&str>) -> Observation {
     }))
 }
 
-/// As on a node with one runtime where everything has happened once.
 /// A node on which nothing has happened yet.
 fn idle() -> Metrics {
     let metrics = metrics();
@@ -53,6 +52,7 @@ fn idle() -> Metrics {
             count(KernelMetric::Throttled, &["owner"], 6),
             count(KernelMetric::Throttled, &["unknown"], 0),
             count(KernelMetric::Throttled, &["umount"], 0),
+            count(KernelMetric::CniIgnored, &[], 0),
         ]
     }));
     metrics.export_zero_losses(crate::sources::bpf::loss_reasons());
@@ -67,6 +67,7 @@ fn idle() -> Metrics {
     metrics
 }
 
+/// As on a node with one runtime where everything has happened once.
 fn used() -> Metrics {
     let metrics = idle();
     for event in sample::all() {

@@ -25,6 +25,8 @@ use crate::queue::{Bounds, Buffer, Priority, Queue, Refused, Worker};
 const BOUNDS: Bounds = Bounds { capacity: 1536, reserved: 256 };
 /// One of a mount that many hold takes a place more for so many of them: there may be 256, of 400 bytes each.
 const HOLDERS_PER_PLACE: usize = 8;
+/// So does one with as many bytes of paths of mounts below it: there may be 256, of 4 KiB each.
+const BYTES_PER_PLACE: usize = 3 * 1024;
 /// A batch of at most this many events is no storm: no rest follows.
 const SMALL_BATCH: usize = 64;
 
@@ -220,7 +222,8 @@ impl<S: Sink> Worker for SinkWorker<S> {
 /// How many places an event takes, so that large ones take no more memory than others.
 fn places(event: &Event) -> usize {
     let listed = event.holders.as_ref().map_or(0, Vec::len) + event.holders_unreadable.len();
-    1 + listed / HOLDERS_PER_PLACE
+    let below = event.mount.as_ref().map_or(0, |mount| mount.child_mounts.iter().map(String::len).sum());
+    1 + listed / HOLDERS_PER_PLACE + below / BYTES_PER_PLACE
 }
 
 fn priority(event: &Event) -> Priority {

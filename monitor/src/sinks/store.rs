@@ -202,12 +202,12 @@ impl StoreFile {
         self.incidents.insert(episode(incident), event.clone());
     }
 
-    /// A closed incident of whoever has most of them, users first.
+    /// A closed incident of whoever has most of them, as they weigh.
     fn dispensable(&self) -> Option<&Episode> {
         let closed = || self.incidents.iter().filter(|(_, event)| event.kind == Kind::IncidentClosed);
-        let mut shares: BTreeMap<&Charge, usize> = BTreeMap::new();
+        let mut shares: BTreeMap<&Charge, u64> = BTreeMap::new();
         closed().for_each(|(_, event)| *shares.entry(&event.charge).or_default() += 1);
-        let (most, _) = shares.into_iter().max_by_key(|(charge, count)| (charge.standing, *count))?;
+        let (most, _) = shares.into_iter().max_by_key(|(charge, count)| charge.weigh(*count))?;
         let of_most = closed().filter(|(_, event)| event.charge == *most);
         of_most.min_by_key(|(_, event)| event.seq).map(|(id, _)| id)
     }

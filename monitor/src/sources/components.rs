@@ -105,24 +105,22 @@ pub async fn follow(readers: Readers, tx: Sender) {
 
 /// Waits until a process has ended, and sends how.
 async fn await_end((tgid, started_ns): (u32, BootNs), ended: mpsc::Sender<ComponentExit>) {
-    let (mut code, mut signal) = (None, None);
-    match PidFd::open(tgid) {
-        Ok(process) => {
-            if let Some(status) = pidfd::ended(process).await {
-                (code, signal) = match status & 0x7f {
-                    0 => (Some((status >> 8) & 0xff), None),
-                    signal => (None, Some(signal)),
-                };
-            }
-        }
-        // Before 5.3.
-        Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
-            while is_running(tgid) {
+    let waited = match PidFd::open(tgid) {
+        Ok(process) => pidfd::ended(process).await,
+        Err(error) => Err(error),
+    };
+    let (code, signal) = match waited {
+        Ok(Some(status)) if status & 0x7f == 0 => (Some((status >> 8) & 0xff), None),
+        Ok(Some(status)) => (None, Some(status & 0x7f)),
+        Ok(None) => (None, None),
+        Err(error) => {
+            // Before 5.3, or without a descriptor to spare.
+            while error.raw_os_error() != Some(libc::ESRCH) && is_running(tgid) {
                 sleep(Duration::from_secs(1)).await;
             }
+            (None, None)
         }
-        Err(_) => {}
-    }
+    };
     // The receiver is gone when the daemon ends.
     let _ = ended.send(ComponentExit { tgid, started_ns, code, signal }).await;
 }

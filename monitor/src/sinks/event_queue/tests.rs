@@ -103,6 +103,15 @@ fn an_event_that_takes_much_memory_takes_more_places() {
 }
 
 #[test]
+fn paths_of_mounts_below_take_places() {
+    let mut busy = sample::busy();
+    let mount = busy.mount.as_mut().unwrap();
+    mount.child_mounts = vec!["/".repeat(4096); 3];
+    let without = Event { mount: None, ..busy.clone() };
+    assert_eq!(places(&busy), places(&without) + 4);
+}
+
+#[test]
 fn what_does_not_fit_is_counted_and_summed_up_once_in_its_place() {
     let rig = rig(ALL, 4);
     rig.queue.offer(&event(1));

@@ -109,6 +109,20 @@ fn incident(id: &str, kind: Kind, seq: u64) -> Event {
 }
 
 #[test]
+fn the_first_closed_incident_to_go_is_of_whoever_has_most() {
+    use crate::event::{Charge, Standing};
+    let directory = tempfile::tempdir().unwrap();
+    let rig = &mut rig(directory.path());
+    let mut note = |id: &str, standing, seq| {
+        let charge = Charge { standing, account: format!("{standing:?}").into() };
+        rig.sink.destination.note(&Event { charge, ..incident(id, Kind::IncidentClosed, seq) });
+    };
+    note("user", Standing::Foreign, 1);
+    (2..20).for_each(|seq| note(&format!("pod{seq}"), Standing::Known, seq));
+    assert_eq!(rig.sink.destination.dispensable().map(|(id, _)| id.as_str()), Some("pod2"));
+}
+
+#[test]
 fn a_file_that_is_removed_or_replaced_is_noticed_and_made_anew() {
     let remove = |dir: &Path| fs::remove_dir_all(dir).unwrap();
     let remove_log = |dir: &Path| fs::remove_file(dir.join("events.db-wal")).unwrap();

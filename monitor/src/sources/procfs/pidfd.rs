@@ -42,20 +42,22 @@ impl PidFd {
 }
 
 /// Waits until the process has ended, and tells its wait status where the kernel does (since 6.15).
-pub async fn ended(process: PidFd) -> Option<i32> {
+pub async fn ended(process: PidFd) -> io::Result<Option<i32>> {
     // SAFETY: an OwnedFd keeps its descriptor open and the same until it is dropped.
-    let process = unsafe { AsyncFd::register_with_interest(process.0, Interest::READABLE) }.ok()?;
-    drop(process.readable().await.ok()?);
+    let process = unsafe { AsyncFd::register_with_interest(process.0, Interest::READABLE) }?;
+    drop(process.readable().await?);
     // The kernel tells it once the parent has read it.
     for _ in 0..STATUS_LOOKS {
         match wait_status(process.get_ref()) {
-            Ok(Some(status)) => return Some(status),
+            Ok(Some(status)) => return Ok(Some(status)),
             // A kernel that never tells.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => return None,
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTTY | libc::EINVAL)) => {
+                return Ok(None);
+            }
             Ok(None) | Err(_) => sleep(STATUS_PAUSE).await,
         }
     }
-    None
+    Ok(None)
 }
 
 /// The first version of `struct pidfd_info` (include/uapi/linux/pidfd.h).
@@ -93,7 +95,8 @@ pub fn is_running(tgid: u32) -> bool {
         Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
             i32::try_from(tgid).is_ok_and(|pid| kill(Pid::from_raw(pid), None).is_ok())
         }
-        Err(_) => false,
+        // What cannot be looked at has not ended.
+        Err(error) => error.raw_os_error() != Some(libc::ESRCH),
     }
 }
 
