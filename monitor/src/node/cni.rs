@@ -375,7 +375,7 @@ impl<'a> NodeView<'a> {
             return false;
         }
         match self.containers.get(id) {
-            Some(facts) => is_live(facts.state) && self.containers.present().any(|known| known.id == id),
+            Some(facts) => is_live(facts.state) && self.has_sandbox(id),
             None => {
                 self.runtimes != RuntimeAvailability::All
                     && self.cni.get(id).is_some_and(|known| known.is_added && !known.is_deleted)
@@ -386,7 +386,7 @@ impl<'a> NodeView<'a> {
     /// Whether a runtime still has a sandbox, in any state.
     #[must_use]
     pub fn has_sandbox(&self, id: &str) -> bool {
-        self.containers.present().any(|known| known.id == id)
+        self.containers.is_present(id)
     }
 
     fn sandbox_made(&self, id: &str) -> BootNs {
