@@ -56,9 +56,6 @@ impl Core {
         let failed = exit.status != 0;
         self.cni.note_end(at, call, failed, stale == Some(true));
         self.emit_cni(at, call, Some((exit, stale)));
-        if let Some(id) = &call.first.container_id {
-            self.diagnose(at, &ModelChange::CniCall(id));
-        }
     }
 
     /// `end`: how it ended, and whether it was of another sandbox than the current one.

@@ -388,8 +388,7 @@ impl Diagnosis for GatewayNeighborLost {
             | ModelChange::SandboxMade(_)
             | ModelChange::Components
             | ModelChange::MountGone(_)
-            | ModelChange::CniNetns(_)
-            | ModelChange::CniCall(_) => {}
+            | ModelChange::CniNetns(_) => {}
         }
     }
 

@@ -172,8 +172,6 @@ pub enum ModelChange<'a> {
     Container(&'a str),
     /// It was found where `CNI_NETNS` of a CNI call led to.
     CniNetns(&'a Call),
-    /// A CNI call for this container has ended.
-    CniCall(&'a str),
     /// A container appeared that is a sandbox, or claims to be one.
     SandboxMade(&'a str),
     /// Kubelets and runtimes were looked for.
