@@ -55,7 +55,12 @@ pub const KINDS: [&str; 9] = [
 #[must_use]
 pub fn severities(kind: &str) -> &'static [Severity] {
     match kind {
-        kubelet_crash_loop::KIND | spec_hash_storm::KIND | sandbox_crash_loop::KIND => &[Severity::Warning],
+        cni_teardown_failing::KIND
+        | stale_cni_del::KIND
+        | cni_netns_mismatch::KIND
+        | kubelet_crash_loop::KIND
+        | spec_hash_storm::KIND
+        | sandbox_crash_loop::KIND => &[Severity::Warning],
         _ => &[Severity::Info, Severity::Warning, Severity::Critical],
     }
 }

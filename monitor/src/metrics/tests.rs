@@ -127,6 +127,19 @@ fn names_and_labels_follow_the_conventions() {
 }
 
 #[test]
+fn a_severity_that_no_incident_of_a_kind_has_is_no_series() {
+    let text = idle().gather().unwrap();
+    let severities = |kind: &str| {
+        let series = format!("kevtmon_incidents_open{{incident=\"{kind}\",");
+        text.lines().filter(|line| line.starts_with(&series)).count()
+    };
+    for kind in ["cni-netns-mismatch", "cni-teardown-failing", "stale-cni-del", "spec-hash-storm"] {
+        assert_eq!(severities(kind), 1, "{kind}");
+    }
+    assert_eq!(severities("volume-busy"), 3);
+}
+
+#[test]
 fn an_idle_node_has_few_series() {
     let text = idle().gather().unwrap();
     let series = text.lines().filter(|line| !line.starts_with('#')).count();
