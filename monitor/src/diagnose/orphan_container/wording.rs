@@ -3,7 +3,7 @@
 use super::kubelet::Fate;
 use crate::diagnose::advice::{advice, remove};
 use crate::escape::name;
-use crate::event::wording::{container_label, target_label};
+use crate::event::wording::{container_label, short_id, target_label};
 use crate::event::{Advice, Risk, Target};
 use crate::node::view::NodeView;
 
@@ -17,7 +17,7 @@ pub(super) fn summary(target: &Target, sandbox: &str, fate: &Fate) -> String {
         // Its own label, with what it claims.
         _ => owner,
     };
-    let sandbox = sandbox.get(..12).unwrap_or(sandbox);
+    let sandbox = short_id(sandbox);
     let consequence = match fate {
         Fate::Unlisted => String::new(),
         Fate::Remembered => {
