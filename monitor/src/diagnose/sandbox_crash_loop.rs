@@ -210,10 +210,14 @@ impl Diagnosis for SandboxCrashLoop {
 
 fn summary(target: &Target, known: &Sandboxes) -> String {
     let label = target_label(target).unwrap_or_else(|| "a pod".to_owned());
-    let span = known.made.back().zip(known.made.front()).map_or(0, |(last, first)| (last - first) / SECOND);
+    // Of those that an earlier run of the daemon saw, nothing is known.
+    let pace = match (known.made.len(), known.made.front(), known.made.back()) {
+        (count @ 2.., Some(first), Some(last)) => format!(", {count} within {} s", (last - first) / SECOND),
+        _ => String::new(),
+    };
     let reason = known.reason.as_ref();
     let reason = reason.map_or_else(String::new, |reason| format!("; the runtime says {}", name(reason)));
-    format!("sandboxes of {label} are created again and again, {} within {span} s{reason}", known.made.len())
+    format!("sandboxes of {label} are created again and again{pace}{reason}")
 }
 
 fn seconds(seconds: u32) -> BootNs {
@@ -324,8 +328,16 @@ mod tests {
         }
         let mut next = TestNode::booted(node.resume_state());
         next.start(Vec::new());
-        fail(&mut next, &attempt(9, ContainerState::Created));
+        let failed = ContainerFacts {
+            incarnation: Incarnation { error: Some("no such runtime".into()), ..Incarnation::default() },
+            ..attempt(9, ContainerState::Created)
+        };
+        fail(&mut next, &failed);
         assert_eq!((next.open().len(), next.open()[0].count), (1, 9));
+        assert_eq!(
+            next.open()[0].summary,
+            "sandboxes of pod lijiaob/etcd1-0 are created again and again; the runtime says \"no such runtime\""
+        );
         next.run_for(QUIET + S);
         assert_eq!(next.open().len(), 0);
     }
