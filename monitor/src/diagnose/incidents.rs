@@ -88,6 +88,12 @@ impl OpenIncident {
         &self.incident.kind
     }
 
+    /// When it was first observed, RFC 3339.
+    #[must_use]
+    pub fn first_seen(&self) -> &str {
+        &self.incident.first_seen
+    }
+
     /// The newest objects of its events.
     #[must_use]
     pub fn objects(&self) -> &IncidentObjects {

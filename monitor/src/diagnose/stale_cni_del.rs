@@ -270,24 +270,24 @@ impl StaleCniDel {
 
     /// Links the lost gateways of a pod to what came shortly before.
     fn link(&self, context: &Context<'_>, findings: &mut Findings) {
+        // Of every event and every change of the model.
+        let is_cause = |known: &Deletions| known.is_open && known.stale.is_some();
+        if !self.deletions.values().any(is_cause) {
+            return;
+        }
         let window = self.window();
-        let pod = |objects: &IncidentObjects| {
-            let netns = objects.neighbor.as_ref().map(|neighbor| neighbor.netns);
-            pod_at(context.node, objects.target.as_deref(), netns)
-        };
-        let open = self.deletions.iter().filter(|(_, known)| known.is_open && known.stale.is_some());
-        for (id, known) in open {
-            let lost = context.incidents.iter().filter(|lost| {
-                let is_before = || {
-                    let first = context.clock.boot_ns(&lost.incident(context.clock).first_seen);
-                    first.is_some_and(|first| known.is_before(first, window))
-                };
-                lost.kind() == gateway_neighbor_lost::KIND
-                    && !is_its_own(lost.objects().actor.as_deref(), lost.objects().target.as_deref())
-                    && pod(lost.objects()).is_some_and(|pod| is_same(&pod, &known.pod))
-                    && is_before()
+        for lost in context.incidents.iter().filter(|open| open.kind() == gateway_neighbor_lost::KIND) {
+            let IncidentObjects { actor, target, neighbor, .. } = lost.objects();
+            if is_its_own(actor.as_deref(), target.as_deref()) {
+                continue;
+            }
+            let netns = neighbor.as_ref().map(|neighbor| neighbor.netns);
+            let pod = pod_at(context.node, target.as_deref(), netns);
+            let Some((pod, first)) = pod.zip(context.clock.boot_ns(lost.first_seen())) else { continue };
+            let causes = self.deletions.iter().filter(|(_, known)| {
+                is_cause(known) && is_same(&pod, &known.pod) && known.is_before(first, window)
             });
-            for lost in lost {
+            for (id, _) in causes {
                 let effect =
                     IncidentKey { kind: gateway_neighbor_lost::KIND, subject: lost.subject().to_owned() };
                 findings.link(effect, IncidentKey { kind: KIND, subject: id.clone() });
