@@ -67,7 +67,8 @@ impl CniTeardownFailing {
             first,
             last: event.at,
             evidence: vec![event.seq],
-            count: Count::Total(calls.failed),
+            // An open one may have counted calls that an earlier run of the daemon saw.
+            count: if is_open { Count::More(1) } else { Count::Total(calls.failed) },
             found_at_start: false,
             caused_by: Vec::new(),
         });

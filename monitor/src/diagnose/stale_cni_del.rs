@@ -82,6 +82,41 @@ struct Deletions {
     is_open: bool,
 }
 
+/// Why an incident opens, or what is new about an open one.
+enum Reason<'a> {
+    /// The call that this event tells of has failed.
+    Failed(u64),
+    /// A newer sandbox was added, by the call that this event tells of.
+    Added(Option<u64>),
+    /// The network of the current sandbox was harmed after a call.
+    Harmed(&'a Harm),
+}
+
+impl<'a> Reason<'a> {
+    fn seq(&self) -> Option<u64> {
+        match self {
+            Self::Failed(seq) => Some(*seq),
+            Self::Added(seq) => *seq,
+            Self::Harmed(harm) => Some(harm.seq),
+        }
+    }
+
+    fn harm(&self) -> Option<&'a Harm> {
+        match self {
+            Self::Harmed(harm) => Some(harm),
+            Self::Failed(_) | Self::Added(_) => None,
+        }
+    }
+
+    /// That a call is about an old sandbox, and that it failed, was seen. That it did harm follows from the time alone.
+    fn confidence(&self) -> Confidence {
+        match self {
+            Self::Failed(_) | Self::Added(_) => Confidence::Certain,
+            Self::Harmed(_) => Confidence::Likely,
+        }
+    }
+}
+
 impl Deletions {
     /// Whether what happened then may come of it.
     fn is_before(&self, at: BootNs, window: BootNs) -> bool {
@@ -130,14 +165,13 @@ impl StaleCniDel {
             known.evidence.push(event.seq);
         }
         if failed && stale {
-            self.open(context, id, Some(event.seq), None, findings);
+            self.open(context, id, &Reason::Failed(event.seq), findings);
         } else if known.is_open {
-            let count = Count::Total(context.node.cni.get(id).map_or(0, |known| known.failed));
             findings.repeat(Repeat {
                 subject: id.clone(),
                 last: event.at,
                 evidence: Some(event.seq),
-                count,
+                count: Count::More(u64::from(failed)),
                 severity: None,
             });
         } else if !failed && !stale {
@@ -161,7 +195,7 @@ impl StaleCniDel {
         });
         let older: Vec<String> = older.map(|(id, _)| id.clone()).collect();
         for id in older {
-            self.open(context, &id, seq, None, findings);
+            self.open(context, &id, &Reason::Added(seq), findings);
         }
     }
 
@@ -195,22 +229,16 @@ impl StaleCniDel {
     /// Opens the incidents of stale calls that harms can come of.
     fn blame(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let window = self.window();
-        let harms = std::mem::take(&mut self.harms);
-        let (done, rest): (VecDeque<_>, _) = harms.into_iter().partition(|harm| {
-            let is_cause = |(id, known): (&String, &Deletions)| {
-                *id != harm.sandbox && is_same(&known.pod, &harm.pod) && known.is_before(harm.at, window)
-            };
-            self.deletions.iter().any(is_cause)
-        });
-        self.harms = rest;
-        self.harms.retain(|harm| context.now < harm.at.saturating_add(KEPT));
-        for harm in done {
+        for harm in std::mem::take(&mut self.harms) {
             let causes = self.deletions.iter().filter(|(id, known)| {
                 **id != harm.sandbox && is_same(&known.pod, &harm.pod) && known.is_before(harm.at, window)
             });
             let causes: Vec<String> = causes.map(|(id, _)| id.clone()).collect();
-            for id in causes {
-                self.open(context, &id, Some(harm.seq), Some(&harm), findings);
+            for id in &causes {
+                self.open(context, id, &Reason::Harmed(&harm), findings);
+            }
+            if causes.is_empty() && context.now < harm.at.saturating_add(KEPT) {
+                self.harms.push_back(harm);
             }
         }
     }
@@ -223,11 +251,12 @@ impl StaleCniDel {
         &mut self,
         context: &Context<'_>,
         id: &str,
-        seq: Option<u64>,
-        harm: Option<&Harm>,
+        reason: &Reason<'_>,
         findings: &mut Findings,
     ) {
         let Some(known) = self.deletions.get_mut(id) else { return };
+        let was_open = std::mem::replace(&mut known.is_open, true);
+        let (seq, harm) = (reason.seq(), reason.harm());
         let current = context.node.current_sandbox(&known.pod.namespace, &known.pod.name);
         let current = current.map(|(current, _)| current.to_owned());
         let target = current.as_deref().and_then(|id| context.node.containers.get(id));
@@ -237,13 +266,14 @@ impl StaleCniDel {
         });
         let calls = context.node.cni.get(id);
         let first = calls.and_then(|calls| calls.failed_from).unwrap_or(known.first);
-        let mut evidence = known.evidence.clone();
-        evidence.extend(seq.filter(|seq| !known.evidence.contains(seq)));
-        known.is_open = true;
+        // What an open one has is not repeated.
+        let mut evidence = if was_open { Vec::new() } else { known.evidence.clone() };
+        evidence.extend(seq.filter(|seq| !evidence.contains(seq)));
+        let total = calls.map_or(1, |calls| calls.failed.max(calls.stale)).max(1);
         findings.report(Report {
             subject: id.to_owned(),
             severity: Severity::Warning,
-            confidence: Confidence::Certain,
+            confidence: reason.confidence(),
             summary: known.summary(id, current.as_deref(), harm),
             ruled_out: None,
             advice: Some(vec![advice(
@@ -261,7 +291,11 @@ impl StaleCniDel {
             first,
             last: harm.map_or(known.last, |harm| harm.at.max(known.last)),
             evidence,
-            count: Count::Total(calls.map_or(1, |calls| calls.failed.max(calls.stale)).max(1)),
+            count: match (was_open, reason) {
+                // It may have counted calls that an earlier run of the daemon saw.
+                (true, Reason::Failed(_)) => Count::More(1),
+                _ => Count::Total(total),
+            },
             found_at_start: false,
             caused_by: vec![IncidentKey { kind: cni_teardown_failing::KIND, subject: id.to_owned() }],
         });

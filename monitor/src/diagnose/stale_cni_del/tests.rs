@@ -1,6 +1,6 @@
 use super::*;
 use crate::diagnose::tests::harness::*;
-use crate::event::Incident;
+use crate::event::{Confidence, Incident};
 use crate::observation::*;
 
 /// The sandbox before the one that lives.
@@ -85,6 +85,9 @@ fn it_opens_when_the_newer_sandbox_is_added_before_any_harm_is_done() {
     let stale = &node.of_kind(KIND)[0];
     let lost = &node.of_kind("gateway-neighbor-lost")[0];
     assert_eq!(lost.caused_by, [stale.id.as_str()]);
+    assert_eq!((stale.confidence, stale.count), (Confidence::Certain, 3), "the calls that failed were seen");
+    let evidence: std::collections::BTreeSet<u64> = stale.evidence.iter().copied().collect();
+    assert_eq!(evidence.len(), stale.evidence.len(), "{:?}", stale.evidence);
     assert!(
         stale.summary.contains("succeeded; 0.1 s after it began: static gateway ARP"),
         "{}",
@@ -112,7 +115,9 @@ fn it_opens_at_once_when_harm_follows_a_call_that_succeeds_at_the_first_time() {
         node.delete_entry(ETCD, NeighborCause::Admin);
         node.run_for(S);
         let is_caused = seconds < 60;
-        assert_eq!(node.of_kind(KIND).len(), usize::from(is_caused), "{seconds}");
+        let open = node.of_kind(KIND);
+        assert_eq!(open.len(), usize::from(is_caused), "{seconds}");
+        assert!(open.iter().all(|open| open.confidence == Confidence::Likely), "by the time alone");
         let lost = &node.of_kind("gateway-neighbor-lost")[0];
         assert_eq!(lost.caused_by.len(), usize::from(is_caused), "{seconds}");
     }
@@ -179,6 +184,11 @@ fn deletions_that_fail_for_long_are_told_before_there_is_a_victim_and_are_a_caus
     (again.tables, again.now) = (node.tables.clone(), node.now);
     again.start(vec![etcd_sandbox()]);
     assert_eq!(again.open().len(), 2, "both go on over a restart");
+    let counts =
+        |node: &TestNode| [KIND, cni_teardown_failing::KIND].map(|kind| node.of_kind(kind)[0].count);
+    let before = counts(&again);
+    again.call(CniCommand::Del, OLD, 1);
+    assert_eq!(counts(&again), before.map(|count| count + 1), "they go on to count");
     node.call(CniCommand::Del, OLD, 0);
     assert_eq!(node.of_kind(cni_teardown_failing::KIND).len(), 0);
 }
@@ -242,4 +252,35 @@ fn a_pod_is_not_to_be_deleted_while_the_removal_of_an_older_sandbox_of_its_name_
         let deletes = lost.advice.iter().any(|step| step.command.contains("delete pod"));
         assert_eq!(deletes, is_advised, "{:?}", lost.advice);
     }
+}
+
+#[test]
+fn what_finds_no_place_is_counted() {
+    let mut node = TestNode::with_running_pod();
+    node.call(CniCommand::Del, OLD, 1);
+    let failed = node.events.iter().rfind(|event| event.kind == Kind::CniFinished).unwrap().clone();
+    let cni = failed.cni.as_deref().unwrap();
+    let mut diagnosis = StaleCniDel::new(&Thresholds::default());
+    let model = crate::tests::model::Model::default();
+    let incidents = super::super::Incidents::default();
+    let context = Context {
+        now: node.now,
+        clock: Default::default(),
+        node: &model.view(),
+        incidents: &incidents,
+        ready: None,
+    };
+    for number in 0..CAPACITY + 2 {
+        let mut findings = Findings::default();
+        let succeeded = Cni { exit_code: Some(0), stale: Some(false), ..cni.clone() };
+        diagnosis.deleted(&context, &failed, &of(&succeeded, number), &mut findings);
+        assert_eq!(findings.items, [], "nothing is wrong with it");
+        diagnosis.deleted(&context, &failed, &of(cni, number), &mut findings);
+        let is_discarded = findings.items.contains(&super::super::Finding::Discarded);
+        assert_eq!(is_discarded, number >= CAPACITY, "{number}");
+    }
+}
+
+fn of(cni: &Cni, number: usize) -> Cni {
+    Cni { container_id: Some(format!("{number:064x}")), stale: Some(false), ..cni.clone() }
 }
