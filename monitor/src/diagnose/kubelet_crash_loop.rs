@@ -10,15 +10,13 @@ use serde_json::Value;
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{Context, Diagnosis, OpenIncident};
+use super::{Context, Diagnosis, orphan_container};
 use crate::event::{CloseReason, Component, Confidence, Event, Kind, Risk, Severity};
 use crate::observation::BootNs;
 use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "kubelet-crash-loop";
-/// What makes a kubelet of 1.18 to 1.23 end at its start.
-const CAUSE: &str = super::orphan_container::KIND;
 
 const SECOND: BootNs = 1_000_000_000;
 const PROGRAM: &str = "kubelet";
@@ -96,11 +94,13 @@ impl KubeletCrashLoop {
         }
         known.count += u64::try_from(evidence.len()).unwrap_or(1);
         known.last = event.at;
-        // What lets a kubelet start all the same is no cause.
-        let is_cause = |open: &&OpenIncident| {
-            open.kind() == CAUSE && open.incident(context.clock).severity > Severity::Info
-        };
-        let causes = context.incidents.iter().filter(is_cause);
+        // What lets this kubelet start all the same is no cause.
+        let kubelet = context.node.components.named(PROGRAM).find(|facts| {
+            facts.tgid == component.pid && facts.started_ns.to_string() == component.start_time_ns
+        });
+        let causes = context.incidents.iter().filter(|open| {
+            kubelet.is_some_and(|kubelet| orphan_container::may_end(context.node, open, kubelet))
+        });
         findings.report(Report {
             severity: Severity::Warning,
             // Before Linux 6.15 the kernel does not tell whether it was asked to end.
@@ -125,7 +125,7 @@ impl KubeletCrashLoop {
             count: Count::Total(known.count),
             found_at_start: false,
             caused_by: causes
-                .map(|open| IncidentKey { kind: CAUSE, subject: open.subject().to_owned() })
+                .map(|open| IncidentKey { kind: orphan_container::KIND, subject: open.subject().to_owned() })
                 .collect(),
             subject,
         });
@@ -229,12 +229,16 @@ mod tests {
 
     fn kubelet(tgid: u32, started_ns: BootNs) -> ComponentFacts {
         let exe = Some("/usr/bin/kubelet".to_owned());
-        ComponentFacts { name: PROGRAM.into(), tgid, started_ns, exe, version: Some("v1.20.2".into()) }
+        let version = Some("v1.20.2".into());
+        ComponentFacts { name: PROGRAM.into(), tgid, started_ns, exe, version, remote_runtime: None }
     }
 
     /// A kubelet of the next number starts, and ends after this time.
     fn run(node: &mut TestNode, tgid: u32, name: &str, lifetime: BootNs, code: Option<i32>) {
-        let facts = ComponentFacts { name: name.into(), ..kubelet(tgid, node.now) };
+        run_as(node, ComponentFacts { name: name.into(), ..kubelet(tgid, node.now) }, lifetime, code);
+    }
+
+    fn run_as(node: &mut TestNode, facts: ComponentFacts, lifetime: BootNs, code: Option<i32>) {
         let (tgid, started_ns) = facts.key();
         node.observe(Fact::Components { components: vec![facts] });
         node.run_for(lifetime);
@@ -288,6 +292,56 @@ mod tests {
         assert_eq!(next.open().len(), 1, "it goes on over a restart");
         next.run_for(QUIET + STABLE);
         assert_eq!(next.open().len(), 0);
+    }
+
+    /// A container of a pod whose sandbox, this one, is gone.
+    fn orphan() -> ContainerFacts {
+        let sandbox = etcd_sandbox();
+        let name = sandbox.name.replace("k8s_POD", "k8s_etcd");
+        let incarnation = Incarnation { spec_hash: Some(7), ..Incarnation::default() };
+        ContainerFacts {
+            id: "b5".repeat(32),
+            name,
+            state: ContainerState::Exited,
+            tgid: None,
+            sandbox: false,
+            joined_netns: true,
+            incarnation,
+            ..sandbox
+        }
+    }
+
+    #[test]
+    fn a_container_without_its_sandbox_is_the_cause_only_of_the_end_of_a_kubelet_that_minds() {
+        let containerd = || Some("/run/containerd/containerd.sock".to_owned());
+        for (version, remote_runtime, is_caused) in [
+            (Some("v1.20.2"), None, true),
+            (Some("v1.24.0"), None, false),
+            (Some("v1.23.14"), None, false),
+            (Some("v1.20.2"), containerd(), false),
+            (None, None, true),
+        ] {
+            let mut node = TestNode::booted(Resume::default());
+            node.start(vec![orphan()]);
+            node.run_for(10 * S);
+            assert_eq!(node.open()[0].severity, Severity::Warning, "no kubelet is known yet");
+            for tgid in 7..10 {
+                let version = version.map(str::to_owned);
+                let facts = ComponentFacts {
+                    version,
+                    remote_runtime: remote_runtime.clone(),
+                    ..kubelet(tgid, node.now)
+                };
+                run_as(&mut node, facts, 6 * S, Some(255));
+            }
+            let open = node.open();
+            let of_kind = |kind: &str| open.iter().find(|open| open.kind == kind).unwrap();
+            let causes = match is_caused {
+                true => vec![of_kind(orphan_container::KIND).id.clone()],
+                false => Vec::new(),
+            };
+            assert_eq!(of_kind(KIND).caused_by, causes, "{version:?}");
+        }
     }
 
     #[test]

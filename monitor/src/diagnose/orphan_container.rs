@@ -12,11 +12,13 @@ use serde_json::Value;
 
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, OpenIncident, STARTUP_GRACE};
 use crate::event::{CloseReason, Confidence, Event, Kind, Sandbox, Severity};
 use crate::node::containers::is_live;
 use crate::node::view::{NodeView, RuntimeAvailability};
-use crate::observation::{BootNs, ContainerFacts, PodIdentity, PodProof, Request, SandboxCheckpoint};
+use crate::observation::{
+    BootNs, ComponentFacts, ContainerFacts, PodIdentity, PodProof, Request, SandboxCheckpoint,
+};
 use crate::settings::{Thresholds, Unit, thresholds};
 use kubelet::Fate;
 
@@ -200,7 +202,8 @@ impl OrphanContainer {
         let node = context.node;
         let open = self.orphans.get(id).filter(|orphan| orphan.is_open);
         let Some((orphan, facts)) = open.zip(node.containers.get(id)) else { return };
-        let fate = Fate::of(node, facts, orphan.checkpoint);
+        let kubelet = kubelet::last(node);
+        let fate = Fate::of(node, facts, orphan.checkpoint, kubelet);
         let target = node.target_of(facts);
         let is_live = is_live(facts.state);
         // It works, and nothing is in the way of the kubelet.
@@ -215,7 +218,7 @@ impl OrphanContainer {
                 sandbox: Some(Box::new(Sandbox {
                     id: orphan.sandbox.clone(),
                     checkpoint: orphan.checkpoint,
-                    kubelet_version: kubelet::version(node),
+                    kubelet_version: kubelet.and_then(|kubelet| kubelet.version.clone()),
                 })),
                 target: Some(Box::new(target)),
                 ..IncidentObjects::default()
@@ -316,6 +319,13 @@ impl Diagnosis for OrphanContainer {
         *self = Self { thresholds, ..serde_json::from_value(saved)? };
         Ok(())
     }
+}
+
+/// Whether what an open incident tells of may be why this kubelet ended.
+pub(super) fn may_end(node: &NodeView<'_>, open: &OpenIncident, kubelet: &ComponentFacts) -> bool {
+    let Some(facts) = node.containers.get(open.subject()).filter(|_| open.kind() == KIND) else { return false };
+    let checkpoint = open.objects().sandbox.as_ref().and_then(|sandbox| sandbox.checkpoint);
+    Fate::of(node, facts, checkpoint, Some(kubelet)).may_end()
 }
 
 /// The sandbox that a container needs, if it is of a pod. No kubelet works with Podman.

@@ -93,6 +93,7 @@ mod tests {
             started_ns,
             exe: Some("/usr/bin/kubelet".into()),
             version: None,
+            remote_runtime: None,
         }
     }
 

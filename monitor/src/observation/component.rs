@@ -19,6 +19,10 @@ pub struct ComponentFacts {
     /// Version, by the build information in the program; none where that tells none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+    /// The socket of the runtime that a kubelet is told to use by `--container-runtime=remote`, empty where that is no
+    /// path; none without that: then one of before 1.24 has dockershim, and a later one knows no other way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote_runtime: Option<String>,
 }
 
 impl ComponentFacts {

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::kubelet::host_namespaces;
+use super::kubelet::{host_namespaces, remote_runtime};
 use super::procfs::pidfd::{PidFd, is_running};
 use super::procfs::readers::{Answer, Job, Readers};
 use super::procfs::{Proc, pidfd};
@@ -170,6 +170,7 @@ impl Look {
             started_ns,
             exe: exe.then(|| program.exe.clone()),
             version: version::of_file(&proc.path(tgid, "exe")),
+            remote_runtime: (name == "kubelet").then(|| remote_runtime(&program.arguments)).flatten(),
         };
         program.dir.is_there(&mut Vec::new()).then_some(facts)
     }

@@ -12,6 +12,7 @@ fn kubelet(tgid: u32, started_s: u64, version: Option<&str>) -> ComponentFacts {
         started_ns: started_s * SECOND,
         exe: Some("/usr/bin/kubelet".into()),
         version: version.map(str::to_owned),
+        remote_runtime: None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::event::Severity;
 use crate::node::view::NodeView;
-use crate::observation::ContainerFacts;
+use crate::observation::{ComponentFacts, ContainerFacts};
 
 /// Versions that end at their start when they find one: since the map of containers is built from the runtime's list, until
 /// the error became a message (kubernetes/kubernetes#108325, in 1.23 since 1.23.14 by #113354). Major, minor, patch.
@@ -21,33 +21,80 @@ pub(super) enum Fate {
     Unknown,
     /// Whether there is a checkpoint could not be read; the version, if it is known and one that would not start without.
     Unread(Option<String>),
+    /// The kubelet would not start or is of an unknown version, and works with another runtime than that of the container.
+    Elsewhere {
+        /// Its version.
+        version: Option<String>,
+        /// The socket of its runtime; `None` where that is dockershim.
+        runtime: Option<String>,
+    },
     /// No kubelet lists the container: it was not made by one that has sandboxes.
     Unlisted,
 }
 
 impl Fate {
-    pub(super) fn of(node: &NodeView<'_>, facts: &ContainerFacts, checkpoint: Option<bool>) -> Self {
+    /// For this kubelet, if one is known.
+    pub(super) fn of(
+        node: &NodeView<'_>,
+        facts: &ContainerFacts,
+        checkpoint: Option<bool>,
+        kubelet: Option<&ComponentFacts>,
+    ) -> Self {
         if !is_listed(facts) {
             return Self::Unlisted;
         }
-        let version = version(node);
+        let version = kubelet.and_then(|kubelet| kubelet.version.clone());
         let is_fatal = version.as_deref().and_then(release).map(|version| FATAL.contains(&version));
-        match (has_checkpoints(facts), checkpoint, is_fatal, version) {
+        let elsewhere = kubelet.filter(|kubelet| !works_with(node, kubelet, facts, is_fatal));
+        match (has_checkpoints(facts), checkpoint, is_fatal, version, elsewhere) {
             (true, Some(true), ..) => Self::Remembered,
-            (_, _, Some(false), Some(version)) => Self::Harmless(version),
-            (true, None, _, version) => Self::Unread(version),
-            (_, _, Some(true), Some(version)) => Self::Fatal(version),
+            (_, _, Some(false), Some(version), _) => Self::Harmless(version),
+            (_, _, _, version, Some(kubelet)) => {
+                Self::Elsewhere { version, runtime: kubelet.remote_runtime.clone() }
+            }
+            (true, None, _, version, None) => Self::Unread(version),
+            (_, _, Some(true), Some(version), None) => Self::Fatal(version),
             _ => Self::Unknown,
+        }
+    }
+
+    /// Whether it may be why a kubelet ended.
+    pub(super) fn may_end(&self) -> bool {
+        match self {
+            Self::Fatal(_) | Self::Unknown | Self::Unread(_) => true,
+            Self::Remembered | Self::Harmless(_) | Self::Elsewhere { .. } | Self::Unlisted => false,
         }
     }
 
     pub(super) fn severity(&self) -> Severity {
         match self {
             Self::Fatal(_) => Severity::Critical,
-            Self::Unknown | Self::Unread(_) => Severity::Warning,
+            Self::Unknown | Self::Unread(_) | Self::Elsewhere { .. } => Severity::Warning,
             Self::Remembered | Self::Harmless(_) | Self::Unlisted => Severity::Info,
         }
     }
+}
+
+/// Whether a kubelet works with the runtime of a container, as its command line tells.
+fn works_with(
+    node: &NodeView<'_>,
+    kubelet: &ComponentFacts,
+    facts: &ContainerFacts,
+    is_fatal: Option<bool>,
+) -> bool {
+    match &kubelet.remote_runtime {
+        // Those that would not start have dockershim then; of others the way to their runtime is not known.
+        None => is_fatal.is_none() || has_checkpoints(facts),
+        Some(path) => node.containers.sources(&facts.id).iter().any(|source| {
+            let socket = source.split_once(':').map(|(_, socket)| socket);
+            socket.is_some_and(|socket| in_run(socket) == in_run(path))
+        }),
+    }
+}
+
+/// `/var/run` is a link to `/run`.
+fn in_run(path: &str) -> &str {
+    path.strip_prefix("/var").filter(|rest| rest.starts_with("/run/")).unwrap_or(path)
 }
 
 /// Whether dockershim or cri-dockerd made it, which keep checkpoints.
@@ -63,10 +110,9 @@ fn is_listed(facts: &ContainerFacts) -> bool {
     !has_checkpoints(facts) || has_name && facts.incarnation.spec_hash.is_some()
 }
 
-/// Version of the kubelet that was started last, whether it runs or not.
-pub(super) fn version(node: &NodeView<'_>) -> Option<String> {
-    let last = node.components.named("kubelet").max_by_key(|kubelet| kubelet.started_ns);
-    last?.version.clone()
+/// The kubelet that was started last, whether it runs or not.
+pub(super) fn last<'a>(node: &NodeView<'a>) -> Option<&'a ComponentFacts> {
+    node.components.named("kubelet").max_by_key(|kubelet| kubelet.started_ns)
 }
 
 /// Of a version such as `v1.20.2-gke.5`; a build that was not given one calls itself `v0.0.0`.

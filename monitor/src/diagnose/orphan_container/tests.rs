@@ -147,15 +147,60 @@ fn a_checkpoint_is_good_news_as_long_as_it_is_there() {
     assert_eq!(node.kinds(), ["incident.opened", "incident.updated"], "nothing new is no event");
 }
 
-#[test]
-fn whether_a_kubelet_minds_depends_on_the_version_that_was_started_last() {
-    let kubelet = |tgid: u32, version: &str| ComponentFacts {
+fn kubelet(tgid: u32, version: &str) -> ComponentFacts {
+    ComponentFacts {
         name: "kubelet".into(),
         tgid,
         started_ns: BootNs::from(tgid),
         exe: Some("/usr/bin/kubelet".into()),
         version: (!version.is_empty()).then(|| version.to_owned()),
-    };
+        remote_runtime: None,
+    }
+}
+
+#[test]
+fn whether_a_kubelet_minds_depends_on_the_runtime_that_it_works_with() {
+    let containerd = "/run/containerd/containerd.sock";
+    let of = |runtime: &str, source: String| ContainerFacts { runtime: runtime.into(), source, ..exited() };
+    let of_docker = || of("docker", "docker:/run/docker.sock".into());
+    let of_containerd = || of("containerd", format!("cri:{containerd}"));
+    let of_adapter = || of("docker", "cri:/run/cri-dockerd.sock".into());
+    let told = ": kubelets of about 1.18 to 1.23 cannot start while it is there if they work with its runtime; by its \
+                command line kubelet v1.20.2 works with ";
+    let fatal = ": kubelet v1.20.2 cannot start while it is there, as kubelets of about 1.18 to 1.23";
+    for (container, remote, checkpoint, severity, expected) in [
+        (of_docker(), None, Some(false), Severity::Critical, fatal.to_owned()),
+        (of_docker(), Some(containerd), Some(false), Severity::Warning, format!("{told}that at {containerd}")),
+        (of_docker(), Some(containerd), None, Severity::Warning, format!("{told}that at {containerd}")),
+        (of_docker(), Some(""), Some(false), Severity::Warning, format!("{told}another one")),
+        (of_containerd(), None, None, Severity::Warning, format!("{told}Docker")),
+        (of_containerd(), Some(containerd), None, Severity::Critical, fatal.to_owned()),
+        (of_adapter(), Some("/var/run/cri-dockerd.sock"), Some(false), Severity::Critical, fatal.to_owned()),
+    ] {
+        let mut node = TestNode::booted(Resume::default());
+        node.checkpoint = checkpoint;
+        let started =
+            ComponentFacts { remote_runtime: remote.map(str::to_owned), ..kubelet(7, "v1.20.2") };
+        node.observe(Fact::Components { components: vec![started] });
+        let source = container.source().to_owned();
+        let kind = if source.starts_with("docker") { "docker" } else { "cri" };
+        node.observe(Fact::RuntimeSnapshot {
+            runtime: kind.into(),
+            source: source.clone(),
+            read: None,
+            containers: vec![container],
+        });
+        node.observe(Fact::Source(SourceStatus::up(SourceKind::Runtime, source.as_str())));
+        node.start(Vec::new());
+        node.run_for(START_DELAY);
+        let opened = node.last_incident();
+        assert!(opened.message.ends_with(&expected), "{}\n{expected}", opened.message);
+        assert_eq!(opened.severity, severity, "{expected}");
+    }
+}
+
+#[test]
+fn whether_a_kubelet_minds_depends_on_the_version_that_was_started_last() {
     for (versions, severity, told) in [
         (
             ["v1.27.1", "v1.20.2"],

@@ -30,6 +30,18 @@ pub(super) fn summary(target: &Target, sandbox: &str, fate: &Fate) -> String {
         Fate::Unknown => format!(
             ": {RANGE} cannot start while it is there, others can; the version of the kubelet is not known"
         ),
+        Fate::Elsewhere { version, runtime } => {
+            let version = version.as_ref().map_or_else(String::new, |version| format!(" {}", name(version)));
+            let runtime = match runtime.as_deref() {
+                None => "Docker".to_owned(),
+                Some("") => "another one".to_owned(),
+                Some(path) => format!("that at {}", name(path)),
+            };
+            format!(
+                ": {RANGE} cannot start while it is there if they work with its runtime; by its command line \
+                 kubelet{version} works with {runtime}"
+            )
+        }
         Fate::Unread(version) => {
             let version = version.as_deref().map_or_else(
                 || "; the version of the kubelet is not known".to_owned(),

@@ -15,6 +15,7 @@ fn kubelet(tgid: u32, started_ns: BootNs, version: Option<&str>) -> ComponentFac
         started_ns,
         exe: Some("/usr/bin/kubelet".into()),
         version: version.map(str::to_owned),
+        remote_runtime: None,
     }
 }
 
