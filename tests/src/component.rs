@@ -67,8 +67,14 @@ impl Component {
 /// Starts a program as root of the node does.
 #[must_use]
 pub fn start(program: &Program) -> Component {
+    start_with(program, &[])
+}
+
+/// Starts a program with these flags, which it shows and does not read.
+#[must_use]
+pub fn start_with(program: &Program, flags: &[&str]) -> Component {
     let mut command = Command::new(program.path());
-    command.args(["-c", "read -r code; exit \"$code\""]).stdin(Stdio::piped());
+    command.args(["-c", "read -r code; exit \"$code\""]).args(flags).stdin(Stdio::piped());
     let mut process = Running::spawn(&mut command);
     let exe = format!("/proc/{}/exe", process.pid());
     eventually!(std::fs::read_link(&exe).is_ok_and(|exe| exe == program.path()), "it runs");

@@ -4,10 +4,12 @@
 
 use std::path::{Path, PathBuf};
 
+use kevtmon_tests::component::{Program, start_with};
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
+use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::pod_sandbox::uuid;
 use kevtmon_tests::process::attempt;
 use kevtmon_tests::reaper::Cleanup;
@@ -143,6 +145,28 @@ fn one_that_runs_is_found_when_its_sandbox_goes_and_its_checkpoint_is_watched() 
     assert!(gone.alarms(), "{gone}");
     gone.expect("/incident/confidence", "certain");
     follow(&mut daemon, &gone);
+}
+
+#[test]
+fn what_is_left_in_docker_is_not_fatal_for_a_kubelet_that_works_with_another_runtime() {
+    let dockerd = Dockerd::shared();
+    let pod = Shim::new(dockerd);
+    let sandbox = pod.sandbox();
+    let member = pod.member(&sandbox);
+    let scratch = Scratch::new();
+    let program = Program::new(&scratch, "kubelet", Some("v1.20.2"));
+    let socket = scratch.path().join("containerd.sock").display().to_string();
+    let endpoint = format!("--container-runtime-endpoint=unix://{socket}");
+    let kubelet = start_with(&program, &["--container-runtime=remote", &endpoint]);
+    let mut daemon = launch().joining(dockerd.runtime()).config(SOON).start();
+    daemon.wait_for_component(kubelet.pid());
+    dockerd.docker(&["rm", "--force", sandbox.id()]);
+    let works_with = format!("by its command line kubelet v1.20.2 works with that at {socket}");
+    let told = daemon.wait_for("what its kubelet works with", |event| {
+        event.text("/target/container/id") == member.id() && event.text("/message").ends_with(&works_with)
+    });
+    told.expect("/severity", "warning");
+    follow(&mut daemon, &told);
 }
 
 #[test]

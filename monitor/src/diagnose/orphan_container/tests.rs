@@ -170,7 +170,13 @@ fn whether_a_kubelet_minds_depends_on_the_runtime_that_it_works_with() {
     let fatal = ": kubelet v1.20.2 cannot start while it is there, as kubelets of about 1.18 to 1.23";
     for (container, remote, checkpoint, severity, expected) in [
         (of_docker(), None, Some(false), Severity::Critical, fatal.to_owned()),
-        (of_docker(), Some(containerd), Some(false), Severity::Warning, format!("{told}that at {containerd}")),
+        (
+            of_docker(),
+            Some(containerd),
+            Some(false),
+            Severity::Warning,
+            format!("{told}that at {containerd}"),
+        ),
         (of_docker(), Some(containerd), None, Severity::Warning, format!("{told}that at {containerd}")),
         (of_docker(), Some(""), Some(false), Severity::Warning, format!("{told}another one")),
         (of_containerd(), None, None, Severity::Warning, format!("{told}Docker")),
@@ -179,8 +185,7 @@ fn whether_a_kubelet_minds_depends_on_the_runtime_that_it_works_with() {
     ] {
         let mut node = TestNode::booted(Resume::default());
         node.checkpoint = checkpoint;
-        let started =
-            ComponentFacts { remote_runtime: remote.map(str::to_owned), ..kubelet(7, "v1.20.2") };
+        let started = ComponentFacts { remote_runtime: remote.map(str::to_owned), ..kubelet(7, "v1.20.2") };
         node.observe(Fact::Components { components: vec![started] });
         let source = container.source().to_owned();
         let kind = if source.starts_with("docker") { "docker" } else { "cri" };

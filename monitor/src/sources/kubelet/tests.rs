@@ -43,17 +43,17 @@ fn a_runtime_other_than_dockershim_is_read_from_the_flags_of_a_kubelet() {
     };
     let remote = "kubelet --container-runtime=remote";
     let at = |path: &str| Some(path.to_owned());
-    assert_eq!(
-        of(&format!("{remote} --container-runtime-endpoint=unix:///run/x.sock")),
-        at("/run/x.sock")
-    );
+    assert_eq!(of(&format!("{remote} --container-runtime-endpoint=unix:///run/x.sock")), at("/run/x.sock"));
     assert_eq!(of(&format!("{remote} --container-runtime-endpoint /run/x.sock --v=2")), at("/run/x.sock"));
     assert_eq!(of(&format!("{remote} --container-runtime-endpoint=tcp://u:p@h:1")), at(""));
     assert_eq!(of(remote), at(""));
     // dockershim serves that itself.
     assert_eq!(of("kubelet --container-runtime-endpoint=unix:///var/run/dockershim.sock"), None);
     assert_eq!(of(&format!("{remote} --container-runtime=docker")), None, "the last one counts");
-    assert_eq!(of("kubelet --container-runtime-endpoint=unix:///run/x.sock --container-runtime docker"), None);
+    assert_eq!(
+        of("kubelet --container-runtime-endpoint=unix:///run/x.sock --container-runtime docker"),
+        None
+    );
 }
 
 #[test]
