@@ -16,11 +16,14 @@ use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, cni_teardown_failing, gateway_neighbor_lost};
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id};
-use crate::event::{Actor, CloseReason, Cni, Confidence, Event, Kind, Pod, Risk, Severity, Target};
+use crate::event::{Actor, Advice, CloseReason, Cni, Event, Kind, Pod, Risk, Severity, Target};
 use crate::node::cni::Sandbox;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, CniPod, NsInum};
 use crate::settings::{Thresholds, Unit, thresholds};
+use reason::Reason;
+
+mod reason;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "stale-cni-del";
@@ -82,41 +85,6 @@ struct Deletions {
     is_open: bool,
 }
 
-/// Why an incident opens, or what is new about an open one.
-enum Reason<'a> {
-    /// The call that this event tells of has failed.
-    Failed(u64),
-    /// A newer sandbox was added, by the call that this event tells of.
-    Added(Option<u64>),
-    /// The network of the current sandbox was harmed after a call.
-    Harmed(&'a Harm),
-}
-
-impl<'a> Reason<'a> {
-    fn seq(&self) -> Option<u64> {
-        match self {
-            Self::Failed(seq) => Some(*seq),
-            Self::Added(seq) => *seq,
-            Self::Harmed(harm) => Some(harm.seq),
-        }
-    }
-
-    fn harm(&self) -> Option<&'a Harm> {
-        match self {
-            Self::Harmed(harm) => Some(harm),
-            Self::Failed(_) | Self::Added(_) => None,
-        }
-    }
-
-    /// That a call is about an old sandbox, and that it failed, was seen. That it did harm follows from the time alone.
-    fn confidence(&self) -> Confidence {
-        match self {
-            Self::Failed(_) | Self::Added(_) => Confidence::Certain,
-            Self::Harmed(_) => Confidence::Likely,
-        }
-    }
-}
-
 impl Deletions {
     /// Whether what happened then may come of it.
     fn is_before(&self, at: BootNs, window: BootNs) -> bool {
@@ -139,7 +107,7 @@ impl StaleCniDel {
         let (failed, stale) = (cni.failed() == Some(true), cni.stale == Some(true));
         let is_known = self.deletions.contains_key(id);
         if !is_known && !(failed || stale) {
-            return;
+            return self.ended(context, id, &pod, findings);
         }
         if !is_known && self.deletions.len() >= CAPACITY {
             return findings.discard();
@@ -181,6 +149,23 @@ impl StaleCniDel {
         self.timers.set(id, event.at.saturating_add(QUIET));
         if stale {
             self.blame(context, findings);
+        }
+    }
+
+    /// A `DEL` of a sandbox has succeeded that was not of another one than the current one: what became of its network is
+    /// none of the harms that older ones are feared to do.
+    fn ended(&self, context: &Context<'_>, id: &str, pod: &CniPod, findings: &mut Findings) {
+        let made = |id: &str| context.node.sandbox_made(id);
+        let older = self
+            .deletions
+            .iter()
+            .filter(|(old, known)| known.is_open && is_same(&known.pod, pod) && made(old) < made(id));
+        for (old, _) in older {
+            let text = format!(
+                "a DEL of sandbox {}, which was the current one, finished: its network ended in good order",
+                short_id(id)
+            );
+            findings.advise(old.clone(), Some(vec![text]), vec![next_step(old)]);
         }
     }
 
@@ -247,13 +232,7 @@ impl StaleCniDel {
         BootNs::from(self.thresholds.get(&HARM_WINDOW)) * SECOND
     }
 
-    fn open(
-        &mut self,
-        context: &Context<'_>,
-        id: &str,
-        reason: &Reason<'_>,
-        findings: &mut Findings,
-    ) {
+    fn open(&mut self, context: &Context<'_>, id: &str, reason: &Reason<'_>, findings: &mut Findings) {
         let Some(known) = self.deletions.get_mut(id) else { return };
         let was_open = std::mem::replace(&mut known.is_open, true);
         let (seq, harm) = (reason.seq(), reason.harm());
@@ -275,13 +254,8 @@ impl StaleCniDel {
             severity: Severity::Warning,
             confidence: reason.confidence(),
             summary: known.summary(id, current.as_deref(), harm),
-            ruled_out: None,
-            advice: Some(vec![advice(
-                "show the calls for the old sandbox and how they ended; do not delete the pod meanwhile, since the next \
-                 one of its name would be hit instead",
-                Risk::Read,
-                &["kevtmon", "events", "--kind", "cni.finished", "--container", id],
-            )]),
+            ruled_out: reason.ruled_out(),
+            advice: Some(vec![next_step(id)]),
             objects: IncidentObjects {
                 actor: known.actor.clone(),
                 target: target.map(Box::new),
@@ -445,6 +419,15 @@ impl Diagnosis for StaleCniDel {
         *self = Self { thresholds, ..serde_json::from_value(saved)? };
         Ok(())
     }
+}
+
+fn next_step(id: &str) -> Advice {
+    advice(
+        "show the calls for the old sandbox and how they ended; do not delete the pod meanwhile, since the next one of its \
+         name would be hit instead",
+        Risk::Read,
+        &["kevtmon", "events", "--kind", "cni.finished", "--container", id],
+    )
 }
 
 fn pod_of(cni: &Cni) -> Option<CniPod> {

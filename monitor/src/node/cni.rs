@@ -389,7 +389,9 @@ impl<'a> NodeView<'a> {
         self.containers.is_present(id)
     }
 
-    fn sandbox_made(&self, id: &str) -> BootNs {
+    /// When a sandbox was made, as far as that is known; else 0.
+    #[must_use]
+    pub fn sandbox_made(&self, id: &str) -> BootNs {
         let of_runtime = || {
             let facts = self.containers.get(id)?;
             facts.started_ns.or_else(|| self.containers.started(id))

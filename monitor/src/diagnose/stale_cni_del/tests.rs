@@ -184,8 +184,7 @@ fn deletions_that_fail_for_long_are_told_before_there_is_a_victim_and_are_a_caus
     (again.tables, again.now) = (node.tables.clone(), node.now);
     again.start(vec![etcd_sandbox()]);
     assert_eq!(again.open().len(), 2, "both go on over a restart");
-    let counts =
-        |node: &TestNode| [KIND, cni_teardown_failing::KIND].map(|kind| node.of_kind(kind)[0].count);
+    let counts = |node: &TestNode| [KIND, cni_teardown_failing::KIND].map(|kind| node.of_kind(kind)[0].count);
     let before = counts(&again);
     again.call(CniCommand::Del, OLD, 1);
     assert_eq!(counts(&again), before.map(|count| count + 1), "they go on to count");
@@ -252,6 +251,33 @@ fn a_pod_is_not_to_be_deleted_while_the_removal_of_an_older_sandbox_of_its_name_
         let deletes = lost.advice.iter().any(|step| step.command.contains("delete pod"));
         assert_eq!(deletes, is_advised, "{:?}", lost.advice);
     }
+}
+
+#[test]
+fn the_end_of_the_newer_sandbox_itself_is_ruled_out_as_a_harm_until_the_next_one_comes() {
+    let mut node = before_the_pod();
+    node.call(CniCommand::Add, OLD, 0);
+    node.call(CniCommand::Del, OLD, 1);
+    start_pod(&mut node);
+    assert_eq!(node.of_kind(KIND)[0].ruled_out, [""; 0]);
+    node.call_with(CniCommand::Del, SANDBOX, 0, |node| {
+        node.delete_entry(ETCD, NeighborCause::LinkDeleted);
+    });
+    let ended = [
+        "a DEL of sandbox 291716a39be9, which was the current one, finished: its network ended in good order",
+    ];
+    assert_eq!(node.of_kind(KIND)[0].ruled_out, ended);
+    node.observe(etcd(ContainerState::Exited));
+    node.call(CniCommand::Del, OLD, 1);
+    assert_eq!(node.of_kind(KIND)[0].ruled_out, ended);
+    let next = "ab".repeat(32);
+    node.observe(Fact::Container(Box::new(ContainerFacts {
+        id: next.clone(),
+        netns: None,
+        ..etcd_sandbox()
+    })));
+    node.call(CniCommand::Add, &next, 0);
+    assert_eq!(node.of_kind(KIND)[0].ruled_out, [""; 0], "{:?}", node.of_kind(KIND));
 }
 
 #[test]
