@@ -77,6 +77,8 @@ fn reached(rules: &[RuleFacts], tables: &BTreeMap<(bool, u32), Table<'_>>, half:
     let mut is_reached = vec![false; rules.len()];
     is_reached.iter_mut().take(1).for_each(|first| *first = true);
     let mut gateways = Vec::new();
+    // Many rules may look in few tables.
+    let mut ends: BTreeMap<(u32, Option<u32>), bool> = BTreeMap::new();
     for (at, rule) in rules.iter().enumerate() {
         if !is_reached[at] {
             continue;
@@ -84,10 +86,14 @@ fn reached(rules: &[RuleFacts], tables: &BTreeMap<(bool, u32), Table<'_>>, half:
         let mut goes_on = !rule.matches_all;
         match rule.action {
             RuleAction::Lookup => {
-                let table = tables.get(&(rule.ipv6, rule.table));
-                let choice = table.map(|table| table.choice(rule, half)).unwrap_or_default();
-                goes_on |= !choice.ends;
-                gateways.push(choice.gateways);
+                // Prefixes are 0 or 1 long.
+                let suppresses = rule.suppresses.map(|shortest| shortest.min(1));
+                goes_on |= !*ends.entry((rule.table, suppresses)).or_insert_with(|| {
+                    let table = tables.get(&(rule.ipv6, rule.table));
+                    let choice = table.map(|table| table.choice(rule, half)).unwrap_or_default();
+                    gateways.push(choice.gateways);
+                    choice.ends
+                });
             }
             RuleAction::Goto(target) => {
                 // The kernel lets no rule lead backwards (net/core/fib_rules.c).
@@ -109,10 +115,21 @@ fn reached(rules: &[RuleFacts], tables: &BTreeMap<(bool, u32), Table<'_>>, half:
 /// Whether a rule selects the table of a route.
 #[must_use]
 pub fn is_selected(route: &RouteFacts, rules: &[RuleFacts]) -> bool {
+    is_led_to(route, rules, |_| true)
+}
+
+/// Whether a rule for all packets selects the table of a route.
+pub(super) fn takes_all(route: &RouteFacts, rules: &[RuleFacts]) -> bool {
+    is_led_to(route, rules, |rule| rule.matches_all)
+}
+
+fn is_led_to(route: &RouteFacts, rules: &[RuleFacts], by: impl Fn(&RuleFacts) -> bool) -> bool {
     let mut of_family = rules.iter().filter(|rule| rule.ipv6 == is_ipv6(route)).peekable();
     match of_family.peek() {
         None => route.table == TABLE_MAIN,
-        Some(_) => of_family.any(|rule| rule.action == RuleAction::Lookup && rule.table == route.table),
+        Some(_) => {
+            of_family.any(|rule| rule.action == RuleAction::Lookup && rule.table == route.table && by(rule))
+        }
     }
 }
 

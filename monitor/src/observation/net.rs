@@ -112,7 +112,8 @@ pub struct RouteFacts {
     /// Router preference (`RTA_PREF`, IPv6): -1 low, 0 medium, 1 high.
     #[serde(default, skip_serializing_if = "is_medium")]
     pub preference: i8,
-    /// Whether it shares packets with no other route of IPv6: advertised by a router, or by nexthop object.
+    /// Whether it shares packets with no other route of IPv6: advertised by a router, or by nexthop object. Of
+    /// IPv4: by nexthop object.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unshared: bool,
     /// Whether packets go on to the next rule (`RTN_THROW`).

@@ -109,8 +109,12 @@ fn chosen(routes: &[&RouteFacts], ipv6: bool) -> Choice {
     let used: Vec<(&RouteFacts, Use)> = match (first.gateway, ipv6) {
         _ if first.throws => return Choice { prefix_len, ..Choice::default() },
         (_, true) => used_of_ipv6(first, routes, hops),
-        // Of a multipath route, and of half a default route, the kernel looks for no other one.
-        _ if first.hop > 0 => routes[..hops].iter().map(|hop| (*hop, Use::Only)).collect(),
+        // Of a group of nexthop objects the kernel leaves out a member that it could not resolve (net/ipv4/nexthop.c,
+        // `nexthop_select_path_hthr`); of another multipath route, and of half a default route, it looks for no other one.
+        _ if first.hop > 0 => {
+            let used = if first.unshared && hops > 1 { Use::First } else { Use::Only };
+            routes[..hops].iter().map(|hop| (*hop, used)).collect()
+        }
         (None, false) => Vec::new(),
         (Some(_), false) if prefix_len > 0 => vec![(first, Use::Only)],
         (Some(_), false) => used_of_ipv4(routes),

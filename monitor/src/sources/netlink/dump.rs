@@ -250,7 +250,7 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum, most: usize) -> Resu
         None,
         Some(RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default())),
     ];
-    let mut tables = Tables::default();
+    let mut tables = Tables { most, ..Tables::default() };
     let mut interrupted = false;
     for request in messages {
         let gateways = tables.gateways();
@@ -275,7 +275,11 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum, most: usize) -> Resu
             break;
         }
     }
-    let rules = tables.rules_by_table();
+    let mut rules = tables.rules_by_table(most);
+    if rules.len() >= most {
+        tables = Tables { omitted: 1, ..Tables::default() };
+        rules = Vec::new();
+    }
     // One by an object that went meanwhile is gone too.
     let routes = std::mem::take(&mut tables.routes).into_iter();
     let routes = routes.filter(|(_, object)| object.is_none()).map(|(route, _)| route).collect();
@@ -392,6 +396,11 @@ impl Tables {
             return;
         }
         for (route, object) in std::mem::take(&mut self.routes) {
+            // A group multiplies its routes.
+            if self.routes.len() >= self.most {
+                self.omitted += 1;
+                continue;
+            }
             let Some(id) = object else {
                 self.routes.push((route, None));
                 continue;
@@ -408,9 +417,10 @@ impl Tables {
         }
     }
 
-    /// The rules, with tables in place of devices.
-    fn rules_by_table(&self) -> Vec<RuleFacts> {
+    /// The rules, with tables in place of devices, so many at most.
+    fn rules_by_table(&self, most: usize) -> Vec<RuleFacts> {
         let tables = |rule: &Rule| rule.table.map_or_else(|| self.vrf_tables.clone(), |table| vec![table]);
-        self.rules.iter().flat_map(|rule| tables(rule).into_iter().map(|table| rule.of(table))).collect()
+        let by_table = |rule| tables(rule).into_iter().map(|table| rule.of(table));
+        self.rules.iter().flat_map(by_table).take(most).collect()
     }
 }

@@ -151,7 +151,7 @@ pub(super) fn routes(netns: NsInum, payload: &[u8], usable: bool) -> Decoded<Rou
     } else if usable && hops.is_empty() && header.flags.contains(RouteFlags::Dead) {
         return Ok(Routes::None);
     }
-    route.unshared |= ipv6 && object.is_some();
+    route.unshared |= object.is_some();
     // Of half of a default route the kernel leaves an address of zeros out.
     let unspecified = || if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     route.destination = (prefix != 0).then(|| (destination.unwrap_or_else(unspecified), prefix));

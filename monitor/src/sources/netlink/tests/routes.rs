@@ -72,12 +72,18 @@ fn taken(netns: &Netns) -> BTreeSet<IpAddr> {
 
 #[test]
 fn the_gateways_in_use_are_those_that_the_kernel_takes() {
-    let cases: [&[&str]; 18] = [
+    let cases: [&[&str]; 19] = [
         &["append default via 10.9.1.2", "append default via 10.9.2.2", "append default via 10.9.2.3"],
         &["append default via 10.9.1.2", "prepend default via 10.9.2.2", "prepend default via 10.9.2.3"],
         &["append default dev va scope global", "append default via 10.9.2.2"],
         &["append default via 10.9.1.2", "append default nexthop via 10.9.1.3 nexthop via 10.9.2.3"],
         &["append default nexthop via 10.9.1.3 nexthop via 10.9.2.3", "append default via 10.9.1.2"],
+        &[
+            "nexthop: add id 5 via 10.9.1.2 dev va",
+            "nexthop: add id 6 via 10.9.2.2 dev vb",
+            "nexthop: add id 7 group 5/6",
+            "add default nhid 7",
+        ],
         &["add default via 10.9.1.2", "add default tos 0x10 via 10.9.2.2 metric 50"],
         &["add throw default metric 1", "add default via 10.9.1.2 metric 2"],
         &["add unreachable default metric 1", "add default via 10.9.1.2 metric 2"],
@@ -109,8 +115,9 @@ fn the_gateways_in_use_are_those_that_the_kernel_takes() {
         let netns = connected();
         let family = if case.iter().any(|line| line.contains("fd00")) { "-6" } else { "-4" };
         for line in case {
-            match line.strip_prefix("rule: ") {
-                Some(rule) => netns.ip(&format!("{family} rule {rule}")),
+            match line.split_once(": ") {
+                Some(("nexthop", change)) => netns.ip(&format!("nexthop {change}")),
+                Some((object, change)) => netns.ip(&format!("{family} {object} {change}")),
                 None => netns.ip(&format!("{family} route {line}")),
             }
         }
