@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::observation::{BootNs, LlAddr, NeighborChange, NeighborEntry, NeighborOp, NsInum, NudState};
 
 /// Upper bound of the time to read a namespace: a snapshot that arrives later was read after the change.
-const READ_DURATION_NS: u64 = 1_000_000_000;
+pub(super) const READ_DURATION_NS: u64 = 1_000_000_000;
 /// A learned entry that is confirmed this long after the static one was deleted has replaced it.
 const REPLACED_AFTER_NS: u64 = 60_000_000_000;
 /// Limit of gateways of one namespace.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::gateways::{Gateway, Gateways, KnownEntry};
+use super::gateways::{Gateway, Gateways, KnownEntry, READ_DURATION_NS};
 use super::routing::{InUse, is_default, is_selected};
 use crate::observation::{
     AddressFacts, BootNs, LinkFacts, NeighborCause, NeighborChange, NetnsOwner, NetnsSnapshot, NsInum,
@@ -33,6 +33,7 @@ const USERS_MAX: usize = 1024;
 const DISTURBED_MAX: usize = 4096;
 
 mod crowd;
+mod former;
 mod interface;
 mod moves;
 
@@ -225,7 +226,9 @@ impl Namespaces {
             .map(|(ifindex, address, _)| (ifindex, address))
             .filter(|(ifindex, address)| new.outdated || !new.is_former_gateway(*ifindex, *address))
             .collect();
-        new.gateways.replace(at, &new.in_use, &missed, &snapshot.neighbors);
+        // On a busy machine a reading may take longer; what was heard before it was sent is in it.
+        let read = new.heard.map_or(at, |heard| at.min(heard.saturating_add(READ_DURATION_NS)));
+        new.gateways.replace(read, &new.in_use, &missed, &snapshot.neighbors);
         new.name_gateways();
         self.known.insert(snapshot.netns, new);
         old
@@ -322,7 +325,11 @@ impl Namespaces {
             if namespace.links.contains_key(&address.ifindex) {
                 namespace.switched.insert(address.ifindex, at);
             }
-            namespace.disturb(at, address.ifindex);
+            match address.address {
+                IpAddr::V4(_) => namespace.disturb(at, address.ifindex),
+                // One of IPv6 takes no default route along that is not reported, and no snapshot follows.
+                IpAddr::V6(_) => namespace.went_along(at, address.ifindex),
+            }
         }
     }
 
@@ -404,21 +411,6 @@ impl Namespace {
         self.shared.contains_key(&(ifindex, address))
     }
 
-    /// Whether an address that was a default gateway is no longer needed: packets go to another one, or the route was
-    /// deleted and left interface and address in place.
-    #[must_use]
-    pub fn is_former_gateway(&self, ifindex: u32, address: IpAddr) -> bool {
-        let is_up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.flags & iff::UP != 0);
-        let same_family = |other: &IpAddr| other.is_ipv4() == address.is_ipv4();
-        let replaced = || self.in_use.iter().any(|(other, gateway)| same_family(gateway) && is_up(other));
-        let on_purpose = || {
-            let went_with_link =
-                self.gateways.get(ifindex, address).is_some_and(|gateway| gateway.went_with_link);
-            !went_with_link && self.is_usable(ifindex, address)
-        };
-        !self.in_use.contains(&(ifindex, address)) && (replaced() || on_purpose())
-    }
-
     /// Whether an entry that an earlier run saw was in this very namespace.
     fn is_same(&self, entry: &KnownEntry) -> bool {
         match (self.cookie, entry.cookie) {
@@ -427,29 +419,6 @@ impl Namespace {
                 let owner = self.owner.as_ref().map(|owner| (owner.tgid, owner.start_ns));
                 owner.is_some() && owner == entry.owner
             }
-        }
-    }
-
-    /// Whether an interface can carry packets of this family.
-    fn is_usable(&self, ifindex: u32, family: IpAddr) -> bool {
-        let of_family =
-            |known: &AddressFacts| known.ifindex == ifindex && known.address.is_ipv4() == family.is_ipv4();
-        self.links.get(&ifindex).is_some_and(|link| link.flags & iff::UP != 0)
-            && self.addresses.iter().any(of_family)
-    }
-
-    /// An interface went, was set down or lost an address. Routes that go with it are missing from the next snapshot;
-    /// those of IPv6 may have been reported just before.
-    fn disturb(&mut self, at: BootNs, ifindex: u32) {
-        self.disturbed.insert(ifindex);
-        if self.disturbed.len() > DISTURBED_MAX {
-            // The highest numbers are the newest.
-            self.disturbed.pop_first();
-        }
-        let just_before = |ceased: BootNs| ceased.saturating_add(SETTLING_NS) >= at;
-        let ceased = self.former.iter().filter(|(ceased, (of, _))| *of == ifindex && just_before(*ceased));
-        for (_, gateway) in ceased {
-            self.gateways.set_went_with_link(*gateway, true);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Learned entries that cannot be resolved: an incident if that lasts.
 
-use super::{Fault, FaultPhase, FaultReason, GatewayNeighborLost, GatewayOwner, subject};
+use super::{Fault, FaultPhase, FaultReason, GatewayNeighborLost, GatewayOwner, has_alternative, subject};
 use crate::diagnose::Context;
 use crate::diagnose::finding::{Count, Findings, IncidentObjects, Repeat};
 use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Event};
@@ -53,7 +53,10 @@ impl GatewayNeighborLost {
             owner,
             ifname: event.neighbor.as_ref().map(|entry| entry.ifname.clone()).unwrap_or_default(),
             reason: FaultReason::Failed,
-            confidence: Confidence::Certain,
+            confidence: match has_alternative(context.node, key) {
+                true => Confidence::Likely,
+                false => Confidence::Certain,
+            },
             what_happened: String::new(),
             phase: FaultPhase::Suspected { due },
             first: event.at,

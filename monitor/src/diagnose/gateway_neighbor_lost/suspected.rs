@@ -8,6 +8,7 @@ use super::{
 };
 use crate::diagnose::{Context, Suspicion};
 use crate::escape::name;
+use crate::event::Confidence;
 use crate::observation::NeighborKey;
 
 impl GatewayNeighborLost {
@@ -33,7 +34,9 @@ impl GatewayNeighborLost {
         // The runtimes are to report first who still lives.
         let due = due.max(context.now + seconds(self.thresholds.get(&GATEWAY_CONFIRM)));
         self.rereads.schedule(key.netns, due);
-        self.faults.insert(key, Fault { phase: FaultPhase::Suspected { due }, ..fault });
+        // It may have been repaired and have broken anew while nobody looked.
+        let confidence = fault.confidence.min(Confidence::Likely);
+        self.faults.insert(key, Fault { phase: FaultPhase::Suspected { due }, confidence, ..fault });
     }
 
     /// The faults that open incidents if they last, but for those that the model shows to be over.

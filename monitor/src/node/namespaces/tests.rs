@@ -1,4 +1,5 @@
 use super::*;
+use crate::observation::{NeighborCause, NeighborEntry, NeighborKey, NeighborOp, NudState};
 
 fn route(gateway: &str) -> RouteFacts {
     RouteFacts::default_via(7, gateway.parse().unwrap(), 2)
@@ -117,6 +118,104 @@ fn an_address_stays_the_gateway_for_a_moment_after_its_route_went() {
     assert!(namespace.is_gateway(1_500, 2, address, false));
     assert!(!namespace.is_gateway(1_500, 2, address, true), "its entry was deleted after the route");
     assert!(!namespace.is_gateway(5_000_000_000, 2, address, false));
+}
+
+/// With interface 2 up, and an address of each family on it.
+fn lived_in(routes: Vec<RouteFacts>) -> NetnsSnapshot {
+    let link = |ifindex| LinkFacts {
+        netns: 7,
+        ifindex,
+        ifname: format!("eth{ifindex}"),
+        kind: None,
+        flags: iff::UP,
+        mac: None,
+        master: None,
+        peer: None,
+    };
+    let address = |address: &str| AddressFacts {
+        netns: 7,
+        ifindex: 2,
+        address: address.parse().unwrap(),
+        prefix_len: 24,
+    };
+    let addresses = vec![address("10.0.0.9"), address("fd00::9")];
+    NetnsSnapshot { links: vec![link(2), link(3)], addresses, ..snapshot(routes) }
+}
+
+#[test]
+fn a_route_that_is_deleted_long_after_an_address_of_ipv6_went_did_not_go_with_it() {
+    const HOUR: BootNs = 3_600_000_000_000;
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let after = |address: &str| {
+        let mut namespaces = Namespaces::default();
+        let mut tables = lived_in(vec![route("10.0.0.1")]);
+        let address = AddressFacts { address: address.parse().unwrap(), ..tables.addresses[0].clone() };
+        tables.addresses.push(address.clone());
+        namespaces.replace(0, tables, true);
+        namespaces.remove_address(10, &address);
+        namespaces.remove_route(HOUR, &route("10.0.0.1"));
+        namespaces.get(7).unwrap().is_former_gateway(2, gateway)
+    };
+    assert!(after("fd00::8"), "a temporary address that expired");
+    assert!(!after("10.0.0.8"), "the next snapshot tells");
+}
+
+#[test]
+fn a_gateway_of_some_packets_takes_the_place_of_none_that_all_took() {
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let other = RouteFacts { table: 100, ifindex: Some(3), ..route("10.1.0.1") };
+    let rule = |table, matches_all| {
+        let action = crate::observation::RuleAction::Lookup;
+        RuleFacts { ipv6: false, table, priority: table, matches_all, action, suppresses: None }
+    };
+    let former = |matches_all| {
+        let rules = vec![rule(100, matches_all), rule(254, true)];
+        let mut tables = lived_in(vec![route("10.0.0.1"), other.clone()]);
+        let mut namespaces = Namespaces::default();
+        tables.rules.clone_from(&rules);
+        namespaces.replace(0, tables, true);
+        let gone = NetnsSnapshot { rules, addresses: Vec::new(), ..lived_in(vec![other.clone()]) };
+        namespaces.replace(1_000_000_000, gone, true);
+        namespaces.get(7).unwrap().is_former_gateway(2, gateway)
+    };
+    assert!(!former(false));
+    assert!(former(true));
+}
+
+#[test]
+fn a_snapshot_that_took_long_to_read_does_not_undo_a_change_that_came_live() {
+    const SECOND: BootNs = 1_000_000_000;
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let lladdr = Some(crate::observation::LlAddr(vec![2, 0, 0, 0, 0, 1]));
+    let entry =
+        NeighborEntry { ifindex: 2, address: gateway, state: NudState::PERMANENT, lladdr: lladdr.clone() };
+    let tables = || NetnsSnapshot { neighbors: vec![entry.clone()], ..lived_in(vec![route("10.0.0.1")]) };
+    let mut namespaces = Namespaces::default();
+    namespaces.replace(0, tables(), true);
+    let is_static =
+        |namespaces: &Namespaces| namespaces.get(7).unwrap().gateway(2, gateway).unwrap().is_static();
+    let deletion = NeighborChange {
+        key: NeighborKey { netns: 7, ifindex: 2, address: gateway },
+        ifname: "eth2".into(),
+        op: NeighborOp::Deleted,
+        cause: NeighborCause::Admin,
+        old_state: Some(NudState::PERMANENT),
+        new_state: None,
+        lladdr,
+        new_lladdr: None,
+        device_lladdr: None,
+        actor: None,
+        netlink_port: None,
+        netns_of_user: false,
+    };
+    namespaces.put_neighbor(11 * SECOND, &deletion);
+    assert!(!is_static(&namespaces));
+    namespaces.set_heard(7, 10 * SECOND);
+    namespaces.replace(15 * SECOND, tables(), true);
+    assert!(!is_static(&namespaces), "it may have been read before");
+    namespaces.set_heard(7, 16 * SECOND);
+    namespaces.replace(21 * SECOND, tables(), true);
+    assert!(is_static(&namespaces));
 }
 
 #[test]

@@ -1,0 +1,58 @@
+//! What became of a default gateway that is used no more: replaced, deleted on purpose, or gone with its interface.
+
+use std::net::IpAddr;
+
+use super::super::routing::takes_all;
+use super::{DISTURBED_MAX, Namespace, SETTLING_NS};
+use crate::observation::{AddressFacts, BootNs, RouteFacts, iff};
+
+impl Namespace {
+    /// Whether an address that was a default gateway is no longer needed: packets go to another one, or the route was
+    /// deleted and left interface and address in place.
+    #[must_use]
+    pub fn is_former_gateway(&self, ifindex: u32, address: IpAddr) -> bool {
+        let is_up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.flags & iff::UP != 0);
+        let same_family = |other: &IpAddr| other.is_ipv4() == address.is_ipv4();
+        // What only some packets take, by a rule of theirs, replaces nothing.
+        let is_for_all = |key: &(u32, IpAddr)| {
+            let leads = |route: &&RouteFacts| (route.ifindex, route.gateway) == (Some(key.0), Some(key.1));
+            self.routes.iter().filter(leads).any(|route| takes_all(route, &self.rules))
+        };
+        let is_other = |key: &&(u32, IpAddr)| same_family(&key.1) && is_up(&key.0);
+        let replaced = || self.in_use.iter().filter(is_other).any(is_for_all);
+        let on_purpose = || {
+            let went_with_link =
+                self.gateways.get(ifindex, address).is_some_and(|gateway| gateway.went_with_link);
+            !went_with_link && self.is_usable(ifindex, address)
+        };
+        !self.in_use.contains(&(ifindex, address)) && (replaced() || on_purpose())
+    }
+
+    /// Whether an interface can carry packets of this family.
+    pub(super) fn is_usable(&self, ifindex: u32, family: IpAddr) -> bool {
+        let of_family =
+            |known: &AddressFacts| known.ifindex == ifindex && known.address.is_ipv4() == family.is_ipv4();
+        self.links.get(&ifindex).is_some_and(|link| link.flags & iff::UP != 0)
+            && self.addresses.iter().any(of_family)
+    }
+
+    /// An interface went, was set down or lost an address. Routes that go with it are missing from the next snapshot;
+    /// those of IPv6 may have been reported just before.
+    pub(super) fn disturb(&mut self, at: BootNs, ifindex: u32) {
+        self.disturbed.insert(ifindex);
+        if self.disturbed.len() > DISTURBED_MAX {
+            // The highest numbers are the newest.
+            self.disturbed.pop_first();
+        }
+        self.went_along(at, ifindex);
+    }
+
+    /// The routes of an interface that were reported to be gone just before went with it.
+    pub(super) fn went_along(&mut self, at: BootNs, ifindex: u32) {
+        let just_before = |ceased: BootNs| ceased.saturating_add(SETTLING_NS) >= at;
+        let ceased = self.former.iter().filter(|(ceased, (of, _))| *of == ifindex && just_before(*ceased));
+        for (_, gateway) in ceased {
+            self.gateways.set_went_with_link(*gateway, true);
+        }
+    }
+}
