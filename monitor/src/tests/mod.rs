@@ -4,5 +4,8 @@
 pub(crate) mod history;
 pub(crate) mod model;
 pub(crate) mod patience;
+#[path = "../../../tests/src/random.rs"]
+#[allow(unreachable_pub, dead_code, reason = "it is the one of the end-to-end tests")]
+pub(crate) mod random;
 pub(crate) mod sample;
 pub(crate) mod schema;

@@ -165,10 +165,12 @@ impl Containers {
     }
 
     /// Takes a whole list, which replaces all but what `keep` names. `processes`: what those are now. Returns which containers need an
-    /// inspect: those that have a process which is not known, or no longer there.
+    /// inspect: those that have a process which is not known, or no longer there, and those that a list lacks which could not be
+    /// read as a whole.
     pub(super) fn replace(
         &mut self,
         listed: Vec<ContainerFacts>,
+        is_whole: bool,
         processes: &HashMap<u32, Identity>,
         keep: impl Fn(&str) -> bool,
     ) -> Vec<String> {
@@ -209,6 +211,10 @@ impl Containers {
             }
             known.facts = facts;
             self.known.insert(known.facts.id.clone(), known);
+        }
+        if !is_whole {
+            unclear.extend(before.keys().cloned());
+            self.known.extend(before);
         }
         unclear
     }

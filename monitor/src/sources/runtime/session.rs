@@ -224,7 +224,9 @@ impl<C: RuntimeClient> Session<'_, C> {
         let claimants = self.containers.claimants(&mut listed);
         let found = identify(self.readers, tgids.clone(), claimants).await;
         let processes = tgids.into_iter().zip(found).collect();
-        for id in self.containers.replace(listed, &processes, |id| self.changed.contains_key(id)) {
+        for id in
+            self.containers.replace(listed, malformed == 0, &processes, |id| self.changed.contains_key(id))
+        {
             self.refresh.request(&id, None);
         }
         if self.live {

@@ -1,5 +1,6 @@
 //! The session against a runtime without an event stream, and the names of sockets.
 
+pub(in crate::sources::runtime) mod mutate;
 pub(in crate::sources::runtime) mod reports;
 
 use std::collections::HashMap;
@@ -117,6 +118,6 @@ fn what_an_inspect_told_outlives_what_is_read_from_disk() {
     containers.inspected(named("etcd:3"), process::Identity::default(), 1);
     containers.read_from_disk(std::iter::once(named("etcd:3")), |_| true);
     // A list has the id of an image whose name has moved on.
-    containers.replace(vec![named("sha256:0")], &HashMap::new(), |_| false);
+    containers.replace(vec![named("sha256:0")], true, &HashMap::new(), |_| false);
     assert_eq!(containers.take_all()[0].image, "etcd:3");
 }

@@ -72,7 +72,9 @@ pub(super) fn of_containerd(message: &[u8], known: &mut Known) -> Result<Option<
         ChangeKind::Removed => (api::OfContainer::decode(&*value).map_err(malformed)?.id, None),
         _ => (api::OfContainer::decode(&*value).map_err(malformed)?.id, Some(Run::Announced)),
     };
-    let wall = event.timestamp.map(|time| time.seconds.saturating_mul(1_000_000_000) + i64::from(time.nanos));
+    let wall = event
+        .timestamp
+        .map(|time| time.seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nanos)));
     Ok(change(id, *kind, wall, run, known).map(|change| Change { exit_code, ..change }))
 }
 

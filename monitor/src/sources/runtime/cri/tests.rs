@@ -1,6 +1,7 @@
 //! The source against a runtime that starts, changes, hangs and lies.
 
 mod fake;
+mod malformed;
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! The source against a daemon that starts, changes, hangs, lies and dies.
 
 mod fake;
+mod malformed;
 
 use std::io;
 use std::path::PathBuf;

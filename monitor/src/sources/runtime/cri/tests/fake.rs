@@ -45,6 +45,8 @@ type Body = BoxBody<Bytes, Infallible>;
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) mood: Mood,
+    /// What is answered to a method in place of an answer.
+    pub(super) spoiled: Option<(&'static str, Vec<u8>)>,
     pub(super) service: &'static str,
     pub(super) name: &'static str,
     pub(super) version: &'static str,
@@ -70,6 +72,7 @@ impl FakeCri {
     pub(super) fn started() -> Self {
         let state = State {
             mood: Mood::Well,
+            spoiled: None,
             service: "runtime.v1.RuntimeService",
             name: "containerd",
             version: "1.6.20",
@@ -97,8 +100,13 @@ impl FakeCri {
 
     /// Sends an event to all who listen.
     pub(super) async fn event(&self, message: &impl Message) {
+        self.raw_event(&message.encode_to_vec()).await;
+    }
+
+    /// Sends any bytes as an event.
+    pub(super) async fn raw_event(&self, message: &[u8]) {
         for subscriber in self.set(|state| state.subscribers.clone()) {
-            let _ = subscriber.send(framed(&message.encode_to_vec())).await;
+            let _ = subscriber.send(framed(message)).await;
         }
     }
 
@@ -144,6 +152,9 @@ async fn answer(request: Request<Incoming>, state: Arc<Mutex<State>>) -> Result<
         Mood::Well => {}
     }
     let mut state = state.lock().unwrap();
+    if let Some((_, message)) = state.spoiled.as_ref().filter(|(spoiled, _)| *spoiled == method) {
+        return Ok(reply(vec![framed(message)], "0"));
+    }
     let is_stream = matches!(method, "Subscribe" | "GetContainerEvents");
     if is_stream && !state.events {
         return Ok(reply(Vec::new(), "0"));

@@ -46,6 +46,13 @@ pub(in crate::sources::runtime) enum Mood {
     InspectSlow,
 }
 
+/// An answer to be spoiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::sources::runtime) enum Answer {
+    List,
+    Inspect,
+}
+
 type Body = BoxBody<Bytes, io::Error>;
 type Events = mpsc::Sender<Result<Frame<Bytes>, io::Error>>;
 
@@ -54,6 +61,8 @@ struct State {
     mood: Mood,
     /// What it calls itself.
     engine: &'static str,
+    /// What is answered in place of an answer.
+    spoiled: Option<(Answer, Vec<u8>)>,
     /// Inspect answers by id.
     containers: BTreeMap<String, Value>,
     /// `METHOD path?query`.
@@ -74,6 +83,7 @@ impl FakeDocker {
         let state = State {
             mood: Mood::Well,
             engine: "Engine",
+            spoiled: None,
             containers: BTreeMap::new(),
             requests: Vec::new(),
             subscribers: Vec::new(),
@@ -119,6 +129,21 @@ impl FakeDocker {
     /// Has it call itself something else.
     pub(in crate::sources::runtime) fn engine(&self, name: &'static str) {
         self.state.lock().unwrap().engine = name;
+    }
+
+    /// Answers this instead, until it is [well](Self::well) again.
+    pub(in crate::sources::runtime) fn spoil(&self, answer: Answer, body: Vec<u8>) {
+        self.state.lock().unwrap().spoiled = Some((answer, body));
+    }
+
+    pub(in crate::sources::runtime) fn well(&self) {
+        self.state.lock().unwrap().spoiled = None;
+    }
+
+    /// Adds or replaces a container, by what an inspect answers.
+    pub(in crate::sources::runtime) fn put_inspected(&self, container: Value) {
+        let id = container["Id"].as_str().unwrap().to_owned();
+        self.state.lock().unwrap().containers.insert(id, container);
     }
 
     /// Adds or replaces a container.
@@ -235,7 +260,7 @@ async fn answer(request: Request<Incoming>, state: &Mutex<State>) -> Result<Resp
     if mood == Mood::Broken {
         return Ok(reply(
             StatusCode::INTERNAL_SERVER_ERROR,
-            &json!({"message": "layer\u{1b} not known"}).to_string(),
+            json!({"message": "layer\u{1b} not known"}).to_string(),
         ));
     }
     if path == "/events" {
@@ -250,12 +275,17 @@ async fn answer(request: Request<Incoming>, state: &Mutex<State>) -> Result<Resp
     if path == "/version" {
         let engine = state.lock().unwrap().engine;
         let version = json!({"Version": "29.0", "Components": [{"Name": engine, "Version": "29.0"}]});
-        return Ok(reply(StatusCode::OK, &version.to_string()));
+        return Ok(reply(StatusCode::OK, version.to_string()));
     }
-    if path == "/containers/json" {
+    let asked = if path == "/containers/json" { Answer::List } else { Answer::Inspect };
+    let spoiled = state.lock().unwrap().spoiled.clone().filter(|(spoiled, _)| *spoiled == asked);
+    if let Some((_, body)) = spoiled {
+        return Ok(reply(StatusCode::OK, body));
+    }
+    if asked == Answer::List {
         let containers = state.lock().unwrap().containers.clone();
         let list: Vec<Value> = containers.into_values().map(entry).collect();
-        return Ok(reply(StatusCode::OK, &json!(list).to_string()));
+        return Ok(reply(StatusCode::OK, json!(list).to_string()));
     }
     match mood {
         Mood::InspectEmpty => return Ok(reply(StatusCode::OK, "{}")),
@@ -266,13 +296,13 @@ async fn answer(request: Request<Incoming>, state: &Mutex<State>) -> Result<Resp
     let id = path.trim_start_matches("/containers/").trim_end_matches("/json");
     let container = state.lock().unwrap().containers.get(id).cloned();
     Ok(match container.filter(|_| mood != Mood::InspectGone) {
-        Some(container) => reply(StatusCode::OK, &container.to_string()),
-        None => reply(StatusCode::NOT_FOUND, &json!({"message": "No such container"}).to_string()),
+        Some(container) => reply(StatusCode::OK, container.to_string()),
+        None => reply(StatusCode::NOT_FOUND, json!({"message": "No such container"}).to_string()),
     })
 }
 
 /// The list's view of an inspect answer.
-fn entry(container: Value) -> Value {
+pub(super) fn entry(container: Value) -> Value {
     json!({
         "Id": container["Id"], "Names": [container["Name"]], "Image": container["Config"]["Image"],
         "State": container["State"]["Status"], "Labels": container["Config"]["Labels"],
@@ -280,8 +310,9 @@ fn entry(container: Value) -> Value {
     })
 }
 
-fn reply(status: StatusCode, text: &str) -> Response<Body> {
-    let body = Full::new(Bytes::from(text.to_owned())).map_err(|never: Infallible| match never {}).boxed();
+fn reply(status: StatusCode, body: impl AsRef<[u8]>) -> Response<Body> {
+    let body =
+        Full::new(Bytes::copy_from_slice(body.as_ref())).map_err(|never: Infallible| match never {}).boxed();
     let mut response = Response::new(body);
     *response.status_mut() = status;
     response

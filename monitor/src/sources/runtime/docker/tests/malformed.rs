@@ -1,0 +1,147 @@
+//! Answers that are none, in each place: whatever comes, it is refused or read, and what is right afterwards is taken.
+//!
+//! They are made from what a real engine answered (API 1.51). `KEVTMON_TEST_SEED` repeats a run, `KEVTMON_TEST_ROUNDS` makes
+//! it longer.
+
+use bollard::models::{ContainerInspectResponse, ContainerSummary, EventMessage};
+use serde_json::Value;
+
+use super::super::{events, facts};
+use super::fake::{Answer, entry};
+use super::*;
+use crate::sources::runtime::is_container_id;
+use crate::sources::runtime::tests::mutate;
+use crate::tests::random::{Random, rounds};
+
+const LIST: &str = include_str!("recorded/list.json");
+const INSPECT: &str = include_str!("recorded/inspect.json");
+const EVENTS: &str = include_str!("recorded/events.ndjson");
+
+/// A spoiled text, of which nothing or some may still be a document.
+fn spoiled(random: &mut Random, text: &str) -> Vec<u8> {
+    if random.one_in(2) {
+        return mutate::bytes(random, text.as_bytes());
+    }
+    mutate::json(random, &serde_json::from_str(text).unwrap()).to_string().into_bytes()
+}
+
+#[test]
+fn whatever_is_read_has_a_proper_id() {
+    let mut random = Random::new();
+    let lines: Vec<&str> = EVENTS.lines().collect();
+    let mut read = 0;
+    for _ in 0..rounds(4000) {
+        let ids: Vec<String> = match random.below(3) {
+            0 => {
+                let list = serde_json::from_slice::<Vec<ContainerSummary>>(&spoiled(&mut random, LIST));
+                list.unwrap_or_default()
+                    .into_iter()
+                    .filter_map(facts::from_summary)
+                    .map(|facts| facts.id)
+                    .collect()
+            }
+            1 => {
+                let answer =
+                    serde_json::from_slice::<ContainerInspectResponse>(&spoiled(&mut random, INSPECT));
+                answer.ok().and_then(facts::from_inspect).map(|found| found.facts.id).into_iter().collect()
+            }
+            _ => {
+                let line = *random.pick(&lines);
+                let message = serde_json::from_slice::<EventMessage>(&spoiled(&mut random, line));
+                let change = message.ok().and_then(|message| events::read(events::ACTIONS, message));
+                change.map(|change| change.id).into_iter().collect()
+            }
+        };
+        read += ids.len();
+        assert!(ids.iter().all(|id| is_container_id(id)), "{ids:?}");
+    }
+    assert!(read > 0, "all of them were refused");
+}
+
+/// What a good list tells of each container.
+fn listed(containers: &[crate::observation::ContainerFacts]) -> Vec<(String, String, ContainerState)> {
+    containers.iter().map(|facts| (facts.id.clone(), facts.name.clone(), facts.state)).collect()
+}
+
+#[tokio::test]
+async fn after_any_answer_a_good_one_is_taken() {
+    let mut random = Random::new();
+    let fake = FakeDocker::started();
+    let mut inspect: Value = serde_json::from_str(INSPECT).unwrap();
+    inspect["State"]["Pid"] = me().into();
+    fake.put_inspected(inspect.clone());
+    let pause = Duration::from_millis(1);
+    let timing =
+        Timing { reconcile: pause, poll: pause, backoff_min: pause, backoff_max: pause, ..Timing::default() };
+    let mut reports = Reports::with(&fake, timing);
+    let good = listed(&reports.snapshot().await);
+    reports.up().await;
+    assert_eq!(good.len(), 1);
+    let list = serde_json::to_string(&[entry(inspect.clone())]).unwrap();
+    let lines: Vec<&str> = EVENTS.lines().collect();
+    let (mut refused, mut counted) = (0, 0);
+    for _ in 0..rounds(60) {
+        match random.below(3) {
+            0 => fake.spoil(Answer::List, spoiled(&mut random, &list)),
+            1 => fake.spoil(Answer::Inspect, spoiled(&mut random, &inspect.to_string())),
+            _ => {
+                fake.subscribed().await;
+                let line = *random.pick(&lines);
+                let mut line = spoiled(&mut random, line);
+                line.push(b'\n');
+                fake.raw_event(Ok(Frame::data(line.into()))).await;
+            }
+        }
+        // A start has it inspected.
+        fake.subscribed().await;
+        fake.event("start", &good[0].0).await;
+        reports
+            .until(|fact| matches!(fact, Fact::RuntimeSnapshot { .. } | Fact::Malformed { .. }).then_some(()))
+            .await;
+        fake.well();
+        reports
+            .until(|fact| match fact {
+                Fact::RuntimeSnapshot { containers, .. } => (listed(containers) == good).then_some(()),
+                _ => None,
+            })
+            .await;
+        for fact in reports.seen.drain(..) {
+            match fact {
+                Fact::Malformed { source, count } => {
+                    assert_eq!(source, SOURCE);
+                    counted += count;
+                }
+                Fact::Source(SourceStatus { up: false, reason, .. }) => {
+                    refused += u64::from(reason.unwrap().contains("invalid response"));
+                }
+                Fact::Source(_) | Fact::Resync { .. } | Fact::RuntimeSnapshot { .. } => {}
+                Fact::Container(_) | Fact::ContainerGone { .. } => {}
+                fact => panic!("{fact:?}"),
+            }
+        }
+    }
+    assert!(refused <= counted, "{refused} were refused, {counted} counted");
+}
+
+#[tokio::test]
+async fn a_container_whose_entry_cannot_be_read_is_not_removed_and_one_that_is_gone_is() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "exited", 0);
+    fake.put(&id('b'), "exited", 0);
+    let reconcile = Duration::from_millis(20);
+    let mut reports = Reports::with(&fake, Timing { reconcile, timeout: PATIENCE, ..Timing::default() });
+    assert_eq!(reports.snapshot().await.len(), 2);
+    reports.up().await;
+    fake.remove(&id('b'));
+    fake.spoil(Answer::List, br#"[{"Id": "aaa", "State": "exited"}]"#.to_vec());
+    let gone = reports
+        .until(|fact| match fact {
+            Fact::ContainerGone { id, .. } => Some(id.clone()),
+            _ => None,
+        })
+        .await;
+    assert_eq!(gone, id('b'), "the engine itself says so");
+    let left = reports.snapshot().await;
+    assert_eq!(left.iter().map(|facts| facts.id.clone()).collect::<Vec<_>>(), [id('a')]);
+    assert!(reports.seen.contains(&Fact::Malformed { source: SOURCE.into(), count: 1 }));
+}
