@@ -35,6 +35,7 @@ pub mod container;
 pub mod containerd;
 pub mod cri;
 pub mod dockerd;
+pub mod fake_dockerd;
 pub mod image;
 pub mod kubelet;
 pub mod podman;

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: what kevtmon costs and how fast it is, measured side by side in one run.
 
+mod churn;
 mod environment;
 mod flood;
 mod idle;
@@ -22,6 +23,8 @@ pub(crate) struct Options {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Name {
+    /// Memory and time that 250 containers need, and how many are missed when 50 a second come and go
+    Churn,
     /// What three processes of an unprivileged user at full speed cost, and what they hide of others
     Flood,
     /// Processor time and memory on a node with 20 containers where nothing happens, and after a storm
@@ -56,6 +59,9 @@ pub(crate) fn bench(options: &Options) -> Result<()> {
     }
     if wanted(Name::Idle) {
         idle::idle(&daemon)?;
+    }
+    if wanted(Name::Churn) {
+        churn::churn(&daemon)?;
     }
     if wanted(Name::Flood) {
         flood::flood(&daemon)?;

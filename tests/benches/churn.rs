@@ -1,0 +1,135 @@
+//! What many containers cost, and whether any is missed when they come and go: 250 of three runtimes that run all the time, and
+//! 50 more each second that are started, delete a neighbor entry at once, and are removed.
+//!
+//! The runtimes are sockets of this process; the processes of the containers, their control groups and what they do are real.
+#![expect(
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    reason = "it prints figures, measures over a span of time, and a set-up that fails must end it"
+)]
+
+mod usage;
+
+use std::fs;
+use std::io;
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use kevtmon_tests::actor::Actor;
+use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
+use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
+use kevtmon_tests::eventually;
+use kevtmon_tests::fake_dockerd::FakeDockerd;
+use kevtmon_tests::pod::Pod;
+use kevtmon_tests::process::{Running, idle};
+use kevtmon_tests::storm::ipv4;
+use kevtmon_tests::unique;
+use usage::{memory, processor_seconds};
+
+const RUNTIMES: usize = 3;
+const CONTAINERS: usize = 250;
+const SETTLE: Duration = Duration::from_secs(10);
+const CHURN: Duration = Duration::from_secs(60);
+const PER_SECOND: u32 = 50;
+/// Threads that start and remove containers.
+const WORKERS: u32 = 5;
+/// How long a container is there after it has acted.
+const LIFE: Duration = Duration::from_millis(20);
+
+fn main() -> io::Result<()> {
+    let runtimes: Vec<FakeDockerd> = (0..RUNTIMES).map(|_| FakeDockerd::start()).collect();
+    let processes: Vec<Running> = (0..CONTAINERS).map(|_| Running::spawn(&mut idle())).collect();
+    for (process, runtime) in processes.iter().zip(runtimes.iter().cycle()) {
+        runtime.put(&unique::container_id(), process.pid());
+    }
+    let [first, others @ ..] = &runtimes[..] else { unreachable!("there are three") };
+    let launch = others.iter().fold(launch().runtime(first.runtime()), |launch, other| {
+        launch.argument("--runtime").argument(other.runtime())
+    });
+    let daemon = launch.config(WITHOUT_BUDGETS).start();
+    let running = || daemon.metrics().count("kevtmon_containers", &[("state", "running")]);
+    eventually!(running() >= CONTAINERS as f64, "all containers are known");
+    let spans = runtimes.iter().filter_map(FakeDockerd::asked);
+    let (from, to) =
+        spans.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1))).expect("they were asked");
+    let inspects: usize = runtimes.iter().map(FakeDockerd::inspects).sum();
+    println!("{CONTAINERS} containers of {RUNTIMES} runtimes: {inspects} inspected within {:?}", to - from);
+    sleep(SETTLE);
+    println!("  memory: {}", memory(&daemon)?);
+    churn(&daemon, &runtimes)
+}
+
+/// A control group for the containers, in which each has its own.
+struct Place {
+    parent: Cgroup,
+    /// In whose network they act: it is none of theirs, so that nothing in it ends with them.
+    pod: Pod,
+}
+
+fn churn(daemon: &Daemon, runtimes: &[FakeDockerd]) -> io::Result<()> {
+    let hierarchy = *Hierarchy::all().first().expect("there are control groups");
+    let place = Place { parent: Cgroup::new(hierarchy), pod: Pod::new() };
+    let number = PER_SECOND * u32::try_from(CHURN.as_secs()).expect("a short time");
+    place.pod.netns().network(|network| network.set_neighbors("eth0", (0..number).map(ipv4)));
+    daemon.wait_for_netns(place.pod.inum());
+    eventually!(runtimes.iter().all(FakeDockerd::is_followed), "events are read");
+    let (busy, began) = (processor_seconds(daemon)?, Instant::now());
+    let ids: Vec<String> = (0..number).map(|_| unique::container_id()).collect();
+    scope(|scope| {
+        for worker in 0..WORKERS {
+            let (place, ids) = (&place, &ids);
+            scope.spawn(move || {
+                for index in (worker..number).step_by(WORKERS as usize) {
+                    sleep((began + CHURN * index / number).saturating_duration_since(Instant::now()));
+                    let runtime = &runtimes[index as usize % RUNTIMES];
+                    live(place, runtime, &ids[index as usize], &ipv4(index).to_string());
+                }
+            });
+        }
+        for quarter in 1..4 {
+            sleep((began + CHURN * quarter / 4).saturating_duration_since(Instant::now()));
+            println!("  after {} containers: {}", number * quarter / 4, memory(daemon)?);
+        }
+        io::Result::Ok(())
+    })?;
+    let seconds = began.elapsed().as_secs_f64();
+    let busy = (processor_seconds(daemon)? - busy) / seconds;
+    let deletions = || {
+        let all = daemon.events().into_iter().filter(|event| event.kind() == "neighbor.deleted");
+        all.filter(|event| event.number("/neighbor/netns") == Some(place.pod.inum())).collect::<Vec<_>>()
+    };
+    eventually!(deletions().len() >= number as usize, "all deletions are told");
+    let (mut named, mut late) = (0, 0);
+    for event in deletions() {
+        let index = (0..number).find(|index| ipv4(*index).to_string() == event.text("/neighbor/address"));
+        let id = index.map(|index| &ids[index as usize]);
+        let is_named = id.is_some_and(|id| event.text("/actor/container/id") == id);
+        named += u32::from(is_named && event.text("/actor/join") != "missed");
+        late += u32::from(is_named && event.text("/actor/join") == "late");
+    }
+    println!(
+        "{number} containers started and removed in {seconds:.1} s ({:.1}/s): {named} named ({:.2} %), {late} of them late",
+        f64::from(number) / seconds,
+        100.0 * f64::from(named) / f64::from(number)
+    );
+    println!("  processor: {:.1} % of a core; memory: {}", 100.0 * busy, memory(daemon)?);
+    sleep(3 * SETTLE);
+    println!("  a while later: {}", memory(daemon)?);
+    Ok(())
+}
+
+/// The life of one container.
+fn live(place: &Place, runtime: &FakeDockerd, id: &str, address: &str) {
+    let group = place.parent.procs().with_file_name(id);
+    fs::create_dir(&group).expect("a control group can be made");
+    let mut init = Actor::start();
+    fs::write(group.join("cgroup.procs"), init.pid().to_string()).expect("it can be moved");
+    runtime.start_container(id, init.pid());
+    let netns = place.pod.netns().path().display();
+    init.act(&format!("run nsenter --net={netns} ip neigh del {address} dev eth0"));
+    sleep(LIFE);
+    drop(init);
+    runtime.remove_container(id);
+    eventually!(fs::remove_dir(&group).is_ok(), "the control group is empty");
+}
