@@ -10,7 +10,9 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::format::{BUNDLE, BundleHeader, Doctor, VERSION, Writer, write_line};
-use super::incident_windows::{DIRECTORY, id_and_episode, is_id, list, read_incident};
+use super::incident_windows::{
+    BYTES, DIRECTORY, WINDOWS, id_and_episode, is_id, list, read_incident, removed,
+};
 use super::replay::{ReplayError, play};
 use super::segments::{self, numbered};
 
@@ -23,6 +25,19 @@ pub enum BundleError {
     /// There is no window of such an incident.
     #[error("no recording of incident {wanted:?} in {}; there {}", .looked.display(), listed(.known))]
     Unknown {
+        /// The given id or prefix.
+        wanted: String,
+        /// The directory that was searched.
+        looked: PathBuf,
+        /// The incidents that have one.
+        known: Vec<String>,
+    },
+    /// There was a window of this incident.
+    #[error(
+        "the recording of incident {wanted:?} was removed to make room for those of other incidents: {WINDOWS} are kept, \
+         of {} MiB at most; in {} there {}", BYTES >> 20, .looked.display(), listed(.known)
+    )]
+    Removed {
         /// The given id or prefix.
         wanted: String,
         /// The directory that was searched.
@@ -167,8 +182,22 @@ fn find(state_dir: &Path, wanted: &str) -> Result<PathBuf, BundleError> {
     match window {
         Some(name) => Ok(looked.join(name)),
         None if candidates.len() > 1 => Err(BundleError::Ambiguous { wanted: wanted.to_owned(), candidates }),
+        None if was_removed(&looked, wanted) => {
+            Err(BundleError::Removed { wanted: wanted.to_owned(), looked, known: names })
+        }
         None => Err(BundleError::Unknown { wanted: wanted.to_owned(), looked, known: names }),
     }
+}
+
+/// Whether there was a window of this incident, or of this episode of it, that had to make room.
+fn was_removed(looked: &Path, wanted: &str) -> bool {
+    let (wanted_id, wanted_episode) = id_and_episode(wanted);
+    let is_wanted = |name: &String| {
+        let (id, episode) = id_and_episode(name);
+        id.starts_with(wanted_id)
+            && wanted_episode.is_none_or(|wanted_episode| episode.unwrap_or(1) == wanted_episode)
+    };
+    is_id(wanted_id) && removed(looked).iter().any(is_wanted)
 }
 
 /// Copies whole lines: one that is still being written is ended.
