@@ -5,7 +5,7 @@ use std::fmt::{self, Write};
 
 use jiff::Timestamp;
 
-use super::{Escaped, Pretty, Style, escaped, severity_style};
+use super::{Escaped, Pretty, Style, escaped, severity_style, wrap};
 use crate::escape;
 use crate::event::wording::users;
 use crate::event::{
@@ -19,6 +19,8 @@ const MAX_HOLDERS: usize = 20;
 /// Sections that are remembered: of an event, and of a few incidents that follow it.
 const ABOVE: usize = 32;
 
+/// A label of a detail and the blanks around it.
+const DETAIL: usize = 7;
 /// Time and severity are this wide.
 const BELOW_KIND: &str = "                      ";
 
@@ -178,6 +180,8 @@ impl Pretty {
 #[derive(Debug, Clone)]
 pub struct Transcript {
     pretty: Pretty,
+    /// Whether lines are broken to the width of a terminal.
+    is_wrapped: bool,
     /// The sections of the event before.
     above: Vec<String>,
     /// What was last shown of incidents, the latest at the end.
@@ -188,7 +192,17 @@ impl Transcript {
     /// One that begins here.
     #[must_use]
     pub fn new(pretty: Pretty) -> Self {
-        Self { pretty, above: Vec::new(), incidents: VecDeque::new() }
+        Self { pretty, is_wrapped: false, above: Vec::new(), incidents: VecDeque::new() }
+    }
+
+    /// The same with lines that fit a terminal, but for commands.
+    #[must_use]
+    pub fn wrapped(self) -> Self {
+        Self { is_wrapped: true, ..self }
+    }
+
+    fn shown(&self, text: String) -> String {
+        if self.is_wrapped { wrapped(&text) } else { text }
     }
 
     /// The next event, with the time of day.
@@ -204,7 +218,7 @@ impl Transcript {
         // Writing to a string cannot fail.
         let _ = self.pretty.write_head(last, (kind, when), &message, &mut out);
         self.above.clear();
-        out
+        self.shown(out)
     }
 
     /// The next event, with the name of its kind and its time in other words.
@@ -232,8 +246,28 @@ impl Transcript {
             self.above.clear();
         }
         self.above.extend(sections);
-        out
+        self.shown(out)
     }
+}
+
+/// Lines that fit a terminal. Commands stay whole, so that they can be pasted.
+fn wrapped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for line in text.lines() {
+        let plain = wrap::plain(line);
+        let is_command = plain
+            .strip_prefix(BELOW_KIND)
+            .is_some_and(|detail| detail.starts_with("do ") || detail.trim_start().starts_with("$ "));
+        if is_command || plain.chars().count() <= wrap::WIDTH {
+            out.extend([line, "\n"]);
+            continue;
+        }
+        for line in wrap::broken(line, BELOW_KIND.len() + DETAIL) {
+            out.push_str(&line);
+            out.push('\n');
+        }
+    }
+    out
 }
 
 /// Writes the lines of objects.

@@ -1,9 +1,9 @@
-//! The model of the node as tables.
+//! The model of the node as tables of 80 columns.
 
-use std::fmt::Write as _;
+use std::ops::Range;
 
 use super::time::Clock;
-use super::{Pretty, Style, escaped};
+use super::{Pretty, Style, escaped, wrap};
 use crate::core::state::{ContainerStatus, NetnsStatus, NodeState, PodStatus};
 use crate::escape;
 use crate::event::Pod;
@@ -19,78 +19,84 @@ pub fn text(state: &NodeState, pretty: &Pretty, clock: &Clock) -> String {
         text.push('\n');
     };
     let head = format!("node {}", escaped(&state.node));
-    line(&format!(
-        "{} at {}, kevtmon {}{}",
-        pretty.paint(Style::Bold, &head),
+    let head = wrap::shortened(&head, HEAD);
+    let rest = format!(
+        "at {}, kevtmon {}{}",
         clock.local_and_age(timestamp(&state.time)),
         escaped(&state.version),
         if state.ready { "" } else { ", not ready yet" },
-    ));
-    let mut table = |title: &str, header: &[&str], rows: Vec<Vec<String>>| {
+    );
+    let mut rest = wrap::lines(&rest, head.chars().count() + 1, INDENT).into_iter();
+    line(&format!("{} {}", pretty.paint(Style::Bold, &head), rest.next().unwrap_or_default()));
+    rest.for_each(|rest| line(&format!("{:INDENT$}{rest}", "")));
+    let mut table = |title: &str, table: &Table| {
         line("");
-        line(&pretty.paint(Style::Bold, &format!("{title} ({})", rows.len())));
-        if !rows.is_empty() {
-            columns(header, &rows).iter().for_each(|row| line(row));
-        }
+        line(&pretty.paint(Style::Bold, &format!("{title} ({})", table.rows.len())));
+        table.lines().iter().for_each(|row| line(row));
     };
-    table("Sources", &["SOURCE", "STATE", "WAY", "REASON"], sources(state));
-    table("Pods", &["POD", "ADDRESS", "GATEWAY", "HOST LINK", "NETNS", "CONTAINERS"], pods(state));
-    table("Containers", &["CONTAINER", "NAME", "STATE", "PID", "POD"], containers(state));
-    table("Network namespaces", &["NETNS", "OF", "LINKS", "ADDRESSES"], namespaces(state));
+    table("Sources", &sources(state));
+    table("Pods", &pods(state));
+    table("Containers", &containers(state));
+    table("Network namespaces", &namespaces(state));
     text
 }
 
-fn sources(state: &NodeState) -> Vec<Vec<String>> {
+fn sources(state: &NodeState) -> Table {
     let row = |status: &SourceStatus| {
         vec![
-            escaped(&status.source),
-            if status.up { "up" } else { "down" }.to_owned(),
-            words(status.rung.as_deref()),
-            words(status.reason.as_deref()),
+            Cell::of(&status.source),
+            Cell::of(if status.up { "up" } else { "down" }),
+            Cell::known(status.rung.as_deref()),
+            Cell::known(status.reason.as_deref()),
         ]
     };
-    state.sources.iter().map(row).collect()
+    Table::new(&["SOURCE", "STATE", "WAY"], &["REASON"], state.sources.iter().map(row))
 }
 
-fn pods(state: &NodeState) -> Vec<Vec<String>> {
+fn pods(state: &NodeState) -> Table {
     let row = |pod: &PodStatus| {
         vec![
-            pod_name(&pod.pod),
-            list(&pod.pod.ip),
-            list(&pod.gateways),
-            escaped(&list(&pod.host_links)),
-            pod.netns.map_or_else(dash, |netns| netns.to_string()),
-            pod.containers.len().to_string(),
+            Cell::of(pod_name(&pod.pod)),
+            Cell::list(&pod.pod.ip),
+            Cell::list(&pod.gateways),
+            Cell::list(&pod.host_links),
+            Cell::known(pod.netns),
+            Cell::of(pod.containers.len()),
         ]
     };
-    state.pods.iter().map(row).collect()
+    let rest = ["ADDRESS", "GATEWAY", "HOST LINK", "NETNS", "CONTAINERS"];
+    Table::new(&["POD"], &rest, state.pods.iter().map(row))
 }
 
-fn containers(state: &NodeState) -> Vec<Vec<String>> {
+fn containers(state: &NodeState) -> Table {
     let row = |status: &ContainerStatus| {
         let container = &status.container;
         vec![
-            escaped(container.id.get(..12).unwrap_or(&container.id)),
-            words(container.name.as_deref()),
-            words(container.state.as_deref()) + if status.stale { " (stale)" } else { "" },
-            container.pid.map_or_else(dash, |pid| pid.to_string()),
-            status.pod.as_ref().map_or_else(dash, claimed_name),
+            Cell::of(container.id.get(..12).unwrap_or(&container.id)),
+            Cell::known(container.name.as_deref()),
+            Cell::of(format!(
+                "{}{}",
+                container.state.as_deref().unwrap_or(DASH),
+                if status.stale { " (stale)" } else { "" }
+            )),
+            Cell::known(container.pid),
+            Cell::known(status.pod.as_ref().map(claimed_name)),
         ]
     };
-    state.containers.iter().map(row).collect()
+    Table::new(&["CONTAINER", "NAME"], &["STATE", "PID", "POD"], state.containers.iter().map(row))
 }
 
-fn namespaces(state: &NodeState) -> Vec<Vec<String>> {
+fn namespaces(state: &NodeState) -> Table {
     let row = |namespace: &NetnsStatus| {
-        let links: Vec<String> = namespace.links.iter().map(|link| escaped(&link.ifname)).collect();
+        let links: Vec<&str> = namespace.links.iter().map(|link| link.ifname.as_str()).collect();
         vec![
-            namespace.netns.to_string(),
-            owner(state, namespace),
-            list(&links),
-            escaped(&list(&namespace.addresses)),
+            Cell::of(namespace.netns),
+            Cell::of(owner(state, namespace)),
+            Cell::list(&links),
+            Cell::list(&namespace.addresses),
         ]
     };
-    state.namespaces.iter().map(row).collect()
+    Table::new(&["NETNS", "OF"], &["LINKS", "ADDRESSES"], state.namespaces.iter().map(row))
 }
 
 fn owner(state: &NodeState, namespace: &NetnsStatus) -> String {
@@ -101,12 +107,12 @@ fn owner(state: &NodeState, namespace: &NetnsStatus) -> String {
         return pod_name(pod);
     }
     if let Some(container) = &namespace.owner.container {
-        return escaped(container.name.as_deref().unwrap_or(&container.id));
+        return container.name.as_deref().unwrap_or(&container.id).to_owned();
     }
     match (&namespace.name, &namespace.comm, namespace.pid) {
-        (Some(name), ..) => format!("/run/netns/{}", escaped(name)),
+        (Some(name), ..) => format!("/run/netns/{name}"),
         (None, Some(comm), Some(pid)) => format!("{} (pid {pid})", escape::name(comm)),
-        _ => dash(),
+        _ => DASH.to_owned(),
     }
 }
 
@@ -117,44 +123,130 @@ fn claimed_name(pod: &Pod) -> String {
 
 fn pod_name(pod: &Pod) -> String {
     match (&pod.namespace, &pod.name) {
-        (Some(namespace), Some(name)) => format!("{}/{}", escaped(namespace), escaped(name)),
-        _ => escaped(&pod.uid),
+        (Some(namespace), Some(name)) => format!("{namespace}/{name}"),
+        _ => pod.uid.clone(),
     }
 }
 
+/// What is absent.
+const DASH: &str = "-";
 /// Lists in a table stay short.
 const LISTED: usize = 4;
+/// Columns before a row, and more before the second line of one.
+const INDENT: usize = 2;
+/// Columns between two cells.
+const GAP: usize = 2;
+/// Room for the name of the node.
+const HEAD: usize = 48;
 
-fn list(items: &[impl ToString]) -> String {
-    if items.is_empty() {
-        return dash();
+/// Text, or a list of which as much is shown as there is room for.
+struct Cell(Vec<String>);
+
+impl Cell {
+    fn of(text: impl ToString) -> Self {
+        Self(vec![escaped(&text.to_string())])
     }
-    let mut text = items.iter().take(LISTED).map(ToString::to_string).collect::<Vec<_>>().join(",");
-    if items.len() > LISTED {
-        // Writing to a string cannot fail.
-        let _ = write!(text, " +{}", items.len() - LISTED);
+
+    fn known(text: Option<impl ToString>) -> Self {
+        text.map_or_else(|| Self::of(DASH), Self::of)
     }
-    text
+
+    fn list(items: &[impl ToString]) -> Self {
+        if items.is_empty() {
+            Self::of(DASH)
+        } else {
+            Self(items.iter().map(|item| escaped(&item.to_string())).collect())
+        }
+    }
+
+    /// Its text in so many columns: fewer items of a list, then the middle of a text is left out.
+    fn within(&self, room: usize) -> String {
+        let most = self.0.len().min(LISTED);
+        let some = |shown: usize| {
+            let text = self.0[..shown].join(",");
+            match self.0.len() - shown {
+                0 => text,
+                more => format!("{text} +{more}"),
+            }
+        };
+        let fitting = (1..=most).rev().map(some).find(|text| text.chars().count() <= room);
+        fitting.unwrap_or_else(|| wrap::shortened(&some(1), room))
+    }
+
+    fn width(&self) -> usize {
+        self.within(usize::MAX).chars().count()
+    }
 }
 
-fn words(text: Option<&str>) -> String {
-    text.map_or_else(dash, escaped)
+/// Rows of one line each, or of two where one would be too wide.
+struct Table {
+    header: Vec<Cell>,
+    /// So many cells are on the first of two lines.
+    first: usize,
+    rows: Vec<Vec<Cell>>,
 }
 
-fn dash() -> String {
-    "-".to_owned()
+impl Table {
+    fn new(first: &[&str], second: &[&str], rows: impl Iterator<Item = Vec<Cell>>) -> Self {
+        let header = first.iter().chain(second).map(Cell::of).collect();
+        Self { header, first: first.len(), rows: rows.collect() }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        if self.rows.is_empty() {
+            return Vec::new();
+        }
+        let all = 0..self.header.len();
+        let fits = |widths: &[usize]| INDENT + room(widths) <= wrap::WIDTH;
+        let natural = self.widths(all.clone());
+        let rows = std::iter::once(&self.header).chain(&self.rows);
+        if fits(&natural) {
+            return rows.map(|row| line(INDENT, row, &natural)).collect();
+        }
+        let (first, second) = (0..self.first, self.first..all.end);
+        let above = narrowed(self.widths(first.clone()), wrap::WIDTH - INDENT);
+        let below = narrowed(self.widths(second.clone()), wrap::WIDTH - 2 * INDENT);
+        let mut lines = Vec::new();
+        for row in rows {
+            lines.push(line(INDENT, &row[first.clone()], &above));
+            match &row[second.clone()] {
+                // A text that stands alone has as many lines as it needs.
+                [Cell(text)] if text.len() == 1 => {
+                    let text = if text[0] == DASH { "" } else { &text[0] };
+                    let wrapped = wrap::lines(text, 2 * INDENT, 2 * INDENT).into_iter();
+                    let wrapped = wrapped.filter(|line| !line.is_empty());
+                    lines.extend(wrapped.map(|line| format!("{:1$}{line}", "", 2 * INDENT)));
+                }
+                cells => lines.push(line(2 * INDENT, cells, &below)),
+            }
+        }
+        lines
+    }
+
+    fn widths(&self, columns: Range<usize>) -> Vec<usize> {
+        let rows = || std::iter::once(&self.header).chain(&self.rows);
+        columns.map(|column| rows().map(|row| row[column].width()).max().unwrap_or(0)).collect()
+    }
 }
 
-fn columns(header: &[&str], rows: &[Vec<String>]) -> Vec<String> {
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([header[column].chars().count()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..header.len()).map(width).collect();
-    let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let padded: Vec<String> = cells.zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        format!("  {}", padded.join("  "))
-    };
-    let head = line(&mut header.iter().copied());
-    std::iter::once(head).chain(rows.iter().map(|row| line(&mut row.iter().map(String::as_str)))).collect()
+/// Columns that cells of these widths need.
+fn room(widths: &[usize]) -> usize {
+    widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1)
 }
+
+/// The widths with the widest made as narrow as all of them together need.
+fn narrowed(mut widths: Vec<usize>, most: usize) -> Vec<usize> {
+    while room(&widths) > most {
+        let Some(widest) = widths.iter_mut().max().filter(|widest| **widest > wrap::SHORTEST) else { break };
+        *widest -= 1;
+    }
+    widths
+}
+
+fn line(indent: usize, cells: &[Cell], widths: &[usize]) -> String {
+    let cells = cells.iter().zip(widths).map(|(cell, width)| format!("{:<width$}", cell.within(*width)));
+    format!("{:indent$}{}", "", cells.collect::<Vec<_>>().join(&" ".repeat(GAP)))
+}
+
+#[cfg(test)]
+mod tests;

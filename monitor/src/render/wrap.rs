@@ -2,11 +2,12 @@
 //!
 //! Text breaks between words; a word that is longer than a line, such as a path, is shortened in its middle. A command
 //! breaks between arguments, behind a backslash, so that it can still be pasted.
+//! A line that is coloured already breaks between words as well.
 
 /// Columns of a line.
 pub(super) const WIDTH: usize = 80;
 /// No word is shortened to less.
-const SHORTEST: usize = 12;
+pub(super) const SHORTEST: usize = 12;
 
 /// The lines of a text, without their indentation: the first begins behind `first` columns, the others behind `rest`.
 #[must_use]
@@ -32,6 +33,41 @@ pub(super) fn lines(text: &str, first: usize, rest: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+/// A line with colours, broken behind `rest` columns from the second line on. Its own indentation stays.
+#[must_use]
+pub(super) fn broken(line: &str, rest: usize) -> Vec<String> {
+    let text = line.trim_start_matches(' ');
+    let mut lines = vec![" ".repeat(line.len() - text.len())];
+    let mut used = line.len() - text.len();
+    let mut is_first = true;
+    // Several blanks are columns of a table, and stay together with what follows them.
+    for word in text.split_inclusive(' ') {
+        let (shown, length) = (word.trim_end(), plain(word.trim_end()).chars().count());
+        if used + length > WIDTH && !is_first {
+            lines.push(" ".repeat(rest));
+            used = rest;
+        }
+        let room = WIDTH.saturating_sub(used).max(SHORTEST);
+        if let Some(line) = lines.last_mut() {
+            // Colours are set by short words only.
+            let shown = if length > room { shortened(shown, room) } else { shown.to_owned() };
+            used += length.min(room) + (word.len() - word.trim_end().len());
+            line.push_str(&shown);
+            line.push_str(&word[word.trim_end().len()..]);
+        }
+        is_first = false;
+    }
+    lines.into_iter().map(|line| line.trim_end().to_owned()).collect()
+}
+
+/// A line without the sequences that set colours.
+#[must_use]
+pub(super) fn plain(line: &str) -> String {
+    let mut parts = line.split("\x1b[");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + part.split_once('m').map_or("", |(_, rest)| rest))
 }
 
 /// The lines of a shell command, each but the last ending in a backslash. An argument is never broken.

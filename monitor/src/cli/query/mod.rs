@@ -35,6 +35,17 @@ const CHUNK: usize = 64 * 1024;
 /// What happens again after this time is printed again.
 const FOLD_GAP: SignedDuration = SignedDuration::from_secs(60);
 
+/// What standard output is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Terminal {
+    /// A file, or a pipe to another program.
+    None,
+    /// A terminal that is to show no colours.
+    Plain,
+    /// A terminal with colours.
+    Coloured,
+}
+
 /// The query commands.
 #[derive(Debug, Subcommand)]
 pub enum Query {
@@ -52,17 +63,26 @@ impl Query {
     /// Answers on standard output; returns the exit code.
     #[must_use]
     pub fn run(&self) -> u8 {
-        let colour =
-            io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        let terminal = match std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) {
+            _ if !io::stdout().is_terminal() => Terminal::None,
+            true => Terminal::Coloured,
+            false => Terminal::Plain,
+        };
         let clock = Clock { now: Timestamp::now(), zone: TimeZone::system() };
         let mut out = io::BufWriter::with_capacity(CHUNK, io::stdout().lock());
-        self.execute(clock, colour, &mut out, &mut io::stderr().lock())
+        self.execute(clock, terminal, &mut out, &mut io::stderr().lock())
     }
 
     /// Answers; returns the exit code.
-    pub(crate) fn execute(&self, clock: Clock, colour: bool, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
+    pub(crate) fn execute(
+        &self,
+        clock: Clock,
+        terminal: Terminal,
+        out: &mut dyn Write,
+        err: &mut dyn Write,
+    ) -> u8 {
         match self.client().connect(err) {
-            Ok(source) => self.answer_from(&source, clock, colour, out, err),
+            Ok(source) => self.answer_from(&source, clock, terminal, out, err),
             Err(Unreachable) => exit::QUERY,
         }
     }
@@ -71,12 +91,15 @@ impl Query {
         &self,
         source: &Source,
         clock: Clock,
-        colour: bool,
+        terminal: Terminal,
         out: &mut dyn Write,
         err: &mut dyn Write,
     ) -> u8 {
-        let pretty = Pretty { colour, zone: clock.zone.clone() };
-        let fold = Fold::new(Transcript::new(pretty.clone()), FOLD_GAP);
+        let pretty = Pretty { colour: terminal == Terminal::Coloured, zone: clock.zone.clone() };
+        let transcript = Transcript::new(pretty.clone());
+        // What reads a pipe expects a line for each event.
+        let transcript = if terminal == Terminal::None { transcript } else { transcript.wrapped() };
+        let fold = Fold::new(transcript, FOLD_GAP);
         let mut output = Output { source, clock, pretty, fold, out, err };
         let answered = self
             .answer(&mut output)

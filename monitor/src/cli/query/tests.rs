@@ -24,7 +24,7 @@ fn answer(memory: Memory, query: &Query) -> Said {
     let now = "2026-01-02T03:05:00Z".parse().unwrap();
     let clock = Clock { now, zone: TimeZone::fixed(tz::offset(2)) };
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = query.answer_from(&source, clock, false, &mut out, &mut err);
+    let code = query.answer_from(&source, clock, Terminal::None, &mut out, &mut err);
     Said { code, out: String::from_utf8(out).unwrap(), err: String::from_utf8(err).unwrap() }
 }
 

@@ -119,3 +119,34 @@ fn an_update_with_the_same_advice_shows_no_more_than_the_id() {
     assert_eq!(shown(&event("one")), (true, false));
     assert_eq!(shown(&event("another")), (true, true));
 }
+
+#[test]
+fn on_a_terminal_everything_but_commands_is_broken_to_its_width() {
+    let path = format!("/var/lib/kubelet/pods/{}/volumes/kubernetes.io~csi/data/mount", "5c948341".repeat(9));
+    let mut busy = sample::busy();
+    busy.message =
+        format!("umount of {path} by kubelet (pid 7) refused: {}", "held by etcd (pid 4123) ".repeat(9));
+    busy.mount.as_mut().unwrap().path.clone_from(&path);
+    busy.actor.as_mut().unwrap().cmdline = Some(format!("umount {path}"));
+    let coloured = Pretty { colour: true, ..plain() };
+    for pretty in [plain(), coloured] {
+        let text = Transcript::new(pretty.clone()).wrapped().text(&busy);
+        let mut commands = 0;
+        for line in text.lines().map(wrap::plain) {
+            if line.trim_start().starts_with("$ ") {
+                commands += 1;
+                assert!(line.ends_with(&path), "a command can be pasted: {line}");
+            } else {
+                assert!(line.chars().count() <= 80, "{} columns: {line}\n{text}", line.chars().count());
+            }
+        }
+        assert_eq!(commands, 1, "{text}");
+        assert_eq!(
+            text.matches("4123)").count(),
+            Transcript::new(pretty.clone()).text(&busy).matches("4123)").count()
+        );
+        let short = sample::deletion();
+        let short = Event { actor: None, target: None, neighbor: None, message: "short".into(), ..short };
+        assert_eq!(Transcript::new(pretty.clone()).wrapped().text(&short), pretty.text(&short));
+    }
+}

@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 use super::*;
 use crate::cli::client::ClientArgs;
 use crate::cli::exit;
-use crate::cli::query::{Query, WhyArgs};
+use crate::cli::query::{Query, Terminal, WhyArgs};
 use crate::query::why::Outcome;
 use crate::render::time::Clock;
 
@@ -42,7 +42,7 @@ fn why(word: &str, socket: &Path, state_dir: &Path) -> Answered {
     let query = Query::Why(WhyArgs { word: word.into(), client, ..WhyArgs::default() });
     let clock = Clock { now: "2026-01-02T03:05:00Z".parse().unwrap(), zone: TimeZone::UTC };
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = query.execute(clock, false, &mut out, &mut err);
+    let code = query.execute(clock, Terminal::None, &mut out, &mut err);
     Answered { code, out: String::from_utf8(out).unwrap(), err: String::from_utf8(err).unwrap() }
 }
 
