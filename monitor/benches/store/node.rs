@@ -315,6 +315,8 @@ impl Node {
             first_seen: time.clone(),
             last_seen: time,
             count: 1,
+            counted: String::new(),
+            counted_since: None,
             episode: 1,
             ruled_out: Vec::new(),
             close_reason: None,

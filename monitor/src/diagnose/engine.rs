@@ -337,7 +337,7 @@ impl Engine {
             .filter(|cause| self.incidents.knows(*cause))
             .collect();
         if let Some(open) = self.incidents.open.get_mut(&id) {
-            let mut notable = open.report(report);
+            let mut notable = open.report(report, self.clock);
             for cause in causes {
                 notable |= open.add_cause(cause);
             }
@@ -401,8 +401,10 @@ impl IncidentChange {
             Some(CloseReason::Detached) => format!("detached, not resolved: {summary}"),
             Some(CloseReason::SubjectGone) => format!("over, for what it happened to is gone: {summary}"),
             Some(CloseReason::Expired) => format!("not heard of any more: {summary}"),
-            None if self.incident.count > 1 => format!("{summary} ({} times)", self.incident.count),
-            None => summary.clone(),
+            None => match self.incident.repeated() {
+                Some(repeated) => format!("{summary} ({repeated})"),
+                None => summary.clone(),
+            },
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use super::counted;
 use super::finding::{Count, IncidentObjects, Repeat, Report};
 use super::identity::IncidentId;
 use crate::event::{Advice, EVIDENCE_MAX, Incident, Severity, WallClock};
@@ -52,6 +53,8 @@ impl OpenIncident {
                 count: match report.count {
                     Count::More(count) | Count::Total(count) | Count::Restart(count) => count.max(1),
                 },
+                counted: counted(kind).to_owned(),
+                counted_since: None,
                 episode,
                 close_reason: None,
                 found_at_start: report.found_at_start,
@@ -111,10 +114,13 @@ impl OpenIncident {
     }
 
     /// Applies a report; returns whether the change is notable.
-    pub(super) fn report(&mut self, report: Report) -> bool {
+    pub(super) fn report(&mut self, report: Report, clock: WallClock) -> bool {
         let incident = &mut self.incident;
         let is_other_cause = matches!(report.count, Count::Restart(_));
         let mut notable = is_other_cause;
+        if is_other_cause {
+            incident.counted_since = Some(clock.text(report.last));
+        }
         if report.confidence > incident.confidence || is_other_cause {
             notable |= report.confidence != incident.confidence;
             incident.confidence = report.confidence;

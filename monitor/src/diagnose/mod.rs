@@ -65,6 +65,21 @@ pub fn severities(kind: &str) -> &'static [Severity] {
     }
 }
 
+/// What the count of such an incident counts, in the plural.
+#[must_use]
+pub fn counted(kind: &str) -> &'static str {
+    match kind {
+        gateway_neighbor_lost::KIND => "events of the loss",
+        volume_busy::KIND => "refused unmounts",
+        cni_teardown_failing::KIND | stale_cni_del::KIND => "failed calls",
+        cni_netns_mismatch::KIND => "such calls",
+        sandbox_crash_loop::KIND => "sandboxes",
+        kubelet_crash_loop::KIND => "ends of the kubelet",
+        spec_hash_storm::KIND => "containers",
+        _ => "observations",
+    }
+}
+
 /// The thresholds of all diagnoses, in the order of the configuration file.
 pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
     let all = [

@@ -83,6 +83,9 @@ struct Deletions {
     /// Begin and end of the last one that was of another sandbox than the current one.
     stale: Option<(BootNs, BootNs)>,
     is_open: bool,
+    /// It opened by what a call did that had not failed: what it counts has not happened yet.
+    #[serde(default)]
+    has_none_failed: bool,
 }
 
 impl Deletions {
@@ -121,6 +124,7 @@ impl StaleCniDel {
             last: event.at,
             stale: None,
             is_open: false,
+            has_none_failed: false,
         });
         *known.cni = cni.clone();
         known.actor.clone_from(&event.actor);
@@ -139,7 +143,7 @@ impl StaleCniDel {
                 subject: id.clone(),
                 last: event.at,
                 evidence: Some(event.seq),
-                count: Count::More(u64::from(failed)),
+                count: Count::More(if failed { known.more() } else { 0 }),
                 severity: None,
             });
         } else if !failed && !stale {
@@ -248,7 +252,10 @@ impl StaleCniDel {
         // What an open one has is not repeated.
         let mut evidence = if was_open { Vec::new() } else { known.evidence.clone() };
         evidence.extend(seq.filter(|seq| !evidence.contains(seq)));
-        let total = calls.map_or(1, |calls| calls.failed.max(calls.stale)).max(1);
+        let total = calls.map_or(0, |calls| calls.failed);
+        if !was_open {
+            known.has_none_failed = total == 0;
+        }
         findings.report(Report {
             subject: id.to_owned(),
             severity: Severity::Warning,
@@ -267,8 +274,8 @@ impl StaleCniDel {
             evidence,
             count: match (was_open, reason) {
                 // It may have counted calls that an earlier run of the daemon saw.
-                (true, Reason::Failed(_)) => Count::More(1),
-                _ => Count::Total(total),
+                (true, Reason::Failed(_)) => Count::More(known.more()),
+                _ => Count::Total(total.max(1)),
             },
             found_at_start: false,
             caused_by: vec![IncidentKey { kind: cni_teardown_failing::KIND, subject: id.to_owned() }],
@@ -311,6 +318,11 @@ fn is_its_own(actor: Option<&Actor>, target: Option<&Target>) -> bool {
 }
 
 impl Deletions {
+    /// How many more a failed call makes.
+    fn more(&mut self) -> u64 {
+        u64::from(!std::mem::take(&mut self.has_none_failed))
+    }
+
     fn summary(&self, id: &str, current: Option<&str>, harm: Option<&Harm>) -> String {
         let pod = format!("{}/{}", self.pod.namespace, self.pod.name);
         let by = self.actor.as_deref().map(repeated_actor_phrase);
@@ -404,6 +416,7 @@ impl Diagnosis for StaleCniDel {
             last: time(&incident.last_seen),
             stale: None,
             is_open: true,
+            has_none_failed: false,
         };
         self.timers.set(&id, known.last.saturating_add(QUIET));
         self.deletions.insert(id.clone(), known);

@@ -389,12 +389,12 @@ fn the_events_of_a_volume_that_cannot_be_unmounted() {
             format!("20:00:01 {busy}"),
             format!("20:00:01 info incident.opened {trouble}"),
             format!("20:00:01 {busy}"),
-            format!("20:00:01 info incident.updated {trouble} (2 times)"),
-            format!("20:00:02 warning incident.updated {trouble} (3 times)"),
+            format!("20:00:01 info incident.updated {trouble} (2 refused unmounts within 1 s)"),
+            format!("20:00:02 warning incident.updated {trouble} (3 refused unmounts over 1 s)"),
             format!("20:00:04 {busy}"),
-            format!("20:00:04 warning incident.updated {trouble} (4 times)"),
+            format!("20:00:04 warning incident.updated {trouble} (4 refused unmounts over 3 s)"),
             format!("20:01:04 {busy}"),
-            format!("20:01:04 warning incident.updated {trouble} (8 times)"),
+            format!("20:01:04 warning incident.updated {trouble} (8 refused unmounts over 1 min)"),
             format!(
                 "20:02:08 info mount.released {volume} unmounted by umount (pid 30001), after 8 refused attempts"
             ),

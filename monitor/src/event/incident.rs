@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Confidence, Details, Object, Role, Severity, Visitor};
+use super::{Confidence, Details, Object, Role, Severity, Visitor, span};
 
 /// A diagnosis with a lifecycle, for `incident.*`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -29,8 +29,15 @@ pub struct Incident {
     /// Time of the newest evidence.
     #[schemars(extend("format" = "date-time"))]
     pub last_seen: String,
-    /// How often the fault was observed.
+    /// How often the fault was observed; of what, is in `counted`.
     pub count: u64,
+    /// What `count` counts, in the plural: `refused unmounts`. Absent in events of earlier versions.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    pub counted: String,
+    /// Since when it counts, where that is later than `first_seen`: what was counted before had another cause.
+    #[schemars(extend("format" = "date-time"))]
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub counted_since: Option<String>,
     /// Counts how often an incident of this id opened, from 1: each opening is an episode with times and evidence of
     /// its own. Absent in events of earlier versions.
     #[serde(default = "first_episode")]
@@ -116,6 +123,25 @@ pub enum Risk {
     Destructive,
 }
 
+impl Incident {
+    /// What was counted and over which time: `8 refused unmounts over 1 min`; `None` if it was observed once.
+    #[must_use]
+    pub fn repeated(&self) -> Option<String> {
+        if self.count < 2 {
+            return None;
+        }
+        let since = self.counted_since.as_deref().unwrap_or(&self.first_seen);
+        let counted = if self.counted.is_empty() { "observations" } else { &self.counted };
+        let moment = |text: &str| text.parse::<jiff::Timestamp>().ok();
+        let passed = moment(since).zip(moment(&self.last_seen));
+        let passed = passed.map(|(since, last)| match span(last.duration_since(since)) {
+            short if short == "0 s" => " within 1 s".to_owned(),
+            passed => format!(" over {passed}"),
+        });
+        Some(format!("{} {counted}{}", self.count, passed.unwrap_or_default()))
+    }
+}
+
 impl Object for Incident {
     fn visit(&self, visitor: &mut dyn Visitor) {
         visitor.incident(Role::Object, &self.id);
@@ -140,4 +166,41 @@ fn first_episode() -> u32 {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
 fn is_zero(count: &u64) -> bool {
     *count == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tests::history::incident;
+
+    #[test]
+    fn a_count_says_of_what_and_over_which_time() {
+        let mut it = incident("a", 1);
+        it.first_seen = "2026-01-02T03:04:05Z".into();
+        let mut repeated = |count, counted: &str, since: Option<&str>, last: &str| {
+            (it.count, it.counted) = (count, counted.into());
+            (it.counted_since, it.last_seen) = (since.map(str::to_owned), last.into());
+            it.repeated()
+        };
+        let unmounts = "refused unmounts";
+        assert_eq!(repeated(1, unmounts, None, "2026-01-02T03:04:05Z"), None);
+        assert_eq!(
+            repeated(2, unmounts, None, "2026-01-02T03:04:05.5Z").unwrap(),
+            "2 refused unmounts within 1 s"
+        );
+        assert_eq!(
+            repeated(9, unmounts, None, "2026-01-02T04:24:05Z").unwrap(),
+            "9 refused unmounts over 1 h 20 min"
+        );
+        let since = Some("2026-01-02T04:23:59Z");
+        assert_eq!(
+            repeated(2, unmounts, since, "2026-01-02T04:24:05Z").unwrap(),
+            "2 refused unmounts over 6 s",
+            "what had another cause does not count"
+        );
+        assert_eq!(
+            repeated(3, "", None, "2026-01-02T03:04:06Z").unwrap(),
+            "3 observations over 1 s",
+            "an event of an earlier version"
+        );
+    }
 }

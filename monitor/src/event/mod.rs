@@ -52,7 +52,7 @@ pub use subject::{
     Actor, ActorSource, AncestorRef, Confidence, Container, Join, Pod, Target, TargetProcess, UserNamespace,
 };
 pub use throttled::Throttled;
-pub use time::WallClock;
+pub use time::{WallClock, span};
 
 /// Version of the schema, in every event.
 pub const SCHEMA: u32 = 1;

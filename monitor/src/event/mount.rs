@@ -164,7 +164,13 @@ impl Object for Mount {
         }
         let flags = if self.flags.is_empty() { String::new() } else { format!("({})", self.flags.join("|")) };
         let errno = self.errno.as_ref().map_or_else(String::new, |errno| format!(": {errno}"));
-        let attempt = self.attempts.map_or_else(String::new, |attempts| format!(", attempt {attempts}"));
+        // What succeeded in the end was none of the attempts that were refused.
+        let attempt = match (self.attempts, &self.errno) {
+            (None, _) => String::new(),
+            (Some(attempts), Some(_)) => format!(", attempt {attempts}"),
+            (Some(1), None) => ", refused once before".to_owned(),
+            (Some(attempts), None) => format!(", refused {attempts} times before"),
+        };
         words.push(format!("{}{flags}{errno}{attempt}", self.syscall));
         details.line("mount", &self.path);
         details.line("", &words.join(" · "));

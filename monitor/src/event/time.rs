@@ -1,4 +1,6 @@
-//! Wall-clock times of events, and the way back to the boot clock.
+//! Wall-clock times of events, the way back to the boot clock, and durations as text.
+
+use jiff::SignedDuration;
 
 /// What to add to a boot time to get wall-clock time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -22,6 +24,24 @@ impl WallClock {
         let time: jiff::Timestamp = text.parse().ok()?;
         u64::try_from(time.as_nanosecond() - i128::from(self.offset_ns)).ok()
     }
+}
+
+/// The largest unit that fits, and one more where it is small: `42 s`, `1 h 20 min`, `3 d`.
+#[must_use]
+pub fn span(span: SignedDuration) -> String {
+    let seconds = span.as_secs().max(0);
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600, seconds / 60);
+    match (days, hours, minutes) {
+        (2.., ..) => format!("{days} d"),
+        (1, ..) => with(days, "d", hours % 24, "h"),
+        (0, 1.., _) => with(hours, "h", minutes % 60, "min"),
+        (0, 0, 1..) => format!("{minutes} min"),
+        _ => format!("{seconds} s"),
+    }
+}
+
+fn with(large: i64, unit: &str, small: i64, small_unit: &str) -> String {
+    if small == 0 { format!("{large} {unit}") } else { format!("{large} {unit} {small} {small_unit}") }
 }
 
 #[cfg(test)]

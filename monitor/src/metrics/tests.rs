@@ -322,6 +322,8 @@ fn incident(id: &str, kind: Kind, severity: Severity) -> Event {
         first_seen: String::new(),
         last_seen: String::new(),
         count: 1,
+        counted: String::new(),
+        counted_since: None,
         episode: 1,
         ruled_out: Vec::new(),
         close_reason: None,

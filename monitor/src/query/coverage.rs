@@ -108,6 +108,8 @@ impl Coverage<'_> {
         if self.state.is_some_and(|state| !names_containers(state)) {
             unwatched.push("the names of containers and pods (no runtime is configured)".to_owned());
         }
+        // The reason why a container cannot be removed may be one of these, and no hook is there for them.
+        unwatched.push("files and directories that cannot be removed or renamed (not observed)".to_owned());
         if let Some(from) = &self.extent.from {
             let from = timestamp(from).strftime("%Y-%m-%d %H:%M:%SZ");
             unwatched.push(format!("anything before {from} (not remembered)"));

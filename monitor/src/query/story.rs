@@ -90,6 +90,9 @@ pub struct StoryIncident {
     pub close_reason: Option<CloseReason>,
     /// How often it was seen.
     pub count: u64,
+    /// The same in words, with what was counted and over which time; absent if it was seen once.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub repeated: Option<String>,
     /// Counts how often it opened, from 1.
     #[serde(default = "first")]
     pub episode: u32,
@@ -239,6 +242,7 @@ fn story_incident(view: &IncidentView, by_id: &BTreeMap<&str, &IncidentView>) ->
         Cause { confidence, id }
     };
     StoryIncident {
+        repeated: incident.repeated(),
         caused_by: incident.caused_by.into_iter().map(cause).collect(),
         id: incident.id,
         kind: incident.kind,

@@ -1,9 +1,9 @@
 //! An incident as text.
 
 use super::paragraph::Paragraphs;
-use super::time::{Clock, span};
+use super::time::Clock;
 use super::{Pretty, Style, escaped, severity_style};
-use crate::event::{CloseReason, Confidence};
+use crate::event::{CloseReason, Confidence, span};
 use crate::query::history::IncidentView;
 use crate::query::record::timestamp;
 
@@ -45,9 +45,9 @@ pub fn text(view: &IncidentView, pretty: &Pretty, clock: &Clock) -> String {
     page.line(&format!("{painted} {}", pretty.paint(Style::Bold, &kind)));
     page.put(INDENT, None, &escaped(&incident.summary));
     let mut course = course(&incident.opened, incident.closed.as_deref(), incident.close_reason, clock);
-    if incident.count > 1 {
+    if let Some(repeated) = incident.repeated() {
         let last = clock.local_and_age(timestamp(&incident.last_seen));
-        course.push_str(&format!(" · seen {} times, last {last}", incident.count));
+        course.push_str(&format!(" · {}, last {last}", escaped(&repeated)));
     }
     course.push_str(&format!(" · {}", confidence(incident.confidence)));
     if incident.found_at_start {

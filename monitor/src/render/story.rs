@@ -80,8 +80,8 @@ impl Page<'_> {
         self.out.line(&format!("  {kind}  {severity}, {sure}  [{}]", escaped(&incident.id)));
         let mut course =
             course(&incident.opened, incident.closed.as_deref(), incident.close_reason, self.clock);
-        if incident.count > 1 {
-            course.push_str(&format!(", {} times", incident.count));
+        if let Some(repeated) = &incident.repeated {
+            course.push_str(&format!(", {}", escaped(repeated)));
         }
         if incident.episode > 1 {
             course.push_str(&format!(", episode {}", incident.episode));

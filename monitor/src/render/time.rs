@@ -3,23 +3,7 @@
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-/// The largest unit that fits, and one more where it is small: `42 s`, `1 h 20 min`, `3 d`.
-#[must_use]
-pub fn span(span: SignedDuration) -> String {
-    let seconds = span.as_secs().max(0);
-    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600, seconds / 60);
-    match (days, hours, minutes) {
-        (2.., ..) => format!("{days} d"),
-        (1, ..) => with(days, "d", hours % 24, "h"),
-        (0, 1.., _) => with(hours, "h", minutes % 60, "min"),
-        (0, 0, 1..) => format!("{minutes} min"),
-        _ => format!("{seconds} s"),
-    }
-}
-
-fn with(large: i64, unit: &str, small: i64, small_unit: &str) -> String {
-    if small == 0 { format!("{large} {unit}") } else { format!("{large} {unit} {small} {small_unit}") }
-}
+use crate::event::span;
 
 /// Less than this in the future is a moment after the query.
 const JUST_NOW: SignedDuration = SignedDuration::from_secs(-2);

@@ -43,6 +43,8 @@ pub(super) fn incident(id: &str, kind: Kind, seq: u64) -> Event {
         first_seen: at(0),
         last_seen: at(i64::try_from(seq).unwrap()),
         count: seq,
+        counted: String::new(),
+        counted_since: None,
         episode: 1,
         ruled_out: Vec::new(),
         close_reason: closed.then_some(crate::event::CloseReason::Resolved),

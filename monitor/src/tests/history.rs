@@ -39,6 +39,8 @@ pub(crate) fn incident(id: &str, last: u64) -> Incident {
         first_seen: time(last),
         last_seen: time(last),
         count: 1,
+        counted: "observations".into(),
+        counted_since: None,
         episode: 1,
         ruled_out: Vec::new(),
         close_reason: None,

@@ -120,6 +120,19 @@ fn it_opens_at_once_when_harm_follows_a_call_that_succeeds_at_the_first_time() {
         assert!(open.iter().all(|open| open.confidence == Confidence::Likely), "by the time alone");
         let lost = &node.of_kind("gateway-neighbor-lost")[0];
         assert_eq!(lost.caused_by.len(), usize::from(is_caused), "{seconds}");
+        if is_caused {
+            let counted = |node: &mut TestNode| {
+                node.call(CniCommand::Del, OLD, 1);
+                let open = node.of_kind(KIND).remove(0);
+                (open.count, open.counted)
+            };
+            let failed = |count| (count, "failed calls".to_owned());
+            assert_eq!(
+                [counted(&mut node), counted(&mut node)],
+                [failed(1), failed(2)],
+                "the first one succeeded"
+            );
+        }
     }
 }
 

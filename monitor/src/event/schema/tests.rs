@@ -138,6 +138,8 @@ fn closed_incident(event: &Event) -> Incident {
         first_seen: event.time.clone(),
         last_seen: event.time.clone(),
         count: 2,
+        counted: "refused unmounts".into(),
+        counted_since: Some(event.time.clone()),
         episode: 1,
         ruled_out: vec!["eth0 is up".into()],
         close_reason: Some(CloseReason::SubjectGone),

@@ -96,6 +96,8 @@ fn incident(id: &str, kind: Kind, seq: u64) -> Event {
         first_seen: now(),
         last_seen: now(),
         count: seq,
+        counted: String::new(),
+        counted_since: None,
         episode: 1,
         ruled_out: Vec::new(),
         found_at_start: false,
