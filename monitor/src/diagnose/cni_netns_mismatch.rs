@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, ModelChange};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND};
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id, target_label};
 use crate::event::{CloseReason, Confidence, Event, Severity, Target};
@@ -20,7 +20,7 @@ use crate::observation::{BootNs, CniCommand, NsInum};
 pub(super) const KIND: &str = "cni-netns-mismatch";
 
 /// What happened is over; it is shown for some time.
-const EXPIRE: BootNs = 600_000_000_000;
+const EXPIRE: BootNs = 600 * SECOND;
 
 /// The diagnosis.
 #[derive(Debug, Default, Serialize, Deserialize)]

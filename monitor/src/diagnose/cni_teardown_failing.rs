@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis};
+use super::{CAPACITY, Context, Diagnosis, SECOND, seconds};
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id};
 use crate::event::{CloseReason, Cni, Confidence, Event, Kind, Severity};
@@ -17,7 +16,6 @@ use crate::settings::{Thresholds, Unit, thresholds};
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "cni-teardown-failing";
 
-const SECOND: BootNs = 1_000_000_000;
 /// Without another call it is over, once the sandbox is gone, and in any case after a day.
 const QUIET: BootNs = 600 * SECOND;
 const EXPIRE: BootNs = 24 * 3600 * SECOND;
@@ -46,7 +44,7 @@ impl CniTeardownFailing {
     fn failed(&mut self, context: &Context<'_>, event: &Event, cni: &Cni, id: &str, findings: &mut Findings) {
         let Some(calls) = context.node.cni.get(id) else { return };
         let first = calls.failed_from.unwrap_or(event.at);
-        let after = BootNs::from(self.thresholds.get(&FAILING_AFTER)) * SECOND;
+        let after = seconds(self.thresholds.get(&FAILING_AFTER));
         let is_open = self.failing.contains_key(id);
         if !is_open && (calls.failed < 2 || event.at < first.saturating_add(after)) {
             return;
@@ -132,13 +130,5 @@ impl Diagnosis for CniTeardownFailing {
         Some(id)
     }
 
-    fn save(&self) -> Result<Value, serde_json::Error> {
-        serde_json::to_value(self)
-    }
-
-    fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
-        let thresholds = self.thresholds.clone();
-        *self = Self { thresholds, ..serde_json::from_value(saved)? };
-        Ok(())
-    }
+    saved_without_thresholds!();
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::finding::{Count, Findings, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, Suspicion, seconds};
 use crate::event::{CloseReason, Event, Kind, Neighbor, Severity};
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
@@ -41,7 +41,6 @@ use undecided::Undecided;
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "gateway-neighbor-lost";
 
-const SECOND: BootNs = 1_000_000_000;
 /// The namespace of an open incident is read again after this time, so that a repair closes it within two seconds; the
 /// hooks do not report an entry that is added again.
 const REREAD_INTERVAL: BootNs = SECOND * 3 / 2;
@@ -475,10 +474,6 @@ fn is_repair(node: &NodeView<'_>, neighbor: &Neighbor) -> bool {
 /// Whether packets reach the gateway again.
 fn is_restored(node: &NodeView<'_>, key: NeighborKey) -> bool {
     matches!(health::health(node, key), Health::Correct | Health::Static | Health::Usable)
-}
-
-fn seconds(seconds: u32) -> BootNs {
-    BootNs::from(seconds) * SECOND
 }
 
 #[cfg(test)]

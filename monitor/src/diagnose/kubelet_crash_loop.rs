@@ -5,12 +5,11 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{Context, Diagnosis, orphan_container};
+use super::{Context, Diagnosis, SECOND, orphan_container};
 use crate::event::{CloseReason, Component, Confidence, Event, Kind, Risk, Severity};
 use crate::observation::BootNs;
 use crate::settings::{Thresholds, Unit, thresholds};
@@ -18,7 +17,6 @@ use crate::settings::{Thresholds, Unit, thresholds};
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "kubelet-crash-loop";
 
-const SECOND: BootNs = 1_000_000_000;
 const PROGRAM: &str = "kubelet";
 const SIGTERM: i32 = 15;
 /// Programs that are followed; only root of the node adds one.
@@ -192,15 +190,7 @@ impl Diagnosis for KubeletCrashLoop {
         Some(subject)
     }
 
-    fn save(&self) -> Result<Value, serde_json::Error> {
-        serde_json::to_value(self)
-    }
-
-    fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
-        let thresholds = self.thresholds.clone();
-        *self = Self { thresholds, ..serde_json::from_value(saved)? };
-        Ok(())
-    }
+    saved_without_thresholds!();
 }
 
 /// A kubelet is told from another one of the node by its program.

@@ -15,6 +15,21 @@ use crate::node::view::NodeView;
 use crate::observation::{BootNs, NeighborKey, NsInum, SandboxCheckpoint};
 use crate::settings::{Threshold, Thresholds};
 
+/// `save` and `restore` of a diagnosis whose other fields than `thresholds` are its complete state.
+macro_rules! saved_without_thresholds {
+    () => {
+        fn save(&self) -> Result<serde_json::Value, serde_json::Error> {
+            serde_json::to_value(self)
+        }
+
+        fn restore(&mut self, saved: serde_json::Value) -> Result<(), serde_json::Error> {
+            let thresholds = self.thresholds.clone();
+            *self = Self { thresholds, ..serde_json::from_value(saved)? };
+            Ok(())
+        }
+    };
+}
+
 mod advice;
 mod cni_netns_mismatch;
 mod cni_teardown_failing;
@@ -95,11 +110,17 @@ pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
     all.into_iter().flatten().copied()
 }
 
+const SECOND: BootNs = 1_000_000_000;
+
+fn seconds(seconds: u32) -> BootNs {
+    BootNs::from(seconds) * SECOND
+}
+
 /// Limit of faults that one diagnosis follows, and of open incidents.
 pub(crate) const CAPACITY: usize = 1024;
 
 /// An incident of the previous run does not escalate before every source has reported; its timer is postponed by this.
-pub(crate) const STARTUP_GRACE: BootNs = 5_000_000_000;
+pub(crate) const STARTUP_GRACE: BootNs = 5 * SECOND;
 
 /// The diagnoses, causes before their effects: a later one can link what an earlier one found in the same event. A stale CNI
 /// call is a cause only for what it did, so it comes behind that.

@@ -8,11 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, OpenIncident, STARTUP_GRACE};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, OpenIncident, SECOND, STARTUP_GRACE, seconds};
 use crate::event::{CloseReason, Confidence, Event, Kind, Sandbox, Severity};
 use crate::node::containers::is_live;
 use crate::node::view::{NodeView, RuntimeAvailability};
@@ -28,7 +27,6 @@ mod wording;
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "orphan-container";
 
-const SECOND: BootNs = 1_000_000_000;
 /// What is there at the start was not seen to begin: a list may just have been read while a pod was removed.
 const START_DELAY: BootNs = 5 * SECOND;
 /// How often the checkpoints of open incidents are looked for.
@@ -310,15 +308,7 @@ impl Diagnosis for OrphanContainer {
         Some(id)
     }
 
-    fn save(&self) -> Result<Value, serde_json::Error> {
-        serde_json::to_value(self)
-    }
-
-    fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
-        let thresholds = self.thresholds.clone();
-        *self = Self { thresholds, ..serde_json::from_value(saved)? };
-        Ok(())
-    }
+    saved_without_thresholds!();
 }
 
 /// Whether what an open incident tells of may be why this kubelet ended.
@@ -361,10 +351,6 @@ fn confidence(facts: &ContainerFacts) -> Confidence {
     let is_told = facts.joined_netns || facts.pod.as_ref().is_some_and(|pod| pod.proof == PodProof::Cri);
     let is_confirmed = facts.pod.as_ref().is_some_and(PodIdentity::is_confirmed);
     if is_told && is_confirmed { Confidence::Certain } else { Confidence::Likely }
-}
-
-fn seconds(seconds: u32) -> BootNs {
-    BootNs::from(seconds) * SECOND
 }
 
 #[cfg(test)]

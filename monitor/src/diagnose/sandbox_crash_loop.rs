@@ -6,12 +6,11 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{Context, Diagnosis, Incidents, ModelChange};
+use super::{Context, Diagnosis, Incidents, ModelChange, SECOND, seconds};
 use crate::escape::name;
 use crate::event::wording::{pod_label, target_label};
 use crate::event::{CloseReason, Confidence, Event, Kind, Risk, Severity, Target};
@@ -23,7 +22,6 @@ use crate::settings::{Thresholds, Unit, thresholds};
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "sandbox-crash-loop";
 
-const SECOND: BootNs = 1_000_000_000;
 /// Pods that are followed.
 const PODS_MAX: usize = 512;
 const EVIDENCE_MAX: usize = 8;
@@ -197,15 +195,7 @@ impl Diagnosis for SandboxCrashLoop {
         Some(subject)
     }
 
-    fn save(&self) -> Result<Value, serde_json::Error> {
-        serde_json::to_value(self)
-    }
-
-    fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
-        let thresholds = self.thresholds.clone();
-        *self = Self { thresholds, ..serde_json::from_value(saved)? };
-        Ok(())
-    }
+    saved_without_thresholds!();
 }
 
 fn summary(target: &Target, known: &Sandboxes) -> String {
@@ -218,10 +208,6 @@ fn summary(target: &Target, known: &Sandboxes) -> String {
     let reason = known.reason.as_ref();
     let reason = reason.map_or_else(String::new, |reason| format!("; the runtime says {}", name(reason)));
     format!("sandboxes of {label} are created again and again{pace}{reason}")
-}
-
-fn seconds(seconds: u32) -> BootNs {
-    BootNs::from(seconds) * SECOND
 }
 
 #[cfg(test)]

@@ -7,11 +7,10 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentObjects, Report};
-use super::{Context, Diagnosis, ModelChange};
+use super::{Context, Diagnosis, ModelChange, SECOND, seconds};
 use crate::escape::name;
 use crate::event::{
     Advice, CloseReason, Component, Confidence, Event, Kind, RecreationReason, Risk, Severity,
@@ -22,7 +21,6 @@ use crate::settings::{Thresholds, Unit, thresholds};
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "spec-hash-storm";
 
-const SECOND: BootNs = 1_000_000_000;
 const PROGRAM: &str = "kubelet";
 /// Recreations that are kept until the kubelet is known that was started before; it is looked for once a minute.
 const KEPT_MAX: usize = 1024;
@@ -243,15 +241,7 @@ impl Diagnosis for SpecHashStorm {
         Some(subject(component))
     }
 
-    fn save(&self) -> Result<Value, serde_json::Error> {
-        serde_json::to_value(self)
-    }
-
-    fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
-        let thresholds = self.thresholds.clone();
-        *self = Self { thresholds, ..serde_json::from_value(saved)? };
-        Ok(())
-    }
+    saved_without_thresholds!();
 }
 
 fn component(context: &Context<'_>, kubelet: &ComponentFacts) -> Component {
@@ -288,10 +278,6 @@ fn next_step() -> Advice {
         Risk::Read,
         &["kevtmon", "events", "--kind", "container.recreated"],
     )
-}
-
-fn seconds(seconds: u32) -> BootNs {
-    BootNs::from(seconds) * SECOND
 }
 
 #[cfg(test)]

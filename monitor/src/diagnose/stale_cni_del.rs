@@ -8,12 +8,13 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, cni_teardown_failing, gateway_neighbor_lost};
+use super::{
+    CAPACITY, Context, Diagnosis, ModelChange, SECOND, cni_teardown_failing, gateway_neighbor_lost, seconds,
+};
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id};
 use crate::event::{Actor, Advice, CloseReason, Cni, Event, Kind, Pod, Risk, Severity, Target};
@@ -28,7 +29,6 @@ mod reason;
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "stale-cni-del";
 
-const SECOND: BootNs = 1_000_000_000;
 /// Without another such call it is over, once the old sandbox is gone.
 const QUIET: BootNs = 600 * SECOND;
 /// Until then its sandbox is looked for so often.
@@ -233,7 +233,7 @@ impl StaleCniDel {
     }
 
     fn window(&self) -> BootNs {
-        BootNs::from(self.thresholds.get(&HARM_WINDOW)) * SECOND
+        seconds(self.thresholds.get(&HARM_WINDOW))
     }
 
     fn open(&mut self, context: &Context<'_>, id: &str, reason: &Reason<'_>, findings: &mut Findings) {
@@ -423,15 +423,7 @@ impl Diagnosis for StaleCniDel {
         Some(id)
     }
 
-    fn save(&self) -> Result<Value, serde_json::Error> {
-        serde_json::to_value(self)
-    }
-
-    fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
-        let thresholds = self.thresholds.clone();
-        *self = Self { thresholds, ..serde_json::from_value(saved)? };
-        Ok(())
-    }
+    saved_without_thresholds!();
 }
 
 fn next_step(id: &str) -> Advice {

@@ -6,11 +6,10 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE, seconds};
 use crate::escape::name;
 use crate::event::past::UNDETERMINED;
 use crate::event::wording::{
@@ -28,7 +27,6 @@ mod release;
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "volume-busy";
 
-const SECOND: BootNs = 1_000_000_000;
 /// Mounts of one volume: one for each container with a sub-path of it.
 const MOUNTS_MAX: usize = 64;
 
@@ -385,23 +383,11 @@ impl Diagnosis for VolumeBusy {
         Some(subject)
     }
 
-    fn save(&self) -> Result<Value, serde_json::Error> {
-        serde_json::to_value(self)
-    }
-
-    fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
-        let thresholds = self.thresholds.clone();
-        *self = Self { thresholds, ..serde_json::from_value(saved)? };
-        Ok(())
-    }
+    saved_without_thresholds!();
 }
 
 fn subject(volume: &Volume) -> String {
     format!("{}/{}/{}", volume.pod_uid, volume.plugin, volume.name)
-}
-
-fn seconds(seconds: u32) -> BootNs {
-    BootNs::from(seconds) * SECOND
 }
 
 /// `known`: who holds it as found earlier, where this event does not tell.
