@@ -109,11 +109,13 @@ impl StaleCniDel {
         let (Some(id), Some(pod)) = (&cni.container_id, pod_of(cni)) else { return };
         let (failed, stale) = (cni.failed() == Some(true), cni.stale == Some(true));
         let is_known = self.deletions.contains_key(id);
-        if !is_known && !(failed || stale) {
-            return self.ended(context, id, &pod, findings);
-        }
-        if !is_known && self.deletions.len() >= CAPACITY {
-            return findings.discard();
+        if !is_known {
+            if !(failed || stale) {
+                return self.ended(context, id, &pod, findings);
+            }
+            if self.deletions.len() >= CAPACITY {
+                return findings.discard();
+            }
         }
         let known = self.deletions.entry(id.clone()).or_insert_with(|| Deletions {
             pod,
