@@ -5,7 +5,12 @@ pub(crate) mod history;
 pub(crate) mod model;
 pub(crate) mod patience;
 #[path = "../../../tests/src/random.rs"]
-#[allow(unreachable_pub, dead_code, reason = "it is the one of the end-to-end tests")]
+#[allow(
+    unreachable_pub,
+    dead_code,
+    unfulfilled_lint_expectations,
+    reason = "it is the one of the end-to-end tests, whose lints differ"
+)]
 pub(crate) mod random;
 pub(crate) mod sample;
 pub(crate) mod schema;
