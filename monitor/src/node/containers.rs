@@ -14,6 +14,9 @@ use crate::observation::{BootNs, ContainerExit, ContainerFacts, ContainerState, 
 /// How long a removed container is kept.
 const RETENTION_NS: u64 = 600 * 1_000_000_000;
 
+/// Removed containers that are kept: more than a busy node removes in that time, and not for each that a loop makes.
+const REMOVED_MAX: usize = 2048;
+
 /// How far a source may lag behind another one that reported a removal. Only a newer report than that shows that the
 /// container still exists.
 const LAG_NS: u64 = 10 * 1_000_000_000;
@@ -299,13 +302,16 @@ impl Containers {
         self.known.get(id).map_or(&[], |known| &known.sources)
     }
 
-    /// Drops containers that were removed long ago.
+    /// Drops containers that were removed long ago, and of too many those that were removed first.
     pub fn expire(&mut self, now: BootNs) {
-        let old = |known: &KnownContainer| {
-            known.removed.is_some_and(|removed| removed.saturating_add(RETENTION_NS) <= now)
-        };
+        let removed = self.known.iter().filter_map(|(id, known)| Some((known.removed?, id)));
+        let mut removed: Vec<(BootNs, &String)> = removed.collect();
+        removed.sort_unstable();
+        let surplus = removed.len().saturating_sub(REMOVED_MAX);
+        let is_old = |at: BootNs| at.saturating_add(RETENTION_NS) <= now;
+        let old = removed.iter().take_while(|(at, _)| is_old(*at)).count();
         let forgotten: Vec<String> =
-            self.known.iter().filter(|(_, known)| old(known)).map(|(id, _)| id.clone()).collect();
+            removed.into_iter().take(old.max(surplus)).map(|(_, id)| id.clone()).collect();
         for id in forgotten {
             if let Some(known) = self.known.remove(&id) {
                 self.unlink_netns(known.facts.netns, &id);
@@ -440,6 +446,24 @@ mod tests {
         assert!(containers.get("a").is_some());
         containers.expire(RETENTION_NS + 2);
         assert!(containers.get("a").is_none());
+    }
+
+    #[test]
+    fn of_too_many_removed_containers_the_first_are_dropped() {
+        let mut containers = Containers::default();
+        let (number, most) = (2 * REMOVED_MAX as u64, REMOVED_MAX as u64);
+        for at in 0..number {
+            let id = at.to_string();
+            containers.put(at, container(&id, ContainerState::Running, u32::try_from(at).ok(), false));
+            containers.remove(at, &id, "docker");
+        }
+        containers.put(number, container("running", ContainerState::Running, None, false));
+        containers.expire(number);
+        assert_eq!(containers.all().count(), REMOVED_MAX + 1);
+        assert!(
+            containers.get(&(number - most).to_string()).is_some() && containers.get("running").is_some()
+        );
+        assert_eq!(containers.by_netns.len(), REMOVED_MAX);
     }
 
     #[test]
