@@ -1,6 +1,6 @@
 //! Environments of CNI plugins, which come from the kernel in parts, become calls.
 //!
-//! Parts are read where they lie in the ring. Of a variable whose name is not wanted no more is copied than it takes to see that, and it is overwritten; of a wanted one, what
+//! Parts are read where they lie in the ring. Nothing is copied of a variable whose name is not wanted; of a wanted one, what
 //! a part cuts off is kept until the next one, and overwritten when it was read.
 
 use std::collections::BTreeMap;
@@ -15,8 +15,8 @@ use crate::observation::{BootNs, CniCommand, CniExec, CniPod, Fact, TaskRef};
 pub(super) const SOURCE: &str = "hook.exec";
 /// Calls whose environment has not come to its end; then the oldest one is dropped.
 const PARTIAL_MAX: usize = 64;
-/// Longest value that is read.
-const VALUE_MAX: usize = 4096;
+/// Longest variable that is read, with its name.
+const VARIABLE_MAX: usize = 4096 + 16;
 /// Characters of a name of a pod, and of a namespace (RFC 1123).
 const NAME_MAX: usize = 253;
 /// What is read of the environment.
@@ -211,20 +211,17 @@ impl Environment {
         }
     }
 
-    fn add(&mut self, bytes: &[u8]) {
-        if self.state == State::Skipping {
+    /// Goes on with a variable. Nothing is copied of one that cannot be a wanted one.
+    fn add(&mut self, next: &[u8]) {
+        if self.state == State::Skipping || next.is_empty() {
             return;
         }
-        // Only as much as it takes to see whether it is wanted: most are not.
-        let longest = WANTED.iter().map(|name| name.len() + 1).max().unwrap_or(0);
-        let (name, value) = bytes.split_at(longest.saturating_sub(self.open.len()).min(bytes.len()));
-        self.open.extend_from_slice(name);
-        if !self.is_wanted() || self.open.len() + value.len() > longest + VALUE_MAX {
+        if !self.is_wanted(next) || self.open.len() + next.len() > VARIABLE_MAX {
             return self.skip();
         }
         // At once, since what is left where a buffer grew out of is not overwritten.
-        self.open.reserve((longest + VALUE_MAX).saturating_sub(self.open.len()));
-        self.open.extend_from_slice(value);
+        self.open.reserve(VARIABLE_MAX - self.open.len());
+        self.open.extend_from_slice(next);
     }
 
     /// Nothing of what is read up to the next end of a variable counts.
@@ -233,12 +230,11 @@ impl Environment {
         self.state = State::Skipping;
     }
 
-    /// Whether what was read of a variable can be the beginning of a wanted one.
-    fn is_wanted(&self) -> bool {
+    /// Whether what was read of a variable and what follows can be the beginning of a wanted one.
+    fn is_wanted(&self, next: &[u8]) -> bool {
         WANTED.iter().any(|name| {
-            let known = self.open.len().min(name.len());
-            self.open[..known] == name.as_bytes()[..known]
-                && self.open.get(name.len()).is_none_or(|sign| *sign == b'=')
+            let read = self.open.iter().chain(next);
+            read.zip(name.as_bytes().iter().chain(b"=")).all(|(read, wanted)| read == wanted)
         })
     }
 
@@ -246,11 +242,11 @@ impl Environment {
     fn end(&mut self) {
         let wanted = WANTED.iter().find_map(|name| {
             let value = self.open.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
-            Some((*name, String::from_utf8_lossy(value).into_owned()))
+            Some((*name, value))
         });
-        if let Some((name, value)) = wanted {
-            // As getenv(3): the first one counts.
-            self.values.entry(name).or_insert(value);
+        // As getenv(3): the first one counts.
+        if let Some((name, value)) = wanted.filter(|(name, _)| !self.values.contains_key(name)) {
+            self.values.insert(name, lossy(value));
         }
         wipe(&mut self.open);
         self.state = State::Keeping;
@@ -265,6 +261,18 @@ impl Drop for Environment {
             wipe(&mut bytes);
         }
     }
+}
+
+/// As [`String::from_utf8_lossy`], but nothing is left where a buffer grew out of.
+fn lossy(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len() * char::REPLACEMENT_CHARACTER.len_utf8());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        if !chunk.invalid().is_empty() {
+            text.push(char::REPLACEMENT_CHARACTER);
+        }
+    }
+    text
 }
 
 /// Overwrites what may hold secrets, also where nobody reads it again.

@@ -88,6 +88,14 @@ fn a_call_is_read_wherever_its_parts_are_cut_and_nothing_else_is_kept() {
 #[test]
 fn what_is_not_wanted_is_never_copied() {
     let mut environment = Environment::default();
+    environment.read(b"TOKEN=s3cr3t\0CNI_ARGS_TOKEN=s3cr3t\0CNI_COMMANDO=s3cr3t\0CNI=s3cr3t\0CNI_NETN");
+    environment.read(b"OTHER=s3cr3t");
+    assert_eq!(environment.open.capacity(), VARIABLE_MAX, "only the beginning of a name");
+    assert!(!environment.values.values().any(|value| value.contains("s3cr3t")));
+    let mut environment = Environment::default();
+    environment.read(b"CNI_ARGS_TOKEN=s3cr3t\0CNI_COMMANDO=s3cr3t\0CNI=s3cr3t\0API_TOKEN=s3cr3t");
+    assert_eq!(environment.open.capacity(), 0, "nothing was copied");
+    let mut environment = Environment::default();
     environment.read(b"TOKEN=s3cr3t\0CNI_ARGS=K8S_POD_NAME=a;TOKEN=s3c");
     assert_eq!(environment.open, b"CNI_ARGS=K8S_POD_NAME=a;TOKEN=s3c");
     environment.read(b"r3t\0CNI_COMMANDO=s3cr3t\0API");
