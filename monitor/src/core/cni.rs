@@ -52,7 +52,7 @@ impl Core {
         let pod = call.first.pod.as_ref();
         let is_del = call.first.command == CniCommand::Del;
         let stale = pod.zip(call.first.container_id.as_deref()).filter(|_| is_del);
-        let stale = stale.map(|(pod, id)| self.node().is_stale(id, pod));
+        let stale = stale.and_then(|(pod, id)| self.node().is_stale(id, pod));
         let failed = exit.status != 0;
         self.cni.note_end(at, call, failed, stale == Some(true));
         self.emit_cni(at, call, Some((exit, stale)));
@@ -91,16 +91,7 @@ impl Core {
             }
             return target;
         }
-        let container = Container {
-            id: id.to_owned(),
-            name: None,
-            runtime: None,
-            image: None,
-            pid: None,
-            state: None,
-            exit_code: None,
-            oom_killed: None,
-        };
+        let container = Container::of_id(id.to_owned());
         let pod = named.and_then(|named| {
             Some(Pod {
                 namespace: Some(named.namespace.clone()),

@@ -181,7 +181,7 @@ impl StaleCniDel {
         let older = self.deletions.iter().filter(|(id, known)| {
             is_same(&known.pod, pod)
                 && has_failed(id)
-                && context.node.is_stale(id, pod)
+                && context.node.is_stale(id, pod) == Some(true)
                 && (seq.is_some() || !known.is_open)
         });
         let older: Vec<String> = older.map(|(id, _)| id.clone()).collect();

@@ -7,7 +7,7 @@ use super::wording::short_id;
 use super::{Details, Object, Pod, Role, Visitor};
 
 /// A call of CNI plugins, for `cni.*`: one by a runtime or kubelet, however many plugins it was chained of or delegated to.
-/// Root of the node made it in the host's mount namespace.
+/// Root of the node made it, in the host's mount namespace or in that of a runtime.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Cni {
     /// `ADD`, `DEL`, `CHECK`, `GC`.
@@ -44,7 +44,7 @@ pub struct Cni {
     /// From the start of the first plugin to the end of the last one, milliseconds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub duration_ms: Option<u64>,
-    /// Whether a `DEL` is of another sandbox than the pod's current one; absent where the pod is not known.
+    /// Whether a `DEL` is of an older sandbox than the pod's current one; absent where the pod or that one is not known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub stale: Option<bool>,
     /// Whether the environment of the plugin is longer than what is read of one.

@@ -313,14 +313,8 @@ mod tests {
     #[test]
     fn the_container_of_a_tool_is_not_said_to_be_that_of_who_uses_it() {
         let container = |id: &str| crate::event::Container {
-            id: id.repeat(64),
             name: Some(id.to_owned()),
-            runtime: None,
-            image: None,
-            pid: None,
-            state: None,
-            exit_code: None,
-            oom_killed: None,
+            ..crate::event::Container::of_id(id.repeat(64))
         };
         let used = |own: Option<&str>, join| {
             let mut ip = actor("ip", None, &["calico", "kubelet"]);

@@ -252,6 +252,23 @@ pub struct Container {
     pub oom_killed: Option<bool>,
 }
 
+impl Container {
+    /// One of which only the id is known.
+    #[must_use]
+    pub fn of_id(id: String) -> Self {
+        Self {
+            id,
+            name: None,
+            runtime: None,
+            image: None,
+            pid: None,
+            state: None,
+            exit_code: None,
+            oom_killed: None,
+        }
+    }
+}
+
 /// A pod.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Pod {

@@ -76,7 +76,7 @@ pub struct Sandbox {
     pub added: Option<BootNs>,
     /// Whether one has succeeded.
     pub is_added: bool,
-    /// Its network namespace, as the first `ADD` named it.
+    /// Its network namespace, as the last `ADD` named it.
     pub netns: Option<NsInum>,
     /// Calls of `DEL` that failed since one succeeded.
     pub failed: u64,
@@ -197,7 +197,7 @@ impl CniCalls {
         call.netns.is_some().then_some(call)
     }
 
-    /// Notes how a call ended; `stale`: as in [`NodeView::is_stale`].
+    /// Notes how a call ended; `stale`: whether [it is known to be](NodeView::is_stale).
     pub fn note_end(&mut self, at: BootNs, call: &Call, failed: bool, stale: bool) {
         if call.netns.is_none() && call.first.netns.is_some() {
             if self.unanswered.len() >= UNANSWERED_MAX {
@@ -246,7 +246,7 @@ impl CniCalls {
     /// that name is its victim.
     #[must_use]
     pub fn has_failing_of(&self, namespace: &str, name: &str) -> bool {
-        self.of_pod(namespace, name).any(|(_, sandbox)| sandbox.failed > 0 && !sandbox.is_deleted)
+        self.of_pod(namespace, name).any(|(_, sandbox)| sandbox.failed > 0)
     }
 
     /// Whether a sandbox is being deleted, or was less than `window` before a time.
@@ -273,6 +273,7 @@ impl CniCalls {
     /// Forgets what is long over.
     pub fn expire(&mut self, now: BootNs) {
         self.open.retain(|call| call.started.saturating_add(FORGOTTEN_NS) > now);
+        self.unanswered.retain(|call| call.started.saturating_add(FORGOTTEN_NS) > now);
         self.sandboxes.retain(|_, sandbox| sandbox.seen.saturating_add(RETENTION_NS) > now);
     }
 
@@ -357,15 +358,28 @@ impl<'a> NodeView<'a> {
             .into_iter()
             .chain(of_calls.map(|(id, _)| id))
             .filter(|id| self.is_sandbox_alive(id))
-            .map(|id| (id, self.sandbox_made(id)))
+            .map(|id| (id, self.sandbox_made(id).unwrap_or(0)))
             .max_by_key(|(id, made)| (*made, *id))
     }
 
-    /// Whether a sandbox is not the current one of its pod, which is newer and lives.
+    /// Whether a sandbox is older than the current one of its pod, which lives; `None` where that is not known.
     #[must_use]
-    pub fn is_stale(&self, id: &str, pod: &CniPod) -> bool {
-        self.current_sandbox(&pod.namespace, &pod.name)
-            .is_some_and(|(current, made)| current != id && made > self.sandbox_made(id))
+    pub fn is_stale(&self, id: &str, pod: &CniPod) -> Option<bool> {
+        let all_known = self.runtimes == RuntimeAvailability::All;
+        let Some((current, current_made)) = self.current_sandbox(&pod.namespace, &pod.name) else {
+            return all_known.then_some(false);
+        };
+        if current == id {
+            return Some(false);
+        }
+        match self.sandbox_made(id) {
+            Some(made) => Some(made < current_made).filter(|_| made != current_made),
+            // Its `ADD` was not seen, so that it is older than one whose was.
+            None => {
+                let is_added = self.cni.get(current).is_some_and(|known| known.added.is_some());
+                (is_added || all_known && current_made > 0).then_some(true)
+            }
+        }
     }
 
     /// Whether a sandbox lives and has its network, as far as anything tells.
@@ -378,7 +392,7 @@ impl<'a> NodeView<'a> {
             Some(facts) => is_live(facts.state) && self.has_sandbox(id),
             None => {
                 self.runtimes != RuntimeAvailability::All
-                    && self.cni.get(id).is_some_and(|known| known.is_added && !known.is_deleted)
+                    && self.cni.get(id).is_some_and(|known| known.is_added)
             }
         }
     }
@@ -389,14 +403,14 @@ impl<'a> NodeView<'a> {
         self.containers.is_present(id)
     }
 
-    /// When a sandbox was made, as far as that is known; else 0.
+    /// When a sandbox was made, as far as that is known.
     #[must_use]
-    pub fn sandbox_made(&self, id: &str) -> BootNs {
+    pub fn sandbox_made(&self, id: &str) -> Option<BootNs> {
         let of_runtime = || {
             let facts = self.containers.get(id)?;
             facts.started_ns.or_else(|| self.containers.started(id))
         };
-        self.cni.get(id).and_then(|known| known.added).or_else(of_runtime).unwrap_or(0)
+        self.cni.get(id).and_then(|known| known.added).or_else(of_runtime)
     }
 }
 

@@ -94,14 +94,8 @@ impl NodeView<'_> {
             },
             None => CgroupOwner {
                 container: Some(Container {
-                    id,
-                    name: None,
                     runtime: identity.runtime.map(|runtime| runtime.name().to_owned()),
-                    image: None,
-                    pid: None,
-                    state: None,
-                    exit_code: None,
-                    oom_killed: None,
+                    ..Container::of_id(id)
                 }),
                 pod: uid.map(|uid| self.pod_of_uid(uid)),
                 unit: identity.unit,

@@ -1,6 +1,7 @@
 use super::*;
 use crate::event::{ActorSource, Confidence, Join};
-use crate::observation::TaskRef;
+use crate::observation::{ContainerFacts, PodIdentity, PodProof, TaskRef};
+use crate::tests::model::{self, Model};
 
 const ID: &str = "94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94fe";
 const KUBELET: Process = (900, 1);
@@ -95,6 +96,55 @@ fn calls_and_sandboxes_are_bounded() {
     }
     assert_eq!((calls.open.len(), calls.sandboxes.len()), (OPEN_MAX, SANDBOXES_MAX));
     assert!(calls.get(&format!("{:064x}", 4999)).is_some());
+    // It has ended before it was known where its namespace is, which nobody answers.
+    let mut call = calls.open[0].clone();
+    call.first.netns = Some("/proc/7/ns/net".into());
+    calls.note_end(6000, &call, false, false);
+    assert_eq!(calls.unanswered.len(), 1);
     calls.expire(2 * RETENTION_NS);
     assert_eq!(calls, CniCalls { last_id: calls.last_id, ..CniCalls::default() });
+}
+
+#[test]
+fn a_sandbox_is_stale_only_where_the_current_one_is_known() {
+    use RuntimeAvailability::{All, None as Without, Some as SomeOf};
+    let pod = CniPod { namespace: "lijiaob".into(), name: "etcd1-0".into(), uid: None };
+    let (old, new, gone) = ("a".repeat(64), "b".repeat(64), "c".repeat(64));
+    let add = |model: &mut Model, at: BootNs, id: &str| {
+        let exec = CniExec { pod: Some(pod.clone()), ..exec(9, "calico", CniCommand::Add, id) };
+        assert!(started(&mut model.cni, at, exec, &[KUBELET]));
+        assert!(model.cni.exited(at, exit(9, 0)).is_none());
+        let call = model.cni.take_ended(at + CHAIN_NS).unwrap();
+        model.cni.note_end(at, &call, false, false);
+    };
+    let is_stale = |model: &Model, id: &str| {
+        [All, SomeOf, Without].map(|runtimes| NodeView { runtimes, ..model.view() }.is_stale(id, &pod))
+    };
+    // Only a runtime that knows all of them tells that there is none.
+    let mut model = Model::default();
+    assert_eq!(is_stale(&model, &old), [Some(false), None, None]);
+    add(&mut model, 10, &old);
+    assert_eq!(is_stale(&model, &old)[1..], [Some(false); 2], "it is the current one");
+    add(&mut model, 20, &new);
+    assert_eq!(is_stale(&model, &old)[1..], [Some(true); 2]);
+    assert_eq!(is_stale(&model, &new)[1..], [Some(false); 2]);
+    assert_eq!(is_stale(&model, &gone)[1..], [Some(true); 2], "it was added before calls were seen");
+    // By runtimes alone: one that is not asked may have made the other one later.
+    let mut model = Model::default();
+    let facts = ContainerFacts {
+        sandbox: true,
+        started_ns: Some(30),
+        pod: Some(PodIdentity {
+            namespace: "lijiaob".into(),
+            name: "etcd1-0".into(),
+            uid: "u".into(),
+            sandbox_id: None,
+            container_name: None,
+            proof: PodProof::Cgroup,
+        }),
+        ..model::container(&new)
+    };
+    model.containers.put(40, facts);
+    assert_eq!(is_stale(&model, &new), [Some(false); 3]);
+    assert_eq!(is_stale(&model, &gone), [Some(true), None, None]);
 }
