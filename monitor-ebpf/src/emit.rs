@@ -48,11 +48,11 @@ fn query(what: u32) -> u64 {
 /// leave room for what they cannot. One ring for all keeps the order.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
-    /// CNI calls, whose environments are large.
-    Exec = 3,
     /// What unprivileged users do among themselves.
     Unprivileged = 4,
-    /// Neighbor entries of the host and of containers.
+    /// The beginning of CNI calls, with large environments.
+    Exec = 5,
+    /// Neighbor entries of the host and of containers, and the end of CNI calls: what was begun is not left open.
     Namespace = 6,
     /// Those of known gateways.
     Gateway = 7,

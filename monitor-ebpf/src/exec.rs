@@ -167,7 +167,7 @@ fn sched_process_exit(ctx: BtfTracePointContext) -> i32 {
     let flags: u32 = signal.get(offset!(signal_flags));
     let of_group: u32 = signal.get(offset!(signal_group_exit_code));
     let of_leader: u32 = leader.get(offset!(task_exit_code));
-    emit::record::<ExitRecord>(Room::Exec, counter::RING_FULL, |record| {
+    emit::record::<ExitRecord>(Room::Namespace, counter::RING_FULL, |record| {
         // SAFETY: the ring gave memory for a whole record, and every field is written.
         unsafe {
             (*record).header = Header { kind: KIND_EXIT, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };

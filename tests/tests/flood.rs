@@ -2,11 +2,12 @@
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use kevtmon_tests::balance::{Balance, stop_and_account, wait_for_balance};
-use kevtmon_tests::daemon::{ALL_EVENTS, Daemon, launch};
+use kevtmon_tests::daemon::{ALL_EVENTS, Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
@@ -14,8 +15,10 @@ use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::pod::{GATEWAY, Pod};
-use kevtmon_tests::process::{Running, hold_by_cwd};
+use kevtmon_tests::process::{Running, copy_program, hold_by_cwd};
 use kevtmon_tests::storm::ipv4;
+use kevtmon_tests::unique;
+use nix::sys::signal::Signal;
 
 /// An unprivileged user of this test.
 const USER: u32 = 64_123;
@@ -265,4 +268,78 @@ fn the_refused_unmounts_of_a_user_hide_none_of_roots() {
     wait_for_balance(&daemon, Balance::of_refusals);
     stop_and_account(daemon);
     drop(holder);
+}
+
+/// What a plugin that root executes asks for.
+fn cni_call(plugin: &Path, id: &str) {
+    let mut plugin = Command::new(plugin);
+    plugin.env_clear().env("CNI_COMMAND", "CHECK").env("CNI_CONTAINERID", id).stdin(Stdio::null());
+    assert!(plugin.status().expect("a plugin can be executed").success());
+}
+
+fn wait_for_calls(daemon: &mut Daemon, ids: &[String]) {
+    for id in ids {
+        daemon.wait_for("a CNI call of root's", |event| {
+            event.kind() == "cni.finished" && event.text("/cni/container_id") == id
+        });
+    }
+}
+
+/// A daemon that knows one directory of plugins, and a plugin there.
+fn with_plugin(scratch: &Scratch, config: &str) -> (Daemon, PathBuf) {
+    let plugin = scratch.path().join("plugin");
+    copy_program(Path::new("/bin/true"), &plugin);
+    let config = format!("[cni]\nbin_dirs = [{:?}]\n{config}", scratch.path().to_string_lossy());
+    (launch().config(&config).start(), plugin)
+}
+
+#[test]
+fn a_user_who_executes_plugins_at_full_speed_is_counted_exactly_and_hides_nothing() {
+    const CALLS: u32 = 2000;
+    let _exclusive = Exclusive::take();
+    let (pod, scratch) = (Pod::new(), Scratch::new());
+    let (mut daemon, plugin) = with_plugin(&scratch, "");
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    let ignored = |daemon: &Daemon| daemon.metrics().count("kevtmon_kernel_cni_ignored_total", &[]);
+    let before = ignored(&daemon);
+    let script = format!(
+        "i=0; while [ $i -lt {CALLS} ]; do CNI_COMMAND=DEL CNI_CONTAINERID={} {}; i=$((i + 1)); done",
+        unique::container_id(),
+        plugin.display()
+    );
+    let mut user = as_user(USER);
+    user.args(["sh", "-c", &script]);
+    let mut user = Running::spawn(&mut user);
+    let ids = [(); 5].map(|()| unique::container_id());
+    for id in &ids {
+        cni_call(&plugin, id);
+        let ip = pod.delete_gateway();
+        daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY).expect_actor(ip.pid, "ip");
+        pod.set_gateway();
+    }
+    assert!(user.child().wait().expect("a child can be waited for").success());
+    wait_for_calls(&mut daemon, &ids);
+    eventually!(ignored(&daemon) - before >= f64::from(CALLS), "each is counted");
+    assert_eq!(ignored(&daemon) - before, f64::from(CALLS));
+    let calls = daemon.events().iter().filter(|event| event.kind() == "cni.finished").count();
+    assert_eq!(calls, ids.len());
+    assert_eq!(daemon.metrics().count("kevtmon_events_lost_total", &[]), 0.0);
+    stop_and_account(daemon);
+}
+
+#[test]
+fn what_a_user_fills_of_the_ring_leaves_room_for_cni_calls() {
+    let _exclusive = Exclusive::take();
+    let scratch = Scratch::new();
+    let own = Own::of(USER);
+    let (mut daemon, plugin) = with_plugin(&scratch, WITHOUT_BUDGETS);
+    daemon.signal(Signal::SIGSTOP);
+    own.netns.churn((0..2 * FLOOD).map(ipv4));
+    let id = unique::container_id();
+    cni_call(&plugin, &id);
+    daemon.signal(Signal::SIGCONT);
+    wait_for_calls(&mut daemon, &[id]);
+    let balance = balance(&daemon);
+    assert!(balance.lost > 0.0, "the user has no room left: {balance:?}");
+    stop_and_account(daemon);
 }

@@ -101,7 +101,6 @@ pub struct ExecOffsets {
     pub mm_env_start: u32,
     pub mm_env_end: u32,
     pub task_group_leader: u32,
-    pub task_start_boottime: u32,
     pub task_exit_code: u32,
     pub task_signal: u32,
     pub signal_flags: u32,
@@ -111,5 +110,5 @@ pub struct ExecOffsets {
 
 impl ExecOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 11]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 10]);
 }

@@ -44,7 +44,6 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         mm_env_start: btf.need("mm_struct.env_start")?,
         mm_env_end: btf.need("mm_struct.env_end")?,
         task_group_leader: btf.need("task_struct.group_leader")?,
-        task_start_boottime: btf.any_of(&["task_struct.start_boottime", "task_struct.real_start_time"]),
         task_exit_code: btf.need("task_struct.exit_code")?,
         task_signal: btf.need("task_struct.signal")?,
         signal_flags: btf.need("signal_struct.flags")?,
