@@ -2,6 +2,7 @@
 
 mod churn;
 mod environment;
+mod exec;
 mod flood;
 mod idle;
 mod latency;
@@ -25,6 +26,8 @@ pub(crate) struct Options {
 enum Name {
     /// Memory and time that 250 containers need, and how many are missed when 50 a second come and go
     Churn,
+    /// How much slower starting 2,000 programs becomes, none of them a CNI plugin
+    Exec,
     /// What three processes of an unprivileged user at full speed cost, and what they hide of others
     Flood,
     /// Processor time and memory on a node with 20 containers where nothing happens, and after a storm
@@ -62,6 +65,9 @@ pub(crate) fn bench(options: &Options) -> Result<()> {
     }
     if wanted(Name::Churn) {
         churn::churn(&daemon)?;
+    }
+    if wanted(Name::Exec) {
+        exec::exec(&daemon)?;
     }
     if wanted(Name::Flood) {
         flood::flood(&daemon)?;
