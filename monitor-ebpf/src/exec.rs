@@ -1,7 +1,8 @@
 //! CNI calls: a program in a directory of CNI plugins, executed by root of the node, its environment, and its end.
 //!
 //! Anybody may execute a plugin with the name of another's pod in its environment. So nothing is read but of root in the
-//! initial user namespace, and in a mount namespace of the host's, which the daemon tells.
+//! initial user namespace, and there only in a mount namespace of the host's, or below a kubelet or runtime and in its mount
+//! namespace. The daemon tells which those are.
 
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
@@ -12,9 +13,9 @@ use aya_ebpf::maps::{HashMap, LpmTrie, PerCpuArray};
 use aya_ebpf::programs::BtfTracePointContext;
 use kevtmon_ebpf::Header;
 use kevtmon_ebpf::exec::{
-    DIRECTORIES_MAX, DIRECTORY_CAPACITY, EnvironmentRecord, ExecOffsets, ExecRecord, ExitRecord,
+    CALLERS_MAX, DIRECTORIES_MAX, DIRECTORY_CAPACITY, EnvironmentRecord, ExecOffsets, ExecRecord, ExitRecord,
     FILENAME_CAPACITY, KIND_ENVIRONMENT, KIND_EXEC, KIND_EXIT, MOUNT_NAMESPACES_MAX, PART_CAPACITY,
-    PARTS_MAX, RUNNING_MAX, counter,
+    PARTS_MAX, RUNNING_MAX, TICK_NS, counter,
 };
 
 use crate::emit::{self, Room};
@@ -37,6 +38,10 @@ static CNI_DIRECTORIES: LpmTrie<[u8; DIRECTORY_CAPACITY], u32> =
 /// Written by the daemon: mount namespaces of the host.
 #[map]
 static CNI_MOUNT_NAMESPACES: HashMap<u32, u32> = HashMap::with_max_entries(MOUNT_NAMESPACES_MAX, 0);
+
+/// Written by the daemon: the kubelets and runtimes that run, by thread group id, and their start in ticks.
+#[map]
+static CNI_CALLERS: HashMap<u32, u64> = HashMap::with_max_entries(CALLERS_MAX, 0);
 
 /// Processes whose exec was sent, by thread group id, and their start.
 #[map]
@@ -73,10 +78,9 @@ fn sched_process_exec(ctx: BtfTracePointContext) -> i32 {
 #[inline(always)]
 fn executed(task: Task, filename: u64) {
     let id = task.id();
-    // SAFETY: the map's values are plain numbers.
-    let is_known = unsafe { CNI_MOUNT_NAMESPACES.get(id.mntns) }.is_some();
     // A file that is executed with root's rights by whoever owns no such process counts as another's.
-    if !is_known || id.euid != 0 || id.uid != 0 || !lanes::is_in_initial_userns(&task) {
+    let is_root = id.euid == 0 && id.uid == 0 && lanes::is_in_initial_userns(&task);
+    if !is_root || !is_on_host(id.mntns) && !task.is_called_in_its_mntns_by(is_caller) {
         return emit::count(counter::OTHERS);
     }
     let Some(room) = lanes::exec(&task) else {
@@ -105,6 +109,19 @@ fn executed(task: Task, filename: u64) {
         )]
         let _ = CNI_RUNNING.insert(&id.tgid, &id.start_ns, u64::from(BPF_ANY));
     }
+}
+
+#[inline(always)]
+fn is_on_host(mntns: u32) -> bool {
+    // SAFETY: the map's values are plain numbers.
+    unsafe { CNI_MOUNT_NAMESPACES.get(mntns) }.is_some()
+}
+
+/// Whether this process is a kubelet or runtime of the node.
+#[inline(always)]
+fn is_caller(tgid: u32, start_ns: u64) -> bool {
+    // SAFETY: the map's values are plain numbers.
+    unsafe { CNI_CALLERS.get(tgid) }.is_some_and(|ticks| *ticks == start_ns / TICK_NS)
 }
 
 /// Sends the environment in parts; false if one of them was lost, after which the others say nothing.

@@ -95,6 +95,23 @@ impl Task {
         // SAFETY: a slot of the map, which `identify` filled.
         unsafe { &(*self.current).id }
     }
+
+    /// Whether one of the processes above it is such a one, by thread group id and start, and in the same mount namespace. The
+    /// number of a namespace would not do: it is another one's as soon as the namespace has ended.
+    #[inline(always)]
+    pub(crate) fn is_called_in_its_mntns_by(&self, is_wanted: impl Fn(u32, u64) -> bool) -> bool {
+        let mntns = |task: Kernel| task.follow(offset!(task_nsproxy)).follow(offset!(nsproxy_mnt_ns)).0;
+        let mut process = self.address.follow(offset!(task_group_leader));
+        let mut depth = 0;
+        while depth < ANCESTORS {
+            process = process.follow(offset!(task_real_parent)).follow(offset!(task_group_leader));
+            if is_wanted(process.get(offset!(task_tgid)), process.get(offset!(task_start_boottime))) {
+                return mntns(process) != 0 && mntns(process) == mntns(self.address);
+            }
+            depth += 1;
+        }
+        false
+    }
 }
 
 /// No actor.

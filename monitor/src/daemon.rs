@@ -303,12 +303,15 @@ impl Daemon {
                 self.recorder.record(&observation, &charge, &self.core);
             }
             let touched = Touched::by(&observation.fact);
-            let is_of_hosts = matches!(observation.fact, Fact::Kubelet(_));
+            let is_of_callers = matches!(
+                observation.fact,
+                Fact::Kubelet(_) | Fact::Components { .. } | Fact::ComponentExited(_)
+            );
             self.gauges_changed |= changes_model_gauges(&observation);
             self.core.observe(observation);
             self.core.folded().iter().for_each(|event| self.metrics.folded(event));
             self.update_lanes(touched);
-            if is_of_hosts {
+            if is_of_callers {
                 self.update_plugins();
             }
             for output in self.core.take_output().collect::<Vec<_>>() {
@@ -348,8 +351,8 @@ impl Daemon {
                     (None, None) => {}
                 }
             }
-            Request::CniNetns { id, path } => {
-                cni::find_netns_and_send(&self.readers, &self.observations, id, path);
+            Request::CniNetns { id, path, within } => {
+                cni::find_netns_and_send(&self.readers, &self.observations, id, path, within);
             }
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
             Request::SandboxCheckpoints { sandboxes } => {

@@ -249,13 +249,14 @@ pub enum Request {
     },
     /// Where the kubelets that run now keep the directories of pods; the reply is `Fact::Kubelet`.
     Kubelet,
-    /// Which network namespace a path leads to in the host's mount namespace; the reply is `Fact::CniNetns` with the same
-    /// `id`.
+    /// Which network namespace a path leads to; the reply is `Fact::CniNetns` with the same `id`.
     CniNetns {
         /// Chosen by the core.
         id: u64,
         /// `CNI_NETNS`.
         path: String,
+        /// Where that is not the host's: the mount namespace in which it does, and the processes above the plugin.
+        within: Option<(NsInum, Vec<u32>)>,
     },
     /// Whether there are checkpoints of these sandboxes; the reply is `Fact::SandboxCheckpoints`.
     SandboxCheckpoints {

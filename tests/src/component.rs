@@ -1,4 +1,4 @@
-//! Programs with the name of a component of the node, such as a kubelet, which do nothing.
+//! Programs with the name of a component of the node, such as a kubelet, which do what they are told.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -55,11 +55,16 @@ impl Component {
         self.process.pid()
     }
 
+    /// Has it run a command line of the shell, as a child of its own.
+    pub fn run(&mut self, line: &str) {
+        let stdin = self.stdin.as_mut().expect("it runs");
+        writeln!(stdin, "{line}").expect("it listens");
+    }
+
     /// Has it end with this exit code.
     pub fn end_with(&mut self, code: &str) {
-        let mut stdin = self.stdin.take().expect("it runs");
-        writeln!(stdin, "{code}").expect("it listens");
-        drop(stdin);
+        self.run(&format!("exit {code}"));
+        self.stdin = None;
         self.process.child().wait().expect("a child can be waited for");
     }
 }
@@ -73,8 +78,17 @@ pub fn start(program: &Program) -> Component {
 /// Starts a program with these flags, which it shows and does not read.
 #[must_use]
 pub fn start_with(program: &Program, flags: &[&str]) -> Component {
-    let mut command = Command::new(program.path());
-    command.args(["-c", "read -r code; exit \"$code\""]).args(flags).stdin(Stdio::piped());
+    start_as(&[], program, flags)
+}
+
+/// Starts a program with arguments, by means of a command such as `unshare --mount`, which becomes that program.
+#[must_use]
+pub fn start_as(by: &[&str], program: &Program, arguments: &[&str]) -> Component {
+    let path = program.path().to_string_lossy();
+    let own = [&path, "-c", "while read -r line; do eval \"$line\"; done", &path];
+    let words: Vec<&str> = by.iter().chain(&own).chain(arguments).copied().collect();
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).stdin(Stdio::piped());
     let mut process = Running::spawn(&mut command);
     let exe = format!("/proc/{}/exe", process.pid());
     eventually!(std::fs::read_link(&exe).is_ok_and(|exe| exe == program.path()), "it runs");

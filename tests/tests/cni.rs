@@ -6,14 +6,17 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use kevtmon_tests::component::{Component, Program, start_as};
 use kevtmon_tests::daemon::{Daemon, Launch, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
+use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::netns::Netns;
+use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::{PodSandbox, uuid};
-use kevtmon_tests::process::{Finished, finish, finish_with_input, write_script};
+use kevtmon_tests::process::{Finished, Running, finish, finish_with_input, write_script};
 use kevtmon_tests::unique;
 use nix::sys::signal::Signal;
 
@@ -201,7 +204,7 @@ fn what_others_than_root_of_the_node_execute_is_counted_and_says_nothing() {
     ];
     for (way, id) in ways.iter().zip(&ids) {
         let mut plugin = call(way[0], "DEL", id);
-        plugin.args(&way[1..]).arg(format!("{PLUGINS}/loopback"));
+        plugin.args(&way[1..]).arg(scratch.path().join("fence"));
         plugin.env("CNI_NETNS", "/proc/1/ns/net");
         finished(plugin);
     }
@@ -318,4 +321,119 @@ fn a_stale_call_is_told_before_it_harms_and_is_the_cause_of_what_it_does() {
     lost.expect("/incident/caused_by/0", id.as_str());
     lost.expect("/target/pod/uid", sandbox.uid());
     lost.expect("/target/pod/name", name.as_str());
+}
+
+/// A command line of the shell that executes a plugin; `by` becomes it.
+fn line(by: &str, plugin: &Path, id: &str) -> String {
+    format!(
+        "env -i PATH=/usr/bin:/bin CNI_COMMAND=CHECK CNI_CONTAINERID={id} CNI_NETNS=\"$netns\" {by} {} </dev/null",
+        plugin.display()
+    )
+}
+
+/// Has a component call a plugin until the daemon sees that.
+fn is_seen_of(daemon: &Daemon, component: &mut Component, plugin: &Path) -> Event {
+    let id = unique::container_id();
+    let seen = |kind| of(&daemon.events(), &id).into_iter().find(|event| event.kind() == kind);
+    wait_until("its call is seen", || {
+        // Until the daemon has found it there is nothing to see.
+        if seen("cni.started").is_none() {
+            component.run(&line("", plugin, &id));
+        }
+        seen("cni.finished")
+    })
+}
+
+#[test]
+fn plugins_are_where_the_kubelet_that_runs_has_them() {
+    let scratch = Scratch::new();
+    let directories = ["first", "second"].map(|name| scratch.path().join(name));
+    for directory in &directories {
+        std::fs::create_dir(directory).expect("a directory can be made");
+        write_script(&directory.join("plugin"), OK);
+    }
+    let kubelet = Program::new(&scratch, "kubelet", None);
+    let given = directories.each_ref().map(|directory| format!("--cni-bin-dir={}", directory.display()));
+    let mut first = start_as(&["env"], &kubelet, &[&given[0]]);
+    let daemon = launch().start();
+    is_seen_of(&daemon, &mut first, &directories[0].join("plugin"));
+    first.end_with("0");
+    let mut second = start_as(&["env"], &kubelet, &[&given[1]]);
+    is_seen_of(&daemon, &mut second, &directories[1].join("plugin"));
+    is_seen_of(&daemon, &mut second, &directories[0].join("plugin"));
+}
+
+#[test]
+fn a_runtime_in_a_mount_namespace_of_its_own_is_believed_and_nobody_else_in_such_a_one() {
+    let (scratch, netns) = (Scratch::new(), Netns::new());
+    let directory = scratch.path().join("bin");
+    let plugin = directory.join("plugin");
+    std::fs::create_dir(&directory).expect("a directory can be made");
+    write_script(&plugin, OK);
+    let config = scratch.path().join("config.toml");
+    let cri = format!("[plugins.'io.containerd.grpc.v1.cri'.cni]\nbin_dir = '{}'\n", directory.display());
+    std::fs::write(&config, cri).expect("a file can be written");
+    let name = scratch.path().join("ns");
+    std::fs::write(&name, "").expect("a file can be written");
+    let containerd = Program::new(&scratch, "containerd", None);
+    let given = format!("--config={}", config.display());
+    let mut runtime = start_as(&["unshare", "--mount"], &containerd, &[&given]);
+    runtime.run(&format!("mount --bind {} {}", netns.path().path().display(), name.display()));
+    runtime.run(&format!("netns={}", name.display()));
+    let daemon = launch().start();
+    eventually!(
+        is_seen_of(&daemon, &mut runtime, &plugin).number("/cni/netns_inode")
+            == Some(netns.path().inum().into()),
+        "where only the runtime's mounts lead to"
+    );
+    // In another namespace below it; in its namespace and not below it; below another program of root's, and of another name.
+    let others = [(); 3].map(|()| unique::container_id());
+    let before = daemon.metrics().sum("kevtmon_kernel_cni_ignored_total", &[]).unwrap_or(0.0);
+    runtime.run(&line("unshare --mount", &plugin, &others[0]));
+    let way = format!("--mount=/proc/{}/ns/mnt", runtime.pid());
+    let mut entered = call("nsenter", "CHECK", &others[1]);
+    finished({
+        entered.arg(way).arg(&plugin);
+        entered
+    });
+    let mut other = start_as(&["unshare", "--mount"], &Program::new(&scratch, "some-daemon", None), &[]);
+    other.run(&line("", &plugin, &others[2]));
+    other.end_with("0");
+    eventually!(
+        daemon.metrics().sum("kevtmon_kernel_cni_ignored_total", &[]).unwrap_or(0.0) >= before + 3.0,
+        "they are counted"
+    );
+    is_seen_of(&daemon, &mut runtime, &plugin);
+    for id in &others {
+        assert_eq!(of(&daemon.events(), id).len(), 0, "{id}");
+    }
+}
+
+#[test]
+fn the_end_of_a_call_is_kept_where_the_beginning_of_others_has_no_room() {
+    let _exclusive = Exclusive::take();
+    let scratch = Scratch::new();
+    let mut daemon =
+        plugins_with(&scratch, &[("plugin", OK), ("waits", "#!/bin/sh\nread -r line\nexit 7\n")]);
+    let id = unique::container_id();
+    let mut waits = call(scratch.path().join("waits"), "ADD", &id);
+    let mut waits = Running::spawn(waits.stdin(Stdio::piped()));
+    daemon.wait_for("its beginning", |event| {
+        event.kind() == "cni.started" && event.text("/cni/container_id") == id
+    });
+    daemon.signal(Signal::SIGSTOP);
+    for _ in 0..12 {
+        let mut plugin = call(scratch.path().join("plugin"), "CHECK", &unique::container_id());
+        plugin.env("LARGE", "x".repeat(100_000));
+        finished(plugin);
+    }
+    drop(waits.child().stdin.take());
+    waits.child().wait().expect("a child can be waited for");
+    daemon.signal(Signal::SIGCONT);
+    let end = wait_for_end(&mut daemon, &id, "ADD");
+    end.expect("/cni/exit_code", 7);
+    eventually!(
+        daemon.metrics().count("kevtmon_events_lost_total", &[("reason", "exec-ring-full")]) > 0.0,
+        "others had no room"
+    );
 }

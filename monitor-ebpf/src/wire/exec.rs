@@ -20,7 +20,8 @@ pub mod counter {
 
     /// Records for which the ring had no room.
     pub const RING_FULL: Counter = HOOK.counter(0);
-    /// Programs in such a directory that others executed than root of the node; nothing of them was read.
+    /// Programs in such a directory that others executed than root of the node, or anybody in another mount namespace than the
+    /// host's or a runtime's; nothing of them was read.
     pub const OTHERS: Counter = HOOK.counter(1);
 }
 
@@ -30,6 +31,10 @@ pub const DIRECTORY_CAPACITY: usize = 128;
 pub const DIRECTORIES_MAX: u32 = 64;
 /// Mount namespaces at most.
 pub const MOUNT_NAMESPACES_MAX: u32 = 64;
+/// Kubelets and runtimes at most.
+pub const CALLERS_MAX: u32 = 64;
+/// The unit of the start of a process that the daemon can read (`USER_HZ`), in nanoseconds.
+pub const TICK_NS: u64 = 10_000_000;
 /// Programs under way at most.
 pub const RUNNING_MAX: u32 = 4096;
 /// Bytes of the path of a program that are captured, with its NUL.

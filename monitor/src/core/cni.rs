@@ -15,6 +15,7 @@ impl Core {
             // Who made the call is root of the node.
             self.pods.insert(uid.clone(), namespace.clone(), name.clone(), at);
         }
+        let mntns = exec.actor.context.as_ref().map(|context| context.place.mntns);
         let facts = self.tasks.get(&exec.actor);
         let ancestors: Vec<_> = facts
             .iter()
@@ -24,7 +25,9 @@ impl Core {
         let actor = self.actor(&exec.actor, false);
         let Some(call) = self.cni.started(at, exec, &ancestors, || actor).cloned() else { return };
         if let Some(path) = call.first.netns.clone() {
-            self.request(Request::CniNetns { id: call.id, path });
+            let mntns = mntns.filter(|mntns| !self.kubelets.is_host(*mntns));
+            let within = mntns.map(|mntns| (mntns, ancestors.iter().map(|(tgid, _)| *tgid).collect()));
+            self.request(Request::CniNetns { id: call.id, path, within });
         }
         self.emit_cni(at, &call, None);
     }

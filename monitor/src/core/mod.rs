@@ -251,6 +251,16 @@ impl Core {
         self.kubelets.host_namespaces()
     }
 
+    /// Where the kubelets and runtimes look for CNI plugins.
+    pub fn cni_dirs(&self) -> impl Iterator<Item = &str> {
+        self.components.cni_dirs()
+    }
+
+    /// The kubelets and runtimes that run, by process and its start.
+    pub fn components_running(&self) -> impl Iterator<Item = (u32, BootNs)> {
+        self.components.running().iter().map(|facts| facts.key())
+    }
+
     /// The namespaces of all containers that live.
     pub fn container_namespaces(&self) -> impl Iterator<Item = NsInum> {
         self.containers.live_netns().map(|(netns, _)| netns)

@@ -27,11 +27,15 @@ impl Touched {
 }
 
 impl Daemon {
-    /// Tells the programs where CNI plugins are.
+    /// Tells the programs where CNI plugins are, and who calls them.
     pub(super) fn update_plugins(&mut self) {
         if let Some(plugins) = &mut self.plugins {
-            let directories = self.config.get(&BIN_DIRS).paths();
-            plugins.set(directories, self.core.host_mount_namespaces().collect());
+            let directories = self.config.get(&BIN_DIRS);
+            plugins.set(
+                directories.paths().chain(self.core.cni_dirs()),
+                self.core.host_mount_namespaces(),
+                self.core.components_running(),
+            );
         }
     }
 

@@ -219,8 +219,15 @@ mod tests {
 
     fn kubelet(tgid: u32, started_ns: BootNs) -> ComponentFacts {
         let exe = Some("/usr/bin/kubelet".to_owned());
-        let version = Some("v1.20.2".into());
-        ComponentFacts { name: PROGRAM.into(), tgid, started_ns, exe, version, remote_runtime: None }
+        ComponentFacts {
+            name: PROGRAM.into(),
+            tgid,
+            started_ns,
+            exe,
+            version: Some("v1.20.2".into()),
+            remote_runtime: None,
+            cni_dirs: Default::default(),
+        }
     }
 
     /// A kubelet of the next number starts, and ends after this time.

@@ -17,7 +17,8 @@ pub enum KernelMetric {
     MountBusy,
     /// Records over the budget of their source, by `lane`.
     Throttled,
-    /// CNI plugins that were executed by others than root of the node.
+    /// CNI plugins that were executed by others than root of the node, or in another mount namespace than the host's or a
+    /// runtime's.
     CniIgnored,
 }
 
@@ -66,7 +67,7 @@ impl KernelMetrics {
             )?,
             cni_ignored: registrar.counters(
                 "kevtmon_kernel_cni_ignored_total",
-                "Programs in a directory of CNI plugins that others than root of the node executed, counted in the kernel.",
+                "Programs in a directory of CNI plugins that others than root of the node executed, or anybody in another mount namespace than the host's or a runtime's, counted in the kernel.",
                 &[],
             )?,
             folded: IntCounter::new("folded", "part of kevtmon_events_throttled_total")?,

@@ -59,6 +59,12 @@ impl Components {
         &self.running
     }
 
+    /// Where those that run, and those that ran, look for CNI plugins: who is started again has made calls before it is found.
+    pub fn cni_dirs(&self) -> impl Iterator<Item = &str> {
+        let ended = self.ended.iter().rev().map(|ended| &ended.facts);
+        self.running.iter().chain(ended).flat_map(|facts| &facts.cni_dirs).map(String::as_str)
+    }
+
     /// All that are known of a name, ended ones too.
     pub fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a ComponentFacts> {
         let ended = self.ended.iter().map(|ended| &ended.facts);
@@ -94,6 +100,7 @@ mod tests {
             exe: Some("/usr/bin/kubelet".into()),
             version: None,
             remote_runtime: None,
+            cni_dirs: Default::default(),
         }
     }
 

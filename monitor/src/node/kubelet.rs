@@ -34,6 +34,12 @@ impl Kubelets {
         known.filter(|namespace| !namespace.of_kubelet).map(|namespace| namespace.mntns)
     }
 
+    /// Whether this is a mount namespace of the host; true of all as long as nothing was reported.
+    #[must_use]
+    pub fn is_host(&self, mntns: NsInum) -> bool {
+        self.reported.is_none() || self.host_namespaces().any(|host| host == mntns)
+    }
+
     /// Whether the host or a kubelet mounts in this namespace; true of all as long as nothing was reported.
     #[must_use]
     pub fn mounts_in(&self, mntns: NsInum) -> bool {

@@ -1,5 +1,7 @@
 //! The kubelet and the runtimes of the node, as processes.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::BootNs;
@@ -23,6 +25,9 @@ pub struct ComponentFacts {
     /// path; none without that: then one of before 1.24 has dockershim, and a later one knows no other way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote_runtime: Option<String>,
+    /// Absolute paths of the directories where it is configured to look for CNI plugins.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub cni_dirs: BTreeSet<String>,
 }
 
 impl ComponentFacts {

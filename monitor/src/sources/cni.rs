@@ -1,6 +1,5 @@
 //! Where the CNI plugins of this node are, and the network namespaces that they are called for.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -8,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::kubelet::is_plain;
+use super::kubelet::{below, is_plain};
 use super::procfs::Proc;
 use super::procfs::readers::{Answer, Job, Readers};
 use super::{Sender, observed_now};
@@ -19,8 +18,8 @@ use crate::settings::settings;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 settings! { "cni":
-    /// Directories of CNI plugins. What root executes there in the host's mount namespace is taken for a CNI call, so nobody
-    /// but root may write there.
+    /// Directories of CNI plugins, besides those that the kubelets and runtimes that run are configured to use. What root
+    /// executes there in the host's mount namespace is taken for a CNI call, so nobody but root may write there.
     BIN_DIRS: BinDirs = "bin_dirs", default BinDirs::default();
 }
 
@@ -37,9 +36,8 @@ impl Default for BinDirs {
 
 impl BinDirs {
     /// As text; one that is not Unicode was refused.
-    #[must_use]
-    pub fn paths(&self) -> BTreeSet<String> {
-        self.0.iter().filter_map(|path| path.to_str().map(str::to_owned)).collect()
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter_map(|path| path.to_str())
     }
 }
 
@@ -59,6 +57,7 @@ impl<'de> Deserialize<'de> for BinDirs {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct FindNetns {
     path: String,
+    within: Option<(NsInum, Vec<u32>)>,
 }
 
 impl Job for FindNetns {
@@ -71,13 +70,26 @@ impl Job for FindNetns {
             let (before, netns, after) = (started(proc), proc.ns(tgid, "net"), started(proc));
             return (netns.filter(|_| before.is_some() && before == after), before).into();
         }
-        (netns_at(&proc.on_host(Path::new(&self.path))), None).into()
+        let found = match &self.within {
+            Some((mntns, processes)) => netns_within(proc, *mntns, processes, &self.path),
+            None => netns_at(&proc.on_host(Path::new(&self.path))),
+        };
+        (found, None).into()
     }
 }
 
 /// The process of a path such as `/proc/16707/ns/net`.
 fn process_of(path: &str) -> Option<u32> {
     path.strip_prefix("/proc/")?.strip_suffix("/ns/net")?.parse().ok()
+}
+
+/// The namespace that is mounted at a path in a mount namespace, as the first of these processes that is in it sees it.
+fn netns_within(proc: &Proc, mntns: NsInum, processes: &[u32], path: &str) -> Option<NsInum> {
+    let is_in_it = |tgid| proc.ns(tgid, "mnt") == Some(mntns);
+    let tgid = processes.iter().copied().find(|tgid| is_in_it(*tgid))?;
+    // Links lead to where they do in that tree.
+    let found = netns_at(&below(&proc.path(tgid, "root"), path));
+    found.filter(|_| is_in_it(tgid))
 }
 
 /// The namespace that is mounted at a path.
@@ -87,10 +99,16 @@ fn netns_at(path: &Path) -> Option<NsInum> {
 }
 
 /// Finds the network namespace of a call, and sends it.
-pub fn find_netns_and_send(readers: &Readers, tx: &Sender, id: u64, path: String) {
+pub fn find_netns_and_send(
+    readers: &Readers,
+    tx: &Sender,
+    id: u64,
+    path: String,
+    within: Option<(NsInum, Vec<u32>)>,
+) {
     let (readers, tx) = (readers.clone(), tx.clone());
     tokio::spawn(async move {
-        let (netns, started_ns) = match readers.ask(FindNetns { path }, PATIENCE).await {
+        let (netns, started_ns) = match readers.ask(FindNetns { path, within }, PATIENCE).await {
             Ok(Answer { reply, .. }) => reply,
             Err(error) => {
                 tracing::debug!(%error, "the network namespace of a CNI call is not found");
@@ -108,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_path_of_a_process_leads_to_its_namespace_and_any_other_file_to_none() {
-        let find = |path: &str| FindNetns { path: path.to_owned() }.run(&Proc::default()).reply;
+        let find = |path: &str| FindNetns { path: path.to_owned(), within: None }.run(&Proc::default()).reply;
         let own = Proc::default().ns(std::process::id(), "net");
         let (netns, started) = find(&format!("/proc/{}/ns/net", std::process::id()));
         assert!(own.is_some() && netns == own && started.is_some());

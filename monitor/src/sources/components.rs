@@ -22,21 +22,24 @@ use super::programs::{Buffers, Program};
 use super::{Sender, observed_now};
 use crate::observation::{BootNs, ComponentExit, ComponentFacts, Fact, NsInum};
 
+mod plugin_dirs;
 mod version;
 
 /// Programs, and what they are called here.
-const PROGRAMS: [(&str, &str); 8] = [
+const PROGRAMS: [(&str, &str); 9] = [
     ("kubelet", "kubelet"),
     ("hyperkube", "kubelet"),
     ("dockerd", "dockerd"),
     ("containerd", "containerd"),
     ("docker-containerd", "containerd"),
+    // Also the containerd that it starts.
+    ("k3s", "containerd"),
     ("crio", "crio"),
     ("cri-dockerd", "cri-dockerd"),
     ("podman", "podman"),
 ];
-const NAMES: [&str; 8] = {
-    let mut names = [""; 8];
+const NAMES: [&str; 9] = {
+    let mut names = [""; 9];
     let mut index = 0;
     while index < names.len() {
         names[index] = PROGRAMS[index].0;
@@ -171,6 +174,7 @@ impl Look {
             exe: exe.then(|| program.exe.clone()),
             version: version::of_file(&proc.path(tgid, "exe")),
             remote_runtime: (name == "kubelet").then(|| remote_runtime(&program.arguments)).flatten(),
+            cni_dirs: plugin_dirs::of(name, &program.arguments, &proc.path(tgid, "root")),
         };
         program.dir.is_there(&mut Vec::new()).then_some(facts)
     }
@@ -188,6 +192,7 @@ fn is_run_as_one(program: &Program) -> bool {
     let is_first = |word: &str| program.arguments.get(1).is_some_and(|first| first == word);
     match program.name {
         "hyperkube" => is_first("kubelet"),
+        "k3s" => program.arguments.first().is_some_and(|own| own.rsplit('/').next() == Some("containerd")),
         "podman" => program.arguments.windows(2).any(|words| words == ["system", "service"]),
         _ => true,
     }

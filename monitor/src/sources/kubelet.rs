@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::procfs::Proc;
 use super::procfs::readers::{Answer, Job, Readers, reading_none};
-use super::programs::{Buffers, Program};
+use super::programs::{Buffers, Program, flag};
 use super::{Sender, observed_now};
 use crate::observation::{Fact, KubeletFacts, KubeletNamespace, NsInum};
 use crate::settings::settings;
@@ -260,32 +260,19 @@ fn kubelet(proc: &Proc, tgid: u32, buffers: &mut Buffers) -> Option<Kubelet> {
 
 /// `--root-dir` of a kubelet, if it is given; `None` if the program is not run as one.
 fn root_dir<'a>(program: &str, arguments: &[&'a str]) -> Option<Option<&'a str>> {
-    let (_, arguments) = arguments.split_first()?;
-    if program != "kubelet" && arguments.first() != Some(&"kubelet") {
+    if program != "kubelet" && arguments.get(1) != Some(&"kubelet") {
         return None;
     }
-    Some(flag(arguments, "--root-dir").filter(|root| is_plain(root)))
+    Some(flag(arguments, &["--root-dir"]).filter(|root| is_plain(root)))
 }
 
 /// The socket of the runtime that a kubelet is told to use instead of dockershim; empty where that is no path.
 pub(super) fn remote_runtime(arguments: &[String]) -> Option<String> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    flag(&arguments, "--container-runtime").filter(|runtime| *runtime == "remote")?;
-    let endpoint = flag(&arguments, "--container-runtime-endpoint").unwrap_or_default();
+    flag(&arguments, &["--container-runtime"]).filter(|runtime| *runtime == "remote")?;
+    let endpoint = flag(&arguments, &["--container-runtime-endpoint"]).unwrap_or_default();
     let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
     Some(if is_plain(path) { path.to_owned() } else { String::new() })
-}
-
-/// The value of a flag. The last one counts, as with every flag of Go programs.
-fn flag<'a>(arguments: &[&'a str], name: &str) -> Option<&'a str> {
-    arguments.iter().enumerate().rev().find_map(|(index, argument)| {
-        let rest = argument.strip_prefix(name)?;
-        match rest.strip_prefix('=') {
-            Some(value) => Some(value),
-            None if rest.is_empty() => arguments.get(index + 1).copied(),
-            None => None,
-        }
-    })
 }
 
 /// Whether it is an absolute path without `.` and `..`, and not the root of everything.

@@ -64,6 +64,18 @@ impl Program {
     }
 }
 
+/// The value of a flag that has one of these names, as programs written in Go take them: the last one counts.
+pub(super) fn flag<'a>(arguments: &[&'a str], names: &[&str]) -> Option<&'a str> {
+    arguments.iter().enumerate().rev().find_map(|(index, argument)| {
+        let rest = names.iter().find_map(|name| argument.strip_prefix(name))?;
+        match rest.strip_prefix('=') {
+            Some(value) => Some(value),
+            None if rest.is_empty() => arguments.get(index + 1).copied(),
+            None => None,
+        }
+    })
+}
+
 /// Which of these names a path ends with.
 pub(super) fn named(exe: &str, names: &[&'static str]) -> Option<&'static str> {
     let path = exe.strip_suffix(" (deleted)").unwrap_or(exe);

@@ -13,6 +13,7 @@ fn kubelet(tgid: u32, started_s: u64, version: Option<&str>) -> ComponentFacts {
         exe: Some("/usr/bin/kubelet".into()),
         version: version.map(str::to_owned),
         remote_runtime: None,
+        cni_dirs: Default::default(),
     }
 }
 

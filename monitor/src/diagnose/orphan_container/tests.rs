@@ -155,6 +155,7 @@ fn kubelet(tgid: u32, version: &str) -> ComponentFacts {
         exe: Some("/usr/bin/kubelet".into()),
         version: (!version.is_empty()).then(|| version.to_owned()),
         remote_runtime: None,
+        cni_dirs: Default::default(),
     }
 }
 

@@ -16,6 +16,7 @@ fn kubelet(tgid: u32, started_ns: BootNs, version: Option<&str>) -> ComponentFac
         exe: Some("/usr/bin/kubelet".into()),
         version: version.map(str::to_owned),
         remote_runtime: None,
+        cni_dirs: Default::default(),
     }
 }
 

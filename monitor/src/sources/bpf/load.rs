@@ -253,6 +253,7 @@ impl Objects {
                 .map_err(map_error("CNI_DIRECTORIES"))?,
             HashMap::try_from(take(&mut attached, "CNI_MOUNT_NAMESPACES")?)
                 .map_err(map_error("CNI_MOUNT_NAMESPACES"))?,
+            HashMap::try_from(take(&mut attached, "CNI_CALLERS")?).map_err(map_error("CNI_CALLERS"))?,
         );
         let mut loggers = Vec::new();
         for object in attached.iter_mut().filter(|_| log) {
