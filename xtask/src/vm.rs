@@ -44,11 +44,13 @@ const FORKER: &str = "forker";
 const WEDGE: &str = "wedge";
 
 /// The test executables that depend on the kernel, each with what it leaves out: no runtime is in the guest.
-const TESTS: [(&str, &[&str]); 8] = [
+const TESTS: [(&str, &[&str]); 9] = [
     ("hooks", &[]),
     ("neighbor", &[]),
     ("mount", &["--skip=container"]),
     ("identity", &[]),
+    // No plugins of others are in the guest.
+    ("cni", &["--skip=real_plugin"]),
     // Thousands of processes take minutes here.
     ("lineage", &["--skip=thousands"]),
     ("executable", &[]),
