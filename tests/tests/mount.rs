@@ -269,7 +269,7 @@ fn what_no_list_of_open_files_shows_is_found_or_at_least_doubted() {
     };
     let (event, pid) = held("hold-apart");
     assert_eq!(holder(&event, pid, "fd")["comm"], "actor", "{event}");
-    for act in ["bind", "register"] {
+    for act in ["bind", "register", "send"] {
         let (event, _) = held(act);
         event.expect("/holders_complete", false);
         event.expect("/holders_verdict", "incomplete");

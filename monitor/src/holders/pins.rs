@@ -42,6 +42,8 @@ pub(super) struct Visit {
     pub(super) refused: bool,
     /// What has the name of something on a searched mount, and may be on another one of the same name.
     pub(super) doubts: Vec<Access>,
+    /// Files that others have sent wait in a socket of it, and nothing shows on which mount they are.
+    pub(super) is_sent_files: bool,
 }
 
 /// Whether what a link leads to is on a searched mount.

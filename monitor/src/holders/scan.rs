@@ -213,7 +213,15 @@ impl<'p> Scan<'p> {
                 // They were looked at before.
                 self.progress.done = self.processes_of(index, |ns| ns == request.mntns);
             }
-            let tgids = if stage.is_far() { &far } else { &near };
+            let all: BTreeSet<u32>;
+            let tgids = match stage {
+                Stage::Hidden => {
+                    all = near.union(&far).copied().collect();
+                    &all
+                }
+                stage if stage.is_far() => &far,
+                _ => &near,
+            };
             if !self.stage(index, tgids, &near, &targets) {
                 return false;
             }
@@ -337,7 +345,7 @@ impl<'p> Scan<'p> {
     }
 
     /// Does what the stage has to do with one process; false when there was no time for all of it.
-    fn look(&mut self, tgid: u32, process: &Dir, targets: &ScanTargets<'_>, near: bool) -> bool {
+    fn look(&mut self, tgid: u32, process: &Dir, targets: &ScanTargets<'_>, is_near: bool) -> bool {
         let deadline = self.deadline;
         let (visit, is_done) = match self.progress.stage {
             Stage::Own | Stage::Near | Stage::Far => (self.visitor.links(tgid, process, targets), true),
@@ -359,13 +367,14 @@ impl<'p> Scan<'p> {
                 self.progress.rest.extend(rest.map(|rest| (tgid, rest)));
                 (found.map(|(visit, _)| visit), rest.is_none())
             }
+            Stage::Hidden if !is_near => (self.visitor.sockets(tgid, process), true),
             Stage::Hidden => {
                 let own_ids = self.own == Some(std::process::id());
                 (self.visitor.hidden(tgid, process, targets, own_ids), true)
             }
         };
         if let Some(visit) = visit {
-            self.take(tgid, process, visit, near);
+            self.take(tgid, process, visit, is_near);
         }
         is_done
     }
@@ -377,6 +386,12 @@ impl<'p> Scan<'p> {
         }
         if !visit.doubts.is_empty() && visit.pins.is_empty() && process.is_there(&mut Vec::new()) {
             self.blind_to(tgid, "it uses something of this name, but on which mount cannot be told");
+        }
+        if visit.is_sent_files && process.is_there(&mut Vec::new()) {
+            self.blind_to(
+                tgid,
+                "a socket of it has files that nobody has received yet, on mounts that are not known",
+            );
         }
         let known =
             |access| self.report.holders.iter().any(|holder| holder.tgid == tgid && holder.access == access);

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 fn main() {
     for line in io::stdin().lock().lines() {
@@ -43,6 +44,8 @@ fn act(words: &[&str]) -> io::Result<()> {
         ["hold-apart", ref path @ ..] => hold_apart(path.join(" ")),
         // Binds a socket to a name, and keeps it.
         ["bind", ref path @ ..] => bind(&path.join(" ")),
+        // Sends a new file to itself, closes it, and never receives it.
+        ["send", ref path @ ..] => send(&path.join(" ")),
         // Registers a new file with a ring, and closes it.
         ["register", ref path @ ..] => register(&path.join(" ")),
         ["delete", link, address] => neighbor_entry(libc::SIOCDARP, link, address),
@@ -96,6 +99,16 @@ fn hold_apart(path: String) -> io::Result<()> {
 
 fn bind(path: &str) -> io::Result<()> {
     std::mem::forget(std::os::unix::net::UnixListener::bind(path)?);
+    Ok(())
+}
+
+fn send(path: &str) -> io::Result<()> {
+    let file = File::create(path)?;
+    let (from, to) = std::os::unix::net::UnixDatagram::pair()?;
+    let descriptors = [file.as_raw_fd()];
+    let (text, rights) = ([io::IoSlice::new(b"x")], [ControlMessage::ScmRights(&descriptors)]);
+    sendmsg::<()>(from.as_raw_fd(), &text, &rights, MsgFlags::empty(), None)?;
+    std::mem::forget((from, to));
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! What the list of a process' open files does not show: files of a thread that has a list of its own, files that are
-//! registered with an io_uring(7), and the names to which sockets are bound.
+//! registered with an io_uring(7), the names to which sockets are bound, and files that wait in a socket (`SCM_RIGHTS`).
 //!
-//! Of the last two the kernel tells only the name, so that they are doubts.
+//! Of rings and names the kernel tells only the name, of files in a socket only how many (since 5.10): these are doubts.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -22,6 +22,29 @@ const REGISTERED: &str = "UserFiles:";
 const NO_FILE: &str = "<none>";
 
 impl Visitor {
+    /// Looks at the sockets of a process whose other files were looked at: whoever has sent a file may be gone.
+    pub(in crate::holders) fn sockets(&mut self, tgid: u32, process: &Dir) -> Option<Visit> {
+        let (thread, _) = self.main(tgid, process)?;
+        let mut visit = Visit::default();
+        visit.is_sent_files = self.is_sent_files(thread.as_ref().unwrap_or(process), &mut visit);
+        Some(visit)
+    }
+
+    /// Whether files wait in a socket of the process.
+    fn is_sent_files(&mut self, main: &Dir, visit: &mut Visit) -> bool {
+        let (Some(list), Some(infos)) = (visit.read(main.at(c"fd")), visit.read(main.at(c"fdinfo"))) else {
+            return false;
+        };
+        let mut fds = Vec::new();
+        let _ = visit.read(list.numbers(&mut self.buffer, &mut fds));
+        fds.into_iter().any(|fd| {
+            let name = NumberName::new(fd);
+            let is_socket =
+                list.link(name.as_c_str(), &mut self.buffer).is_ok_and(|link| link.starts_with("socket:["));
+            is_socket && infos.text(name.as_c_str(), &mut self.text).is_ok_and(|info| sent_files(&info) > 0)
+        })
+    }
+
     /// Looks at all that. `own_ids`: /proc shows the ids of our own pid namespace.
     pub(in crate::holders) fn hidden(
         &mut self,
@@ -49,6 +72,7 @@ impl Visitor {
         if self.is_named_by_others(main, targets, &mut visit) {
             visit.doubts.push(Access::Fd);
         }
+        visit.is_sent_files = self.is_sent_files(main, &mut visit);
         Some(visit)
     }
 
@@ -101,6 +125,12 @@ fn registered(fdinfo: &str) -> impl Iterator<Item = Option<Cow<'_, str>>> {
         number.bytes().all(|byte| byte.is_ascii_digit()).then_some(path)
     });
     files.filter(|path| *path != NO_FILE).map(|path| path.starts_with('/').then(|| unescape(path)))
+}
+
+/// How many files wait in a socket, out of its fdinfo (`unix_show_fdinfo`, net/unix/af_unix.c).
+fn sent_files(fdinfo: &str) -> u32 {
+    let count = fdinfo.lines().find_map(|line| line.strip_prefix("scm_fds:"));
+    count.and_then(|count| count.trim().parse().ok()).unwrap_or_default()
 }
 
 /// Inode and path of each socket in `/proc/PID/net/unix` that has one.
