@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::locate::{self, best_members};
-use super::mntns_index::{self, MntnsIndex, Seen, Shown};
+use super::mntns_index::{self, MntnsIndex, Seen};
 use super::pins::{Extent, Pin, Rest, Visit, Visitor, describe};
 use super::progress::{Progress, Stage};
 use super::propagation::{self, MountCopy, NamespaceMounts};
@@ -19,7 +19,6 @@ use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Dir, is_gone};
 use crate::sources::procfs::mountinfo::{Mount, is_fuse};
 use crate::sources::procfs::readers;
-use crate::sources::procfs::statmount::MountNamespace;
 
 /// The list of processes is never longer than this takes; a reader would be ended soon after.
 const LIST_MAX: Duration = Duration::from_secs(10);
@@ -27,6 +26,8 @@ const LIST_MAX: Duration = Duration::from_secs(10);
 const STAGES_MIN: u32 = 4;
 /// How often it is written down how far it came, in case that a process hangs the reader.
 const NOTE_EVERY: Duration = Duration::from_millis(100);
+
+mod doubts;
 
 /// What a part of a scan found, and how to go on if it is not done.
 #[derive(Debug)]
@@ -271,35 +272,6 @@ impl<'p> Scan<'p> {
         (views, is_whole)
     }
 
-    /// Where all processes of a namespace are in a chroot, they may hold a copy that is mounted outside of it.
-    fn doubt_what_is_hidden(&mut self, shown: &Shown, target: &Mount) {
-        let Some(member) = shown.hidden_from else { return };
-        let Some(task) = member.dir(self.proc) else { return };
-        let namespace = MountNamespace::of(&task);
-        if !matches!(namespace.map(|all| all.hides_copy(target, &shown.table)), Ok(Ok(false))) {
-            let reason =
-                "every process of its mount namespace is in a chroot, and mounts outside of it are not seen";
-            self.blind_to(member.tgid, reason);
-        }
-    }
-
-    /// Counts the processes that may not be read. Those that see the mount, or whose mounts cannot be known
-    /// either, could be what is looked for.
-    fn count_unreadable(&mut self, index: &MntnsIndex, target: &Mount) {
-        let own = self.own;
-        for tgid in index.unreadable.iter().copied().filter(|tgid| Some(*tgid) != own) {
-            let blind = match mntns_index::mounts_of_unreadable(self.proc, tgid) {
-                Ok(table) => table.iter().any(|mount| mount.is_copy_of(target)),
-                Err(error) if is_gone(&error) => continue,
-                Err(_) => self.proc.is_alive(tgid),
-            };
-            self.count_as_unreadable(tgid);
-            if blind {
-                self.blind_to(tgid, "its descriptors may not be read");
-            }
-        }
-    }
-
     /// Does what is left of a stage; false when there is no time for all of it.
     fn stage(
         &mut self,
@@ -403,26 +375,6 @@ impl<'p> Scan<'p> {
                 self.report.holders_omitted += 1;
             }
         }
-    }
-
-    fn count_as_unreadable(&mut self, tgid: u32) {
-        if self.progress.unreadable.insert(tgid) {
-            self.report.unreadable += 1;
-        }
-    }
-
-    fn add_unreadable(&mut self, tgid: u32, near: bool) {
-        self.count_as_unreadable(tgid);
-        if near {
-            self.blind_to(tgid, "it may not be read");
-        }
-    }
-
-    /// A process that could be a holder was not looked into.
-    fn blind_to(&mut self, tgid: u32, reason: &str) {
-        let comm = self.proc.stat(tgid).map(|stat| stat.comm);
-        let reason = if self.proc.is_aside(tgid) { "whoever reads it hangs" } else { reason };
-        self.report.blind_spot(Some((tgid, comm)), reason);
     }
 
     /// Each other namespace with a copy, by its oldest process. None of them refuses an unmount by itself:

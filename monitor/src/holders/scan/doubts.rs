@@ -1,0 +1,58 @@
+//! What a scan could not look into: processes that may not be read, and mounts that nobody shows.
+
+use super::Scan;
+use crate::holders::mntns_index::{self, MntnsIndex, Shown};
+use crate::sources::procfs::dir::is_gone;
+use crate::sources::procfs::mountinfo::Mount;
+use crate::sources::procfs::statmount::MountNamespace;
+
+impl Scan<'_> {
+    /// Where all processes of a namespace are in a chroot, they may hold a copy that is mounted outside of it.
+    pub(super) fn doubt_what_is_hidden(&mut self, shown: &Shown, target: &Mount) {
+        let Some(member) = shown.hidden_from else { return };
+        let Some(task) = member.dir(self.proc) else { return };
+        let namespace = MountNamespace::of(&task);
+        if !matches!(namespace.map(|all| all.hides_copy(target, &shown.table)), Ok(Ok(false))) {
+            let reason =
+                "every process of its mount namespace is in a chroot, and mounts outside of it are not seen";
+            self.blind_to(member.tgid, reason);
+        }
+    }
+
+    /// Counts the processes that may not be read. Those that see the mount, or whose mounts cannot be known
+    /// either, could be what is looked for.
+    pub(super) fn count_unreadable(&mut self, index: &MntnsIndex, target: &Mount) {
+        let own = self.own;
+        for tgid in index.unreadable.iter().copied().filter(|tgid| Some(*tgid) != own) {
+            let blind = match mntns_index::mounts_of_unreadable(self.proc, tgid) {
+                Ok(table) => table.iter().any(|mount| mount.is_copy_of(target)),
+                Err(error) if is_gone(&error) => continue,
+                Err(_) => self.proc.is_alive(tgid),
+            };
+            self.count_as_unreadable(tgid);
+            if blind {
+                self.blind_to(tgid, "its descriptors may not be read");
+            }
+        }
+    }
+
+    fn count_as_unreadable(&mut self, tgid: u32) {
+        if self.progress.unreadable.insert(tgid) {
+            self.report.unreadable += 1;
+        }
+    }
+
+    pub(super) fn add_unreadable(&mut self, tgid: u32, near: bool) {
+        self.count_as_unreadable(tgid);
+        if near {
+            self.blind_to(tgid, "it may not be read");
+        }
+    }
+
+    /// A process that could be a holder was not looked into.
+    pub(super) fn blind_to(&mut self, tgid: u32, reason: &str) {
+        let comm = self.proc.stat(tgid).map(|stat| stat.comm);
+        let reason = if self.proc.is_aside(tgid) { "whoever reads it hangs" } else { reason };
+        self.report.blind_spot(Some((tgid, comm)), reason);
+    }
+}
