@@ -126,8 +126,11 @@ fn an_entry_is_not_to_be_put_back_while_the_host_end_is_down() {
     assert!(repairs(&daemon));
     run(&format!("ip link set {} down", pod.host_end()));
     eventually!(!repairs(&daemon), "the command is taken back");
-    look(&incident(&daemon, &id), &daemon);
-    run(&format!("ip link set {} up", pod.host_end()));
+    let down = incident(&daemon, &id);
+    look(&down, &daemon);
+    let cure = advice(&down, "restart").into_iter().find(|command| command.starts_with("ip link set "));
+    let cure = cure.expect("it is said what keeps the entry from being put back");
+    let _ = carry_out(&cure, &daemon).succeeded(&cure);
     eventually!(repairs(&daemon), "the command is shown again");
 }
 

@@ -61,10 +61,9 @@ fn pods(state: &NodeState) -> Table {
             Cell::list(&pod.gateways),
             Cell::list(&pod.host_links),
             Cell::known(pod.netns),
-            Cell::of(pod.containers.len()),
         ]
     };
-    let rest = ["ADDRESS", "GATEWAY", "HOST LINK", "NETNS", "CONTAINERS"];
+    let rest = ["ADDRESS", "GATEWAY", "HOST LINK", "NETNS"];
     Table::new(&["POD"], &rest, state.pods.iter().map(row))
 }
 

@@ -19,6 +19,13 @@ pub(super) fn advice_for(
     if let (Some(link), Some(inside)) = (link(context.node, key), Inside::of(context, key, target)) {
         let look = ["neigh", "show", "dev", &link.ifname];
         steps.push(inside.advice("look at the entry", Risk::Read, &look));
+        let end = context.node.host_end(key.netns, key.ifindex);
+        let is_down = |end: &&LinkFacts| end.netns == context.node.host_netns && end.flags & iff::UP == 0;
+        if let Some(end) = end.filter(is_down) {
+            let text = "set the host end of the interface up; while it is down, nothing passes";
+            let words = ["ip", "link", "set", &end.ifname, "up"];
+            steps.push(advice(text, Risk::Restart, &words));
+        }
         if let Some(lladdr) = replaceable(context.node, fault, key) {
             let (address, lladdr) = (key.address.to_string(), lladdr.to_string());
             let words =
@@ -94,8 +101,10 @@ fn link<'a>(node: &NodeView<'a>, key: NeighborKey) -> Option<&'a LinkFacts> {
     node.namespaces.get(key.netns)?.links.get(&key.ifindex)
 }
 
+/// Whether packets pass it: it was set up, and so was its other end.
 fn is_up(link: &LinkFacts) -> bool {
-    link.flags & iff::UP != 0
+    let flags = iff::UP | iff::LOWER_UP;
+    link.flags & flags == flags
 }
 
 /// The address of an entry that would work: where both ends of the pair and the bridge are up, the route is in use, and

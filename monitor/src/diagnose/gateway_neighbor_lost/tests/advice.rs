@@ -42,7 +42,15 @@ fn an_entry_is_put_back_only_where_both_ends_are_up() {
     let down = LinkFacts { flags: 0, ..end.clone() };
     node.observe(Fact::Link(Box::new(down)));
     assert!(!repairs(&node), "{:?}", commands(&node));
+    let set_up = "ip link set cali9118ebbb10b up".to_owned();
+    assert!(commands(&node).contains(&set_up), "{:?}", commands(&node));
+    let own = node.tables[&ETCD].links[0].clone();
+    let without_carrier = LinkFacts { flags: iff::UP, ..own.clone() };
+    node.observe(Fact::Link(Box::new(without_carrier)));
+    assert!(!node.open()[0].ruled_out.iter().any(|healthy| healthy.ends_with(" is up")), "no end is");
     node.observe(Fact::Link(Box::new(end)));
+    assert!(!repairs(&node) && !commands(&node).contains(&set_up), "{:?}", commands(&node));
+    node.observe(Fact::Link(Box::new(own)));
     assert!(repairs(&node));
     assert!(node.events.iter().all(|event| event.kind != Kind::IncidentClosed));
 }
