@@ -382,8 +382,7 @@ fn a_runtime_in_a_mount_namespace_of_its_own_is_believed_and_nobody_else_in_such
     runtime.run(&format!("netns={}", name.display()));
     let daemon = launch().start();
     eventually!(
-        is_seen_of(&daemon, &mut runtime, &plugin).number("/cni/netns_inode")
-            == Some(netns.path().inum().into()),
+        is_seen_of(&daemon, &mut runtime, &plugin).number("/cni/netns_inode") == Some(netns.path().inum()),
         "where only the runtime's mounts lead to"
     );
     // In another namespace below it; in its namespace and not below it; below another program of root's, and of another name.
