@@ -10,7 +10,7 @@ use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::Request;
 use hyper::body::Incoming;
@@ -23,12 +23,14 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::queue::lower_thread_priority;
+use pace::{PAUSE, Pace};
 use places::{Place, Places};
 
 mod body;
 mod compression;
 mod connection;
 mod listener;
+mod pace;
 mod places;
 mod response;
 #[cfg(test)]
@@ -164,9 +166,10 @@ async fn accept_all<A, H>(
 {
     // Dropping the set closes the connections.
     let mut connections = JoinSet::new();
+    let mut pace = Pace::new(Instant::now());
     loop {
         let accepted = tokio::select! {
-            accepted = accept(&listener, &places, &*handler) => accepted,
+            accepted = accept(&listener, &mut pace, &places, &*handler) => accepted,
             _ = stopping.changed() => break,
         };
         match accepted {
@@ -188,10 +191,15 @@ async fn accept_all<A, H>(
 /// may need it.
 async fn accept<A: Accept, H: Handler<Stream = A::Stream>>(
     listener: &A,
+    pace: &mut Pace,
     places: &Arc<Places>,
     handler: &H,
 ) -> io::Result<(A::Stream, H::Peer, Place)> {
     loop {
+        if A::IS_OPEN_TO_ALL && !pace.may_accept(Instant::now()) {
+            sleep(PAUSE).await;
+            pace.paused(listener.waiting());
+        }
         let stream = listener.accept().await?;
         match handler.identify(&stream) {
             Ok(peer) => return Ok((stream, peer, places.take().await?)),

@@ -152,7 +152,7 @@ fn a_client_that_never_completes_its_request_is_disconnected() {
     slow.write_all(b"GET / HTTP/1.1\r\nX: ").unwrap();
     // Each further byte would prolong a limit on silence.
     slow.set_nonblocking(true).unwrap();
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     while is_open(&slow) {
         assert!(begin.elapsed() < LONG, "it is still connected");
         let _ = slow.write(b"y");

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::{Method, Request, StatusCode};
+use nix::sys::socket::Backlog;
 use thiserror::Error;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -88,6 +89,8 @@ impl Server {
 fn listen(address: SocketAddr) -> Result<TcpListener, HttpError> {
     let failed = |source| HttpError::Listen { address, source };
     let listener = TcpListener::bind(address).map_err(failed)?;
+    // The kernel takes what is allowed of that; the standard library takes little, which any user can fill.
+    nix::sys::socket::listen(&listener, Backlog::MAXALLOWABLE).map_err(|errno| failed(errno.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
 }
