@@ -15,6 +15,7 @@ use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::pod::{GATEWAY, Pod};
+use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::process::{Running, copy_program, hold_by_cwd};
 use kevtmon_tests::storm::ipv4;
 use kevtmon_tests::unique;
@@ -230,6 +231,28 @@ fn a_namespace_of_a_user_with_too_much_in_it_is_left_out_and_that_is_told() {
     let state = daemon.ask(&["state", "--json"]).stdout;
     let is_known = |own: &Own| state.contains(&own.netns.inum().to_string());
     assert!(!is_known(&large) && is_known(&small), "{state}");
+}
+
+#[test]
+fn a_containers_network_that_grows_without_end_is_left_out_and_that_is_told() {
+    const ADDRESSES: u32 = 1500;
+    let pod = Pod::new();
+    let _sandbox = PodSandbox::of(&pod);
+    let mut daemon = launch().start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    pod.netns().network(|network| {
+        (0..ADDRESSES).try_for_each(|number| network.add_address("eth0", ipv4(number), 32))
+    });
+    daemon.wait_for("what is left out", |event| {
+        is_summary(event, "namespaces") && event.number("/throttled/netns") == Some(pod.inum().into())
+    });
+    let state: serde_json::Value =
+        serde_json::from_str(&daemon.ask(&["state", "--json"]).stdout).expect("an object");
+    let namespaces = state["namespaces"].as_array().expect("a list");
+    let of_pod = namespaces.iter().find(|namespace| namespace["netns"] == pod.inum()).expect("it is known");
+    let kept = of_pod["addresses"].as_array().expect("a list").len();
+    assert!(kept <= 1024, "{kept} addresses");
+    stop_and_account(daemon);
 }
 
 #[test]

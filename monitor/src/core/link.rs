@@ -8,7 +8,7 @@ use crate::event::wording::{owner_phrase, target_label};
 use crate::event::{Event, Kind, Link, LinkPeer, Route, Severity, Target};
 use crate::node::routing::is_default;
 use crate::observation::{
-    BootNs, LinkFacts, NetnsSnapshot, NsInum, PeerLink, Request, RouteFacts, TABLE_MAIN, iff,
+    AddressFacts, BootNs, LinkFacts, NetnsSnapshot, NsInum, PeerLink, Request, RouteFacts, TABLE_MAIN, iff,
 };
 
 impl Core {
@@ -20,11 +20,15 @@ impl Core {
             self.netns_gone(at, netns);
         }
         let is_containers = self.containers.in_netns(netns).is_some();
-        if !self.crowd.admits(at, &mut self.namespaces, &snapshot, is_containers) {
+        let is_host = netns == self.settings.host_netns;
+        if !is_host && !self.crowd.admits(at, &mut self.namespaces, &snapshot, is_containers) {
             return self.answered(at, &Awaited::Netns(netns), true);
         }
         let is_outdated = snapshot.is_outdated;
         let old = self.namespaces.replace(at, snapshot, !self.ready);
+        if is_host {
+            self.namespaces.set_unbounded(netns);
+        }
         let previous = self.previous_entries.extract_if(.., |entry| entry.netns == netns);
         for entry in previous.collect::<Vec<_>>() {
             if self.namespaces.compare_previous(at, &entry)
@@ -72,9 +76,26 @@ impl Core {
         if link.peer.is_none() {
             link.peer = namespace.links.get(&link.ifindex).and_then(|old| old.peer.clone());
         }
+        if !self.namespaces.has_room_for(&link) {
+            return self.overfull(at, link.netns);
+        }
         match self.namespaces.put_link(at, link.clone()) {
             Some(old) => self.emit_link_change(at, &old, &link),
             None => self.emit_link(at, Kind::LinkCreated, &link, &[], "created"),
+        }
+    }
+
+    pub(super) fn address(&mut self, at: BootNs, address: AddressFacts) {
+        let netns = address.netns;
+        if !self.namespaces.put_address(at, address) {
+            self.overfull(at, netns);
+        }
+    }
+
+    /// More came than is kept of a namespace. Reading it again finds that there is too much in it, which is told.
+    fn overfull(&mut self, at: BootNs, netns: NsInum) {
+        if !self.crowd.is_refused(at, netns) {
+            self.request(Request::Netns { netns });
         }
     }
 

@@ -162,7 +162,7 @@ impl Core {
             Fact::NetnsHeard { netns, until } => self.namespaces.set_heard(netns, until),
             Fact::NetnsMissed { since } => self.namespaces.set_all_stale(at, since),
             Fact::NetnsStale { netns, told } => self.namespaces.set_stale(at, netns, told),
-            Fact::Address(address) => self.namespaces.put_address(at, address),
+            Fact::Address(address) => self.address(at, address),
             Fact::AddressGone(address) => self.namespaces.remove_address(at, &address),
             Fact::Container(facts) => self.container(at, *facts),
             Fact::ContainerGone { id, source } => self.container_gone(at, &id, &source),

@@ -70,7 +70,7 @@ impl Core {
 }
 
 impl Core {
-    /// Reports for which namespaces of users there was no room, if that is due.
+    /// Reports for which namespaces there was no room, if that is due.
     pub(super) fn tell_refused(&mut self, now: BootNs, all: bool) {
         let Some(Refused { count, from, until, netns }) = self.crowd.take_due(now, all) else { return };
         let throttled = Throttled {
@@ -86,7 +86,7 @@ impl Core {
             _ => format!("network namespaces in {count} readings, the last of them net:[{netns}]"),
         };
         let message = format!(
-            "beyond what is kept of the namespaces of one user, so that nothing in them is watched: {what}"
+            "beyond what is kept of the namespaces of one user or container, so that nothing in them is watched: {what}"
         );
         let event = Event {
             throttled: Some(Box::new(throttled)),

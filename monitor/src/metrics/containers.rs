@@ -50,7 +50,7 @@ impl ContainerMetrics {
             veths: registrar.gauge("kevtmon_veth_devices", "Veth devices of the host.")?,
             refused: registrar.counter(
                 "kevtmon_namespaces_refused_total",
-                "Readings of network namespaces of users that have too many of them, or too much in them: they are not watched.",
+                "Readings of network namespaces of users that have too many of them, or of users and containers with too much in them: they are not watched.",
             )?,
             runtimes: Mutex::default(),
         })

@@ -27,8 +27,6 @@ const PREVIOUS_MAX: usize = 4096;
 const ROUTES_MAX: usize = 256;
 /// Recent changes of one kind in one namespace that are kept.
 const RECENT_MAX: usize = 256;
-/// Links, and addresses, of a namespace that another user namespace owns: any user can make as many as they like there.
-const USERS_MAX: usize = 1024;
 /// Interfaces that went since the last snapshot.
 const DISTURBED_MAX: usize = 4096;
 
@@ -36,6 +34,7 @@ mod crowd;
 mod former;
 mod interface;
 mod moves;
+mod room;
 
 use moves::Move;
 
@@ -59,6 +58,9 @@ pub struct Namespace {
     /// Whether another user namespace than the host's owns it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub foreign_userns: bool,
+    /// Whether all of its links and addresses are kept, however many: it is the host's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    unbounded: bool,
     /// The oldest process in it when it was last read; `None` if none lived in it.
     pub owner: Option<NetnsOwner>,
     /// When it was first read.
@@ -185,6 +187,7 @@ impl Namespaces {
             name: snapshot.name,
             cookie: snapshot.cookie,
             foreign_userns: snapshot.foreign_userns,
+            unbounded: old.as_ref().is_some_and(|old| old.unbounded),
             owner: snapshot.owner,
             since: old.as_ref().map_or(at, |old| old.since),
             read: at,
@@ -266,12 +269,12 @@ impl Namespaces {
         self.known.remove(&netns);
     }
 
-    /// Adds or changes a link; returns its previous state.
+    /// Adds or changes a link, if there is room for it; returns its previous state.
     pub fn put_link(&mut self, at: BootNs, link: LinkFacts) -> Option<LinkFacts> {
-        let namespace = self.known.get_mut(&link.netns)?;
-        if !namespace.has_room(namespace.links.len()) && !namespace.links.contains_key(&link.ifindex) {
+        if !self.has_room_for(&link) {
             return None;
         }
+        let namespace = self.known.get_mut(&link.netns)?;
         let ifindex = link.ifindex;
         let (mac, flags, has_peer) = (link.mac.clone(), link.flags, link.peer.is_some());
         namespace.changed = at;
@@ -306,15 +309,18 @@ impl Namespaces {
         Some(link)
     }
 
-    /// Adds an address.
-    pub fn put_address(&mut self, at: BootNs, address: AddressFacts) {
-        if let Some(namespace) = self.known.get_mut(&address.netns)
-            && !namespace.addresses.contains(&address)
-            && namespace.has_room(namespace.addresses.len())
-        {
+    /// Adds an address; returns false if there is no room for it.
+    pub fn put_address(&mut self, at: BootNs, address: AddressFacts) -> bool {
+        let Some(namespace) = self.known.get_mut(&address.netns) else { return true };
+        if namespace.addresses.contains(&address) {
+            return true;
+        }
+        let has_room = namespace.has_room(namespace.addresses.len());
+        if has_room {
             namespace.switched.insert(address.ifindex, at);
             namespace.addresses.insert(address);
         }
+        has_room
     }
 
     /// Removes an address.
@@ -444,16 +450,6 @@ impl Namespace {
     #[must_use]
     pub fn has_address(&self, ifindex: u32, address: IpAddr) -> bool {
         self.addresses.iter().any(|known| known.ifindex == ifindex && known.address == address)
-    }
-
-    /// Links, addresses and default routes.
-    fn rows(&self) -> usize {
-        self.links.len() + self.addresses.len() + self.routes.len()
-    }
-
-    /// Whether one more may be kept where there are so many.
-    fn has_room(&self, number: usize) -> bool {
-        !self.foreign_userns || number < USERS_MAX
     }
 
     fn name_gateways(&mut self) {

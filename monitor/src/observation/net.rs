@@ -251,8 +251,8 @@ pub struct NetnsSnapshot {
     /// Whether routes changed while it was read: these changes follow, and then another snapshot if one is awaited.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_outdated: bool,
-    /// Links, addresses and the like beyond what is read of a namespace that users may have made. If there are any, nothing
-    /// of it was kept.
+    /// Links, addresses and the like beyond what is read of a namespace other than the host's. If there are any, nothing of it was
+    /// kept.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub omitted: u32,
     /// The oldest process found in it; `None` if none lives in it.

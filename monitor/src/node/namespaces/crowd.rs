@@ -1,12 +1,14 @@
-//! Namespaces that users made: any user can make any number of them, and of links and addresses in each, so that the model
-//! has only some of each account.
+//! Namespaces in which others than the node's root make links and addresses: any user any number of namespaces and of rows
+//! in each, and any container that may change its network any number of rows in its own. The model has only some of each
+//! account.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Namespace, Namespaces};
+use super::{Namespace, Namespaces, ROUTES_MAX};
 use crate::node::cgroup;
+use crate::node::routing::is_default;
 use crate::observation::{BootNs, NetnsOwner, NetnsSnapshot, NsInum};
 
 /// Namespaces of one account,
@@ -17,6 +19,8 @@ const USERS_MAX: usize = 256;
 const ACCOUNT_ROWS: usize = 2048;
 /// and in those of all users together.
 const USERS_ROWS: usize = 8192;
+/// What each namespace of a container may have of them without being counted: more than those with one use have.
+const CONTAINER_ROWS: usize = 256;
 /// One that was not read for this time makes room: it may have ended, of which no message tells.
 const UNREAD_NS: BootNs = 60 * 1_000_000_000;
 /// One for which there is no room is not read again for this time.
@@ -52,8 +56,9 @@ pub struct Refused {
 }
 
 impl Crowd {
-    /// Whether there is room for a namespace. Of those that users made the longest unread of the same account makes room, if
-    /// that was long ago. One of a container has room unless there is too much in it.
+    /// Whether there is room for a namespace other than the host's. Of those that users made the longest unread of the same
+    /// account makes room, if that was long ago. One of a container has room unless there is too much in it; those with much
+    /// in them share what all may have. What is known of one that is refused is not up to date any more.
     pub fn admits(
         &mut self,
         at: BootNs,
@@ -64,13 +69,15 @@ impl Crowd {
         let netns = snapshot.netns;
         self.refused.remove(&netns);
         let is_too_large = snapshot.omitted > 0;
-        if !is_too_large && (is_containers || !snapshot.foreign_userns) {
+        let has_room = if snapshot.foreign_userns && !is_containers {
+            !is_too_large && has_room(at, namespaces, snapshot, account(snapshot.owner.as_ref()))
+        } else {
+            !is_too_large && has_room_among_containers(namespaces, snapshot, is_containers)
+        };
+        if has_room {
             return true;
         }
-        let account = account(snapshot.owner.as_ref());
-        if !is_too_large && has_room(at, namespaces, snapshot, account) {
-            return true;
-        }
+        namespaces.set_stale(at, netns, false);
         let refused = &mut self.refused;
         if refused.len() >= REFUSED_MAX {
             refused.retain(|_, since| since.saturating_add(REFUSED_NS) > at);
@@ -109,7 +116,7 @@ impl Crowd {
 
 /// Whether what is in a namespace of this account has room, with what others of it may go.
 fn has_room(at: BootNs, namespaces: &mut Namespaces, snapshot: &NetnsSnapshot, account: &str) -> bool {
-    let rows = snapshot.links.len() + snapshot.addresses.len() + snapshot.routes.len();
+    let rows = rows(snapshot);
     loop {
         let others = namespaces.known.iter();
         let others = others.filter(|(netns, known)| known.foreign_userns && **netns != snapshot.netns);
@@ -133,6 +140,38 @@ fn has_room(at: BootNs, namespaces: &mut Namespaces, snapshot: &NetnsSnapshot, a
         };
         namespaces.known.remove(&oldest);
     }
+}
+
+/// Whether what is in a namespace of a container has room. Those that root made beside containers have no account: nobody
+/// else can make or change them.
+fn has_room_among_containers(namespaces: &Namespaces, snapshot: &NetnsSnapshot, is_containers: bool) -> bool {
+    let own = container(snapshot.owner.as_ref());
+    let rows = rows(snapshot);
+    if !is_containers && own.is_none() || rows <= CONTAINER_ROWS {
+        return true;
+    }
+    let (mut his, mut all) = (rows, rows);
+    for (netns, known) in &namespaces.known {
+        let of_container = container(known.owner.as_ref());
+        if *netns == snapshot.netns || of_container.is_none() || known.rows() <= CONTAINER_ROWS {
+            continue;
+        }
+        all += known.rows();
+        if of_container == own {
+            his += known.rows();
+        }
+    }
+    his <= ACCOUNT_ROWS && all <= USERS_ROWS
+}
+
+fn rows(snapshot: &NetnsSnapshot) -> usize {
+    let routes = snapshot.routes.iter().filter(|route| is_default(route)).count();
+    snapshot.links.len() + snapshot.addresses.len() + routes.min(ROUTES_MAX)
+}
+
+/// The container of the oldest process in a namespace.
+fn container(owner: Option<&NetnsOwner>) -> Option<String> {
+    cgroup::identify(owner?.cgroup.as_deref()?).container_id
 }
 
 /// Whose it is, as far as the oldest process in it shows.
@@ -221,6 +260,37 @@ mod tests {
         assert_eq!(model.crowd.take_due(5 * S, false), None);
         assert_eq!(model.crowd.take_due(63 * S, false), refused(1, 4 * S, 4 * S, 7));
         assert_eq!(model.crowd.take_due(200 * S, true), None);
+    }
+
+    #[test]
+    fn containers_with_much_in_their_networks_share_what_all_may_have_and_take_nothing_of_others() {
+        let of_container = |netns: NsInum, rows: u32| {
+            let cgroup = Some(format!("/kubepods/pod1/{netns:064x}"));
+            let owner = NetnsOwner { tgid: netns, start_ns: 1, comm: "x".into(), cgroup };
+            let links = (0..rows).map(|ifindex| link(netns, ifindex)).collect();
+            NetnsSnapshot { links, owner: Some(owner), ..NetnsSnapshot::empty(netns) }
+        };
+        let mut model = Model::default();
+        assert_eq!(admitted(&mut model, S, (1000..1020).map(|netns| of_container(netns, 1000))), 8);
+        assert_eq!(model.crowd.refused(), 12);
+        assert!(model.namespaces.get(1008).is_none());
+        assert_eq!(admitted(&mut model, 2 * S, (1007..1008).map(|netns| of_container(netns, 1000))), 1);
+        let usual = (2000..2500).map(|netns| of_container(netns, 20));
+        assert_eq!(admitted(&mut model, 2 * S, usual), 500);
+        assert_eq!(admitted(&mut model, 2 * S, (3000..3020).map(|netns| of_user(netns, 1000))), 20);
+        let roots = |netns| NetnsSnapshot { owner: None, ..of_container(netns, 1000) };
+        assert_eq!(admitted(&mut model, 2 * S, (4000..4020).map(roots)), 20);
+    }
+
+    #[test]
+    fn what_is_known_of_one_that_has_too_much_in_it_by_now_is_not_believed_any_more() {
+        let mut model = Model::default();
+        let mut own = NetnsSnapshot::empty(7);
+        assert_eq!(admitted(&mut model, S, [own.clone()].into_iter()), 1);
+        assert!(!model.namespaces.get(7).unwrap().is_stale());
+        own.omitted = 1;
+        assert_eq!(admitted(&mut model, 2 * S, [own].into_iter()), 0);
+        assert!(model.namespaces.get(7).unwrap().is_stale());
     }
 
     #[test]

@@ -44,9 +44,12 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 const ATTEMPTS: usize = 4;
 /// Of include/uapi/linux/nsfs.h.
 const NS_GET_USERNS: libc::Ioctl = 0xb701;
-/// What is read of a namespace that another user namespace owns, of each table: any user can make any number of links,
-/// addresses, routes and rules in a namespace of his own.
-const USERS_ROWS: usize = 1024;
+/// What is read of a namespace other than the host's, of each table: any user can make any number of links, addresses, default
+/// routes and rules in a namespace of his own, and any container that may change its network in that one.
+const FOREIGN_ROWS: usize = 1024;
+/// Neighbor entries of one that no user can have made: what they were before they are deleted is known from here alone where
+/// there are no probes.
+const FOREIGN_NEIGHBORS: usize = 16_384;
 /// Deep enough for a dump; the default of 2 MiB would count for nothing.
 const STACK: usize = 256 * 1024;
 
@@ -117,7 +120,7 @@ pub(super) fn on_thread<T: Send + 'static>(
 
 /// Reads the namespace of this thread.
 pub(super) fn read_host(host: NsInum) -> Result<Reading, ReadError> {
-    Ok(read_tables(&mut RequestSocket::open(BUDGET)?, host, usize::MAX)?)
+    Ok(read_tables(&mut RequestSocket::open(BUDGET)?, host, Most::ALL)?)
 }
 
 /// A foreign namespace to read, and its owner. It must be read at once: it is pinned.
@@ -149,7 +152,8 @@ pub(super) fn read_foreign(
         naming.map(|naming| RequestSocket::open(BUDGET).map(|socket| (naming, socket))).transpose()?;
     setns(&namespace, CloneFlags::CLONE_NEWNET).map_err(ReadError::Enter)?;
     let mut requests = RequestSocket::open(BUDGET)?;
-    let most = if foreign_userns { USERS_ROWS } else { usize::MAX };
+    let neighbors = if foreign_userns { FOREIGN_ROWS } else { FOREIGN_NEIGHBORS };
+    let most = Most { rows: FOREIGN_ROWS, neighbors };
     let mut reading = read_tables(&mut requests, found.netns, most)?;
     reading.names = name_peers(&mut requests, &home, &reading.peers);
     reading.snapshot.name.clone_from(&found.name);
@@ -238,7 +242,7 @@ fn name_peers(requests: &mut RequestSocket, home: &File, peers: &[(u32, i32)]) -
 }
 
 /// Reads them with at most so many rows each; of one with more, nothing.
-fn read_tables(requests: &mut RequestSocket, netns: NsInum, most: usize) -> Result<Reading, RequestError> {
+fn read_tables(requests: &mut RequestSocket, netns: NsInum, most: Most) -> Result<Reading, RequestError> {
     let mut links = LinkMessage::default();
     links.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
     // Without a family each request covers both. Which entries are a gateway's is known once the routes are.
@@ -271,14 +275,13 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum, most: usize) -> Resu
         tables.append(table);
         tables.resolve();
         if tables.omitted > 0 {
-            tables = Tables { omitted: tables.omitted, ..Tables::default() };
             break;
         }
     }
-    let mut rules = tables.rules_by_table(most);
-    if rules.len() >= most {
-        tables = Tables { omitted: 1, ..Tables::default() };
-        rules = Vec::new();
+    let mut rules = tables.rules_by_table();
+    if tables.omitted > 0 {
+        tables = Tables { omitted: tables.omitted, ..Tables::default() };
+        rules.clear();
     }
     // One by an object that went meanwhile is gone too.
     let routes = std::mem::take(&mut tables.routes).into_iter();
@@ -307,10 +310,22 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum, most: usize) -> Resu
     })
 }
 
+/// How many rows of a table are kept.
+#[derive(Debug, Clone, Copy, Default)]
+struct Most {
+    /// Of each but the neighbors; one with more is left out with all of its namespace.
+    rows: usize,
+    neighbors: usize,
+}
+
+impl Most {
+    const ALL: Self = Self { rows: usize::MAX, neighbors: usize::MAX };
+}
+
 #[derive(Default)]
 struct Tables {
-    /// Rows of each that are kept, and how many there were beyond that.
-    most: usize,
+    most: Most,
+    /// Rows beyond that.
     omitted: u32,
     /// The addresses whose neighbor entries are kept in any case.
     gateways: HashSet<IpAddr>,
@@ -341,19 +356,23 @@ impl Tables {
                 self.links.push(link.facts);
             }
             Ok(Change::Address(address)) => self.addresses.push(address),
-            // Nothing else of a namespace of users is ever asked for.
+            // Nothing else of such a namespace is ever asked for.
             Ok(Change::Route { routes, .. }) => {
-                let is_limited = self.most < usize::MAX;
+                let is_limited = self.is_limited();
                 let routes = routes.into_iter().filter(|route| !is_limited || is_default(route));
                 self.routes.extend(routes.map(|route| (route, None)));
             }
-            Ok(Change::RouteByObject { route, nexthop }) => self.routes.push((route, Some(nexthop))),
+            Ok(Change::RouteByObject { route, nexthop }) => {
+                if !self.is_limited() || is_default(&route) {
+                    self.routes.push((route, Some(nexthop)));
+                }
+            }
             Ok(Change::Nexthop(nexthop)) => {
                 self.nexthops.insert(nexthop.id, nexthop);
             }
             Ok(Change::Rule(rule)) => self.rules.push(rule),
             Ok(Change::Neighbor { entry, .. }) => {
-                if self.neighbors.len() < self.most || self.gateways.contains(&entry.address) {
+                if self.neighbors.len() < self.most.neighbors || self.gateways.contains(&entry.address) {
                     self.neighbors.push(entry);
                 }
             }
@@ -369,7 +388,11 @@ impl Tables {
     fn is_full(&self) -> bool {
         let Self { links, addresses, routes, rules, nexthops, .. } = self;
         let rows = [links.len(), addresses.len(), routes.len(), rules.len(), nexthops.len()];
-        rows.into_iter().any(|rows| rows >= self.most)
+        rows.into_iter().any(|rows| rows >= self.most.rows)
+    }
+
+    fn is_limited(&self) -> bool {
+        self.most.rows < usize::MAX
     }
 
     fn gateways(&self) -> HashSet<IpAddr> {
@@ -390,16 +413,15 @@ impl Tables {
         self.omitted += other.omitted;
     }
 
-    /// Puts next hops in place of objects, once these are read.
+    /// Puts next hops in place of objects, once these are read. Each of many routes may lead by a group of many hops.
     fn resolve(&mut self) {
         if self.nexthops.is_empty() || self.routes.iter().all(|(_, object)| object.is_none()) {
             return;
         }
         for (route, object) in std::mem::take(&mut self.routes) {
-            // A group multiplies its routes.
-            if self.routes.len() >= self.most {
+            if self.routes.len() >= self.most.rows {
                 self.omitted += 1;
-                continue;
+                return;
             }
             let Some(id) = object else {
                 self.routes.push((route, None));
@@ -417,10 +439,17 @@ impl Tables {
         }
     }
 
-    /// The rules, with tables in place of devices, so many at most.
-    fn rules_by_table(&self, most: usize) -> Vec<RuleFacts> {
-        let tables = |rule: &Rule| rule.table.map_or_else(|| self.vrf_tables.clone(), |table| vec![table]);
-        let by_table = |rule| tables(rule).into_iter().map(|table| rule.of(table));
-        self.rules.iter().flat_map(by_table).take(most).collect()
+    /// The rules, with tables in place of devices: a rule for all devices counts once for each.
+    fn rules_by_table(&mut self) -> Vec<RuleFacts> {
+        let mut by_table = Vec::new();
+        for rule in &self.rules {
+            let tables = rule.table.as_ref().map_or(&*self.vrf_tables, std::slice::from_ref);
+            if tables.len() > self.most.rows.saturating_sub(by_table.len()) {
+                self.omitted += 1;
+                return Vec::new();
+            }
+            by_table.extend(tables.iter().map(|table| rule.of(*table)));
+        }
+        by_table
     }
 }
