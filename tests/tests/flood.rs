@@ -244,7 +244,7 @@ fn a_containers_network_that_grows_without_end_is_left_out_and_that_is_told() {
         (0..ADDRESSES).try_for_each(|number| network.add_address("eth0", ipv4(number), 32))
     });
     daemon.wait_for("what is left out", |event| {
-        is_summary(event, "namespaces") && event.number("/throttled/netns") == Some(pod.inum().into())
+        is_summary(event, "namespaces") && event.number("/throttled/netns") == Some(pod.inum())
     });
     let state: serde_json::Value =
         serde_json::from_str(&daemon.ask(&["state", "--json"]).stdout).expect("an object");
