@@ -317,9 +317,9 @@ impl Engine {
                 }
             }
             Finding::Advise { subject, ruled_out, advice } => {
-                let id = self.ids.id(kind, &subject);
+                let (id, is_known) = (self.ids.id(kind, &subject), self.ready.is_some());
                 if let Some(open) = self.incidents.open.get_mut(&id)
-                    && open.advise(ruled_out, advice)
+                    && open.advise(ruled_out, advice, is_known)
                 {
                     self.push_change(Kind::IncidentUpdated, id);
                 }

@@ -188,18 +188,26 @@ impl OpenIncident {
         worse || incident.count.checked_ilog2() != before.checked_ilog2()
     }
 
-    /// Replaces the next steps; returns whether that is notable: other commands than before, and not too often.
-    pub(super) fn advise(&mut self, ruled_out: Option<Vec<String>>, advice: Vec<Advice>) -> bool {
+    /// Replaces the next steps; returns whether that is notable: other commands than before, or a cause that is ruled out no
+    /// more, and not too often. `is_known`: the whole node was read, so that what is not there is not only unknown yet.
+    pub(super) fn advise(
+        &mut self,
+        ruled_out: Option<Vec<String>>,
+        advice: Vec<Advice>,
+        is_known: bool,
+    ) -> bool {
         let commands = |steps: &[Advice]| steps.iter().map(|step| step.command.clone()).collect::<Vec<_>>();
+        let taken_back = |now: &Vec<String>| self.incident.ruled_out.iter().any(|cause| !now.contains(cause));
         let is_other = commands(&advice) != commands(&self.incident.advice);
+        let is_notable = is_other || is_known && ruled_out.as_ref().is_some_and(taken_back);
         if is_other {
             self.incident.advice = advice;
-            self.summaries += 1;
         }
+        self.summaries += u32::from(is_notable);
         if let Some(ruled_out) = ruled_out {
             self.incident.ruled_out = ruled_out;
         }
-        is_other && self.summaries <= SUMMARY_UPDATES_MAX
+        is_notable && self.summaries <= SUMMARY_UPDATES_MAX
     }
 
     /// Links a cause; returns whether it is new.

@@ -46,7 +46,9 @@ fn an_entry_is_put_back_only_where_both_ends_are_up() {
     assert!(commands(&node).contains(&set_up), "{:?}", commands(&node));
     let own = node.tables[&ETCD].links[0].clone();
     let without_carrier = LinkFacts { flags: iff::UP, ..own.clone() };
+    let updates = node.kinds().len();
     node.observe(Fact::Link(Box::new(without_carrier)));
+    assert_eq!(node.kinds()[updates..], ["incident.updated"], "what was ruled out is taken back at once");
     assert!(!node.open()[0].ruled_out.iter().any(|healthy| healthy.ends_with(" is up")), "no end is");
     node.observe(Fact::Link(Box::new(end)));
     assert!(!repairs(&node) && !commands(&node).contains(&set_up), "{:?}", commands(&node));
