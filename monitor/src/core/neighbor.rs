@@ -262,8 +262,11 @@ impl Core {
         let gateway = known.then(|| self.was_gateway(at, change)).flatten();
         let teardown = self.is_teardown(change, requested);
         let cause = self.checked_cause(at, change);
-        let actor =
-            change.actor.as_ref().filter(|_| !teardown).map(|task| self.actor(task, requested.container));
+        let actor = change
+            .actor
+            .as_ref()
+            .filter(|_| !teardown || is_by_request(change))
+            .map(|task| self.actor(task, requested.container));
         let repaired = self.is_repair(change);
         let (kind, severity) = match (change.op, gateway == Some(true)) {
             (NeighborOp::Added, _) => (Kind::NeighborAdded, Severity::Info),
@@ -320,13 +323,16 @@ impl Core {
             && change.new_state.is_some_and(|state| state.is_permanent() || state.is_usable())
     }
 
-    /// Whether the container that owns the entry's namespace has exited already.
+    /// Whether the container that owns the entry's namespace has exited already, and leaves it to no other one. The end of a
+    /// sandbox is that of its pod.
     fn is_teardown(&self, change: &NeighborChange, requested: Requested) -> bool {
-        if requested.process_alive == Some(false) {
-            return true;
+        let netns = change.key.netns;
+        let Some(owner) = self.owner_of(netns) else { return requested.process_alive == Some(false) };
+        match requested.process_alive {
+            Some(true) => false,
+            Some(false) => owner.is_sandbox() || !self.containers.is_shared(netns, &owner.id),
+            None => !is_live(owner.state),
         }
-        requested.process_alive.is_none()
-            && self.owner_of(change.key.netns).is_some_and(|owner| !is_live(owner.state))
     }
 
     /// The container that a namespace belongs to. Containers with host networking do not own the host's namespace.

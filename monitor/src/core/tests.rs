@@ -286,6 +286,37 @@ fn links_set_down_after_the_container_exited_are_no_fault_and_have_no_actor() {
     assert!(event.message.ends_with("deleted after its container had exited because the link was set down"));
 }
 
+#[test]
+fn the_end_of_one_container_is_not_that_of_a_namespace_which_others_live_in() {
+    let mut core = core();
+    for (id, joined_netns) in [("a", false), ("b", true)] {
+        let Fact::Container(mut facts) = container(ContainerState::Running) else { panic!() };
+        (facts.id, facts.pod, facts.sandbox, facts.joined_netns) = (id.repeat(64), None, false, joined_netns);
+        core.observe(at(1, Fact::Container(facts)));
+    }
+    core.observe(at(2, snapshot(POD)));
+    events(&mut core);
+    core.observe(at(10, deletion(NeighborCause::LinkDown)));
+    core.observe(at(11, Fact::ProcessState(ProcessState { tgid: 16_707, alive: false })));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!((event.severity, event.actor.is_some()), (Severity::Warning, true), "{}", event.message);
+}
+
+#[test]
+fn who_deletes_an_entry_by_request_is_told_after_the_exit_too() {
+    let mut core = settled();
+    core.observe(at(9, container(ContainerState::Exited)));
+    events(&mut core);
+    core.observe(at(10, deletion(NeighborCause::Admin)));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!((event.severity, event.actor.is_some()), (Severity::Debug, true), "{}", event.message);
+    assert!(
+        event.message.ends_with("deleted by calico (pid 28997) after its container had exited"),
+        "{}",
+        event.message
+    );
+}
+
 fn deletion_actor() -> Option<TaskRef> {
     change(NeighborOp::Deleted, NeighborCause::LinkDeleted).actor
 }

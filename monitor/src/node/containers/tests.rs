@@ -1,0 +1,110 @@
+use super::*;
+use crate::observation::Incarnation;
+
+fn container(id: &str, state: ContainerState, netns: Option<NsInum>, sandbox: bool) -> ContainerFacts {
+    ContainerFacts {
+        id: id.into(),
+        name: id.into(),
+        runtime: "docker".into(),
+        source: String::new(),
+        image: "busybox".into(),
+        state,
+        tgid: None,
+        started_ns: None,
+        netns,
+        mntns: None,
+        addresses: Vec::new(),
+        pod: None,
+        sandbox,
+        joined_netns: false,
+        exit: None,
+        incarnation: Incarnation::default(),
+    }
+}
+
+#[test]
+fn a_namespace_belongs_to_the_sandbox_that_runs() {
+    let mut containers = Containers::default();
+    containers.put(0, container("app", ContainerState::Running, Some(7), false));
+    containers.put(0, container("pause", ContainerState::Running, Some(7), true));
+    containers.put(0, container("dead", ContainerState::Exited, Some(7), true));
+    assert_eq!(containers.in_netns(7).unwrap().id, "pause");
+}
+
+#[test]
+fn a_namespace_belongs_to_the_container_that_created_it_not_to_one_that_joined() {
+    let mut containers = Containers::default();
+    let owner = container("a", ContainerState::Running, Some(7), false);
+    let guest = ContainerFacts { id: "z".into(), joined_netns: true, ..owner.clone() };
+    containers.put(1, owner);
+    containers.put(1, guest);
+    assert_eq!(containers.in_netns(7).unwrap().id, "a");
+}
+
+#[test]
+fn an_exited_container_keeps_its_namespace_until_that_is_gone() {
+    let mut containers = Containers::default();
+    containers.put(0, container("a", ContainerState::Running, Some(7), false));
+    containers.put(0, container("a", ContainerState::Exited, None, false));
+    assert_eq!(containers.in_netns(7).unwrap().id, "a");
+    containers.forget_netns(7);
+    assert!(containers.in_netns(7).is_none());
+}
+
+#[test]
+fn a_container_missing_from_a_list_is_removed_and_kept_for_ten_minutes() {
+    let mut containers = Containers::default();
+    containers.put(0, container("a", ContainerState::Running, None, false));
+    let transitions = containers.replace(1, 1, "docker", Vec::new());
+    assert_eq!(transitions[0].to, None);
+    containers.expire(2);
+    assert!(containers.get("a").is_some());
+    containers.expire(RETENTION_NS + 2);
+    assert!(containers.get("a").is_none());
+}
+
+#[test]
+fn of_too_many_removed_containers_the_first_are_dropped() {
+    let mut containers = Containers::default();
+    let (number, most) = (2 * REMOVED_MAX as u64, REMOVED_MAX as u64);
+    for at in 0..number {
+        let id = at.to_string();
+        containers.put(at, container(&id, ContainerState::Running, u32::try_from(at).ok(), false));
+        containers.remove(at, &id, "docker");
+    }
+    containers.put(number, container("running", ContainerState::Running, None, false));
+    containers.expire(number);
+    assert_eq!(containers.all().count(), REMOVED_MAX + 1);
+    assert!(containers.get(&(number - most).to_string()).is_some() && containers.get("running").is_some());
+    assert_eq!(containers.by_netns.len(), REMOVED_MAX);
+}
+
+#[test]
+fn a_container_that_moves_to_another_namespace_leaves_the_old_one() {
+    let mut containers = Containers::default();
+    containers.put(0, container("a", ContainerState::Running, Some(7), false));
+    containers.put(0, container("a", ContainerState::Exited, None, false));
+    containers.put(0, container("a", ContainerState::Running, Some(8), false));
+    assert!(containers.in_netns(7).is_none());
+    assert_eq!(containers.live_netns().map(|(netns, _)| netns).collect::<Vec<_>>(), [8]);
+    containers.remove(0, "a", "docker");
+    containers.expire(RETENTION_NS);
+    assert!(containers.by_netns.is_empty());
+}
+
+#[test]
+fn the_start_is_known_only_if_it_was_observed() {
+    let mut containers = Containers::default();
+    let running = |id| container(id, ContainerState::Running, None, false);
+    containers.replace(5, 5, "docker", vec![running("old")]);
+    containers.put(6, running("new"));
+    containers.put(7, running("old"));
+    assert_eq!((containers.started("old"), containers.started("new")), (None, Some(6)));
+}
+
+#[test]
+fn the_same_state_twice_is_no_transition() {
+    let mut containers = Containers::default();
+    assert!(containers.put(0, container("a", ContainerState::Running, None, false)).is_some());
+    assert!(containers.put(0, container("a", ContainerState::Running, None, false)).is_none());
+}
