@@ -224,8 +224,9 @@ fn a_namespace_of_a_user_with_too_much_in_it_is_left_out_and_that_is_told() {
         .netns
         .network(|network| (0..2000).try_for_each(|number| network.add_address("eth0", ipv4(number), 32)));
     let mut daemon = launch().start();
-    let told = daemon.wait_for("what is left out", |event| is_summary(event, "namespaces"));
-    told.expect("/throttled/netns", large.netns.inum());
+    let told = daemon.wait_for("what is left out", |event| {
+        is_summary(event, "namespaces") && event.number("/throttled/netns") == Some(large.netns.inum())
+    });
     told.expect("/severity", "notice");
     assert!(daemon.metrics().count("kevtmon_namespaces_refused_total", &[]) >= 1.0);
     let state = daemon.ask(&["state", "--json"]).stdout;
@@ -243,9 +244,11 @@ fn a_containers_network_that_grows_without_end_is_left_out_and_that_is_told() {
     pod.netns().network(|network| {
         (0..ADDRESSES).try_for_each(|number| network.add_address("eth0", ipv4(number), 32))
     });
-    daemon.wait_for("what is left out", |event| {
+    let told = daemon.wait_for("what is left out", |event| {
         is_summary(event, "namespaces") && event.number("/throttled/netns") == Some(pod.inum())
     });
+    told.expect("/severity", "warning");
+    told.expect("/target/netns_name", pod.netns_name());
     let state: serde_json::Value =
         serde_json::from_str(&daemon.ask(&["state", "--json"]).stdout).expect("an object");
     let namespaces = state["namespaces"].as_array().expect("a list");

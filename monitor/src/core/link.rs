@@ -70,7 +70,7 @@ impl Core {
     pub(super) fn link(&mut self, at: BootNs, mut link: LinkFacts) {
         let Some(namespace) = self.namespaces.get(link.netns) else {
             // The snapshot will include the link.
-            return self.request(Request::Netns { netns: link.netns });
+            return self.overfull(at, link.netns);
         };
         // Messages about a veth pair that is being deleted no longer name the peer.
         if link.peer.is_none() {
@@ -92,7 +92,8 @@ impl Core {
         }
     }
 
-    /// More came than is kept of a namespace. Reading it again finds that there is too much in it, which is told.
+    /// More came than is kept of a namespace, or nothing of it is known: it is read again, unless there was no room for it of
+    /// late. That there is too much in it is told then.
     fn overfull(&mut self, at: BootNs, netns: NsInum) {
         if !self.crowd.is_refused(at, netns) {
             self.request(Request::Netns { netns });

@@ -72,25 +72,38 @@ impl Core {
 impl Core {
     /// Reports for which namespaces there was no room, if that is due.
     pub(super) fn tell_refused(&mut self, now: BootNs, all: bool) {
-        let Some(Refused { count, from, until, netns }) = self.crowd.take_due(now, all) else { return };
+        for refused in self.crowd.take_due(now, all) {
+            self.emit_refused(now, &refused);
+        }
+    }
+
+    fn emit_refused(&mut self, now: BootNs, refused: &Refused) {
+        let Refused { count, netns, .. } = *refused;
         let throttled = Throttled {
             lane: Throttled::NAMESPACES.to_owned(),
             count,
-            from: self.wall_time(from),
-            to: self.wall_time(until),
+            from: self.wall_time(refused.from),
+            to: self.wall_time(refused.until),
             netns: Some(netns),
             ..Throttled::default()
         };
+        let target = refused.of_containers.then(|| self.target(netns, false));
+        let place = target.as_ref().map(owner_phrase).unwrap_or_default();
         let what = match count {
-            1 => format!("the network namespace net:[{netns}]"),
-            _ => format!("network namespaces in {count} readings, the last of them net:[{netns}]"),
+            1 => format!("the network namespace net:[{netns}]{place}"),
+            _ => format!("network namespaces in {count} readings, the last of them net:[{netns}]{place}"),
+        };
+        let (whose, severity) = match refused.of_containers {
+            true => ("container", Severity::Warning),
+            false => ("user", Severity::Notice),
         };
         let message = format!(
-            "beyond what is kept of the namespaces of one user or container, so that nothing in them is watched: {what}"
+            "beyond what is kept of the namespaces of one {whose}, so that nothing in them is watched: {what}"
         );
         let event = Event {
+            target: target.map(Box::new),
             throttled: Some(Box::new(throttled)),
-            ..self.event(now, Kind::EventsThrottled, Severity::Notice, message)
+            ..self.event(now, Kind::EventsThrottled, severity, message)
         };
         self.emit(event);
     }

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id};
-use crate::event::{Actor, Advice, CloseReason, Cni, Event, Kind, Pod, Risk, Severity, Target};
+use crate::event::{Actor, Advice, CloseReason, Cni, Confidence, Event, Kind, Pod, Risk, Severity, Target};
 use crate::node::cni::Sandbox;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, CniPod, NsInum};
@@ -158,8 +158,7 @@ impl StaleCniDel {
         }
     }
 
-    /// A `DEL` of a sandbox has succeeded that was not of another one than the current one: what became of its network is
-    /// none of the harms that older ones are feared to do.
+    /// A `DEL` of a newer sandbox has succeeded: what went with that is none of the harms that older ones are feared to do.
     fn ended(&self, context: &Context<'_>, id: &str, pod: &CniPod, findings: &mut Findings) {
         let made = |id: &str| context.node.sandbox_made(id);
         let older = self
@@ -168,7 +167,7 @@ impl StaleCniDel {
             .filter(|(old, known)| known.is_open && is_same(&known.pod, pod) && made(old) < made(id));
         for (old, _) in older {
             let text = format!(
-                "a DEL of sandbox {}, which was the current one, finished: its network ended in good order",
+                "a DEL of sandbox {} itself, which is newer, succeeded: what went with that was not taken by another",
                 short_id(id)
             );
             findings.advise(old.clone(), Some(vec![text]), vec![next_step(old)]);
@@ -251,6 +250,10 @@ impl StaleCniDel {
         });
         let calls = context.node.cni.get(id);
         let first = calls.and_then(|calls| calls.failed_from).unwrap_or(known.first);
+        // Else it follows only from that its beginning was not seen.
+        let made = |id: &str| context.node.sandbox_made(id);
+        let current_made = current.as_deref().and_then(made);
+        let is_older = made(id).is_some() || current_made.is_some_and(|made| known.first < made);
         // What an open one has is not repeated.
         let mut evidence = if was_open { Vec::new() } else { known.evidence.clone() };
         evidence.extend(seq.filter(|seq| !evidence.contains(seq)));
@@ -261,7 +264,7 @@ impl StaleCniDel {
         findings.report(Report {
             subject: id.to_owned(),
             severity: Severity::Warning,
-            confidence: reason.confidence(),
+            confidence: if is_older { reason.confidence() } else { Confidence::Likely },
             summary: known.summary(id, current.as_deref(), harm),
             ruled_out: reason.ruled_out(),
             advice: Some(vec![next_step(id)]),

@@ -1,7 +1,7 @@
 //! Text for terminals: events, incidents, stories and the state of the node.
 //!
-//! Values enter, text leaves; nothing is read or written here. Stories, incidents and the state fit 80 columns; the lines
-//! of events are not wrapped. Names, messages and paths come
+//! Values enter, text leaves; nothing is read or written here. Stories, incidents and the state fit 80 columns; so do the
+//! lines of events on a terminal, but for commands. Names, messages and paths come
 //! from outside and may hold terminal escapes, so control characters are escaped.
 
 use jiff::tz::TimeZone;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::kubelet::{below, is_plain};
 use super::procfs::Proc;
-use super::procfs::readers::{Answer, Job, Readers};
+use super::procfs::readers::{Answer, Job, Readers, reading_none};
 use super::{Sender, observed_now};
 use crate::observation::{BootNs, CniNetns, Fact, NsInum};
 use crate::settings::settings;
@@ -88,7 +88,10 @@ fn netns_within(proc: &Proc, mntns: NsInum, processes: &[u32], path: &str) -> Op
     let is_in_it = |tgid| proc.ns(tgid, "mnt") == Some(mntns);
     let tgid = processes.iter().copied().find(|tgid| is_in_it(*tgid))?;
     // Links lead to where they do in that tree.
-    let found = netns_at(&below(&proc.path(tgid, "root"), path));
+    let root = proc.path(tgid, "root");
+    // What lies below is no file of that process.
+    reading_none();
+    let found = netns_at(&below(&root, path));
     found.filter(|_| is_in_it(tgid))
 }
 

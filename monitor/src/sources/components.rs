@@ -138,6 +138,7 @@ pub(super) struct Look {
 impl Job for Look {
     const NAME: &'static str = "components";
     type Reply = Vec<ComponentFacts>;
+    const WAITS_FOR_DISK: bool = true;
 
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
         let hosts = host_namespaces(proc, std::process::id());
@@ -167,14 +168,18 @@ impl Look {
         }
         let is_hosts = hosts.iter().any(|(mntns, _)| *mntns == program.mntns);
         let exe = is_hosts || hosts.iter().any(|(_, root)| is_there(root, &program));
+        let mut cni_dirs = plugin_dirs::of(name, &program.arguments, &proc.path(tgid, "root"));
+        // Other programs lie beside its own, as in k3s before it had a directory for plugins.
+        cni_dirs.retain(|directory| program.exe.rsplit_once('/').is_none_or(|(own, _)| own != directory));
         let facts = ComponentFacts {
             name: name.to_owned(),
             tgid,
             started_ns,
             exe: exe.then(|| program.exe.clone()),
-            version: version::of_file(&proc.path(tgid, "exe")),
+            // That of k3s is not that of the containerd in it.
+            version: (program.name != "k3s").then(|| version::of_file(&proc.path(tgid, "exe"))).flatten(),
             remote_runtime: (name == "kubelet").then(|| remote_runtime(&program.arguments)).flatten(),
-            cni_dirs: plugin_dirs::of(name, &program.arguments, &proc.path(tgid, "root")),
+            cni_dirs,
         };
         program.dir.is_there(&mut Vec::new()).then_some(facts)
     }

@@ -271,7 +271,8 @@ pub(super) fn remote_runtime(arguments: &[String]) -> Option<String> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     flag(&arguments, &["--container-runtime"]).filter(|runtime| *runtime == "remote")?;
     let endpoint = flag(&arguments, &["--container-runtime-endpoint"]).unwrap_or_default();
-    let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
+    let path =
+        endpoint.strip_prefix("unix://").or_else(|| endpoint.strip_prefix("unix:")).unwrap_or(endpoint);
     Some(if is_plain(path) { path.to_owned() } else { String::new() })
 }
 

@@ -277,7 +277,7 @@ fn the_end_of_the_newer_sandbox_itself_is_ruled_out_as_a_harm_until_the_next_one
         node.delete_entry(ETCD, NeighborCause::LinkDeleted);
     });
     let ended = [
-        "a DEL of sandbox 291716a39be9, which was the current one, finished: its network ended in good order",
+        "a DEL of sandbox 291716a39be9 itself, which is newer, succeeded: what went with that was not taken by another",
     ];
     assert_eq!(node.of_kind(KIND)[0].ruled_out, ended);
     node.observe(etcd(ContainerState::Exited));

@@ -36,10 +36,18 @@ const AGAIN_NS: BootNs = 60 * 1_000_000_000;
 pub struct Crowd {
     /// Since when.
     refused: BTreeMap<NsInum, BootNs>,
-    /// What was not reported yet.
+    /// What users' make is told apart from what hides a container.
+    users: Told,
+    containers: Told,
+    total: u64,
+}
+
+/// What is reported of some of them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct Told {
     unreported: Option<Refused>,
     reported: Option<BootNs>,
-    total: u64,
 }
 
 /// Readings of namespaces that were left out.
@@ -53,6 +61,8 @@ pub struct Refused {
     pub until: BootNs,
     /// The namespace of the last one.
     pub netns: NsInum,
+    /// Whether they are of containers, not of users.
+    pub of_containers: bool,
 }
 
 impl Crowd {
@@ -69,7 +79,8 @@ impl Crowd {
         let netns = snapshot.netns;
         self.refused.remove(&netns);
         let is_too_large = snapshot.omitted > 0;
-        let has_room = if snapshot.foreign_userns && !is_containers {
+        let of_containers = is_containers || !snapshot.foreign_userns;
+        let has_room = if !of_containers {
             !is_too_large && has_room(at, namespaces, snapshot, account(snapshot.owner.as_ref()))
         } else {
             !is_too_large && has_room_among_containers(namespaces, snapshot, is_containers)
@@ -85,7 +96,9 @@ impl Crowd {
         if refused.len() < REFUSED_MAX {
             refused.insert(netns, at);
         }
-        let more = self.unreported.get_or_insert(Refused { count: 0, from: at, until: at, netns });
+        let told = if of_containers { &mut self.containers } else { &mut self.users };
+        let none = Refused { count: 0, from: at, until: at, netns, of_containers };
+        let more = told.unreported.get_or_insert(none);
         (more.count, more.until, more.netns) = (more.count + 1, at, netns);
         self.total += 1;
         false
@@ -98,19 +111,25 @@ impl Crowd {
     }
 
     /// What is to be reported of that now; with `all`, even if something was reported a moment ago.
-    pub fn take_due(&mut self, now: BootNs, all: bool) -> Option<Refused> {
-        if !all && self.reported.is_some_and(|at| now < at.saturating_add(AGAIN_NS)) {
-            return None;
-        }
-        let due = self.unreported.take()?;
-        self.reported = Some(now);
-        Some(due)
+    pub fn take_due(&mut self, now: BootNs, all: bool) -> impl Iterator<Item = Refused> + use<> {
+        [&mut self.containers, &mut self.users].map(|told| told.take_due(now, all)).into_iter().flatten()
     }
 
     /// Whether a namespace was read of late and there was no room for it.
     #[must_use]
     pub fn is_refused(&self, at: BootNs, netns: NsInum) -> bool {
         self.refused.get(&netns).is_some_and(|since| since.saturating_add(REFUSED_NS) > at)
+    }
+}
+
+impl Told {
+    fn take_due(&mut self, now: BootNs, all: bool) -> Option<Refused> {
+        if !all && self.reported.is_some_and(|at| now < at.saturating_add(AGAIN_NS)) {
+            return None;
+        }
+        let due = self.unreported.take()?;
+        self.reported = Some(now);
+        Some(due)
     }
 }
 
@@ -254,12 +273,18 @@ mod tests {
         let large = |netns| NetnsSnapshot { omitted: 1, ..of_user(netns, 1000) };
         let mut refuse = |at, netns| model.crowd.admits(at, &mut model.namespaces, &large(netns), true);
         assert!(!refuse(S, 7) && !refuse(2 * S, 8) && !refuse(3 * S, 9));
-        let refused = |count, from, until, netns| Some(Refused { count, from, until, netns });
-        assert_eq!(model.crowd.take_due(3 * S, false), refused(3, S, 3 * S, 9));
-        assert!(!model.crowd.admits(4 * S, &mut model.namespaces, &large(7), false));
-        assert_eq!(model.crowd.take_due(5 * S, false), None);
-        assert_eq!(model.crowd.take_due(63 * S, false), refused(1, 4 * S, 4 * S, 7));
-        assert_eq!(model.crowd.take_due(200 * S, true), None);
+        let refused =
+            |count, from, until, netns| Some(Refused { count, from, until, netns, of_containers: true });
+        assert_eq!(model.crowd.take_due(3 * S, false).next(), refused(3, S, 3 * S, 9));
+        assert!(!model.crowd.admits(4 * S, &mut model.namespaces, &large(7), true));
+        assert_eq!(model.crowd.take_due(5 * S, false).next(), None);
+        assert_eq!(model.crowd.take_due(63 * S, false).next(), refused(1, 4 * S, 4 * S, 7));
+        assert_eq!(model.crowd.take_due(200 * S, true).next(), None);
+        assert!(!model.crowd.admits(201 * S, &mut model.namespaces, &large(7), true));
+        assert!(!model.crowd.admits(201 * S, &mut model.namespaces, &large(8), false));
+        let due: Vec<_> =
+            model.crowd.take_due(202 * S, true).map(|one| (one.netns, one.of_containers)).collect();
+        assert_eq!(due, [(7, true), (8, false)], "what hides a container is not lost among what users make");
     }
 
     #[test]

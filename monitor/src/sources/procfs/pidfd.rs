@@ -95,8 +95,8 @@ pub fn is_running(tgid: u32) -> bool {
         Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => {
             i32::try_from(tgid).is_ok_and(|pid| kill(Pid::from_raw(pid), None).is_ok())
         }
-        // What cannot be looked at has not ended.
-        Err(error) => error.raw_os_error() != Some(libc::ESRCH),
+        // What cannot be looked at has not ended; by a number that is none of a process, or that of a thread, one has.
+        Err(error) => !matches!(error.raw_os_error(), Some(libc::ESRCH | libc::EINVAL | libc::ENOENT)),
     }
 }
 
@@ -117,5 +117,8 @@ mod tests {
         assert!(process.has_ended() && !is_running(child.id()), "it is a zombie");
         child.wait().unwrap();
         assert!(!is_running(child.id()) && !is_running(u32::MAX));
+        let thread =
+            std::thread::spawn(|| is_running(u32::try_from(nix::unistd::gettid().as_raw()).unwrap()));
+        assert!(!thread.join().unwrap(), "it is a number of no process");
     }
 }

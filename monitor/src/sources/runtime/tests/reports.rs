@@ -50,10 +50,12 @@ impl Reports {
 
     /// Skips facts until one that `wanted` makes something of.
     pub(in crate::sources::runtime) async fn until<T>(&mut self, wanted: impl Fn(&Fact) -> Option<T>) -> T {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             if let Some(found) = wanted(&self.next().await) {
                 return found;
             }
+            assert!(tokio::time::Instant::now() < deadline, "never, the last one is {:?}", self.seen.last());
         }
     }
 
