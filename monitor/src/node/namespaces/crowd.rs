@@ -37,15 +37,15 @@ pub struct Crowd {
     /// Since when.
     refused: BTreeMap<NsInum, BootNs>,
     /// What users' make is told apart from what hides a container.
-    users: Told,
-    containers: Told,
+    users: Report,
+    containers: Report,
     total: u64,
 }
 
 /// What is reported of some of them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-struct Told {
+struct Report {
     unreported: Option<Refused>,
     reported: Option<BootNs>,
 }
@@ -122,7 +122,7 @@ impl Crowd {
     }
 }
 
-impl Told {
+impl Report {
     fn take_due(&mut self, now: BootNs, all: bool) -> Option<Refused> {
         if !all && self.reported.is_some_and(|at| now < at.saturating_add(AGAIN_NS)) {
             return None;
