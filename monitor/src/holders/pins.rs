@@ -44,6 +44,8 @@ pub(super) struct Visit {
     pub(super) doubts: Vec<Access>,
     /// Files that others have sent wait in a socket of it, and nothing shows on which mount they are.
     pub(super) is_sent_files: bool,
+    /// There was no time to look at all its sockets for them.
+    pub(super) has_more_sockets: bool,
 }
 
 /// Whether what a link leads to is on a searched mount.

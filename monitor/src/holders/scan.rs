@@ -339,10 +339,10 @@ impl<'p> Scan<'p> {
                 self.progress.rest.extend(rest.map(|rest| (tgid, rest)));
                 (found.map(|(visit, _)| visit), rest.is_none())
             }
-            Stage::Hidden if !is_near => (self.visitor.sockets(tgid, process), true),
+            Stage::Hidden if !is_near => (self.visitor.sockets(tgid, process, &deadline), true),
             Stage::Hidden => {
                 let own_ids = self.own == Some(std::process::id());
-                (self.visitor.hidden(tgid, process, targets, own_ids), true)
+                (self.visitor.hidden(tgid, process, targets, (own_ids, &deadline)), true)
             }
         };
         if let Some(visit) = visit {
@@ -364,6 +364,9 @@ impl<'p> Scan<'p> {
                 tgid,
                 "a socket of it has files that nobody has received yet, on mounts that are not known",
             );
+        }
+        if visit.has_more_sockets && process.is_there(&mut Vec::new()) {
+            self.blind_to(tgid, "it has more sockets than there was time to look for files in");
         }
         let known =
             |access| self.report.holders.iter().any(|holder| holder.tgid == tgid && holder.access == access);

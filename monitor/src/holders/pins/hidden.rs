@@ -6,7 +6,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use super::{Extent, Visit, Visitor};
+use super::{Extent, FDS_PER_LOOK, Visit, Visitor};
+use crate::holders::Deadline;
 use crate::holders::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
 use crate::holders::searched::ScanTargets;
 use crate::observation::Access;
@@ -23,26 +24,40 @@ const NO_FILE: &str = "<none>";
 
 impl Visitor {
     /// Looks at the sockets of a process whose other files were looked at: whoever has sent a file may be gone.
-    pub(in crate::holders) fn sockets(&mut self, tgid: u32, process: &Dir) -> Option<Visit> {
+    pub(in crate::holders) fn sockets(
+        &mut self,
+        tgid: u32,
+        process: &Dir,
+        deadline: &Deadline,
+    ) -> Option<Visit> {
         let (thread, _) = self.main(tgid, process)?;
         let mut visit = Visit::default();
-        visit.is_sent_files = self.is_sent_files(thread.as_ref().unwrap_or(process), &mut visit);
+        self.find_sent_files(thread.as_ref().unwrap_or(process), deadline, &mut visit);
         Some(visit)
     }
 
-    /// Whether files wait in a socket of the process.
-    fn is_sent_files(&mut self, main: &Dir, visit: &mut Visit) -> bool {
+    /// Finds out whether files wait in a socket of the process, of which anybody can have as many as he likes.
+    fn find_sent_files(&mut self, main: &Dir, deadline: &Deadline, visit: &mut Visit) {
         let (Some(list), Some(infos)) = (visit.read(main.at(c"fd")), visit.read(main.at(c"fdinfo"))) else {
-            return false;
+            return;
         };
         let mut fds = Vec::new();
         let _ = visit.read(list.numbers(&mut self.buffer, &mut fds));
-        fds.into_iter().any(|fd| {
+        for (count, fd) in (1_u32..).zip(fds) {
             let name = NumberName::new(fd);
             let is_socket =
                 list.link(name.as_c_str(), &mut self.buffer).is_ok_and(|link| link.starts_with("socket:["));
-            is_socket && infos.text(name.as_c_str(), &mut self.text).is_ok_and(|info| sent_files(&info) > 0)
-        })
+            if is_socket
+                && infos.text(name.as_c_str(), &mut self.text).is_ok_and(|info| sent_files(&info) > 0)
+            {
+                visit.is_sent_files = true;
+                return;
+            }
+            if count % FDS_PER_LOOK == 0 && deadline.is_over() {
+                visit.has_more_sockets = true;
+                return;
+            }
+        }
     }
 
     /// Looks at all that. `own_ids`: /proc shows the ids of our own pid namespace.
@@ -51,7 +66,7 @@ impl Visitor {
         tgid: u32,
         process: &Dir,
         targets: &ScanTargets<'_>,
-        own_ids: bool,
+        (own_ids, deadline): (bool, &Deadline),
     ) -> Option<Visit> {
         let (thread, _) = self.main(tgid, process)?;
         let main = thread.as_ref().unwrap_or(process);
@@ -72,7 +87,7 @@ impl Visitor {
         if self.is_named_by_others(main, targets, &mut visit) {
             visit.doubts.push(Access::Fd);
         }
-        visit.is_sent_files = self.is_sent_files(main, &mut visit);
+        self.find_sent_files(main, deadline, &mut visit);
         Some(visit)
     }
 
@@ -145,6 +160,22 @@ fn sockets(table: &str) -> impl Iterator<Item = (u64, &str)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_process_with_more_sockets_than_there_is_time_for_that_is_said() {
+        use std::time::{Duration, Instant};
+
+        let socket = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        let copies: Vec<_> = (0..FDS_PER_LOOK).map(|_| socket.try_clone().unwrap()).collect();
+        let process = crate::sources::procfs::Proc::default().dir(std::process::id()).unwrap();
+        let over = Deadline { used: Duration::MAX, latest: Instant::now() };
+        let ample = Deadline { used: Duration::MAX, latest: Instant::now() + Duration::from_secs(60) };
+        for (deadline, has_more) in [(over, true), (ample, false)] {
+            let visit = Visitor::default().sockets(std::process::id(), &process, &deadline).unwrap();
+            assert_eq!((visit.has_more_sockets, visit.is_sent_files), (has_more, false));
+        }
+        drop(copies);
+    }
 
     #[test]
     fn the_files_of_a_ring_follow_their_number() {
