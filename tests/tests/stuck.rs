@@ -2,13 +2,14 @@
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kevtmon_tests::daemon::launch;
+use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::process::hold_by_cwd;
@@ -60,11 +61,21 @@ struct Wedge {
 impl Wedge {
     /// `None` outside of a virtual machine.
     fn new() -> Option<Self> {
+        Self::by(&[])
+    }
+
+    /// A process in this directory whose command line, once begun to be read, is waited for even by who is killed.
+    fn of_cmdline(cwd: &Path) -> Option<Self> {
+        Self::by(&[cwd.to_str().expect("a plain path")])
+    }
+
+    fn by(arguments: &[&str]) -> Option<Self> {
         std::env::var_os("KEVTMON_TEST_GUEST")?;
         let place = Scratch::new();
         let program = PathBuf::from("/tests/wedge");
         let mut server = Command::new(program)
             .arg(place.path())
+            .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -79,6 +90,8 @@ impl Wedge {
 
 impl Drop for Wedge {
     fn drop(&mut self) {
+        // It is not a child of the test, and may have ended.
+        let _ = kill(Pid::from_raw(self.victim.cast_signed()), Signal::SIGKILL);
         drop(self.server.kill());
         drop(self.server.wait());
         // The kernel may have ended it with its server.
@@ -122,6 +135,70 @@ fn a_process_that_hangs_whoever_reads_it_is_named_and_stops_nothing() {
     next.wait_for("daemon.recovered", |event| event.kind() == "daemon.recovered");
     eventually!(next.metrics().count("kevtmon_proc_readers_stuck", &[]) == 0.0, "it can be read again");
     drop(holder);
+}
+
+/// The daemon's readers that SIGKILL has not ended.
+fn killed_and_there(daemon: u32) -> BTreeSet<Pid> {
+    readers(daemon).into_iter().filter(|reader| is_killed(*reader)).collect()
+}
+
+/// Whether SIGKILL is pending for a thread, which waits uninterruptibly then.
+fn is_killed(process: Pid) -> bool {
+    const SIGKILL: u64 = 1 << 8;
+    let is_pending = |thread: fs::DirEntry| {
+        let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+        let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
+        let pending = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        status.contains("State:\tD") && pending.is_some_and(|pending| pending & SIGKILL != 0)
+    };
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    threads.into_iter().any(is_pending)
+}
+
+/// Has the daemon find who holds a new mount.
+fn finds_a_holder(daemon: &mut Daemon) {
+    let mount = Mount::new();
+    let holder = hold_by_cwd(mount.point());
+    mount.umount_refused();
+    daemon.wait_for("the holder", |event| {
+        let is_held = |held: &serde_json::Value| held["pid"] == holder.pid();
+        event.kind() == "mount.busy" && event.list("/holders").iter().any(is_held)
+    });
+}
+
+fn wait_until_set_aside(daemon: &mut Daemon, wedge: &Wedge) {
+    daemon.wait_for("daemon.degraded", |event| {
+        let reason = event.text("/daemon/degraded/procfs");
+        reason.contains(&format!("process {} (wedge)", wedge.victim))
+    });
+}
+
+#[test]
+fn a_reader_that_not_even_sigkill_ends_keeps_neither_the_daemon_nor_what_it_holds() {
+    let _alone = one_at_a_time();
+    let mount = Mount::new();
+    let Some(wedge) = Wedge::of_cmdline(mount.point()) else {
+        return eprintln!("skipped: only in a virtual machine");
+    };
+    let mut daemon = launch().start();
+    mount.umount_refused();
+    wait_until_set_aside(&mut daemon, &wedge);
+    eventually!(!killed_and_there(daemon.pid()).is_empty(), "a reader is killed, and does not end");
+    let stuck = killed_and_there(daemon.pid());
+    finds_a_holder(&mut daemon);
+    let address = daemon.address();
+    daemon.stop();
+    assert!(stuck.iter().all(|reader| is_killed(*reader)), "the readers of the first daemon outlive it");
+
+    let mut next = launch().listen(address).on_state_of(&daemon).start();
+    mount.umount_refused();
+    wait_until_set_aside(&mut next, &wedge);
+    assert_eq!(next.metrics().count("kevtmon_proc_readers_stuck", &[]), 1.0);
+    finds_a_holder(&mut next);
+    assert!(stuck.iter().all(|reader| is_killed(*reader)), "it did not have to wait for them");
+    next.stop();
+    drop(wedge);
+    eventually!(!stuck.iter().any(|reader| is_killed(*reader)), "they end with what they wait for");
 }
 
 #[test]

@@ -4,6 +4,10 @@
 //! A FUSE server answers no READ. A process maps a file of it, another one looks at that memory by /proc/PID/mem: it
 //! waits for the server, and holds the lock of the first one's memory. That one then maps something, waits for the lock,
 //! and from then on nobody gets it: neither for `maps` nor for `cmdline`. Prints `wedged PID` then.
+//!
+//! `wedge PLACE CWD`: such a file is mounted on the `cmdline` of an idle process, so that whoever reads that sends the READ,
+//! and waits for its answer: not even SIGKILL ends that. Memory that is mapped from a file would not do, since Linux shows
+//! no arguments in it.
 #![expect(clippy::print_stdout, reason = "standard output is how the test hears of it")]
 
 use std::env::args;
@@ -13,7 +17,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use kevtmon_tests::eventually;
 use nix::mount::{MsFlags, mount};
@@ -38,17 +42,16 @@ fn main() -> Outcome {
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["victim", file] => map(file),
         ["looker", tgid, address] => look(tgid, address.parse()?),
-        [place] if std::env::var_os("KEVTMON_TEST_GUEST").is_some() => wedge(place),
-        _ => Err("wedge PLACE, and only in a virtual machine".into()),
+        ["idle"] => idle(),
+        _ if std::env::var_os("KEVTMON_TEST_GUEST").is_none() => Err("only in a virtual machine".into()),
+        [place] => wedge(place),
+        [place, cwd] => wedge_cmdline(place, cwd),
+        _ => Err("wedge PLACE [CWD]".into()),
     }
 }
 
 fn wedge(place: &str) -> Outcome {
-    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
-    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
-    mount(Some("dead-server"), place, Some("fuse"), MsFlags::empty(), Some(options.as_str()))?;
-    let (swallowed, reads) = sync_channel(1);
-    std::thread::spawn(move || serve(device, &swallowed));
+    let reads = mounted(place)?;
     let mut victim = start(&["victim", &format!("{place}/file")], Stdio::piped())?;
     let mut said = BufReader::new(victim.stdout.take().ok_or("no output")?);
     let mut address = String::new();
@@ -63,11 +66,39 @@ fn wedge(place: &str) -> Outcome {
         fs::read_to_string(&status).unwrap_or_default().contains("State:\tD"),
         "{tgid} waits for the lock"
     );
+    wedged(&tgid)
+}
+
+fn wedge_cmdline(place: &str, cwd: &str) -> Outcome {
+    let _reads = mounted(place)?;
+    let mut command = Command::new(std::env::current_exe()?);
+    let process = command.arg("idle").stdin(Stdio::null()).stdout(Stdio::null()).current_dir(cwd).spawn()?;
+    let tgid = process.id().to_string();
+    let (file, cmdline) = (format!("{place}/file"), format!("/proc/{tgid}/cmdline"));
+    mount(Some(file.as_str()), cmdline.as_str(), None::<&str>, MsFlags::MS_BIND, None::<&str>)?;
+    wedged(&tgid)
+}
+
+/// Until it is killed; then the kernel ends the file system, and all goes on.
+fn wedged(tgid: &str) -> Outcome {
     println!("wedged {tgid}");
-    // Until it is killed; then the kernel ends the file system, and all goes on.
+    idle()
+}
+
+fn idle() -> Outcome {
     loop {
         std::thread::park();
     }
+}
+
+/// Mounts a file system there, and serves it; tells of the first READ.
+fn mounted(place: &str) -> Result<Receiver<()>, Box<dyn Error>> {
+    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
+    let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+    mount(Some("dead-server"), place, Some("fuse"), MsFlags::empty(), Some(options.as_str()))?;
+    let (swallowed, reads) = sync_channel(1);
+    std::thread::spawn(move || serve(device, &swallowed));
+    Ok(reads)
 }
 
 fn start(words: &[&str], input: Stdio) -> Result<Child, Box<dyn Error>> {

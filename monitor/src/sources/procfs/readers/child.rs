@@ -28,6 +28,9 @@ pub(super) const SAMPLES: usize = 5;
 const LIMIT: Duration = Duration::from_secs(15);
 /// First pause before it is looked whether a killed reader is gone, and the longest.
 const REAP: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+/// A reader that made no progress in as many looks hangs even where the kernel waits as for a disk: whoever reads a file of
+/// a dead FUSE server waits for the page that the first of its readers has locked.
+pub(super) const PAGE_SAMPLES: usize = 20;
 /// Where the kernel waits for a disk: that happens to any program, whatever it reads.
 const DISK: [&str; 4] = ["folio", "page", "filemap", "blk"];
 
@@ -66,6 +69,8 @@ pub(super) struct Child {
 pub(super) struct Sample {
     tgid: u32,
     ticks: u64,
+    /// Whether it waits as for a disk.
+    pub(super) for_disk: bool,
 }
 
 impl Child {
@@ -101,12 +106,12 @@ impl Child {
         let with = Cow::Owned(to_raw_value(job).map_err(io::Error::from)?);
         let request = wire::Request { job: Cow::Borrowed(J::NAME), proc: proc.clone(), with };
         let request = serde_json::to_vec(&request).map_err(io::Error::from)?;
-        let (body, opened) = self.exchange(&request).await?;
+        let (body, opened) = self.exchange::<J>(&request).await?;
         self.done += 1;
         Ok(Answer { reply: serde_json::from_slice(&body).map_err(io::Error::from)?, opened })
     }
 
-    async fn exchange(&mut self, request: &[u8]) -> Result<(Vec<u8>, Option<OwnedFd>), Ended> {
+    async fn exchange<J: Job>(&mut self, request: &[u8]) -> Result<(Vec<u8>, Option<OwnedFd>), Ended> {
         let started = Instant::now();
         let pid = self.process.id();
         let Self { socket, greeted, note, .. } = self;
@@ -137,13 +142,15 @@ impl Child {
             let now = sample(pid);
             same = if now.is_some() && now == last { same + 1 } else { 0 };
             last = now;
-            if let Some(Sample { tgid, .. }) = last
+            if let Some(Sample { tgid, for_disk, .. }) = last
                 && same >= SAMPLES
+                && !for_disk
             {
                 return Err(Ended::Hangs { tgid });
             }
             if started.elapsed() > LIMIT {
-                return Err(Ended::Slow);
+                let stalled = last.filter(|_| same >= PAGE_SAMPLES && !J::WAITS_FOR_DISK);
+                return Err(stalled.map_or(Ended::Slow, |Sample { tgid, .. }| Ended::Hangs { tgid }));
             }
         }
     }
@@ -181,7 +188,7 @@ fn program(_background: bool) -> Command {
     command
 }
 
-/// What a reader is doing, if it waits for a process: `None` while it runs, is stopped, or waits for anything else.
+/// What a reader is doing, if it waits while it reads a process: `None` while it runs, is stopped, or reads none.
 /// A child of ours that has reported itself executes nothing any more, so that this cannot hang.
 pub(super) fn sample(pid: u32) -> Option<Sample> {
     sample_at(&format!("/proc/{pid}"))
@@ -197,11 +204,11 @@ fn sample_at(place: &str) -> Option<Sample> {
     let (head, tail) = stat.rsplit_once(')')?;
     let tgid = read_by(head.split_once('(')?.1)?;
     let fields: Vec<&str> = tail.split_ascii_whitespace().collect();
-    if !matches!(*fields.first()?, "S" | "D") || waits_for_disk(place) {
+    if !matches!(*fields.first()?, "S" | "D") {
         return None;
     }
     let ticks = |field: usize| fields.get(field)?.parse::<u64>().ok();
-    Some(Sample { tgid, ticks: ticks(11)? + ticks(12)? })
+    Some(Sample { tgid, ticks: ticks(11)? + ticks(12)?, for_disk: waits_for_disk(place) })
 }
 
 fn waits_for_disk(place: &str) -> bool {

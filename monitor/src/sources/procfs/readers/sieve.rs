@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::child::{SAMPLE, SAMPLES, Sample, sample_of_thread};
+use super::child::{PAGE_SAMPLES, SAMPLE, SAMPLES, Sample, sample_of_thread};
 use super::serve::{reading_none, show_in_thread};
 use super::{Answer, Job};
 use crate::sources::procfs::Proc;
@@ -132,7 +132,9 @@ impl Thread {
     }
 
     fn hangs(&self) -> bool {
-        self.same >= SAMPLES
+        let enough =
+            if self.last.as_ref().is_some_and(|last| last.for_disk) { PAGE_SAMPLES } else { SAMPLES };
+        self.same >= enough
     }
 
     fn current(&self) -> Option<u32> {
