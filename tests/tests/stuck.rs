@@ -155,6 +155,13 @@ fn is_killed(process: Pid) -> bool {
     threads.into_iter().any(is_pending)
 }
 
+/// Whether a reader reads this process, and nobody has killed it for that yet.
+fn reads(reader: Pid, tgid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{reader}/task")).into_iter().flatten().flatten();
+    let mut names = threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok());
+    names.any(|name| name.trim_end() == format!("read {tgid}")) && !is_killed(reader)
+}
+
 /// Has the daemon find who holds a new mount.
 fn finds_a_holder(daemon: &mut Daemon) {
     let mount = Mount::new();
@@ -199,6 +206,31 @@ fn a_reader_that_not_even_sigkill_ends_keeps_neither_the_daemon_nor_what_it_hold
     next.stop();
     drop(wedge);
     eventually!(!stuck.iter().any(|reader| is_killed(*reader)), "they end with what they wait for");
+}
+
+#[test]
+fn a_process_that_still_holds_a_killed_reader_is_given_no_other() {
+    let _alone = one_at_a_time();
+    let mount = Mount::new();
+    let Some(wedge) = Wedge::of_cmdline(mount.point()) else {
+        return eprintln!("skipped: only in a virtual machine");
+    };
+    let mut other = Wedge::of_cmdline(mount.point()).expect("as the one before");
+    let mut daemon = launch().start();
+    mount.umount_refused();
+    for wedge in [&wedge, &other] {
+        wait_until_set_aside(&mut daemon, wedge);
+        let reads = || readers(daemon.pid()).into_iter().any(|reader| reads(reader, wedge.victim));
+        eventually!(!reads(), "who reads it is killed");
+    }
+    let stuck = killed_and_there(daemon.pid());
+    assert!(!stuck.is_empty());
+    other.server.kill().and_then(|()| other.server.wait()).expect("a child");
+    // It lives, so that it must be tried again; by then it is time for the first one, too.
+    eventually!(daemon.metrics().count("kevtmon_proc_readers_stuck", &[]) == 1.0, "it can be read again");
+    let now = killed_and_there(daemon.pid());
+    assert!(now.is_subset(&stuck), "{now:?} hang, and {stuck:?} did before: {}", daemon.log());
+    daemon.stop();
 }
 
 #[test]

@@ -167,7 +167,7 @@ impl Child {
         drop(slot);
     }
 
-    #[cfg(test)]
+    /// Its process id.
     pub(super) fn id(&self) -> u32 {
         self.process.id()
     }
@@ -197,6 +197,12 @@ pub(super) fn sample(pid: u32) -> Option<Sample> {
 /// The same of a thread of this process.
 pub(super) fn sample_of_thread(tid: u32) -> Option<Sample> {
     sample_at(&format!("/proc/self/task/{tid}"))
+}
+
+/// The processes that those threads read which are left of a reader.
+pub(super) fn read_by_threads(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.filter_map(|thread| read_by(&fs::read_to_string(thread.path().join("comm")).ok()?)).collect()
 }
 
 fn sample_at(place: &str) -> Option<Sample> {

@@ -13,6 +13,7 @@
 //!                                   whoever reads them ─► the job is begun anew, or goes on where it was
 //! ```
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -136,6 +137,8 @@ struct State {
     idle: Vec<Idle>,
     turns: Turns,
     aside: SetAside,
+    /// Readers that were killed and are still there, by process id.
+    killed: BTreeSet<u32>,
     /// Whether a task ends idle readers.
     sweeping: bool,
     /// Whether a task looks at what is set aside.
@@ -264,21 +267,21 @@ impl Inner {
                 }
                 Err(Ended::Failed(error)) => {
                     let was_new = child.is_new();
-                    tokio::spawn(child.end(slot));
+                    self.end(child, slot);
                     // One that was idle may have been killed meanwhile.
                     if was_new {
                         return Err(Unread::Failed(error));
                     }
                 }
                 Err(Ended::Slow) => {
-                    tokio::spawn(child.end((slot, turn)));
+                    self.end(child, (slot, turn));
                     return Err(Unread::Late);
                 }
                 Err(Ended::Hangs { tgid }) => {
                     if let Some(note) = child.take_note() {
                         job.go_on(&note);
                     }
-                    tokio::spawn(child.end(slot));
+                    self.end(child, slot);
                     self.state().aside.add(tgid);
                     tracing::warn!(tgid, "reading a process hangs; it is set aside");
                     self.sift(asked).await;
@@ -317,6 +320,18 @@ impl Inner {
         }
     }
 
+    /// Ends a reader, which keeps `slot` until it is gone.
+    fn end<T: Send + 'static>(self: &Arc<Self>, child: Child, slot: T) {
+        let (id, inner) = (child.id(), Arc::downgrade(self));
+        self.state().killed.insert(id);
+        tokio::spawn(async move {
+            child.end(slot).await;
+            if let Some(inner) = inner.upgrade() {
+                inner.state().killed.remove(&id);
+            }
+        });
+    }
+
     /// Ends readers that have nothing to do; false when none is left.
     fn sweep(self: Arc<Self>) -> impl Future<Output = bool> {
         let now = Instant::now();
@@ -343,7 +358,7 @@ impl Inner {
     }
 
     /// Sets all others aside that hang, unless they were looked for after a time.
-    async fn sift(&self, since: Instant) {
+    async fn sift(self: &Arc<Self>, since: Instant) {
         let mut sifted = self.sifted.lock().await;
         while sifted.is_none_or(|at| at <= since) {
             let (began, proc) = (Instant::now(), self.proc.without(self.state().aside.pids()));
@@ -361,7 +376,7 @@ impl Inner {
     }
 
     /// Finds out what can be read of those that a message names.
-    async fn describe(&self) {
+    async fn describe(self: &Arc<Self>) {
         let undescribed = self.state().aside.undescribed();
         for tgid in undescribed {
             if let Some(description) = self.once(&Describe { tgid }, &self.proc).await {
@@ -371,7 +386,7 @@ impl Inner {
     }
 
     /// Which of the processes that were set aside can be read again.
-    async fn answering(&self, tgids: Vec<u32>) -> Vec<u32> {
+    async fn answering(self: &Arc<Self>, tgids: Vec<u32>) -> Vec<u32> {
         match self.once(&Sieve { pids: Some(tgids.clone()) }, &self.proc).await {
             Some(Sifted { hanging, unread }) => {
                 let answers = |tgid: &u32| !hanging.contains(tgid) && !unread.contains(tgid);
@@ -382,17 +397,20 @@ impl Inner {
     }
 
     /// Has a job done by a reader of its own, which is ended then.
-    async fn once<J: Job>(&self, job: &J, proc: &Proc) -> Option<J::Reply> {
+    async fn once<J: Job>(self: &Arc<Self>, job: &J, proc: &Proc) -> Option<J::Reply> {
         let slot = timeout(SIEVE_PATIENCE, Arc::clone(&self.slots).acquire_owned()).await.ok()?.ok()?;
         let mut child = Child::start(true).ok()?;
         let done = child.converse(job, proc).await;
-        tokio::spawn(child.end(slot));
+        self.end(child, slot);
         Some(done.ok()?.reply)
     }
 
     /// Lets go of those that have ended, and has some tried again; false when none is left.
     async fn review(self: Arc<Self>) -> bool {
-        let (mut changed, due) = self.state().aside.review(Instant::now(), sieve::THREADS);
+        // Each of them would hold the next reader, too, until none is left.
+        let killed = self.state().killed.clone();
+        let holding: BTreeSet<u32> = killed.into_iter().flat_map(child::read_by_threads).collect();
+        let (mut changed, due) = self.state().aside.review(Instant::now(), sieve::THREADS, &holding);
         if !due.is_empty() {
             for tgid in self.answering(due).await {
                 self.state().aside.remove(tgid);
@@ -407,7 +425,7 @@ impl Inner {
         state.reviewing
     }
 
-    async fn report(&self) {
+    async fn report(self: &Arc<Self>) {
         let Some(report) = &self.report else { return };
         // One after the other: what is sent last is what is so.
         let _turn = self.reporting.lock().await;

@@ -1,6 +1,6 @@
 //! Processes that no job reads, because readers hung at them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -80,16 +80,16 @@ impl SetAside {
     }
 
     /// Lets go of those that have ended; whether there were any, and which others, at most so many, are to be tried again
-    /// now.
-    pub(super) fn review(&mut self, now: Instant, most: usize) -> (bool, Vec<u32>) {
+    /// now. One that holds a reader which was killed is tried again once that is gone.
+    pub(super) fn review(&mut self, now: Instant, most: usize, holding: &BTreeSet<u32>) -> (bool, Vec<u32>) {
         let before = self.0.len();
         self.0.retain(|_, entry| !entry.has_ended());
-        let due =
-            self.0.iter_mut().filter(|(_, entry)| entry.retry <= now).take(most).map(|(tgid, entry)| {
-                entry.pause = (entry.pause * 2).min(RETRY.1);
-                entry.retry = now + entry.pause;
-                *tgid
-            });
+        let due = self.0.iter_mut().filter(|(tgid, entry)| entry.retry <= now && !holding.contains(tgid));
+        let due = due.take(most).map(|(tgid, entry)| {
+            entry.pause = (entry.pause * 2).min(RETRY.1);
+            entry.retry = now + entry.pause;
+            *tgid
+        });
         let due = due.collect();
         (self.0.len() != before, due)
     }
@@ -112,5 +112,20 @@ impl SetAside {
             reason.push_str(&format!("; and {} more", self.0.len() - NAMED));
         }
         SourceStatus { reason: Some(reason), ..up }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_holds_a_killed_reader_is_not_tried_again_until_that_is_gone() {
+        let [held, free] = [std::process::id(), std::os::unix::process::parent_id()];
+        let mut aside = SetAside::default();
+        assert!(aside.add(held) && aside.add(free));
+        let later = Instant::now() + RETRY.0;
+        assert_eq!(aside.review(later, 8, &BTreeSet::from([held])), (false, vec![free]));
+        assert_eq!(aside.review(later, 8, &BTreeSet::new()), (false, vec![held]), "without another pause");
     }
 }
