@@ -16,12 +16,13 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::os::fd::OwnedFd;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Proc;
@@ -47,8 +48,13 @@ mod wire;
 pub(super) use serve::reading;
 pub use serve::{ARGUMENT, BACKGROUND, Entry, asker, entry, note, reading_none, serve};
 
-/// Readers at a time, those included that cannot even be killed.
+/// Readers at a time.
 const READERS: usize = 8;
+/// Readers besides that were killed and do not end, since the kernel waits for what they read. They work no more, but each
+/// costs memory; of further ones each takes the place of one that works.
+const LOST: usize = 16;
+/// A reader that was killed, and is still there after this time, is lost.
+const LOST_AFTER: Duration = Duration::from_secs(1);
 /// A reader that had nothing to do for this long is ended.
 const IDLE: Duration = Duration::from_secs(5);
 /// How often a job is begun anew because a reader hung.
@@ -125,6 +131,7 @@ pub struct Readers(Arc<Inner>);
 struct Inner {
     proc: Proc,
     slots: Arc<Semaphore>,
+    lost: Arc<Semaphore>,
     state: Mutex<State>,
     /// When all processes that hang were looked for last.
     sifted: tokio::sync::Mutex<Option<Instant>>,
@@ -178,9 +185,9 @@ impl Readers {
     }
 
     fn new(proc: Proc, report: Option<Report>) -> Self {
-        let slots = Arc::new(Semaphore::new(READERS));
+        let (slots, lost) = (Arc::new(Semaphore::new(READERS)), Arc::new(Semaphore::new(LOST)));
         let (state, sifted, reporting) = Default::default();
-        Self(Arc::new(Inner { proc, slots, state, sifted, reporting, report }))
+        Self(Arc::new(Inner { proc, slots, lost, state, sifted, reporting, report }))
     }
 
     /// The /proc that is read.
@@ -267,21 +274,21 @@ impl Inner {
                 }
                 Err(Ended::Failed(error)) => {
                     let was_new = child.is_new();
-                    self.end(child, slot);
+                    self.end(child, slot, ());
                     // One that was idle may have been killed meanwhile.
                     if was_new {
                         return Err(Unread::Failed(error));
                     }
                 }
                 Err(Ended::Slow) => {
-                    self.end(child, (slot, turn));
+                    self.end(child, slot, turn);
                     return Err(Unread::Late);
                 }
                 Err(Ended::Hangs { tgid }) => {
                     if let Some(note) = child.take_note() {
                         job.go_on(&note);
                     }
-                    self.end(child, slot);
+                    self.end(child, slot, ());
                     self.state().aside.add(tgid);
                     tracing::warn!(tgid, "reading a process hangs; it is set aside");
                     self.sift(asked).await;
@@ -320,12 +327,12 @@ impl Inner {
         }
     }
 
-    /// Ends a reader, which keeps `slot` until it is gone.
-    fn end<T: Send + 'static>(self: &Arc<Self>, child: Child, slot: T) {
-        let (id, inner) = (child.id(), Arc::downgrade(self));
+    /// Ends a reader, which keeps its place and `turn` until it is gone; if it is lost, others take its place.
+    fn end<T: Send + 'static>(self: &Arc<Self>, child: Child, slot: OwnedSemaphorePermit, turn: T) {
+        let (id, inner, lost) = (child.id(), Arc::downgrade(self), Arc::clone(&self.lost));
         self.state().killed.insert(id);
         tokio::spawn(async move {
-            child.end(slot).await;
+            keep(slot, lost, child.end(turn)).await;
             if let Some(inner) = inner.upgrade() {
                 inner.state().killed.remove(&id);
             }
@@ -401,7 +408,7 @@ impl Inner {
         let slot = timeout(SIEVE_PATIENCE, Arc::clone(&self.slots).acquire_owned()).await.ok()?.ok()?;
         let mut child = Child::start(true).ok()?;
         let done = child.converse(job, proc).await;
-        self.end(child, slot);
+        self.end(child, slot, ());
         Some(done.ok()?.reply)
     }
 
@@ -438,6 +445,18 @@ impl Inner {
         // Sending fails only during shutdown, when the core's queue is closed.
         let _ = report.tx.send(observed_now(Fact::Source(status))).await;
     }
+}
+
+/// Keeps the place of a reader that was killed until it is gone; one among those that are lost, if it does not end.
+async fn keep(mut place: OwnedSemaphorePermit, lost: Arc<Semaphore>, gone: impl Future<Output = ()>) {
+    let mut gone = pin!(gone);
+    if timeout(LOST_AFTER, &mut gone).await.is_err() {
+        if let Ok(other) = lost.try_acquire_owned() {
+            place = other;
+        }
+        gone.await;
+    }
+    drop(place);
 }
 
 /// Calls `work` at this interval until it returns false or nobody asks readers any more.

@@ -319,3 +319,26 @@ async fn a_disk_that_hangs_keeps_one_reader_of_each_kind_until_it_answers() {
     fs::write(&file, "text").unwrap();
     assert_eq!(readers.ask(OnDisk(file), PATIENCE).await.unwrap().reply, 4);
 }
+
+#[tokio::test]
+async fn readers_that_not_even_sigkill_ends_leave_their_places_to_others_up_to_a_number() {
+    let readers = Readers::from(Proc::default());
+    let Inner { slots, lost, .. } = &*readers.0;
+    let (release, released) = tokio::sync::watch::channel(());
+    let kill_all = || {
+        while let Ok(slot) = Arc::clone(slots).try_acquire_owned() {
+            let mut released = released.clone();
+            let gone = async move { drop(released.changed().await) };
+            tokio::spawn(keep(slot, Arc::clone(lost), gone));
+        }
+    };
+    for killed in (READERS..=LOST).step_by(READERS) {
+        kill_all();
+        until("they are lost", || lost.available_permits() == LOST - killed).await;
+        until("their places are free", || slots.available_permits() == READERS).await;
+    }
+    kill_all();
+    release.send(()).unwrap();
+    until("all are gone", || lost.available_permits() == LOST).await;
+    until("all places are free", || slots.available_permits() == READERS).await;
+}
