@@ -122,7 +122,9 @@ impl Namespace {
 
     /// Recomputes the gateways in use after a change of routes or rules.
     pub(super) fn select_gateways(&mut self, at: BootNs) {
-        self.select_gateways_between(self.heard, at, at);
+        // What changed untold before may have moved them already.
+        let untold = self.untold.map(|(first, _)| first);
+        self.select_gateways_between(untold.or(self.heard), at, at);
     }
 
     /// The change was made between the first two times, and is known since the last. Where the first is not told, as in old

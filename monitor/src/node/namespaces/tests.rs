@@ -66,6 +66,29 @@ fn a_route_whose_end_is_told_hides_nothing_of_others() {
 }
 
 #[test]
+fn a_route_that_was_replaced_is_not_dated_by_the_next_one_that_outdoes_both() {
+    let [first, second, third]: [IpAddr; 3] =
+        ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|address| address.parse().unwrap());
+    let metric = |metric, gateway| RouteFacts { metric, ..route(gateway) };
+    let mut namespaces = with(vec![metric(9, "10.0.0.1")]);
+    namespaces.set_heard(7, 100);
+    // In place of the first one, which no message tells. The entry of that was deleted then.
+    namespaces.put_route(200, metric(9, "10.0.0.2"));
+    namespaces.set_stale(200, 7, false);
+    namespaces.set_heard(7, 300);
+    namespaces.put_route(400, metric(8, "10.0.0.3"));
+    namespaces.set_stale(400, 7, false);
+    namespaces.replace(500, snapshot(vec![metric(9, "10.0.0.2"), metric(8, "10.0.0.3")]), true);
+    let was = |at, address| namespaces.get(7).unwrap().was_gateway(at, 2, address, true);
+    assert_eq!([first, second, third].map(|address| was(250, address)), [None, None, None]);
+    assert_eq!(
+        [first, second, third].map(|address| was(450, address)),
+        [Some(false), Some(false), Some(true)]
+    );
+    assert_eq!(was(50, first), Some(true));
+}
+
+#[test]
 fn a_message_tells_of_what_happened_since_the_one_before_at_the_earliest() {
     let [old, new]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().unwrap());
     let better = RouteFacts { metric: 1, ..route("10.0.0.2") };
