@@ -122,9 +122,7 @@ impl Namespace {
 
     /// Recomputes the gateways in use after a change of routes or rules.
     pub(super) fn select_gateways(&mut self, at: BootNs) {
-        // What changed untold before may have moved them already.
-        let untold = self.untold.map(|(first, _)| first);
-        self.select_gateways_between(untold.or(self.heard), at, at);
+        self.select_gateways_between(self.heard, at, at);
     }
 
     /// The change was made between the first two times, and is known since the last. Where the first is not told, as in old
@@ -145,7 +143,9 @@ impl Namespace {
             let was = known.get(&gateway).copied().unwrap_or(Some(false));
             // Of a namespace that is new nothing is known but what it is.
             if was != self.is_sure(gateway) && is_known && (after.is_some() || was != Some(false)) {
-                let after = after.unwrap_or(until);
+                // What changed untold before may have ended its use already.
+                let untold = self.untold.map(|(first, _)| first).filter(|_| was == Some(true));
+                let after = untold.or(after).unwrap_or(until);
                 let (came, was_unsure) = (was == Some(false), was.is_none());
                 self.moves.push(Move { after, until, gateway, came, was_unsure });
             }
