@@ -318,21 +318,14 @@ fn is_confirmed(process: &NetnsOwner) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observation::{NetnsSnapshot, PodIdentity, PodProof};
+    use crate::observation::{NetnsSnapshot, PodProof};
     use crate::tests::model::{self, Model};
 
     fn sandbox(netns: NsInum, reported: &[&str]) -> ContainerFacts {
         ContainerFacts {
             netns: Some(netns),
             addresses: reported.iter().map(|address| address.parse().unwrap()).collect(),
-            pod: Some(PodIdentity {
-                namespace: "lijiaob".into(),
-                name: "etcd1-0".into(),
-                uid: "u".into(),
-                sandbox_id: None,
-                container_name: None,
-                proof: PodProof::Cgroup,
-            }),
+            pod: Some(model::pod()),
             sandbox: true,
             ..model::container("a")
         }

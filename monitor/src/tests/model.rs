@@ -9,7 +9,7 @@ use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
 use crate::node::view::{NodeView, RuntimeAvailability};
-use crate::observation::{ContainerFacts, ContainerState, Incarnation, SourceStatus};
+use crate::observation::{ContainerFacts, ContainerState, Incarnation, PodIdentity, PodProof, SourceStatus};
 
 #[derive(Debug, Default)]
 pub(crate) struct Model {
@@ -36,6 +36,18 @@ impl Model {
             runtimes: RuntimeAvailability::All,
             statuses: &self.statuses,
         }
+    }
+}
+
+/// A pod as its container's control group confirms it.
+pub(crate) fn pod() -> PodIdentity {
+    PodIdentity {
+        namespace: "lijiaob".into(),
+        name: "etcd1-0".into(),
+        uid: "u".into(),
+        sandbox_id: None,
+        container_name: None,
+        proof: PodProof::Cgroup,
     }
 }
 

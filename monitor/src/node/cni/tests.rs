@@ -1,6 +1,6 @@
 use super::*;
 use crate::event::{ActorSource, Confidence, Join};
-use crate::observation::{ContainerFacts, PodIdentity, PodProof, TaskRef};
+use crate::observation::{ContainerFacts, TaskRef};
 use crate::tests::model::{self, Model};
 
 const ID: &str = "94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94fe";
@@ -134,14 +134,7 @@ fn a_sandbox_is_stale_only_where_the_current_one_is_known() {
     let facts = ContainerFacts {
         sandbox: true,
         started_ns: Some(30),
-        pod: Some(PodIdentity {
-            namespace: "lijiaob".into(),
-            name: "etcd1-0".into(),
-            uid: "u".into(),
-            sandbox_id: None,
-            container_name: None,
-            proof: PodProof::Cgroup,
-        }),
+        pod: Some(model::pod()),
         ..model::container(&new)
     };
     model.containers.put(40, facts);

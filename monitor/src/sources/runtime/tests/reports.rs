@@ -59,6 +59,24 @@ impl Reports {
         }
     }
 
+    /// Waits until an answer was read, or counted as malformed.
+    pub(in crate::sources::runtime) async fn read_or_refused(&mut self) {
+        let is_either = |fact: &Fact| matches!(fact, Fact::RuntimeSnapshot { .. } | Fact::Malformed { .. });
+        self.until(|fact| is_either(fact).then_some(())).await;
+    }
+
+    /// Waits for such a list of containers.
+    pub(in crate::sources::runtime) async fn until_listed(
+        &mut self,
+        is_such: impl Fn(&[ContainerFacts]) -> bool,
+    ) {
+        self.until(|fact| match fact {
+            Fact::RuntimeSnapshot { containers, .. } => is_such(containers).then_some(()),
+            _ => None,
+        })
+        .await;
+    }
+
     pub(in crate::sources::runtime) async fn snapshot(&mut self) -> Vec<ContainerFacts> {
         self.until(|fact| match fact {
             Fact::RuntimeSnapshot { containers, .. } => Some(containers.clone()),
@@ -92,5 +110,37 @@ impl Reports {
 impl Drop for Reports {
     fn drop(&mut self) {
         self.task.abort();
+    }
+}
+
+/// Answers that were none.
+#[derive(Default)]
+pub(in crate::sources::runtime) struct Refused {
+    refused: u64,
+    counted: u64,
+}
+
+impl Refused {
+    /// Takes what was reported since: nothing but containers, states of the source, and its malformed answers.
+    pub(in crate::sources::runtime) fn take(&mut self, reports: &mut Reports, of: &str) {
+        for fact in reports.seen.drain(..) {
+            match fact {
+                Fact::Malformed { source, count } => {
+                    assert_eq!(source, of);
+                    self.counted += count;
+                }
+                Fact::Source(SourceStatus { up: false, reason, .. }) => {
+                    self.refused += u64::from(reason.unwrap().contains("invalid response"));
+                }
+                Fact::Source(_) | Fact::Resync { .. } | Fact::RuntimeSnapshot { .. } => {}
+                Fact::Container(_) | Fact::ContainerGone { .. } => {}
+                fact => panic!("{fact:?}"),
+            }
+        }
+    }
+
+    pub(in crate::sources::runtime) fn assert_counted(&self) {
+        let Self { refused, counted } = self;
+        assert!(refused <= counted, "{refused} were refused, {counted} counted");
     }
 }

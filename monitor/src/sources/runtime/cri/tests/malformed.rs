@@ -6,6 +6,7 @@ use super::super::{events, facts, known};
 use super::*;
 use crate::sources::runtime::is_container_id;
 use crate::sources::runtime::tests::mutate;
+use crate::sources::runtime::tests::reports::Refused;
 use crate::tests::random::{Random, rounds};
 
 /// The messages that a runtime sends, by the method that they answer.
@@ -133,7 +134,7 @@ async fn after_any_answer_a_good_one_is_taken() {
     let good = listed(&reports.snapshot().await);
     assert_eq!(good.len(), 2);
     let messages = messages();
-    let (mut refused, mut counted) = (0, 0);
+    let mut answers = Refused::default();
     for _ in 0..rounds(60) {
         let (method, message) = random.pick(&messages);
         let answer = mutate::bytes(&mut random, message);
@@ -143,29 +144,10 @@ async fn after_any_answer_a_good_one_is_taken() {
         } else {
             fake.set(|state| state.spoiled = Some((method, answer)));
         }
-        reports
-            .until(|fact| matches!(fact, Fact::RuntimeSnapshot { .. } | Fact::Malformed { .. }).then_some(()))
-            .await;
+        reports.read_or_refused().await;
         fake.set(|state| state.spoiled = None);
-        let is_good = |fact: &Fact| match fact {
-            Fact::RuntimeSnapshot { containers, .. } => (listed(containers) == good).then_some(()),
-            _ => None,
-        };
-        reports.until(is_good).await;
-        for fact in reports.seen.drain(..) {
-            match fact {
-                Fact::Malformed { source, count } => {
-                    assert_eq!(source, SOURCE);
-                    counted += count;
-                }
-                Fact::Source(SourceStatus { up: false, reason, .. }) => {
-                    refused += u64::from(reason.unwrap().contains("invalid response"));
-                }
-                Fact::Source(_) | Fact::Resync { .. } | Fact::RuntimeSnapshot { .. } => {}
-                Fact::Container(_) | Fact::ContainerGone { .. } => {}
-                fact => panic!("{fact:?}"),
-            }
-        }
+        reports.until_listed(|containers| listed(containers) == good).await;
+        answers.take(&mut reports, SOURCE);
     }
-    assert!(refused <= counted, "{refused} were refused, {counted} counted");
+    answers.assert_counted();
 }

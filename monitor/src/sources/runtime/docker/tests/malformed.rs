@@ -11,6 +11,7 @@ use super::fake::{Answer, entry};
 use super::*;
 use crate::sources::runtime::is_container_id;
 use crate::sources::runtime::tests::mutate;
+use crate::sources::runtime::tests::reports::Refused;
 use crate::tests::random::{Random, rounds};
 
 const LIST: &str = include_str!("recorded/list.json");
@@ -79,7 +80,7 @@ async fn after_any_answer_a_good_one_is_taken() {
     assert_eq!(good.len(), 1);
     let list = serde_json::to_string(&[entry(inspect.clone())]).unwrap();
     let lines: Vec<&str> = EVENTS.lines().collect();
-    let (mut refused, mut counted) = (0, 0);
+    let mut answers = Refused::default();
     for _ in 0..rounds(60) {
         match random.below(3) {
             0 => fake.spoil(Answer::List, spoiled(&mut random, &list)),
@@ -95,32 +96,12 @@ async fn after_any_answer_a_good_one_is_taken() {
         // A start has it inspected.
         fake.subscribed().await;
         fake.event("start", &good[0].0).await;
-        reports
-            .until(|fact| matches!(fact, Fact::RuntimeSnapshot { .. } | Fact::Malformed { .. }).then_some(()))
-            .await;
+        reports.read_or_refused().await;
         fake.well();
-        reports
-            .until(|fact| match fact {
-                Fact::RuntimeSnapshot { containers, .. } => (listed(containers) == good).then_some(()),
-                _ => None,
-            })
-            .await;
-        for fact in reports.seen.drain(..) {
-            match fact {
-                Fact::Malformed { source, count } => {
-                    assert_eq!(source, SOURCE);
-                    counted += count;
-                }
-                Fact::Source(SourceStatus { up: false, reason, .. }) => {
-                    refused += u64::from(reason.unwrap().contains("invalid response"));
-                }
-                Fact::Source(_) | Fact::Resync { .. } | Fact::RuntimeSnapshot { .. } => {}
-                Fact::Container(_) | Fact::ContainerGone { .. } => {}
-                fact => panic!("{fact:?}"),
-            }
-        }
+        reports.until_listed(|containers| listed(containers) == good).await;
+        answers.take(&mut reports, SOURCE);
     }
-    assert!(refused <= counted, "{refused} were refused, {counted} counted");
+    answers.assert_counted();
 }
 
 #[tokio::test]
