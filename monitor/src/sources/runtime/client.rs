@@ -99,12 +99,6 @@ pub enum RuntimeError {
         /// Where it was looked for.
         path: PathBuf,
     },
-    /// The client library takes text only.
-    #[error("the socket path {} is not UTF-8", path.display())]
-    SocketPath {
-        /// The path.
-        path: PathBuf,
-    },
     /// No process listens there, or access is denied.
     #[error("cannot connect to the socket")]
     Connect {
@@ -173,7 +167,7 @@ impl RuntimeError {
     /// For `Fact::Resync`.
     pub(super) fn gap(&self) -> &'static str {
         match self {
-            Self::NoSocket { .. } | Self::SocketPath { .. } => "no-socket",
+            Self::NoSocket { .. } => "no-socket",
             Self::Connect { .. } => "refused",
             Self::Timeout { .. } => "timeout",
             Self::Decode { .. } => "decode",

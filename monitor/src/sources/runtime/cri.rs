@@ -223,14 +223,20 @@ impl Cri {
             }
         });
         let early = opening.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let request = match kind {
+            EventStream::Containerd => events::SUBSCRIBE.name,
+            EventStream::Cri => EVENTS,
+        };
         let opened = async move {
             match early {
                 Poll::Ready(opened) => opened,
                 Poll::Pending => opening.await,
             }
         };
-        let messages =
-            opened.map_err(not_offered).map_ok(|messages| messages.map_err(broken)).try_flatten_stream();
+        let messages = opened
+            .map_err(not_offered)
+            .map_ok(move |messages| messages.map_err(move |status| broken(request, status)))
+            .try_flatten_stream();
         let mut any = false;
         // CRI-O ends the stream at once where events are not enabled, newer ones with an error.
         messages.map(Some).chain(stream::once(future::ready(None))).filter_map(move |message| {
@@ -277,8 +283,11 @@ fn not_offered(fault: Fault) -> RuntimeError {
     }
 }
 
-fn broken(status: Status) -> RuntimeError {
-    RuntimeError::Events { source: Box::new(Fault::from(status)) }
+fn broken(request: &'static str, status: Status) -> RuntimeError {
+    match Fault::from(status).into_error(request) {
+        RuntimeError::Request { source, .. } => RuntimeError::Events { source },
+        malformed => malformed,
+    }
 }
 
 #[cfg(test)]

@@ -4,21 +4,24 @@
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use bollard::API_DEFAULT_VERSION;
 use bollard::errors::Error as ClientError;
 use bollard::models::SystemVersion;
 use bollard::query_parameters::{InspectContainerOptions, ListContainersOptionsBuilder};
+use bollard::{API_DEFAULT_VERSION, BollardRequest};
 use futures_util::{StreamExt, future};
 
 use super::RuntimeKind;
 use super::client::{Changes, Inspection, Listed, RuntimeClient, RuntimeError};
 use super::state_files::StateFiles;
 use events::Actions;
+use transport::{Allowance, Fault};
 
 mod events;
 mod facts;
+mod transport;
 
 pub(super) use facts::from_inspect;
 
@@ -42,6 +45,8 @@ const INFO_PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone)]
 pub struct Docker {
     api: bollard::Docker,
+    /// How much may be read before the next event.
+    next_event: Arc<Allowance>,
     runtime: &'static str,
     data_root: Option<PathBuf>,
     patience: Duration,
@@ -49,16 +54,14 @@ pub struct Docker {
 
 impl RuntimeClient for Docker {
     async fn connect(socket: &Path, patience: Duration) -> Result<Self, RuntimeError> {
-        let path = socket.to_str().ok_or_else(|| RuntimeError::SocketPath { path: socket.to_owned() })?;
         // The library's own patience has whole seconds; it is what bounds the start of the event stream.
         let seconds = patience.as_secs() + u64::from(patience.subsec_nanos() > 0);
-        let api =
-            bollard::Docker::connect_with_unix(path, seconds, API_DEFAULT_VERSION).map_err(|source| {
-                match source {
-                    ClientError::SocketNotFoundError(_) => RuntimeError::NoSocket { path: socket.to_owned() },
-                    source => RuntimeError::Connect { source: Box::new(source) },
-                }
-            })?;
+        let next_event = Allowance::of_events();
+        let (path, events) = (socket.to_owned(), Arc::clone(&next_event));
+        let send = move |request: BollardRequest| transport::send(path.clone(), Arc::clone(&events), request);
+        let origin = Some(transport::ORIGIN);
+        let api = bollard::Docker::connect_with_custom_transport(send, origin, seconds, API_DEFAULT_VERSION)
+            .map_err(|source| RuntimeError::Connect { source: Box::new(source) })?;
         let (version, info) = tokio::join!(
             ask(VERSION, patience, api.version()),
             tokio::time::timeout(INFO_PATIENCE.min(patience / 2), ask(INFO, patience, api.info()))
@@ -72,7 +75,7 @@ impl RuntimeClient for Docker {
             Err(RuntimeError::Request { .. } | RuntimeError::Decode { .. }) => UNNAMED,
             Err(error) => return Err(error),
         };
-        Ok(Self { api, runtime, data_root, patience })
+        Ok(Self { api, next_event, runtime, data_root, patience })
     }
 
     fn runtime(&self) -> &str {
@@ -115,11 +118,19 @@ impl Docker {
     /// Changes of an engine that has these names for what happens to a container.
     pub(super) fn changes(&self, actions: Actions, since: i64) -> Changes {
         let patience = self.patience;
+        let allowance = Arc::clone(&self.next_event);
+        allowance.renew();
         let messages = self.api.events(Some(events::subscription(actions, since)));
         Box::pin(messages.filter_map(move |message| {
-            future::ready(match message {
-                Ok(message) => events::read(actions, message).map(Ok),
-                Err(source) => Some(Err(match failure(EVENTS, patience, source) {
+            future::ready(match (message, allowance.fault()) {
+                (Ok(message), _) => {
+                    allowance.renew();
+                    events::read(actions, message).map(Ok)
+                }
+                (Err(_), Some(fault)) => {
+                    Some(Err(RuntimeError::Decode { request: EVENTS, source: Box::new(fault) }))
+                }
+                (Err(source), None) => Some(Err(match failure(EVENTS, patience, source) {
                     RuntimeError::Request { source, .. } => RuntimeError::Events { source },
                     error => error,
                 })),
@@ -144,11 +155,14 @@ async fn ask<T>(
 
 /// What an error of the library means.
 fn failure(request: &'static str, after: Duration, source: ClientError) -> RuntimeError {
+    match Fault::of(&source) {
+        Some(Fault::Connect(_)) => return RuntimeError::Connect { source: Box::new(source) },
+        Some(Fault::TooLarge { .. }) => return RuntimeError::Decode { request, source: Box::new(source) },
+        None => {}
+    }
     match source {
         ClientError::RequestTimeoutError => RuntimeError::Timeout { after },
-        ClientError::HyperLegacyError { ref err } if err.is_connect() => {
-            RuntimeError::Connect { source: Box::new(source) }
-        }
+        ClientError::SocketNotFoundError(path) => RuntimeError::NoSocket { path: path.into() },
         ClientError::JsonDataError { .. } | ClientError::JsonSerdeError { .. } => {
             RuntimeError::Decode { request, source: Box::new(source) }
         }

@@ -24,7 +24,7 @@ use tonic::{Code, Status, Streaming};
 
 use crate::sources::runtime::client::RuntimeError;
 
-/// Largest answer, that of the kubelet.
+/// Largest answer and largest event, as the kubelet has it. What announces to be larger is not read.
 const MAX_ANSWER: usize = 16 << 20;
 
 /// gRPC wants a host; a socket has none.

@@ -151,3 +151,37 @@ async fn after_any_answer_a_good_one_is_taken() {
     }
     answers.assert_counted();
 }
+
+/// Larger than what is read of an answer.
+fn huge() -> Vec<u8> {
+    let name = "a".repeat(17 << 20);
+    let metadata = api::PodSandboxMetadata { name, ..Default::default() };
+    let sandbox = api::PodSandbox { metadata: Some(metadata), ..sandbox('c', api::SandboxState::Ready) };
+    api::ListPodSandboxResponse { items: vec![sandbox] }.encode_to_vec()
+}
+
+#[tokio::test]
+async fn a_huge_answer_is_refused_and_the_next_good_one_is_taken() {
+    let fake = with_pod();
+    fake.set(|state| state.spoiled = Some(("ListPodSandbox", huge())));
+    let mut reports = watch(&fake);
+    reports.until(|fact| (*fact == Fact::Malformed { source: SOURCE.into(), count: 1 }).then_some(())).await;
+    let reason = reports.down().await;
+    assert!(reason.starts_with("ListPodSandbox returned an invalid response: "), "{reason}");
+    fake.set(|state| state.spoiled = None);
+    assert_eq!(reports.snapshot().await.len(), 2);
+    reports.up().await;
+}
+
+#[tokio::test]
+async fn a_huge_event_is_counted_and_the_stream_is_read_anew() {
+    let fake = with_pod();
+    let mut reports = watch(&fake);
+    reports.snapshot().await;
+    reports.up().await;
+    fake.subscribed().await;
+    fake.raw_event(&huge()).await;
+    reports.until(|fact| (*fact == Fact::Malformed { source: SOURCE.into(), count: 1 }).then_some(())).await;
+    assert_eq!(reports.snapshot().await.len(), 2);
+    reports.up().await;
+}

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{StreamExt, stream};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
@@ -53,6 +53,19 @@ pub(in crate::sources::runtime) enum Answer {
     Inspect,
 }
 
+/// What is answered in place of an answer.
+#[derive(Debug, Clone)]
+enum Spoiled {
+    Body(Vec<u8>),
+    /// Blanks, up to [`HUGE`].
+    Huge,
+}
+
+/// Bytes of a huge answer: as good as no end, but no fault of the test's makes the machine swap.
+const HUGE: usize = 512 << 20;
+/// What it is sent in.
+const PIECE: &[u8] = &[b' '; 64 << 10];
+
 type Body = BoxBody<Bytes, io::Error>;
 type Events = mpsc::Sender<Result<Frame<Bytes>, io::Error>>;
 
@@ -62,7 +75,9 @@ struct State {
     /// What it calls itself.
     engine: &'static str,
     /// What is answered in place of an answer.
-    spoiled: Option<(Answer, Vec<u8>)>,
+    spoiled: Option<(Answer, Spoiled)>,
+    /// Bytes of huge answers that were sent.
+    sent: usize,
     /// Inspect answers by id.
     containers: BTreeMap<String, Value>,
     /// `METHOD path?query`.
@@ -84,6 +99,7 @@ impl FakeDocker {
             mood: Mood::Well,
             engine: "Engine",
             spoiled: None,
+            sent: 0,
             containers: BTreeMap::new(),
             requests: Vec::new(),
             subscribers: Vec::new(),
@@ -133,7 +149,17 @@ impl FakeDocker {
 
     /// Answers this instead, until it is [well](Self::well) again.
     pub(in crate::sources::runtime) fn spoil(&self, answer: Answer, body: Vec<u8>) {
-        self.state.lock().unwrap().spoiled = Some((answer, body));
+        self.state.lock().unwrap().spoiled = Some((answer, Spoiled::Body(body)));
+    }
+
+    /// Answers more than anybody can take, until it is [well](Self::well) again.
+    pub(in crate::sources::runtime) fn answer_hugely(&self, answer: Answer) {
+        self.state.lock().unwrap().spoiled = Some((answer, Spoiled::Huge));
+    }
+
+    /// Bytes of huge answers that were taken.
+    pub(in crate::sources::runtime) fn taken(&self) -> usize {
+        self.state.lock().unwrap().sent
     }
 
     pub(in crate::sources::runtime) fn well(&self) {
@@ -211,6 +237,10 @@ impl FakeDocker {
         self.state.lock().unwrap().requests.clone()
     }
 
+    pub(in crate::sources::runtime) fn lists(&self) -> usize {
+        self.requests().iter().filter(|request| request.contains("/containers/json")).count()
+    }
+
     pub(in crate::sources::runtime) fn inspects(&self) -> usize {
         let is_inspect =
             |request: &&String| request.contains("/containers/") && !request.contains("/containers/json");
@@ -242,14 +272,14 @@ async fn connection(mut stream: UnixStream, state: Arc<Mutex<State>>) {
             let _ = stream.write_all(b"\x00\xffSSH-2.0-nonsense\r\n\r\n").await;
         }
         _ => {
-            let service = service_fn(|request| answer(request, &state));
+            let service = service_fn(|request| answer(request, Arc::clone(&state)));
             let http = hyper::server::conn::http1::Builder::new();
             let _ = http.serve_connection(TokioIo::new(stream), service).await;
         }
     }
 }
 
-async fn answer(request: Request<Incoming>, state: &Mutex<State>) -> Result<Response<Body>, Infallible> {
+async fn answer(request: Request<Incoming>, state: Arc<Mutex<State>>) -> Result<Response<Body>, Infallible> {
     let path = request.uri().path().to_owned();
     let target = request.uri().path_and_query().map(ToString::to_string).unwrap_or_default();
     let mood = {
@@ -279,8 +309,10 @@ async fn answer(request: Request<Incoming>, state: &Mutex<State>) -> Result<Resp
     }
     let asked = if path == "/containers/json" { Answer::List } else { Answer::Inspect };
     let spoiled = state.lock().unwrap().spoiled.clone().filter(|(spoiled, _)| *spoiled == asked);
-    if let Some((_, body)) = spoiled {
-        return Ok(reply(StatusCode::OK, body));
+    match spoiled {
+        Some((_, Spoiled::Body(body))) => return Ok(reply(StatusCode::OK, body)),
+        Some((_, Spoiled::Huge)) => return Ok(Response::new(huge(state))),
+        None => {}
     }
     if asked == Answer::List {
         let containers = state.lock().unwrap().containers.clone();
@@ -299,6 +331,14 @@ async fn answer(request: Request<Incoming>, state: &Mutex<State>) -> Result<Resp
         Some(container) => reply(StatusCode::OK, container.to_string()),
         None => reply(StatusCode::NOT_FOUND, json!({"message": "No such container"}).to_string()),
     })
+}
+
+fn huge(state: Arc<Mutex<State>>) -> Body {
+    let pieces = stream::iter(0..HUGE / PIECE.len()).map(move |_| {
+        state.lock().unwrap().sent += PIECE.len();
+        Ok(Frame::data(Bytes::from_static(PIECE)))
+    });
+    BodyExt::boxed(StreamBody::new(pieces))
 }
 
 /// The list's view of an inspect answer.

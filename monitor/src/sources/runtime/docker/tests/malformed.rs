@@ -126,3 +126,85 @@ async fn a_container_whose_entry_cannot_be_read_is_not_removed_and_one_that_is_g
     assert_eq!(left.iter().map(|facts| facts.id.clone()).collect::<Vec<_>>(), [id('a')]);
     assert!(reports.seen.contains(&Fact::Malformed { source: SOURCE.into(), count: 1 }));
 }
+
+/// Bytes that a huge answer may cost: what is allowed, and what is on its way.
+const TAKEN_MAX: usize = 32 << 20;
+
+fn is_malformed(fact: &Fact) -> bool {
+    *fact == Fact::Malformed { source: SOURCE.into(), count: 1 }
+}
+
+#[tokio::test]
+async fn a_huge_list_is_refused_unread_and_the_next_good_one_is_taken() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "exited", 0);
+    fake.answer_hugely(Answer::List);
+    let mut reports = Reports::by(&fake);
+    reports.until(|fact| is_malformed(fact).then_some(())).await;
+    let reason = reports.down().await;
+    assert_eq!(reason, "GET /containers/json returned an invalid response: it has more than 16384 KiB");
+    let (taken, lists) = (fake.taken(), fake.lists());
+    assert!(taken <= TAKEN_MAX * lists, "{taken} of {lists}");
+    fake.well();
+    assert_eq!(reports.snapshot().await.len(), 1);
+    reports.up().await;
+}
+
+#[tokio::test]
+async fn a_huge_inspect_is_refused_unread_and_costs_nothing_else() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "running", me());
+    fake.answer_hugely(Answer::Inspect);
+    let mut reports = Reports::by(&fake);
+    reports.until(|fact| is_malformed(fact).then_some(())).await;
+    let containers = reports.snapshot().await;
+    assert_eq!((containers.len(), containers[0].tgid), (1, None), "it is known by its entry of the list");
+    reports.up().await;
+    let (taken, inspects) = (fake.taken(), fake.inspects());
+    assert!(taken <= TAKEN_MAX * inspects, "{taken} of {inspects}");
+    fake.well();
+    fake.event("start", &id('a')).await;
+    assert_eq!(reports.container().await.tgid, Some(me()));
+}
+
+#[tokio::test]
+async fn an_event_without_end_is_refused_and_the_stream_is_read_anew() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "exited", 0);
+    let mut reports = Reports::by(&fake);
+    reports.snapshot().await;
+    reports.up().await;
+    let piece = Bytes::from(vec![b'a'; 64 << 10]);
+    fake.raw_event(Ok(Frame::data(Bytes::from_static(b"{\"Type\": \"")))).await;
+    for _ in 0..(8 << 20) / piece.len() {
+        fake.raw_event(Ok(Frame::data(piece.clone()))).await;
+    }
+    reports.until(|fact| is_malformed(fact).then_some(())).await;
+    let reason = reports.down().await;
+    assert_eq!(reason, "GET /events returned an invalid response: it has more than 2048 KiB");
+    fake.put(&id('b'), "exited", 0);
+    assert_eq!(reports.snapshot().await.len(), 2);
+    reports.up().await;
+}
+
+#[tokio::test]
+async fn a_stream_may_be_longer_than_one_event() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "exited", 0);
+    let mut reports = Reports::by(&fake);
+    reports.snapshot().await;
+    reports.up().await;
+    let label = "a".repeat(256 << 10);
+    for _ in 0..32 {
+        let attributes = serde_json::json!({"name": "c", "image": "busybox:1", "label": label});
+        let event = serde_json::json!({
+            "Type": "container", "Action": "exec_start", "timeNano": 1,
+            "Actor": {"ID": id('a'), "Attributes": attributes},
+        });
+        fake.raw_event(Ok(Frame::data(Bytes::from(format!("{event}\n"))))).await;
+    }
+    fake.put(&id('a'), "running", me());
+    fake.event("start", &id('a')).await;
+    assert_eq!(reports.container().await.tgid, Some(me()));
+    assert!(!reports.seen.iter().any(is_malformed), "{:#?}", reports.seen);
+}
