@@ -57,8 +57,9 @@ pub(super) struct SandboxCrashLoop {
 
 /// Whether what happens to a container is told by an open incident alone.
 pub(crate) fn is_folded(incidents: &Incidents, facts: &ContainerFacts) -> bool {
-    let Some(pod) = facts.pod.as_ref().filter(|_| facts.sandbox) else { return false };
-    // What may be confirmed to be of the pod a moment later, too: only confirmed ones open it.
+    // What only claims to be of the pod is not counted either: anybody who can label a container could hide it.
+    let confirmed = facts.pod.as_ref().filter(|pod| facts.sandbox && pod.is_confirmed());
+    let Some(pod) = confirmed else { return false };
     incidents.iter().any(|open| open.kind() == KIND && open.subject() == pod.uid)
 }
 
@@ -302,8 +303,26 @@ mod tests {
             fail(&mut node, &attempt(number, ContainerState::Created));
         }
         assert_eq!((node.open().len(), node.open()[0].count), (1, 10));
-        let created = node.events.iter().filter(|event| event.kind == Kind::ContainerCreated).count();
-        assert_eq!(created, 5, "those before it opened");
+        let number = |kind| node.events.iter().filter(|event| event.kind == kind).count();
+        assert_eq!(number(Kind::ContainerCreated), 10, "none is confirmed when it is made");
+        assert_eq!(number(Kind::ContainerRemoved), 4, "those before it opened");
+    }
+
+    #[test]
+    fn a_claim_does_not_hide_in_the_incident() {
+        let mut node = node();
+        for number in 1..=5 {
+            fail(&mut node, &attempt(number, ContainerState::Created));
+        }
+        assert_eq!(node.open().len(), 1);
+        node.events.clear();
+        let claimed = ContainerFacts { state: ContainerState::Running, ..claim(6) };
+        fail(&mut node, &claimed);
+        let kinds: Vec<&str> = node.events.iter().map(|event| event.kind.name()).collect();
+        assert_eq!(kinds, ["container.started", "container.removed"]);
+        assert_eq!(node.open()[0].count, 5);
+        let target = node.events[0].target.as_ref().unwrap();
+        assert!(target.pod.as_ref().is_some_and(|pod| pod.claimed));
     }
 
     #[test]
