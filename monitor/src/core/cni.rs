@@ -4,8 +4,8 @@ use super::Core;
 use crate::diagnose::ModelChange;
 use crate::escape::name;
 use crate::event::wording::{actor_phrase, owner_phrase, short_id};
-use crate::event::{Actor, Cni, Container, Event, Join, Kind, Pod, Severity, Target};
-use crate::node::cni::Call;
+use crate::event::{Actor, Cni, Container, Event, Join, Kind, Lost, Pod, Severity, Target};
+use crate::node::cni::{Call, GivenUp, OPEN_MAX};
 use crate::node::view::RuntimeAvailability;
 use crate::observation::{BootNs, CniCommand, CniExec, CniExit, CniNetns, CniPod, Request};
 
@@ -29,7 +29,9 @@ impl Core {
             let within = mntns.map(|mntns| (mntns, ancestors.iter().map(|(tgid, _)| *tgid).collect()));
             self.request(Request::CniNetns { id: call.id, path, within });
         }
-        self.emit_cni(at, &call, None);
+        if let Some(seq) = self.emit_cni(at, &call, None) {
+            self.cni.note_event(call.id, seq);
+        }
     }
 
     pub(super) fn cni_exit(&mut self, at: BootNs, exit: CniExit) {
@@ -58,11 +60,30 @@ impl Core {
         let stale = stale.and_then(|(pod, id)| self.node().is_stale(id, pod));
         let failed = exit.status != 0;
         self.cni.note_end(at, call, failed, stale == Some(true));
-        self.emit_cni(at, call, Some((exit, stale)));
+        let Some(seq) = self.emit_cni(at, call, Some((exit, stale))) else { return };
+        self.cni.note_event(call.id, seq);
+        self.diagnose(at, &ModelChange::CniFinished(call, seq));
     }
 
-    /// `end`: how it ended, and whether it was of another sandbox than the current one.
-    fn emit_cni(&mut self, at: BootNs, call: &Call, end: Option<(CniExit, Option<bool>)>) {
+    /// Reports calls that were given up, if that is due.
+    pub(super) fn tell_given_up_calls(&mut self, now: BootNs, all: bool) {
+        let Some(GivenUp { count, from, until }) = self.cni.take_given_up(now, all) else { return };
+        let message =
+            format!("{count} CNI calls given up, how they end is not told: more than {OPEN_MAX} at once");
+        let lost = Lost {
+            source: Lost::CNI.to_owned(),
+            reason: "too-many-calls".to_owned(),
+            count: count.to_string(),
+            from: Some(self.wall_time(from)),
+            to: Some(self.wall_time(until)),
+        };
+        let event =
+            Event { lost: Some(lost), ..self.event(now, Kind::EventsLost, Severity::Warning, message) };
+        self.emit(event);
+    }
+
+    /// `end`: how it ended, and whether it was of another sandbox than the current one. Returns the number of the event.
+    fn emit_cni(&mut self, at: BootNs, call: &Call, end: Option<(CniExit, Option<bool>)>) -> Option<u64> {
         let exit = end.map(|(exit, _)| exit);
         let has_failed = exit.is_some_and(|exit| exit.status != 0);
         let cni = Cni { stale: end.and_then(|(_, stale)| stale), ..call.cni() };
@@ -81,7 +102,7 @@ impl Core {
             cni: Some(Box::new(cni)),
             ..self.event(at, kind, severity, message)
         };
-        self.emit(event);
+        self.emit(event)
     }
 
     /// The container that a call is about. Who made the call is root of the node, and tells the pod.

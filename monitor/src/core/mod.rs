@@ -296,6 +296,7 @@ impl Core {
         self.diagnose_tick(now);
         self.tell_folded(now, false);
         self.tell_refused(now, false);
+        self.tell_given_up_calls(now, false);
     }
 
     /// An event without objects; the caller adds them and passes it to [`Self::emit`].

@@ -90,6 +90,7 @@ impl Core {
     pub(super) fn stop(&mut self, at: BootNs) {
         self.tell_folded(at, true);
         self.tell_refused(at, true);
+        self.tell_given_up_calls(at, true);
         self.emit_daemon(at, Kind::DaemonStopping, Severity::Info, "stopping".to_owned());
     }
 

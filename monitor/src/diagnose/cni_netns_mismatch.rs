@@ -1,12 +1,12 @@
 //! A CNI DEL of one sandbox in the network namespace of the host or of another sandbox: the process whose directory
 //! `CNI_NETNS` names has ended, and its id is another's now. Plugins take interfaces down there.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::finding::{Count, Findings, IncidentObjects, Report};
+use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND};
 use crate::escape::name;
@@ -26,6 +26,9 @@ const EXPIRE: BootNs = 600 * SECOND;
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct CniNetnsMismatch {
     open: BTreeSet<String>,
+    /// The last such call of each, which may not have ended yet.
+    #[serde(default)]
+    calls: BTreeMap<String, u64>,
     timers: Timers<String>,
 }
 
@@ -40,6 +43,7 @@ impl CniNetnsMismatch {
             return findings.discard();
         }
         self.open.insert(id.clone());
+        self.calls.insert(id.clone(), call.id);
         self.timers.set(id, context.now.saturating_add(EXPIRE));
         let cni = call.cni();
         let pod = cni.pod_name().map_or_else(String::new, |pod| format!(" of pod {}", name(&pod)));
@@ -65,11 +69,20 @@ impl CniNetnsMismatch {
             },
             first: call.started,
             last: call.started,
-            evidence: Vec::new(),
+            evidence: call.events.clone(),
             count: Count::More(1),
             found_at_start: false,
             caused_by: Vec::new(),
         });
+    }
+
+    /// How the call ended that was found in another namespace is evidence, too.
+    fn finished(&self, call: &Call, seq: u64, findings: &mut Findings) {
+        let Some(id) = call.first.container_id.clone() else { return };
+        if self.calls.get(&id) == Some(&call.id) {
+            let (last, count) = (call.started, Count::More(0));
+            findings.repeat(Repeat { subject: id, last, evidence: Some(seq), count, severity: None });
+        }
     }
 }
 
@@ -108,14 +121,17 @@ impl Diagnosis for CniNetnsMismatch {
     fn event(&mut self, _context: &Context<'_>, _event: &Event, _findings: &mut Findings) {}
 
     fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
-        if let ModelChange::CniNetns(call) = change {
-            self.found(context, call, findings);
+        match change {
+            ModelChange::CniNetns(call) => self.found(context, call, findings),
+            ModelChange::CniFinished(call, seq) => self.finished(call, *seq, findings),
+            _ => {}
         }
     }
 
     fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
         while let Some(id) = self.timers.take_due(context.now) {
             self.open.remove(&id);
+            self.calls.remove(&id);
             findings.close(id, CloseReason::Expired, None);
         }
     }

@@ -387,7 +387,8 @@ impl Diagnosis for GatewayNeighborLost {
             | ModelChange::SandboxMade(_)
             | ModelChange::Components
             | ModelChange::MountGone(_)
-            | ModelChange::CniNetns(_) => {}
+            | ModelChange::CniNetns(_)
+            | ModelChange::CniFinished(..) => {}
         }
     }
 

@@ -213,6 +213,8 @@ pub enum ModelChange<'a> {
     Container(&'a str),
     /// It was found where `CNI_NETNS` of a CNI call led to.
     CniNetns(&'a Call),
+    /// A CNI call has ended, which is the event of this number.
+    CniFinished(&'a Call, u64),
     /// A container appeared that is a sandbox, or claims to be one.
     SandboxMade(&'a str),
     /// Kubelets and runtimes were looked for.

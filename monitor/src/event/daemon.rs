@@ -25,7 +25,7 @@ pub struct Daemon {
 /// What was lost or discarded, for `events.lost`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Lost {
-    /// `bpf`, `netlink`, `sink.stdout`, …
+    /// `bpf`, `netlink`, `cni`, `sink.stdout`, …
     pub source: String,
     /// Why.
     pub reason: String,
@@ -40,6 +40,11 @@ pub struct Lost {
     #[schemars(extend("format" = "date-time"))]
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub to: Option<String>,
+}
+
+impl Lost {
+    /// The source of calls of CNI plugins that the model had no room for.
+    pub const CNI: &str = "cni";
 }
 
 impl Object for Daemon {

@@ -7,6 +7,7 @@ use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::registrar::Registrar;
 use super::{FamilyMetrics, MetricsError, lock};
+use crate::event::{Event, Lost};
 use crate::observation::{Fact, Observation, SourceStatus};
 
 pub(super) struct SourceMetrics {
@@ -29,6 +30,7 @@ impl SourceMetrics {
             &["source", "reason"],
         )?;
         lost.with_label_values(&["netlink", "overrun"]);
+        lost.with_label_values(&[Lost::CNI, "too-many-calls"]);
         let resyncs = registrar.counters(
             "kevtmon_netlink_resyncs_total",
             "Times that netlink state was read again because messages were lost.",
@@ -88,6 +90,15 @@ impl SourceMetrics {
 }
 
 impl FamilyMetrics for SourceMetrics {
+    /// What sources lose is counted where they report it; this is lost in the model.
+    fn event(&self, event: &Event) {
+        if let Some(lost) = event.lost.as_ref().filter(|lost| lost.source == Lost::CNI) {
+            self.lost
+                .with_label_values(&[&lost.source, &lost.reason])
+                .inc_by(lost.count.parse().unwrap_or(1));
+        }
+    }
+
     fn observation(&self, observation: &Observation) {
         match &observation.fact {
             Fact::Source(status) => self.status(status),

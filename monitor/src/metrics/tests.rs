@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use super::link::MAX_LINK_KINDS;
 use super::*;
-use crate::event::{Actor, Kind, Severity, UserNamespace};
+use crate::event::{Actor, Kind, Lost, Severity, UserNamespace};
 use crate::observation::{HolderReport, Loss, Source, SourceKind, SourceStatus};
 use crate::sources::procfs::own::Own;
 use crate::tests::sample;
@@ -209,6 +209,21 @@ fn losses_count_what_is_known_and_at_least_one() {
         value(&metrics, "kevtmon_events_lost_total{reason=\"overrun\",source=\"netlink\"}"),
         Some(8.0)
     );
+}
+
+#[test]
+fn calls_that_the_model_had_no_room_for_count_and_no_other_loss_counts_twice() {
+    let metrics = metrics();
+    let of = |reason: &str, source: &str| {
+        value(&metrics, &format!("kevtmon_events_lost_total{{reason=\"{reason}\",source=\"{source}\"}}"))
+    };
+    assert_eq!(of("too-many-calls", "cni"), Some(0.0));
+    for (source, reason) in [("cni", "too-many-calls"), ("netlink", "overrun")] {
+        let (source, reason) = (source.to_owned(), reason.to_owned());
+        let lost = Lost { source, reason, count: "3".to_owned(), from: None, to: None };
+        metrics.event(&Event { lost: Some(lost), ..sample::daemon(Severity::Warning) });
+    }
+    assert_eq!((of("too-many-calls", "cni"), of("overrun", "netlink")), (Some(3.0), Some(0.0)));
 }
 
 #[test]

@@ -16,7 +16,7 @@ const CHAIN_NS: BootNs = SECOND_NS / 2;
 /// A call whose end was not seen is forgotten after this time.
 const FORGOTTEN_NS: BootNs = 3600 * SECOND_NS;
 /// Calls under way at most, and plugins of one of them.
-const OPEN_MAX: usize = 256;
+pub const OPEN_MAX: usize = 256;
 const PLUGINS_MAX: usize = 32;
 /// Calls that have ended and whose namespace is still looked for at most.
 const UNANSWERED_MAX: usize = 64;
@@ -24,6 +24,8 @@ const UNANSWERED_MAX: usize = 64;
 const SANDBOXES_MAX: usize = 2048;
 /// Sandboxes are remembered this long.
 const RETENTION_NS: BootNs = 24 * 3600 * SECOND_NS;
+/// Calls that are given up are told together, this long after the first of them.
+const TELL_NS: BootNs = SECOND_NS;
 
 /// A process: ids are reused.
 type Process = (u32, BootNs);
@@ -36,7 +38,19 @@ pub struct CniCalls {
     /// Calls that have ended before it was known where their `CNI_NETNS` leads to, the oldest first.
     unanswered: VecDeque<Call>,
     sandboxes: BTreeMap<String, Sandbox>,
+    given_up: Option<GivenUp>,
     last_id: u64,
+}
+
+/// Calls for which there was no room: how they end is not told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenUp {
+    /// How many.
+    pub count: u64,
+    /// When the first one of them was given up.
+    pub from: BootNs,
+    /// And the last one.
+    pub until: BootNs,
 }
 
 /// A call by a runtime or kubelet.
@@ -58,6 +72,9 @@ pub struct Call {
     pub ended_plugin: String,
     /// Where `CNI_NETNS` led to.
     pub netns: Option<NsInum>,
+    /// Numbers of its events.
+    #[serde(default)]
+    pub events: Vec<u64>,
     caller: Option<Process>,
     /// Plugins that the caller has executed and that run, with their paths; and the interface of each that it ever executed.
     running: Vec<(Process, String)>,
@@ -134,6 +151,8 @@ impl CniCalls {
         }
         if self.open.len() >= OPEN_MAX {
             self.open.remove(0);
+            let given_up = self.given_up.get_or_insert(GivenUp { count: 0, from: at, until: at });
+            (given_up.count, given_up.until) = (given_up.count + 1, given_up.until.max(at));
         }
         self.last_id += 1;
         self.note_start(at, &exec);
@@ -145,6 +164,7 @@ impl CniCalls {
             ended: None,
             ended_plugin: String::new(),
             netns: None,
+            events: Vec::new(),
             caller,
             running: vec![(process, exec.plugin.clone())],
             seen: vec![plugin],
@@ -173,10 +193,22 @@ impl CniCalls {
         Some(self.open.remove(index))
     }
 
-    /// When the next one of them is due.
+    /// When the next one of them is due, or what was given up.
     #[must_use]
     pub fn deadline(&self) -> Option<BootNs> {
-        self.open.iter().filter_map(Call::due).min()
+        let given_up = self.given_up.as_ref().map(GivenUp::due);
+        self.open.iter().filter_map(Call::due).chain(given_up).min()
+    }
+
+    /// Removes and returns what was given up, if that is due, or in any case with `all`.
+    pub fn take_given_up(&mut self, now: BootNs, all: bool) -> Option<GivenUp> {
+        self.given_up.take_if(|given_up| all || given_up.due() <= now)
+    }
+
+    /// Notes an event of a call.
+    pub fn note_event(&mut self, id: u64, seq: u64) {
+        let call = self.open.iter_mut().chain(&mut self.unanswered).find(|call| call.id == id);
+        call.into_iter().for_each(|call| call.events.push(seq));
     }
 
     /// Where `CNI_NETNS` of a call led to, if it was found, and when the process began whose directory it was; the call, if
@@ -299,6 +331,12 @@ impl CniCalls {
         let sandbox = self.sandboxes.entry(id.to_owned()).or_default();
         sandbox.seen = at;
         sandbox
+    }
+}
+
+impl GivenUp {
+    fn due(&self) -> BootNs {
+        self.from.saturating_add(TELL_NS)
     }
 }
 

@@ -236,11 +236,40 @@ fn a_deletion_in_the_namespace_of_another_is_told_at_once_and_for_ten_minutes() 
         "CNI DEL of sandbox 94feeebc95fb of pod lijiaob/etcd1-0 by calico was made in the network namespace of the host: \
          /proc/16707/ns/net led there"
     );
+    // The call began, it was found, and it ended.
+    let events = |node: &TestNode| {
+        let of_call = node.events.iter().filter(|event| event.cni.is_some() && event.incident.is_none());
+        of_call.map(|event| (event.kind, event.seq)).collect::<Vec<_>>()
+    };
+    let [.., started, finished] = events(&node)[..] else { panic!("no call") };
+    assert_eq!((started.0, finished.0), (Kind::CniStarted, Kind::CniFinished));
+    assert_eq!((&open[0].evidence[..], open[0].count), (&[started.1, finished.1][..], 1));
     in_netns(&mut node, &"ab".repeat(32), ETCD, 1);
     let open = node.of_kind("cni-netns-mismatch");
     assert!(open.iter().any(|open| open.summary.contains("of pod lijiaob/etcd1-0: ")), "{open:?}");
     node.run_for(700 * S);
     assert_eq!(node.of_kind("cni-netns-mismatch").len(), 0);
+}
+
+#[test]
+fn calls_under_way_that_there_is_no_room_for_are_counted_and_told_together() {
+    let mut node = before_the_pod();
+    let room = u32::try_from(crate::node::cni::OPEN_MAX).unwrap();
+    for tgid in 0..room {
+        node.observe(exec(50_000 + tgid, CniCommand::Add, &format!("{tgid:064x}")));
+    }
+    node.run_for(10 * S);
+    let lost = |node: &TestNode| -> Vec<(String, String)> {
+        let lost = node.events.iter().filter_map(|event| event.lost.clone());
+        lost.map(|lost| (lost.source, lost.count)).collect()
+    };
+    assert_eq!(lost(&node), []);
+    for tgid in room..room + 3 {
+        node.observe(exec(50_000 + tgid, CniCommand::Add, &format!("{tgid:064x}")));
+    }
+    assert_eq!(lost(&node), []);
+    node.run_for(10 * S);
+    assert_eq!(lost(&node), [("cni".to_owned(), "3".to_owned())]);
 }
 
 #[test]

@@ -95,6 +95,12 @@ fn calls_and_sandboxes_are_bounded() {
         assert!(started(&mut calls, tgid.into(), exec(tgid, "calico", CniCommand::Add, &id), &[KUBELET]));
     }
     assert_eq!((calls.open.len(), calls.sandboxes.len()), (OPEN_MAX, SANDBOXES_MAX));
+    let first = BootNs::try_from(OPEN_MAX).unwrap() + 1;
+    assert_eq!(calls.deadline(), Some(first + TELL_NS));
+    assert_eq!(calls.take_given_up(first, false), None);
+    let given_up = GivenUp { count: 4999 - first + 1, from: first, until: 4999 };
+    assert_eq!(calls.take_given_up(first + TELL_NS, false), Some(given_up));
+    assert_eq!((calls.deadline(), calls.take_given_up(9999, true)), (None, None));
     assert!(calls.get(&format!("{:064x}", 4999)).is_some());
     // It has ended before it was known where its namespace is, which nobody answers.
     let mut call = calls.open[0].clone();
