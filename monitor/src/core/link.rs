@@ -17,6 +17,8 @@ impl Core {
     pub(super) fn snapshot(&mut self, at: BootNs, snapshot: NetnsSnapshot) {
         let netns = snapshot.netns;
         if self.namespaces.is_successor(&snapshot) {
+            // What waits is of the one before.
+            self.answered(at, &Awaited::Netns(netns), false);
             self.netns_gone(at, netns);
         }
         let is_containers = self.containers.in_netns(netns).is_some();

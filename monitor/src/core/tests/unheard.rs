@@ -32,3 +32,22 @@ fn a_gateway_of_a_namespace_that_sends_no_messages_is_looked_up_for_each_event()
     core.observe(at(5_000_000_000, deletion(NeighborCause::Admin)));
     assert_eq!(gateways(&mut core), [None], "any user can make as many as they like");
 }
+
+#[test]
+fn what_waits_for_a_namespace_is_not_judged_by_the_next_one_of_its_number() {
+    let of = |cookie| {
+        let Fact::Netns(tables) = snapshot(POD) else { unreachable!() };
+        Fact::Netns(Box::new(NetnsSnapshot { unheard: true, cookie: Some(cookie), ..*tables }))
+    };
+    let mut core = core();
+    for fact in [of(1), container(ContainerState::Running), task("/system.slice/kubelet.service")] {
+        core.observe(at(1, fact));
+    }
+    events(&mut core);
+    core.observe(at(10, deletion(NeighborCause::Admin)));
+    assert_eq!(requests(&mut core), [Request::Netns { netns: POD }]);
+    core.observe(at(11, of(2)));
+    let [event] = &events(&mut core)[..] else { panic!("not one event") };
+    assert_eq!(event.neighbor.as_ref().unwrap().gateway, None);
+    assert_eq!(event.target.as_ref().unwrap().container.as_ref().map(|one| &*one.id), Some(ID));
+}
