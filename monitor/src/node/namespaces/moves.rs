@@ -13,6 +13,9 @@ use crate::node::gateways::Gateway;
 use crate::node::routing::{Use, gateways_in_use};
 use crate::observation::BootNs;
 
+/// Longer than an event waits to be judged.
+const KEPT_NS: BootNs = 2 * FORMER_GATEWAY_NS;
+
 /// A gateway came into use or went out of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Move {
@@ -112,11 +115,12 @@ impl Namespace {
             None => None,
         };
         let until = if old.is_some_and(|old| old.unheard) { at } else { seen };
-        self.unseen.retain(|(_, last)| last.saturating_add(FORMER_GATEWAY_NS) >= at);
+        let is_old = |(_, last): &mut (BootNs, BootNs)| last.saturating_add(KEPT_NS) < at;
+        let old_ones = self.unseen.extract_if(.., is_old).map(|(_, last)| last).max();
         self.unseen.extend(old.and_then(|old| old.untold));
         let dropped = self.unseen.len().saturating_sub(RECENT_MAX);
-        let dropped = self.unseen.drain(..dropped).map(|(_, last)| last).max().unwrap_or(0);
-        self.moves_since = self.moves_since.max(dropped);
+        let dropped = self.unseen.drain(..dropped).map(|(_, last)| last).max();
+        self.moves_since = self.moves_since.max(old_ones.max(dropped).unwrap_or(0));
         self.select_gateways_between(after.or(self.heard), until, seen);
     }
 
@@ -136,7 +140,8 @@ impl Namespace {
         self.shared = all.into_iter().filter(|(_, used)| *used != Use::Only).collect();
         let is_known = self.since < at;
         self.former.retain(|(ceased, _)| ceased.saturating_add(FORMER_GATEWAY_NS) >= at);
-        self.moves.retain(|one| one.until.saturating_add(FORMER_GATEWAY_NS) >= at);
+        let is_old = |one: &mut Move| one.until.saturating_add(KEPT_NS) < at;
+        let old_ones = self.moves.extract_if(.., is_old).map(|one| one.until).max();
         let now: BTreeSet<(u32, IpAddr)> =
             known.keys().chain(&self.in_use).chain(self.shared.keys()).copied().collect();
         for gateway in now {
@@ -158,8 +163,8 @@ impl Namespace {
         }
         keep_newest(&mut self.former);
         let dropped = self.moves.len().saturating_sub(RECENT_MAX);
-        let dropped = self.moves.drain(..dropped).map(|one| one.until).max().unwrap_or(0);
-        self.moves_since = self.moves_since.max(dropped);
+        let dropped = self.moves.drain(..dropped).map(|one| one.until).max();
+        self.moves_since = self.moves_since.max(old_ones.max(dropped).unwrap_or(0));
         self.name_gateways();
     }
 }

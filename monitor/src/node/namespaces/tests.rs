@@ -127,6 +127,34 @@ fn where_messages_were_lost_nothing_is_said_until_the_next_snapshot() {
     assert_eq!(namespace.was_gateway(250, 2, other, true), Some(false));
 }
 
+#[test]
+fn a_change_of_routes_is_known_for_as_long_as_an_event_waits() {
+    let [old, new]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().unwrap());
+    let worse = RouteFacts { metric: 2, ..route("10.0.0.1") };
+    let better = RouteFacts { metric: 1, ..route("10.0.0.2") };
+    let after = |at| {
+        let mut namespaces = with(vec![worse.clone()]);
+        namespaces.set_heard(7, 100);
+        namespaces.put_route(200, better.clone());
+        namespaces.replace(at, snapshot(vec![worse.clone(), better.clone()]), true);
+        [old, new].map(|address| namespaces.get(7).unwrap().was_gateway(150, 2, address, true))
+    };
+    assert_eq!(after(2_900_000_000), [None, None]);
+    assert_eq!(after(20_000_000_000), [None, None], "nothing is said of what is known no longer");
+}
+
+#[test]
+fn what_was_lost_unseen_is_doubted_for_as_long_as_an_event_waits() {
+    let other = "10.0.0.3".parse().unwrap();
+    for at in [2_900_000_000, 20_000_000_000] {
+        let mut namespaces = with(vec![route("10.0.0.1")]);
+        namespaces.set_all_stale(200, 100);
+        namespaces.replace(300, snapshot(vec![route("10.0.0.1")]), true);
+        namespaces.replace(at, snapshot(vec![route("10.0.0.1")]), true);
+        assert_eq!(namespaces.get(7).unwrap().was_gateway(150, 2, other, true), None, "at {at}");
+    }
+}
+
 fn snapshot(routes: Vec<RouteFacts>) -> NetnsSnapshot {
     NetnsSnapshot { routes, ..NetnsSnapshot::empty(7) }
 }
