@@ -40,6 +40,9 @@ pub struct Gateway {
     pub gone_before_start: bool,
     /// When the static entry was last observed.
     static_at: BootNs,
+    /// Since when it is known to have been static without a break.
+    #[serde(default)]
+    static_since: BootNs,
     changed_at: Option<BootNs>,
 }
 
@@ -48,6 +51,12 @@ impl Gateway {
     #[must_use]
     pub fn is_static(&self) -> bool {
         self.entry.as_ref().is_some_and(|(state, _)| state.is_permanent())
+    }
+
+    /// Whether the entry is static, and was at a time of late.
+    #[must_use]
+    pub(super) fn was_static(&self, at: BootNs) -> bool {
+        self.is_static() && self.static_since <= at
     }
 
     /// Whether the entry is learned and has a link-layer address to send to.
@@ -88,8 +97,12 @@ impl Gateway {
     }
 
     fn set(&mut self, at: BootNs, entry: Option<(NudState, Option<LlAddr>)>) {
+        let was_static = self.is_static();
         self.entry = entry;
         if self.is_static() {
+            if !was_static {
+                self.static_since = at;
+            }
             self.gone_before_start = false;
             self.static_lladdr = self.lladdr().cloned();
             self.former_lladdr = None;
@@ -188,10 +201,11 @@ impl Gateways {
         }
     }
 
-    /// Applies the default gateways in use and the neighbor table of a snapshot.
+    /// Applies the default gateways in use and the neighbor table of a snapshot, which was read not before the first and not
+    /// after the second of these times.
     pub(super) fn replace(
         &mut self,
-        at: BootNs,
+        (began, ended): (BootNs, BootNs),
         in_use: &BTreeSet<(u32, IpAddr)>,
         missed: &BTreeSet<(u32, IpAddr)>,
         neighbors: &[NeighborEntry],
@@ -215,11 +229,11 @@ impl Gateways {
             .map(|entry| ((entry.ifindex, entry.address), entry))
             .collect();
         for (key, gateway) in &mut self.known {
-            if gateway.changed_at.is_some_and(|changed| at < changed.saturating_add(READ_DURATION_NS)) {
+            if gateway.changed_at.is_some_and(|changed| began < changed.saturating_add(READ_DURATION_NS)) {
                 continue;
             }
             let entry = seen.remove(key).map(|entry| (entry.state, entry.lladdr.clone()));
-            gateway.set(at, entry);
+            gateway.set(ended, entry);
         }
     }
 
@@ -269,6 +283,11 @@ mod tests {
 
     const S: u64 = 1_000_000_000;
 
+    /// A reading that took no time.
+    fn at(time: BootNs) -> (BootNs, BootNs) {
+        (time, time)
+    }
+
     fn address() -> IpAddr {
         "169.254.1.1".parse().unwrap()
     }
@@ -310,9 +329,9 @@ mod tests {
     #[test]
     fn a_deleted_static_entry_is_remembered_even_without_its_route() {
         let mut gateways = Gateways::default();
-        gateways.replace(S, &in_use(), &in_use(), &entry(0x80));
+        gateways.replace(at(S), &in_use(), &in_use(), &entry(0x80));
         assert!(gateways.get(2, address()).unwrap().is_static());
-        gateways.replace(2 * S, &BTreeSet::new(), &in_use(), &[]);
+        gateways.replace(at(2 * S), &BTreeSet::new(), &in_use(), &[]);
         let gateway = gateways.get(2, address()).unwrap();
         assert_eq!((gateway.entry.as_ref(), gateway.static_lladdr.as_ref()), (None, Some(&lladdr())));
     }
@@ -320,23 +339,23 @@ mod tests {
     #[test]
     fn a_snapshot_that_was_being_read_does_not_undo_a_change_that_came_live() {
         let mut gateways = Gateways::default();
-        gateways.replace(S, &in_use(), &in_use(), &entry(0x80));
+        gateways.replace(at(S), &in_use(), &in_use(), &entry(0x80));
         gateways.change(2 * S, &deletion(), true, &in_use());
-        gateways.replace(2 * S + S / 2, &in_use(), &in_use(), &entry(0x80));
+        gateways.replace(at(2 * S + S / 2), &in_use(), &in_use(), &entry(0x80));
         assert!(!gateways.get(2, address()).unwrap().is_static());
-        gateways.replace(3 * S, &in_use(), &in_use(), &entry(0x80));
+        gateways.replace(at(3 * S), &in_use(), &in_use(), &entry(0x80));
         assert!(gateways.get(2, address()).unwrap().is_static());
     }
 
     #[test]
     fn a_learned_entry_takes_the_place_of_a_static_one_once_it_is_confirmed_a_minute_later() {
         let mut gateways = Gateways::default();
-        gateways.replace(S, &in_use(), &in_use(), &entry(0x80));
-        gateways.replace(20 * S, &in_use(), &in_use(), &another(0x02));
+        gateways.replace(at(S), &in_use(), &in_use(), &entry(0x80));
+        gateways.replace(at(20 * S), &in_use(), &in_use(), &another(0x02));
         assert!(gateways.get(2, address()).unwrap().static_lladdr.is_some());
-        gateways.replace(62 * S, &in_use(), &in_use(), &another(0x04));
+        gateways.replace(at(62 * S), &in_use(), &in_use(), &another(0x04));
         assert!(gateways.get(2, address()).unwrap().static_lladdr.is_some(), "stale is not confirmed");
-        gateways.replace(63 * S, &in_use(), &in_use(), &another(0x02));
+        gateways.replace(at(63 * S), &in_use(), &in_use(), &another(0x02));
         let gateway = gateways.get(2, address()).unwrap();
         assert!(gateway.static_lladdr.is_none() && !gateway.is_as_before());
     }
@@ -345,13 +364,13 @@ mod tests {
     fn an_entry_of_the_same_address_takes_the_place_of_a_static_one_at_once() {
         for state in [0x02, 0x04, 0x08, 0x10, 0x40] {
             let mut gateways = Gateways::default();
-            gateways.replace(S, &in_use(), &in_use(), &entry(0x80));
-            gateways.replace(20 * S, &in_use(), &in_use(), &[]);
-            gateways.replace(22 * S, &in_use(), &in_use(), &entry(state));
+            gateways.replace(at(S), &in_use(), &in_use(), &entry(0x80));
+            gateways.replace(at(20 * S), &in_use(), &in_use(), &[]);
+            gateways.replace(at(22 * S), &in_use(), &in_use(), &entry(state));
             let gateway = gateways.get(2, address()).unwrap();
             assert!(gateway.is_as_before() && gateway.static_lladdr.is_none(), "{state}");
             assert_eq!(gateway.is_unchecked(), state == 0x40);
-            gateways.replace(25 * S, &in_use(), &in_use(), &another(state));
+            gateways.replace(at(25 * S), &in_use(), &in_use(), &another(state));
             assert!(!gateways.get(2, address()).unwrap().is_as_before(), "{state}");
         }
     }
@@ -359,7 +378,7 @@ mod tests {
     #[test]
     fn neighbors_that_are_no_gateway_are_not_kept() {
         let mut gateways = Gateways::default();
-        gateways.replace(S, &BTreeSet::new(), &BTreeSet::new(), &entry(0x80));
+        gateways.replace(at(S), &BTreeSet::new(), &BTreeSet::new(), &entry(0x80));
         gateways.change(S, &deletion(), false, &BTreeSet::new());
         assert_eq!(gateways.iter().count(), 0);
     }

@@ -83,6 +83,9 @@ pub struct Namespace {
     /// Those among them that others can take the place of, and these others.
     #[serde(default, skip_serializing_if = "InUse::is_empty", with = "crate::pairs")]
     shared: InUse,
+    /// Until when they were others, or others were before them.
+    #[serde(default, skip_serializing_if = "moves::is_zero")]
+    ranked_since: BootNs,
     /// Recent default gateways, with the time of their removal.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     former: Vec<(BootNs, (u32, IpAddr))>,
@@ -197,6 +200,7 @@ impl Namespaces {
             rules: snapshot.rules,
             in_use: old.as_ref().map(|old| old.in_use.clone()).unwrap_or_default(),
             shared: old.as_ref().map(|old| old.shared.clone()).unwrap_or_default(),
+            ranked_since: old.as_ref().map_or(0, |old| old.ranked_since),
             gateways: old.as_ref().map(|old| old.gateways.clone()).unwrap_or_default(),
             former: old.as_ref().map(|old| old.former.clone()).unwrap_or_default(),
             disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
@@ -231,7 +235,7 @@ impl Namespaces {
             .collect();
         // On a busy machine a reading may take longer; what was heard before it was sent is in it.
         let read = new.heard.map_or(at, |heard| at.min(heard.saturating_add(READ_DURATION_NS)));
-        new.gateways.replace(read, &new.in_use, &missed, &snapshot.neighbors);
+        new.gateways.replace((read, at), &new.in_use, &missed, &snapshot.neighbors);
         new.name_gateways();
         self.known.insert(snapshot.netns, new);
         old

@@ -9,7 +9,6 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::{FORMER_GATEWAY_NS, Namespace, RECENT_MAX};
-use crate::node::gateways::Gateway;
 use crate::node::routing::{Use, gateways_in_use};
 use crate::observation::BootNs;
 
@@ -56,7 +55,7 @@ impl Namespace {
         if !by_request && self.is_gateway(at, ifindex, address, false) && went_along() {
             return Some(true);
         }
-        let mut was = self.is_sure(key).or_else(|| self.is_taken_in_turn(key));
+        let mut was = self.is_sure(key).or_else(|| self.is_taken_in_turn(at, key));
         for later in self.moves.iter().rev().filter(|one| one.gateway == key && at < one.until) {
             if later.after <= at {
                 return None;
@@ -74,14 +73,18 @@ impl Namespace {
         (!is_unsure).then(|| self.in_use.contains(&key))
     }
 
-    /// Whether packets go to a gateway that is not the first choice: known where the entries of those before it are static,
+    /// Whether packets went to a gateway that is not the first choice: known where the entries of those before it were static,
     /// since these are neither unresolved nor confirmed.
-    fn is_taken_in_turn(&self, (ifindex, address): (u32, IpAddr)) -> Option<bool> {
+    fn is_taken_in_turn(&self, at: BootNs, (ifindex, address): (u32, IpAddr)) -> Option<bool> {
+        if at < self.ranked_since {
+            return None;
+        }
         let own = *self.shared.get(&(ifindex, address))?;
         let is_before = |other: &&(u32, IpAddr)| {
             other.1.is_ipv4() == address.is_ipv4() && self.shared.get(other).is_none_or(|used| *used > own)
         };
-        let is_static = |key: &(u32, IpAddr)| self.gateways.get(key.0, key.1).is_some_and(Gateway::is_static);
+        let is_static =
+            |key: &(u32, IpAddr)| self.gateways.get(key.0, key.1).is_some_and(|one| one.was_static(at));
         let mut before = self.in_use.iter().filter(is_before).peekable();
         (before.peek().is_some() && before.all(is_static)).then_some(own == Use::Alternate)
     }
@@ -137,7 +140,11 @@ impl Namespace {
         let all = gateways_in_use(&self.routes, &self.rules);
         let is_used = |(gateway, used): (&(u32, IpAddr), &Use)| (*used != Use::Spare).then_some(*gateway);
         let before = std::mem::replace(&mut self.in_use, all.iter().filter_map(is_used).collect());
-        self.shared = all.into_iter().filter(|(_, used)| *used != Use::Only).collect();
+        let shared = all.into_iter().filter(|(_, used)| *used != Use::Only).collect();
+        let ranked = std::mem::replace(&mut self.shared, shared);
+        if ranked != self.shared || before != self.in_use {
+            self.ranked_since = self.ranked_since.max(until);
+        }
         let is_known = self.since < at;
         self.former.retain(|(ceased, _)| ceased.saturating_add(FORMER_GATEWAY_NS) >= at);
         let is_old = |one: &mut Move| one.until.saturating_add(KEPT_NS) < at;

@@ -233,14 +233,62 @@ fn a_gateway_of_some_packets_takes_the_place_of_none_that_all_took() {
     assert!(former(true));
 }
 
+fn permanent(gateway: &str) -> NeighborEntry {
+    let lladdr = Some(crate::observation::LlAddr(vec![2, 0, 0, 0, 0, 1]));
+    NeighborEntry { ifindex: 2, address: gateway.parse().unwrap(), state: NudState::PERMANENT, lladdr }
+}
+
+fn with_entries(routes: &[RouteFacts], gateways: &[&str]) -> NetnsSnapshot {
+    let neighbors = gateways.iter().map(|gateway| permanent(gateway)).collect();
+    NetnsSnapshot { neighbors, ..lived_in(routes.to_vec()) }
+}
+
+#[test]
+fn a_static_entry_that_came_later_does_not_tell_which_gateway_was_taken_before() {
+    let metric = |metric, gateway| RouteFacts { metric, ..route(gateway) };
+    let cases = [
+        // IPv4 takes the two in turn where the first has an entry, and none but the first where it has none.
+        (["10.0.0.1", "10.0.0.2"].map(route), true),
+        // IPv6 takes no other one where the first can be resolved.
+        ([metric(1, "fd00::1"), metric(2, "fd00::2")], false),
+    ];
+    for (routes, expected) in cases {
+        let [first, second] = routes.each_ref().map(|route| route.gateway.unwrap());
+        let (first_text, second_text) = (first.to_string(), second.to_string());
+        let both = || with_entries(&routes, &[&first_text, &second_text]);
+        let was = |namespaces: &Namespaces, at| namespaces.get(7).unwrap().was_gateway(at, 2, second, true);
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, with_entries(&routes, &[&second_text]), true);
+        namespaces.set_heard(7, 1_000);
+        namespaces.replace(5_000, both(), true);
+        assert_eq!(was(&namespaces, 100), None, "{second}");
+        assert_eq!(was(&namespaces, 2_000), None, "{second}: it may have come while it was read");
+        assert_eq!(was(&namespaces, 5_000), Some(expected), "{second}");
+        namespaces.replace(6_000, both(), true);
+        assert_eq!(was(&namespaces, 5_500), Some(expected), "{second}: it was static all the time");
+    }
+}
+
+#[test]
+fn a_gateway_that_moves_up_does_not_seem_to_have_been_there_before() {
+    let routes = ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(route);
+    let third = routes[2].gateway.unwrap();
+    let mut namespaces = Namespaces::default();
+    namespaces.replace(0, with_entries(&routes, &["10.0.0.1", "10.0.0.2"]), true);
+    let was = |namespaces: &Namespaces, at| namespaces.get(7).unwrap().was_gateway(at, 2, third, true);
+    assert_eq!(was(&namespaces, 100), Some(false));
+    namespaces.set_heard(7, 200);
+    namespaces.remove_route(300, &routes[1]);
+    assert_eq!(was(&namespaces, 100), None);
+    assert_eq!(was(&namespaces, 400), Some(true));
+}
+
 #[test]
 fn a_snapshot_that_took_long_to_read_does_not_undo_a_change_that_came_live() {
     const SECOND: BootNs = 1_000_000_000;
     let gateway: IpAddr = "10.0.0.1".parse().unwrap();
-    let lladdr = Some(crate::observation::LlAddr(vec![2, 0, 0, 0, 0, 1]));
-    let entry =
-        NeighborEntry { ifindex: 2, address: gateway, state: NudState::PERMANENT, lladdr: lladdr.clone() };
-    let tables = || NetnsSnapshot { neighbors: vec![entry.clone()], ..lived_in(vec![route("10.0.0.1")]) };
+    let tables = || with_entries(&[route("10.0.0.1")], &["10.0.0.1"]);
+    let lladdr = permanent("10.0.0.1").lladdr;
     let mut namespaces = Namespaces::default();
     namespaces.replace(0, tables(), true);
     let is_static =
