@@ -62,9 +62,9 @@ impl Namespace {
             }
             was = (!later.was_unsure).then_some(!later.came);
         }
-        // It may have been one in between.
+        // It may have become one, or ceased to be one, for a while.
         let may_have_been = self.unseen.iter().any(|(first, last)| (*first..*last).contains(&at));
-        was.filter(|was| *was || !may_have_been)
+        was.filter(|_| !may_have_been)
     }
 
     /// Whether packets go to a gateway, for all that routes tell; `None` where it depends on neighbor entries.

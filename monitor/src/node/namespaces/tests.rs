@@ -62,7 +62,7 @@ fn a_route_whose_end_is_told_hides_nothing_of_others() {
         [old, new].map(|address| was(&namespaces, address))
     };
     assert_eq!(after(true), [Some(false), Some(true)]);
-    assert_eq!(after(false), [None, Some(true)]);
+    assert_eq!(after(false), [None, None]);
 }
 
 #[test]
@@ -281,6 +281,23 @@ fn a_gateway_that_moves_up_does_not_seem_to_have_been_there_before() {
     namespaces.remove_route(300, &routes[1]);
     assert_eq!(was(&namespaces, 100), None);
     assert_eq!(was(&namespaces, 400), Some(true));
+}
+
+#[test]
+fn a_gateway_that_was_replaced_and_came_back_unseen_may_have_been_none_in_between() {
+    let [old, new]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().unwrap());
+    let mut namespaces = with(vec![route("10.0.0.1")]);
+    // Neither message tells what it replaced.
+    for (heard, at, gateway) in [(100, 200, "10.0.0.2"), (300, 400, "10.0.0.1")] {
+        namespaces.set_heard(7, heard);
+        namespaces.put_route(at, route(gateway));
+        namespaces.set_stale(at, 7, false);
+    }
+    namespaces.replace(500, snapshot(vec![route("10.0.0.1")]), true);
+    let was = |at, address| namespaces.get(7).unwrap().was_gateway(at, 2, address, true);
+    assert_eq!([was(250, old), was(250, new)], [None, None]);
+    assert_eq!([was(50, old), was(450, old)], [Some(true), Some(true)]);
+    assert_eq!([was(50, new), was(450, new)], [Some(false), Some(false)]);
 }
 
 #[test]
