@@ -355,6 +355,9 @@ impl Diagnosis for GatewayNeighborLost {
             ModelChange::Netns(netns) => self.netns_read(context, *netns, findings),
             ModelChange::NetnsGone(netns) => {
                 self.rereads.forget(*netns);
+                // The kernel uses its number again.
+                self.unattributed.retain(|one| one.netns() != Some(*netns));
+                self.undecided.forget(*netns);
                 for key in self.keys(Some(*netns)) {
                     self.close(key, CloseReason::SubjectGone, None, findings);
                 }

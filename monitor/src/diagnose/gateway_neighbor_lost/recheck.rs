@@ -23,7 +23,7 @@ pub(super) const REPLACED_AFTER: BootNs = 60 * SECOND;
 const FOREIGN_REREAD_INTERVAL: BootNs = 10 * SECOND;
 
 /// Upper bound of the time to read a namespace: a snapshot that arrives later was read after the fault.
-const READ_DURATION: BootNs = SECOND;
+pub(super) const READ_DURATION: BootNs = SECOND;
 
 /// Result of comparing a fault with the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,11 +2,12 @@
 
 use super::{
     FOREIGN_UNATTRIBUTED_MAX, GatewayNeighborLost, REREAD_INTERVAL, UNATTRIBUTED_MAX, UNATTRIBUTED_NS,
-    UnattributedEvent, health, is_restored, key,
+    UnattributedEvent, health, is_restored, key, recheck::READ_DURATION,
 };
 use crate::diagnose::Context;
 use crate::diagnose::finding::Findings;
 use crate::event::{Event, Target};
+use crate::node::view::NodeView;
 use crate::observation::{BootNs, NsInum};
 
 impl GatewayNeighborLost {
@@ -41,19 +42,39 @@ impl GatewayNeighborLost {
         let recent = |one: &UnattributedEvent| one.since.saturating_add(UNATTRIBUTED_NS) > context.now;
         for one in unattributed.into_iter().filter(recent) {
             let Some(neighbor) = one.event.neighbor.clone() else { continue };
-            // A process that came later has lost nothing.
-            let came_later = |target: &Target| {
-                let started = target.process.as_ref().and_then(|process| process.start_time_ns.parse().ok());
-                started.is_some_and(|started: BootNs| started > one.at)
+            let netns = neighbor.netns;
+            let Some(target) = health::live_target(context.node, netns) else {
+                self.unattributed.push_back(one);
+                continue;
             };
-            match health::live_target(context.node, neighbor.netns).filter(|target| !came_later(target)) {
-                Some(target) if !is_restored(context.node, key(&neighbor)) => {
+            match has_lost(context.node, netns, &target, one.at) {
+                Some(true) if !is_restored(context.node, key(&neighbor)) => {
                     let event = Event { target: Some(Box::new(target)), ..one.event };
                     self.neighbor(context, &event, &neighbor, findings);
                 }
                 Some(_) => {}
-                None => self.unattributed.push_back(one),
+                None => {
+                    self.rereads.schedule(netns, context.now + READ_DURATION);
+                    self.unattributed.push_back(one);
+                }
             }
         }
     }
+}
+
+/// Whether who lives in a namespace now has lost what was deleted there at a time; `None` until a reading tells.
+fn has_lost(node: &NodeView<'_>, netns: NsInum, target: &Target, at: BootNs) -> Option<bool> {
+    let came_later = |started: &BootNs| *started > at;
+    if let Some(process) = &target.process {
+        return Some(!process.start_time_ns.parse().is_ok_and(|started| came_later(&started)));
+    }
+    let namespace = node.namespaces.get(netns);
+    let facts = target.container.as_ref().and_then(|container| node.containers.get(&container.id));
+    let started = facts.and_then(|facts| facts.started_ns);
+    let oldest = || namespace.and_then(|namespace| namespace.owner.as_ref()).map(|owner| owner.start_ns);
+    let Some(started) = started.or_else(oldest).filter(came_later) else { return Some(true) };
+    // Its network was set up before it started, or its namespace is another one with the same number. Then a reading shows
+    // another cookie, and nothing is kept any more.
+    let namespace = namespace?;
+    (namespace.read >= started.saturating_add(READ_DURATION)).then_some(namespace.cookie.is_some())
 }

@@ -36,6 +36,12 @@ impl Undecided {
         self.events.iter_mut()
     }
 
+    /// Drops what is kept of a namespace that is gone.
+    pub(super) fn forget(&mut self, netns: NsInum) {
+        self.events.retain(|one| one.netns() != Some(netns));
+        self.not_kept.remove(&netns);
+    }
+
     fn expire(&mut self, now: BootNs) {
         self.events.retain(|one| one.since.saturating_add(UNATTRIBUTED_NS) > now);
         self.not_kept.retain(|_, at| at.saturating_add(UNATTRIBUTED_NS) > now);
@@ -65,7 +71,7 @@ impl Undecided {
 }
 
 impl UnattributedEvent {
-    fn netns(&self) -> Option<NsInum> {
+    pub(super) fn netns(&self) -> Option<NsInum> {
         self.event.neighbor.as_ref().map(|entry| entry.netns)
     }
 }

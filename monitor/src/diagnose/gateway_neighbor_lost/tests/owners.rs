@@ -162,3 +162,66 @@ fn a_namespace_that_turns_out_to_be_a_containers_keeps_its_incident() {
     assert_eq!(node.open().len(), 1);
     assert_eq!(node.kinds().iter().filter(|kind| **kind == "incident.opened").count(), 1);
 }
+
+/// The sandbox of a pod that got the number of the namespace; it started at a time.
+fn web(started_ns: Option<BootNs>) -> Fact {
+    let facts = sandbox(&"e".repeat(64), NETNS, "cam", "web-0", "uid");
+    Fact::Container(Box::new(ContainerFacts { started_ns, ..facts }))
+}
+
+#[test]
+fn a_deletion_goes_with_its_namespace_and_not_to_the_next_one_of_its_number() {
+    let mut node = with_owner(None);
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    node.observe(Fact::NetnsGone { netns: NETNS });
+    node.observe(web(None));
+    assert_eq!(node.kinds(), [""; 0]);
+}
+
+#[test]
+fn an_undecided_deletion_goes_with_its_namespace() {
+    let mut node = with_owner(None);
+    let routes = std::mem::take(&mut node.tables.get_mut(&NETNS).unwrap().routes);
+    node.observe_netns(NETNS);
+    node.run_for(10 * S);
+    // The route comes back about when the entry is deleted.
+    node.observe(Fact::NetnsHeard { netns: NETNS, until: node.now });
+    node.run_for(S);
+    node.observe(Fact::NetnsStale { netns: NETNS, told: false });
+    node.now -= S / 2;
+    node.tables.get_mut(&NETNS).unwrap().routes = routes;
+    node.observe(Fact::Neighbor(Box::new(deletion(NETNS, NeighborCause::Admin))));
+    let deleted = node.events.iter().find(|event| event.kind == Kind::NeighborDeleted);
+    assert_eq!(deleted.unwrap().neighbor.as_ref().unwrap().gateway, None);
+    node.run_for(S);
+    node.observe(Fact::NetnsGone { netns: NETNS });
+    // The next one loses its entry while nobody sees it.
+    node.tables.get_mut(&NETNS).unwrap().cookie = Some(4_098);
+    node.observe_netns(NETNS);
+    node.observe(web(None));
+    node.run_for(20 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+    node.set_entry(NETNS, None);
+    node.observe_netns(NETNS);
+    node.run_for(20 * S);
+    let opened = node.last_incident();
+    assert!(opened.actor.is_none(), "{}", opened.message);
+}
+
+#[test]
+fn a_container_that_came_later_has_lost_what_is_missed_in_the_very_namespace() {
+    for (cookie, expected) in [(4_097, vec!["incident.opened"]), (4_098, Vec::new())] {
+        let mut node = with_owner(None);
+        node.delete_entry(NETNS, NeighborCause::Admin);
+        // Its network is set up before it starts; the end of a namespace may be told after the next one is used.
+        let started = node.now + S;
+        node.run_for(2 * S);
+        let mut tables = node.tables.remove(&NETNS).unwrap();
+        node.observe(web(Some(started)));
+        assert_eq!(node.kinds(), [""; 0], "nobody has looked whether it is the same one");
+        tables.cookie = Some(cookie);
+        node.tables.insert(NETNS, tables);
+        node.run_for(5 * S);
+        assert_eq!(node.kinds(), expected, "{cookie}");
+    }
+}
