@@ -206,7 +206,7 @@ impl Core {
         self.namespaces.get(netns).is_some_and(|namespace| namespace.is_unheard() && namespace.foreign_userns)
     }
 
-    /// Whether the entry was a gateway's when it changed.
+    /// Whether the entry was a gateway's when it changed, or none that is waited for.
     fn was_gateway(&self, at: BootNs, change: &NeighborChange) -> Option<bool> {
         let NeighborKey { netns, ifindex, address } = change.key;
         let namespace = self.namespaces.get(netns)?;
@@ -259,7 +259,11 @@ impl Core {
         let known = key.netns == self.settings.host_netns
             || requested.netns == Some(RequestState::Answered)
             || self.is_sure_of_gateway(at, change);
-        let gateway = known.then(|| self.was_gateway(at, change)).flatten();
+        let told = || {
+            let namespace = self.namespaces.get(key.netns)?;
+            namespace.was_gateway(at, key.ifindex, key.address, is_by_request(change))
+        };
+        let gateway = known.then(told).flatten();
         let teardown = self.is_teardown(change, requested);
         let cause = self.checked_cause(at, change);
         let actor = change

@@ -51,3 +51,21 @@ fn what_waits_for_a_namespace_is_not_judged_by_the_next_one_of_its_number() {
     assert_eq!(event.neighbor.as_ref().unwrap().gateway, None);
     assert_eq!(event.target.as_ref().unwrap().container.as_ref().map(|one| &*one.id), Some(ID));
 }
+
+#[test]
+fn of_the_host_nothing_is_said_where_routes_were_missed() {
+    let mut core = core();
+    core.observe(at(1, snapshot(HOST)));
+    core.observe(at(1, task("/system.slice/kubelet.service")));
+    let of_host = |address: &str| {
+        let mut one = change(NeighborOp::Deleted, NeighborCause::Admin);
+        one.key = NeighborKey { netns: HOST, address: address.parse().unwrap(), ..one.key };
+        Fact::Neighbor(Box::new(one))
+    };
+    let said = |core: &mut Core| events(core).into_iter().map(|event| event.neighbor.unwrap().gateway);
+    core.observe(at(10, of_host("10.0.0.9")));
+    assert_eq!(said(&mut core).collect::<Vec<_>>(), [Some(false)]);
+    core.observe(at(30, Fact::NetnsMissed { since: 20 }));
+    core.observe(at(40, of_host("10.0.0.9")));
+    assert_eq!(said(&mut core).collect::<Vec<_>>(), [None], "it is not waited for, and not known");
+}

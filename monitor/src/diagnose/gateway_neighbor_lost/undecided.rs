@@ -80,7 +80,13 @@ impl GatewayNeighborLost {
     /// Keeps a deletion of which it is not known whether it was of a gateway.
     pub(super) fn keep_undecided(&mut self, context: &Context<'_>, event: &Event) {
         let Some(entry) = event.neighbor.as_ref().filter(|entry| entry.gateway.is_none()) else { return };
-        if event.kind == Kind::NeighborDeleted && entry.cause != "netns-exit" && !entry.after_exit {
+        // Of the host no loss is told.
+        let is_hosts = entry.netns == context.node.host_netns;
+        if event.kind == Kind::NeighborDeleted
+            && entry.cause != "netns-exit"
+            && !entry.after_exit
+            && !is_hosts
+        {
             self.keep(context, event, entry.netns);
         }
     }
