@@ -36,10 +36,12 @@ enum Deletion {
     Next,
     /// The next one, before that.
     Spare,
+    /// The gateway, while the route leads to the next one for a moment.
+    Away,
 }
 
 impl Deletion {
-    const ALL: [Self; 4] = [Self::Present, Self::Former, Self::Next, Self::Spare];
+    const ALL: [Self; 5] = [Self::Present, Self::Former, Self::Next, Self::Spare, Self::Away];
 
     /// Whether what it deletes is the gateway at that moment.
     fn is_loss(self) -> bool {
@@ -158,6 +160,15 @@ impl Moving {
         self.number += 1;
         requests
     }
+
+    /// Has the route lead to the next router and back, and deletes the entry of the present one meanwhile.
+    fn leave_for_a_moment(&self) -> Requests {
+        let mut requests = Requests::default();
+        requests.replace_route(self.route(self.number + 1, self.metric));
+        requests.delete_neighbor(self.ifindex, router(self.v6, self.number));
+        requests.replace_route(self.route(self.number, self.metric));
+        requests
+    }
 }
 
 /// Waits until the daemon has seen the new route.
@@ -188,34 +199,9 @@ fn what_is_said_of_a_deletion_fits_the_routes_of_its_moment() {
     let mut done = BTreeMap::new();
     for _ in 0..rounds {
         for family in &mut families {
-            // Only one that has its entry can lose it.
-            if done.contains_key(&router(family.v6, family.number)) {
-                world.send(&family.advance(Move::Replaced));
-            }
-            let deletion = *random.pick(&Deletion::ALL);
-            let by = *random.pick(&[Move::Replaced, Move::DeletedAndAdded, Move::Outdone]);
-            let (from, metric) = (family.number, family.metric);
-            let address = router(family.v6, from + u16::from(deletion.of_next()));
-            let paused = random.one_in(PAUSES) && !deletion.is_before_the_route();
-            let mut requests = Requests::default();
-            if deletion.is_before_the_route() {
-                requests.delete_neighbor(world.ifindex, address);
-            }
-            requests.append(family.advance(by));
-            if paused {
-                world.send(&requests);
-                wait_for_route(&mut daemon, world.inum(), router(family.v6, family.number));
-                requests = Requests::default();
-            }
-            if !deletion.is_before_the_route() {
-                requests.delete_neighbor(world.ifindex, address);
-            }
-            if matches!(by, Move::Outdone) {
-                requests.delete_route(family.route(from, metric));
-            }
-            world.send(&requests);
-            done.insert(address, Done { deletion, by, paused });
-            if paused || random.one_in(3) {
+            let (address, one) = do_one(&world, &mut daemon, &mut random, family, &done);
+            done.insert(address, one);
+            if one.paused || random.one_in(3) {
                 daemon.wait_for_deletion(world.inum(), &address.to_string());
             }
         }
@@ -224,8 +210,11 @@ fn what_is_said_of_a_deletion_fits_the_routes_of_its_moment() {
         done.keys().map(|address| daemon.wait_for_deletion(world.inum(), &address.to_string())).collect();
     let all = daemon.events();
     let wrong = wrong(&done, &events, &all, world.inum());
-    let unsaid = events.iter().filter(|event| !event.has("/neighbor/gateway")).count();
-    println!("{} deletions, {unsaid} of which nothing is said", done.len());
+    for kind in Deletion::ALL {
+        let of_kind = done.values().zip(&events).filter(|(done, _)| done.deletion == kind);
+        let said = of_kind.clone().filter(|(_, event)| event.has("/neighbor/gateway")).count();
+        println!("{kind:?}: {} deletions, of {said} something is said", of_kind.count());
+    }
     let first = wrong.first().map(|(event, _)| around(event, &all, world.inum())).unwrap_or_default();
     let wrong: Vec<&str> = wrong.iter().map(|(_, text)| &**text).collect();
     assert!(
@@ -239,6 +228,47 @@ fn what_is_said_of_a_deletion_fits_the_routes_of_its_moment() {
             lose_the_next(&world, &mut daemon, family);
         }
     }
+}
+
+/// One round of a family: the entry of which address it deletes.
+fn do_one(
+    world: &World,
+    daemon: &mut Daemon,
+    random: &mut Random,
+    family: &mut Moving,
+    done: &BTreeMap<IpAddr, Done>,
+) -> (IpAddr, Done) {
+    // Only one that has its entry can lose it.
+    if done.contains_key(&router(family.v6, family.number)) {
+        world.send(&family.advance(Move::Replaced));
+    }
+    let deletion = *random.pick(&Deletion::ALL);
+    let by = *random.pick(&[Move::Replaced, Move::DeletedAndAdded, Move::Outdone]);
+    let (from, metric) = (family.number, family.metric);
+    let address = router(family.v6, from + u16::from(deletion.of_next()));
+    if deletion == Deletion::Away {
+        world.send(&family.leave_for_a_moment());
+        return (address, Done { deletion, by: Move::Replaced, paused: false });
+    }
+    let paused = random.one_in(PAUSES) && !deletion.is_before_the_route();
+    let mut requests = Requests::default();
+    if deletion.is_before_the_route() {
+        requests.delete_neighbor(world.ifindex, address);
+    }
+    requests.append(family.advance(by));
+    if paused {
+        world.send(&requests);
+        wait_for_route(daemon, world.inum(), router(family.v6, family.number));
+        requests = Requests::default();
+    }
+    if !deletion.is_before_the_route() {
+        requests.delete_neighbor(world.ifindex, address);
+    }
+    if matches!(by, Move::Outdone) {
+        requests.delete_route(family.route(from, metric));
+    }
+    world.send(&requests);
+    (address, Done { deletion, by, paused })
 }
 
 /// The route moves and the entry of the new gateway goes: that it is missed is told with who did it.
