@@ -186,6 +186,7 @@ pub async fn run(
         offset_ns: realtime_offset_ns(),
         storm_detector: StormDetector::default(),
         gauges_changed: false,
+        has_judged: false,
         has_settled: false,
         is_configured: true,
     };
@@ -220,6 +221,8 @@ struct Daemon {
     storm_detector: StormDetector,
     /// Whether the gauges of the model may be old.
     gauges_changed: bool,
+    /// Whether a suspicion may have been judged that the store still has as one.
+    has_judged: bool,
     /// Whether what only the start needed was released.
     has_settled: bool,
     /// Whether the configuration could be used when it was read last.
@@ -291,6 +294,9 @@ impl Daemon {
                 _ = signals.hangup.recv() => self.reload(reload()),
                 _ = &mut *netlink => return Err(DaemonError::SourceEnded),
             }
+            if std::mem::take(&mut self.has_judged) {
+                self.keep_gateways();
+            }
         }
     }
 
@@ -331,6 +337,7 @@ impl Daemon {
             self.health.set_ready();
         }
         self.storm_detector.event();
+        self.has_judged |= event.incident.is_some() && event.neighbor.is_some();
         self.sinks.offer(&Arc::new(event.into()));
     }
 

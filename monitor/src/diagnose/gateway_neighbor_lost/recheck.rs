@@ -96,6 +96,11 @@ impl GatewayNeighborLost {
                     fault.last = context.now;
                     if let Some(mut fault) = self.faults.remove(&key) {
                         fault.learn_owner(context, netns);
+                        // What was suspected may be over, and something else wrong by now.
+                        if let Some((reason, what)) = fault.other_reason(context, key) {
+                            fault.turn(context, reason, entry(context.node, key, reason), what);
+                            fault.first = context.now;
+                        }
                         let by_nobody = fault.reason == FaultReason::Missing && fault.evidence.is_empty();
                         let loss = by_nobody.then(|| self.undecided_loss(context, key)).flatten();
                         let fault = loss.unwrap_or(fault);

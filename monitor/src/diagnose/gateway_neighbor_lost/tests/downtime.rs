@@ -113,6 +113,25 @@ fn what_was_only_suspected_goes_on_with_its_actor() {
 }
 
 #[test]
+fn what_was_suspected_is_not_said_of_an_entry_that_is_there_again_and_wrong() {
+    let (mut node, _) = before(Some(4_097));
+    node.delete_entry(ETCD, NeighborCause::LinkDeleted);
+    without_link(node.tables.get_mut(&ETCD).unwrap());
+    node.observe_netns(ETCD);
+    let kept = node.core.known_gateways();
+    assert!(kept[0].suspected.is_some());
+    let (intact, _) = before(Some(4_097));
+    let wrong = LlAddr(vec![0x02, 0, 0, 0, 0, 0x99]);
+    let mut again = after(&intact, kept, |tables| tables.neighbors[0].lladdr = Some(wrong));
+    again.run_for(60 * S);
+    let opened = again.last_incident();
+    assert!(opened.message.contains("points to 02:00:00:00:00:99"), "{}", opened.message);
+    let entry = opened.neighbor.as_ref().unwrap();
+    assert_eq!(entry.reason.as_deref(), Some("wrong-lladdr"));
+    assert!(opened.actor.is_none(), "nobody was seen setting it");
+}
+
+#[test]
 fn what_a_run_was_to_compare_is_kept_until_the_node_is_read() {
     let (_, kept) = before(Some(4_097));
     let again = TestNode::booted(Resume { gateways: kept.clone(), ..Resume::default() });
