@@ -374,8 +374,8 @@ impl Daemon {
                 let request = PresenceRequest { id, mntns, tgid, identity, at: Some(Box::new(at)) };
                 self.answer(self.scanner.presence(request, share));
             }
-            Request::StillHeld { id, mount, holders, share } => {
-                let request = StillHeldRequest { id, mount: *mount, holders };
+            Request::StillHeld { id, mount, holders, is_attached, share } => {
+                let request = StillHeldRequest { id, mount: *mount, holders, is_attached };
                 self.answer(self.scanner.still_held(request, share));
             }
             Request::Holders { id, mntns, tgid, path, origin, follow, mount_only, share } => {

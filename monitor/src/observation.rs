@@ -316,7 +316,7 @@ pub enum Request {
         /// On whose behalf.
         share: Share,
     },
-    /// Which of these holders still use a mount that was detached: only they are read. The reply is `Fact::Holders` with
+    /// Which of these holders still use a mount: only they are read. The reply is `Fact::Holders` with
     /// the same `id`.
     StillHeld {
         /// Chosen by the core.
@@ -325,6 +325,8 @@ pub enum Request {
         mount: Box<MountFacts>,
         /// As a scan has found them.
         holders: Vec<Holder>,
+        /// Whether it is mounted still, rather than detached.
+        is_attached: bool,
         /// On whose behalf.
         share: Share,
     },

@@ -39,6 +39,11 @@ const ANSWER_TIMEOUT_NS: u64 = 5_000_000_000;
 /// The same for whether an unmount has ended a busy mount, which nothing else would tell: on a machine that has much else
 /// to do the answer comes late, but it comes.
 const END_TIMEOUT_NS: u64 = 30_000_000_000;
+/// How long it is waited for the records of other unmounts that may have taken the mount, once it is seen to be gone. They
+/// wait in turn for what is read of the ancestors of their callers.
+pub(super) const SETTLE_NS: u64 = 500_000_000;
+/// A mount is gone from the table of mounts some milliseconds before the call that takes it returns.
+const RETURN_NS: u64 = 100_000_000;
 /// How long the holders found by a scan are kept, for when the mount is detached.
 const SCAN_RETENTION_NS: u64 = 15 * 60 * 1_000_000_000;
 /// Holders that are kept of a scan that is too old to be repeated.
@@ -110,9 +115,13 @@ struct QueuedUmount {
     /// The details of who called.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     task: Option<Box<TaskFacts>>,
-    /// It is the last of several that succeeded before the mount was looked up, any of which may have taken it.
+    /// It is one of several that succeeded before the mount was looked up, any of which may have taken it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_one_of_several: bool,
+    /// The last of them, where this one detaches and that one does not: who still uses the mount was not there for that one
+    /// to take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    unless_held: Option<Box<QueuedUmount>>,
     /// When the first unmount of its path after it succeeded. What the path leads to from then on may be another mount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     outlived: Option<BootNs>,
@@ -136,12 +145,16 @@ enum Answer {
     Holders,
     /// Whether the mount is still there.
     Presence,
+    /// Which other unmounts have succeeded by the time at which the mount was seen to be gone.
+    Others,
     /// What is mounted at the path, since the mount itself is not known.
     Path,
     /// Who still holds a mount that was detached.
     StillHeld,
     /// Whether the path leads to the mount whose holders were found before.
     SameMount,
+    /// Which of those holders still are.
+    SameHolders,
 }
 
 impl QueuedUmount {
@@ -162,6 +175,10 @@ impl HolderScans {
     /// The newest scan of a mount.
     fn last(&self, mount: BusyId) -> Option<&Scan> {
         self.failed.get(&mount).or_else(|| self.newest.get(&mount))
+    }
+
+    fn last_mut(&mut self, mount: BusyId) -> Option<&mut Scan> {
+        self.failed.get_mut(&mount).or_else(|| self.newest.get_mut(&mount))
     }
 
     /// Keeps what a scan found, unless it found nothing and an earlier one did.
@@ -237,7 +254,7 @@ impl Core {
         let key = MountKey::new(attempt.mntns, &attempt.place());
         let (caller, account) = (self.caller(&attempt), self.account(&attempt));
         let (source, task) = (self.source, self.tasks.copy(&attempt.actor));
-        let (is_one_of_several, outlived, awaits) = (false, None, None);
+        let (is_one_of_several, unless_held, outlived, awaits) = (false, None, None, None);
         self.submit(QueuedUmount {
             at,
             source,
@@ -248,6 +265,7 @@ impl Core {
             attempt,
             task,
             is_one_of_several,
+            unless_held,
             outlived,
             awaits,
         });
@@ -396,7 +414,10 @@ impl Core {
         };
         let timeout = match answer {
             Answer::Presence | Answer::Path => END_TIMEOUT_NS,
-            Answer::Holders | Answer::StillHeld | Answer::SameMount => ANSWER_TIMEOUT_NS,
+            Answer::Others => SETTLE_NS,
+            Answer::Holders | Answer::StillHeld | Answer::SameMount | Answer::SameHolders => {
+                ANSWER_TIMEOUT_NS
+            }
         };
         let deadline = at.max(self.holder_scans.now).saturating_add(timeout);
         Awaited { id, deadline, answer }
@@ -444,7 +465,8 @@ impl Core {
                     self.scanned(now, umount, HolderReport { goes_on: true, ..skipped });
                 }
                 Some(Answer::StillHeld) => self.end(&umount, None),
-                Some(Answer::SameMount) => {
+                Some(Answer::Others) => self.gone(umount),
+                Some(Answer::SameMount | Answer::SameHolders) => {
                     self.emit_busy(&umount, None, None);
                     self.advance(umount.mount);
                 }

@@ -8,6 +8,7 @@ use crate::settings::{Cmdline, Thresholds};
 use crate::tests::schema::assert_valid;
 
 mod components;
+mod ends;
 mod flood;
 mod kubelet;
 mod late;

@@ -1,7 +1,8 @@
-//! Who still uses a mount that was detached: the holders of the last scan go in, those that hold on come out.
+//! Who still uses a mount that was detached, or refused an unmount before: the holders of the last scan go in, those that
+//! hold on come out.
 //!
-//! Only their processes are read. Nothing is mounted any more, so the kernel shows their files from the root of the
-//! detached mount; descriptors keep its id. A current directory is told from one of the same name elsewhere by the id of
+//! Only their processes are read. Where a mount is detached, the kernel shows their files from its root; descriptors keep
+//! its id. A current directory is told from one of the same name elsewhere by the id of
 //! its mount, or, before Linux 5.8, by its device, which is read on local file systems only: a server that is gone would
 //! block it.
 
@@ -30,11 +31,13 @@ pub struct StillHeldRequest {
     pub mount: MountFacts,
     /// As the last scan found them.
     pub holders: Vec<Holder>,
+    /// Whether it is mounted still, so that files have the paths that they had.
+    pub is_attached: bool,
 }
 
 /// Answers a request.
 pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Deadline) -> HolderReport {
-    let StillHeldRequest { id, mount, holders } = request;
+    let StillHeldRequest { id, mount, holders, is_attached } = request;
     let skipped = HolderReport::skipped(*id, mount.mountpoint.clone());
     let mut report = HolderReport { mount: Some(mount.clone()), complete: true, ..skipped };
     let mut by_process: BTreeMap<u32, Vec<&Holder>> = BTreeMap::new();
@@ -52,7 +55,7 @@ pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Dead
             if holder.start_ns.is_some_and(|start| start != stat.start_ns) {
                 continue;
             }
-            let held = holds(proc, &process, holder, mount);
+            let held = holds(proc, &process, holder, mount, *is_attached);
             if !process.is_there(&mut Vec::new()) {
                 break;
             }
@@ -61,12 +64,17 @@ pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Dead
                 Some(false) => {}
                 None => report.blind_spot(
                     Some((tgid, Some(stat.comm.clone()))),
-                    "whether it still uses the detached mount cannot be seen",
+                    match is_attached {
+                        true => "whether it still uses the mount cannot be seen",
+                        false => "whether it still uses the detached mount cannot be seen",
+                    },
                 ),
             }
         }
     }
-    report.blind_spot(None, "who did not hold it before it was unmounted was not looked at");
+    if !is_attached {
+        report.blind_spot(None, "who did not hold it before it was unmounted was not looked at");
+    }
     let in_it = |holder: &Holder| !matches!(holder.access, Access::Mount | Access::ChildMount);
     report.verdict = match &report.holders[..] {
         [] => Verdict::Incomplete,
@@ -77,11 +85,14 @@ pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Dead
 }
 
 /// Whether it holds on; `None` where that cannot be seen.
-fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts) -> Option<bool> {
+fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts, is_attached: bool) -> Option<bool> {
     let (mut buffer, mut text) = (Buffer::default(), Vec::new());
+    // A copy in another mount namespace has an id of its own.
+    let is_in_copy = is_attached && holder.mntns.is_some_and(|mntns| mntns != mount.mntns);
     let path = holder.path.as_deref()?;
     let now = path.strip_prefix(mount.mountpoint.trim_end_matches('/'));
     let now = match now {
+        _ if is_attached => path,
         Some("") => "/",
         Some(below) => below,
         None if holder.access == Access::Mount => path,
@@ -100,7 +111,7 @@ fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts) -> Opt
             let info =
                 process.at(c"fdinfo").and_then(|dir| Ok(dir.text(name.as_c_str(), &mut text)?.into_owned()));
             // An id is reused once nobody holds the mount.
-            Some(mnt_id(&info.ok()?)? == mount.id && link == now)
+            Some((is_in_copy || mnt_id(&info.ok()?)? == mount.id) && link == now)
         }
         Access::Cwd | Access::Root | Access::Exe => {
             let (file, name) = match holder.access {
@@ -110,6 +121,9 @@ fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts) -> Opt
             };
             if process.link(name, &mut buffer).ok()? != now {
                 return Some(false);
+            }
+            if is_in_copy {
+                return Some(true);
             }
             if answers_at_once(&mount.fstype)
                 && let Ok(Some(id)) = process.mount_of(name)

@@ -1,10 +1,26 @@
 //! What follows from the answers that unmounts await: who holds the mount, whether it is still there.
 
-use super::{Answer, QueuedUmount, Scan};
+use super::{Answer, QueuedUmount, RETURN_NS, SETTLE_NS, Scan};
 use crate::core::Core;
 use crate::diagnose::ModelChange;
 use crate::node::mounts::BusyId;
 use crate::observation::{Access, BootNs, Holder, HolderReport, MountPresence, Request, Verdict};
+
+impl QueuedUmount {
+    /// Which of several unmounts has taken a mount, now that those who used it were looked at again: if nobody uses it on,
+    /// it need not have been the one that detached.
+    fn unless_held_by(mut self, report: &HolderReport) -> Self {
+        let is_user = |holder: &Holder| !matches!(holder.access, Access::Mount | Access::ChildMount);
+        // That others than these may use it is always one.
+        let is_doubted = report.verdict == Verdict::Skipped || report.blind_spots.len() > 1;
+        match self.unless_held.take() {
+            Some(last) if !is_doubted && !report.holders.iter().any(is_user) => {
+                Self { is_one_of_several: true, ..*last }
+            }
+            last => Self { unless_held: last, ..self },
+        }
+    }
+}
 
 impl Core {
     pub(in crate::core) fn holders(&mut self, at: BootNs, report: HolderReport) {
@@ -15,14 +31,15 @@ impl Core {
             }
             return;
         }
-        let asked = [Answer::Holders, Answer::Path, Answer::StillHeld];
+        let asked = [Answer::Holders, Answer::Path, Answer::StillHeld, Answer::SameHolders];
         let Some(umount) = self.holder_scans.queue.take_answered(report.id, &asked) else {
             return self.went_on(at, report);
         };
         self.take_up(&umount);
         match umount.awaits.map(|awaits| awaits.answer) {
             Some(Answer::Holders) => self.scanned(at, umount, report),
-            Some(Answer::StillHeld) => self.end(&umount, Some(report)),
+            Some(Answer::StillHeld) => self.end(&umount.unless_held_by(&report), Some(report)),
+            Some(Answer::SameHolders) => self.looked_again(umount, report),
             _ => {
                 // What the path leads to may be something else by now.
                 let is_older = umount.attempt.origin.is_none();
@@ -100,7 +117,10 @@ impl Core {
         }
         match presence.present {
             Some(true) => self.advance(umount.mount),
-            Some(false) => self.gone(at, umount),
+            Some(false) => {
+                let awaits = Some(self.awaited(at, Answer::Others));
+                self.holder_scans.queue.push_first(QueuedUmount { awaits, ..umount });
+            }
             None => {
                 let reason = presence.reason.as_deref().unwrap_or("the mounts cannot be read");
                 self.undetermined(&umount, reason);
@@ -108,12 +128,27 @@ impl Core {
         }
     }
 
-    /// The busy mount is gone. Of several unmounts of its paths that succeeded before it was looked up the last one is
-    /// likely to have taken it, those before what was mounted on top; unless something was mounted there in between.
-    fn gone(&mut self, at: BootNs, mut umount: QueuedUmount) {
-        let is_later = |other: &QueuedUmount| !other.is_refused() && other.at <= at;
-        if let Some(later) = self.holder_scans.queue.take_last(umount.mount, is_later) {
-            umount = QueuedUmount { is_one_of_several: true, ..later };
+    /// The busy mount is gone. Of several unmounts of its paths that succeeded before that was seen, or returned just after,
+    /// the last one is likely to have taken it, those before what was mounted on top; unless something was mounted there in
+    /// between. If one of them detached whatever it found, the mount may have been in use, and only that one took it then.
+    pub(super) fn gone(&mut self, mut umount: QueuedUmount) {
+        let at = self.holder_scans.now;
+        let seen = umount.awaits.map_or(at, |awaits| awaits.deadline.saturating_sub(SETTLE_NS));
+        let is_other =
+            |other: &QueuedUmount| !other.is_refused() && other.at <= seen.saturating_add(RETURN_NS);
+        let queue = &mut self.holder_scans.queue;
+        if let Some(last) = queue.take_last(umount.mount, is_other) {
+            let lazy = match last.is_lazy() {
+                true => None,
+                false => queue
+                    .take_last(umount.mount, |other| is_other(other) && other.is_lazy())
+                    .or_else(|| umount.is_lazy().then_some(umount)),
+            };
+            umount = match lazy {
+                Some(lazy) => QueuedUmount { unless_held: Some(Box::new(last)), ..lazy },
+                None => last,
+            };
+            umount = QueuedUmount { is_one_of_several: true, awaits: None, ..umount };
         }
         self.take_up(&umount);
         let scan = self.holder_scans.newest.get(&umount.mount).filter(|scan| !scan.report.holders.is_empty());
@@ -126,8 +161,9 @@ impl Core {
         if let Some(mount) = scan.report.mount.clone() {
             let holders = scan.report.holders.iter().filter(is_wanted).cloned().collect();
             let awaits = self.awaited(at, Answer::StillHeld);
-            let share = self.share(&umount);
-            self.request(Request::StillHeld { id: awaits.id, mount: Box::new(mount), holders, share });
+            let (id, share) = (awaits.id, self.share(&umount));
+            let is_attached = false;
+            self.request(Request::StillHeld { id, mount: Box::new(mount), holders, is_attached, share });
             let waiting = QueuedUmount { awaits: Some(awaits), ..umount };
             self.holder_scans.queue.push_first(waiting);
         } else {

@@ -111,7 +111,8 @@ impl Core {
         let mut by = format!("by {}", actor_phrase(&actor));
         if umount.is_one_of_several {
             actor.confidence = Confidence::Likely;
-            by = format!("likely {by}, the last of several that unmounted something there");
+            let which = if umount.unless_held.is_some() { "one" } else { "the last" };
+            by = format!("likely {by}, {which} of several that unmounted something there");
         } else if actor.confidence != Confidence::Certain {
             by = format!("likely {by}");
         }

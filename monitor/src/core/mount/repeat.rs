@@ -3,7 +3,7 @@
 
 use super::{Answer, QueuedUmount, SCAN_INTERVAL_NS, Scan, UMOUNT_NOFOLLOW};
 use crate::core::Core;
-use crate::observation::{BootNs, HolderReport, MountFacts, MountIdentity, Request, Verdict};
+use crate::observation::{Access, BootNs, Holder, HolderReport, MountFacts, MountIdentity, Request, Verdict};
 
 /// Whether the holders that a scan has found are told again.
 pub(super) enum Repeat {
@@ -54,13 +54,54 @@ impl Core {
 
     /// Whether the path of a refused unmount leads to the mount whose holders are known.
     pub(super) fn checked(&mut self, umount: QueuedUmount, is_same: bool) {
-        if is_same {
-            let scan = self.holder_scans.last(umount.mount).cloned();
-            self.emit_busy(&umount, scan.as_ref(), None);
-            self.advance(umount.mount);
-        } else {
+        if !is_same {
             let waiting = self.scan(umount);
-            self.holder_scans.queue.push_first(waiting);
+            return self.holder_scans.queue.push_first(waiting);
         }
+        let scan = self.holder_scans.last(umount.mount);
+        let looks = scan.filter(|scan| scan.at < umount.at && !scan.report.holders.is_empty());
+        let Some((mount, holders)) =
+            looks.and_then(|scan| Some((scan.report.mount.clone()?, scan.report.holders.clone())))
+        else {
+            return self.repeat(&umount);
+        };
+        let awaits = self.awaited(umount.at, Answer::SameHolders);
+        let (id, share) = (awaits.id, self.share(&umount));
+        self.request(Request::StillHeld { id, mount: Box::new(mount), holders, is_attached: true, share });
+        self.holder_scans.queue.push_first(QueuedUmount { awaits: Some(awaits), ..umount });
+    }
+
+    /// Those of the known holders were looked at again that still may be. Where all have let go, somebody else refused.
+    pub(super) fn looked_again(&mut self, umount: QueuedUmount, again: HolderReport) {
+        let is_user = |holder: &Holder| !matches!(holder.access, Access::Mount | Access::ChildMount);
+        let is_same = |one: &Holder, other: &Holder| {
+            (one.tgid, one.access, &one.path, one.fd) == (other.tgid, other.access, &other.path, other.fd)
+        };
+        let is_still = |known: &Holder| {
+            let is_doubted =
+                again.blind_spots.iter().any(|spot| spot.tgid.is_none_or(|tgid| tgid == known.tgid));
+            let is_seen = || again.holders.iter().any(|holder| is_same(holder, known));
+            known.access == Access::ChildMount || is_doubted || is_seen()
+        };
+        let goes_on = self.holder_scans.is_going_on(umount.mount);
+        let Some(known) = self.holder_scans.last_mut(umount.mount) else { return self.repeat(&umount) };
+        let all = std::mem::take(&mut known.report.holders);
+        let had_users = all.iter().any(is_user);
+        known.report.holders = all.into_iter().filter(is_still).collect();
+        let holders = &known.report.holders;
+        let is_over = had_users && !holders.iter().any(is_user)
+            || known.report.verdict == Verdict::MountNamespace && holders.is_empty();
+        if is_over && !goes_on {
+            let waiting = self.scan(umount);
+            return self.holder_scans.queue.push_first(waiting);
+        }
+        self.repeat(&umount);
+    }
+
+    /// Tells the known holders again.
+    fn repeat(&mut self, umount: &QueuedUmount) {
+        let scan = self.holder_scans.last(umount.mount).cloned();
+        self.emit_busy(umount, scan.as_ref(), None);
+        self.advance(umount.mount);
     }
 }

@@ -1,6 +1,6 @@
 //! Scans that fail, that come late, and that go on after their event.
 
-use super::mount::{attempt, attempt_below, busy, found, report, take};
+use super::mount::{attempt, attempt_below, busy, found, gone, report, take};
 use super::*;
 
 /// A scan whose time ran out before it found anybody.
@@ -145,7 +145,7 @@ fn what_a_scan_finds_of_a_mount_that_is_gone_is_not_told() {
     core.observe(at(12, attempt(None)));
     let (_, requested) = take(&mut core);
     let Some(Request::MountPresence { id, .. }) = requested.last() else { panic!("{requested:?}") };
-    core.observe(at(13, Fact::MountPresence(MountPresence { id: *id, present: Some(false), reason: None })));
+    gone(&mut core, 13, *id);
     assert_eq!(one(&mut core).kind, Kind::MountReleased);
     core.observe(at(14, report(1)));
     assert_eq!(take(&mut core), (Vec::new(), Vec::new()));
@@ -167,10 +167,9 @@ fn a_scan_that_fails_takes_nothing_from_what_is_known() {
         core.observe(at(11_002 * MS, Fact::Umount(Box::new(UmountAttempt { flags: 2, ..*lazy }))));
         let (_, requested) = take(&mut core);
         let [Request::MountPresence { id, .. }] = requested[..] else { panic!("{requested:?}") };
-        let gone = MountPresence { id, present: Some(false), reason: None };
-        core.observe(at(11_003 * MS, Fact::MountPresence(gone)));
+        gone(&mut core, 11_003 * MS, id);
         let (_, requested) = take(&mut core);
-        let [Request::StillHeld { holders, .. }] = &requested[..] else { panic!("{requested:?}") };
+        let Some(Request::StillHeld { holders, .. }) = requested.first() else { panic!("{requested:?}") };
         assert_eq!(holders[0].tgid, 94_549);
     }
 }

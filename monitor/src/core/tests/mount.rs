@@ -1,6 +1,7 @@
 //! Refused unmounts as input, events as output.
 
 use super::*;
+use crate::core::mount::SETTLE_NS;
 
 pub(super) fn attempt(errno: Option<u16>) -> Fact {
     Fact::Umount(Box::new(UmountAttempt {
@@ -66,6 +67,12 @@ pub(super) fn take(core: &mut Core) -> (Vec<Event>, Vec<Request>) {
     (emitted, requested)
 }
 
+/// A mount is seen to be gone, and no other unmount comes that may have taken it.
+pub(super) fn gone(core: &mut Core, now: u64, id: u64) {
+    core.observe(at(now, Fact::MountPresence(MountPresence { id, present: Some(false), reason: None })));
+    core.observe(at(now + SETTLE_NS, Fact::Tick));
+}
+
 /// Answers the only request, which is whether a mount is still there.
 fn answer_presence(core: &mut Core, now: u64, present: Option<bool>) -> Vec<Event> {
     let (emitted, requested) = take(core);
@@ -75,7 +82,10 @@ fn answer_presence(core: &mut Core, now: u64, present: Option<bool>) -> Vec<Even
     };
     assert_eq!(identity.mount_id, 410);
     let reason = present.is_none().then(|| "no process is left".to_owned());
-    core.observe(at(now, Fact::MountPresence(MountPresence { id: *id, present, reason })));
+    match present {
+        Some(false) => gone(core, now, *id),
+        _ => core.observe(at(now, Fact::MountPresence(MountPresence { id: *id, present, reason }))),
+    }
     take(core).0
 }
 
@@ -123,10 +133,7 @@ fn a_mount_that_is_known_to_be_gone_only_after_some_seconds_is_released() {
     let (_, requested) = take(&mut core);
     let [Request::MountPresence { id, .. }] = requested[..] else { panic!("{requested:?}") };
     core.observe(at(20_000 * MS, Fact::Tick));
-    core.observe(at(
-        20_001 * MS,
-        Fact::MountPresence(MountPresence { id, present: Some(false), reason: None }),
-    ));
+    gone(&mut core, 20_001 * MS, id);
     let kinds: Vec<Kind> = events(&mut core).iter().map(|event| event.kind).collect();
     assert_eq!(kinds, [Kind::MountReleased]);
 }
@@ -206,17 +213,59 @@ fn holders_are_repeated_only_while_the_path_leads_to_their_mount() {
         let [Request::MountAt { id, identity, .. }] = &requested[..] else { panic!("{requested:?}") };
         assert_eq!(identity.mount_id, 410);
         core.observe(at(13 * MS, Fact::MountPresence(MountPresence { id: *id, present, reason: None })));
-        let (mut emitted, requested) = take(&mut core);
-        if present != Some(true) {
-            assert_eq!(emitted, []);
+        let (emitted, requested) = take(&mut core);
+        assert_eq!(emitted, []);
+        if present == Some(true) {
+            core.observe(at(14 * MS, still_held(&requested, &[94_549])));
+        } else {
             assert!(matches!(&requested[..], [Request::Holders { id: 2, .. }]), "{requested:?}");
             core.observe(at(14 * MS, found(2, 411)));
-            emitted = take(&mut core).0;
         }
+        let emitted = take(&mut core).0;
         let [event] = &emitted[..] else { panic!("{emitted:?}") };
         let id = event.mount.as_ref().unwrap().identity.as_ref().unwrap().mount_id;
         let expected = if present == Some(true) { (410, true) } else { (411, false) };
         assert_eq!((id, event.holders_age_ms.is_some()), expected);
+    }
+}
+
+/// Of the holders that were asked about, these still hold the mount.
+pub(super) fn still_held(requested: &[Request], pids: &[u32]) -> Fact {
+    let [Request::StillHeld { id, holders, .. }] = requested else { panic!("{requested:?}") };
+    let holders: Vec<Holder> = holders.iter().filter(|holder| pids.contains(&holder.tgid)).cloned().collect();
+    let verdict = if holders.is_empty() { Verdict::Incomplete } else { Verdict::Processes };
+    let skipped = HolderReport::skipped(*id, "/mnt/x");
+    Fact::Holders(Box::new(HolderReport { holders, complete: true, verdict, ..skipped }))
+}
+
+#[test]
+fn of_holders_that_let_go_only_the_others_are_told_again() {
+    for (left, expected) in [(vec![7, 94_549], vec![94_549, 7]), (vec![7], vec![7]), (vec![], vec![94_549])] {
+        let mut core = settled();
+        core.observe(at(10, attempt_below("/", "/mnt/x")));
+        let Fact::Holders(mut found) = report(1) else { unreachable!() };
+        found.holders.push(Holder { tgid: 7, ..found.holders[0].clone() });
+        core.observe(at(11, Fact::Holders(found)));
+        take(&mut core);
+        core.observe(at(12 * MS, attempt_below("/", "/mnt/x")));
+        let (_, requested) = take(&mut core);
+        let [Request::MountAt { id, .. }] = requested[..] else { panic!("{requested:?}") };
+        let same = MountPresence { id, present: Some(true), reason: None };
+        core.observe(at(13 * MS, Fact::MountPresence(same)));
+        let (emitted, requested) = take(&mut core);
+        assert_eq!(emitted, []);
+        assert!(matches!(&requested[..], [Request::StillHeld { is_attached: true, .. }]), "{requested:?}");
+        core.observe(at(14 * MS, still_held(&requested, &left)));
+        if left.is_empty() {
+            // Somebody else holds it then.
+            let (emitted, requested) = take(&mut core);
+            assert_eq!(emitted, []);
+            assert!(matches!(&requested[..], [Request::Holders { id: 2, .. }]), "{requested:?}");
+            core.observe(at(15 * MS, report(2)));
+        }
+        let [event] = &take(&mut core).0[..] else { panic!("not one event") };
+        let pids: Vec<u32> = event.holders.iter().flatten().map(|holder| holder.pid).collect();
+        assert_eq!((pids, event.holders_age_ms.is_some()), (expected, !left.is_empty()));
     }
 }
 
@@ -339,7 +388,7 @@ fn of_two_unmounts_that_succeed_the_last_one_is_only_likely_to_have_taken_the_bu
 }
 
 /// A successful unmount of this path by this process.
-fn unmounted(path: &str, pid: u32) -> Fact {
+pub(super) fn unmounted(path: &str, pid: u32) -> Fact {
     let Fact::Umount(mut attempt) = attempt(None) else { unreachable!() };
     attempt.path = path.into();
     attempt.actor.key.tgid = pid;
@@ -372,7 +421,7 @@ fn later_events_of_a_mount_wait_for_the_earlier_ones() {
     let (emitted, requested) = take(&mut core);
     assert_eq!(emitted, []);
     let [Request::MountPresence { id, .. }] = requested[..] else { panic!("{requested:?}") };
-    core.observe(at(22, Fact::MountPresence(MountPresence { id, present: Some(false), reason: None })));
+    gone(&mut core, 22, id);
     let (emitted, requested) = take(&mut core);
     assert_eq!(emitted.iter().map(|event| event.kind).collect::<Vec<_>>(), [Kind::MountReleased]);
     assert!(matches!(&requested[..], [Request::Holders { id: 2, .. }]), "{requested:?}");

@@ -90,6 +90,7 @@ fn it_escalates_with_time_alone() {
 fn it_closes_when_the_mount_is_gone() {
     let mut node = busy();
     node.observe(umount(None));
+    node.run_for(S);
     let closed = node.last_incident().incident.as_ref().unwrap();
     assert_eq!((closed.close_reason, closed.evidence.len()), (Some(CloseReason::Resolved), 2));
     assert_eq!(node.core.deadline(), None);
@@ -105,6 +106,7 @@ fn lazily() -> Fact {
 fn a_mount_that_is_detached_is_not_resolved_and_names_who_holds_it_still() {
     let mut node = busy();
     node.observe(lazily());
+    node.run_for(S);
     let event = node.last_incident();
     let closed = event.incident.as_ref().unwrap();
     assert_eq!((closed.close_reason, closed.evidence.len()), (Some(CloseReason::Detached), 2));
@@ -132,6 +134,7 @@ fn a_mount_that_is_gone_is_resolved_and_who_has_a_copy_of_it_is_named() {
     node.observe(umount(Some(16)));
     node.mounted = false;
     node.observe(umount(None));
+    node.run_for(S);
     let event = node.last_incident();
     assert_eq!(event.incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
     assert!(
@@ -175,6 +178,7 @@ fn a_cover_that_is_unmounted_closes_nothing() {
         node.observe(umount(Some(16)));
         assert_eq!(node.open()[0].count, 2, "it is the same mount as before");
         node.observe(umount(None));
+        node.run_for(S);
         assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
     }
 }
