@@ -181,7 +181,10 @@ fn a_deletion_goes_with_its_namespace_and_not_to_the_next_one_of_its_number() {
 #[test]
 fn an_undecided_deletion_goes_with_its_namespace() {
     let mut node = with_owner(None);
-    let routes = std::mem::take(&mut node.tables.get_mut(&NETNS).unwrap().routes);
+    let tables = node.tables.get_mut(&NETNS).unwrap();
+    let routes = std::mem::take(&mut tables.routes);
+    let address = "192.168.252.66".parse().unwrap();
+    tables.addresses = vec![AddressFacts { netns: NETNS, ifindex: 2, address, prefix_len: 32 }];
     node.observe_netns(NETNS);
     node.run_for(10 * S);
     // The route comes back about when the entry is deleted.
