@@ -123,6 +123,16 @@ impl World {
         self.netns.path().inum()
     }
 
+    /// Sends requests at once, or one group after the other, so that the daemon may hear of one before the next.
+    fn send_all(&self, groups: &[Requests], at_once: bool) {
+        if !at_once {
+            return groups.iter().for_each(|requests| self.send(requests));
+        }
+        let mut all = Requests::default();
+        groups.iter().cloned().for_each(|requests| all.append(requests));
+        self.send(&all);
+    }
+
     fn send(&self, requests: &Requests) {
         let sent = enter(self.netns.path().path(), || requests.send());
         assert!(matches!(sent, Ok(Ok(()))), "{sent:?}");
@@ -162,11 +172,11 @@ impl Moving {
     }
 
     /// Has the route lead to the next router and back, and deletes the entry of the present one meanwhile.
-    fn leave_for_a_moment(&self) -> Requests {
-        let mut requests = Requests::default();
-        requests.replace_route(self.route(self.number + 1, self.metric));
-        requests.delete_neighbor(self.ifindex, router(self.v6, self.number));
-        requests.replace_route(self.route(self.number, self.metric));
+    fn leave_for_a_moment(&self) -> [Requests; 3] {
+        let mut requests: [Requests; 3] = Default::default();
+        requests[0].replace_route(self.route(self.number + 1, self.metric));
+        requests[1].delete_neighbor(self.ifindex, router(self.v6, self.number));
+        requests[2].replace_route(self.route(self.number, self.metric));
         requests
     }
 }
@@ -246,28 +256,32 @@ fn do_one(
     let by = *random.pick(&[Move::Replaced, Move::DeletedAndAdded, Move::Outdone]);
     let (from, metric) = (family.number, family.metric);
     let address = router(family.v6, from + u16::from(deletion.of_next()));
+    let at_once = random.one_in(2);
     if deletion == Deletion::Away {
-        world.send(&family.leave_for_a_moment());
+        world.send_all(&family.leave_for_a_moment(), at_once);
         return (address, Done { deletion, by: Move::Replaced, paused: false });
     }
-    let paused = random.one_in(PAUSES) && !deletion.is_before_the_route();
-    let mut requests = Requests::default();
-    if deletion.is_before_the_route() {
-        requests.delete_neighbor(world.ifindex, address);
-    }
-    requests.append(family.advance(by));
-    if paused {
-        world.send(&requests);
-        wait_for_route(daemon, world.inum(), router(family.v6, family.number));
-        requests = Requests::default();
-    }
-    if !deletion.is_before_the_route() {
-        requests.delete_neighbor(world.ifindex, address);
-    }
+    let has_pause = random.one_in(PAUSES);
+    let mut deleted = Requests::default();
+    deleted.delete_neighbor(world.ifindex, address);
+    let mut groups = vec![family.advance(by)];
+    groups.insert(usize::from(!deletion.is_before_the_route()), deleted);
     if matches!(by, Move::Outdone) {
-        requests.delete_route(family.route(from, metric));
+        let mut given_up = Requests::default();
+        given_up.delete_route(family.route(from, metric));
+        groups.push(given_up);
     }
-    world.send(&requests);
+    if has_pause {
+        world.send(&groups.remove(0));
+        if deletion.is_before_the_route() {
+            daemon.wait_for_deletion(world.inum(), &address.to_string());
+        } else {
+            wait_for_route(daemon, world.inum(), router(family.v6, family.number));
+        }
+    }
+    world.send_all(&groups, at_once);
+    // What changed before an entry that was deleted first need not have been heard of by then.
+    let paused = has_pause && !deletion.is_before_the_route();
     (address, Done { deletion, by, paused })
 }
 
