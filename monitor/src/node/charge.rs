@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::cgroup;
-use crate::event::{Actor, Charge, Event, Join, Kind, Standing, Target};
+use crate::event::{Actor, Charge, Cni, Event, Join, Kind, Standing, Target};
 
 /// Everybody whose user is only known in a user namespace of their own.
 const USERS: &str = "users";
@@ -51,6 +51,10 @@ impl fmt::Debug for Accounts {
 #[must_use]
 pub fn charge(event: &Event, accounts: &mut Accounts) -> Charge {
     let (actor, target) = (event.actor.as_deref(), event.target.as_deref());
+    let call = event.cni.as_deref().filter(|_| event.incident.is_none());
+    if let Some(name) = call.and_then(|call| of_call(call, target)) {
+        return Charge { standing: standing(event, actor, target), account: accounts.name(&name) };
+    }
     let name = match (actor, target) {
         // One agent can break the gateways of all pods: each of them has an incident of its own.
         (_, Some(target)) if event.incident.is_some() => of_target(target),
@@ -76,6 +80,13 @@ pub fn is_limited(event: &Event, charge: &Charge) -> bool {
     let is_volume = event.mount.as_ref().is_some_and(|mount| mount.volume.is_some());
     let is_users = event.actor.as_deref().is_some_and(is_user);
     is_users && !is_gateway && !is_volume
+}
+
+/// Who is charged for a CNI call: the pod that makes the kubelet or runtime do it, not the sandbox, since a pod that does not
+/// start has a new one each time.
+fn of_call<'a>(cni: &Cni, target: Option<&'a Target>) -> Option<Cow<'a, str>> {
+    let pod = target.and_then(Target::confirmed_pod);
+    pod.map(|pod| Cow::Borrowed(pod.uid.as_str())).or_else(|| cni.pod_name().map(Cow::Owned))
 }
 
 fn standing(event: &Event, actor: Option<&Actor>, target: Option<&Target>) -> Standing {
@@ -181,6 +192,38 @@ mod tests {
         ] {
             assert_eq!(user(cgroup, uid, userns), expected, "{cgroup} {uid}");
         }
+    }
+
+    #[test]
+    fn a_cni_call_is_charged_to_the_pod_for_which_it_is_made_and_not_to_who_serves_all_of_them() {
+        let of_call = |change: &dyn Fn(&mut Event)| {
+            let mut event = sample::cni();
+            let actor = event.actor.as_mut().unwrap();
+            (actor.cgroup, actor.container) = (Some("/system.slice/kubelet.service".into()), None);
+            change(&mut event);
+            charge(&event, &mut Accounts::default()).account.to_string()
+        };
+        let uid = of_call(&|_| {});
+        let target = sample::cni().target.unwrap();
+        assert_eq!(uid, target.pod.unwrap().uid);
+        // The next sandbox of the pod.
+        let next = of_call(&|event| {
+            let target = event.target.as_mut().unwrap();
+            target.container = Some(crate::event::Container::of_id("ab".repeat(32)));
+        });
+        assert_eq!(next, uid);
+        let named = |event: &mut Event| {
+            let cni = event.cni.as_mut().unwrap();
+            (cni.namespace, cni.pod) = (Some("lijiaob".into()), Some("etcd1-0".into()));
+            event.target.as_mut().unwrap().pod.as_mut().unwrap().claimed = true;
+        };
+        assert_eq!(of_call(&named), "lijiaob/etcd1-0", "root names it, and not its labels");
+        let nameless = |event: &mut Event| {
+            let cni = event.cni.as_mut().unwrap();
+            (cni.namespace, cni.pod) = (None, None);
+            event.target.as_mut().unwrap().pod = None;
+        };
+        assert_eq!(of_call(&nameless), "kubelet.service");
     }
 
     #[test]
