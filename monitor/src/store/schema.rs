@@ -171,7 +171,9 @@ fn charge_incidents(transaction: &Transaction<'_>) -> rusqlite::Result<()> {
         "
         ALTER TABLE incidents ADD COLUMN account TEXT NOT NULL DEFAULT '';
         UPDATE incidents SET account = coalesce(
-            json_extract(json, '$.target.pod.uid'), json_extract(json, '$.target.container.id'),
+            -- Whoever claims to be of a pod takes none of its places.
+            iif(json_extract(json, '$.target.pod.claimed'), NULL, json_extract(json, '$.target.pod.uid')),
+            json_extract(json, '$.target.container.id'),
             json_extract(json, '$.target.userns'), json_extract(json, '$.target.netns_name'), '')
         WHERE json_valid(json);
         ",
