@@ -11,8 +11,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::sleep;
 
-/// How often, and how long apart, the kernel is asked how a process has ended.
-const STATUS_LOOKS: usize = 20;
+/// How often, and how long apart, the kernel is asked how a process has ended: a parent may be slow on a busy machine.
+const STATUS_LOOKS: usize = 100;
 const STATUS_PAUSE: Duration = Duration::from_millis(20);
 
 /// A process. It pins no more than the number.
