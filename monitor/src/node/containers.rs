@@ -5,7 +5,7 @@
 //! another. The first source describes it, and the newest report of any source gives its state, so that a source that
 //! lags behind changes nothing.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -17,6 +17,9 @@ const RETENTION_NS: u64 = 600 * 1_000_000_000;
 /// Removed containers that are kept: more than a busy node removes in that time, and not for each that a loop makes.
 const REMOVED_MAX: usize = 2048;
 
+/// A map with this many places for each container gives most of them back.
+const SPARSE: usize = 8;
+
 /// How far a source may lag behind another one that reported a removal. Only a newer report than that shows that the
 /// container still exists.
 const LAG_NS: u64 = 10 * 1_000_000_000;
@@ -25,9 +28,10 @@ const LAG_NS: u64 = 10 * 1_000_000_000;
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(from = "Vec<KnownContainer>")]
 pub struct Containers {
-    known: HashMap<String, KnownContainer>,
-    /// Ids by network namespace, looked up for every neighbor event.
-    by_netns: BTreeMap<NsInum, BTreeSet<String>>,
+    /// Boxed, since half of the places of a map are empty.
+    known: HashMap<String, Box<KnownContainer>>,
+    /// Ids by network namespace, looked up for every neighbor event; one tree, since most namespaces have few.
+    by_netns: BTreeSet<(NsInum, String)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -79,7 +83,7 @@ impl KnownContainer {
 
 impl Serialize for Containers {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut known: Vec<&KnownContainer> = self.known.values().collect();
+        let mut known: Vec<&KnownContainer> = self.known.values().map(Box::as_ref).collect();
         known.sort_unstable_by_key(|known| &known.facts.id);
         to.collect_seq(known)
     }
@@ -88,11 +92,11 @@ impl Serialize for Containers {
 impl From<Vec<KnownContainer>> for Containers {
     fn from(all: Vec<KnownContainer>) -> Self {
         let mut all = all;
-        let mut by_netns = BTreeMap::<_, BTreeSet<_>>::new();
+        let mut by_netns = BTreeSet::new();
         for known in &mut all {
             let facts = &known.facts;
             if let Some(netns) = facts.netns {
-                by_netns.entry(netns).or_default().insert(facts.id.clone());
+                by_netns.insert((netns, facts.id.clone()));
             }
             // Saved by a version in which a container had one source.
             if known.sources.is_empty() && known.removed.is_none() {
@@ -100,7 +104,8 @@ impl From<Vec<KnownContainer>> for Containers {
                 known.changed.0 = facts.source().to_owned();
             }
         }
-        Self { known: all.into_iter().map(|known| (known.facts.id.clone(), known)).collect(), by_netns }
+        let known = all.into_iter().map(|known| (known.facts.id.clone(), Box::new(known)));
+        Self { known: known.collect(), by_netns }
     }
 }
 
@@ -132,9 +137,7 @@ impl Containers {
     /// the one that created the namespace over those that joined it.
     #[must_use]
     pub fn in_netns(&self, netns: NsInum) -> Option<&ContainerFacts> {
-        self.by_netns
-            .get(&netns)?
-            .iter()
+        self.ids_in(netns)
             .filter_map(|id| self.known.get(id))
             .max_by_key(|known| {
                 let facts = &known.facts;
@@ -151,7 +154,7 @@ impl Containers {
     /// Whether a network namespace has other running containers than this one.
     #[must_use]
     pub fn is_shared(&self, netns: NsInum, id: &str) -> bool {
-        let others = self.by_netns.get(&netns).into_iter().flatten().filter(|other| *other != id);
+        let others = self.ids_in(netns).filter(|other| *other != id);
         others
             .filter_map(|other| self.known.get(other))
             .any(|known| known.removed.is_none() && is_live(known.facts.state))
@@ -159,10 +162,10 @@ impl Containers {
 
     /// Network namespaces of running containers, each with the container that it belongs to.
     pub fn live_netns(&self) -> impl Iterator<Item = (NsInum, &ContainerFacts)> {
-        self.by_netns
-            .keys()
-            .filter_map(|netns| Some((*netns, self.in_netns(*netns)?)))
-            .filter(|(_, facts)| is_live(facts.state))
+        let mut before = None;
+        let is_next = move |netns: &NsInum| before.replace(*netns) != Some(*netns);
+        let all = self.by_netns.iter().map(|(netns, _)| *netns).filter(is_next);
+        all.filter_map(|netns| Some((netns, self.in_netns(netns)?))).filter(|(_, facts)| is_live(facts.state))
     }
 
     /// A running container with a mount namespace.
@@ -251,11 +254,11 @@ impl Containers {
             started = (live || from.is_some()).then_some(at);
         }
         if let Some(netns) = facts.netns {
-            self.by_netns.entry(netns).or_default().insert(facts.id.clone());
+            self.by_netns.insert((netns, facts.id.clone()));
         }
         let transition = Transition { id: facts.id.clone(), from, to: Some(facts.state) };
         let known = KnownContainer { facts, removed: None, started, sources, changed: (source, read) };
-        self.known.insert(transition.id.clone(), known);
+        self.known.insert(transition.id.clone(), Box::new(known));
         (transition.from != transition.to).then_some(transition)
     }
 
@@ -267,6 +270,7 @@ impl Containers {
         if known.removed.is_some() {
             return None;
         }
+        known.sources.shrink_to_fit();
         known.removed = Some(at);
         known.changed = (source.to_owned(), at);
         let from = Some(std::mem::replace(&mut known.facts.state, ContainerState::Exited));
@@ -326,34 +330,35 @@ impl Containers {
                 self.unlink_netns(known.facts.netns, &id);
             }
         }
+        for known in self.known.values_mut().filter(|known| known.removed.is_some()) {
+            // What it was of use for was told when it came.
+            known.facts.incarnation.error = None;
+        }
+        if self.known.capacity() > SPARSE * self.known.len().max(SPARSE) {
+            self.known.shrink_to(2 * self.known.len());
+        }
     }
 
     /// Detaches exited containers from a namespace that was destroyed, since its inode number can be reused.
     pub fn forget_netns(&mut self, netns: NsInum) {
-        let Some(mut ids) = self.by_netns.remove(&netns) else {
-            return;
-        };
-        ids.retain(|id| match self.known.get_mut(id) {
-            Some(known) if !is_live(known.facts.state) => {
+        let ids: Vec<String> = self.ids_in(netns).cloned().collect();
+        for id in ids {
+            let known = self.known.get_mut(&id).filter(|known| !is_live(known.facts.state));
+            if let Some(known) = known {
                 known.facts.netns = None;
-                false
+                self.by_netns.remove(&(netns, id));
             }
-            known => known.is_some(),
-        });
-        if !ids.is_empty() {
-            self.by_netns.insert(netns, ids);
         }
     }
 
+    fn ids_in(&self, netns: NsInum) -> impl Iterator<Item = &String> {
+        let from = self.by_netns.range((netns, String::new())..);
+        from.take_while(move |(of, _)| *of == netns).map(|(_, id)| id)
+    }
+
     fn unlink_netns(&mut self, netns: Option<NsInum>, id: &str) {
-        let Some(netns) = netns else {
-            return;
-        };
-        if let Some(ids) = self.by_netns.get_mut(&netns) {
-            ids.remove(id);
-            if ids.is_empty() {
-                self.by_netns.remove(&netns);
-            }
+        if let Some(netns) = netns {
+            self.by_netns.remove(&(netns, id.to_owned()));
         }
     }
 

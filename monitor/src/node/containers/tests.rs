@@ -80,6 +80,35 @@ fn of_too_many_removed_containers_the_first_are_dropped() {
 }
 
 #[test]
+fn what_is_kept_of_removed_containers_is_bounded_in_bytes_and_given_back() {
+    let mut containers = Containers::default();
+    for at in 0..4 * REMOVED_MAX as u64 {
+        let id = format!("{at:064x}");
+        let mut facts = container(&id, ContainerState::Created, u32::try_from(at).ok(), false);
+        facts.incarnation.error = Some("x".repeat(4096));
+        containers.put(at, facts);
+        containers.remove(at, &id, "docker");
+        if at % 512 == 0 {
+            containers.expire(at);
+        }
+    }
+    containers.expire(0);
+    assert_eq!(containers.known.len(), REMOVED_MAX);
+    let of_map = containers.known.capacity() * size_of::<(String, Box<KnownContainer>)>();
+    let of_each = containers.known.values().map(|known| {
+        let KnownContainer { facts, sources, changed, .. } = &**known;
+        let texts = [&facts.id, &facts.name, &facts.runtime, &facts.source, &facts.image, &changed.0];
+        let texts = texts.into_iter().chain(&facts.incarnation.error).map(String::capacity);
+        size_of::<KnownContainer>() + texts.sum::<usize>() + sources.capacity() * size_of::<String>()
+    });
+    let of_netns = containers.by_netns.len() * (size_of::<(u32, String)>() + 64);
+    let bytes = of_map + of_each.sum::<usize>() + of_netns;
+    assert!(bytes < REMOVED_MAX * 1024, "{} each", bytes / REMOVED_MAX);
+    containers.expire(u64::MAX);
+    assert!(containers.known.capacity() <= SPARSE * SPARSE, "{}", containers.known.capacity());
+}
+
+#[test]
 fn a_container_that_moves_to_another_namespace_leaves_the_old_one() {
     let mut containers = Containers::default();
     containers.put(0, container("a", ContainerState::Running, Some(7), false));
