@@ -30,7 +30,8 @@ pub struct Cni {
     /// Name of the pod, as the caller names it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pod: Option<String>,
-    /// Path of the plugin: of the one that failed, else of the first one.
+    /// Path of the plugin: of the one that failed, else of the first of a chain, of the last for `DEL`, and of the
+    /// loopback's only where there is no other.
     pub plugin: String,
     /// Paths of all plugins of a chain, in the order in which they ran; absent for one.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]

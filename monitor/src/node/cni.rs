@@ -60,8 +60,14 @@ pub struct Call {
     pub id: u64,
     /// What its first plugin was executed for.
     pub first: CniExec,
-    /// The process of the first plugin.
+    /// The process of the plugin that [stands for the call](Call::has_better), or of the one that failed.
     pub actor: Box<Actor>,
+    /// The path of the former; of the first one, if there is none here.
+    #[serde(default)]
+    plugin: Option<String>,
+    /// The newest plugin after the first.
+    #[serde(default)]
+    newest: Option<(Process, Box<Actor>)>,
     /// Paths of its plugins.
     pub plugins: Vec<String>,
     /// When it began.
@@ -143,6 +149,11 @@ impl CniCalls {
                 && call.plugins.len() < PLUGINS_MAX
         };
         if let Some(call) = self.open.iter_mut().find(is_next) {
+            let actor = Box::new(actor());
+            if call.has_better(&exec.plugin) {
+                (call.plugin, call.actor) = (Some(exec.plugin.clone()), actor.clone());
+            }
+            call.newest = Some((process, actor));
             call.plugins.push(exec.plugin.clone());
             call.seen.push(plugin);
             call.running.push((process, exec.plugin));
@@ -159,6 +170,8 @@ impl CniCalls {
         self.open.push(Call {
             id: self.last_id,
             actor: Box::new(actor()),
+            plugin: None,
+            newest: None,
             plugins: vec![exec.plugin.clone()],
             started: at,
             ended: None,
@@ -183,6 +196,11 @@ impl CniCalls {
         let running = call.running.iter().position(|(running, _)| *running == process)?;
         let (_, plugin) = call.running.remove(running);
         (call.ended, call.ended_plugin) = (Some((at, exit)), plugin);
+        if exit.status != 0
+            && let Some((_, actor)) = call.newest.take_if(|(newest, _)| *newest == process)
+        {
+            call.actor = actor;
+        }
         // The caller executes no further plugin.
         (exit.status != 0).then(|| self.open.remove(index))
     }
@@ -349,6 +367,14 @@ impl Sandbox {
 }
 
 impl Call {
+    /// Whether the next plugin stands for the call rather than those before it: the one that makes the interface, which is
+    /// the first of a chain, and the last where it is taken down. The loopback's comes before them all, and makes none.
+    fn has_better(&self, next: &str) -> bool {
+        let is_loopback = |plugin: &str| plugin.rsplit('/').next() == Some("loopback");
+        let present = self.plugin.as_ref().unwrap_or(&self.first.plugin);
+        !is_loopback(next) && (self.first.command == CniCommand::Del || is_loopback(present))
+    }
+
     fn runs(&self, process: Process) -> bool {
         self.running.iter().any(|(running, _)| *running == process) || self.delegates.contains(&process)
     }
@@ -368,7 +394,11 @@ impl Call {
             ifname: ifname.clone(),
             namespace: pod.as_ref().map(|pod| pod.namespace.clone()),
             pod: pod.as_ref().map(|pod| pod.name.clone()),
-            plugin: if has_failed { self.ended_plugin.clone() } else { self.first.plugin.clone() },
+            plugin: if has_failed {
+                self.ended_plugin.clone()
+            } else {
+                self.plugin.as_ref().unwrap_or(&self.first.plugin).clone()
+            },
             plugins: if self.plugins.len() > 1 { self.plugins.clone() } else { Vec::new() },
             exit_code: exit.and_then(|exit| exit.code()),
             signal: exit.and_then(|exit| exit.signal()),

@@ -64,6 +64,36 @@ fn a_chain_with_delegates_is_one_call_and_ends_when_nothing_follows() {
 }
 
 #[test]
+fn a_call_is_by_the_plugin_that_failed_or_else_by_the_one_of_the_interface() {
+    use CniCommand::{Add, Del};
+    // The plugins of a chain, which of them fails, and which one it is called by.
+    for (command, chain, failing, by) in [
+        (Del, &["loopback", "portmap", "calico"][..], None, 3),
+        (Del, &["loopback", "portmap", "calico"], Some(3), 3),
+        (Del, &["loopback", "portmap", "calico"], Some(2), 2),
+        (Del, &["loopback", "portmap", "calico"], Some(1), 1),
+        (Del, &["calico", "loopback"], None, 1),
+        (Add, &["loopback", "calico", "portmap"], None, 2),
+        (Add, &["loopback", "calico", "portmap"], Some(3), 3),
+        (Add, &["calico", "portmap"], None, 1),
+        (Add, &["loopback"], None, 1),
+    ] {
+        let mut calls = CniCalls::default();
+        let mut ended = None;
+        for (tgid, plugin) in (1..).zip(chain) {
+            calls.started(10, exec(tgid, plugin, command, ID), &[KUBELET], || actor(tgid));
+            ended = calls.exited(20, exit(tgid, u32::from(failing == Some(tgid))));
+            if ended.is_some() {
+                break;
+            }
+        }
+        let call = ended.or_else(|| calls.take_ended(20 + CHAIN_NS)).unwrap();
+        let plugin = format!("/opt/cni/bin/{}", chain[by as usize - 1]);
+        assert_eq!((call.actor.pid, call.cni().plugin), (by, plugin), "{command:?} {chain:?} {failing:?}");
+    }
+}
+
+#[test]
 fn what_is_of_another_caller_container_command_or_the_same_plugin_again_is_another_call() {
     use CniCommand::{Add, Del};
     let other = "a".repeat(64);
