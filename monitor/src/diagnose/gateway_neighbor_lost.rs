@@ -215,12 +215,18 @@ impl GatewayNeighborLost {
         if with_interface && is_replaceable(context.node, key) {
             return Some(seconds(self.thresholds.get(&GATEWAY_CONFIRM)));
         }
-        if cause == "link-deleted" {
-            // A CNI plugin deletes the interface before the runtime stops the container.
+        // A CNI plugin takes the network down before the runtime stops the container.
+        if cause == "link-deleted" || self.is_torn_down(context, &fault.owner, fault.last) {
             return Some(seconds(self.thresholds.get(&GATEWAY_TEARDOWN)));
         }
         // A process that only came for the deletion does not live there.
         fault.is_by_its_owner().then(|| seconds(self.thresholds.get(&GATEWAY_CONFIRM)))
+    }
+
+    /// Whether the sandbox itself is being deleted, or was so shortly before, so that its end is near: as root of the node
+    /// has told a CNI plugin.
+    fn is_torn_down(&self, context: &Context<'_>, owner: &GatewayOwner, at: BootNs) -> bool {
+        context.node.cni.is_deleted_about(&owner.id, at, seconds(self.thresholds.get(&GATEWAY_TEARDOWN)))
     }
 
     fn has_room(&self, context: &Context<'_>, key: NeighborKey, fault: &Fault) -> bool {

@@ -12,6 +12,7 @@ use crate::tests::model::Model;
 
 use harness::*;
 
+mod calls;
 pub(super) mod harness;
 mod volumes;
 

@@ -124,8 +124,6 @@ impl GatewayNeighborLost {
             if self.faults.contains_key(&key) || health::is_former(context.node, key) {
                 continue;
             }
-            let confirm = if gateway.went_with_link { &GATEWAY_TEARDOWN } else { &GATEWAY_CONFIRM };
-            let confirmed = context.now + seconds(self.thresholds.get(confirm));
             match health::health(context.node, key) {
                 Health::Wrong => {
                     let what_happened = mismatch(context.node, key, gateway);
@@ -136,7 +134,7 @@ impl GatewayNeighborLost {
                         was_fine: false,
                         learned: false,
                     };
-                    self.found(context, key, found, confirmed, findings);
+                    self.found(context, key, found, self.confirmed(context, netns, gateway), findings);
                 }
                 Health::Absent | Health::Unresolved if gateway.static_lladdr.is_some() => {
                     if gateway.changed_since(context.now.saturating_sub(PENDING_EVENT)) {
@@ -162,7 +160,7 @@ impl GatewayNeighborLost {
                         was_fine: !gateway.gone_before_start,
                         learned: false,
                     };
-                    self.found(context, key, found, confirmed, findings);
+                    self.found(context, key, found, self.confirmed(context, netns, gateway), findings);
                 }
                 Health::Absent if gateway.went_with_link => {
                     let what_happened = "is gone together with the interface or its address".to_owned();
@@ -173,7 +171,7 @@ impl GatewayNeighborLost {
                         was_fine: !gateway.gone_before_start,
                         learned: gateway.static_lladdr.is_none(),
                     };
-                    self.found(context, key, found, confirmed, findings);
+                    self.found(context, key, found, self.confirmed(context, netns, gateway), findings);
                 }
                 Health::Unresolved => {
                     let Some((owner, _)) = live_owner(context.node, netns) else { return };
@@ -191,6 +189,17 @@ impl GatewayNeighborLost {
                 _ => {}
             }
         }
+    }
+
+    /// When a fault of this gateway that is found now is confirmed if it persists.
+    fn confirmed(&self, context: &Context<'_>, netns: NsInum, gateway: &Gateway) -> BootNs {
+        let is_torn_down = || {
+            let owner = live_owner(context.node, netns);
+            owner.is_some_and(|(owner, _)| self.is_torn_down(context, &owner, context.now))
+        };
+        let is_teardown = gateway.went_with_link || is_torn_down();
+        let confirm = if is_teardown { &GATEWAY_TEARDOWN } else { &GATEWAY_CONFIRM };
+        context.now + seconds(self.thresholds.get(confirm))
     }
 
     /// Detects faults in all namespaces of containers.

@@ -49,7 +49,7 @@ impl GatewayNeighborLost {
             .map(|(key, fault, due)| Suspicion {
                 kind: KIND.to_owned(),
                 summary: summary(fault, key),
-                reason: reason(context, fault, key).to_owned(),
+                reason: self.reason(context, fault, key).to_owned(),
                 confidence: fault.confidence,
                 since: context.clock.text(fault.first),
                 due: context.clock.text(due),
@@ -58,6 +58,25 @@ impl GatewayNeighborLost {
                 evidence: fault.evidence.clone(),
             })
             .collect()
+    }
+
+    /// Why it may turn out to be none.
+    fn reason(&self, context: &Context<'_>, fault: &Fault, key: NeighborKey) -> &'static str {
+        let cause = fault.objects.neighbor.as_ref().map_or("", |entry| entry.cause.as_str());
+        let namespace = context.node.namespaces.get(key.netns);
+        let gateway = namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address));
+        let with_interface = ["link-deleted", "link-down", "last-address-removed"].contains(&cause)
+            || gateway.is_some_and(|gateway| gateway.went_with_link);
+        match fault.reason {
+            FaultReason::Failed => "an answer may still come",
+            _ if with_interface && is_replaceable(context.node, key) => {
+                "another default route may take its place"
+            }
+            _ if with_interface => "its interface or address went with it, as when a pod is deleted",
+            _ if self.is_torn_down(context, &fault.owner, fault.first) => "its sandbox is being deleted",
+            _ if fault.is_by_its_owner() => "nobody but who removed it is known to be in that namespace",
+            _ => "a look at one moment may show it in between",
+        }
     }
 }
 
@@ -78,23 +97,5 @@ fn summary(fault: &Fault, key: NeighborKey) -> String {
                 "nothing answers the {protocol} requests of {label} for its gateway {address} on {ifname}"
             )
         }
-    }
-}
-
-/// Why it may turn out to be none.
-fn reason(context: &Context<'_>, fault: &Fault, key: NeighborKey) -> &'static str {
-    let cause = fault.objects.neighbor.as_ref().map_or("", |entry| entry.cause.as_str());
-    let namespace = context.node.namespaces.get(key.netns);
-    let gateway = namespace.and_then(|namespace| namespace.gateway(key.ifindex, key.address));
-    let with_interface = ["link-deleted", "link-down", "last-address-removed"].contains(&cause)
-        || gateway.is_some_and(|gateway| gateway.went_with_link);
-    match fault.reason {
-        FaultReason::Failed => "an answer may still come",
-        _ if with_interface && is_replaceable(context.node, key) => {
-            "another default route may take its place"
-        }
-        _ if with_interface => "its interface or address went with it, as when a pod is deleted",
-        _ if fault.is_by_its_owner() => "nobody but who removed it is known to be in that namespace",
-        _ => "a look at one moment may show it in between",
     }
 }

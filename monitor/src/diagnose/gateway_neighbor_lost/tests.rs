@@ -226,6 +226,40 @@ fn teardown_is_no_incident() {
 }
 
 #[test]
+fn a_plugin_takes_the_entry_when_its_own_sandbox_is_deleted() {
+    let delete = |node: &mut TestNode, sandbox: &str, code: u32| {
+        node.call_with(CniCommand::Del, sandbox, code, |node| node.delete_entry(ETCD, NeighborCause::Admin));
+    };
+    for code in [0, 1] {
+        let mut node = TestNode::with_running_pod();
+        delete(&mut node, SANDBOX, code);
+        node.run_for(10 * S);
+        assert_eq!(node.core.state(0).suspected[0].reason, "its sandbox is being deleted");
+        node.observe(etcd(ContainerState::Exited));
+        node.tables.remove(&ETCD);
+        node.run_for(200 * S);
+        assert_eq!(node.kinds(), [""; 0]);
+    }
+    // It lives on.
+    let mut node = TestNode::with_running_pod();
+    delete(&mut node, SANDBOX, 0);
+    node.run_for(57 * S);
+    assert_eq!(node.kinds(), [""; 0]);
+    node.run_for(4 * S);
+    assert_eq!(node.kinds(), ["incident.opened"]);
+    assert!(node.last_incident().message.contains("calico (pid 28997)"), "{}", node.last_incident().message);
+    // Another sandbox is deleted, or this one was long ago.
+    let mut node = TestNode::with_running_pod();
+    delete(&mut node, &"a".repeat(64), 0);
+    assert!(node.kinds().contains(&"incident.opened"), "{:?}", node.kinds());
+    let mut node = TestNode::with_running_pod();
+    node.call(CniCommand::Del, SANDBOX, 1);
+    node.run_for(61 * S);
+    node.delete_entry(ETCD, NeighborCause::Admin);
+    assert!(node.kinds().contains(&"incident.opened"), "{:?}", node.kinds());
+}
+
+#[test]
 fn an_interface_deleted_under_a_pod_that_lives_on_is_an_incident_with_a_name() {
     let mut node = TestNode::with_running_pod();
     node.delete_entry(ETCD, NeighborCause::LinkDeleted);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+pub(in crate::diagnose) use super::calls::*;
 pub(in crate::diagnose) use super::volumes::*;
 use crate::core::{Core, Output, Resume, assert_same};
 use crate::event::{Event, Incident, Kind};
