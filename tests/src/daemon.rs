@@ -36,7 +36,7 @@ pub fn program() -> PathBuf {
 
 /// An address of the loopback that is nobody else's: it has the id of this process, and the kernel gives such ports to no
 /// connection.
-fn own_address() -> SocketAddr {
+pub(crate) fn own_address() -> SocketAddr {
     const FIRST: u16 = 9200;
     static NEXT: AtomicU16 = AtomicU16::new(FIRST);
     // An id has 22 bits.

@@ -1,4 +1,5 @@
-//! A node with a real kubelet of the generation that has dockershim: it runs static pods, without an API server.
+//! A node with a real kubelet of the generation that has dockershim: it runs static pods, and those of a [`crate::cluster`]
+//! if it is part of one.
 //!
 //! kubelet and dockerd are in a mount namespace of their own, since all that they mount has to be shared. What the kubelet
 //! would change or leave on the machine is hidden from it there: settings of the kernel, its sockets, the logs of pods. Only
@@ -10,6 +11,7 @@ use std::process::{Command, ExitStatus, Stdio};
 
 use nix::sys::signal::Signal;
 
+use crate::by_name;
 use crate::dockerd::{Dockerd, IMAGE};
 use crate::eventually;
 use crate::lock;
@@ -72,6 +74,8 @@ exec runc "$@"
 pub struct KubeletNode {
     /// The Kubernetes namespace of its pods.
     namespace: String,
+    /// How it reaches the API server, in a cluster.
+    kubeconfig: Option<PathBuf>,
     kubelet: Option<Running>,
     dockerd: Dockerd,
     mounts: Running,
@@ -87,6 +91,11 @@ impl KubeletNode {
     /// Starts everything; the kubelet has no pod yet.
     #[must_use]
     pub fn start() -> Self {
+        Self::start_with(None)
+    }
+
+    /// The same; with a `kubeconfig` as the node of a cluster, and with the network of [`crate::by_name`].
+    pub(crate) fn start_with(kubeconfig: Option<PathBuf>) -> Self {
         drop(fs::create_dir_all("/run/lock"));
         let alone = File::create(LOCK).expect("a lock can be made");
         alone.lock().expect("a lock can be taken");
@@ -94,9 +103,8 @@ impl KubeletNode {
         assert_eq!(others, 0, "{CHECKPOINTS} has sandboxes of another kubelet, which this one would remove");
         let shared = lock::Shared::take();
         let namespace = unique::name("kvk");
-        let checkpoints = Cleanup::script(&format!(
-            "grep -ls '\"namespace\":\"{namespace}\"' {CHECKPOINTS}/* | xargs -r rm -f\n"
-        ));
+        // There were none, and while the lock is held there is no other kubelet of the tests.
+        let checkpoints = Cleanup::script(&format!("rm -f {CHECKPOINTS}/*\n"));
         let dockerd = Dockerd::prepare();
         let directory = dockerd.directory().to_owned();
         let mounts = mount_namespace(&directory);
@@ -107,6 +115,7 @@ impl KubeletNode {
         dockerd.launch();
         let mut node = Self {
             namespace,
+            kubeconfig,
             kubelet: None,
             dockerd,
             mounts,
@@ -124,12 +133,13 @@ impl KubeletNode {
         let archive = self.dockerd.image_archive();
         let command = r#"--change=CMD ["/bin/sleep","1000000"]"#;
         self.dockerd.docker(&["import", command, &archive.to_string_lossy(), "pause:1"]);
-        for directory in ["cni", "manifests", "kubelet"] {
+        for directory in ["cni", "cni-bin", "manifests", "kubelet"] {
             fs::create_dir(self.path(directory)).expect("a directory can be made");
         }
         let [_, _, middle, low] = std::process::id().wrapping_mul(11).to_be_bytes();
+        let plugin = if self.kubeconfig.is_none() { "ptp" } else { by_name::install(&self.path("cni-bin")) };
         let network = serde_json::json!({"cniVersion": "0.4.0", "name": "kevtmon", "plugins": [{
-            "type": "ptp", "ipMasq": false,
+            "type": plugin, "ipMasq": false,
             "ipam": {"type": "host-local", "dataDir": self.path("ipam"),
                 "subnet": format!("10.{}.{low}.0/24", 64 + (middle & 0x3f)),
                 "routes": [{"dst": "0.0.0.0/0"}]},
@@ -158,7 +168,7 @@ impl KubeletNode {
         for (flag, value) in [
             ("docker-endpoint", socket("docker.sock")),
             ("container-runtime-endpoint", socket("dockershim.sock")),
-            ("cni-bin-dir", PLUGINS.to_owned()),
+            ("cni-bin-dir", format!("{PLUGINS},{}", self.shown("cni-bin"))),
             ("cni-conf-dir", self.shown("cni")),
             ("cni-cache-dir", self.shown("cni-cache")),
             ("cgroup-root", format!("/{}", self.dockerd.name())),
@@ -187,6 +197,9 @@ impl KubeletNode {
             "--oom-score-adj=0",
             "--image-gc-high-threshold=100",
         ]);
+        if let Some(kubeconfig) = &self.kubeconfig {
+            command.arg(format!("--kubeconfig={}", kubeconfig.display()));
+        }
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
         self.kubelet = Some(Running::spawn(&mut command));
     }
@@ -210,6 +223,18 @@ impl KubeletNode {
         fs::read_to_string(self.log_file()).unwrap_or_default()
     }
 
+    /// The Kubernetes namespace of its pods.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The network of its pods, in a cluster.
+    #[must_use]
+    pub fn network(&self) -> by_name::Network {
+        by_name::Network::new(self.path("cni-bin"), self.namespace.clone())
+    }
+
     /// Its Docker.
     #[must_use]
     pub fn dockerd(&self) -> &Dockerd {
@@ -218,7 +243,7 @@ impl KubeletNode {
 
     /// Has the kubelet run a static pod, and waits until its container runs.
     #[must_use]
-    pub fn run_pod(&self, name: &str) -> StaticPod {
+    pub fn run_pod(&self, name: &str) -> NodePod {
         let manifest = serde_json::json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": name, "namespace": self.namespace},
@@ -231,15 +256,20 @@ impl KubeletNode {
         let (partial, file) = (self.path("manifest"), self.manifest(name));
         fs::write(&partial, manifest.to_string()).expect("a file can be written");
         fs::rename(&partial, &file).expect("a file can be renamed");
-        self.wait_for_pod(name, &[])
+        self.wait_for_static_pod(name, &[])
+    }
+
+    /// As [`Self::wait_for_pod`], of a static pod, by the name in its manifest.
+    #[must_use]
+    pub fn wait_for_static_pod(&self, name: &str, other_than: &[&str]) -> NodePod {
+        self.wait_for_pod(&format!("{name}-{NODE}"), other_than)
     }
 
     /// Waits until the containers of a pod run, other ones than these.
     #[must_use]
-    pub fn wait_for_pod(&self, name: &str, other_than: &[&str]) -> StaticPod {
-        let name = format!("{name}-{NODE}");
+    pub fn wait_for_pod(&self, name: &str, other_than: &[&str]) -> NodePod {
         let new = |container: &str| {
-            let id = self.running(&name, container)?;
+            let id = self.running(name, container)?;
             (!other_than.contains(&&*id)).then_some(id)
         };
         let (sandbox, app) = wait_until(&format!("pod {name} runs"), || Some((new("POD")?, new("app")?)));
@@ -247,7 +277,7 @@ impl KubeletNode {
         let uid = self.dockerd.docker(&["inspect", "-f", uid, &sandbox]).stdout.trim().to_owned();
         let pid = self.dockerd.docker(&["inspect", "-f", "{{.State.Pid}}", &sandbox]).stdout;
         let pid = pid.trim().parse().expect("a process id");
-        StaticPod { namespace: self.namespace.clone(), name, uid, sandbox, app, pid }
+        NodePod { namespace: self.namespace.clone(), name: name.to_owned(), uid, sandbox, app, pid }
     }
 
     /// Id of the container of a pod, if it runs.
@@ -260,7 +290,7 @@ impl KubeletNode {
     }
 
     /// Takes the manifest of a pod away, so that the kubelet ends it in good order; waits until its container is gone.
-    pub fn remove_pod(&self, name: &str, pod: &StaticPod) {
+    pub fn remove_pod(&self, name: &str, pod: &NodePod) {
         fs::remove_file(self.manifest(name)).expect("the pod has a manifest");
         for id in [&pod.app, &pod.sandbox] {
             eventually!(
@@ -308,7 +338,7 @@ impl Drop for KubeletNode {
 
 /// A pod that the kubelet runs.
 #[derive(Debug, Clone)]
-pub struct StaticPod {
+pub struct NodePod {
     /// Its Kubernetes namespace.
     pub namespace: String,
     /// Its name, with that of the node.
@@ -323,7 +353,7 @@ pub struct StaticPod {
     pub pid: u32,
 }
 
-impl StaticPod {
+impl NodePod {
     /// `NAMESPACE/NAME`.
     #[must_use]
     pub fn full_name(&self) -> String {

@@ -31,6 +31,8 @@ pub mod pod_sandbox;
 pub mod requests;
 pub mod storm;
 
+pub mod by_name;
+pub mod cluster;
 pub mod container;
 pub mod containerd;
 pub mod cri;

@@ -5,13 +5,13 @@
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
-use kevtmon_tests::kubelet::{KubeletNode, StaticPod};
+use kevtmon_tests::kubelet::{KubeletNode, NodePod};
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::network::{NeighbourState, Network};
 use kevtmon_tests::pod::GATEWAY_LLADDR;
 use kevtmon_tests::process::attempt;
 
-fn expect_pod(event: &Event, pod: &StaticPod) {
+fn expect_pod(event: &Event, pod: &NodePod) {
     event.expect("/target/pod/namespace", &*pod.namespace);
     event.expect("/target/pod/name", &*pod.name);
     event.expect("/target/pod/uid", &*pod.uid);
@@ -25,7 +25,7 @@ fn wait_for_life(daemon: &mut Daemon, kind: &str, id: &str) -> Event {
 }
 
 /// The incidents of a pod that ever opened.
-fn incidents(daemon: &Daemon, pod: &StaticPod) -> Vec<Event> {
+fn incidents(daemon: &Daemon, pod: &NodePod) -> Vec<Event> {
     let is_opened = |event: &Event| event.kind() == "incident.opened";
     let events = daemon.events().into_iter().filter(is_opened);
     events.filter(|event| event.text("/target/pod/uid") == pod.uid).collect()
@@ -92,7 +92,7 @@ fn a_container_without_its_sandbox_keeps_the_kubelet_from_starting_until_the_adv
 
     // With the checkpoint a kubelet starts, ends what is left of the pod and makes a new sandbox. The dead container stays.
     node.launch();
-    let again = node.wait_for_pod("etcd", &[&pod.sandbox, &pod.app]);
+    let again = node.wait_for_static_pod("etcd", &[&pod.sandbox, &pod.app]);
     assert_eq!(again.uid, pod.uid);
     node.stop();
     assert!(!node.log().contains(REFUSES), "{}", node.log());
@@ -130,6 +130,6 @@ fn a_container_without_its_sandbox_keeps_the_kubelet_from_starting_until_the_adv
     });
     closed.expect("/incident/close_reason", "resolved");
     node.launch();
-    let last = node.wait_for_pod("etcd", &[&again.sandbox, &again.app]);
+    let last = node.wait_for_static_pod("etcd", &[&again.sandbox, &again.app]);
     wait_for_life(&mut daemon, "container.started", &last.app);
 }

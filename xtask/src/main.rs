@@ -6,9 +6,10 @@
 
 mod bench;
 mod build;
+mod cluster;
 mod demo;
 mod ebpf;
-mod kubelet;
+mod kubernetes;
 mod lint;
 mod run;
 mod test;
@@ -38,6 +39,8 @@ struct Cli {
 enum Command {
     /// Measure what kevtmon costs and how fast it is (needs root)
     Bench(bench::Options),
+    /// A Kubernetes 1.20 of one node on this machine, to try things out (needs root: goes through sudo)
+    Cluster(cluster::Options),
     /// Build the kernel programs into target/bpf/kevtmon-ebpf.o
     Ebpf,
     /// Build the kernel programs and the daemon
@@ -55,6 +58,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Bench(options) => bench::bench(&options),
+        Command::Cluster(options) => cluster::cluster(&options),
         Command::Ebpf => ebpf::ebpf().map(|_object| ()),
         Command::Build(options) => build::build(&options).map(|_binary| ()),
         Command::Run(options) => run::run(&options),

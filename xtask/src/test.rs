@@ -4,6 +4,7 @@
 //! and the end-to-end tests never meet, since both change mounts and neighbors, and some of the latter count all that
 //! the kernel does. Virtual machines come last: they are only load, but all that the processors can take.
 
+use std::ffi::OsStr;
 use std::io::{self, PipeReader, Read as _, Write};
 use std::os::fd::AsFd as _;
 use std::panic::resume_unwind;
@@ -17,8 +18,9 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::build;
+use crate::cluster;
 use crate::ebpf::ebpf;
-use crate::kubelet;
+use crate::kubernetes;
 use crate::prerequisites::{self, Prerequisite, program};
 use crate::setup::{self, Privilege};
 use crate::side_by_side::{Output, Transcript};
@@ -30,6 +32,8 @@ pub(crate) const E2E: &str = "kevtmon-tests";
 
 /// The end-to-end tests that need a kubelet.
 const WITH_KUBELET: &str = "kubelet_node";
+/// The end-to-end tests that need a whole cluster.
+const WITH_CLUSTER: &str = "cluster";
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -54,10 +58,12 @@ enum Part {
     Vm,
     /// The release daemon on a node with a real kubelet, as root; the first time the kubelet is built
     Kubelet,
-    /// What the three above need, and no test
+    /// The same on a whole cluster of one node, which is built the first time; in no other part
+    Cluster,
+    /// What the first four need, and no test
     #[value(hide = true)]
     Prepare,
-    /// Lint and all of the above: what CI runs
+    /// Lint, and all of the above but `cluster`: what CI runs
     #[default]
     All,
 }
@@ -69,6 +75,7 @@ pub(crate) fn test(options: &Options) -> Result<()> {
         Part::E2e => end_to_end(&options.arguments),
         Part::Vm => vm::test(&options.arguments, !options.if_possible),
         Part::Kubelet => with_kubelet(&options.arguments, !options.if_possible),
+        Part::Cluster => with_cluster(&options.arguments),
         Part::Prepare => prepare(),
         Part::All => all(&options.arguments),
     }
@@ -203,8 +210,8 @@ fn prepare() -> Result<()> {
     let prepared = vm::prepare(Privilege::of_this_user());
     build::release()?;
     workspace::check(e2e_tests()?.arg("--no-run"))?;
-    if kubelet::is_possible() {
-        kubelet::fetch(Privilege::of_this_user())?;
+    if kubernetes::is_possible() {
+        kubernetes::kubelet(Privilege::of_this_user())?;
     }
     prepared.map(drop)
 }
@@ -225,14 +232,14 @@ fn end_to_end(arguments: &[String]) -> Result<()> {
     let daemon = build::release()?;
     let mut cargo = e2e_tests()?;
     cargo.arg("--no-fail-fast");
-    run_as_root(&mut cargo, privilege, &[("KEVTMON_BIN", &daemon)]);
+    run_as_root(&mut cargo, privilege, &[("KEVTMON_BIN", daemon.as_ref())]);
     workspace::check(cargo.args(arguments))
 }
 
 /// The tests on a node with a kubelet. Where it cannot be built, that is an error if they are `required`.
 fn with_kubelet(arguments: &[String], required: bool) -> Result<()> {
     let privilege = Privilege::of_this_user();
-    if !required && !kubelet::is_possible() {
+    if !required && !kubernetes::is_possible() {
         eprintln!(
             "xtask: skipped: the kubelet is built from Debian's source package, and there is no apt here"
         );
@@ -244,13 +251,37 @@ fn with_kubelet(arguments: &[String], required: bool) -> Result<()> {
         );
     }
     install_end_to_end_prerequisites(privilege)?;
-    let kubelet = kubelet::fetch(privilege)?;
+    let kubelet = kubernetes::kubelet(privilege)?;
+    ignored(WITH_KUBELET, &[("KEVTMON_KUBELET", kubelet.as_ref())], arguments, privilege)
+}
+
+/// The tests on a cluster.
+fn with_cluster(arguments: &[String]) -> Result<()> {
+    let privilege = Privilege::of_this_user();
+    if privilege == Privilege::None {
+        bail!("the cluster needs root, and there is no sudo here: run `cargo xtask test cluster` as root");
+    }
+    let [kubelet, control_plane] = cluster::programs(privilege)?;
+    let environment = [
+        (kubelet.0, kubelet.1.as_ref()),
+        (control_plane.0, control_plane.1.as_ref()),
+        ("KEVTMON_TEST_PATIENCE", cluster::PATIENCE.as_ref()),
+    ];
+    ignored(WITH_CLUSTER, &environment, arguments, privilege)
+}
+
+/// Runs the tests of a file that a plain `cargo test` ignores, since they need what is built for them.
+fn ignored(
+    file: &str,
+    environment: &[(&str, &OsStr)],
+    arguments: &[String],
+    privilege: Privilege,
+) -> Result<()> {
     let daemon = build::release()?;
     let mut cargo = e2e_tests()?;
-    cargo.args(["--test", WITH_KUBELET]);
-    run_as_root(&mut cargo, privilege, &[("KEVTMON_BIN", &daemon), ("KEVTMON_KUBELET", &kubelet)]);
+    cargo.args(["--test", file]);
+    run_as_root(&mut cargo, privilege, &[&[("KEVTMON_BIN", daemon.as_ref())], environment].concat());
     cargo.args(arguments);
-    // What needs a kubelet is ignored by a plain `cargo test`.
     if !arguments.iter().any(|argument| argument == "--") {
         cargo.arg("--");
     }
@@ -271,9 +302,9 @@ pub(crate) fn install_end_to_end_prerequisites(privilege: Privilege) -> Result<(
 }
 
 /// Has cargo compile as this user and start the test executables as root.
-fn run_as_root(cargo: &mut Command, privilege: Privilege, programs: &[(&str, &Path)]) {
+fn run_as_root(cargo: &mut Command, privilege: Privilege, environment: &[(&str, &OsStr)]) {
     let mut runner = vec!["env".to_owned()];
-    runner.extend(programs.iter().map(|(name, path)| format!("{name}={}", path.display())));
+    runner.extend(environment.iter().map(|(name, value)| format!("{name}={}", value.display())));
     // What was found for the tests must be found by them: a user's PATH often lacks the directories of root.
     runner.extend(std::env::join_paths(setup::search_path()).map(|path| format!("PATH={}", path.display())));
     if privilege == Privilege::Sudo {
@@ -329,7 +360,7 @@ mod tests {
     #[test]
     fn only_the_test_executables_become_root() {
         let mut cargo = Command::new("cargo");
-        run_as_root(&mut cargo, Privilege::Sudo, &[("KEVTMON_BIN", Path::new("/x/kevtmon"))]);
+        run_as_root(&mut cargo, Privilege::Sudo, &[("KEVTMON_BIN", OsStr::new("/x/kevtmon"))]);
         let arguments = arguments(&cargo);
         assert_eq!(arguments[0], "--config");
         let runner = "target.'cfg(unix)'.runner = [\"sudo\", \"env\", \"KEVTMON_BIN=/x/kevtmon\", \"PATH=";
@@ -339,7 +370,7 @@ mod tests {
     #[test]
     fn root_needs_no_sudo() {
         let mut cargo = Command::new("cargo");
-        run_as_root(&mut cargo, Privilege::Root, &[("KEVTMON_BIN", Path::new("/x/kevtmon"))]);
+        run_as_root(&mut cargo, Privilege::Root, &[("KEVTMON_BIN", OsStr::new("/x/kevtmon"))]);
         let runner = "target.'cfg(unix)'.runner = [\"env\", \"KEVTMON_BIN=/x/kevtmon\", \"PATH=";
         assert!(arguments(&cargo)[1].starts_with(runner), "{:?}", arguments(&cargo));
     }

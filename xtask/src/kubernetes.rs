@@ -1,7 +1,7 @@
-//! `cargo xtask test kubelet`: a real kubelet of the generation that has dockershim, and the end-to-end tests with it.
+//! Kubernetes of the generation that has dockershim, for the end-to-end tests and for `cargo xtask cluster`.
 //!
-//! In: Debian's source package. Out: the program, kept in the user's cache for all checkouts. Only the kubelet is built; it
-//! runs static pods, so nothing else of Kubernetes is needed. Nothing here changes the machine but the installation of
+//! In: Debian's source package. Out: the programs, kept in the user's cache for all checkouts. The kubelet is built by
+//! itself: it runs static pods, so most tests need nothing else. Nothing here changes the machine but the installation of
 //! missing programs: apt reads a list of sources of its own.
 
 use std::env;
@@ -20,17 +20,43 @@ use crate::workspace;
 const VERSION: &str = "1.20.2";
 /// Debian's release of that package.
 const SUITE: &str = "bookworm";
-/// Changed with what the kubelet is built from or how, so that it is built anew.
+/// Changed with what the programs are built from or how, so that they are built anew.
 const RECIPE: u32 = 1;
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const MIRROR: &str = "http://deb.debian.org/debian";
 
-const PREREQUISITES: [Prerequisite; 3] = [
-    program("go", "golang-go", "compiles the kubelet"),
+const PREREQUISITES: [Prerequisite; 5] = [
+    program("go", "golang-go", "compiles it"),
+    program("make", "make", "generates a part of its API server"),
+    program("rsync", "rsync", "puts the generators where make looks for them"),
     program("dpkg-source", "dpkg-dev", "unpacks its source package"),
     program(KEYRING, "debian-archive-keyring", "proves that it is Debian's"),
 ];
+
+/// Programs that are built together.
+struct Product {
+    /// Of its directory in the cache.
+    name: &'static str,
+    programs: &'static [&'static str],
+    /// What the package's own Makefile has to generate first.
+    generated: Option<&'static str>,
+    /// Build tags.
+    tags: &'static str,
+    takes: &'static str,
+}
+
+const KUBELET: Product =
+    Product { name: "kubelet", programs: &["kubelet"], generated: None, tags: "", takes: "some minutes" };
+
+const CONTROL_PLANE: Product = Product {
+    name: "control-plane",
+    programs: &["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"],
+    generated: Some("gen_openapi"),
+    // The clients of the clouds are half of the code.
+    tags: "providerless",
+    takes: "a quarter of an hour",
+};
 
 /// Whether this machine can get the sources at all.
 pub(crate) fn is_possible() -> bool {
@@ -38,30 +64,45 @@ pub(crate) fn is_possible() -> bool {
 }
 
 /// The kubelet; built, unless it was before.
-pub(crate) fn fetch(privilege: Privilege) -> Result<PathBuf> {
+pub(crate) fn kubelet(privilege: Privilege) -> Result<PathBuf> {
+    Ok(fetch(&KUBELET, privilege)?.join("kubelet"))
+}
+
+/// The directory of what a cluster has besides kubelets, and of `kubectl`; built, unless they were before.
+pub(crate) fn control_plane(privilege: Privilege) -> Result<PathBuf> {
+    fetch(&CONTROL_PLANE, privilege)
+}
+
+fn fetch(product: &Product, privilege: Privilege) -> Result<PathBuf> {
     let cache = cache()?;
-    let kubelet = cache.join(format!("kubelet-{VERSION}-{}-{RECIPE}", env::consts::ARCH)).join("kubelet");
+    let directory = cache.join(format!("{}-{VERSION}-{}-{RECIPE}", product.name, env::consts::ARCH));
     // Another checkout may build it now.
-    let lock = cache.join("kubelet.lock");
+    let lock = cache.join(format!("{}.lock", product.name));
     let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
     lock.lock().context("cannot lock the cache")?;
-    if kubelet.is_file() {
-        return Ok(kubelet);
+    if directory.is_dir() {
+        return Ok(directory);
     }
     if !is_possible() {
-        bail!("the kubelet is built from Debian's source package, and there is no apt here");
+        bail!("Kubernetes is built from Debian's source package, and there is no apt here");
     }
-    prerequisites::ensure("the tests with a kubelet", &PREREQUISITES, privilege)?;
+    prerequisites::ensure("the builds of Kubernetes", &PREREQUISITES, privilege)?;
     let work = tempfile::tempdir_in(&cache).context("cannot create a directory")?;
     let sources = work.path().join("go/src/k8s.io/kubernetes");
     unpack(work.path(), &sources)?;
-    eprintln!("xtask: compiling kubelet {VERSION}, once: some minutes");
+    eprintln!("xtask: compiling {} {VERSION}, once: {}", product.programs.join(", "), product.takes);
+    if let Some(target) = product.generated {
+        let mut make = Command::new("nice");
+        make.args(["make", target]).current_dir(&sources).env("HOME", work.path()).env("GOFLAGS", "");
+        workspace::check(&mut make)?;
+    }
     let built = work.path().join("bin");
     fs::create_dir(&built).context("cannot create a directory")?;
-    workspace::check(&mut compile(work.path(), &sources, &built.join("kubelet")))?;
-    let directory = kubelet.parent().context("the kubelet is in a directory")?;
-    fs::rename(&built, directory).with_context(|| format!("cannot create {}", directory.display()))?;
-    Ok(kubelet)
+    for program in product.programs {
+        workspace::check(&mut compile(work.path(), &sources, &built, program, product.tags))?;
+    }
+    fs::rename(&built, &directory).with_context(|| format!("cannot create {}", directory.display()))?;
+    Ok(directory)
 }
 
 /// Downloads the source package and unpacks it with Debian's patches.
@@ -110,7 +151,7 @@ fn mirror() -> String {
 }
 
 /// Compiles with what the package itself has of other projects, and with the least priority: it runs beside tests.
-fn compile(work: &Path, sources: &Path, into: &Path) -> Command {
+fn compile(work: &Path, sources: &Path, into: &Path, program: &str, tags: &str) -> Command {
     // As the release is built (hack/lib/version.sh).
     let version = |key: &str, value: &str| {
         format!("-X k8s.io/kubernetes/vendor/k8s.io/component-base/version.{key}={value}")
@@ -122,7 +163,9 @@ fn compile(work: &Path, sources: &Path, into: &Path) -> Command {
         version("gitMinor", "20"),
     ];
     let mut go = Command::new("nice");
-    go.args(["go", "build", "-ldflags", &flags.join(" "), "-o"]).arg(into).arg("./cmd/kubelet");
+    go.args(["go", "build", "-tags", tags, "-ldflags", &flags.join(" "), "-o"])
+        .arg(into.join(program))
+        .arg(format!("./cmd/{program}"));
     go.current_dir(sources).env("GOPATH", work.join("go")).env("GOCACHE", work.join("cache"));
     for (name, value) in [
         ("GO111MODULE", "off"),
