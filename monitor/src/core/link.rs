@@ -4,7 +4,7 @@ use super::Core;
 use super::neighbor::Awaited;
 use crate::diagnose::ModelChange;
 use crate::escape::name;
-use crate::event::wording::{owner_phrase, target_label};
+use crate::event::wording::{owner_phrase, place_phrase, target_label};
 use crate::event::{Event, Kind, Link, LinkPeer, Route, Severity, Target};
 use crate::node::routing::is_default;
 use crate::observation::{
@@ -157,9 +157,10 @@ impl Core {
             _ => Severity::Info,
         };
         let what = link.kind.as_deref().unwrap_or("link");
-        let owner = owner_phrase(&target);
+        let is_on_host = link.netns == self.settings.host_netns;
+        let owner = if is_on_host { owner_phrase(&target) } else { place_phrase(&target, link.netns) };
         // The namespace that it leads to is not the one that it is in.
-        let owner = match owner.strip_prefix(" in ").filter(|_| link.netns == self.settings.host_netns) {
+        let owner = match owner.strip_prefix(" in ").filter(|_| is_on_host) {
             Some(there) => format!(" with its other end in {there}"),
             None => owner,
         };
@@ -199,7 +200,7 @@ impl Core {
             _ => Severity::Debug,
         };
         let via = route.gateway.map_or_else(String::new, |gateway| format!(" via {gateway}"));
-        let message = format!("default route{via}{} {verb}", owner_phrase(&target));
+        let message = format!("default route{via}{} {verb}", place_phrase(&target, route.netns));
         let event = Event {
             target: Some(Box::new(target)),
             route: Some(Box::new(Route {

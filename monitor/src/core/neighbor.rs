@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Core, NsInum};
 use crate::escape::name;
-use crate::event::wording::{actor_phrase, cause_phrase, owner_phrase};
+use crate::event::wording::{actor_phrase, cause_phrase, place_phrase};
 use crate::event::{Event, Kind, Neighbor, Severity, Target, UserNamespace};
 use crate::node::cgroup;
 use crate::node::containers::is_live;
@@ -395,7 +395,7 @@ fn message(change: &NeighborChange, neighbor: &Neighbor, target: &Target, by: Op
         "{protocol} {} on {}{}",
         change.key.address,
         name(&change.ifname),
-        owner_phrase(target)
+        place_phrase(target, change.key.netns)
     ));
     match change.op {
         NeighborOp::Added => text.push_str(" set"),

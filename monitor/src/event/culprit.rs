@@ -100,16 +100,16 @@ pub(super) struct Culprit<'a> {
 }
 
 /// Who runs a culprit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum RunBy<'a> {
     /// Nobody who had a part in it, or unknown.
     Nobody,
-    /// A program: its command name.
-    Program(&'a str),
-    /// A shell, which a person or a script uses: its command name and process id.
-    Shell(&'a str, u32),
-    /// Not known: the command name and process id of the parent, which may have adopted it.
-    ChildOf(&'a str, u32),
+    /// A program.
+    Program(&'a AncestorRef),
+    /// A shell, which a person or a script uses.
+    Shell(&'a AncestorRef),
+    /// Not known: the parent, which may have adopted it.
+    ChildOf(&'a AncestorRef),
 }
 
 /// Whom to name for what an actor did.
@@ -121,15 +121,15 @@ pub(super) fn culprit(actor: &Actor) -> Culprit<'_> {
     }
     let mut programs = users(&actor.ancestors).filter(|above| part_of(above) == Part::Program);
     if let Some(program) = programs.next() {
-        let run_by = programs.next().map_or(RunBy::Nobody, |above| RunBy::Program(&above.comm));
+        let run_by = programs.next().map_or(RunBy::Nobody, RunBy::Program);
         let (comm, pid, tool) = (program.comm.as_str(), program.pid, Some(actor.comm.as_str()));
         return Culprit { comm, pid, user: Some(program), run_by, tool };
     }
     let shell = users(&actor.ancestors).find(|above| part_of(above) == Part::Shell);
     let run_by = match (shell, actor.ancestors.first()) {
-        (Some(shell), _) => RunBy::Shell(&shell.comm, shell.pid),
+        (Some(shell), _) => RunBy::Shell(shell),
         (None, Some(parent)) if parent.started.is_none() && part_of(parent) != Part::Supervisor => {
-            RunBy::ChildOf(&parent.comm, parent.pid)
+            RunBy::ChildOf(parent)
         }
         _ => RunBy::Nobody,
     };
@@ -350,6 +350,18 @@ mod tests {
         assert_eq!(actor_phrase(&ip), phrase);
         ip.ancestors[1].uid = Some(0);
         assert_eq!(actor_phrase(&ip), "kubelet (pid 98), by means of ip");
+        let mut ip = actor("ip", None, &["calico", "sudo", "kubelet"]);
+        ip.ancestors[2].uid = Some(1000);
+        let run_by = "calico (pid 99), run by a process of uid 1000 called kubelet (pid 97), by means of ip";
+        assert_eq!(actor_phrase(&ip), run_by);
+        let mut ip = actor("ip", None, &["sudo", "bash"]);
+        ip.ancestors[1].uid = Some(1000);
+        let run_by = "ip (pid 100), run by a process of uid 1000 called bash (pid 98)";
+        assert_eq!(actor_phrase(&ip), run_by);
+        let mut umount = actor("umount", None, &["kubelet"]);
+        (umount.ancestors[0].uid, umount.ancestors[0].started) = (Some(1000), None);
+        let child = "umount (pid 100), a child of a process of uid 1000 called kubelet (pid 99)";
+        assert_eq!(actor_phrase(&umount), child);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::culprit::{Culprit, RunBy, culprit};
 use crate::escape::name;
-use crate::event::{Actor, AncestorRef, Container, MountHolder, Neighbor, Pod, Target};
+use crate::event::{Actor, AncestorRef, Container, Join, MountHolder, Neighbor, Pod, Target};
 use crate::observation::{Access, Verdict};
 
 /// The owner of a target as the end of a phrase, ` of pod NAMESPACE/NAME`; empty for the host.
@@ -13,6 +13,15 @@ pub(crate) fn owner_phrase(target: &Target) -> String {
         (_, None) => String::new(),
         (true, Some(label)) => format!(" of {label}"),
         (false, Some(label)) => format!(" in {label}"),
+    }
+}
+
+/// The same of what is in a network namespace: one of which nothing is known, by its number, so that it is not taken for
+/// the host's.
+pub(crate) fn place_phrase(target: &Target, netns: u32) -> String {
+    match owner_phrase(target) {
+        owner if owner.is_empty() && target.join != Join::Host => format!(" in net:[{netns}]"),
+        owner => owner,
     }
 }
 
@@ -78,23 +87,32 @@ pub(crate) fn actor_phrase(actor: &Actor) -> String {
         return text;
     }
     let Culprit { comm, pid, user, run_by, tool } = culprit(actor);
-    let mut text = user_process_phrase(user.and_then(uid_on_host), comm, pid)
-        .unwrap_or_else(|| format!("{} (pid {pid})", name(comm)));
+    let mut text = user.map_or_else(|| format!("{} (pid {pid})", name(comm)), ancestor_phrase);
     let of_actor = process_owner_phrase(actor.container.as_ref(), actor.pod.as_ref());
     // A tool can be in another container than who uses it, of whom that is not always known.
     let of_culprit = user.map(|user| process_owner_phrase(user.container.as_ref(), user.pod.as_ref()));
     text.push_str(of_culprit.as_ref().unwrap_or(&of_actor));
     match run_by {
         RunBy::Nobody => {}
-        RunBy::Program(comm) => text.push_str(&format!(", run by {}", name(comm))),
-        RunBy::Shell(comm, pid) => text.push_str(&format!(", run by {} (pid {pid})", name(comm))),
-        RunBy::ChildOf(comm, pid) => text.push_str(&format!(", a child of {} (pid {pid})", name(comm))),
+        RunBy::Program(above) => {
+            let user = user_process_phrase(uid_on_host(above), &above.comm, above.pid);
+            let program = user.unwrap_or_else(|| name(&above.comm).into_owned());
+            text.push_str(&format!(", run by {program}"));
+        }
+        RunBy::Shell(above) => text.push_str(&format!(", run by {}", ancestor_phrase(above))),
+        RunBy::ChildOf(above) => text.push_str(&format!(", a child of {}", ancestor_phrase(above))),
     }
     if let Some(tool) = tool {
         let is_elsewhere = of_culprit.as_ref() != Some(&of_actor);
         text.push_str(&format!(", by means of {}{}", name(tool), if is_elsewhere { &of_actor } else { "" }));
     }
     text
+}
+
+/// A process above an actor: any user chooses the names of his.
+fn ancestor_phrase(process: &AncestorRef) -> String {
+    user_process_phrase(uid_on_host(process), &process.comm, process.pid)
+        .unwrap_or_else(|| format!("{} (pid {})", name(&process.comm), process.pid))
 }
 
 /// The id of an unprivileged user of the host who runs a process above an actor.
@@ -144,11 +162,11 @@ pub(crate) fn repeated_actor_phrase(actor: &Actor) -> String {
     let culprit = culprit(actor);
     match (culprit.tool, culprit.run_by, &actor.unit) {
         (Some(_), ..) => actor_phrase(actor),
-        (None, RunBy::Shell(comm, pid), _) => {
-            format!("{}, run by {} (pid {pid})", name(&actor.comm), name(comm))
+        (None, RunBy::Shell(above), _) => {
+            format!("{}, run by {}", name(&actor.comm), ancestor_phrase(above))
         }
-        (None, RunBy::ChildOf(comm, pid), _) => {
-            format!("{}, a child of {} (pid {pid})", name(&actor.comm), name(comm))
+        (None, RunBy::ChildOf(above), _) => {
+            format!("{}, a child of {}", name(&actor.comm), ancestor_phrase(above))
         }
         (None, _, Some(unit)) => format!("{} of {}", name(&actor.comm), name(unit)),
         (None, _, None) => name(&actor.comm).into_owned(),
