@@ -27,7 +27,7 @@ use crate::holders::{self, PresenceRequest, ScanRequest, StillHeldRequest};
 use crate::metrics::{Metrics, MetricsError};
 use crate::observation::{Fact, NsInum, Observation, Request, SourceKind, SourceStatus};
 use crate::recording::recorder::{Record, RecordError, Recorder};
-use crate::settings::{Settings, UserEvents};
+use crate::settings::{EventRate, Settings};
 use crate::sinks::api::{ApiError, Memory, Question};
 use crate::sinks::health::Health;
 use crate::sinks::prometheus::HttpError;
@@ -158,7 +158,8 @@ pub async fn run(
         host_netns: sources.host_netns(),
         cmdline: config.policy().cmdline,
         incidents: config.policy().incidents,
-        user_events: UserEvents::from_values(config.values()),
+        user_events: EventRate::of_users(config.values()),
+        container_events: EventRate::of_containers(config.values()),
         sources: sources.names(&metrics, &sink_sources),
     };
     let recorder = start_recorder(&config, options.record.as_ref(), &metrics)?;

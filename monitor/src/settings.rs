@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 use crate::names::names;
 use crate::namespace::NsInum;
 
+pub mod event_rates;
 pub mod setting;
 mod threshold;
-pub mod user_events;
 
+pub use event_rates::EventRate;
 pub(crate) use setting::settings;
 pub use setting::{Description, Setting, Stored, Valid, Values};
 pub(crate) use threshold::thresholds;
 pub use threshold::{Threshold, Thresholds, Unit};
-pub use user_events::UserEvents;
 
 names! {
     /// Processes whose command lines are shown.
@@ -68,8 +68,11 @@ pub struct Settings {
     #[serde(default)]
     pub incidents: Thresholds,
     /// How many events each unprivileged account may have.
-    #[serde(default = "UserEvents::unlimited")]
-    pub user_events: UserEvents,
+    #[serde(default = "EventRate::unlimited")]
+    pub user_events: EventRate,
+    /// How many events of its own network each container may have.
+    #[serde(default = "EventRate::unlimited")]
+    pub container_events: EventRate,
     /// Sources that must have reported before the daemon is ready; `true` where absence is normal
     /// and no degradation.
     pub sources: BTreeMap<String, bool>,

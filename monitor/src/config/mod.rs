@@ -56,7 +56,7 @@ pub fn descriptions() -> Vec<&'static dyn Description> {
         .flatten()
         .copied()
         .chain(bpf::settings::descriptions())
-        .chain(crate::settings::user_events::SETTINGS.iter().copied())
+        .chain(crate::settings::event_rates::SETTINGS.iter().copied())
         .chain(thresholds)
         .chain([store::settings::SETTINGS, recording::settings::SETTINGS].into_iter().flatten().copied())
         .collect()

@@ -85,6 +85,8 @@ user_burst = 50
 [events]
 user_rate = 2
 user_burst = 20
+container_rate = 3
+container_burst = 30
 
 [incidents]
 THRESHOLDS

@@ -1,5 +1,6 @@
-//! What unprivileged accounts have told: a budget of events each. What is beyond it is counted and summed up by kind, and
-//! no sink gets it. Incidents do not rest on it: what is about pods, containers or gateways of the node is no such event.
+//! What unprivileged accounts have told, and containers of their own networks: a budget of events each. What is beyond it
+//! is counted and summed up by kind, and no sink gets it. What is about others is no such event; what a container does to
+//! itself goes to the diagnoses all the same, as what is no evidence.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +8,19 @@ use serde::{Deserialize, Serialize};
 
 use super::Core;
 use crate::escape::name;
-use crate::event::{Event, Kind, Severity, Throttled};
+use crate::event::wording::owner_phrase;
+use crate::event::{Event, Kind, Severity, Target, Throttled};
+use crate::node::charge::Budget;
 use crate::observation::{BootNs, NsInum};
-use crate::settings::UserEvents;
+use crate::settings::EventRate;
 
 const SECOND_NS: BootNs = 1_000_000_000;
 /// What is beyond a budget is told after this time,
 const FIRST_NS: BootNs = SECOND_NS;
 /// and as often while it goes on.
 const AGAIN_NS: BootNs = 10 * SECOND_NS;
-/// Accounts that are told apart; all others share one budget.
-const ACCOUNTS_MAX: usize = 256;
+/// Users, and containers, that are told apart; all others share one budget each.
+const ACCOUNTS_MAX: usize = 512;
 /// Name of the account of the others.
 const OTHERS: &str = "";
 
@@ -26,7 +29,9 @@ const OTHERS: &str = "";
 #[serde(default)]
 pub(super) struct Folding {
     now: BootNs,
+    /// Of users.
     accounts: BTreeMap<String, Account>,
+    containers: BTreeMap<String, Account>,
     /// When the next summary is due.
     due: Option<BootNs>,
 }
@@ -53,6 +58,9 @@ struct Folded {
     netns: Common<NsInum>,
     mntns: Common<NsInum>,
     last_pid: Option<u32>,
+    /// Whose network it is, where the budget is that of a container.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<Box<Target>>,
 }
 
 /// A value of several events.
@@ -89,17 +97,17 @@ impl<T: Clone> Common<T> {
 
 impl Folding {
     /// Whether the account of an event has one left; else the event is counted.
-    pub(super) fn admits(&mut self, rate: UserEvents, account: &str, event: &Event) -> bool {
+    pub(super) fn admits(&mut self, rate: EventRate, budget: Budget, account: &str, event: &Event) -> bool {
         self.now = self.now.max(event.at);
         let now = self.now;
-        let account = self.account(account);
+        let account = self.account(budget, account);
         let interval = SECOND_NS / u64::from(rate.rate.max(1));
         let whole = account.whole.max(now).saturating_add(interval);
         if whole - now <= interval.saturating_mul(u64::from(rate.burst)) {
             account.whole = whole;
             return true;
         }
-        let due = account.fold(event);
+        let due = account.fold(event, budget);
         self.due = Some(self.due.map_or(due, |other| other.min(due)));
         false
     }
@@ -116,29 +124,35 @@ impl Folding {
         }
         self.now = self.now.max(now);
         let mut taken = Vec::new();
-        for folded in self.accounts.values_mut().flat_map(|account| &mut account.folded) {
+        let accounts = self.accounts.values_mut().chain(self.containers.values_mut());
+        for folded in accounts.flat_map(|account| &mut account.folded) {
             if folded.count > 0 && (all || folded.due() <= now) {
                 let rest = Folded { count: 0, told: Some(now), ..folded.clone() };
                 taken.push(std::mem::replace(folded, rest));
             }
         }
-        let open = self.accounts.values().flat_map(|account| &account.folded);
+        let accounts = self.accounts.values().chain(self.containers.values());
+        let open = accounts.flat_map(|account| &account.folded);
         self.due = open.filter(|folded| folded.count > 0).map(Folded::due).min();
         taken
     }
 
-    fn account(&mut self, name: &str) -> &mut Account {
+    fn account(&mut self, budget: Budget, name: &str) -> &mut Account {
+        let now = self.now;
+        let accounts = match budget {
+            Budget::User => &mut self.accounts,
+            Budget::Container => &mut self.containers,
+        };
         let mut name = name;
-        if !self.accounts.contains_key(name) {
-            if self.accounts.len() >= ACCOUNTS_MAX {
-                let now = self.now;
-                self.accounts.retain(|_, account| !account.is_idle(now));
+        if !accounts.contains_key(name) {
+            if accounts.len() >= ACCOUNTS_MAX {
+                accounts.retain(|_, account| !account.is_idle(now));
             }
-            if self.accounts.len() >= ACCOUNTS_MAX {
+            if accounts.len() >= ACCOUNTS_MAX {
                 name = OTHERS;
             }
         }
-        self.accounts.entry(name.to_owned()).or_default()
+        accounts.entry(name.to_owned()).or_default()
     }
 }
 
@@ -152,7 +166,7 @@ impl Account {
     }
 
     /// Counts an event; returns when it is to be told.
-    fn fold(&mut self, event: &Event) -> BootNs {
+    fn fold(&mut self, event: &Event, budget: Budget) -> BootNs {
         let index = self.folded.iter().position(|folded| folded.kind == event.kind);
         let index = index.unwrap_or_else(|| {
             self.folded.push(Folded::new(event.kind));
@@ -163,6 +177,9 @@ impl Account {
             *folded = Folded { told: folded.told, from: event.at, ..Folded::new(event.kind) };
         }
         folded.add(event);
+        if folded.target.is_none() && budget == Budget::Container {
+            folded.target.clone_from(&event.target);
+        }
         folded.due()
     }
 }
@@ -181,6 +198,7 @@ impl Folded {
             netns: Common::None,
             mntns: Common::None,
             last_pid: None,
+            target: None,
         }
     }
 
@@ -212,7 +230,7 @@ impl Core {
     /// Emits the summaries that are due; with `all`, of all that was counted so far.
     pub(super) fn tell_folded(&mut self, now: BootNs, all: bool) {
         for folded in self.folding.take_due(now, all) {
-            let Folded { kind, count, from, until, last_pid, .. } = folded;
+            let Folded { kind, count, from, until, last_pid, target, .. } = folded;
             let throttled = Throttled {
                 lane: Throttled::EVENTS.to_owned(),
                 kind: Some(kind.name().to_owned()),
@@ -228,15 +246,24 @@ impl Core {
                 ..Throttled::default()
             };
             let plural = if count == 1 { "" } else { "s" };
-            let message = format!(
-                "beyond the budget of one account for what concerns users alone, and only counted: {count} {} event{plural}{}{}",
-                kind.name(),
-                place(&throttled),
-                who(&throttled)
-            );
+            let what = format!("{count} {} event{plural}", kind.name());
+            let (message, severity) = match target.as_deref() {
+                Some(target) => {
+                    let whose = owner_phrase(target);
+                    let message =
+                        format!("beyond the budget of one container, and only counted: {what}{whose}");
+                    (message, Severity::Warning)
+                }
+                None => {
+                    let (place, who) = (place(&throttled), who(&throttled));
+                    let of_users = "beyond the budget of one account for what concerns users alone";
+                    (format!("{of_users}, and only counted: {what}{place}{who}"), Severity::Notice)
+                }
+            };
             let event = Event {
                 throttled: Some(Box::new(throttled)),
-                ..self.event(now, Kind::EventsThrottled, Severity::Notice, message)
+                target,
+                ..self.event(now, Kind::EventsThrottled, severity, message)
             };
             self.emit(event);
         }

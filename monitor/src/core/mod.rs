@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::diagnose::{self, Engine, ModelChange};
 use crate::event::{Event, Kind, Severity, WallClock};
-use crate::node::charge::{Accounts, charge, is_limited};
+use crate::node::charge::{Accounts, Budget, budget, charge};
 use crate::node::cni::CniCalls;
 use crate::node::components::Components;
 use crate::node::containers::Containers;
@@ -191,8 +191,8 @@ impl Core {
         self.output.drain(..)
     }
 
-    /// Events of the last observation that were over the budget of an unprivileged account: they have no number, and are
-    /// only counted.
+    /// Events of the last observation that were over the budget of an unprivileged account or of a container: they have no
+    /// number, and are only counted.
     #[must_use]
     pub fn folded(&self) -> &[Event] {
         &self.folded
@@ -312,17 +312,26 @@ impl Core {
     }
 
     /// Emits an event and the incident events that result from it; returns its number, unless it is over the budget of
-    /// an unprivileged account.
+    /// its account.
     fn emit(&mut self, mut event: Event) -> Option<u64> {
         if event.target.as_ref().is_some_and(|target| target.is_claimed()) {
             event.severity = event.severity.min(Severity::CLAIMED_MAX);
         }
         let charge = charge(&event, &mut self.accounts);
-        if is_limited(&event, &charge)
-            && !self.folding.admits(self.settings.user_events, &charge.account, &event)
-        {
-            self.folded.push(event);
-            return None;
+        if let Some(budget) = budget(&event, &charge) {
+            let rate = match budget {
+                Budget::User => self.settings.user_events,
+                Budget::Container => self.settings.container_events,
+            };
+            if !self.folding.admits(rate, budget, &charge.account, &event) {
+                if budget == Budget::Container {
+                    // Without a number it is no evidence, but what it does to the container is seen.
+                    self.diagnose_event(&event);
+                    self.emit_incidents();
+                }
+                self.folded.push(event);
+                return None;
+            }
         }
         self.seq += 1;
         let seq = self.seq;

@@ -4,7 +4,7 @@ use super::*;
 use crate::event::{Confidence, Join};
 use crate::node::view::RuntimeAvailability;
 use crate::observation::*;
-use crate::settings::{Cmdline, Thresholds};
+use crate::settings::{Cmdline, EventRate, Thresholds};
 use crate::tests::schema::assert_valid;
 
 mod components;
@@ -33,7 +33,8 @@ fn core() -> Core {
         host_netns: HOST,
         cmdline: Cmdline::Host,
         incidents: Thresholds::default(),
-        user_events: Default::default(),
+        user_events: EventRate { rate: 4, burst: 64 },
+        container_events: EventRate { rate: 16, burst: 512 },
         sources: BTreeMap::from([("netlink".into(), false), ("docker".into(), true)]),
     };
     let mut core = Core::new(settings, Resume::default());

@@ -11,6 +11,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::finding::{Finding, Findings, IncidentObjects, Report};
+use super::flapping::Flapping;
 use super::identity::{IdGenerator, IncidentId};
 use super::incidents::{Incidents, OpenIncident};
 use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
@@ -54,6 +55,7 @@ pub struct Saved {
     incidents: Incidents,
     unclaimed: Vec<IncidentId>,
     discarded: u64,
+    flapping: Flapping,
     /// The state of each diagnosis, by the kind of its incidents.
     diagnoses: BTreeMap<String, Value>,
 }
@@ -70,6 +72,7 @@ pub struct Engine {
     incidents: Incidents,
     /// Resumed incidents that no diagnosis recognizes, such as those of another version; closed once ready.
     unclaimed: Vec<IncidentId>,
+    flapping: Flapping,
     findings: Findings,
     changes: Vec<IncidentChange>,
     requests: Vec<Request>,
@@ -89,6 +92,7 @@ impl Engine {
             ready: None,
             incidents: Incidents::default(),
             unclaimed: Vec::new(),
+            flapping: Flapping::default(),
             findings: Findings::default(),
             changes: Vec::new(),
             requests: Vec::new(),
@@ -113,6 +117,7 @@ impl Engine {
             incidents: self.incidents.clone(),
             unclaimed: self.unclaimed.clone(),
             discarded: self.discarded,
+            flapping: self.flapping.clone(),
             diagnoses: self
                 .diagnoses
                 .iter()
@@ -137,6 +142,7 @@ impl Engine {
         self.incidents = saved.incidents;
         self.unclaimed = saved.unclaimed;
         self.discarded = saved.discarded;
+        self.flapping = saved.flapping;
         Ok(())
     }
 
@@ -210,12 +216,16 @@ impl Engine {
     /// Lets the diagnoses act on elapsed time.
     pub fn tick(&mut self, node: &NodeView<'_>, at: BootNs) {
         self.run(node, at, |diagnosis, context, findings| diagnosis.tick(context, findings));
+        while let Some(id) = self.flapping.take_due(self.now) {
+            self.end(id, CloseReason::Resolved, None);
+        }
     }
 
     /// When the next tick is due at the latest.
     #[must_use]
     pub fn deadline(&self) -> Option<BootNs> {
-        self.diagnoses.iter().filter_map(|diagnosis| diagnosis.deadline()).min()
+        let deadlines = self.diagnoses.iter().filter_map(|diagnosis| diagnosis.deadline());
+        deadlines.chain(self.flapping.deadline()).min()
     }
 
     /// Removes and returns the changes of incidents since the last call.
@@ -337,6 +347,9 @@ impl Engine {
             .filter(|cause| self.incidents.knows(*cause))
             .collect();
         if let Some(open) = self.incidents.open.get_mut(&id) {
+            if self.flapping.resume(id) {
+                open.begin_again(&report);
+            }
             let mut notable = open.report(report, self.clock);
             for cause in causes {
                 notable |= open.add_cause(cause);
@@ -360,6 +373,16 @@ impl Engine {
     }
 
     fn close(&mut self, id: IncidentId, reason: CloseReason, evidence: Option<u64>) {
+        let is_held = self.incidents.open.get(&id).is_some_and(|open| {
+            reason == CloseReason::Resolved && self.flapping.holds(id, open.objects(), self.now)
+        });
+        if !is_held {
+            self.flapping.resume(id);
+            self.end(id, reason, evidence);
+        }
+    }
+
+    fn end(&mut self, id: IncidentId, reason: CloseReason, evidence: Option<u64>) {
         let Some(mut open) = self.incidents.close(id) else {
             return;
         };

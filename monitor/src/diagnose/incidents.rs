@@ -151,6 +151,12 @@ impl OpenIncident {
         notable | self.repeat(&repeat)
     }
 
+    /// It was over: what is reported now is all that is known of it.
+    pub(super) fn begin_again(&mut self, report: &Report) {
+        self.objects = IncidentObjects::default();
+        self.incident.confidence = report.confidence;
+    }
+
     /// Replaces the summary; returns whether the change is notable.
     pub(super) fn restate(&mut self, summary: String) -> bool {
         if summary == self.incident.summary {
@@ -224,7 +230,8 @@ impl OpenIncident {
     /// Adds evidence; when full, the first and the newest half are kept.
     pub(super) fn add_evidence(&mut self, seq: u64) {
         let evidence = &mut self.incident.evidence;
-        if evidence.last() == Some(&seq) {
+        // Without a number it was beyond a budget, and nobody has it.
+        if seq == 0 || evidence.last() == Some(&seq) {
             return;
         }
         if evidence.len() >= EVIDENCE_MAX {

@@ -35,6 +35,7 @@ mod cni_netns_mismatch;
 mod cni_teardown_failing;
 mod engine;
 mod finding;
+mod flapping;
 mod gateway_neighbor_lost;
 mod identity;
 mod incidents;

@@ -97,6 +97,42 @@ fn an_effect_names_a_cause_that_was_found_in_the_same_moment() {
 }
 
 #[test]
+fn what_begins_again_before_its_end_is_told_goes_on_with_what_is_known_of_it_now() {
+    let mut event = crate::tests::sample::deletion();
+    event.actor.as_mut().unwrap().container = event.target.as_ref().unwrap().container.clone();
+    let by_itself = IncidentObjects::of(&event);
+    let mut engine = engine();
+    let mut act = |at: BootNs, finding: Finding| {
+        engine.replace_diagnoses(vec![Box::new(Fake { kind: "effect", next: vec![finding] })]);
+        engine.tick(&Model::default().view(), at);
+        engine.take_changes()
+    };
+    let lost = |objects: &IncidentObjects| {
+        Finding::Report(Box::new(Report { objects: objects.clone(), ..report("pod", Vec::new()) }))
+    };
+    let restored = || Finding::Close {
+        subject: "pod".into(),
+        reason: CloseReason::Resolved,
+        evidence: None,
+        last: None,
+    };
+    let mut changes = Vec::new();
+    for number in 0..1000 {
+        changes.extend(act(2 * number, lost(&by_itself)));
+        changes.extend(act(2 * number + 1, restored()));
+    }
+    let count = |kind| changes.iter().filter(|change| change.kind == kind).count();
+    assert_eq!((count(Kind::IncidentOpened), count(Kind::IncidentClosed)), (9, 8));
+    assert!(count(Kind::IncidentUpdated) < 16, "at each doubling");
+    // Now nobody knows who it was.
+    let unknown = IncidentObjects { actor: None, ..by_itself };
+    act(3000, lost(&unknown));
+    let closed = act(3001, restored());
+    assert_eq!(closed.len(), 1, "nobody is known to do it again and again");
+    assert_eq!((closed[0].kind, &closed[0].objects.actor), (Kind::IncidentClosed, &None));
+}
+
+#[test]
 fn a_cause_found_later_is_linked_and_emitted_once() {
     let mut engine = engine();
     tick(&mut engine, vec![], vec![found("pod")]);

@@ -12,7 +12,8 @@ pub struct Throttled {
     /// Whose budget it was: `namespace` (neighbor changes in one namespace, by one control group), `owner` (neighbor changes
     /// in all namespaces of one unprivileged user), `unknown` (all sources that are not told apart: neighbor changes in other
     /// user namespaces of root's that are no known container's, and sources beyond the first thousand), `umount` (unmount attempts of one user, those of root by control group),
-    /// `events` (events of one kind, of one unprivileged account: the daemon knew them, and counted them only),
+    /// `events` (events of one kind, of one unprivileged account, or of the network of one container, which is `target` then:
+    /// the daemon knew them, and counted them only),
     /// `namespaces` (readings of network namespaces that one user has too many of, or that have too many links, addresses or
     /// routes in them: what is in them is not watched).
     pub lane: String,

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::cgroup;
-use crate::event::{Actor, Charge, Cni, Event, Join, Kind, Standing, Target};
+use crate::event::{Actor, Charge, Cni, Container, Event, Join, Kind, Pod, Standing, Target};
 
 /// Everybody whose user is only known in a user namespace of their own.
 const USERS: &str = "users";
@@ -65,11 +65,58 @@ pub fn charge(event: &Event, accounts: &mut Accounts) -> Charge {
     Charge { standing: standing(event, actor, target), account: accounts.name(&name) }
 }
 
-/// Whether an event counts against the budget of an unprivileged account: it is about what users do among themselves, or
-/// one of them did it, and nothing that others rely on.
+/// The budget that an event counts against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Budget {
+    /// Of an unprivileged account: it is about what users do among themselves, or one of them did it, and nothing that
+    /// others rely on.
+    User,
+    /// Of a container, which may be allowed to change its own network: it is about that, and nobody else is known to have
+    /// done it.
+    Container,
+}
+
+/// The budget that an event counts against, if it is limited.
 #[must_use]
-pub fn is_limited(event: &Event, charge: &Charge) -> bool {
-    if charge.standing != Standing::Foreign || event.kind == Kind::EventsThrottled {
+pub fn budget(event: &Event, charge: &Charge) -> Option<Budget> {
+    if event.kind == Kind::EventsThrottled {
+        None
+    } else if is_of_users(event, charge) {
+        Some(Budget::User)
+    } else {
+        is_of_own_network(event).then_some(Budget::Container)
+    }
+}
+
+fn is_of_own_network(event: &Event) -> bool {
+    let is_network = event.link.is_some() || event.route.is_some() || event.neighbor.is_some();
+    if !is_network || event.incident.is_some() {
+        return false;
+    }
+    let Some(target) = event.target.as_deref() else { return false };
+    let is_owned = || target.container.is_some() || target.pod.is_some();
+    event.actor.as_deref().map_or_else(is_owned, |actor| is_by_itself(actor, target))
+}
+
+/// Whether a process did something to its own container or pod.
+#[must_use]
+pub fn is_by_itself(actor: &Actor, target: &Target) -> bool {
+    let is_same = |ours: Option<&str>, theirs: Option<&str>| ours.is_some() && ours == theirs;
+    is_same(container_id(actor.container.as_ref()), container_id(target.container.as_ref()))
+        || is_same(pod_uid(actor.pod.as_ref()), pod_uid(target.pod.as_ref()))
+}
+
+fn container_id(container: Option<&Container>) -> Option<&str> {
+    container.map(|container| container.id.as_str())
+}
+
+/// What a container only claims to be is somebody else's.
+fn pod_uid(pod: Option<&Pod>) -> Option<&str> {
+    pod.filter(|pod| !pod.claimed).map(|pod| pod.uid.as_str())
+}
+
+fn is_of_users(event: &Event, charge: &Charge) -> bool {
+    if charge.standing != Standing::Foreign {
         return false;
     }
     let target = event.target.as_deref();

@@ -19,8 +19,8 @@ use crate::core::{Core, Output, Resume};
 use crate::event::{Confidence, Event, Incident, Kind, Severity};
 use crate::metrics::Metrics;
 use crate::observation::*;
-use crate::settings::Cmdline;
 use crate::settings::Settings;
+use crate::settings::{Cmdline, EventRate};
 use crate::sinks::json;
 use crate::sources::procfs::own::Own;
 use crate::tests::sample;
@@ -42,7 +42,8 @@ fn settings() -> Settings {
         cmdline: Cmdline::Host,
         sources: BTreeMap::from([("netlink".into(), false)]),
         incidents: Default::default(),
-        user_events: Default::default(),
+        user_events: EventRate { rate: 4, burst: 64 },
+        container_events: EventRate { rate: 16, burst: 512 },
     }
 }
 

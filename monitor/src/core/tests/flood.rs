@@ -368,3 +368,46 @@ fn gateways_of_users_take_no_incident_from_a_pod() {
     let (_, requested) = take(&mut core);
     assert!(requested.contains(&Request::Netns { netns: POD }), "{requested:?}");
 }
+
+#[test]
+fn what_a_container_does_to_its_own_network_beyond_its_budget_is_summed_up_and_still_diagnosed() {
+    let mut core = core_of_node();
+    core.observe(at(2, status("netlink", true)));
+    core.observe(at(2, status("docker", true)));
+    core.observe(at(3, task(&format!("/docker/{ID}"))));
+    core.observe(at(4, container(ContainerState::Running)));
+    core.observe(at(5, snapshot(POD)));
+    take(&mut core);
+    let link = |flags: u32| LinkFacts {
+        netns: POD,
+        ifindex: 3,
+        ifname: "br0".into(),
+        kind: Some("bridge".into()),
+        flags,
+        mac: None,
+        master: None,
+        peer: None,
+    };
+    let (mut told, mut folded) = (Vec::new(), 0);
+    for number in 0..10_000_u64 {
+        let now = 2000 * MS + number * MS;
+        core.observe(at(now, Fact::Link(Box::new(link(if number % 2 == 0 { iff::UP } else { 0 })))));
+        folded += core.folded().len();
+        told.extend(take(&mut core).0);
+    }
+    let changed = told.iter().filter(|event| event.kind == Kind::LinkChanged).count();
+    assert!((512..=512 + 16 * 10 + 1).contains(&changed), "{changed}");
+    assert_eq!(changed + folded, 9_999);
+    // It is beyond its budget, and loses its gateway by its own doing.
+    core.observe(at(12_001 * MS, deletion(NeighborCause::Admin)));
+    core.observe(at(12_002 * MS, Fact::Stop));
+    told.extend(take(&mut core).0);
+    let opened = told.iter().find(|event| event.kind == Kind::IncidentOpened).expect("its incident");
+    assert_eq!(opened.actor.as_ref().unwrap().container.as_ref().unwrap().id, ID);
+    let summaries = told.iter().filter(|event| event.kind == Kind::EventsThrottled);
+    let count = |event: &Event| event.throttled.as_ref().unwrap().count;
+    assert!(summaries.clone().all(|event| event.target.as_ref().unwrap().pod.is_some()));
+    assert_eq!(summaries.map(count).sum::<u64>(), folded as u64);
+    let message = &told.iter().find(|event| event.kind == Kind::EventsThrottled).unwrap().message;
+    assert!(message.ends_with("link.changed events of pod lijiaob/etcd1-0"), "{message}");
+}

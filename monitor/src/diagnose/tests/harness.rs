@@ -9,7 +9,7 @@ use crate::core::{Core, Output, Resume, assert_same};
 use crate::event::{Event, Incident, Kind};
 use crate::observation::*;
 use crate::settings::Settings;
-use crate::settings::{Cmdline, Thresholds};
+use crate::settings::{Cmdline, EventRate, Thresholds};
 use crate::tests::schema::assert_valid;
 
 pub(in crate::diagnose) const HOST: NsInum = 4_026_531_833;
@@ -57,7 +57,8 @@ pub(in crate::diagnose) fn settings() -> Settings {
         host_netns: HOST,
         cmdline: Cmdline::Host,
         incidents: Thresholds::default(),
-        user_events: Default::default(),
+        user_events: EventRate { rate: 4, burst: 64 },
+        container_events: EventRate { rate: 16, burst: 512 },
         sources: BTreeMap::from([("netlink".into(), false), ("docker".into(), true)]),
     }
 }

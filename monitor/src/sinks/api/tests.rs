@@ -18,8 +18,8 @@ use crate::core::{Core, Resume};
 use crate::event::{Event, Incident, Kind};
 use crate::metrics::Metrics;
 use crate::query::filter::{EventFilter, IncidentFilter, Order};
-use crate::settings::Cmdline;
 use crate::settings::Settings;
+use crate::settings::{Cmdline, EventRate};
 use crate::sources::procfs::own::Own;
 use crate::store::{Archive, Limits, Writer};
 use crate::tests::history;
@@ -71,7 +71,8 @@ impl Rig {
                 cmdline: Cmdline::Host,
                 sources: Default::default(),
                 incidents: Default::default(),
-                user_events: Default::default(),
+                user_events: EventRate { rate: 4, burst: 64 },
+                container_events: EventRate { rate: 16, burst: 512 },
             };
             let core = Core::new(settings, Resume::default());
             while let Some(question) = asked.blocking_recv() {

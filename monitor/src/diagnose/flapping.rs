@@ -1,0 +1,140 @@
+//! Incidents that a container opens and closes again and again by what it does to itself.
+//!
+//! Each opening and each end is an event that no budget limits, that is stored before others are told, and that has a
+//! recording made. So beyond a few a minute the end of such an incident is told once it has lasted.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::finding::IncidentObjects;
+use super::identity::IncidentId;
+use crate::node::charge::{is_by_itself, of_target};
+use crate::observation::BootNs;
+
+const SECOND_NS: BootNs = 1_000_000_000;
+/// Ends that a container may have told at once, each of which it has back after
+const BURST: BootNs = 8;
+/// this time.
+const INTERVAL: BootNs = 5 * SECOND_NS;
+/// How long an end beyond that must last.
+const CALM: BootNs = 10 * SECOND_NS;
+/// Containers that are told apart; all others share one budget.
+const ACCOUNTS_MAX: usize = 256;
+/// Name of the account of the others.
+const OTHERS: &str = "";
+
+/// Which ends have been told of late, and which are not told yet.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Flapping {
+    /// When all of its burst will be back, by container.
+    accounts: BTreeMap<String, BootNs>,
+    /// When the end of an incident will have lasted.
+    held: BTreeMap<IncidentId, BootNs>,
+}
+
+impl Flapping {
+    /// Whether the end of an incident is not to be told yet.
+    pub(super) fn holds(&mut self, id: IncidentId, objects: &IncidentObjects, now: BootNs) -> bool {
+        let (Some(actor), Some(target)) = (objects.actor.as_deref(), objects.target.as_deref()) else {
+            return false;
+        };
+        if !is_by_itself(actor, target) || self.admits(&of_target(target), now) {
+            return false;
+        }
+        self.held.insert(id, now.saturating_add(CALM));
+        true
+    }
+
+    /// Forgets that an incident is over; returns whether it was.
+    pub(super) fn resume(&mut self, id: IncidentId) -> bool {
+        self.held.remove(&id).is_some()
+    }
+
+    /// Removes and returns an incident whose end has lasted.
+    pub(super) fn take_due(&mut self, now: BootNs) -> Option<IncidentId> {
+        let id = self.held.iter().find(|(_, due)| **due <= now).map(|(id, _)| *id)?;
+        self.held.remove(&id);
+        Some(id)
+    }
+
+    /// When [`Self::take_due`] has something.
+    pub(super) fn deadline(&self) -> Option<BootNs> {
+        self.held.values().min().copied()
+    }
+
+    fn admits(&mut self, account: &str, now: BootNs) -> bool {
+        let mut account = account;
+        if !self.accounts.contains_key(account) && self.accounts.len() >= ACCOUNTS_MAX {
+            self.accounts.retain(|_, whole| *whole > now);
+            if self.accounts.len() >= ACCOUNTS_MAX {
+                account = OTHERS;
+            }
+        }
+        let whole = self.accounts.entry(account.to_owned()).or_default();
+        let next = now.max(*whole).saturating_add(INTERVAL);
+        let has_one = next - now <= BURST * INTERVAL;
+        if has_one {
+            *whole = next;
+        }
+        has_one
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::sample;
+
+    /// What a container did to itself.
+    fn objects() -> IncidentObjects {
+        let mut event = sample::deletion();
+        let target = event.target.as_mut().unwrap();
+        target.pod = None;
+        event.actor.as_mut().unwrap().container = target.container.clone();
+        IncidentObjects::of(&event)
+    }
+
+    fn id(number: usize) -> IncidentId {
+        IncidentId::parse(&format!("{number:016x}")).unwrap()
+    }
+
+    #[test]
+    fn ends_that_a_container_causes_itself_are_told_a_few_times_and_then_once_they_last() {
+        let (mut flapping, objects) = (Flapping::default(), objects());
+        let held = (0..1000).filter(|number| flapping.holds(id(*number), &objects, 1));
+        assert_eq!(held.count(), 1000 - 8);
+        assert!(!flapping.resume(id(0)) && flapping.resume(id(999)) && !flapping.resume(id(999)));
+        assert_eq!((flapping.deadline(), flapping.take_due(CALM)), (Some(CALM + 1), None));
+        assert_eq!(flapping.take_due(CALM + 1), Some(id(8)));
+        // One of each five seconds is told at once.
+        assert!(!flapping.holds(id(1), &objects, INTERVAL + 1));
+        assert!(flapping.holds(id(2), &objects, INTERVAL + 2));
+    }
+
+    #[test]
+    fn what_somebody_else_did_is_over_at_once() {
+        let mut flapping = Flapping::default();
+        let mut by_other = objects();
+        by_other.actor.as_mut().unwrap().container.as_mut().unwrap().id = "f".repeat(64);
+        let unknown = IncidentObjects { actor: None, ..objects() };
+        for number in 0..1000 {
+            assert!(!flapping.holds(id(number), &by_other, 1) && !flapping.holds(id(number), &unknown, 1));
+        }
+    }
+
+    #[test]
+    fn containers_without_end_share_a_budget() {
+        let (mut flapping, mut objects) = (Flapping::default(), objects());
+        let mut told = 0;
+        for number in 0..1000 {
+            let container = format!("{number:064}");
+            objects.target.as_mut().unwrap().container.as_mut().unwrap().id.clone_from(&container);
+            objects.actor.as_mut().unwrap().container.as_mut().unwrap().id = container;
+            told += usize::from(!flapping.holds(id(number), &objects, 1));
+        }
+        assert_eq!(told, ACCOUNTS_MAX + 8);
+        assert!(flapping.accounts.len() <= ACCOUNTS_MAX + 1);
+    }
+}
