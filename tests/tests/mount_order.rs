@@ -99,3 +99,25 @@ fn who_let_go_is_not_told_again_and_who_holds_it_now_is_found() {
     let message = fourth.text("/message");
     assert!(message.contains(&format!("(pid {})", now.pid())), "{message}");
 }
+
+#[test]
+fn what_was_mounted_below_and_is_gone_refuses_nothing_any_more() {
+    let mount = Mount::volume();
+    let mut daemon = launch().kubelet(&mount).start();
+    let child = shell("mkdir \"$1\"/below && mount -t tmpfs below \"$1\"/below", &mount);
+    assert!(child.status.success(), "{}", child.stderr);
+    let holder = hold_by_cwd(mount.point());
+    mount.umount_refused();
+    let busy = daemon.wait_for("the mount below", |event| is_about(event, "mount.busy", mount.point()));
+    assert_eq!(busy.list("/mount/child_mounts").len(), 1, "{busy}");
+    // As the advice says.
+    let child = shell("umount \"$1\"/below", &mount);
+    assert!(child.status.success(), "{}", child.stderr);
+    mount.umount_refused();
+    let again = daemon.wait_for("the second attempt", |event| {
+        is_about(event, "mount.busy", mount.point()) && event.number("/mount/attempts") == Some(2)
+    });
+    assert!(pids(&again).contains(&holder.pid().into()), "{again}");
+    assert!(!again.text("/message").contains("mounted below"), "{again}");
+    again.expect_none("/mount/child_mounts");
+}

@@ -213,7 +213,11 @@ impl Core {
             identity: identity.cloned(),
             attempts,
             volume: self.kubelets.volume(umount.at, key.mntns, path),
-            child_mounts: report.map_or_else(Vec::new, |report| report.child_mounts.clone()),
+            // What is unmounted has none any more.
+            child_mounts: match attempt.errno.is_some() || umount.is_lazy() {
+                true => report.map_or_else(Vec::new, |report| report.child_mounts.clone()),
+                false => Vec::new(),
+            },
             unserved: report.is_some_and(|report| report.unserved) && attempt.errno.is_some(),
         }
     }

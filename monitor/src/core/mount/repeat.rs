@@ -54,7 +54,10 @@ impl Core {
 
     /// Whether the path of a refused unmount leads to the mount whose holders are known.
     pub(super) fn checked(&mut self, umount: QueuedUmount, is_same: bool) {
-        if !is_same {
+        // What was mounted below it may be gone, as the advice on it says.
+        let had_children =
+            self.holder_scans.last(umount.mount).is_some_and(|scan| !scan.report.child_mounts.is_empty());
+        if !is_same || had_children && !self.holder_scans.is_going_on(umount.mount) {
             let waiting = self.scan(umount);
             return self.holder_scans.queue.push_first(waiting);
         }

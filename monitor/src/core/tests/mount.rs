@@ -270,6 +270,28 @@ fn of_holders_that_let_go_only_the_others_are_told_again() {
 }
 
 #[test]
+fn what_was_mounted_below_is_not_told_again_unseen() {
+    let mut core = settled();
+    core.observe(at(10, attempt_below("/", "/mnt/x")));
+    let Fact::Holders(mut found) = report(1) else { unreachable!() };
+    (found.holders, found.verdict) = (Vec::new(), Verdict::ChildMount);
+    found.child_mounts = vec!["/mnt/x/below".into()];
+    core.observe(at(11, Fact::Holders(found)));
+    take(&mut core);
+    core.observe(at(12 * MS, attempt_below("/", "/mnt/x")));
+    let (_, requested) = take(&mut core);
+    let [Request::MountAt { id, .. }] = requested[..] else { panic!("{requested:?}") };
+    core.observe(at(13 * MS, Fact::MountPresence(MountPresence { id, present: Some(true), reason: None })));
+    let (emitted, requested) = take(&mut core);
+    assert_eq!(emitted, []);
+    assert!(matches!(&requested[..], [Request::Holders { id: 2, .. }]), "{requested:?}");
+    core.observe(at(14 * MS, report(2)));
+    let [event] = &take(&mut core).0[..] else { panic!("not one event") };
+    assert_eq!(event.mount.as_ref().unwrap().child_mounts, [""; 0]);
+    assert_eq!(event.holders_verdict, Some(Verdict::Processes));
+}
+
+#[test]
 fn without_an_answer_which_mount_it_is_nothing_of_an_earlier_one_is_told() {
     let mut core = settled();
     core.observe(at(10, attempt_below("/", "/mnt/x")));
