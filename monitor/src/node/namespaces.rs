@@ -345,18 +345,18 @@ impl Namespaces {
 
     /// Adds a default route; returns whether it is new.
     pub fn put_route(&mut self, at: BootNs, route: RouteFacts) -> bool {
-        match self.known.get_mut(&route.netns) {
-            Some(namespace) if namespace.routes.len() < ROUTES_MAX && !namespace.routes.contains(&route) => {
-                namespace.changed = at;
-                let matters = is_selected(&route, &namespace.rules);
-                namespace.routes.push(route);
-                if matters {
-                    namespace.select_gateways(at);
-                }
-                true
-            }
-            _ => false,
+        let Some(namespace) = self.known.get_mut(&route.netns) else { return false };
+        namespace.keep_doubting(at);
+        if namespace.routes.len() >= ROUTES_MAX || namespace.routes.contains(&route) {
+            return false;
         }
+        namespace.changed = at;
+        let matters = is_selected(&route, &namespace.rules);
+        namespace.routes.push(route);
+        if matters {
+            namespace.select_gateways(at);
+        }
+        true
     }
 
     /// Removes a default route; returns whether it existed.
@@ -367,6 +367,9 @@ impl Namespaces {
         let before = namespace.routes.len();
         namespace.routes.retain(|known| known != route);
         let found = namespace.routes.len() < before;
+        if !found {
+            namespace.keep_doubting(at);
+        }
         if found && is_selected(route, &namespace.rules) {
             namespace.select_gateways(at);
         }

@@ -108,6 +108,13 @@ impl Namespace {
         }
     }
 
+    /// A message tells of a route that may have ended the use of one which came untold, or was that one.
+    pub(super) fn keep_doubting(&mut self, at: BootNs) {
+        if let Some((_, last)) = &mut self.untold {
+            *last = at.max(*last);
+        }
+    }
+
     /// Recomputes the gateways in use after a snapshot that replaces an older state. What changed unseen is dated as far as
     /// that is known.
     pub(super) fn select_after(&mut self, at: BootNs, old: Option<&Self>) {

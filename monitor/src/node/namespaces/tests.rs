@@ -1,6 +1,8 @@
 use super::*;
 use crate::observation::{NeighborCause, NeighborEntry, NeighborKey, NeighborOp, NudState};
 
+mod histories;
+
 fn route(gateway: &str) -> RouteFacts {
     RouteFacts::default_via(7, gateway.parse().unwrap(), 2)
 }
