@@ -54,7 +54,8 @@ pub fn kubelet_roots(root: &Path) -> String {
 /// counts.
 pub const WITHOUT_BUDGETS: &str = "[hooks]\nsource_rate = 1000000\nsource_burst = 1000000\n\
     user_rate = 1000000\nuser_burst = 1000000\n\
-    [events]\nuser_rate = 1000000\nuser_burst = 1000000\n";
+    [events]\nuser_rate = 1000000\nuser_burst = 1000000\n\
+    container_rate = 1000000\ncontainer_burst = 1000000\n";
 
 /// Every event of an unprivileged account is told.
 pub const ALL_EVENTS: &str = "[events]\nuser_rate = 1000000\nuser_burst = 1000000\n";

@@ -256,7 +256,7 @@ mod tests {
         // The next sandbox of the pod.
         let next = of_call(&|event| {
             let target = event.target.as_mut().unwrap();
-            target.container = Some(crate::event::Container::of_id("ab".repeat(32)));
+            target.container = Some(Container::of_id("ab".repeat(32)));
         });
         assert_eq!(next, uid);
         let named = |event: &mut Event| {
