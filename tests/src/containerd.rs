@@ -42,7 +42,7 @@ impl Containerd {
     /// Starts one and gives it the image.
     #[must_use]
     pub fn start() -> Self {
-        let scratch = Scratch::new();
+        let scratch = Scratch::without_mounts();
         let name = unique::name("kvd");
         let cleanup = Cleanup::script(&format!("dir={}\nname={name}\n{END}", scratch.path().display()));
         let containerd = Self { name, process: Mutex::new(None), _cleanup: cleanup, scratch };

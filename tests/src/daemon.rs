@@ -79,7 +79,7 @@ pub struct Launch {
 #[must_use]
 pub fn launch() -> Launch {
     Launch {
-        scratch: Scratch::new(),
+        scratch: Scratch::without_mounts(),
         program: program(),
         prefix: Vec::new(),
         arguments: Vec::new(),

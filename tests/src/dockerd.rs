@@ -87,7 +87,7 @@ impl Dockerd {
     /// Prepares everything but does not start: the socket does not exist yet.
     #[must_use]
     pub fn prepare() -> Self {
-        let scratch = Scratch::new();
+        let scratch = Scratch::without_mounts();
         let name = unique::name("kvd");
         let bridge = Cleanup::link(&name);
         let cleanup = Cleanup::script(&format!("dir={}\nname={name}\n{END}", scratch.path().display()));
@@ -189,7 +189,7 @@ impl Dockerd {
     /// An image with labels that whoever made it chose.
     #[must_use]
     pub fn labelled_image(&self, labels: &[(&str, &str)]) -> String {
-        let scratch = Scratch::new();
+        let scratch = Scratch::without_mounts();
         let archive = image::archive(&scratch);
         let name = format!("{}:1", unique::name("kvi"));
         let changes = labels.iter().map(|(key, value)| format!("--change=LABEL {key}={value}"));

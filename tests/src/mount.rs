@@ -2,7 +2,9 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use crate::lock::Turn;
 use crate::pod_sandbox::uuid;
 use crate::process::{Finished, attempt};
 use crate::reaper::Cleanup;
@@ -12,13 +14,21 @@ use crate::unique;
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
+    // Before the turn ends.
     _cleanup: Cleanup,
+    _turn: Option<Arc<Turn>>,
 }
 
 impl Scratch {
-    /// Makes one that every user may enter.
+    /// Makes one that every user may enter. While it lives, no other test has mounts.
     #[must_use]
     pub fn new() -> Self {
+        let turn = Turn::take();
+        Self { _turn: Some(turn), ..Self::without_mounts() }
+    }
+
+    /// Makes one whose mounts, if it gets any, are nobody's concern.
+    pub(crate) fn without_mounts() -> Self {
         let path = std::env::temp_dir().join(unique::name("kvm"));
         // Mounts are detached from the deepest up; only then may files be deleted.
         let cleanup = Cleanup::script(&format!(
@@ -31,7 +41,7 @@ impl Scratch {
         std::fs::create_dir(&path).expect("a directory can be made");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&path, mode).expect("a mode can be set");
-        Self { path, _cleanup: cleanup }
+        Self { path, _cleanup: cleanup, _turn: None }
     }
 
     /// Where it is.

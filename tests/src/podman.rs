@@ -27,7 +27,7 @@ impl Podman {
     #[must_use]
     pub fn start() -> Option<Self> {
         let (podman, runc) = (image::installed("podman")?, image::installed("runc")?);
-        let scratch = Scratch::new();
+        let scratch = Scratch::without_mounts();
         let directory = |name: &str| scratch.path().join(name).to_string_lossy().into_owned();
         let words: Vec<String> = [
             podman.to_string_lossy().into_owned(),

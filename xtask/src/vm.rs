@@ -44,10 +44,11 @@ const FORKER: &str = "forker";
 const WEDGE: &str = "wedge";
 
 /// The test executables that depend on the kernel, each with what it leaves out: no runtime is in the guest.
-const TESTS: [(&str, &[&str]); 9] = [
+const TESTS: [(&str, &[&str]); 10] = [
     ("hooks", &[]),
     ("neighbor", &[]),
     ("mount", &["--skip=container"]),
+    ("covers", &[]),
     ("identity", &[]),
     // No plugins of others are in the guest.
     ("cni", &["--skip=real_plugin"]),
