@@ -2,7 +2,7 @@
 //!
 //! One file per hook. `emit` is the only writer to the ring and counts what it cannot write, `lanes` decides who may
 //! write how much, `task` captures the current task, `memory` reads kernel memory at the `OFFSETS` that the daemon
-//! resolves and writes before load, `path` walks up a path.
+//! resolves and writes before load, `path` walks up a path, `mount_table` tells whether mounts have changed.
 #![no_std]
 #![no_main]
 // For the one atomic operation of `lanes`.
@@ -17,6 +17,7 @@ mod emit;
 mod exec;
 mod lanes;
 mod memory;
+mod mount_table;
 mod neighbor;
 mod path;
 mod task;

@@ -11,16 +11,17 @@ use aya_ebpf::helpers::generated::{
     bpf_get_current_task, bpf_get_prandom_u32, bpf_ktime_get_boot_ns, bpf_probe_read_kernel,
     bpf_probe_read_user_str,
 };
-use aya_ebpf::macros::{map, tracepoint};
+use aya_ebpf::macros::{fentry, map, tracepoint};
 use aya_ebpf::maps::{LruHashMap, PerCpuArray};
-use aya_ebpf::programs::TracePointContext;
+use aya_ebpf::programs::{FEntryContext, TracePointContext};
 use aya_log_ebpf::debug;
 use kevtmon_ebpf::Header;
 use kevtmon_ebpf::umount::{
-    DirectoryRecord, KIND_UMOUNT, PATH_CAPACITY, UmountOffsets, UmountRecord, call_mark, counter,
+    DirectoryRecord, KIND_UMOUNT, MountName, PATH_CAPACITY, UmountOffsets, UmountRecord, call_mark, counter,
 };
 
 use crate::memory::{Kernel, Structure as _, offset};
+use crate::mount_table::MountTable;
 use crate::path::Place;
 use crate::task::{self, Program};
 use crate::{emit, lanes};
@@ -29,7 +30,7 @@ const EBUSY: i64 = -16;
 
 /// Written by the daemon before load.
 #[unsafe(export_name = "UMOUNT_OFFSETS")]
-static OFFSETS: UmountOffsets = UmountOffsets::ZERO;
+pub(crate) static OFFSETS: UmountOffsets = UmountOffsets::ZERO;
 
 /// What a call under way began with.
 #[repr(C)]
@@ -44,12 +45,25 @@ struct Start {
     key: u64,
     root: Place,
     cwd: Place,
+    /// With which the caller's mount table had changed last.
+    event: u64,
+    /// What the path led to, once the kernel has resolved it and where it shows that.
+    target: MountName,
 }
 
 impl Start {
     /// Of a call that began before the programs were attached, or that was forgotten.
-    const UNSEEN: Self =
-        Self { path: 0, flags: 0, len: 0, digest: 0, key: 0, root: Place::NOWHERE, cwd: Place::NOWHERE };
+    const UNSEEN: Self = Self {
+        path: 0,
+        flags: 0,
+        len: 0,
+        digest: 0,
+        key: 0,
+        root: Place::NOWHERE,
+        cwd: Place::NOWHERE,
+        event: u64::MAX,
+        target: MountName::NONE,
+    };
 }
 
 /// By thread id: a thread is in one system call at a time. When it is full, the calls that began first are
@@ -72,10 +86,11 @@ fn sys_enter_umount(ctx: TracePointContext) -> u32 {
     // SAFETY: as in `sys_exit_umount`.
     let len = unsafe { read_path(path, record) };
     // SAFETY: helpers without arguments.
-    let (key, fs) = unsafe {
+    let (key, task) = unsafe {
         let key = u64::from(bpf_get_prandom_u32()) << 32 | u64::from(bpf_get_prandom_u32()) | 1;
-        (key, Kernel(bpf_get_current_task()).follow(offset!(task_fs)))
+        (key, Kernel(bpf_get_current_task()))
     };
+    let fs = task.follow(offset!(task_fs));
     let start = Start {
         path,
         flags,
@@ -85,9 +100,30 @@ fn sys_enter_umount(ctx: TracePointContext) -> u32 {
         key,
         root: Place::read(fs, offset!(fs_root)),
         cwd: Place::read(fs, offset!(fs_pwd)),
+        event: MountTable::of(task).event(),
+        target: MountName::NONE,
     };
     // Without it, the call is reported without its path.
     let _ = STARTED.insert(ctx.pid(), start, 0);
+    0
+}
+
+/// `int path_umount(struct path *path, int flags)`, since 5.9: the path is resolved, and nothing was decided yet. It keeps the
+/// mount until the call is over.
+#[fentry(function = "path_umount")]
+fn path_umount(ctx: FEntryContext) -> i32 {
+    let tid = bpf_get_current_pid_tgid() as u32;
+    let Some(start) = STARTED.get_ptr_mut(tid) else {
+        return 0;
+    };
+    let mount = Place::read(Kernel(ctx.arg::<u64>(0)), 0).mount();
+    let target = MountName {
+        unique: mount.get(offset!(mount_id_unique)),
+        mount_id: mount.get(offset!(mount_id)),
+        reserved: 0,
+    };
+    // SAFETY: the entry of this thread, which only this thread writes.
+    unsafe { (*start).target = target };
     0
 }
 
@@ -122,6 +158,8 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
         (*record).mntns = task.id().mntns;
         (*record).result = result as i32;
         (*record).reserved = 0;
+        (*record).target = start.target;
+        MountTable::of(task.address).describe(start.event, &raw mut (*record).table);
         // What has many branches comes last: each would multiply the paths that the verifier walks.
         add_directories(record, &start, task.address);
         task::send_details(task, room);

@@ -318,7 +318,8 @@ fn a_sentence_names_who_ran_umount() {
     let named = format!("by kubelet (pid {}), run by ", ran.pid);
     assert!(released.text("/message").contains(&named), "{named} in {released}");
     assert!(
-        released.text("/message").ends_with(", by means of umount, after one refused attempt"),
+        released.text("/message").contains(", by means of umount, ")
+            && released.text("/message").ends_with("after one refused attempt"),
         "{released}"
     );
     released.expect("/actor/comm", "umount");

@@ -32,6 +32,17 @@ pub mod call_mark {
     pub const PATH_READ_LATE: u32 = 8;
 }
 
+/// What the map `MOUNT_TABLE` holds of the table that was asked for.
+pub mod table_state {
+    /// With which it changed last.
+    pub const EVENT: u32 = 0;
+    /// 1 if its namespace still exists and it does not change just now, else 0.
+    pub const IS_KNOWN: u32 = 1;
+}
+
+/// Entries of that map.
+pub const TABLE_STATE: u32 = 2;
+
 /// `PATH_MAX`.
 pub const PATH_CAPACITY: usize = 4096;
 
@@ -45,6 +56,41 @@ pub struct DirectoryRecord {
     pub marks: u32,
     /// From the leaf to the top.
     pub names: PathNames,
+}
+
+/// The mount table of the caller's namespace, so that it can be told later whether it still is the one that refused.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct MountTableRecord {
+    /// Stands for the namespace: its address, made unreadable by a key of the daemon's.
+    pub handle: u64,
+    /// Number of the namespace that is never reused.
+    pub id: u64,
+    /// The event with which the table changed last (`mnt_namespace::event`).
+    pub event: u64,
+    /// Highest unique id of a mount in it; 0 before 6.8.
+    pub newest: u64,
+    /// Not 0 if it changed during the call: it is not known which of its states refused.
+    pub changed: u32,
+    /// Padding.
+    pub reserved: u32,
+}
+
+/// A mount, as the kernel numbers it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct MountName {
+    /// Never reused; 0 before 6.8.
+    pub unique: u64,
+    /// Reused as soon as the mount is gone; 0 where none was captured.
+    pub mount_id: u32,
+    /// Padding.
+    pub reserved: u32,
+}
+
+impl MountName {
+    /// None was captured.
+    pub const NONE: Self = zerocopy::transmute!([0u64; 2]);
 }
 
 /// An umount(2); only the first `path_len` bytes of the path are sent.
@@ -71,6 +117,10 @@ pub struct UmountRecord {
     pub root_changed: u64,
     /// Not 0 if the current directory was.
     pub cwd_changed: u64,
+    /// What the kernel found at the path.
+    pub target: MountName,
+    /// The mounts that the caller sees.
+    pub table: MountTableRecord,
     /// The caller's root directory.
     pub root: DirectoryRecord,
     /// The caller's current directory.
@@ -85,7 +135,7 @@ impl UmountRecord {
 }
 
 const _: () = assert!(size_of::<DirectoryRecord>() == 8 + 16 * 96);
-const _: () = assert!(UmountRecord::HEAD == 120 + 2 * size_of::<DirectoryRecord>());
+const _: () = assert!(UmountRecord::HEAD == 120 + 16 + 40 + 2 * size_of::<DirectoryRecord>());
 
 /// Where the kernel keeps what only this hook reads.
 #[repr(C)]
@@ -96,9 +146,18 @@ pub struct UmountOffsets {
     pub fs_root: u32,
     pub fs_pwd: u32,
     pub mount_id: u32,
+    pub task_nsproxy: u32,
+    pub nsproxy_mnt_ns: u32,
+    pub mnt_namespace_id: u32,
+    pub mnt_namespace_event: u32,
+    pub mnt_namespace_last_node: u32,
+    pub mnt_namespace_root_node: u32,
+    pub rb_node_right: u32,
+    pub mount_node: u32,
+    pub mount_id_unique: u32,
 }
 
 impl UmountOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 4]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 13]);
 }

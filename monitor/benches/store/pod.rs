@@ -108,6 +108,7 @@ impl Instance {
             device: Some("0:48".to_owned()),
             mntns: HOST_MNTNS,
             identity: None,
+            confidence: None,
             attempts: Some(attempt),
             volume: Some(Volume {
                 pod_uid: self.pod.uid.clone(),

@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 use super::Core;
 use crate::diagnose::ModelChange;
 use crate::node::mounts::{Account, BusyId, Caller, MountKey};
-use crate::observation::{BootNs, HolderReport, Request, Source, TaskFacts, UmountAttempt, Verdict};
+use crate::observation::{
+    BootNs, HolderReport, MountIdentity, Request, Source, TaskFacts, UmountAttempt, Verdict,
+};
 use allowance::Allowances;
 use queue::UmountQueue;
 use repeat::Repeat;
@@ -125,6 +127,9 @@ struct QueuedUmount {
     /// When the first unmount of its path after it succeeded. What the path leads to from then on may be another mount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     outlived: Option<BootNs>,
+    /// Why it is only likely the mount that it meant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    doubt: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     awaits: Option<Awaited>,
 }
@@ -164,6 +169,12 @@ impl QueuedUmount {
 
     fn is_lazy(&self) -> bool {
         self.attempt.flags & MNT_DETACH != 0
+    }
+
+    /// Whether the kernel says that it meant another mount than this one, such as a cover.
+    fn took_another(&self, identity: &MountIdentity) -> bool {
+        let meant = self.attempt.origin.as_ref().and_then(|origin| origin.target?.unique);
+        meant.zip(identity.unique).is_some_and(|(meant, unique)| meant != unique)
     }
 }
 
@@ -254,7 +265,7 @@ impl Core {
         let key = MountKey::new(attempt.mntns, &attempt.place());
         let (caller, account) = (self.caller(&attempt), self.account(&attempt));
         let (source, task) = (self.source, self.tasks.copy(&attempt.actor));
-        let (is_one_of_several, unless_held, outlived, awaits) = (false, None, None, None);
+        let (is_one_of_several, unless_held, outlived, doubt, awaits) = (false, None, None, None, None);
         self.submit(QueuedUmount {
             at,
             source,
@@ -267,6 +278,7 @@ impl Core {
             is_one_of_several,
             unless_held,
             outlived,
+            doubt,
             awaits,
         });
     }
@@ -345,6 +357,7 @@ impl Core {
                 self.refused_unscanned(&umount);
                 None
             }
+            Repeat::IfHeld => self.look_again(umount),
             Repeat::IfStill(identity) => Some(self.check(umount, identity)),
             Repeat::No => Some(self.scan(umount)),
         }
@@ -381,6 +394,9 @@ impl Core {
             return None;
         };
         let (mntns, identity) = (busy.key.mntns, busy.identity.clone());
+        if identity.as_ref().is_some_and(|identity| umount.took_another(identity)) {
+            return None;
+        }
         // Only in recordings of before mounts had one.
         let scan = self.holder_scans.newest.get(&umount.mount);
         if identity.is_none() && scan.is_some_and(|scan| scan.report.mount.is_some()) {

@@ -20,6 +20,7 @@ mod runtimes;
 pub(crate) mod saved;
 mod status;
 mod unheard;
+mod which_mount;
 
 const HOST: NsInum = 1;
 const POD: NsInum = 7;

@@ -62,6 +62,9 @@ impl Daemon {
             self.lanes = programs.take_lanes();
             self.plugins = programs.take_plugins();
             self.update_plugins();
+            if let Some(tables) = programs.take_mount_tables() {
+                self.scanner.set_mount_tables(tables);
+            }
             let counts = programs.counts();
             self.metrics.set_kernel_counters(Box::new(move || counts()));
             Reading::start(programs, self.readers.clone(), host_netns, tx.clone())

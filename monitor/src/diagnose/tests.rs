@@ -406,6 +406,7 @@ fn scenario_of_the_busy_volume() -> TestNode {
     }
     node.mounted = false;
     node.observe(umount(None));
+    node.run_for(S);
     node
 }
 

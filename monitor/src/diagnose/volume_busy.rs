@@ -412,7 +412,8 @@ fn summary(event: &Event, mount: &Mount, volume: &Volume, known: Option<&Known>)
         .map_or_else(String::new, |known| format!("; as last seen, {}", held(&known.holders, known.verdict)));
     let unserved = mount.unserved_phrase();
     let (volume, plugin) = (name(&volume.name), name(&volume.plugin));
-    format!("volume {volume} ({plugin}){pod} cannot be unmounted{caller}: {now}{before}{unserved}")
+    let likely = if mount.confidence.is_some() { "what is likely " } else { "" };
+    format!("{likely}volume {volume} ({plugin}){pod} cannot be unmounted{caller}: {now}{before}{unserved}")
 }
 
 #[cfg(test)]

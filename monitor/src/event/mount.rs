@@ -33,6 +33,10 @@ pub struct Mount {
     /// Which mount it is, once a scan has found it: what is mounted at the same path later is another one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub identity: Option<MountIdentity>,
+    /// `likely` where another mount could have been meant: those of the namespace changed before it was looked up. Absent where
+    /// that is certain, and where none was found.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub confidence: Option<Confidence>,
     /// How often this caller was refused on this mount, that is, the nearest process above the program that unmounts; once
     /// it is released or detached, how often all callers were.
     #[serde(skip_serializing_if = "Option::is_none", default)]

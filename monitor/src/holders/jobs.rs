@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::locate::leads_to;
+use super::locate::{Located, first};
 use super::presence::presence;
 use super::progress::Progress;
 use super::scan::{Part, scan};
@@ -16,7 +16,7 @@ use crate::sources::procfs::readers::{Answer, Entry, Job, entry};
 
 /// What readers do for this module.
 pub fn jobs() -> impl Iterator<Item = Entry> {
-    [entry::<Scan>(), entry::<Presence>(), entry::<StillHeld>()].into_iter()
+    [entry::<Scan>(), entry::<Locate>(), entry::<Presence>(), entry::<StillHeld>()].into_iter()
 }
 
 /// An answer, and the processor time that it took.
@@ -77,6 +77,26 @@ impl Job for Scan {
     }
 }
 
+/// Finds only the mount of a scan.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Locate {
+    pub(super) request: ScanRequest,
+    pub(super) terms: Terms,
+}
+
+impl Job for Locate {
+    const NAME: &'static str = "locate-mount";
+    type Reply = Measured<Located>;
+
+    fn in_background(&self) -> bool {
+        self.terms.in_background
+    }
+
+    fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
+        measured(|| first(proc, &self.request, Deadline::after(self.terms.budget)))
+    }
+}
+
 /// Answers whether a mount is still there.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Presence {
@@ -94,10 +114,7 @@ impl Job for Presence {
 
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
         let deadline = Deadline::after(self.terms.budget);
-        measured(|| match &self.request.at {
-            Some(at) => leads_to(proc, at, &self.request.identity, deadline),
-            None => presence(proc, &self.request, deadline),
-        })
+        measured(|| presence(proc, &self.request, deadline))
     }
 }
 

@@ -1,10 +1,14 @@
 //! Which mount a scan is about: a request goes in; the mount comes out, seen by a process of its namespace.
 
+use serde::{Deserialize, Serialize};
+
 use super::mntns_index::{self, Member, MntnsIndex, Seen};
 use super::resolve::{Unresolved, View};
+use super::table::Doubt;
 use super::{Deadline, ScanRequest, own_tgid, presence, target};
+use crate::clock::boot_now;
 use crate::error_chain::chain;
-use crate::observation::{HolderReport, MountFacts, MountIdentity, MountPresence, PathDoubt, Verdict};
+use crate::observation::{HolderReport, MountFacts, PathDoubt, Verdict};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::mountinfo::Mount;
 
@@ -99,33 +103,99 @@ pub(super) fn best_members(index: &MntnsIndex, request: &ScanRequest, own: Optio
     members
 }
 
-/// Whether the path of a request leads to this mount now. Takes about as long as reading one mount table, if the daemon
-/// or the caller is in its namespace.
-pub(super) fn leads_to(
-    proc: &Proc,
-    request: &ScanRequest,
-    identity: &MountIdentity,
-    deadline: Deadline,
-) -> MountPresence {
-    let own = own_tgid(proc);
-    let skipped = HolderReport::skipped(request.id, request.path.clone());
-    let mut report = HolderReport { complete: true, verdict: Verdict::Incomplete, ..skipped };
-    let named = own.into_iter().chain([request.tgid]).map(|tgid| Member { tgid, tid: tgid });
-    let mut members: Vec<Member> =
-        named.filter(|member| proc.ns(member.tgid, "mnt") == Some(request.mntns)).collect();
-    if members.is_empty() {
-        let index = MntnsIndex::build(proc, &deadline).unwrap_or_default();
-        members = best_members(&index, request, own);
+/// What a path leads to, found before anything else is looked at.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Located {
+    /// With the mount, if it was found.
+    pub(super) report: HolderReport,
+    /// Whether it is what the kernel found during the call, by an id that is never reused.
+    pub(super) is_meant: bool,
+    /// Why there is none to be found any more.
+    pub(super) lost: Option<Doubt>,
+}
+
+impl From<HolderReport> for Located {
+    fn from(report: HolderReport) -> Self {
+        Self { report, is_meant: false, lost: None }
     }
-    let located = locate(proc, request, &members, deadline, &mut report);
-    let Some((seen, mount)) = located.filter(|_| report.complete) else {
-        let reason = report.blind_spots.pop().map_or_else(String::new, |spot| spot.reason);
-        return MountPresence::unknown(request.id, reason);
+}
+
+/// Finds only the mount that a path leads to, without those that were mounted after the call. Takes about as long as reading
+/// one mount table, if the daemon or the caller is in its namespace.
+pub(super) fn first(proc: &Proc, request: &ScanRequest, deadline: Deadline) -> Located {
+    let members = near_members(proc, request, &deadline);
+    if let Some(found) = meant(proc, request, &members) {
+        return found;
+    }
+    let mut found = Located::from(empty(request));
+    let Some((seen, Some(top))) = locate(proc, request, &members, deadline, &mut found.report) else {
+        return found;
     };
-    let found = mount.and_then(|mount| {
-        let unique = unique_id(proc, &seen, &mount);
-        mount.facts(request.mntns, unique).identity()
-    });
-    let is_same = found.is_some_and(|found| found.is_same(identity));
-    MountPresence { id: request.id, present: Some(is_same), reason: None }
+    found.report.resolved = Some(boot_now());
+    let namespace = presence::namespace_of(proc, seen.tgid, &seen.process).ok();
+    let unique = |mount: &Mount| namespace.as_ref().and_then(|namespace| namespace.unique_id(mount));
+    let newest = request.origin.as_ref().and_then(|origin| origin.table?.newest);
+    let is_newer = |unique: Option<u64>| unique.zip(newest).is_some_and(|(unique, newest)| unique > newest);
+    let below = |mount: &Mount| {
+        let below = seen.table.by_id(mount.parent).filter(|below| below.id != mount.id);
+        below.filter(|below| below.mountpoint == mount.mountpoint).cloned()
+    };
+    let (mut id, mut mount) = (unique(&top), top);
+    while is_newer(id) {
+        let Some(older) = below(&mount) else {
+            found.lost = Some(Doubt::Covered);
+            return found;
+        };
+        (id, mount) = (unique(&older), older);
+    }
+    // In a chroot it would not be found again.
+    if seen.root == "/" {
+        found.report.mount = Some(mount.facts(request.mntns, id));
+    }
+    found
+}
+
+/// The mount that the kernel found itself; `None` where it did not show that, or where all processes are in a chroot, which may
+/// hide it.
+fn meant(proc: &Proc, request: &ScanRequest, members: &[Member]) -> Option<Located> {
+    let origin = request.origin.as_ref()?;
+    // What a caller shows to others while it calls is told as that.
+    let target = origin.target.filter(|_| matches!(origin.doubt, None | Some(PathDoubt::ReadLate)))?;
+    let mut seen = members
+        .iter()
+        .take(mntns_index::MAX_TRIES)
+        .filter_map(|member| mntns_index::seen_by(proc, *member, request.mntns));
+    let seen = seen.find(|seen| seen.root == "/")?;
+    let mut found = Located::from(empty(request));
+    found.report.resolved = Some(boot_now());
+    let with_id = seen.table.by_id(target.id);
+    let unique = with_id.and_then(|mount| unique_id(proc, &seen, mount));
+    let is_another = unique.is_some() && target.unique.is_some() && unique != target.unique;
+    match with_id.filter(|_| !is_another) {
+        Some(mount) => {
+            found.is_meant = unique.is_some() && target.unique.is_some();
+            found.report.path = mount.mountpoint.clone();
+            found.report.mount = Some(mount.facts(request.mntns, unique));
+        }
+        None => found.lost = Some(Doubt::Gone),
+    }
+    Some(found)
+}
+
+fn empty(request: &ScanRequest) -> HolderReport {
+    let skipped = HolderReport::skipped(request.id, request.path.clone());
+    HolderReport { complete: true, verdict: Verdict::Incomplete, ..skipped }
+}
+
+/// Members of the namespace of a request: the daemon and the caller, else all.
+fn near_members(proc: &Proc, request: &ScanRequest, deadline: &Deadline) -> Vec<Member> {
+    let own = own_tgid(proc);
+    let named = own.into_iter().chain([request.tgid]).map(|tgid| Member { tgid, tid: tgid });
+    let members: Vec<Member> =
+        named.filter(|member| proc.ns(member.tgid, "mnt") == Some(request.mntns)).collect();
+    if !members.is_empty() {
+        return members;
+    }
+    let index = MntnsIndex::build(proc, deadline).unwrap_or_default();
+    best_members(&index, request, own)
 }

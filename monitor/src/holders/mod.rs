@@ -26,6 +26,7 @@ pub use still_held::StillHeldRequest;
 mod file_server;
 mod jobs;
 mod locate;
+mod look;
 mod mntns_index;
 mod pins;
 mod places;
@@ -36,6 +37,7 @@ mod resolve;
 mod scan;
 mod searched;
 mod still_held;
+mod table;
 mod target;
 #[cfg(test)]
 mod tests;

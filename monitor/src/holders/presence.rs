@@ -34,7 +34,7 @@ pub struct PresenceRequest {
 /// is named is gone.
 pub(super) fn presence(proc: &Proc, request: &PresenceRequest, deadline: Deadline) -> MountPresence {
     let unknown = |reason| MountPresence::unknown(request.id, reason);
-    let known = |present| MountPresence { id: request.id, present: Some(present), reason: None };
+    let known = |present| MountPresence::known(request.id, present);
     let mut in_chroot = false;
     let named = own_tgid(proc).into_iter().chain([request.tgid]);
     let all = std::iter::once_with(|| proc.pids().unwrap_or_default()).flatten();

@@ -7,11 +7,12 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use super::locate::leads_to;
+use super::locate::first;
 use super::progress::Progress;
 use super::scan::{Scan, scan as scan_part};
+use super::table::Doubt;
 use super::*;
-use crate::observation::{Access, CallerDirectory, MountIdentity, PathDoubt, Verdict};
+use crate::observation::{Access, CallerDirectory, MeantMount, MountIdentity, PathDoubt, Verdict};
 use crate::sources::procfs::mountinfo::MountTable;
 use crate::sources::procfs::statmount::MountNamespace;
 use sandbox::{Child, MountSandbox, Step, c_path, umount};

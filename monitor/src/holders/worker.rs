@@ -10,14 +10,18 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use std::{io, thread};
+use std::{io, mem, thread};
 
 use super::jobs::{self, Measured, Scanned, Terms};
+use super::locate::Located;
+use super::look::{Look, look};
 use super::places::{Kind, Places};
 use super::progress::Progress;
+use super::table::{Doubt, Tables};
 use super::{PresenceRequest, ScanRequest, StillHeldRequest};
 use crate::error_chain::chain;
-use crate::observation::{Fact, HolderReport, MountPresence, Rank, Share};
+use crate::observation::{Fact, HolderReport, MountPresence, Rank, Share, Verdict};
+use crate::sources::bpf::MountTables;
 use crate::sources::procfs::readers::{Answer, BlockingReaders, Readers};
 use crate::sources::{Sender, observed_now};
 
@@ -25,7 +29,7 @@ use crate::sources::{Sender, observed_now};
 const REST_FACTOR: u32 = 19;
 
 /// Longest wait for the answer of a reader, which notices by itself when its time is over. One that hangs is replaced.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Requests whether a mount is still there that wait; all of them together are worth a few scans.
 const LOOKS_MAX: usize = 1024;
@@ -65,6 +69,7 @@ pub struct Scanner {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    tables: Tables,
 }
 
 /// Which of the two threads: neither waits for what the other one does.
@@ -84,6 +89,8 @@ impl Lane {
 /// What a thread does next.
 #[derive(Debug)]
 enum Work {
+    /// First of a scan.
+    Locate(Box<Scan>),
     Scan(Box<Scan>),
     Presence(PresenceRequest),
     StillHeld(StillHeldRequest),
@@ -98,11 +105,19 @@ struct Scan {
     begun: Option<Instant>,
     /// What it has reported.
     told: Option<HolderReport>,
+    /// Whether what it finds at the path is only likely the mount that was meant.
+    doubt: Option<Doubt>,
+    /// Processor time that finding the mount took, and that was not rested after yet.
+    located: Duration,
 }
 
 impl From<ScanRequest> for Scan {
     fn from(request: ScanRequest) -> Self {
-        Self { request, progress: Progress::default(), begun: None, told: None }
+        // Recordings and `kevtmon holders` have none.
+        let is_call = request.origin.is_some() && !request.mount_only;
+        let doubt = is_call.then_some(Doubt::NotSeen);
+        let located = Duration::ZERO;
+        Self { request, progress: Progress::default(), begun: None, told: None, doubt, located }
     }
 }
 
@@ -136,7 +151,13 @@ impl Scanner {
     /// Queues a scan; never blocks. Returns the answer to a request that has no place any more, which may be this one.
     #[must_use]
     pub fn request(&self, request: ScanRequest, share: Share) -> Option<Fact> {
-        self.queue(Work::Scan(Box::new(request.into())), share)
+        let scan = Box::new(Scan::from(request));
+        self.queue(if scan.doubt.is_some() { Work::Locate(scan) } else { Work::Scan(scan) }, share)
+    }
+
+    /// From now on it can tell whether mounts have changed since a call.
+    pub fn set_mount_tables(&self, tables: MountTables) {
+        self.shared.tables.set(tables);
     }
 
     /// Queues a request whether a mount is still there; never blocks. Returns what [`Self::request`] returns.
@@ -290,13 +311,16 @@ fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, (lane, limits):
         let (rank, kind) = (share.rank, work.kind());
         let budget = rest.budget(rank, kind, &limits, Instant::now());
         let terms = Terms { budget, in_background: lane == Lane::Strangers };
-        let Done { reply, took, left } = work.carry_out(readers, terms);
-        if tx.blocking_send(observed_now(reply)).is_err() {
+        let Done { reply, took, left } = work.carry_out(readers, &shared.tables, terms);
+        if let Some(reply) = reply
+            && tx.blocking_send(observed_now(reply)).is_err()
+        {
             return;
         }
         let loser = {
             let mut state = shared.lock();
-            state.rest_after((rank, kind), took, left.is_some(), &limits);
+            let goes_on = left.is_some() && kind != Kind::Look;
+            state.rest_after((rank, kind), took, goes_on, &limits);
             left.and_then(|left| state.add(share, left, limits.queue))
         };
         let reason = "the requests of others took the place in which it waited to go on";
@@ -310,8 +334,8 @@ fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, (lane, limits):
 
 /// Work that was done.
 struct Done {
-    /// The answer.
-    reply: Fact,
+    /// The answer, if there is one yet.
+    reply: Option<Fact>,
     /// The processor time that it took.
     took: Duration,
     /// What is left of it.
@@ -324,25 +348,38 @@ impl Work {
             Self::Scan(scan) if scan.begun.is_some() => Kind::Continuation,
             Self::Scan(_) => Kind::Scan,
             Self::StillHeld(_) => Kind::Few,
-            Self::Presence(_) => Kind::Look,
+            Self::Locate(_) | Self::Presence(_) => Kind::Look,
         }
     }
 
-    fn carry_out(self, readers: &BlockingReaders, terms: Terms) -> Done {
+    fn carry_out(self, readers: &BlockingReaders, tables: &Tables, terms: Terms) -> Done {
         match self {
-            Self::Scan(scan) => scan.carry_out(readers, terms),
+            Self::Locate(scan) => scan.locate(readers, tables, terms),
+            Self::Scan(scan) => scan.carry_out(readers, tables, terms),
             Self::StillHeld(request) => {
                 match readers.ask(jobs::StillHeld { request: request.clone(), terms }, PATIENCE) {
                     Ok(Answer { reply: Measured { found, took }, .. }) => {
-                        Done { reply: Fact::Holders(Box::new(found)), took, left: None }
+                        Done { reply: Some(Fact::Holders(Box::new(found))), took, left: None }
                     }
                     Err(error) => Self::StillHeld(request).undone(&chain(&error)),
+                }
+            }
+            Self::Presence(PresenceRequest { at: Some(at), id, identity, .. }) => {
+                match look(readers, tables, &at, terms) {
+                    Ok(look) => {
+                        let found = look.leads_to(id, &identity);
+                        Done { reply: Some(Fact::MountPresence(found)), took: look.took, left: None }
+                    }
+                    Err(error) => {
+                        let found = MountPresence::unknown(id, chain(&error));
+                        Done { reply: Some(Fact::MountPresence(found)), took: Duration::ZERO, left: None }
+                    }
                 }
             }
             Self::Presence(request) => {
                 match readers.ask(jobs::Presence { request: request.clone(), terms }, PATIENCE) {
                     Ok(Answer { reply: Measured { found, took }, .. }) => {
-                        Done { reply: Fact::MountPresence(found), took, left: None }
+                        Done { reply: Some(Fact::MountPresence(found)), took, left: None }
                     }
                     Err(error) => Self::Presence(request).undone(&chain(&error)),
                 }
@@ -351,13 +388,13 @@ impl Work {
     }
 
     fn undone(self, reason: &str) -> Done {
-        Done { reply: self.unanswered(reason), took: Duration::ZERO, left: None }
+        Done { reply: Some(self.unanswered(reason)), took: Duration::ZERO, left: None }
     }
 
     /// The answer where no more is found out.
     fn unanswered(self, reason: &str) -> Fact {
         match self {
-            Self::Scan(scan) => {
+            Self::Locate(scan) | Self::Scan(scan) => {
                 let ScanRequest { id, path, .. } = scan.request;
                 let mut report = scan.told.unwrap_or_else(|| HolderReport::skipped(id, path));
                 report.goes_on = false;
@@ -375,22 +412,55 @@ impl Work {
 }
 
 impl Scan {
+    /// Finds the mount before anything else, so that little time passes in which others change the mounts.
+    fn locate(mut self: Box<Self>, readers: &BlockingReaders, tables: &Tables, terms: Terms) -> Done {
+        let Look { located: Located { mut report, lost, .. }, doubt, took } =
+            match look(readers, tables, &self.request, terms) {
+                Ok(look) => look,
+                Err(error) => return Work::Scan(self).undone(&chain(&error)),
+            };
+        if let Some(lost) = lost {
+            report.blind_spot(None, lost.reason());
+            return Done { reply: Some(Fact::Holders(Box::new(report))), took, left: None };
+        }
+        self.progress.found = report.mount.is_some().then(|| Box::new(report));
+        self.doubt = doubt;
+        // The scan itself is not to wait for that.
+        let (took, later) = if terms.in_background { (took, Duration::ZERO) } else { (Duration::ZERO, took) };
+        self.located = later;
+        Done { reply: None, took, left: Some(Work::Scan(self)) }
+    }
+
     /// Scans until the time is over.
-    fn carry_out(mut self: Box<Self>, readers: &BlockingReaders, terms: Terms) -> Done {
+    fn carry_out(mut self: Box<Self>, readers: &BlockingReaders, tables: &Tables, terms: Terms) -> Done {
+        let located = mem::take(&mut self.located);
         let begun = *self.begun.get_or_insert_with(Instant::now);
         let job = jobs::Scan { request: self.request.clone(), progress: self.progress.clone(), terms };
         match readers.ask(job, PATIENCE) {
             Ok(Answer { reply: Measured { found: Scanned { mut report, progress }, took }, .. }) => {
                 let left = progress.filter(|_| begun.elapsed() < SCAN_MAX);
                 report.goes_on = left.is_some();
+                if let Some(doubt) = self.doubt {
+                    doubt.tell(&mut report);
+                }
+                if report.verdict == Verdict::ChildMount && !self.sees_mounts_of_call(tables) {
+                    report
+                        .blind_spot(None, "what is mounted on it may have been mounted there after the call");
+                }
                 let left = left.map(|progress| {
                     (self.progress, self.told) = (progress, Some(report.clone()));
                     Work::Scan(self)
                 });
-                Done { reply: Fact::Holders(Box::new(report)), took, left }
+                Done { reply: Some(Fact::Holders(Box::new(report))), took: took + located, left }
             }
             Err(error) => Work::Scan(self).undone(&chain(&error)),
         }
+    }
+
+    /// Whether the mounts are for certain those that the call has seen. Nobody asks of a scan that is about no call.
+    fn sees_mounts_of_call(&self, tables: &Tables) -> bool {
+        let Some(origin) = &self.request.origin else { return true };
+        origin.table.as_ref().is_some_and(|table| tables.is_unchanged(table))
     }
 }
 

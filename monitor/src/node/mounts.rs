@@ -80,6 +80,9 @@ pub struct BusyMount {
     /// What it is, once a scan has found it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<MountIdentity>,
+    /// Whether that is only likely the mount that was busy.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_likely: bool,
     /// Who is charged for it.
     pub account: Account,
     /// The path as a caller gave it, and where that starts from; until a scan has found the mount.
@@ -105,7 +108,17 @@ pub struct GivenPath {
 impl BusyMount {
     fn new(key: MountKey, account: Account) -> Self {
         let (callers, others) = (Vec::new(), 0);
-        Self { key, identity: None, account, given: None, total: 0, callers, others, last: 0 }
+        Self {
+            key,
+            identity: None,
+            is_likely: false,
+            account,
+            given: None,
+            total: 0,
+            callers,
+            others,
+            last: 0,
+        }
     }
 
     /// Refused attempts since the mount became busy.
@@ -301,6 +314,13 @@ impl BusyMounts {
                 self.set_identity(id, found.clone());
                 id
             }
+        }
+    }
+
+    /// Keeps whether the newest scan is certain that this is the mount that was meant.
+    pub fn set_likely(&mut self, id: BusyId, is_likely: bool) {
+        if let Some(busy) = self.mounts.get_mut(&id) {
+            busy.is_likely = is_likely && busy.identity.is_some();
         }
     }
 

@@ -78,6 +78,36 @@ pub struct PathOrigin {
     /// Why the path may not be the one that the kernel used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub doubt: Option<PathDoubt>,
+    /// The mounts that the call has seen; `None` where they changed during the call, and in older recordings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<TableMark>,
+    /// The mount that the kernel found there itself, where it shows that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<MeantMount>,
+}
+
+/// The mount that a call meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MeantMount {
+    /// Mount id; reused as soon as the mount is gone.
+    pub id: u64,
+    /// The id that is never reused, since 6.8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unique: Option<u64>,
+}
+
+/// What tells the mount table of a namespace, as a call has seen it, from what it becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TableMark {
+    /// Stands for the namespace; means something to the programs of this run of the daemon only.
+    pub handle: u64,
+    /// Number of the namespace that is never reused.
+    pub id: u64,
+    /// Number of the last change of the table.
+    pub event: u64,
+    /// Highest unique id of a mount in it, since 6.8.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub newest: Option<u64>,
 }
 
 /// A directory as the kernel names it.
@@ -222,16 +252,27 @@ pub struct MountPresence {
     pub id: u64,
     /// Whether the mount is in its namespace; `None` where that cannot be determined.
     pub present: Option<bool>,
-    /// Why it cannot be determined.
+    /// Whether that is only likely: the mounts changed between the call and the look. Of [`Request::MountAt`] only.
+    ///
+    /// [`Request::MountAt`]: super::Request::MountAt
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_likely: bool,
+    /// Why it cannot be determined, or is only likely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
 impl MountPresence {
+    /// The reply where it is certain.
+    #[must_use]
+    pub fn known(id: u64, present: bool) -> Self {
+        Self { id, present: Some(present), is_likely: false, reason: None }
+    }
+
     /// The reply where nothing can be said.
     #[must_use]
     pub fn unknown(id: u64, reason: impl Into<String>) -> Self {
-        Self { id, present: None, reason: Some(reason.into()) }
+        Self { id, present: None, is_likely: false, reason: Some(reason.into()) }
     }
 }
 
@@ -323,6 +364,9 @@ pub struct HolderReport {
     pub path: String,
     /// The mount, if there is one.
     pub mount: Option<MountFacts>,
+    /// Whether it is only likely the one that was meant: the mounts changed between the call and the look.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mount_is_likely: bool,
     /// When the path had been looked up; not in older recordings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<BootNs>,
@@ -382,6 +426,19 @@ impl HolderReport {
         }
     }
 
+    /// Lists processes that were started after a call behind those that can have refused it. Returns whether no other is left:
+    /// whoever that was has gone.
+    pub fn put_younger_last(&mut self, call: BootNs) -> bool {
+        let is_younger = |holder: &Holder| holder.start_ns.is_some_and(|start| start > call);
+        self.holders.sort_by_key(is_younger);
+        let mut users = self.holders.iter().filter(|holder| holder.access != Access::Mount);
+        let is_gone = users.next().is_some_and(is_younger);
+        if is_gone {
+            self.blind_spot(None, "who holds it by now was started after the call");
+        }
+        is_gone
+    }
+
     /// The reply to a request for which no scan is made.
     #[must_use]
     pub fn skipped(id: u64, path: impl Into<String>) -> Self {
@@ -389,6 +446,7 @@ impl HolderReport {
             id,
             path: path.into(),
             mount: None,
+            mount_is_likely: false,
             resolved: None,
             holders: Vec::new(),
             holders_omitted: 0,
@@ -429,7 +487,7 @@ mod tests {
 
     #[test]
     fn the_same_text_given_elsewhere_is_another_place() {
-        let from = |root, cwd, doubt| Some(PathOrigin { root, cwd, doubt });
+        let from = |root, cwd, doubt| Some(PathOrigin { root, cwd, doubt, table: None, target: None });
         assert_eq!(place("/vol", None), "/vol");
         assert_eq!(place("/vol", from(at(Some("/")), None, None)), "/vol");
         assert_eq!(place("/vol", from(at(Some("/jail")), None, None)), "/jail/vol");

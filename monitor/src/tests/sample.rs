@@ -168,6 +168,7 @@ pub(crate) fn busy() -> Event {
                 root: "/".into(),
                 mount_point: path.into(),
             }),
+            confidence: None,
             attempts: Some(4),
             volume: Some(Volume {
                 pod_uid: "3f0f".into(),

@@ -91,9 +91,9 @@ impl Core {
     /// The busy mount that an unmount meant, now that a scan has looked.
     pub(super) fn identified(&mut self, umount: &QueuedUmount, report: &HolderReport) -> BusyId {
         let (before, caller) = (umount.mount, umount.caller);
-        let found = report.mount.as_ref().and_then(|mount| mount.identity());
-        let mount =
-            found.map_or(before, |found| self.busy_mounts.identify(before, &umount.key, caller, &found));
+        let Some(found) = report.mount.as_ref().and_then(|mount| mount.identity()) else { return before };
+        let mount = self.busy_mounts.identify(before, &umount.key, caller, &found);
+        self.busy_mounts.set_likely(mount, report.mount_is_likely);
         if mount != before {
             self.holder_scans.queue.move_path(before, &umount.key, mount);
         }
@@ -112,8 +112,7 @@ impl Core {
         let Some(umount) = self.holder_scans.queue.take_answered(presence.id, &asked) else { return };
         if umount.is_refused() {
             self.take_up(&umount);
-            let is_same = presence.present == Some(true) && umount.outlived.is_none();
-            return self.checked(umount, is_same);
+            return self.checked(umount, presence);
         }
         match presence.present {
             Some(true) => self.advance(umount.mount),
@@ -134,8 +133,12 @@ impl Core {
     pub(super) fn gone(&mut self, mut umount: QueuedUmount) {
         let at = self.holder_scans.now;
         let seen = umount.awaits.map_or(at, |awaits| awaits.deadline.saturating_sub(SETTLE_NS));
-        let is_other =
-            |other: &QueuedUmount| !other.is_refused() && other.at <= seen.saturating_add(RETURN_NS);
+        let identity = self.busy_mounts.get(umount.mount).and_then(|busy| busy.identity.clone());
+        let took_another =
+            |other: &QueuedUmount| identity.as_ref().is_some_and(|identity| other.took_another(identity));
+        let is_other = |other: &QueuedUmount| {
+            !other.is_refused() && other.at <= seen.saturating_add(RETURN_NS) && !took_another(other)
+        };
         let queue = &mut self.holder_scans.queue;
         if let Some(last) = queue.take_last(umount.mount, is_other) {
             let lazy = match last.is_lazy() {

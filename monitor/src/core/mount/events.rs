@@ -22,6 +22,8 @@ struct Known<'a> {
     report: Option<&'a HolderReport>,
     identity: Option<&'a MountIdentity>,
     attempts: Option<u64>,
+    /// Whether that is only likely the mount that was meant.
+    is_likely: bool,
 }
 
 impl Core {
@@ -36,7 +38,9 @@ impl Core {
         let QueuedUmount { at, attempt, .. } = umount;
         // What was found after it was looked for on its behalf.
         let age = scan.filter(|scan| scan.at < *at).map(|scan| (at - scan.at) / MS);
-        let report = scan.map(|scan| scan.report.clone());
+        let mut report = scan.map(|scan| scan.report.clone());
+        let call = earlier.map_or(*at, |earlier| earlier.call);
+        let is_gone = report.as_mut().is_some_and(|report| report.put_younger_last(call));
         let busy = self.busy_mounts.get(umount.mount);
         // What was found there earlier may not be what this path led to. Older recordings do not ask.
         let is_found = report.as_ref().is_some_and(|report| report.mount.is_some());
@@ -49,6 +53,7 @@ impl Core {
                 || self.busy_mounts.attempts_of(umount.mount, umount.caller),
                 |earlier| earlier.attempts,
             )),
+            is_likely: report.as_ref().is_some_and(|report| report.mount_is_likely),
         };
         let mount = self.mount_object(umount, known);
         let (complete, verdict) = match &report {
@@ -64,17 +69,18 @@ impl Core {
         let actor = self.unmounting_actor(attempt);
         let target = self.mount_target(mount.volume.as_ref(), mount.mntns, &actor);
         let mut subject = mount_phrase(&mount.path, mount.volume.as_ref(), target.as_ref());
-        if actor.confidence != Confidence::Certain {
+        if actor.confidence != Confidence::Certain || mount.confidence.is_some() {
             subject = format!("what is likely {subject}");
         }
         let unserved = mount.unserved_phrase();
         let by = actor_phrase(&actor);
         // Set off by commas, if it has some itself.
         let comma = if by.contains(", ") { "," } else { "" };
+        let by_now = if is_gone { "by now " } else { "" };
         let holders_phrase = holders_phrase(&holders, verdict);
         let later = if earlier.is_some() { " (found later)" } else { "" };
         let message =
-            format!("umount of {subject} by {by}{comma} refused: {holders_phrase}{unserved}{later}");
+            format!("umount of {subject} by {by}{comma} refused: {by_now}{holders_phrase}{unserved}{later}");
         let event = Event {
             actor: Some(Box::new(actor)),
             target: target.map(Box::new),
@@ -103,6 +109,7 @@ impl Core {
             report: report.as_ref(),
             identity: busy.identity.as_ref(),
             attempts: (attempts > 0).then_some(attempts),
+            is_likely: busy.is_likely,
         };
         let mount = self.mount_object(umount, known);
         let mut actor = self.unmounting_actor(&umount.attempt);
@@ -116,10 +123,12 @@ impl Core {
         } else if actor.confidence != Confidence::Certain {
             by = format!("likely {by}");
         }
+        // That it is gone is certain, but not that it was what had been busy.
+        let likely = if busy.is_likely { "likely " } else { "" };
         let after = match attempts {
             0 => String::new(),
-            1 => ", after one refused attempt".to_owned(),
-            attempts => format!(", after {attempts} refused attempts"),
+            1 => format!(", {likely}after one refused attempt"),
+            attempts => format!(", {likely}after {attempts} refused attempts"),
         };
         let (kind, severity, mut message) = match umount.is_lazy() {
             true => (Kind::MountDetached, Severity::Notice, format!("{subject} detached {by}{after}")),
@@ -193,7 +202,7 @@ impl Core {
 
     fn mount_object(&self, umount: &QueuedUmount, known: Known<'_>) -> Mount {
         let QueuedUmount { key, attempt, .. } = umount;
-        let Known { report, identity, attempts } = known;
+        let Known { report, identity, attempts, is_likely } = known;
         let facts = report.and_then(|report| report.mount.as_ref());
         let path = match (identity, report) {
             (Some(identity), _) => &identity.mount_point,
@@ -211,6 +220,7 @@ impl Core {
             device: facts.map(|facts| facts.device.clone()),
             mntns: key.mntns,
             identity: identity.cloned(),
+            confidence: is_likely.then_some(Confidence::Likely),
             attempts,
             volume: self.kubelets.volume(umount.at, key.mntns, path),
             // What is unmounted has none any more.

@@ -54,6 +54,8 @@ impl Gist {
 pub(super) struct Earlier {
     pub(super) seq: u64,
     pub(super) attempts: u64,
+    /// When the call was refused.
+    pub(super) call: BootNs,
 }
 
 impl HolderScans {
@@ -98,7 +100,7 @@ impl Core {
         let scan = Scan { at, report };
         self.holder_scans.remember(umount.mount, scan.clone());
         if gist != unfinished.told {
-            let earlier = Earlier { seq: unfinished.seq, attempts: unfinished.attempts };
+            let earlier = Earlier { seq: unfinished.seq, attempts: unfinished.attempts, call: umount.at };
             let umount = QueuedUmount { at, ..umount.clone() };
             self.emit_busy(&umount, Some(&scan), Some(earlier));
         }

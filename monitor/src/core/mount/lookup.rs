@@ -140,7 +140,10 @@ impl Core {
             let last = self.clock().boot_ns(&incident.last_seen).unwrap_or(event.at);
             let account = Account { host: self.kubelets.mounts_in(mount.mntns), name: String::new() };
             let told = (incident.count, last);
-            self.busy_mounts.resume(key, mount.identity.clone(), account, told);
+            self.busy_mounts.resume(key.clone(), mount.identity.clone(), account, told);
+            if let Some(id) = self.busy_mounts.at(&key) {
+                self.busy_mounts.set_likely(id, mount.confidence.is_some());
+            }
         }
     }
 }

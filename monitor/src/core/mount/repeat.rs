@@ -3,12 +3,16 @@
 
 use super::{Answer, QueuedUmount, SCAN_INTERVAL_NS, Scan, UMOUNT_NOFOLLOW};
 use crate::core::Core;
-use crate::observation::{Access, BootNs, Holder, HolderReport, MountFacts, MountIdentity, Request, Verdict};
+use crate::observation::{
+    Access, BootNs, Holder, HolderReport, MountFacts, MountIdentity, MountPresence, Request, Verdict,
+};
 
 /// Whether the holders that a scan has found are told again.
 pub(super) enum Repeat {
     /// There is nothing in them that could be another mount's.
     Yes,
+    /// As far as they still hold it: the kernel says that it is the same mount.
+    IfHeld,
     /// If the path leads to this mount still: another one may have been mounted there since.
     IfStill(MountIdentity),
     No,
@@ -21,13 +25,25 @@ impl Scan {
 
     /// `goes_on`: whether the scan is still under way; another one would find no more.
     pub(super) fn repeat(&self, umount: &QueuedUmount, goes_on: bool) -> Repeat {
-        let HolderReport { mount, verdict, .. } = &self.report;
+        let HolderReport { mount, verdict, resolved, .. } = &self.report;
         if !goes_on && !self.is_recent(umount.at) {
             return Repeat::No;
         }
         // Recordings of before paths had an origin have no answer to this.
-        if umount.attempt.origin.is_none() || mount.is_none() && *verdict != Verdict::NotAMount {
+        if umount.attempt.origin.is_none() {
             return Repeat::Yes;
+        }
+        // What was found at the path was newer than that call, but not than this one.
+        let is_of_another = resolved.is_some() || *verdict == Verdict::NotAMount;
+        if mount.is_none() && !is_of_another {
+            return Repeat::Yes;
+        }
+        // The kernel's own word spares the look.
+        let meant = umount.attempt.origin.as_ref().and_then(|origin| origin.target?.unique);
+        match (meant, mount.as_ref().and_then(|mount| mount.unique)) {
+            (Some(meant), Some(scanned)) if meant == scanned => return Repeat::IfHeld,
+            (Some(_), Some(_)) => return Repeat::No,
+            _ => {}
         }
         mount.as_ref().and_then(MountFacts::identity).map_or(Repeat::No, Repeat::IfStill)
     }
@@ -53,25 +69,38 @@ impl Core {
     }
 
     /// Whether the path of a refused unmount leads to the mount whose holders are known.
-    pub(super) fn checked(&mut self, umount: QueuedUmount, is_same: bool) {
-        // What was mounted below it may be gone, as the advice on it says.
-        let had_children =
-            self.holder_scans.last(umount.mount).is_some_and(|scan| !scan.report.child_mounts.is_empty());
-        if !is_same || had_children && !self.holder_scans.is_going_on(umount.mount) {
+    pub(super) fn checked(&mut self, umount: QueuedUmount, presence: &MountPresence) {
+        if presence.present != Some(true) || umount.outlived.is_some() {
             let waiting = self.scan(umount);
             return self.holder_scans.queue.push_first(waiting);
         }
+        let mount = umount.mount;
+        let doubt = presence.reason.clone().filter(|_| presence.is_likely);
+        match self.look_again(QueuedUmount { doubt, ..umount }) {
+            Some(waiting) => self.holder_scans.queue.push_first(waiting),
+            None => self.advance(mount),
+        }
+    }
+
+    /// Has those looked at again who held the mount before; returns the unmount if it awaits that.
+    pub(super) fn look_again(&mut self, umount: QueuedUmount) -> Option<QueuedUmount> {
         let scan = self.holder_scans.last(umount.mount);
+        // What was mounted below it may be gone, as the advice on it says.
+        let had_children = scan.is_some_and(|scan| !scan.report.child_mounts.is_empty());
+        if had_children && !self.holder_scans.is_going_on(umount.mount) {
+            return Some(self.scan(umount));
+        }
         let looks = scan.filter(|scan| scan.at < umount.at && !scan.report.holders.is_empty());
         let Some((mount, holders)) =
             looks.and_then(|scan| Some((scan.report.mount.clone()?, scan.report.holders.clone())))
         else {
-            return self.repeat(&umount);
+            self.repeat(&umount);
+            return None;
         };
         let awaits = self.awaited(umount.at, Answer::SameHolders);
         let (id, share) = (awaits.id, self.share(&umount));
         self.request(Request::StillHeld { id, mount: Box::new(mount), holders, is_attached: true, share });
-        self.holder_scans.queue.push_first(QueuedUmount { awaits: Some(awaits), ..umount });
+        Some(QueuedUmount { awaits: Some(awaits), ..umount })
     }
 
     /// Those of the known holders were looked at again that still may be. Where all have let go, somebody else refused.
@@ -87,7 +116,10 @@ impl Core {
             known.access == Access::ChildMount || is_doubted || is_seen()
         };
         let goes_on = self.holder_scans.is_going_on(umount.mount);
-        let Some(known) = self.holder_scans.last_mut(umount.mount) else { return self.repeat(&umount) };
+        let Some(known) = self.holder_scans.last_mut(umount.mount) else {
+            self.repeat(&umount);
+            return self.advance(umount.mount);
+        };
         let all = std::mem::take(&mut known.report.holders);
         let had_users = all.iter().any(is_user);
         known.report.holders = all.into_iter().filter(is_still).collect();
@@ -99,12 +131,16 @@ impl Core {
             return self.holder_scans.queue.push_first(waiting);
         }
         self.repeat(&umount);
+        self.advance(umount.mount);
     }
 
     /// Tells the known holders again.
     fn repeat(&mut self, umount: &QueuedUmount) {
-        let scan = self.holder_scans.last(umount.mount).cloned();
+        let mut scan = self.holder_scans.last(umount.mount).cloned();
+        if let Some((Scan { report, .. }, doubt)) = scan.as_mut().zip(umount.doubt.as_ref()) {
+            report.mount_is_likely = true;
+            report.blind_spot(None, doubt);
+        }
         self.emit_busy(umount, scan.as_ref(), None);
-        self.advance(umount.mount);
     }
 }

@@ -1,6 +1,7 @@
 //! Which of several unmounts has taken a busy mount.
 
-use super::mount::{attempt, busy, gone, still_held, take};
+use super::mount::{attempt, busy, gone, take};
+use super::which_mount::still_held;
 use super::*;
 use crate::core::mount::SETTLE_NS;
 
@@ -11,7 +12,7 @@ fn an_unmount_whose_record_comes_after_the_mount_was_seen_to_be_gone_may_have_ta
         core.observe(at(20, attempt(None)));
         let (_, requested) = take(&mut core);
         let [Request::MountPresence { id, .. }] = requested[..] else { panic!("{requested:?}") };
-        core.observe(at(22, Fact::MountPresence(MountPresence { id, present: Some(false), reason: None })));
+        core.observe(at(22, Fact::MountPresence(MountPresence::known(id, false))));
         assert_eq!(take(&mut core), (Vec::new(), Vec::new()));
         let Fact::Umount(mut last) = attempt(None) else { unreachable!() };
         last.actor.key.tgid = 7;

@@ -91,7 +91,7 @@ fn flood(
                 }
                 Some(Request::MountPresence { id, .. } | Request::MountAt { id, .. }) => {
                     caused.questions += 1;
-                    let presence = MountPresence { id, present: Some(true), reason: None };
+                    let presence = MountPresence::known(id, true);
                     core.observe(at(now + MS, Fact::MountPresence(presence)));
                 }
                 Some(_) => {}

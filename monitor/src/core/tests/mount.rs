@@ -69,12 +69,12 @@ pub(super) fn take(core: &mut Core) -> (Vec<Event>, Vec<Request>) {
 
 /// A mount is seen to be gone, and no other unmount comes that may have taken it.
 pub(super) fn gone(core: &mut Core, now: u64, id: u64) {
-    core.observe(at(now, Fact::MountPresence(MountPresence { id, present: Some(false), reason: None })));
+    core.observe(at(now, Fact::MountPresence(MountPresence::known(id, false))));
     core.observe(at(now + SETTLE_NS, Fact::Tick));
 }
 
 /// Answers the only request, which is whether a mount is still there.
-fn answer_presence(core: &mut Core, now: u64, present: Option<bool>) -> Vec<Event> {
+pub(super) fn answer_presence(core: &mut Core, now: u64, present: Option<bool>) -> Vec<Event> {
     let (emitted, requested) = take(core);
     assert_eq!(emitted, []);
     let [Request::MountPresence { id, mntns: 2, identity, .. }] = &requested[..] else {
@@ -84,7 +84,10 @@ fn answer_presence(core: &mut Core, now: u64, present: Option<bool>) -> Vec<Even
     let reason = present.is_none().then(|| "no process is left".to_owned());
     match present {
         Some(false) => gone(core, now, *id),
-        _ => core.observe(at(now, Fact::MountPresence(MountPresence { id: *id, present, reason }))),
+        _ => core.observe(at(
+            now,
+            Fact::MountPresence(MountPresence { id: *id, present, is_likely: false, reason }),
+        )),
     }
     take(core).0
 }
@@ -196,114 +199,9 @@ fn refused_unmounts_are_emitted_at_attempts_1_2_4_8_with_one_scan_in_ten_seconds
 pub(super) fn attempt_below(root: &str, path: &str) -> Fact {
     let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
     let root = CallerDirectory { mount_id: 29, path: Some(root.into()) };
-    let origin = Some(Box::new(PathOrigin { root: Some(root), cwd: None, doubt: None }));
+    let origin =
+        Some(Box::new(PathOrigin { root: Some(root), cwd: None, doubt: None, table: None, target: None }));
     Fact::Umount(Box::new(UmountAttempt { path: path.into(), origin, ..*attempt }))
-}
-
-#[test]
-fn holders_are_repeated_only_while_the_path_leads_to_their_mount() {
-    for present in [Some(true), Some(false), None] {
-        let mut core = settled();
-        core.observe(at(10, attempt_below("/", "/mnt/x")));
-        core.observe(at(11, report(1)));
-        assert_eq!(take(&mut core).0.len(), 1);
-        core.observe(at(12 * MS, attempt_below("/", "/mnt/x")));
-        let (emitted, requested) = take(&mut core);
-        assert_eq!(emitted, []);
-        let [Request::MountAt { id, identity, .. }] = &requested[..] else { panic!("{requested:?}") };
-        assert_eq!(identity.mount_id, 410);
-        core.observe(at(13 * MS, Fact::MountPresence(MountPresence { id: *id, present, reason: None })));
-        let (emitted, requested) = take(&mut core);
-        assert_eq!(emitted, []);
-        if present == Some(true) {
-            core.observe(at(14 * MS, still_held(&requested, &[94_549])));
-        } else {
-            assert!(matches!(&requested[..], [Request::Holders { id: 2, .. }]), "{requested:?}");
-            core.observe(at(14 * MS, found(2, 411)));
-        }
-        let emitted = take(&mut core).0;
-        let [event] = &emitted[..] else { panic!("{emitted:?}") };
-        let id = event.mount.as_ref().unwrap().identity.as_ref().unwrap().mount_id;
-        let expected = if present == Some(true) { (410, true) } else { (411, false) };
-        assert_eq!((id, event.holders_age_ms.is_some()), expected);
-    }
-}
-
-/// Of the holders that were asked about, these still hold the mount.
-pub(super) fn still_held(requested: &[Request], pids: &[u32]) -> Fact {
-    let [Request::StillHeld { id, holders, .. }] = requested else { panic!("{requested:?}") };
-    let holders: Vec<Holder> = holders.iter().filter(|holder| pids.contains(&holder.tgid)).cloned().collect();
-    let verdict = if holders.is_empty() { Verdict::Incomplete } else { Verdict::Processes };
-    let skipped = HolderReport::skipped(*id, "/mnt/x");
-    Fact::Holders(Box::new(HolderReport { holders, complete: true, verdict, ..skipped }))
-}
-
-#[test]
-fn of_holders_that_let_go_only_the_others_are_told_again() {
-    for (left, expected) in [(vec![7, 94_549], vec![94_549, 7]), (vec![7], vec![7]), (vec![], vec![94_549])] {
-        let mut core = settled();
-        core.observe(at(10, attempt_below("/", "/mnt/x")));
-        let Fact::Holders(mut found) = report(1) else { unreachable!() };
-        found.holders.push(Holder { tgid: 7, ..found.holders[0].clone() });
-        core.observe(at(11, Fact::Holders(found)));
-        take(&mut core);
-        core.observe(at(12 * MS, attempt_below("/", "/mnt/x")));
-        let (_, requested) = take(&mut core);
-        let [Request::MountAt { id, .. }] = requested[..] else { panic!("{requested:?}") };
-        let same = MountPresence { id, present: Some(true), reason: None };
-        core.observe(at(13 * MS, Fact::MountPresence(same)));
-        let (emitted, requested) = take(&mut core);
-        assert_eq!(emitted, []);
-        assert!(matches!(&requested[..], [Request::StillHeld { is_attached: true, .. }]), "{requested:?}");
-        core.observe(at(14 * MS, still_held(&requested, &left)));
-        if left.is_empty() {
-            // Somebody else holds it then.
-            let (emitted, requested) = take(&mut core);
-            assert_eq!(emitted, []);
-            assert!(matches!(&requested[..], [Request::Holders { id: 2, .. }]), "{requested:?}");
-            core.observe(at(15 * MS, report(2)));
-        }
-        let [event] = &take(&mut core).0[..] else { panic!("not one event") };
-        let pids: Vec<u32> = event.holders.iter().flatten().map(|holder| holder.pid).collect();
-        assert_eq!((pids, event.holders_age_ms.is_some()), (expected, !left.is_empty()));
-    }
-}
-
-#[test]
-fn what_was_mounted_below_is_not_told_again_unseen() {
-    let mut core = settled();
-    core.observe(at(10, attempt_below("/", "/mnt/x")));
-    let Fact::Holders(mut found) = report(1) else { unreachable!() };
-    (found.holders, found.verdict) = (Vec::new(), Verdict::ChildMount);
-    found.child_mounts = vec!["/mnt/x/below".into()];
-    core.observe(at(11, Fact::Holders(found)));
-    take(&mut core);
-    core.observe(at(12 * MS, attempt_below("/", "/mnt/x")));
-    let (_, requested) = take(&mut core);
-    let [Request::MountAt { id, .. }] = requested[..] else { panic!("{requested:?}") };
-    core.observe(at(13 * MS, Fact::MountPresence(MountPresence { id, present: Some(true), reason: None })));
-    let (emitted, requested) = take(&mut core);
-    assert_eq!(emitted, []);
-    assert!(matches!(&requested[..], [Request::Holders { id: 2, .. }]), "{requested:?}");
-    core.observe(at(14 * MS, report(2)));
-    let [event] = &take(&mut core).0[..] else { panic!("not one event") };
-    assert_eq!(event.mount.as_ref().unwrap().child_mounts, [""; 0]);
-    assert_eq!(event.holders_verdict, Some(Verdict::Processes));
-}
-
-#[test]
-fn without_an_answer_which_mount_it_is_nothing_of_an_earlier_one_is_told() {
-    let mut core = settled();
-    core.observe(at(10, attempt_below("/", "/mnt/x")));
-    core.observe(at(11, report(1)));
-    core.observe(at(12 * MS, attempt_below("/", "/mnt/x")));
-    take(&mut core);
-    core.observe(at(6_000 * MS, Fact::Tick));
-    let [event] = &events(&mut core)[..] else { panic!("not one event") };
-    let mount = event.mount.as_ref().unwrap();
-    assert_eq!((mount.identity.as_ref(), mount.device.as_ref()), (None, None));
-    assert_eq!(event.holders_verdict, Some(Verdict::Skipped));
-    assert_eq!(event.holders, Some(Vec::new()));
 }
 
 #[test]
@@ -351,7 +249,8 @@ fn one_relative_path_in_two_directories_is_two_mounts() {
     let from = |cwd: &str| {
         let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
         let cwd = CallerDirectory { mount_id: 29, path: Some(cwd.into()) };
-        let origin = Some(Box::new(PathOrigin { root: None, cwd: Some(cwd), doubt: None }));
+        let origin =
+            Some(Box::new(PathOrigin { root: None, cwd: Some(cwd), doubt: None, table: None, target: None }));
         Fact::Umount(Box::new(UmountAttempt { path: "x".into(), origin, ..*attempt }))
     };
     core.observe(at(10, from("/mnt")));

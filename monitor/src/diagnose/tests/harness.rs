@@ -207,7 +207,7 @@ impl TestNode {
             }
             Request::MountPresence { id, .. } | Request::MountAt { id, .. } => {
                 self.observe(Fact::MountPresence(match self.presence_known {
-                    true => MountPresence { id, present: Some(self.mounted), reason: None },
+                    true => MountPresence::known(id, self.mounted),
                     false => MountPresence::unknown(id, "no process is left"),
                 }));
             }

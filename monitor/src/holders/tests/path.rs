@@ -43,7 +43,8 @@ fn captured(path: &Path) -> Option<CallerDirectory> {
 
 /// A scan for a caller that has ended.
 fn scan_captured(root: &Path, cwd: &Path, path: &str) -> HolderReport {
-    let origin = PathOrigin { root: captured(root), cwd: captured(cwd), doubt: None };
+    let origin =
+        PathOrigin { root: captured(root), cwd: captured(cwd), doubt: None, table: None, target: None };
     let (path, origin) = (path.to_owned(), Some(Box::new(origin)));
     let request = ScanRequest { tgid: u32::MAX, path, origin, ..request(root) };
     scan(&Proc::default(), &request, AMPLE)
@@ -92,7 +93,13 @@ fn an_absolute_link_below_a_root_that_is_not_known_leads_nowhere_rather_than_els
         assert_eq!((found.path.as_str(), found.complete), (target.to_str().unwrap(), true), "{found:?}");
     }
     // Of one whose root was captured it is known whether anything is there.
-    let origin = PathOrigin { root: captured(&jail), cwd: captured(&jail.join("in")), doubt: None };
+    let origin = PathOrigin {
+        root: captured(&jail),
+        cwd: captured(&jail.join("in")),
+        doubt: None,
+        table: None,
+        target: None,
+    };
     let with_root = || {
         let (path, origin) = ("absolute".to_owned(), Some(Box::new(origin.clone())));
         scan(
@@ -115,7 +122,7 @@ fn a_directory_that_is_on_another_mount_by_now_is_not_taken_for_the_callers() {
     sandbox.mount("a");
     let above = sandbox.mount("a/vol");
     let _holder = Child::spawn(vec![Step::Chdir(c_path(&above))]);
-    let origin = PathOrigin { root: captured(Path::new("/")), cwd, doubt: None };
+    let origin = PathOrigin { root: captured(Path::new("/")), cwd, doubt: None, table: None, target: None };
     let request = ScanRequest { path: "vol".to_owned(), origin: Some(Box::new(origin)), ..request(&above) };
     let report = scan(&Proc::default(), &request, AMPLE);
     assert_eq!((report.verdict, report.complete, &report.mount), (Verdict::Incomplete, false, &None));
@@ -128,7 +135,13 @@ fn a_path_that_may_not_be_the_one_of_the_call_is_not_resolved() {
     let target = sandbox.mount("vol");
     let _holder = Child::spawn(vec![Step::Chdir(c_path(&target))]);
     let with = |doubt| {
-        let origin = PathOrigin { root: captured(Path::new("/")), cwd: None, doubt: Some(doubt) };
+        let origin = PathOrigin {
+            root: captured(Path::new("/")),
+            cwd: None,
+            doubt: Some(doubt),
+            table: None,
+            target: None,
+        };
         let request = ScanRequest { origin: Some(Box::new(origin)), ..request(&target) };
         let report = scan(&Proc::default(), &request, AMPLE);
         assert!(!report.complete && report.blind_spots[0].reason == doubt.reason(), "{report:?}");
@@ -194,17 +207,46 @@ fn a_path_leads_to_a_mount_until_another_one_covers_it() {
     let mut sandbox = MountSandbox::new();
     let target = sandbox.mount("vol");
     let identity = scan_path(&target).mount.unwrap().identity().unwrap();
-    let answer = || leads_to(&Proc::default(), &request(&target), &identity, Deadline::after(AMPLE)).present;
-    assert_eq!(answer(), Some(true));
+    let look = |request: &ScanRequest| first(&Proc::default(), request, Deadline::after(AMPLE)).report;
+    let leads_to = || {
+        let found = look(&request(&target)).mount.and_then(|mount| mount.identity());
+        found.is_some_and(|found| found.is_same(&identity))
+    };
+    assert!(leads_to());
     sandbox.mount("vol");
-    assert_eq!(answer(), Some(false));
+    assert!(!leads_to());
     assert_eq!(umount(&target, 0), Ok(()));
-    assert_eq!(answer(), Some(true));
+    assert!(leads_to());
     assert_eq!(umount(&target, 0), Ok(()));
-    assert_eq!(answer(), Some(false));
-    let nowhere = ScanRequest { mntns: 1, ..request(&target) };
-    let answer = leads_to(&Proc::default(), &nowhere, &identity, Deadline::after(AMPLE));
-    assert!(answer.present.is_none() && answer.reason.unwrap().contains("no process is left"));
+    assert!(!leads_to());
+    let report = look(&ScanRequest { mntns: 1, ..request(&target) });
+    assert!(report.mount.is_none() && report.blind_spots[0].reason.contains("no process is left"));
+}
+
+#[test]
+fn the_mount_that_the_kernel_found_is_found_again_below_others_and_no_other_one_for_it() {
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
+    let identity = scan_path(&target).mount.unwrap().identity().unwrap();
+    let meant = MeantMount { id: identity.mount_id.into(), unique: identity.unique };
+    let look = |target: MeantMount| {
+        let origin = PathOrigin { root: None, cwd: None, doubt: None, table: None, target: Some(target) };
+        // What the path leads to does not matter.
+        let request = ScanRequest { origin: Some(Box::new(origin)), ..request(Path::new("/")) };
+        first(&Proc::default(), &request, Deadline::after(AMPLE))
+    };
+    let _cover = sandbox.mount("vol");
+    let found = look(meant);
+    assert_eq!((found.lost, found.is_meant), (None, identity.unique.is_some()));
+    assert_eq!(found.report.mount.unwrap().identity(), Some(identity.clone()));
+    if let Some(unique) = identity.unique {
+        let reused = look(MeantMount { unique: Some(unique + 1), ..meant });
+        assert_eq!((reused.lost, reused.report.mount), (Some(Doubt::Gone), None));
+    }
+    assert_eq!(umount(&target, 0), Ok(()));
+    assert_eq!(umount(&target, 0), Ok(()));
+    let gone = look(meant);
+    assert_eq!((gone.lost, gone.report.mount), (Some(Doubt::Gone), None));
 }
 
 #[test]

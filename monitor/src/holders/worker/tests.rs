@@ -55,7 +55,7 @@ fn holders(fact: Fact) -> HolderReport {
 
 fn id(work: &Work) -> u64 {
     match work {
-        Work::Scan(scan) => scan.request.id,
+        Work::Locate(scan) | Work::Scan(scan) => scan.request.id,
         Work::Presence(request) => request.id,
         Work::StillHeld(request) => request.id,
     }

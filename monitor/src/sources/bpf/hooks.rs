@@ -84,6 +84,11 @@ pub enum Attach {
         /// Its name there.
         name: &'static str,
     },
+    /// The start of a kernel function (`fentry`). What it adds can be done without: some kernels refuse it, and then the rung
+    /// has the other programs only.
+    Function(&'static str),
+    /// Nothing: the daemon runs it. A raw tracepoint program, which has been possible since Linux 5.10.
+    OnRequest,
 }
 
 /// Offsets that the daemon writes into a program's global before load.

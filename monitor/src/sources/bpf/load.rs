@@ -1,10 +1,11 @@
 //! Loading and attaching: every hook on the best rung that the configuration and this kernel allow.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::path::Path;
 use std::sync::Arc;
 
 use aya::maps::{Array, HashMap, LpmTrie, MapData, PerCpuArray, RingBuf};
-use aya::programs::{BtfTracePoint, ProgramError, TracePoint};
+use aya::programs::{BtfTracePoint, FEntry, ProgramError, RawTracePoint, TracePoint};
 use aya::{Ebpf, EbpfLoader, Endianness};
 use kevtmon_ebpf::lanes::Limits;
 use nix::errno::Errno;
@@ -15,6 +16,7 @@ use super::btf::{Btf, BtfError};
 use super::budgets::Budgets;
 use super::hooks::{Attach, HOOKS, Hook, HookStatus, Program, wants_programs};
 use super::lanes::Lanes;
+use super::mount_table::MountTables;
 use super::objects::{Object, SHARED_MAPS, SharedMaps};
 use super::plugins::Plugins;
 use super::skipped::SkippedRuns;
@@ -37,7 +39,7 @@ pub struct LoadedHooks {
 /// Programs in the kernel, and the ring they write to.
 pub struct BpfSource {
     /// Keeps the programs attached; dropped with the source.
-    _attached: Vec<Ebpf>,
+    _attached: Arc<Vec<Ebpf>>,
     pub(super) loggers: Vec<aya_log::EbpfLogger<&'static dyn log::Log>>,
     pub(super) ring: RingBuf<MapData>,
     pub(super) armed: Array<MapData, u32>,
@@ -46,9 +48,16 @@ pub struct BpfSource {
     pub(super) skipped: Vec<SkippedRuns>,
     lanes: Option<Lanes>,
     plugins: Option<Plugins>,
+    mount_tables: Option<MountTables>,
 }
 
 impl BpfSource {
+    /// What tells whether mounts have changed since a call; `None` the second time.
+    #[must_use]
+    pub fn take_mount_tables(&mut self) -> Option<MountTables> {
+        self.mount_tables.take()
+    }
+
     /// Reads the kernel's counters.
     #[must_use]
     pub fn counts(&self) -> CountReader {
@@ -167,7 +176,7 @@ impl Objects {
         Ok(Self { types, offsets, loaded })
     }
 
-    /// Attaches all of the programs or none.
+    /// Attaches all of the programs or none, but for those that can be done without.
     fn attach(&mut self, hook: &Hook, programs: &[Program]) -> Result<(), AttachError> {
         let resolved = |global| self.offsets.iter().find(|(name, _)| *name == global);
         if let Some((_, Err(error))) = hook.offsets.and_then(|offsets| resolved(offsets.global)) {
@@ -176,14 +185,21 @@ impl Objects {
         if programs.iter().any(|program| matches!(program.attach, Attach::Tracepoint { .. })) {
             mount_tracefs().map_err(AttachError::NoTracefs)?;
         }
-        let attached = programs
-            .iter()
+        let needed = || programs.iter().filter(|program| !is_extra(program));
+        let attached = needed()
             .try_for_each(|program| self.load_program(program))
-            .and_then(|()| programs.iter().try_for_each(|program| self.attach_program(program)));
+            .and_then(|()| needed().try_for_each(|program| self.attach_program(program)));
         if attached.is_err() {
-            programs.iter().for_each(|program| self.unload_program(program));
+            needed().for_each(|program| self.unload_program(program));
+            return attached;
         }
-        attached
+        for program in programs.iter().filter(|program| is_extra(program)) {
+            if let Err(error) = self.load_program(program).and_then(|()| self.attach_program(program)) {
+                self.unload_program(program);
+                tracing::info!(hook = hook.name, program = program.name, error = %chain(&error), "does without a program");
+            }
+        }
+        Ok(())
     }
 
     fn load_program(&mut self, program: &Program) -> Result<(), AttachError> {
@@ -193,6 +209,10 @@ impl Objects {
                 <&mut BtfTracePoint>::try_from(found).and_then(|found| found.load(name, types))
             }
             Attach::Tracepoint { .. } => <&mut TracePoint>::try_from(found).and_then(TracePoint::load),
+            Attach::Function(name) => {
+                <&mut FEntry>::try_from(found).and_then(|found| found.load(name, types))
+            }
+            Attach::OnRequest => <&mut RawTracePoint>::try_from(found).and_then(RawTracePoint::load),
         }
         .map_err(|source| AttachError::Program { program: program.name, source })
     }
@@ -206,6 +226,8 @@ impl Objects {
             Attach::Tracepoint { category, name } => {
                 <&mut TracePoint>::try_from(found).and_then(|found| found.attach(category, name).map(drop))
             }
+            Attach::Function(_) => <&mut FEntry>::try_from(found).and_then(|found| found.attach().map(drop)),
+            Attach::OnRequest => Ok(()),
         }
         .map_err(|source| AttachError::Program { program: program.name, source })
     }
@@ -216,6 +238,8 @@ impl Objects {
         let _ = match program.attach {
             Attach::BtfTracepoint(_) => <&mut BtfTracePoint>::try_from(found).and_then(BtfTracePoint::unload),
             Attach::Tracepoint { .. } => <&mut TracePoint>::try_from(found).and_then(TracePoint::unload),
+            Attach::Function(_) => <&mut FEntry>::try_from(found).and_then(FEntry::unload),
+            Attach::OnRequest => <&mut RawTracePoint>::try_from(found).and_then(RawTracePoint::unload),
         };
     }
 
@@ -262,9 +286,13 @@ impl Objects {
                 Err(error) => tracing::warn!(%error, "cannot read the log of the kernel programs"),
             }
         }
+        let state = Array::try_from(take(&mut attached, "MOUNT_TABLE")?).map_err(map_error("MOUNT_TABLE"))?;
+        let attached = Arc::new(attached);
+        let mount_tables = MountTables::new(Arc::downgrade(&attached), state);
         Ok(BpfSource {
             skipped: SkippedRuns::of(&attached),
             _attached: attached,
+            mount_tables: Some(mount_tables),
             loggers,
             ring,
             armed,
@@ -274,6 +302,11 @@ impl Objects {
             plugins: Some(plugins),
         })
     }
+}
+
+/// Whether the others do without it.
+fn is_extra(program: &Program) -> bool {
+    matches!(program.attach, Attach::Function(_))
 }
 
 fn load_object(
@@ -289,11 +322,13 @@ fn load_object(
     let log_level = if config.log { u8::MAX } else { 0 };
     let limits =
         Limits { ring_bytes: config.ring_bytes.into(), user: config.user_rate, source: config.source_rate };
+    let key = RandomState::new().build_hasher().finish();
     let mut loader = EbpfLoader::new();
     loader
         .btf(Some(types))
         .override_global("AYA_LOG_LEVEL", &log_level, true)
         .override_global("LIMITS", limits.as_bytes(), true)
+        .override_global("HANDLE_KEY", &key, true)
         .map_max_entries("EVENTS", config.ring_bytes);
     for (global, bytes) in offsets {
         if let Ok(bytes) = bytes {

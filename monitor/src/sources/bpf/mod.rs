@@ -16,6 +16,7 @@ pub mod hooks;
 mod lanes;
 mod lineage;
 mod load;
+mod mount_table;
 pub mod objects;
 mod plugins;
 mod ring;
@@ -31,6 +32,7 @@ use decode::record;
 pub use decode::{DecodeError, Decoder};
 pub use lanes::Lanes;
 pub use load::{BpfSource, LoadedHooks, load};
+pub use mount_table::MountTables;
 pub use plugins::Plugins;
 
 use hooks::HookChoices;

@@ -3,15 +3,21 @@
 use std::ffi::CStr;
 
 use kevtmon_ebpf::path_mark;
-use kevtmon_ebpf::umount::{DirectoryRecord, KIND_UMOUNT, UmountOffsets, UmountRecord, call_mark, counter};
+use kevtmon_ebpf::umount::{
+    DirectoryRecord, KIND_UMOUNT, MountName, MountTableRecord, UmountOffsets, UmountRecord, call_mark,
+    counter,
+};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use super::{Attach, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
 use crate::metrics::KernelMetric;
 use crate::namespace::NsInum;
-use crate::observation::{CallerDirectory, Fact, MountSyscall, PathDoubt, PathOrigin, UmountAttempt};
+use crate::observation::{
+    CallerDirectory, Fact, MeantMount, MountSyscall, PathDoubt, PathOrigin, TableMark, UmountAttempt,
+};
 use crate::sources::bpf::btf::{Btf, BtfError};
 use crate::sources::bpf::decode::{DecodeError, short};
+use crate::sources::bpf::mount_table::MOUNT_TABLE_PROGRAM;
 use crate::sources::bpf::objects;
 use crate::sources::bpf::task::actor;
 
@@ -21,7 +27,12 @@ pub(super) const HOOK: Hook = Hook {
     rungs: &[Rung {
         name: "tracepoint",
         note: None,
-        mechanism: Mechanism::Programs(&[syscall("sys_enter_umount"), syscall("sys_exit_umount")]),
+        mechanism: Mechanism::Programs(&[
+            syscall("sys_enter_umount"),
+            syscall("sys_exit_umount"),
+            Program { object: &objects::CORE, name: "path_umount", attach: Attach::Function("path_umount") },
+            Program { object: &objects::CORE, name: MOUNT_TABLE_PROGRAM, attach: Attach::OnRequest },
+        ]),
     }],
     offsets: Some(Offsets { global: "UMOUNT_OFFSETS", resolve: offsets }),
     records: Records {
@@ -46,6 +57,18 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         fs_root: btf.need("fs_struct.root")?,
         fs_pwd: btf.need("fs_struct.pwd")?,
         mount_id: btf.need("mount.mnt_id")?,
+        task_nsproxy: btf.need("task_struct.nsproxy")?,
+        nsproxy_mnt_ns: btf.need("nsproxy.mnt_ns")?,
+        // All namespaces have such a number since 6.18.
+        mnt_namespace_id: btf.any_of(&["mnt_namespace.ns.ns_id", "mnt_namespace.seq"]),
+        mnt_namespace_event: btf.need("mnt_namespace.event")?,
+        // Since 6.14.
+        mnt_namespace_last_node: btf.any_of(&["mnt_namespace.mnt_last_node"]),
+        // A tree since 6.8.
+        mnt_namespace_root_node: btf.any_of(&["mnt_namespace.mounts.rb_node"]),
+        rb_node_right: btf.any_of(&["rb_node.rb_right"]),
+        mount_node: btf.any_of(&["mount.mnt_node"]),
+        mount_id_unique: btf.any_of(&["mount.mnt_id_unique"]),
     };
     Ok(offsets.as_bytes().to_vec())
 }
@@ -70,6 +93,8 @@ fn umount(bytes: &[u8]) -> Option<UmountAttempt> {
             root: directory(&record.root),
             cwd: if path.first() == Some(&b'/') { None } else { directory(&record.cwd) },
             doubt: doubt(record, path),
+            table: table(&record.table),
+            target: target(record.target),
         })),
         flags: record.flags,
         errno: u16::try_from(-i64::from(record.result)).ok().filter(|errno| *errno != 0),
@@ -91,6 +116,19 @@ fn doubt(record: &UmountRecord, path: &[u8]) -> Option<PathDoubt> {
         None | Some(PathDoubt::ReadLate) if moved => Some(PathDoubt::DirectoryChanged),
         of_path => of_path,
     }
+}
+
+/// `None` where it is not known which state of the table the call has seen.
+fn table(record: &MountTableRecord) -> Option<TableMark> {
+    let MountTableRecord { handle, id, event, newest, changed, .. } = *record;
+    let newest = Some(newest).filter(|newest| *newest != 0);
+    (changed == 0).then_some(TableMark { handle, id, event, newest })
+}
+
+/// `None` where the kernel did not show it.
+fn target(MountName { unique, mount_id, .. }: MountName) -> Option<MeantMount> {
+    let unique = Some(unique).filter(|unique| *unique != 0);
+    (mount_id != 0).then_some(MeantMount { id: mount_id.into(), unique })
 }
 
 fn directory(record: &DirectoryRecord) -> Option<CallerDirectory> {
