@@ -257,7 +257,7 @@ impl<'a> NodeView<'a> {
     pub fn gateway_link(&self, key: NeighborKey) -> Option<&'a LinkFacts> {
         let end = self.host_end(key.netns, key.ifindex)?;
         let Some(bridge) = end.master else {
-            return self.unconnected_gateway(key).is_none().then_some(end);
+            return self.bridge_beside(end, key).is_none().then_some(end);
         };
         let host = self.namespaces.get(end.netns)?;
         host.links.get(&bridge).filter(|_| host.has_address(bridge, key.address))
@@ -268,10 +268,17 @@ impl<'a> NodeView<'a> {
     /// bridge does not lead: then others than the bridge route to it.
     #[must_use]
     pub fn unconnected_gateway(&self, key: NeighborKey) -> Option<&'a LinkFacts> {
-        let end = self.host_end(key.netns, key.ifindex)?;
+        self.bridge_beside(self.host_end(key.netns, key.ifindex)?, key)
+    }
+
+    fn bridge_beside(&self, end: &LinkFacts, key: NeighborKey) -> Option<&'a LinkFacts> {
         let host = self.namespaces.get(end.netns)?;
-        let has = |ifindex| host.has_address(ifindex, key.address);
-        if has(end.ifindex) || end.master.is_some_and(has) {
+        // By address, which most often none has: the host has a link for each pod.
+        let subnets: Vec<&AddressFacts> =
+            host.addresses.iter().filter(|known| known.address == key.address).collect();
+        let is_connected =
+            |known: &&AddressFacts| known.ifindex == end.ifindex || Some(known.ifindex) == end.master;
+        if subnets.is_empty() || subnets.iter().any(is_connected) {
             return None;
         }
         let own = self
@@ -281,14 +288,10 @@ impl<'a> NodeView<'a> {
             .iter()
             .filter(|own| own.ifindex == key.ifindex && own.address.is_ipv4() == key.address.is_ipv4());
         let own: Vec<IpAddr> = own.map(|own| own.address).filter(|own| !is_link_local(own)).collect();
-        let leads_to_it = |bridge: &LinkFacts| {
-            let of_gateway =
-                |known: &&AddressFacts| known.ifindex == bridge.ifindex && known.address == key.address;
-            let mut subnets = host.addresses.iter().filter(of_gateway);
-            own.is_empty() || subnets.any(|subnet| own.iter().any(|own| subnet.has_in_subnet(*own)))
-        };
-        let is_bridge = |link: &&LinkFacts| link.kind.as_deref() == Some("bridge") && has(link.ifindex);
-        host.links.values().filter(is_bridge).find(|bridge| leads_to_it(bridge))
+        let leads_to_it =
+            |subnet: &&&AddressFacts| own.is_empty() || own.iter().any(|own| subnet.has_in_subnet(*own));
+        let mut links = subnets.iter().filter(leads_to_it).filter_map(|known| host.links.get(&known.ifindex));
+        links.find(|link| link.kind.as_deref() == Some("bridge"))
     }
 
     /// The host end of a veth pair. Links of other kinds are ignored: their peer is a lower device.
