@@ -235,10 +235,14 @@ impl GatewayNeighborLost {
     /// Requests snapshots of the namespaces that are due.
     pub(super) fn request_rereads(&mut self, context: &Context<'_>, findings: &mut Findings) {
         let all = || -> BTreeSet<NsInum> { health::live_netns(context.node).collect() };
+        let due = self.rereads.take_due(context.now, all);
+        if due.is_empty() {
+            return;
+        }
         let of_node = self.faults.iter().filter(|(_, fault)| !fault.owner.is_foreign);
         let of_node: BTreeSet<NsInum> = of_node.map(|(key, _)| key.netns).collect();
         let many = BootNs::try_from(of_node.len()).unwrap_or(0) * SECOND / REREADS_PER_SECOND;
-        for netns in self.rereads.take_due(context.now, all) {
+        for netns in due {
             findings.request(Request::Netns { netns });
             for key in self.keys(Some(netns)) {
                 let Some(fault) = self.faults.get(&key) else { continue };
