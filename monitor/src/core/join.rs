@@ -18,7 +18,7 @@ impl Core {
     /// The task that the kernel recorded as current, as an actor; `late`: the event was held back for it.
     pub(super) fn actor(&self, task: &TaskRef, late: bool) -> Actor {
         let facts = self.tasks.get(task);
-        let context = self.context(task);
+        let context = task.context.or_else(|| facts.map(as_first_seen));
         let namespace = |inum: NsInum| Some(inum).filter(|inum| *inum != 0);
         let owner = self.node().owner(facts.and_then(|facts| facts.cgroup.as_deref()));
         let join = if late && owner.join == Join::Ok { Join::Late } else { owner.join };

@@ -1,5 +1,7 @@
 //! Events of neighbor entries: what happened to the entry, the actor, the owner of the namespace.
 
+use std::fmt::Write as _;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Core, NsInum};
@@ -23,6 +25,9 @@ const SNAPSHOT_TIMEOUT_NS: u64 = 3_000_000_000;
 const OWNER_KNOWN_NS: u64 = 1_000_000_000;
 /// More than this are pending only in an event storm; further ones are emitted at once, with what is known.
 const PENDING_MAX: usize = 1024;
+
+/// Length of most messages, in bytes.
+const MESSAGE: usize = 192;
 
 /// An answer that an event awaits.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -193,11 +198,11 @@ impl Core {
             return Some(Awaited::Process(tgid));
         }
         let task = change.actor.as_ref().and_then(|actor| self.tasks.get(actor))?;
-        let id = cgroup::identify(task.cgroup.as_deref()?).container_id?;
+        let id = cgroup::container_id(task.cgroup.as_deref()?)?;
         (!requested.container
             && self.runtimes() != RuntimeAvailability::None
-            && self.containers.get(&id).is_none())
-        .then_some(Awaited::Container(id))
+            && self.containers.get(id).is_none())
+        .then(|| Awaited::Container(id.to_owned()))
     }
 
     /// Whether a namespace is not read again for each event although nothing reports its changes: any user can make as many
@@ -271,7 +276,7 @@ impl Core {
             .as_ref()
             .filter(|_| !teardown || is_by_request(change))
             .map(|task| self.actor(task, requested.container));
-        let repaired = self.is_repair(change);
+        let repaired = change.op == NeighborOp::Changed && self.is_repair(change);
         let (kind, severity) = match (change.op, gateway == Some(true)) {
             (NeighborOp::Added, _) => (Kind::NeighborAdded, Severity::Info),
             (NeighborOp::Deleted, _) if teardown || cause == NeighborCause::NetnsExit => {
@@ -383,7 +388,7 @@ fn is_by_request(change: &NeighborChange) -> bool {
 
 fn message(change: &NeighborChange, neighbor: &Neighbor, target: &Target, by: Option<&str>) -> String {
     let permanent = change.old_state.is_some_and(|state| state.is_permanent());
-    let mut text = String::new();
+    let mut text = String::with_capacity(MESSAGE);
     if permanent {
         text.push_str("static ");
     }
@@ -391,24 +396,26 @@ fn message(change: &NeighborChange, neighbor: &Neighbor, target: &Target, by: Op
         text.push_str("gateway ");
     }
     let protocol = if change.key.address.is_ipv4() { "ARP" } else { "neighbor" };
-    text.push_str(&format!(
+    // Writing to a string cannot fail.
+    let _ = write!(
+        text,
         "{protocol} {} on {}{}",
         change.key.address,
         name(&change.ifname),
         place_phrase(target, change.key.netns)
-    ));
+    );
     match change.op {
         NeighborOp::Added => text.push_str(" set"),
         NeighborOp::Deleted => text.push_str(" deleted"),
         NeighborOp::Failed => text.push_str(" failed to resolve"),
         NeighborOp::Changed => match (&change.new_lladdr, change.new_state) {
-            (Some(lladdr), _) => text.push_str(&format!(" replaced with {lladdr}")),
-            (None, Some(state)) => text.push_str(&format!(" downgraded to {}", state.name())),
+            (Some(lladdr), _) => _ = write!(text, " replaced with {lladdr}"),
+            (None, Some(state)) => _ = write!(text, " downgraded to {}", state.name()),
             (None, None) => text.push_str(" changed"),
         },
     }
     if let Some(by) = by {
-        text.push_str(&format!(" by {by}"));
+        let _ = write!(text, " by {by}");
     }
     text.push_str(&cause_phrase(neighbor, by.is_some()));
     text

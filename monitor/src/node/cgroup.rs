@@ -91,7 +91,19 @@ pub fn is_roots(owner: u32, mode: u32) -> bool {
 
 /// The part that root made, and the part that is delegated.
 fn parts(path: &str) -> (&str, &str) {
-    path.split_once(DELEGATED).unwrap_or((path, ""))
+    // A search for a pattern costs more to prepare than so short a text to look through.
+    let at = path.as_bytes().windows(DELEGATED.len()).position(|pair| pair == DELEGATED.as_bytes());
+    at.map_or((path, ""), |at| (&path[..at], &path[at + DELEGATED.len()..]))
+}
+
+/// The names in a part of a path.
+fn segments(part: &str) -> impl Iterator<Item = &str> {
+    part.split('/').filter(|segment| !matches!(*segment, "" | "." | ".."))
+}
+
+/// Without what the kernel appends in /proc once the cgroup is removed (v2, zombies).
+fn without_mark(path: &str) -> &str {
+    path.strip_suffix(" (deleted)").unwrap_or(path)
 }
 
 /// Of the paths of one process in several hierarchies, in the order of trust: the first that names a container,
@@ -101,23 +113,29 @@ fn parts(path: &str) -> (&str, &str) {
 pub fn most_specific<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
     paths
         .clone()
-        .find(|path| identify(path).container_id.is_some())
+        .find(|path| container_id(path).is_some())
         .or_else(|| paths.clone().find(|path| *path != "/"))
         .or_else(|| paths.clone().next())
+}
+
+/// The container id of [`identify`] alone, which is asked for with every event.
+#[must_use]
+pub fn container_id(path: &str) -> Option<&str> {
+    segments(parts(without_mark(path)).0)
+        .map_while(|segment| (!is_user_manager(segment)).then(|| container(segment)))
+        .find_map(|inner| inner.map(|(id, _)| id))
 }
 
 /// Parses the names in a cgroup path; the identity is empty if there are none.
 #[must_use]
 pub fn identify(path: &str) -> CgroupIdentity {
-    // The kernel appends this in /proc once the cgroup is removed (v2, zombies).
-    let path = path.strip_suffix(" (deleted)").unwrap_or(path);
-    let (path, delegated) = parts(path);
+    let (path, delegated) = parts(without_mark(path));
     let nested = |below: &str| {
         Some(below).filter(|it| !it.is_empty()).map(identify).filter(|it| !it.is_empty()).map(Box::new)
     };
     let mut identity = CgroupIdentity { nested: nested(delegated), ..CgroupIdentity::default() };
     let mut parent = "";
-    let mut segments = path.split('/').filter(|segment| !matches!(*segment, "" | "." | ".."));
+    let mut segments = segments(path);
     while let Some(segment) = segments.next() {
         if let Some(uid) = pod_uid(segment) {
             identity.pod_uid = Some(uid);
@@ -322,6 +340,7 @@ mod tests {
                 seen.runtime.map_or("-", Runtime::name),
             ];
             assert_eq!(seen, expected.map(fill), "{path}");
+            assert_eq!(container_id(&fill(path)).unwrap_or("-"), fill(expected[0]), "{path}");
         }
     }
 
@@ -359,6 +378,7 @@ mod tests {
             fill("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{A}.scope/container");
         let identity = identify(&path);
         assert_eq!((identity.container_id, identity.unit.as_deref()), (None, Some("user@1000.service")));
+        assert_eq!(container_id(&path), None);
         let nested = identity.nested.unwrap();
         assert_eq!((nested.container_id, nested.runtime), (Some(id('a')), Some(Runtime::Podman)));
     }
@@ -378,6 +398,7 @@ mod tests {
         let forged = fill("//docker/{A}");
         assert_eq!(most_specific(["/", forged.as_str()].into_iter()), Some(forged.as_str()));
         assert_eq!((identify(&forged).container_id, account(&forged)), (None, "/"));
+        assert_eq!(container_id(&forged), None);
     }
 
     #[test]
