@@ -3,9 +3,12 @@
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
-use std::io::{self, Write};
+use std::io::{self, Write as _};
 
 use serde::Serialize;
+
+/// Length of the JSON of most events, in bytes.
+const EVENT: usize = 2048;
 
 /// Whether a character controls a terminal, reorders text or does not show: control and format characters, separators
 /// of lines, spaces other than the plain one, and what no character is assigned to.
@@ -57,26 +60,32 @@ pub fn name(text: &str) -> Cow<'_, str> {
 /// # Errors
 /// When it cannot become JSON.
 pub fn to_json(value: &(impl Serialize + ?Sized)) -> serde_json::Result<String> {
-    let plain = serde_json::to_string(value)?;
-    Ok(match json(&plain) {
-        Cow::Borrowed(_) => plain,
-        Cow::Owned(escaped) => escaped,
-    })
+    // As long as most events, so that it does not move while it grows.
+    let mut json = Vec::with_capacity(EVENT);
+    append_json(&mut json, value)?;
+    String::from_utf8(json).map_err(|error| serde_json::Error::io(io::Error::other(error)))
 }
 
-/// Writes a value as JSON in which hidden characters are escapes.
+/// Appends a value as JSON in which hidden characters are escapes.
 ///
 /// # Errors
-/// When it cannot become JSON, or cannot be written.
-pub fn write_json(mut writer: impl Write, value: &(impl Serialize + ?Sized)) -> serde_json::Result<()> {
+/// When it cannot become JSON.
+pub fn append_json(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) -> serde_json::Result<()> {
+    let begin = out.len();
+    serde_json::to_writer(&mut *out, value)?;
     // One look at the whole is cheaper than one at each of its many short strings.
-    writer.write_all(to_json(value)?.as_bytes()).map_err(serde_json::Error::io)
+    if !is_harmless(&out[begin..]) {
+        let plain = out.split_off(begin);
+        let plain = str::from_utf8(&plain).map_err(|error| serde_json::Error::io(io::Error::other(error)))?;
+        write_fragment(out, plain).map_err(serde_json::Error::io)?;
+    }
+    Ok(())
 }
 
 /// The same JSON with hidden characters as escapes: it may be of a version that wrote them as they are.
 #[must_use]
 pub fn json(text: &str) -> Cow<'_, str> {
-    if is_harmless(text) {
+    if is_harmless(text.as_bytes()) {
         return Cow::Borrowed(text);
     }
     let mut json = Vec::with_capacity(text.len() + 16);
@@ -89,11 +98,12 @@ pub fn json(text: &str) -> Cow<'_, str> {
 }
 
 /// Whether nothing in a piece of JSON is to be escaped. Control characters below the space are escapes there already.
-fn is_harmless(fragment: &str) -> bool {
-    fragment.is_ascii() && !fragment.as_bytes().contains(&0x7f)
+fn is_harmless(fragment: &[u8]) -> bool {
+    // Without a branch for each byte: DEL has the highest bit as its successor, what is not ASCII has it itself.
+    fragment.iter().fold(0, |seen, byte| seen | byte | byte.wrapping_add(1)) < 0x80
 }
 
-fn write_fragment<W: ?Sized + Write>(writer: &mut W, fragment: &str) -> io::Result<()> {
+fn write_fragment(writer: &mut Vec<u8>, fragment: &str) -> io::Result<()> {
     let mut begin = 0;
     for (at, c) in fragment.char_indices().filter(|(_, c)| !matches!(c, '\0'..='~') && is_hidden(*c)) {
         writer.write_all(&fragment.as_bytes()[begin..at])?;

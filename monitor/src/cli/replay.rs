@@ -9,7 +9,6 @@ use jiff::tz::TimeZone;
 use super::{exit, fail, remark};
 use crate::config::{Config, Overrides};
 use crate::error_chain::chain;
-use crate::event::Event;
 use crate::recording::replay::{ReplayError, Summary, replay};
 use crate::regular_file;
 use crate::render::Pretty;
@@ -62,7 +61,15 @@ impl ReplayArgs {
             input => input.map_err(|error| ReplayError::Read(error.into())),
         };
         let outcome = input.and_then(|input| {
-            let summary = replay(input, policy.as_ref(), |event| print(&event, pretty.as_ref(), &mut out))?;
+            let mut line = Vec::new();
+            let summary = replay(input, policy.as_ref(), |event| {
+                line.clear();
+                match &pretty {
+                    Some(pretty) => line.extend_from_slice(pretty.text(&event).as_bytes()),
+                    None => json::write(&event, &mut line)?,
+                }
+                out.write_all(&line)
+            })?;
             out.flush()?;
             Ok(summary)
         });
@@ -86,13 +93,6 @@ fn open(path: &Path) -> io::Result<Box<dyn BufRead>> {
         return Ok(Box::new(BufReader::with_capacity(CHUNK, io::stdin())));
     }
     Ok(Box::new(BufReader::with_capacity(CHUNK, regular_file::open(path)?)))
-}
-
-fn print(event: &Event, pretty: Option<&Pretty>, out: &mut BufWriter<io::StdoutLock<'_>>) -> io::Result<()> {
-    match pretty {
-        Some(pretty) => out.write_all(pretty.text(event).as_bytes()),
-        None => json::write_to(event, out),
-    }
 }
 
 /// Prints a summary: what was read, skipped and missing.

@@ -1,8 +1,8 @@
 //! One event as one line of JSON, in the public schema.
 
-use std::io::{self, Write};
+use std::io;
 
-use crate::escape::write_json;
+use crate::escape::append_json;
 use crate::event::Event;
 
 /// Appends the event and a newline.
@@ -10,16 +10,9 @@ use crate::event::Event;
 /// # Errors
 /// Never in practice: the schema has no maps with keys that are not strings.
 pub fn write(event: &Event, out: &mut Vec<u8>) -> io::Result<()> {
-    write_to(event, out)
-}
-
-/// Writes the event and a newline.
-///
-/// # Errors
-/// When they cannot be written.
-pub fn write_to(event: &Event, out: &mut impl Write) -> io::Result<()> {
-    write_json(&mut *out, event)?;
-    out.write_all(b"\n")
+    append_json(out, event)?;
+    out.push(b'\n');
+    Ok(())
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use super::retention::Progress;
 use super::runs::PreviousRun;
 use super::{Limits, StoreError, failed, lookup, time};
 use crate::clock::boot_now;
-use crate::escape::{to_json, write_json};
+use crate::escape::{append_json, to_json};
 use crate::event::{Event, Incident, Severity};
 
 /// Writes to the store; there is only one at a time.
@@ -162,7 +162,7 @@ impl Writer {
         self.begin()?;
         let mut json = std::mem::take(&mut self.json);
         json.clear();
-        let done = match write_json(&mut json, event) {
+        let done = match append_json(&mut json, event) {
             Ok(()) => self.insert_line(event, std::str::from_utf8(&json).unwrap_or_default()),
             // Serializing an event cannot fail: the schema has no maps with keys other than strings.
             Err(_) => Ok(()),

@@ -11,7 +11,7 @@ use super::client::remote::RemoteError;
 use super::client::{ClientArgs, Source, StateError, Unreachable};
 use super::exit;
 use crate::error_chain::chain;
-use crate::escape::write_json;
+use crate::escape::to_json;
 use crate::event::Event;
 use crate::query::history::{Extent, HistoryError};
 use crate::render::time::Clock;
@@ -199,7 +199,6 @@ impl Output<'_> {
     }
 
     fn json(&mut self, value: &impl serde::Serialize) -> Result<(), Failure> {
-        write_json(&mut self.out, value)?;
-        Ok(writeln!(self.out)?)
+        Ok(writeln!(self.out, "{}", to_json(value)?)?)
     }
 }
