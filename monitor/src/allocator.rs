@@ -11,6 +11,31 @@ const STORM: u64 = 512;
 /// Maximum number of events between two checks at which a storm is over.
 const CALM: u64 = 64;
 
+/// Largest block that lies between others, in bytes. Larger ones are mapped alone, and unmapped when they are freed.
+#[cfg(target_env = "gnu")]
+const SHARED_MAX: c_int = 256 << 10;
+/// Free memory at the end of the heap that is kept, in bytes.
+#[cfg(target_env = "gnu")]
+const SPARE: c_int = 1 << 20;
+/// Heaps: one of the core's thread, and one of all others, which need little.
+#[cfg(target_env = "gnu")]
+const HEAPS: c_int = 2;
+
+/// Bounds what the allocator keeps; called before any other thread is there. By itself it takes the largest block that was
+/// ever freed, at the start that is the kernel's BTF with several MiB, for one to expect again, and keeps twice as much; and
+/// each thread gets a heap of its own, in which what others free stays unused.
+pub fn keep_little() {
+    #[cfg(target_env = "gnu")]
+    for (option, value) in
+        [(libc::M_MMAP_THRESHOLD, SHARED_MAX), (libc::M_TRIM_THRESHOLD, SPARE), (libc::M_ARENA_MAX, HEAPS)]
+    {
+        // SAFETY: it changes numbers of the allocator only.
+        if unsafe { libc::mallopt(option, value) } == 0 {
+            tracing::debug!(option, value, "the allocator refuses an option");
+        }
+    }
+}
+
 /// Unmaps the code and constants of the program. What runs is mapped again when it is used, from the page cache.
 pub fn release_program() {
     // SAFETY: the callback has the signature that is expected, and takes no data.

@@ -9,6 +9,7 @@ use tokio::task::LocalSet;
 
 use super::logging::{self, LogFormat};
 use super::{exit, fail};
+use crate::allocator;
 use crate::build_info;
 use crate::config::{Config, Overrides, RuntimeSpec, runtime_choices};
 use crate::daemon::{self, DaemonError, Options};
@@ -85,6 +86,7 @@ impl RunArgs {
     /// Runs the daemon until it is stopped; returns the exit code.
     #[must_use]
     pub fn run(&self) -> u8 {
+        allocator::keep_little();
         if let Err(error) = logging::init(self.log_format, self.log_bpf) {
             return fail(&error, exit::USAGE);
         }
