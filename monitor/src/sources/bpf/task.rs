@@ -150,8 +150,11 @@ struct Below {
 fn ancestors(record: &TaskRecord) -> Vec<Ancestor> {
     let TaskRecord { task, flags, .. } = record;
     let mut below = Below { start_ns: task.start_ns, exec_id: task.exec_id, flags: *flags };
-    let known = record.ancestors.iter().take_while(|ancestor| ancestor.tgid != 0);
+    let known = record.ancestors.iter().position(|ancestor| ancestor.tgid == 0);
+    // A slice, so that no more room is made than is kept for a long time.
+    let known = &record.ancestors[..known.unwrap_or(record.ancestors.len())];
     known
+        .iter()
         .map(|above| {
             let started = started(below, above);
             below = Below { start_ns: above.start_ns, exec_id: above.exec_id, flags: above.flags };

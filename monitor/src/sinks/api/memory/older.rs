@@ -30,7 +30,8 @@ impl Older {
         self.bytes += bytes;
         self.events += 1;
         self.shares.add(&charge, charge.weigh(bytes as u64));
-        self.by_charge.entry(charge).or_default().push_back(kept);
+        // Of most of many there is one event: the first growth makes room for four.
+        self.by_charge.entry(charge).or_insert_with(|| VecDeque::with_capacity(1)).push_back(kept);
         while self.events > EVENTS || self.bytes > BYTES {
             let Some(charge) = self.shares.largest().map(|(charge, _)| charge.clone()) else { return };
             self.forget_oldest_of(&charge);
