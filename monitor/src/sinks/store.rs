@@ -39,6 +39,8 @@ const RETRY: Duration = Duration::from_secs(60);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
 /// How often a log is checked that cannot be copied because of a reader.
 const HELD_CHECK: Duration = Duration::from_millis(50);
+/// So many events fill the cache of pages: it is emptied when nothing comes any more, however long they took to come.
+const CACHED: u64 = 1000;
 /// Most incidents kept in memory.
 const MAX_INCIDENTS: usize = 1024;
 /// A disk with less free space, in bytes, counts as full.
@@ -128,7 +130,7 @@ fn open(
         commit_by: None,
         last_commit: Instant::now(),
         held: None,
-        had_storm: false,
+        cached: 0,
         is_too_big: false,
         damaged: None,
     };
@@ -174,7 +176,8 @@ struct StoreFile {
     last_commit: Instant,
     /// A reader holds the log; when to check again.
     held: Option<Instant>,
-    had_storm: bool,
+    /// Events written since its cache was last emptied.
+    cached: u64,
     /// A limit was lowered, and the file shrinks step by step.
     is_too_big: bool,
     /// When a file was last found damaged or gone: a disk that damages one after the other gets one a minute.
@@ -224,7 +227,7 @@ impl StoreFile {
             writer.keep_gateways(&entries)?;
         }
         writer.commit()?;
-        self.had_storm |= self.pending > 1000;
+        self.cached += self.pending;
         self.pending = 0;
         self.commit_by = None;
         self.unsaved = false;
@@ -346,10 +349,11 @@ impl Destination for StoreFile {
 
     fn on_time(&mut self) -> Result<(), StoreError> {
         if self.pending == 0
-            && std::mem::take(&mut self.had_storm)
+            && self.cached >= CACHED
             && let Some(writer) = &self.writer
         {
             writer.shrink_memory();
+            self.cached = 0;
         }
         self.commit()
     }
