@@ -189,6 +189,7 @@ pub async fn run(
         gauges_changed: false,
         has_judged: false,
         has_settled: false,
+        aftermath: 0,
         is_configured: true,
     };
     let statuses = statuses.into_iter().chain(private_mntns.map(own_mounts)).chain(own_cgroups()).collect();
@@ -226,6 +227,8 @@ struct Daemon {
     has_judged: bool,
     /// Whether what only the start needed was released.
     has_settled: bool,
+    /// Heartbeats until what needed memory after that is over; 0 when it is.
+    aftermath: u32,
     /// Whether the configuration could be used when it was read last.
     is_configured: bool,
 }

@@ -114,8 +114,8 @@ fn churn(daemon: &Daemon, runtimes: &[FakeDockerd]) -> io::Result<()> {
         100.0 * f64::from(named) / f64::from(number)
     );
     println!("  processor: {:.1} % of a core; memory: {}", 100.0 * busy, memory(daemon)?);
-    sleep(3 * SETTLE);
-    println!("  a while later: {}", memory(daemon)?);
+    sleep(CHURN);
+    println!("  a minute later: {}", memory(daemon)?);
     Ok(())
 }
 

@@ -6,6 +6,10 @@ use crate::clock::{boot_now, realtime_offset_ns};
 use crate::observation::{Fact, Observation, Source};
 use crate::sources::procfs::own::forget_peak;
 
+/// What a start or a storm leaves to be done, such as the first reconciliations and commits, is over after so many heartbeats:
+/// half a minute.
+const AFTERMATH: u32 = 6;
+
 impl Daemon {
     /// What is due every few seconds.
     pub(super) fn heartbeat(&mut self) {
@@ -26,7 +30,10 @@ impl Daemon {
         self.health.tick(now);
         // What a start or a storm needed.
         let is_settled = self.core.is_ready() && !std::mem::replace(&mut self.has_settled, true);
-        if self.storm_detector.has_calmed() || is_settled {
+        let is_over = self.storm_detector.has_calmed() || is_settled;
+        let is_aftermath_over = self.aftermath == 1;
+        self.aftermath = if is_over { AFTERMATH } else { self.aftermath.saturating_sub(1) };
+        if is_over || is_aftermath_over {
             allocator::release_free_memory();
             allocator::release_program();
         }
