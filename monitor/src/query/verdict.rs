@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::story::{Step, StoryIncident};
 use crate::diagnose::Suspicion;
 use crate::escape::name;
-use crate::event::{CloseReason, Confidence, Severity};
+use crate::event::{CloseReason, Confidence, Kind, Severity};
 
 /// Maximum number of causes in the sentence.
 const CAUSES: usize = 3;
@@ -98,7 +98,13 @@ pub fn conclude(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[S
                 .filter(|actor| actor.userns.is_some() || step.message.contains(&*name(&actor.comm)))
                 .map(|actor| actor.confidence),
             since: Some(step.time.clone()),
-            ..harmless(format!("{}; no incident is known of it", without_stop(&step.message)))
+            ..harmless(format!(
+                "{}{}; no incident is known of it",
+                without_stop(&step.message),
+                later(step, steps)
+                    .map(|later| format!("; later: {}", without_stop(&later.message)))
+                    .unwrap_or_default()
+            ))
         },
         (None, []) => harmless("nothing was recorded about it".to_owned()),
         (None, [one]) => harmless(format!("nothing wrong was seen; {}", without_stop(&one.message))),
@@ -108,6 +114,14 @@ pub fn conclude(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[S
             without_stop(&last.message)
         )),
     }
+}
+
+/// How the mount of a refused unmount went after all.
+fn later<'a>(step: &Step, steps: &'a [Step]) -> Option<&'a Step> {
+    let is = |step: &Step, kinds: &[Kind]| kinds.iter().any(|kind| kind.name() == step.kind);
+    let last = step.repeated.as_ref().map_or(&step.time, |repeated| &repeated.until);
+    let ends = [Kind::MountReleased, Kind::MountDetached];
+    steps.iter().rfind(|other| is(step, &[Kind::MountBusy]) && is(other, &ends) && other.time > *last)
 }
 
 fn with_causes(effect: &StoryIncident, incidents: &[StoryIncident]) -> String {

@@ -209,6 +209,18 @@ fn without_an_incident_the_worst_event_is_the_verdict() {
 }
 
 #[test]
+fn a_mount_that_was_busy_and_is_gone_is_not_told_as_busy() {
+    let busy = chatter(1, Kind::MountBusy, Severity::Warning, "umount of /x refused");
+    let released = chatter(2, Kind::MountReleased, Severity::Info, "/x unmounted");
+    let again = chatter(3, Kind::MountBusy, Severity::Warning, "umount of another /x refused");
+    let story = told(&Memory::of([busy.clone(), released.clone()]), "lijiaob/etcd1-0");
+    let expected = "umount of /x refused; later: /x unmounted; no incident is known of it";
+    assert_eq!(story.verdict.sentence, expected);
+    let story = told(&Memory::of([busy, released, again]), "lijiaob/etcd1-0");
+    assert_eq!(story.verdict.sentence, "umount of another /x refused; no incident is known of it");
+}
+
+#[test]
 fn a_quiet_life_is_told_as_one() {
     let started = chatter(1, Kind::ContainerStarted, Severity::Info, "container etcd started");
     let story = told(&Memory::of([started]), "lijiaob/etcd1-0");
