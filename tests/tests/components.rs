@@ -57,11 +57,12 @@ fn a_kubelet_that_ends_and_its_successor_of_another_version_are_told() {
 #[test]
 fn a_program_without_build_information_has_no_version() {
     let scratch = Scratch::new();
-    let kubelet = start(&Program::new(&scratch, "kubelet", None));
+    // No kubelet: of one that runs beside others it is not told which of them it replaces.
+    let adapter = start(&Program::new(&scratch, "cri-dockerd", None));
     let mut daemon = launch().start();
-    daemon.wait_for_component(kubelet.pid());
-    let pid = kubelet.pid();
-    drop(kubelet);
+    daemon.wait_for_component(adapter.pid());
+    let pid = adapter.pid();
+    drop(adapter);
     let exited = wait_for(&mut daemon, "component.exited", pid);
     exited.expect_none("/component/version");
     if kernel_tells_ends() {
@@ -69,7 +70,7 @@ fn a_program_without_build_information_has_no_version() {
     }
 }
 
-/// Starts what only calls itself a kubelet, after `prefix`.
+/// Starts what only calls itself a runtime, after `prefix`.
 fn pretend(prefix: &[&str], program: &Path) -> Running {
     let path = exe(program);
     let words = [prefix, &[&path, "-c", "read -r word; exit"]].concat();
@@ -81,9 +82,9 @@ fn pretend(prefix: &[&str], program: &Path) -> Running {
 }
 
 #[test]
-fn who_only_has_the_name_of_a_kubelet_is_none() {
+fn who_only_has_the_name_of_a_runtime_is_none() {
     let scratch = Scratch::new();
-    let program = Program::new(&scratch, "kubelet", None);
+    let program = Program::new(&scratch, "dockerd", None);
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     let of_nobody = pretend(&nobody, program.path());
     let in_userns =
