@@ -1,7 +1,8 @@
 //! What only /proc has of the ancestors of a task: their executables, users and control groups.
 //!
 //! Read by a [reader](crate::sources::procfs::readers), since an ancestor may hang whoever reads it. The ring is drained
-//! meanwhile, and what comes out of it waits in order, for a moment and in bounded number.
+//! meanwhile, and what comes out of it waits in order, for a moment and in bounded number. How often anybody may cause that
+//! is in [`questions`](super::questions); beyond it a task stays as the kernel captured it.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::pending;
@@ -10,14 +11,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
+use super::questions::{Account, Questions};
 use crate::observation::{Ancestor, BootNs, Fact, Observation, TaskKey, TaskPlace};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Job, Readers, Unread};
 
 /// Longest wait for the ancestors of one task; a reader takes a fraction of a millisecond, its start some more.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// After a wait in vain none is begun for this long, so that nobody can stop the ring by processes that hang.
-const PAUSE: Duration = Duration::from_secs(5);
 /// How long an answer serves other children of the same parent, which often do the same again and again.
 const FRESH: Duration = Duration::from_secs(1);
 /// Answers that are kept.
@@ -35,7 +35,7 @@ type Line = (TaskPlace, Vec<(u32, BootNs, String, Option<bool>)>);
 pub(super) struct Lineages {
     readers: Readers,
     known: HashMap<Line, (Instant, Vec<Ancestor>)>,
-    not_before: Option<Instant>,
+    questions: Questions,
     /// The first one is the task that was asked about, if any was.
     waiting: VecDeque<Observation>,
     asked: Option<Asked>,
@@ -44,6 +44,7 @@ pub(super) struct Lineages {
 /// A question under way.
 #[derive(Debug)]
 struct Asked {
+    account: Account,
     line: Line,
     captured: Vec<Ancestor>,
     answer: JoinHandle<Result<Answer<Vec<Ancestor>>, Unread>>,
@@ -51,7 +52,8 @@ struct Asked {
 
 impl Lineages {
     pub(super) fn new(readers: Readers) -> Self {
-        Self { readers, known: HashMap::new(), not_before: None, waiting: VecDeque::new(), asked: None }
+        let questions = Questions::new(Instant::now());
+        Self { readers, known: HashMap::new(), questions, waiting: VecDeque::new(), asked: None }
     }
 
     /// Takes an observation in; [`next`](Self::next) gives it back.
@@ -71,14 +73,14 @@ impl Lineages {
             && !task.ancestors.is_empty()
         {
             let now = Instant::now();
-            let line = line(task.place, &task.ancestors);
+            let (account, line) = (Account::of(task), line(task.place, &task.ancestors));
             match self.known.get(&line).filter(|(read, _)| now - *read < FRESH) {
                 Some((_, known)) => task.ancestors.clone_from(known),
-                None if self.not_before.is_none_or(|not_before| not_before <= now) => {
+                None if self.questions.take(account, now) => {
                     let captured = task.ancestors.clone();
                     let (readers, job) = (self.readers.clone(), Complete(captured.clone()));
                     let answer = tokio::spawn(async move { readers.ask(job, PATIENCE).await });
-                    self.asked = Some(Asked { line, captured, answer });
+                    self.asked = Some(Asked { account, line, captured, answer });
                     return None;
                 }
                 None => {}
@@ -91,13 +93,13 @@ impl Lineages {
     pub(super) async fn completed(&mut self) {
         let Some(asked) = &mut self.asked else { return pending().await };
         let answer = (&mut asked.answer).await;
-        let Some(Asked { line, captured, .. }) = self.asked.take() else { return };
+        let Some(Asked { account, line, captured, .. }) = self.asked.take() else { return };
         let now = Instant::now();
         let completed = match answer {
             Ok(Ok(Answer { reply, .. })) => reply,
             Ok(Err(error)) => {
                 if matches!(error, Unread::Late | Unread::Busy) {
-                    self.not_before = Some(now + PAUSE);
+                    self.questions.was_in_vain(account, now);
                 }
                 tracing::debug!(%error, "the ancestors of a task are not completed");
                 captured
@@ -121,7 +123,7 @@ impl Lineages {
         if let Some(asked) = self.asked.take() {
             asked.answer.abort();
         }
-        self.not_before = Some(Instant::now() + PAUSE);
+        self.questions.pause(Instant::now());
     }
 }
 
@@ -169,3 +171,6 @@ fn exe(proc: &Proc, tgid: u32) -> Option<String> {
         _ => format!("(unreachable){exe}"),
     })
 }
+
+#[cfg(test)]
+mod tests;

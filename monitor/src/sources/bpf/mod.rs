@@ -19,6 +19,7 @@ mod load;
 mod mount_table;
 pub mod objects;
 mod plugins;
+mod questions;
 mod ring;
 pub mod settings;
 mod skipped;
