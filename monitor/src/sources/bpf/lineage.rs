@@ -148,7 +148,8 @@ impl Job for Complete {
     }
 }
 
-/// Reads an ancestor. What was read of an id belongs to it only if it has the id before and after.
+/// Reads an ancestor. What was read of an id belongs to it only if it has the id before and after; its executable only if it
+/// also goes by the same name still: another program has another name, as a rule.
 fn complete(proc: &Proc, ancestor: &mut Ancestor) {
     let key = TaskKey { tgid: ancestor.tgid, start_ns: ancestor.start_ns, exec_id: 0 };
     if !proc.is_same(&key) {
@@ -156,7 +157,8 @@ fn complete(proc: &Proc, ancestor: &mut Ancestor) {
     }
     let (exe, uid, cgroup) = (exe(proc, key.tgid), proc.uid(key.tgid), proc.cgroup(key.tgid));
     if proc.is_same(&key) {
-        (ancestor.exe, ancestor.uid, ancestor.cgroup) = (exe, uid, cgroup);
+        let is_renamed = proc.stat(key.tgid).is_none_or(|stat| stat.comm != ancestor.comm);
+        (ancestor.exe, ancestor.uid, ancestor.cgroup) = (exe.filter(|_| !is_renamed), uid, cgroup);
     }
 }
 

@@ -57,3 +57,15 @@ async fn whoever_is_another_each_time_makes_others_wait_only_within_his_budget()
         lineages.known.clear();
     }
 }
+
+#[test]
+fn the_executable_of_a_program_that_came_later_is_not_that_of_the_ancestor() {
+    let (proc, me) = (Proc::default(), std::process::id());
+    let stat = proc.stat(me).unwrap();
+    for (comm, is_it) in [(stat.comm.as_str(), true), ("sh", false)] {
+        let comm = comm.to_owned();
+        let mut read = Ancestor { tgid: me, start_ns: stat.start_ns, comm, ..Ancestor::default() };
+        complete(&proc, &mut read);
+        assert_eq!((read.exe.is_some(), read.uid.is_some()), (is_it, true));
+    }
+}
