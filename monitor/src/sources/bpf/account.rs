@@ -117,7 +117,7 @@ impl Account {
             (self.counted, self.uncounted) = (now, false);
             for (runs, reported) in &mut self.skipped {
                 let more = reported.take(runs.count(), now, true);
-                self.due.extend(more.map(|more| lost(runs.reason, more)));
+                self.due.extend(more.map(|_| skipped(runs.reason)));
             }
         }
         let throttled: u64 = budgets::RECORDS.counts.iter().map(|count| read(counts, count.counter)).sum();
@@ -138,9 +138,20 @@ fn lost(reason: &str, count: u64) -> Fact {
     Fact::Lost(Loss { source: "bpf".into(), reason: reason.into(), count: Some(count) })
 }
 
+/// Most runs that were skipped would have written nothing, so that their number says little.
+fn skipped(reason: &str) -> Fact {
+    Fact::Lost(Loss { source: "bpf".into(), reason: reason.into(), count: None })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_that_was_skipped_is_no_record_that_was_lost() {
+        let Fact::Lost(loss) = skipped("mount-run-skipped") else { panic!("no loss") };
+        assert_eq!((loss.reason.as_str(), loss.count), ("mount-run-skipped", None));
+    }
 
     #[test]
     fn losses_are_reported_at_once_and_then_summed_up_for_a_second() {

@@ -1,4 +1,5 @@
-//! What the programs count in the kernel: per CPU, exact even when the ring is full.
+//! What the programs count in the kernel: per CPU, exact even when the ring is full. Of what a run would have counted that
+//! the kernel [skipped](super::skipped), nobody knows.
 
 use std::sync::Arc;
 
