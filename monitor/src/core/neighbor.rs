@@ -364,16 +364,18 @@ impl Core {
         }
     }
 
-    /// The kernel program infers a change of the interface's hardware address by exclusion. Where the model shows that
-    /// the address did not change, the cause is unknown.
+    /// The kernel program infers a change of the interface's hardware address by exclusion, and other changes remain as
+    /// well. Unless the model shows that the address was another one, the cause is unknown.
     fn checked_cause(&self, at: BootNs, change: &NeighborChange) -> NeighborCause {
-        let unchanged = |lladdr| {
-            self.namespaces
-                .get(change.key.netns)
-                .is_some_and(|namespace| namespace.had_lladdr(at, change.key.ifindex, lladdr))
+        let NeighborKey { netns, ifindex, .. } = change.key;
+        let is_unproven = |lladdr| {
+            self.namespaces.get(netns).is_none_or(|namespace| {
+                !namespace.knows_link(ifindex) || namespace.had_lladdr(at, ifindex, lladdr)
+            })
         };
         match change.cause {
-            NeighborCause::LladdrChanged if change.device_lladdr.as_ref().is_some_and(unchanged) => {
+            // Netlink, which has no such address, has told of the change itself.
+            NeighborCause::LladdrChanged if change.device_lladdr.as_ref().is_some_and(is_unproven) => {
                 NeighborCause::Unknown
             }
             cause => cause,

@@ -145,6 +145,35 @@ fn a_cause_that_was_there_long_before_is_none() {
 }
 
 #[test]
+fn the_hardware_address_of_a_link_that_is_not_known_is_not_said_to_have_changed() {
+    let lladdr = |last| Some(LlAddr(vec![2, 0, 0, 0, 0, last]));
+    for (known, expected) in [(None, "unknown"), (lladdr(1), "unknown"), (lladdr(9), "lladdr-changed")] {
+        let mut core = settled();
+        if let Some(mac) = known {
+            let link = LinkFacts {
+                netns: POD,
+                ifindex: 2,
+                ifname: "eth0".into(),
+                kind: Some("veth".into()),
+                flags: iff::UP,
+                mac: Some(mac),
+                master: None,
+                peer: None,
+            };
+            core.observe(at(2, Fact::Link(Box::new(link))));
+        }
+        events(&mut core);
+        // Also where it became a port, or its MTU too small for IPv6.
+        let change = change(NeighborOp::Deleted, NeighborCause::LladdrChanged);
+        let change = NeighborChange { device_lladdr: lladdr(1), ..change };
+        core.observe(at(3_000 * MS, Fact::Neighbor(Box::new(change))));
+        core.observe(at(9_000 * MS, Fact::Tick));
+        let cause = events(&mut core).remove(0).neighbor.unwrap().cause;
+        assert_eq!(cause, expected);
+    }
+}
+
+#[test]
 fn an_unchanged_link_emits_nothing_and_a_changed_one_lists_the_changes() {
     let mut core = settled();
     let link = |flags| {

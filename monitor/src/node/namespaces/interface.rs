@@ -38,6 +38,12 @@ impl Namespace {
         self.links.values().filter(is_other).any(|other| self.is_usable(other.ifindex, family))
     }
 
+    /// Whether a link is known at all.
+    #[must_use]
+    pub fn knows_link(&self, ifindex: u32) -> bool {
+        self.links.contains_key(&ifindex)
+    }
+
     /// Whether a link had this hardware address at a time, and for some time before.
     #[must_use]
     pub fn had_lladdr(&self, at: BootNs, ifindex: u32, lladdr: &LlAddr) -> bool {

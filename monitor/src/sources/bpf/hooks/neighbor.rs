@@ -164,6 +164,8 @@ fn collateral(record: &NeighborRecord, by_process: bool, host_netns: NsInum) -> 
         NeighborCause::LastAddressRemoved
     } else if record.device_flags & iff::NOARP != 0 {
         NeighborCause::Noarp
+    } else if record.lladdr_len == 0 {
+        NeighborCause::Unknown
     } else {
         NeighborCause::LladdrChanged
     }
@@ -236,6 +238,8 @@ mod tests {
         assert_eq!(cause(iff::UP, 0, 7), NeighborCause::LastAddressRemoved);
         assert_eq!(cause(iff::UP | iff::NOARP, address, 7), NeighborCause::Noarp);
         assert_eq!(cause(iff::UP, address, 7), NeighborCause::LladdrChanged);
+        record.lladdr_len = 0;
+        assert_eq!(change(&record).cause, NeighborCause::Unknown, "there is none to change");
     }
 
     #[test]
