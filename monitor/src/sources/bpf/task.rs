@@ -2,7 +2,8 @@
 //! first record that refers to it.
 
 use kevtmon_ebpf::task::{
-    AncestorRecord, KIND_TASK, Makers, Names, TaskId, TaskOffsets, TaskRecord, counter, process_flag,
+    AncestorRecord, KIND_TASK, Makers, NAME_CAPACITY, Names, TaskId, TaskOffsets, TaskRecord, counter,
+    process_flag,
 };
 use kevtmon_ebpf::{MISSING, path_mark};
 use zerocopy::IntoBytes as _;
@@ -257,10 +258,17 @@ pub(super) fn shown_path<const NAME: usize>(names: &[[u8; NAME]], marks: u32) ->
 }
 
 /// Names from the leaf to the root become a path; the root's own name is `/` or empty. A path that is deeper
-/// than the slots starts with an ellipsis.
+/// than the slots starts with an ellipsis; a name that fills its slot, and may be longer, ends with one.
 fn path(names: &Names, makers: &Makers) -> Option<String> {
+    let shown = |name: &[u8; NAME_CAPACITY]| {
+        let mut shown = text(name);
+        if !name[..NAME_CAPACITY - 1].contains(&0) {
+            shown.push('…');
+        }
+        shown
+    };
     let parts: Vec<String> =
-        names.iter().map(|name| text(name)).take_while(|name| !name.is_empty() && name != "/").collect();
+        names.iter().map(shown).take_while(|name| !name.is_empty() && name != "/").collect();
     if parts.is_empty() {
         return (names[0][0] == b'/').then(|| "/".to_owned());
     }
@@ -275,7 +283,7 @@ fn path(names: &Names, makers: &Makers) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use kevtmon_ebpf::task::{NAME_CAPACITY, NAMES_DEPTH};
+    use kevtmon_ebpf::task::NAMES_DEPTH;
     use zerocopy::FromZeros as _;
 
     use super::*;
@@ -332,6 +340,25 @@ mod tests {
         assert_eq!(seen(&[], &deep), None);
         assert_eq!(seen(&["kubelet.service", "system.slice"], &deep), None);
         assert_eq!(seen(&docker, &deep).as_deref(), Some(path.as_str()));
+    }
+
+    #[test]
+    fn a_control_group_with_a_name_that_does_not_fit_is_no_unit_and_hides_no_container() {
+        let seen = |list: &[&str]| {
+            let mut record = TaskRecord::new_zeroed();
+            for (slot, name) in record.cgroup_v2.iter_mut().zip(list) {
+                let len = name.len().min(NAME_CAPACITY - 1);
+                slot[..len].copy_from_slice(&name.as_bytes()[..len]);
+            }
+            identify(&cgroup(&record).unwrap())
+        };
+        // What fits of it is the name of another unit.
+        let cut = format!("{}.service-of-another", "u".repeat(NAME_CAPACITY - 1 - ".service".len()));
+        assert_eq!(seen(&[&cut, "system.slice"]).unit.as_deref(), Some("system.slice"));
+        let fits = &cut[1..NAME_CAPACITY - 1];
+        assert_eq!(seen(&[fits, "system.slice"]).unit.as_deref(), Some(fits));
+        let container = "c".repeat(64);
+        assert_eq!(seen(&[&cut, &container, "docker"]).container_id, Some(container.clone()));
     }
 
     #[test]
