@@ -445,7 +445,9 @@ impl GatewayOwner {
     /// Whether its container is gone according to the runtime, or, where none reported it, no process lives there any more.
     fn is_gone(&self, node: &NodeView<'_>, netns: NsInum) -> bool {
         if !self.by_runtime {
-            return node.namespaces.get(netns).is_some() && !health::is_alive(node, netns);
+            // Who lives there may be of the next namespace with its number.
+            let is_other = |(owner, _): (GatewayOwner, Target)| !self.is_same(&owner);
+            return node.namespaces.get(netns).is_some() && live_owner(node, netns).is_none_or(is_other);
         }
         let known = node.containers.get(&self.container);
         if known.is_some_and(|facts| is_live(facts.state) && facts.netns == Some(netns)) {

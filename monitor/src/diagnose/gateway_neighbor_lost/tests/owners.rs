@@ -228,3 +228,20 @@ fn a_container_that_came_later_has_lost_what_is_missed_in_the_very_namespace() {
         assert_eq!(node.kinds(), expected, "{cookie}");
     }
 }
+
+#[test]
+fn a_loss_in_a_namespace_that_another_one_followed_while_no_daemon_ran_is_not_resolved() {
+    let of = |id: &str| Some(owner(700, &format!("/system.slice/docker-{}.scope", id.repeat(64))));
+    let mut node = with_owner(of("a"));
+    node.delete_entry(NETNS, NeighborCause::Admin);
+    assert_eq!(node.open().len(), 1);
+    let mut again = TestNode::booted(node.resume_state());
+    (again.tables, again.now) = (node.tables.clone(), node.now);
+    let tables = again.tables.get_mut(&NETNS).unwrap();
+    (tables.owner, tables.cookie) = (of("b"), Some(4_098));
+    again.set_entry(NETNS, Some((NudState::PERMANENT, Some(host_mac()))));
+    again.start(vec![etcd_sandbox()]);
+    again.run_for(5 * S);
+    let reason = again.last_incident().incident.as_ref().unwrap().close_reason;
+    assert_eq!(reason, Some(CloseReason::SubjectGone));
+}
