@@ -61,6 +61,12 @@ pub(crate) enum Room {
 }
 
 impl Room {
+    /// What counts a record for which there was none left: what users fill among themselves loses nothing of others.
+    #[inline(always)]
+    pub(crate) fn loss(self, counter: Counter, of_users: Counter) -> Counter {
+        if self == Self::Unprivileged { of_users } else { counter }
+    }
+
     #[inline(always)]
     fn is_left(self) -> bool {
         let full = volatile(&raw const LIMITS.ring_bytes);

@@ -240,7 +240,8 @@ fn send(neighbour: Typed, id: &TaskId, change: &Change, room: Room) {
     if room == Room::Unprivileged {
         marks |= device_mark::NETNS_OF_USER;
     }
-    emit::record::<NeighborRecord>(room, counter::RING_FULL, |record| {
+    let lost = room.loss(counter::RING_FULL, counter::USERS_RING_FULL);
+    emit::record::<NeighborRecord>(room, lost, |record| {
         // SAFETY: the ring gave memory for a whole, aligned record, and every field is written.
         unsafe {
             (*record).header = Header { kind: KIND_NEIGHBOR, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };

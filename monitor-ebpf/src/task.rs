@@ -219,7 +219,8 @@ pub(crate) fn send_details(task: Task, room: Room) {
     if sent.is_some_and(|sent| position.wrapping_sub(*sent) < RESEND_AFTER_BYTES) {
         return;
     }
-    if emit::record::<TaskRecord>(room, counter::RING_FULL, |record| fill(record, task.address, task.id())) {
+    let lost = room.loss(counter::RING_FULL, counter::USERS_RING_FULL);
+    if emit::record::<TaskRecord>(room, lost, |record| fill(record, task.address, task.id())) {
         let _ = TASKS_SENT.insert(identity, position, 0);
     }
 }

@@ -165,7 +165,8 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
         task::send_details(task, room);
         let len = add_path(record, &start);
         (*record).path_len = len as u32;
-        emit::copied(room, counter::RING_FULL, record, UmountRecord::HEAD as u64 + len);
+        let lost = room.loss(counter::RING_FULL, counter::USERS_RING_FULL);
+        emit::copied(room, lost, record, UmountRecord::HEAD as u64 + len);
     }
     0
 }

@@ -102,7 +102,11 @@ fn main() -> io::Result<()> {
             metrics.count("kevtmon_events_throttled_total", &[("lane", lane)])
         );
     }
-    for reason in ["neighbor", "task", "mount"].map(|what| format!("{what}-ring-full")) {
+    for reason in ["neighbor", "task", "mount"]
+        .map(|what| [format!("{what}-ring-full"), format!("{what}-users-ring-full")])
+        .into_iter()
+        .flatten()
+    {
         println!("  {reason}: {}", metrics.count("kevtmon_events_lost_total", &[("reason", &reason)]));
     }
     drop(holder);

@@ -31,7 +31,7 @@ impl Balance {
             received: received.iter().sum(),
             emitted: metrics.count("kevtmon_events_total", &[("kind", "neighbor.deleted")]),
             throttled: throttled(daemon, &["namespace", "owner", "unknown", "events"]),
-            lost: metrics.count("kevtmon_events_lost_total", &[("reason", "neighbor-ring-full")]),
+            lost: lost(daemon, "neighbor"),
         }
     }
 
@@ -47,7 +47,7 @@ impl Balance {
             emitted: metrics.count("kevtmon_events_total", &[("kind", "mount.busy")]) - later as f64
                 + metrics.count("kevtmon_mount_busy_ignored_total", &[]),
             throttled: throttled(daemon, &["umount", "unknown", "events"]),
-            lost: metrics.count("kevtmon_events_lost_total", &[("reason", "mount-ring-full")]),
+            lost: lost(daemon, "mount"),
         }
     }
 
@@ -61,6 +61,13 @@ impl Balance {
 fn throttled(daemon: &Daemon, lanes: &[&str]) -> f64 {
     let metrics = daemon.metrics();
     lanes.iter().map(|lane| metrics.count("kevtmon_events_throttled_total", &[("lane", lane)])).sum()
+}
+
+/// Records of a hook, of unprivileged users and of others.
+fn lost(daemon: &Daemon, hook: &str) -> f64 {
+    let metrics = daemon.metrics();
+    let of = |reason: String| metrics.count("kevtmon_events_lost_total", &[("reason", &reason)]);
+    of(format!("{hook}-ring-full")) + of(format!("{hook}-users-ring-full"))
 }
 
 /// Waits until nothing waits any more and everything that was counted in the kernel is accounted for, and returns that.

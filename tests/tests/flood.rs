@@ -367,5 +367,7 @@ fn what_a_user_fills_of_the_ring_leaves_room_for_cni_calls() {
     wait_for_calls(&mut daemon, &[id]);
     let balance = balance(&daemon);
     assert!(balance.lost > 0.0, "the user has no room left: {balance:?}");
+    let of_others = [("reason", "neighbor-ring-full")];
+    assert_eq!(daemon.metrics().count("kevtmon_events_lost_total", &of_others), 0.0, "nobody else lost any");
     stop_and_account(daemon);
 }

@@ -28,6 +28,11 @@ pub mod counter {
     pub const NOARP_COLLATERAL: Counter = HOOK.counter(5);
     /// Records for which the ring had no room.
     pub const RING_FULL: Counter = HOOK.counter(6);
+    /// The same of what unprivileged users do among themselves.
+    pub const USERS_RING_FULL: Counter = HOOK.counter(7);
+    /// Entries of known gateways removed with their interface, address or namespace while something used them: the kernel
+    /// has put away what they were before.
+    pub const UNKNOWN_COLLATERAL: Counter = HOOK.counter(8);
 }
 
 /// Longest hardware address that is carried: InfiniBand's 20 bytes (the kernel's `MAX_ADDR_LEN` is 32).

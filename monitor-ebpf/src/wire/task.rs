@@ -14,6 +14,8 @@ pub mod counter {
 
     /// Records for which the ring had no room.
     pub const RING_FULL: Counter = SHARED.counter(0);
+    /// The same of unprivileged users who act among themselves.
+    pub const USERS_RING_FULL: Counter = SHARED.counter(6);
 }
 
 /// `TASK_COMM_LEN`.

@@ -18,6 +18,8 @@ pub mod counter {
     pub const BUSY: Counter = HOOK.counter(0);
     /// Records for which the ring had no room.
     pub const RING_FULL: Counter = HOOK.counter(1);
+    /// The same of attempts of unprivileged users.
+    pub const USERS_RING_FULL: Counter = HOOK.counter(2);
 }
 
 /// What is not certain about the path of a call.

@@ -17,7 +17,7 @@ use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, Suspicion, second
 use crate::event::{CloseReason, Event, Kind, Neighbor, Severity};
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
-use crate::observation::{BootNs, NeighborKey, NsInum};
+use crate::observation::{BootNs, Loss, NeighborKey, NsInum};
 use crate::settings::{Thresholds, Unit, thresholds};
 
 mod failed;
@@ -103,6 +103,9 @@ pub(super) struct GatewayNeighborLost {
     /// When records of the kernel were lost last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lost_at: Option<BootNs>,
+    /// The same of records of unprivileged users among themselves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    users_lost_at: Option<BootNs>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -125,6 +128,7 @@ impl GatewayNeighborLost {
             unattributed: VecDeque::new(),
             undecided: Undecided::default(),
             lost_at: None,
+            users_lost_at: None,
         }
     }
 
@@ -348,10 +352,14 @@ impl Diagnosis for GatewayNeighborLost {
             }
             // A host interface has another MAC address or bridge: entries that point to the old one are wrong now.
             Kind::LinkChanged if changes_host_lladdr(context, event) => self.schedule_check_all(context.now),
-            Kind::EventsLost if event.lost.as_ref().is_some_and(|lost| lost.source == "bpf") => {
-                self.rereads.schedule_all(context.now);
-                self.lost_at = Some(context.now);
-            }
+            Kind::EventsLost => match event.lost.as_ref().filter(|lost| lost.source == "bpf") {
+                Some(lost) if lost.reason.ends_with(Loss::OF_USERS) => self.users_lost_at = Some(context.now),
+                Some(_) => {
+                    self.rereads.schedule_all(context.now);
+                    self.lost_at = Some(context.now);
+                }
+                None => {}
+            },
             _ => {}
         }
     }

@@ -108,6 +108,12 @@ pub struct Loss {
     pub count: Option<u64>,
 }
 
+impl Loss {
+    /// The end of the reason where only records of unprivileged users among themselves were lost: of their namespaces and
+    /// unmounts, and of no other's.
+    pub const OF_USERS: &str = "-users-ring-full";
+}
+
 /// What has a budget of its own in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -148,7 +148,7 @@ impl GatewayNeighborLost {
                     }
                     let what_happened = match gateway.gone_before_start {
                         true => "was removed while nothing was watching",
-                        false if self.may_have_lost_sight(netns, context.now) => {
+                        false if self.may_have_lost_sight(context, netns) => {
                             "is gone; who removed it was not found out"
                         }
                         false => "is gone, and nobody was seen removing it",

@@ -113,9 +113,16 @@ impl GatewayNeighborLost {
     }
 
     /// Whether a deletion in a namespace can have been seen that is not kept.
-    pub(super) fn may_have_lost_sight(&self, netns: NsInum, now: BootNs) -> bool {
-        self.lost_at.is_some_and(|lost_at| lost_at.saturating_add(UNATTRIBUTED_NS) > now)
-            || self.undecided.not_kept(netns, now).is_some()
+    pub(super) fn may_have_lost_sight(&self, context: &Context<'_>, netns: NsInum) -> bool {
+        let lost_at = self.records_lost_at(context, netns);
+        lost_at.is_some_and(|lost_at| lost_at.saturating_add(UNATTRIBUTED_NS) > context.now)
+            || self.undecided.not_kept(netns, context.now).is_some()
+    }
+
+    /// When records were lost last that may have been of this namespace.
+    fn records_lost_at(&self, context: &Context<'_>, netns: NsInum) -> Option<BootNs> {
+        let is_ours = context.node.namespaces.get(netns).is_some_and(|known| !known.foreign_userns);
+        self.lost_at.max(self.users_lost_at.filter(|_| !is_ours))
     }
 
     /// The loss of an entry that is missed, by the deletion that was seen last, where there is room for it.
@@ -129,7 +136,8 @@ impl GatewayNeighborLost {
         let one = &self.undecided.events[last];
         let mut fault = Fault::lost(context, owner, target, &one.event);
         // Another one need not have been kept, or seen, since.
-        if self.lost_at.is_some_and(|lost_at| lost_at >= one.since)
+        let lost_at = self.records_lost_at(context, key.netns);
+        if lost_at.is_some_and(|lost_at| lost_at >= one.since)
             || self.undecided.not_kept(key.netns, context.now).is_some_and(|at| at >= one.at)
         {
             fault.confidence = Confidence::Likely;

@@ -30,7 +30,10 @@ const CGROUPS: &str = "/proc/cgroups";
 pub(super) const RECORDS: Records = Records {
     kinds: &[(KIND_TASK, Decode::Fact(decode))],
     counts: &[],
-    losses: &[LossCount { counter: counter::RING_FULL, reason: "task-ring-full" }],
+    losses: &[
+        LossCount { counter: counter::RING_FULL, reason: "task-ring-full" },
+        LossCount { counter: counter::USERS_RING_FULL, reason: "task-users-ring-full" },
+    ],
 };
 
 /// Where the programs of every hook read the current task.

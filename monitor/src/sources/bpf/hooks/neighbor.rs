@@ -44,8 +44,12 @@ pub(super) const HOOK: Hook = Hook {
             deletions(counter::LEARNED_COLLATERAL, &["learned", "collateral"]),
             deletions(counter::NOARP_ADMIN, &["noarp", "admin"]),
             deletions(counter::NOARP_COLLATERAL, &["noarp", "collateral"]),
+            deletions(counter::UNKNOWN_COLLATERAL, &["unknown", "collateral"]),
         ],
-        losses: &[LossCount { counter: counter::RING_FULL, reason: "neighbor-ring-full" }],
+        losses: &[
+            LossCount { counter: counter::RING_FULL, reason: "neighbor-ring-full" },
+            LossCount { counter: counter::USERS_RING_FULL, reason: "neighbor-users-ring-full" },
+        ],
     },
     skipped: "neighbor-run-skipped",
 };

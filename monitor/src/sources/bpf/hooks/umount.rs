@@ -42,7 +42,10 @@ pub(super) const HOOK: Hook = Hook {
             metric: KernelMetric::MountBusy,
             labels: &[MountSyscall::Umount2.name()],
         }],
-        losses: &[LossCount { counter: counter::RING_FULL, reason: "mount-ring-full" }],
+        losses: &[
+            LossCount { counter: counter::RING_FULL, reason: "mount-ring-full" },
+            LossCount { counter: counter::USERS_RING_FULL, reason: "mount-users-ring-full" },
+        ],
     },
     skipped: "mount-run-skipped",
 };
