@@ -56,6 +56,12 @@ static SHARED_BUDGETS: Array<SourceBudget> = Array::with_max_entries(shared::COU
 static UNUSED: SourceBudget =
     SourceBudget { empty_ns: 0, throttled: 0, since_ns: 0, last_ns: 0, last_tgid: 0, reserved: 0 };
 
+/// Whether the daemon knows it as the entry of a gateway.
+#[inline(always)]
+pub(crate) fn is_gateway(entry: &GatewayKey) -> bool {
+    GATEWAYS.get_ptr(entry).is_some()
+}
+
 /// Which part of the ring a change of a neighbor entry may fill; `None` if it is over its budget, and counted. `user`
 /// owns the namespace.
 #[inline(always)]

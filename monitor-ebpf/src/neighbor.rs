@@ -2,7 +2,8 @@
 //!
 //! The tracepoint `neigh_update` fires before the change, so it shows the state before. A deletion by
 //! request is complete there: the cleanup that follows sees state FAILED, and may come late when something
-//! still holds the entry. A cleanup in state PERMANENT is collateral of a link, address or namespace.
+//! still holds the entry. A cleanup in state PERMANENT is collateral of a link, address or namespace. One that something
+//! else uses at that moment, such as a packet, is made NOARP first, whatever it was.
 
 use aya_ebpf::helpers::generated::bpf_ktime_get_boot_ns;
 use aya_ebpf::macros::btf_tracepoint;
@@ -92,24 +93,29 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "neigh_cleanup_and_release")]
 fn neigh_cleanup_and_release(ctx: BtfTracePointContext) -> i32 {
     let neighbour = Typed(ctx.arg::<u64>(0));
-    let old_state: u8 = neighbour.get(offset!(neighbour_nud_state));
-    count_deletion(
-        old_state,
-        counter::PERMANENT_COLLATERAL,
-        counter::LEARNED_COLLATERAL,
-        counter::NOARP_COLLATERAL,
-    );
-    if old_state & PERMANENT == 0 {
-        return 0;
+    let state: u8 = neighbour.get(offset!(neighbour_nud_state));
+    let is_stray = state == NOARP && is_blackhole(neighbour) && lanes::is_gateway(&entry(neighbour));
+    if is_stray {
+        emit::count(counter::UNKNOWN_COLLATERAL);
+    } else {
+        count_deletion(
+            state,
+            counter::PERMANENT_COLLATERAL,
+            counter::LEARNED_COLLATERAL,
+            counter::NOARP_COLLATERAL,
+        );
+        if state & PERMANENT == 0 {
+            return 0;
+        }
     }
     let change = Change {
         operation: operation::COLLATERAL,
-        old_state,
+        old_state: if is_stray { 0 } else { state },
         new_state: 0,
         new_lladdr: Kernel(0),
         netlink_port: 0,
     };
-    debug!(&ctx, "cleanup of permanent entry");
+    debug!(&ctx, "cleanup in state {:x}", state);
     report(neighbour, Program::NeighCleanup, &change);
     0
 }
@@ -154,6 +160,12 @@ fn report_without_task(neighbour: Typed, change: &Change) {
 /// `None` if it is over the budget of its source, and counted.
 #[inline(always)]
 fn room_for(neighbour: Typed, id: &TaskId) -> Option<Room> {
+    let netns = neighbour.follow(offset!(neighbour_dev)).follow(offset!(net_device_nd_net));
+    lanes::neighbor(&entry(neighbour), netns.follow(offset!(net_user_ns)), id)
+}
+
+#[inline(always)]
+fn entry(neighbour: Typed) -> GatewayKey {
     let device = neighbour.follow(offset!(neighbour_dev));
     let netns = device.follow(offset!(net_device_nd_net));
     let mut entry = GatewayKey {
@@ -163,7 +175,19 @@ fn room_for(neighbour: Typed, id: &TaskId) -> Option<Room> {
     };
     // SAFETY: the whole key is written.
     unsafe { put_address(neighbour, &raw mut entry.address) };
-    lanes::neighbor(&entry, netns.follow(offset!(net_user_ns)), id)
+    entry
+}
+
+/// Whether packets to an entry that ends are discarded: so `neigh_flush_dev` (net/core/neighbour.c) leaves one that something
+/// still uses. One that had no use for a link-layer address has an output function of its kind.
+#[inline(always)]
+fn is_blackhole(neighbour: Typed) -> bool {
+    let dead: u8 = neighbour.get(offset!(neighbour_dead));
+    let output: u64 = neighbour.get(offset!(neighbour_output));
+    let kind = neighbour.follow(offset!(neighbour_ops));
+    let outputs: [u64; 2] =
+        [kind.get(offset!(neigh_ops_output)), kind.get(offset!(neigh_ops_connected_output))];
+    dead != 0 && output != outputs[0] && output != outputs[1]
 }
 
 /// Writes the address, with zeros behind it.

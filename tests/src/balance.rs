@@ -19,12 +19,13 @@ pub struct Balance {
 }
 
 impl Balance {
-    /// Of deletions of permanent neighbor entries; nothing else may be over a budget.
+    /// Of deletions of permanent neighbor entries, and of those that may have been; nothing else may be over a budget.
     #[must_use]
     pub fn of_deletions(daemon: &Daemon) -> Self {
         let metrics = daemon.metrics();
-        let received = ["admin", "collateral"].map(|origin| {
-            let labels = [("state", "permanent"), ("origin", origin)];
+        let counted = [("permanent", "admin"), ("permanent", "collateral"), ("unknown", "collateral")];
+        let received = counted.map(|(state, origin)| {
+            let labels = [("state", state), ("origin", origin)];
             metrics.count("kevtmon_kernel_neighbor_deletions_total", &labels)
         });
         Self {

@@ -138,7 +138,11 @@ impl Network {
         answer.map_err(|source| NetworkError::Refused { request: request(), source })
     }
 
-    fn index(&self, link: &str) -> Result<u32, NetworkError> {
+    /// The index of a link.
+    ///
+    /// # Errors
+    /// When there is no such link.
+    pub fn index(&self, link: &str) -> Result<u32, NetworkError> {
         let mut links = self.handle.link().get().match_name(link).execute();
         let found = self.run(|| format!("link show {link}"), links.try_next())?;
         found.map(|link| link.header.index).ok_or_else(|| NetworkError::Missing(format!("link {link}")))

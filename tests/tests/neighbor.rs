@@ -1,15 +1,22 @@
 //! Deletions of neighbor entries, for every cause: the event, its actor, and when there must be no event.
 
-use std::net::IpAddr;
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::netns::Netns;
-use kevtmon_tests::network::{Neighbor, NeighbourState, on_host};
+use kevtmon_tests::network::{Neighbor, NeighbourState, enter, on_host};
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
 use kevtmon_tests::process::{Finished, busy_loop, comm, poll_neighbors, run};
 use kevtmon_tests::unique;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
 
 /// A pod that the daemon finds at its start.
 fn pod_and_daemon() -> (Pod, Daemon) {
@@ -18,6 +25,49 @@ fn pod_and_daemon() -> (Pod, Daemon) {
     // A slow machine may be ready before every namespace was read.
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
     (pod, daemon)
+}
+
+/// A thread that asks for the entry of a pod's gateway all the time.
+struct Inquiry {
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Inquiry {
+    fn start(pod: &Pod) -> Self {
+        let ended = Arc::new(AtomicBool::new(false));
+        let (path, end) = (pod.netns().path().to_owned(), Arc::clone(&ended));
+        let index = pod.netns().network(|network| network.index("eth0"));
+        let ask = move || enter(&path, || ask_for_gateway(index, &end)).expect("the pod is there");
+        Self { ended, thread: Some(std::thread::spawn(ask)) }
+    }
+}
+
+impl Drop for Inquiry {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn ask_for_gateway(ifindex: u32, ended: &AtomicBool) {
+    /// `RTM_GETNEIGH`, `NLM_F_REQUEST` and `NDA_DST` of the kernel's `uapi/linux`.
+    const GET: [u8; 8] = [30, 0, 1, 0, 0, 0, 0, 0];
+    const DESTINATION: [u8; 4] = [8, 0, 1, 0];
+    let address = GATEWAY.parse::<Ipv4Addr>().expect("an address").octets();
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)
+        .expect("a socket can be made");
+    let header = [&36_u32.to_ne_bytes()[..], &GET, &[0; 4]].concat();
+    let entry = [&[2, 0, 0, 0], &ifindex.to_ne_bytes()[..], &[0; 4]].concat();
+    let request = [header, entry, DESTINATION.to_vec(), address.to_vec()].concat();
+    let mut answer = [0; 1024];
+    while !ended.load(Ordering::Relaxed) {
+        send(socket.as_raw_fd(), &request, MsgFlags::empty()).expect("a request can be sent");
+        recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty()).expect("it is answered");
+    }
 }
 
 /// How often the deletion of an entry was printed.
@@ -131,6 +181,32 @@ fn an_interface_set_down_takes_the_entry_with_it() {
 #[test]
 fn a_new_mac_address_takes_the_entry_with_it() {
     collateral(|pod| pod.ip("link set eth0 address 02:00:00:00:00:09"), "lladdr-changed");
+}
+
+#[test]
+fn an_entry_that_is_used_at_that_moment_is_told_all_the_same() {
+    let (pod, mut daemon) = pod_and_daemon();
+    // Each request holds the entry while it is answered.
+    let _users = [(); 3].map(|()| Inquiry::start(&pod));
+    let mut unknown = 0;
+    for number in 0_u64.. {
+        let ip = pod.ip(&format!("link set eth0 address 02:00:00:00:01:{:02x}", number % 256));
+        let event = daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
+        event.expect("/neighbor/gateway", true);
+        event.expect("/neighbor/lladdr", GATEWAY_LLADDR);
+        event.expect("/severity", "warning");
+        if event.has("/neighbor/state") {
+            event.expect("/neighbor/state", "permanent");
+        } else {
+            unknown += 1;
+        }
+        if unknown == 3 {
+            break;
+        }
+        pod.set_gateway();
+    }
+    let unknown = [("state", "unknown"), ("origin", "collateral")];
+    assert!(daemon.metrics().count("kevtmon_kernel_neighbor_deletions_total", &unknown) >= 3.0);
 }
 
 #[test]

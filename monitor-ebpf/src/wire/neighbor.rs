@@ -46,7 +46,7 @@ pub mod operation {
     pub const CHANGED: u8 = 2;
     /// Resolution or probing gave up.
     pub const FAILED: u8 = 3;
-    /// A permanent entry went together with its interface, address or namespace.
+    /// A permanent entry, or that of a known gateway, went together with its interface, address or namespace.
     pub const COLLATERAL: u8 = 4;
 }
 
@@ -85,7 +85,7 @@ pub struct NeighborRecord {
     pub family: u16,
     /// One of [`operation`].
     pub operation: u8,
-    /// `neighbour.nud_state` before.
+    /// `neighbour.nud_state` before; 0 of one that went with its interface and may have been any.
     pub old_state: u8,
     /// State after.
     pub new_state: u8,
@@ -123,6 +123,10 @@ pub struct NeighborOffsets {
     pub neighbour_dead: u32,
     pub neighbour_ha: u32,
     pub neighbour_primary_key: u32,
+    pub neighbour_output: u32,
+    pub neighbour_ops: u32,
+    pub neigh_ops_output: u32,
+    pub neigh_ops_connected_output: u32,
     pub neigh_table_family: u32,
     pub net_device_ifindex: u32,
     pub net_device_flags: u32,
@@ -146,5 +150,5 @@ pub struct NeighborOffsets {
 
 impl NeighborOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 21]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 25]);
 }

@@ -17,7 +17,7 @@ use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND, Suspicion, second
 use crate::event::{CloseReason, Event, Kind, Neighbor, Severity};
 use crate::node::containers::is_live;
 use crate::node::view::NodeView;
-use crate::observation::{BootNs, Loss, NeighborKey, NsInum};
+use crate::observation::{BootNs, NeighborKey, NsInum};
 use crate::settings::{Thresholds, Unit, thresholds};
 
 mod failed;
@@ -166,6 +166,12 @@ impl GatewayNeighborLost {
             Kind::NeighborFailed => self.failed(context, key, owner, event, findings),
             Kind::NeighborChanged if is_repair(context.node, neighbor) => {
                 self.recheck(context, key.netns, Some(event.seq), findings);
+            }
+            // An entry that was learned is resolved again.
+            Kind::NeighborDeleted
+                if fault::is_of_unknown_state(event) && !fault::was_static(context.node, key) =>
+            {
+                self.keep(context, event, key.netns);
             }
             Kind::NeighborChanged | Kind::NeighborDeleted => {
                 let fault = Fault::lost(context, owner, target, event);
@@ -352,14 +358,7 @@ impl Diagnosis for GatewayNeighborLost {
             }
             // A host interface has another MAC address or bridge: entries that point to the old one are wrong now.
             Kind::LinkChanged if changes_host_lladdr(context, event) => self.schedule_check_all(context.now),
-            Kind::EventsLost => match event.lost.as_ref().filter(|lost| lost.source == "bpf") {
-                Some(lost) if lost.reason.ends_with(Loss::OF_USERS) => self.users_lost_at = Some(context.now),
-                Some(_) => {
-                    self.rereads.schedule_all(context.now);
-                    self.lost_at = Some(context.now);
-                }
-                None => {}
-            },
+            Kind::EventsLost => self.note_lost_records(context.now, event),
             _ => {}
         }
     }

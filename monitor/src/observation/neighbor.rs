@@ -96,7 +96,7 @@ pub enum NeighborOp {
     Changed,
     /// Resolution or probing failed.
     Failed,
-    /// A permanent entry is gone.
+    /// A permanent entry is gone, or that of a gateway of which it is not known whether it was permanent.
     Deleted,
 }
 

@@ -9,8 +9,9 @@ use super::{has_alternative, health, repair, wording};
 use crate::diagnose::Context;
 use crate::diagnose::finding::{Count, IncidentObjects, Report};
 use crate::event::wording::target_label;
-use crate::event::{Confidence, Event, Incident, Neighbor, Severity, Target};
+use crate::event::{Confidence, Event, Incident, Kind, Neighbor, Severity, Target};
 use crate::node::charge::of_target;
+use crate::node::view::NodeView;
 use crate::observation::{BootNs, NeighborKey, NsInum};
 
 /// The states in which packets go to a link-layer address at once.
@@ -162,8 +163,9 @@ impl Fault {
         let reason = if replaced { FaultReason::WrongLladdr } else { FaultReason::Missing };
         // The new address may be correct if the gateway has moved, unless the model shows otherwise.
         let known = neighbor.is_some_and(|entry| is_wrong(context, entry));
-        let is_doubted =
-            replaced && !known || neighbor.is_some_and(|entry| has_alternative(context.node, key(entry)));
+        let is_doubted = is_of_unknown_state(event)
+            || replaced && !known
+            || neighbor.is_some_and(|entry| has_alternative(context.node, key(entry)));
         let mut objects = IncidentObjects { target: Some(Box::new(target)), ..IncidentObjects::of(event) };
         if let Some(entry) = &mut objects.neighbor {
             entry.reason = Some(reason.name().to_owned());
@@ -281,6 +283,17 @@ impl Fault {
             learned: false,
         }
     }
+}
+
+/// Whether the entry was static by what the model knew of it last.
+pub(super) fn was_static(node: &NodeView<'_>, key: NeighborKey) -> bool {
+    let gateway = node.namespaces.get(key.netns).and_then(|known| known.gateway(key.ifindex, key.address));
+    gateway.is_some_and(|gateway| gateway.static_lladdr.is_some() && !gateway.gone_before_start)
+}
+
+/// Whether an entry is gone of which the kernel did not show whether it was static.
+pub(super) fn is_of_unknown_state(event: &Event) -> bool {
+    event.kind == Kind::NeighborDeleted && event.neighbor.as_ref().is_some_and(|entry| entry.state.is_none())
 }
 
 /// Whether the model shows that an entry was given an address by which the gateway is not reached.

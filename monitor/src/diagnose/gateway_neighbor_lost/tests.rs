@@ -13,6 +13,7 @@ mod reasons;
 mod restart;
 mod room;
 mod routes;
+mod unseen;
 
 fn lost() -> TestNode {
     let mut node = TestNode::with_running_pod();

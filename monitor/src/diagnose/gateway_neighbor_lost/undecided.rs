@@ -12,7 +12,7 @@ use super::{
 };
 use crate::diagnose::Context;
 use crate::event::{Confidence, Event, Kind};
-use crate::observation::{BootNs, NeighborKey, NsInum};
+use crate::observation::{BootNs, Loss, NeighborKey, NsInum};
 
 /// Namespaces of which it is known what was not kept; of more, nothing is certain of any.
 const NOT_KEPT_MAX: usize = 64;
@@ -109,6 +109,17 @@ impl GatewayNeighborLost {
         };
         if !is_told {
             self.lost_at = Some(context.now);
+        }
+    }
+
+    /// Records of the kernel were lost.
+    pub(super) fn note_lost_records(&mut self, now: BootNs, event: &Event) {
+        let Some(lost) = event.lost.as_ref().filter(|lost| lost.source == "bpf") else { return };
+        if lost.reason.ends_with(Loss::OF_USERS) {
+            self.users_lost_at = Some(now);
+        } else {
+            self.rereads.schedule_all(now);
+            self.lost_at = Some(now);
         }
     }
 

@@ -75,6 +75,10 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         neighbour_dead: btf.need("neighbour.dead")?,
         neighbour_ha: btf.need("neighbour.ha")?,
         neighbour_primary_key: btf.need("neighbour.primary_key")?,
+        neighbour_output: btf.need("neighbour.output")?,
+        neighbour_ops: btf.need("neighbour.ops")?,
+        neigh_ops_output: btf.need("neigh_ops.output")?,
+        neigh_ops_connected_output: btf.need("neigh_ops.connected_output")?,
         neigh_table_family: btf.need("neigh_table.family")?,
         net_device_ifindex: btf.need("net_device.ifindex")?,
         net_device_flags: btf.need("net_device.flags")?,
@@ -136,7 +140,11 @@ fn neighbor(record: &NeighborRecord, host_netns: NsInum) -> Result<NeighborChang
         ifname: text(&record.ifname),
         op,
         cause,
-        old_state: (op != NeighborOp::Failed).then_some(NudState(record.old_state)),
+        old_state: match (op, record.old_state) {
+            // Something used the entry when it went with its interface, which hides what it was.
+            (NeighborOp::Failed, _) | (NeighborOp::Deleted, 0) => None,
+            (_, state) => Some(NudState(state)),
+        },
         new_state: (op != NeighborOp::Deleted).then_some(NudState(record.new_state)),
         new_lladdr: after.filter(|new| before.as_ref() != Some(new)),
         lladdr: before,
@@ -244,6 +252,16 @@ mod tests {
         assert_eq!(cause(iff::UP, address, 7), NeighborCause::LladdrChanged);
         record.lladdr_len = 0;
         assert_eq!(change(&record).cause, NeighborCause::Unknown, "there is none to change");
+    }
+
+    #[test]
+    fn the_state_before_is_unknown_of_an_entry_that_was_used_when_it_went_with_its_interface() {
+        let mut record = deletion();
+        (record.operation, record.old_state) = (operation::COLLATERAL, 0);
+        let change = change(&record);
+        assert_eq!((change.op, change.old_state), (NeighborOp::Deleted, None));
+        assert_eq!(change.cause, NeighborCause::LinkDown);
+        assert!(change.lladdr.is_some() && change.actor.is_some());
     }
 
     #[test]
