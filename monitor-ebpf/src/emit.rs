@@ -3,6 +3,8 @@
 //! Waking the reader costs the task that runs the program more than all the rest of it, so a record is submitted
 //! without a wake-up unless the reader has set `ARMED`, which it does before it sleeps.
 
+use core::arch::asm;
+
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, BPF_RB_PROD_POS};
 use aya_ebpf::helpers::generated::{bpf_ringbuf_output, bpf_ringbuf_query};
 use aya_ebpf::macros::map;
@@ -27,9 +29,20 @@ static COUNTS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS, 0);
 #[inline(always)]
 pub(crate) fn count(counter: Counter) {
     if let Some(value) = COUNTS.get_ptr_mut(counter.index()) {
-        // SAFETY: the slot belongs to this CPU; a program that interrupts this one can at worst lose one.
-        unsafe { *value += 1 };
+        // SAFETY: a slot of the map.
+        unsafe { add_one(value) };
     }
+}
+
+/// Counts exactly, whatever other CPUs do, or a program that interrupts this one. `core` has no such operation for this
+/// target, which has no other ones.
+///
+/// # Safety
+/// `counter` must be valid for reads and writes.
+#[inline(always)]
+pub(crate) unsafe fn add_one(counter: *mut u64) {
+    // SAFETY: by the caller's promise.
+    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1_u64, options(nostack)) };
 }
 
 /// Bytes that were ever written to the ring.

@@ -4,8 +4,6 @@
 //! everything else is paid from the budget of its source, and what is over that is counted and not written. Whose
 //! namespace it is follows from the kernel's own structures, so a namespace counts before the daemon has seen it.
 
-use core::arch::asm;
-
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::generated::bpf_ktime_get_boot_ns;
 use aya_ebpf::macros::map;
@@ -200,7 +198,7 @@ unsafe fn pay_from(budget: *mut SourceBudget, rate: *const Rate, now: u64, over:
         if take(&raw mut (*budget).empty_ns, now, interval, burst) {
             return true;
         }
-        add_one(&raw mut (*budget).throttled);
+        emit::add_one(&raw mut (*budget).throttled);
         if now.wrapping_sub((*budget).last_ns) > SECOND_NS {
             (*budget).since_ns = now;
         }
@@ -227,14 +225,4 @@ unsafe fn take(empty_ns: *mut u64, now: u64, interval: u64, burst: u64) -> bool 
     // SAFETY: by the caller's promise.
     unsafe { core::ptr::write_volatile(empty_ns, next) };
     true
-}
-
-/// Counts exactly, whatever other CPUs do. `core` has no such operation for this target, which has no other ones.
-///
-/// # Safety
-/// `counter` must be valid for reads and writes.
-#[inline(always)]
-unsafe fn add_one(counter: *mut u64) {
-    // SAFETY: by the caller's promise.
-    unsafe { asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) 1_u64, options(nostack)) };
 }

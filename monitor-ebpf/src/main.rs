@@ -5,7 +5,7 @@
 //! resolves and writes before load, `path` walks up a path, `mount_table` tells whether mounts have changed.
 #![no_std]
 #![no_main]
-// For the one atomic operation of `lanes`.
+// For the one atomic operation of `emit`.
 #![cfg_attr(target_arch = "bpf", feature(asm_experimental_arch))]
 #![expect(
     clippy::cast_possible_truncation,
