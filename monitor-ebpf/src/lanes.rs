@@ -199,7 +199,8 @@ unsafe fn pay_from(budget: *mut SourceBudget, rate: *const Rate, now: u64, over:
             return true;
         }
         emit::add_one(&raw mut (*budget).throttled);
-        if now.wrapping_sub((*budget).last_ns) > SECOND_NS {
+        // Another CPU may have written a later time than this one.
+        if now > (*budget).last_ns.wrapping_add(SECOND_NS) {
             (*budget).since_ns = now;
         }
         (*budget).last_ns = now;

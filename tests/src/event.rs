@@ -66,7 +66,16 @@ impl Event {
     /// When it happened, in seconds since the beginning of 1970.
     #[must_use]
     pub fn seconds(&self) -> f64 {
-        let text = self.text("/time");
+        self.seconds_of("/time")
+    }
+
+    /// The same of another time in it.
+    ///
+    /// # Panics
+    /// When there is none.
+    #[must_use]
+    pub fn seconds_of(&self, pointer: &str) -> f64 {
+        let text = self.text(pointer);
         let parts = text.split(['-', 'T', ':', 'Z']);
         let fields = parts.filter_map(|part| part.parse::<f64>().ok()).collect::<Vec<_>>();
         let [year, month, day, hour, minute, second] = fields[..] else { panic!("not a time: {text}") };

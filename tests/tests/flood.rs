@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kevtmon_tests::balance::{Balance, stop_and_account, wait_for_balance};
 use kevtmon_tests::daemon::{ALL_EVENTS, Daemon, WITHOUT_BUDGETS, launch};
@@ -19,6 +19,7 @@ use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::process::{Running, copy_program, hold_by_cwd};
 use kevtmon_tests::storm::ipv4;
 use kevtmon_tests::unique;
+use nix::errno::Errno;
 use nix::sys::signal::Signal;
 
 /// An unprivileged user of this test.
@@ -124,6 +125,32 @@ fn a_user_beyond_his_budget_is_counted_exactly_and_hides_no_gateway() {
         event.expect("/severity", "notice");
         event.expect_none("/throttled/netns");
         assert!(event.text("/throttled/from") <= event.text("/throttled/to"), "{event}");
+    }
+    stop_and_account(daemon);
+}
+
+#[test]
+fn a_flood_from_two_processors_is_summed_up_as_one() {
+    /// Longer than the first summary waits, by as much as makes many mistakes.
+    const LASTS: Duration = Duration::from_secs(4);
+    let _exclusive = Exclusive::take();
+    let mounts = [Mount::new(), Mount::new()];
+    let _holders = mounts.each_ref().map(|mount| hold_by_cwd(mount.point()));
+    let daemon = launch().config("[hooks]\nsource_rate = 1\nsource_burst = 1\n").start();
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for mount in &mounts {
+            scope.spawn(|| {
+                while began.elapsed() < LASTS {
+                    assert_eq!(nix::mount::umount(mount.point()), Err(Errno::EBUSY));
+                }
+            });
+        }
+    });
+    for pair in summaries(&daemon, "umount").windows(2) {
+        // It goes on where the one before ended, unless there was none for a second.
+        let pause = pair[1].seconds_of("/throttled/from") - pair[0].seconds_of("/throttled/to");
+        assert!(pause.abs() < 1e-3 || pause > 0.999, "{} then {}", pair[0], pair[1]);
     }
     stop_and_account(daemon);
 }
