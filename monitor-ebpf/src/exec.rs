@@ -20,7 +20,7 @@ use kevtmon_ebpf::exec::{
 
 use crate::emit::{self, Room};
 use crate::lanes;
-use crate::memory::{Structure as _, Typed, offset};
+use crate::memory::{Structure as _, Typed, offset, volatile};
 use crate::task::{self, Program, Task};
 
 /// `SIGNAL_GROUP_EXIT` of include/linux/sched/signal.h.
@@ -176,11 +176,13 @@ fn sched_process_exit(ctx: BtfTracePointContext) -> i32 {
     let Some(start_ns) = (unsafe { CNI_RUNNING.get(tgid) }).copied() else {
         return 0;
     };
+    let leader = task.follow(offset!(task_group_leader));
+    // The end of one before may not have been seen.
+    let is_it = leader.get::<u64>(volatile(&raw const task::OFFSETS.task_start_boottime)) == start_ns;
     // The last two threads may both see that none lives.
-    if CNI_RUNNING.remove(tgid).is_err() {
+    if CNI_RUNNING.remove(tgid).is_err() || !is_it {
         return 0;
     }
-    let leader = task.follow(offset!(task_group_leader));
     let flags: u32 = signal.get(offset!(signal_flags));
     let of_group: u32 = signal.get(offset!(signal_group_exit_code));
     let of_leader: u32 = leader.get(offset!(task_exit_code));
