@@ -2,20 +2,23 @@
 //!
 //! Anybody may execute a plugin with the name of another's pod in its environment. So nothing is read but of root in the
 //! initial user namespace, and there only in a mount namespace of the host's, or below a kubelet or runtime and in its mount
-//! namespace. The daemon tells which those are.
+//! namespace. The daemon tells which those are, and to that end learns at once of a program that root executes under the name
+//! of one.
 
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
-use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_probe_read_kernel_str, bpf_probe_read_user};
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_comm, bpf_ktime_get_boot_ns, bpf_probe_read_kernel_str, bpf_probe_read_user,
+};
 use aya_ebpf::macros::{btf_tracepoint, map};
 use aya_ebpf::maps::lpm_trie::Key;
 use aya_ebpf::maps::{HashMap, LpmTrie, PerCpuArray};
 use aya_ebpf::programs::BtfTracePointContext;
 use kevtmon_ebpf::Header;
 use kevtmon_ebpf::exec::{
-    CALLERS_MAX, DIRECTORIES_MAX, DIRECTORY_CAPACITY, EnvironmentRecord, ExecOffsets, ExecRecord, ExitRecord,
-    FILENAME_CAPACITY, KIND_ENVIRONMENT, KIND_EXEC, KIND_EXIT, MOUNT_NAMESPACES_MAX, PART_CAPACITY,
-    PARTS_MAX, RUNNING_MAX, TICK_NS, counter,
+    CALLERS_MAX, COMPONENT_COMMS, ComponentRecord, DIRECTORIES_MAX, DIRECTORY_CAPACITY, EnvironmentRecord,
+    ExecOffsets, ExecRecord, ExitRecord, FILENAME_CAPACITY, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC,
+    KIND_EXIT, MOUNT_NAMESPACES_MAX, PART_CAPACITY, PARTS_MAX, RUNNING_MAX, TICK_NS, counter,
 };
 
 use crate::emit::{self, Room};
@@ -69,10 +72,42 @@ fn sched_process_exec(ctx: BtfTracePointContext) -> i32 {
         );
         CNI_DIRECTORIES.get(&*path).is_some()
     };
-    if is_plugin && let Some(task) = task::current_typed(Program::Exec) {
-        executed(task, filename);
+    if !is_plugin && !has_name_of_component() {
+        return 0;
+    }
+    if let Some(task) = task::current_typed(Program::Exec) {
+        if is_plugin { executed(task, filename) } else { component(task) }
     }
     0
+}
+
+/// Whether the program has the name of a kubelet or runtime: the command name was just made from its path.
+#[inline(always)]
+fn has_name_of_component() -> bool {
+    let mut comm = [0_u64; 2];
+    // SAFETY: the helper writes as many bytes as it is told, and pads the name with zeros.
+    unsafe { bpf_get_current_comm((&raw mut comm).cast(), size_of_val(&comm) as u32) };
+    COMPONENT_COMMS.iter().any(|name| comm[0] == name[0] && comm[1] == name[1])
+}
+
+/// Tells that it was executed; what it is, the daemon reads.
+#[inline(always)]
+fn component(task: Task) {
+    let id = task.id();
+    if id.euid != 0 || id.uid != 0 || !lanes::is_in_initial_userns(&task) {
+        return;
+    }
+    let Some(room) = lanes::exec(&task) else {
+        return;
+    };
+    emit::record::<ComponentRecord>(room, counter::RING_FULL, |record| {
+        // SAFETY: the ring gave memory for a whole record, and every field is written.
+        unsafe {
+            (*record).header = Header { kind: KIND_COMPONENT, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+            (*record).tgid = id.tgid;
+            (*record).reserved = 0;
+        }
+    });
 }
 
 #[inline(always)]

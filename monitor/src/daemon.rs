@@ -32,16 +32,13 @@ use crate::sinks::api::{ApiError, Memory, Question};
 use crate::sinks::health::Health;
 use crate::sinks::prometheus::HttpError;
 use crate::sinks::{self, Context, Running, Sinks, StartError};
-use crate::sources::bpf;
-use crate::sources::cni;
-use crate::sources::components;
 use crate::sources::kubelet::{KubeletFinder, ROOTS};
 use crate::sources::netlink::{Barrier, NetlinkError};
 use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::procfs::{Proc, cgroups};
 use crate::sources::runtime::{checkpoint, still_runs};
-use crate::sources::{Sender, observed_now};
+use crate::sources::{Sender, bpf, cni, components, observed_now};
 use crate::store::{self, PreviousRun};
 
 use lanes::Touched;
@@ -182,6 +179,7 @@ pub async fn run(
         readers,
         lanes: None,
         plugins: None,
+        components: None,
         replies: VecDeque::new(),
         config,
         offset_ns: realtime_offset_ns(),
@@ -216,6 +214,8 @@ struct Daemon {
     /// What the kernel programs know of the model; `None` without programs.
     lanes: Option<bpf::Lanes>,
     plugins: Option<bpf::Plugins>,
+    /// Takes processes that may be kubelets or runtimes.
+    components: Option<mpsc::Sender<u32>>,
     /// Answers that need no waiting, and the observation that is processed.
     replies: VecDeque<Observation>,
     config: Config,
@@ -240,7 +240,7 @@ impl Daemon {
         // Before any source: without it every path is believed.
         self.observe(observed_now(Fact::Kubelet(self.kubelets.configured())));
         self.kubelets.look_and_send(&self.readers, &self.observations);
-        tokio::spawn(components::follow(self.readers.clone(), self.observations.clone()));
+        self.components = Some(components::start(self.readers.clone(), self.observations.clone()));
         if let Some(last_alive) = previous.alive {
             self.observe(observed_now(Fact::Restarted { last_alive }));
         }
@@ -365,6 +365,7 @@ impl Daemon {
             Request::CniNetns { id, path, within } => {
                 cni::find_netns_and_send(&self.readers, &self.observations, id, path, within);
             }
+            Request::Component { tgid } => components::look_at(self.components.as_ref(), tgid),
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
             Request::SandboxCheckpoints { sandboxes } => {
                 checkpoint::look_and_send(&self.readers, &self.observations, sandboxes);

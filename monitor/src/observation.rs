@@ -192,6 +192,11 @@ pub enum Fact {
     },
     /// One of those has ended.
     ComponentExited(ComponentExit),
+    /// Root executed a program that has the name of one.
+    ComponentExecuted {
+        /// The process (thread group).
+        tgid: u32,
+    },
     /// Reply to [`Request::SandboxCheckpoints`].
     SandboxCheckpoints(Vec<SandboxCheckpoint>),
     /// A source came up, went down, or settled on a rung.
@@ -249,6 +254,11 @@ pub enum Request {
     },
     /// Where the kubelets that run now keep the directories of pods; the reply is `Fact::Kubelet`.
     Kubelet,
+    /// Whether this process is a kubelet or runtime; if it is, the reply is `Fact::Components`.
+    Component {
+        /// The process (thread group).
+        tgid: u32,
+    },
     /// Which network namespace a path leads to; the reply is `Fact::CniNetns` with the same `id`.
     CniNetns {
         /// Chosen by the core.

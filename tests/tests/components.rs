@@ -55,6 +55,18 @@ fn a_kubelet_that_ends_and_its_successor_of_another_version_are_told() {
 }
 
 #[test]
+fn one_that_runs_between_two_looks_at_all_processes_is_told() {
+    let scratch = Scratch::new();
+    let known = start(&Program::new(&scratch, "known/crio", None));
+    let mut daemon = launch().start();
+    // Nothing has ended, so that the next look at all processes is in a minute.
+    daemon.wait_for_component(known.pid());
+    let mut crio = start(&Program::new(&scratch, "crio", None));
+    crio.run("sleep 15; exit 3");
+    wait_for(&mut daemon, "component.started", crio.pid()).expect("/component/name", "crio");
+}
+
+#[test]
 fn a_program_without_build_information_has_no_version() {
     let scratch = Scratch::new();
     // No kubelet: of one that runs beside others it is not told which of them it replaces.

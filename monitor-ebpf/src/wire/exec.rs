@@ -1,8 +1,9 @@
-//! The hook `exec`: a program in a CNI directory that root of the node executed, its environment, and how it ended.
+//! The hook `exec`: a program in a CNI directory that root of the node executed, its environment, and how it ended; and the
+//! start of what may be a kubelet or runtime.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::task::TaskId;
+use super::task::{COMM_LEN, TaskId};
 use super::{Counter, Header, HookId};
 
 const HOOK: HookId = HookId::new(3);
@@ -13,6 +14,8 @@ pub const KIND_EXEC: u32 = HOOK.kind(0);
 pub const KIND_ENVIRONMENT: u32 = HOOK.kind(1);
 /// `Header::kind` of an [`ExitRecord`].
 pub const KIND_EXIT: u32 = HOOK.kind(2);
+/// `Header::kind` of a [`ComponentRecord`].
+pub const KIND_COMPONENT: u32 = HOOK.kind(3);
 
 /// What the programs count.
 pub mod counter {
@@ -92,6 +95,42 @@ pub struct ExitRecord {
     pub status: u32,
 }
 
+/// Root executed a program with the name of a kubelet or runtime. What it really is, is to be looked at.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct ComponentRecord {
+    /// `KIND_COMPONENT`.
+    pub header: Header,
+    /// Its thread group id.
+    pub tgid: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// The names of such programs, as far as the kernel keeps them (`TASK_COMM_LEN`), as the two words that it keeps them in.
+pub const COMPONENT_COMMS: [[u64; 2]; 9] = [
+    comm(b"kubelet"),
+    comm(b"hyperkube"),
+    comm(b"dockerd"),
+    comm(b"containerd"),
+    comm(b"docker-containerd"),
+    comm(b"k3s"),
+    comm(b"crio"),
+    comm(b"cri-dockerd"),
+    comm(b"podman"),
+];
+
+const fn comm(name: &[u8]) -> [u64; 2] {
+    let mut comm = [0; COMM_LEN];
+    let mut index = 0;
+    while index < name.len() && index < COMM_LEN - 1 {
+        comm[index] = name[index];
+        index += 1;
+    }
+    zerocopy::transmute!(comm)
+}
+
+const _: () = assert!(size_of::<ComponentRecord>() == 16 + 8);
 const _: () = assert!(size_of::<ExecRecord>() == 16 + 64 + 8 + 256);
 const _: () = assert!(size_of::<EnvironmentRecord>() == 16 + 24 + 4096);
 const _: () = assert!(size_of::<ExitRecord>() == 32);

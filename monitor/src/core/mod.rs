@@ -174,6 +174,7 @@ impl Core {
                 self.answered(at, &neighbor::Awaited::Process(state.tgid), state.alive);
             }
             Fact::Components { components } => self.components(at, components),
+            Fact::ComponentExecuted { tgid } => self.request(Request::Component { tgid }),
             Fact::ComponentExited(exit) => self.component_exited(at, &exit),
             Fact::Source(status) => self.source(at, status),
             Fact::Lost(loss) => self.lost(at, &loss),

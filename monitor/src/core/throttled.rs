@@ -46,7 +46,12 @@ impl Core {
             ),
             Lane::Unknown => format!("{} of sources that are not told apart", counted("record")),
             Lane::Umount => format!("{}{by}", counted("unmount attempt")),
-            Lane::Exec => format!("{}{by}", counted("executed CNI plugin")),
+            Lane::Exec => {
+                format!(
+                    "{}{by} of CNI plugins or of programs with the name of a kubelet or runtime",
+                    counted("execution")
+                )
+            }
         };
         let message = format!("beyond the budget of one source, and only counted: {what}");
         // What users do among themselves concerns nobody else.

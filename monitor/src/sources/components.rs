@@ -1,7 +1,7 @@
 //! The kubelet and the runtimes of the node as processes: which run, since when, in which version, and how they end.
 //!
 //! Found by state: all processes are looked at when the daemon starts, from time to time, and often after one of these has
-//! ended, since it is about to be started again. The end is told by the kernel (pidfd_open(2)): such a descriptor pins no
+//! ended, since it is about to be started again. The hook `exec` tells at once which process to look at. The end is told by the kernel (pidfd_open(2)): such a descriptor pins no
 //! more than the process id. What is taken for such a process, see [`programs`](super::programs).
 
 use std::collections::BTreeMap;
@@ -56,31 +56,29 @@ const PAUSES_MS: [u64; 3] = [250, 1_000, 2_000];
 const LOOKS: usize = 17;
 /// Components that are followed; a node has a handful, and only root adds to them.
 const FOLLOWED_MAX: usize = 64;
+/// Processes that wait to be looked at; what there is no room for is found with all others.
+const EXECUTED_MAX: usize = 64;
 
-/// Follows the components of this node until the receiver of observations is gone.
-pub async fn follow(readers: Readers, tx: Sender) {
+/// Follows the components of this node until the receiver of observations is gone. What is sent to it are processes that
+/// have executed a program with the name of one: they are looked at at once.
+pub fn start(readers: Readers, tx: Sender) -> mpsc::Sender<u32> {
+    let (executed_tx, executed) = mpsc::channel(EXECUTED_MAX);
+    tokio::spawn(follow(readers, executed, tx));
+    executed_tx
+}
+
+/// Has a process looked at. One for which there is no room is found with the next look at all of them.
+pub fn look_at(components: Option<&mpsc::Sender<u32>>, tgid: u32) {
+    let _ = components.map(|components| components.try_send(tgid));
+}
+
+async fn follow(readers: Readers, mut executed: mpsc::Receiver<u32>, tx: Sender) {
     let (ended_tx, mut ended) = mpsc::channel(FOLLOWED_MAX);
-    let mut known: BTreeMap<(u32, BootNs), ComponentFacts> = BTreeMap::new();
-    let (mut is_first, mut looks) = (true, LOOKS);
+    let mut follower = Follower { readers, tx, ended: ended_tx, known: BTreeMap::new(), is_told: false };
+    let mut looks = LOOKS;
     loop {
-        match readers.ask(Look { known: known.values().cloned().collect() }, PATIENCE).await {
-            Ok(Answer { reply: found, .. }) => {
-                let before = known.len();
-                for facts in found {
-                    if known.len() < FOLLOWED_MAX && !known.contains_key(&facts.key()) {
-                        tokio::spawn(await_end(facts.key(), ended_tx.clone()));
-                        known.insert(facts.key(), facts);
-                    }
-                }
-                if is_first || known.len() > before {
-                    let components = known.values().cloned().collect();
-                    if tx.send(observed_now(Fact::Components { components })).await.is_err() {
-                        return;
-                    }
-                }
-                is_first = false;
-            }
-            Err(error) => tracing::debug!(%error, "cannot look for the kubelet and runtimes"),
+        if follower.look(None).await.is_err() {
+            return;
         }
         let pause = match PAUSES_MS.get(looks).or(PAUSES_MS.last()) {
             Some(ms) if looks < LOOKS => Duration::from_millis(*ms),
@@ -89,20 +87,74 @@ pub async fn follow(readers: Readers, tx: Sender) {
         looks = looks.saturating_add(1);
         let mut rest = std::pin::pin!(sleep(pause));
         loop {
+            let mut processes = Vec::new();
             tokio::select! {
                 () = &mut rest => break,
-                () = tx.closed() => return,
+                () = follower.tx.closed() => return,
                 Some(exit) = ended.recv() => {
-                    known.remove(&(exit.tgid, exit.started_ns));
-                    if tx.send(observed_now(Fact::ComponentExited(exit))).await.is_err() {
+                    if follower.ended(exit).await.is_err() {
                         return;
                     }
                     // Its successor may run already.
                     looks = 0;
                     rest.set(sleep(Duration::from_millis(PAUSES_MS[0])));
                 }
+                1.. = executed.recv_many(&mut processes, EXECUTED_MAX) => {
+                    if follower.look(Some(processes)).await.is_err() {
+                        return;
+                    }
+                }
             }
         }
+    }
+}
+
+/// What is known of components.
+struct Follower {
+    readers: Readers,
+    tx: Sender,
+    ended: mpsc::Sender<ComponentExit>,
+    known: BTreeMap<(u32, BootNs), ComponentFacts>,
+    /// Whether any list was sent.
+    is_told: bool,
+}
+
+/// The receiver of observations is gone.
+struct Closed;
+
+impl Follower {
+    /// Looks at these processes, or at all, and sends the list if it has grown.
+    async fn look(&mut self, processes: Option<Vec<u32>>) -> Result<(), Closed> {
+        let known = self.known.values().cloned().collect();
+        let found = match self.readers.ask(Look { known, processes }, PATIENCE).await {
+            Ok(Answer { reply, .. }) => reply,
+            Err(error) => {
+                tracing::debug!(%error, "cannot look for the kubelet and runtimes");
+                return Ok(());
+            }
+        };
+        let before = self.known.len();
+        for facts in found {
+            if self.known.len() < FOLLOWED_MAX && !self.known.contains_key(&facts.key()) {
+                tokio::spawn(await_end(facts.key(), self.ended.clone()));
+                self.known.insert(facts.key(), facts);
+            }
+        }
+        if self.is_told && self.known.len() == before {
+            return Ok(());
+        }
+        self.is_told = true;
+        let components = self.known.values().cloned().collect();
+        self.send(Fact::Components { components }).await
+    }
+
+    async fn ended(&mut self, exit: ComponentExit) -> Result<(), Closed> {
+        self.known.remove(&(exit.tgid, exit.started_ns));
+        self.send(Fact::ComponentExited(exit)).await
+    }
+
+    async fn send(&self, fact: Fact) -> Result<(), Closed> {
+        self.tx.send(observed_now(fact)).await.map_err(|_| Closed)
     }
 }
 
@@ -133,6 +185,8 @@ async fn await_end((tgid, started_ns): (u32, BootNs), ended: mpsc::Sender<Compon
 pub(super) struct Look {
     /// What was found before: their programs are not read again.
     known: Vec<ComponentFacts>,
+    /// Which ones may be one; all of them if there is no list.
+    processes: Option<Vec<u32>>,
 }
 
 impl Job for Look {
@@ -143,7 +197,7 @@ impl Job for Look {
     fn run(&self, proc: &Proc) -> Answer<Self::Reply> {
         let hosts = host_namespaces(proc, std::process::id());
         let mut buffers = Buffers::default();
-        let pids = proc.pids().unwrap_or_default();
+        let pids = self.processes.clone().unwrap_or_else(|| proc.pids().unwrap_or_default());
         let found = pids.into_iter().filter_map(|tgid| self.component(proc, tgid, &hosts, &mut buffers));
         found.collect::<Vec<_>>().into()
     }
@@ -205,13 +259,33 @@ fn is_run_as_one(program: &Program) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use kevtmon_ebpf::exec::COMPONENT_COMMS;
+    use kevtmon_ebpf::task::COMM_LEN;
+
     use super::*;
 
     #[test]
     fn a_process_that_is_no_component_is_none() {
-        let found = Look { known: Vec::new() }.run(&Proc::default()).reply;
+        let found = Look { known: Vec::new(), processes: None }.run(&Proc::default()).reply;
         assert!(found.iter().all(|facts| facts.tgid != std::process::id()), "{found:?}");
         assert!(found.iter().all(|facts| PROGRAMS.iter().any(|(_, name)| *name == facts.name)), "{found:?}");
+    }
+
+    #[test]
+    fn the_kernel_programs_look_for_the_same_names() {
+        let kept = NAMES.map(|name| {
+            let mut comm = [0; COMM_LEN];
+            let len = name.len().min(COMM_LEN - 1);
+            comm[..len].copy_from_slice(&name.as_bytes()[..len]);
+            [&comm[..8], &comm[8..]].map(|word| u64::from_ne_bytes(word.try_into().unwrap()))
+        });
+        assert_eq!(kept, COMPONENT_COMMS);
+    }
+
+    #[test]
+    fn only_the_processes_that_are_asked_for_are_looked_at() {
+        let all = Look { known: Vec::new(), processes: Some(Vec::new()) };
+        assert_eq!(all.run(&Proc::default()).reply, []);
     }
 
     #[tokio::test]

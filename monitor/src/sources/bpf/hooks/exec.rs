@@ -1,6 +1,8 @@
 //! Executions of CNI plugins by root of the node, with what their environment asks for, and how they end.
 
-use kevtmon_ebpf::exec::{ExecOffsets, ExitRecord, KIND_ENVIRONMENT, KIND_EXEC, KIND_EXIT, counter};
+use kevtmon_ebpf::exec::{
+    ComponentRecord, ExecOffsets, ExitRecord, KIND_COMPONENT, KIND_ENVIRONMENT, KIND_EXEC, KIND_EXIT, counter,
+};
 use zerocopy::IntoBytes as _;
 
 use super::{Attach, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
@@ -26,6 +28,7 @@ pub(super) const HOOK: Hook = Hook {
             (KIND_EXEC, Decode::Part(begin)),
             (KIND_ENVIRONMENT, Decode::Part(PartialCalls::part)),
             (KIND_EXIT, Decode::Fact(exit)),
+            (KIND_COMPONENT, Decode::Fact(component)),
         ],
         counts: &[Count { counter: counter::OTHERS, metric: KernelMetric::CniIgnored, labels: &[] }],
         losses: &[LossCount { counter: counter::RING_FULL, reason: "exec-ring-full" }],
@@ -61,4 +64,25 @@ fn begin(calls: &mut PartialCalls, bytes: &[u8]) -> Result<Option<(BootNs, Fact)
 fn exit(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
     let record = layout::<ExitRecord>(bytes)?;
     Ok(Fact::CniExit(CniExit { tgid: record.tgid, start_ns: record.start_ns, status: record.status }))
+}
+
+fn component(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
+    Ok(Fact::ComponentExecuted { tgid: layout::<ComponentRecord>(bytes)?.tgid })
+}
+
+#[cfg(test)]
+mod tests {
+    use kevtmon_ebpf::Header;
+
+    use super::*;
+    use crate::sources::bpf::decode::record;
+
+    #[test]
+    fn a_program_with_the_name_of_a_component_is_told_by_its_process() {
+        let header = Header { kind: KIND_COMPONENT, reserved: 0, boot_ns: 5 };
+        let bytes = ComponentRecord { header, tgid: 7, reserved: 0 };
+        let seen = record(bytes.as_bytes(), 1).unwrap();
+        assert_eq!((seen.at, seen.fact), (5, Fact::ComponentExecuted { tgid: 7 }));
+        assert!(record(&bytes.as_bytes()[..20], 1).is_err());
+    }
 }
