@@ -7,6 +7,7 @@ mod order;
 mod programs;
 mod signals;
 mod startup;
+mod surroundings;
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -34,9 +35,9 @@ use crate::sinks::prometheus::HttpError;
 use crate::sinks::{self, Context, Running, Sinks, StartError};
 use crate::sources::kubelet::{KubeletFinder, ROOTS};
 use crate::sources::netlink::{Barrier, NetlinkError};
+use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
-use crate::sources::procfs::{Proc, cgroups};
 use crate::sources::runtime::{checkpoint, still_runs};
 use crate::sources::{Sender, bpf, cni, components, observed_now};
 use crate::store::{self, PreviousRun};
@@ -45,6 +46,7 @@ use lanes::Touched;
 use programs::Reading;
 use signals::Signals;
 use startup::{Servers, Sources, own_files, start_recorder};
+use surroundings::{own_cgroups, own_mounts};
 
 /// Capacity of the core's queue of observations; beyond that the kernel buffers.
 const QUEUE: usize = 4096;
@@ -461,28 +463,6 @@ impl Daemon {
         self.recorder.finish(&self.core, boot_now(), RECORDER_DRAIN);
         self.sinks.finish(DRAIN);
     }
-}
-
-/// What it means that the daemon does not run in the host's mount namespace.
-fn own_mounts(mntns: NsInum) -> SourceStatus {
-    let reason = format!(
-        "kevtmon runs in a mount namespace of its own (mnt:[{mntns}]), which keeps copies of the node's mounts, so that \
-         they may stay in use; start it in the host's mount namespace"
-    );
-    tracing::warn!("{reason}");
-    SourceStatus { reason: Some(reason), ..SourceStatus::up(SourceKind::Processes, "own-mounts") }
-}
-
-/// What it means that the daemon cannot see the control groups of the node.
-fn own_cgroups() -> Option<SourceStatus> {
-    let reason = "kevtmon runs in a control group namespace of its own and sees no process of the initial one, so that no \
-                  control group names a container, pod or unit; start it in the host's process namespace";
-    if cgroups::are_all_visible() {
-        return None;
-    }
-    tracing::warn!("{reason}");
-    let up = SourceStatus::up(SourceKind::Processes, "own-cgroups");
-    Some(SourceStatus { reason: Some(reason.to_owned()), ..up })
 }
 
 /// Whether an observation can change the gauges of the model.

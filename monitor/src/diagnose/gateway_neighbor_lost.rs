@@ -24,6 +24,7 @@ mod failed;
 mod fault;
 mod health;
 mod other_ways;
+mod persistence;
 mod recheck;
 mod repair;
 mod rereads;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::health::{self, Health, Outlier};
+use super::persistence::Recheck;
 use super::{
     CHECK_ALL_DELAY, Fault, FaultPhase, FaultReason, GATEWAY_CONFIRM, GATEWAY_TEARDOWN, GATEWAY_YOUNG_POD,
     GatewayNeighborLost, GatewayOwner, LEARNED_GATEWAY_FAILED, NETWORK_SETUP, PENDING_EVENT, REREAD_INTERVAL,
@@ -24,14 +25,6 @@ const FOREIGN_REREAD_INTERVAL: BootNs = 10 * SECOND;
 
 /// Upper bound of the time to read a namespace: a snapshot that arrives later was read after the fault.
 pub(super) const READ_DURATION: BootNs = SECOND;
-
-/// Result of comparing a fault with the model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Recheck {
-    Resolved,
-    Persists,
-    Inconclusive,
-}
 
 impl GatewayNeighborLost {
     /// Processes the snapshot of a namespace.
@@ -373,74 +366,6 @@ struct DetectedFault {
     learned: bool,
 }
 
-impl Fault {
-    /// Whether the model shows it to be over.
-    pub(super) fn is_resolved(&self, context: &Context<'_>, key: NeighborKey) -> bool {
-        self.recheck(context, key) == Recheck::Resolved
-    }
-
-    fn recheck(&self, context: &Context<'_>, key: NeighborKey) -> Recheck {
-        let gateway = context
-            .node
-            .namespaces
-            .get(key.netns)
-            .and_then(|namespace| namespace.gateway(key.ifindex, key.address));
-        if health::is_former(context.node, key) {
-            return Recheck::Resolved;
-        }
-        match (health::health(context.node, key), self.reason) {
-            (Health::Correct, _) | (Health::Learned, FaultReason::Failed) => Recheck::Resolved,
-            // Whoever took its permanence is to blame if it fails soon.
-            (Health::Usable, _) if self.is_downgrade() && self.phase != FaultPhase::Open => {
-                Recheck::Inconclusive
-            }
-            (Health::Usable, _) if context.node.gateway_lladdr(key).is_some() => Recheck::Resolved,
-            (Health::Static | Health::Usable, FaultReason::WrongLladdr) => {
-                let wrong = self.objects.neighbor.as_ref().and_then(|entry| entry.new_lladdr.as_deref());
-                let is_wrong = gateway
-                    .and_then(Gateway::lladdr)
-                    .is_some_and(|lladdr| wrong.is_none_or(|wrong| lladdr.to_string() == wrong));
-                if is_wrong { Recheck::Persists } else { Recheck::Resolved }
-            }
-            (Health::Static | Health::Usable, _) => Recheck::Resolved,
-            (Health::Learned, _) => {
-                let settled = self.first.saturating_add(REPLACED_AFTER) <= context.now;
-                let missed = gateway.is_some_and(|gateway| gateway.static_lladdr.is_some());
-                if settled && !missed { Recheck::Resolved } else { Recheck::Inconclusive }
-            }
-            (Health::Wrong | Health::Unresolved, _) => Recheck::Persists,
-            (Health::Absent | Health::Unknown, FaultReason::Failed) => Recheck::Inconclusive,
-            (Health::Absent | Health::Unknown, _) => Recheck::Persists,
-        }
-    }
-}
-
-impl Fault {
-    /// What is wrong now, where that cannot follow from what was wrong before.
-    fn other_reason(&self, context: &Context<'_>, key: NeighborKey) -> Option<(FaultReason, String)> {
-        let gateway = context.node.namespaces.get(key.netns)?.gateway(key.ifindex, key.address)?;
-        match (self.reason, health::health(context.node, key)) {
-            (FaultReason::Missing | FaultReason::Failed, Health::Wrong) => {
-                Some((FaultReason::WrongLladdr, mismatch(context.node, key, gateway)))
-            }
-            (FaultReason::WrongLladdr, Health::Wrong) => {
-                let before = self
-                    .objects
-                    .neighbor
-                    .as_ref()
-                    .and_then(|entry| entry.new_lladdr.clone().or_else(|| entry.lladdr.clone()));
-                let is_other =
-                    before.is_some_and(|before| Some(before) != gateway.lladdr().map(ToString::to_string));
-                is_other.then(|| (FaultReason::WrongLladdr, mismatch(context.node, key, gateway)))
-            }
-            (FaultReason::WrongLladdr, Health::Absent) => {
-                Some((FaultReason::Missing, "is gone, and nobody was seen removing it".to_owned()))
-            }
-            _ => None,
-        }
-    }
-}
-
 impl GatewayOwner {
     /// Whether its container is gone according to the runtime, or, where none reported it, no process lives there any more.
     fn is_gone(&self, node: &NodeView<'_>, netns: NsInum) -> bool {
@@ -503,7 +428,7 @@ fn entry(node: &NodeView<'_>, key: NeighborKey, reason: FaultReason) -> Neighbor
     }
 }
 
-fn mismatch(node: &NodeView<'_>, key: NeighborKey, gateway: &Gateway) -> String {
+pub(super) fn mismatch(node: &NodeView<'_>, key: NeighborKey, gateway: &Gateway) -> String {
     let lladdr = gateway.lladdr().map_or_else(String::new, ToString::to_string);
     let expected = node.gateway_lladdr(key).map_or_else(String::new, ToString::to_string);
     let end = node.host_end(key.netns, key.ifindex).map_or("the host".into(), |end| name(&end.ifname));

@@ -1,0 +1,26 @@
+//! What the daemon cannot do or see well because of the namespaces in which it was started.
+
+use crate::observation::{NsInum, SourceKind, SourceStatus};
+use crate::sources::procfs::cgroups;
+
+/// What it means that the daemon does not run in the host's mount namespace.
+pub(super) fn own_mounts(mntns: NsInum) -> SourceStatus {
+    let reason = format!(
+        "kevtmon runs in a mount namespace of its own (mnt:[{mntns}]), which keeps copies of the node's mounts, so that \
+         they may stay in use; start it in the host's mount namespace"
+    );
+    tracing::warn!("{reason}");
+    SourceStatus { reason: Some(reason), ..SourceStatus::up(SourceKind::Processes, "own-mounts") }
+}
+
+/// What it means that the daemon cannot see the control groups of the node.
+pub(super) fn own_cgroups() -> Option<SourceStatus> {
+    let reason = "kevtmon runs in a control group namespace of its own and sees no process of the initial one, so that no \
+                  control group names a container, pod or unit; start it in the host's process namespace";
+    if cgroups::are_all_visible() {
+        return None;
+    }
+    tracing::warn!("{reason}");
+    let up = SourceStatus::up(SourceKind::Processes, "own-cgroups");
+    Some(SourceStatus { reason: Some(reason.to_owned()), ..up })
+}

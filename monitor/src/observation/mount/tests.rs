@@ -1,0 +1,35 @@
+use super::*;
+use crate::observation::TaskKey;
+
+fn place(path: &str, origin: Option<PathOrigin>) -> String {
+    let key = TaskKey { tgid: 1, start_ns: 1, exec_id: 1 };
+    let attempt = UmountAttempt {
+        syscall: MountSyscall::Umount2,
+        actor: TaskRef { key, tid: 1, comm: "umount".to_owned(), context: None },
+        mntns: 2,
+        path: path.to_owned(),
+        origin: origin.map(Box::new),
+        flags: 0,
+        errno: None,
+    };
+    attempt.place().into_owned()
+}
+
+fn at(path: Option<&str>) -> Option<CallerDirectory> {
+    Some(CallerDirectory { mount_id: 7, path: path.map(str::to_owned) })
+}
+
+#[test]
+fn the_same_text_given_elsewhere_is_another_place() {
+    let from = |root, cwd, doubt| Some(PathOrigin { root, cwd, doubt, table: None, target: None });
+    assert_eq!(place("/vol", None), "/vol");
+    assert_eq!(place("/vol", from(at(Some("/")), None, None)), "/vol");
+    assert_eq!(place("/vol", from(at(Some("/jail")), None, None)), "/jail/vol");
+    assert_eq!(place("vol", from(at(Some("/")), at(Some("/")), None)), "/vol");
+    assert_eq!(place("../vol", from(at(Some("/")), at(Some("/a")), None)), "/a/../vol");
+    assert_eq!(place("/vol", from(at(None), None, None)), "…/vol");
+    assert_eq!(place("vol", from(at(Some("/")), None, None)), "…vol");
+    let changed = from(at(Some("/")), None, Some(PathDoubt::Changed));
+    assert_eq!(place("/vol", changed), "…/vol");
+    assert_eq!(place("", from(None, None, Some(PathDoubt::StartUnseen))), "…");
+}
