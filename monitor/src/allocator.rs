@@ -17,7 +17,7 @@ const SHARED_MAX: c_int = 256 << 10;
 /// Free memory at the end of the heap that is kept, in bytes.
 #[cfg(target_env = "gnu")]
 const SPARE: c_int = 1 << 20;
-/// Heaps: one of the core's thread, and one of all others, which need little.
+/// Heaps, which threads share in turn; that of the core's thread is one of them.
 #[cfg(target_env = "gnu")]
 const HEAPS: c_int = 2;
 

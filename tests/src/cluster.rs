@@ -104,7 +104,7 @@ struct ControlPlane {
 
 impl ControlPlane {
     fn start() -> Self {
-        let mut plane = Self { processes: Vec::new(), scratch: Scratch::new() };
+        let mut plane = Self { processes: Vec::new(), scratch: Scratch::without_mounts() };
         let (etcd, peer, api) = (own_address(), own_address(), own_address());
         plane.write_access(api);
         plane.start_etcd(etcd, peer);

@@ -33,7 +33,7 @@ impl FakeDockerd {
     /// Begins to serve.
     #[must_use]
     pub fn start() -> Self {
-        let scratch = Scratch::new();
+        let scratch = Scratch::without_mounts();
         let listener = UnixListener::bind(scratch.path().join("docker.sock")).expect("a socket can be made");
         let state = Arc::<Mutex<State>>::default();
         let served = Arc::clone(&state);

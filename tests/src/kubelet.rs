@@ -103,8 +103,11 @@ impl KubeletNode {
         assert_eq!(others, 0, "{CHECKPOINTS} has sandboxes of another kubelet, which this one would remove");
         let shared = lock::Shared::take();
         let namespace = unique::name("kvk");
-        // There were none, and while the lock is held there is no other kubelet of the tests.
-        let checkpoints = Cleanup::script(&format!("rm -f {CHECKPOINTS}/*\n"));
+        // Of a cluster, pods of other namespaces have some, too.
+        let checkpoints = Cleanup::script(&match kubeconfig {
+            Some(_) => format!("rm -f {CHECKPOINTS}/*\n"),
+            None => format!("grep -ls '\"namespace\":\"{namespace}\"' {CHECKPOINTS}/* | xargs -r rm -f\n"),
+        });
         let dockerd = Dockerd::prepare();
         let directory = dockerd.directory().to_owned();
         let mounts = mount_namespace(&directory);

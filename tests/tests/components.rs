@@ -62,7 +62,7 @@ fn one_that_runs_between_two_looks_at_all_processes_is_told() {
     // Nothing has ended, so that the next look at all processes is in a minute.
     daemon.wait_for_component(known.pid());
     let mut crio = start(&Program::new(&scratch, "crio", None));
-    crio.run("sleep 15; exit 3");
+    crio.run("sleep 5 >&- 2>&-; exit 3");
     wait_for(&mut daemon, "component.started", crio.pid()).expect("/component/name", "crio");
 }
 

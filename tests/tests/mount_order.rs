@@ -48,7 +48,8 @@ fn a_volume_that_was_detached_in_use_is_not_resolved_by_who_unmounts_the_next_on
     let closed = wait_for(&mut daemon, "incident.closed", mount.point());
     closed.expect("/incident/close_reason", "detached");
     assert!(pids(&closed).contains(&holder.pid().into()), "{closed}");
-    let released = daemon.events().into_iter().find(|event| is_about(event, "mount.released", mount.point()));
+    let released =
+        daemon.mount_fence().into_iter().find(|event| is_about(event, "mount.released", mount.point()));
     assert_eq!(released.map(|event| event.to_string()), None);
 }
 

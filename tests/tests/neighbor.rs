@@ -7,12 +7,14 @@ use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::netns::Netns;
 use kevtmon_tests::network::{Neighbor, NeighbourState, enter, on_host};
+use kevtmon_tests::patience::patience;
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
 use kevtmon_tests::process::{Finished, busy_loop, comm, poll_neighbors, run};
 use kevtmon_tests::unique;
@@ -47,7 +49,8 @@ impl Drop for Inquiry {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            let asked = thread.join();
+            assert!(std::thread::panicking() || asked.is_ok(), "it asked to the end");
         }
     }
 }
@@ -189,7 +192,9 @@ fn an_entry_that_is_used_at_that_moment_is_told_all_the_same() {
     // Each request holds the entry while it is answered.
     let _users = [(); 3].map(|()| Inquiry::start(&pod));
     let mut unknown = 0;
+    let deadline = Instant::now() + patience();
     for number in 0_u64.. {
+        assert!(Instant::now() < deadline, "{unknown} of {number} entries were in use");
         let ip = pod.ip(&format!("link set eth0 address 02:00:00:00:01:{:02x}", number % 256));
         let event = daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
         event.expect("/neighbor/gateway", true);

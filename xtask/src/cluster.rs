@@ -38,12 +38,12 @@ pub(crate) fn cluster(options: &Options) -> Result<()> {
     }
     let mut environment = vec![("KEVTMON_TEST_PATIENCE".to_owned(), PATIENCE.to_owned())];
     if options.action == Action::Up {
+        workspace::check(workspace::cargo("build").args(["--package", E2E, "--bins"]))?;
         let programs = programs(privilege)?.into_iter();
         environment.extend(programs.map(|(name, path)| (name.to_owned(), path.display().to_string())));
     }
     let path = std::env::join_paths(setup::search_path())?;
     environment.push(("PATH".to_owned(), path.display().to_string()));
-    workspace::check(workspace::cargo("build").args(["--package", E2E, "--bins"]))?;
     let action = if options.action == Action::Up { "up" } else { "down" };
     let argv = [workspace::target().join("debug/cluster-holder").display().to_string(), action.to_owned()];
     let Some(mut command) = privilege.as_root(&argv, &environment) else { bail!("the cluster needs root") };

@@ -46,7 +46,8 @@ const WEDGE: &str = "wedge";
 /// The test executables that depend on the kernel, each with what it leaves out: no runtime is in the guest.
 const TESTS: [(&str, &[&str]); 10] = [
     ("hooks", &[]),
-    ("neighbor", &[]),
+    // An entry must be used in the very moment in which another processor removes it, which emulation gives seldom.
+    ("neighbor", &["--skip=used_at_that_moment"]),
     ("mount", &["--skip=container"]),
     ("covers", &[]),
     ("identity", &[]),

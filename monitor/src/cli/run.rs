@@ -86,10 +86,10 @@ impl RunArgs {
     /// Runs the daemon until it is stopped; returns the exit code.
     #[must_use]
     pub fn run(&self) -> u8 {
-        allocator::keep_little();
         if let Err(error) = logging::init(self.log_format, self.log_bpf) {
             return fail(&error, exit::USAGE);
         }
+        allocator::keep_little();
         let overrides = self.overrides();
         let config = match Config::load(&overrides) {
             Ok(config) => config,

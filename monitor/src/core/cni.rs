@@ -68,8 +68,11 @@ impl Core {
     /// Reports calls that were given up, if that is due.
     pub(super) fn tell_given_up_calls(&mut self, now: BootNs, all: bool) {
         let Some(GivenUp { count, from, until }) = self.cni.take_given_up(now, all) else { return };
-        let message =
-            format!("{count} CNI calls given up, how they end is not told: more than {OPEN_MAX} at once");
+        let plural = if count == 1 { "" } else { "s" };
+        let message = format!(
+            "no longer followed, so that their end is not told: {count} CNI call{plural}, for more than {OPEN_MAX} were \
+             under way at once"
+        );
         let lost = Lost {
             source: Lost::CNI.to_owned(),
             reason: "too-many-calls".to_owned(),

@@ -59,8 +59,8 @@ struct Folded {
     mntns: Common<NsInum>,
     last_pid: Option<u32>,
     /// Whose network it is, where the budget is that of a container.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    target: Option<Box<Target>>,
+    #[serde(default)]
+    target: Common<Box<Target>>,
 }
 
 /// A value of several events.
@@ -100,14 +100,14 @@ impl Folding {
     pub(super) fn admits(&mut self, rate: EventRate, budget: Budget, account: &str, event: &Event) -> bool {
         self.now = self.now.max(event.at);
         let now = self.now;
-        let account = self.account(budget, account);
+        let (account, is_shared) = self.account(budget, account);
         let interval = SECOND_NS / u64::from(rate.rate.max(1));
         let whole = account.whole.max(now).saturating_add(interval);
         if whole - now <= interval.saturating_mul(u64::from(rate.burst)) {
             account.whole = whole;
             return true;
         }
-        let due = account.fold(event, budget);
+        let due = account.fold(event, budget, is_shared);
         self.due = Some(self.due.map_or(due, |other| other.min(due)));
         false
     }
@@ -137,7 +137,8 @@ impl Folding {
         taken
     }
 
-    fn account(&mut self, budget: Budget, name: &str) -> &mut Account {
+    /// The account of this name, and whether it is that of all others.
+    fn account(&mut self, budget: Budget, name: &str) -> (&mut Account, bool) {
         let now = self.now;
         let accounts = match budget {
             Budget::User => &mut self.accounts,
@@ -152,7 +153,7 @@ impl Folding {
                 name = OTHERS;
             }
         }
-        accounts.entry(name.to_owned()).or_default()
+        (accounts.entry(name.to_owned()).or_default(), name == OTHERS)
     }
 }
 
@@ -166,7 +167,7 @@ impl Account {
     }
 
     /// Counts an event; returns when it is to be told.
-    fn fold(&mut self, event: &Event, budget: Budget) -> BootNs {
+    fn fold(&mut self, event: &Event, budget: Budget, is_shared: bool) -> BootNs {
         let index = self.folded.iter().position(|folded| folded.kind == event.kind);
         let index = index.unwrap_or_else(|| {
             self.folded.push(Folded::new(event.kind));
@@ -177,8 +178,9 @@ impl Account {
             *folded = Folded { told: folded.told, from: event.at, ..Folded::new(event.kind) };
         }
         folded.add(event);
-        if folded.target.is_none() && budget == Budget::Container {
-            folded.target.clone_from(&event.target);
+        if budget == Budget::Container && folded.target == Common::None {
+            let target = event.target.clone().filter(|_| !is_shared);
+            folded.target = target.map_or(Common::Several, Common::One);
         }
         folded.due()
     }
@@ -198,7 +200,7 @@ impl Folded {
             netns: Common::None,
             mntns: Common::None,
             last_pid: None,
-            target: None,
+            target: Common::None,
         }
     }
 
@@ -247,14 +249,18 @@ impl Core {
             };
             let plural = if count == 1 { "" } else { "s" };
             let what = format!("{count} {} event{plural}", kind.name());
-            let (message, severity) = match target.as_deref() {
-                Some(target) => {
+            let (message, severity) = match &target {
+                Common::One(target) => {
                     let whose = owner_phrase(target);
                     let message =
                         format!("beyond the budget of one container, and only counted: {what}{whose}");
                     (message, Severity::Warning)
                 }
-                None => {
+                Common::Several => {
+                    let of_others = "beyond the budget that containers share where there are too many";
+                    (format!("{of_others}, and only counted: {what}"), Severity::Warning)
+                }
+                Common::None => {
                     let (place, who) = (place(&throttled), who(&throttled));
                     let of_users = "beyond the budget of one account for what concerns users alone";
                     (format!("{of_users}, and only counted: {what}{place}{who}"), Severity::Notice)
@@ -262,7 +268,7 @@ impl Core {
             };
             let event = Event {
                 throttled: Some(Box::new(throttled)),
-                target,
+                target: target.one(),
                 ..self.event(now, Kind::EventsThrottled, severity, message)
             };
             self.emit(event);

@@ -11,7 +11,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::finding::{Finding, Findings, IncidentObjects, Report};
-use super::flapping::Flapping;
+use super::flapping::{Flapping, is_own_doing};
 use super::identity::{IdGenerator, IncidentId};
 use super::incidents::{Incidents, OpenIncident};
 use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
@@ -217,7 +217,7 @@ impl Engine {
     pub fn tick(&mut self, node: &NodeView<'_>, at: BootNs) {
         self.run(node, at, |diagnosis, context, findings| diagnosis.tick(context, findings));
         while let Some(id) = self.flapping.take_due(self.now) {
-            self.end(id, CloseReason::Resolved, None);
+            self.end(id, CloseReason::Resolved);
         }
     }
 
@@ -347,10 +347,13 @@ impl Engine {
             .filter(|cause| self.incidents.knows(*cause))
             .collect();
         if let Some(open) = self.incidents.open.get_mut(&id) {
+            let mut notable = false;
             if self.flapping.resume(id) {
+                // What somebody else did is not lost among what the container does again and again.
+                notable = !is_own_doing(&report.objects);
                 open.begin_again(&report);
             }
-            let mut notable = open.report(report, self.clock);
+            notable |= open.report(report, self.clock);
             for cause in causes {
                 notable |= open.add_cause(cause);
             }
@@ -373,22 +376,18 @@ impl Engine {
     }
 
     fn close(&mut self, id: IncidentId, reason: CloseReason, evidence: Option<u64>) {
-        let is_held = self.incidents.open.get(&id).is_some_and(|open| {
-            reason == CloseReason::Resolved && self.flapping.holds(id, open.objects(), self.now)
-        });
-        if !is_held {
-            self.flapping.resume(id);
-            self.end(id, reason, evidence);
-        }
-    }
-
-    fn end(&mut self, id: IncidentId, reason: CloseReason, evidence: Option<u64>) {
-        let Some(mut open) = self.incidents.close(id) else {
-            return;
-        };
+        let Some(open) = self.incidents.open.get_mut(&id) else { return };
         if let Some(seq) = evidence {
             open.add_evidence(seq);
         }
+        if reason != CloseReason::Resolved || !self.flapping.holds(id, open.objects(), self.now) {
+            self.flapping.resume(id);
+            self.end(id, reason);
+        }
+    }
+
+    fn end(&mut self, id: IncidentId, reason: CloseReason) {
+        let Some(open) = self.incidents.close(id) else { return };
         let mut incident = open.incident(self.clock);
         incident.closed = Some(self.clock.text(self.now));
         incident.close_reason = Some(reason);

@@ -37,10 +37,8 @@ pub(super) struct Flapping {
 impl Flapping {
     /// Whether the end of an incident is not to be told yet.
     pub(super) fn holds(&mut self, id: IncidentId, objects: &IncidentObjects, now: BootNs) -> bool {
-        let (Some(actor), Some(target)) = (objects.actor.as_deref(), objects.target.as_deref()) else {
-            return false;
-        };
-        if !is_by_itself(actor, target) || self.admits(&of_target(target), now) {
+        let Some(target) = objects.target.as_deref().filter(|_| is_own_doing(objects)) else { return false };
+        if self.admits(&of_target(target), now) {
             return false;
         }
         self.held.insert(id, now.saturating_add(CALM));
@@ -80,6 +78,12 @@ impl Flapping {
         }
         has_one
     }
+}
+
+/// Whether it is what a container did to itself.
+pub(super) fn is_own_doing(objects: &IncidentObjects) -> bool {
+    let both = objects.actor.as_deref().zip(objects.target.as_deref());
+    both.is_some_and(|(actor, target)| is_by_itself(actor, target))
 }
 
 #[cfg(test)]

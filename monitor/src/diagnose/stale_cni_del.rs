@@ -11,13 +11,15 @@ use serde::{Deserialize, Serialize};
 
 use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Repeat, Report};
+use super::flapping::is_own_doing;
 use super::timers::Timers;
 use super::{
     CAPACITY, Context, Diagnosis, ModelChange, SECOND, cni_teardown_failing, gateway_neighbor_lost, seconds,
 };
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id};
-use crate::event::{Actor, Advice, CloseReason, Cni, Confidence, Event, Kind, Pod, Risk, Severity, Target};
+use crate::event::{Actor, Advice, CloseReason, Cni, Confidence, Event, Kind, Risk, Severity, Target};
+use crate::node::charge::is_by_itself;
 use crate::node::cni::Sandbox;
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, CniPod, NsInum};
@@ -192,7 +194,8 @@ impl StaleCniDel {
     /// The network of a pod was harmed.
     fn harmed(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         let Some((pod, sandbox)) = harmed_pod(context, event) else { return };
-        if is_its_own(event.actor.as_deref(), event.target.as_deref()) {
+        let both = event.actor.as_deref().zip(event.target.as_deref());
+        if both.is_some_and(|(actor, target)| is_by_itself(actor, target)) {
             return;
         }
         // Its own end.
@@ -305,8 +308,8 @@ impl StaleCniDel {
         }
         let window = self.window();
         for lost in context.incidents.iter().filter(|open| open.kind() == gateway_neighbor_lost::KIND) {
-            let IncidentObjects { actor, target, neighbor, .. } = lost.objects();
-            if is_its_own(actor.as_deref(), target.as_deref()) {
+            let IncidentObjects { target, neighbor, .. } = lost.objects();
+            if is_own_doing(lost.objects()) {
                 continue;
             }
             let netns = neighbor.as_ref().map(|neighbor| neighbor.netns);
@@ -322,12 +325,6 @@ impl StaleCniDel {
             }
         }
     }
-}
-
-/// Whether the pod itself did it.
-fn is_its_own(actor: Option<&Actor>, target: Option<&Target>) -> bool {
-    let by = actor.and_then(|actor| Pod::confirmed(actor.pod.as_ref()));
-    by.zip(target.and_then(Target::confirmed_pod)).is_some_and(|(by, of)| by.uid == of.uid)
 }
 
 impl Deletions {

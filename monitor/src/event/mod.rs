@@ -76,7 +76,7 @@ kind::kinds! {
     NeighborChanged = "neighbor.changed",
     /// An entry failed to resolve.
     NeighborFailed = "neighbor.failed",
-    /// A permanent entry is gone.
+    /// A permanent entry is gone, or a gateway's that may have been one.
     NeighborDeleted = "neighbor.deleted",
     /// A link appeared.
     LinkCreated = "link.created",

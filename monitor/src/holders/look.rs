@@ -10,9 +10,6 @@ use super::worker::PATIENCE;
 use crate::observation::{MountIdentity, MountPresence};
 use crate::sources::procfs::readers::{Answer, BlockingReaders, Unread};
 
-/// Looks at mounts that change all the time.
-const LOOKS: usize = 3;
-
 /// What was found.
 pub(super) struct Look {
     pub(super) located: Located,
@@ -29,31 +26,20 @@ pub(super) fn look(
     request: &ScanRequest,
     terms: Terms,
 ) -> Result<Look, Unread> {
+    let job = Locate { request: request.clone(), terms };
+    let Answer { reply: Measured { found: located, took }, .. } = readers.ask(job, PATIENCE)?;
     let mark = request.origin.as_ref().and_then(|origin| origin.table);
-    let (mut took, mut looks) = (Duration::ZERO, 0);
-    loop {
-        let before = mark.and_then(|mark| tables.event(&mark));
-        let job = Locate { request: request.clone(), terms };
-        let Answer { reply: Measured { found: located, took: one }, .. } = readers.ask(job, PATIENCE)?;
-        took += one;
-        looks += 1;
-        let is_found = located.report.mount.is_some();
-        let doubt = match (mark, before) {
-            _ if located.is_meant => None,
-            // What is found there later is another look's.
-            _ if !is_found => Some(Doubt::NotSeen),
-            _ if !located.report.complete => Some(Doubt::Path),
-            (Some(mark), Some(event)) if tables.event(&mark) == Some(event) => {
-                (event != mark.event).then_some(Doubt::Changed)
-            }
-            _ => Some(Doubt::NotSeen),
-        };
-        // They changed during the look: another one may be luckier.
-        let is_again = doubt == Some(Doubt::NotSeen) && mark.is_some() && is_found && looks < LOOKS;
-        if !is_again {
-            return Ok(Look { located, doubt, took });
-        }
-    }
+    let events = mark.and_then(|mark| Some((mark.event, tables.event(&mark)?)));
+    let doubt = match events {
+        _ if located.is_meant => None,
+        // What is found there later is another look's.
+        _ if located.report.mount.is_none() => Some(Doubt::NotSeen),
+        _ if !located.report.complete => Some(Doubt::Path),
+        // The number only grows: what it is after the look, it was all the while.
+        Some((of_call, now)) => (of_call != now).then_some(Doubt::Changed),
+        None => Some(Doubt::NotSeen),
+    };
+    Ok(Look { located, doubt, took })
 }
 
 impl Look {

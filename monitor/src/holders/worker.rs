@@ -323,7 +323,7 @@ fn work(readers: &BlockingReaders, shared: &Shared, tx: &Sender, (lane, limits):
             state.rest_after((rank, kind), took, goes_on, &limits);
             left.and_then(|left| state.add(share, left, limits.queue))
         };
-        let reason = "the requests of others took the place in which it waited to go on";
+        let reason = "the requests of others took the place in which it waited";
         if let Some(loser) = loser
             && tx.blocking_send(observed_now(loser.unanswered(reason))).is_err()
         {
@@ -365,16 +365,11 @@ impl Work {
                 }
             }
             Self::Presence(PresenceRequest { at: Some(at), id, identity, .. }) => {
-                match look(readers, tables, &at, terms) {
-                    Ok(look) => {
-                        let found = look.leads_to(id, &identity);
-                        Done { reply: Some(Fact::MountPresence(found)), took: look.took, left: None }
-                    }
-                    Err(error) => {
-                        let found = MountPresence::unknown(id, chain(&error));
-                        Done { reply: Some(Fact::MountPresence(found)), took: Duration::ZERO, left: None }
-                    }
-                }
+                let found =
+                    look(readers, tables, &at, terms).map(|look| (look.leads_to(id, &identity), look.took));
+                let (found, took) =
+                    found.unwrap_or_else(|error| (MountPresence::unknown(id, chain(&error)), Duration::ZERO));
+                Done { reply: Some(Fact::MountPresence(found)), took, left: None }
             }
             Self::Presence(request) => {
                 match readers.ask(jobs::Presence { request: request.clone(), terms }, PATIENCE) {

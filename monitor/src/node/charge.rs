@@ -112,7 +112,7 @@ fn container_id(container: Option<&Container>) -> Option<&str> {
 
 /// What a container only claims to be is somebody else's.
 fn pod_uid(pod: Option<&Pod>) -> Option<&str> {
-    pod.filter(|pod| !pod.claimed).map(|pod| pod.uid.as_str())
+    Pod::confirmed(pod).map(|pod| pod.uid.as_str())
 }
 
 fn is_of_users(event: &Event, charge: &Charge) -> bool {

@@ -252,7 +252,7 @@ pub struct MountPresence {
     pub id: u64,
     /// Whether the mount is in its namespace; `None` where that cannot be determined.
     pub present: Option<bool>,
-    /// Whether that is only likely: the mounts changed between the call and the look. Of [`Request::MountAt`] only.
+    /// Whether that is only likely: the mounts may have changed between the call and the look. Of [`Request::MountAt`] only.
     ///
     /// [`Request::MountAt`]: super::Request::MountAt
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -364,7 +364,7 @@ pub struct HolderReport {
     pub path: String,
     /// The mount, if there is one.
     pub mount: Option<MountFacts>,
-    /// Whether it is only likely the one that was meant: the mounts changed between the call and the look.
+    /// Whether it is only likely the one that was meant: the mounts may have changed between the call and the look.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mount_is_likely: bool,
     /// When the path had been looked up; not in older recordings.
@@ -421,9 +421,16 @@ impl HolderReport {
         self.complete = false;
         let (tgid, comm) = process.map_or((None, None), |(tgid, comm)| (Some(tgid), comm));
         let spot = BlindSpot { tgid, comm, reason: reason.to_owned() };
-        if self.blind_spots.len() < Self::BLIND_SPOTS && !self.blind_spots.contains(&spot) {
-            self.blind_spots.push(spot);
+        if self.blind_spots.contains(&spot) {
+            return;
         }
+        if self.blind_spots.len() >= Self::BLIND_SPOTS {
+            // What is not about one process alone is never left out for those that are.
+            let of_one = self.blind_spots.iter().rposition(|known| known.tgid.is_some());
+            let Some(of_one) = of_one.filter(|_| spot.tgid.is_none()) else { return };
+            self.blind_spots.remove(of_one);
+        }
+        self.blind_spots.push(spot);
     }
 
     /// Lists processes that were started after a call behind those that can have refused it. Returns whether no other is left:

@@ -99,7 +99,8 @@ async fn follow(readers: Readers, mut executed: mpsc::Receiver<u32>, tx: Sender)
                     looks = 0;
                     rest.set(sleep(Duration::from_millis(PAUSES_MS[0])));
                 }
-                1.. = executed.recv_many(&mut processes, EXECUTED_MAX) => {
+                // Before the first whole look there is nothing that one process could be added to.
+                1.. = executed.recv_many(&mut processes, EXECUTED_MAX), if follower.is_told => {
                     if follower.look(Some(processes)).await.is_err() {
                         return;
                     }

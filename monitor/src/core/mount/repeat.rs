@@ -110,8 +110,9 @@ impl Core {
             (one.tgid, one.access, &one.path, one.fd) == (other.tgid, other.access, &other.path, other.fd)
         };
         let is_still = |known: &Holder| {
-            let is_doubted =
-                again.blind_spots.iter().any(|spot| spot.tgid.is_none_or(|tgid| tgid == known.tgid));
+            // Of more than these the report does not tell.
+            let is_doubted = again.blind_spots.len() >= HolderReport::BLIND_SPOTS
+                || again.blind_spots.iter().any(|spot| spot.tgid.is_none_or(|tgid| tgid == known.tgid));
             let is_seen = || again.holders.iter().any(|holder| is_same(holder, known));
             known.access == Access::ChildMount || is_doubted || is_seen()
         };

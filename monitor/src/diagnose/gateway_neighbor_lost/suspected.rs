@@ -55,7 +55,8 @@ impl GatewayNeighborLost {
                 due: context.clock.text(due),
                 target: fault.objects.target.as_deref().cloned(),
                 neighbor: fault.objects.neighbor.as_deref().cloned(),
-                evidence: fault.evidence.clone(),
+                // What is beyond a budget has no number.
+                evidence: fault.evidence.iter().copied().filter(|seq| *seq != 0).collect(),
             })
             .collect()
     }

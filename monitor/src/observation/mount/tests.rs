@@ -33,3 +33,16 @@ fn the_same_text_given_elsewhere_is_another_place() {
     assert_eq!(place("/vol", changed), "…/vol");
     assert_eq!(place("", from(None, None, Some(PathDoubt::StartUnseen))), "…");
 }
+
+#[test]
+fn however_many_processes_cannot_be_read_a_doubt_about_all_is_kept() {
+    let mut report = HolderReport::skipped(1, "/mnt/x");
+    for tgid in 0..2 * u32::try_from(HolderReport::BLIND_SPOTS).unwrap() {
+        report.blind_spot(Some((tgid, None)), "whoever reads it hangs");
+    }
+    for _ in 0..2 {
+        report.blind_spot(None, "the mounts changed");
+    }
+    assert_eq!(report.blind_spots.len(), HolderReport::BLIND_SPOTS);
+    assert_eq!(report.blind_spots.iter().filter(|spot| spot.tgid.is_none()).count(), 1);
+}
