@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsStr};
 use std::fmt::Write as _;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::Read;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd};
@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
+use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -167,12 +168,13 @@ struct Truth {
     errno: i32,
 }
 
-/// Unmounts in a process that has this root and current directory, and ends at once.
-fn umount(path: &str, root: &Path, cwd: &Path) -> Truth {
+/// Unmounts in a process that has this root and current directory and is in this control group, and ends at once.
+fn umount(path: &str, root: &Path, cwd: &Path, group: &Cgroup) -> Truth {
     let c = |text: &[u8]| CString::new(text).expect("no NUL");
     let below = Path::new("/").join(cwd.strip_prefix(root).unwrap_or(Path::new("")));
     let (path, root) = (c(path.as_bytes()), c(root.as_os_str().as_bytes()));
     let cwd = c(below.as_os_str().as_bytes());
+    let procs = OpenOptions::new().write(true).open(group.procs()).expect("a control group");
     let mut ends = [0; 2];
     // SAFETY: writes two descriptors.
     assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) }, 0);
@@ -185,7 +187,8 @@ fn umount(path: &str, root: &Path, cwd: &Path) -> Truth {
         unsafe {
             let mut found = MaybeUninit::<libc::statx>::zeroed().assume_init();
             let mut answer = [0_u64; 2];
-            if libc::chroot(root.as_ptr()) == 0 && libc::chdir(cwd.as_ptr()) == 0 {
+            let is_grouped = libc::write(procs.as_raw_fd(), c"0".as_ptr().cast(), 1) == 1;
+            if is_grouped && libc::chroot(root.as_ptr()) == 0 && libc::chdir(cwd.as_ptr()) == 0 {
                 libc::statx(libc::AT_FDCWD, path.as_ptr(), 0, libc::STATX_MNT_ID, &raw mut found);
                 if found.stx_attributes & libc::STATX_ATTR_MOUNT_ROOT as u64 != 0 {
                     answer[0] = found.stx_mnt_id;
@@ -237,9 +240,12 @@ fn round(random: &mut Random, daemon: &mut Daemon) -> (usize, usize) {
     for _ in 0..16 {
         tree.grow();
     }
+    // Of one account only so many mounts are looked at; other tests have their part of that of the whole machine.
+    let hierarchies = Hierarchy::all();
+    let group = Cgroup::new(*hierarchies.first().expect("a hierarchy"));
     let (mut resolved, mut refused) = (0, 0);
     for _ in 0..CALLS {
-        let Some(call) = refuse(&mut tree) else { continue };
+        let Some(call) = refuse(&mut tree, &group) else { continue };
         refused += 1;
         let what = format!("mount.busy of {}", call.text);
         let event = daemon.wait_for(&what, |event| {
@@ -256,7 +262,7 @@ fn round(random: &mut Random, daemon: &mut Daemon) -> (usize, usize) {
 }
 
 /// Makes one unmount, of a mount that is held, by a random path.
-fn refuse(tree: &mut Tree<'_>) -> Option<Refused> {
+fn refuse(tree: &mut Tree<'_>, group: &Cgroup) -> Option<Refused> {
     let base = tree.base.clone();
     let at = tree.directory();
     if at == base {
@@ -285,7 +291,7 @@ fn refuse(tree: &mut Tree<'_>) -> Option<Refused> {
             tree.mount(&at);
         }
     }
-    let truth = umount(&path, &root, &cwd);
+    let truth = umount(&path, &root, &cwd, group);
     let text = format!("{path:?} from {} below {}: {truth:?}", cwd.display(), root.display());
     let line = table().into_iter().find(|line| line.id == truth.mount);
     tree.holders.push(holder);

@@ -185,10 +185,9 @@ mod tests {
     fn a_name_given_by_the_user_selects_in_every_executable() {
         let words = plan(&["one_deletion".to_owned()]).expect("a name");
         assert_eq!(words.len(), TESTS.len());
-        assert_eq!(
-            words[..3],
-            ["hooks,one_deletion", "neighbor,one_deletion", "mount,--skip=container,one_deletion"]
-        );
+        assert_eq!(words[0], "hooks,one_deletion");
+        assert!(words.contains(&"mount,--skip=container,one_deletion".to_owned()), "{words:?}");
+        assert!(words.iter().all(|word| word.ends_with(",one_deletion")), "{words:?}");
     }
 
     #[test]
