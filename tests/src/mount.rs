@@ -2,11 +2,14 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
+use crate::daemon::Daemon;
+use crate::event::Event;
 use crate::lock::Turn;
 use crate::pod_sandbox::uuid;
-use crate::process::{Finished, attempt};
+use crate::process::{Finished, attempt, finish};
 use crate::reaper::Cleanup;
 use crate::unique;
 
@@ -132,4 +135,25 @@ impl Default for Mount {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// Whether an event is of this kind, and about the mount at this path.
+#[must_use]
+pub fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
+    event.kind() == kind && event.text("/mount/path") == path.to_string_lossy()
+}
+
+/// Waits for an event about the mount at this path; for a refused unmount with its holders.
+pub fn wait_for(daemon: &mut Daemon, kind: &str, path: &Path) -> Event {
+    let what = format!("{kind} of {}", path.display());
+    match kind {
+        "mount.busy" => daemon.wait_for_holders(&what, |event| is_about(event, kind, path)),
+        _ => daemon.wait_for(&what, |event| is_about(event, kind, path)),
+    }
+}
+
+/// Runs a shell with the path of a mount as `$1`.
+pub fn shell(script: &str, mount: &Mount) -> Finished {
+    let mut command = Command::new("sh");
+    finish(command.args(["-c", script, "sh"]).arg(mount.point()).stdin(Stdio::null()), "sh".as_ref())
 }

@@ -4,30 +4,17 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use std::process::Command;
 
 use kevtmon_tests::actor::Actor;
 use kevtmon_tests::container::Container;
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::launch;
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
-use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::mount::{Mount, Scratch, is_about, wait_for};
 use kevtmon_tests::process::{Running, comm, copy_program, hold_by_cwd, hold_by_fd, idle, run};
 use serde_json::Value;
-
-fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
-    event.kind() == kind && event.text("/mount/path") == path.to_string_lossy()
-}
-
-fn wait_for(daemon: &mut Daemon, kind: &str, path: &Path) -> Event {
-    let what = format!("{kind} of {}", path.display());
-    match kind {
-        "mount.busy" => daemon.wait_for_holders(&what, |event| is_about(event, kind, path)),
-        _ => daemon.wait_for(&what, |event| is_about(event, kind, path)),
-    }
-}
 
 fn holder(event: &Event, pid: u32, access: &str) -> Value {
     let holders = event.list("/holders");

@@ -9,34 +9,16 @@ use std::process::{Command, Stdio};
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::fuse::mount_served;
-use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::mount::{Mount, Scratch, is_about, shell, wait_for};
 use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::process::{
     Finished, Running, attempt, copy_program, finish, hold_by_cwd, hold_by_fd, write_script,
 };
 use nix::sys::signal::Signal;
 
-fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
-    event.kind() == kind && event.text("/mount/path") == path.to_string_lossy()
-}
-
-fn wait_for(daemon: &mut Daemon, kind: &str, path: &Path) -> Event {
-    let what = format!("{kind} of {}", path.display());
-    match kind {
-        "mount.busy" => daemon.wait_for_holders(&what, |event| is_about(event, kind, path)),
-        _ => daemon.wait_for(&what, |event| is_about(event, kind, path)),
-    }
-}
-
 fn kinds_of(events: &[Event], path: &Path) -> Vec<String> {
     let about = events.iter().filter(|event| event.text("/mount/path") == path.to_string_lossy());
     about.map(|event| event.kind().to_owned()).collect()
-}
-
-/// Runs a shell with the path of a mount as `$1`.
-fn shell(script: &str, mount: &Mount) -> Finished {
-    let mut command = Command::new("sh");
-    finish(command.args(["-c", script, "sh"]).arg(mount.point()).stdin(Stdio::null()), "sh".as_ref())
 }
 
 fn umount_succeeds(mount: &Mount) -> Finished {

@@ -2,32 +2,11 @@
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
-use std::path::Path;
-use std::process::{Command, Stdio};
-
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
-use kevtmon_tests::mount::Mount;
-use kevtmon_tests::process::{Finished, finish, hold_by_cwd, hold_by_fd};
+use kevtmon_tests::mount::{Mount, is_about, shell, wait_for};
+use kevtmon_tests::process::{hold_by_cwd, hold_by_fd};
 use nix::sys::signal::Signal;
-
-fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
-    event.kind() == kind && event.text("/mount/path") == path.to_string_lossy()
-}
-
-fn wait_for(daemon: &mut Daemon, kind: &str, path: &Path) -> Event {
-    let what = format!("{kind} of {}", path.display());
-    match kind {
-        "mount.busy" => daemon.wait_for_holders(&what, |event| is_about(event, kind, path)),
-        _ => daemon.wait_for(&what, |event| is_about(event, kind, path)),
-    }
-}
-
-/// Runs a shell with the path of a mount as `$1`.
-fn shell(script: &str, mount: &Mount) -> Finished {
-    let mut command = Command::new("sh");
-    finish(command.args(["-c", script, "sh"]).arg(mount.point()).stdin(Stdio::null()), "sh".as_ref())
-}
 
 fn pids(event: &Event) -> Vec<u64> {
     event.list("/holders").iter().filter_map(|holder| holder["pid"].as_u64()).collect()

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
-use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::mount::{Mount, Scratch, is_about};
 use kevtmon_tests::process::{Running, busy_loop, hold_by_cwd, hold_by_fd, idle};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -19,10 +19,6 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 const DESCRIPTORS: u64 = 200_000;
 /// Crowds, until one scan has not the time for all of them.
 const CROWDS: u32 = 5;
-
-fn is_about(event: &Event, kind: &str, path: &Path) -> bool {
-    event.kind() == kind && event.text("/mount/path") == path.to_string_lossy()
-}
 
 fn wait_for(daemon: &mut Daemon, kind: &str, path: &Path) -> Event {
     daemon.wait_for(&format!("{kind} of {}", path.display()), |event| is_about(event, kind, path))

@@ -5,6 +5,7 @@ use crate::event::{Confidence, Join};
 use crate::node::view::RuntimeAvailability;
 use crate::observation::*;
 use crate::settings::{Cmdline, EventRate, Thresholds};
+use crate::tests::model;
 use crate::tests::schema::assert_valid;
 
 mod components;

@@ -63,21 +63,11 @@ impl Look {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observation::{HolderReport, MountFacts};
+    use crate::observation::HolderReport;
+    use crate::tests::model::mount;
 
     #[test]
     fn what_is_found_in_doubt_is_likely_the_same_and_for_certain_nothing_else() {
-        let mount = |id| MountFacts {
-            id,
-            parent: Some(29),
-            unique: None,
-            mountpoint: "/mnt/x".into(),
-            root: "/".into(),
-            fstype: "tmpfs".into(),
-            source: "tmpfs".into(),
-            device: "0:77".into(),
-            mntns: 2,
-        };
         let identity = mount(410).identity().unwrap();
         for (id, doubt, present) in [
             (410, None, (Some(true), false)),

@@ -9,7 +9,9 @@ use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
 use crate::node::view::{NodeView, RuntimeAvailability};
-use crate::observation::{ContainerFacts, ContainerState, Incarnation, PodIdentity, PodProof, SourceStatus};
+use crate::observation::{
+    ContainerFacts, ContainerState, Incarnation, MountFacts, PodIdentity, PodProof, SourceStatus,
+};
 
 #[derive(Debug, Default)]
 pub(crate) struct Model {
@@ -70,5 +72,20 @@ pub(crate) fn container(id: &str) -> ContainerFacts {
         joined_netns: false,
         exit: None,
         incarnation: Incarnation::default(),
+    }
+}
+
+/// A tmpfs at /mnt/x.
+pub(crate) fn mount(id: u64) -> MountFacts {
+    MountFacts {
+        id,
+        parent: Some(29),
+        unique: None,
+        mountpoint: "/mnt/x".into(),
+        root: "/".into(),
+        fstype: "tmpfs".into(),
+        source: "tmpfs".into(),
+        device: "0:77".into(),
+        mntns: 2,
     }
 }

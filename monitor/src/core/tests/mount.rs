@@ -22,17 +22,7 @@ pub(super) fn report(id: u64) -> Fact {
 /// The scan finds the mount with this id at the path.
 pub(super) fn found(id: u64, mount: u64) -> Fact {
     Fact::Holders(Box::new(HolderReport {
-        mount: Some(MountFacts {
-            id: mount,
-            parent: Some(29),
-            unique: None,
-            mountpoint: "/mnt/x".into(),
-            root: "/".into(),
-            fstype: "tmpfs".into(),
-            source: "tmpfs".into(),
-            device: "0:77".into(),
-            mntns: 2,
-        }),
+        mount: Some(model::mount(mount)),
         holders: vec![Holder {
             tgid: 94_549,
             comm: "glusterfs".into(),

@@ -20,6 +20,7 @@ use crate::sources::procfs::Proc;
 use crate::sources::runtime::change::wall_now;
 use crate::sources::runtime::tests::reports::{PATIENCE, Reports};
 use crate::sources::runtime::{Timing, run};
+use crate::tests::patience::until;
 
 const LONG: Duration = Duration::from_secs(600);
 
@@ -199,15 +200,16 @@ async fn an_answer_that_is_older_than_the_death_does_not_revive_the_container() 
     let mut reports = Reports::by(&fake);
     reports.up().await;
     fake.subscribed().await;
-    fake.mood(Mood::InspectSlow);
+    fake.mood(Mood::InspectWaits);
     fake.event("rename", &id('a')).await;
-    while fake.inspects() < 2 {
-        tokio::task::yield_now().await;
-    }
+    until("a is asked for", || fake.inspects() == 2).await;
     fake.put(&id('a'), "paused", me());
     fake.event("die", &id('a')).await;
     assert_eq!(reports.container().await.state, ContainerState::Exited);
+    fake.answer_inspects(1);
+    until("a is asked for again", || fake.inspects() == 3).await;
     fake.put(&id('a'), "dead", 0);
+    fake.answer_inspects(1);
     assert_eq!(
         reports.container().await.state,
         ContainerState::Dead,
@@ -239,16 +241,17 @@ async fn a_burst_of_events_needs_no_burst_of_inspects() {
     let mut reports = Reports::by(&fake);
     reports.up().await;
     fake.subscribed().await;
-    fake.mood(Mood::InspectSlow);
+    fake.mood(Mood::InspectWaits);
     let before = fake.inspects();
     for _ in 0..20 {
         fake.event("rename", &id('a')).await;
     }
-    fake.put(&id('b'), "running", me());
-    fake.event("start", &id('b')).await;
-    reports.container().await;
-    fake.event("destroy", &id('b')).await;
-    reports.until(|fact| matches!(fact, Fact::ContainerGone { .. }).then_some(())).await;
+    fake.event("die", &id('a')).await;
+    assert_eq!(reports.container().await.state, ContainerState::Exited, "all events before it were read");
+    fake.answer_inspects(100);
+    fake.put(&id('c'), "running", me());
+    fake.event("start", &id('c')).await;
+    reports.until(|fact| matches!(fact, Fact::Container(facts) if facts.id == id('c')).then_some(())).await;
     assert!(fake.inspects() - before <= 4, "{}", fake.inspects() - before);
 }
 

@@ -5,7 +5,6 @@ use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
@@ -18,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::sources::runtime::change::wall_now;
@@ -42,8 +41,8 @@ pub(in crate::sources::runtime) enum Mood {
     InspectEmpty,
     /// Lists, but responds to an inspect with 404.
     InspectGone,
-    /// Takes 50 ms for an inspect.
-    InspectSlow,
+    /// Lists, but answers no inspect before it is [let](FakeDocker::answer_inspects).
+    InspectWaits,
 }
 
 /// An answer to be spoiled.
@@ -72,6 +71,8 @@ type Events = mpsc::Sender<Result<Frame<Bytes>, io::Error>>;
 #[derive(Debug)]
 struct State {
     mood: Mood,
+    /// As many inspects as may be answered.
+    gate: Arc<Semaphore>,
     /// What it calls itself.
     engine: &'static str,
     /// What is answered in place of an answer.
@@ -97,6 +98,7 @@ impl FakeDocker {
     pub(in crate::sources::runtime) fn stopped() -> Self {
         let state = State {
             mood: Mood::Well,
+            gate: Arc::new(Semaphore::new(0)),
             engine: "Engine",
             spoiled: None,
             sent: 0,
@@ -140,6 +142,11 @@ impl FakeDocker {
 
     pub(in crate::sources::runtime) fn mood(&self, mood: Mood) {
         self.state.lock().unwrap().mood = mood;
+    }
+
+    /// Lets so many inspects be answered that wait.
+    pub(in crate::sources::runtime) fn answer_inspects(&self, number: usize) {
+        self.state.lock().unwrap().gate.add_permits(number);
     }
 
     /// Has it call itself something else.
@@ -322,7 +329,10 @@ async fn answer(request: Request<Incoming>, state: Arc<Mutex<State>>) -> Result<
     match mood {
         Mood::InspectEmpty => return Ok(reply(StatusCode::OK, "{}")),
         Mood::InspectHangs => std::future::pending().await,
-        Mood::InspectSlow => tokio::time::sleep(Duration::from_millis(50)).await,
+        Mood::InspectWaits => {
+            let gate = Arc::clone(&state.lock().unwrap().gate);
+            gate.acquire().await.unwrap().forget();
+        }
         _ => {}
     }
     let id = path.trim_start_matches("/containers/").trim_end_matches("/json");
