@@ -87,6 +87,8 @@ pub struct KubeletNode {
 impl KubeletNode {
     /// The kubelet's version, as it calls itself.
     pub const VERSION: &str = "v1.20.2";
+    /// The same of the kubelet that computes other hashes ([`Self::launch_other`]).
+    pub const OTHER_VERSION: &str = "v1.20.2+other-hash";
 
     /// Starts everything; the kubelet has no pod yet.
     #[must_use]
@@ -163,10 +165,21 @@ impl KubeletNode {
 
     /// Starts the kubelet.
     pub fn launch(&mut self) {
+        self.launch_program(&program("KEVTMON_KUBELET"));
+    }
+
+    /// Starts another kubelet in its place: of the same source but for the hash of a container, which is taken of the whole
+    /// structure, as before 1.16.
+    pub fn launch_other(&mut self) {
+        self.launch_program(&program("KEVTMON_OTHER_KUBELET"));
+    }
+
+    fn launch_program(&mut self, program: &Path) {
+        assert!(self.kubelet.is_none(), "a kubelet runs");
         let log = File::options().create(true).append(true).open(self.log_file()).expect("a log file");
         let words = enter(&self.mounts);
         let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).arg(program());
+        command.args(&words[1..]).arg(program);
         let socket = |name: &str| format!("unix://{}", self.path(name).display());
         for (flag, value) in [
             ("docker-endpoint", socket("docker.sock")),
@@ -205,6 +218,12 @@ impl KubeletNode {
         }
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a log file")).stderr(log);
         self.kubelet = Some(Running::spawn(&mut command));
+    }
+
+    /// Process id of the kubelet.
+    #[must_use]
+    pub fn kubelet_pid(&self) -> u32 {
+        self.kubelet.as_ref().expect("the kubelet runs").pid()
     }
 
     /// Ends the kubelet; its pods go on.
@@ -247,7 +266,14 @@ impl KubeletNode {
     /// Has the kubelet run a static pod, and waits until its container runs.
     #[must_use]
     pub fn run_pod(&self, name: &str) -> NodePod {
-        let manifest = serde_json::json!({
+        self.write_manifest(name, None, &serde_json::json!({}));
+        self.wait_for_static_pod(name, &[])
+    }
+
+    /// Has the kubelet run a static pod. With the same `uid` a pod that is there is changed, else it is another one: the
+    /// kubelet takes a hash of the manifest. In `container` are the settings of its container that differ.
+    pub fn write_manifest(&self, name: &str, uid: Option<&str>, container: &serde_json::Value) {
+        let mut manifest = serde_json::json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": name, "namespace": self.namespace},
             "spec": {"terminationGracePeriodSeconds": 1, "containers": [{
@@ -255,11 +281,16 @@ impl KubeletNode {
                 "command": ["/bin/sleep", "1000000"],
             }]},
         });
+        if let Some(uid) = uid {
+            manifest["metadata"]["uid"] = uid.into();
+        }
+        for (key, value) in container.as_object().into_iter().flatten() {
+            manifest["spec"]["containers"][0][key] = value.clone();
+        }
         // Under its name only when it is whole: the kubelet watches the directory.
         let (partial, file) = (self.path("manifest"), self.manifest(name));
         fs::write(&partial, manifest.to_string()).expect("a file can be written");
         fs::rename(&partial, &file).expect("a file can be renamed");
-        self.wait_for_static_pod(name, &[])
     }
 
     /// As [`Self::wait_for_pod`], of a static pod, by the name in its manifest.
@@ -370,10 +401,10 @@ impl NodePod {
     }
 }
 
-/// The program under which the tests run.
-fn program() -> PathBuf {
-    let path = std::env::var_os("KEVTMON_KUBELET").map(PathBuf::from);
-    path.expect("KEVTMON_KUBELET is the kubelet: `cargo xtask test kubelet` builds it")
+/// A kubelet that was built for the tests.
+fn program(variable: &str) -> PathBuf {
+    let path = std::env::var_os(variable).map(PathBuf::from);
+    path.unwrap_or_else(|| panic!("{variable} is a kubelet: `cargo xtask test kubelet` builds it"))
 }
 
 /// A process in a mount namespace of its own.

@@ -3,6 +3,8 @@
 
 #![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
 
+use std::collections::BTreeSet;
+
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::kubelet::{KubeletNode, NodePod};
@@ -132,4 +134,93 @@ fn a_container_without_its_sandbox_keeps_the_kubelet_from_starting_until_the_adv
     node.launch();
     let last = node.wait_for_static_pod("etcd", &[&again.sandbox, &again.app]);
     wait_for_life(&mut daemon, "container.started", &last.app);
+}
+
+/// The hash of its specification, by the label that the kubelet gave a container.
+fn spec_hash(node: &KubeletNode, id: &str) -> String {
+    let label = r#"{{index .Config.Labels "annotation.io.kubernetes.container.hash"}}"#;
+    node.dockerd().docker(&["inspect", "-f", label, id]).stdout.trim().to_owned()
+}
+
+fn is_recreation_of(event: &Event, pod: &NodePod) -> bool {
+    event.kind() == "container.recreated" && event.text("/target/pod/uid") == pod.uid
+}
+
+#[test]
+#[ignore = "needs a kubelet"]
+fn a_kubelet_with_other_hashes_makes_a_storm_and_restarts_of_the_same_one_and_of_dockerd_nothing() {
+    let mut node = KubeletNode::start();
+    let mut pods: Vec<NodePod> = ["web", "batch", "etcd"].map(|name| node.run_pod(name)).into();
+    let mut daemon = launch().joining(node.dockerd().runtime()).start();
+    daemon.wait_for_component(node.kubelet_pid());
+
+    // The same kubelet again, and dockerd too: nothing is made anew. The pod that is run last shows that the kubelet is at work.
+    node.stop();
+    node.dockerd().kill();
+    node.dockerd().launch();
+    node.launch();
+    daemon.wait_for_component(node.kubelet_pid());
+    pods.push(node.run_pod("last"));
+    wait_for_life(&mut daemon, "container.started", &pods[3].app);
+    daemon.mount_fence();
+    for pod in &pods {
+        let same = node.wait_for_pod(&pod.name, &[]);
+        assert_eq!((&same.sandbox, &same.app), (&pod.sandbox, &pod.app), "{}", pod.name);
+        assert!(!daemon.events().iter().any(|event| is_recreation_of(event, pod)), "{}", pod.name);
+        let opened = incidents(&daemon, pod);
+        assert!(opened.is_empty(), "restarts of the same programs: {opened:?}");
+    }
+    let is_storm = |event: &Event| event.text("/incident/kind") == "spec-hash-storm";
+
+    // A kubelet that computes another hash of the same specification: what an upgrade across versions does.
+    node.stop();
+    node.launch_other();
+    let kubelet = node.kubelet_pid();
+    daemon.wait_for_component(kubelet);
+    let of_it = |event: &Event| is_storm(event) && event.number("/component/pid") == Some(u64::from(kubelet));
+    for pod in &pods {
+        let told =
+            daemon.wait_for(&format!("what becomes of {}", pod.name), |event| is_recreation_of(event, pod));
+        let new = node.wait_for_pod(&pod.name, &[&pod.app]);
+        assert_eq!((&new.sandbox, &new.uid), (&pod.sandbox, &pod.uid), "the kubelet keeps the sandboxes");
+        expect_pod(&told, &new);
+        told.expect("/target/container/id", &*new.app);
+        told.expect("/recreation/previous/id", &*pod.app);
+        told.expect("/recreation/reason", "spec-hash-changed");
+        told.expect("/recreation/same_sandbox", true);
+        told.expect("/recreation/previous_attempt", 0);
+        told.expect("/recreation/attempt", 1);
+        let (before, after) = (spec_hash(&node, &pod.app), spec_hash(&node, &new.app));
+        assert_ne!(before, after);
+        told.expect("/recreation/previous_spec_hash/hex", &*before);
+        told.expect("/recreation/spec_hash/hex", &*after);
+        let decimal = |hex: &str| u64::from_str_radix(hex, 16).expect("a hash").to_string();
+        let hashes = format!("from {} to {}", decimal(&before), decimal(&after));
+        assert!(told.text("/message").ends_with(&hashes), "{told}");
+    }
+    let opened = daemon.wait_for("the storm", |event| of_it(event) && event.kind() == "incident.opened");
+    opened.expect("/severity", "warning");
+    opened.expect("/incident/confidence", "certain");
+    let count = opened.number("/incident/count").expect("a count");
+    assert!((3..=4).contains(&count), "{opened}");
+    opened.expect("/component/version", KubeletNode::OTHER_VERSION);
+    opened.expect("/component/previous_version", KubeletNode::VERSION);
+    let summary = opened.text("/incident/summary");
+    let told = format!(
+        "{count} containers of {count} pods were re-created with other spec hashes, in unchanged sandboxes"
+    );
+    assert!(summary.starts_with(&told), "{opened}");
+    assert!(summary.ends_with(&format!("in place of version {}", KubeletNode::VERSION)), "{opened}");
+    let advice = opened.get("/incident/advice").map(ToString::to_string).unwrap_or_default();
+    assert!(advice.contains("do not go back") && advice.contains("drain the node"), "{advice}");
+    let all = daemon
+        .wait_for("the last of them", |event| of_it(event) && event.number("/incident/count") == Some(4));
+    all.expect("/incident/id", opened.text("/incident/id"));
+    let storms = daemon.events().into_iter().filter(is_storm);
+    let ids: BTreeSet<String> = storms.map(|event| event.text("/incident/id").to_owned()).collect();
+    assert_eq!(ids.len(), 1, "one incident: {ids:?}");
+    for pod in &pods {
+        let opened = incidents(&daemon, pod);
+        assert!(opened.is_empty(), "the pods themselves have no trouble: {opened:?}");
+    }
 }

@@ -20,9 +20,6 @@ use crate::workspace;
 const VERSION: &str = "1.20.2";
 /// Debian's release of that package.
 const SUITE: &str = "bookworm";
-/// Changed with what the programs are built from or how, so that they are built anew.
-const RECIPE: u32 = 1;
-
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const MIRROR: &str = "http://deb.debian.org/debian";
 
@@ -44,10 +41,44 @@ struct Product {
     /// Build tags.
     tags: &'static str,
     takes: &'static str,
+    /// Other ones of these programs, of a changed source.
+    variants: &'static [Variant],
+    /// Changed with what the programs are built from or how, so that they are built anew.
+    recipe: u32,
 }
 
-const KUBELET: Product =
-    Product { name: "kubelet", programs: &["kubelet"], generated: None, tags: "", takes: "some minutes" };
+/// A program of a source with one change in it, built after the others: only what the change concerns is compiled anew.
+struct Variant {
+    /// Of its directory, in that of the product: the program keeps its name.
+    name: &'static str,
+    program: &'static str,
+    /// Of the version, after a plus.
+    build: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+}
+
+const KUBELET: Product = Product {
+    name: "kubelet",
+    programs: &["kubelet"],
+    generated: None,
+    tags: "",
+    takes: "some minutes",
+    variants: &[WHOLE_STRUCT],
+    recipe: 2,
+};
+
+/// A kubelet that computes other hashes of the same containers, as before 1.16: of the whole structure, in which fields
+/// without a value count, instead of its JSON. Kubelets across which a node was upgraded differed in this way.
+const WHOLE_STRUCT: Variant = Variant {
+    name: "other-hash",
+    program: "kubelet",
+    build: "other-hash",
+    file: "pkg/kubelet/container/helpers.go",
+    from: "hashutil.DeepHashObject(hash, containerJSON)",
+    to: "_ = containerJSON\n\thashutil.DeepHashObject(hash, *container)",
+};
 
 const CONTROL_PLANE: Product = Product {
     name: "control-plane",
@@ -56,6 +87,8 @@ const CONTROL_PLANE: Product = Product {
     // The clients of the clouds are half of the code.
     tags: "providerless",
     takes: "a quarter of an hour",
+    variants: &[],
+    recipe: 1,
 };
 
 /// Whether this machine can get the sources at all.
@@ -68,6 +101,11 @@ pub(crate) fn kubelet(privilege: Privilege) -> Result<PathBuf> {
     Ok(fetch(&KUBELET, privilege)?.join("kubelet"))
 }
 
+/// A kubelet whose hashes of containers are other ones; built with [`kubelet`].
+pub(crate) fn other_kubelet(privilege: Privilege) -> Result<PathBuf> {
+    Ok(fetch(&KUBELET, privilege)?.join(WHOLE_STRUCT.name).join(WHOLE_STRUCT.program))
+}
+
 /// The directory of what a cluster has besides kubelets, and of `kubectl`; built, unless they were before.
 pub(crate) fn control_plane(privilege: Privilege) -> Result<PathBuf> {
     fetch(&CONTROL_PLANE, privilege)
@@ -75,7 +113,8 @@ pub(crate) fn control_plane(privilege: Privilege) -> Result<PathBuf> {
 
 fn fetch(product: &Product, privilege: Privilege) -> Result<PathBuf> {
     let cache = cache()?;
-    let directory = cache.join(format!("{}-{VERSION}-{}-{RECIPE}", product.name, env::consts::ARCH));
+    let directory =
+        cache.join(format!("{}-{VERSION}-{}-{}", product.name, env::consts::ARCH, product.recipe));
     // Another checkout may build it now.
     let lock = cache.join(format!("{}.lock", product.name));
     let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
@@ -99,10 +138,36 @@ fn fetch(product: &Product, privilege: Privilege) -> Result<PathBuf> {
     let built = work.path().join("bin");
     fs::create_dir(&built).context("cannot create a directory")?;
     for program in product.programs {
-        workspace::check(&mut compile(work.path(), &sources, &built, program, product.tags))?;
+        workspace::check(&mut compile(work.path(), &sources, &built, program, product.tags, VERSION))?;
+    }
+    for variant in product.variants {
+        let version = format!("{VERSION}+{}", variant.build);
+        let into = built.join(variant.name);
+        fs::create_dir(&into).context("cannot create a directory")?;
+        variant.apply(&sources)?;
+        workspace::check(&mut compile(
+            work.path(),
+            &sources,
+            &into,
+            variant.program,
+            product.tags,
+            &version,
+        ))?;
     }
     fs::rename(&built, &directory).with_context(|| format!("cannot create {}", directory.display()))?;
     Ok(directory)
+}
+
+impl Variant {
+    fn apply(&self, sources: &Path) -> Result<()> {
+        let path = sources.join(self.file);
+        let source = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        if source.matches(self.from).count() != 1 {
+            bail!("{} is not what it was: no single `{}` is in it", self.file, self.from);
+        }
+        fs::write(&path, source.replace(self.from, self.to))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
 }
 
 /// Downloads the source package and unpacks it with Debian's patches.
@@ -151,16 +216,16 @@ fn mirror() -> String {
 }
 
 /// Compiles with what the package itself has of other projects, and with the least priority: it runs beside tests.
-fn compile(work: &Path, sources: &Path, into: &Path, program: &str, tags: &str) -> Command {
+fn compile(work: &Path, sources: &Path, into: &Path, program: &str, tags: &str, version: &str) -> Command {
     // As the release is built (hack/lib/version.sh).
-    let version = |key: &str, value: &str| {
+    let variable = |key: &str, value: &str| {
         format!("-X k8s.io/kubernetes/vendor/k8s.io/component-base/version.{key}={value}")
     };
     let flags = [
         "-s -w".to_owned(),
-        version("gitVersion", &format!("v{VERSION}")),
-        version("gitMajor", "1"),
-        version("gitMinor", "20"),
+        variable("gitVersion", &format!("v{version}")),
+        variable("gitMajor", "1"),
+        variable("gitMinor", "20"),
     ];
     let mut go = Command::new("nice");
     go.args(["go", "build", "-tags", tags, "-ldflags", &flags.join(" "), "-o"])

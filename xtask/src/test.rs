@@ -251,8 +251,9 @@ fn with_kubelet(arguments: &[String], required: bool) -> Result<()> {
         );
     }
     install_end_to_end_prerequisites(privilege)?;
-    let kubelet = kubernetes::kubelet(privilege)?;
-    ignored(WITH_KUBELET, &[("KEVTMON_KUBELET", kubelet.as_ref())], arguments, privilege)
+    let (kubelet, other) = (kubernetes::kubelet(privilege)?, kubernetes::other_kubelet(privilege)?);
+    let environment = [("KEVTMON_KUBELET", kubelet.as_ref()), ("KEVTMON_OTHER_KUBELET", other.as_ref())];
+    ignored(WITH_KUBELET, &environment, arguments, privilege)
 }
 
 /// The tests on a cluster.
