@@ -19,11 +19,36 @@ pub struct Answer {
 /// Sends one request; `None` without a response.
 #[must_use]
 pub fn get(address: SocketAddr, path: &str) -> Option<Answer> {
-    let mut stream = TcpStream::connect_timeout(&address, patience()).ok()?;
-    stream.set_read_timeout(Some(patience())).ok()?;
+    let mut stream = connect(address)?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").ok()?;
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).ok()?;
+    parse(bytes)
+}
+
+/// Sends one request of a client that accepts gzip; head and body of the response, as they came, `None` without one.
+#[must_use]
+pub fn get_compressed(address: SocketAddr, path: &str) -> Option<(String, Vec<u8>)> {
+    const BREAK: &[u8] = b"\r\n\r\n";
+    let mut stream = connect(address)?;
+    let headers = "Accept-Encoding: gzip\r\nConnection: close";
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\n{headers}\r\n\r\n").ok()?;
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).ok()?;
+    let at = bytes.windows(BREAK.len()).position(|window| window == BREAK)?;
+    let body = bytes.split_off(at + BREAK.len());
+    Some((String::from_utf8(bytes).ok()?, body))
+}
+
+fn connect(address: SocketAddr) -> Option<TcpStream> {
+    let stream = TcpStream::connect_timeout(&address, patience()).ok()?;
+    stream.set_read_timeout(Some(patience())).ok()?;
+    Some(stream)
+}
+
+/// A response, as it came.
+#[must_use]
+pub fn parse(bytes: Vec<u8>) -> Option<Answer> {
     let text = String::from_utf8(bytes).ok()?;
     let (head, body) = text.split_once("\r\n\r\n")?;
     let status = head.split_whitespace().nth(1)?.parse().ok()?;

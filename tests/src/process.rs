@@ -60,18 +60,18 @@ pub fn run(line: &str) -> Finished {
     attempt(&line.split_whitespace().collect::<Vec<_>>()).succeeded(line)
 }
 
-/// Runs a prepared command with text for its standard input; panics unless it succeeds.
-pub fn finish_with_input(command: &mut Command, input: &str) -> Finished {
+/// Runs a prepared command with this on its standard input; panics unless it succeeds.
+pub fn finish_with_input(command: &mut Command, input: impl AsRef<[u8]>) -> Finished {
     attempt_with_input(command, input).succeeded(&format!("{command:?}"))
 }
 
-/// Runs a prepared command with text for its standard input to its end, whatever that is.
-pub fn attempt_with_input(command: &mut Command, input: &str) -> Finished {
+/// Runs a prepared command with this on its standard input to its end, whatever that is.
+pub fn attempt_with_input(command: &mut Command, input: impl AsRef<[u8]>) -> Finished {
     let name = format!("{command:?}");
     let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = child.unwrap_or_else(|error| panic!("{name} does not start: {error}"));
     let mut stdin = child.stdin.take().expect("standard input is a pipe");
-    stdin.write_all(input.as_bytes()).expect("the child reads its input");
+    stdin.write_all(input.as_ref()).expect("the child reads its input");
     drop(stdin);
     collect(child)
 }

@@ -1,13 +1,18 @@
 //! What Prometheus reads: exact counts, the promised names, few series, and a format without stderr.
 
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+
 use std::process::Command;
 
 use kevtmon_tests::daemon::launch;
 use kevtmon_tests::eventually;
+use kevtmon_tests::http::get_compressed;
 use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::mount::Mount;
 use kevtmon_tests::pod::Pod;
+use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::process::{finish_with_input, hold_by_cwd};
+use kevtmon_tests::scrape::Scrape;
 
 /// Families that dashboards and alerts rely on.
 const PROMISED: [&str; 19] = [
@@ -143,4 +148,35 @@ fn prometheus_has_nothing_to_complain_about() {
     finish_with_input(Command::new("promtool").args(["check", "metrics"]), &daemon.metrics().text);
     let answer = daemon.get("/metrics").map(|answer| answer.head.to_lowercase()).unwrap_or_default();
     assert!(answer.contains("content-type: text/plain; version=0.0.4"), "{answer}");
+}
+
+#[test]
+fn an_open_incident_has_the_uid_of_its_pod_and_none_once_it_is_closed() {
+    let pod = Pod::new();
+    let sandbox = PodSandbox::of(&pod);
+    let mut daemon = launch().start();
+    pod.delete_gateway();
+    let opened = daemon.wait_for_incident(sandbox.id());
+    let id = opened.text("/incident/id");
+    let open = |labels: &[(&str, &str)]| daemon.metrics().sum("kevtmon_incident_info", labels);
+    let kind = ("incident", "gateway-neighbor-lost");
+    eventually!(open(&[("id", id)]).is_some(), "it is open");
+    assert_eq!(open(&[("id", id), ("pod_uid", sandbox.uid()), kind]), Some(1.0));
+    pod.set_gateway();
+    eventually!(open(&[("id", id)]).is_none(), "it is closed");
+}
+
+#[test]
+fn a_client_that_accepts_gzip_gets_the_same_metrics_in_fewer_bytes() {
+    let daemon = launch().start();
+    let (head, body) = get_compressed(daemon.address(), "/metrics").expect("it answers");
+    let head = head.to_ascii_lowercase();
+    assert!(head.starts_with("http/1.1 200 ") && head.contains("\r\ncontent-encoding: gzip\r\n"), "{head}");
+    assert!(head.contains("\r\nvary: accept-encoding\r\n"), "a cache keeps both apart: {head}");
+    let text = finish_with_input(Command::new("gzip").arg("-dc"), &body).stdout;
+    assert!(body.len() < text.len() / 2, "{} bytes of {}", body.len(), text.len());
+    let (unpacked, plain) = (Scrape::parse(text), daemon.metrics());
+    assert_eq!(unpacked.families(), plain.families());
+    let head = daemon.get("/metrics").map(|answer| answer.head.to_ascii_lowercase()).unwrap_or_default();
+    assert!(!head.contains("content-encoding"), "it did not accept gzip: {head}");
 }

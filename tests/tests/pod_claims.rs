@@ -92,8 +92,9 @@ fn labels_of_an_image_are_a_claim_and_never_a_label_of_a_metric() {
     let dockerd = Dockerd::shared();
     let labels = Labels::new("POD");
     let container = labels.start(dockerd, &[]);
-    let mut daemon = launch().joining(dockerd.runtime()).start();
-    let (event, _pod) = lose_gateway(&mut daemon, &container);
+    let config = "[incidents]\ngateway_critical_seconds = 1\n";
+    let mut daemon = launch().joining(dockerd.runtime()).config(config).start();
+    let (event, pod) = lose_gateway(&mut daemon, &container);
     expect_claimed(&event, &labels);
     let second = labels.start(dockerd, &[]);
     let started = daemon.wait_for("its start", |event| {
@@ -116,6 +117,25 @@ fn labels_of_an_image_are_a_claim_and_never_a_label_of_a_metric() {
     assert!(!pods.iter().any(|pod| pod["uid"] == labels.uid.as_str()), "{pods:?}");
     assert!(daemon.find(&["events", "--pod", &labels.full()]).is_empty());
     assert!(!daemon.find(&["events", "--container", container.id()]).is_empty());
+
+    // A real pod that loses its gateway later is critical by now; what only claims to be one never is.
+    let real = Labels::new("POD");
+    let witness = real.start(dockerd, &["--cgroup-parent", &dockerd.pod_cgroup(&real.uid)]);
+    let (_, _witness_pod) = lose_gateway(&mut daemon, &witness);
+    daemon.wait_for("a critical incident", |event| {
+        event.text("/target/container/id") == witness.id() && event.text("/incident/severity") == "critical"
+    });
+    pod.set_gateway();
+    let closed = daemon.wait_for("incident.closed", |event| {
+        event.kind() == "incident.closed" && event.text("/incident/id") == id
+    });
+    closed.expect("/incident/severity", "warning");
+    let events = daemon.events();
+    let of_it = events.iter().filter(|event| event.text("/target/container/id") == container.id());
+    let critical: Vec<&Event> = of_it
+        .filter(|event| [event.text("/severity"), event.text("/incident/severity")].contains(&"critical"))
+        .collect();
+    assert!(critical.is_empty(), "{critical:?}");
 }
 
 #[test]

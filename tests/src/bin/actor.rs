@@ -6,14 +6,18 @@
 
 use std::ffi::CString;
 use std::fs::File;
-use std::io::{self, BufRead};
-use std::net::Ipv4Addr;
+use std::io::{self, BufRead, Read, Write};
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, SockaddrIn, connect, sendmsg, setsockopt,
+    socket, sockopt,
+};
 
 fn main() {
     for line in io::stdin().lock().lines() {
@@ -48,6 +52,12 @@ fn act(words: &[&str]) -> io::Result<()> {
         ["send", ref path @ ..] => send(&path.join(" ")),
         // Registers a new file with a ring, and closes it.
         ["register", ref path @ ..] => register(&path.join(" ")),
+        // Connects as often to a socket, sends nothing, and keeps the connections: the path of a unix socket, or an address.
+        ["idle", count, to] => idle(number(count)?, to),
+        // The same, and waits until each is refused and closed.
+        ["turned-away", count, to] => turned_away(number(count)?, to),
+        // Asks for metrics as often, and reads nothing of them but the status; keeps the connections.
+        ["scrape-unread", count, to] => scrape_unread(number(count)?, to),
         ["delete", link, address] => neighbor_entry(libc::SIOCDARP, link, address),
         // As many processes add an entry and delete it, one after the other.
         ["crowd", count, link, address] => crowd(number(count)?, link, address),
@@ -109,6 +119,46 @@ fn send(path: &str) -> io::Result<()> {
     let (text, rights) = ([io::IoSlice::new(b"x")], [ControlMessage::ScmRights(&descriptors)]);
     sendmsg::<()>(from.as_raw_fd(), &text, &rights, MsgFlags::empty(), None)?;
     std::mem::forget((from, to));
+    Ok(())
+}
+
+fn idle(count: u32, to: &str) -> io::Result<()> {
+    for _ in 0..count {
+        match to.starts_with('/') {
+            true => std::mem::forget(UnixStream::connect(to)?),
+            false => std::mem::forget(TcpStream::connect(to)?),
+        }
+    }
+    Ok(())
+}
+
+fn turned_away(count: u32, to: &str) -> io::Result<()> {
+    let connections = (0..count).map(|_| UnixStream::connect(to)).collect::<io::Result<Vec<_>>>()?;
+    for mut connection in connections {
+        let mut answer = String::new();
+        connection.set_read_timeout(Some(kevtmon_tests::patience::patience()))?;
+        connection.read_to_string(&mut answer)?;
+        if !answer.starts_with("HTTP/1.1 403 ") {
+            return Err(io::Error::other(format!("it was answered {answer:?}")));
+        }
+    }
+    Ok(())
+}
+
+fn scrape_unread(count: u32, to: &str) -> io::Result<()> {
+    let to = SockaddrIn::from(to.parse::<SocketAddrV4>().map_err(io::Error::other)?);
+    for _ in 0..count {
+        let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+        // As little as possible is taken at once.
+        setsockopt(&socket, sockopt::RcvBuf, &2048)?;
+        setsockopt(&socket, sockopt::TcpMaxSeg, &88)?;
+        connect(socket.as_raw_fd(), &to)?;
+        let mut connection = TcpStream::from(socket);
+        connection.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")?;
+        connection.set_read_timeout(Some(kevtmon_tests::patience::patience()))?;
+        connection.read_exact(&mut [0; 12])?;
+        std::mem::forget(connection);
+    }
     Ok(())
 }
 
