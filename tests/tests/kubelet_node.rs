@@ -11,6 +11,7 @@ use kevtmon_tests::kubelet::{KubeletNode, NodePod};
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::network::{NeighbourState, Network};
 use kevtmon_tests::pod::GATEWAY_LLADDR;
+use kevtmon_tests::pod_sandbox::uuid;
 use kevtmon_tests::process::attempt;
 
 fn expect_pod(event: &Event, pod: &NodePod) {
@@ -121,6 +122,17 @@ fn a_container_without_its_sandbox_keeps_the_kubelet_from_starting_until_the_adv
     assert!(!status.success(), "{status}");
     let log = node.log();
     assert!(log.contains(REFUSES) && log.contains(&again.sandbox), "{log}");
+    // It is started again as a service is. That it was ended twice before, as asked for, does not count.
+    for _ in 0..2 {
+        node.launch();
+        node.wait_for_end();
+    }
+    let in_loop = daemon.wait_for("the crash loop", |event| {
+        event.is_incident("incident.opened", "kubelet-crash-loop")
+            && event.text("/component/version") == KubeletNode::VERSION
+    });
+    in_loop.expect("/incident/count", 3);
+    in_loop.expect("/incident/caused_by", serde_json::json!([id]));
 
     // The command as it is offered; the client of the tests' own dockerd comes first on the path.
     let command = worse.text("/incident/advice/0/command").to_owned();
@@ -223,4 +235,67 @@ fn a_kubelet_with_other_hashes_makes_a_storm_and_restarts_of_the_same_one_and_of
         let opened = incidents(&daemon, pod);
         assert!(opened.is_empty(), "the pods themselves have no trouble: {opened:?}");
     }
+}
+
+#[test]
+#[ignore = "needs a kubelet"]
+fn what_ends_one_container_of_each_of_three_pods_is_told_as_that_and_is_no_incident() {
+    let node = KubeletNode::start();
+    let mut daemon = launch().joining(node.dockerd().runtime()).start();
+    daemon.wait_for_component(node.kubelet_pid());
+    let run = |name: &str, uid: &str, container: &serde_json::Value| {
+        node.write_manifest(name, Some(uid), container);
+        node.wait_for_static_pod(name, &[])
+    };
+    let probe = ["/bin/sh", "-c", "[ ! -e /data/end ]"];
+    let probed = run(
+        "probed",
+        &uuid(),
+        &serde_json::json!({"livenessProbe": {
+            "exec": {"command": probe}, "periodSeconds": 1, "failureThreshold": 1,
+        }}),
+    );
+    let greedy = "until [ -e /data/end ]; do sleep 1; done; exec busybox tail /dev/zero";
+    let greedy = run(
+        "greedy",
+        &uuid(),
+        &serde_json::json!({
+            "command": ["/bin/sh", "-c", greedy],
+            "resources": {"limits": {"memory": "16Mi"}},
+        }),
+    );
+    let uid = uuid();
+    let renewed = run("renewed", &uid, &serde_json::json!({}));
+    for pod in [&probed, &greedy, &renewed] {
+        wait_for_life(&mut daemon, "container.started", &pod.app);
+    }
+    for pod in [&probed, &greedy] {
+        node.dockerd().docker(&["exec", &pod.app, "/bin/sh", "-c", "echo >/data/end"]);
+    }
+    let image = node.dockerd().labelled_image(&[("version", "2")]);
+    node.write_manifest("renewed", Some(&uid), &serde_json::json!({"image": image}));
+
+    for (pod, reason) in [(&probed, "exited"), (&greedy, "exited"), (&renewed, "image-changed")] {
+        let told = daemon.wait_for(&pod.name, |event| is_recreation_of(event, pod));
+        let new = node.wait_for_pod(&pod.name, &[&pod.app]);
+        assert_eq!((&new.sandbox, &new.uid), (&pod.sandbox, &pod.uid));
+        expect_pod(&told, &new);
+        told.expect("/recreation/reason", reason);
+        told.expect("/recreation/previous/id", &*pod.app);
+        told.expect("/recreation/same_sandbox", true);
+    }
+    let ended = wait_for_life(&mut daemon, "container.exited", &greedy.app);
+    ended.expect("/target/container/oom_killed", true);
+    daemon.mount_fence();
+    for pod in [&probed, &greedy, &renewed] {
+        let opened = incidents(&daemon, pod);
+        assert!(opened.is_empty(), "{opened:?}");
+    }
+    let of_it = |event: &Event| event.number("/component/pid") == Some(node.kubelet_pid().into());
+    let opened: Vec<Event> = daemon
+        .events()
+        .into_iter()
+        .filter(|event| event.kind() == "incident.opened" && of_it(event))
+        .collect();
+    assert!(opened.is_empty(), "{opened:?}");
 }
