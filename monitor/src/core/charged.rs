@@ -17,7 +17,11 @@ impl Core {
                 self.charge_to(standing, cgroup, uid, false)
             }
             Fact::Neighbor(change) => match &change.actor {
-                Some(actor) => self.charge_task(actor, self.is_users(change.key.netns, change.netns_of_user)),
+                Some(actor) => {
+                    let is_users = self.is_users(change.key.netns, change.netns_of_user);
+                    let charge = self.charge_task(actor, is_users);
+                    self.of_own_network(change.key.netns, charge)
+                }
                 None => self.charge_netns(change.key.netns, change.netns_of_user),
             },
             Fact::Umount(attempt) => self.charge_task(&attempt.actor, false),
@@ -27,8 +31,23 @@ impl Core {
             Fact::LinkGone { netns, .. } => self.charge_netns(*netns, false),
             Fact::Route(route) | Fact::RouteGone(route) => self.charge_netns(route.netns, false),
             Fact::Address(address) | Fact::AddressGone(address) => self.charge_netns(address.netns, false),
+            Fact::ComponentExecuted { .. } => self.charge_users(),
+            Fact::Holders(report) => self.charge_asker(report.id),
+            Fact::MountPresence(presence) => self.charge_asker(presence.id),
             _ => Charge::default(),
         }
+    }
+
+    /// Whose unmount made the daemon look. What is found later, or was looked for by the daemon itself, shares an account.
+    fn charge_asker(&mut self, id: u64) -> Charge {
+        match self.asked_for(id).cloned() {
+            Some(actor) => self.charge_task(&actor, false),
+            None => Charge { standing: Standing::Node, account: self.accounts.name("") },
+        }
+    }
+
+    fn charge_users(&mut self) -> Charge {
+        Charge { standing: Standing::Foreign, account: self.accounts.users() }
     }
 
     fn charge_task(&mut self, task: &TaskRef, is_users: bool) -> Charge {
@@ -53,11 +72,25 @@ impl Core {
         Charge { standing, account: self.accounts.name(&name) }
     }
 
+    /// A container may be allowed to change its own network: without limit, and that is its own affair.
     fn charge_netns(&mut self, netns: NsInum, of_user: bool) -> Charge {
-        match self.is_users(netns, of_user) {
-            true => Charge { standing: Standing::Foreign, account: self.accounts.users() },
-            false => Charge::default(),
+        if self.is_users(netns, of_user) {
+            return self.charge_users();
         }
+        if netns == self.settings.host_netns {
+            return Charge::default();
+        }
+        let (standing, account) = match self.containers.in_netns(netns) {
+            Some(owner) => (Standing::Known, owner.id.as_str()),
+            None => (Standing::Node, ""),
+        };
+        Charge { standing, account: self.accounts.name(account) }
+    }
+
+    /// The same for what a process of the container did.
+    fn of_own_network(&self, netns: NsInum, charge: Charge) -> Charge {
+        let is_own = self.owner_of(netns).is_some_and(|owner| *owner.id == *charge.account);
+        if is_own { Charge { standing: Standing::Known, ..charge } } else { charge }
     }
 
     /// Whether users made a network namespace, and no known container is in it.

@@ -345,7 +345,7 @@ impl Core {
     }
 
     /// The container that a namespace belongs to. Containers with host networking do not own the host's namespace.
-    fn owner_of(&self, netns: NsInum) -> Option<&ContainerFacts> {
+    pub(super) fn owner_of(&self, netns: NsInum) -> Option<&ContainerFacts> {
         self.containers.in_netns(netns).filter(|_| netns != self.settings.host_netns)
     }
 

@@ -1,5 +1,5 @@
-//! How much of a recording what users do among themselves may take: what they do concerns nobody else, and would
-//! leave no disk for what does.
+//! How much of a recording one account may take: what users do among themselves, or a container to its own network,
+//! concerns nobody else, and would leave no disk for what does.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,34 +8,46 @@ use crate::event::{Charge, Standing};
 use crate::observation::BootNs;
 
 const SECOND: BootNs = 1_000_000_000;
-/// Bytes a second of one account, on average,
-const RATE: u64 = 8 << 10;
-/// and at once.
-const BURST: u64 = 256 << 10;
-/// Accounts that are told apart; all others share one budget.
+/// Bytes a second, on average, and at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Rate {
+    per_second: u64,
+    burst: u64,
+}
+
+/// Of a user. Little of it is ever read: no incident of others rests on it.
+const OF_USER: Rate = Rate { per_second: 8 << 10, burst: 256 << 10 };
+/// Of a container: its network may be read anew with all that it may have in it.
+const OF_CONTAINER: Rate = Rate { per_second: 16 << 10, burst: 1 << 20 };
+/// Accounts of each sort that are told apart; all others of it share one budget.
 const ACCOUNTS_MAX: usize = 256;
 
 /// The budgets of the accounts, each as when it will be whole again.
 #[derive(Debug, Default)]
-pub(super) struct Budgets(HashMap<Arc<str>, BootNs>);
+pub(super) struct Budgets {
+    users: HashMap<Arc<str>, BootNs>,
+    containers: HashMap<Arc<str>, BootNs>,
+}
 
 impl Budgets {
-    /// Whether an account may have so many bytes recorded. Known containers and the node have no such limit.
+    /// Whether an account may have so many bytes recorded. The node and the daemon have no such limit.
     pub(super) fn admits(&mut self, at: BootNs, charge: &Charge, bytes: usize) -> bool {
-        if charge.standing != Standing::Foreign {
-            return true;
+        let (accounts, Rate { per_second, burst }) = match charge.standing {
+            Standing::Foreign => (&mut self.users, OF_USER),
+            Standing::Known => (&mut self.containers, OF_CONTAINER),
+            Standing::Daemon | Standing::Node => return true,
+        };
+        if accounts.len() >= ACCOUNTS_MAX && !accounts.contains_key(&charge.account) {
+            accounts.retain(|_, whole| *whole > at);
         }
-        if self.0.len() >= ACCOUNTS_MAX && !self.0.contains_key(&charge.account) {
-            self.0.retain(|_, whole| *whole > at);
-        }
-        let account = match self.0.len() < ACCOUNTS_MAX || self.0.contains_key(&charge.account) {
+        let account = match accounts.len() < ACCOUNTS_MAX || accounts.contains_key(&charge.account) {
             true => Arc::clone(&charge.account),
             false => Arc::from(""),
         };
-        let whole = self.0.entry(account).or_default();
-        let price = u64::try_from(bytes).unwrap_or(u64::MAX).saturating_mul(SECOND / RATE);
+        let whole = accounts.entry(account).or_default();
+        let price = u64::try_from(bytes).unwrap_or(u64::MAX).saturating_mul(SECOND / per_second);
         let next = (*whole).max(at).saturating_add(price);
-        let fits = next - at <= BURST * (SECOND / RATE);
+        let fits = next - at <= burst * (SECOND / per_second);
         if fits {
             *whole = next;
         }
@@ -62,6 +74,9 @@ mod tests {
         assert_eq!(taken(&mut budgets, &user, 1010 * SECOND), 160);
         assert_eq!(taken(&mut budgets, &charge(Standing::Foreign, "user-1001.slice"), 1010 * SECOND), 512);
         assert_eq!(taken(&mut budgets, &charge(Standing::Node, "cron.service"), 1010 * SECOND), 10_000);
+        let container = charge(Standing::Known, "user-1000.slice");
+        assert_eq!(taken(&mut budgets, &container, 1010 * SECOND), 2048, "no user has its name");
+        assert_eq!(taken(&mut budgets, &container, 1020 * SECOND), 320);
     }
 
     #[test]
@@ -74,6 +89,6 @@ mod tests {
             })
             .sum();
         assert_eq!(taken, 512 * (ACCOUNTS_MAX + 1));
-        assert_eq!(budgets.0.len(), ACCOUNTS_MAX + 1);
+        assert_eq!(budgets.users.len(), ACCOUNTS_MAX + 1);
     }
 }

@@ -16,7 +16,7 @@ use super::segments::numbered;
 use super::settings::FlightLimits;
 use crate::config::{Config, Overrides};
 use crate::core::{Core, Output, Resume};
-use crate::event::{Confidence, Event, Incident, Kind, Severity};
+use crate::event::{Confidence, Event, Incident, Kind, Severity, Standing};
 use crate::metrics::Metrics;
 use crate::observation::*;
 use crate::settings::Settings;
@@ -106,6 +106,13 @@ impl Live {
             self.observe(at + 3, Fact::LinkGone { netns, ifindex: 3, moved_to: None });
             self.observe(at + 4, busy(&format!("/mnt/{}", round % 7)));
             self.observe(at + 5, Fact::Holders(Box::new(HolderReport::skipped(round, "/mnt/x"))));
+        }
+    }
+
+    /// What nobody else is charged for, more than has room.
+    fn storm_of_host(&mut self, from: BootNs) {
+        for number in 0..10_000 {
+            self.observe(from + number, link(1, 3, if number % 2 == 0 { iff::UP } else { 0 }));
         }
     }
 
@@ -353,6 +360,7 @@ fn a_storm_is_not_written_whole_and_the_gap_is_counted_and_told() {
     let dir = tempfile::tempdir().unwrap();
     let mut live = Live::in_flight(dir.path());
     live.bustle(10, 5_000);
+    live.storm_of_host(6_000_000);
     let missing = live.missing();
     assert!(live.discarded("recorder", "queue-full") > 0);
     live.finish();
@@ -360,7 +368,7 @@ fn a_storm_is_not_written_whole_and_the_gap_is_counted_and_told() {
     assert!(recording.len() < 3 << 20, "{}", recording.len());
     let (_, summary) = replayed(&recording);
     let told: u64 = summary.gaps.iter().map(|gap| gap.discarded).sum();
-    assert_eq!((told, summary.observations + missing), (missing, 30_003));
+    assert_eq!((told, summary.observations + missing), (missing, 40_003));
 }
 
 #[test]
@@ -396,6 +404,73 @@ fn what_a_user_does_without_end_is_left_out_and_counted_and_hides_nothing_of_oth
 }
 
 #[test]
+fn what_a_container_does_to_its_network_without_end_takes_no_place_of_what_others_do() {
+    const OWN: NsInum = 1000;
+    const SECONDS: u64 = 40;
+    let dir = tempfile::tempdir().unwrap();
+    let mut live = Live::in_flight(dir.path());
+    let container = ContainerFacts {
+        id: "c".repeat(64),
+        name: "shop".into(),
+        runtime: "docker".into(),
+        source: String::new(),
+        image: "shop".into(),
+        state: ContainerState::Running,
+        tgid: Some(16_707),
+        started_ns: Some(7_000),
+        netns: Some(OWN),
+        mntns: Some(8),
+        addresses: Vec::new(),
+        pod: None,
+        sandbox: false,
+        joined_netns: false,
+        exit: None,
+        incarnation: Incarnation::default(),
+    };
+    live.observe(4, Fact::Container(Box::new(container)));
+    for number in 0..SECONDS * 5000 {
+        let at = SECOND + number * SECOND / 5000;
+        live.observe(at, link(OWN, 3, if number % 2 == 0 { iff::UP } else { 0 }));
+        if number % 1000 == 0 {
+            live.observe(at, busy(&format!("/mnt/{number}")));
+        }
+    }
+    live.observe(100 * SECOND, Fact::Stop);
+    assert_eq!(live.discarded("recorder", "queue-full"), 0, "all of everybody is discarded then");
+    assert!(live.discarded("recorder", "over-budget") > SECONDS * 1000);
+    live.finish();
+    let recording = segments(&dir.path().join("recorder"));
+    assert!(recording.len() < 4 << 20, "{}", recording.len());
+    let text = String::from_utf8(recording).unwrap();
+    let of_root = text.lines().filter(|line| line.contains(r#""fact":{"umount":"#)).count();
+    assert_eq!(of_root as u64, SECONDS * 5);
+}
+
+#[test]
+fn what_is_found_on_behalf_of_a_user_is_charged_to_him() {
+    let mut live = Live::new();
+    live.begin();
+    let Fact::Task(facts) = task() else { unreachable!() };
+    let cgroup = Some("/user.slice/user-1000.slice/session-3.scope".into());
+    live.observe(4, Fact::Task(Box::new(TaskFacts { uid: 1000, cgroup, ..*facts })));
+    let Fact::Umount(attempt) = busy("/mnt/x") else { unreachable!() };
+    let context = Some(TaskContext { uid: 1000, ..TaskContext::default() });
+    let actor = TaskRef { context, ..attempt.actor.clone() };
+    live.core.observe(Observation {
+        at: 5,
+        source: Source::Daemon,
+        fact: Fact::Umount(Box::new(UmountAttempt { actor, ..*attempt })),
+    });
+    let requested = live.core.take_output().find_map(|output| match output {
+        Output::Request(Request::Holders { id, .. }) => Some(id),
+        _ => None,
+    });
+    let fact = Fact::Holders(Box::new(HolderReport::skipped(requested.unwrap(), "/mnt/x")));
+    let charge = live.core.charge_of(&Observation { at: 6, source: Source::Daemon, fact });
+    assert_eq!((charge.standing, &*charge.account), (Standing::Foreign, "user-1000.slice"));
+}
+
+#[test]
 fn after_a_part_that_lacks_something_the_model_is_right_again() {
     let dir = tempfile::tempdir().unwrap();
     let mut live = Live::in_flight(dir.path());
@@ -424,6 +499,7 @@ fn after_a_gap_the_model_is_right_again() {
     let dir = tempfile::tempdir().unwrap();
     let mut live = Live::in_flight(dir.path());
     live.bustle(10, 5_000);
+    live.storm_of_host(6_000_000);
     assert!(live.discarded("recorder", "queue-full") > 0);
     // Emitted only in the gap.
     live.observe(SECOND, netns_snapshot(99));

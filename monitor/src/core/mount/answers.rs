@@ -4,7 +4,7 @@ use super::{Answer, QueuedUmount, RETURN_NS, SETTLE_NS, Scan};
 use crate::core::Core;
 use crate::diagnose::ModelChange;
 use crate::node::mounts::BusyId;
-use crate::observation::{Access, BootNs, Holder, HolderReport, MountPresence, Request, Verdict};
+use crate::observation::{Access, BootNs, Holder, HolderReport, MountPresence, Request, TaskRef, Verdict};
 
 impl QueuedUmount {
     /// Which of several unmounts has taken a mount, now that those who used it were looked at again: if nobody uses it on,
@@ -23,6 +23,11 @@ impl QueuedUmount {
 }
 
 impl Core {
+    /// Whose unmount an answer is for, while that waits.
+    pub(in crate::core) fn asked_for(&self, id: u64) -> Option<&TaskRef> {
+        self.holder_scans.queue.awaiting(id).map(|umount| &umount.attempt.actor)
+    }
+
     pub(in crate::core) fn holders(&mut self, at: BootNs, report: HolderReport) {
         self.holder_scans.pass(at);
         if let Some(mount) = self.holder_scans.lookups.remove(&report.id) {

@@ -82,6 +82,12 @@ impl UmountQueue {
         is_ready.then(|| self.remove(mount, 0)).flatten()
     }
 
+    /// The unmount that awaits this answer.
+    pub(super) fn awaiting(&self, id: u64) -> Option<&QueuedUmount> {
+        let mount = *self.awaited.get(&id)?;
+        self.of(mount).find(|umount| umount.awaits.is_some_and(|awaits| awaits.id == id))
+    }
+
     /// Removes the unmount that awaits this answer.
     pub(super) fn take_answered(&mut self, id: u64, answers: &[Answer]) -> Option<QueuedUmount> {
         let mount = *self.awaited.get(&id)?;
