@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::kubelet::{host_namespaces, remote_runtime};
 use super::procfs::pidfd::{PidFd, is_running};
@@ -58,6 +58,9 @@ const LOOKS: usize = 17;
 const FOLLOWED_MAX: usize = 64;
 /// Processes that wait to be looked at; what there is no room for is found with all others.
 const EXECUTED_MAX: usize = 64;
+/// After a look at single processes there is a rest of so many times its length: whoever can execute programs under
+/// these names makes the daemon look for a twentieth of the time, at most.
+const RESTS: u32 = 19;
 
 /// Follows the components of this node until the receiver of observations is gone. What is sent to it are processes that
 /// have executed a program with the name of one: they are looked at at once.
@@ -76,6 +79,7 @@ async fn follow(readers: Readers, mut executed: mpsc::Receiver<u32>, tx: Sender)
     let (ended_tx, mut ended) = mpsc::channel(FOLLOWED_MAX);
     let mut follower = Follower { readers, tx, ended: ended_tx, known: BTreeMap::new(), is_told: false };
     let mut looks = LOOKS;
+    let mut next_look = Instant::now();
     loop {
         if follower.look(None).await.is_err() {
             return;
@@ -100,14 +104,29 @@ async fn follow(readers: Readers, mut executed: mpsc::Receiver<u32>, tx: Sender)
                     rest.set(sleep(Duration::from_millis(PAUSES_MS[0])));
                 }
                 // Before the first whole look there is nothing that one process could be added to.
-                1.. = executed.recv_many(&mut processes, EXECUTED_MAX), if follower.is_told => {
-                    if follower.look(Some(processes)).await.is_err() {
+                1.. = async {
+                    sleep_until(next_look).await;
+                    executed.recv_many(&mut processes, EXECUTED_MAX).await
+                }, if follower.is_told => {
+                    let began = Instant::now();
+                    if follower.look(which(processes)).await.is_err() {
                         return;
                     }
+                    next_look = after_rest(began, Instant::now());
                 }
             }
         }
     }
+}
+
+/// Which processes to look at, of those that have told: all, where some may have found no room.
+fn which(told: Vec<u32>) -> Option<Vec<u32>> {
+    (told.len() < EXECUTED_MAX).then_some(told)
+}
+
+/// When the next look at single processes may begin.
+fn after_rest(began: Instant, ended: Instant) -> Instant {
+    ended + (ended.saturating_duration_since(began) * RESTS).min(INTERVAL)
 }
 
 /// What is known of components.
@@ -287,6 +306,19 @@ mod tests {
     fn only_the_processes_that_are_asked_for_are_looked_at() {
         let all = Look { known: Vec::new(), processes: Some(Vec::new()) };
         assert_eq!(all.run(&Proc::default()).reply, []);
+    }
+
+    #[test]
+    fn looks_at_what_is_executed_without_end_take_a_twentieth_of_the_time_and_miss_none() {
+        let began = Instant::now();
+        let mut now = began;
+        for _ in 0..100 {
+            now = after_rest(now, now + Duration::from_millis(30));
+        }
+        assert_eq!(now - began, Duration::from_millis(30 * 20 * 100));
+        assert_eq!(after_rest(began, began + PATIENCE), began + PATIENCE + INTERVAL);
+        assert_eq!(which(vec![7]), Some(vec![7]));
+        assert_eq!(which(vec![7; EXECUTED_MAX]), None, "the next one may have found no room");
     }
 
     #[tokio::test]
