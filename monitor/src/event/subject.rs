@@ -132,7 +132,7 @@ pub struct AncestorRef {
 pub enum Join {
     /// Found at once.
     Ok,
-    /// Found after a query.
+    /// Found after a query, or, of a process, removed already and still remembered.
     Late,
     /// Not found.
     Missed,

@@ -90,7 +90,8 @@ impl NodeView<'_> {
                 container: Some(container(facts)),
                 pod: self.pod_in_cgroup(facts, uid),
                 unit: identity.unit,
-                join: Join::Ok,
+                // A process of it may outlive its removal, or its act be told after it.
+                join: if self.containers.is_present(&id) { Join::Ok } else { Join::Late },
             },
             None => CgroupOwner {
                 container: Some(Container {
@@ -232,11 +233,13 @@ impl NodeView<'_> {
 
 pub(crate) fn container(facts: &ContainerFacts) -> Container {
     let exit = facts.exit.filter(|_| !is_live(facts.state));
+    // Not every runtime tells all of them: the sandboxes of the CRI have no image.
+    let known = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     Container {
         id: facts.id.clone(),
-        name: Some(facts.name.clone()),
-        runtime: Some(facts.runtime.clone()),
-        image: Some(facts.image.clone()),
+        name: known(&facts.name),
+        runtime: known(&facts.runtime),
+        image: known(&facts.image),
         pid: facts.tgid,
         state: Some(facts.state.name().to_owned()),
         exit_code: exit.and_then(|exit| exit.code),
@@ -374,6 +377,28 @@ mod tests {
         }
         assert_eq!(node.pod_of(UID).name, None, "a claim gives a volume no name");
         assert_eq!(node.target_of_pod(UID).container, None);
+    }
+
+    #[test]
+    fn a_process_of_a_removed_container_is_named_and_the_join_is_late() {
+        let id = "a".repeat(64);
+        let mut model = Model::default();
+        model.containers.put(1, model::container(&id));
+        let joined = |model: &Model| {
+            let owner = model.view().owner(Some(&format!("/docker/{id}")));
+            (owner.container.and_then(|container| container.name), owner.join)
+        };
+        assert_eq!(joined(&model), (Some("web".into()), Join::Ok));
+        model.containers.remove(2, &id, "docker");
+        assert_eq!(joined(&model), (Some("web".into()), Join::Late));
+    }
+
+    #[test]
+    fn what_a_runtime_does_not_tell_of_a_container_is_absent() {
+        let facts = ContainerFacts { name: String::new(), image: String::new(), ..model::container("a") };
+        let shown = serde_json::to_value(container(&facts)).unwrap();
+        assert_eq!((shown.get("image"), shown.get("name")), (None, None), "{shown}");
+        assert_eq!(container(&model::container("a")).image.as_deref(), Some("nginx"));
     }
 
     #[test]
