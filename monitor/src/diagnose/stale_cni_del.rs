@@ -471,6 +471,13 @@ fn pod_at(node: &NodeView<'_>, target: Option<&Target>, netns: Option<NsInum>) -
 fn harmed_pod(context: &Context<'_>, event: &Event) -> Option<(CniPod, String)> {
     let netns = event.neighbor.as_ref().map(|neighbor| neighbor.netns);
     let netns = netns.or_else(|| event.route.as_ref().map(|route| route.netns));
+    // Of a pair, the end on the host is told as well.
+    let of_link = || {
+        let link = event.link.as_deref()?;
+        let other = link.peer.as_ref().and_then(|peer| peer.netns);
+        [Some(link.netns), other].into_iter().flatten().find(|netns| *netns != context.node.host_netns)
+    };
+    let netns = netns.or_else(of_link);
     let pod = pod_at(context.node, event.target.as_deref(), netns)?;
     let (current, _) = context.node.current_sandbox(&pod.namespace, &pod.name)?;
     Some((pod, current.to_owned()))

@@ -325,3 +325,57 @@ fn what_finds_no_place_is_counted() {
 fn of(cni: &Cni, number: usize) -> Cni {
     Cni { container_id: Some(format!("{number:064x}")), stale: Some(false), ..cni.clone() }
 }
+
+/// A node on which no runtime answers: the pod's sandbox is known by its `ADD` alone.
+fn with_a_pod_known_by_its_call() -> TestNode {
+    let mut node = TestNode::booted(crate::core::Resume::default());
+    node.add_pod(ETCD, "cali9118ebbb10b", NudState::PERMANENT);
+    [HOST, ETCD].into_iter().for_each(|netns| node.observe_netns(netns));
+    node.observe(Fact::Source(SourceStatus::down(SourceKind::Runtime, "docker", "no socket".to_owned())));
+    node.observe(up("netlink"));
+    node.run_for(S);
+    let mut fact = exec(40_000, CniCommand::Add, SANDBOX);
+    let Fact::CniExec(call) = &mut fact else { panic!("no call") };
+    call.netns = Some("/proc/16707/ns/net".into());
+    node.observe(fact);
+    let Some(Request::CniNetns { id, .. }) = node.requests.last().cloned() else { panic!("no request") };
+    node.observe(Fact::CniNetns(CniNetns { id, netns: Some(ETCD), started_ns: Some(1) }));
+    node.observe(exit(40_000, 0));
+    node.run_for(S);
+    node
+}
+
+type MakeFact<'f> = &'f dyn Fn(&TestNode) -> Fact;
+
+#[test]
+fn a_link_or_a_route_that_goes_is_a_harm_as_a_gateway_is() {
+    let gone = |node: &TestNode, netns: NsInum| {
+        let ifindex = node.tables[&netns].links[0].ifindex;
+        Fact::LinkGone { netns, ifindex, moved_to: None }
+    };
+    let route = |node: &TestNode| Fact::RouteGone(node.tables[&ETCD].routes[0].clone());
+    let harms: [(&str, MakeFact<'_>); 3] = [
+        ("the link of the pod", &|node| gone(node, ETCD)),
+        ("its end on the host", &|node| gone(node, HOST)),
+        ("the default route", &route),
+    ];
+    for (harm, fact) in harms {
+        for is_known_by_runtime in [true, false] {
+            let mut node = match is_known_by_runtime {
+                true => TestNode::with_running_pod(),
+                false => with_a_pod_known_by_its_call(),
+            };
+            if is_known_by_runtime {
+                node.call(CniCommand::Add, SANDBOX, 0);
+            }
+            node.call(CniCommand::Del, OLD, 0);
+            assert_eq!(node.of_kind(KIND).len(), 0, "normal clean-up");
+            let fact = fact(&node);
+            node.observe(fact);
+            node.run_for(S);
+            let open = node.of_kind(KIND);
+            assert_eq!(open.len(), 1, "{harm}, {is_known_by_runtime}: {:?}", node.kinds());
+            assert!(open[0].summary.contains("succeeded; 1.1 s after it began: "), "{}", open[0].summary);
+        }
+    }
+}
