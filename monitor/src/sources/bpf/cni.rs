@@ -9,10 +9,12 @@ use kevtmon_ebpf::exec::{EnvironmentRecord, ExecRecord, PART_CAPACITY, PARTS_MAX
 
 use super::decode::{DecodeError, layout, text};
 use super::task::actor;
-use crate::observation::{BootNs, CniCommand, CniExec, CniPod, Fact, TaskRef};
+use crate::observation::{BootNs, CniCommand, CniExec, CniPod, Fact, Loss, TaskRef};
 
 /// As a source of malformed calls.
 pub(super) const SOURCE: &str = "hook.exec";
+/// Why a call is lost whose environment is too long, or was not read, before it tells what was asked.
+pub(super) const CUT: &str = "exec-environment-cut";
 /// Calls whose environment has not come to its end; then the oldest one is dropped.
 const PARTIAL_MAX: usize = 64;
 /// Longest variable that is read, with its name.
@@ -113,6 +115,10 @@ impl PartialCall {
                 };
                 Some((self.at, Fact::CniExec(Box::new(exec))))
             }
+            None if truncated && !self.environment.has_call() => {
+                let (source, reason) = ("bpf".to_owned(), CUT.to_owned());
+                Some((self.at, Fact::Lost(Loss { source, reason, count: Some(1) })))
+            }
             None => Some((self.at, Fact::Malformed { source: SOURCE.to_owned(), count: 1 })),
         }
     }
@@ -196,6 +202,11 @@ enum State {
 }
 
 impl Environment {
+    /// Whether it tells what is asked, rightly or not.
+    fn has_call(&self) -> bool {
+        ["CNI_COMMAND", "CNI_CONTAINERID"].iter().all(|name| self.values.contains_key(name))
+    }
+
     fn get(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str)
     }

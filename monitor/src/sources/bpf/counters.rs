@@ -6,6 +6,7 @@ use std::sync::Arc;
 use aya::maps::{MapData, PerCpuArray};
 use kevtmon_ebpf::Counter;
 
+use super::cni;
 use super::hooks::{HOOKS, LossCount, records};
 use crate::metrics::KernelCount;
 
@@ -14,7 +15,7 @@ pub type CountReader = Arc<dyn Fn() -> Vec<KernelCount> + Send + Sync>;
 
 /// Reasons for which records are lost in the kernel.
 pub fn loss_reasons() -> impl Iterator<Item = &'static str> {
-    losses().map(|loss| loss.reason).chain(HOOKS.iter().map(|hook| hook.skipped))
+    losses().map(|loss| loss.reason).chain(HOOKS.iter().map(|hook| hook.skipped)).chain([cni::CUT])
 }
 
 /// Counters of lost records.

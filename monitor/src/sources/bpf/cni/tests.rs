@@ -145,10 +145,16 @@ fn what_is_too_long_is_marked_and_a_lost_part_loses_the_call() {
     let first = [("CNI_COMMAND", "DEL"), ("CNI_CONTAINERID", ID)];
     let long = call_of(&[first[0], first[1], ("P", padding.as_str())]).unwrap();
     assert!(long.truncated);
-    assert!(matches!(
-        read(&environment(&[("P", padding.as_str()), first[0], first[1]])),
-        Some(Fact::Malformed { .. })
-    ));
+    for order in [[first[0], ("P", &padding), first[1]], [("P", &padding), first[0], first[1]]] {
+        let lost = read(&environment(&order));
+        assert!(
+            matches!(&lost, Some(Fact::Lost(loss)) if loss.reason == CUT),
+            "{:?}",
+            order.map(|(name, _)| name)
+        );
+    }
+    let wrong = read(&environment(&[("CNI_COMMAND", "REMOVE"), first[1], ("P", &padding)]));
+    assert!(matches!(wrong, Some(Fact::Malformed { .. })), "what it asks is there, and wrong");
     let mut calls = PartialCalls::default();
     let all = environment(&[first[0], ("P", &padding[..9000]), first[1]]);
     calls.begin(exec(all.len()).as_bytes()).unwrap();
