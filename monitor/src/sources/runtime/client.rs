@@ -86,7 +86,7 @@ pub trait RuntimeClient: Clone + Send + Sync + 'static {
 
     /// Changes from `since` (wall clock, nanoseconds) on, where the runtime can look back, else from now on. It may
     /// subscribe when it is first polled. A runtime without events gives [`RuntimeError::NoEvents`] and is listed
-    /// instead.
+    /// instead; an event that is none of a container gives [`RuntimeError::UnidentifiedEvent`] and does not end the stream.
     fn events(&self, since: i64) -> Changes;
 }
 
@@ -130,6 +130,12 @@ pub enum RuntimeError {
         #[source]
         source: Cause,
     },
+    /// An event tells no container; those after it are not affected.
+    #[error("{request} sent an event without a proper container id")]
+    UnidentifiedEvent {
+        /// The request.
+        request: &'static str,
+    },
     /// The event stream broke off.
     #[error("the event stream failed")]
     Events {
@@ -161,7 +167,7 @@ pub enum RuntimeError {
 impl RuntimeError {
     /// Whether the runtime sent what it should not.
     pub(super) fn is_malformed(&self) -> bool {
-        matches!(self, Self::Decode { .. })
+        matches!(self, Self::Decode { .. } | Self::UnidentifiedEvent { .. })
     }
 
     /// For `Fact::Resync`.
@@ -170,7 +176,7 @@ impl RuntimeError {
             Self::NoSocket { .. } => "no-socket",
             Self::Connect { .. } => "refused",
             Self::Timeout { .. } => "timeout",
-            Self::Decode { .. } => "decode",
+            Self::Decode { .. } | Self::UnidentifiedEvent { .. } => "decode",
             Self::Request { .. } => "request-failed",
             Self::NotServed { .. } => "not-served",
             Self::Events { .. } | Self::NoEvents { .. } => "stream-failed",

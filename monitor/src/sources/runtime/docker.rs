@@ -13,7 +13,6 @@ use bollard::query_parameters::{InspectContainerOptions, ListContainersOptionsBu
 use bollard::{API_DEFAULT_VERSION, BollardRequest};
 use futures_util::{StreamExt, future};
 
-use super::RuntimeKind;
 use super::client::{Changes, Inspection, Listed, RuntimeClient, RuntimeError};
 use super::state_files::StateFiles;
 use events::Actions;
@@ -87,8 +86,7 @@ impl RuntimeClient for Docker {
     }
 
     fn usual_state_files(socket: &Path) -> Option<StateFiles> {
-        let mut usual = RuntimeKind::Docker.places().iter().flat_map(|paths| *paths);
-        usual.any(|path| Path::new(path) == socket).then_some(StateFiles::Docker(None))
+        super::DOCKER.iter().any(|path| Path::new(path) == socket).then_some(StateFiles::Docker(None))
     }
 
     async fn list(&self) -> Result<Listed, RuntimeError> {
@@ -125,7 +123,7 @@ impl Docker {
             future::ready(match (message, allowance.fault()) {
                 (Ok(message), _) => {
                     allowance.renew();
-                    events::read(actions, message).map(Ok)
+                    events::read(actions, message).transpose()
                 }
                 (Err(_), Some(fault)) => {
                     Some(Err(RuntimeError::Decode { request: EVENTS, source: Box::new(fault) }))

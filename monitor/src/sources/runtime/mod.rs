@@ -6,7 +6,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::Sender;
 use super::procfs::readers::Readers;
@@ -33,6 +33,9 @@ mod source;
 mod state_files;
 pub mod still_runs;
 
+/// Where dockerd's own socket is; what else serves its API keeps its containers elsewhere on disk.
+const DOCKER: &[&str] = &["/run/docker.sock", "/var/run/docker.sock"];
+
 names! {
     /// The API that a socket serves.
     RuntimeKind {
@@ -51,7 +54,7 @@ impl RuntimeKind {
     #[must_use]
     pub fn places(self) -> &'static [&'static [&'static str]] {
         match self {
-            Self::Docker => &[&["/run/docker.sock", "/var/run/docker.sock"]],
+            Self::Docker => &[DOCKER, &["/run/podman/podman.sock"]],
             Self::Cri => &[
                 &["/run/containerd/containerd.sock"],
                 &["/run/crio/crio.sock"],
@@ -88,16 +91,36 @@ impl RuntimeSocket {
         }
     }
 
-    /// Watches it from when it appears for the first time: until then it is no source.
+    /// Watches it from when it appears for the first time, or a container runs that its runtime keeps on disk: until then
+    /// it is no source.
     pub async fn watch_once_there(self, readers: Readers, tx: Sender) {
-        let pause = Timing::default().absent;
+        let timing = Timing::default();
+        let mut looked: Option<Instant> = None;
         while !readers.proc().on_host(&self.path).exists() {
+            if looked.is_none_or(|looked| looked.elapsed() >= timing.reconcile) {
+                looked = Some(Instant::now());
+                if self.is_at_work(&readers).await {
+                    break;
+                }
+            }
             tokio::select! {
                 () = tx.closed() => return,
-                () = sleep(pause) => {}
+                () = sleep(timing.absent) => {}
             }
         }
         self.watch(readers, tx).await;
+    }
+
+    /// Whether a container runs of the runtime that has its socket there. What a runtime that was removed from the node has
+    /// left on disk tells no such.
+    async fn is_at_work(&self, readers: &Readers) -> bool {
+        let files = match self.kind {
+            RuntimeKind::Docker => docker::Docker::usual_state_files(&self.path),
+            RuntimeKind::Cri => cri::Cri::usual_state_files(&self.path),
+        };
+        let Some(files) = files else { return false };
+        let found = state_files::read(readers, &files).await;
+        found.is_ok_and(|found| found.is_some_and(|found| found.any_runs()))
     }
 }
 

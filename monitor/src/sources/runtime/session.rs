@@ -144,6 +144,7 @@ impl<C: RuntimeClient> Session<'_, C> {
                 change = next(&mut self.events) => match change {
                     None => return Err(RuntimeError::EventsEnded.into()),
                     Some(Err(error @ RuntimeError::NoEvents { .. })) => self.without_events(error).await?,
+                    Some(Err(RuntimeError::UnidentifiedEvent { .. })) => self.malformed(1).await?,
                     Some(Err(error)) => return Err(error.into()),
                     Some(Ok(change)) => self.changed(change).await?,
                 },

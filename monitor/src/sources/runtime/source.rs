@@ -17,6 +17,9 @@ use super::state_files::{self, Found, StateFiles};
 use crate::clock::boot_now;
 use crate::observation::{ContainerFacts, Fact, Source, SourceKind, SourceStatus};
 
+/// How the node's files are reached where pid 1 does not show them.
+const BY_KTHREADD: &str = " by way of kthreadd, since the root of pid 1 is out of reach";
+
 /// Intervals and timeouts for a runtime.
 #[derive(Debug, Clone)]
 pub struct Timing {
@@ -121,6 +124,7 @@ struct OnDisk {
 
 struct Reported {
     directory: PathBuf,
+    by_kthreadd: bool,
     containers: Vec<ContainerFacts>,
     malformed: u64,
 }
@@ -151,7 +155,7 @@ impl OnDisk {
                 return Ok(());
             }
         };
-        let Found { runtime, directory, containers: written, complete, unread } = found;
+        let Found { runtime, directory, containers: written, complete, unread, by_kthreadd } = found;
         let malformed = u64::try_from(unread.len()).unwrap_or(u64::MAX);
         containers.set_runtime_unless_known(&runtime);
         let written = written.into_iter().map(|written| written.facts);
@@ -167,7 +171,8 @@ impl OnDisk {
             let snapshot = Fact::RuntimeSnapshot { runtime, source, read: Some(at), containers: all.clone() };
             send(tx, snapshot).await?;
         }
-        self.read = Some((Instant::now(), Some(Reported { directory, containers: all, malformed })));
+        let reported = Reported { directory, by_kthreadd, containers: all, malformed };
+        self.read = Some((Instant::now(), Some(reported)));
         Ok(())
     }
 
@@ -175,7 +180,8 @@ impl OnDisk {
     fn with_place(&self, reason: String) -> String {
         match &self.read {
             Some((_, Some(reported))) => {
-                format!("{reason}; its containers are read from {}", reported.directory.display())
+                let route = if reported.by_kthreadd { BY_KTHREADD } else { "" };
+                format!("{reason}; its containers are read from {}{route}", reported.directory.display())
             }
             _ => reason,
         }

@@ -69,6 +69,15 @@ pub(in crate::sources) struct Found {
     pub(super) complete: bool,
     /// Those of which the files could not be read.
     pub(super) unread: Vec<String>,
+    /// Whether the root of pid 1 is out of reach, and that of kthreadd shows them.
+    pub(super) by_kthreadd: bool,
+}
+
+impl Found {
+    /// Whether a container of them has a process.
+    pub(super) fn any_runs(&self) -> bool {
+        self.containers.iter().any(|written| written.facts.tgid.is_some())
+    }
 }
 
 /// A container as its files tell it.
@@ -90,6 +99,7 @@ impl Job for ReadStateFiles {
 
     fn run(&self, proc: &Proc) -> Answer<Option<Found>> {
         let root = proc.host_root();
+        let by_kthreadd = root == proc.first_root();
         // The processes of containers are read for each of them.
         reading_none();
         let mut found = match &self.0 {
@@ -97,6 +107,9 @@ impl Job for ReadStateFiles {
             StateFiles::Containerd(state) => oci::read_containerd(&root, state),
             StateFiles::Crio(run_root) => oci::read_crio(&root, run_root),
         };
+        if let Some(found) = &mut found {
+            found.by_kthreadd = by_kthreadd;
+        }
         let proofs = Proofs::new(proc.clone());
         for Written { facts, since } in found.iter_mut().flat_map(|found| &mut found.containers) {
             with_process(proc, facts, *since);

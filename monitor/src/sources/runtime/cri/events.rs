@@ -6,6 +6,7 @@
 
 use prost::Message;
 
+use super::EVENTS;
 use super::api;
 use super::channel::Method;
 use super::known::{Known, Run};
@@ -75,12 +76,13 @@ pub(super) fn of_containerd(message: &[u8], known: &mut Known) -> Result<Option<
     let wall = event
         .timestamp
         .map(|time| time.seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nanos)));
-    Ok(change(id, *kind, wall, run, known).map(|change| Change { exit_code, ..change }))
+    let change = change(SUBSCRIBE.name, id, *kind, wall, run, known)?;
+    Ok(Some(Change { exit_code, ..change }))
 }
 
 /// The change that an event of the CRI reports.
 pub(super) fn of_cri(message: &[u8], known: &mut Known) -> Result<Option<Change>, RuntimeError> {
-    let malformed = |error| RuntimeError::Decode { request: "GetContainerEvents", source: Box::new(error) };
+    let malformed = |error| RuntimeError::Decode { request: EVENTS, source: Box::new(error) };
     let event = api::ContainerEvent::decode(message).map_err(malformed)?;
     let Ok(kind) = api::ContainerEventType::try_from(event.kind) else { return Ok(None) };
     let (kind, run) = match kind {
@@ -90,23 +92,24 @@ pub(super) fn of_cri(message: &[u8], known: &mut Known) -> Result<Option<Change>
         api::ContainerEventType::Deleted => (ChangeKind::Removed, None),
     };
     let wall = Some(event.created_at).filter(|wall| *wall > 0);
-    Ok(change(event.container_id, kind, wall, run, known))
+    change(EVENTS, event.container_id, kind, wall, run, known).map(Some)
 }
 
 fn change(
+    request: &'static str,
     id: String,
     kind: ChangeKind,
     wall: Option<i64>,
     run: Option<Run>,
     known: &mut Known,
-) -> Option<Change> {
+) -> Result<Change, RuntimeError> {
     if !is_container_id(&id) {
-        return None;
+        return Err(RuntimeError::UnidentifiedEvent { request });
     }
     let facts = known.get(&id);
     match run {
         Some(run) => known.announce(&id, run),
         None => known.forget(&id),
     }
-    Some(Change { id, kind, wall: wall.unwrap_or_else(wall_now), facts, exit_code: None })
+    Ok(Change { id, kind, wall: wall.unwrap_or_else(wall_now), facts, exit_code: None })
 }

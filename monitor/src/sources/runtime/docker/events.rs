@@ -9,8 +9,9 @@ use bollard::models::{EventMessage, EventMessageTypeEnum};
 use bollard::query_parameters::{EventsOptions, EventsOptionsBuilder};
 
 use super::super::change::{Change, ChangeKind};
+use super::super::client::RuntimeError;
 use super::super::is_container_id;
-use super::facts;
+use super::{EVENTS, facts};
 
 /// What happens to a container, by its name in an engine's API.
 pub(in super::super) type Actions = &'static [(&'static str, ChangeKind)];
@@ -44,28 +45,34 @@ pub(super) fn subscription(actions: Actions, wall: i64) -> EventsOptions {
     EventsOptionsBuilder::default().since(&since).filters(&filters).build()
 }
 
-/// The change that a message reports.
-pub(super) fn read(actions: Actions, message: EventMessage) -> Option<Change> {
-    let actor = message.actor?;
+/// The change that a message reports; `None` of what is none of a container.
+///
+/// # Errors
+/// Where it does not tell which container has changed, or when.
+pub(super) fn read(actions: Actions, message: EventMessage) -> Result<Option<Change>, RuntimeError> {
+    let EventMessage { actor, action, typ, time, time_nano, .. } = message;
+    let actor = actor.unwrap_or_default();
     let attributes = actor.attributes.unwrap_or_default();
-    let action = message.action?;
-    let wall = message.time_nano.or(message.time.map(|s| s.saturating_mul(1_000_000_000)))?;
-    let change = match message.typ? {
-        EventMessageTypeEnum::NETWORK if NETWORK_ACTIONS.contains(&action.as_str()) => {
-            let id = attributes.get("container")?.clone();
-            Change { id, kind: ChangeKind::Network, wall, facts: None, exit_code: None }
+    let action = action.unwrap_or_default();
+    let (id, kind, is_container) = match typ {
+        Some(EventMessageTypeEnum::NETWORK) if NETWORK_ACTIONS.contains(&action.as_str()) => {
+            let Some(id) = attributes.get("container") else { return Ok(None) };
+            (Some(id.clone()), ChangeKind::Network, false)
         }
-        EventMessageTypeEnum::CONTAINER => {
-            let (_, kind) = actions.iter().find(|(name, _)| *name == action)?;
-            let id = actor.id?;
-            let code = EXIT_CODES.iter().find_map(|name| attributes.get(*name)?.parse().ok());
-            let exit_code = code.filter(|_| *kind == ChangeKind::Died);
-            let facts = facts::from_event(&id, attributes);
-            Change { id, kind: *kind, wall, facts, exit_code }
+        Some(EventMessageTypeEnum::CONTAINER) => {
+            let Some((_, kind)) = actions.iter().find(|(name, _)| *name == action) else { return Ok(None) };
+            (actor.id, *kind, true)
         }
-        _ => return None,
+        _ => return Ok(None),
     };
-    is_container_id(&change.id).then_some(change)
+    let wall = time_nano.or(time.map(|s| s.saturating_mul(1_000_000_000)));
+    let Some((id, wall)) = id.filter(|id| is_container_id(id)).zip(wall) else {
+        return Err(RuntimeError::UnidentifiedEvent { request: EVENTS });
+    };
+    let code = EXIT_CODES.iter().find_map(|name| attributes.get(*name)?.parse().ok());
+    let exit_code = code.filter(|_| kind == ChangeKind::Died);
+    let facts = if is_container { facts::from_event(&id, attributes) } else { None };
+    Ok(Some(Change { id, kind, wall, facts, exit_code }))
 }
 
 #[cfg(test)]
@@ -77,7 +84,7 @@ mod tests {
     const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
     fn change(value: Value) -> Option<Change> {
-        read(ACTIONS, serde_json::from_value(value).unwrap())
+        read(ACTIONS, serde_json::from_value(value).unwrap()).unwrap()
     }
 
     #[test]
@@ -135,12 +142,26 @@ mod tests {
             ("network", "create", ID),
             ("container", "exec_start: sh", ID),
             ("container", "connect", ID),
-            ("container", "die", "../x"),
         ] {
             let message = json!({"Type": kind, "Action": action, "time": 1, "Actor": {"ID": id}});
             assert_eq!(change(message), None, "{kind} {action}");
         }
-        assert_eq!(change(json!({"Type": "container", "Action": "die", "Actor": {"ID": ID}})), None);
         assert_eq!(change(json!({})), None);
+    }
+
+    #[test]
+    fn an_event_of_a_container_that_does_not_tell_which_is_malformed() {
+        let die = |actor: Value| json!({"Type": "container", "Action": "die", "time": 1, "Actor": actor});
+        for message in [
+            die(json!({"ID": "../x"})),
+            die(json!({"ID": ID.to_uppercase()})),
+            die(json!({})),
+            json!({"Type": "container", "Action": "die", "Actor": {"ID": ID}}),
+            json!({"Type": "network", "Action": "connect", "time": 1,
+                "Actor": {"ID": "n", "Attributes": {"container": "web"}}}),
+        ] {
+            let told = read(ACTIONS, serde_json::from_value(message.clone()).unwrap());
+            assert!(matches!(told, Err(RuntimeError::UnidentifiedEvent { .. })), "{message}: {told:?}");
+        }
     }
 }

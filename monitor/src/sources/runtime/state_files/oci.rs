@@ -1,8 +1,8 @@
 //! Bundles of the runtimes behind the CRI: the specification that an OCI runtime is given, with what the CRI's plug-in
 //! notes in it about the pod, and the id of the process.
 //!
-//! containerd: `io.containerd.runtime.v2.task/k8s.io/ID/` (pkg/cri/annotations). CRI-O:
-//! `overlay-containers/ID/userdata/` (internal/annotations).
+//! containerd: `io.containerd.runtime.v2.task/k8s.io/ID/` (pkg/cri/annotations), and before 2.0 `io.containerd.runtime.v1.linux`
+//! instead for those whose shim is of that version. CRI-O: `overlay-containers/ID/userdata/` (internal/annotations).
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,6 +13,9 @@ use super::{ENTRIES_MAX, Entry, Found, Written, file_of_root, in_directories};
 use crate::observation::{ContainerFacts, ContainerState, Incarnation, PodIdentity, PodProof};
 use crate::sources::kubelet::below;
 use crate::sources::runtime::{is_container_id, kubelet};
+
+/// Where containerd's shims have their bundles, by their version, below its state directory.
+const TASKS: &[&str] = &["io.containerd.runtime.v2.task/k8s.io", "io.containerd.runtime.v1.linux/k8s.io"];
 
 /// What the kubelet calls the container of a sandbox.
 const SANDBOX: &str = "POD";
@@ -55,10 +58,20 @@ struct Spec {
 }
 
 pub(super) fn read_containerd(root: &Path, state: &Path) -> Option<Found> {
-    let directory = state.join("io.containerd.runtime.v2.task/k8s.io");
     let read = |id: &str, bundle: &Path| container(id, bundle, "init.pid", &CONTAINERD);
-    let found = in_directories(&below(root, directory.to_str()?), ENTRIES_MAX, read)?;
-    Some(Found { runtime: "containerd".to_owned(), directory, complete: false, ..found })
+    let all = TASKS.iter().filter_map(|tasks| {
+        let directory = state.join(tasks);
+        let found = in_directories(&below(root, directory.to_str()?), ENTRIES_MAX, read)?;
+        Some(Found { runtime: "containerd".to_owned(), directory, complete: false, ..found })
+    });
+    all.reduce(|mut one, other| {
+        if one.containers.is_empty() {
+            one.directory = other.directory;
+        }
+        one.containers.extend(other.containers);
+        one.unread.extend(other.unread);
+        one
+    })
 }
 
 pub(super) fn read_crio(root: &Path, run_root: &Path) -> Option<Found> {

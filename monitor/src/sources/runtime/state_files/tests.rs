@@ -5,10 +5,12 @@ use std::os::unix::fs::symlink;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::observation::PodProof;
-use crate::sources::runtime::Timing;
+use crate::observation::{Fact, Observation, PodProof, SourceStatus};
+use crate::sources::runtime::client::RuntimeClient;
 use crate::sources::runtime::cri::Cri;
-use crate::sources::runtime::tests::reports::Reports;
+use crate::sources::runtime::docker::Docker;
+use crate::sources::runtime::tests::reports::{self, Reports};
+use crate::sources::runtime::{RuntimeKind, RuntimeSocket, Timing};
 
 const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const SANDBOX: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
@@ -155,6 +157,100 @@ fn a_bundle_tells_the_container_its_pod_and_its_sandbox() {
         (pod.uid.as_str(), pod.sandbox_id.as_deref(), pod.proof),
         (UID, Some(SANDBOX), PodProof::Cgroup)
     );
+}
+
+#[test]
+fn bundles_of_both_versions_of_shims_are_read() {
+    let node = Node::new();
+    let files = StateFiles::of_cri(Path::new("/run/containerd/containerd.sock")).unwrap();
+    for (version, id) in [("v1.linux", ID), ("v2.task", SANDBOX)] {
+        let bundle = format!("run/containerd/io.containerd.runtime.{version}/k8s.io/{id}");
+        node.write(&format!("{bundle}/config.json"), containerd().to_string());
+        let found = node.found(files.clone()).unwrap();
+        assert!(found.containers.iter().any(|written| written.facts.id == id), "{found:?}");
+        assert!(found.directory.to_string_lossy().contains("io.containerd.runtime."), "{found:?}");
+    }
+    assert_eq!(node.found(files).unwrap().containers.len(), 2);
+}
+
+#[test]
+fn files_of_docker_are_not_looked_for_beside_the_socket_of_another_engine() {
+    let usual = |socket: &str| Docker::usual_state_files(Path::new(socket));
+    assert_eq!(usual("/var/run/docker.sock"), Some(StateFiles::Docker(None)));
+    for kind in RuntimeKind::ALL {
+        for socket in kind.places().iter().skip(1).flat_map(|paths| *paths) {
+            assert_eq!(usual(socket), None, "{socket}");
+        }
+    }
+    assert!(RuntimeKind::Docker.places().iter().any(|paths| paths.contains(&"/run/podman/podman.sock")));
+}
+
+/// A node with a container of containerd, whose process is the one of the files.
+fn at_work() -> Node {
+    let node = Node::new();
+    let bundle = format!("kevtmon-none/io.containerd.runtime.v2.task/k8s.io/{ID}");
+    node.process(7, &format!("/kubepods/pod{UID}/{ID}"));
+    node.write(&format!("{bundle}/config.json"), containerd().to_string());
+    node.write(&format!("{bundle}/init.pid"), "7");
+    node
+}
+
+#[tokio::test]
+async fn a_runtime_whose_socket_has_never_been_there_is_known_by_what_runs_of_it() {
+    let node = at_work();
+    let proc = Proc::new(node.0.path().join("proc"));
+    let socket = RuntimeSocket { kind: RuntimeKind::Cri, path: "/kevtmon-none/containerd.sock".into() };
+    let (tx, mut rx) = tokio::sync::mpsc::channel(8);
+    let task = tokio::spawn(socket.watch_once_there(proc.into(), tx));
+    let next = async |rx: &mut tokio::sync::mpsc::Receiver<Observation>| {
+        tokio::time::timeout(reports::PATIENCE, rx.recv()).await.unwrap().unwrap().fact
+    };
+    let Fact::RuntimeSnapshot { containers, .. } = next(&mut rx).await else { panic!("no containers") };
+    assert_eq!((containers.len(), containers[0].tgid), (1, Some(7)));
+    let Fact::Source(SourceStatus { up: false, reason: Some(reason), absent: false, .. }) =
+        next(&mut rx).await
+    else {
+        panic!("no status")
+    };
+    assert!(
+        reason.contains("there is no socket") && reason.contains("are read from /kevtmon-none/"),
+        "{reason}"
+    );
+    task.abort();
+}
+
+#[test]
+fn what_is_left_of_a_runtime_that_is_gone_is_no_container_that_runs() {
+    let node = at_work();
+    let files = || StateFiles::of_cri(Path::new("/kevtmon-none/containerd.sock")).unwrap();
+    assert!(node.found(files()).unwrap().any_runs());
+    fs::remove_dir_all(node.0.path().join("proc/7")).unwrap();
+    let found = node.found(files()).unwrap();
+    assert!(!found.containers.is_empty() && !found.any_runs());
+}
+
+#[tokio::test]
+async fn by_whose_root_the_files_are_read_is_told() {
+    for is_first_hidden in [false, true] {
+        let node = at_work();
+        let fields = "0 ".repeat(17);
+        node.write("proc/2/stat", format!("2 (kthreadd) S 0 {fields}7 0\n"));
+        symlink(node.0.path(), node.0.path().join("proc/2/root")).unwrap();
+        if is_first_hidden {
+            fs::remove_file(node.0.path().join("proc/1/root")).unwrap();
+        }
+        let pause = Duration::from_millis(10);
+        let timing = Timing { poll: pause, backoff_min: pause, backoff_max: pause, ..Timing::default() };
+        let proc = Proc::new(node.0.path().join("proc"));
+        let mut reports = Reports::of::<Cri>("cri:c", "/kevtmon-none/containerd.sock".into(), timing, proc);
+        let reason = loop {
+            let reason = reports.down().await;
+            if reason.contains("are read from") {
+                break reason;
+            }
+        };
+        assert_eq!(reason.contains("by way of kthreadd"), is_first_hidden, "{reason}");
+    }
 }
 
 #[test]

@@ -185,3 +185,19 @@ async fn a_huge_event_is_counted_and_the_stream_is_read_anew() {
     assert_eq!(reports.snapshot().await.len(), 2);
     reports.up().await;
 }
+
+#[tokio::test]
+async fn an_event_of_an_id_that_is_none_is_counted_and_those_after_it_are_read() {
+    let fake = with_pod();
+    let mut reports = watch(&fake);
+    reports.snapshot().await;
+    reports.up().await;
+    fake.subscribed().await;
+    let exit = |id: String| api::TaskExit { container_id: id.clone(), id, exit_status: 1 };
+    fake.event(&envelope("/tasks/exit", &exit("../x".into()))).await;
+    assert_eq!(reports.next().await, Fact::Malformed { source: SOURCE.into(), count: 1 });
+    fake.event(&envelope("/tasks/exit", &exit(id('a')))).await;
+    let exited = reports.next().await;
+    let is_it = |facts: &ContainerFacts| facts.id == id('a') && facts.state == ContainerState::Exited;
+    assert!(matches!(&exited, Fact::Container(facts) if is_it(facts)), "the stream goes on: {exited:?}");
+}

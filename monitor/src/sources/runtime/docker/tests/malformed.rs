@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::super::{events, facts};
 use super::fake::{Answer, entry};
 use super::*;
+use crate::observation::ContainerFacts;
 use crate::sources::runtime::is_container_id;
 use crate::sources::runtime::tests::mutate;
 use crate::sources::runtime::tests::reports::Refused;
@@ -49,7 +50,7 @@ fn whatever_is_read_has_a_proper_id() {
             _ => {
                 let line = *random.pick(&lines);
                 let message = serde_json::from_slice::<EventMessage>(&spoiled(&mut random, line));
-                let change = message.ok().and_then(|message| events::read(events::ACTIONS, message));
+                let change = message.ok().and_then(|message| events::read(events::ACTIONS, message).ok()?);
                 change.map(|change| change.id).into_iter().collect()
             }
         };
@@ -60,7 +61,7 @@ fn whatever_is_read_has_a_proper_id() {
 }
 
 /// What a good list tells of each container.
-fn listed(containers: &[crate::observation::ContainerFacts]) -> Vec<(String, String, ContainerState)> {
+fn listed(containers: &[ContainerFacts]) -> Vec<(String, String, ContainerState)> {
     containers.iter().map(|facts| (facts.id.clone(), facts.name.clone(), facts.state)).collect()
 }
 
@@ -207,4 +208,21 @@ async fn a_stream_may_be_longer_than_one_event() {
     fake.event("start", &id('a')).await;
     assert_eq!(reports.container().await.tgid, Some(me()));
     assert!(!reports.seen.iter().any(is_malformed), "{:#?}", reports.seen);
+}
+
+#[tokio::test]
+async fn an_event_of_an_id_that_is_none_is_counted_and_those_after_it_are_read() {
+    let fake = FakeDocker::started();
+    fake.put(&id('a'), "running", me());
+    let mut reports = Reports::by(&fake);
+    reports.up().await;
+    fake.subscribed().await;
+    fake.event("die", "../../version").await;
+    let counted = Fact::Malformed { source: SOURCE.into(), count: 1 };
+    assert_eq!(reports.next().await, counted);
+    fake.put(&id('a'), "exited", 0);
+    fake.event("die", &id('a')).await;
+    let exited = reports.next().await;
+    let is_it = |facts: &ContainerFacts| facts.id == id('a') && facts.state == ContainerState::Exited;
+    assert!(matches!(&exited, Fact::Container(facts) if is_it(facts)), "the stream goes on: {exited:?}");
 }
