@@ -2,6 +2,7 @@
 
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
@@ -297,6 +298,7 @@ fn whatever_another_command_prints_leads_to_the_story() {
         (sandbox.id()[..6].to_owned(), lost),
         (sandbox.uid().to_owned(), lost),
         (pod.inum().to_string(), lost),
+        (pod.address().to_owned(), lost),
         (format!("seq:{seq}"), lost),
         (held.to_owned(), held),
         (path.clone(), held),
@@ -309,13 +311,17 @@ fn whatever_another_command_prints_leads_to_the_story() {
         let incidents = story.list("/incidents");
         assert!(incidents.iter().any(|incident| incident["id"] == id), "{word}: {story}");
     }
-    // The host end of a pair that is gone.
-    let host_end = pod.host_end().to_owned();
+    // The host end of a pair that is gone, and the address of a pod that is.
+    let (host_end, address) = (pod.host_end().to_owned(), pod.address().to_owned());
     drop((sandbox, pod));
     daemon.wait_for("the end of the pair", |event| {
         event.kind() == "link.deleted" && event.to_string().contains(&host_end)
     });
     expect(&daemon.ask(&["why", &host_end]), 0, &[]);
+    let of_address = || daemon.ask(&["why", "--json", &address]);
+    eventually!(of_address().stdout.contains(lost), "the pod that had the address is remembered");
+    let story = Event::parse(&of_address().stdout).unwrap_or_else(|bad| panic!("{bad}"));
+    assert!(story.list("/incidents").iter().any(|incident| incident["id"] == lost), "{story}");
 }
 
 #[test]

@@ -151,7 +151,10 @@ impl NodeView<'_> {
                 .map(|container| Container { pid: container.pid.or(Some(process.tgid)), ..container });
             let foreign = namespace.foreign_userns && !is_confirmed(process);
             let userns = foreign.then_some(UserNamespace::Other);
-            return Target { container, pod: owner.pod, userns, ..Target::unknown(owner.join) };
+            // Where no runtime tells the addresses of the pod, those that are set here are; unless a user has set them.
+            let ip = if foreign { Vec::new() } else { self.addresses_in(Some(netns)) };
+            let pod = owner.pod.map(|pod| if pod.ip.is_empty() { Pod { ip, ..pod } } else { pod });
+            return Target { container, pod, userns, ..Target::unknown(owner.join) };
         }
         let cgroup = process.and_then(|process| process.cgroup.clone());
         Target {
