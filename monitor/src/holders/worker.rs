@@ -389,13 +389,7 @@ impl Work {
     /// The answer where no more is found out.
     fn unanswered(self, reason: &str) -> Fact {
         match self {
-            Self::Locate(scan) | Self::Scan(scan) => {
-                let ScanRequest { id, path, .. } = scan.request;
-                let mut report = scan.told.unwrap_or_else(|| HolderReport::skipped(id, path));
-                report.goes_on = false;
-                report.blind_spot(None, reason);
-                Fact::Holders(Box::new(report))
-            }
+            Self::Locate(scan) | Self::Scan(scan) => Fact::Holders(Box::new(scan.unanswered(reason))),
             Self::StillHeld(request) => {
                 let mut report = HolderReport::skipped(request.id, request.mount.mountpoint);
                 report.blind_spot(None, reason);
@@ -407,6 +401,24 @@ impl Work {
 }
 
 impl Scan {
+    /// What is known where no more is found out.
+    fn unanswered(self, reason: &str) -> HolderReport {
+        let Self { request, progress, told, doubt, .. } = self;
+        let located = || {
+            // Of the processes nothing is known, but of the mount what was found and how sure that is.
+            let mut report = HolderReport { verdict: Verdict::Skipped, ..*progress.found? };
+            if let Some(doubt) = doubt {
+                doubt.tell(&mut report);
+            }
+            Some(report)
+        };
+        let mut report =
+            told.or_else(located).unwrap_or_else(|| HolderReport::skipped(request.id, request.path));
+        report.goes_on = false;
+        report.blind_spot(None, reason);
+        report
+    }
+
     /// Finds the mount before anything else, so that little time passes in which others change the mounts.
     fn locate(mut self: Box<Self>, readers: &BlockingReaders, tables: &Tables, terms: Terms) -> Done {
         let Look { located: Located { mut report, lost, .. }, doubt, took } =

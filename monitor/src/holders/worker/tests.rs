@@ -205,3 +205,23 @@ fn scans_take_a_twentieth_of_a_core_within_bounds() {
     assert_eq!(rest_after(Duration::from_secs(2), longest), longest);
     assert_eq!(rest_after(Duration::MAX, longest), longest);
 }
+
+#[test]
+fn a_scan_that_loses_its_place_keeps_the_mount_that_was_found() {
+    let mount = crate::tests::model::mount(410);
+    let located = HolderReport {
+        mount: Some(mount.clone()),
+        complete: true,
+        verdict: Verdict::Incomplete,
+        ..HolderReport::skipped(1, "/vol")
+    };
+    for (doubt, is_likely) in [(None, false), (Some(Doubt::Changed), true)] {
+        let progress = Progress { found: Some(Box::new(located.clone())), ..Progress::default() };
+        let scan = Scan { progress, doubt, ..request(1).into() };
+        let report = holders(Work::Scan(Box::new(scan)).unanswered("no place"));
+        assert_eq!((report.mount, report.mount_is_likely), (Some(mount.clone()), is_likely));
+        assert_eq!((report.verdict, report.complete), (Verdict::Skipped, false));
+        let reasons: Vec<&str> = report.blind_spots.iter().map(|spot| spot.reason.as_str()).collect();
+        assert_eq!(reasons, doubt.map(Doubt::reason).into_iter().chain(["no place"]).collect::<Vec<_>>());
+    }
+}
