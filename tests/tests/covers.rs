@@ -106,6 +106,45 @@ fn what_is_mounted_on_it_after_the_refusal_has_not_refused_it() {
     opened.expect("/incident/confidence", "likely");
 }
 
+#[test]
+fn a_mount_that_was_moved_is_named_by_the_place_where_it_is_now() {
+    let mount = Mount::volume();
+    let root = mount.kubelet_root();
+    // Out of what is shared, nothing can be moved.
+    bind_private(root);
+    let again = Mount::at(mount.point());
+    let mut daemon = launch().kubelet(&mount).start();
+    let culprit = hold_by_cwd(again.point());
+    let refused = again.umount_refused();
+    let busy = busy_by(&mut daemon, &refused);
+    busy.expect("/mount/path", again.point().to_string_lossy().as_ref());
+    assert!(busy.has("/mount/volume"), "{busy}");
+    if !busy.has("/mount/identity/unique") {
+        // Before 6.8 it is another one for all that anybody can see.
+        return;
+    }
+    let aside = root.join("aside");
+    std::fs::create_dir(&aside).expect("a directory can be made");
+    move_mount(again.point(), &aside);
+    let refused = attempt(&["umount".as_ref(), aside.as_os_str()]);
+    assert!(!refused.status.success());
+    let busy = busy_by(&mut daemon, &refused);
+    busy.expect("/mount/path", aside.to_string_lossy().as_ref());
+    assert!(!busy.has("/mount/volume"), "{busy}");
+    assert_eq!(users(&busy), BTreeSet::from([culprit.pid().into()]), "{busy}");
+    let updated = daemon.wait_for("the incident of the volume", |event| {
+        event.is_incident("incident.updated", "volume-busy")
+            && event.text("/incident/summary").contains("moved to ")
+    });
+    let advice = updated.list("/incident/advice").iter().map(|step| step["command"].as_str());
+    let advice: Vec<&str> = advice.map(Option::unwrap_or_default).collect();
+    let lazily = format!("umount --lazy {}", aside.display());
+    assert!(advice.contains(&lazily.as_str()), "{updated}");
+    drop(culprit);
+    assert!(attempt(&["umount".as_ref(), aside.as_os_str()]).status.success());
+    daemon.wait_for("its end", |event| event.is_incident("incident.closed", "volume-busy"));
+}
+
 /// Calls, unless `KEVTMON_TEST_ROUNDS` says otherwise.
 const ROUNDS: u64 = 24;
 
@@ -127,6 +166,17 @@ struct Place {
     elsewhere: PathBuf,
     processes: Vec<Running>,
     _scratch: Scratch,
+}
+
+/// Makes a directory a mount of its own whose mounts can be moved.
+fn bind_private(at: &Path) {
+    for (source, flags) in [(Some(at), MsFlags::MS_BIND), (None, MsFlags::MS_PRIVATE)] {
+        mount(source, at, None::<&str>, flags, None::<&str>).expect("it can be bound");
+    }
+}
+
+fn move_mount(from: &Path, to: &Path) {
+    mount(Some(from), to, None::<&str>, MsFlags::MS_MOVE, None::<&str>).expect("it can be moved");
 }
 
 fn tmpfs(at: &Path) {
@@ -184,14 +234,12 @@ impl Place {
             }
             3 if self.spare.exists() => {
                 self.hold(&self.spare.clone());
-                mount(Some(&self.spare), &point, None::<&str>, MsFlags::MS_MOVE, None::<&str>)
-                    .expect("it can be moved");
+                move_mount(&self.spare, &point);
                 std::fs::remove_dir(&self.spare).expect("it is a mount point no more");
                 "older mount moved there"
             }
             7 if is_mount => {
-                mount(Some(&point), &self.aside, None::<&str>, MsFlags::MS_MOVE, None::<&str>)
-                    .expect("it can be moved");
+                move_mount(&point, &self.aside);
                 "moved away"
             }
             4 => {
@@ -260,6 +308,13 @@ fn refused(random: &mut Random, daemon: &Daemon) -> (Refused, Place) {
     (Refused { caller: call.pid, mount, holders, text }, place)
 }
 
+/// Tries the same mount again where it is now, if it can be seen there; returns the caller and the place.
+fn refused_again(refused: &Refused, place: &Place) -> Option<(u32, String)> {
+    let at = [&place.point, &place.aside].into_iter().find(|at| mount_id(at) == refused.mount)?;
+    let call = attempt(&["umount".as_ref(), at.as_os_str()]);
+    (!call.status.success()).then(|| (call.pid, at.to_string_lossy().into_owned()))
+}
+
 /// Panics if an event says for certain what is false; returns whether it says which mount it was.
 fn is_certain(refused: &Refused, event: &Event) -> bool {
     let Refused { mount, holders, text, .. } = refused;
@@ -288,10 +343,21 @@ fn whatever_happens_before_the_look_nothing_false_is_said_for_certain() {
     for _ in 0..rounds(ROUNDS) {
         let (refused, place) = refused(&mut random, &daemon);
         daemon.wait_for(&refused.text, |event| is_refusal_of(event, refused.caller));
+        let again = refused_again(&refused, &place);
+        if let Some((caller, _)) = &again {
+            daemon.wait_for(&refused.text, |event| is_refusal_of(event, *caller));
+        }
         // More may be found later.
         let events = daemon.mount_fence();
         let told = events.iter().filter(|event| is_refusal_of(event, refused.caller));
         certain += told.filter(|event| is_certain(&refused, event)).count();
+        if let Some((caller, point)) = again {
+            let refused = Refused { caller, ..refused };
+            let told = events.iter().filter(|event| is_refusal_of(event, caller));
+            for event in told.filter(|event| is_certain(&refused, event)) {
+                assert_eq!(event.text("/mount/path"), point, "{}: {event}", refused.text);
+            }
+        }
         drop(place);
     }
     // Nothing changes before many of the looks.

@@ -422,6 +422,9 @@ impl IncidentChange {
             Some(CloseReason::Resolved) => format!("resolved: {summary}"),
             Some(CloseReason::Detached) => format!("detached, not resolved: {summary}"),
             Some(CloseReason::SubjectGone) => format!("over, for what it happened to is gone: {summary}"),
+            Some(CloseReason::LikelyGone) => {
+                format!("likely over, for what it likely happened to is gone: {summary}")
+            }
             Some(CloseReason::Expired) => format!("not heard of any more: {summary}"),
             None => match self.incident.repeated() {
                 Some(repeated) => format!("{summary} ({repeated})"),

@@ -51,6 +51,9 @@ struct BusyVolume {
     mounts: Vec<BusyPart>,
     /// Attempts that the model no longer counts, of mounts that ended.
     former: u64,
+    /// Whether one of those was only likely the mount that was busy.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_likely_gone: bool,
     /// As in the newest report.
     #[serde(default)]
     summary: String,
@@ -94,6 +97,8 @@ struct End<'a> {
     place: &'a MountKey,
     identity: Option<&'a MountIdentity>,
     attempts: u64,
+    /// Whether it is only likely the mount that was busy.
+    is_likely: bool,
     reason: CloseReason,
 }
 
@@ -122,7 +127,7 @@ impl VolumeBusy {
 
     fn refused(&mut self, context: &Context<'_>, event: &Event, mount: &Mount, findings: &mut Findings) {
         let Some(volume) = &mount.volume else {
-            return;
+            return self.moved(context, event, mount, findings);
         };
         let subject = subject(volume);
         if !self.busy.contains_key(&subject) && self.busy.len() >= CAPACITY {
@@ -136,6 +141,7 @@ impl VolumeBusy {
             severity: Severity::Info,
             mounts: Vec::new(),
             former: 0,
+            is_likely_gone: false,
             summary: String::new(),
         });
         let counted = context.node.busy_mounts.find(&place, identity).map(|(_, counted)| counted);
@@ -183,6 +189,30 @@ impl VolumeBusy {
         self.set_timer(&subject);
     }
 
+    /// A mount of a volume that was moved away and is busy where it is now: the incident ends with that very mount.
+    fn moved(&mut self, context: &Context<'_>, event: &Event, mount: &Mount, findings: &mut Findings) {
+        let place = MountKey::new(mount.mntns, &mount.path);
+        let Some(identity) = &mount.identity else { return };
+        let Some((_, counted)) = context.node.busy_mounts.find(&place, Some(identity)) else { return };
+        let Some(subject) = self.by_mount.get(&counted.key).cloned() else { return };
+        let Some(busy) = self.busy.get_mut(&subject) else { return };
+        let is_it =
+            |part: &&mut BusyPart| part.identity.as_ref().is_some_and(|known| known.is_same(identity));
+        let Some(part) = busy.mounts.iter_mut().find(is_it) else { return };
+        if part.place != place {
+            (part.identity, part.place) = (Some(identity.clone()), place.clone());
+            // What was known is of where it was, and so is the advice.
+            part.known = None;
+            Known::update(&mut part.known, event);
+            let likely = if mount.confidence.is_some() { "likely " } else { "" };
+            let summary = format!("{}; it was {likely}moved to {} since", busy.summary, name(&mount.path));
+            self.by_mount.insert(place, subject.clone());
+            findings.advise(subject.clone(), None, release::advice_for(context.node, event, mount));
+            findings.restate(subject.clone(), summary);
+        }
+        self.count(context, subject, Some(event), findings);
+    }
+
     fn subject_of(&self, mount: &BusyMount) -> Option<String> {
         let place = MountKey::new(mount.key.mntns, mount.path());
         self.by_mount.get(&place).or_else(|| self.by_mount.get(&mount.key)).cloned()
@@ -193,14 +223,27 @@ impl VolumeBusy {
         let Some(subject) = self.subject_of(mount) else {
             return;
         };
+        self.count(context, subject, None, findings);
+    }
+
+    /// Counts another attempt, which may have an event.
+    fn count(
+        &mut self,
+        context: &Context<'_>,
+        subject: String,
+        event: Option<&Event>,
+        findings: &mut Findings,
+    ) {
         let Some(busy) = self.busy.get_mut(&subject) else {
             return;
         };
-        busy.last = context.now;
+        let last = event.map_or(context.now, |event| event.at);
+        busy.last = busy.last.max(last);
         let count = Count::Total(busy.attempts(context.node.busy_mounts));
         let severity = Some(self.severity(context, &subject));
         self.set_timer(&subject);
-        findings.repeat(Repeat { subject, last: context.now, evidence: None, count, severity });
+        let evidence = event.map(|event| event.seq);
+        findings.repeat(Repeat { subject, last, evidence, count, severity });
     }
 
     /// Drops a mount that has ended, and closes the incident with the last one.
@@ -216,19 +259,27 @@ impl VolumeBusy {
         };
         let part = busy.mounts.remove(index);
         busy.former += end.attempts.saturating_sub(part.before);
+        busy.is_likely_gone |= end.is_likely;
         if !busy.mounts.is_empty() {
             return;
         }
+        // That another one has gone resolves nothing; that a detached one is still used is said as it is.
+        let reason = match end.reason {
+            CloseReason::Resolved | CloseReason::SubjectGone if busy.is_likely_gone => {
+                CloseReason::LikelyGone
+            }
+            reason => reason,
+        };
         let summary = std::mem::take(&mut busy.summary);
         self.forget(&subject);
-        let Some(event) = event else { return findings.close(subject, end.reason, None) };
+        let Some(event) = event else { return findings.close(subject, reason, None) };
         let copies = copies_phrase(event.holders.as_deref().unwrap_or_default());
-        let summary = match (end.reason, copies) {
+        let summary = match (reason, copies) {
             (CloseReason::Detached, _) => event.message.clone(),
             (_, Some(copies)) => format!("{summary}; its file system stayed mounted in {copies}"),
-            (_, None) => return findings.close(subject, end.reason, Some(event.seq)),
+            (_, None) => return findings.close(subject, reason, Some(event.seq)),
         };
-        findings.close_with(subject, end.reason, Some(event.seq), summary, IncidentObjects::of(event));
+        findings.close_with(subject, reason, Some(event.seq), summary, IncidentObjects::of(event));
     }
 
     /// Something was unmounted at the place of a busy mount, and whether it was that mount is not known.
@@ -310,7 +361,8 @@ impl Diagnosis for VolumeBusy {
                     _ => CloseReason::Resolved,
                 };
                 let place = MountKey::new(mount.mntns, &mount.path);
-                let end = End { place: &place, identity: mount.identity.as_ref(), attempts, reason };
+                let (identity, is_likely) = (mount.identity.as_ref(), mount.confidence.is_some());
+                let end = End { place: &place, identity, attempts, is_likely, reason };
                 self.ended(&end, Some(event), findings);
             }
             _ => {}
@@ -325,7 +377,8 @@ impl Diagnosis for VolumeBusy {
             ModelChange::MountGone(mount) => {
                 let place = MountKey::new(mount.key.mntns, mount.path());
                 let (identity, attempts) = (mount.identity.as_ref(), mount.attempts());
-                let end = End { place: &place, identity, attempts, reason: CloseReason::SubjectGone };
+                let (is_likely, reason) = (mount.is_likely, CloseReason::SubjectGone);
+                let end = End { place: &place, identity, attempts, is_likely, reason };
                 self.ended(&end, None, findings);
             }
             _ => {}
@@ -375,6 +428,7 @@ impl Diagnosis for VolumeBusy {
                 known: Known::resume(event, context.clock.boot_ns(&event.time).unwrap_or(context.now)),
             }],
             former: 0,
+            is_likely_gone: false,
             summary: incident.summary.clone(),
         };
         self.busy.insert(subject.clone(), busy);

@@ -82,6 +82,8 @@ pub enum CloseReason {
     Detached,
     /// What was affected is gone.
     SubjectGone,
+    /// What is gone is only likely what was affected.
+    LikelyGone,
     /// It was not observed for too long.
     Expired,
 }

@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 40] = [
+const TENSES: [(&str, &str); 41] = [
     (" is still there without its sandbox ", " was still there without its sandbox "),
     (
         ", of which there is a checkpoint: with that, a kubelet can start and clean up",
@@ -37,6 +37,7 @@ const TENSES: [(&str, &str); 40] = [
     ("; whether there is one could not be read", "; whether there was one could not be read"),
     (" and is still held by ", " and was still held by "),
     (", and its file system is still mounted in ", ", and its file system was still mounted in "),
+    ("what is likely ", "what was likely "),
     (" cannot be unmounted", " could not be unmounted"),
     (": held by ", ": it was held by "),
     (", which serves a volume of ", ", which served a volume of "),

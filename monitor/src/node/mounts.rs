@@ -308,6 +308,8 @@ impl BusyMounts {
         match self.identified(key.mntns, found) {
             Some(other) => {
                 self.merge(id, other);
+                // It may have been moved to where this path leads.
+                self.set_identity(other, found.clone());
                 other
             }
             None => {

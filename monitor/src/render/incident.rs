@@ -28,6 +28,7 @@ pub(super) fn course(opened: &str, closed: Option<&str>, why: Option<CloseReason
         Some(CloseReason::Resolved) => ", resolved",
         Some(CloseReason::Detached) => ", detached",
         Some(CloseReason::SubjectGone) => ", what it happened to is gone",
+        Some(CloseReason::LikelyGone) => ", what it likely happened to is gone",
         Some(CloseReason::Expired) => ", not heard of again",
         None => "",
     };

@@ -206,6 +206,56 @@ fn a_mount_that_goes_unseen_is_gone_and_not_resolved() {
 }
 
 #[test]
+fn a_mount_that_is_only_likely_the_busy_one_resolves_nothing_when_it_goes() {
+    for is_unmounted in [true, false] {
+        let mut node = terminating();
+        node.scan = |id, path| HolderReport { mount_is_likely: true, ..holders(id, path) };
+        node.observe(umount(Some(16)));
+        if is_unmounted {
+            node.observe(umount(None));
+        } else {
+            node.mounted = false;
+        }
+        node.run_for(61 * S);
+        let event = node.last_incident();
+        assert_eq!(event.incident.as_ref().unwrap().close_reason, Some(CloseReason::LikelyGone));
+        assert!(event.message.starts_with("likely over, "), "{}", event.message);
+        assert_eq!(node.core.deadline(), None);
+    }
+}
+
+#[test]
+fn a_volume_that_was_moved_away_is_told_where_it_is_and_closes_with_its_mount() {
+    let at = |path: &str, errno| {
+        let Fact::Umount(mut attempt) = umount(errno) else { unreachable!() };
+        attempt.path = path.to_owned();
+        Fact::Umount(attempt)
+    };
+    let mut node = terminating();
+    node.scan = |id, path| {
+        let mut report = holders(id, path);
+        report.mount.as_mut().unwrap().unique = Some(77);
+        report
+    };
+    node.observe(umount(Some(16)));
+    for _ in 0..3 {
+        node.observe(at("/moved", Some(16)));
+    }
+    let busy = node.events.iter().rfind(|event| event.kind == Kind::MountBusy).unwrap();
+    let mount = busy.mount.as_ref().unwrap();
+    assert_eq!((mount.path.as_str(), mount.volume.is_some()), ("/moved", false), "{}", busy.message);
+    let updated = node.last_incident();
+    let incident = updated.incident.as_ref().unwrap();
+    assert!(incident.summary.ends_with("; it was moved to /moved since"), "{}", incident.summary);
+    let lazily = incident.advice.last().unwrap();
+    assert_eq!(lazily.command, "umount --lazy /moved");
+    assert_eq!(node.open()[0].count, 4);
+    node.observe(at("/moved", None));
+    node.run_for(S);
+    assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
+}
+
+#[test]
 fn a_path_through_a_symbolic_link_is_the_same_mount() {
     let through_link = |errno| {
         let Fact::Umount(mut attempt) = umount(errno) else { unreachable!() };

@@ -95,6 +95,22 @@ fn two_paths_of_one_mount_count_together() {
 }
 
 #[test]
+fn a_mount_that_is_found_by_another_path_is_where_it_was_found_last() {
+    let mut mounts = BusyMounts::default();
+    let at = |mount_point: &str| MountIdentity { unique: Some(7), ..identity(7, mount_point) };
+    let first = mounts.entry(&key(), Account::default());
+    mounts.refused(S, first, KUBELET);
+    mounts.identify(first, &key(), KUBELET, &at("/mnt/x"));
+    let moved = MountKey::new(2, "/moved");
+    let second = mounts.entry(&moved, Account::default());
+    mounts.refused(S, second, KUBELET);
+    assert_eq!(mounts.identify(second, &moved, KUBELET, &at("/moved")), first);
+    let busy = mounts.get(first).unwrap();
+    assert_eq!((busy.path(), busy.attempts()), ("/moved", 2));
+    assert_eq!(mounts.find(&moved, Some(&at("/moved"))).map(|(found, _)| found), Some(first));
+}
+
+#[test]
 fn another_mount_at_the_same_path_counts_from_one() {
     let mut mounts = BusyMounts::default();
     let id = mounts.entry(&key(), Account::default());
