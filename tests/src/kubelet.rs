@@ -69,6 +69,15 @@ done
 exec runc "$@"
 "#;
 
+/// Copies a program of Go, and sets the flags of its build information: addresses instead of texts. By another process, see
+/// [`crate::process::copy_program`].
+const OLD_BUILD_INFORMATION: &str = r#"
+cp "$1" "$2" || exit
+for at in $(LC_ALL=C grep -obUaP '\xff Go buildinf:' "$2" | cut -d: -f1); do
+    printf '\0' | dd of="$2" bs=1 seek=$((at + 15)) conv=notrunc status=none || exit
+done
+"#;
+
 /// A node.
 #[derive(Debug)]
 pub struct KubeletNode {
@@ -172,6 +181,16 @@ impl KubeletNode {
     /// structure, as before 1.16.
     pub fn launch_other(&mut self) {
         self.launch_program(&program("KEVTMON_OTHER_KUBELET"));
+    }
+
+    /// Starts a copy of the kubelet, with build information as Go before 1.18 wrote it: without what the linker was given.
+    pub fn launch_with_old_build_information(&mut self) {
+        let path = self.path("old-go/kubelet");
+        fs::create_dir_all(self.path("old-go")).expect("a directory can be made");
+        let (from, to) = (program("KEVTMON_KUBELET"), path.to_string_lossy());
+        let _ = attempt(&["sh", "-c", OLD_BUILD_INFORMATION, "sh", &from.to_string_lossy(), &to])
+            .succeeded("a copy of the kubelet");
+        self.launch_program(&path);
     }
 
     fn launch_program(&mut self, program: &Path) {

@@ -148,6 +148,21 @@ fn a_container_without_its_sandbox_keeps_the_kubelet_from_starting_until_the_adv
     wait_for_life(&mut daemon, "container.started", &last.app);
 }
 
+#[test]
+#[ignore = "needs a kubelet"]
+fn the_version_of_a_kubelet_is_known_that_an_older_go_has_built() {
+    let mut node = KubeletNode::start();
+    let mut daemon = launch().joining(node.dockerd().runtime()).start();
+    daemon.wait_for_component(node.kubelet_pid());
+    node.stop();
+    node.launch_with_old_build_information();
+    let pid = u64::from(node.kubelet_pid());
+    let started = daemon.wait_for("the start of the kubelet", |event| {
+        event.kind() == "component.started" && event.number("/component/pid") == Some(pid)
+    });
+    started.expect("/component/version", KubeletNode::VERSION);
+}
+
 /// The hash of its specification, by the label that the kubelet gave a container.
 fn spec_hash(node: &KubeletNode, id: &str) -> String {
     let label = r#"{{index .Config.Labels "annotation.io.kubernetes.container.hash"}}"#;

@@ -20,7 +20,7 @@ pub struct Component {
     /// Its program, as the host's root shows it; `… (deleted)` where it was replaced.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub exe: Option<String>,
-    /// Version, by the build information in the program; absent where that tells none.
+    /// Version, by the build information in the program, of a kubelet also by variables in it; absent where those tell none.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub version: Option<String>,
     /// The same of the one that ran before, where it was seen.

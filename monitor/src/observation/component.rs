@@ -18,7 +18,7 @@ pub struct ComponentFacts {
     /// Its program, as the host's root shows it; none where that has another file there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exe: Option<String>,
-    /// Version, by the build information in the program; none where that tells none.
+    /// Version, by the build information in the program, of a kubelet also by variables in it; none where those tell none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// The socket of the runtime that a kubelet is told to use by `--container-runtime=remote`, empty where that is no

@@ -22,6 +22,7 @@ use super::programs::{Buffers, Program};
 use super::{Sender, observed_now};
 use crate::observation::{BootNs, ComponentExit, ComponentFacts, Fact, NsInum};
 
+mod kubernetes;
 mod plugin_dirs;
 mod version;
 
@@ -251,7 +252,9 @@ impl Look {
             started_ns,
             exe: exe.then(|| program.exe.clone()),
             // That of k3s is not that of the containerd in it.
-            version: (program.name != "k3s").then(|| version::of_file(&proc.path(tgid, "exe"))).flatten(),
+            version: (program.name != "k3s")
+                .then(|| version::of_file(&proc.path(tgid, "exe"), name == "kubelet"))
+                .flatten(),
             remote_runtime: (name == "kubelet").then(|| remote_runtime(&program.arguments)).flatten(),
             cni_dirs,
         };

@@ -12,6 +12,8 @@ use object::read::ReadCache;
 use object::read::elf::{FileHeader as _, SectionHeader as _};
 use object::{Endianness, ReadRef};
 
+use super::kubernetes;
+
 const SECTION: &[u8] = b".go.buildinfo";
 const MAGIC: &[u8] = b"\xff Go buildinf:";
 /// Set in the flags where the texts follow the header, instead of pointers to them.
@@ -24,10 +26,12 @@ const VERSION_MAX: usize = 64;
 /// What a linker sets to the version, in the order of precedence: of Kubernetes, and of Docker, containerd and CRI-O.
 const VARIABLES: [&str; 2] = ["version.gitVersion=", "version.Version="];
 
-/// The version of the program in a file.
-pub(super) fn of_file(path: &Path) -> Option<String> {
+/// The version of the program in a file; that of a kubelet also by [variables in it](super::kubernetes).
+pub(super) fn of_file(path: &Path, is_kubelet: bool) -> Option<String> {
     let cache = ReadCache::new(File::open(path).ok()?);
-    of_build_info(&build_info(&cache)?)
+    let told = build_info(&cache).and_then(|info| of_build_info(&info));
+    // Other programs have the same variables, of the Kubernetes that they were built with.
+    told.or_else(|| is_kubelet.then(|| kubernetes::of_elf(&cache)).flatten())
 }
 
 fn build_info<'data, R: ReadRef<'data>>(data: R) -> Option<String> {
@@ -73,7 +77,7 @@ fn of_build_info(info: &str) -> Option<String> {
 }
 
 /// The version that a text begins with.
-fn version(text: &str) -> Option<String> {
+pub(super) fn version(text: &str) -> Option<String> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '+' | '~' | '_');
     let version: String = text.chars().take_while(|c| is_part(*c)).take(VERSION_MAX).collect();
     let number = version.strip_prefix('v').unwrap_or(&version);
@@ -129,7 +133,7 @@ mod tests {
             assert_eq!(text(&section), None);
         }
         let own = std::env::current_exe().unwrap();
-        assert_eq!(of_file(&own), None, "a program that is not of Go");
-        assert_eq!(of_file(Path::new("/dev/null")), None);
+        assert_eq!(of_file(&own, true), None, "a program that is not of Go");
+        assert_eq!(of_file(Path::new("/dev/null"), true), None);
     }
 }
