@@ -85,7 +85,7 @@ impl Cluster {
             },
         });
         let mut command = self.control_plane.kubectl(&["create", "--filename=-"]);
-        let _ = finish_with_input(&mut command, &manifest.to_string());
+        let _ = finish_with_input(&mut command, manifest.to_string());
     }
 
     /// Waits until a pod of this name runs, in other containers than these.
