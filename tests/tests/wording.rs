@@ -258,3 +258,63 @@ fn a_batch_is_few_lines_for_who_follows_the_events_and_the_last_of_it_is_not_kep
     eventually!(printed().0 == ENTRIES + 1, "all are accounted for");
     assert!(printed().1 < ENTRIES / 10, "{:?}", printed());
 }
+
+#[test]
+fn a_terminal_does_not_repeat_below_an_event_what_stands_above_and_no_story_is_wider_than_it() {
+    let (pod, volume) = (Pod::new(), Mount::volume());
+    let sandbox = PodSandbox::of(&pod);
+    let scratch = Scratch::new();
+    let file = scratch.path().join("stdout");
+    let stdout = File::create(&file).expect("a file");
+    let daemon = launch().kubelet(&volume).output("pretty").stdout(stdout).spawn();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    let holder = hold_by_cwd(volume.point());
+    let ip = pod.delete_gateway();
+    volume.umount_refused();
+    let path = volume.point().to_string_lossy().into_owned();
+    // Each block: a line with the time, and what stands indented below it.
+    let blocks = || {
+        let mut blocks: Vec<Vec<String>> = Vec::new();
+        for line in std::fs::read_to_string(&file).expect("UTF-8").lines() {
+            match blocks.last_mut() {
+                Some(block) if line.starts_with(' ') => block.push(line.trim().to_owned()),
+                _ => blocks.push(vec![line.to_owned()]),
+            }
+        }
+        blocks
+    };
+    let own = |kind: &str, text: &str| {
+        blocks().iter().position(|block| block[0].contains(kind) && block[0].contains(text))
+    };
+    // ROOT/pods/UID/volumes/PLUGIN/NAME
+    let volume_pod = path.rsplit('/').nth(3).expect("the uid of its pod");
+    let stories = [
+        ("neighbor.deleted", sandbox.uid(), ip.pid.to_string()),
+        ("mount.busy", volume_pod, holder.pid().to_string()),
+    ];
+    for (kind, subject, culprit) in &stories {
+        eventually!(own(kind, subject).is_some(), "{kind} is printed");
+        eventually!(own("incident.opened", subject).is_some(), "its incident is printed");
+        let all = blocks();
+        let (event, incident) =
+            (own(kind, subject).expect("above"), own("incident.opened", subject).expect("above"));
+        assert!(event < incident);
+        let (event, incident) = (&all[event], &all[incident]);
+        assert!(event.iter().any(|line| line.contains(culprit.as_str())), "{culprit} in {event:#?}");
+        let repeated: Vec<&String> = incident.iter().filter(|line| event.contains(line)).collect();
+        assert!(repeated.is_empty() && incident.len() > 1, "{repeated:#?} of {event:#?} in {incident:#?}");
+    }
+
+    for word in [sandbox.uid(), &*path] {
+        let story = why(&daemon, word);
+        // A command is there to be pasted: its arguments stay whole.
+        let is_wide = |line: &&str| line.chars().count() > 80 && line.trim() != path;
+        let wide: Vec<&str> = story.lines().filter(is_wide).collect();
+        assert!(wide.is_empty(), "{wide:#?}");
+        assert!(story.lines().any(|line| line.starts_with("    ")), "it is folded: {story}");
+        for part in ["Cause to effect", "What happened", "Verdict", "Next"] {
+            assert!(story.lines().any(|line| line == part), "{part} in {story}");
+        }
+    }
+    drop(holder);
+}

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::history::Extent;
 use super::record::{Record, timestamp};
 use crate::core::state::NodeState;
-use crate::event::{Kind, Lost, SourceStates};
+use crate::event::{Kind, Lost, SourceStates, Unreadable};
 use crate::observation::{SourceKind, SourceStatus};
 
 /// A gap in what could be seen.
@@ -59,6 +59,16 @@ pub enum Missing {
         kind: String,
         /// Its number.
         seq: u64,
+    },
+    /// Not everything could be read that may have held a mount.
+    Holders {
+        /// Where it was mounted.
+        path: String,
+        /// The number of the event.
+        seq: u64,
+        /// What could not be read.
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        unreadable: Vec<Unreadable>,
     },
     /// The subject has more events than are read.
     Older {

@@ -178,6 +178,7 @@ pub fn build(parts: Parts<'_>) -> Story {
     let begin = all.iter().map(|step| timestamp(&step.time));
     let begin = begin.chain(parts.incidents.iter().map(|view| timestamp(&view.incident.first_seen))).min();
     let mut unseen = without_actor(&all);
+    unseen.extend(other_holders(&parts));
     if parts.truncated {
         unseen.push(self::unseen(Missing::Older { looked_at: parts.records.len() }));
     }
@@ -375,6 +376,17 @@ fn without_actor(steps: &[Step]) -> Vec<Unseen> {
         to: None,
     };
     steps.iter().rev().find(lacks_actor).map(missing).into_iter().collect()
+}
+
+/// Whether the newest scan for holders has left something out.
+fn other_holders(parts: &Parts<'_>) -> Option<Unseen> {
+    let records = parts.records.iter().chain(&parts.evidence);
+    let scans =
+        records.filter(|record| record.event.mount.is_some() && record.event.holders_complete.is_some());
+    let event = &scans.max_by_key(|record| (record.time(), record.event.seq))?.event;
+    let path = event.mount.as_ref().filter(|_| event.holders_complete == Some(false))?.path.clone();
+    let unreadable = event.holders_unreadable.clone();
+    Some(unseen(Missing::Holders { path, seq: event.seq, unreadable }))
 }
 
 /// Leaves out the steps of least weight, of those the oldest.

@@ -163,16 +163,21 @@ impl Pretty {
             Some(Verdict::Processes) | None => return Ok(()),
         };
         self.detail(if users(holders).next().is_none() { "held" } else { "" }, verdict, out)?;
-        for Unreadable { pid, comm, reason } in event.holders_unreadable.iter().take(MAX_HOLDERS) {
-            let process = match (pid, comm) {
-                (Some(pid), Some(comm)) => format!("{} (pid {pid}): ", escape::name(comm)),
-                (Some(pid), None) => format!("pid {pid}: "),
-                (None, _) => String::new(),
-            };
-            self.detail("", &escaped(&format!("not seen: {process}{reason}")), out)?;
+        for unreadable in event.holders_unreadable.iter().take(MAX_HOLDERS) {
+            self.detail("", &format!("not seen: {}", not_read(unreadable)), out)?;
         }
         Ok(())
     }
+}
+
+/// What a scan for holders could not read, and why.
+pub(super) fn not_read(Unreadable { pid, comm, reason }: &Unreadable) -> String {
+    let process = match (pid, comm) {
+        (Some(pid), Some(comm)) => format!("{} (pid {pid}): ", escape::name(comm)),
+        (Some(pid), None) => format!("pid {pid}: "),
+        (None, _) => String::new(),
+    };
+    escaped(&format!("{process}{reason}"))
 }
 
 /// Events one below the other, as a terminal shows them: an incident does not repeat what stands right above it, below the

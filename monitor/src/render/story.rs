@@ -1,9 +1,11 @@
 //! The answer of `why` as text.
 
+use super::event::not_read;
 use super::incident::{confidence, course};
 use super::paragraph::Paragraphs;
 use super::time::Clock;
 use super::{Pretty, Style, escaped, severity_style};
+use crate::escape::name;
 use crate::event::Role;
 use crate::query::coverage::{Missing, Unseen};
 use crate::query::record::timestamp;
@@ -194,6 +196,14 @@ impl Page<'_> {
                 format!("{least}{count} {records} lost in {} ({}){window}", escaped(source), escaped(reason))
             }
             Missing::Actor { kind, seq } => format!("nobody was seen doing {} (number {seq})", escaped(kind)),
+            Missing::Holders { path, unreadable, .. } => {
+                let least = format!("who else held {}", name(path));
+                match &unreadable[..] {
+                    [] => least,
+                    [only] => format!("{least}: {}", not_read(only)),
+                    [first, rest @ ..] => format!("{least}: {}, and {} more", not_read(first), rest.len()),
+                }
+            }
             Missing::Older { looked_at } => {
                 format!("only the newest {looked_at} events of it were looked at")
             }

@@ -1,7 +1,7 @@
 //! Stories of the two common failures, and edge cases.
 
 use super::*;
-use crate::event::{Event, Incident, Kind, Risk};
+use crate::event::{Event, Incident, Kind, Risk, Unreadable};
 use crate::query::history::History;
 use crate::query::why::{Outcome, why};
 use crate::tests::history::{self, Memory, numbered, time};
@@ -235,6 +235,29 @@ fn harm_that_nobody_was_seen_doing_is_said() {
     let story = told(&Memory::of([anonymous]), "lijiaob/etcd1-0");
     let missing = Missing::Actor { kind: "neighbor.deleted".into(), seq: 3 };
     assert!(story.unseen.iter().any(|unseen| unseen.what == missing));
+}
+
+#[test]
+fn holders_that_nothing_rules_out_are_said_until_a_scan_has_read_everything() {
+    let partial = Event {
+        target: sample::deletion().target,
+        holders_complete: Some(false),
+        holders_unreadable: vec![Unreadable {
+            pid: Some(1),
+            comm: Some("init".into()),
+            reason: "its descriptors may not be read".into(),
+        }],
+        ..numbered(3, sample::busy())
+    };
+    let path = partial.mount.as_ref().unwrap().path.clone();
+    let unreadable = partial.holders_unreadable.clone();
+    let complete = Event { seq: 4, time: time(4), holders_complete: Some(true), ..partial.clone() };
+    let missing = |events: Vec<Event>| {
+        let unseen = told(&Memory::of(events), "lijiaob/etcd1-0").unseen;
+        unseen.into_iter().map(|unseen| unseen.what).find(|what| matches!(what, Missing::Holders { .. }))
+    };
+    assert_eq!(missing(vec![partial.clone()]), Some(Missing::Holders { path, seq: 3, unreadable }));
+    assert_eq!(missing(vec![partial, complete]), None);
 }
 
 #[test]
