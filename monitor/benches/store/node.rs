@@ -214,6 +214,7 @@ impl Node {
                 claimed: false,
                 sandbox_id: Some(sandbox.id.clone()),
                 ip: vec![IpAddr::V4(Ipv4Addr::from(0x0a2a_0000 + small))],
+                labels: None,
             },
             sandbox,
             main: container(1, "service", 10_004 + small * 8),

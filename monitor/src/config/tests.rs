@@ -68,6 +68,7 @@ sockets = ["docker=/run/docker.sock"]
 
 [kubelet]
 roots = ["/data/kubelet"]
+pod_labels = ["app.kubernetes.io/name"]
 
 [cni]
 bin_dirs = ["/opt/k3s/bin"]

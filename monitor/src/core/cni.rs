@@ -127,6 +127,7 @@ impl Core {
                 claimed: false,
                 sandbox_id: Some(id.to_owned()),
                 ip: Vec::new(),
+                labels: None,
             })
         });
         let join = if self.runtimes() == RuntimeAvailability::None { Join::Ok } else { Join::Missed };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Core;
 use crate::diagnose::Suspicion;
-use crate::event::{Component, Container, Link, LinkPeer, Pod, Target};
+use crate::event::{Component, Container, Link, LinkPeer, Pod, SpecHash, Target};
 use crate::node::namespaces::Namespace;
 use crate::node::view::container;
 use crate::observation::{BootNs, ContainerFacts, LinkFacts, NsInum, SourceStatus, iff};
@@ -102,6 +102,12 @@ pub struct ContainerStatus {
     /// Whether it is its pod's sandbox.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub sandbox: bool,
+    /// How many containers of this name its pod had before, or of a sandbox, how many sandboxes.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub attempt: Option<u32>,
+    /// Hash of the specification that it was made by, as the kubelet computed it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub spec_hash: Option<SpecHash>,
     /// Its network namespace.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns: Option<NsInum>,
@@ -198,6 +204,8 @@ impl Core {
             container: container(facts),
             pod: self.node().pod(facts),
             sandbox: facts.is_sandbox(),
+            attempt: facts.incarnation.attempt,
+            spec_hash: facts.incarnation.spec_hash.map(Into::into),
             netns: facts.netns,
             mntns: facts.mntns,
             ip: facts.addresses.clone(),

@@ -83,6 +83,7 @@ fn container(state: ContainerState) -> Fact {
             sandbox_id: Some(ID.into()),
             container_name: Some("POD".into()),
             proof: PodProof::Cgroup,
+            labels: None,
         }),
         sandbox: true,
         joined_netns: false,
@@ -395,6 +396,18 @@ fn an_event_awaits_the_container_of_its_actor() {
     let actor = event.actor.unwrap();
     assert_eq!(actor.container.unwrap().name.as_deref(), Some("culprit"));
     assert_eq!((actor.join, actor.cmdline), (Join::Late, None));
+}
+
+#[test]
+fn the_state_of_a_container_has_its_attempt_and_the_hash_of_its_specification() {
+    let mut core = core();
+    let Fact::Container(mut facts) = container(ContainerState::Running) else { unreachable!() };
+    (facts.incarnation.attempt, facts.incarnation.spec_hash) = (Some(2), Some(0x5cf0_cfcf));
+    core.observe(at(1, Fact::Container(facts)));
+    let state = core.state(2);
+    let [container] = &state.containers[..] else { panic!("{state:?}") };
+    let hash = container.spec_hash.clone().unwrap();
+    assert_eq!((container.attempt, &*hash.hex, &*hash.decimal), (Some(2), "5cf0cfcf", "1559285711"));
 }
 
 #[test]

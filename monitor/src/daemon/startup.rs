@@ -24,6 +24,7 @@ use crate::sinks::prometheus;
 use crate::sources::Sender;
 use crate::sources::bpf::LoadedHooks;
 use crate::sources::bpf::hooks::{HOOKS, HookStatus};
+use crate::sources::kubelet::POD_LABELS;
 use crate::sources::netlink::{Barrier, NetlinkConfig, NetlinkSource};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::Readers;
@@ -83,6 +84,7 @@ pub(super) struct Sources {
     later: Vec<RuntimeSocket>,
     /// Whether a node without a runtime is normal.
     runtime_optional: bool,
+    runtime_options: runtime::Options,
 }
 
 impl Sources {
@@ -97,7 +99,9 @@ impl Sources {
             Runtimes::Auto => runtime::default_sockets(),
             Runtimes::Sockets(sockets) => (sockets, Vec::new()),
         };
-        Ok(Self { hooks, netlink, sockets, later, runtime_optional })
+        let pod_labels = Arc::new(config.get(&POD_LABELS));
+        let runtime_options = runtime::Options { pod_labels, ..runtime::Options::default() };
+        Ok(Self { hooks, netlink, sockets, later, runtime_optional, runtime_options })
     }
 
     pub(super) fn host_netns(&self) -> NsInum {
@@ -134,10 +138,14 @@ impl Sources {
         let reading = daemon.start_hooks(self.hooks, host_netns, &tx);
         let netlink = tokio::spawn(self.netlink.run(netns, barriers, tx.clone()));
         for socket in self.sockets {
-            spawn_local(socket.watch(daemon.readers.clone(), tx.clone()));
+            spawn_local(socket.watch(self.runtime_options.clone(), daemon.readers.clone(), tx.clone()));
         }
         for socket in self.later {
-            spawn_local(socket.watch_once_there(daemon.readers.clone(), tx.clone()));
+            spawn_local(socket.watch_once_there(
+                self.runtime_options.clone(),
+                daemon.readers.clone(),
+                tx.clone(),
+            ));
         }
         (reading, netlink)
     }

@@ -82,6 +82,7 @@ impl Object for Cni {
                     claimed: false,
                     sandbox_id: None,
                     ip: Vec::new(),
+                    labels: None,
                 },
             );
         }

@@ -1,5 +1,6 @@
 //! Actor and target: the process that did it, and the container and pod affected; resolved separately.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use schemars::JsonSchema;
@@ -290,6 +291,10 @@ pub struct Pod {
     /// Its addresses.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ip: Vec<IpAddr>,
+    /// Those of its labels that the setting `pod_labels` allows, as they were when its sandbox was made; absent where the
+    /// pod is only claimed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub labels: Option<Box<BTreeMap<String, String>>>,
 }
 
 impl Target {

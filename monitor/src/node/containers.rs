@@ -230,13 +230,15 @@ impl Containers {
                 }
                 sources = old.sources;
             }
-            // What confirmed the pod goes with the process, or with the kubelet's files.
-            if let (Some(before), Some(pod)) = (&old.facts.pod, &mut facts.pod)
+            if let (Some(before), Some(pod)) = (&mut old.facts.pod, &mut facts.pod)
                 && before.is_same_pod(pod)
-                && before.is_confirmed()
-                && !pod.is_confirmed()
             {
-                pod.proof = before.proof;
+                // What confirmed the pod goes with the process, or with the kubelet's files.
+                if before.is_confirmed() && !pod.is_confirmed() {
+                    pod.proof = before.proof;
+                }
+                // Events do not tell them.
+                pod.labels = pod.labels.take().or(before.labels.take());
             }
             if !is_live(facts.state) && from.is_some() {
                 facts.exit = ContainerExit::or(facts.exit, old.facts.exit);

@@ -72,6 +72,7 @@ mod tests {
                 sandbox_id: None,
                 container_name: Some("etcd".into()),
                 proof: PodProof::Cgroup,
+                labels: None,
             }),
             incarnation: Incarnation { created_s: Some(created_s), ..Incarnation::default() },
             ..container(id)

@@ -84,6 +84,7 @@ mod tests {
             sandbox_id: None,
             container_name: None,
             proof: PodProof::Cgroup,
+            labels: None,
         }
     }
 

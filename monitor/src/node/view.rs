@@ -14,7 +14,8 @@ use super::namespaces::{Namespace, Namespaces};
 use super::pods::PodNames;
 use crate::event::{Container, Join, Pod, Target, TargetProcess, UserNamespace};
 use crate::observation::{
-    AddressFacts, ContainerFacts, LinkFacts, LlAddr, NeighborKey, NetnsOwner, NsInum, SourceStatus,
+    AddressFacts, ContainerFacts, LinkFacts, LlAddr, NeighborKey, NetnsOwner, NsInum, PodIdentity,
+    SourceStatus,
 };
 
 /// Limit of addresses of a pod in an event.
@@ -213,6 +214,7 @@ impl NodeView<'_> {
             claimed: !identity.is_confirmed(),
             sandbox_id: sandbox_id.cloned(),
             ip,
+            labels: sandbox.and_then(|sandbox| labels(sandbox, identity)),
         })
     }
 
@@ -230,8 +232,14 @@ impl NodeView<'_> {
     fn pod_of_uid(&self, uid: String) -> Pod {
         let (namespace, name) = self.pods.get(&uid).unzip();
         let (namespace, name) = (namespace.map(str::to_owned), name.map(str::to_owned));
-        Pod { namespace, name, uid, claimed: false, sandbox_id: None, ip: Vec::new() }
+        Pod { namespace, name, uid, claimed: false, sandbox_id: None, ip: Vec::new(), labels: None }
     }
+}
+
+/// The labels of a pod, which its sandbox has: those of another container may be of its image.
+fn labels(sandbox: &ContainerFacts, pod: &PodIdentity) -> Option<Box<BTreeMap<String, String>>> {
+    let known = sandbox.pod.as_ref().filter(|known| known.is_confirmed() && known.is_same_pod(pod));
+    known.filter(|_| sandbox.sandbox)?.labels.clone()
 }
 
 pub(crate) fn container(facts: &ContainerFacts) -> Container {
@@ -394,6 +402,24 @@ mod tests {
         assert_eq!(joined(&model), (Some("web".into()), Join::Ok));
         model.containers.remove(2, &id, "docker");
         assert_eq!(joined(&model), (Some("web".into()), Join::Late));
+    }
+
+    #[test]
+    fn a_pod_has_the_labels_of_its_own_sandbox_and_none_where_it_is_a_claim() {
+        let shown = |proof: PodProof, of_sandbox: &str| {
+            let mut model = Model::default();
+            let identity = PodIdentity { sandbox_id: Some("a".into()), proof, ..model::pod() };
+            let labels = Some(Box::new([("app".to_owned(), "etcd".to_owned())].into()));
+            let mut pause = sandbox(2, &[]);
+            pause.pod = Some(PodIdentity { labels, uid: of_sandbox.into(), ..identity.clone() });
+            model.containers.put(1, pause);
+            let main = ContainerFacts { pod: Some(identity), ..model::container("b") };
+            model.view().pod(&main).unwrap().labels.map(|labels| *labels)
+        };
+        let etcd = Some([("app".to_owned(), "etcd".to_owned())].into());
+        assert_eq!(shown(PodProof::Cgroup, "u"), etcd);
+        assert_eq!(shown(PodProof::Claimed, "u"), None);
+        assert_eq!(shown(PodProof::Cgroup, "another"), None, "it names the sandbox of another pod");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Containers and pods as a runtime reports them.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
@@ -87,6 +88,9 @@ pub struct PodIdentity {
     /// Whether anything but the labels shows that.
     #[serde(default = "PodProof::unchecked")]
     pub proof: PodProof,
+    /// Of a sandbox, those labels of the pod that are allowed to be kept, as they were when it was made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub labels: Option<Box<BTreeMap<String, String>>>,
 }
 
 impl PodIdentity {

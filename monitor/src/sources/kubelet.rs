@@ -7,7 +7,7 @@
 //!
 //! Files of any process in /proc may hang, so a lookup is made by a [reader](super::procfs::readers).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,6 +26,8 @@ settings! { "kubelet":
     /// Root directories of kubelets (`--root-dir`), besides /var/lib/kubelet and those of the kubelets that run. A path
     /// below one of them is believed to be a pod's, so nobody but root may write there.
     ROOTS: Roots = "roots", default Roots::default();
+    /// Keys of the labels of pods that are shown with them, 16 at most. Others do not leave the answers of the runtimes.
+    POD_LABELS: PodLabels = "pod_labels", default PodLabels::default();
 }
 
 /// The default of `--root-dir`.
@@ -36,6 +38,8 @@ const PROGRAMS: [&str; 2] = ["kubelet", "hyperkube"];
 const LINKS_MAX: usize = 40;
 /// Root directories that are kept of kubelets that have ended; their mounts stay.
 const FORMER_MAX: usize = 8;
+/// Longest name in the key of a label, and longest value (apimachinery's validation).
+const LABEL_MAX: usize = 63;
 /// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -52,6 +56,54 @@ impl<'de> Deserialize<'de> for Roots {
                 "{path:?} is not valid: expected an absolute path such as /data/kubelet"
             ))),
             None => Ok(Self(paths)),
+        }
+    }
+}
+
+/// Keys of labels of pods.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct PodLabels(pub Vec<String>);
+
+impl PodLabels {
+    /// As many as an event of each pod can bear.
+    const MAX: usize = 16;
+    /// A prefix that is the name of a domain, a slash, and a name.
+    const KEY_MAX: usize = 253 + 1 + LABEL_MAX;
+
+    /// Those of a pod's labels that are to be kept; a value that the API server would not take is none.
+    pub(super) fn of(&self, labels: &HashMap<String, String>) -> Option<Box<BTreeMap<String, String>>> {
+        let kept = self.0.iter().filter_map(|key| {
+            let value = labels.get(key).filter(|value| value.len() <= LABEL_MAX && is_label(value))?;
+            Some((key.clone(), value.clone()))
+        });
+        let kept: BTreeMap<String, String> = kept.collect();
+        (!kept.is_empty()).then(|| Box::new(kept))
+    }
+}
+
+/// Whether these are characters of a label's name or value.
+fn is_label(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+}
+
+impl<'de> Deserialize<'de> for PodLabels {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let keys = Vec::<String>::deserialize(from)?;
+        let is_key = |key: &&String| {
+            !key.is_empty()
+                && key.len() <= Self::KEY_MAX
+                && key.splitn(2, '/').all(|part| !part.is_empty() && is_label(part))
+        };
+        if let Some(key) = keys.iter().find(|key| !is_key(key)) {
+            return Err(serde::de::Error::custom(format!(
+                "{key:?} is not valid: expected the key of a label such as app.kubernetes.io/name"
+            )));
+        }
+        match keys.len() {
+            0..=Self::MAX => Ok(Self(keys)),
+            number => {
+                Err(serde::de::Error::custom(format!("{number} keys are too many: {} at most", Self::MAX)))
+            }
         }
     }
 }

@@ -50,6 +50,7 @@ pub(crate) fn pod() -> PodIdentity {
         sandbox_id: None,
         container_name: None,
         proof: PodProof::Cgroup,
+        labels: None,
     }
 }
 

@@ -44,6 +44,7 @@ fn pod() -> Pod {
         claimed: false,
         sandbox_id: None,
         ip: vec!["10.42.0.7".parse().unwrap()],
+        labels: Some(Box::new([("app".to_owned(), "etcd".to_owned())].into())),
     }
 }
 

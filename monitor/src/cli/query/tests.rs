@@ -142,6 +142,8 @@ fn the_state_reads_well() {
         },
         pod: Some(state.pods[0].pod.clone()),
         sandbox: false,
+        attempt: Some(2),
+        spec_hash: Some(0x5cf0_cfcf.into()),
         netns: Some(71),
         mntns: None,
         ip: Vec::new(),

@@ -60,6 +60,7 @@ fn of_pod(pod: u32, sandbox: bool) -> ContainerFacts {
             sandbox_id: Some(id(pod, 1)),
             container_name: Some(if sandbox { "POD" } else { "app" }.into()),
             proof: PodProof::Cgroup,
+            labels: None,
         }),
         sandbox,
         joined_netns: !sandbox,

@@ -377,6 +377,7 @@ pub(in crate::diagnose) fn sandbox(
             sandbox_id: Some(id.into()),
             container_name: Some("POD".into()),
             proof: PodProof::Cgroup,
+            labels: None,
         }),
         sandbox: true,
         joined_netns: false,

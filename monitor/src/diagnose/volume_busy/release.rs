@@ -180,6 +180,7 @@ mod tests {
             claimed: false,
             sandbox_id: None,
             ip: Vec::new(),
+            labels: None,
         })
     }
 

@@ -37,6 +37,7 @@ fn pod(namespace: &str, name: &str, uid: &str, ip: &str, netns: u32) -> PodStatu
         claimed: false,
         sandbox_id: None,
         ip: vec![ip.parse().unwrap()],
+        labels: None,
     };
     PodStatus {
         pod,
@@ -183,6 +184,8 @@ fn placed(container: Container, ip: &str) -> ContainerStatus {
         container,
         pod: None,
         sandbox: false,
+        attempt: None,
+        spec_hash: None,
         netns: None,
         mntns: None,
         ip: vec![ip.parse().unwrap()],

@@ -11,6 +11,7 @@ use futures_util::Stream;
 use thiserror::Error;
 
 use super::change::Change;
+use super::source::Options;
 use super::state_files::StateFiles;
 use crate::observation::ContainerFacts;
 
@@ -62,8 +63,8 @@ pub trait RuntimeClient: Clone + Send + Sync + 'static {
     /// Whether its events begin where they were asked to. Else what happens while it subscribes is found by an early list.
     const LOOKS_BACK: bool = true;
 
-    /// Connects to a socket; `patience` is how long a request may take, for libraries with timeouts of their own.
-    fn connect(socket: &Path, patience: Duration) -> impl Future<Output = Result<Self, RuntimeError>> + Send;
+    /// Connects to a socket. How long a request may take is for libraries with timeouts of their own.
+    fn connect(socket: &Path, options: &Options) -> impl Future<Output = Result<Self, RuntimeError>> + Send;
 
     /// What really answers there, as in `ContainerFacts::runtime`: the API of one runtime may be served by another.
     fn runtime(&self) -> &str;

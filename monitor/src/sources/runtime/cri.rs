@@ -17,8 +17,10 @@ use tonic::{Code, Status, Streaming};
 
 use super::client::{Changes, Inspection, Listed, RuntimeClient, RuntimeError};
 use super::kubelet;
+use super::source::Options;
 use super::state_files::StateFiles;
 use crate::observation::{ContainerFacts, PodProof};
+use crate::sources::kubelet::PodLabels;
 use channel::{Channel, Fault, Method};
 use known::Known;
 
@@ -55,6 +57,7 @@ pub(super) struct Cri {
     runtime: Arc<str>,
     stream: Option<EventStream>,
     known: Arc<Mutex<Known>>,
+    labels: Arc<PodLabels>,
 }
 
 /// What tells changes of containers.
@@ -69,7 +72,7 @@ enum EventStream {
 impl RuntimeClient for Cri {
     const LOOKS_BACK: bool = false;
 
-    async fn connect(socket: &Path, _: Duration) -> Result<Self, RuntimeError> {
+    async fn connect(socket: &Path, options: &Options) -> Result<Self, RuntimeError> {
         let channel = Channel::connect(socket).await?;
         let (service, version) = version(&channel).await?;
         let named = RUNTIMES.iter().find(|(name, _)| *name == version.runtime_name);
@@ -80,7 +83,14 @@ impl RuntimeClient for Cri {
             _ => None,
         };
         let runtime = if kubelet::is_name(runtime) { runtime } else { UNNAMED };
-        Ok(Self { channel, service, runtime: runtime.into(), stream, known: Arc::default() })
+        Ok(Self {
+            channel,
+            service,
+            runtime: runtime.into(),
+            stream,
+            known: Arc::default(),
+            labels: Arc::clone(&options.pod_labels),
+        })
     }
 
     fn runtime(&self) -> &str {
@@ -98,7 +108,7 @@ impl RuntimeClient for Cri {
         let sandboxes: api::ListPodSandboxResponse = self.ask(LIST_SANDBOXES, &all).await?;
         let proof = self.proof();
         let Listed { containers: mut sandboxes, malformed } =
-            sandboxes.items.into_iter().map(|sandbox| facts::sandbox(sandbox, proof)).collect();
+            sandboxes.items.into_iter().map(|sandbox| facts::sandbox(sandbox, proof, &self.labels)).collect();
         sandboxes.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         let in_sandbox = |container: api::Container| {
             let of = sandboxes.binary_search_by(|known| known.id.cmp(&container.pod_sandbox_id));
@@ -203,7 +213,7 @@ impl Cri {
         let sandbox = container.as_ref().map_or(id, |container| &container.pod_sandbox_id);
         let sandboxes: api::ListPodSandboxResponse = self.ask(LIST_SANDBOXES, &of(sandbox)).await?;
         let found = sandboxes.items.into_iter().find(|known| known.id == sandbox);
-        let found = found.and_then(|found| facts::sandbox(found, self.proof()));
+        let found = found.and_then(|found| facts::sandbox(found, self.proof(), &self.labels));
         Ok(match container {
             Some(container) => facts::container(container, found.as_ref()),
             None => found,

@@ -14,7 +14,9 @@ use bollard::{API_DEFAULT_VERSION, BollardRequest};
 use futures_util::{StreamExt, future};
 
 use super::client::{Changes, Inspection, Listed, RuntimeClient, RuntimeError};
+use super::source::Options;
 use super::state_files::StateFiles;
+use crate::sources::kubelet::PodLabels;
 use events::Actions;
 use transport::{Allowance, Fault};
 
@@ -49,10 +51,12 @@ pub struct Docker {
     runtime: &'static str,
     data_root: Option<PathBuf>,
     patience: Duration,
+    labels: Arc<PodLabels>,
 }
 
 impl RuntimeClient for Docker {
-    async fn connect(socket: &Path, patience: Duration) -> Result<Self, RuntimeError> {
+    async fn connect(socket: &Path, options: &Options) -> Result<Self, RuntimeError> {
+        let patience = options.timeout;
         // The library's own patience has whole seconds; it is what bounds the start of the event stream.
         let seconds = patience.as_secs() + u64::from(patience.subsec_nanos() > 0);
         let next_event = Allowance::of_events();
@@ -74,7 +78,7 @@ impl RuntimeClient for Docker {
             Err(RuntimeError::Request { .. } | RuntimeError::Decode { .. }) => UNNAMED,
             Err(error) => return Err(error),
         };
-        Ok(Self { api, next_event, runtime, data_root, patience })
+        Ok(Self { api, next_event, runtime, data_root, patience, labels: Arc::clone(&options.pod_labels) })
     }
 
     fn runtime(&self) -> &str {
@@ -92,13 +96,13 @@ impl RuntimeClient for Docker {
     async fn list(&self) -> Result<Listed, RuntimeError> {
         let options = ListContainersOptionsBuilder::default().all(true).build();
         let entries = ask(LIST, self.patience, self.api.list_containers(Some(options))).await?;
-        Ok(entries.into_iter().map(facts::from_summary).collect())
+        Ok(entries.into_iter().map(|entry| facts::from_summary(entry, &self.labels)).collect())
     }
 
     async fn inspect(&self, id: &str) -> Result<Option<Inspection>, RuntimeError> {
         match self.api.inspect_container(id, None::<InspectContainerOptions>).await {
             // Not `None`, which would report that the container is gone.
-            Ok(answer) => from_inspect(answer).map(Some).ok_or_else(|| RuntimeError::Decode {
+            Ok(answer) => from_inspect(answer, &self.labels).map(Some).ok_or_else(|| RuntimeError::Decode {
                 request: INSPECT,
                 source: "it has no container id".into(),
             }),

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 
 use crate::observation::{Incarnation, PodIdentity, PodProof};
+use crate::sources::kubelet::PodLabels;
 
 /// Name of the sandbox in `io.kubernetes.container.name`.
 const SANDBOX: &str = "POD";
@@ -25,12 +26,13 @@ pub(super) struct PodMember {
 }
 
 /// Reads labels, else the name `k8s_CONTAINER_POD_NAMESPACE_UID_ATTEMPT`. `shared` is the container whose
-/// network namespace this one shares, which for a pod's container is the sandbox.
+/// network namespace this one shares, which for a pod's container is the sandbox. Only a sandbox has the labels of its pod.
 pub(super) fn pod_member(
     id: &str,
     name: &str,
     labels: &HashMap<String, String>,
     shared: Option<&str>,
+    wanted: &PodLabels,
 ) -> Option<PodMember> {
     let label = |key: &str| labels.get(key).map(String::as_str).filter(|value| is_name(value));
     let labelled = || {
@@ -56,6 +58,7 @@ pub(super) fn pod_member(
             sandbox_id: sandbox_id.filter(|id| super::is_container_id(id)).map(str::to_owned),
             container_name: names.container.map(str::to_owned),
             proof: PodProof::Claimed,
+            labels: if sandbox { wanted.of(labels) } else { None },
         },
     })
 }
@@ -123,6 +126,32 @@ pub(super) fn is_name(value: &str) -> bool {
 mod tests {
     use super::*;
 
+    fn pod_member(
+        id: &str,
+        name: &str,
+        labels: &HashMap<String, String>,
+        shared: Option<&str>,
+    ) -> Option<PodMember> {
+        super::pod_member(id, name, labels, shared, &PodLabels(vec!["app".into(), "tier".into()]))
+    }
+
+    #[test]
+    fn of_labels_a_sandbox_has_those_that_are_allowed_and_a_container_none() {
+        let mut all =
+            labels(&[POD[0], POD[1], POD[2], ("container.name", "POD"), ("docker.type", "podsandbox")]);
+        let planted = [("app", "etcd"), ("token", "hunter2"), ("tier", "a\u{1b}b")];
+        all.extend(planted.map(|(key, value)| (key.to_owned(), value.to_owned())));
+        let kept = |all: &HashMap<String, String>| pod_member(ID, "x", all, None).unwrap().pod.labels;
+        assert_eq!(kept(&all).map(|kept| *kept), Some([("app".to_owned(), "etcd".to_owned())].into()));
+        all.insert("app".into(), "x".repeat(64));
+        assert_eq!(kept(&all), None, "it can be no value of a label");
+        all.extend(
+            [("app", "etcd"), ("io.kubernetes.docker.type", "container")]
+                .map(|(key, value)| (key.into(), value.into())),
+        );
+        assert_eq!(kept(&all), None, "they may be of its image");
+    }
+
     const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
     const SANDBOX_ID: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
 
@@ -148,6 +177,7 @@ mod tests {
                 sandbox_id: Some(SANDBOX_ID.into()),
                 container_name: Some("etcd".into()),
                 proof: PodProof::Claimed,
+                labels: None,
             }
         );
     }

@@ -11,10 +11,11 @@ use tokio::time::{Instant, sleep};
 use super::Sender;
 use super::procfs::readers::Readers;
 use crate::names::names;
+use crate::sources::kubelet::PodLabels;
 pub(super) use checkpoint::FindCheckpoints;
 pub use client::{Changes, RuntimeClient, RuntimeError};
 pub(super) use process::{Identify, Prove};
-pub use source::{Timing, run};
+pub use source::{Options, run};
 pub(super) use state_files::ReadStateFiles;
 pub(super) use still_runs::StillRuns;
 
@@ -83,21 +84,20 @@ impl RuntimeSocket {
     }
 
     /// Watches it until the receiver of observations is gone.
-    pub async fn watch(self, readers: Readers, tx: Sender) {
-        let (source, timing) = (self.source(), Timing::default());
+    pub async fn watch(self, options: Options, readers: Readers, tx: Sender) {
+        let source = self.source();
         match self.kind {
-            RuntimeKind::Docker => run::<docker::Docker>(source, &self.path, timing, readers, tx).await,
-            RuntimeKind::Cri => run::<cri::Cri>(source, &self.path, timing, readers, tx).await,
+            RuntimeKind::Docker => run::<docker::Docker>(source, &self.path, options, readers, tx).await,
+            RuntimeKind::Cri => run::<cri::Cri>(source, &self.path, options, readers, tx).await,
         }
     }
 
     /// Watches it from when it appears for the first time, or a container runs that its runtime keeps on disk: until then
     /// it is no source.
-    pub async fn watch_once_there(self, readers: Readers, tx: Sender) {
-        let timing = Timing::default();
+    pub async fn watch_once_there(self, options: Options, readers: Readers, tx: Sender) {
         let mut looked: Option<Instant> = None;
         while !readers.proc().on_host(&self.path).exists() {
-            if looked.is_none_or(|looked| looked.elapsed() >= timing.reconcile) {
+            if looked.is_none_or(|looked| looked.elapsed() >= options.reconcile) {
                 looked = Some(Instant::now());
                 if self.is_at_work(&readers).await {
                     break;
@@ -105,10 +105,10 @@ impl RuntimeSocket {
             }
             tokio::select! {
                 () = tx.closed() => return,
-                () = sleep(timing.absent) => {}
+                () = sleep(options.absent) => {}
             }
         }
-        self.watch(readers, tx).await;
+        self.watch(options, readers, tx).await;
     }
 
     /// Whether a container runs of the runtime that has its socket there. What a runtime that was removed from the node has
@@ -119,7 +119,7 @@ impl RuntimeSocket {
             RuntimeKind::Cri => cri::Cri::usual_state_files(&self.path),
         };
         let Some(files) = files else { return false };
-        let found = state_files::read(readers, &files).await;
+        let found = state_files::read(readers, &files, &PodLabels::default()).await;
         found.is_ok_and(|found| found.is_some_and(|found| found.any_runs()))
     }
 }

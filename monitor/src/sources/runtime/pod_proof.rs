@@ -179,6 +179,7 @@ mod tests {
                 sandbox_id: Some(SANDBOX.into()),
                 container_name: Some("etcd".into()),
                 proof: PodProof::Claimed,
+                labels: None,
             }),
             joined_netns,
             ..container(ID)

@@ -18,7 +18,7 @@ use super::client::{Changes, Inspection, Listed, RuntimeClient, RuntimeError};
 use super::containers::{Containers, is_live};
 use super::process::identify;
 use super::refresh::{InspectReply, Refresh};
-use super::source::Timing;
+use super::source::Options;
 use super::state_files::StateFiles;
 use crate::clock::boot_now;
 use crate::observation::{
@@ -60,7 +60,7 @@ struct Inspected {
 
 /// The state of one connection.
 pub(super) struct Session<'a, C> {
-    timing: &'a Timing,
+    options: &'a Options,
     containers: &'a mut Containers,
     readers: &'a Readers,
     tx: &'a Sender,
@@ -95,14 +95,14 @@ pub(super) struct Served {
 /// was one.
 pub(super) async fn run<C: RuntimeClient>(
     socket: &Path,
-    timing: &Timing,
+    options: &Options,
     containers: &mut Containers,
     readers: &Readers,
     tx: &Sender,
     gap: Option<&'static str>,
     served: &mut Served,
 ) -> End {
-    let client = match bounded(timing.timeout, C::connect(socket, timing.timeout)).await {
+    let client = match bounded(options.timeout, C::connect(socket, options)).await {
         Ok(client) => client,
         Err(error) => return error.into(),
     };
@@ -110,7 +110,7 @@ pub(super) async fn run<C: RuntimeClient>(
     served.files = client.state_files().or(served.files.take());
     let events = Ok(client.events(wall_now()));
     let mut session = Session {
-        timing,
+        options,
         containers,
         readers,
         tx,
@@ -134,7 +134,7 @@ impl<C: RuntimeClient> Session<'_, C> {
         self.list();
         loop {
             while let Some(id) = self.refresh.launch() {
-                self.inspects.push(inspect(self.client.clone(), id, self.timing.timeout));
+                self.inspects.push(inspect(self.client.clone(), id, self.options.timeout));
             }
             if !self.live && self.listing.is_none() && self.refresh.is_idle() {
                 self.go_live(up).await?;
@@ -161,7 +161,7 @@ impl<C: RuntimeClient> Session<'_, C> {
     }
 
     fn list(&mut self) {
-        let (client, patience) = (self.client.clone(), self.timing.timeout);
+        let (client, patience) = (self.client.clone(), self.options.timeout);
         let answer = Box::pin(async move { bounded(patience, client.list()).await });
         self.listing = Some(Listing { requested: Instant::now(), read: boot_now(), answer });
     }
@@ -177,7 +177,7 @@ impl<C: RuntimeClient> Session<'_, C> {
     }
 
     fn interval(&self) -> Duration {
-        if self.events.is_ok() { self.timing.reconcile } else { self.timing.poll }
+        if self.events.is_ok() { self.options.reconcile } else { self.options.poll }
     }
 
     fn status(&self) -> SourceStatus {
@@ -197,7 +197,7 @@ impl<C: RuntimeClient> Session<'_, C> {
         }
         self.send(None, Fact::Source(self.status())).await?;
         (self.live, *up) = (true, true);
-        let interval = if C::LOOKS_BACK { self.interval() } else { self.interval().min(self.timing.poll) };
+        let interval = if C::LOOKS_BACK { self.interval() } else { self.interval().min(self.options.poll) };
         self.due = Some(Instant::now() + interval);
         Ok(())
     }
@@ -234,7 +234,7 @@ impl<C: RuntimeClient> Session<'_, C> {
             self.due = Some(Instant::now() + self.interval());
             return self.snapshot().await;
         }
-        self.due = Some(Instant::now() + self.timing.timeout);
+        self.due = Some(Instant::now() + self.options.timeout);
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 //! hangs or sends invalid data; the model keeps its containers meanwhile, with what the runtime's files on disk tell.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -16,13 +17,14 @@ use super::session::{self, End, Served};
 use super::state_files::{self, Found, StateFiles};
 use crate::clock::boot_now;
 use crate::observation::{ContainerFacts, Fact, Source, SourceKind, SourceStatus};
+use crate::sources::kubelet::PodLabels;
 
 /// How the node's files are reached where pid 1 does not show them.
 const BY_KTHREADD: &str = " by way of kthreadd, since the root of pid 1 is out of reach";
 
-/// Intervals and timeouts for a runtime.
+/// How a runtime is watched.
 #[derive(Debug, Clone)]
-pub struct Timing {
+pub struct Options {
     /// Between two full lists, which repair what the event stream did not report.
     pub reconcile: Duration,
     /// The same where there is no event stream.
@@ -35,9 +37,11 @@ pub struct Timing {
     pub backoff_max: Duration,
     /// Pause where another API is served, or where there has never been a socket.
     pub absent: Duration,
+    /// What is kept of the labels of pods.
+    pub pod_labels: Arc<PodLabels>,
 }
 
-impl Default for Timing {
+impl Default for Options {
     fn default() -> Self {
         Self {
             reconcile: Duration::from_secs(60),
@@ -48,6 +52,7 @@ impl Default for Timing {
             // The containers are to be known again within 5 s of a restart of the runtime.
             backoff_max: Duration::from_secs(2),
             absent: Duration::from_secs(10),
+            pod_labels: Arc::default(),
         }
     }
 }
@@ -59,12 +64,12 @@ impl Default for Timing {
 pub async fn run<C: RuntimeClient>(
     source: String,
     path: &Path,
-    timing: Timing,
+    options: Options,
     readers: Readers,
     tx: Sender,
 ) {
     let mut containers = Containers::new(source.clone());
-    let mut pause = timing.backoff_min;
+    let mut pause = options.backoff_min;
     let mut gap: Option<&'static str> = None;
     let mut down: Option<String> = None;
     let mut on_disk = OnDisk::of::<C>(path);
@@ -73,7 +78,8 @@ pub async fn run<C: RuntimeClient>(
         // A socket file that was bind-mounted into our own root goes stale when the runtime makes a new one.
         let socket = readers.proc().on_host(path);
         let mut served = Served { up: false, files: on_disk.files.take() };
-        let end = session::run::<C>(&socket, &timing, &mut containers, &readers, &tx, gap, &mut served).await;
+        let end =
+            session::run::<C>(&socket, &options, &mut containers, &readers, &tx, gap, &mut served).await;
         on_disk.files = served.files;
         let End::Failed(error) = end else { return };
         if served.up {
@@ -83,8 +89,8 @@ pub async fn run<C: RuntimeClient>(
             gap = Some(error.gap());
             down = None;
             // One that fails at once again has not recovered.
-            if started.elapsed() > timing.backoff_max + timing.timeout {
-                pause = timing.backoff_min;
+            if started.elapsed() > options.backoff_max + options.timeout {
+                pause = options.backoff_min;
             }
         }
         let is_absent = matches!(error, RuntimeError::NotServed { .. });
@@ -94,7 +100,7 @@ pub async fn run<C: RuntimeClient>(
                 return;
             }
         }
-        if !is_absent && on_disk.report(&timing, &mut containers, &readers, &tx).await.is_err() {
+        if !is_absent && on_disk.report(&options, &mut containers, &readers, &tx).await.is_err() {
             return;
         }
         let reason = on_disk.with_place(error.reason());
@@ -109,9 +115,9 @@ pub async fn run<C: RuntimeClient>(
         }
         tokio::select! {
             () = tx.closed() => return,
-            () = sleep(if is_absent { timing.absent } else { pause }) => {}
+            () = sleep(if is_absent { options.absent } else { pause }) => {}
         }
-        pause = (pause * 2).min(timing.backoff_max);
+        pause = (pause * 2).min(options.backoff_max);
     }
 }
 
@@ -137,15 +143,15 @@ impl OnDisk {
     /// Reads them if it is time, and reports what has changed.
     async fn report(
         &mut self,
-        timing: &Timing,
+        options: &Options,
         containers: &mut Containers,
         readers: &Readers,
         tx: &Sender,
     ) -> Result<(), Closed> {
-        let is_due = self.read.as_ref().is_none_or(|(read, _)| read.elapsed() >= timing.poll);
+        let is_due = self.read.as_ref().is_none_or(|(read, _)| read.elapsed() >= options.poll);
         let Some(files) = self.files.as_ref().filter(|_| is_due) else { return Ok(()) };
         let at = boot_now();
-        let found = state_files::read(readers, files).await;
+        let found = state_files::read(readers, files, &options.pod_labels).await;
         let before = self.read.take().and_then(|(_, reported)| reported);
         let found = match found {
             Ok(Some(found)) => found,

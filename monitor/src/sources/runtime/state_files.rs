@@ -18,6 +18,7 @@ use super::pod_proof::Proofs;
 use crate::node::cgroup;
 use crate::observation::{BootNs, ContainerFacts, ContainerState};
 use crate::regular_file;
+use crate::sources::kubelet::PodLabels;
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Job, Readers, Unread, reading_none};
 
@@ -90,7 +91,7 @@ pub(in crate::sources) struct Written {
 
 /// Reads the files of one runtime.
 #[derive(Debug, Serialize, Deserialize)]
-pub(in crate::sources) struct ReadStateFiles(StateFiles);
+pub(in crate::sources) struct ReadStateFiles(StateFiles, PodLabels);
 
 impl Job for ReadStateFiles {
     const NAME: &'static str = "state-files";
@@ -103,7 +104,7 @@ impl Job for ReadStateFiles {
         // The processes of containers are read for each of them.
         reading_none();
         let mut found = match &self.0 {
-            StateFiles::Docker(data) => docker::read(&root, data.as_deref()),
+            StateFiles::Docker(data) => docker::read(&root, data.as_deref(), &self.1),
             StateFiles::Containerd(state) => oci::read_containerd(&root, state),
             StateFiles::Crio(run_root) => oci::read_crio(&root, run_root),
         };
@@ -211,8 +212,12 @@ fn file_of_root(path: &Path) -> Option<(Vec<u8>, i64)> {
 ///
 /// # Errors
 /// Where nobody can look now.
-pub(super) async fn read(readers: &Readers, files: &StateFiles) -> Result<Option<Found>, Unread> {
-    let answer = readers.ask(ReadStateFiles(files.clone()), PATIENCE).await;
+pub(super) async fn read(
+    readers: &Readers,
+    files: &StateFiles,
+    labels: &PodLabels,
+) -> Result<Option<Found>, Unread> {
+    let answer = readers.ask(ReadStateFiles(files.clone(), labels.clone()), PATIENCE).await;
     let answer =
         answer.inspect_err(|error| tracing::debug!(?files, %error, "cannot read the files of a runtime"));
     Ok(answer?.reply)

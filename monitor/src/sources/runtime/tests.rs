@@ -56,7 +56,7 @@ fn container(digit: char) -> ContainerFacts {
 }
 
 impl RuntimeClient for Mute {
-    async fn connect(_: &Path, _: Duration) -> Result<Self, RuntimeError> {
+    async fn connect(_: &Path, _: &Options) -> Result<Self, RuntimeError> {
         Ok(Self)
     }
 
@@ -82,7 +82,7 @@ impl RuntimeClient for Mute {
 #[tokio::test]
 async fn a_runtime_without_an_event_stream_is_polled_and_degraded() {
     let (tx, mut rx) = mpsc::channel::<Observation>(8);
-    let timing = Timing { poll: Duration::from_millis(20), ..Timing::default() };
+    let timing = Options { poll: Duration::from_millis(20), ..Options::default() };
     let source =
         tokio::spawn(run::<Mute>("mute:/a".into(), Path::new("/a"), timing, Proc::default().into(), tx));
     let mut status: Option<SourceStatus> = None;

@@ -95,6 +95,8 @@ pub(super) struct PodSandbox {
     /// Wall clock, nanoseconds.
     #[prost(int64, tag = "4")]
     pub(super) created_at: i64,
+    #[prost(map = "string, string", tag = "5")]
+    pub(super) labels: HashMap<String, String>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::api;
 use crate::observation::{ContainerExit, ContainerFacts, ContainerState, Incarnation, PodIdentity, PodProof};
+use crate::sources::kubelet::PodLabels;
 use crate::sources::runtime::client::Inspection;
 use crate::sources::runtime::{is_container_id, kubelet};
 
@@ -20,14 +21,20 @@ const SANDBOX: &str = "POD";
 const OOM_KILLED: &str = "OOMKilled";
 
 /// A sandbox, from a list; `None` without a proper id.
-pub(super) fn sandbox(sandbox: api::PodSandbox, proof: PodProof) -> Option<ContainerFacts> {
+pub(super) fn sandbox(
+    sandbox: api::PodSandbox,
+    proof: PodProof,
+    wanted: &PodLabels,
+) -> Option<ContainerFacts> {
     if !is_container_id(&sandbox.id) {
         return None;
     }
     let attempt = sandbox.metadata.as_ref().map(|pod| pod.attempt);
     let incarnation =
         Incarnation { attempt, created_s: seconds(sandbox.created_at), ..Incarnation::default() };
+    let labels = wanted.of(&sandbox.labels);
     let pod = sandbox.metadata.and_then(|pod| identity(pod, &sandbox.id, Some(SANDBOX.to_owned()), proof));
+    let pod = pod.map(|pod| PodIdentity { labels, ..pod });
     Some(ContainerFacts {
         name: SANDBOX.to_owned(),
         state: sandbox_state(sandbox.state),
@@ -57,11 +64,14 @@ pub(super) fn container(
     let pod = match sandbox {
         Some(sandbox) => sandbox.pod.clone().map(|pod| PodIdentity {
             container_name: Some(name.clone()).filter(|name| kubelet::is_name(name)),
+            // Its sandbox has them.
+            labels: None,
             ..pod
         }),
         None => {
             let of = Some(container.pod_sandbox_id.as_str());
-            kubelet::pod_member(&container.id, &name, &container.labels, of).map(|member| member.pod)
+            kubelet::pod_member(&container.id, &name, &container.labels, of, &PodLabels::default())
+                .map(|member| member.pod)
         }
     };
     Some(ContainerFacts {
@@ -155,6 +165,7 @@ fn identity(
         sandbox_id: Some(sandbox.to_owned()),
         container_name,
         proof,
+        labels: None,
     })
 }
 

@@ -10,8 +10,9 @@ use prost::Message;
 
 use super::{Cri, api};
 use crate::observation::{ContainerExit, ContainerFacts, ContainerState, Fact, PodProof, SourceStatus};
+use crate::sources::kubelet::PodLabels;
 use crate::sources::procfs::Proc;
-use crate::sources::runtime::Timing;
+use crate::sources::runtime::Options;
 use crate::sources::runtime::change::wall_now;
 use crate::sources::runtime::tests::reports::{PATIENCE, Reports};
 
@@ -20,14 +21,14 @@ const LONG: Duration = Duration::from_secs(600);
 
 /// Patient, and without a periodic list.
 fn watch(fake: &FakeCri) -> Reports {
-    let timing = Timing { reconcile: LONG, poll: LONG, timeout: PATIENCE, ..Timing::default() };
+    let timing = Options { reconcile: LONG, poll: LONG, timeout: PATIENCE, ..Options::default() };
     Reports::of::<Cri>(SOURCE, fake.socket(), timing, Proc::default())
 }
 
 /// With short timeouts.
 fn watch_impatiently(fake: &FakeCri) -> Reports {
     let timing =
-        Timing { reconcile: LONG, poll: LONG, timeout: Duration::from_millis(200), ..Timing::default() };
+        Options { reconcile: LONG, poll: LONG, timeout: Duration::from_millis(200), ..Options::default() };
     Reports::of::<Cri>(SOURCE, fake.socket(), timing, Proc::default())
 }
 
@@ -51,6 +52,7 @@ fn sandbox(digit: char, state: api::SandboxState) -> api::PodSandbox {
         metadata: Some(metadata),
         state: state.into(),
         created_at: 7_500_000_000,
+        labels: [("app", "etcd"), ("token", "hunter2")].map(|(key, value)| (key.into(), value.into())).into(),
     }
 }
 
@@ -101,6 +103,18 @@ async fn state_of(reports: &mut Reports, digit: char, state: ContainerState) -> 
             _ => None,
         })
         .await
+}
+
+#[tokio::test]
+async fn of_the_labels_of_a_sandbox_those_that_are_allowed_are_kept() {
+    let fake = with_pod();
+    let pod_labels = std::sync::Arc::new(PodLabels(vec!["app".into()]));
+    let options = Options { pod_labels, timeout: PATIENCE, ..Options::default() };
+    let mut reports = Reports::of::<Cri>(SOURCE, fake.socket(), options, Proc::default());
+    let labels = |facts: &ContainerFacts| facts.pod.clone().unwrap().labels.map(|labels| *labels);
+    let all: Vec<_> = reports.snapshot().await.iter().map(labels).collect();
+    assert_eq!(all, [None, Some([("app".to_owned(), "etcd".to_owned())].into())], "of container and sandbox");
+    assert!(!format!("{:?}", reports.seen).contains("hunter2"));
 }
 
 #[tokio::test]

@@ -15,13 +15,14 @@ use super::super::client::Inspection;
 use super::super::{is_container_id, kubelet};
 use crate::observation::{ContainerExit, ContainerFacts, ContainerState, Incarnation};
 use crate::redact;
+use crate::sources::kubelet::PodLabels;
 
 const SECOND_NS: i64 = 1_000_000_000;
 /// Longest part of an error of the runtime that is repeated.
 const ERROR_MAX: usize = 300;
 
 /// An entry of the list, which has no pid; `None` without a proper id.
-pub(super) fn from_summary(entry: ContainerSummary) -> Option<ContainerFacts> {
+pub(super) fn from_summary(entry: ContainerSummary, wanted: &PodLabels) -> Option<ContainerFacts> {
     let names = entry.names.unwrap_or_default();
     // Legacy links add names of the form `/other/alias`.
     let name = names.iter().find(|name| !bare(name).contains('/')).or(names.first());
@@ -36,11 +37,14 @@ pub(super) fn from_summary(entry: ContainerSummary) -> Option<ContainerFacts> {
         error: None,
     };
     let networks = entry.network_settings.and_then(|settings| settings.networks);
-    described.facts(entry.id?, entry.state.map_or(ContainerState::Unknown, listed), networks)
+    described.facts(entry.id?, entry.state.map_or(ContainerState::Unknown, listed), networks, wanted)
 }
 
 /// The answer to an inspect; `None` without a proper id.
-pub(in crate::sources::runtime) fn from_inspect(answer: ContainerInspectResponse) -> Option<Inspection> {
+pub(in crate::sources::runtime) fn from_inspect(
+    answer: ContainerInspectResponse,
+    wanted: &PodLabels,
+) -> Option<Inspection> {
     let config = answer.config.unwrap_or_default();
     let state = answer.state.unwrap_or_default();
     let described = Described {
@@ -54,7 +58,7 @@ pub(in crate::sources::runtime) fn from_inspect(answer: ContainerInspectResponse
     };
     let networks = answer.network_settings.and_then(|settings| settings.networks);
     let name = state.status.map_or(ContainerState::Unknown, inspected);
-    let mut facts = described.facts(answer.id?, name, networks)?;
+    let mut facts = described.facts(answer.id?, name, networks, wanted)?;
     facts.tgid = state.pid.and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
     if matches!(name, ContainerState::Exited | ContainerState::Dead) {
         let code = state.exit_code.and_then(|code| i32::try_from(code).ok());
@@ -74,7 +78,8 @@ fn wall(time: &str) -> Option<i64> {
     i64::try_from(time.as_nanosecond()).ok().filter(|wall| *wall > 0)
 }
 
-/// The container of an event from its attributes, which include the labels.
+/// The container of an event from its attributes. The labels are among them, but what the engine adds hides those of the same
+/// key.
 pub(super) fn from_event(id: &str, attributes: HashMap<String, String>) -> Option<ContainerFacts> {
     let described = Described {
         name: attributes.get("name").map(|name| bare(name).to_owned()).unwrap_or_default(),
@@ -85,7 +90,7 @@ pub(super) fn from_event(id: &str, attributes: HashMap<String, String>) -> Optio
         created_s: None,
         error: None,
     };
-    described.facts(id.to_owned(), ContainerState::Unknown, None)
+    described.facts(id.to_owned(), ContainerState::Unknown, None, &PodLabels::default())
 }
 
 struct Described {
@@ -104,12 +109,13 @@ impl Described {
         id: String,
         state: ContainerState,
         networks: Option<HashMap<String, EndpointSettings>>,
+        wanted: &PodLabels,
     ) -> Option<ContainerFacts> {
         if !is_container_id(&id) {
             return None;
         }
         let shared = self.network_mode.as_deref().and_then(|mode| mode.strip_prefix("container:"));
-        let member = kubelet::pod_member(&id, &self.name, &self.labels, shared);
+        let member = kubelet::pod_member(&id, &self.name, &self.labels, shared, wanted);
         let sandbox = member.as_ref().is_some_and(|member| member.sandbox);
         let incarnation = member.as_ref().map(|_| Incarnation {
             image_id: self.image_id.filter(|id| kubelet::is_name(id)),
@@ -197,10 +203,14 @@ mod tests {
 
     use super::*;
 
+    fn from_inspect(answer: ContainerInspectResponse) -> Option<Inspection> {
+        super::from_inspect(answer, &PodLabels::default())
+    }
+
     const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 
     fn summary(value: Value) -> Option<ContainerFacts> {
-        from_summary(serde_json::from_value(value).unwrap())
+        from_summary(serde_json::from_value(value).unwrap(), &PodLabels::default())
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::observation::{ContainerState, Fact, SourceKind, SourceStatus};
 use crate::sources::procfs::Proc;
 use crate::sources::runtime::change::wall_now;
 use crate::sources::runtime::tests::reports::{PATIENCE, Reports};
-use crate::sources::runtime::{Timing, run};
+use crate::sources::runtime::{Options, run};
 use crate::tests::patience::until;
 
 const LONG: Duration = Duration::from_secs(600);
@@ -30,20 +30,20 @@ const SOURCE: &str = "docker:d.sock";
 impl Reports {
     /// Patient, and without a periodic list.
     fn by(fake: &FakeDocker) -> Self {
-        Self::with(fake, Timing { reconcile: LONG, timeout: PATIENCE, ..Timing::default() })
+        Self::with(fake, Options { reconcile: LONG, timeout: PATIENCE, ..Options::default() })
     }
 
     /// With short timeouts.
     fn impatient(fake: &FakeDocker) -> Self {
         let timeout = Duration::from_millis(200);
-        Self::with(fake, Timing { reconcile: LONG, timeout, ..Timing::default() })
+        Self::with(fake, Options { reconcile: LONG, timeout, ..Options::default() })
     }
 
-    fn with(fake: &FakeDocker, timing: Timing) -> Self {
+    fn with(fake: &FakeDocker, timing: Options) -> Self {
         Self::at(fake.socket(), timing, Proc::default())
     }
 
-    fn at(socket: PathBuf, timing: Timing, proc: Proc) -> Self {
+    fn at(socket: PathBuf, timing: Options, proc: Proc) -> Self {
         Self::of::<Docker>(SOURCE, socket, timing, proc)
     }
 }
@@ -169,7 +169,7 @@ async fn a_list_that_is_behind_does_not_revive_the_dead() {
     let fake = FakeDocker::started();
     fake.put(&id('a'), "running", me());
     let reconcile = Duration::from_millis(50);
-    let mut reports = Reports::with(&fake, Timing { reconcile, timeout: PATIENCE, ..Timing::default() });
+    let mut reports = Reports::with(&fake, Options { reconcile, timeout: PATIENCE, ..Options::default() });
     reports.up().await;
     fake.subscribed().await;
     fake.mood(Mood::InspectHangs);
@@ -340,7 +340,7 @@ async fn a_daemon_that_hangs_later_is_noticed_by_the_periodic_list() {
     let fake = FakeDocker::started();
     let timeout = Duration::from_millis(200);
     let reconcile = Duration::from_millis(50);
-    let mut reports = Reports::with(&fake, Timing { reconcile, timeout, ..Timing::default() });
+    let mut reports = Reports::with(&fake, Options { reconcile, timeout, ..Options::default() });
     reports.up().await;
     fake.mood(Mood::Silent);
     assert!(reports.down().await.starts_with("no answer within "));
@@ -405,7 +405,7 @@ async fn the_periodic_list_finds_what_no_event_reported() {
     fake.put(&id('a'), "running", me());
     fake.put(&id('c'), "running", me());
     let reconcile = Duration::from_millis(50);
-    let mut reports = Reports::with(&fake, Timing { reconcile, timeout: PATIENCE, ..Timing::default() });
+    let mut reports = Reports::with(&fake, Options { reconcile, timeout: PATIENCE, ..Options::default() });
     reports.up().await;
     let inspects = fake.inspects();
     for _ in 0..3 {
@@ -428,7 +428,7 @@ async fn the_socket_of_pid_1_is_preferred() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(root.path().join("1/root/run")).unwrap();
     std::os::unix::fs::symlink(fake.socket(), root.path().join("1/root/run/d.sock")).unwrap();
-    Reports::at("/run/d.sock".into(), Timing::default(), Proc::new(root.path())).up().await;
+    Reports::at("/run/d.sock".into(), Options::default(), Proc::new(root.path())).up().await;
 }
 
 #[tokio::test]
@@ -439,7 +439,7 @@ async fn it_ends_when_nobody_listens_any_more() {
         let (tx, rx) = mpsc::channel(8);
         drop(rx);
         let socket = fake.socket();
-        let source = run::<Docker>(SOURCE.into(), &socket, Timing::default(), Proc::default().into(), tx);
+        let source = run::<Docker>(SOURCE.into(), &socket, Options::default(), Proc::default().into(), tx);
         tokio::time::timeout(PATIENCE, source).await.unwrap();
     }
 }

@@ -8,7 +8,7 @@ use bollard::models::{self, ContainerStateStatusEnum};
 use serde::Deserialize;
 
 use super::{ENTRIES_MAX, Found, Written, file_of_root, in_directories};
-use crate::sources::kubelet::below;
+use crate::sources::kubelet::{PodLabels, below};
 use crate::sources::runtime::client::Inspection;
 use crate::sources::runtime::docker::from_inspect;
 
@@ -92,11 +92,11 @@ impl State {
     }
 }
 
-pub(super) fn read(root: &Path, data: Option<&Path>) -> Option<Found> {
+pub(super) fn read(root: &Path, data: Option<&Path>, labels: &PodLabels) -> Option<Found> {
     let data = data.map(Path::to_owned).unwrap_or_else(|| configured(root));
     let directory = data.join("containers");
     let below = below(root, directory.to_str()?);
-    let found = in_directories(&below, ENTRIES_MAX, |id, directory| container(id, directory).into())?;
+    let found = in_directories(&below, ENTRIES_MAX, |id, directory| container(id, directory, labels).into())?;
     Some(Found { runtime: "docker".to_owned(), directory, ..found })
 }
 
@@ -108,7 +108,7 @@ fn configured(root: &Path) -> PathBuf {
 }
 
 /// As dockerd itself would answer an inspect.
-fn container(id: &str, directory: &Path) -> Option<Written> {
+fn container(id: &str, directory: &Path, labels: &PodLabels) -> Option<Written> {
     let (text, _) = file_of_root(&directory.join("config.v2.json"))?;
     let config: Config = serde_json::from_slice(&text).ok()?;
     let host: Option<HostConfig> = file_of_root(&directory.join("hostconfig.json"))
@@ -146,6 +146,6 @@ fn container(id: &str, directory: &Path) -> Option<Written> {
         }),
         ..models::ContainerInspectResponse::default()
     };
-    let Inspection { facts, since } = from_inspect(answer)?;
+    let Inspection { facts, since } = from_inspect(answer, labels)?;
     Some(Written { facts, since })
 }

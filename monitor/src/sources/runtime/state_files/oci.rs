@@ -105,6 +105,7 @@ fn container(id: &str, bundle: &Path, pid_file: &str, names: &Annotations) -> En
         container_name: container_name.clone(),
         // What a pod asks to be passed on may be noted there too.
         proof: PodProof::Claimed,
+        labels: None,
     });
     let facts = ContainerFacts {
         id: id.to_owned(),

@@ -10,7 +10,7 @@ use crate::sources::runtime::client::RuntimeClient;
 use crate::sources::runtime::cri::Cri;
 use crate::sources::runtime::docker::Docker;
 use crate::sources::runtime::tests::reports::{self, Reports};
-use crate::sources::runtime::{RuntimeKind, RuntimeSocket, Timing};
+use crate::sources::runtime::{Options, RuntimeKind, RuntimeSocket};
 
 const ID: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
 const SANDBOX: &str = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb";
@@ -43,7 +43,7 @@ impl Node {
     }
 
     fn found(&self, files: StateFiles) -> Option<Found> {
-        ReadStateFiles(files).run(&Proc::new(self.0.path().join("proc"))).reply
+        ReadStateFiles(files, PodLabels::default()).run(&Proc::new(self.0.path().join("proc"))).reply
     }
 }
 
@@ -201,7 +201,7 @@ async fn a_runtime_whose_socket_has_never_been_there_is_known_by_what_runs_of_it
     let proc = Proc::new(node.0.path().join("proc"));
     let socket = RuntimeSocket { kind: RuntimeKind::Cri, path: "/kevtmon-none/containerd.sock".into() };
     let (tx, mut rx) = tokio::sync::mpsc::channel(8);
-    let task = tokio::spawn(socket.watch_once_there(proc.into(), tx));
+    let task = tokio::spawn(socket.watch_once_there(Options::default(), proc.into(), tx));
     let next = async |rx: &mut tokio::sync::mpsc::Receiver<Observation>| {
         tokio::time::timeout(reports::PATIENCE, rx.recv()).await.unwrap().unwrap().fact
     };
@@ -240,7 +240,7 @@ async fn by_whose_root_the_files_are_read_is_told() {
             fs::remove_file(node.0.path().join("proc/1/root")).unwrap();
         }
         let pause = Duration::from_millis(10);
-        let timing = Timing { poll: pause, backoff_min: pause, backoff_max: pause, ..Timing::default() };
+        let timing = Options { poll: pause, backoff_min: pause, backoff_max: pause, ..Options::default() };
         let proc = Proc::new(node.0.path().join("proc"));
         let mut reports = Reports::of::<Cri>("cri:c", "/kevtmon-none/containerd.sock".into(), timing, proc);
         let reason = loop {
@@ -368,7 +368,7 @@ async fn where_containers_are_read_from_is_told_while_it_is_there() {
     let tasks = "kevtmon-none/io.containerd.runtime.v2.task/k8s.io";
     node.write(&format!("{tasks}/{ID}/config.json"), containerd().to_string());
     let pause = Duration::from_millis(10);
-    let timing = Timing { poll: pause, backoff_min: pause, backoff_max: pause, ..Timing::default() };
+    let timing = Options { poll: pause, backoff_min: pause, backoff_max: pause, ..Options::default() };
     let proc = Proc::new(node.0.path().join("proc"));
     let mut reports = Reports::of::<Cri>("cri:c", "/kevtmon-none/containerd.sock".into(), timing, proc);
     let place = format!("; its containers are read from /{tasks}");

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use crate::clock::{BootNs, boot_now};
 use crate::observation::{ContainerFacts, Fact, Observation, SourceStatus};
 use crate::sources::procfs::Proc;
-use crate::sources::runtime::{RuntimeClient, Timing, run};
+use crate::sources::runtime::{Options, RuntimeClient, run};
 
 /// How long a condition may take on a loaded machine.
 pub(in crate::sources::runtime) const PATIENCE: Duration = Duration::from_secs(30);
@@ -28,7 +28,7 @@ impl Reports {
     pub(in crate::sources::runtime) fn of<C: RuntimeClient>(
         name: &'static str,
         socket: PathBuf,
-        timing: Timing,
+        timing: Options,
         proc: Proc,
     ) -> Self {
         let (tx, rx) = mpsc::channel(8);

@@ -4,6 +4,7 @@
 
 use super::super::{events, facts, known};
 use super::*;
+use crate::sources::kubelet::PodLabels;
 use crate::sources::runtime::is_container_id;
 use crate::sources::runtime::tests::mutate;
 use crate::sources::runtime::tests::reports::Refused;
@@ -70,7 +71,7 @@ fn read(method: &str, answer: &[u8]) -> Vec<String> {
         }
         "ListPodSandbox" => {
             let all = api::ListPodSandboxResponse::decode(answer).unwrap_or_default().items;
-            let read = |one| facts::sandbox(one, PodProof::Cri);
+            let read = |one| facts::sandbox(one, PodProof::Cri, &PodLabels::default());
             all.into_iter().filter_map(read).map(|facts| facts.id).collect()
         }
         "ContainerStatus" => {
@@ -128,8 +129,13 @@ async fn after_any_answer_a_good_one_is_taken() {
     // Whose process is not known is asked for again each time.
     fake.set(|state| state.info.clear());
     let pause = Duration::from_millis(1);
-    let timing =
-        Timing { reconcile: pause, poll: pause, backoff_min: pause, backoff_max: pause, ..Timing::default() };
+    let timing = Options {
+        reconcile: pause,
+        poll: pause,
+        backoff_min: pause,
+        backoff_max: pause,
+        ..Options::default()
+    };
     let mut reports = Reports::of::<Cri>(SOURCE, fake.socket(), timing, Proc::default());
     let good = listed(&reports.snapshot().await);
     assert_eq!(good.len(), 2);

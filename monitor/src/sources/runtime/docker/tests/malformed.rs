@@ -10,6 +10,7 @@ use super::super::{events, facts};
 use super::fake::{Answer, entry};
 use super::*;
 use crate::observation::ContainerFacts;
+use crate::sources::kubelet::PodLabels;
 use crate::sources::runtime::is_container_id;
 use crate::sources::runtime::tests::mutate;
 use crate::sources::runtime::tests::reports::Refused;
@@ -38,14 +39,19 @@ fn whatever_is_read_has_a_proper_id() {
                 let list = serde_json::from_slice::<Vec<ContainerSummary>>(&spoiled(&mut random, LIST));
                 list.unwrap_or_default()
                     .into_iter()
-                    .filter_map(facts::from_summary)
+                    .filter_map(|entry| facts::from_summary(entry, &PodLabels::default()))
                     .map(|facts| facts.id)
                     .collect()
             }
             1 => {
                 let answer =
                     serde_json::from_slice::<ContainerInspectResponse>(&spoiled(&mut random, INSPECT));
-                answer.ok().and_then(facts::from_inspect).map(|found| found.facts.id).into_iter().collect()
+                answer
+                    .ok()
+                    .and_then(|answer| facts::from_inspect(answer, &PodLabels::default()))
+                    .map(|found| found.facts.id)
+                    .into_iter()
+                    .collect()
             }
             _ => {
                 let line = *random.pick(&lines);
@@ -73,8 +79,13 @@ async fn after_any_answer_a_good_one_is_taken() {
     inspect["State"]["Pid"] = me().into();
     fake.put_inspected(inspect.clone());
     let pause = Duration::from_millis(1);
-    let timing =
-        Timing { reconcile: pause, poll: pause, backoff_min: pause, backoff_max: pause, ..Timing::default() };
+    let timing = Options {
+        reconcile: pause,
+        poll: pause,
+        backoff_min: pause,
+        backoff_max: pause,
+        ..Options::default()
+    };
     let mut reports = Reports::with(&fake, timing);
     let good = listed(&reports.snapshot().await);
     reports.up().await;
@@ -111,7 +122,7 @@ async fn a_container_whose_entry_cannot_be_read_is_not_removed_and_one_that_is_g
     fake.put(&id('a'), "exited", 0);
     fake.put(&id('b'), "exited", 0);
     let reconcile = Duration::from_millis(20);
-    let mut reports = Reports::with(&fake, Timing { reconcile, timeout: PATIENCE, ..Timing::default() });
+    let mut reports = Reports::with(&fake, Options { reconcile, timeout: PATIENCE, ..Options::default() });
     assert_eq!(reports.snapshot().await.len(), 2);
     reports.up().await;
     fake.remove(&id('b'));
