@@ -27,6 +27,18 @@ const PLUGINS: &str = "/usr/lib/cni";
 /// Namespace of all pods.
 pub const NAMESPACE: &str = "lijiaob";
 
+/// Labels of all pods.
+const LABELS: [(&str, &str); 2] = [("app", "etcd"), ("token", "hunter2")];
+
+/// How pods get their network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Plugin {
+    /// By a pair of links and routes.
+    Ptp,
+    /// By a bridge on the host.
+    Bridge,
+}
+
 /// A containerd.
 #[derive(Debug)]
 pub struct Containerd {
@@ -39,21 +51,29 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Starts one and gives it the image.
+    /// Starts one whose pods have links of their own.
     #[must_use]
     pub fn start() -> Self {
+        Self::start_with(Plugin::Ptp)
+    }
+
+    /// Starts one and gives it the image.
+    #[must_use]
+    pub fn start_with(plugin: Plugin) -> Self {
         let scratch = Scratch::without_mounts();
         let name = unique::name("kvd");
-        let cleanup = Cleanup::script(&format!("dir={}\nname={name}\n{END}", scratch.path().display()));
+        // The plugin makes the bridge, and leaves it.
+        let end = format!("{END}\nip link del {name} 2>/dev/null\n");
+        let cleanup = Cleanup::script(&format!("dir={}\nname={name}\n{end}", scratch.path().display()));
         let containerd = Self { name, process: Mutex::new(None), _cleanup: cleanup, scratch };
-        containerd.configure();
+        containerd.configure(plugin);
         containerd.launch();
         let saved = image::saved(&containerd.scratch, IMAGE);
         let _ = containerd.ctr(&["images", "import", &saved.to_string_lossy()]);
         containerd
     }
 
-    fn configure(&self) {
+    fn configure(&self, plugin: Plugin) {
         let directory = self.scratch.path();
         let shown = directory.display();
         let [_, _, middle, low] =
@@ -80,15 +100,26 @@ state = "{shown}/state"
     conf_dir = "{shown}/cni"
 "#
         );
-        let network = serde_json::json!({"cniVersion": "0.4.0", "name": "kevtmon", "plugins": [{
-            "type": "ptp", "ipMasq": false,
-            "ipam": {"type": "host-local", "dataDir": directory.join("ipam"), "subnet": subnet,
-                "routes": [{"dst": "0.0.0.0/0"}]},
-        }]});
+        let ipam = serde_json::json!({"type": "host-local", "dataDir": directory.join("ipam"), "subnet": subnet,
+            "routes": [{"dst": "0.0.0.0/0"}]});
+        let plugin = match plugin {
+            Plugin::Ptp => serde_json::json!({"type": "ptp", "ipMasq": false, "ipam": ipam}),
+            Plugin::Bridge => {
+                serde_json::json!({"type": "bridge", "bridge": self.name, "isGateway": true, "ipam": ipam})
+            }
+        };
+        let network = serde_json::json!({"cniVersion": "0.4.0", "name": "kevtmon", "plugins": [plugin]});
         std::fs::create_dir(directory.join("cni")).expect("a directory can be made");
         for (file, text) in [("config.toml", config), ("cni/10-kevtmon.conflist", network.to_string())] {
             std::fs::write(directory.join(file), text).expect("a file can be written");
         }
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        let process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        process.as_ref().map(Child::id).expect("containerd runs")
     }
 
     /// Starts it, and waits until it answers.
@@ -140,6 +171,7 @@ state = "{shown}/state"
         let name = format!("etcd-{}", &uid[..8]);
         let config = PodConfig {
             metadata: Some(PodMetadata { name: name.clone(), uid: uid.clone(), namespace: NAMESPACE.into() }),
+            labels: LABELS.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
             // It does not tell the pod.
             linux: Some(LinuxPod { cgroup_parent: format!("/{}/pods", self.name) }),
         };

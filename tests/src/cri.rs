@@ -1,5 +1,6 @@
 //! What a kubelet sends to a runtime: the requests of the CRI, v1, that tests need.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -37,6 +38,9 @@ pub struct PodConfig {
     /// Who it is.
     #[prost(message, optional, tag = "1")]
     pub metadata: Option<PodMetadata>,
+    /// Labels of the pod.
+    #[prost(map = "string, string", tag = "6")]
+    pub labels: HashMap<String, String>,
     /// What concerns Linux.
     #[prost(message, optional, tag = "8")]
     pub linux: Option<LinuxPod>,

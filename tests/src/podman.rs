@@ -1,7 +1,9 @@
 //! Podman with files of its own, and its service on a socket; where it is installed.
 
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use crate::image;
 use crate::mount::Scratch;
@@ -9,14 +11,18 @@ use crate::patience::wait_until;
 use crate::process::{Finished, Running, attempt};
 use crate::reaper::Cleanup;
 
+/// Image of every container.
 const IMAGE: &str = "kevtmon:1";
+
+/// Limits that a container of a user without all privileges may set, too.
+const LIMITS: [&str; 2] = ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"];
 
 /// A service and its containers.
 #[derive(Debug)]
 pub struct Podman {
     /// Command and options for its own files.
     words: Vec<String>,
-    _service: Running,
+    service: Mutex<Option<Running>>,
     /// Dropped before the files.
     _containers: Cleanup,
     scratch: Scratch,
@@ -42,16 +48,26 @@ impl Podman {
         .into();
         let containers =
             Cleanup::script(&format!("{} rm --all --force --time 0 >/dev/null 2>&1\n", words.join(" ")));
-        let mut service = Command::new(&words[0]);
-        service.args(&words[1..]).args(["system", "service", "--time", "0"]);
-        service.arg(format!("unix://{}", directory("podman.sock")));
-        let service =
-            Running::spawn(service.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()));
-        let podman = Self { words, _service: service, _containers: containers, scratch };
-        wait_until("the service listens", || podman.socket().exists().then_some(()));
+        let podman = Self { words, service: Mutex::new(None), _containers: containers, scratch };
+        podman.launch();
         let archive = image::archive(&podman.scratch);
         let _ = podman.run(&["import", &archive.to_string_lossy(), IMAGE]).succeeded("podman import");
         Some(podman)
+    }
+
+    /// Starts its service, and waits until that listens.
+    pub fn launch(&self) {
+        let mut service = Command::new(&self.words[0]);
+        service.args(&self.words[1..]).args(["system", "service", "--time", "0"]);
+        service.arg(format!("unix://{}", self.socket().display()));
+        service.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        *self.service.lock().unwrap_or_else(PoisonError::into_inner) = Some(Running::spawn(&mut service));
+        wait_until("the service listens", || UnixStream::connect(self.socket()).ok());
+    }
+
+    /// Ends its service; its containers live on.
+    pub fn stop(&self) {
+        drop(self.service.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     /// Path of its socket.
@@ -77,9 +93,7 @@ impl Podman {
     /// Starts a container with these options; returns its id.
     #[must_use]
     pub fn start_container(&self, options: &[&str], command: &[&str]) -> String {
-        // Limits that a container of a user without all privileges may set, too.
-        let limits = ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"];
-        let words = [&["run", "-d", "--network=none"][..], &limits, options, &[IMAGE], command].concat();
+        let words = [&["run", "-d", "--network=none"][..], &LIMITS, options, &[IMAGE], command].concat();
         self.run(&words).succeeded("podman run").stdout.trim().to_owned()
     }
 }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
 
-use kevtmon_tests::containerd::{Containerd, CriPod, NAMESPACE};
+use kevtmon_tests::containerd::{Containerd, CriPod, NAMESPACE, Plugin};
 use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -32,11 +32,54 @@ fn wait_for_life(daemon: &mut Daemon, kind: &str, id: &str) -> Event {
     daemon.wait_for(kind, |event| event.kind() == kind && event.text("/target/container/id") == id)
 }
 
+/// The end of the call of a plugin for a sandbox by this containerd.
+fn wait_for_call(
+    daemon: &mut Daemon,
+    command: &str,
+    plugin: &str,
+    containerd: &Containerd,
+    pod: (&str, &str),
+) -> Event {
+    let (name, sandbox) = pod;
+    let what = format!("{command} of {plugin}");
+    let call = daemon.wait_for(&what, |event| {
+        event.kind() == "cni.finished"
+            && event.text("/cni/command") == command
+            && event.has("/cni/container_id")
+            && event.text("/cni/container_id") == sandbox
+    });
+    call.expect("/cni/plugin", format!("/usr/lib/cni/{plugin}"));
+    call.expect("/cni/exit_code", 0);
+    call.expect("/cni/namespace", NAMESPACE);
+    call.expect("/cni/pod", name);
+    let ancestors = call.list("/actor/ancestors");
+    assert!(ancestors.iter().any(|ancestor| ancestor["pid"] == containerd.process()), "{call}");
+    call
+}
+
+#[test]
+fn the_life_of_a_pod_on_a_bridge_has_the_calls_of_its_plugin() {
+    let containerd = Containerd::start_with(Plugin::Bridge);
+    let mut daemon = launch().runtime(containerd.runtime()).start();
+    let pod = containerd.run_pod();
+    let netns = pod.netns().inum();
+    let of_pod = (pod.name().to_owned(), pod.sandbox().to_owned());
+    let added = wait_for_call(&mut daemon, "ADD", "bridge", &containerd, (&of_pod.0, &of_pod.1));
+    added.expect("/cni/netns_inode", netns);
+    let deleted = lose_gateway(&mut daemon, &pod);
+    expect_pod(&deleted, &pod);
+    pod.remove();
+    let removed = wait_for_call(&mut daemon, "DEL", "bridge", &containerd, (&of_pod.0, &of_pod.1));
+    removed.expect("/cni/netns_inode", netns);
+    wait_for_life(&mut daemon, "container.removed", &of_pod.1);
+}
+
 #[test]
 fn the_life_of_a_pod_behind_the_cri_is_reported_as_it_happens() {
     let containerd = Containerd::start();
     let early = containerd.run_pod();
-    let mut daemon = launch().runtime(containerd.runtime()).start();
+    let config = "[kubelet]\npod_labels = [\"app\", \"absent\"]\n";
+    let mut daemon = launch().runtime(containerd.runtime()).config(config).start();
     assert_eq!(up(&daemon), Some(1.0));
     let running = [("runtime", "containerd"), ("state", "running")];
     eventually!(
@@ -50,6 +93,8 @@ fn the_life_of_a_pod_behind_the_cri_is_reported_as_it_happens() {
     let (id, pid) = pod.start_container("etcd", &["/bin/sleep", "1000000"], &[]);
     let started = wait_for_life(&mut daemon, "container.started", &id);
     expect_pod(&started, &pod);
+    started.expect("/target/pod/labels/app", "etcd");
+    started.expect_none("/target/pod/labels/token");
     started.expect("/target/container/name", "etcd");
     started.expect("/target/container/pid", pid);
     started.expect("/message", format!("container etcd of pod {} started", pod.full_name()));
@@ -58,9 +103,12 @@ fn the_life_of_a_pod_behind_the_cri_is_reported_as_it_happens() {
     exited.expect("/target/container/exit_code", 137);
     exited.expect("/message", format!("container etcd of pod {} exited with code 137", pod.full_name()));
     wait_for_life(&mut daemon, "container.removed", &id);
-    let sandbox = pod.sandbox().to_owned();
+    let (name, sandbox) = (pod.name().to_owned(), pod.sandbox().to_owned());
+    wait_for_call(&mut daemon, "ADD", "ptp", &containerd, (&name, &sandbox));
     pod.remove();
-    wait_for_life(&mut daemon, "container.removed", &sandbox);
+    wait_for_call(&mut daemon, "DEL", "ptp", &containerd, (&name, &sandbox));
+    let removed = wait_for_life(&mut daemon, "container.removed", &sandbox);
+    removed.expect_none("/target/container/image");
     let events = daemon.events();
     let whole = ["container.created", "container.started", "container.exited", "container.removed"];
     let of_container = life(&events, &id);

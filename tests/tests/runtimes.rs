@@ -152,6 +152,26 @@ fn the_life_of_a_container_of_podman_is_reported_by_what_it_calls_it() {
 }
 
 #[test]
+fn a_restart_of_podmans_service_changes_nothing_for_its_containers() {
+    let Some(podman) = Podman::start() else { return };
+    let early = podman.start_container(&[], &["sleep", "1000000"]);
+    let mut daemon = launch().runtime(format!("docker={}", podman.socket().display())).start();
+    daemon.wait_for_source("docker");
+    podman.stop();
+    eventually!(up(&daemon, "docker") == Some(0.0), "the loss of the service is seen");
+    assert!(is_stale(&daemon, &early));
+    let _ = podman.run(&["rm", "--force", "--time", "0", &podman.start_container(&[], &["true"])]);
+    let late = podman.start_container(&[], &["sleep", "1000000"]);
+    podman.launch();
+    eventually!(up(&daemon, "docker") == Some(1.0), "the service is back");
+    eventually!(running(&daemon) == 2.0, "what was started meanwhile is known");
+    assert!(!is_stale(&daemon, &early) && !is_stale(&daemon, &late));
+    let _ = podman.run(&["rm", "--force", "--time", "0", &late]).succeeded("podman rm");
+    wait_for_removal(&mut daemon, &late);
+    assert_eq!(life(&daemon.events(), &early), [""; 0], "it ran all the time");
+}
+
+#[test]
 fn a_container_that_is_seen_through_several_sockets_is_one() {
     let dockerd = Dockerd::start();
     let scratch = Scratch::new();
