@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -10,7 +11,7 @@ use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Scratch;
-use kevtmon_tests::process::Running;
+use kevtmon_tests::process::{Running, comm};
 
 fn wait_for(daemon: &mut Daemon, kind: &str, pid: u32) -> Event {
     daemon.wait_for(&format!("{kind} of {pid}"), |event| {
@@ -94,18 +95,30 @@ fn pretend(prefix: &[&str], program: &Path) -> Running {
 }
 
 #[test]
-fn who_only_has_the_name_of_a_runtime_is_none() {
+fn who_only_has_the_name_of_a_kubelet_or_runtime_is_none() {
     let scratch = Scratch::new();
     let program = Program::new(&scratch, "dockerd", None);
+    let kubelet = Program::new(&scratch, "kubelet", Some("v1.20.2"));
     let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    let of_nobody = pretend(&nobody, program.path());
-    let in_userns =
-        pretend(&[&nobody[..], &["unshare", "--user", "--map-root-user"]].concat(), program.path());
-    let without_rights = pretend(&["setpriv", "--bounding-set=-sys_admin"], program.path());
+    let in_userns = [&nobody[..], &["unshare", "--user", "--map-root-user"]].concat();
+    let without_rights = ["setpriv", "--bounding-set=-sys_admin"];
+    let mut fakes = Vec::new();
+    for program in [&program, &kubelet] {
+        let prefixes = [&nobody[..], &in_userns, &without_rights];
+        fakes.extend(prefixes.map(|prefix| pretend(prefix, program.path())));
+    }
+    // Root itself, which takes the name and the arguments alone.
+    let shell = std::fs::canonicalize("/bin/sh").expect("a shell");
+    let mut command = Command::new(shell);
+    let script = "echo kubelet >/proc/$$/comm; read -r word; exit";
+    command.arg0("kubelet").args(["-c", script, "kubelet", "--root-dir=/var/lib/kubelet"]);
+    let named = Running::spawn(command.stdin(Stdio::piped()));
+    eventually!(comm(named.pid()).as_deref() == Some("kubelet"), "it has the name");
+    fakes.push(named);
     let real = start(&program);
     let daemon = launch().start();
     daemon.wait_for_component(real.pid());
-    for fake in [&of_nobody, &in_userns, &without_rights] {
+    for fake in &fakes {
         assert!(!daemon.knows_component(fake.pid()), "{}", fake.pid());
     }
 }
