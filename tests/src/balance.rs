@@ -4,6 +4,7 @@
 use crate::daemon::Daemon;
 use crate::event::Event;
 use crate::patience::wait_until;
+use crate::scrape::Scrape;
 
 /// What became of the records of one hook.
 #[derive(Debug)]
@@ -19,10 +20,29 @@ pub struct Balance {
 }
 
 impl Balance {
-    /// Of deletions of permanent neighbor entries, and of those that may have been; nothing else may be over a budget.
+    /// Of deletions of permanent neighbor entries, and of those that may have been; nothing else may be over the budget of
+    /// sources that are not told apart.
     #[must_use]
     pub fn of_deletions(daemon: &Daemon) -> Self {
+        Self::deletions(&daemon.metrics(), &["namespace", "owner", "unknown"])
+    }
+
+    /// Of these deletions and of all refused unmounts, up to the daemon; whether each of the latter is told or counted by
+    /// another event, [`Self::of_refusals`] says.
+    #[must_use]
+    pub fn of_all(daemon: &Daemon) -> Self {
         let metrics = daemon.metrics();
+        let deletions = Self::deletions(&metrics, &["namespace", "owner"]);
+        Self {
+            received: deletions.received + metrics.count("kevtmon_kernel_mount_busy_total", &[]),
+            emitted: deletions.emitted + metrics.count("kevtmon_mount_busy_total", &[]),
+            throttled: deletions.throttled + throttled(&metrics, &["umount", "unknown"]),
+            lost: deletions.lost + lost(&metrics, "mount"),
+        }
+    }
+
+    /// What is over the budget of the daemon has become no event, and is counted as what happened all the same.
+    fn deletions(metrics: &Scrape, lanes: &[&str]) -> Self {
         let counted = [("permanent", "admin"), ("permanent", "collateral"), ("unknown", "collateral")];
         let received = counted.map(|(state, origin)| {
             let labels = [("state", state), ("origin", origin)];
@@ -30,9 +50,9 @@ impl Balance {
         });
         Self {
             received: received.iter().sum(),
-            emitted: metrics.count("kevtmon_events_total", &[("kind", "neighbor.deleted")]),
-            throttled: throttled(daemon, &["namespace", "owner", "unknown", "events"]),
-            lost: lost(daemon, "neighbor"),
+            emitted: metrics.count("kevtmon_neighbor_deletions_total", &[]),
+            throttled: throttled(metrics, lanes),
+            lost: lost(metrics, "neighbor"),
         }
     }
 
@@ -47,8 +67,8 @@ impl Balance {
             received: metrics.count("kevtmon_kernel_mount_busy_total", &[]),
             emitted: metrics.count("kevtmon_events_total", &[("kind", "mount.busy")]) - later as f64
                 + metrics.count("kevtmon_mount_busy_ignored_total", &[]),
-            throttled: throttled(daemon, &["umount", "unknown", "events"]),
-            lost: lost(daemon, "mount"),
+            throttled: throttled(&metrics, &["umount", "unknown", "events"]),
+            lost: lost(&metrics, "mount"),
         }
     }
 
@@ -59,14 +79,12 @@ impl Balance {
     }
 }
 
-fn throttled(daemon: &Daemon, lanes: &[&str]) -> f64 {
-    let metrics = daemon.metrics();
+fn throttled(metrics: &Scrape, lanes: &[&str]) -> f64 {
     lanes.iter().map(|lane| metrics.count("kevtmon_events_throttled_total", &[("lane", lane)])).sum()
 }
 
 /// Records of a hook, of unprivileged users and of others.
-fn lost(daemon: &Daemon, hook: &str) -> f64 {
-    let metrics = daemon.metrics();
+fn lost(metrics: &Scrape, hook: &str) -> f64 {
     let of = |reason: String| metrics.count("kevtmon_events_lost_total", &[("reason", &reason)]);
     of(format!("{hook}-ring-full")) + of(format!("{hook}-users-ring-full"))
 }
@@ -95,25 +113,31 @@ impl Drop for Shown {
     }
 }
 
-/// Each number stands for an event, or for one that an event tells to be discarded.
+/// Each number stands for an event, or for one that an event tells to be discarded, from the first one on: the daemon
+/// began anew.
 ///
 /// # Panics
 /// When one is missing from the output.
 pub fn assert_accounted_for(stream: &[Event]) {
-    let number = |event: &Event| event.number("/seq").expect("a number");
-    for pair in stream.windows(2) {
-        let distance = number(&pair[1]) - number(&pair[0]);
-        let is_gap = pair[1].text("/lost/source").starts_with("sink.");
-        let expected = if is_gap { pair[1].text("/lost/count").parse().expect("a count") } else { 1 };
-        assert_eq!(distance, expected, "{} then {}", pair[0], pair[1]);
+    let mut last = 0;
+    for event in stream {
+        let is_gap = event.text("/lost/source").starts_with("sink.");
+        let count = if is_gap { event.text("/lost/count").parse().expect("a count") } else { 1 };
+        assert_eq!(event.number("/seq"), Some(last + count), "{event} after number {last}");
+        last += count;
     }
 }
 
-/// Stops the daemon, and checks its whole output.
+/// Waits until all that the kernel counted is accounted for, stops the daemon, and checks its whole output.
 ///
 /// # Panics
 /// When an event is missing from it.
 pub fn stop_and_account(mut daemon: Daemon) {
+    wait_for_balance(&daemon, Balance::of_all);
+    let emitted = daemon.metrics().count("kevtmon_events_total", &[]);
     daemon.stop();
-    assert_accounted_for(&daemon.wait_for_end_of_output());
+    let stream = daemon.wait_for_end_of_output();
+    assert_accounted_for(&stream);
+    let last = stream.last().and_then(|event| event.number("/seq")).unwrap_or_default();
+    assert!(last as f64 >= emitted, "the last number is {last}, and {emitted} events were emitted");
 }

@@ -5,7 +5,7 @@
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::actor::Actor;
-use kevtmon_tests::balance::{Balance, assert_accounted_for, stop_and_account};
+use kevtmon_tests::balance::{Balance, assert_accounted_for, stop_and_account, wait_for_balance};
 use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
@@ -83,7 +83,7 @@ fn a_flood_in_a_network_of_a_user_displaces_nothing_that_was_before() {
         },
         "the flood is stored"
     );
-    eventually!(Balance::of_deletions(&daemon).rest() <= 0.0, "every deletion is accounted for");
+    wait_for_balance(&daemon, Balance::of_deletions);
     assert_eq!(losses(&daemon.find(&["events", "--since", "1h"]), &pod), before);
     let id = opened.text("/incident/id").to_owned();
     assert!(daemon.ask(&["why", &id]).stdout.contains(GATEWAY), "the open incident is known");

@@ -9,6 +9,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use kevtmon_tests::balance::{Balance, assert_accounted_for, wait_for_balance};
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -261,8 +262,10 @@ fn what_a_slow_reader_cannot_take_is_discarded_and_counted() {
     daemon.wait_for("a summary of what was discarded", |event| {
         event.kind() == "events.lost" && event.text("/lost/count").parse::<f64>().is_ok_and(|n| n > 0.0)
     });
+    wait_for_balance(&daemon, Balance::of_all);
     daemon.stop();
     let events = daemon.wait_for_end_of_output();
+    assert_accounted_for(&events);
     let read = events.iter().filter(|event| event.is_deletion(pod.inum(), &address)).count();
     let lost = events.iter().filter(|event| event.kind() == "events.lost");
     let lost = lost.filter_map(|event| event.text("/lost/count").parse::<usize>().ok()).sum::<usize>();
@@ -327,6 +330,8 @@ fn a_file_that_is_no_regular_file_is_a_usage_error() {
     for path in [&link, &fifo] {
         let ran = launch().argument("--record").argument(path).run_to_end();
         expect_exit(&ran, USAGE, &[&path.to_string_lossy(), "not a regular file"]);
+        let said = ran.stderr.lines().filter(|line| line.starts_with("kevtmon: ")).count();
+        assert_eq!(said, 1, "{}", ran.stderr);
     }
     assert_eq!(std::fs::read_to_string(&precious).expect("a file"), "data");
 }

@@ -229,6 +229,26 @@ fn the_gateway_of_a_pod_has_a_lane_of_its_own_beside_what_its_namespace_floods()
 }
 
 #[test]
+fn what_is_done_to_a_gateway_without_end_is_beyond_its_lane_as_any_other_of_its_namespace() {
+    const TIMES: usize = 1000;
+    let _exclusive = Exclusive::take();
+    let pod = Pod::new();
+    let daemon = launch().config("[hooks]\nsource_rate = 1\nsource_burst = 1\n").start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    pod.delete_gateway();
+    let gateway = GATEWAY.parse().expect("an address");
+    pod.netns().churn(std::iter::repeat_n(gateway, TIMES));
+    let balance = balance(&daemon);
+    assert!(balance.received >= TIMES as f64, "{balance:?}");
+    // Its lane's, and one of the namespace.
+    assert!(balance.emitted >= 64.0 && balance.throttled > 0.0, "{balance:?}");
+    for event in summaries(&daemon, "namespace") {
+        event.expect("/throttled/netns", pod.inum());
+    }
+    stop_and_account(daemon);
+}
+
+#[test]
 fn namespaces_of_other_user_namespaces_of_root_share_one_budget_until_they_are_a_containers() {
     let _exclusive = Exclusive::take();
     let (first, second) = (Own::of(0), Own::of(0));
@@ -398,5 +418,29 @@ fn what_a_user_fills_of_the_ring_leaves_room_for_cni_calls() {
     assert!(balance.lost > 0.0, "the user has no room left: {balance:?}");
     let of_others = [("reason", "neighbor-ring-full")];
     assert_eq!(daemon.metrics().count("kevtmon_events_lost_total", &of_others), 0.0, "nobody else lost any");
+    stop_and_account(daemon);
+}
+
+#[test]
+fn what_a_user_fills_of_the_ring_leaves_room_for_unmounts() {
+    let _exclusive = Exclusive::take();
+    let own = Own::of(USER);
+    let mount = Mount::new();
+    let holder = hold_by_cwd(mount.point());
+    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
+    daemon.signal(Signal::SIGSTOP);
+    own.netns.churn((0..2 * FLOOD).map(ipv4));
+    mount.umount_refused();
+    daemon.signal(Signal::SIGCONT);
+    daemon.wait_for("the refused unmount", |event| {
+        event.kind() == "mount.busy" && event.text("/mount/path") == mount.point().to_string_lossy()
+    });
+    drop(holder);
+    let balance = balance(&daemon);
+    assert!(balance.lost > 0.0, "the user has no room left: {balance:?}");
+    for reason in ["neighbor-ring-full", "mount-ring-full"] {
+        let lost = daemon.metrics().count("kevtmon_events_lost_total", &[("reason", reason)]);
+        assert_eq!(lost, 0.0, "nobody else lost any: {reason}");
+    }
     stop_and_account(daemon);
 }

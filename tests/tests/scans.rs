@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use kevtmon_tests::balance::stop_and_account;
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::mount::{Mount, Scratch, is_about};
@@ -67,7 +68,7 @@ fn unmounts_of_a_stranger_without_end_delay_no_scan_of_a_volume() {
     let scratch = Scratch::new();
     std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o777)).expect("a mode can be set");
     let mut daemon = launch().kubelet(&mount).start();
-    let _stranger = stranger(&scratch);
+    let stranger = stranger(&scratch);
     daemon.wait_for("an unmount of the stranger", |event| {
         event.kind() == "mount.busy"
             && event.text("/mount/path").starts_with(&*scratch.path().to_string_lossy())
@@ -81,6 +82,8 @@ fn unmounts_of_a_stranger_without_end_delay_no_scan_of_a_volume() {
     assert!(holds(&busy, culprit.pid()), "{busy}");
     let opened = wait_for(&mut daemon, "incident.opened", mount.point());
     assert!(opened.text("/message").contains(&format!("(pid {})", culprit.pid())), "{opened}");
+    drop(stranger);
+    stop_and_account(daemon);
 }
 
 /// Processes that together have this many descriptors, each as many as it may.
@@ -125,6 +128,7 @@ fn descriptors_without_end_hide_no_holder_and_are_looked_at_in_the_end() {
         is_later && !is_cut(event)
     });
     assert!(holds(&later, culprit.pid()), "{later}");
+    stop_and_account(daemon);
 }
 
 #[test]
@@ -141,4 +145,5 @@ fn whoever_holds_a_mount_is_found_though_others_take_all_processors() {
         busy.expect("/holders_verdict", "processes");
         assert!(holds(&busy, culprit.pid()), "{busy}");
     }
+    stop_and_account(daemon);
 }

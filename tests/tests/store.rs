@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use kevtmon_tests::balance::stop_and_account;
 use kevtmon_tests::daemon::{Daemon, Launch, WITHOUT_BUDGETS, launch, program};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -128,6 +129,7 @@ fn the_size_limits_hold_in_a_storm() {
     assert!(store > 4 << 20 && recorder > 0, "no storm: {store} and {recorder} bytes");
     assert!(daemon.metrics().sum("kevtmon_store_bytes", &[]).is_some_and(|bytes| bytes > 0.0));
     assert_eq!(daemon.metrics().count("kevtmon_store_errors_total", &[]), 0.0);
+    stop_and_account(daemon);
 }
 
 /// Panics unless the daemon reports once that it has no store, counts what it discards, and keeps running.
@@ -360,5 +362,5 @@ fn files_of_the_store_that_others_truncate_do_not_end_the_daemon() {
         }
     }
     assert!(!daemon.has_ended(), "{}", daemon.log());
-    daemon.stop();
+    stop_and_account(daemon);
 }

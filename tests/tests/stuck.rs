@@ -8,13 +8,26 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
+use kevtmon_tests::balance::stop_and_account;
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::process::hold_by_cwd;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+/// Ends it as a service manager does, which waits for this long and no longer: whatever hangs, what it holds is free then.
+fn stop_in_time(daemon: &mut Daemon) {
+    // The processor of a virtual machine may be emulated.
+    let is_guest = std::env::var_os("KEVTMON_TEST_GUEST").is_some();
+    let most = Duration::from_secs(if is_guest { 10 } else { 5 });
+    let began = Instant::now();
+    daemon.stop();
+    assert!(began.elapsed() < most, "it took {:?}: {}", began.elapsed(), daemon.log());
+}
 
 /// The processes that the daemon has started.
 fn readers(daemon: u32) -> Vec<Pid> {
@@ -31,7 +44,7 @@ fn readers_that_do_not_answer_keep_neither_the_daemon_nor_what_it_holds() {
         let _ = kill(reader, Signal::SIGSTOP);
     }
     let address = daemon.address();
-    daemon.stop();
+    stop_in_time(&mut daemon);
     launch().listen(address).on_state_of(&daemon).start().stop();
 }
 
@@ -43,6 +56,7 @@ fn started_in_a_mount_namespace_of_its_own_it_says_so() {
     assert!(daemon.log().contains("mount namespace of its own"), "{}", daemon.log());
     let pins = || daemon.metrics().count("kevtmon_self_pins", &[]);
     eventually!(pins() == 1.0, "nothing but its mount namespace stays, when namespaces have been read");
+    stop_and_account(daemon);
 }
 
 /// Each counts what hangs on the whole machine.
@@ -127,7 +141,7 @@ fn a_process_that_hangs_whoever_reads_it_is_named_and_stops_nothing() {
         event.kind() == "mount.busy" && event.list("/holders").iter().any(is_held)
     });
     let address = daemon.address();
-    daemon.stop();
+    stop_in_time(&mut daemon);
     let mut next = launch().listen(address).on_state_of(&daemon).start();
     mount.umount_refused();
     next.wait_for("daemon.degraded", |event| event.kind() == "daemon.degraded");
@@ -173,6 +187,13 @@ fn finds_a_holder(daemon: &mut Daemon) {
     });
 }
 
+/// Has the daemon tell who deletes the gateway of a new pod.
+fn tells_a_deletion(daemon: &mut Daemon) {
+    let pod = Pod::new();
+    let ip = pod.delete_gateway();
+    daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY).expect_actor(ip.pid, "ip");
+}
+
 fn wait_until_set_aside(daemon: &mut Daemon, wedge: &Wedge) {
     daemon.wait_for("daemon.degraded", |event| {
         let reason = event.text("/daemon/degraded/procfs");
@@ -193,8 +214,9 @@ fn a_reader_that_not_even_sigkill_ends_keeps_neither_the_daemon_nor_what_it_hold
     eventually!(!killed_and_there(daemon.pid()).is_empty(), "a reader is killed, and does not end");
     let stuck = killed_and_there(daemon.pid());
     finds_a_holder(&mut daemon);
+    tells_a_deletion(&mut daemon);
     let address = daemon.address();
-    daemon.stop();
+    stop_in_time(&mut daemon);
     assert!(stuck.iter().all(|reader| is_killed(*reader)), "the readers of the first daemon outlive it");
 
     let mut next = launch().listen(address).on_state_of(&daemon).start();
@@ -253,6 +275,7 @@ fn more_readers_that_not_even_sigkill_ends_than_work_at_a_time_leave_the_daemon_
     }
     eventually!(killed_and_there(daemon.pid()).len() >= NUMBER, "each has a reader that was killed");
     finds_a_holder(&mut daemon);
+    tells_a_deletion(&mut daemon);
     drop(wedges);
     daemon.stop();
 }
