@@ -13,8 +13,12 @@ const TRIES: u32 = 5;
 /// Namespaces that are given an nsid at a time, and how many of them may be in other user namespaces.
 const ASSIGNED_MAX: usize = 1024;
 const ASSIGNED_ELSEWHERE_MAX: usize = 64;
-/// Nsids of other namespaces that are kept: any user can assign any number of them.
+/// Nsids of other namespaces that are kept, and of those that users have made: any user can assign any number of them.
 const OTHERS_MAX: usize = 16_384;
+const USERS_MAX: usize = 2_048;
+/// How many of these one namespace may have. One veth pair needs one.
+const OTHERS_OF_ONE_MAX: usize = 1_024;
+const USERS_OF_ONE_MAX: usize = 64;
 
 /// Who owns a namespace that may be given an nsid.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,17 +62,78 @@ pub(super) enum PeerLookup {
     Unknown,
 }
 
+/// Nsids that namespaces have given to others, none of which fills the place of another one.
+#[derive(Debug)]
+struct Names {
+    of: HashMap<NsInum, HashMap<i32, Option<NsInum>>>,
+    len: usize,
+    max: usize,
+    max_of_one: usize,
+}
+
+impl Names {
+    fn bounded(max: usize, max_of_one: usize) -> Self {
+        Self { of: HashMap::new(), len: 0, max, max_of_one }
+    }
+
+    fn get(&self, namer: NsInum, nsid: i32) -> Option<Option<NsInum>> {
+        self.of.get(&namer)?.get(&nsid).copied()
+    }
+
+    fn insert(&mut self, namer: NsInum, nsid: i32, named: Option<NsInum>) {
+        let has_room = self.len < self.max;
+        let known = self.of.get(&namer);
+        let is_known = known.is_some_and(|known| known.contains_key(&nsid));
+        if is_known || has_room && known.is_none_or(|known| known.len() < self.max_of_one) {
+            self.of.entry(namer).or_default().insert(nsid, named);
+            self.len += usize::from(!is_known);
+        }
+    }
+
+    fn remove(&mut self, namer: NsInum, nsid: i32) {
+        let Some(known) = self.of.get_mut(&namer) else { return };
+        self.len -= usize::from(known.remove(&nsid).is_some());
+        if known.is_empty() {
+            self.of.remove(&namer);
+        }
+    }
+
+    fn forget(&mut self, netns: NsInum) {
+        self.of.remove(&netns);
+        for known in self.of.values_mut() {
+            known.retain(|_, named| *named != Some(netns));
+        }
+        self.of.retain(|_, known| !known.is_empty());
+        self.len = self.of.values().map(HashMap::len).sum();
+    }
+}
+
 /// The nsids of the host namespace and of the others.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct NsidTable {
     host: HashMap<i32, NsInum>,
-    others: HashMap<(NsInum, i32), Option<NsInum>>,
+    others: Names,
+    /// Of the namespaces of users.
+    users: Names,
     /// Removed since the running discovery began, whose result may be older.
     touched: HashSet<i32>,
     /// In messages, and not found by this many discoveries.
     unknown: HashMap<i32, u32>,
     /// Assigned by this process.
     assigned: HashMap<i32, Owned>,
+}
+
+impl Default for NsidTable {
+    fn default() -> Self {
+        Self {
+            host: HashMap::new(),
+            others: Names::bounded(OTHERS_MAX, OTHERS_OF_ONE_MAX),
+            users: Names::bounded(USERS_MAX, USERS_OF_ONE_MAX),
+            touched: HashSet::new(),
+            unknown: HashMap::new(),
+            assigned: HashMap::new(),
+        }
+    }
 }
 
 impl NsidTable {
@@ -82,23 +147,23 @@ impl NsidTable {
         if netns == host {
             return self.get(nsid).map_or(PeerLookup::Unknown, PeerLookup::Known);
         }
-        match self.others.get(&(netns, nsid)) {
-            Some(Some(peer)) => PeerLookup::Known(*peer),
+        match self.others.get(netns, nsid).or_else(|| self.users.get(netns, nsid)) {
+            Some(Some(peer)) => PeerLookup::Known(peer),
             Some(None) => PeerLookup::Unknowable,
             None => PeerLookup::Unknown,
         }
     }
 
-    /// Records an nsid of `netns`, if there is room.
-    pub(super) fn learn(&mut self, netns: NsInum, nsid: i32, peer: Option<NsInum>) {
-        if self.others.len() < OTHERS_MAX || self.others.contains_key(&(netns, nsid)) {
-            self.others.insert((netns, nsid), peer);
-        }
+    /// Records an nsid of `netns`, if there is room. `of_user`: of a namespace in another user namespace.
+    pub(super) fn learn(&mut self, netns: NsInum, nsid: i32, peer: Option<NsInum>, of_user: bool) {
+        let names = if of_user { &mut self.users } else { &mut self.others };
+        names.insert(netns, nsid, peer);
     }
 
     /// `netns` reassigned or removed the nsid.
     pub(super) fn unlearn(&mut self, netns: NsInum, nsid: i32) {
-        self.others.remove(&(netns, nsid));
+        self.others.remove(netns, nsid);
+        self.users.remove(netns, nsid);
     }
 
     /// The host namespace removed the nsid; returns its namespace.
@@ -178,7 +243,8 @@ impl NsidTable {
     /// The namespace is gone or cannot be entered. Its nsid in the host namespace stays until it is removed:
     /// messages with it are ignored.
     pub(super) fn forget(&mut self, netns: NsInum) {
-        self.others.retain(|(namer, _), named| *namer != netns && *named != Some(netns));
+        self.others.forget(netns);
+        self.users.forget(netns);
     }
 }
 
@@ -237,11 +303,30 @@ mod tests {
     }
 
     #[test]
+    fn nsids_without_end_of_some_leave_room_for_those_of_others() {
+        let mut table = NsidTable::default();
+        for netns in 1_000..2_000 {
+            (0..100).for_each(|nsid| table.learn(netns, nsid, Some(1), true));
+        }
+        assert_eq!((table.users.len, table.users.of.len()), (USERS_MAX, USERS_MAX / USERS_OF_ONE_MAX));
+        (0..20_000).for_each(|nsid| table.learn(100, nsid, None, false));
+        table.learn(101, 5, Some(1), false);
+        assert_eq!(table.peer(1, 101, 5), PeerLookup::Known(1));
+        table.learn(100, 3, Some(1), false);
+        assert_eq!(table.peer(1, 100, 3), PeerLookup::Known(1), "a known one changes");
+        for netns in [100, 101, 1_000] {
+            table.forget(netns);
+        }
+        table.unlearn(1_001, 3);
+        assert_eq!((table.others.len, table.users.len), (0, USERS_MAX - USERS_OF_ONE_MAX - 1));
+    }
+
+    #[test]
     fn the_same_number_means_another_namespace_elsewhere() {
         let mut table = NsidTable::default();
         table.discovered([(0, 100)].into_iter(), false);
-        table.learn(100, 0, Some(1));
-        table.learn(100, 7, None);
+        table.learn(100, 0, Some(1), false);
+        table.learn(100, 7, None, false);
         assert_eq!(table.peer(1, 1, 0), PeerLookup::Known(100));
         assert_eq!(table.peer(1, 100, 0), PeerLookup::Known(1));
         assert_eq!(table.peer(1, 100, 7), PeerLookup::Unknowable);

@@ -171,7 +171,7 @@ impl Stream {
                     Some(PeerName::Nsid(name)) => self.names.get(*name),
                     None => None,
                 };
-                self.names.learn(netns, nsid, peer);
+                self.names.learn(netns, nsid, peer, snapshot.foreign_userns);
             }
             let Some(link) = snapshot.links.iter_mut().find(|link| link.ifindex == ifindex) else { continue };
             match self.names.peer(self.host, netns, nsid) {
