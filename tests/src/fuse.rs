@@ -1,4 +1,4 @@
-//! A FUSE file system with an empty root directory, served by a thread that answers at once.
+//! A FUSE file system served by a thread: its root directory is empty, or whatever is looked up in it is a link.
 //!
 //! The messages are those of include/uapi/linux/fuse.h, in the order of bytes of this machine.
 
@@ -6,15 +6,21 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use nix::mount::{MsFlags, mount};
 
+use crate::patience::patience;
+
+const LOOKUP: u32 = 1;
 const GETATTR: u32 = 3;
+const READLINK: u32 = 5;
 const INIT: u32 = 26;
 /// Of these nobody awaits an answer: `FORGET`, `INTERRUPT`, `BATCH_FORGET`.
 const UNANSWERED: [u32; 3] = [2, 36, 42];
-/// Lengths of `fuse_in_header`, and of the answers to the two.
+/// Lengths of `fuse_in_header`, and of the answers.
 const HEADER: usize = 40;
+const ENTRY_OUT: usize = 128;
 const ATTR_OUT: usize = 104;
 const INIT_OUT: usize = 64;
 /// More than any request of an empty file system.
@@ -22,15 +28,63 @@ const REQUEST_MAX: usize = 128 * 1024;
 
 /// Mounts one in a new directory. It is served until it is unmounted and nobody uses it, or this process ends.
 pub fn mount_served(point: &Path) {
+    let device = mounted(point);
+    std::thread::spawn(move || serve(device, answer));
+}
+
+/// Mounts one whose root directory has a link to `target` at every name. Looking it up takes until the answer is
+/// [released](Link::release), or fails without it.
+#[must_use]
+pub fn mount_link(point: &Path, target: &Path) -> Link {
+    let (device, target) = (mounted(point), target.as_os_str().as_encoded_bytes().to_vec());
+    let (release, released) = sync_channel::<()>(1);
+    let (tell_asked, asked) = sync_channel(1);
+    std::thread::spawn(move || {
+        serve(device, |opcode| match opcode {
+            LOOKUP => {
+                // Nobody may listen any more.
+                let _ = tell_asked.send(());
+                match released.recv() {
+                    Ok(()) => (0, link()),
+                    Err(_) => (libc::EIO, Vec::new()),
+                }
+            }
+            READLINK => (0, target.clone()),
+            _ => answer(opcode),
+        });
+    });
+    Link { release, asked }
+}
+
+/// The link in such a file system; whoever waits for it is refused once this is dropped.
+#[derive(Debug)]
+pub struct Link {
+    release: SyncSender<()>,
+    asked: Receiver<()>,
+}
+
+impl Link {
+    /// Waits until somebody waits for the link.
+    pub fn wait_until_asked(&self) {
+        self.asked.recv_timeout(patience()).expect("somebody looks the link up");
+    }
+
+    /// Lets whoever waits for the link follow it.
+    pub fn release(&self) {
+        self.release.send(()).expect("the file system is served");
+    }
+}
+
+fn mounted(point: &Path) -> File {
     std::fs::create_dir_all(point).expect("a directory can be made");
     let device = File::options().read(true).write(true).open("/dev/fuse").expect("there is FUSE");
     let options = format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other", device.as_raw_fd());
     mount(Some("kevtmon"), point, Some("fuse.kevtmon"), MsFlags::empty(), Some(&*options))
         .expect("FUSE can be mounted");
-    std::thread::spawn(move || serve(device));
+    device
 }
 
-fn serve(mut device: File) {
+fn serve(mut device: File, answer: impl Fn(u32) -> (i32, Vec<u8>)) {
     let mut request = vec![0; REQUEST_MAX];
     while let Ok(len) = device.read(&mut request) {
         if len < HEADER {
@@ -50,6 +104,16 @@ fn serve(mut device: File) {
         // Whoever asked may have been killed meanwhile.
         drop(device.write(&reply));
     }
+}
+
+/// `fuse_entry_out` of node 2, a link.
+fn link() -> Vec<u8> {
+    let mut body = vec![0; ENTRY_OUT];
+    body[..8].copy_from_slice(&2_u64.to_ne_bytes());
+    body[40..48].copy_from_slice(&2_u64.to_ne_bytes());
+    body[100..104].copy_from_slice(&0o120_777_u32.to_ne_bytes());
+    body[104..108].copy_from_slice(&1_u32.to_ne_bytes());
+    body
 }
 
 fn answer(opcode: u32) -> (i32, Vec<u8>) {

@@ -1,5 +1,5 @@
-//! Calls of umount(2) that are hard to observe: many that block in a file server that does not answer, and one whose
-//! caller overwrites the path.
+//! Calls of umount(2) that are hard to observe: many that block in a file server that does not answer, one that began
+//! before the daemon, and one whose caller overwrites the path.
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
@@ -7,15 +7,18 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use kevtmon_tests::daemon::{WITHOUT_BUDGETS, launch};
 use kevtmon_tests::eventually;
+use kevtmon_tests::fuse;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::patience::patience;
 use kevtmon_tests::process::hold_by_cwd;
-use nix::mount::{MsFlags, mount};
+use nix::errno::Errno;
+use nix::mount::{MntFlags, MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
 /// More than once were remembered.
@@ -96,6 +99,40 @@ fn calls_that_block_hide_no_other_call() {
     eventually!(counted(&daemon) > before, "the refusal is counted");
     assert!(in_umount() >= BLOCKED, "they blocked all the time");
     drop((blocked, holder));
+}
+
+#[test]
+fn a_call_that_began_before_the_daemon_has_no_path_rather_than_no_event() {
+    let scratch = Scratch::new();
+    let (busy, point) = (Mount::new(), scratch.path().join("link"));
+    let (tell, told) = sync_channel(1);
+    let target = busy.point().to_owned();
+    let caller = thread::spawn(move || {
+        // In a mount namespace of its own, so that nobody else meets the server.
+        unshare(CloneFlags::CLONE_NEWNS).expect("a namespace can be made");
+        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+        mount(None::<&str>, "/", None::<&str>, private, None::<&str>).expect("it can be made private");
+        let link = fuse::mount_link(&point, &target);
+        let holder = File::open(&target).expect("a directory can be opened");
+        tell.send((link, nix::unistd::gettid())).expect("the test waits");
+        let result = nix::mount::umount2(&point.join("a"), MntFlags::empty());
+        drop(holder);
+        result
+    });
+    let (link, tid) = told.recv().expect("the caller runs");
+    link.wait_until_asked();
+    let mut daemon = launch().config(WITHOUT_BUDGETS).start();
+    link.release();
+    assert_eq!(caller.join().expect("the caller ends"), Err(Errno::EBUSY));
+    let event = daemon.wait_for("mount.busy of the caller", |event| {
+        event.kind() == "mount.busy" && event.number("/actor/tid") == u64::try_from(tid.as_raw()).ok()
+    });
+    event.expect(
+        "/holders_unreadable/0/reason",
+        "the start of the call was not observed, so its path is unknown",
+    );
+    event.expect("/holders_verdict", "incomplete");
+    assert!(!event.to_string().contains(&*busy.point().to_string_lossy()), "{event}");
 }
 
 #[test]
