@@ -237,6 +237,7 @@ impl NodeView<'_> {
 }
 
 /// The labels of a pod, which its sandbox has: those of another container may be of its image.
+#[expect(clippy::box_collection, reason = "as observed")]
 fn labels(sandbox: &ContainerFacts, pod: &PodIdentity) -> Option<Box<BTreeMap<String, String>>> {
     let known = sandbox.pod.as_ref().filter(|known| known.is_confirmed() && known.is_same_pod(pod));
     known.filter(|_| sandbox.sandbox)?.labels.clone()

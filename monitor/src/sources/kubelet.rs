@@ -71,6 +71,7 @@ impl PodLabels {
     const KEY_MAX: usize = 253 + 1 + LABEL_MAX;
 
     /// Those of a pod's labels that are to be kept; a value that the API server would not take is none.
+    #[expect(clippy::box_collection, reason = "most pods have none: a place for them is to be small")]
     pub(super) fn of(&self, labels: &HashMap<String, String>) -> Option<Box<BTreeMap<String, String>>> {
         let kept = self.0.iter().filter_map(|key| {
             let value = labels.get(key).filter(|value| value.len() <= LABEL_MAX && is_label(value))?;
