@@ -404,7 +404,12 @@ impl Daemon {
 
     fn update_model_gauges(&self) {
         let gauges = self.core.gauges();
-        self.metrics.model(&gauges.containers, gauges.veths, gauges.refused_namespaces);
+        self.metrics.model(
+            &gauges.containers,
+            gauges.veths,
+            gauges.refused_namespaces,
+            gauges.routes_omitted,
+        );
     }
 
     /// With a configuration that cannot be used the old one stays, and the daemon is degraded until the next one.

@@ -216,15 +216,16 @@ impl Metrics {
         self.sinks.store_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
-    /// Sets what the model holds: containers by runtime and state, and veth devices; and for how many readings of users'
-    /// namespaces it had no room.
+    /// Sets what the model holds: containers by runtime and state, and veth devices; for how many readings of users' namespaces
+    /// it had no room; and how many default routes it does not keep.
     pub fn model(
         &self,
         containers: &HashMap<(String, ContainerState), i64>,
         veths: i64,
         refused_namespaces: u64,
+        routes_omitted: u64,
     ) {
-        self.containers.set(containers, veths, refused_namespaces);
+        self.containers.set(containers, veths, refused_namespaces, routes_omitted);
     }
 
     /// Everything in the Prometheus text format; reads the kernel's counters and this process anew.

@@ -121,6 +121,8 @@ pub struct ModelGauges {
     pub refused_namespaces: u64,
 }
 
+    /// Default routes that are not kept.
+    pub routes_omitted: u64,
 impl Core {
     /// A core with an empty model that continues the previous run of this boot.
     #[must_use]
@@ -282,6 +284,7 @@ impl Core {
             refused_namespaces: self.crowd.refused(),
         }
     }
+            routes_omitted: self.namespaces.routes_omitted(),
 
     fn tick(&mut self, now: BootNs) {
         self.emit_overdue(now);

@@ -206,9 +206,11 @@ impl Core {
     }
 
     /// Whether a namespace is not read again for each event although nothing reports its changes: any user can make as many
-    /// as they like.
+    /// as they like. One with too many routes would be known no better.
     fn is_left_alone(&self, netns: NsInum) -> bool {
-        self.namespaces.get(netns).is_some_and(|namespace| namespace.is_unheard() && namespace.foreign_userns)
+        self.namespaces.get(netns).is_some_and(|namespace| {
+            namespace.is_unheard() && namespace.foreign_userns || namespace.has_omitted_routes()
+        })
     }
 
     /// Whether the entry was a gateway's when it changed, or none that is waited for.

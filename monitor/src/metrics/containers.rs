@@ -26,6 +26,7 @@ pub(super) struct ContainerMetrics {
     veths: IntGauge,
     recreations: IntCounterVec,
     refused: IntCounter,
+    routes_omitted: IntGauge,
     /// Those that had containers: their zeros stay.
     runtimes: Mutex<BTreeSet<String>>,
 }
@@ -52,6 +53,10 @@ impl ContainerMetrics {
                 "kevtmon_namespaces_refused_total",
                 "Readings of network namespaces of users that have too many of them, or of users and containers with too much in them: they are not watched.",
             )?,
+            routes_omitted: registrar.gauge(
+                "kevtmon_default_routes_omitted",
+                "Default routes of network namespaces that have too many of them: which are in use there is not known.",
+            )?,
             runtimes: Mutex::default(),
         })
     }
@@ -61,7 +66,9 @@ impl ContainerMetrics {
         containers: &HashMap<(String, ContainerState), i64>,
         veths: i64,
         refused_namespaces: u64,
+        routes_omitted: u64,
     ) {
+        self.routes_omitted.set(i64::try_from(routes_omitted).unwrap_or(i64::MAX));
         self.refused.inc_by(refused_namespaces.saturating_sub(self.refused.get()));
         let mut runtimes = lock(&self.runtimes);
         runtimes.extend(containers.keys().map(|(runtime, _)| runtime.clone()));

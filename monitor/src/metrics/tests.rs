@@ -63,7 +63,7 @@ fn idle() -> Metrics {
         metrics.observation(&status(hook, true, Some("tp_btf")));
     }
     metrics.observation(&seen(Fact::Tick));
-    metrics.model(&HashMap::from([(("docker".to_owned(), ContainerState::Running), 20)]), 20, 0);
+    metrics.model(&HashMap::from([(("docker".to_owned(), ContainerState::Running), 20)]), 20, 0, 0);
     metrics
 }
 
@@ -269,8 +269,8 @@ fn a_hook_has_one_rung_at_a_time() {
 fn a_runtime_once_seen_keeps_its_zeros() {
     let metrics = metrics();
     let running = |count| HashMap::from([(("docker".to_owned(), ContainerState::Running), count)]);
-    metrics.model(&running(3), 6, 0);
-    metrics.model(&HashMap::new(), 0, 0);
+    metrics.model(&running(3), 6, 0, 0);
+    metrics.model(&HashMap::new(), 0, 0, 0);
     assert_eq!(value(&metrics, "kevtmon_containers{runtime=\"docker\",state=\"running\"}"), Some(0.0));
     assert_eq!(value(&metrics, "kevtmon_containers{runtime=\"docker\",state=\"dead\"}"), Some(0.0));
     assert_eq!(value(&metrics, "kevtmon_veth_devices"), Some(0.0));

@@ -75,6 +75,9 @@ pub struct Namespace {
     pub addresses: BTreeSet<AddressFacts>,
     /// Default routes, and halves of default routes.
     pub routes: Vec<RouteFacts>,
+    /// Further ones, so that which of them are in use is not known until the next snapshot.
+    #[serde(default, skip_serializing_if = "is_none")]
+    routes_omitted: usize,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     rules: Vec<RuleFacts>,
     gateways: Gateways,
@@ -189,6 +192,7 @@ impl Namespaces {
         let mut new = Namespace {
             name: snapshot.name,
             cookie: snapshot.cookie,
+        let routes: Vec<RouteFacts> = snapshot.routes.into_iter().filter(is_default).collect();
             foreign_userns: snapshot.foreign_userns,
             unbounded: old.as_ref().is_some_and(|old| old.unbounded),
             owner: snapshot.owner,
@@ -196,7 +200,8 @@ impl Namespaces {
             read: at,
             links: snapshot.links.into_iter().map(|link| (link.ifindex, link)).collect(),
             addresses: snapshot.addresses.into_iter().collect(),
-            routes: snapshot.routes.into_iter().filter(is_default).take(ROUTES_MAX).collect(),
+            routes_omitted: routes.len().saturating_sub(ROUTES_MAX),
+            routes: routes.into_iter().take(ROUTES_MAX).collect(),
             rules: snapshot.rules,
             in_use: old.as_ref().map(|old| old.in_use.clone()).unwrap_or_default(),
             shared: old.as_ref().map(|old| old.shared.clone()).unwrap_or_default(),
@@ -347,7 +352,11 @@ impl Namespaces {
     pub fn put_route(&mut self, at: BootNs, route: RouteFacts) -> bool {
         let Some(namespace) = self.known.get_mut(&route.netns) else { return false };
         namespace.keep_doubting(at);
-        if namespace.routes.len() >= ROUTES_MAX || namespace.routes.contains(&route) {
+        if namespace.routes.contains(&route) {
+            return false;
+        }
+        if namespace.routes.len() >= ROUTES_MAX {
+            namespace.routes_omitted = namespace.routes_omitted.saturating_add(1);
             return false;
         }
         namespace.changed = at;
@@ -373,6 +382,7 @@ impl Namespaces {
         if found && is_selected(route, &namespace.rules) {
             namespace.select_gateways(at);
         }
+            namespace.routes_omitted = namespace.routes_omitted.saturating_sub(1);
         found
     }
 
@@ -390,6 +400,12 @@ impl Namespaces {
     pub fn count_links(&self, netns: NsInum, kind: &str) -> i64 {
         self.known.get(&netns).map_or(0, |namespace| {
             namespace.links.values().map(|link| i64::from(link.kind.as_deref() == Some(kind))).sum()
+    /// Default routes of all namespaces that are not kept.
+    #[must_use]
+    pub fn routes_omitted(&self) -> u64 {
+        self.known.values().map(|namespace| u64::try_from(namespace.routes_omitted).unwrap_or(0)).sum()
+    }
+
         })
     }
 }
@@ -398,6 +414,17 @@ impl Namespace {
     /// The neighbor entries of its default gateways, current and recent.
     pub fn gateways(&self) -> impl Iterator<Item = (u32, IpAddr, &Gateway)> {
         self.gateways.iter()
+    }
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_none(number: &usize) -> bool {
+    *number == 0
+}
+
+
+    /// Whether it has more default routes than are kept.
+    #[must_use]
+    pub fn has_omitted_routes(&self) -> bool {
+        self.routes_omitted > 0
     }
 
     /// The neighbor entry of a default gateway; `None` if the gateway is not known.

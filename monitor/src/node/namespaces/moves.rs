@@ -47,7 +47,8 @@ impl Namespace {
     #[must_use]
     pub fn was_gateway(&self, at: BootNs, ifindex: u32, address: IpAddr, by_request: bool) -> Option<bool> {
         let key = (ifindex, address);
-        if self.stale.is_some_and(|(first, _)| first <= at) || at < self.moves_since {
+        let is_stale = self.stale.is_some_and(|(first, _)| first <= at);
+        if is_stale || at < self.moves_since || self.has_omitted_routes() {
             return None;
         }
         // Its interface or address took it along, together with the entry.
@@ -93,6 +94,7 @@ impl Namespace {
     #[must_use]
     pub fn is_missed(&self, ifindex: u32, address: IpAddr) -> bool {
         self.stale.is_none()
+            && !self.has_omitted_routes()
             && self.in_use.contains(&(ifindex, address))
             && self.gateways.get(ifindex, address).is_some_and(|gateway| gateway.entry.is_none())
     }

@@ -372,6 +372,10 @@ fn what_a_user_does_in_a_namespace_of_his_own_leaves_little_behind() {
     }
     let namespace = namespaces.get(7).unwrap();
     assert!(namespace.routes.len() <= ROUTES_MAX && namespace.addresses.is_empty());
+    // Which of them are in use is not known, and how many there are is.
+    assert!(namespaces.routes_omitted() > 9_000);
+    let gateway = "10.0.0.2".parse().unwrap();
+    assert_eq!(namespaces.get(7).unwrap().was_gateway(BootNs::MAX, 2, gateway, true), None);
     assert!(namespace.former.len() <= RECENT_MAX && namespace.bereft.len() <= RECENT_MAX);
     assert!(namespace.disturbed.len() <= DISTURBED_MAX && namespace.switched.len() <= 2);
 }
