@@ -1,4 +1,5 @@
-//! Neighbor entries: what was removed, replaced, downgraded or failed goes out, the rest is counted.
+//! Neighbor entries: what was removed, replaced, downgraded or failed goes out, and what gives a gateway an address again;
+//! the rest is counted.
 //!
 //! The tracepoint `neigh_update` fires before the change, so it shows the state before. A deletion by
 //! request is complete there: the cleanup that follows sees state FAILED, and may come late when something
@@ -59,12 +60,17 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
     let netlink_port = ctx.arg::<u64>(4) as u32;
 
     let dead: u8 = neighbour.get(offset!(neighbour_dead));
-    if flags & offset!(admin_flag) == 0 || dead != 0 {
+    if dead != 0 {
         return 0;
     }
     let old_state: u8 = neighbour.get(offset!(neighbour_nud_state));
     let mut change = Change { operation: operation::CHANGED, old_state, new_state, new_lladdr, netlink_port };
-    let is_to_resolve = flags & offset!(resolve_flags) != 0;
+    let is_by_request = flags & offset!(admin_flag) != 0;
+    // The way of every answer of a neighbor that is known already ends here.
+    if !is_by_request && (old_state & VALID != 0 || new_state & LEARNED == 0 || new_lladdr.0 == 0) {
+        return 0;
+    }
+    let is_to_resolve = is_by_request && flags & offset!(resolve_flags) != 0;
     if is_to_resolve {
         // Whatever else the request says.
         change.new_state = old_state & !PERMANENT;
@@ -73,9 +79,18 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
         change.operation = operation::DELETED;
     }
     if old_state & PERMANENT == 0 {
-        return 0;
-    }
-    if is_to_resolve || new_state & VALID == 0 {
+        // Without an address the kernel makes no entry, and without OVERRIDE it changes none.
+        let is_taken = match old_state & VALID {
+            0 => new_lladdr.0 != 0,
+            _ => new_lladdr.0 == 0 || flags & OVERRIDE != 0,
+        };
+        let is_set = !is_to_resolve && new_state & VALID != 0 && is_taken;
+        // Of all entries there would be too much.
+        if !is_set || !lanes::is_gateway(&entry(neighbour)) {
+            return 0;
+        }
+        change.operation = if is_by_request { operation::SET } else { operation::RESOLVED };
+    } else if is_to_resolve || new_state & VALID == 0 {
         change.new_lladdr = Kernel(0);
     } else {
         let other = new_lladdr.0 != 0 && differs(neighbour, new_lladdr);
@@ -141,7 +156,9 @@ fn neigh_timer_handler(ctx: BtfTracePointContext) -> i32 {
 
 #[inline(always)]
 fn report(neighbour: Typed, program: Program, change: &Change) {
-    let Some(task) = task::current_typed(program) else {
+    // What the protocol resolves has nothing to do with the current task.
+    let is_by_task = change.operation != operation::RESOLVED;
+    let Some(task) = is_by_task.then(|| task::current_typed(program)).flatten() else {
         return report_without_task(neighbour, change);
     };
     if let Some(room) = room_for(neighbour, task.id()) {

@@ -61,12 +61,41 @@ fn a_process_that_no_runtime_knows_loses_its_gateway() {
     closed.expect("/incident/close_reason", "resolved");
 }
 
+/// Not by a later reading, of which each takes its time: what mends an entry is told, and its event is evidence.
+#[test]
+fn each_of_many_repairs_closes_its_incident_as_it_is_made() {
+    const PODS: usize = 40;
+    let pods: Vec<Pod> = (0..PODS).map(|_| Pod::new()).collect();
+    let _processes: Vec<Running> = pods.iter().map(live_in).collect();
+    let mut daemon = launch().start();
+    let broken: Vec<u32> = pods.iter().map(|pod| pod.delete_gateway().pid).collect();
+    for (pod, pid) in pods.iter().zip(broken) {
+        wait_for(&mut daemon, "incident.opened", pod.inum()).expect_actor(pid, "ip");
+    }
+    let mended: Vec<u32> = pods
+        .iter()
+        .map(|pod| {
+            pod.ip(&format!("neigh replace {GATEWAY} lladdr {GATEWAY_LLADDR} dev eth0 nud permanent")).pid
+        })
+        .collect();
+    for (pod, pid) in pods.iter().zip(mended) {
+        let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
+        closed.expect("/incident/close_reason", "resolved");
+        let repair = daemon.wait_for("the repair", |event| {
+            event.kind() == "neighbor.added" && event.is_neighbor(pod.inum(), GATEWAY)
+        });
+        repair.expect_actor(pid, "ip");
+        let evidence = closed.list("/incident/evidence");
+        assert!(evidence.iter().any(|seq| seq.as_u64() == repair.number("/seq")), "{closed}\n{repair}");
+    }
+}
+
 #[test]
 fn an_entry_of_any_state_with_the_right_address_is_a_repair() {
     let pod = Pod::new();
     let _process = live_in(&pod);
     let mut daemon = launch().start();
-    for state in ["reachable", "stale", "noarp"] {
+    for state in ["reachable", "stale", "delay", "probe", "noarp"] {
         pod.set_gateway();
         pod.delete_gateway();
         wait_for(&mut daemon, "incident.opened", pod.inum());
@@ -300,7 +329,7 @@ fn an_actor_is_not_named_for_what_came_after_a_repair() {
     let mut daemon = launch().start();
     let first = pod.delete_gateway();
     wait_for(&mut daemon, "incident.opened", pod.inum()).expect_actor(first.pid, "ip");
-    // A wrong entry, which the hooks do not report.
+    // A wrong entry.
     pod.set_neighbor(GATEWAY, "02:00:00:00:00:0c", NeighbourState::Permanent);
     let other = daemon.wait_for("another reason", |event| {
         is_of(event, "incident.updated", pod.inum()) && event.text("/neighbor/reason") == "wrong-lladdr"

@@ -48,6 +48,10 @@ pub mod operation {
     pub const FAILED: u8 = 3;
     /// A permanent entry, or that of a known gateway, went together with its interface, address or namespace.
     pub const COLLATERAL: u8 = 4;
+    /// The entry of a known gateway, which was not permanent, got an address or another state by request.
+    pub const SET: u8 = 5;
+    /// The entry of a known gateway, which had no address, was resolved.
+    pub const RESOLVED: u8 = 6;
 }
 
 /// Bits of [`NeighborRecord::device_marks`].

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 
 use super::{Core, NsInum};
+use crate::diagnose::ModelChange;
 use crate::escape::name;
 use crate::event::wording::{actor_phrase, cause_phrase, place_phrase};
 use crate::event::{Event, Kind, Neighbor, Severity, Target, UserNamespace};
@@ -81,7 +82,13 @@ impl Core {
         if change.cause != NeighborCause::NetnsExit {
             self.namespaces.put_neighbor(at, &change);
         }
-        let requested = Requested { ended_netns: self.ended_netns(at, &change), ..Requested::default() };
+        // What the protocol does every day: only its end may be worth knowing.
+        if change.op == NeighborOp::Added && !is_by_request(&change) {
+            return self.diagnose(at, &ModelChange::Resolved(change.key.netns));
+        }
+        let (ended_netns, ended_lower) = self.ended_netns(at, &change).unzip();
+        let ended_lower = ended_lower.unwrap_or(false);
+        let requested = Requested { ended_netns, ended_lower, ..Requested::default() };
         self.hold_or_emit(at, at, change, requested);
     }
 

@@ -3,7 +3,7 @@
 //!
 //! An event of a static entry opens the incident at once, with the actor. A fault that only a snapshot shows, or that may
 //! be a pod being set up or torn down, is suspected first and confirmed later. While the incident is open the namespace
-//! is read again at growing intervals, because the kernel hooks do not report an entry that is added again.
+//! is read again at growing intervals: the kernel hooks report what mends an entry only while they know it as a gateway's.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
@@ -42,8 +42,8 @@ use undecided::Undecided;
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "gateway-neighbor-lost";
 
-/// The namespace of an open incident is read again after this time, so that a repair closes it within two seconds; the
-/// hooks do not report an entry that is added again.
+/// The namespace of an open incident is read again after this time, so that a repair that no hook reports closes it within
+/// two seconds: on a kernel without hooks, beyond the number of gateways that they know, or of records that were lost.
 const REREAD_INTERVAL: BootNs = SECOND * 3 / 2;
 /// With many open incidents namespaces are read less often: so many a second, at a few percent of a core.
 const REREADS_PER_SECOND: BootNs = 16;
@@ -367,6 +367,7 @@ impl Diagnosis for GatewayNeighborLost {
     fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
         match change {
             ModelChange::Netns(netns) => self.netns_read(context, *netns, findings),
+            ModelChange::Resolved(netns) => self.recheck(context, *netns, None, findings),
             ModelChange::NetnsGone(netns) => {
                 self.rereads.forget(*netns);
                 // The kernel uses its number again.
@@ -469,7 +470,11 @@ fn concerns(context: &Context<'_>, event: &Event, entry: &Neighbor) -> bool {
         let namespace = context.node.namespaces.get(entry.netns);
         namespace.is_some_and(|namespace| namespace.is_missed(entry.ifindex, entry.address))
     };
-    entry.gateway.unwrap_or_else(|| event.kind == Kind::NeighborDeleted && is_missed())
+    match event.kind {
+        // It may be added before the route that leads to it, and be missed all the same.
+        Kind::NeighborAdded => entry.gateway == Some(true) || is_missed(),
+        _ => entry.gateway.unwrap_or_else(|| event.kind == Kind::NeighborDeleted && is_missed()),
+    }
 }
 
 fn changes_host_lladdr(context: &Context<'_>, event: &Event) -> bool {

@@ -206,6 +206,8 @@ pub struct Context<'a> {
 pub enum ModelChange<'a> {
     /// A snapshot of a network namespace was applied.
     Netns(NsInum),
+    /// The entry of a gateway in a network namespace was resolved, which is no event.
+    Resolved(NsInum),
     /// A network namespace was destroyed.
     NetnsGone(NsInum),
     /// What the previous run suspected of a gateway, of whose namespace a snapshot was applied.

@@ -7,7 +7,7 @@ use crate::event::Target;
 use crate::node::containers::is_live;
 use crate::node::namespaces::Namespace;
 use crate::node::view::NodeView;
-use crate::observation::{ContainerState, NeighborKey, NsInum};
+use crate::observation::{BootNs, ContainerState, NeighborKey, NsInum};
 use crate::settings::Thresholds;
 
 /// The state of a gateway's entry.
@@ -81,6 +81,14 @@ pub(super) fn is_doubted(node: &NodeView<'_>, key: NeighborKey) -> bool {
 pub(super) fn is_left(node: &NodeView<'_>, key: NeighborKey) -> bool {
     let is_told = |namespace: &Namespace| !namespace.is_unheard() && !namespace.is_doubted();
     is_former(node, key) && node.namespaces.get(key.netns).is_some_and(is_told)
+}
+
+/// Whether the entry is known by a change that a hook told after this time, not by a snapshot that may be older.
+pub(super) fn was_told_since(node: &NodeView<'_>, key: NeighborKey, at: BootNs) -> bool {
+    node.namespaces
+        .get(key.netns)
+        .and_then(|namespace| namespace.gateway(key.ifindex, key.address))
+        .is_some_and(|gateway| gateway.changed_since(at.saturating_add(1)))
 }
 
 /// The owner of a namespace other than the host's in which a process lives.

@@ -58,6 +58,7 @@ impl GatewayNeighborLost {
             };
             let result = fault.recheck(context, key);
             let may_be_old = evidence.is_none()
+                && !health::was_told_since(context.node, key, fault.last)
                 && context.now < fault.last.saturating_add(READ_DURATION)
                 && !health::is_left(context.node, key);
             match (fault.phase, result) {

@@ -1,5 +1,5 @@
-//! Neighbor entries: permanent ones that are deleted, replaced or removed with their interface, and any that fails
-//! to resolve. Netlink messages do not identify the actor.
+//! Neighbor entries: permanent ones that are deleted, replaced or removed with their interface, any that fails to
+//! resolve, and what gives that of a gateway an address again. Netlink messages do not identify the actor.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -119,10 +119,11 @@ fn neighbor(record: &NeighborRecord, host_netns: NsInum) -> Result<NeighborChang
         operation::DELETED | operation::COLLATERAL => NeighborOp::Deleted,
         operation::CHANGED => NeighborOp::Changed,
         operation::FAILED => NeighborOp::Failed,
+        operation::SET | operation::RESOLVED => NeighborOp::Added,
         other => return Err(DecodeError::Value { field: "operation", value: other.into() }),
     };
     let cause = match record.operation {
-        operation::DELETED => NeighborCause::Admin,
+        operation::DELETED | operation::SET => NeighborCause::Admin,
         operation::CHANGED => NeighborCause::Replaced,
         operation::COLLATERAL => collateral(record, actor.is_some(), host_netns),
         _ => NeighborCause::Unknown,
@@ -131,8 +132,13 @@ fn neighbor(record: &NeighborRecord, host_netns: NsInum) -> Result<NeighborChang
         let bytes = bytes.get(..usize::from(record.lladdr_len)).unwrap_or(bytes);
         (!bytes.is_empty()).then(|| LlAddr(bytes.to_vec()))
     };
-    // One that never was resolved has no address.
-    let is_known = op != NeighborOp::Failed || record.lladdr.iter().any(|byte| *byte != 0);
+    let was = NudState(record.old_state);
+    let is_known = match op {
+        // One that never was resolved has no address.
+        NeighborOp::Failed => record.lladdr.iter().any(|byte| *byte != 0),
+        NeighborOp::Added => was.is_permanent() || was.is_usable(),
+        NeighborOp::Deleted | NeighborOp::Changed => true,
+    };
     let before = if is_known { lladdr(&record.lladdr) } else { None };
     let after = if record.has_new_lladdr == 0 { None } else { lladdr(&record.new_lladdr) };
     Ok(NeighborChange {
@@ -142,8 +148,8 @@ fn neighbor(record: &NeighborRecord, host_netns: NsInum) -> Result<NeighborChang
         cause,
         old_state: match (op, record.old_state) {
             // Something used the entry when it went with its interface, which hides what it was.
-            (NeighborOp::Failed, _) | (NeighborOp::Deleted, 0) => None,
-            (_, state) => Some(NudState(state)),
+            (NeighborOp::Failed, _) | (NeighborOp::Deleted | NeighborOp::Added, 0) => None,
+            _ => Some(was),
         },
         new_state: (op != NeighborOp::Deleted).then_some(NudState(record.new_state)),
         new_lladdr: after.filter(|new| before.as_ref() != Some(new)),
