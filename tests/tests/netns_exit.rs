@@ -115,11 +115,31 @@ fn a_link_whose_lower_device_goes_with_a_namespace_is_deleted() {
     run(&nested);
     configure(&pod);
     let mut daemon = launch().start();
-    let pod_inum = pod.path().inum();
+    let (router_inum, pod_inum) = (router.path().inum(), pod.path().inum());
     router.delete();
 
     let event = daemon.wait_for_deletion(pod_inum, GATEWAY);
     event.expect("/neighbor/cause", "link-deleted");
+    event.expect("/neighbor/ended_netns", router_inum);
+    event.expect("/neighbor/ended_lower", true);
     event.expect("/severity", "warning");
     event.expect_none("/actor");
+    let words = format!("with its lower device, whose network namespace {router_inum} ended");
+    assert!(event.text("/message").contains(&words), "{event}");
+}
+
+/// The kernel sets a link down before it moves it: who moves a link did not mean to set it down.
+#[test]
+fn a_link_that_is_moved_away_is_not_said_to_be_set_down_alone() {
+    let ((router, _uplink), (pod, _other)) = (namespace(), namespace());
+    connect(&router, &pod);
+    let mut daemon = launch().start();
+    let ip = run(&format!("ip -n {} link set eth0 netns {}", pod.name(), router.name()));
+
+    let event = daemon.wait_for_deletion(pod.path().inum(), GATEWAY);
+    event.expect_actor(ip.pid, "ip");
+    event.expect("/neighbor/cause", "link-down");
+    event.expect("/neighbor/link_moved", true);
+    let words = "as the link was set down and moved to another namespace";
+    assert!(event.text("/message").ends_with(words), "{event}");
 }

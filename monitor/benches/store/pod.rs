@@ -88,6 +88,8 @@ impl Instance {
             gateway: Some(true),
             reason: None,
             ended_netns: None,
+            ended_lower: false,
+            link_moved: false,
             after_exit: false,
         }));
         event.actor = actor.map(Box::new);

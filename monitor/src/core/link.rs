@@ -11,6 +11,11 @@ use crate::observation::{
     AddressFacts, BootNs, LinkFacts, NetnsSnapshot, NsInum, PeerLink, Request, RouteFacts, TABLE_MAIN, iff,
 };
 
+/// How long it is kept that a namespace has ended: what goes with it in others is told right after.
+const ENDED_NS: u64 = 2_000_000_000;
+/// Namespaces that ended of late.
+const ENDED_MAX: usize = 256;
+
 impl Core {
     /// Applies the snapshot of a namespace. The first one emits no events; each difference in a later one is a change of
     /// which no netlink message was received.
@@ -66,6 +71,11 @@ impl Core {
     pub(super) fn netns_gone(&mut self, at: BootNs, netns: NsInum) {
         self.namespaces.remove(netns);
         self.containers.forget_netns(netns);
+        self.ended_netns.retain(|(ended, _)| ended.saturating_add(ENDED_NS) >= at);
+        self.ended_netns.push_back((at, netns));
+        if self.ended_netns.len() > ENDED_MAX {
+            self.ended_netns.pop_front();
+        }
         self.diagnose(at, &ModelChange::NetnsGone(netns));
     }
 
@@ -77,6 +87,13 @@ impl Core {
         // Messages about a veth pair that is being deleted no longer name the peer.
         if link.peer.is_none() {
             link.peer = namespace.links.get(&link.ifindex).and_then(|old| old.peer.clone());
+        }
+        // A namespace that ends has no number any more.
+        if link.lower.as_ref().is_some_and(|lower| lower.netns.is_none()) {
+            let known = namespace.links.get(&link.ifindex).and_then(|old| old.lower.clone());
+            let is_same =
+                |known: &PeerLink| link.lower.as_ref().is_some_and(|new| new.ifindex == known.ifindex);
+            link.lower = known.filter(is_same).or(link.lower);
         }
         if !self.namespaces.has_room_for(&link) {
             return self.overfull(at, link.netns);
@@ -115,6 +132,7 @@ impl Core {
         };
         match moved_to {
             Some(peer) => {
+                self.namespaces.set_left(at, netns, ifindex);
                 let target = peer.netns.map(|netns| self.target(netns, false));
                 let verb = match target.as_ref().and_then(|target| Some((target, target_label(target)?))) {
                     Some((target, label)) if target.container.is_none() && target.pod.is_none() => {

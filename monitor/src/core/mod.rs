@@ -103,6 +103,8 @@ pub struct Core {
     /// Gateways that the previous run knew, of namespaces that are not read yet.
     previous_entries: Vec<KnownEntry>,
     last_expiry: BootNs,
+    /// Namespaces that ended of late.
+    ended_netns: VecDeque<(BootNs, NsInum)>,
     /// When the previous run of this boot was last alive.
     previously_alive: Option<BootNs>,
     /// Source of the observation that is being processed.
@@ -119,10 +121,10 @@ pub struct ModelGauges {
     pub veths: i64,
     /// Readings of users' namespaces for which there was no room, since the start.
     pub refused_namespaces: u64,
-}
-
     /// Default routes that are not kept.
     pub routes_omitted: u64,
+}
+
 impl Core {
     /// A core with an empty model that continues the previous run of this boot.
     #[must_use]
@@ -282,9 +284,9 @@ impl Core {
             containers: self.containers.counts(),
             veths: self.namespaces.count_links(self.settings.host_netns, "veth"),
             refused_namespaces: self.crowd.refused(),
+            routes_omitted: self.namespaces.routes_omitted(),
         }
     }
-            routes_omitted: self.namespaces.routes_omitted(),
 
     fn tick(&mut self, now: BootNs) {
         self.emit_overdue(now);

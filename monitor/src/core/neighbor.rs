@@ -69,6 +69,9 @@ struct Requested {
     /// Not requested, but known when the change was observed: the namespace of the peer that took the link along.
     #[serde(default)]
     ended_netns: Option<NsInum>,
+    /// Whether it was that of the lower device.
+    #[serde(default)]
+    ended_lower: bool,
     netns: Option<RequestState>,
     container: bool,
     /// Whether the container's process exists, once that was answered.
@@ -92,16 +95,22 @@ impl Core {
         self.hold_or_emit(at, at, change, requested);
     }
 
-    /// The namespace whose end took a link along. A process is named for a link that it deletes, so that one of a pair
-    /// goes by itself only with the other end; of links of other kinds the model does not know what they depend on.
-    fn ended_netns(&self, at: BootNs, change: &NeighborChange) -> Option<NsInum> {
+    /// The namespace whose end took a link along, and whether that of its lower device. A process is named for a link that it deletes, so that one of a pair
+    /// goes by itself only with the other end. The device below may have gone alone (hardware that is unplugged, or it went
+    /// with something else): it has to be known that its namespace has ended.
+    fn ended_netns(&self, at: BootNs, change: &NeighborChange) -> Option<(NsInum, bool)> {
         if change.cause != NeighborCause::LinkDeleted || change.actor.is_some() {
             return None;
         }
-        let link = self.namespaces.get(change.key.netns)?.link_with_peer(at, change.key.ifindex)?;
-        let netns = link.peer.as_ref()?.netns?;
+        let link = self.namespaces.get(change.key.netns)?.link_with_other(at, change.key.ifindex)?;
+        let is_ended = |netns: &NsInum| self.ended_netns.iter().any(|(_, ended)| ended == netns);
+        let netns = match (&link.peer, &link.lower) {
+            (Some(peer), _) => peer.netns?,
+            (None, lower) => lower.as_ref()?.netns.filter(is_ended)?,
+        };
         // The host's namespace never ends.
-        (netns != link.netns && netns != self.settings.host_netns).then_some(netns)
+        let is_other = netns != link.netns && netns != self.settings.host_netns;
+        is_other.then_some((netns, link.peer.is_none()))
     }
 
     /// Resumes the changes that awaited this answer; `positive`: the namespace, container or process exists.
@@ -321,6 +330,9 @@ impl Core {
             gateway,
             reason: reason.flatten().map(str::to_owned),
             ended_netns: requested.ended_netns,
+            ended_lower: requested.ended_lower,
+            link_moved: cause == NeighborCause::LinkDown
+                && self.namespaces.get(key.netns).is_some_and(|known| known.was_left(at, key.ifindex)),
             after_exit: teardown,
         };
         let message = message(change, &neighbor, &target, by.as_deref());

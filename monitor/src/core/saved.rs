@@ -21,7 +21,7 @@ use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::{Crowd, Namespaces};
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
-use crate::observation::{BootNs, Source, SourceStatus};
+use crate::observation::{BootNs, NsInum, Source, SourceStatus};
 use crate::settings::Settings;
 
 /// The state of a core without its settings; borrowed from a core, or deserialized. Missing fields are as in a new
@@ -38,6 +38,8 @@ pub struct Saved<'a> {
     statuses: BTreeMap<String, SourceStatus>,
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     degraded: BTreeSet<String>,
+    #[serde(skip_serializing_if = "VecDeque::is_empty")]
+    ended_netns: VecDeque<(BootNs, NsInum)>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     to_resume: Vec<Event>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -112,6 +114,7 @@ impl Core {
             folded: Vec::new(),
             accounts: Accounts::default(),
             last_expiry: saved.last_expiry,
+            ended_netns: saved.ended_netns,
             previously_alive: saved.previously_alive,
             source: Source::default(),
             output: VecDeque::new(),
@@ -153,6 +156,7 @@ impl Core {
             to_resume,
             previous_entries,
             last_expiry,
+            ended_netns,
             previously_alive,
             source: _,
             output: _,
@@ -162,6 +166,7 @@ impl Core {
             realtime_offset_ns: *realtime_offset_ns,
             ready: *ready,
             last_expiry: *last_expiry,
+            ended_netns: ended_netns.clone(),
             previously_alive: *previously_alive,
             statuses: statuses.clone(),
             degraded: degraded.clone(),

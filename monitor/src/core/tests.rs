@@ -481,6 +481,7 @@ fn the_state_names_the_owner_of_each_namespace_and_deserializes_to_itself() {
         mac: None,
         master: None,
         peer: Some(peer),
+        lower: None,
     };
     core.observe(at(2, status("netlink", true)));
     core.observe(at(

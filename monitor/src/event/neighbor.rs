@@ -39,9 +39,15 @@ pub struct Neighbor {
     /// What is wrong with a gateway: `missing`, `failed`, `wrong-lladdr`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
-    /// Network namespace whose end took the link along, inode number: that of the link's peer.
+    /// Network namespace whose end took the link along, inode number: that of the link's peer or lower device.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ended_netns: Option<u32>,
+    /// Whether it is that of the lower device.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub ended_lower: bool,
+    /// Whether the link that was set down was moved to another namespace then.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub link_moved: bool,
     /// Whether its container had exited before: part of the cleanup, and no fault.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub after_exit: bool,
@@ -60,6 +66,7 @@ impl Object for Neighbor {
         words.push(format!("cause {}", self.cause));
         words.extend(self.reason.as_ref().map(|reason| format!("gateway {reason}")));
         words.extend(self.ended_netns.map(|netns| format!("gone with netns {netns}")));
+        words.extend(self.link_moved.then(|| "link moved to another netns".to_owned()));
         words.extend(self.after_exit.then(|| "after the container's exit".to_owned()));
         words.push(format!("{} ({}) in netns {}", self.ifname, self.ifindex, self.netns));
         words.retain(|words| !words.is_empty());

@@ -248,11 +248,14 @@ fn holder_label(holder: &MountHolder) -> String {
 pub(crate) fn cause_phrase(neighbor: &Neighbor, actor_named: bool) -> String {
     let exit = if neighbor.after_exit { " after its container had exited" } else { "" };
     if let Some(netns) = neighbor.ended_netns.filter(|_| !actor_named) {
+        let other = if neighbor.ended_lower { "lower device" } else { "peer" };
         return format!(
-            "{exit} because the link was deleted with its peer, whose network namespace {netns} ended"
+            "{exit} because the link was deleted with its {other}, whose network namespace {netns} ended"
         );
     }
     let cause = match (neighbor.cause.as_str(), actor_named) {
+        // Which of the two was asked for, the kernel does not tell.
+        ("link-down", _) if neighbor.link_moved => " as the link was set down and moved to another namespace",
         ("link-down", true) => ", by setting the link down",
         ("link-down", false) => " because the link was set down",
         ("link-deleted", true) => ", by deleting the link",

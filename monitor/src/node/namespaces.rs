@@ -130,6 +130,9 @@ pub struct Namespace {
     /// Links that have just lost their peer or gone, as they were before, with the time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     bereft: Vec<(BootNs, LinkFacts)>,
+    /// Links that have just been moved to another namespace, with the time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    left: Vec<(BootNs, u32)>,
 }
 
 impl Namespaces {
@@ -189,10 +192,10 @@ impl Namespaces {
             }
         }
         let changed = if settled { 0 } else { at };
+        let routes: Vec<RouteFacts> = snapshot.routes.into_iter().filter(is_default).collect();
         let mut new = Namespace {
             name: snapshot.name,
             cookie: snapshot.cookie,
-        let routes: Vec<RouteFacts> = snapshot.routes.into_iter().filter(is_default).collect();
             foreign_userns: snapshot.foreign_userns,
             unbounded: old.as_ref().is_some_and(|old| old.unbounded),
             owner: snapshot.owner,
@@ -221,9 +224,10 @@ impl Namespaces {
             unseen: old.as_ref().map(|old| old.unseen.clone()).unwrap_or_default(),
             moves_since: old.as_ref().map_or(0, |old| old.moves_since),
             bereft: old.as_ref().map(|old| old.bereft.clone()).unwrap_or_default(),
+            left: old.as_ref().map(|old| old.left.clone()).unwrap_or_default(),
         };
         for (ifindex, link) in old.iter().flat_map(|old| &old.links) {
-            if link.peer.is_some() && !new.links.contains_key(ifindex) {
+            if link.has_other() && !new.links.contains_key(ifindex) {
                 new.keep_bereft(at, link.clone());
             }
         }
@@ -285,14 +289,14 @@ impl Namespaces {
         }
         let namespace = self.known.get_mut(&link.netns)?;
         let ifindex = link.ifindex;
-        let (mac, flags, has_peer) = (link.mac.clone(), link.flags, link.peer.is_some());
+        let (mac, flags, has_other) = (link.mac.clone(), link.flags, link.has_other());
         namespace.changed = at;
         let is_up = flags & iff::UP != 0;
         let old = namespace.links.insert(ifindex, link);
         if !is_up && old.as_ref().is_some_and(|old| old.flags & iff::UP != 0) {
             namespace.disturb(at, ifindex);
         }
-        if let Some(old) = old.as_ref().filter(|old| old.peer.is_some() && !has_peer) {
+        if let Some(old) = old.as_ref().filter(|old| old.has_other() && !has_other) {
             namespace.keep_bereft(at, old.clone());
         }
         if old.as_ref().is_some_and(|old| old.mac != mac) {
@@ -312,7 +316,7 @@ impl Namespaces {
         namespace.switched.remove(&ifindex);
         namespace.addresses.retain(|address| address.ifindex != ifindex);
         let link = namespace.links.remove(&ifindex)?;
-        if link.peer.is_some() {
+        if link.has_other() {
             namespace.keep_bereft(at, link.clone());
         }
         Some(link)
@@ -377,12 +381,12 @@ impl Namespaces {
         namespace.routes.retain(|known| known != route);
         let found = namespace.routes.len() < before;
         if !found {
+            namespace.routes_omitted = namespace.routes_omitted.saturating_sub(1);
             namespace.keep_doubting(at);
         }
         if found && is_selected(route, &namespace.rules) {
             namespace.select_gateways(at);
         }
-            namespace.routes_omitted = namespace.routes_omitted.saturating_sub(1);
         found
     }
 
@@ -395,36 +399,36 @@ impl Namespaces {
         }
     }
 
-    /// Number of links of a kind in a namespace.
-    #[must_use]
-    pub fn count_links(&self, netns: NsInum, kind: &str) -> i64 {
-        self.known.get(&netns).map_or(0, |namespace| {
-            namespace.links.values().map(|link| i64::from(link.kind.as_deref() == Some(kind))).sum()
     /// Default routes of all namespaces that are not kept.
     #[must_use]
     pub fn routes_omitted(&self) -> u64 {
         self.known.values().map(|namespace| u64::try_from(namespace.routes_omitted).unwrap_or(0)).sum()
     }
 
+    /// Number of links of a kind in a namespace.
+    #[must_use]
+    pub fn count_links(&self, netns: NsInum, kind: &str) -> i64 {
+        self.known.get(&netns).map_or(0, |namespace| {
+            namespace.links.values().map(|link| i64::from(link.kind.as_deref() == Some(kind))).sum()
         })
     }
 }
 
-impl Namespace {
-    /// The neighbor entries of its default gateways, current and recent.
-    pub fn gateways(&self) -> impl Iterator<Item = (u32, IpAddr, &Gateway)> {
-        self.gateways.iter()
-    }
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_none(number: &usize) -> bool {
     *number == 0
 }
 
-
+impl Namespace {
     /// Whether it has more default routes than are kept.
     #[must_use]
     pub fn has_omitted_routes(&self) -> bool {
         self.routes_omitted > 0
+    }
+
+    /// The neighbor entries of its default gateways, current and recent.
+    pub fn gateways(&self) -> impl Iterator<Item = (u32, IpAddr, &Gateway)> {
+        self.gateways.iter()
     }
 
     /// The neighbor entry of a default gateway; `None` if the gateway is not known.

@@ -46,6 +46,22 @@ pub struct LinkFacts {
     pub master: Option<u32>,
     /// The other end.
     pub peer: Option<PeerLink>,
+    /// The device below, of a kind of link that goes with it (`vlan`, `macvlan`, …).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lower: Option<PeerLink>,
+}
+
+impl LinkFacts {
+    /// The other end, or the device below.
+    pub fn other_mut(&mut self) -> Option<&mut PeerLink> {
+        self.peer.as_mut().or(self.lower.as_mut())
+    }
+
+    /// Whether it goes with another link.
+    #[must_use]
+    pub fn has_other(&self) -> bool {
+        self.peer.is_some() || self.lower.is_some()
+    }
 }
 
 /// An address of an interface.

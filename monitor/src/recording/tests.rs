@@ -219,6 +219,7 @@ fn link(netns: NsInum, ifindex: u32, flags: u32) -> Fact {
         mac: None,
         master: None,
         peer: None,
+        lower: None,
     }))
 }
 

@@ -115,6 +115,8 @@ pub(crate) fn deletion() -> Event {
             gateway: Some(true),
             reason: None,
             ended_netns: None,
+            ended_lower: false,
+            link_moved: false,
             after_exit: false,
         })),
         ..plain(

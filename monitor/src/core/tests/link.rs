@@ -25,6 +25,7 @@ fn a_snapshot_emits_changes_of_which_no_message_was_received() {
         mac: None,
         master: None,
         peer: Some(PeerLink { ifindex: 9, netns: Some(HOST) }),
+        lower: None,
     };
     let with = |links: Vec<LinkFacts>| {
         let Fact::Netns(bare) = snapshot(POD) else { unreachable!() };
@@ -59,6 +60,7 @@ fn a_link_moved_to_another_namespace_is_a_move() {
         mac: None,
         master: None,
         peer: None,
+        lower: None,
     };
     core.observe(at(1, Fact::Netns(Box::new(NetnsSnapshot { links: vec![link], ..*bare }))));
     let moved_to = Some(PeerLink { ifindex: 3, netns: Some(POD) });
@@ -79,6 +81,7 @@ fn a_link_that_went_with_one_of_another_namespace_is_said_to_have_gone_with_it()
         mac: None,
         master: None,
         peer: Some(PeerLink { ifindex: 9, netns }),
+        lower: None,
     };
     let said = |link: LinkFacts, actor: Option<TaskRef>| {
         let mut core = settled();
@@ -121,6 +124,7 @@ fn a_cause_that_was_there_long_before_is_none() {
             mac: lladdr(1),
             master: None,
             peer: None,
+            lower: None,
         };
         core.observe(at(2, Fact::Link(Box::new(link))));
         events(&mut core);
@@ -159,6 +163,7 @@ fn the_hardware_address_of_a_link_that_is_not_known_is_not_said_to_have_changed(
                 mac: Some(mac),
                 master: None,
                 peer: None,
+                lower: None,
             };
             core.observe(at(2, Fact::Link(Box::new(link))));
         }
@@ -186,6 +191,7 @@ fn an_unchanged_link_emits_nothing_and_a_changed_one_lists_the_changes() {
             mac: None,
             master: None,
             peer: None,
+            lower: None,
         }))
     };
     core.observe(at(1, link(iff::UP)));

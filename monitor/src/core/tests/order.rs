@@ -18,6 +18,7 @@ fn link() -> LinkFacts {
         mac: None,
         master: None,
         peer: None,
+        lower: None,
     }
 }
 

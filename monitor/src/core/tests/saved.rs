@@ -15,6 +15,7 @@ fn veth(netns: NsInum, ifindex: u32, ifname: String, peer_netns: NsInum, peer: u
         mac: Some(LlAddr(vec![0xce, 0xa1, 0x6b, 2, 0x52, 0x42])),
         master: None,
         peer: Some(PeerLink { ifindex: peer, netns: Some(peer_netns) }),
+        lower: None,
     }
 }
 

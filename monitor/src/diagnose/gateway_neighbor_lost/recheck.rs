@@ -425,6 +425,8 @@ fn entry(node: &NodeView<'_>, key: NeighborKey, reason: FaultReason) -> Neighbor
         gateway: Some(true),
         reason: Some(reason.name().to_owned()),
         ended_netns: None,
+        ended_lower: false,
+        link_moved: false,
         after_exit: false,
     }
 }

@@ -348,6 +348,7 @@ pub(in crate::diagnose) fn veth(
         mac: Some(mac(1)),
         master: None,
         peer: Some(PeerLink { ifindex: peer, netns: Some(peer_netns) }),
+        lower: None,
     }
 }
 

@@ -92,6 +92,8 @@ fn extremes() -> Event {
     neighbor.new_state = Some("reachable".into());
     neighbor.reason = Some("wrong-lladdr".into());
     neighbor.ended_netns = Some(7);
+    neighbor.ended_lower = true;
+    neighbor.link_moved = true;
     neighbor.after_exit = true;
     let of = |has: fn(&Event) -> bool| sample::all().into_iter().find(has).unwrap();
     event.link = of(|event| event.link.is_some()).link;

@@ -213,7 +213,17 @@ mod tests {
 
     fn link(netns: NsInum, ifindex: u32) -> LinkFacts {
         let (kind, flags, mac, master, peer) = (None, 0, None, None, None);
-        LinkFacts { netns, ifindex, ifname: format!("d{ifindex}"), kind, flags, mac, master, peer }
+        LinkFacts {
+            netns,
+            ifindex,
+            ifname: format!("d{ifindex}"),
+            kind,
+            flags,
+            mac,
+            master,
+            peer,
+            lower: None,
+        }
     }
 
     #[derive(Default)]

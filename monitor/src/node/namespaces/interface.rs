@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use super::{FORMER_GATEWAY_NS, Namespace, SETTLING_NS};
-use crate::observation::{BootNs, LinkFacts, LlAddr, NeighborCause, iff};
+use super::{FORMER_GATEWAY_NS, Namespace, Namespaces, SETTLING_NS};
+use crate::observation::{BootNs, LinkFacts, LlAddr, NeighborCause, NsInum, iff};
 
 /// How long the former peer of a link is kept: the kernel reports that it is gone, then what goes with it.
 const FORMER_PEER_NS: u64 = 2_000_000_000;
@@ -14,14 +14,31 @@ pub(super) fn is_switched(before: u32, now: u32) -> bool {
     (before ^ now) & (iff::UP | iff::NOARP) != 0
 }
 
+impl Namespaces {
+    /// A link that has gone was moved to another namespace.
+    pub fn set_left(&mut self, at: BootNs, netns: NsInum, ifindex: u32) {
+        let Some(namespace) = self.known.get_mut(&netns) else { return };
+        namespace.left.retain(|(left, _)| left.saturating_add(FORMER_PEER_NS) >= at);
+        namespace.left.push((at, ifindex));
+        super::moves::keep_newest(&mut namespace.left);
+    }
+}
+
 impl Namespace {
-    /// A link with its peer, also where the peer was lost just before a time.
+    /// Whether a link was moved to another namespace right after a time.
     #[must_use]
-    pub fn link_with_peer(&self, at: BootNs, ifindex: u32) -> Option<&LinkFacts> {
+    pub fn was_left(&self, at: BootNs, ifindex: u32) -> bool {
+        let is_after = |left: BootNs| (at..at.saturating_add(FORMER_PEER_NS)).contains(&left);
+        self.left.iter().any(|(left, of)| *of == ifindex && is_after(*left))
+    }
+
+    /// A link with its peer or lower device, also where that was lost just before a time.
+    #[must_use]
+    pub fn link_with_other(&self, at: BootNs, ifindex: u32) -> Option<&LinkFacts> {
         let lost = |(lost, link): &&(BootNs, LinkFacts)| {
             link.ifindex == ifindex && lost.abs_diff(at) <= FORMER_PEER_NS
         };
-        let known = self.links.get(&ifindex).filter(|link| link.peer.is_some());
+        let known = self.links.get(&ifindex).filter(|link| link.has_other());
         known.or_else(|| self.bereft.iter().rev().find(lost).map(|(_, link)| link))
     }
 

@@ -184,6 +184,7 @@ fn lived_in(routes: Vec<RouteFacts>) -> NetnsSnapshot {
         mac: None,
         master: None,
         peer: None,
+        lower: None,
     };
     let address = |address: &str| AddressFacts {
         netns: 7,
@@ -355,6 +356,7 @@ fn what_a_user_does_in_a_namespace_of_his_own_leaves_little_behind() {
         mac: None,
         master: None,
         peer: Some(crate::observation::PeerLink { ifindex: 1, netns: Some(8) }),
+        lower: None,
     };
     for number in 0..20_000_u32 {
         let at = BootNs::from(number);
@@ -370,12 +372,12 @@ fn what_a_user_does_in_a_namespace_of_his_own_leaves_little_behind() {
         namespaces.put_link(at, link(10 + number));
         namespaces.remove_link(at, 7, 10 + number);
     }
-    let namespace = namespaces.get(7).unwrap();
-    assert!(namespace.routes.len() <= ROUTES_MAX && namespace.addresses.is_empty());
     // Which of them are in use is not known, and how many there are is.
     assert!(namespaces.routes_omitted() > 9_000);
     let gateway = "10.0.0.2".parse().unwrap();
     assert_eq!(namespaces.get(7).unwrap().was_gateway(BootNs::MAX, 2, gateway, true), None);
+    let namespace = namespaces.get(7).unwrap();
+    assert!(namespace.routes.len() <= ROUTES_MAX && namespace.addresses.is_empty());
     assert!(namespace.former.len() <= RECENT_MAX && namespace.bereft.len() <= RECENT_MAX);
     assert!(namespace.disturbed.len() <= DISTURBED_MAX && namespace.switched.len() <= 2);
 }

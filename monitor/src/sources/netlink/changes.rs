@@ -1,7 +1,7 @@
 //! What a message means for the model: from a decoded change to facts.
 //!
 //! IPv4 routes that vanish with a link, an address or by replacement have no message of their own, nor have next hops
-//! that a link set up or down makes usable or not, and the order of routes with the same metric is in no message, so after
+//! that a link set up or down makes usable or not, nor tables that a VRF selects while it is up, and the order of routes with the same metric is in no message, so after
 //! such changes the namespace is read again.
 
 use std::time::Instant;
@@ -77,6 +77,7 @@ impl Stream {
     fn is_doubted(change: &Change) -> bool {
         match change {
             Change::Link(link) => link.toggled || link.vrf_table.is_some(),
+            Change::LinkGone { was_vrf, .. } => *was_vrf,
             Change::AddressGone(address) => address.address.is_ipv4(),
             Change::Route { routes, alone } => !*alone && routes.iter().any(is_default),
             // Whether its interface and address went with it is seen once all is done.
@@ -97,7 +98,7 @@ impl Stream {
                 memory.into_iter().for_each(|memory| memory.link(&link.facts));
                 vec![self.link(link)]
             }
-            Change::LinkGone { ifindex, moved_to } => {
+            Change::LinkGone { ifindex, moved_to, .. } => {
                 memory.into_iter().for_each(|memory| memory.link_gone(netns, ifindex));
                 self.unresolved.remove(&(netns, ifindex));
                 let moved_to = moved_to.map(|(nsid, ifindex)| PeerLink {
@@ -136,13 +137,13 @@ impl Stream {
 
     /// A link with the namespace of its peer, as far as that is known by now; else it is sent again later.
     fn link(&mut self, link: LinkChange) -> Fact {
-        let LinkChange { mut facts, peer_nsid, .. } = link;
+        let LinkChange { mut facts, other_nsid, .. } = link;
         let key = (facts.netns, facts.ifindex);
         self.unresolved.remove(&key);
-        if let Some(nsid) = peer_nsid {
+        if let Some(nsid) = other_nsid {
             match self.names.peer(self.host, facts.netns, nsid) {
                 PeerLookup::Known(peer) => {
-                    if let Some(end) = &mut facts.peer {
+                    if let Some(end) = facts.other_mut() {
                         end.netns = Some(peer);
                     }
                 }

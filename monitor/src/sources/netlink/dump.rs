@@ -24,7 +24,7 @@ use nix::sched::{CloneFlags, setns};
 use tokio::sync::oneshot;
 
 use super::discover::{self, DiscoveredNetns};
-use super::message::{self, Change};
+use super::message::{self, Change, LinkChange};
 use super::nsid::{Naming, Owned};
 use super::route::{Nexthop, Rule};
 use super::socket::{RequestError, RequestSocket};
@@ -338,7 +338,7 @@ struct Tables {
     neighbors: Vec<NeighborEntry>,
     peers: Vec<(u32, i32)>,
     nexthops: HashMap<u32, Nexthop>,
-    /// The tables of such devices.
+    /// The tables of such devices, as far as they are up.
     vrf_tables: Vec<u32>,
     undecoded: u64,
 }
@@ -350,11 +350,7 @@ impl Tables {
             return;
         }
         match message::decode(netns, message) {
-            Ok(Change::Link(link)) => {
-                self.peers.extend(link.peer_nsid.map(|nsid| (link.facts.ifindex, nsid)));
-                self.vrf_tables.extend(link.vrf_table);
-                self.links.push(link.facts);
-            }
+            Ok(Change::Link(link)) => self.link(link),
             Ok(Change::Address(address)) => self.addresses.push(address),
             // Nothing else of such a namespace is ever asked for.
             Ok(Change::Route { routes, .. }) => {
@@ -382,6 +378,14 @@ impl Tables {
                 self.undecoded += 1;
             }
         }
+    }
+
+    fn link(&mut self, link: LinkChange) {
+        self.peers.extend(link.other_nsid.map(|nsid| (link.facts.ifindex, nsid)));
+        // Nothing is sent by way of one that is down (net/ipv4/route.c, `ip_route_output_key_hash_rcu`).
+        let is_up = link.facts.flags & iff::UP != 0;
+        self.vrf_tables.extend(link.vrf_table.filter(|_| is_up));
+        self.links.push(link.facts);
     }
 
     /// Whether one of them has all the rows that are kept. What is only of use to gateways is not counted.
@@ -451,5 +455,44 @@ impl Tables {
             by_table.extend(tables.iter().map(|table| rule.of(*table)));
         }
         by_table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observation::RuleAction;
+
+    #[test]
+    fn a_vrf_that_is_down_selects_no_table() {
+        let vrf = |ifindex, flags| {
+            let facts = LinkFacts {
+                netns: 1,
+                ifindex,
+                ifname: format!("vrf{ifindex}"),
+                kind: Some("vrf".into()),
+                flags,
+                mac: None,
+                master: None,
+                peer: None,
+                lower: None,
+            };
+            LinkChange { facts, other_nsid: None, toggled: false, vrf_table: Some(ifindex) }
+        };
+        let most = Most { rows: 16, neighbors: 16 };
+        let mut tables = Tables { most, ..Tables::default() };
+        tables.link(vrf(77, iff::UP));
+        tables.link(vrf(78, 0));
+        tables.rules.push(Rule {
+            ipv6: false,
+            table: None,
+            priority: 1000,
+            matches_all: false,
+            action: RuleAction::Lookup,
+            suppresses: None,
+        });
+        let selected: Vec<u32> = tables.rules_by_table().iter().map(|rule| rule.table).collect();
+        assert_eq!(selected, [77]);
+        assert_eq!(tables.links.len(), 2);
     }
 }

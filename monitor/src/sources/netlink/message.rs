@@ -28,6 +28,8 @@ const LINK_HEADER: usize = 16;
 const ADDRESS_HEADER: usize = 8;
 const NEIGHBOR_HEADER: usize = 12;
 const NSID_HEADER: usize = 4;
+/// `IFLA_INFO_KIND` of a VRF.
+const VRF: &str = "vrf";
 /// `IFLA_VRF_TABLE` of include/uapi/linux/if_link.h.
 const IFLA_VRF_TABLE: u16 = 1;
 /// Bytes that are no rtnetlink message.
@@ -55,6 +57,8 @@ pub(super) enum Change {
         ifindex: u32,
         /// Number of its new namespace, as the old one counts, and its index there.
         moved_to: Option<(i32, u32)>,
+        /// It was a VRF, whose table is selected no longer.
+        was_vrf: bool,
     },
     Address(AddressFacts),
     AddressGone(AddressFacts),
@@ -87,12 +91,12 @@ pub(super) enum Change {
     Other,
 }
 
-/// A link as its message shows it; a peer in another namespace is not resolved yet.
+/// A link as its message shows it; a peer or lower device in another namespace is not resolved yet.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct LinkChange {
     pub(super) facts: LinkFacts,
     /// `IFLA_LINK_NETNSID`, relative to the namespace of the link.
-    pub(super) peer_nsid: Option<i32>,
+    pub(super) other_nsid: Option<i32>,
     /// The message is about the link being set up or down.
     pub(super) toggled: bool,
     /// Table of a VRF.
@@ -197,21 +201,22 @@ fn link(netns: NsInum, payload: &[u8]) -> Decoded<Change> {
         mac: None,
         master: None,
         peer: None,
+        lower: None,
     };
-    let (mut lower, mut peer_nsid, mut vrf_table) = (None, None, None);
+    let (mut other, mut other_nsid, mut vrf_table) = (None, None, None);
     for attribute in attributes(payload, LINK_HEADER) {
         match attribute? {
             (libc::IFLA_IFNAME, value) => facts.ifname = text(value),
             (libc::IFLA_ADDRESS, value) if !value.is_empty() => facts.mac = Some(LlAddr(value.to_vec())),
             (libc::IFLA_MASTER, value) => facts.master = Some(parse_u32(value)?),
-            (libc::IFLA_LINK, value) => lower = Some(parse_u32(value)?),
-            (libc::IFLA_LINK_NETNSID, value) => peer_nsid = Some(parse_i32(value)?),
+            (libc::IFLA_LINK, value) => other = Some(parse_u32(value)?),
+            (libc::IFLA_LINK_NETNSID, value) => other_nsid = Some(parse_i32(value)?),
             (libc::IFLA_LINKINFO, value) => {
                 for info in attributes(value, 0) {
                     match info? {
                         (libc::IFLA_INFO_KIND, kind) => facts.kind = Some(text(kind)),
                         // The kind comes first (net/core/rtnetlink.c, rtnl_link_info_fill).
-                        (libc::IFLA_INFO_DATA, data) if facts.kind.as_deref() == Some("vrf") => {
+                        (libc::IFLA_INFO_DATA, data) if facts.kind.as_deref() == Some(VRF) => {
                             vrf_table = attribute_u32(data, IFLA_VRF_TABLE)?;
                         }
                         _ => {}
@@ -223,13 +228,19 @@ fn link(netns: NsInum, payload: &[u8]) -> Decoded<Change> {
             _ => {}
         }
     }
-    // Of a vlan or macvlan it is the device below, and 0 means that the other end is gone already.
     let is_pair = matches!(facts.kind.as_deref(), Some("veth" | "netkit" | "vxcan"));
-    let other_end = lower.filter(|ifindex| is_pair && *ifindex != 0);
-    let peer_nsid = peer_nsid.filter(|_| other_end.is_some());
-    facts.peer = other_end.map(|ifindex| PeerLink { ifindex, netns: peer_nsid.is_none().then_some(netns) });
+    // Their drivers delete them with the device below; a tunnel stays.
+    let is_stacked = matches!(
+        facts.kind.as_deref(),
+        Some("vlan" | "macvlan" | "macvtap" | "ipvlan" | "ipvtap" | "macsec")
+    );
+    // 0 means that the other end is gone already.
+    let other = other.filter(|ifindex| (is_pair || is_stacked) && *ifindex != 0);
+    let other_nsid = other_nsid.filter(|_| other.is_some());
+    let other = other.map(|ifindex| PeerLink { ifindex, netns: other_nsid.is_none().then_some(netns) });
+    *(if is_pair { &mut facts.peer } else { &mut facts.lower }) = other;
     let toggled = header.change_mask.bits() & iff::UP != 0;
-    Ok(Change::Link(LinkChange { facts, peer_nsid, toggled, vrf_table }))
+    Ok(Change::Link(LinkChange { facts, other_nsid, toggled, vrf_table }))
 }
 
 fn link_gone(payload: &[u8]) -> Decoded<Change> {
@@ -238,15 +249,21 @@ fn link_gone(payload: &[u8]) -> Decoded<Change> {
     if header.interface_family != AddressFamily::Unspec {
         return Ok(Change::Other);
     }
-    let (mut nsid, mut new_index) = (None, header.index);
+    let (mut nsid, mut new_index, mut was_vrf) = (None, header.index, false);
     for attribute in attributes(payload, LINK_HEADER) {
         match attribute? {
             (IFLA_NEW_NETNSID, value) => nsid = Some(parse_i32(value)?),
             (IFLA_NEW_IFINDEX, value) => new_index = parse_u32(value)?,
+            (libc::IFLA_LINKINFO, value) => {
+                for info in attributes(value, 0) {
+                    was_vrf |= matches!(info?, (libc::IFLA_INFO_KIND, kind) if text(kind) == VRF);
+                }
+            }
             _ => {}
         }
     }
-    Ok(Change::LinkGone { ifindex: header.index, moved_to: nsid.map(|nsid| (nsid, new_index)) })
+    let moved_to = nsid.map(|nsid| (nsid, new_index));
+    Ok(Change::LinkGone { ifindex: header.index, moved_to, was_vrf })
 }
 
 fn address(netns: NsInum, payload: &[u8]) -> Decoded<Option<AddressFacts>> {

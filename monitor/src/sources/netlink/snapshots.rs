@@ -176,7 +176,7 @@ impl Stream {
             let Some(link) = snapshot.links.iter_mut().find(|link| link.ifindex == ifindex) else { continue };
             match self.names.peer(self.host, netns, nsid) {
                 PeerLookup::Known(peer) => {
-                    if let Some(end) = &mut link.peer {
+                    if let Some(end) = link.other_mut() {
                         end.netns = Some(peer);
                     }
                 }
@@ -206,7 +206,7 @@ impl Stream {
             PeerLookup::Unknowable => false,
             PeerLookup::Known(peer) => {
                 let mut link = link.clone();
-                if let Some(end) = &mut link.peer {
+                if let Some(end) = link.other_mut() {
                     end.netns = Some(peer);
                 }
                 resolved.push(link);
@@ -286,7 +286,17 @@ mod tests {
     fn link(ifindex: u32) -> LinkFacts {
         let peer = Some(PeerLink { ifindex: 2, netns: None });
         let (kind, flags, mac, master) = (None, 0, None, None);
-        LinkFacts { netns: HOST, ifindex, ifname: format!("veth{ifindex}"), kind, flags, mac, master, peer }
+        LinkFacts {
+            netns: HOST,
+            ifindex,
+            ifname: format!("veth{ifindex}"),
+            kind,
+            flags,
+            mac,
+            master,
+            peer,
+            lower: None,
+        }
     }
 
     fn reading(links: Vec<LinkFacts>) -> Reading {

@@ -75,7 +75,7 @@ fn a_bridge_port_that_leaves_its_bridge_is_no_deleted_link() {
     let bridge = bytes(RouteNetlinkMessage::DelLink(named_link(AddressFamily::Bridge)), 0, 0);
     assert_eq!(decoded(&bridge).unwrap(), [Change::Other]);
     let deleted = bytes(RouteNetlinkMessage::DelLink(named_link(AddressFamily::Unspec)), 0, 0);
-    assert_eq!(decoded(&deleted).unwrap(), [Change::LinkGone { ifindex: 5, moved_to: None }]);
+    assert_eq!(decoded(&deleted).unwrap(), [Change::LinkGone { ifindex: 5, moved_to: None, was_vrf: false }]);
 }
 
 #[test]
@@ -193,10 +193,11 @@ fn the_table_of_a_vrf_and_a_rule_by_device_are_seen() {
         LinkInfo::Kind(InfoKind::Vrf),
         LinkInfo::Data(InfoData::Vrf(vec![InfoVrf::TableId(77)])),
     ]));
-    let [Change::Link(link)] = &decoded(&bytes(RouteNetlinkMessage::NewLink(vrf), 0, 0)).unwrap()[..] else {
-        panic!("no link")
-    };
+    let new = bytes(RouteNetlinkMessage::NewLink(vrf.clone()), 0, 0);
+    let [Change::Link(link)] = &decoded(&new).unwrap()[..] else { panic!("no link") };
     assert_eq!(link.vrf_table, Some(77));
+    let gone = decoded(&bytes(RouteNetlinkMessage::DelLink(vrf), 0, 0)).unwrap();
+    assert!(matches!(gone[..], [Change::LinkGone { was_vrf: true, .. }]), "{gone:?}");
     let mut rule = RuleMessage::default();
     rule.header.family = AddressFamily::Inet6;
     rule.header.action = RuleAction::ToTable;
