@@ -93,8 +93,7 @@ fn has_name_of_component() -> bool {
 /// Tells that it was executed; what it is, the daemon reads.
 #[inline(always)]
 fn component(task: Task) {
-    let id = task.id();
-    if id.euid != 0 || id.uid != 0 || !lanes::is_in_initial_userns(&task) {
+    if !is_root(&task) {
         return;
     }
     let Some(room) = lanes::exec(&task) else {
@@ -104,7 +103,7 @@ fn component(task: Task) {
         // SAFETY: the ring gave memory for a whole record, and every field is written.
         unsafe {
             (*record).header = Header { kind: KIND_COMPONENT, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
-            (*record).tgid = id.tgid;
+            (*record).tgid = task.id().tgid;
             (*record).reserved = 0;
         }
     });
@@ -113,9 +112,7 @@ fn component(task: Task) {
 #[inline(always)]
 fn executed(task: Task, filename: u64) {
     let id = task.id();
-    // A file that is executed with root's rights by whoever owns no such process counts as another's.
-    let is_root = id.euid == 0 && id.uid == 0 && lanes::is_in_initial_userns(&task);
-    if !is_root || !is_on_host(id.mntns) && !task.is_called_in_its_mntns_by(is_caller) {
+    if !is_root(&task) || !is_on_host(id.mntns) && !task.is_called_in_its_mntns_by(is_caller) {
         return emit::count(counter::OTHERS);
     }
     let Some(room) = lanes::exec(&task) else {
@@ -148,6 +145,14 @@ fn executed(task: Task, filename: u64) {
 
 #[inline(always)]
 fn is_on_host(mntns: u32) -> bool {
+/// Whether it is root of the node. A file that is executed with root's rights by whoever owns no such process counts as
+/// another's.
+#[inline(always)]
+fn is_root(task: &Task) -> bool {
+    let id = task.id();
+    id.euid == 0 && id.uid == 0 && lanes::is_in_initial_userns(task)
+}
+
     // SAFETY: the map's values are plain numbers.
     unsafe { CNI_MOUNT_NAMESPACES.get(mntns) }.is_some()
 }
