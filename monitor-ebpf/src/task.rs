@@ -4,8 +4,7 @@
 
 use aya_ebpf::helpers::bpf_get_current_pid_tgid;
 use aya_ebpf::helpers::generated::{
-    bpf_get_current_comm, bpf_get_current_task, bpf_get_current_task_btf, bpf_ktime_get_boot_ns,
-    bpf_probe_read_kernel_str,
+    bpf_get_current_task, bpf_get_current_task_btf, bpf_ktime_get_boot_ns, bpf_probe_read_kernel_str,
 };
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::{LruHashMap, PerCpuArray};
@@ -176,7 +175,10 @@ fn identify(task: impl Structure, program: Program) -> Option<*mut Current> {
         (*id).mntns = namespaces.follow(offset!(nsproxy_mnt_ns)).get(offset!(mnt_namespace_inum));
         (*id).cgroup_v1 = cgroup_v1(task).map_or(0, |node| node.get(offset!(kernfs_id)));
         (*id).cgroup_v2 = cgroup_v2(task).map_or(0, |node| node.get(offset!(kernfs_id)));
-        bpf_get_current_comm((&raw mut (*id).comm).cast(), COMM_LEN as u32);
+        let comm = (&raw mut (*id).comm).cast::<[u64; COMM_LEN / 8]>();
+        let name = offset!(task_comm);
+        (*comm)[0] = leader.get(name);
+        (*comm)[1] = leader.get(name + 8);
         let identity = &raw mut (*current).identity;
         (*identity).start_ns = (*id).start_ns;
         (*identity).tgid = tgid;

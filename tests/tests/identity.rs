@@ -310,3 +310,23 @@ fn every_act_of_processes_that_change_at_random_is_reported_as_it_was() {
     let varied = acts.iter().map(|(_, truth, _)| format!("{truth:?}")).collect::<BTreeSet<_>>();
     assert!(varied.len() > 20, "{} different actors", varied.len());
 }
+
+#[test]
+fn a_thread_is_told_by_the_name_of_its_program() {
+    let pod = Pod::new();
+    let mut daemon = launch().start();
+    let mut actor = Actor::start();
+    let address = unique::address(31);
+    pod.set_neighbor(&address, "02:00:00:00:00:01", NeighbourState::Permanent);
+    actor.act(&format!("netns {}", pod.netns().path().display()));
+    actor.act(&format!("thread kubelet delete eth0 {address}"));
+    let event = daemon.wait_for_deletion_by(actor.pid(), pod.inum(), &address);
+    event.expect("/actor/comm", "actor");
+    assert_ne!(
+        event.number("/actor/tid"),
+        Some(actor.pid().into()),
+        "a thread other than the first: {event}"
+    );
+    let by = format!(" by actor (pid {})", actor.pid());
+    assert!(event.text("/message").contains(&by), "{event}");
+}

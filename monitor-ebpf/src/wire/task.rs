@@ -74,7 +74,7 @@ pub struct TaskId {
     pub cgroup_v1: u32,
     /// The same in the v2 hierarchy.
     pub cgroup_v2: u32,
-    /// Name of the thread, NUL-terminated.
+    /// Name of the group leader, which is that of the program, NUL-terminated: any thread can have one of its own.
     pub comm: [u8; COMM_LEN],
 }
 

@@ -23,7 +23,7 @@ pub struct Actor {
     /// Effective user id in the initial user namespace, where it is another.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub euid: Option<u32>,
-    /// Name of the thread.
+    /// Name of the program: that of its first thread.
     pub comm: String,
     /// Executable, as the root directory of the process shows it; `(unreachable)/…` and `… (deleted)` where it does not.
     #[serde(skip_serializing_if = "Option::is_none", default)]

@@ -22,7 +22,8 @@ pub struct TaskRef {
     pub key: TaskKey,
     /// The thread.
     pub tid: u32,
-    /// The thread's name at that moment.
+    /// The program's name at that moment: that of its first thread, as in the list of processes. In recordings of older
+    /// versions it is that of the thread.
     pub comm: String,
     /// What it was at that moment; recordings of older versions have only what is in [`TaskFacts`].
     #[serde(default, skip_serializing_if = "Option::is_none")]

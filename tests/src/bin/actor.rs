@@ -1,7 +1,7 @@
 //! A process that does what it reads on standard input, a line at a time, and answers each line with `done` or an
 //! error: it acts, and between two acts changes what a process can change of itself.
 //!
-//! It has one thread, as entering another user namespace requires, and keeps its capabilities when it changes users.
+//! Between two acts it has one thread, as entering another user namespace requires, and keeps its capabilities when it changes users.
 #![expect(clippy::print_stdout, reason = "its standard output is read by the test that started it")]
 
 use std::ffi::CString;
@@ -59,6 +59,8 @@ fn act(words: &[&str]) -> io::Result<()> {
         // Asks for metrics as often, and reads nothing of them but the status; keeps the connections.
         ["scrape-unread", count, to] => scrape_unread(number(count)?, to),
         ["delete", link, address] => neighbor_entry(libc::SIOCDARP, link, address),
+        // Does another of these in a thread of this name.
+        ["thread", name, ref what @ ..] => in_thread(name, what),
         // As many processes add an entry and delete it, one after the other.
         ["crowd", count, link, address] => crowd(number(count)?, link, address),
         _ => Err(io::ErrorKind::InvalidInput.into()),
@@ -91,6 +93,13 @@ fn refused(path: &str) -> io::Result<()> {
         Err(nix::errno::Errno::EBUSY) => Ok(()),
         other => Err(io::Error::other(format!("{other:?}"))),
     }
+}
+
+fn in_thread(name: &str, what: &[&str]) -> io::Result<()> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, || act(what))?;
+        thread.join().map_err(|_| io::Error::other("the thread panicked"))?
+    })
 }
 
 fn hold_apart(path: String) -> io::Result<()> {
