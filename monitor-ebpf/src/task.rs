@@ -304,7 +304,11 @@ unsafe fn add_ancestors(into: *mut [AncestorRecord; ANCESTORS], leader: Kernel) 
             above.put(offset!(task_comm), &raw mut (*ancestor).comm);
             above.put(offset!(task_self_exec_id), &raw mut (*ancestor).exec_id);
             below.put(offset!(task_parent_exec_id), &raw mut (*ancestor).forked_at);
-            (*ancestor).by_other_thread = thread.0 ^ above.0;
+            // Where the addresses differ, so does one of their halves.
+            let other = thread.0 ^ above.0;
+            (*ancestor).by_other_thread = (other | other >> 32) as u32;
+            // What it is for others: its own may be overridden for a moment.
+            above.follow(offset!(task_real_cred)).put(offset!(cred_uid), &raw mut (*ancestor).uid);
             below = above;
         }
         index += 1;

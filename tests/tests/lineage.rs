@@ -16,6 +16,7 @@ use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::process::{comm, run};
 use kevtmon_tests::unique;
+use nix::sys::signal::Signal;
 
 /// The program that acts, by the name of a network agent.
 fn calico(scratch: &Scratch) -> PathBuf {
@@ -76,6 +77,23 @@ fn the_program_that_runs_a_tool_is_blamed_directly_and_through_a_shell() {
     std::fs::write(&script, format!("{}\nexit 0\n", by_shell.command)).expect("a script can be written");
     calico.act(&format!("run sh {}", script.display()));
     expect_by(&by_shell.deletion(&mut daemon), &by);
+}
+
+#[test]
+fn the_user_of_who_runs_a_tool_is_that_of_the_moment() {
+    let (pod, scratch) = (Pod::new(), Scratch::new());
+    let mut daemon = launch().start();
+    let mut calico = Actor::run(calico(&scratch));
+    let test = comm(std::process::id()).expect("this process has a name");
+    let entry = Entry::new(&pod);
+    // All of it before the daemon can look.
+    daemon.signal(Signal::SIGSTOP);
+    calico.act(&format!("run {}", entry.command));
+    calico.act("uid 1000 1000");
+    daemon.signal(Signal::SIGCONT);
+    let event = entry.deletion(&mut daemon);
+    event.expect("/actor/ancestors/0/uid", 0);
+    expect_by(&event, &format!("calico (pid {}), run by {test}, by means of ip", calico.pid()));
 }
 
 #[test]

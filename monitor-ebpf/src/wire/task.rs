@@ -116,7 +116,9 @@ pub struct AncestorRecord {
     /// The same of whoever forked the process below, at that moment.
     pub forked_at: u32,
     /// Not 0 if the parent of the process below is a thread of it other than the first.
-    pub by_other_thread: u64,
+    pub by_other_thread: u32,
+    /// Real user id in the initial user namespace.
+    pub uid: u32,
 }
 
 /// The details of a task, sent once per program, mount namespace and control groups.
@@ -181,6 +183,7 @@ pub struct TaskOffsets {
     pub task_nsproxy: u32,
     pub task_cgroups: u32,
     pub task_cred: u32,
+    pub task_real_cred: u32,
     pub cred_uid: u32,
     pub cred_euid: u32,
     pub cred_user_ns: u32,
@@ -222,5 +225,5 @@ pub struct TaskOffsets {
 
 impl TaskOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 54]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 55]);
 }

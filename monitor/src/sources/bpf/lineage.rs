@@ -1,4 +1,4 @@
-//! What only /proc has of the ancestors of a task: their executables, users and control groups.
+//! What only /proc has of the ancestors of a task: their executables and control groups.
 //!
 //! Read by a [reader](crate::sources::procfs::readers), since an ancestor may hang whoever reads it. The ring is drained
 //! meanwhile, and what comes out of it waits in order, for a moment and in bounded number. How often anybody may cause that
@@ -26,9 +26,9 @@ const KEPT: usize = 64;
 const WAITING_MAX: usize = 16_384;
 
 /// Where a task acted, since its control groups are often those of its parent, and the captured ancestors: what they are,
-/// the name by which they go now, which changes with the executable, and whether each has started the one below it, which
-/// not all children of a parent have in common.
-type Line = (TaskPlace, Vec<(u32, BootNs, String, Option<bool>)>);
+/// the name by which they go now, which changes with the executable, their users, and whether each has started the one below
+/// it, which not all children of a parent have in common.
+type Line = (TaskPlace, Vec<(u32, BootNs, String, Option<u32>, Option<bool>)>);
 
 /// Completes the ancestors of tasks, and keeps observations in order meanwhile.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl Lineages {
 }
 
 fn line(place: TaskPlace, captured: &[Ancestor]) -> Line {
-    (place, captured.iter().map(|a| (a.tgid, a.start_ns, a.comm.clone(), a.started)).collect())
+    (place, captured.iter().map(|a| (a.tgid, a.start_ns, a.comm.clone(), a.uid, a.started)).collect())
 }
 
 /// Completes the captured ancestors of a task.
@@ -148,17 +148,17 @@ impl Job for Complete {
     }
 }
 
-/// Reads an ancestor. What was read of an id belongs to it only if it has the id before and after; its executable only if it
-/// also goes by the same name still: another program has another name, as a rule.
+/// Reads an ancestor. What was read of an id belongs to it only if it has the id before and after, and goes by the same name
+/// still: another program has another name, as a rule, and may have left the group of the one before.
 fn complete(proc: &Proc, ancestor: &mut Ancestor) {
     let key = TaskKey { tgid: ancestor.tgid, start_ns: ancestor.start_ns, exec_id: 0 };
     if !proc.is_same(&key) {
         return;
     }
-    let (exe, uid, cgroup) = (exe(proc, key.tgid), proc.uid(key.tgid), proc.cgroup(key.tgid));
-    if proc.is_same(&key) {
-        let is_renamed = proc.stat(key.tgid).is_none_or(|stat| stat.comm != ancestor.comm);
-        (ancestor.exe, ancestor.uid, ancestor.cgroup) = (exe.filter(|_| !is_renamed), uid, cgroup);
+    let (exe, cgroup) = (exe(proc, key.tgid), proc.cgroup(key.tgid));
+    let is_renamed = proc.stat(key.tgid).is_none_or(|stat| stat.comm != ancestor.comm);
+    if !is_renamed && proc.is_same(&key) {
+        (ancestor.exe, ancestor.cgroup) = (exe, cgroup);
     }
 }
 

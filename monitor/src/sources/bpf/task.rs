@@ -69,6 +69,7 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         task_nsproxy: btf.need("task_struct.nsproxy")?,
         task_cgroups: btf.any_of(&["task_struct.cgroups"]),
         task_cred: btf.need("task_struct.cred")?,
+        task_real_cred: btf.need("task_struct.real_cred")?,
         // kuid_t holds one number.
         cred_uid: btf.need("cred.uid")?,
         cred_euid: btf.need("cred.euid")?,
@@ -167,6 +168,7 @@ fn ancestors(record: &TaskRecord) -> Vec<Ancestor> {
                 start_ns: above.start_ns,
                 comm: text(&above.comm),
                 started,
+                uid: Some(above.uid),
                 ..Ancestor::default()
             }
         })
