@@ -129,6 +129,8 @@ fn executed(task: Task, filename: u64) {
             (*record).header = Header { kind: KIND_EXEC, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
             (*record).task = *id;
             (*record).environment_len = len;
+            (*record).task_root = task.root();
+            (*record).reserved = 0;
             let name = (&raw mut (*record).filename).cast();
             bpf_probe_read_kernel_str(name, FILENAME_CAPACITY as u32, filename as *const _);
         }
@@ -143,8 +145,6 @@ fn executed(task: Task, filename: u64) {
     }
 }
 
-#[inline(always)]
-fn is_on_host(mntns: u32) -> bool {
 /// Whether it is root of the node. A file that is executed with root's rights by whoever owns no such process counts as
 /// another's.
 #[inline(always)]
@@ -153,6 +153,8 @@ fn is_root(task: &Task) -> bool {
     id.euid == 0 && id.uid == 0 && lanes::is_in_initial_userns(task)
 }
 
+#[inline(always)]
+fn is_on_host(mntns: u32) -> bool {
     // SAFETY: the map's values are plain numbers.
     unsafe { CNI_MOUNT_NAMESPACES.get(mntns) }.is_some()
 }

@@ -163,14 +163,14 @@ fn report(neighbour: Typed, program: Program, change: &Change) {
     };
     if let Some(room) = room_for(neighbour, task.id()) {
         task::send_details(task, room);
-        send(neighbour, task.id(), change, room);
+        send(neighbour, task.id(), task.root(), change, room);
     }
 }
 
 #[inline(always)]
 fn report_without_task(neighbour: Typed, change: &Change) {
     if let Some(room) = room_for(neighbour, &task::NO_TASK) {
-        send(neighbour, &task::NO_TASK, change, room);
+        send(neighbour, &task::NO_TASK, 0, change, room);
     }
 }
 
@@ -257,7 +257,7 @@ fn differs(neighbour: Typed, lladdr: Kernel) -> bool {
 }
 
 #[inline(always)]
-fn send(neighbour: Typed, id: &TaskId, change: &Change, room: Room) {
+fn send(neighbour: Typed, id: &TaskId, root: u32, change: &Change, room: Room) {
     let device = neighbour.follow(offset!(neighbour_dev));
     let family: u32 = neighbour.follow(offset!(neighbour_tbl)).get(offset!(neigh_table_family));
     let list = offset!(net_device_unreg_list);
@@ -303,7 +303,7 @@ fn send(neighbour: Typed, id: &TaskId, change: &Change, room: Room) {
             change.new_lladdr.put(0, &raw mut (*record).new_lladdr);
             let address: u64 = device.get(offset!(net_device_dev_addr));
             Kernel(address).put(0, &raw mut (*record).device_lladdr);
-            (*record).reserved = [0; 4];
+            (*record).task_root = root;
             device.copy::<u64, 2>(offset!(net_device_name), (&raw mut (*record).ifname).cast());
         }
     });

@@ -15,7 +15,7 @@ use kevtmon_ebpf::task::{
 use kevtmon_ebpf::{Header, MISSING};
 
 use crate::emit::{self, Room};
-use crate::memory::{Kernel, Structure, Typed, copy_arguments, offset};
+use crate::memory::{Kernel, Structure, Typed, copy_arguments, offset, volatile};
 use crate::path::Place;
 
 /// `PF_KTHREAD` of `include/linux/sched.h`.
@@ -42,7 +42,7 @@ struct Identity {
     mntns: u32,
     cgroup_v1: u32,
     cgroup_v2: u32,
-    reserved: u32,
+    root: u32,
 }
 
 /// Tasks whose details were sent, and where in the ring. Which ones the kernel drops from such a map is not certain (each
@@ -60,6 +60,8 @@ const RESEND_AFTER_BYTES: u64 = RESEND_AFTER * size_of::<TaskRecord>() as u64;
 struct Current {
     id: TaskId,
     identity: Identity,
+    /// Of the group leader: a mount and a dentry.
+    root: [u64; 2],
 }
 
 /// One slot for each program: one may interrupt another, and none interrupts itself where it has an actor.
@@ -93,6 +95,13 @@ impl Task {
     pub(crate) fn id(&self) -> &TaskId {
         // SAFETY: a slot of the map, which `identify` filled.
         unsafe { &(*self.current).id }
+    }
+
+    /// What goes into a record beside it: which root directory its details belong to.
+    #[inline(always)]
+    pub(crate) fn root(&self) -> u32 {
+        // SAFETY: as in `id`.
+        unsafe { (*self.current).identity.root }
     }
 
     /// Whether one of the processes above it is such a one, by thread group id and start, and in the same mount namespace. The
@@ -186,9 +195,28 @@ fn identify(task: impl Structure, program: Program) -> Option<*mut Current> {
         (*identity).mntns = (*id).mntns;
         (*identity).cgroup_v1 = (*id).cgroup_v1;
         (*identity).cgroup_v2 = (*id).cgroup_v2;
-        (*identity).reserved = 0;
+        (*identity).root = fold_root(leader, &raw mut (*current).root);
     }
     Some(current)
+}
+
+/// The root directory of a process, which chroot(2) and pivot_root(2) replace without an exec, in 32 bits that tell no
+/// address. As long as it is the root directory, its address is no other one's.
+///
+/// # Safety
+/// `slot` must be a value of a map: the verifier forgets there that these are pointers, with which it lets nobody reckon.
+#[inline(always)]
+unsafe fn fold_root(leader: impl Structure, slot: *mut [u64; 2]) -> u32 {
+    const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
+    // A `struct path` that is embedded in it.
+    let (fs, root) = (leader.follow(offset!(task_fs)), offset!(fs_root));
+    // SAFETY: by the caller's promise.
+    let [mnt, dentry] = unsafe {
+        (*slot)[0] = fs.get(root + offset!(path_mnt));
+        (*slot)[1] = fs.get(root + offset!(path_dentry));
+        [volatile(&raw const (*slot)[0]), volatile(&raw const (*slot)[1])]
+    };
+    ((mnt ^ dentry.rotate_left(32)).wrapping_mul(ODD) >> 32) as u32
 }
 
 /// The kernfs node of the control group of a v1 controller. The verifier knows the offsets, so the branch costs nothing.
@@ -222,18 +250,19 @@ pub(crate) fn send_details(task: Task, room: Room) {
         return;
     }
     let lost = room.loss(counter::RING_FULL, counter::USERS_RING_FULL);
-    if emit::record::<TaskRecord>(room, lost, |record| fill(record, task.address, task.id())) {
+    if emit::record::<TaskRecord>(room, lost, |record| fill(record, &task)) {
         let _ = TASKS_SENT.insert(identity, position, 0);
     }
 }
 
 #[inline(always)]
-fn fill(record: *mut TaskRecord, task: Kernel, id: &TaskId) {
+fn fill(record: *mut TaskRecord, current: &Task) {
+    let task = current.address;
     // SAFETY: the ring gave memory for a whole record; every field is written below, `argv` as far as its
     // length goes, and the daemon reads no further.
     unsafe {
         (*record).header = Header { kind: KIND_TASK, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
-        (*record).task = *id;
+        (*record).task = *current.id();
         let mm = task.follow(offset!(task_mm));
         (*record).argv_len = copy_arguments(
             mm.get(offset!(mm_arg_start)),
@@ -251,7 +280,7 @@ fn fill(record: *mut TaskRecord, task: Kernel, id: &TaskId) {
         add_cgroup(v2, &raw mut (*record).cgroup_v2, &raw mut (*record).makers_v2);
 
         (*record).flags = process_flags(leader);
-        (*record).reserved = 0;
+        (*record).root = current.root();
         add_ancestors(&raw mut (*record).ancestors, leader);
     }
 }

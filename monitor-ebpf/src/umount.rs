@@ -157,7 +157,7 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
         (*record).task = *task.id();
         (*record).mntns = task.id().mntns;
         (*record).result = result as i32;
-        (*record).reserved = 0;
+        (*record).task_root = task.root();
         (*record).target = start.target;
         MountTable::of(task.address).describe(start.event, &raw mut (*record).table);
         // What has many branches comes last: each would multiply the paths that the verifier walks.

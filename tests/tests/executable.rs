@@ -12,6 +12,7 @@ use kevtmon_tests::actor::{self, Actor};
 use kevtmon_tests::daemon::launch;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::network::NeighbourState;
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::process::run;
 use kevtmon_tests::reaper::Cleanup;
@@ -73,6 +74,32 @@ fn a_changed_root_shows_the_program_from_there() {
     let event = event_of(Actor::run(&program), &[format!("chroot {}", scratch.path().display())]);
     let below = program.strip_prefix(scratch.path()).expect("it lies there");
     event.expect("/actor/exe", Path::new("/").join(below).to_string_lossy());
+}
+
+#[test]
+fn the_path_is_that_of_the_root_at_the_moment_of_each_act() {
+    let scratch = Scratch::new();
+    let program = kubelet_on(&tmpfs(&scratch));
+    let below = Path::new("/").join(program.strip_prefix(scratch.path()).expect("it lies there"));
+    let (pod, mut actor) = (Pod::new(), Actor::run(&program));
+    let mut daemon = launch().start();
+    actor.act(&format!("netns {}", pod.netns().path().display()));
+    // Its current directory stays outside, and from there it finds the way back.
+    let inside = format!("chroot {}", scratch.path().display());
+    let outside = format!("chroot {}", "../".repeat(32));
+    let acts =
+        [(None, &program), (Some(&inside), &below), (Some(&outside), &program), (Some(&inside), &below)];
+    for (change, exe) in acts {
+        if let Some(change) = change {
+            actor.act(change);
+        }
+        let address = unique::address(31);
+        pod.set_neighbor(&address, "02:00:00:00:00:01", NeighbourState::Permanent);
+        actor.act(&format!("delete eth0 {address}"));
+        let event = daemon.wait_for_deletion_by(actor.pid(), pod.inum(), &address);
+        event.expect("/actor/confidence", "certain");
+        event.expect("/actor/exe", exe.to_string_lossy());
+    }
 }
 
 #[test]

@@ -57,6 +57,10 @@ pub struct ExecRecord {
     pub task: TaskId,
     /// Bytes of its environment, also beyond what is read.
     pub environment_len: u64,
+    /// `TaskRecord::root` of the process.
+    pub task_root: u32,
+    /// Zero.
+    pub reserved: u32,
     /// The path that was executed (`linux_binprm.filename`), NUL-terminated, cut. Of a script it is the script's.
     pub filename: [u8; FILENAME_CAPACITY],
 }
@@ -131,7 +135,7 @@ const fn comm(name: &[u8]) -> [u64; 2] {
 }
 
 const _: () = assert!(size_of::<ComponentRecord>() == 16 + 8);
-const _: () = assert!(size_of::<ExecRecord>() == 16 + 64 + 8 + 256);
+const _: () = assert!(size_of::<ExecRecord>() == 16 + 64 + 16 + 256);
 const _: () = assert!(size_of::<EnvironmentRecord>() == 16 + 24 + 4096);
 const _: () = assert!(size_of::<ExitRecord>() == 32);
 

@@ -107,8 +107,8 @@ pub struct NeighborRecord {
     pub new_lladdr: [u8; LLADDR_CAPACITY],
     /// Hardware address of the interface now.
     pub device_lladdr: [u8; LLADDR_CAPACITY],
-    /// Zero; rounds up to the alignment.
-    pub reserved: [u8; 4],
+    /// `TaskRecord::root` of the current task.
+    pub task_root: u32,
     /// Interface name, NUL-terminated.
     pub ifname: [u8; 16],
 }

@@ -121,7 +121,7 @@ pub struct AncestorRecord {
     pub uid: u32,
 }
 
-/// The details of a task, sent once per program, mount namespace and control groups.
+/// The details of a task, sent once per program, mount namespace, root directory and control groups.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct TaskRecord {
@@ -135,8 +135,8 @@ pub struct TaskRecord {
     pub exe_marks: u32,
     /// Bits of [`process_flag`] about the task itself.
     pub flags: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Root directory of the group leader, folded; 0 once it has given up its file systems.
+    pub root: u32,
     /// Parent first.
     pub ancestors: [AncestorRecord; ANCESTORS],
     /// Arguments, NUL-separated, cut.

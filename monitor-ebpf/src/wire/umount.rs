@@ -113,8 +113,8 @@ pub struct UmountRecord {
     pub path_len: u32,
     /// Bits of [`call_mark`].
     pub marks: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// `TaskRecord::root` of the caller.
+    pub task_root: u32,
     /// Not 0 if the root directory was replaced during the call.
     pub root_changed: u64,
     /// Not 0 if the current directory was.

@@ -45,7 +45,7 @@ struct SavedTasks<'a> {
 }
 
 /// A task with indexes of shared values: tgid, start time, exec id, uid, executable, command line, network and mount
-/// namespace, cgroup, ancestors, ids of the control groups where they are known.
+/// namespace, cgroup, ancestors, ids of the control groups where they are known, root directory.
 #[derive(Debug, Serialize, Deserialize)]
 struct SavedTask<'a>(
     u32,
@@ -59,6 +59,7 @@ struct SavedTask<'a>(
     Option<usize>,
     Vec<usize>,
     #[serde(default)] Option<(u32, u32)>,
+    #[serde(default)] u32,
 );
 
 impl<'a> From<&'a Tasks> for SavedTasks<'a> {
@@ -85,6 +86,7 @@ impl<'a> From<&'a Tasks> for SavedTasks<'a> {
                 cgroup,
                 line,
                 groups,
+                place.root,
             )
         };
         let tasks = known.into_iter().map(row).collect();
@@ -107,12 +109,14 @@ impl From<SavedTasks<'_>> for Tasks {
         let mut tasks = Self::default();
         let text = |index: Option<usize>| Some(texts.get(index?)?.clone().into_owned());
         let ancestor = |index: usize| Some(ancestors.get(index)?.clone().into_owned());
-        for SavedTask(tgid, start_ns, exec_id, uid, exe, cmdline, netns, mntns, cgroup, line, groups) in rows
+        for SavedTask(tgid, start_ns, exec_id, uid, exe, cmdline, netns, mntns, cgroup, line, groups, root) in
+            rows
         {
             tasks.insert(TaskFacts {
                 key: TaskKey { tgid, start_ns, exec_id },
                 place: groups.map_or_else(TaskPlace::default, |(cgroup_v1, cgroup_v2)| TaskPlace {
                     mntns,
+                    root,
                     cgroup_v1,
                     cgroup_v2,
                 }),
@@ -270,7 +274,7 @@ mod tests {
 
     #[test]
     fn a_task_that_moves_keeps_the_details_of_each_place() {
-        let place = |cgroup_v2| TaskPlace { mntns: 1, cgroup_v1: 7, cgroup_v2 };
+        let place = |cgroup_v2| TaskPlace { mntns: 1, root: 0, cgroup_v1: 7, cgroup_v2 };
         let facts = |cgroup_v2, path: &str| TaskFacts {
             place: place(cgroup_v2),
             cgroup: Some(path.into()),

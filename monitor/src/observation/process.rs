@@ -49,7 +49,7 @@ pub struct TaskContext {
     pub userns: NsInum,
     /// Network namespace; 0 for a task that exits.
     pub netns: NsInum,
-    /// Mount namespace and control groups.
+    /// Mount namespace, root directory and control groups.
     pub place: TaskPlace,
 }
 
@@ -66,10 +66,19 @@ impl TaskContext {
 pub struct TaskPlace {
     /// Mount namespace; 0 for a task that exits.
     pub mntns: NsInum,
+    /// Root directory, by a number that tells it from the others of this program; 0 where it is not known, as in older
+    /// recordings.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub root: u32,
     /// Control group of a v1 controller, by the part of its kernfs id that counts up.
     pub cgroup_v1: u32,
     /// The same in the v2 hierarchy.
     pub cgroup_v2: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// An ancestor of a task.

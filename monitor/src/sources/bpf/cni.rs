@@ -46,7 +46,7 @@ impl PartialCalls {
     /// A program that was executed; its environment follows.
     pub(super) fn begin(&mut self, bytes: &[u8]) -> Result<(), DecodeError> {
         let record = layout::<ExecRecord>(bytes)?;
-        let Some(actor) = actor(&record.task) else {
+        let Some(actor) = actor(&record.task, record.task_root) else {
             return Err(DecodeError::Value { field: "tgid", value: 0 });
         };
         if self.calls.len() >= PARTIAL_MAX {

@@ -133,7 +133,7 @@ fn task(record: &TaskRecord) -> TaskFacts {
     let argv = record.argv.get(..record.argv_len as usize).unwrap_or(&record.argv);
     TaskFacts {
         key: key(&record.task),
-        place: place(&record.task),
+        place: place(&record.task, record.root),
         uid: record.task.uid,
         exe: shown_path(&record.exe, record.exe_marks),
         cmdline: redact::command_line(argv),
@@ -201,8 +201,8 @@ fn key(task: &TaskId) -> TaskKey {
     TaskKey { tgid: task.tgid, start_ns: task.start_ns, exec_id: task.exec_id }
 }
 
-fn place(task: &TaskId) -> TaskPlace {
-    TaskPlace { mntns: task.mntns, cgroup_v1: task.cgroup_v1, cgroup_v2: task.cgroup_v2 }
+fn place(task: &TaskId, root: u32) -> TaskPlace {
+    TaskPlace { mntns: task.mntns, root, cgroup_v1: task.cgroup_v1, cgroup_v2: task.cgroup_v2 }
 }
 
 /// The path that tells most. One that is cut may lack the container's name, and begin with a name that the container
@@ -218,8 +218,8 @@ fn cgroup(record: &TaskRecord) -> Option<String> {
     certain.then(|| found.to_owned())
 }
 
-/// The actor of a record; `None` where the current task had no part in it.
-pub(super) fn actor(task: &TaskId) -> Option<TaskRef> {
+/// The actor of a record, and which root directory it had; `None` where the current task had no part in it.
+pub(super) fn actor(task: &TaskId, root: u32) -> Option<TaskRef> {
     (task.tgid != 0).then(|| TaskRef {
         key: key(task),
         tid: task.tid,
@@ -229,7 +229,7 @@ pub(super) fn actor(task: &TaskId) -> Option<TaskRef> {
             euid: task.euid,
             userns: task.userns,
             netns: task.netns,
-            place: place(task),
+            place: place(task, root),
         }),
     })
 }

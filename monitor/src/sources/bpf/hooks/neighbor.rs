@@ -114,7 +114,7 @@ fn neighbor(record: &NeighborRecord, host_netns: NsInum) -> Result<NeighborChang
         10 => IpAddr::V6(Ipv6Addr::from(record.address)),
         other => return Err(DecodeError::Value { field: "family", value: other.into() }),
     };
-    let actor = actor(&record.task);
+    let actor = actor(&record.task, record.task_root);
     let op = match record.operation {
         operation::DELETED | operation::COLLATERAL => NeighborOp::Deleted,
         operation::CHANGED => NeighborOp::Changed,

@@ -89,7 +89,7 @@ fn umount(bytes: &[u8]) -> Option<UmountAttempt> {
     let path = bytes.get(UmountRecord::HEAD..)?.get(..record.path_len as usize)?;
     Some(UmountAttempt {
         syscall: MountSyscall::Umount2,
-        actor: actor(&record.task)?,
+        actor: actor(&record.task, record.task_root)?,
         mntns: record.mntns,
         path: String::from_utf8_lossy(path).into_owned(),
         origin: Some(Box::new(PathOrigin {
