@@ -291,4 +291,23 @@ mod tests {
             assert_eq!(cgroup(3), None);
         }
     }
+
+    #[test]
+    fn a_task_that_changes_its_root_keeps_the_executable_of_each() {
+        let facts = |root, exe: &str| TaskFacts {
+            place: TaskPlace { mntns: 1, root, ..TaskPlace::default() },
+            exe: Some(exe.into()),
+            ..task(1)
+        };
+        let mut tasks = Tasks::default();
+        tasks.insert(facts(1, "/mnt/bin/sh"));
+        tasks.insert(facts(2, "/bin/sh"));
+        let json = serde_json::to_string(&tasks).unwrap();
+        for tasks in [&tasks, &serde_json::from_str(&json).unwrap()] {
+            let exe = |root| tasks.get(&acting(&facts(root, ""))).and_then(|facts| facts.exe.clone());
+            assert_eq!(exe(1).as_deref(), Some("/mnt/bin/sh"));
+            assert_eq!(exe(2).as_deref(), Some("/bin/sh"));
+            assert_eq!(exe(3), None);
+        }
+    }
 }
