@@ -173,11 +173,8 @@ fn send_environment(start_ns: u64, tgid: u32, start: u64, len: u64, room: Room) 
     while index < PARTS_MAX as u64 {
         let offset = index * PART_CAPACITY as u64;
         index += 1;
-        let mut count = len.wrapping_sub(offset);
-        let is_last = count <= PART_CAPACITY as u64 || index == PARTS_MAX as u64;
-        if count > PART_CAPACITY as u64 {
-            count = PART_CAPACITY as u64;
-        }
+        let rest = len.wrapping_sub(offset);
+        let is_last = rest <= PART_CAPACITY as u64 || index == PARTS_MAX as u64;
         let sent = emit::record::<EnvironmentRecord>(room, counter::RING_FULL, |record| {
             // SAFETY: the ring gave memory for a whole record; every field is written, `bytes` as far as its length
             // goes, and the daemon reads no further. The helper checks the source.
@@ -189,6 +186,11 @@ fn send_environment(start_ns: u64, tgid: u32, start: u64, len: u64, room: Room) 
                 (*record).offset = offset as u32;
                 (*record).is_last = u32::from(is_last);
                 let from = start.wrapping_add(offset) as *const _;
+                // Bounded here, where the verifier sees it: the compiler would put it together with `is_last`.
+                let mut count = volatile(&raw const rest);
+                if count > PART_CAPACITY as u64 {
+                    count = PART_CAPACITY as u64;
+                }
                 let read = bpf_probe_read_user((&raw mut (*record).bytes).cast(), count as u32, from);
                 (*record).len = if read == 0 { count as u32 } else { 0 };
             }
