@@ -399,18 +399,6 @@ fn an_event_awaits_the_container_of_its_actor() {
 }
 
 #[test]
-fn the_state_of_a_container_has_its_attempt_and_the_hash_of_its_specification() {
-    let mut core = core();
-    let Fact::Container(mut facts) = container(ContainerState::Running) else { unreachable!() };
-    (facts.incarnation.attempt, facts.incarnation.spec_hash) = (Some(2), Some(0x5cf0_cfcf));
-    core.observe(at(1, Fact::Container(facts)));
-    let state = core.state(2);
-    let [container] = &state.containers[..] else { panic!("{state:?}") };
-    let hash = container.spec_hash.clone().unwrap();
-    assert_eq!((container.attempt, &*hash.hex, &*hash.decimal), (Some(2), "5cf0cfcf", "1559285711"));
-}
-
-#[test]
 fn an_exited_container_with_host_networking_owns_no_entry_of_the_host() {
     let mut core = core();
     let Fact::Container(mut facts) = container(ContainerState::Running) else { unreachable!() };

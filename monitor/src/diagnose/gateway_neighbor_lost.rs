@@ -466,10 +466,8 @@ impl Diagnosis for GatewayNeighborLost {
 /// Whether an event is one of a gateway's entry. Where the route came to lead there at about the same time, what counts is
 /// that the entry is missed now.
 fn concerns(context: &Context<'_>, event: &Event, entry: &Neighbor) -> bool {
-    let is_missed = || {
-        let namespace = context.node.namespaces.get(entry.netns);
-        namespace.is_some_and(|namespace| namespace.is_missed(entry.ifindex, entry.address))
-    };
+    let namespace = context.node.namespaces.get(entry.netns);
+    let is_missed = || namespace.is_some_and(|known| known.is_missed(entry.ifindex, entry.address));
     match event.kind {
         // It may be added before the route that leads to it, and be missed all the same.
         Kind::NeighborAdded => entry.gateway == Some(true) || is_missed(),
@@ -478,10 +476,9 @@ fn concerns(context: &Context<'_>, event: &Event, entry: &Neighbor) -> bool {
 }
 
 fn changes_host_lladdr(context: &Context<'_>, event: &Event) -> bool {
-    event.link.as_ref().is_some_and(|link| {
-        link.netns == context.node.host_netns
-            && link.change.iter().any(|change| change == "mac" || change == "master")
-    })
+    let is_it = |change: &String| change == "mac" || change == "master";
+    let of_host = event.link.as_ref().filter(|link| link.netns == context.node.host_netns);
+    of_host.is_some_and(|link| link.change.iter().any(is_it))
 }
 
 /// Whether the model shows that a changed entry is a good one: static, or of another state with another address than

@@ -356,11 +356,9 @@ impl Namespaces {
     pub fn put_route(&mut self, at: BootNs, route: RouteFacts) -> bool {
         let Some(namespace) = self.known.get_mut(&route.netns) else { return false };
         namespace.keep_doubting(at);
-        if namespace.routes.contains(&route) {
-            return false;
-        }
-        if namespace.routes.len() >= ROUTES_MAX {
-            namespace.routes_omitted = namespace.routes_omitted.saturating_add(1);
+        let is_known = namespace.routes.contains(&route);
+        if is_known || namespace.routes.len() >= ROUTES_MAX {
+            namespace.routes_omitted = namespace.routes_omitted.saturating_add(usize::from(!is_known));
             return false;
         }
         namespace.changed = at;
