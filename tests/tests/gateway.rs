@@ -310,6 +310,46 @@ fn an_interface_that_goes_while_another_one_takes_over_leaves_nothing_lost() {
     assert_eq!(incidents(&daemon.events(), pod.inum()), [""; 0]);
 }
 
+/// As a second network of the pod may have it (Multus).
+#[test]
+fn the_same_address_on_a_second_interface_is_no_gateway() {
+    let pod = Pod::new();
+    let _process = live_in(&pod);
+    pod.netns().ip_batch(&format!(
+        "link add net1 type veth peer name far1\nlink set far1 up\nlink set net1 up\n\
+         address add 10.200.1.2/24 dev net1\n\
+         neigh add {GATEWAY} lladdr {GATEWAY_LLADDR} dev net1 nud permanent\n"
+    ));
+    let mut daemon = launch().config(IMPATIENT).start();
+    let other = pod.ip(&format!("neigh del {GATEWAY} dev net1"));
+    let deleted = daemon.wait_for_deletion_by(other.pid, pod.inum(), GATEWAY);
+    deleted.expect("/neighbor/ifname", "net1");
+    deleted.expect("/neighbor/gateway", false);
+    // The first incident is that of the right one.
+    pod.delete_gateway();
+    wait_for(&mut daemon, "incident.opened", pod.inum()).expect("/neighbor/ifname", "eth0");
+    assert_eq!(incidents(&daemon.events(), pod.inum()).len(), 1);
+}
+
+#[test]
+fn a_gateway_that_went_with_the_address_is_missing_until_both_are_restored() {
+    let pod = Pod::new();
+    let _process = live_in(&pod);
+    let mut daemon = launch().start();
+    let ip = pod.ip(&format!("address del {}/32 dev eth0", pod.address()));
+    let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
+    opened.expect_actor(ip.pid, "ip");
+    opened.expect("/neighbor/cause", "last-address-removed");
+    opened.expect("/neighbor/reason", "missing");
+    let (own, gateway) = (pod.address(), GATEWAY.parse().expect("an address"));
+    pod.ip(&format!("address add {own}/32 dev eth0"));
+    pod.netns().network(|network| network.add_gateway("eth0", gateway));
+    pod.set_gateway();
+    let closed = wait_for(&mut daemon, "incident.closed", pod.inum());
+    closed.expect("/incident/close_reason", "resolved");
+    assert!(pod.has_gateway());
+}
+
 #[test]
 fn a_default_route_deleted_on_purpose_closes_the_incident() {
     let pod = Pod::new();
