@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::process::{Finished, Running, attempt, hold_by_cwd};
 use kevtmon_tests::random::{Random, rounds};
@@ -141,7 +142,7 @@ fn a_mount_that_was_moved_is_named_by_the_place_where_it_is_now() {
     let lazily = format!("umount --lazy {}", aside.display());
     assert!(advice.contains(&lazily.as_str()), "{updated}");
     drop(culprit);
-    assert!(attempt(&["umount".as_ref(), aside.as_os_str()]).status.success());
+    eventually!(attempt(&["umount".as_ref(), aside.as_os_str()]).status.success(), "the mount is free");
     daemon.wait_for("its end", |event| event.is_incident("incident.closed", "volume-busy"));
 }
 

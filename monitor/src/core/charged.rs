@@ -4,7 +4,7 @@ use super::Core;
 use crate::event::{Charge, Standing};
 use crate::node::cgroup;
 use crate::node::charge::of_process;
-use crate::observation::{Fact, NsInum, Observation, TaskContext, TaskRef};
+use crate::observation::{ContainerFacts, Fact, NsInum, Observation, TaskContext, TaskRef};
 
 impl Core {
     /// Who is charged for an observation: what users do among themselves has the standing of a stranger; what no single
@@ -20,7 +20,10 @@ impl Core {
                 Some(actor) => {
                     let is_users = self.is_users(change.key.netns, change.netns_of_user);
                     let charge = self.charge_task(actor, is_users);
-                    self.of_own_network(change.key.netns, charge)
+                    match self.is_of_own_network(actor, change.key.netns) {
+                        true => Charge { standing: Standing::Known, ..charge },
+                        false => charge,
+                    }
                 }
                 None => self.charge_netns(change.key.netns, change.netns_of_user),
             },
@@ -28,7 +31,9 @@ impl Core {
             Fact::CniExec(exec) => self.charge_task(&exec.actor, false),
             Fact::Netns(snapshot) => self.charge_netns(snapshot.netns, snapshot.foreign_userns),
             Fact::Link(link) => self.charge_netns(link.netns, false),
-            Fact::LinkGone { netns, .. } => self.charge_netns(*netns, false),
+            Fact::LinkGone { netns, .. }
+            | Fact::NetnsHeard { netns, .. }
+            | Fact::NetnsStale { netns, .. } => self.charge_netns(*netns, false),
             Fact::Route(route) | Fact::RouteGone(route) => self.charge_netns(route.netns, false),
             Fact::Address(address) | Fact::AddressGone(address) => self.charge_netns(address.netns, false),
             Fact::ComponentExecuted { .. } => self.charge_users(),
@@ -87,10 +92,15 @@ impl Core {
         Charge { standing, account: self.accounts.name(account) }
     }
 
-    /// The same for what a process of the container did.
-    fn of_own_network(&self, netns: NsInum, charge: Charge) -> Charge {
-        let is_own = self.owner_of(netns).is_some_and(|owner| *owner.id == *charge.account);
-        if is_own { Charge { standing: Standing::Known, ..charge } } else { charge }
+    /// Whether the process is in a container of this network; in a pod that need not be the sandbox, which owns it.
+    fn is_of_own_network(&self, task: &TaskRef, netns: NsInum) -> bool {
+        let cgroup = self.tasks.get(task).and_then(|facts| facts.cgroup.as_deref());
+        let is_in = |container: &ContainerFacts| container.netns == Some(netns);
+        netns != self.settings.host_netns && self.container_of(cgroup).is_some_and(is_in)
+    }
+
+    fn container_of(&self, cgroup: Option<&str>) -> Option<&ContainerFacts> {
+        self.containers.get(&cgroup::identify(cgroup?).container_id?)
     }
 
     /// Whether users made a network namespace, and no known container is in it.
@@ -101,10 +111,6 @@ impl Core {
 
     /// A container that root of the node runs may use any user.
     fn standing_of(&self, cgroup: Option<&str>, is_user: bool) -> Standing {
-        let is_containers = || {
-            let id = cgroup.and_then(|path| cgroup::identify(path).container_id);
-            id.is_some_and(|id| self.containers.get(&id).is_some())
-        };
-        if is_user && !is_containers() { Standing::Foreign } else { Standing::Node }
+        if is_user && self.container_of(cgroup).is_none() { Standing::Foreign } else { Standing::Node }
     }
 }

@@ -12,7 +12,7 @@ use crate::observation::{
 };
 
 /// How long it is kept that a namespace has ended: what goes with it in others is told right after.
-const ENDED_NS: u64 = 2_000_000_000;
+pub(super) const ENDED_NS: u64 = 2_000_000_000;
 /// Namespaces that ended of late.
 const ENDED_MAX: usize = 256;
 

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
+use super::link::ENDED_NS;
 use super::{Core, NsInum};
 use crate::diagnose::ModelChange;
 use crate::escape::name;
@@ -95,15 +96,19 @@ impl Core {
         self.hold_or_emit(at, at, change, requested);
     }
 
-    /// The namespace whose end took a link along, and whether that of its lower device. A process is named for a link that it deletes, so that one of a pair
-    /// goes by itself only with the other end. The device below may have gone alone (hardware that is unplugged, or it went
-    /// with something else): it has to be known that its namespace has ended.
+    /// The namespace whose end took a link along, and whether that of its lower device. A process is named for a link that
+    /// it deletes, so that one of a pair goes by itself only with the other end. The device below may have gone alone
+    /// (hardware that is unplugged, or it went with something else): it has to be known that its namespace has just ended.
     fn ended_netns(&self, at: BootNs, change: &NeighborChange) -> Option<(NsInum, bool)> {
         if change.cause != NeighborCause::LinkDeleted || change.actor.is_some() {
             return None;
         }
         let link = self.namespaces.get(change.key.netns)?.link_with_other(at, change.key.ifindex)?;
-        let is_ended = |netns: &NsInum| self.ended_netns.iter().any(|(_, ended)| ended == netns);
+        // Its number may be another one's later.
+        let is_ended = |netns: &NsInum| {
+            let mut ended = self.ended_netns.iter();
+            ended.any(|(when, ended)| ended == netns && when.abs_diff(at) <= ENDED_NS)
+        };
         let netns = match (&link.peer, &link.lower) {
             (Some(peer), _) => peer.netns?,
             (None, lower) => lower.as_ref()?.netns.filter(is_ended)?,
@@ -366,7 +371,7 @@ impl Core {
     }
 
     /// The container that a namespace belongs to. Containers with host networking do not own the host's namespace.
-    pub(super) fn owner_of(&self, netns: NsInum) -> Option<&ContainerFacts> {
+    fn owner_of(&self, netns: NsInum) -> Option<&ContainerFacts> {
         self.containers.in_netns(netns).filter(|_| netns != self.settings.host_netns)
     }
 

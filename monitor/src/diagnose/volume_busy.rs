@@ -199,15 +199,20 @@ impl VolumeBusy {
         let is_it =
             |part: &&mut BusyPart| part.identity.as_ref().is_some_and(|known| known.is_same(identity));
         let Some(part) = busy.mounts.iter_mut().find(is_it) else { return };
-        if part.place != place {
+        let is_moved = part.place != place;
+        if is_moved {
             (part.identity, part.place) = (Some(identity.clone()), place.clone());
             // What was known is of where it was, and so is the advice.
             part.known = None;
-            Known::update(&mut part.known, event);
+        }
+        let is_new = Known::update(&mut part.known, event).is_none();
+        if is_moved || is_new {
+            findings.advise(subject.clone(), None, release::advice_for(context.node, event, mount));
+        }
+        if is_moved {
             let likely = if mount.confidence.is_some() { "likely " } else { "" };
             let summary = format!("{}; it was {likely}moved to {} since", busy.summary, name(&mount.path));
             self.by_mount.insert(place, subject.clone());
-            findings.advise(subject.clone(), None, release::advice_for(context.node, event, mount));
             findings.restate(subject.clone(), summary);
         }
         self.count(context, subject, Some(event), findings);

@@ -372,14 +372,13 @@ impl Namespaces {
 
     /// Removes a default route; returns whether it existed.
     pub fn remove_route(&mut self, at: BootNs, route: &RouteFacts) -> bool {
-        let Some(namespace) = self.known.get_mut(&route.netns) else {
-            return false;
-        };
+        let Some(namespace) = self.known.get_mut(&route.netns) else { return false };
         let before = namespace.routes.len();
         namespace.routes.retain(|known| known != route);
         let found = namespace.routes.len() < before;
         if !found {
-            namespace.routes_omitted = namespace.routes_omitted.saturating_sub(1);
+            let omitted = &mut namespace.routes_omitted;
+            *omitted = omitted.saturating_sub(usize::from(is_default(route)));
             namespace.keep_doubting(at);
         }
         if found && is_selected(route, &namespace.rules) {
@@ -470,10 +469,10 @@ impl Namespace {
         self.stale.is_some()
     }
 
-    /// Whether the next snapshot may show that a route went with its interface or address, or another one.
+    /// Whether the next snapshot may show other routes: one went with its interface, or not all are kept.
     #[must_use]
     pub fn is_doubted(&self) -> bool {
-        self.stale.is_some() || self.outdated
+        self.stale.is_some() || self.outdated || self.has_omitted_routes()
     }
 
     /// Whether nothing reports what changes in it after a snapshot.

@@ -14,12 +14,17 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{
     AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, SockaddrIn, connect, sendmsg, setsockopt,
     socket, sockopt,
 };
 
 fn main() {
+    // Some acts keep more descriptors than the usual limit.
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
     for line in io::stdin().lock().lines() {
         let Ok(line) = line else { return };
         match act(&line.split_whitespace().collect::<Vec<_>>()) {

@@ -31,6 +31,7 @@ fn what_a_container_does_to_its_network_without_end_takes_no_place_of_what_other
     for number in 0..SECONDS * 5000 {
         let at = SECOND + number * SECOND / 5000;
         live.observe(at, link(OWN, 3, if number % 2 == 0 { iff::UP } else { 0 }));
+        live.observe(at, Fact::NetnsStale { netns: OWN, told: false });
         if number % 1000 == 0 {
             live.observe(at, busy(&format!("/mnt/{number}")));
         }

@@ -1,5 +1,5 @@
 //! The version of a kubelet, by the variables that the build of Kubernetes sets (`k8s.io/component-base/version`): for those
-//! that Go older than 1.18 has linked, whose build information does not tell it.
+//! whose build information does not tell it: Go older than 1.18 has linked them, or they were built with `-trimpath`.
 //!
 //! Releases are stripped, so that no symbol shows these variables. But the linker puts all strings of one package side by
 //! side, and these vouch for each other: a version, its first two numbers once more by themselves, and the date of the build.

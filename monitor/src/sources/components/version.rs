@@ -1,5 +1,5 @@
 //! The version of a Go program, by the build information that its linker puts into it (`debug/buildinfo` of Go 1.18 and
-//! later; before that nothing in it tells a version that the linker was given).
+//! later; before that nothing in it tells a version that the linker was given, nor with `-trimpath`).
 //!
 //! In: an ELF file of any size, of which the table of sections and one small section are read. Out: a version, or none.
 //! The program is never run.

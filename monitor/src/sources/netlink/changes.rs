@@ -1,8 +1,8 @@
 //! What a message means for the model: from a decoded change to facts.
 //!
 //! IPv4 routes that vanish with a link, an address or by replacement have no message of their own, nor have next hops
-//! that a link set up or down makes usable or not, nor tables that a VRF selects while it is up, and the order of routes with the same metric is in no message, so after
-//! such changes the namespace is read again.
+//! that a link set up or down makes usable or not, nor tables that a VRF selects while it is up, and the order of routes
+//! with the same metric is in no message, so after such changes the namespace is read again.
 
 use std::time::Instant;
 
