@@ -233,7 +233,7 @@ fn ext4(launch: &Launch) -> PathBuf {
 
 #[test]
 fn files_of_the_store_that_others_make_immutable_cost_the_store_until_they_are_not() {
-    let config = format!("{WITHOUT_BUDGETS}[store]\nmax_mib = 32\n[recorder]\nmax_mib = 4\n");
+    let config = format!("{WITHOUT_BUDGETS}[store]\nmax_mib = 8\n[recorder]\nmax_mib = 4\n");
     for name in ["events.db-shm", "events.db-wal", "events.db"] {
         let pod = Pod::new();
         let prepared = launch().config(&config);

@@ -215,7 +215,17 @@ impl StoreFile {
         of_most.min_by_key(|(_, event)| event.seq).map(|(id, _)| id)
     }
 
+    /// Why it looks damaged: where the index of the log was lost, or the file was replaced, nothing is wrong with it.
+    fn cause(&mut self, error: StoreError) -> StoreError {
+        let writer = self.writer.as_mut().filter(|_| error.is_damage());
+        writer.and_then(|writer| writer.check_in_place().err()).unwrap_or(error)
+    }
+
     fn commit(&mut self) -> Result<(), StoreError> {
+        self.commit_all().map_err(|error| self.cause(error))
+    }
+
+    fn commit_all(&mut self) -> Result<(), StoreError> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
         writer.check_in_place()?;
         if self.unsaved {
@@ -293,7 +303,9 @@ impl Destination for StoreFile {
             return Ok(());
         }
         let Some(writer) = &mut self.writer else { return Ok(()) };
-        writer.insert_line(event, event.line())?;
+        if let Err(error) = writer.insert_line(event, event.line()) {
+            return Err(self.cause(error));
+        }
         let is_full = writer.is_full();
         let now = Instant::now();
         let due = match self.barrier.applies_to(event) {
