@@ -12,10 +12,11 @@ macro_rules! offset {
 }
 pub(crate) use offset;
 
-/// The daemon writes these before load: a plain read would be folded to what the compiler sees.
+/// Reads what the daemon writes before load, or what the verifier is to see read here: a plain read would be folded to what
+/// the compiler sees.
 #[inline(always)]
 pub(crate) fn volatile<T: Copy>(field: *const T) -> T {
-    // SAFETY: `field` points into a static.
+    // SAFETY: `field` points into a static, a value of a map, or the stack.
     unsafe { core::ptr::read_volatile(field) }
 }
 

@@ -201,7 +201,7 @@ fn identify(task: impl Structure, program: Program) -> Option<*mut Current> {
 }
 
 /// The root directory of a process, which chroot(2) and pivot_root(2) replace without an exec, in 32 bits that tell no
-/// address. As long as it is the root directory, its address is no other one's.
+/// address. A later root directory may get both addresses of one that is gone: then the path is still shown as below that.
 ///
 /// # Safety
 /// `slot` must be a value of a map: the verifier forgets there that these are pointers, with which it lets nobody reckon.

@@ -117,7 +117,7 @@ pub struct AncestorRecord {
     pub forked_at: u32,
     /// Not 0 if the parent of the process below is a thread of it other than the first.
     pub by_other_thread: u32,
-    /// Real user id in the initial user namespace.
+    /// Real user id in the initial user namespace, when these details are sent.
     pub uid: u32,
 }
 

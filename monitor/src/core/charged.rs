@@ -77,7 +77,7 @@ impl Core {
         Charge { standing, account: self.accounts.name(&name) }
     }
 
-    /// A container may be allowed to change its own network: without limit, and that is its own affair.
+    /// A container may be allowed to change its own network, as often as it likes: it pays for that itself.
     fn charge_netns(&mut self, netns: NsInum, of_user: bool) -> Charge {
         if self.is_users(netns, of_user) {
             return self.charge_users();

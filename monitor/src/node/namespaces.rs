@@ -76,7 +76,7 @@ pub struct Namespace {
     /// Default routes, and halves of default routes.
     pub routes: Vec<RouteFacts>,
     /// Further ones, so that which of them are in use is not known until the next snapshot.
-    #[serde(default, skip_serializing_if = "is_none")]
+    #[serde(default, skip_serializing_if = "is_zero")]
     routes_omitted: usize,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     rules: Vec<RuleFacts>,
@@ -127,7 +127,7 @@ pub struct Namespace {
     /// Moves that ended before are not kept.
     #[serde(default, skip_serializing_if = "moves::is_zero")]
     moves_since: BootNs,
-    /// Links that have just lost their peer or gone, as they were before, with the time.
+    /// Links that have just lost their peer or lower device, or gone, as they were before, with the time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     bereft: Vec<(BootNs, LinkFacts)>,
     /// Links that have just been moved to another namespace, with the time.
@@ -412,7 +412,7 @@ impl Namespaces {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_none(number: &usize) -> bool {
+fn is_zero(number: &usize) -> bool {
     *number == 0
 }
 

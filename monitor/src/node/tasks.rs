@@ -59,8 +59,13 @@ struct SavedTask<'a>(
     Option<usize>,
     Vec<usize>,
     #[serde(default)] Option<(u32, u32)>,
-    #[serde(default)] u32,
+    #[serde(default, skip_serializing_if = "is_zero")] u32,
 );
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}
 
 impl<'a> From<&'a Tasks> for SavedTasks<'a> {
     fn from(tasks: &'a Tasks) -> Self {

@@ -28,7 +28,7 @@ pub struct PeerLink {
 }
 
 /// A network interface.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkFacts {
     /// Namespace it is in.
     pub netns: NsInum,

@@ -96,7 +96,7 @@ pub struct Ancestor {
     /// where that is not known, as in older recordings. It may have adopted the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started: Option<bool>,
-    /// Real user id in the initial user namespace at that moment; in older recordings as it was read later.
+    /// Real user id in the initial user namespace when these details were captured; in older recordings as it was read later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
     /// Path of the control group, where it could still be read.

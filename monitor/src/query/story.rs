@@ -378,15 +378,23 @@ fn without_actor(steps: &[Step]) -> Vec<Unseen> {
     steps.iter().rev().find(lacks_actor).map(missing).into_iter().collect()
 }
 
-/// Whether the newest scan for holders has left something out.
-fn other_holders(parts: &Parts<'_>) -> Option<Unseen> {
-    let records = parts.records.iter().chain(&parts.evidence);
-    let scans =
-        records.filter(|record| record.event.mount.is_some() && record.event.holders_complete.is_some());
-    let event = &scans.max_by_key(|record| (record.time(), record.event.seq))?.event;
-    let path = event.mount.as_ref().filter(|_| event.holders_complete == Some(false))?.path.clone();
-    let unreadable = event.holders_unreadable.clone();
-    Some(unseen(Missing::Holders { path, seq: event.seq, unreadable }))
+/// The mounts of which the newest scan for holders has left something out.
+fn other_holders(parts: &Parts<'_>) -> Vec<Unseen> {
+    let mut records: Vec<&Record> = parts.records.iter().chain(&parts.evidence).collect();
+    records.sort_by_key(|record| (record.time(), record.event.seq));
+    let mut newest = BTreeMap::new();
+    for event in records.into_iter().map(|record| &record.event) {
+        if let (Some(mount), Some(complete)) = (&event.mount, event.holders_complete) {
+            newest.insert((mount.mntns, &mount.path), (complete, event));
+        }
+    }
+    let partial = newest.into_iter().filter(|(_, (complete, _))| !complete);
+    partial
+        .map(|((_, path), (_, event))| {
+            let unreadable = event.holders_unreadable.clone();
+            unseen(Missing::Holders { path: path.clone(), seq: event.seq, unreadable })
+        })
+        .collect()
 }
 
 /// Leaves out the steps of least weight, of those the oldest.

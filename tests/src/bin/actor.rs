@@ -1,7 +1,8 @@
 //! A process that does what it reads on standard input, a line at a time, and answers each line with `done` or an
 //! error: it acts, and between two acts changes what a process can change of itself.
 //!
-//! Between two acts it has one thread, as entering another user namespace requires, and keeps its capabilities when it changes users.
+//! Between two acts it has one thread, as entering another user namespace requires, and keeps its capabilities when it
+//! changes users.
 #![expect(clippy::print_stdout, reason = "its standard output is read by the test that started it")]
 
 use std::ffi::CString;

@@ -212,18 +212,7 @@ mod tests {
     }
 
     fn link(netns: NsInum, ifindex: u32) -> LinkFacts {
-        let (kind, flags, mac, master, peer) = (None, 0, None, None, None);
-        LinkFacts {
-            netns,
-            ifindex,
-            ifname: format!("d{ifindex}"),
-            kind,
-            flags,
-            mac,
-            master,
-            peer,
-            lower: None,
-        }
+        LinkFacts { netns, ifindex, ifname: format!("d{ifindex}"), ..LinkFacts::default() }
     }
 
     #[derive(Default)]

@@ -256,7 +256,11 @@ fn holders_that_nothing_rules_out_are_said_until_a_scan_has_read_everything() {
         let unseen = told(&Memory::of(events), "lijiaob/etcd1-0").unseen;
         unseen.into_iter().map(|unseen| unseen.what).find(|what| matches!(what, Missing::Holders { .. }))
     };
-    assert_eq!(missing(vec![partial.clone()]), Some(Missing::Holders { path, seq: 3, unreadable }));
+    let said = Some(Missing::Holders { path, seq: 3, unreadable });
+    assert_eq!(missing(vec![partial.clone()]), said);
+    let mut other = complete.clone();
+    other.mount.as_mut().unwrap().path = "/other".to_owned();
+    assert_eq!(missing(vec![partial.clone(), other]), said, "that of another mount rules nothing out");
     assert_eq!(missing(vec![partial, complete]), None);
 }
 

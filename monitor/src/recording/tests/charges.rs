@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::event::Standing;
+use crate::tests::model;
 
 #[test]
 fn what_a_container_does_to_its_network_without_end_takes_no_place_of_what_others_do() {
@@ -9,24 +10,7 @@ fn what_a_container_does_to_its_network_without_end_takes_no_place_of_what_other
     const SECONDS: u64 = 40;
     let dir = tempfile::tempdir().unwrap();
     let mut live = Live::in_flight(dir.path());
-    let container = ContainerFacts {
-        id: "c".repeat(64),
-        name: "shop".into(),
-        runtime: "docker".into(),
-        source: String::new(),
-        image: "shop".into(),
-        state: ContainerState::Running,
-        tgid: Some(16_707),
-        started_ns: Some(7_000),
-        netns: Some(OWN),
-        mntns: Some(8),
-        addresses: Vec::new(),
-        pod: None,
-        sandbox: false,
-        joined_netns: false,
-        exit: None,
-        incarnation: Incarnation::default(),
-    };
+    let container = ContainerFacts { netns: Some(OWN), ..model::container(&"c".repeat(64)) };
     live.observe(4, Fact::Container(Box::new(container)));
     for number in 0..SECONDS * 5000 {
         let at = SECOND + number * SECOND / 5000;

@@ -285,18 +285,7 @@ mod tests {
 
     fn link(ifindex: u32) -> LinkFacts {
         let peer = Some(PeerLink { ifindex: 2, netns: None });
-        let (kind, flags, mac, master) = (None, 0, None, None);
-        LinkFacts {
-            netns: HOST,
-            ifindex,
-            ifname: format!("veth{ifindex}"),
-            kind,
-            flags,
-            mac,
-            master,
-            peer,
-            lower: None,
-        }
+        LinkFacts { netns: HOST, ifindex, ifname: format!("veth{ifindex}"), peer, ..LinkFacts::default() }
     }
 
     fn reading(links: Vec<LinkFacts>) -> Reading {
