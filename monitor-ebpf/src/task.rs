@@ -338,6 +338,8 @@ unsafe fn add_ancestors(into: *mut [AncestorRecord; ANCESTORS], leader: Kernel) 
             (*ancestor).by_other_thread = (other | other >> 32) as u32;
             // What it is for others: its own may be overridden for a moment.
             above.follow(offset!(task_real_cred)).put(offset!(cred_uid), &raw mut (*ancestor).uid);
+            (*ancestor).cgroup_v1 = cgroup_v1(above).map_or(0, |node| node.get(offset!(kernfs_id)));
+            (*ancestor).cgroup_v2 = cgroup_v2(above).map_or(0, |node| node.get(offset!(kernfs_id)));
             below = above;
         }
         index += 1;

@@ -130,9 +130,14 @@ impl Cgroup {
         std::fs::write(self.procs(), pid.to_string()).expect("it can be moved");
     }
 
+    /// Where a process writes its id to enter the root of a hierarchy.
+    #[must_use]
+    pub fn root_procs(hierarchy: Hierarchy) -> PathBuf {
+        hierarchy.root().expect("the hierarchy is there").join("cgroup.procs")
+    }
+
     /// Moves a process to the root of a hierarchy.
     pub fn release(hierarchy: Hierarchy, pid: u32) {
-        let root = hierarchy.root().expect("the hierarchy is there");
-        std::fs::write(root.join("cgroup.procs"), pid.to_string()).expect("it can be moved");
+        std::fs::write(Self::root_procs(hierarchy), pid.to_string()).expect("it can be moved");
     }
 }

@@ -97,6 +97,39 @@ fn the_user_of_who_runs_a_tool_is_that_of_the_moment() {
 }
 
 #[test]
+fn the_control_group_of_who_runs_a_tool_is_that_of_the_moment() {
+    for hierarchy in Hierarchy::all() {
+        let (pod, scratch) = (Pod::new(), Scratch::new());
+        let (own, later) = (Cgroup::of_container(hierarchy), Cgroup::of_container(hierarchy));
+        let mut daemon = launch().start();
+        let mut calico = Actor::run(calico(&scratch));
+        for moves in [false, true] {
+            let entry = Entry::new(&pod);
+            own.take(calico.pid());
+            // All of it before the daemon can look.
+            daemon.signal(Signal::SIGSTOP);
+            // The tool is in another group than its parent.
+            let leave = format!("echo $$ > {}", Cgroup::root_procs(hierarchy).display());
+            let script = scratch.path().join("script");
+            std::fs::write(&script, format!("{leave}\n{}\nexit 0\n", entry.command))
+                .expect("a script can be written");
+            calico.act(&format!("run sh {}", script.display()));
+            if moves {
+                later.take(calico.pid());
+            }
+            daemon.signal(Signal::SIGCONT);
+            let event = entry.deletion(&mut daemon);
+            event.expect("/actor/ancestors/1/pid", calico.pid());
+            match moves {
+                false => event.expect("/actor/ancestors/1/container/id", own.name()),
+                true => event.expect_none("/actor/ancestors/1/container"),
+            }
+        }
+        Cgroup::release(hierarchy, calico.pid());
+    }
+}
+
+#[test]
 fn the_container_that_a_tool_was_moved_into_is_not_that_of_who_uses_it() {
     for hierarchy in Hierarchy::all() {
         let (pod, scratch, container) = (Pod::new(), Scratch::new(), Cgroup::of_container(hierarchy));

@@ -119,6 +119,10 @@ pub struct AncestorRecord {
     pub by_other_thread: u32,
     /// Real user id in the initial user namespace, when these details are sent.
     pub uid: u32,
+    /// Control group as in [`TaskId::cgroup_v1`], when these details are sent.
+    pub cgroup_v1: u32,
+    /// The same in the v2 hierarchy.
+    pub cgroup_v2: u32,
 }
 
 /// The details of a task, sent once per program, mount namespace, root directory and control groups.
@@ -154,8 +158,8 @@ pub struct TaskRecord {
 }
 
 const _: () = assert!(size_of::<TaskId>() == 64);
-const _: () = assert!(size_of::<AncestorRecord>() == 48);
-const _: () = assert!(size_of::<TaskRecord>() == 16 + 64 + 16 + 5 * 48 + 512 + 16 * 96 + 2 * 960 + 2 * 60);
+const _: () = assert!(size_of::<AncestorRecord>() == 56);
+const _: () = assert!(size_of::<TaskRecord>() == 16 + 64 + 16 + 5 * 56 + 512 + 16 * 96 + 2 * 960 + 2 * 60);
 
 /// Where the kernel keeps what is read of a task: byte offsets from the start of the structure named first. The
 /// daemon resolves them from the running kernel's type information before it loads the programs.

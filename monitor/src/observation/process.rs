@@ -99,9 +99,18 @@ pub struct Ancestor {
     /// Real user id in the initial user namespace when these details were captured; in older recordings as it was read later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// Path of the control group, where it could still be read.
+    /// Path of the control group that it was in when these details were captured, where that could be found; in older
+    /// recordings of that which it was in later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
+    /// Ids of that control group, in v1 and in v2, as in [`TaskPlace`]; zeros where they are not known.
+    #[serde(default, skip_serializing_if = "is_nowhere")]
+    pub groups: (u32, u32),
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_nowhere(groups: &(u32, u32)) -> bool {
+    *groups == (0, 0)
 }
 
 /// The details of a task: captured in the kernel, completed from /proc if it still exists.

@@ -1,4 +1,4 @@
-//! What only /proc has of the ancestors of a task: their executables and control groups.
+//! What only /proc has of the ancestors of a task: their executables, and the paths of their control groups.
 //!
 //! Read by a [reader](crate::sources::procfs::readers), since an ancestor may hang whoever reads it. The ring is drained
 //! meanwhile, and what comes out of it waits in order, for a moment and in bounded number. How often anybody may cause that
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
 use super::questions::{Account, Questions};
-use crate::observation::{Ancestor, BootNs, Fact, Observation, TaskKey, TaskPlace};
+use crate::observation::{Ancestor, Fact, Observation, TaskKey, TaskPlace};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Job, Readers, Unread};
 
@@ -26,9 +26,9 @@ const KEPT: usize = 64;
 const WAITING_MAX: usize = 16_384;
 
 /// Where a task acted, since its control groups are often those of its parent, and the captured ancestors: what they are,
-/// the name by which they go now, which changes with the executable, their users, and whether each has started the one below
-/// it, which not all children of a parent have in common.
-type Line = (TaskPlace, Vec<(u32, BootNs, String, Option<u32>, Option<bool>)>);
+/// the name by which they go now, which changes with the executable, their users and control groups, and whether each has
+/// started the one below it, which not all children of a parent have in common.
+type Line = (TaskPlace, Vec<Ancestor>);
 
 /// Completes the ancestors of tasks, and keeps observations in order meanwhile.
 #[derive(Debug)]
@@ -73,7 +73,12 @@ impl Lineages {
             && !task.ancestors.is_empty()
         {
             let now = Instant::now();
-            let (account, line) = (Account::of(task), line(task.place, &task.ancestors));
+            let own = (task.place.cgroup_v1, task.place.cgroup_v2);
+            for ancestor in task.ancestors.iter_mut().filter(|above| above.groups == own && own != (0, 0)) {
+                // Of the task itself the kernel has captured the names, too.
+                ancestor.cgroup.clone_from(&task.cgroup);
+            }
+            let (account, line) = (Account::of(task), (task.place, task.ancestors.clone()));
             match self.known.get(&line).filter(|(read, _)| now - *read < FRESH) {
                 Some((_, known)) => task.ancestors.clone_from(known),
                 None if self.questions.take(account, now) => {
@@ -127,10 +132,6 @@ impl Lineages {
     }
 }
 
-fn line(place: TaskPlace, captured: &[Ancestor]) -> Line {
-    (place, captured.iter().map(|a| (a.tgid, a.start_ns, a.comm.clone(), a.uid, a.started)).collect())
-}
-
 /// Completes the captured ancestors of a task.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sources) struct Complete(Vec<Ancestor>);
@@ -148,17 +149,26 @@ impl Job for Complete {
     }
 }
 
-/// Reads an ancestor. What was read of an id belongs to it only if it has the id before and after, and goes by the same name
-/// still: another program has another name, as a rule, and may have left the group of the one before.
+/// Reads an ancestor. What was read of an id belongs to it only if it has the id before and after. An executable is that of
+/// then only if the process goes by the same name still, since another program has another name, as a rule. A control group
+/// is, if it is the one that the kernel captured.
 fn complete(proc: &Proc, ancestor: &mut Ancestor) {
     let key = TaskKey { tgid: ancestor.tgid, start_ns: ancestor.start_ns, exec_id: 0 };
     if !proc.is_same(&key) {
         return;
     }
-    let (exe, cgroup) = (exe(proc, key.tgid), proc.cgroup(key.tgid));
+    let exe = exe(proc, key.tgid);
+    let read = match &ancestor.cgroup {
+        Some(_) => None,
+        None => proc.cgroup_of(key.tgid, ancestor.groups),
+    };
     let is_renamed = proc.stat(key.tgid).is_none_or(|stat| stat.comm != ancestor.comm);
-    if !is_renamed && proc.is_same(&key) {
-        (ancestor.exe, ancestor.cgroup) = (exe, cgroup);
+    if !proc.is_same(&key) {
+        return;
+    }
+    ancestor.cgroup = ancestor.cgroup.take().or(read);
+    if !is_renamed {
+        ancestor.exe = exe;
     }
 }
 

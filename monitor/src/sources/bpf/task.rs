@@ -15,14 +15,8 @@ use crate::namespace::NsInum;
 use crate::node::cgroup::{self, identify, is_roots, most_specific};
 use crate::observation::{Ancestor, Fact, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
 use crate::redact;
+use crate::sources::procfs::cgroups::V1_CONTROLLERS;
 
-/// v1 controllers, the likeliest to name a container first: name, enumerator.
-const CONTROLLERS: [(&str, &str); 4] = [
-    ("pids", "pids_cgrp_id"),
-    ("memory", "memory_cgrp_id"),
-    ("freezer", "freezer_cgrp_id"),
-    ("cpu", "cpu_cgrp_id"),
-];
 /// Which controllers are in a hierarchy of v1.
 const CGROUPS: &str = "/proc/cgroups";
 
@@ -41,10 +35,10 @@ pub(super) const OFFSETS: Offsets = Offsets { global: "TASK_OFFSETS", resolve: o
 
 fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
     let hierarchies = std::fs::read_to_string(CGROUPS);
-    let controller = CONTROLLERS
+    let controller = V1_CONTROLLERS
         .iter()
-        .filter(|(name, _)| hierarchies.as_ref().map_or(true, |text| is_in_v1(name, text)))
-        .find_map(|(_, enumerator)| btf.enumerator("cgroup_subsys_id", enumerator));
+        .filter(|name| hierarchies.as_ref().map_or(true, |text| is_in_v1(name, text)))
+        .find_map(|name| btf.enumerator("cgroup_subsys_id", &format!("{name}_cgrp_id")));
     let (is_subreaper, is_subreaper_bit) = btf.need_bit("signal_struct.is_child_subreaper")?;
     let (has_subreaper, has_subreaper_bit) = btf.need_bit("signal_struct.has_child_subreaper")?;
     let offsets = TaskOffsets {
@@ -169,6 +163,7 @@ fn ancestors(record: &TaskRecord) -> Vec<Ancestor> {
                 comm: text(&above.comm),
                 started,
                 uid: Some(above.uid),
+                groups: (above.cgroup_v1, above.cgroup_v2),
                 ..Ancestor::default()
             }
         })

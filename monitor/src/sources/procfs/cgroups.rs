@@ -25,6 +25,10 @@ const INITIAL: &str = "cgroup:[4026531835]";
 /// who reads it, and init.
 const NODE: [u32; 2] = [2, 1];
 
+/// v1 controllers, the likeliest to name a container first: of the first one that has a hierarchy the kernel programs capture
+/// the control group.
+pub const V1_CONTROLLERS: [&str; 4] = ["pids", "memory", "freezer", "cpu"];
+
 /// Whether this process had to enter the initial namespace.
 static ENTERED: OnceLock<bool> = OnceLock::new();
 
@@ -55,23 +59,53 @@ pub fn are_all_visible() -> bool {
 /// The path that tells most of a process's control groups; names that root did not make are behind
 /// [`cgroup::DELEGATED`]. `text` is its file in the /proc at `proc`.
 pub(super) fn most_telling(proc: &Path, text: &str) -> Option<String> {
-    let mounted: Vec<PathBuf> = match ENTERED.get() {
-        Some(true) => NODE.into_iter().map(|pid| proc.join(format!("{pid}/root")).join(MOUNTED)).collect(),
-        _ => vec![proc.parent()?.join(MOUNTED)],
-    };
-    // Lines are `ID:CONTROLLERS:PATH`.
-    let lines: Vec<(&str, String)> = text
-        .lines()
-        .filter_map(|line| {
-            let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
-            Some((controllers, marked(&mounted, controllers, path)))
-        })
-        .collect();
+    let mounted = mounted(proc)?;
+    let lines: Vec<(&str, String)> =
+        lines(text).map(|(controllers, path)| (controllers, marked(&mounted, controllers, path))).collect();
     let of =
         |wanted: &'static str| lines.iter().find(|(names, _)| names.split(',').any(|name| name == wanted));
     let hierarchies = ["name=systemd", "", "pids", "memory", "freezer", "cpu"];
     let paths = hierarchies.into_iter().filter_map(of).chain(&lines).map(|(_, path)| path.as_str());
     most_specific(paths).map(str::to_owned)
+}
+
+/// The same of those groups alone that are the ones with these ids: the kernel has captured them of v1 and of v2, and the
+/// process may be in others by now. `None` where there is none.
+pub(super) fn most_telling_of(proc: &Path, text: &str, (v1, v2): (u32, u32)) -> Option<String> {
+    let mounted = mounted(proc)?;
+    let has = |controllers: &str, wanted: &str| controllers.split(',').any(|name| name == wanted);
+    // Each hierarchy counts by itself.
+    let is_there = |wanted: &&&str| lines(text).any(|(controllers, _)| has(controllers, wanted));
+    let captured = V1_CONTROLLERS.iter().find(is_there);
+    let is_it = |controllers: &str, path: &str| {
+        let id = match captured {
+            _ if controllers.is_empty() => v2,
+            Some(captured) if has(controllers, captured) => v1,
+            _ => return false,
+        };
+        let directory = mounted.iter().find_map(|mounted| root(mounted, controllers));
+        let directory = directory.map(|root| root.join(path.trim_start_matches('/')));
+        let found = directory.and_then(|directory| fs::symlink_metadata(directory).ok());
+        // The lower half of the inode number is what the kernel programs capture.
+        found.is_some_and(|found| id != 0 && found.ino() & u64::from(u32::MAX) == u64::from(id))
+    };
+    let is_whole = |path: &str| !path.split('/').any(|name| name == "..");
+    let found = lines(text).filter(|(controllers, path)| is_whole(path) && is_it(controllers, path));
+    let found: Vec<String> = found.map(|(controllers, path)| marked(&mounted, controllers, path)).collect();
+    most_specific(found.iter().map(String::as_str)).map(str::to_owned)
+}
+
+/// Where hierarchies may be mounted, as this process sees it.
+fn mounted(proc: &Path) -> Option<Vec<PathBuf>> {
+    Some(match ENTERED.get() {
+        Some(true) => NODE.into_iter().map(|pid| proc.join(format!("{pid}/root")).join(MOUNTED)).collect(),
+        _ => vec![proc.parent()?.join(MOUNTED)],
+    })
+}
+
+/// Controllers and paths of lines `ID:CONTROLLERS:PATH`.
+fn lines(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'))
 }
 
 fn marked(mounted: &[PathBuf], controllers: &str, path: &str) -> String {
@@ -143,6 +177,28 @@ mod tests {
             fs::write(mounted.join(hierarchy).join("cgroup.procs"), "").unwrap();
         }
         tree
+    }
+
+    #[test]
+    fn a_group_that_is_another_one_by_now_is_not_told() {
+        let tree = tree(&["pids/a/b", "pids/c"]);
+        std::os::unix::fs::symlink("pids", tree.path().join(MOUNTED).join("memory")).unwrap();
+        let ino = |path: &str| fs::metadata(tree.path().join(MOUNTED).join(path)).unwrap().ino();
+        let [own, other] =
+            [ino("pids/a/b"), ino("pids/c")].map(|ino| u32::try_from(ino & 0xffff_ffff).unwrap());
+        let seen = |text: &str, ids| most_telling_of(&tree.path().join("proc"), text, ids).is_some();
+        assert!(seen("8:pids:/a/b\n", (own, 0)));
+        for (text, ids) in [
+            ("8:pids:/a/b\n", (other, 0)),
+            ("8:pids:/a/b\n", (0, own)),
+            ("8:pids:/a/b\n", (0, 0)),
+            ("8:memory:/a/b\n9:pids:/c\n", (own, 0)),
+            ("8:pids:/gone\n", (own, 0)),
+            ("8:pids:/c/../a/b\n", (own, 0)),
+            ("0::/a/b\n", (own, own)),
+        ] {
+            assert!(!seen(text, ids), "{text} {ids:?}");
+        }
     }
 
     #[test]

@@ -164,6 +164,13 @@ impl Proc {
         cgroups::most_telling(&self.root, &String::from_utf8(self.read(pid, "cgroup")?).ok()?)
     }
 
+    /// The most specific path among those of the control groups with these ids, of v1 and of v2; `None` where the process is
+    /// in neither.
+    #[must_use]
+    pub fn cgroup_of(&self, pid: u32, ids: (u32, u32)) -> Option<String> {
+        cgroups::most_telling_of(&self.root, &String::from_utf8(self.read(pid, "cgroup")?).ok()?, ids)
+    }
+
     /// The root below which it reads.
     #[must_use]
     pub fn root(&self) -> &Path {

@@ -1,3 +1,5 @@
+use std::os::unix::fs::MetadataExt;
+
 use super::*;
 use crate::observation::{NsInum, Source, TaskFacts};
 use crate::tests::patience;
@@ -62,6 +64,18 @@ async fn whoever_is_another_each_time_makes_others_wait_only_within_his_budget()
     }
 }
 
+/// The ids of the control groups that this process is in; zeros where their hierarchy is not in its usual place.
+fn own_groups() -> (u32, u32) {
+    let text = std::fs::read_to_string("/proc/self/cgroup").unwrap();
+    let id = |begin: &str, mounted: &[&str]| {
+        let path = text.lines().find_map(|line| line.split_once(begin))?.1;
+        let found = mounted.iter().find_map(|mounted| std::fs::metadata(format!("{mounted}{path}")).ok())?;
+        u32::try_from(found.ino() & u64::from(u32::MAX)).ok()
+    };
+    let v1 = id(":pids:", &["/sys/fs/cgroup/pids"]).unwrap_or(0);
+    (v1, id("0::", &["/sys/fs/cgroup/unified", "/sys/fs/cgroup"]).unwrap_or(0))
+}
+
 #[test]
 fn nothing_of_a_program_that_came_later_is_that_of_the_ancestor() {
     let me = this_process();
@@ -69,7 +83,21 @@ fn nothing_of_a_program_that_came_later_is_that_of_the_ancestor() {
         // Whoever it is now, it was somebody else then.
         let mut read = Ancestor { comm: comm.to_owned(), uid: Some(4321), ..me.clone() };
         complete(&Proc::default(), &mut read);
-        assert_eq!((read.exe.is_some(), read.cgroup.is_some()), (is_it, is_it));
-        assert_eq!(read.uid, Some(4321));
+        assert_eq!((read.exe.is_some(), read.uid), (is_it, Some(4321)));
     }
+}
+
+#[test]
+fn a_control_group_that_an_ancestor_has_entered_since_is_not_told() {
+    let (v1, v2) = own_groups();
+    let me = this_process();
+    for (groups, is_it) in [((v1, v2), (v1, v2) != (0, 0)), ((v1 ^ 1 << 30, v2 ^ 1 << 30), false)] {
+        let mut read = Ancestor { groups, ..me.clone() };
+        complete(&Proc::default(), &mut read);
+        assert_eq!(read.cgroup.is_some(), is_it, "{groups:?}");
+    }
+    let captured = Some("/docker/captured".to_owned());
+    let mut read = Ancestor { cgroup: captured.clone(), ..me };
+    complete(&Proc::default(), &mut read);
+    assert_eq!(read.cgroup, captured, "the kernel has told the names");
 }
