@@ -49,8 +49,8 @@ pub const REQUEST_BYTES: usize = 16 * 1024;
 const REQUEST_HEADERS: usize = 64;
 /// Time for a client to send its request.
 pub const PATIENCE: Patience = Patience { usual: Duration::from_secs(5), scarce: Duration::from_millis(500) };
-/// Time for a client to take its response, request included. Streams have no limit.
-const CONNECTION_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time for a client to take its response, request included.
+pub const CONNECTION_TIME: Duration = Duration::from_secs(15);
 /// Time for the reason why a client has no access.
 const REFUSAL_TIMEOUT: Duration = Duration::from_millis(50);
 /// Pause after accepting failed (no descriptors left), so that it is not tried in a busy loop.
@@ -64,6 +64,8 @@ pub struct Limits {
     pub connections: usize,
     /// Time for a client to send its request.
     pub patience: Patience,
+    /// Time for a client to take its response, request included. Streams have no limit.
+    pub connection: Duration,
     /// Most threads for blocking work.
     pub blocking_threads: usize,
     /// Time that open connections get to complete when the server stops.
@@ -175,7 +177,7 @@ async fn accept_all<A, H>(
         match accepted {
             Ok((stream, peer, place)) => {
                 let handler = Arc::clone(&handler);
-                connections.spawn(serve_connection(stream, peer, place, handler, limits.patience));
+                connections.spawn(serve_connection(stream, peer, place, handler, limits));
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
@@ -224,7 +226,7 @@ async fn serve_connection<H: Handler>(
     peer: H::Peer,
     place: Place,
     handler: Arc<H>,
-    patience: Patience,
+    limits: Limits,
 ) where
     H::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -247,10 +249,10 @@ async fn serve_connection<H: Handler>(
         biased;
         // An error is a client that disconnected, or sent no valid request.
         _ = served => {}
-        () = place.is_lost(patience) => {}
+        () = place.is_lost(limits.patience) => {}
         () = connection.is_cut() => {}
         () = async {
-            sleep(CONNECTION_TIMEOUT).await;
+            sleep(limits.connection).await;
             if connection.is_stream() {
                 std::future::pending::<()>().await;
             }

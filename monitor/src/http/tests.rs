@@ -57,7 +57,13 @@ impl Rig {
         let (entering, entered) = mpsc::sync_channel(64);
         let release = Arc::new(Semaphore::new(0));
         let handler = Answers { entered: Mutex::new(entering), release: Arc::clone(&release) };
-        let limits = Limits { connections, patience, blocking_threads: 1, shutdown: Duration::ZERO };
+        let limits = Limits {
+            connections,
+            patience,
+            connection: CONNECTION_TIME,
+            blocking_threads: 1,
+            shutdown: Duration::ZERO,
+        };
         Self {
             addresses,
             entered,

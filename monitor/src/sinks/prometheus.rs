@@ -17,14 +17,19 @@ use super::health::Health;
 use crate::build_info::VERSION;
 use crate::clock::boot_now;
 use crate::http::{
-    self, Compressible, Connection, HTML, Handler, Limits, PATIENCE, Response, compressed,
+    self, CONNECTION_TIME, Compressible, Connection, HTML, Handler, Limits, PATIENCE, Response, compressed,
     method_not_allowed, respond, text, whole,
 };
 use crate::metrics::{Metrics, MetricsError};
 
 /// Limits of the server; open scrapes are not awaited at shutdown.
-const LIMITS: Limits =
-    Limits { connections: 64, patience: PATIENCE, blocking_threads: 1, shutdown: Duration::ZERO };
+const LIMITS: Limits = Limits {
+    connections: 64,
+    patience: PATIENCE,
+    connection: CONNECTION_TIME,
+    blocking_threads: 1,
+    shutdown: Duration::ZERO,
+};
 /// Most scrapes whose response is made or sent: the other places are left for health checks, whose answers fit into
 /// the socket's buffer.
 const SCRAPES: usize = 16;
@@ -203,9 +208,10 @@ mod tests {
     use std::net::TcpStream;
 
     use nix::sys::socket::setsockopt;
-    use nix::sys::socket::sockopt::RcvBuf;
+    use nix::sys::socket::sockopt::{RcvBuf, SndBuf};
 
     use super::*;
+    use crate::http::Patience;
     use crate::sources::procfs::own::Own;
 
     fn server() -> (Server, Arc<Health>) {
@@ -350,13 +356,18 @@ mod tests {
     #[test]
     fn scrapes_that_are_not_read_leave_places_for_health_checks() {
         let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
-        // More than the buffers between client and server take.
-        for index in 0..40_000 {
+        // More than the buffers between client and server take, with those of the server being small.
+        for index in 0..4000 {
             metrics.name_source(index.to_string(), format!("{index}-{}", "x".repeat(64)));
         }
-        let loopback = ["127.0.0.1:0".parse().unwrap()];
-        let server = Server::start(&loopback, metrics, Arc::default()).unwrap();
-        let address = server.addresses()[0];
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        setsockopt(&listener, SndBuf, &4096).unwrap();
+        let address = listener.local_addr().unwrap();
+        // However long this test takes, no time is over.
+        let hour = Duration::from_secs(3600);
+        let limits = Limits { patience: Patience { usual: hour, scarce: hour }, connection: hour, ..LIMITS };
+        let endpoint = Endpoint::new(metrics, Arc::default());
+        let _server = http::Server::start("http", vec![listener], limits, endpoint).unwrap();
         let scrape = || {
             let mut stream = TcpStream::connect(address).unwrap();
             setsockopt(&stream, RcvBuf, &4096).unwrap();

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Context, EventQueue, Filter, Sink, Started};
 use crate::core::state::NodeState;
 use crate::event::{Severity, SharedEvent};
-use crate::http::{self, Connection, Handler, Limits, PATIENCE, Response};
+use crate::http::{self, CONNECTION_TIME, Connection, Handler, Limits, PATIENCE, Response};
 use crate::query::history::{History, Layered, LiveHistory};
 use crate::query::{API, API_HEADER};
 use crate::settings::settings;
@@ -50,6 +50,7 @@ settings! { "":
 const LIMITS: Limits = Limits {
     connections: 512,
     patience: PATIENCE,
+    connection: CONNECTION_TIME,
     blocking_threads: 2,
     shutdown: Duration::from_millis(500),
 };
