@@ -76,6 +76,7 @@ impl Core {
             namespaces: &self.namespaces,
             pods: &self.pods,
             busy_mounts: &self.busy_mounts,
+            kubelets: &self.kubelets,
             cni: &self.cni,
             host_netns: self.settings.host_netns,
             runtimes: super::join::runtimes(&self.statuses, self.ready),

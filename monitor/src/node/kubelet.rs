@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::volume;
 use crate::event::Volume;
-use crate::observation::{BootNs, KubeletFacts, NsInum};
+use crate::observation::{BootNs, KubeletFacts, KubeletNamespace, NsInum};
 
 /// The mount namespace of a kubelet that is not the host's is believed for this time after it was looked up: when the
 /// kubelet ends, the kernel gives the number to the next namespace at once.
@@ -47,6 +47,19 @@ impl Kubelets {
         known.is_none_or(|known| known.iter().any(|namespace| namespace.mntns == mntns))
     }
 
+    /// How a command gets into this mount namespace.
+    #[must_use]
+    pub fn way(&self, mntns: NsInum) -> Way {
+        if self.is_host(mntns) {
+            return Way::Host;
+        }
+        let known =
+            self.reported.iter().flat_map(|(at, facts)| facts.namespaces.iter().map(|known| (*at, known)));
+        let through =
+            |(at, known): (BootNs, &KubeletNamespace)| Some(Way::Through { pid: known.pid?, seen: at });
+        known.filter(|(_, known)| known.mntns == mntns).find_map(through).unwrap_or(Way::Unknown)
+    }
+
     /// The pod volume that a path leads to, as a process of this mount namespace sees it at this time.
     #[must_use]
     pub fn volume(&self, at: BootNs, mntns: NsInum, path: &str) -> Option<Volume> {
@@ -60,10 +73,25 @@ impl Kubelets {
     }
 }
 
+/// How a command gets into a mount namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// It is the host's.
+    Host,
+    /// Through a process in it.
+    Through {
+        /// Its id.
+        pid: u32,
+        /// When it was seen.
+        seen: BootNs,
+    },
+    /// None is known.
+    Unknown,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observation::KubeletNamespace;
 
     const BELOW: &str = "pods/5c948341-c030-4996-b888-f032577d97b0/volumes/kubernetes.io~secret/token";
 
@@ -72,6 +100,7 @@ mod tests {
             mntns,
             roots: vec![root.to_owned()],
             of_kubelet,
+            pid: of_kubelet.then_some(7),
         };
         let namespaces = vec![namespace(1, "/var/lib/kubelet", false), namespace(2, "/data/k", true)];
         let mut kubelets = Kubelets::default();
@@ -87,6 +116,15 @@ mod tests {
         assert!(!is_volume(2, "/var/lib/kubelet") && !is_volume(1, "/data/k"));
         assert!(!is_volume(3, "/var/lib/kubelet"), "the namespace of anybody");
         assert!(!is_volume(1, "/tmp/var/lib/kubelet") && !is_volume(1, "/var/lib/kubelet2"));
+    }
+
+    #[test]
+    fn a_command_gets_into_the_namespace_of_a_kubelet_through_it() {
+        let kubelets = kubelets();
+        assert_eq!(kubelets.way(1), Way::Host);
+        assert_eq!(kubelets.way(2), Way::Through { pid: 7, seen: 5 });
+        assert_eq!(kubelets.way(3), Way::Unknown);
+        assert_eq!(Kubelets::default().way(3), Way::Host, "a recording without a report");
     }
 
     #[test]

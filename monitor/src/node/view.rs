@@ -9,6 +9,7 @@ use super::cgroup;
 use super::cni::CniCalls;
 use super::components::Components;
 use super::containers::{Containers, is_live};
+use super::kubelet::Kubelets;
 use super::mounts::BusyMounts;
 use super::namespaces::{Namespace, Namespaces};
 use super::pods::PodNames;
@@ -34,6 +35,8 @@ pub struct NodeView<'a> {
     pub pods: &'a PodNames,
     /// Mounts whose unmount was refused.
     pub busy_mounts: &'a BusyMounts,
+    /// Mount namespaces of the host and of kubelets.
+    pub kubelets: &'a Kubelets,
     /// CNI calls.
     pub cni: &'a CniCalls,
     /// The host's network namespace.

@@ -33,4 +33,7 @@ pub struct KubeletNamespace {
     /// It exists only as long as the kubelet in it, so that its number may soon be another namespace's.
     #[serde(default)]
     pub of_kubelet: bool,
+    /// The process id of that kubelet.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pid: Option<u32>,
 }

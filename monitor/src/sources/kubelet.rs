@@ -171,7 +171,8 @@ impl KubeletFinder {
     #[must_use]
     pub fn configured(&self) -> KubeletFacts {
         let own = Proc::default().ns(std::process::id(), "mnt");
-        let namespace = |mntns| KubeletNamespace { mntns, roots: self.configured.clone(), of_kubelet: false };
+        let namespace =
+            |mntns| KubeletNamespace { mntns, roots: self.configured.clone(), of_kubelet: false, pid: None };
         KubeletFacts { namespaces: own.into_iter().map(namespace).collect() }
     }
 
@@ -261,6 +262,7 @@ impl Look {
             mntns: *mntns,
             roots: with_resolved(top, self.configured.iter().chain(former.iter())),
             of_kubelet: false,
+            pid: None,
         };
         let mut namespaces: Vec<KubeletNamespace> = hosts.iter().map(of_host).collect();
         for kubelet in kubelets.iter().filter(|kubelet| !is_host(kubelet.mntns)) {
@@ -269,6 +271,7 @@ impl Look {
                 mntns: kubelet.mntns,
                 roots: with_resolved(&top, self.configured.iter().chain(&kubelet.root)),
                 of_kubelet: true,
+                pid: Some(kubelet.tgid),
             });
         }
         Found { facts: KubeletFacts { namespaces }, former }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::node::cni::CniCalls;
 use crate::node::components::Components;
 use crate::node::containers::Containers;
+use crate::node::kubelet::Kubelets;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
 use crate::node::pods::PodNames;
@@ -20,6 +21,7 @@ pub(crate) struct Model {
     pub(crate) namespaces: Namespaces,
     pub(crate) pods: PodNames,
     pub(crate) busy_mounts: BusyMounts,
+    pub(crate) kubelets: Kubelets,
     pub(crate) cni: CniCalls,
     pub(crate) statuses: BTreeMap<String, SourceStatus>,
 }
@@ -33,6 +35,7 @@ impl Model {
             namespaces: &self.namespaces,
             pods: &self.pods,
             busy_mounts: &self.busy_mounts,
+            kubelets: &self.kubelets,
             cni: &self.cni,
             host_netns: 1,
             runtimes: RuntimeAvailability::All,

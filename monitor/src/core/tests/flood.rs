@@ -8,7 +8,8 @@ const PAUSE: u64 = 5 * MS;
 /// A core that knows the host's mount namespace.
 fn core_of_node() -> Core {
     let mut core = settled();
-    let host = KubeletNamespace { mntns: 2, roots: vec!["/var/lib/kubelet".into()], of_kubelet: false };
+    let host =
+        KubeletNamespace { mntns: 2, roots: vec!["/var/lib/kubelet".into()], of_kubelet: false, pid: None };
     core.observe(at(1, Fact::Kubelet(KubeletFacts { namespaces: vec![host] })));
     requests(&mut core);
     core

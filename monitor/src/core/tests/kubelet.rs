@@ -25,6 +25,7 @@ fn kubelets(roots: &[&str]) -> Fact {
             mntns: HOST_MNTNS,
             roots: roots.iter().map(|root| (*root).to_owned()).collect(),
             of_kubelet: false,
+            pid: None,
         }],
     })
 }

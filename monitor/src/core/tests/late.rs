@@ -185,7 +185,8 @@ fn the_scan_of_another_mount_takes_nothing_from_what_is_known_of_the_first() {
 /// On whose behalf a refused unmount of this user is looked into.
 fn share(uid: u32, userns: NsInum, root: &str, path: &str) -> Share {
     let mut core = settled();
-    let host = KubeletNamespace { mntns: 2, roots: vec!["/var/lib/kubelet".into()], of_kubelet: false };
+    let host =
+        KubeletNamespace { mntns: 2, roots: vec!["/var/lib/kubelet".into()], of_kubelet: false, pid: None };
     core.observe(at(2, Fact::Kubelet(KubeletFacts { namespaces: vec![host] })));
     let Fact::Umount(mut attempt) = attempt_below(root, path) else { unreachable!() };
     attempt.actor.context = Some(TaskContext { uid, userns, ..TaskContext::default() });

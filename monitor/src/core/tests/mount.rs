@@ -200,7 +200,12 @@ fn a_path_that_was_not_resolved_is_a_volume_only_from_the_root_of_the_namespace(
         "/var/lib/kubelet/pods/5c948341-c030-4996-b888-f032577d97b0/volumes/kubernetes.io~glusterfs/pv";
     for (root, is_volume) in [("/", true), ("/jail", false)] {
         let mut core = settled();
-        let host = KubeletNamespace { mntns: 2, roots: vec!["/var/lib/kubelet".into()], of_kubelet: false };
+        let host = KubeletNamespace {
+            mntns: 2,
+            roots: vec!["/var/lib/kubelet".into()],
+            of_kubelet: false,
+            pid: None,
+        };
         let kubelets = || Fact::Kubelet(KubeletFacts { namespaces: vec![host.clone()] });
         core.observe(at(9, kubelets()));
         core.observe(at(10, attempt_below(root, path)));
