@@ -12,6 +12,7 @@ use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
+use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::process::{Running, comm};
@@ -33,6 +34,10 @@ impl Contained {
 
     /// Has a process of the container give commands to `ip`, each of these in turn, many times.
     fn repeat(&self, commands: &[String]) -> Running {
+        self.repeat_times(commands, TIMES)
+    }
+
+    fn repeat_times(&self, commands: &[String], times: usize) -> Running {
         let mut ip = Command::new("sh");
         ip.args(["-c", "read go && exec ip -force -batch -"]).stdin(Stdio::piped()).stdout(Stdio::null());
         let mut enter = Command::new("nsenter");
@@ -41,7 +46,7 @@ impl Contained {
         let mut process = Running::spawn(&mut enter);
         eventually!(comm(process.pid()).as_deref() == Some("sh"), "it waits");
         self.sandbox.take(process.pid());
-        let text = format!("{}\n", commands.join("\n")).repeat(TIMES);
+        let text = format!("{}\n", commands.join("\n")).repeat(times);
         let mut input = process.child().stdin.take().expect("a pipe");
         input.write_all(format!("go\n{text}").as_bytes()).expect("it reads");
         process
@@ -122,4 +127,53 @@ fn an_incident_that_a_container_opens_and_closes_without_end_stays_open_until_it
     let told = container.of(&events, "neighbor.changed").len();
     assert!(told < 2 * TIMES, "{told} changes");
     stop_and_account(daemon);
+}
+
+/// An incident that is open though nothing is wrong, as `incidents` and `why` tell it, and the text of `why`.
+fn lull(daemon: &Daemon, container: &Contained) -> (Event, Event, String) {
+    let set = |lladdr: &str| format!("neigh replace {GATEWAY} lladdr {lladdr} nud permanent dev eth0");
+    let come_and_go = [set("02:00:00:00:00:66"), set(GATEWAY_LLADDR)];
+    wait_until("an incident that comes and goes", || {
+        let of_it = |event: &Event| event.text("/target/container/id") == container.sandbox.id();
+        let newest = daemon.find(&["incidents", "--all"]).into_iter().rfind(of_it);
+        let Some(incident) = newest.filter(|incident| !incident.has("/closed")) else {
+            let mut flood = container.repeat_times(&come_and_go, 30);
+            eventually!(flood.ended().is_some(), "the flood ends");
+            return None;
+        };
+        let story = daemon.find(&["why", incident.text("/id")]).remove(0);
+        let text = daemon.ask(&["why", incident.text("/id")]).succeeded("why").stdout;
+        // It is over for good after some seconds, which may be now.
+        let is_one = incident.has("/well_since") && story.has("/verdict/well_since");
+        (is_one && text.contains("comes and goes")).then_some((incident, story, text))
+    })
+}
+
+#[test]
+fn an_incident_that_is_open_while_nothing_is_wrong_is_told_as_that_and_closed_with_the_daemon() {
+    let _exclusive = Exclusive::take();
+    let container = Contained::new();
+    let mut daemon = launch().start();
+    daemon.wait_for_gateway(container.pod.inum(), GATEWAY);
+    let (incident, story, text) = lull(&daemon, &container);
+    for (told, of) in [("/summary", &incident), ("/verdict/sentence", &story)] {
+        assert!(of.text(told).contains(" could not reach its gateway "), "{of}");
+    }
+    assert!(incident.list("/advice").is_empty() && !story.has("/advice"), "{incident} {story}");
+    story.expect("/verdict/open", false);
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        text.contains("comes and goes, open since ") && text.contains("; nothing is wrong since "),
+        "{text}"
+    );
+    for present in [" cannot ", " is up", "points to "] {
+        assert!(!text.contains(present), "{present} in {text}");
+    }
+    // Nobody sees whether that lasts.
+    let _ = lull(&daemon, &container);
+    daemon.stop();
+    let last = daemon.events().into_iter().rfind(|event| event.text("/incident/id") == incident.text("/id"));
+    let last = last.expect("it was told");
+    assert_eq!(last.kind(), "incident.closed", "{last}");
+    last.expect("/incident/close_reason", "resolved");
 }

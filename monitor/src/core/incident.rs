@@ -53,6 +53,12 @@ impl Core {
         self.emit_incidents();
     }
 
+    /// Closes the incidents that are over for the moment.
+    pub(super) fn end_lulls(&mut self, at: BootNs) {
+        self.engine.stop(at);
+        self.emit_incidents();
+    }
+
     /// Emits incident events and sends requests of the diagnoses.
     pub(super) fn emit_incidents(&mut self) {
         for change in self.engine.take_changes() {

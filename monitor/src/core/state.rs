@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::Core;
-use crate::diagnose::Suspicion;
+use crate::diagnose::{Lull, Suspicion};
 use crate::event::{Component, Container, Link, LinkPeer, Pod, SpecHash, Target};
 use crate::node::namespaces::Namespace;
 use crate::node::view::container;
@@ -51,6 +51,9 @@ pub struct NodeState {
     /// What looks like an incident and is not judged yet.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub suspected: Vec<Suspicion>,
+    /// The open incidents that are over for the moment.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub lulls: Vec<Lull>,
 }
 
 /// Numbers of objects.
@@ -192,6 +195,7 @@ impl Core {
             components: self.components.running().iter().map(Component::from).collect(),
             namespaces,
             suspected: self.engine.suspected(&self.node()),
+            lulls: self.engine.lulls(),
         }
     }
 

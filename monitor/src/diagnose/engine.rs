@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use thiserror::Error;
 
+use super::advice::is_offered;
 use super::finding::{Finding, Findings, IncidentObjects, Report};
-use super::flapping::{Flapping, is_own_doing};
+use super::flapping::{Flapping, Lull, is_own_doing};
 use super::identity::{IdGenerator, IncidentId};
 use super::incidents::{Incidents, OpenIncident};
 use super::{CAPACITY, Context, Diagnosis, ModelChange, Suspicion};
@@ -244,6 +245,18 @@ impl Engine {
         let context =
             Context { now: self.now, clock: self.clock, node, incidents: &self.incidents, ready: self.ready };
         self.diagnoses.iter().flat_map(|diagnosis| diagnosis.suspected(&context)).collect()
+    }
+
+    /// The open incidents that are over for the moment.
+    #[must_use]
+    pub fn lulls(&self) -> Vec<Lull> {
+        self.flapping.lulls(self.clock)
+    }
+
+    /// Closes the incidents that are over for the moment: nobody will see whether that lasts.
+    pub fn stop(&mut self, at: BootNs) {
+        self.now = self.now.max(at);
+        self.flapping.take_all().into_iter().for_each(|id| self.end(id, CloseReason::Resolved));
     }
 
     /// What the next run is to know besides open incidents.

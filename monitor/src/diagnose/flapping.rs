@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::IncidentObjects;
 use super::identity::IncidentId;
+use crate::event::WallClock;
 use crate::node::charge::{is_by_itself, of_target};
 use crate::observation::BootNs;
 
@@ -23,6 +24,15 @@ const CALM: BootNs = 10 * SECOND_NS;
 const ACCOUNTS_MAX: usize = 256;
 /// Name of the account of the others.
 const OTHERS: &str = "";
+
+/// An open incident that is over for the moment; its end counts once it has lasted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lull {
+    /// Its id.
+    pub id: String,
+    /// Since when nothing is wrong, RFC 3339.
+    pub since: String,
+}
 
 /// Which ends have been told of late, and which are not told yet.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -55,6 +65,20 @@ impl Flapping {
         let id = self.held.iter().find(|(_, due)| **due <= now).map(|(id, _)| *id)?;
         self.held.remove(&id);
         Some(id)
+    }
+
+    /// Removes and returns all whose end is not told yet.
+    pub(super) fn take_all(&mut self) -> Vec<IncidentId> {
+        std::mem::take(&mut self.held).into_keys().collect()
+    }
+
+    /// The incidents whose end is not told yet.
+    pub(super) fn lulls(&self, clock: WallClock) -> Vec<Lull> {
+        let lull = |(id, due): (&IncidentId, &BootNs)| Lull {
+            id: id.text(),
+            since: clock.text(due.saturating_sub(CALM)),
+        };
+        self.held.iter().map(lull).collect()
     }
 
     /// When [`Self::take_due`] has something.
@@ -110,6 +134,9 @@ mod tests {
         let held = (0..1000).filter(|number| flapping.holds(id(*number), &objects, 1));
         assert_eq!(held.count(), 1000 - 8);
         assert!(!flapping.resume(id(0)) && flapping.resume(id(999)) && !flapping.resume(id(999)));
+        let lulls = flapping.lulls(WallClock::default());
+        let first = Lull { id: id(8).text(), since: WallClock::default().text(1) };
+        assert_eq!((lulls.len(), &lulls[0]), (1000 - 9, &first), "they are over for now");
         assert_eq!((flapping.deadline(), flapping.take_due(CALM)), (Some(CALM + 1), None));
         assert_eq!(flapping.take_due(CALM + 1), Some(id(8)));
         // One of each five seconds is told at once.

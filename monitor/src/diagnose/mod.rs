@@ -50,6 +50,7 @@ mod volume_busy;
 
 pub use engine::{Engine, IncidentChange, RestoreError, Saved};
 pub use finding::{Count, Finding, Findings, IncidentKey, IncidentObjects, Repeat, Report};
+pub use flapping::Lull;
 pub use incidents::{Incidents, OpenIncident};
 pub(crate) use sandbox_crash_loop::is_folded;
 pub use suspicion::Suspicion;

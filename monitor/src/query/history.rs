@@ -183,9 +183,24 @@ pub struct IncidentView {
     /// Number of its newest event.
     #[serde(default)]
     pub seq: u64,
+    /// It is open because it opens again and again, and nothing has been wrong since then, RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub well_since: Option<String>,
 }
 
 impl IncidentView {
+    /// An incident as an event tells it.
+    #[must_use]
+    pub fn new(
+        incident: Incident,
+        actor: Option<Actor>,
+        target: Option<Target>,
+        boot_id: String,
+        seq: u64,
+    ) -> Self {
+        Self { incident, actor, target, boot_id, seq, well_since: None }
+    }
+
     /// Parses the newest event of an incident.
     ///
     /// # Errors
@@ -204,12 +219,12 @@ impl IncidentView {
         if let Ok(Parts { schema: SCHEMA, seq, boot_id, incident, actor, target }) =
             serde_json::from_str(json)
         {
-            return Ok(Some(Self { incident, actor, target, boot_id, seq }));
+            return Ok(Some(Self::new(incident, actor, target, boot_id, seq)));
         }
         // Of a newer version: as much as can be understood.
         let Event { incident, actor, target, boot_id, seq, .. } = Record::read(json)?.event;
         let (actor, target) = (actor.map(|actor| *actor), target.map(|target| *target));
-        Ok(incident.map(|incident| Self { incident: *incident, actor, target, boot_id, seq }))
+        Ok(incident.map(|incident| Self::new(*incident, actor, target, boot_id, seq)))
     }
 
     /// The pods that are affected or did it.

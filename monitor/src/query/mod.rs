@@ -12,6 +12,7 @@ pub mod filter;
 pub mod history;
 pub mod key;
 pub mod likeness;
+pub mod lull;
 mod namespace;
 pub mod record;
 pub mod story;

@@ -88,6 +88,9 @@ pub struct StoryIncident {
     /// Why it closed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub close_reason: Option<CloseReason>,
+    /// It is open because it opens again and again, and nothing has been wrong since then.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub well_since: Option<String>,
     /// How often it was seen.
     pub count: u64,
     /// The same in words, with what was counted and over which time; absent if it was seen once.
@@ -252,6 +255,7 @@ fn story_incident(view: &IncidentView, by_id: &BTreeMap<&str, &IncidentView>) ->
         opened: incident.opened,
         closed: incident.closed,
         close_reason: incident.close_reason,
+        well_since: view.well_since.clone(),
         count: incident.count,
         episode: incident.episode,
         ruled_out: incident.ruled_out,

@@ -29,6 +29,9 @@ pub struct Verdict {
     /// Why it is over.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub close_reason: Option<CloseReason>,
+    /// It is open because it opens again and again, and nothing has been wrong since then.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub well_since: Option<String>,
     /// When what is not judged yet is judged at the earliest.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub judged: Option<String>,
@@ -44,8 +47,14 @@ pub fn main_incident(incidents: &[StoryIncident]) -> Option<&StoryIncident> {
         incidents.iter().any(|other| other.caused_by.iter().any(|cause| cause.id == incident.id))
     };
     incidents.iter().max_by_key(|incident| {
-        (incident.closed.is_none(), !is_cause(incident), incident.severity, &incident.opened)
+        let is_open = incident.closed.is_none();
+        (is_wrong(incident), is_open, !is_cause(incident), incident.severity, &incident.opened)
     })
+}
+
+/// Whether something is wrong now.
+fn is_wrong(incident: &StoryIncident) -> bool {
+    incident.closed.is_none() && incident.well_since.is_none()
 }
 
 /// Draws the conclusion.
@@ -53,7 +62,7 @@ pub fn main_incident(incidents: &[StoryIncident]) -> Option<&StoryIncident> {
 pub fn conclude(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[Step]) -> Verdict {
     let main = main_incident(incidents);
     // What is over does not stand for what may be wrong now.
-    if let Some(first) = suspected.first().filter(|_| main.is_none_or(|main| main.closed.is_some())) {
+    if let Some(first) = suspected.first().filter(|_| !main.is_some_and(is_wrong)) {
         return Verdict {
             sentence: format!("{}; not judged yet: {}", without_stop(&first.summary), first.reason),
             open: false,
@@ -61,6 +70,7 @@ pub fn conclude(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[S
             since: Some(first.since.clone()),
             until: None,
             close_reason: None,
+            well_since: None,
             judged: Some(first.due.clone()),
             unwatched: Vec::new(),
         };
@@ -68,11 +78,12 @@ pub fn conclude(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[S
     if let Some(incident) = main {
         return Verdict {
             sentence: with_causes(incident, incidents),
-            open: incident.closed.is_none(),
+            open: is_wrong(incident),
             confidence: Some(incident.confidence),
             since: Some(incident.opened.clone()),
             until: incident.closed.clone(),
             close_reason: incident.close_reason,
+            well_since: incident.well_since.clone(),
             judged: None,
             unwatched: Vec::new(),
         };
@@ -86,6 +97,7 @@ pub fn conclude(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[S
         since: None,
         until: None,
         close_reason: None,
+        well_since: None,
         judged: None,
         unwatched: Vec::new(),
     };

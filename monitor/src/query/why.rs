@@ -9,6 +9,7 @@ use super::coverage::Coverage;
 use super::filter::{EventFilter, IncidentFilter, MAX_LIMIT, Order};
 use super::history::{Extent, History, HistoryError, IncidentView};
 use super::key::keys;
+use super::lull;
 use super::namespace::of_one_namespace;
 use super::record::{Record, timestamp};
 use super::story::{self, Parts, Story};
@@ -132,7 +133,10 @@ fn tell(
     if subject.kind == SubjectKind::Incident {
         ids.extend(subject.lookups.iter().map(|lookup| lookup.key().value.clone()));
     }
-    let (incidents, incidents_omitted) = incidents(history, &records, ids)?;
+    let (mut incidents, incidents_omitted) = incidents(history, &records, ids)?;
+    if let Some(state) = state {
+        lull::apply(&mut incidents, state);
+    }
     let evidence = evidence(history, &records, &incidents)?;
     let begin = records.iter().chain(&evidence).map(Record::time);
     let begin = begin.chain(incidents.iter().map(|view| timestamp(&view.incident.first_seen))).min();

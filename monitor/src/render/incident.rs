@@ -18,11 +18,26 @@ pub(super) fn confidence(confidence: Confidence) -> &'static str {
     }
 }
 
-/// `open since …` or `… to …, resolved`.
-pub(super) fn course(opened: &str, closed: Option<&str>, why: Option<CloseReason>, clock: &Clock) -> String {
+/// `open since …` or `closed … after …, resolved`.
+pub(super) fn course(
+    opened: &str,
+    closed: Option<&str>,
+    why: Option<CloseReason>,
+    well_since: Option<&str>,
+    clock: &Clock,
+) -> String {
     let opened = timestamp(opened);
     let Some(closed) = closed.map(timestamp) else {
-        return format!("open since {}", clock.local_and_age(opened));
+        let open = format!("open since {}", clock.local_and_age(opened));
+        return match well_since {
+            Some(well) => {
+                format!(
+                    "comes and goes, {open}; nothing is wrong since {}",
+                    clock.local_and_age(timestamp(well))
+                )
+            }
+            None => open,
+        };
     };
     let reason = match why {
         Some(CloseReason::Resolved) => ", resolved",
@@ -45,7 +60,8 @@ pub fn text(view: &IncidentView, pretty: &Pretty, clock: &Clock) -> String {
     let painted = pretty.paint(severity_style(incident.severity), &severity);
     page.line(&format!("{painted} {}", pretty.paint(Style::Bold, &kind)));
     page.put(INDENT, None, &escaped(&incident.summary));
-    let mut course = course(&incident.opened, incident.closed.as_deref(), incident.close_reason, clock);
+    let (closed, well_since) = (incident.closed.as_deref(), view.well_since.as_deref());
+    let mut course = course(&incident.opened, closed, incident.close_reason, well_since, clock);
     if let Some(repeated) = incident.repeated() {
         let last = clock.local_and_age(timestamp(&incident.last_seen));
         course.push_str(&format!(" · {}, last {last}", escaped(&repeated)));

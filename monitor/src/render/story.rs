@@ -80,8 +80,8 @@ impl Page<'_> {
         let kind = pretty.paint(Style::Bold, &escaped(&incident.kind));
         let sure = confidence(incident.confidence);
         self.out.line(&format!("  {kind}  {severity}, {sure}  [{}]", escaped(&incident.id)));
-        let mut course =
-            course(&incident.opened, incident.closed.as_deref(), incident.close_reason, self.clock);
+        let (closed, well_since) = (incident.closed.as_deref(), incident.well_since.as_deref());
+        let mut course = course(&incident.opened, closed, incident.close_reason, well_since, self.clock);
         if let Some(repeated) = &incident.repeated {
             course.push_str(&format!(", {}", escaped(repeated)));
         }
@@ -139,8 +139,9 @@ impl Page<'_> {
         let mut facts = Vec::new();
         facts.extend(verdict.confidence.map(|sure| confidence(sure).to_owned()));
         if let Some(since) = &verdict.since {
-            facts.push(match verdict.open || verdict.until.is_some() {
-                true => course(since, verdict.until.as_deref(), verdict.close_reason, self.clock),
+            let (until, well_since) = (verdict.until.as_deref(), verdict.well_since.as_deref());
+            facts.push(match verdict.open || until.is_some() || well_since.is_some() {
+                true => course(since, until, verdict.close_reason, well_since, self.clock),
                 false if verdict.judged.is_some() => {
                     format!("since {}", self.clock.local_and_age(timestamp(since)))
                 }

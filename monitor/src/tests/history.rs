@@ -73,7 +73,7 @@ impl Memory {
 
     pub(crate) fn with_incident(self, incident: Incident) -> Self {
         let (boot_id, seq) = (sample::deletion().boot_id, 0);
-        self.with_view(IncidentView { incident, actor: None, target: None, boot_id, seq })
+        self.with_view(IncidentView::new(incident, None, None, boot_id, seq))
     }
 
     pub(crate) fn with_view(mut self, view: IncidentView) -> Self {

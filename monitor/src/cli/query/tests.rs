@@ -111,13 +111,8 @@ fn incidents_are_narrowed_down_by_kind_pod_and_severity() {
 /// An open incident of the pod of the sample.
 fn gateway_lost_view() -> IncidentView {
     let deletion = sample::deletion();
-    IncidentView {
-        incident: incident("lost", 1),
-        actor: None,
-        target: deletion.target.map(|target| *target),
-        boot_id: deletion.boot_id,
-        seq: 1,
-    }
+    let target = deletion.target.map(|target| *target);
+    IncidentView::new(incident("lost", 1), None, target, deletion.boot_id, 1)
 }
 
 #[test]

@@ -87,6 +87,7 @@ pub(crate) fn state() -> NodeState {
             namespace(HOST, None, vec![link(HOST, 8, "cali-a", (71, 2)), link(HOST, 9, "cali-b", (72, 2))]),
         ],
         suspected: Vec::new(),
+        lulls: Vec::new(),
         pods,
     }
 }

@@ -25,6 +25,7 @@ use crate::http::{
 };
 use crate::query::filter::EventFilter;
 use crate::query::history::{History, HistoryError, Layered, LiveHistory};
+use crate::query::lull;
 use crate::query::why::why;
 use crate::query::wire::{self, VersionAnswer};
 use crate::query::{API, API_HEADER};
@@ -104,9 +105,17 @@ impl Answers {
             Ok(filter) => filter,
             Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
         };
+        // Without the model they are told as their events tell them.
+        let state = self.model().await.ok();
+        if let Some(state) = &state {
+            let _ = timeout(CATCH_UP_TIME, self.memory.caught_up(state.seq)).await;
+        }
         let history = Arc::clone(&self.history);
         searched(move || {
-            let incidents = history.incidents(&filter)?;
+            let mut incidents = history.incidents(&filter)?;
+            if let Some(state) = &state {
+                lull::apply(&mut incidents, state);
+            }
             to_json(&wire::IncidentsAnswer { incidents }).map_err(broken)
         })
         .await

@@ -269,13 +269,8 @@ impl Inner {
 
     fn note_incident(&mut self, event: &Event) {
         let Some(incident) = event.incident.as_deref() else { return };
-        let view = IncidentView {
-            incident: incident.clone(),
-            actor: event.actor.as_deref().cloned(),
-            target: event.target.as_deref().cloned(),
-            boot_id: event.boot_id.clone(),
-            seq: event.seq,
-        };
+        let (actor, target) = (event.actor.as_deref().cloned(), event.target.as_deref().cloned());
+        let view = IncidentView::new(incident.clone(), actor, target, event.boot_id.clone(), event.seq);
         self.incidents.insert(view.episode(), (event.charge.clone(), Arc::new(view)));
         while self.incidents.len() > INCIDENTS && self.forget_incident() {}
     }
