@@ -5,6 +5,7 @@ use crate::lock;
 use crate::netns::NetnsPath;
 use crate::network::{NeighbourState, Network};
 use crate::patience::wait_until;
+use crate::pod_sandbox::uuid;
 use crate::process::Finished;
 use crate::unique;
 
@@ -45,6 +46,28 @@ impl<'d> Container<'d> {
         assert_eq!(id.len(), 64, "docker run prints the id");
         let pid = pid(dockerd, &name).expect("a container that was started has a process");
         Self { dockerd, name, id, pid, removed: false, _shared: shared }
+    }
+
+    /// Starts the sandbox of the pod of this name in the namespace `lijiaob`, as a kubelet does, with further options and
+    /// another command than usual.
+    #[must_use]
+    pub fn sandbox(dockerd: &'d Dockerd, pod: &str, options: &[&str], script: &str) -> Self {
+        Self::sandbox_of(dockerd, pod, &uuid(), options, script)
+    }
+
+    /// The same of the pod with this uid.
+    #[must_use]
+    pub fn sandbox_of(dockerd: &'d Dockerd, pod: &str, uid: &str, options: &[&str], script: &str) -> Self {
+        let image = dockerd.labelled_image(&[
+            ("io.kubernetes.pod.namespace", "lijiaob"),
+            ("io.kubernetes.pod.name", pod),
+            ("io.kubernetes.pod.uid", uid),
+            ("io.kubernetes.container.name", "POD"),
+            ("io.kubernetes.docker.type", "podsandbox"),
+        ]);
+        let group = dockerd.pod_cgroup(uid);
+        let options = [&["--network", "none", "--cgroup-parent", &group][..], options].concat();
+        Self::of_image(dockerd, &image, &options, &["sh", "-c", script])
     }
 
     /// 64 hex digits.

@@ -166,9 +166,18 @@ state = "{shown}/state"
     /// Runs the sandbox of a new pod.
     #[must_use]
     pub fn run_pod(&self) -> CriPod<'_> {
+        self.run_named(format!("etcd-{}", &uuid()[..8]))
+    }
+
+    /// Runs the sandbox of a pod of the same name, as a StatefulSet has it made.
+    #[must_use]
+    pub fn run_successor(&self, pod: &CriPod<'_>) -> CriPod<'_> {
+        self.run_named(pod.name.clone())
+    }
+
+    fn run_named(&self, name: String) -> CriPod<'_> {
         let shared = lock::Shared::take();
         let uid = uuid();
-        let name = format!("etcd-{}", &uid[..8]);
         let config = PodConfig {
             metadata: Some(PodMetadata { name: name.clone(), uid: uid.clone(), namespace: NAMESPACE.into() }),
             labels: LABELS.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),

@@ -6,7 +6,10 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
 
 use nix::mount::{MsFlags, mount};
 
@@ -16,6 +19,7 @@ const LOOKUP: u32 = 1;
 const GETATTR: u32 = 3;
 const READLINK: u32 = 5;
 const INIT: u32 = 26;
+const DESTROY: u32 = 38;
 /// Of these nobody awaits an answer: `FORGET`, `INTERRUPT`, `BATCH_FORGET`.
 const UNANSWERED: [u32; 3] = [2, 36, 42];
 /// Lengths of `fuse_in_header`, and of the answers.
@@ -30,6 +34,60 @@ const REQUEST_MAX: usize = 128 * 1024;
 pub fn mount_served(point: &Path) {
     let device = mounted(point);
     std::thread::spawn(move || serve(device, answer));
+}
+
+/// Mounts one that nobody serves; the device, which ends it when it is closed.
+#[must_use]
+pub fn mount_unserved(point: &Path) -> File {
+    mounted(point)
+}
+
+/// Mounts one whose server can stop to answer, as if its process was stopped.
+#[must_use]
+pub fn mount_halting(point: &Path) -> Server {
+    let device = mounted(point);
+    let server = Server::default();
+    let own = server.clone();
+    std::thread::spawn(move || {
+        serve(device, |opcode| {
+            if own.is_halted.load(Ordering::SeqCst) && opcode != DESTROY {
+                own.asked.fetch_add(1, Ordering::SeqCst);
+                let end = Instant::now() + patience();
+                // Nobody hangs for ever because a test has failed.
+                while own.is_halted.load(Ordering::SeqCst) && Instant::now() < end {
+                    std::thread::park_timeout(Duration::from_millis(50));
+                }
+                return (libc::EIO, Vec::new());
+            }
+            answer(opcode)
+        });
+    });
+    server
+}
+
+/// The server of such a file system.
+#[derive(Debug, Clone, Default)]
+pub struct Server {
+    is_halted: Arc<AtomicBool>,
+    asked: Arc<AtomicU32>,
+}
+
+impl Server {
+    /// Answers nothing from now on.
+    pub fn halt(&self) {
+        self.is_halted.store(true, Ordering::SeqCst);
+    }
+
+    /// Answers again.
+    pub fn resume(&self) {
+        self.is_halted.store(false, Ordering::SeqCst);
+    }
+
+    /// How often somebody waited for it in vain.
+    #[must_use]
+    pub fn asked_in_vain(&self) -> u32 {
+        self.asked.load(Ordering::SeqCst)
+    }
 }
 
 /// Mounts one whose root directory has a link to `target` at every name. Looking it up takes until the answer is

@@ -42,6 +42,7 @@ pub mod image;
 pub mod kubelet;
 pub mod podman;
 
+pub mod advice;
 pub mod daemon;
 pub mod event;
 pub mod http;

@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use kevtmon_tests::advice::carry_out;
 use kevtmon_tests::component::{Component, Program, start_as};
 use kevtmon_tests::daemon::{Daemon, Launch, launch};
 use kevtmon_tests::event::Event;
@@ -302,11 +303,8 @@ fn a_stale_call_is_told_before_it_harms_and_is_the_cause_of_what_it_does() {
         event.is_incident("incident.opened", "gateway-neighbor-lost") && event.is_in(pod.inum())
     };
     assert!(!daemon.events().iter().any(is_harm), "none is done yet");
-    for advice in opened.list("/incident/advice") {
-        let words: Vec<&str> = advice["command"].as_str().expect("a command").split(' ').collect();
-        let answer = daemon.ask(&words[1..]);
-        assert!(answer.status.success() && answer.stdout.contains("cni.finished"), "{}", answer.stdout);
-    }
+    let calls = carry_out(&daemon, opened.text("/incident/id"), "stale-cni-del/show-calls").stdout;
+    assert!(calls.contains("cni.finished") && calls.contains("exited with code 1"), "{calls}");
 
     std::fs::remove_file(scratch.path().join("missing")).expect("the endpoint is there again");
     assert_eq!(call("DEL", &old).status.code(), Some(0));

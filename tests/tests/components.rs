@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use kevtmon_tests::advice::{carry_out, opened};
 use kevtmon_tests::component::{Program, start};
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
@@ -53,6 +54,23 @@ fn a_kubelet_that_ends_and_its_successor_of_another_version_are_told() {
     started.expect("/component/previous_version", "v1.7.16");
     started.expect("/severity", "notice");
     assert!(!daemon.events().iter().any(|event| event.has("/incident") && event.has("/component")));
+}
+
+#[test]
+fn what_a_kubelet_that_ends_again_and_again_has_logged_is_shown_by_the_command_of_the_advice() {
+    let scratch = Scratch::new();
+    let program = Program::new(&scratch, "kubelet", Some("v1.20.2"));
+    let mut daemon = launch().start();
+    for _ in 0..3 {
+        let mut kubelet = start(&program);
+        daemon.wait_for_component(kubelet.pid());
+        kubelet.end_with("1");
+        wait_for(&mut daemon, "component.exited", kubelet.pid());
+    }
+    let path = exe(program.path());
+    let id = opened(&mut daemon, "kubelet-crash-loop", |event| event.text("/component/exe") == path);
+    // It may have logged nothing where no systemd has started it.
+    let _ = carry_out(&daemon, &id, "kubelet-crash-loop/show-log");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
 
+use kevtmon_tests::advice::{is_understood, opened};
 use kevtmon_tests::containerd::{Containerd, CriPod, NAMESPACE, Plugin};
 use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch};
 use kevtmon_tests::event::Event;
@@ -9,7 +10,6 @@ use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::network::{NeighbourState, Network};
 use kevtmon_tests::pod::GATEWAY_LLADDR;
-use kevtmon_tests::pod_sandbox::uuid;
 use kevtmon_tests::process::{comm, run};
 
 /// What was reported of the life of a container, in order.
@@ -162,13 +162,30 @@ fn a_lost_gateway_is_that_of_the_pod_also_while_the_runtime_is_gone() {
 }
 
 #[test]
+fn the_sandboxes_of_the_name_of_a_pod_are_listed_through_the_cri() {
+    let containerd = Containerd::start();
+    let older = containerd.run_pod();
+    let pod = containerd.run_successor(&older);
+    let mut daemon = launch().runtime(containerd.runtime()).start();
+    lose_gateway(&mut daemon, &pod);
+    let netns = pod.netns().inum();
+    let id = opened(&mut daemon, "gateway-neighbor-lost", |event| event.is_in(netns));
+    if let Some(listed) = is_understood(&daemon, &id, "gateway-neighbor-lost/list-by-crictl", &[]) {
+        for sandbox in [&older, &pod].map(CriPod::sandbox) {
+            assert!(listed.stdout.contains(&sandbox[..12]), "{sandbox} in {}", listed.stdout);
+        }
+    }
+}
+
+#[test]
 fn a_container_behind_the_cri_that_holds_a_volume_is_named_with_its_pod() {
     let containerd = Containerd::start();
     let scratch = Scratch::new();
     let root = Mount::at(&scratch.path().join("kubelet"));
     run(&format!("mount --make-shared {}", root.point().display()));
-    let volume = Mount::at(&root.point().join(format!("pods/{}/volumes/kubernetes.io~rbd/data", uuid())));
     let pod = containerd.run_pod();
+    let below = format!("pods/{}/volumes/kubernetes.io~rbd/data", pod.uid());
+    let volume = Mount::at(&root.point().join(below));
     let script = format!("cd {}; exec sleep 1000000", volume.point().display());
     let (id, pid) = pod.start_container("backup", &["/bin/sh", "-c", &script], &[root.point()]);
     eventually!(comm(pid).as_deref() == Some("sleep"), "the container is in the volume");
@@ -184,6 +201,9 @@ fn a_container_behind_the_cri_that_holds_a_volume_is_named_with_its_pod() {
     busy.expect("/holders/0/pod/name", pod.name());
     busy.expect("/holders/0/pod/namespace", NAMESPACE);
     busy.expect_none("/holders/0/pod/claimed");
-    pod.remove_container(&id);
+    let incident = opened(&mut daemon, "volume-busy", |event| event.text("/mount/path") == path);
+    if is_understood(&daemon, &incident, "volume-busy/stop-by-crictl", &[]).is_none() {
+        pod.remove_container(&id);
+    }
     eventually!(volume.umount().status.success(), "the mount is free");
 }

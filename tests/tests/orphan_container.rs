@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use kevtmon_tests::advice::{carry_out, resolved};
 use kevtmon_tests::component::{Program, start_with};
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, launch};
@@ -11,7 +12,6 @@ use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::pod_sandbox::uuid;
-use kevtmon_tests::process::attempt;
 use kevtmon_tests::reaper::Cleanup;
 
 const NAMESPACE: &str = "lijiaob";
@@ -86,13 +86,9 @@ fn opened(daemon: &mut Daemon, container: &Container<'_>) -> Event {
 
 /// Runs the advice as it is offered, and waits until the incident is over.
 fn follow(daemon: &mut Daemon, opened: &Event) {
-    let command = opened.text("/incident/advice/0/command").to_owned();
-    opened.expect("/incident/advice/0/risk", "destructive");
-    let _ = attempt(&["sh", "-c", &command]).succeeded(&command);
-    let closed = daemon.wait_for("the end of the incident", |event| {
-        event.kind() == "incident.closed" && event.text("/incident/id") == opened.text("/incident/id")
-    });
-    closed.expect("/incident/close_reason", "resolved");
+    let id = opened.text("/incident/id");
+    let _ = carry_out(daemon, id, "orphan-container/remove-by-docker");
+    resolved(daemon, id);
 }
 
 #[test]

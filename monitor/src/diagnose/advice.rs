@@ -1,14 +1,33 @@
 //! Commands that an operator can paste: names that come from the node are quoted.
 
 use crate::escape::is_hidden;
-use crate::event::{Advice, Container, NamedProcess, Pod, Risk};
+use crate::event::{Advice, Container, Form, NamedProcess, Pod, form};
 use crate::node::view::NodeView;
 use crate::observation::BootNs;
 
+/// A command and its form.
+pub(super) type Command = (&'static Form, Vec<String>);
+
 /// One next step; the arguments of the command are quoted where needed.
-pub(super) fn advice<S: AsRef<str>>(text: &str, risk: Risk, command: &[S]) -> Advice {
+pub(super) fn advice<S: AsRef<str>>(form: &'static Form, text: &str, command: &[S]) -> Advice {
+    debug_assert!(form.fits(command), "a form of its own is in the table of forms");
     let words: Vec<String> = command.iter().map(|word| quoted(word.as_ref())).collect();
-    Advice { text: text.to_owned(), command: words.join(" "), risk, process: None }
+    Advice {
+        text: text.to_owned(),
+        form: form.name.to_owned(),
+        command: words.join(" "),
+        risk: form.risk,
+        process: None,
+    }
+}
+
+/// Whether incidents of a kind offer these steps; one without a form was made by an earlier version.
+pub(super) fn is_offered(kind: &str, steps: &[Advice]) -> bool {
+    let forms = |step: &Advice| form::ALL.iter().find(|form| form.name == step.form);
+    steps
+        .iter()
+        .filter(|step| !step.form.is_empty())
+        .all(|step| forms(step).is_some_and(|form| form.kinds.contains(&kind)))
 }
 
 /// The step names a process, seen then. The command is dropped from answers once another one has the id.
@@ -18,46 +37,67 @@ pub(super) fn of_process(advice: Advice, pid: u32, seen: BootNs) -> Advice {
 
 /// The command that restarts a container by the tool of its own runtime, with a new network. None where no tool is known
 /// to find it: that of another runtime does not, and neither does that of another socket, or one that nobody answers at.
-pub(super) fn restart(node: &NodeView<'_>, container: &Container) -> Option<Vec<String>> {
-    let words = engine(node, container)?;
-    Some(words.into_iter().chain(["restart".to_owned(), container.id.clone()]).collect())
+pub(super) fn restart(node: &NodeView<'_>, container: &Container) -> Option<Command> {
+    let (engine, mut words) = engine(node, container)?;
+    words.extend(["restart".to_owned(), container.id.clone()]);
+    let form = match engine {
+        Engine::Docker => form::RESTART_BY_DOCKER,
+        Engine::Podman => form::RESTART_BY_PODMAN,
+    };
+    Some((form, words))
 }
 
-/// The command that removes a container by the tool of its own runtime; `force`: it may have processes.
-pub(super) fn remove(node: &NodeView<'_>, container: &Container, force: bool) -> Option<Vec<String>> {
-    let mut words = crictl(node, container).or_else(|| engine(node, container))?;
+/// The command that removes a container of a pod by the tool of its own runtime; `force`: it may have processes.
+pub(super) fn remove(node: &NodeView<'_>, container: &Container, force: bool) -> Option<Command> {
+    let crictl = crictl(node, container).map(|words| (form::REMOVE_BY_CRICTL, words));
+    let (form, mut words) = crictl.or_else(|| Some((form::REMOVE_BY_DOCKER, docker(node, container)?)))?;
     words.push("rm".to_owned());
     words.extend(force.then(|| "--force".to_owned()));
     words.push(container.id.clone());
-    Some(words)
+    Some((form, words))
+}
+
+/// What restarts containers by their ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Engine {
+    Docker,
+    Podman,
+}
+
+/// The tool of Docker; pods that a kubelet made are in no Podman.
+fn docker(node: &NodeView<'_>, container: &Container) -> Option<Vec<String>> {
+    engine(node, container).filter(|(engine, _)| *engine == Engine::Docker).map(|(_, words)| words)
 }
 
 /// The tool of Docker or Podman, for the socket by which a container is known.
-fn engine(node: &NodeView<'_>, container: &Container) -> Option<Vec<String>> {
+fn engine(node: &NodeView<'_>, container: &Container) -> Option<(Engine, Vec<String>)> {
     let is_down = is_down(node, container);
     let socket = match socket(node, container) {
         // Which socket the adapter uses is not known.
         Some(("cri", _)) => return None,
         socket => socket.map(|(_, path)| path),
     };
-    let words: &[&str] = match (container.runtime.as_deref()?, socket) {
+    let (engine, words): (_, &[&str]) = match (container.runtime.as_deref()?, socket) {
         ("docker", _) if is_down => return None,
-        ("docker", None | Some("/run/docker.sock" | "/var/run/docker.sock")) => &["docker"],
-        ("docker", Some(socket)) => &["docker", "--host", &format!("unix://{socket}")],
-        ("podman", None | Some("/run/podman/podman.sock" | "/var/run/podman/podman.sock")) => &["podman"],
+        ("docker", None | Some("/run/docker.sock" | "/var/run/docker.sock")) => (Engine::Docker, &["docker"]),
+        ("docker", Some(socket)) => (Engine::Docker, &["docker", "--host", &format!("unix://{socket}")]),
+        ("podman", None | Some("/run/podman/podman.sock" | "/var/run/podman/podman.sock")) => {
+            (Engine::Podman, &["podman"])
+        }
         // Only with an address does it need its service.
         ("podman", Some(_)) if is_down => return None,
-        ("podman", Some(socket)) => &["podman", "--url", &format!("unix://{socket}")],
+        ("podman", Some(socket)) => (Engine::Podman, &["podman", "--url", &format!("unix://{socket}")]),
         _ => return None,
     };
-    Some(words.iter().map(|word| (*word).to_owned()).collect())
+    Some((engine, words.iter().map(|word| (*word).to_owned()).collect()))
 }
 
 /// The command that ends a container of a pod, where the kubelet starts another one in its place: a container behind
 /// the CRI cannot be restarted.
-pub(super) fn replace_in_pod(node: &NodeView<'_>, container: &Container) -> Option<Vec<String>> {
-    let words = crictl(node, container)?;
-    Some(words.into_iter().chain(["stop".to_owned(), container.id.clone()]).collect())
+pub(super) fn replace_in_pod(node: &NodeView<'_>, container: &Container) -> Option<Command> {
+    let mut words = crictl(node, container)?;
+    words.extend(["stop".to_owned(), container.id.clone()]);
+    Some((form::STOP_BY_CRICTL, words))
 }
 
 /// The tool for the CRI, if the container is of one; it looks at the usual sockets by itself.
@@ -85,18 +125,18 @@ fn socket<'n>(node: &NodeView<'n>, container: &Container) -> Option<(&'n str, &'
 }
 
 /// The command that lists the sandboxes of a pod's name, those that have ended too, by the tool of its runtime.
-pub(super) fn list_sandboxes(node: &NodeView<'_>, container: &Container, pod: &Pod) -> Option<Vec<String>> {
+pub(super) fn list_sandboxes(node: &NodeView<'_>, container: &Container, pod: &Pod) -> Option<Command> {
     let (namespace, name) = (pod.namespace.as_deref()?, pod.name.as_deref()?);
-    if let Some(words) = crictl(node, container) {
-        let pods = ["pods", "--namespace", namespace, "--name", name].map(str::to_owned);
-        return Some(words.into_iter().chain(pods).collect());
+    if let Some(mut words) = crictl(node, container) {
+        words.extend(["pods", "--namespace", namespace, "--name", name].map(str::to_owned));
+        return Some((form::LIST_BY_CRICTL, words));
     }
-    let mut words = engine(node, container)?;
+    let mut words = docker(node, container)?;
     words.extend(["ps".to_owned(), "--all".to_owned()]);
     for (label, value) in [("io.kubernetes.pod.namespace", namespace), ("io.kubernetes.pod.name", name)] {
         words.extend(["--filter".to_owned(), format!("label={label}={value}")]);
     }
-    Some(words)
+    Some((form::LIST_BY_DOCKER, words))
 }
 
 /// Quotes an argument for a POSIX shell; what controls a terminal or does not show as `$'…'` of bash and zsh, so that none reaches the

@@ -306,6 +306,7 @@ impl Engine {
     }
 
     fn take(&mut self, kind: &'static str, finding: Finding) {
+        debug_assert!(is_offered(kind, finding.advice()), "the table of forms has the kind");
         match finding {
             Finding::Report(report) => self.report(kind, *report),
             Finding::Repeat(repeat) => {

@@ -216,6 +216,17 @@ pub enum Finding {
     Discarded,
 }
 
+impl Finding {
+    /// The next steps that it brings.
+    pub(super) fn advice(&self) -> &[Advice] {
+        match self {
+            Self::Report(report) => report.advice.as_deref().unwrap_or_default(),
+            Self::Advise { advice, .. } => advice,
+            _ => &[],
+        }
+    }
+}
+
 /// Collects the findings of a diagnosis.
 #[derive(Debug, Default)]
 pub struct Findings {

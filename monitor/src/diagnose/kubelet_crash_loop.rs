@@ -10,7 +10,7 @@ use super::advice::advice;
 use super::finding::{Count, Findings, IncidentKey, IncidentObjects, Report};
 use super::timers::Timers;
 use super::{Context, Diagnosis, SECOND, orphan_container};
-use crate::event::{CloseReason, Component, Confidence, Event, Kind, Risk, Severity};
+use crate::event::{CloseReason, Component, Confidence, Event, Kind, Severity, form};
 use crate::observation::BootNs;
 use crate::settings::{Thresholds, Unit, thresholds};
 
@@ -109,8 +109,8 @@ impl KubeletCrashLoop {
             summary: summary(component),
             ruled_out: None,
             advice: Some(vec![advice(
+                form::SHOW_LOG,
                 "show why it ended, if it is a service of systemd",
-                Risk::Read,
                 &["journalctl", "--unit", PROGRAM, "--lines", "50"],
             )]),
             objects: IncidentObjects {

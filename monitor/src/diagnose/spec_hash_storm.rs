@@ -13,7 +13,7 @@ use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::{Context, Diagnosis, ModelChange, SECOND, seconds};
 use crate::escape::name;
 use crate::event::{
-    Advice, CloseReason, Component, Confidence, Event, Kind, RecreationReason, Risk, Severity,
+    Advice, CloseReason, Component, Confidence, Event, Kind, RecreationReason, Severity, form,
 };
 use crate::observation::{BootNs, ComponentFacts};
 use crate::settings::{Thresholds, Unit, thresholds};
@@ -272,10 +272,10 @@ fn subject(component: &Component) -> String {
 
 fn next_step() -> Advice {
     advice(
+        form::SHOW_RECREATIONS,
         "list the containers with both hashes; do not go back to the old kubelet, which would re-create all of them once \
          more. Before a kubelet of another minor version starts, drain the node: only since 1.31 does the hash cover \
          nothing but name and image",
-        Risk::Read,
         &["kevtmon", "events", "--kind", "container.recreated"],
     )
 }

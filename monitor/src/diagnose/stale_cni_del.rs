@@ -18,7 +18,7 @@ use super::{
 };
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id};
-use crate::event::{Actor, Advice, CloseReason, Cni, Confidence, Event, Kind, Risk, Severity, Target};
+use crate::event::{Actor, Advice, CloseReason, Cni, Confidence, Event, Kind, Severity, Target, form};
 use crate::node::charge::is_by_itself;
 use crate::node::cni::Sandbox;
 use crate::node::view::NodeView;
@@ -438,9 +438,9 @@ impl Diagnosis for StaleCniDel {
 
 fn next_step(id: &str) -> Advice {
     advice(
+        form::SHOW_CALLS,
         "show the calls for the old sandbox and how they ended; do not delete the pod meanwhile, since the next one of its \
          name would be hit instead",
-        Risk::Read,
         &["kevtmon", "events", "--kind", "cni.finished", "--container", id],
     )
 }

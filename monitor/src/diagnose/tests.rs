@@ -182,7 +182,13 @@ fn an_incident_that_opens_again_is_another_episode_of_the_same_id() {
 
 #[test]
 fn a_closed_incident_has_no_advice() {
-    let step = Advice { text: "look".into(), command: "ls".into(), risk: Risk::Read, process: None };
+    let step = Advice {
+        text: "look".into(),
+        form: String::new(),
+        command: "ls".into(),
+        risk: Risk::Read,
+        process: None,
+    };
     let report = Report { advice: Some(vec![step]), ..report("pod", Vec::new()) };
     let close =
         Finding::Close { subject: "pod".into(), reason: CloseReason::Resolved, evidence: None, last: None };
@@ -198,6 +204,7 @@ fn other_commands_are_emitted_and_the_same_ones_are_not() {
         ruled_out: Some(vec!["eth0 is up".into()]),
         advice: vec![Advice {
             text: "look".into(),
+            form: String::new(),
             command: command.into(),
             risk: Risk::Read,
             process: Some(NamedProcess { pid: 7, seen_ns: seen.into() }),

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Confidence, Details, Object, Role, Severity, Visitor, span};
+use super::{Advice, Confidence, Details, Object, Role, Severity, Visitor, span};
 
 /// A diagnosis with a lifecycle, for `incident.*`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -86,43 +86,6 @@ pub enum CloseReason {
     LikelyGone,
     /// It was not observed for too long.
     Expired,
-}
-
-/// A next step.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Advice {
-    /// What the command does, in words.
-    pub text: String,
-    /// The exact command.
-    pub command: String,
-    /// The risk of the command.
-    pub risk: Risk,
-    /// The process that the command names by its id; absent where it names none.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub process: Option<NamedProcess>,
-}
-
-/// A process that a command names. The command is of use only while the process that has the id is still this one, that
-/// is, while it started before `seen_ns`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct NamedProcess {
-    /// Process id.
-    pub pid: u32,
-    /// When it was seen, on the boot clock, nanoseconds.
-    #[schemars(regex(pattern = "^[0-9]+$"))]
-    pub seen_ns: String,
-}
-
-/// The risk of a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Risk {
-    /// It only reads.
-    Read,
-    /// It restarts something.
-    Restart,
-    /// It may lose data.
-    Destructive,
 }
 
 impl Incident {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::observation::{Source, Verdict};
 
+mod advice;
 mod charge;
 mod cni;
 mod component;
@@ -33,11 +34,12 @@ mod throttled;
 mod time;
 pub(crate) mod wording;
 
+pub use advice::{Advice, Form, NamedProcess, Risk, form};
 pub use charge::{Charge, Standing};
 pub use cni::Cni;
 pub use component::Component;
 pub use daemon::{Daemon, Lost, SourceStates};
-pub use incident::{Advice, CloseReason, EVIDENCE_MAX, Incident, NamedProcess, Risk};
+pub use incident::{CloseReason, EVIDENCE_MAX, Incident};
 pub use kind::Severity;
 pub use link::{Link, LinkPeer};
 pub use mount::{Mount, MountHolder, Serves, Unreadable, Volume};

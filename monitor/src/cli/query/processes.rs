@@ -48,7 +48,13 @@ mod tests {
 
     fn step(pid: u32, seen_ns: u64) -> Advice {
         let process = Some(NamedProcess { pid, seen_ns: seen_ns.to_string() });
-        Advice { text: "end it".into(), command: format!("kill {pid}"), risk: Risk::Destructive, process }
+        Advice {
+            text: "end it".into(),
+            form: String::new(),
+            command: format!("kill {pid}"),
+            risk: Risk::Destructive,
+            process,
+        }
     }
 
     #[test]

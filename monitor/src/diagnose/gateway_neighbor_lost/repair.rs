@@ -4,7 +4,7 @@ use super::{Fault, FaultReason};
 use crate::diagnose::Context;
 use crate::diagnose::advice::{advice, list_sandboxes, of_process, restart};
 use crate::escape::name;
-use crate::event::{Actor, Advice, Container, NamedProcess, Pod, Risk, Target};
+use crate::event::{Actor, Advice, Container, Form, NamedProcess, Pod, Target, form};
 use crate::node::view::NodeView;
 use crate::observation::{LinkFacts, LlAddr, NeighborKey, iff};
 
@@ -18,28 +18,29 @@ pub(super) fn advice_for(
     let mut steps = Vec::new();
     if let (Some(link), Some(inside)) = (link(context.node, key), Inside::of(context, key, target)) {
         let look = ["neigh", "show", "dev", &link.ifname];
-        steps.push(inside.advice("look at the entry", Risk::Read, &look));
+        steps.push(inside.advice(form::SHOW_ENTRY, "look at the entry", &look));
         let end = context.node.host_end(key.netns, key.ifindex);
         let is_down = |end: &&LinkFacts| end.netns == context.node.host_netns && end.flags & iff::UP == 0;
         if let Some(end) = end.filter(is_down) {
             let text = "set the host end of the interface up; while it is down, nothing passes";
             let words = ["ip", "link", "set", &end.ifname, "up"];
-            steps.push(advice(text, Risk::Restart, &words));
+            steps.push(advice(form::SET_UP, text, &words));
         }
         if let Some(lladdr) = replaceable(context.node, fault, key) {
             let (address, lladdr) = (key.address.to_string(), lladdr.to_string());
             let words =
                 ["neigh", "replace", &address, "lladdr", &lladdr, "nud", "permanent", "dev", &link.ifname];
             let text = "put the entry back; packets flow again at once";
-            steps.push(inside.advice(text, Risk::Restart, &words));
+            steps.push(inside.advice(form::REPLACE_ENTRY, text, &words));
         }
     }
     match (target.confirmed_pod(), &target.container) {
         (Some(pod), container) => steps.extend(about_pod(context.node, fault, pod, container.as_ref())),
-        (None, Some(container)) => steps.extend(
-            restart(context.node, container)
-                .map(|command| advice("restart the container with a new network", Risk::Restart, &command)),
-        ),
+        (None, Some(container)) => {
+            let text = "restart the container with a new network";
+            let restart = restart(context.node, container);
+            steps.extend(restart.map(|(form, command)| advice(form, text, &command)));
+        }
         _ => {}
     }
     steps
@@ -52,13 +53,13 @@ fn about_pod(node: &NodeView<'_>, fault: &Fault, pod: &Pod, container: Option<&C
     let kubelet = fault.objects.actor.as_deref().is_some_and(is_of_kubelet);
     let is_failing = node.cni.has_failing_of(namespace, pod_name);
     if kubelet || is_failing || has_older_sandbox(node, pod, container) {
-        let command = list_sandboxes(node, container?, pod)?;
+        let (form, command) = list_sandboxes(node, container?, pod)?;
         let text = "look for older sandboxes of this pod: while the removal of one fails, do not delete the pod, or its \
                     successor loses its network too";
-        return Some(advice(text, Risk::Read, &command));
+        return Some(advice(form, text, &command));
     }
     let text = "delete the pod; its controller makes a new one with a new network";
-    Some(advice(text, Risk::Restart, &["kubectl", "-n", namespace, "delete", "pod", pod_name]))
+    Some(advice(form::DELETE_POD, text, &["kubectl", "-n", namespace, "delete", "pod", pod_name]))
 }
 
 /// Whether the kubelet may have started it, as it starts network plugins. Only withholds advice, so a name is enough.
@@ -88,11 +89,11 @@ impl Inside {
         Some(Self(NamedProcess { pid: container.or(owner)?, seen_ns: context.now.to_string() }))
     }
 
-    fn advice(&self, text: &str, risk: Risk, words: &[&str]) -> Advice {
+    fn advice(&self, form: &'static Form, text: &str, words: &[&str]) -> Advice {
         let NamedProcess { pid, seen_ns } = &self.0;
         let pid_text = pid.to_string();
         let command = [&["nsenter", "-t", &pid_text, "-n", "ip"][..], words].concat();
-        of_process(advice(text, risk, &command), *pid, seen_ns.parse().unwrap_or_default())
+        of_process(advice(form, text, &command), *pid, seen_ns.parse().unwrap_or_default())
     }
 }
 

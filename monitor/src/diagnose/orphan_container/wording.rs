@@ -4,7 +4,7 @@ use super::kubelet::Fate;
 use crate::diagnose::advice::{advice, remove};
 use crate::escape::name;
 use crate::event::wording::{container_label, short_id, target_label};
-use crate::event::{Advice, Risk, Target};
+use crate::event::{Advice, Target};
 use crate::node::view::NodeView;
 
 /// Which kubelets do not start.
@@ -62,5 +62,5 @@ pub(super) fn advice_for(node: &NodeView<'_>, target: &Target, is_live: bool) ->
         true => "end and remove the container: nothing of it is left but its volumes",
         false => "remove the container: nothing of it is left but its volumes",
     };
-    words.into_iter().map(|words| advice(text, Risk::Destructive, &words)).collect()
+    words.into_iter().map(|(form, words)| advice(form, text, &words)).collect()
 }

@@ -3,7 +3,8 @@
 use crate::diagnose::advice::{advice, of_process, replace_in_pod, restart};
 use crate::escape::name;
 use crate::event::wording::{pod_label, users};
-use crate::event::{Advice, Confidence, Event, Mount, MountHolder, Pod, Risk};
+use crate::event::{Advice, Confidence, Event, Form, Mount, MountHolder, Pod, form};
+use crate::node::kubelet::Way;
 use crate::node::view::NodeView;
 use crate::observation::{Access, BootNs, Verdict};
 
@@ -24,10 +25,13 @@ pub(super) fn steps(
     verdict: Option<Verdict>,
     seen: BootNs,
 ) -> Vec<Advice> {
-    let mut steps = vec![look(mount, holders)];
+    let way = node.kubelets.way(mount.mntns);
+    let mut steps = vec![look(mount, holders, way)];
     let deepest = mount.child_mounts.iter().max_by_key(|child| child.matches('/').count());
     if let Some(child) = deepest {
-        steps.push(advice("unmount what is mounted below it", Risk::Destructive, &["umount", child]));
+        let text = "unmount what is mounted below it";
+        let inside = (form::UNMOUNT_INSIDE, way);
+        steps.extend(umount(form::UNMOUNT, inside, text, &["umount", child]));
     }
     if let Some(holder) = users(holders).next() {
         steps.push(release(node, holder, mount, seen));
@@ -35,24 +39,45 @@ pub(super) fn steps(
     // Nothing was mounted there any more; who knows what is by now.
     if verdict != Some(Verdict::NotAMount) {
         let text = "detach it though it is in use; what holds it goes on using it unseen";
-        steps.push(advice(text, Risk::Destructive, &["umount", "--lazy", &mount.path]));
+        let inside = (form::DETACH_INSIDE, way);
+        steps.extend(umount(form::DETACH, inside, text, &["umount", "--lazy", &mount.path]));
     }
     steps
 }
 
+/// An unmount in the mount namespace of the mount: elsewhere, another one or nothing is at its path. None where no way
+/// into that namespace is known.
+fn umount(
+    here: &'static Form,
+    (inside, way): (&'static Form, Way),
+    text: &str,
+    words: &[&str],
+) -> Option<Advice> {
+    match way {
+        Way::Host => Some(advice(here, text, words)),
+        Way::Through { pid, seen } => {
+            let pid_text = pid.to_string();
+            let command = [&["nsenter", "-t", &pid_text, "-m"], words].concat();
+            Some(of_process(advice(inside, text, &command), pid, seen))
+        }
+        Way::Unknown => None,
+    }
+}
+
 /// How to see what holds it, by a command that finds something and does not hang.
-fn look(mount: &Mount, holders: &[MountHolder]) -> Advice {
+fn look(mount: &Mount, holders: &[MountHolder], way: Way) -> Advice {
     let fstype = mount.fstype.as_deref().unwrap_or_default();
     let can_hang = fstype.starts_with("fuse") || SERVED.contains(&fstype);
     let in_it = |holder: &MountHolder| !matches!(holder.access, Access::Mount | Access::ChildMount);
-    if !can_hang && holders.iter().any(in_it) {
-        return advice("see who holds it now", Risk::Read, &["fuser", "-vm", &mount.path]);
+    let is_elsewhere = way != Way::Host;
+    if !can_hang && !is_elsewhere && holders.iter().any(in_it) {
+        return advice(form::SHOW_USERS, "see who holds it now", &["fuser", "-vm", &mount.path]);
     }
     let text = match can_hang {
         true => "see what was found; fuser and lsof can hang on this file system",
         false => "see what was found; fuser and lsof do not see it",
     };
-    advice(text, Risk::Read, &["kevtmon", "why", &mount.path])
+    advice(form::TELL_VOLUME, text, &["kevtmon", "why", &mount.path])
 }
 
 /// How to make a holder release the mount, in the least disruptive way. `seen`: before it was found.
@@ -65,19 +90,19 @@ fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount, seen: BootN
         // Its successor would lose its network.
         if !node.cni.has_failing_of(namespace, pod) {
             let command = ["kubectl", "-n", namespace, "delete", "pod", pod];
-            return advice("delete the pod that holds it", Risk::Restart, &command);
+            return advice(form::DELETE_POD, "delete the pod that holds it", &command);
         }
     }
     let in_pod = holder.container.as_ref().filter(|_| pod.is_some());
-    if let Some(command) = in_pod.and_then(|container| replace_in_pod(node, container)) {
+    if let Some((form, command)) = in_pod.and_then(|container| replace_in_pod(node, container)) {
         let text = match other_pod {
             Some(_) => "stop the container that holds it; the kubelet starts another one",
             None => "stop the container that holds it",
         };
-        return advice(text, Risk::Restart, &command);
+        return advice(form, text, &command);
     }
-    if let Some(command) = holder.container.as_ref().and_then(|container| restart(node, container)) {
-        return advice("restart the container that holds it", Risk::Restart, &command);
+    if let Some((form, command)) = holder.container.as_ref().and_then(|container| restart(node, container)) {
+        return advice(form, "restart the container that holds it", &command);
     }
     let pid = holder.pid.to_string();
     if let Some(serves) = &holder.serves {
@@ -87,11 +112,11 @@ fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount, seen: BootN
             if serves.confidence == Some(Confidence::Certain) { "loses" } else { "likely loses" },
             name(&serves.mountpoint)
         );
-        return of_process(advice(&text, Risk::Destructive, &["kill", &pid]), holder.pid, seen);
+        return of_process(advice(form::END_SERVER, &text, &["kill", &pid]), holder.pid, seen);
     }
     match holder.unit.as_deref().filter(|unit| unit.ends_with(".service")) {
         Some(unit) => {
-            advice("restart the service that holds it", Risk::Restart, &["systemctl", "restart", unit])
+            advice(form::RESTART_UNIT, "restart the service that holds it", &["systemctl", "restart", unit])
         }
         None => {
             // The first process of a process namespace ignores every signal that it does not handle, but this one.
@@ -99,11 +124,11 @@ fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount, seen: BootN
                 holder.container.as_ref().is_some_and(|container| container.pid == Some(holder.pid));
             let step = match is_first {
                 true => advice(
+                    form::END_CONTAINER,
                     "end the container that holds it by its first process",
-                    Risk::Destructive,
                     &["kill", "-KILL", &pid],
                 ),
-                false => advice("end the process that holds it", Risk::Destructive, &["kill", &pid]),
+                false => advice(form::END_PROCESS, "end the process that holds it", &["kill", &pid]),
             };
             of_process(step, holder.pid, seen)
         }
@@ -136,8 +161,8 @@ pub(super) fn ruled_out(event: &Event, mount: &Mount) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Container, Volume};
-    use crate::observation::{ContainerFacts, SourceKind, SourceStatus};
+    use crate::event::{Container, NamedProcess, Volume};
+    use crate::observation::{ContainerFacts, KubeletFacts, KubeletNamespace, SourceKind, SourceStatus};
     use crate::tests::model::{Model, container};
     use crate::tests::sample;
 
@@ -253,7 +278,7 @@ mod tests {
         let (mount, holders) = (event.mount.unwrap(), event.holders.unwrap());
         let with = |fstype: &str, access| {
             let mount = Mount { fstype: Some(fstype.into()), path: "/m".into(), ..(*mount).clone() };
-            look(&mount, &[MountHolder { access, ..holders[0].clone() }]).command
+            look(&mount, &[MountHolder { access, ..holders[0].clone() }], Way::Host).command
         };
         assert_eq!(with("ext4", Access::Fd), "fuser -vm /m");
         assert_eq!(with("fuse.glusterfs", Access::Fd), "kevtmon why /m");
@@ -269,6 +294,38 @@ mod tests {
         mount.child_mounts = vec!["/m/a".into(), "/m/a/b/c".into(), "/m/a/b".into()];
         let steps = advice_for(&Model::default().view(), &event, &mount);
         assert!(steps.iter().any(|step| step.command == "umount /m/a/b/c"), "{steps:?}");
+    }
+
+    #[test]
+    fn a_mount_in_the_namespace_of_a_kubelet_is_unmounted_there() {
+        let event = sample::busy();
+        let mut mount = event.mount.clone().unwrap();
+        (mount.path, mount.mntns, mount.fstype) = ("/m".into(), 5, None);
+        mount.child_mounts = vec!["/m/a".into()];
+        let commands = |pid: Option<u32>| {
+            let namespace = |mntns, pid: Option<u32>| KubeletNamespace {
+                mntns,
+                roots: vec!["/".into()],
+                of_kubelet: mntns == 5,
+                pid,
+            };
+            let mut model = Model::default();
+            model
+                .kubelets
+                .replace(9, KubeletFacts { namespaces: vec![namespace(1, None), namespace(5, pid)] });
+            let steps = advice_for(&model.view(), &event, &mount);
+            let own = steps.into_iter().filter(|step| step.command.contains("/m"));
+            own.map(|step| (step.command, step.process)).collect::<Vec<_>>()
+        };
+        let kubelet = Some(NamedProcess { pid: 7, seen_ns: "9".into() });
+        let look = ("kevtmon why /m".to_owned(), None);
+        let expected = [
+            look.clone(),
+            ("nsenter -t 7 -m umount /m/a".into(), kubelet.clone()),
+            ("nsenter -t 7 -m umount --lazy /m".into(), kubelet),
+        ];
+        assert_eq!(commands(Some(7)), expected);
+        assert_eq!(commands(None), [look], "something else is there in the host's");
     }
 
     #[test]

@@ -150,6 +150,7 @@ fn closed_incident(event: &Event) -> Incident {
         summary: "x".into(),
         advice: vec![Advice {
             text: "look".into(),
+            form: "show-users".into(),
             command: "ls /proc/7".into(),
             risk: Risk::Read,
             process: Some(NamedProcess { pid: 7, seen_ns: "1".into() }),

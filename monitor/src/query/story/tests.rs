@@ -52,6 +52,7 @@ pub(crate) fn gateway_lost() -> Memory {
         evidence: vec![40],
         advice: vec![Advice {
             text: "set the entry again".into(),
+            form: String::new(),
             command: "nsenter -t 4100 -n ip neigh replace 169.254.1.1 lladdr ee:ee:ee:ee:ee:ee dev eth0 nud permanent"
                 .into(),
             risk: Risk::Restart,
@@ -412,6 +413,7 @@ fn a_loop_is_told_once_and_ends_as_it_ended() {
 fn no_advice_leads_back_to_what_is_being_read() {
     let step = |command: &str| Advice {
         text: "see what was found".into(),
+        form: String::new(),
         command: command.into(),
         risk: Risk::Read,
         process: None,

@@ -100,6 +100,7 @@ fn an_incident_does_not_repeat_what_stands_above_it() {
 fn an_update_with_the_same_advice_shows_no_more_than_the_id() {
     let advice = |command: &str| crate::event::Advice {
         text: "look".into(),
+        form: String::new(),
         command: command.into(),
         risk: crate::event::Risk::Read,
         process: None,

@@ -46,8 +46,20 @@ fn long() -> Memory {
         ruled_out: vec![format!("{name} is up"), format!("no copy of {path} is left")],
         caused_by: vec!["0123456789abcdef".into()],
         advice: vec![
-            Advice { text: format!("look at {path}"), command: inside, risk: Risk::Read, process: None },
-            Advice { text: "x".into(), command: "true".into(), risk: Risk::Read, process: None },
+            Advice {
+                text: format!("look at {path}"),
+                form: String::new(),
+                command: inside,
+                risk: Risk::Read,
+                process: None,
+            },
+            Advice {
+                text: "x".into(),
+                form: String::new(),
+                command: "true".into(),
+                risk: Risk::Read,
+                process: None,
+            },
         ],
         confidence: Confidence::Likely,
         ..history::incident("81dbe6ff903f2912", 5)

@@ -1,0 +1,247 @@
+//! What to do next: every form of a command that is ever offered, in one table.
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+/// A next step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Advice {
+    /// What the command does, in words.
+    pub text: String,
+    /// The form of the command, by name. Absent in events of earlier versions.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    #[schemars(schema_with = "form_names")]
+    pub form: String,
+    /// The exact command.
+    pub command: String,
+    /// The risk of the command.
+    pub risk: Risk,
+    /// The process that the command names by its id; absent where it names none.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub process: Option<NamedProcess>,
+}
+
+/// A process that a command names. The command is of use only while the process that has the id is still this one, that
+/// is, while it started before `seen_ns`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NamedProcess {
+    /// Process id.
+    pub pid: u32,
+    /// When it was seen, on the boot clock, nanoseconds.
+    #[schemars(regex(pattern = "^[0-9]+$"))]
+    pub seen_ns: String,
+}
+
+/// The risk of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Risk {
+    /// It only reads.
+    Read,
+    /// It restarts something.
+    Restart,
+    /// It may lose data.
+    Destructive,
+}
+
+/// The form of a command that is offered. Each is carried out by an end-to-end test, in each state in which it is offered.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Form {
+    /// As in the JSON.
+    pub name: &'static str,
+    /// What it risks.
+    pub risk: Risk,
+    /// Kinds of the incidents that offer it.
+    pub kinds: &'static [&'static str],
+    /// The words of the command: those in capitals stand for any one, what is in brackets may be missing.
+    pub words: &'static str,
+}
+
+impl Form {
+    /// Whether a command has this form.
+    #[must_use]
+    pub fn fits<S: AsRef<str>>(&self, command: &[S]) -> bool {
+        let mut wanted = self.words.split(' ').peekable();
+        let mut command = command.iter().map(AsRef::as_ref).peekable();
+        while let Some(word) = wanted.next() {
+            let Some(option) = word.strip_prefix('[') else {
+                if !command.next().is_some_and(|given| is_for(word, given)) {
+                    return false;
+                }
+                continue;
+            };
+            // An option, and its value if it has one.
+            let is_given = command.next_if(|given| *given == option.trim_end_matches(']')).is_some();
+            let value = if option.ends_with(']') { None } else { wanted.next() };
+            if is_given && value.is_some() && command.next().is_none() {
+                return false;
+            }
+        }
+        command.next().is_none()
+    }
+}
+
+/// Whether a word of a form stands for this one.
+fn is_for(word: &str, given: &str) -> bool {
+    word == given || word.len() > 1 && word.chars().all(|c| c.is_ascii_uppercase())
+}
+
+/// The table: what a form is called in the program and in the JSON, what it risks, its words, and the kinds of incidents
+/// that offer it.
+macro_rules! forms {
+    ($($form:ident = $name:literal, $risk:ident, $words:literal, [$($kind:literal),+];)+) => {
+        $(
+            #[doc = concat!("`", $words, "`")]
+            pub const $form: &Form = &Form { name: $name, risk: Risk::$risk, kinds: &[$($kind),+], words: $words };
+        )+
+
+        /// Every form.
+        pub const ALL: &[&Form] = &[$($form),+];
+    };
+}
+
+/// The forms.
+pub mod form {
+    use super::{Form, Risk};
+
+    forms! {
+        SHOW_ENTRY = "show-entry", Read, "nsenter -t PID -n ip neigh show dev INTERFACE",
+            ["gateway-neighbor-lost"];
+        REPLACE_ENTRY = "replace-entry", Restart,
+            "nsenter -t PID -n ip neigh replace ADDRESS lladdr MAC nud permanent dev INTERFACE",
+            ["gateway-neighbor-lost"];
+        SET_UP = "set-up", Restart, "ip link set INTERFACE up", ["gateway-neighbor-lost"];
+        LIST_BY_DOCKER = "list-by-docker", Read,
+            "docker [--host SOCKET] ps --all --filter LABEL --filter LABEL", ["gateway-neighbor-lost"];
+        LIST_BY_CRICTL = "list-by-crictl", Read,
+            "crictl [--runtime-endpoint SOCKET] pods --namespace NAMESPACE --name NAME", ["gateway-neighbor-lost"];
+        DELETE_POD = "delete-pod", Restart, "kubectl -n NAMESPACE delete pod NAME",
+            ["gateway-neighbor-lost", "volume-busy"];
+        RESTART_BY_DOCKER = "restart-by-docker", Restart, "docker [--host SOCKET] restart CONTAINER",
+            ["gateway-neighbor-lost", "volume-busy"];
+        RESTART_BY_PODMAN = "restart-by-podman", Restart, "podman [--url SOCKET] restart CONTAINER",
+            ["gateway-neighbor-lost", "volume-busy"];
+        STOP_BY_CRICTL = "stop-by-crictl", Restart, "crictl [--runtime-endpoint SOCKET] stop CONTAINER",
+            ["volume-busy"];
+        SHOW_USERS = "show-users", Read, "fuser -vm PATH", ["volume-busy"];
+        TELL_VOLUME = "tell-volume", Read, "kevtmon why PATH", ["volume-busy"];
+        UNMOUNT = "unmount", Destructive, "umount PATH", ["volume-busy"];
+        DETACH = "detach", Destructive, "umount --lazy PATH", ["volume-busy"];
+        UNMOUNT_INSIDE = "unmount-inside", Destructive, "nsenter -t PID -m umount PATH", ["volume-busy"];
+        DETACH_INSIDE = "detach-inside", Destructive, "nsenter -t PID -m umount --lazy PATH", ["volume-busy"];
+        RESTART_UNIT = "restart-unit", Restart, "systemctl restart UNIT", ["volume-busy"];
+        END_SERVER = "end-server", Destructive, "kill SERVER", ["volume-busy"];
+        END_PROCESS = "end-process", Destructive, "kill PID", ["volume-busy"];
+        END_CONTAINER = "end-container", Destructive, "kill -KILL PID", ["volume-busy"];
+        REMOVE_BY_DOCKER = "remove-by-docker", Destructive, "docker [--host SOCKET] rm [--force] CONTAINER",
+            ["orphan-container"];
+        REMOVE_BY_CRICTL = "remove-by-crictl", Destructive,
+            "crictl [--runtime-endpoint SOCKET] rm [--force] CONTAINER", ["orphan-container"];
+        SHOW_LOG = "show-log", Read, "journalctl --unit UNIT --lines 50", ["kubelet-crash-loop"];
+        SHOW_CALLS = "show-calls", Read, "kevtmon events --kind cni.finished --container SANDBOX",
+            ["stale-cni-del"];
+        SHOW_RECREATIONS = "show-recreations", Read, "kevtmon events --kind container.recreated",
+            ["spec-hash-storm"];
+        TELL_POD = "tell-pod", Read, "kevtmon why POD", ["sandbox-crash-loop"];
+    }
+}
+
+fn form_names(_generator: &mut SchemaGenerator) -> Schema {
+    let option = |form: &&Form| {
+        let meaning = format!("`{}`, of {}.", form.words, form.kinds.join(" and "));
+        json_schema!({ "const": form.name, "description": meaning })
+    };
+    json_schema!({ "oneOf": form::ALL.iter().map(option).collect::<Vec<_>>() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_form_says_which_commands_have_it() {
+        let fits = |form: &Form, command: &str| form.fits(&command.split(' ').collect::<Vec<_>>());
+        for (form, command, expected) in [
+            (form::DETACH, "umount --lazy /a", true),
+            (form::DETACH, "umount /a", false),
+            (form::UNMOUNT, "umount --lazy /a", false),
+            (form::END_PROCESS, "kill 7", true),
+            (form::END_PROCESS, "kill", false),
+            (form::END_PROCESS, "kill 7 8", false),
+            (form::RESTART_BY_DOCKER, "docker restart a", true),
+            (form::RESTART_BY_DOCKER, "docker --host unix:///x restart a", true),
+            (form::RESTART_BY_DOCKER, "docker --host restart a", false),
+            (form::RESTART_BY_DOCKER, "podman restart a", false),
+            (form::REMOVE_BY_DOCKER, "docker rm --force a", true),
+            (form::REMOVE_BY_DOCKER, "docker rm a", true),
+            (form::REMOVE_BY_DOCKER, "docker rm a b", false),
+        ] {
+            assert_eq!(fits(form, command), expected, "{}: {command}", form.words);
+        }
+    }
+
+    /// Steps that no test carries out wherever it runs, and why.
+    const NOT_EVERYWHERE: &[(&str, &str)] = &[
+        ("gateway-neighbor-lost/delete-pod", "needs the API server of a cluster"),
+        (
+            "gateway-neighbor-lost/list-by-crictl",
+            "Debian 12 has no package of crictl; carried out where it is there",
+        ),
+        ("orphan-container/remove-by-crictl", "containers outlive their sandboxes behind cri-dockerd only"),
+        ("volume-busy/delete-pod", "needs the API server of a cluster"),
+        ("volume-busy/restart-unit", "needs systemd as process 1"),
+        ("volume-busy/stop-by-crictl", "Debian 12 has no package of crictl; carried out where it is there"),
+    ];
+
+    /// The steps that the end-to-end tests give to a function: literals that begin with the kind of an incident.
+    fn steps_in_calls(function: &str) -> BTreeSet<String> {
+        let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tests");
+        let call = format!("{function}(");
+        let is_step = |literal: &&str| {
+            literal.split_once('/').is_some_and(|(kind, _)| crate::diagnose::KINDS.contains(&kind))
+        };
+        let mut steps = BTreeSet::new();
+        for file in std::fs::read_dir(tests).unwrap() {
+            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            for call in text.split(&call).skip(1) {
+                let arguments = call.split([';', '{']).next().unwrap_or_default();
+                let literals = arguments.split('"').skip(1).step_by(2);
+                steps.extend(literals.filter(is_step).map(str::to_owned));
+            }
+        }
+        steps
+    }
+
+    #[test]
+    fn every_form_is_carried_out_by_a_test_in_each_state_in_which_it_is_offered() {
+        let named =
+            |form: &&Form| form.kinds.iter().map(|kind| format!("{kind}/{}", form.name)).collect::<Vec<_>>();
+        let offered: BTreeSet<String> = form::ALL.iter().flat_map(named).collect();
+        let excepted: BTreeSet<String> = NOT_EVERYWHERE.iter().map(|(step, _)| (*step).to_owned()).collect();
+        let carried_out = steps_in_calls("carry_out");
+        let tried: BTreeSet<String> = carried_out.union(&excepted).cloned().collect();
+        assert_eq!(offered, tried, "left: what is offered, right: what is carried out, or is an exception");
+        assert_eq!(carried_out.intersection(&excepted).count(), 0, "no exception any more");
+        // What a test can try is tried as far as it goes.
+        let by_no_test = excepted.difference(&steps_in_calls("is_understood")).cloned().collect::<Vec<_>>();
+        assert_eq!(by_no_test, ["orphan-container/remove-by-crictl"]);
+    }
+
+    #[test]
+    fn forms_are_offered_by_kinds_that_there_are() {
+        let kinds = form::ALL.iter().flat_map(|form| form.kinds);
+        let unknown: Vec<_> = kinds.filter(|kind| !crate::diagnose::KINDS.contains(kind)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+
+    #[test]
+    fn no_two_forms_have_the_same_name_or_words() {
+        for (index, form) in form::ALL.iter().enumerate() {
+            let others = &form::ALL[index + 1..];
+            assert!(!others.iter().any(|other| other.name == form.name || other.words == form.words));
+        }
+    }
+}
