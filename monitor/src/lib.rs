@@ -8,6 +8,7 @@
 //!
 //! Modules in the order of the pipeline; `ARCHITECTURE.md` has the map and the invariants.
 
+pub mod bucket;
 pub mod build_info;
 pub mod clock;
 pub mod error_chain;

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::Core;
+use crate::bucket::{Bucket, Price};
 use crate::escape::name;
 use crate::event::wording::owner_phrase;
 use crate::event::{Event, Kind, Severity, Target, Throttled};
@@ -38,8 +39,8 @@ pub(super) struct Folding {
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Account {
-    /// When its burst will be whole again.
-    whole: BootNs,
+    #[serde(rename = "whole")]
+    budget: Bucket,
     folded: Vec<Folded>,
 }
 
@@ -101,10 +102,9 @@ impl Folding {
         self.now = self.now.max(event.at);
         let now = self.now;
         let (account, is_shared) = self.account(budget, account);
-        let interval = SECOND_NS / u64::from(rate.rate.max(1));
-        let whole = account.whole.max(now).saturating_add(interval);
-        if whole - now <= interval.saturating_mul(u64::from(rate.burst)) {
-            account.whole = whole;
+        let of_one = SECOND_NS / u64::from(rate.rate.max(1));
+        let price = Price { of_one, of_all: of_one.saturating_mul(u64::from(rate.burst)) };
+        if account.budget.take(now, price) {
             return true;
         }
         let due = account.fold(event, budget, is_shared);
@@ -163,7 +163,7 @@ impl Account {
         let is_told = |folded: &Folded| {
             folded.count == 0 && folded.told.is_none_or(|told| told.saturating_add(AGAIN_NS) <= now)
         };
-        self.whole <= now && self.folded.iter().all(is_told)
+        self.budget.is_whole(now) && self.folded.iter().all(is_told)
     }
 
     /// Counts an event; returns when it is to be told.

@@ -9,21 +9,17 @@ use serde::{Deserialize, Serialize};
 
 use super::finding::IncidentObjects;
 use super::identity::IncidentId;
+use crate::bucket::{Buckets, Price};
 use crate::event::WallClock;
 use crate::node::charge::{is_by_itself, of_target};
 use crate::observation::BootNs;
 
 const SECOND_NS: BootNs = 1_000_000_000;
-/// Ends that a container may have told at once, each of which it has back after
-const BURST: BootNs = 8;
-/// this time.
+/// A container may have eight ends told at once, each of which it has back after this time.
 const INTERVAL: BootNs = 5 * SECOND_NS;
+const OF_ONE_END: Price = Price { of_one: INTERVAL, of_all: 8 * INTERVAL };
 /// How long an end beyond that must last.
 const CALM: BootNs = 10 * SECOND_NS;
-/// Containers that are told apart; all others share one budget.
-const ACCOUNTS_MAX: usize = 256;
-/// Name of the account of the others.
-const OTHERS: &str = "";
 
 /// An open incident that is over for the moment; its end counts once it has lasted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,8 +34,8 @@ pub struct Lull {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Flapping {
-    /// When all of its burst will be back, by container.
-    accounts: BTreeMap<String, BootNs>,
+    /// By container.
+    accounts: Buckets,
     /// When the end of an incident will have lasted.
     held: BTreeMap<IncidentId, BootNs>,
 }
@@ -48,7 +44,7 @@ impl Flapping {
     /// Whether the end of an incident is not to be told yet.
     pub(super) fn holds(&mut self, id: IncidentId, objects: &IncidentObjects, now: BootNs) -> bool {
         let Some(target) = objects.target.as_deref().filter(|_| is_own_doing(objects)) else { return false };
-        if self.admits(&of_target(target), now) {
+        if self.accounts.take(&of_target(target), now, OF_ONE_END) {
             return false;
         }
         self.held.insert(id, now.saturating_add(CALM));
@@ -84,23 +80,6 @@ impl Flapping {
     /// When [`Self::take_due`] has something.
     pub(super) fn deadline(&self) -> Option<BootNs> {
         self.held.values().min().copied()
-    }
-
-    fn admits(&mut self, account: &str, now: BootNs) -> bool {
-        let mut account = account;
-        if !self.accounts.contains_key(account) && self.accounts.len() >= ACCOUNTS_MAX {
-            self.accounts.retain(|_, whole| *whole > now);
-            if self.accounts.len() >= ACCOUNTS_MAX {
-                account = OTHERS;
-            }
-        }
-        let whole = self.accounts.entry(account.to_owned()).or_default();
-        let next = now.max(*whole).saturating_add(INTERVAL);
-        let has_one = next - now <= BURST * INTERVAL;
-        if has_one {
-            *whole = next;
-        }
-        has_one
     }
 }
 
@@ -153,19 +132,5 @@ mod tests {
         for number in 0..1000 {
             assert!(!flapping.holds(id(number), &by_other, 1) && !flapping.holds(id(number), &unknown, 1));
         }
-    }
-
-    #[test]
-    fn containers_without_end_share_a_budget() {
-        let (mut flapping, mut objects) = (Flapping::default(), objects());
-        let mut told = 0;
-        for number in 0..1000 {
-            let container = format!("{number:064}");
-            objects.target.as_mut().unwrap().container.as_mut().unwrap().id.clone_from(&container);
-            objects.actor.as_mut().unwrap().container.as_mut().unwrap().id = container;
-            told += usize::from(!flapping.holds(id(number), &objects, 1));
-        }
-        assert_eq!(told, ACCOUNTS_MAX + 8);
-        assert!(flapping.accounts.len() <= ACCOUNTS_MAX + 1);
     }
 }

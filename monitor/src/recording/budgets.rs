@@ -1,13 +1,12 @@
 //! How much of a recording one account may take: what users do among themselves, or a container to its own network,
 //! concerns nobody else, and would leave no disk for what does.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
+use crate::bucket::{Buckets, Price};
 use crate::event::{Charge, Standing};
 use crate::observation::BootNs;
 
 const SECOND: BootNs = 1_000_000_000;
+
 /// Bytes a second, on average, and at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rate {
@@ -19,14 +18,12 @@ struct Rate {
 const OF_USER: Rate = Rate { per_second: 8 << 10, burst: 256 << 10 };
 /// Of a container: its network may be read anew with all that it may have in it.
 const OF_CONTAINER: Rate = Rate { per_second: 16 << 10, burst: 1 << 20 };
-/// Accounts of each sort that are told apart; all others of it share one budget.
-const ACCOUNTS_MAX: usize = 256;
 
-/// The budgets of the accounts, each as when it will be whole again.
+/// The budgets of the accounts: no user has the name of a container.
 #[derive(Debug, Default)]
 pub(super) struct Budgets {
-    users: HashMap<Arc<str>, BootNs>,
-    containers: HashMap<Arc<str>, BootNs>,
+    users: Buckets,
+    containers: Buckets,
 }
 
 impl Budgets {
@@ -37,21 +34,9 @@ impl Budgets {
             Standing::Known => (&mut self.containers, OF_CONTAINER),
             Standing::Daemon | Standing::Node => return true,
         };
-        if accounts.len() >= ACCOUNTS_MAX && !accounts.contains_key(&charge.account) {
-            accounts.retain(|_, whole| *whole > at);
-        }
-        let account = match accounts.len() < ACCOUNTS_MAX || accounts.contains_key(&charge.account) {
-            true => Arc::clone(&charge.account),
-            false => Arc::from(""),
-        };
-        let whole = accounts.entry(account).or_default();
-        let price = u64::try_from(bytes).unwrap_or(u64::MAX).saturating_mul(SECOND / per_second);
-        let next = (*whole).max(at).saturating_add(price);
-        let fits = next - at <= burst * (SECOND / per_second);
-        if fits {
-            *whole = next;
-        }
-        fits
+        let of_bytes = |bytes: u64| bytes.saturating_mul(SECOND / per_second);
+        let of_one = of_bytes(u64::try_from(bytes).unwrap_or(u64::MAX));
+        accounts.take(&charge.account, at, Price { of_one, of_all: of_bytes(burst) })
     }
 }
 
@@ -77,18 +62,5 @@ mod tests {
         let container = charge(Standing::Known, "user-1000.slice");
         assert_eq!(taken(&mut budgets, &container, 1010 * SECOND), 2048, "no user has its name");
         assert_eq!(taken(&mut budgets, &container, 1020 * SECOND), 320);
-    }
-
-    #[test]
-    fn accounts_without_end_share_what_is_left() {
-        let mut budgets = Budgets::default();
-        let taken: usize = (0..2000)
-            .map(|number| {
-                let user = charge(Standing::Foreign, &format!("uid {number}"));
-                (0..1000).filter(|_| budgets.admits(SECOND, &user, 512)).count()
-            })
-            .sum();
-        assert_eq!(taken, 512 * (ACCOUNTS_MAX + 1));
-        assert_eq!(budgets.users.len(), ACCOUNTS_MAX + 1);
     }
 }

@@ -5,7 +5,7 @@ use super::files::File;
 use super::rules::Finding;
 
 /// Modules that every other may import, in their order: each may import those before it.
-const GROUND_FLOOR: [&str; 11] = [
+const GROUND_FLOOR: [&str; 12] = [
     "names",
     "pairs",
     "build_info",
@@ -17,6 +17,7 @@ const GROUND_FLOOR: [&str; 11] = [
     "regular_file",
     "allocator",
     "shares",
+    "bucket",
 ];
 
 /// Every other module, and what it may import besides the ground floor. A part of a module that has a row of its own
