@@ -297,7 +297,7 @@ fn a_standard_error_that_takes_nothing_is_survived() {
         }
         expect_service(&mut daemon, &pod);
         assert!(!daemon.has_ended(), "{redirection}");
-        daemon.stop();
+        stop_and_account(daemon);
     }
 }
 

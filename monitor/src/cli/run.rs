@@ -95,6 +95,10 @@ impl RunArgs {
             Ok(config) => config,
             Err(error) => return fail(&error, exit::USAGE),
         };
+        let record = self.record();
+        if let Some(Err(error)) = record.as_ref().map(Record::check) {
+            return fail(&error, record_exit(&error));
+        }
         if let Err(error) = privilege::check(&Own::default()) {
             return fail(&error, exit::PRIVILEGE);
         }
@@ -102,7 +106,7 @@ impl RunArgs {
             version: build_info::VERSION,
             revision: build_info::REVISION,
             log_bpf: self.log_bpf,
-            record: self.record(),
+            record,
             colour: io::stdout().is_terminal()
                 && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty()),
         };
@@ -117,8 +121,16 @@ impl RunArgs {
         match ended {
             Ok(()) => exit::OK,
             Err(error @ DaemonError::Ebpf(_)) => fail(&error, exit::UNSUPPORTED),
-            Err(error @ DaemonError::Record(RecordError::NotRegular { .. })) => fail(&error, exit::USAGE),
+            Err(DaemonError::Record(error)) => fail(&error, record_exit(&error)),
             Err(error) => fail(&error, exit::FAILED),
         }
+    }
+}
+
+/// What is at the path of a recording was chosen by the user.
+fn record_exit(error: &RecordError) -> u8 {
+    match error {
+        RecordError::NotRegular { .. } => exit::USAGE,
+        RecordError::File { .. } | RecordError::Thread(_) => exit::FAILED,
     }
 }

@@ -12,7 +12,7 @@ use thiserror::Error;
 use super::budgets::Budgets;
 use super::format::{self, PartPosition, Writer};
 use super::record_queue::{PartStart, RecordBounds, RecordQueue};
-use super::rotating_file::RotatingFile;
+use super::rotating_file::{self, RotatingFile};
 use super::segments::Segments;
 use super::settings::FlightLimits;
 use crate::core::Core;
@@ -39,6 +39,24 @@ pub struct Record {
     pub path: PathBuf,
     /// Most bytes of observations in each of the two.
     pub max_bytes: u64,
+}
+
+impl Record {
+    /// Refuses what is at its path, if that is no regular file: before anything is started, which would log first.
+    ///
+    /// # Errors
+    /// When it is something else, or cannot be looked at.
+    pub fn check(&self) -> Result<(), RecordError> {
+        rotating_file::look(&self.path).map(drop).map_err(|error| self.error(error))
+    }
+
+    fn error(&self, source: io::Error) -> RecordError {
+        let path = self.path.clone();
+        match source.kind() {
+            io::ErrorKind::InvalidInput => RecordError::NotRegular { path },
+            _ => RecordError::File { path, source },
+        }
+    }
 }
 
 /// Why nothing can be recorded.
@@ -118,12 +136,7 @@ impl Recorder {
     /// # Errors
     /// When it cannot be created.
     pub fn add_file(&mut self, record: &Record) -> Result<(), RecordError> {
-        let path = record.path.clone();
-        let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::InvalidInput => RecordError::NotRegular { path },
-            _ => RecordError::File { path, source },
-        };
-        let file = RotatingFile::create(&record.path).map_err(failed)?;
+        let file = RotatingFile::create(&record.path).map_err(|error| record.error(error))?;
         let bounds = RecordBounds { capacity: 8 * MIB, urgent: MIB / 4 };
         let rotation = Rotation {
             file_bytes: record.max_bytes,

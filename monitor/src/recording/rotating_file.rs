@@ -1,7 +1,7 @@
 //! The file of `--record`: when it is full it is renamed to `FILE.1`, replacing the one before.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -29,16 +29,25 @@ impl RotatingFile {
         let mut older = OsString::from(path);
         older.push(".1");
         let older = PathBuf::from(older);
-        // Who can write to the directory could aim a link at any file of the node.
-        match fs::symlink_metadata(path) {
-            Ok(metadata) if !metadata.is_file() => {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-            }
-            Ok(metadata) if metadata.len() > 0 => fs::rename(path, &older)?,
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+        if look(path)?.is_some_and(|there| there.len() > 0) {
+            fs::rename(path, &older)?;
         }
         Ok(Self { path: path.to_owned(), older, file: create_private(path)?, is_torn: false })
+    }
+}
+
+/// The regular file at a path, if there is one. Who can write to the directory could aim a link at any file of the node.
+///
+/// # Errors
+/// With [`io::ErrorKind::InvalidInput`] when it is something else.
+pub(super) fn look(path: &Path) -> io::Result<Option<Metadata>> {
+    match fs::symlink_metadata(path) {
+        Ok(there) if !there.is_file() => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"))
+        }
+        Ok(there) => Ok(Some(there)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
