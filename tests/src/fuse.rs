@@ -23,12 +23,12 @@ const DESTROY: u32 = 38;
 /// Of these nobody awaits an answer: `FORGET`, `INTERRUPT`, `BATCH_FORGET`.
 const UNANSWERED: [u32; 3] = [2, 36, 42];
 /// Lengths of `fuse_in_header`, and of the answers.
-const HEADER: usize = 40;
+pub(crate) const HEADER: usize = 40;
 const ENTRY_OUT: usize = 128;
 const ATTR_OUT: usize = 104;
 const INIT_OUT: usize = 64;
 /// More than any request of an empty file system.
-const REQUEST_MAX: usize = 128 * 1024;
+pub(crate) const REQUEST_MAX: usize = 128 * 1024;
 
 /// Mounts one in a new directory. It is served until it is unmounted and nobody uses it, or this process ends.
 pub fn mount_served(point: &Path) {
@@ -133,7 +133,8 @@ impl Link {
     }
 }
 
-fn mounted(point: &Path) -> File {
+/// Mounts one in a new directory, that whoever reads the device serves.
+pub(crate) fn mounted(point: &Path) -> File {
     std::fs::create_dir_all(point).expect("a directory can be made");
     let device = File::options().read(true).write(true).open("/dev/fuse").expect("there is FUSE");
     let options = format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other", device.as_raw_fd());

@@ -22,6 +22,7 @@ pub mod process;
 pub mod random;
 pub mod unique;
 
+pub mod disk;
 pub mod fuse;
 pub mod mount;
 pub mod netns;

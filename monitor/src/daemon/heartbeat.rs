@@ -4,6 +4,7 @@ use super::{CLOCK_STEP_NS, Daemon};
 use crate::allocator;
 use crate::clock::{boot_now, realtime_offset_ns};
 use crate::observation::{Fact, Observation, Source};
+use crate::sources::observed_now;
 use crate::sources::procfs::own::forget_peak;
 
 /// What a start or a storm leaves to be done, such as the first reconciliations and commits, is over after so many heartbeats:
@@ -25,6 +26,9 @@ impl Daemon {
         }
         self.observe(Observation { at: now, source: Source::Daemon, fact: Fact::Tick });
         self.keep_gateways();
+        for status in self.sinks.stalled() {
+            self.observe(observed_now(Fact::Source(status)));
+        }
         self.metrics.incidents_discarded(self.core.incidents_discarded());
         self.metrics.umounts_ignored(self.core.umounts_ignored());
         self.health.tick(now);

@@ -80,6 +80,8 @@ struct Shared<B> {
 struct State<B> {
     waiting: B,
     phase: Phase,
+    /// Since when the worker is at work.
+    working: Option<Instant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +99,7 @@ impl<B: Buffer> Queue<B> {
     /// # Errors
     /// When no thread can be started.
     pub fn start(thread_name: &str, worker: impl Worker<Buffer = B>) -> io::Result<Self> {
-        let state = State { waiting: B::default(), phase: Phase::Open };
+        let state = State { waiting: B::default(), phase: Phase::Open, working: None };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         let thread = thread::Builder::new().name(thread_name.to_owned()).spawn({
             let shared = Arc::clone(&shared);
@@ -133,6 +135,12 @@ impl<B: Buffer> Queue<B> {
     /// Looks at what waits.
     pub fn read<R>(&self, read: impl FnOnce(&B) -> R) -> R {
         read(&self.shared.lock().waiting)
+    }
+
+    /// Since when the worker has been at a batch, or at what its timer is for; `None` while it waits.
+    #[must_use]
+    pub fn working_since(&self) -> Option<Instant> {
+        self.shared.lock().working
     }
 
     /// Lets the worker process what waits, until the deadline.
@@ -188,6 +196,7 @@ impl<B: Buffer> Shared<B> {
     /// Waits for work, and then for the end of the rest; false when nothing more arrives.
     fn take(&self, batch: &mut B, worker: &mut impl Worker<Buffer = B>, rest: Option<Instant>) -> bool {
         let mut state = self.lock();
+        state.working = None;
         worker.report(&mut state.waiting);
         let is_idle = |state: &mut State<B>| state.waiting.is_empty() && state.phase == Phase::Open;
         state = self.wait(state, worker, None, is_idle);
@@ -196,6 +205,7 @@ impl<B: Buffer> Shared<B> {
             state = self.wait(state, worker, rest, may_rest);
         }
         state.waiting.take_into(batch);
+        state.working = (!batch.is_empty()).then(Instant::now);
         !batch.is_empty()
     }
 
@@ -220,9 +230,11 @@ impl<B: Buffer> Shared<B> {
             if due.is_none() || !condition(&mut state) {
                 return state;
             }
+            state.working = Some(Instant::now());
             drop(state);
             worker.on_time();
             state = self.lock();
+            state.working = None;
         }
     }
 

@@ -184,6 +184,18 @@ fn a_worker_that_is_stuck_is_given_up_at_the_deadline() {
 }
 
 #[test]
+fn it_is_known_since_when_a_worker_is_at_work() {
+    let rig = rig(None);
+    assert_eq!(rig.queue.working_since(), None);
+    let before = Instant::now();
+    rig.put(1);
+    assert_eq!(rig.batch(), [1]);
+    assert!(rig.queue.working_since().is_some_and(|since| since >= before), "until it has its answer");
+    rig.answers.send(Ok(None)).unwrap();
+    crate::tests::patience::eventually("it waits again", || rig.queue.working_since().is_none());
+}
+
+#[test]
 fn nobody_waits_for_a_worker_that_panicked() {
     let rig = rig(None);
     rig.put(666);

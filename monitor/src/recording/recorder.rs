@@ -4,6 +4,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -29,6 +31,8 @@ const SEGMENTS: u64 = 5;
 const SEGMENT_SHARE: u64 = 8;
 /// A writer that failed is tried again after this long.
 const RETRY_INTERVAL: BootNs = 60 * SECOND;
+/// How long the state directory is waited for at the start.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Memory that an idle recorder keeps, in bytes.
 const KEPT_CAPACITY: usize = 64 * 1024;
 
@@ -158,7 +162,7 @@ impl Recorder {
     pub fn add_flight(&mut self, state_dir: &Path, limits: &FlightLimits) -> Result<(), RecordError> {
         let age = Duration::from_secs(60 * u64::from(limits.minutes));
         let max = u64::from(limits.max_mib) << 20;
-        let segments = match Segments::open(state_dir, age, max) {
+        let segments = match open_segments(state_dir, age, max).map_err(RecordError::Thread)? {
             Ok(segments) => segments,
             Err(error) => {
                 tracing::warn!(directory = %state_dir.display(), %error, "no flight recorder: cannot write to the state directory");
@@ -237,6 +241,18 @@ impl Recorder {
             track.queue.finish(deadline);
         }
     }
+}
+
+/// Opens the segments, unless the disk does not answer: it must not keep the daemon from starting.
+fn open_segments(state_dir: &Path, age: Duration, max: u64) -> io::Result<io::Result<Segments>> {
+    let (sent, opened) = sync_channel(1);
+    let state_dir = state_dir.to_owned();
+    thread::Builder::new().name("recorder-open".to_owned()).spawn(move || {
+        // If it took too long, nothing waits for it any more; what was opened is closed again.
+        let _ = sent.send(Segments::open(&state_dir, age, max));
+    })?;
+    let late = |_| io::Error::new(io::ErrorKind::TimedOut, "the disk does not answer");
+    Ok(opened.recv_timeout(OPEN_TIMEOUT).map_err(late).and_then(|opened| opened))
 }
 
 impl Track {

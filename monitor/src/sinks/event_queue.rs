@@ -101,6 +101,11 @@ impl EventQueue {
         }
     }
 
+    /// Since when the sink has not come back from what it was given.
+    pub(super) fn working_since(&self) -> Option<Instant> {
+        self.queue.working_since()
+    }
+
     /// Lets the sink write what waits, until the deadline.
     pub(super) fn finish(self, deadline: Instant) {
         if let Err(waiting) = self.queue.finish(deadline) {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::core::KnownEntry;
 use crate::event::{Event, Severity, SharedEvent};
+use crate::observation::SourceStatus;
 
 pub mod api;
 mod commit_barrier;
@@ -18,6 +19,7 @@ mod kept;
 pub mod listen;
 pub mod prometheus;
 mod reconnect;
+mod stall;
 mod startup;
 pub mod stdout;
 pub mod store;
@@ -26,6 +28,7 @@ pub use commit_barrier::CommitBarrier;
 pub use event_queue::EventQueue;
 pub use kept::KeptGateways;
 pub use reconnect::{Backoff, Destination, Disconnected, Reconnecting};
+pub use stall::Liveness;
 pub use startup::{Context, Running, StartError, Started, start};
 
 /// Every sink, with its name in errors, in the order in which they get an event. The store is the first: the others
@@ -88,6 +91,8 @@ impl Filter {
 #[derive(Default)]
 pub struct Sinks {
     queues: Vec<EventQueue>,
+    /// Of sinks that report their status to the core, by their place in `queues`.
+    stalls: Vec<(usize, stall::Stall)>,
     barrier: Option<Arc<CommitBarrier>>,
     kept: Option<Arc<KeptGateways>>,
 }
@@ -120,6 +125,20 @@ impl Sinks {
             queue.wait_for_commits(Arc::clone(barrier));
         }
         self.queues.push(queue);
+    }
+
+    /// Watches whether the sink that was added last comes back from its work.
+    fn watch(&mut self, source: &'static str, liveness: Liveness) {
+        let last = self.queues.len().saturating_sub(1);
+        self.stalls.push((last, stall::Stall::new(source, liveness)));
+    }
+
+    /// The statuses of sinks that have begun to be stuck in their work, or do it again.
+    pub fn stalled(&mut self) -> Vec<SourceStatus> {
+        let now = Instant::now();
+        let queues = &self.queues;
+        let stalls = self.stalls.iter_mut();
+        stalls.filter_map(|(at, stall)| stall.look(queues.get(*at)?.working_since(), now)).collect()
     }
 
     /// Queues the event for every sink that takes it; never waits.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::Sink;
 use super::event_gap::EventGap;
+use super::stall::Liveness;
 use crate::error_chain::chain;
 use crate::event::SharedEvent;
 use crate::metrics::Metrics;
@@ -116,6 +117,7 @@ pub struct Reconnecting<D> {
     gap: Option<EventGap>,
     /// The status last reported to the core.
     reported_up: Option<bool>,
+    liveness: Liveness,
 }
 
 enum State {
@@ -127,13 +129,24 @@ impl<D: Destination> Reconnecting<D> {
     /// A sink that connects on its own thread, as soon as that runs.
     pub fn new(destination: D, backoff: Backoff, metrics: Arc<Metrics>, core: Sender) -> Self {
         let state = State::Down { retry: Instant::now(), next_interval: backoff.first };
-        Self { destination, metrics, core, backoff, state, last: None, gap: None, reported_up: None }
+        Self {
+            destination,
+            metrics,
+            core,
+            backoff,
+            state,
+            last: None,
+            gap: None,
+            reported_up: None,
+            liveness: Liveness::default(),
+        }
     }
 
     /// A sink whose destination was connected by the caller, or could not be for a reason. The caller reports the
     /// status to the core.
     pub fn started(mut self, failure: Option<String>) -> (Self, SourceStatus) {
         self.reported_up = Some(failure.is_none());
+        self.liveness.set(failure.is_none());
         match &failure {
             None => self.state = State::Up,
             Some(reason) => {
@@ -145,6 +158,12 @@ impl<D: Destination> Reconnecting<D> {
             }
         }
         (self, status::<D>(failure))
+    }
+
+    /// Whether it is up, for others to see.
+    #[must_use]
+    pub fn liveness(&self) -> Liveness {
+        self.liveness.clone()
     }
 
     /// Whether the destination is connected.
@@ -222,6 +241,7 @@ impl<D: Destination> Reconnecting<D> {
             return;
         }
         self.reported_up = Some(failure.is_none());
+        self.liveness.set(failure.is_none());
         match &failure {
             Some(reason) => {
                 tracing::warn!("the {} failed: {reason}; events are discarded until it is back", D::TITLE)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::api::Memory;
-use super::{CommitBarrier, EventQueue, KeptGateways, SINKS, Sinks};
+use super::{CommitBarrier, EventQueue, KeptGateways, Liveness, SINKS, Sinks};
 use crate::metrics::Metrics;
 use crate::observation::SourceStatus;
 use crate::settings::Values;
@@ -39,8 +39,8 @@ pub struct Context<'a> {
 pub struct Started {
     /// Where its events are put.
     pub queue: EventQueue,
-    /// Its name among the sources, if it reports its status to the core.
-    pub source: Option<&'static str>,
+    /// Its name among the sources, if it reports its status to the core, and what it has reported.
+    pub source: Option<(&'static str, Liveness)>,
     /// Its status, if that is known by now.
     pub status: Option<SourceStatus>,
     /// What other sinks wait for, what is kept for the next run, and the state of the previous one.
@@ -86,7 +86,10 @@ pub fn start(context: &Context<'_>) -> Result<Running, StartError> {
     for (what, start) in SINKS {
         let Some(started) = start(context).map_err(|source| StartError { what, source })? else { continue };
         running.sinks.add(started.queue);
-        running.sources.extend(started.source);
+        if let Some((source, liveness)) = started.source {
+            running.sinks.watch(source, liveness);
+            running.sources.push(source);
+        }
         running.statuses.extend(started.status);
         if let Some((barrier, kept, previous_run)) = started.store {
             running.sinks.wait_for(barrier);

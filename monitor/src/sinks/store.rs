@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nix::sys::statvfs::statvfs;
 
 use super::reconnect::{Backoff, Destination, Disconnected, Reconnecting};
-use super::{CommitBarrier, Context, EventQueue, Filter, KeptGateways};
+use super::{CommitBarrier, Context, EventQueue, Filter, KeptGateways, Liveness};
 use crate::error_chain::chain;
 use crate::event::{Charge, Event, Incident, Kind, Severity, SharedEvent};
 use crate::metrics::Metrics;
@@ -62,6 +62,7 @@ pub struct Store {
     pub(super) queue: EventQueue,
     pub(super) barrier: Arc<CommitBarrier>,
     pub(super) kept: Arc<KeptGateways>,
+    liveness: Liveness,
 }
 
 /// What is known once it runs.
@@ -82,7 +83,7 @@ pub(super) fn start_if_enabled(context: &Context<'_>) -> io::Result<Option<super
     let started = start(config, Arc::clone(context.metrics), context.core.clone())?;
     Ok(Some(super::Started {
         queue: started.store.queue,
-        source: Some(NAME),
+        source: Some((NAME, started.store.liveness)),
         status: Some(started.status),
         store: Some((started.store.barrier, started.store.kept, started.previous_run)),
     }))
@@ -96,9 +97,10 @@ pub fn start(config: StoreConfig, metrics: Arc<Metrics>, core: Sender) -> io::Re
     let (sink, previous_run, status) = open(config, Arc::clone(&metrics), core, RETRY)?;
     let barrier = Arc::clone(&sink.destination.barrier);
     let kept = Arc::clone(&sink.destination.kept);
+    let liveness = sink.liveness();
     let everything = Filter { min_severity: Severity::Debug };
     let queue = EventQueue::start(NAME, everything, metrics, sink)?;
-    Ok(Started { store: Store { queue, barrier, kept }, previous_run, status })
+    Ok(Started { store: Store { queue, barrier, kept, liveness }, previous_run, status })
 }
 
 fn open(

@@ -1,0 +1,109 @@
+//! A disk that does not answer: no event waits for it, and neither does the end of the daemon.
+
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+
+use std::process::{Command, Stdio};
+
+use kevtmon_tests::balance::{Balance, stop_and_account, wait_for_balance};
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::disk::Disk;
+use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
+use kevtmon_tests::pod::{GATEWAY, Pod};
+use kevtmon_tests::pod_sandbox::PodSandbox;
+use kevtmon_tests::process::Running;
+
+/// Has the daemon tell of two changes of an incident, who is to blame for the loss included.
+fn expect_service(daemon: &mut Daemon) {
+    let pod = Pod::new();
+    let sandbox = PodSandbox::of(&pod);
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    let ip = pod.delete_gateway();
+    daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY).expect_actor(ip.pid, "ip");
+    daemon.wait_for_incident(sandbox.id()).expect_actor(ip.pid, "ip");
+    pod.set_gateway();
+    daemon.wait_for("the end of the incident", |event| {
+        event.kind() == "incident.closed" && event.text("/target/container/id") == sandbox.id()
+    });
+    assert_eq!(daemon.get("/readyz").map(|answer| answer.status), Some(200));
+    let state = daemon.ask(&["state", "--json"]).succeeded("state").stdout;
+    assert!(state.contains(&pod.inum().to_string()), "{state}");
+}
+
+/// Waits until the daemon tells that its store is stuck, and why.
+fn expect_no_answer(daemon: &mut Daemon) {
+    let degraded = daemon.wait_for("daemon.degraded", |event| {
+        event.kind() == "daemon.degraded" && event.has("/daemon/degraded/store")
+    });
+    let reason = degraded.text("/daemon/degraded/store");
+    assert!(reason.starts_with("the disk has not answered for "), "{degraded}");
+    degraded.expect("/message", format!("store is down: {reason}"));
+    assert_eq!(daemon.log().matches("the disk has not answered for ").count(), 1, "{}", daemon.log());
+    assert_eq!(daemon.metrics().sum("kevtmon_source_up", &[("source", "store")]), Some(0.0));
+}
+
+/// A daemon on a disk that stops answering while it runs.
+fn on_a_disk_that_stops() -> (Daemon, Disk) {
+    let prepared = launch();
+    let mut disk = Disk::mount(&prepared.directory().join("state"));
+    let mut daemon = prepared.start();
+    expect_service(&mut daemon);
+    let has_closed = |event: &Event| event.kind() == "incident.closed";
+    eventually!(
+        daemon.find_committed(&["events", "--since", "1h"]).iter().any(has_closed),
+        "it is in the store"
+    );
+    disk.stop();
+    expect_service(&mut daemon);
+    expect_no_answer(&mut daemon);
+    expect_service(&mut daemon);
+    (daemon, disk)
+}
+
+#[test]
+fn a_disk_that_does_not_answer_costs_the_store_until_it_does() {
+    let (mut daemon, mut disk) = on_a_disk_that_stops();
+    disk.resume();
+    daemon.wait_for("the return of the store", |event| {
+        event.kind() == "daemon.recovered" && event.text("/message") == "store is back"
+    });
+    assert_eq!(daemon.metrics().sum("kevtmon_source_up", &[("source", "store")]), Some(1.0));
+    expect_service(&mut daemon);
+    stop_and_account(&mut daemon);
+    // Each event waited in the queue, or is younger.
+    let kept = daemon.find(&["events", "--since", "1h"]);
+    for event in daemon.events() {
+        assert!(kept.iter().any(|kept| kept.to_string() == event.to_string()), "it is lost: {event}");
+    }
+}
+
+#[test]
+fn a_disk_that_does_not_answer_keeps_the_daemon_from_no_end() {
+    let (mut daemon, disk) = on_a_disk_that_stops();
+    // Whoever asks for what only the disk has waits for it, and does not keep the daemon either.
+    let mut asking = Command::new(kevtmon_tests::daemon::program());
+    asking.args(["events", "--since", "24h", "--socket"]).arg(daemon.socket());
+    asking.stdout(Stdio::null()).stderr(Stdio::null());
+    let _asking = Running::spawn(&mut asking);
+    expect_service(&mut daemon);
+    stop_and_account(&mut daemon);
+    assert!(daemon.log().contains("sink did not finish in time"), "{}", daemon.log());
+    drop(disk);
+}
+
+#[test]
+fn a_disk_that_does_not_answer_keeps_no_daemon_from_its_start() {
+    let prepared = launch();
+    let mut disk = Disk::mount(&prepared.directory().join("state"));
+    disk.stop();
+    let mut daemon = prepared.start();
+    let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+    ready.expect("/daemon/degraded/store", "the disk does not answer");
+    for what in ["the event store is unavailable: the disk does not answer", "no flight recorder"] {
+        assert_eq!(daemon.log().matches(what).count(), 1, "{}", daemon.log());
+    }
+    expect_service(&mut daemon);
+    wait_for_balance(&daemon, Balance::of_all);
+    stop_and_account(daemon);
+    drop(disk);
+}
