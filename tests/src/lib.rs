@@ -34,6 +34,7 @@ pub mod storm;
 
 pub mod by_name;
 pub mod cluster;
+pub mod cni_call;
 pub mod container;
 pub mod containerd;
 pub mod cri;

@@ -2,13 +2,13 @@
 
 #![allow(clippy::expect_used, reason = "a test that cannot prepare its stage must fail")]
 
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use kevtmon_tests::advice::carry_out;
+use kevtmon_tests::cni_call::{OK, PLUGINS, args, call, finished, plugins, wait_for_end};
 use kevtmon_tests::component::{Component, Program, start_as};
-use kevtmon_tests::daemon::{Daemon, Launch, launch};
+use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
@@ -17,53 +17,18 @@ use kevtmon_tests::netns::Netns;
 use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::{PodSandbox, uuid};
-use kevtmon_tests::process::{Finished, Running, finish, finish_with_input, write_script};
+use kevtmon_tests::process::{Running, finish_with_input, write_script};
 use kevtmon_tests::unique;
 use nix::sys::signal::Signal;
 
-/// Where Debian has them.
-const PLUGINS: &str = "/usr/lib/cni";
 /// Stands in every secret, and nowhere else.
 const SECRET: &str = "s3cr3t";
-
-/// A call by this process; its environment is in the order of the names.
-fn call(plugin: impl AsRef<OsStr>, command: &str, id: &str) -> Command {
-    let mut call = Command::new(plugin);
-    call.env_clear().env("PATH", "/usr/bin:/bin").env("CNI_COMMAND", command).env("CNI_CONTAINERID", id);
-    call.env("CNI_IFNAME", "eth0").env("CNI_PATH", PLUGINS).env("CNI_ARGS", args("etcd1-0", id));
-    call
-}
-
-fn args(pod: &str, id: &str) -> String {
-    format!(
-        "IgnoreUnknown=1;K8S_POD_NAMESPACE=lijiaob;K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID={id};\
-         K8S_POD_UID=0f7e8a52-6e3b-11e8-9a2c-525400c5d0aa"
-    )
-}
-
-fn finished(mut call: Command) -> Finished {
-    finish(call.stdin(Stdio::null()), "plugin".as_ref())
-}
-
-/// Plugins of the test's own, beside those of Debian.
-fn plugins(scratch: &Scratch, all: &[(&str, &str)]) -> Launch {
-    for (name, text) in all {
-        write_script(&scratch.path().join(name), text);
-    }
-    launch().config(&format!("[cni]\nbin_dirs = [\"{PLUGINS}\", \"{}\"]\n", scratch.path().display()))
-}
+/// Of the pod that calls are for.
+const UID: &str = "0f7e8a52-6e3b-11e8-9a2c-525400c5d0aa";
 
 fn of(events: &[Event], id: &str) -> Vec<Event> {
     let is_its = |event: &&Event| event.kind().starts_with("cni.") && event.text("/cni/container_id") == id;
     events.iter().filter(is_its).cloned().collect()
-}
-
-fn wait_for_end(daemon: &mut Daemon, id: &str, command: &str) -> Event {
-    daemon.wait_for(&format!("the end of {command}"), |event| {
-        event.kind() == "cni.finished"
-            && event.text("/cni/container_id") == id
-            && event.text("/cni/command") == command
-    })
 }
 
 /// A call that is seen by all that came before it is seen, too.
@@ -73,8 +38,6 @@ fn fence(daemon: &mut Daemon, scratch: &Scratch) -> Vec<Event> {
     wait_for_end(daemon, &id, "CHECK");
     daemon.events()
 }
-
-const OK: &str = "#!/bin/sh\nexit 0\n";
 
 #[test]
 fn a_call_of_a_real_plugin_and_its_delegates_is_one_event() {
@@ -102,7 +65,7 @@ fn a_call_of_a_real_plugin_and_its_delegates_is_one_event() {
         end.expect("/cni/namespace", "lijiaob");
         end.expect("/cni/pod", "etcd1-0");
         end.expect("/target/container/id", id.as_str());
-        end.expect("/target/pod/uid", "0f7e8a52-6e3b-11e8-9a2c-525400c5d0aa");
+        end.expect("/target/pod/uid", UID);
         end.expect("/actor/comm", "ptp");
         end.expect("/actor/exe", "/usr/lib/cni/ptp");
         end.expect("/actor/confidence", "certain");
@@ -168,7 +131,7 @@ fn a_large_environment_is_read_to_its_end_and_its_secrets_stay_where_they_are() 
     for number in 0..62 {
         plugin.env(format!("A{number:03}_TOKEN"), format!("{SECRET}{}", "x".repeat(1000)));
     }
-    plugin.env("CNI_ARGS", format!("{};TOKEN={SECRET}2", args("etcd1-0", &id)));
+    plugin.env("CNI_ARGS", format!("{};TOKEN={SECRET}2", args("etcd1-0", UID, &id)));
     plugin.env("CNI_NETNS_TOKEN", format!("{SECRET}3")).env("K8S_API_TOKEN", format!("{SECRET}4"));
     plugin.arg("--token").arg(format!("{SECRET}5"));
     finished(plugin);
@@ -241,7 +204,7 @@ fn a_malformed_call_is_counted_and_one_about_the_plugin_itself_is_none() {
     };
     let before = count(&daemon);
     let mut args_of_another = other;
-    args_of_another.env("CNI_ARGS", args("etcd1-0", &id));
+    args_of_another.env("CNI_ARGS", args("etcd1-0", UID, &id));
     for wrong in [without, no_list, unknown, no_id, args_of_another] {
         finished(wrong);
     }
@@ -281,9 +244,8 @@ fn a_stale_call_is_told_before_it_harms_and_is_the_cause_of_what_it_does() {
     let name = unique::name("etcd1");
     let call = |command: &str, id: &str| {
         let mut call = call(&plugin, command, id);
-        let args = args(&name, id).replace("0f7e8a52-6e3b-11e8-9a2c-525400c5d0aa", sandbox.uid());
-        let args = if id == new { args } else { args.replace(sandbox.uid(), &uuid()) };
-        call.env("CNI_ARGS", args);
+        let uid = if id == new { sandbox.uid().to_owned() } else { uuid() };
+        call.env("CNI_ARGS", args(&name, &uid, id));
         if id == new {
             call.env("CNI_NETNS", format!("/proc/{}/ns/net", sandbox.pid()));
         }

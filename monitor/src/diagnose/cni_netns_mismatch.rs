@@ -4,27 +4,31 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use super::timers::Timers;
-use super::{CAPACITY, Context, Diagnosis, ModelChange, SECOND};
+use super::{CAPACITY, Context, Diagnosis, ModelChange, seconds};
 use crate::escape::name;
 use crate::event::wording::{repeated_actor_phrase, short_id, target_label};
 use crate::event::{CloseReason, Confidence, Event, Severity, Target};
 use crate::node::cni::Call;
 use crate::node::containers::is_live;
 use crate::observation::{BootNs, CniCommand, NsInum};
+use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "cni-netns-mismatch";
 
-/// What happened is over; it is shown for some time.
-const EXPIRE: BootNs = 600 * SECOND;
+thresholds! {
+    /// A CNI DEL in the network namespace of others is over when it is found; its incident expires after this time.
+    EXPIRE = "cni_netns_mismatch_expire_seconds", default 600, Unit::Seconds;
+}
 
 /// The diagnosis.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct CniNetnsMismatch {
+    #[serde(skip)]
+    thresholds: Thresholds,
     open: BTreeSet<String>,
     /// The last such call of each, which may not have ended yet.
     #[serde(default)]
@@ -33,6 +37,15 @@ pub(super) struct CniNetnsMismatch {
 }
 
 impl CniNetnsMismatch {
+    pub(super) fn new(thresholds: &Thresholds) -> Self {
+        let (open, calls) = (BTreeSet::new(), BTreeMap::new());
+        Self { thresholds: thresholds.clone(), open, calls, timers: Timers::default() }
+    }
+
+    fn expire(&self) -> BootNs {
+        seconds(self.thresholds.get(&EXPIRE))
+    }
+
     fn found(&mut self, context: &Context<'_>, call: &Call, findings: &mut Findings) {
         let (Some(id), Some(netns)) = (&call.first.container_id, call.netns) else { return };
         if call.first.command != CniCommand::Del {
@@ -44,7 +57,7 @@ impl CniNetnsMismatch {
         }
         self.open.insert(id.clone());
         self.calls.insert(id.clone(), call.id);
-        self.timers.set(id, context.now.saturating_add(EXPIRE));
+        self.timers.set(id, context.now.saturating_add(self.expire()));
         let cni = call.cni();
         let pod = cni.pod_name().map_or_else(String::new, |pod| format!(" of pod {}", name(&pod)));
         let path = call.first.netns.as_deref().unwrap_or_default();
@@ -143,17 +156,10 @@ impl Diagnosis for CniNetnsMismatch {
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let id = event.cni.as_deref()?.container_id.clone()?;
         let last = context.clock.boot_ns(&event.incident.as_deref()?.last_seen).unwrap_or(context.now);
-        self.timers.set(&id, last.saturating_add(EXPIRE));
+        self.timers.set(&id, last.saturating_add(self.expire()));
         self.open.insert(id.clone());
         Some(id)
     }
 
-    fn save(&self) -> Result<Value, serde_json::Error> {
-        serde_json::to_value(self)
-    }
-
-    fn restore(&mut self, saved: Value) -> Result<(), serde_json::Error> {
-        *self = serde_json::from_value(saved)?;
-        Ok(())
-    }
+    saved_without_thresholds!();
 }
