@@ -135,13 +135,14 @@ fn executed(task: Task, filename: u64) {
             bpf_probe_read_kernel_str(name, FILENAME_CAPACITY as u32, filename as *const _);
         }
     });
-    if sent && send_environment(id.start_ns, id.tgid, start, len, room) {
-        // Without it the end of the call is not seen.
-        #[expect(
-            clippy::needless_borrows_for_generic_args,
-            reason = "6.1 refuses the program that has copies"
-        )]
-        let _ = CNI_RUNNING.insert(&id.tgid, &id.start_ns, u64::from(BPF_ANY));
+    if !sent || !send_environment(id.start_ns, id.tgid, start, len, room) {
+        return;
+    }
+    // Without it the end of the call is not seen.
+    #[expect(clippy::needless_borrows_for_generic_args, reason = "6.1 refuses the program that has copies")]
+    let noted = CNI_RUNNING.insert(&id.tgid, &id.start_ns, u64::from(BPF_ANY));
+    if noted.is_err() {
+        emit::count(counter::RUNNING_FULL);
     }
 }
 

@@ -26,6 +26,8 @@ pub mod counter {
     /// Programs in such a directory that others executed than root of the node, or anybody in another mount namespace than the
     /// host's or a runtime's; nothing of them was read.
     pub const OTHERS: Counter = HOOK.counter(1);
+    /// Programs whose end will not be seen: there are more under way than [`RUNNING_MAX`](super::RUNNING_MAX).
+    pub const RUNNING_FULL: Counter = HOOK.counter(2);
 }
 
 /// Bytes of a path that are compared with the directories, and of a directory at most.

@@ -15,8 +15,12 @@ use crate::observation::{BootNs, CniCommand, CniExec, CniPod, Fact, Loss, TaskRe
 pub(super) const SOURCE: &str = "hook.exec";
 /// Why a call is lost whose environment is too long, or was not read, before it tells what was asked.
 pub(super) const CUT: &str = "exec-environment-cut";
-/// Calls whose environment has not come to its end; then the oldest one is dropped.
+/// Why a call is lost whose environment is still to come when those of too many others are.
+pub(super) const TOO_MANY: &str = "exec-too-many-environments";
+/// Calls whose environment has not come to its end; then the oldest one is lost.
 const PARTIAL_MAX: usize = 64;
+/// The parts of an environment come at once. Of what takes longer one was lost, and is counted by the kernel.
+const PARTS_NS: BootNs = 1_000_000_000;
 /// Longest variable that is read, with its name.
 const VARIABLE_MAX: usize = 4096 + 16;
 /// Characters of a name of a pod, and of a namespace (RFC 1123).
@@ -43,18 +47,23 @@ struct PartialCall {
 }
 
 impl PartialCalls {
-    /// A program that was executed; its environment follows.
-    pub(super) fn begin(&mut self, bytes: &[u8]) -> Result<(), DecodeError> {
+    /// A program that was executed; its environment follows. Returns the loss of another one, for which there is no room.
+    pub(super) fn begin(&mut self, bytes: &[u8]) -> Result<Option<(BootNs, Fact)>, DecodeError> {
         let record = layout::<ExecRecord>(bytes)?;
         let Some(actor) = actor(&record.task, record.task_root) else {
             return Err(DecodeError::Value { field: "tgid", value: 0 });
         };
+        let at = record.header.boot_ns;
+        if self.calls.len() >= PARTIAL_MAX {
+            self.calls.retain(|_, call| call.at.saturating_add(PARTS_NS) > at);
+        }
+        let mut lost = None;
         if self.calls.len() >= PARTIAL_MAX {
             let oldest = self.calls.iter().min_by_key(|(_, call)| call.at).map(|(key, _)| *key);
-            oldest.map(|key| self.calls.remove(&key));
+            lost = oldest.and_then(|key| self.calls.remove(&key)).map(|call| (call.at, loss(TOO_MANY)));
         }
         let call = PartialCall {
-            at: record.header.boot_ns,
+            at,
             actor,
             plugin: text(&record.filename),
             environment_len: record.environment_len,
@@ -63,7 +72,7 @@ impl PartialCalls {
             environment: Environment::default(),
         };
         self.calls.insert((record.task.tgid, record.task.start_ns), call);
-        Ok(())
+        Ok(lost)
     }
 
     /// A part of an environment; the last one completes the call, if it is one.
@@ -115,13 +124,14 @@ impl PartialCall {
                 };
                 Some((self.at, Fact::CniExec(Box::new(exec))))
             }
-            None if truncated && !self.environment.has_call() => {
-                let (source, reason) = ("bpf".to_owned(), CUT.to_owned());
-                Some((self.at, Fact::Lost(Loss { source, reason, count: Some(1) })))
-            }
+            None if truncated && !self.environment.has_call() => Some((self.at, loss(CUT))),
             None => Some((self.at, Fact::Malformed { source: SOURCE.to_owned(), count: 1 })),
         }
     }
+}
+
+fn loss(reason: &str) -> Fact {
+    Fact::Lost(Loss { source: "bpf".to_owned(), reason: reason.to_owned(), count: Some(1) })
 }
 
 /// What a plugin was asked.

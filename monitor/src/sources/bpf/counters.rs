@@ -15,7 +15,10 @@ pub type CountReader = Arc<dyn Fn() -> Vec<KernelCount> + Send + Sync>;
 
 /// Reasons for which records are lost in the kernel.
 pub fn loss_reasons() -> impl Iterator<Item = &'static str> {
-    losses().map(|loss| loss.reason).chain(HOOKS.iter().map(|hook| hook.skipped)).chain([cni::CUT])
+    losses()
+        .map(|loss| loss.reason)
+        .chain(HOOKS.iter().map(|hook| hook.skipped))
+        .chain([cni::CUT, cni::TOO_MANY])
 }
 
 /// Counters of lost records.

@@ -165,14 +165,21 @@ fn what_is_too_long_is_marked_and_a_lost_part_loses_the_call() {
 }
 
 #[test]
-fn processes_that_never_come_to_their_end_are_bounded() {
+fn environments_that_do_not_end_are_bounded_and_what_is_dropped_of_them_is_lost() {
     let mut calls = PartialCalls::default();
-    for tgid in 1..200 {
+    let mut begin = |tgid: u32, at: BootNs| {
         let mut record = exec(9000);
-        record.task.tgid = tgid;
-        calls.begin(record.as_bytes()).unwrap();
+        (record.task.tgid, record.header.boot_ns) = (tgid, at);
+        let lost = calls.begin(record.as_bytes()).unwrap();
+        (calls.calls.len(), lost)
+    };
+    for tgid in 1..=64 {
+        assert_eq!(begin(tgid, tgid.into()), (tgid as usize, None));
     }
-    assert_eq!(calls.calls.len(), PARTIAL_MAX);
+    let lost = Fact::Lost(Loss { source: "bpf".into(), reason: TOO_MANY.into(), count: Some(1) });
+    assert_eq!(begin(65, 65), (PARTIAL_MAX, Some((1, lost))));
+    // The kernel has counted why those of long ago did not come to their end.
+    assert_eq!(begin(66, 66 + PARTS_NS), (1, None));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use zerocopy::IntoBytes as _;
 use super::{Attach, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
 use crate::metrics::KernelMetric;
 use crate::namespace::NsInum;
-use crate::observation::{BootNs, CniExit, Fact};
+use crate::observation::{CniExit, Fact};
 use crate::sources::bpf::btf::{Btf, BtfError};
 use crate::sources::bpf::cni::PartialCalls;
 use crate::sources::bpf::decode::{DecodeError, layout};
@@ -25,13 +25,16 @@ pub(super) const HOOK: Hook = Hook {
     offsets: Some(Offsets { global: "EXEC_OFFSETS", resolve: offsets }),
     records: Records {
         kinds: &[
-            (KIND_EXEC, Decode::Part(begin)),
+            (KIND_EXEC, Decode::Part(PartialCalls::begin)),
             (KIND_ENVIRONMENT, Decode::Part(PartialCalls::part)),
             (KIND_EXIT, Decode::Fact(exit)),
             (KIND_COMPONENT, Decode::Fact(component)),
         ],
         counts: &[Count { counter: counter::OTHERS, metric: KernelMetric::CniIgnored, labels: &[] }],
-        losses: &[LossCount { counter: counter::RING_FULL, reason: "exec-ring-full" }],
+        losses: &[
+            LossCount { counter: counter::RING_FULL, reason: "exec-ring-full" },
+            LossCount { counter: counter::RUNNING_FULL, reason: "exec-too-many-running" },
+        ],
     },
     skipped: "exec-run-skipped",
 };
@@ -55,10 +58,6 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         signal_group_exit_code: btf.need("signal_struct.group_exit_code")?,
     };
     Ok(offsets.as_bytes().to_vec())
-}
-
-fn begin(calls: &mut PartialCalls, bytes: &[u8]) -> Result<Option<(BootNs, Fact)>, DecodeError> {
-    calls.begin(bytes).map(|()| None)
 }
 
 fn exit(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
