@@ -18,6 +18,9 @@ use crate::observation::ContainerFacts;
 /// Longest part of an error text that is repeated: the runtime chooses its length.
 const MAX_REASON: usize = 300;
 
+/// Containers that a list tells at most: a node has some hundred, and some thousand that have ended.
+pub(super) const ENTRIES_MAX: usize = 32 << 10;
+
 /// An error of the library that implements the runtime's API.
 type Cause = Box<dyn Error + Send + Sync>;
 
@@ -68,6 +71,11 @@ pub trait RuntimeClient: Clone + Send + Sync + 'static {
 
     /// What really answers there, as in `ContainerFacts::runtime`: the API of one runtime may be served by another.
     fn runtime(&self) -> &str;
+
+    /// Answers that could not be read while it connected, and without which it goes on.
+    fn refused(&self) -> u64 {
+        0
+    }
 
     /// Where a runtime with this socket keeps its containers on disk, to be read while it does not answer.
     fn usual_state_files(_socket: &Path) -> Option<StateFiles> {

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use bollard::errors::Error as ClientError;
 use bollard::models::SystemVersion;
-use bollard::query_parameters::{InspectContainerOptions, ListContainersOptionsBuilder};
 use bollard::{API_DEFAULT_VERSION, BollardRequest};
 use futures_util::{StreamExt, future};
 
@@ -20,8 +19,10 @@ use crate::sources::kubelet::PodLabels;
 use events::Actions;
 use transport::{Allowance, Fault};
 
+pub(super) mod api;
 mod events;
 mod facts;
+mod list;
 mod transport;
 
 pub(super) use facts::from_inspect;
@@ -45,10 +46,14 @@ const INFO_PATIENCE: Duration = Duration::from_secs(1);
 /// A connection to an engine.
 #[derive(Debug, Clone)]
 pub struct Docker {
+    socket: PathBuf,
+    /// For all but lists and inspects.
     api: bollard::Docker,
     /// How much may be read before the next event.
     next_event: Arc<Allowance>,
     runtime: &'static str,
+    /// Answers that were none.
+    refused: u64,
     data_root: Option<PathBuf>,
     patience: Duration,
     labels: Arc<PodLabels>,
@@ -61,7 +66,10 @@ impl RuntimeClient for Docker {
         let seconds = patience.as_secs() + u64::from(patience.subsec_nanos() > 0);
         let next_event = Allowance::of_events();
         let (path, events) = (socket.to_owned(), Arc::clone(&next_event));
-        let send = move |request: BollardRequest| transport::send(path.clone(), Arc::clone(&events), request);
+        let send = move |request: BollardRequest| {
+            let (path, events) = (path.clone(), Arc::clone(&events));
+            async move { transport::send(&path, events, request).await }
+        };
         let origin = Some(transport::ORIGIN);
         let api = bollard::Docker::connect_with_custom_transport(send, origin, seconds, API_DEFAULT_VERSION)
             .map_err(|source| RuntimeError::Connect { source: Box::new(source) })?;
@@ -69,20 +77,29 @@ impl RuntimeClient for Docker {
             ask(VERSION, patience, api.version()),
             tokio::time::timeout(INFO_PATIENCE.min(patience / 2), ask(INFO, patience, api.info()))
         );
-        // A proxy may withhold it, and an engine may take long to count its images.
-        let data = info.ok().and_then(Result::ok).and_then(|info| info.docker_root_dir);
+        // A proxy may withhold both, and an engine may take long to count its images.
+        let info = info.ok();
+        let is_refused = [version.as_ref().err(), info.as_ref().and_then(|info| info.as_ref().err())]
+            .map(|error| error.is_some_and(RuntimeError::is_malformed));
+        let refused = is_refused.into_iter().map(u64::from).sum();
+        let data = info.and_then(Result::ok).and_then(|info| info.docker_root_dir);
         let data_root = data.map(PathBuf::from).filter(|data| data.is_absolute());
         let runtime = match version {
             Ok(version) => runtime_of(version),
-            // A proxy may withhold the version. Any other fault shows in the list.
+            // Any other fault shows in the list.
             Err(RuntimeError::Request { .. } | RuntimeError::Decode { .. }) => UNNAMED,
             Err(error) => return Err(error),
         };
-        Ok(Self { api, next_event, runtime, data_root, patience, labels: Arc::clone(&options.pod_labels) })
+        let (socket, labels) = (socket.to_owned(), Arc::clone(&options.pod_labels));
+        Ok(Self { socket, api, next_event, runtime, refused, data_root, patience, labels })
     }
 
     fn runtime(&self) -> &str {
         self.runtime
+    }
+
+    fn refused(&self) -> u64 {
+        self.refused
     }
 
     fn state_files(&self) -> Option<StateFiles> {
@@ -94,21 +111,21 @@ impl RuntimeClient for Docker {
     }
 
     async fn list(&self) -> Result<Listed, RuntimeError> {
-        let options = ListContainersOptionsBuilder::default().all(true).build();
-        let entries = ask(LIST, self.patience, self.api.list_containers(Some(options))).await?;
-        Ok(entries.into_iter().map(|entry| facts::from_summary(entry, &self.labels)).collect())
+        let answer =
+            ask(LIST, self.patience, transport::get(&self.socket, "/containers/json?all=true")).await?;
+        list::read(&answer, &self.labels).map_err(|error| invalid(LIST, error))
     }
 
     async fn inspect(&self, id: &str) -> Result<Option<Inspection>, RuntimeError> {
-        match self.api.inspect_container(id, None::<InspectContainerOptions>).await {
-            // Not `None`, which would report that the container is gone.
-            Ok(answer) => from_inspect(answer, &self.labels).map(Some).ok_or_else(|| RuntimeError::Decode {
-                request: INSPECT,
-                source: "it has no container id".into(),
-            }),
-            Err(ClientError::DockerResponseServerError { status_code: 404, .. }) => Ok(None),
-            Err(source) => Err(failure(INSPECT, self.patience, source)),
-        }
+        let answer = match transport::get(&self.socket, &format!("/containers/{id}/json")).await {
+            Ok(answer) => answer,
+            Err(ClientError::DockerResponseServerError { status_code: 404, .. }) => return Ok(None),
+            Err(source) => return Err(failure(INSPECT, self.patience, source)),
+        };
+        let answer = serde_json::from_slice(&answer).map_err(|error| invalid(INSPECT, error))?;
+        // Not `None`, which would report that the container is gone.
+        let found = from_inspect(answer, &self.labels);
+        found.map(Some).ok_or_else(|| invalid(INSPECT, "it has no container id"))
     }
 
     fn events(&self, since: i64) -> Changes {
@@ -153,6 +170,13 @@ async fn ask<T>(
     answer: impl Future<Output = Result<T, ClientError>>,
 ) -> Result<T, RuntimeError> {
     answer.await.map_err(|source| failure(request, patience, source))
+}
+
+fn invalid(
+    request: &'static str,
+    source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> RuntimeError {
+    RuntimeError::Decode { request, source: source.into() }
 }
 
 /// What an error of the library means.

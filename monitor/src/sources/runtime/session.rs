@@ -108,7 +108,7 @@ pub(super) async fn run<C: RuntimeClient>(
     };
     containers.set_runtime(client.runtime());
     served.files = client.state_files().or(served.files.take());
-    let events = Ok(client.events(wall_now()));
+    let (events, refused) = (Ok(client.events(wall_now())), client.refused());
     let mut session = Session {
         options,
         containers,
@@ -125,6 +125,11 @@ pub(super) async fn run<C: RuntimeClient>(
         live: false,
         due: None,
     };
+    if refused > 0
+        && let Err(end) = session.malformed(refused).await
+    {
+        return end;
+    }
     let Err(end) = session.follow(&mut served.up).await;
     end
 }

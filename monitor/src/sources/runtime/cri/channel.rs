@@ -14,6 +14,7 @@ use hyper::http::uri::PathAndQuery;
 use hyper::{Request, Response, Uri};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
+use prost::encoding::{DecodeContext, decode_key, skip_field};
 use thiserror::Error;
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
@@ -22,10 +23,12 @@ use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::{Code, Status, Streaming};
 
-use crate::sources::runtime::client::RuntimeError;
+use crate::sources::runtime::client::{ENTRIES_MAX, RuntimeError};
 
-/// Largest answer and largest event, as the kubelet has it. What announces to be larger is not read.
-const MAX_ANSWER: usize = 16 << 20;
+/// Largest list, as the kubelet has it. What announces to be larger is not read.
+const MAX_LIST: usize = 16 << 20;
+/// The same of other answers and of events: a status has all annotations of a pod (256 KiB), several times.
+const MAX_ANSWER: usize = 4 << 20;
 
 /// gRPC wants a host; a socket has none.
 const ORIGIN: &str = "http://localhost";
@@ -62,6 +65,9 @@ pub(super) enum Fault {
     /// The answer is no such message.
     #[error(transparent)]
     Decode(prost::DecodeError),
+    /// A decoder would make some hundred bytes of the two that an empty entry has.
+    #[error("it has more than {ENTRIES_MAX} entries")]
+    TooMany,
 }
 
 impl From<Status> for Fault {
@@ -75,7 +81,7 @@ impl Fault {
     pub(super) fn code(&self) -> Option<Code> {
         match self {
             Self::Status(status) => Some(status.code()),
-            Self::Decode(_) => None,
+            Self::Decode(_) | Self::TooMany => None,
         }
     }
 
@@ -83,7 +89,7 @@ impl Fault {
         let is_malformed = match &self {
             // What the library says of an answer that is cut or too large.
             Self::Status(status) => matches!(status.code(), Code::Internal | Code::OutOfRange),
-            Self::Decode(_) => true,
+            Self::Decode(_) | Self::TooMany => true,
         };
         let source = Box::new(self);
         match is_malformed {
@@ -124,9 +130,13 @@ impl Channel {
         question: &impl Message,
     ) -> Result<A, Fault> {
         let request = tonic::Request::new(question.encode_to_vec());
-        let mut grpc = self.grpc();
-        let answer = grpc.unary(request, path(method)?, Raw).await?;
-        A::decode(answer.into_inner()).map_err(Fault::Decode)
+        let limit = if method.name.starts_with("List") { MAX_LIST } else { MAX_ANSWER };
+        let mut grpc = self.grpc(limit);
+        let answer = grpc.unary(request, path(method)?, Raw).await?.into_inner();
+        if fields(answer.clone()).map_err(Fault::Decode)? > ENTRIES_MAX {
+            return Err(Fault::TooMany);
+        }
+        A::decode(answer).map_err(Fault::Decode)
     }
 
     /// One request, a stream of answers. It is sent when this is first polled.
@@ -136,13 +146,24 @@ impl Channel {
         question: &impl Message,
     ) -> Result<Streaming<Bytes>, Fault> {
         let request = tonic::Request::new(question.encode_to_vec());
-        let mut grpc = self.grpc();
+        let mut grpc = self.grpc(MAX_ANSWER);
         Ok(grpc.server_streaming(request, path(method)?, Raw).await?.into_inner())
     }
 
-    fn grpc(&self) -> Grpc<Self> {
-        Grpc::with_origin(self.clone(), Uri::from_static(ORIGIN)).max_decoding_message_size(MAX_ANSWER)
+    fn grpc(&self, limit: usize) -> Grpc<Self> {
+        Grpc::with_origin(self.clone(), Uri::from_static(ORIGIN)).max_decoding_message_size(limit)
     }
+}
+
+/// Fields of a message, without those of the messages in it.
+fn fields(mut message: Bytes) -> Result<usize, prost::DecodeError> {
+    let mut number = 0;
+    while message.has_remaining() {
+        let (tag, wire) = decode_key(&mut message)?;
+        skip_field(wire, tag, &mut message, DecodeContext::default())?;
+        number += 1;
+    }
+    Ok(number)
 }
 
 fn path(method: Method) -> Result<PathAndQuery, Fault> {

@@ -5,14 +5,14 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use bollard::models::{
-    ContainerInspectResponse, ContainerStateStatusEnum, ContainerSummary, ContainerSummaryStateEnum,
-    EndpointSettings,
-};
 use jiff::Timestamp;
 
 use super::super::client::Inspection;
 use super::super::{is_container_id, kubelet};
+use super::api::{
+    ContainerInspectResponse, ContainerStateStatusEnum, ContainerSummary, ContainerSummaryStateEnum,
+    EndpointSettings,
+};
 use crate::observation::{ContainerExit, ContainerFacts, ContainerState, Incarnation};
 use crate::redact;
 use crate::sources::kubelet::PodLabels;

@@ -5,19 +5,21 @@
 
 use std::error::Error;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
-use bollard::BollardRequest;
 use bollard::errors::Error as ClientError;
-use hyper::body::Incoming;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::{HOST, HeaderValue};
-use hyper::{Response, Uri};
+use hyper::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
+use serde::Deserialize;
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
@@ -100,19 +102,42 @@ impl Allowance {
     }
 }
 
+/// What is answered to a GET request.
+pub(super) async fn get(socket: &Path, target: &str) -> Result<Bytes, ClientError> {
+    let request = Request::get(format!("{ORIGIN}{target}")).body(Empty::<Bytes>::new())?;
+    let response = send(socket, Allowance::of_events(), request).await?;
+    let status = response.status();
+    let answer = response.into_body().collect().await?.to_bytes();
+    if status.is_success() {
+        return Ok(answer);
+    }
+    let refusal = serde_json::from_slice::<Refusal>(&answer).ok().map(|refusal| refusal.message);
+    let message = refusal.unwrap_or_else(|| String::from_utf8_lossy(&answer).into_owned());
+    Err(ClientError::DockerResponseServerError { status_code: status.as_u16(), message })
+}
+
+/// Why there is no answer, as an engine tells it.
+#[derive(Deserialize)]
+struct Refusal {
+    message: String,
+}
+
 /// Sends a request to a socket; `events`: what may be read of an event stream.
-pub(super) async fn send(
-    socket: PathBuf,
+pub(super) async fn send<B>(
+    socket: &Path,
     events: Arc<Allowance>,
-    mut request: BollardRequest,
-) -> Result<Response<Incoming>, ClientError> {
+    mut request: Request<B>,
+) -> Result<Response<Incoming>, ClientError>
+where
+    B: Body<Data: Send, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static,
+{
     let path = request.uri().path();
     let allowance = match path.rsplit_once('/').map(|(_, last)| last) {
         Some("events") => events,
         _ if path.ends_with("/containers/json") => Allowance::of(MAX_LIST),
         _ => Allowance::of(MAX_ANSWER),
     };
-    let stream = connect(&socket).await?;
+    let stream = connect(socket).await?;
     let (mut requests, connection) = http1::handshake(TokioIo::new(Bounded { stream, allowance })).await?;
     // It ends with the answer, and how shows in that.
     tokio::spawn(async move { drop(connection.await) });

@@ -4,12 +4,12 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use bollard::models::{self, ContainerStateStatusEnum};
 use serde::Deserialize;
 
 use super::{ENTRIES_MAX, Found, Written, file_of_root, in_directories};
 use crate::sources::kubelet::{PodLabels, below};
 use crate::sources::runtime::client::Inspection;
+use crate::sources::runtime::docker::api::{self, ContainerStateStatusEnum};
 use crate::sources::runtime::docker::from_inspect;
 
 /// Where dockerd reads where it keeps its data.
@@ -68,7 +68,7 @@ struct State {
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Networks {
-    networks: Option<HashMap<String, models::EndpointSettings>>,
+    networks: Option<HashMap<String, api::EndpointSettings>>,
 }
 
 #[derive(Deserialize)]
@@ -116,25 +116,17 @@ fn container(id: &str, directory: &Path, labels: &PodLabels) -> Option<Written> 
     let described = config.config.unwrap_or_default();
     let state = config.state;
     let status = state.status();
-    let answer = models::ContainerInspectResponse {
+    let answer = api::ContainerInspectResponse {
         id: Some(config.id).filter(|written| written == id),
         name: config.name,
         created: config.created,
         image: config.image,
-        config: Some(models::ContainerConfig {
-            image: described.image,
-            labels: described.labels,
-            ..models::ContainerConfig::default()
-        }),
-        host_config: Some(models::HostConfig {
-            network_mode: host.and_then(|host| host.network_mode),
-            ..models::HostConfig::default()
-        }),
-        network_settings: Some(models::NetworkSettings {
+        config: Some(api::ContainerConfig { image: described.image, labels: described.labels }),
+        host_config: Some(api::HostConfig { network_mode: host.and_then(|host| host.network_mode) }),
+        network_settings: Some(api::NetworkSettings {
             networks: config.network_settings.and_then(|settings| settings.networks),
-            ..models::NetworkSettings::default()
         }),
-        state: Some(models::ContainerState {
+        state: Some(api::ContainerState {
             status: Some(status),
             pid: Some(state.pid),
             exit_code: Some(state.exit_code),
@@ -142,9 +134,7 @@ fn container(id: &str, directory: &Path, labels: &PodLabels) -> Option<Written> 
             error: Some(state.error),
             started_at: Some(state.started_at),
             finished_at: Some(state.finished_at),
-            ..models::ContainerState::default()
         }),
-        ..models::ContainerInspectResponse::default()
     };
     let Inspection { facts, since } = from_inspect(answer, labels)?;
     Some(Written { facts, since })

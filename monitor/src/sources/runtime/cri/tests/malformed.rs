@@ -180,6 +180,33 @@ async fn a_huge_answer_is_refused_and_the_next_good_one_is_taken() {
 }
 
 #[tokio::test]
+async fn a_list_of_more_entries_than_a_node_can_have_is_refused_before_it_is_decoded() {
+    let fake = with_pod();
+    // The field of the containers, and its length.
+    fake.set(|state| state.spoiled = Some(("ListContainers", [10, 0].repeat(1 << 20))));
+    let mut reports = watch(&fake);
+    reports.until(|fact| (*fact == Fact::Malformed { source: SOURCE.into(), count: 1 }).then_some(())).await;
+    let reason = reports.down().await;
+    assert_eq!(reason, "ListContainers returned an invalid response: it has more than 32768 entries");
+    fake.set(|state| state.spoiled = None);
+    assert_eq!(reports.snapshot().await.len(), 2);
+    reports.up().await;
+}
+
+#[tokio::test]
+async fn a_huge_version_is_counted_and_asked_for_again() {
+    let fake = with_pod();
+    fake.set(|state| state.spoiled = Some(("Version", huge())));
+    let mut reports = watch(&fake);
+    reports.until(|fact| (*fact == Fact::Malformed { source: SOURCE.into(), count: 1 }).then_some(())).await;
+    let reason = reports.down().await;
+    assert!(reason.starts_with("Version returned an invalid response: "), "{reason}");
+    fake.set(|state| state.spoiled = None);
+    assert_eq!(reports.snapshot().await.len(), 2);
+    reports.up().await;
+}
+
+#[tokio::test]
 async fn a_huge_event_is_counted_and_the_stream_is_read_anew() {
     let fake = with_pod();
     let mut reports = watch(&fake);

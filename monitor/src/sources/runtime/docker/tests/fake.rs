@@ -50,6 +50,8 @@ pub(in crate::sources::runtime) enum Mood {
 pub(in crate::sources::runtime) enum Answer {
     List,
     Inspect,
+    Version,
+    Info,
 }
 
 /// What is answered in place of an answer.
@@ -309,17 +311,22 @@ async fn answer(request: Request<Incoming>, state: Arc<Mutex<State>>) -> Result<
     if mood == Mood::NoJson {
         return Ok(reply(StatusCode::OK, "<html>"));
     }
-    if path == "/version" {
-        let engine = state.lock().unwrap().engine;
-        let version = json!({"Version": "29.0", "Components": [{"Name": engine, "Version": "29.0"}]});
-        return Ok(reply(StatusCode::OK, version.to_string()));
-    }
-    let asked = if path == "/containers/json" { Answer::List } else { Answer::Inspect };
+    let asked = match path.as_str() {
+        "/containers/json" => Answer::List,
+        "/version" => Answer::Version,
+        "/info" => Answer::Info,
+        _ => Answer::Inspect,
+    };
     let spoiled = state.lock().unwrap().spoiled.clone().filter(|(spoiled, _)| *spoiled == asked);
     match spoiled {
         Some((_, Spoiled::Body(body))) => return Ok(reply(StatusCode::OK, body)),
         Some((_, Spoiled::Huge)) => return Ok(Response::new(huge(state))),
         None => {}
+    }
+    if asked == Answer::Version {
+        let engine = state.lock().unwrap().engine;
+        let version = json!({"Version": "29.0", "Components": [{"Name": engine, "Version": "29.0"}]});
+        return Ok(reply(StatusCode::OK, version.to_string()));
     }
     if asked == Answer::List {
         let containers = state.lock().unwrap().containers.clone();

@@ -3,10 +3,11 @@
 //! They are made from what a real engine answered (API 1.51). `KEVTMON_TEST_SEED` repeats a run, `KEVTMON_TEST_ROUNDS` makes
 //! it longer.
 
-use bollard::models::{ContainerInspectResponse, ContainerSummary, EventMessage};
+use bollard::models::EventMessage;
 use serde_json::Value;
 
-use super::super::{events, facts};
+use super::super::api::ContainerInspectResponse;
+use super::super::{events, facts, list};
 use super::fake::{Answer, entry};
 use super::*;
 use crate::observation::ContainerFacts;
@@ -36,12 +37,8 @@ fn whatever_is_read_has_a_proper_id() {
     for _ in 0..rounds(4000) {
         let ids: Vec<String> = match random.below(3) {
             0 => {
-                let list = serde_json::from_slice::<Vec<ContainerSummary>>(&spoiled(&mut random, LIST));
-                list.unwrap_or_default()
-                    .into_iter()
-                    .filter_map(|entry| facts::from_summary(entry, &PodLabels::default()))
-                    .map(|facts| facts.id)
-                    .collect()
+                let list = list::read(&spoiled(&mut random, LIST), &PodLabels::default());
+                list.unwrap_or_default().containers.into_iter().map(|facts| facts.id).collect()
             }
             1 => {
                 let answer =
@@ -160,6 +157,33 @@ async fn a_huge_list_is_refused_unread_and_the_next_good_one_is_taken() {
     fake.well();
     assert_eq!(reports.snapshot().await.len(), 1);
     reports.up().await;
+}
+
+#[tokio::test]
+async fn a_huge_answer_about_the_engine_is_counted_and_it_is_done_without() {
+    for (asked, runtime) in [(Answer::Version, "docker"), (Answer::Info, "podman")] {
+        let fake = FakeDocker::started();
+        fake.engine("Podman Engine");
+        fake.put(&id('a'), "exited", 0);
+        fake.answer_hugely(asked);
+        let mut reports = Reports::by(&fake);
+        reports.until(|fact| is_malformed(fact).then_some(())).await;
+        let containers = reports.snapshot().await;
+        assert_eq!((containers.len(), containers[0].runtime.as_str()), (1, runtime), "{asked:?}");
+        reports.up().await;
+    }
+}
+
+#[test]
+fn entries_of_a_list_that_are_none_cost_nothing_and_more_containers_than_a_node_can_have_are_none() {
+    let read = |list: &str| list::read(list.as_bytes(), &PodLabels::default());
+    let listed = read(&format!("[{}{{\"Id\":\"{}\"}}]", "{},".repeat(100_000), id('a'))).unwrap();
+    assert_eq!((listed.containers.len(), listed.malformed), (1, 100_000));
+    assert!(listed.containers.capacity() <= 8);
+    let entry = format!("{{\"Id\":\"{}\"}}", id('a'));
+    let refused = read(&format!("[{}{entry}]", format!("{entry},").repeat(32 << 10))).unwrap_err();
+    assert!(refused.to_string().starts_with("it has more than 32768 containers"), "{refused}");
+    assert!(read("[] []").is_err() && read("{}").is_err() && read("null").is_err());
 }
 
 #[tokio::test]
