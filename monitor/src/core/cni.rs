@@ -23,13 +23,21 @@ impl Core {
             .map(|above| (above.tgid, above.start_ns))
             .collect();
         let actor = self.actor(&exec.actor, false);
-        let Some(call) = self.cni.started(at, exec, &ancestors, || actor).cloned() else { return };
-        if let Some(path) = call.first.netns.clone() {
+        let call = self.cni.started(at, exec, &ancestors, || actor).cloned();
+        if let Some(call) = call
+            && let Some(path) = call.first.netns
+        {
             let mntns = mntns.filter(|mntns| !self.kubelets.is_host(*mntns));
             let within = mntns.map(|mntns| (mntns, ancestors.iter().map(|(tgid, _)| *tgid).collect()));
             self.request(Request::CniNetns { id: call.id, path, within });
         }
-        if let Some(seq) = self.emit_cni(at, &call, None) {
+        while let Some(call) = self.cni.take_begun() {
+            self.tell_begun(&call);
+        }
+    }
+
+    fn tell_begun(&mut self, call: &Call) {
+        if let Some(seq) = self.emit_cni(call.started, call, None) {
             self.cni.note_event(call.id, seq);
         }
     }
@@ -54,6 +62,11 @@ impl Core {
 
     fn finished(&mut self, call: &Call) {
         let Some((at, exit)) = call.ended else { return };
+        if !call.is_told {
+            let mut begun = call.clone();
+            begun.ended = None;
+            self.tell_begun(&begun);
+        }
         let pod = call.first.pod.as_ref();
         let is_del = call.first.command == CniCommand::Del;
         let stale = pod.zip(call.first.container_id.as_deref()).filter(|_| is_del);

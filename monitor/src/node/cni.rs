@@ -8,7 +8,7 @@ use super::containers::is_live;
 use super::incarnations;
 use super::view::{NodeView, RuntimeAvailability};
 use crate::event::{Actor, Cni};
-use crate::observation::{BootNs, CniCommand, CniExec, CniExit, CniNetns, CniPod, NsInum, TaskKey};
+use crate::observation::{BootNs, CniCommand, CniExec, CniExit, CniNetns, CniPod, NsInum};
 
 const SECOND_NS: BootNs = 1_000_000_000;
 /// The next plugin of a chain begins within this time after the one before.
@@ -81,6 +81,9 @@ pub struct Call {
     /// Numbers of its events.
     #[serde(default)]
     pub events: Vec<u64>,
+    /// Whether its beginning was told.
+    #[serde(default)]
+    pub is_told: bool,
     caller: Option<Process>,
     /// Plugins that the caller has executed and that run, with their paths; and the interface of each that it ever executed.
     running: Vec<(Process, String)>,
@@ -127,7 +130,7 @@ impl CniCalls {
         ancestors: &[Process],
         actor: impl FnOnce() -> Actor,
     ) -> Option<&Call> {
-        let process = process(&exec.actor.key);
+        let process: Process = (exec.actor.key.tgid, exec.actor.key.start_ns);
         let caller = ancestors.first().copied();
         if self.open.iter().any(|call| call.runs(process)) {
             return None;
@@ -178,6 +181,7 @@ impl CniCalls {
             ended_plugin: String::new(),
             netns: None,
             events: Vec::new(),
+            is_told: false,
             caller,
             running: vec![(process, exec.plugin.clone())],
             seen: vec![plugin],
@@ -185,6 +189,13 @@ impl CniCalls {
             first: exec,
         });
         self.open.last()
+    }
+
+    /// A call whose beginning is to be told now: who calls the loopback's plugin first calls that of the network next.
+    pub fn take_begun(&mut self) -> Option<Call> {
+        let call = self.open.iter_mut().find(|call| !call.is_told && !is_loopback(call.named_plugin()))?;
+        call.is_told = true;
+        Some(call.clone())
     }
 
     /// A process ended; the call, if that was its end.
@@ -370,9 +381,11 @@ impl Call {
     /// Whether the next plugin stands for the call rather than those before it: the one that makes the interface, which is
     /// the first of a chain, and the last where it is taken down. The loopback's comes before them all, and makes none.
     fn has_better(&self, next: &str) -> bool {
-        let is_loopback = |plugin: &str| plugin.rsplit('/').next() == Some("loopback");
-        let present = self.plugin.as_ref().unwrap_or(&self.first.plugin);
-        !is_loopback(next) && (self.first.command == CniCommand::Del || is_loopback(present))
+        !is_loopback(next) && (self.first.command == CniCommand::Del || is_loopback(self.named_plugin()))
+    }
+
+    fn named_plugin(&self) -> &str {
+        self.plugin.as_ref().unwrap_or(&self.first.plugin)
     }
 
     fn runs(&self, process: Process) -> bool {
@@ -394,11 +407,7 @@ impl Call {
             ifname: ifname.clone(),
             namespace: pod.as_ref().map(|pod| pod.namespace.clone()),
             pod: pod.as_ref().map(|pod| pod.name.clone()),
-            plugin: if has_failed {
-                self.ended_plugin.clone()
-            } else {
-                self.plugin.as_ref().unwrap_or(&self.first.plugin).clone()
-            },
+            plugin: if has_failed { self.ended_plugin.clone() } else { self.named_plugin().to_owned() },
             plugins: if self.plugins.len() > 1 { self.plugins.clone() } else { Vec::new() },
             exit_code: exit.and_then(|exit| exit.code()),
             signal: exit.and_then(|exit| exit.signal()),
@@ -482,8 +491,8 @@ impl<'a> NodeView<'a> {
     }
 }
 
-fn process(key: &TaskKey) -> Process {
-    (key.tgid, key.start_ns)
+fn is_loopback(plugin: &str) -> bool {
+    plugin.rsplit('/').next() == Some("loopback")
 }
 
 #[cfg(test)]

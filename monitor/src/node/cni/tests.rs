@@ -1,6 +1,6 @@
 use super::*;
 use crate::event::{ActorSource, Confidence, Join};
-use crate::observation::{ContainerFacts, TaskRef};
+use crate::observation::{ContainerFacts, TaskKey, TaskRef};
 use crate::tests::model::{self, Model};
 
 const ID: &str = "94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94feeebc95fb94fe";
@@ -91,6 +91,18 @@ fn a_call_is_by_the_plugin_that_failed_or_else_by_the_one_of_the_interface() {
         let plugin = format!("/opt/cni/bin/{}", chain[by as usize - 1]);
         assert_eq!((call.actor.pid, call.cni().plugin), (by, plugin), "{command:?} {chain:?} {failing:?}");
     }
+}
+
+#[test]
+fn the_beginning_of_a_call_is_told_once_and_not_by_the_plugin_of_the_loopback() {
+    let mut calls = CniCalls::default();
+    let mut begun = |tgid, plugin| {
+        started(&mut calls, 10, exec(tgid, plugin, CniCommand::Add, ID), &[KUBELET]);
+        calls.take_begun().map(|call| (call.started, call.cni().plugin, call.cni().exit_code))
+    };
+    assert_eq!(begun(1, "loopback"), None);
+    assert_eq!(begun(2, "calico"), Some((10, "/opt/cni/bin/calico".to_owned(), None)));
+    assert_eq!(begun(3, "portmap"), None);
 }
 
 #[test]
