@@ -99,7 +99,14 @@ impl Core {
             return self.overfull(at, link.netns);
         }
         match self.namespaces.put_link(at, link.clone()) {
-            Some(old) => self.emit_link_change(at, &old, &link),
+            Some(old) => {
+                let becomes_ready = old.flags & iff::RUNNING == 0 && link.flags & iff::RUNNING != 0;
+                if becomes_ready && self.namespaces.has_dead_gateway(link.netns, link.ifindex) {
+                    self.namespaces.set_stale(at, link.netns, false);
+                    self.overfull(at, link.netns);
+                }
+                self.emit_link_change(at, &old, &link);
+            }
             None => self.emit_link(at, Kind::LinkCreated, &link, &[], "created"),
         }
     }
@@ -111,7 +118,7 @@ impl Core {
         }
     }
 
-    /// More came than is kept of a namespace, or nothing of it is known: it is read again, unless there was no room for it of
+    /// More came than is kept of a namespace, or something of it is not known: it is read again, unless there was no room for it of
     /// late. That there is too much in it is told then.
     fn overfull(&mut self, at: BootNs, netns: NsInum) {
         if !self.crowd.is_refused(at, netns) {

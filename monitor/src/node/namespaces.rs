@@ -75,6 +75,9 @@ pub struct Namespace {
     pub addresses: BTreeSet<AddressFacts>,
     /// Default routes, and halves of default routes.
     pub routes: Vec<RouteFacts>,
+    /// Those to which no packet is sent as long as their interface is not ready; the kernel tells nobody when it is.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    dead_gateways: BTreeSet<(u32, IpAddr)>,
     /// Further ones, so that which of them are in use is not known until the next snapshot.
     #[serde(default, skip_serializing_if = "is_zero")]
     routes_omitted: usize,
@@ -205,6 +208,7 @@ impl Namespaces {
             addresses: snapshot.addresses.into_iter().collect(),
             routes_omitted: routes.len().saturating_sub(ROUTES_MAX),
             routes: routes.into_iter().take(ROUTES_MAX).collect(),
+            dead_gateways: snapshot.dead_gateways.into_iter().take(ROUTES_MAX).collect(),
             rules: snapshot.rules,
             in_use: old.as_ref().map(|old| old.in_use.clone()).unwrap_or_default(),
             shared: old.as_ref().map(|old| old.shared.clone()).unwrap_or_default(),
@@ -236,12 +240,7 @@ impl Namespaces {
         }
         new.select_after(at, old.as_ref());
         new.disturbed.clear();
-        let missed: BTreeSet<(u32, IpAddr)> = new
-            .gateways
-            .iter()
-            .map(|(ifindex, address, _)| (ifindex, address))
-            .filter(|(ifindex, address)| new.outdated || !new.is_former_gateway(*ifindex, *address))
-            .collect();
+        let missed = new.missed_gateways();
         // On a busy machine a reading may take longer; what was heard before it was sent is in it.
         let read = new.heard.map_or(at, |heard| at.min(heard.saturating_add(READ_DURATION_NS)));
         new.gateways.replace((read, at), &new.in_use, &missed, &snapshot.neighbors);
@@ -394,20 +393,6 @@ impl Namespaces {
             let is_gateway = namespace.is_gateway(at, change.key.ifindex, change.key.address, by_request);
             namespace.gateways.change(at, change, is_gateway, &namespace.in_use);
         }
-    }
-
-    /// Default routes of all namespaces that are not kept.
-    #[must_use]
-    pub fn routes_omitted(&self) -> u64 {
-        self.known.values().map(|namespace| u64::try_from(namespace.routes_omitted).unwrap_or(0)).sum()
-    }
-
-    /// Number of links of a kind in a namespace.
-    #[must_use]
-    pub fn count_links(&self, netns: NsInum, kind: &str) -> i64 {
-        self.known.get(&netns).map_or(0, |namespace| {
-            namespace.links.values().map(|link| i64::from(link.kind.as_deref() == Some(kind))).sum()
-        })
     }
 }
 

@@ -14,6 +14,8 @@ pub mod iff {
     pub const UP: u32 = 0x1;
     /// No address resolution protocol.
     pub const NOARP: u32 = 0x80;
+    /// Ready to send (`IFF_RUNNING`).
+    pub const RUNNING: u32 = 0x40;
     /// Carrier present (`IFF_LOWER_UP`).
     pub const LOWER_UP: u32 = 0x1_0000;
 }
@@ -279,6 +281,9 @@ pub struct NetnsSnapshot {
     pub addresses: Vec<AddressFacts>,
     /// Unicast routes of the main table and default routes of all others, both families.
     pub routes: Vec<RouteFacts>,
+    /// Next hops of default routes, by interface, to which no packet is sent as long as that is not ready (`RTNH_F_DEAD`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dead_gateways: Vec<(u32, IpAddr)>,
     /// Rules in the order of the kernel; none where the kernel has no policy routing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<RuleFacts>,
@@ -302,6 +307,7 @@ impl NetnsSnapshot {
             links: Vec::new(),
             addresses: Vec::new(),
             routes: Vec::new(),
+            dead_gateways: Vec::new(),
             rules: Vec::new(),
             neighbors: Vec::new(),
         }

@@ -205,3 +205,21 @@ fn an_unchanged_link_emits_nothing_and_a_changed_one_lists_the_changes() {
     core.observe(at(4, Fact::LinkGone { netns: POD, ifindex: 2, moved_to: None }));
     assert_eq!(events(&mut core)[0].kind, Kind::LinkDeleted);
 }
+
+#[test]
+fn what_leads_by_an_interface_that_becomes_ready_is_read_where_some_did_not() {
+    let link =
+        |flags| LinkFacts { netns: POD, ifindex: 2, ifname: "eth0".into(), flags, ..LinkFacts::default() };
+    let gateway = "10.8.0.2".parse().unwrap();
+    for (dead_gateways, is_read) in
+        [(vec![(2, gateway)], true), (vec![(3, gateway)], false), (Vec::new(), false)]
+    {
+        let mut core = core();
+        let Fact::Netns(bare) = snapshot(POD) else { unreachable!() };
+        let tables = NetnsSnapshot { links: vec![link(iff::UP)], dead_gateways, ..*bare };
+        core.observe(at(1, Fact::Netns(Box::new(tables))));
+        requests(&mut core);
+        core.observe(at(2, Fact::Link(Box::new(link(iff::UP | iff::RUNNING)))));
+        assert_eq!(requests(&mut core).contains(&Request::Netns { netns: POD }), is_read);
+    }
+}

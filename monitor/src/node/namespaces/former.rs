@@ -1,12 +1,31 @@
 //! What became of a default gateway that is used no more: replaced, deleted on purpose, or gone with its interface.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::super::routing::takes_all;
-use super::{DISTURBED_MAX, Namespace, SETTLING_NS};
-use crate::observation::{AddressFacts, BootNs, RouteFacts, iff};
+use super::{DISTURBED_MAX, Namespace, Namespaces, SETTLING_NS};
+use crate::observation::{AddressFacts, BootNs, NsInum, RouteFacts, iff};
+
+impl Namespaces {
+    /// Whether the routes by an interface that has become ready are known only by the next snapshot.
+    #[must_use]
+    pub fn has_dead_gateway(&self, netns: NsInum, ifindex: u32) -> bool {
+        let is_by_it = |namespace: &Namespace| namespace.dead_gateways.iter().any(|(by, _)| *by == ifindex);
+        self.known.get(&netns).is_some_and(is_by_it)
+    }
+}
 
 impl Namespace {
+    /// The gateways that packets need, or will need once their interface is ready again.
+    pub(super) fn missed_gateways(&self) -> BTreeSet<(u32, IpAddr)> {
+        let all = self.gateways.iter().map(|(ifindex, address, _)| (ifindex, address));
+        let is_missed = |key: &(u32, IpAddr)| {
+            self.outdated || self.dead_gateways.contains(key) || !self.is_former_gateway(key.0, key.1)
+        };
+        all.filter(is_missed).collect()
+    }
+
     /// Whether an address that was a default gateway is no longer needed: packets go to another one, or the route was
     /// deleted and left interface and address in place.
     #[must_use]

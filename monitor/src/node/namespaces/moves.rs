@@ -70,7 +70,7 @@ impl Namespace {
 
     /// Whether packets go to a gateway, for all that routes tell; `None` where it depends on neighbor entries.
     fn is_sure(&self, key: (u32, IpAddr)) -> Option<bool> {
-        let is_unsure = matches!(self.shared.get(&key), Some(Use::Alternate | Use::Spare));
+        let is_unsure = matches!(self.shared.get(&key), Some(Use::Alternate | Use::Either | Use::Spare));
         (!is_unsure).then(|| self.in_use.contains(&key))
     }
 
@@ -80,7 +80,7 @@ impl Namespace {
         if at < self.ranked_since {
             return None;
         }
-        let own = *self.shared.get(&(ifindex, address))?;
+        let own = *self.shared.get(&(ifindex, address)).filter(|own| **own != Use::Either)?;
         let is_before = |other: &&(u32, IpAddr)| {
             other.1.is_ipv4() == address.is_ipv4() && self.shared.get(other).is_none_or(|used| *used > own)
         };

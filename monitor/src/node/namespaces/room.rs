@@ -22,6 +22,20 @@ impl Namespaces {
             namespace.has_room(namespace.links.len()) || namespace.links.contains_key(&link.ifindex)
         })
     }
+
+    /// Default routes of all namespaces that are not kept.
+    #[must_use]
+    pub fn routes_omitted(&self) -> u64 {
+        self.known.values().map(|namespace| u64::try_from(namespace.routes_omitted).unwrap_or(0)).sum()
+    }
+
+    /// Number of links of a kind in a namespace.
+    #[must_use]
+    pub fn count_links(&self, netns: NsInum, kind: &str) -> i64 {
+        self.known.get(&netns).map_or(0, |namespace| {
+            namespace.links.values().map(|link| i64::from(link.kind.as_deref() == Some(kind))).sum()
+        })
+    }
 }
 
 impl Namespace {

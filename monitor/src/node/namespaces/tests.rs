@@ -381,3 +381,21 @@ fn what_a_user_does_in_a_namespace_of_his_own_leaves_little_behind() {
     assert!(namespace.former.len() <= RECENT_MAX && namespace.bereft.len() <= RECENT_MAX);
     assert!(namespace.disturbed.len() <= DISTURBED_MAX && namespace.switched.len() <= 2);
 }
+
+#[test]
+fn what_the_entry_of_a_gateway_was_is_known_when_its_interface_is_ready_again() {
+    let (gateway, other) = (route("10.0.0.1"), RouteFacts { ifindex: Some(3), ..route("10.1.0.1") });
+    let both = [gateway.clone(), other.clone()];
+    let after = |dead_gateways: &[(u32, IpAddr)]| {
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, with_entries(&both, &["10.0.0.1"]), true);
+        let dead = NetnsSnapshot { dead_gateways: dead_gateways.to_vec(), ..lived_in(vec![other.clone()]) };
+        namespaces.replace(10_000_000_000, dead, true);
+        assert_eq!(namespaces.has_dead_gateway(7, 2), !dead_gateways.is_empty());
+        namespaces.replace(20_000_000_000, lived_in(both.to_vec()), true);
+        let namespace = namespaces.get(7).unwrap();
+        namespace.gateway(2, "10.0.0.1".parse().unwrap()).unwrap().static_lladdr.is_some()
+    };
+    assert!(after(&[(2, "10.0.0.1".parse().unwrap())]));
+    assert!(!after(&[]), "the route was deleted, and is another one");
+}

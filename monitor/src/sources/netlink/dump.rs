@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 use super::discover::{self, DiscoveredNetns};
 use super::message::{self, Change, LinkChange};
 use super::nsid::{Naming, Owned};
-use super::route::{Nexthop, Rule};
+use super::route::{self, Nexthop, Rule};
 use super::socket::{RequestError, RequestSocket};
 use crate::node::cgroup;
 use crate::node::routing::is_default;
@@ -299,6 +299,7 @@ fn read_tables(requests: &mut RequestSocket, netns: NsInum, most: Most) -> Resul
             links: tables.links,
             addresses: tables.addresses,
             routes,
+            dead_gateways: tables.dead_gateways,
             rules,
             neighbors: tables.neighbors,
         },
@@ -333,6 +334,7 @@ struct Tables {
     addresses: Vec<AddressFacts>,
     /// In the order of the kernel, with the nexthop object by which they lead.
     routes: Vec<(RouteFacts, Option<u32>)>,
+    dead_gateways: Vec<(u32, IpAddr)>,
     /// In the order of the kernel, without a table where the device of a packet decides.
     rules: Vec<Rule>,
     neighbors: Vec<NeighborEntry>,
@@ -348,6 +350,9 @@ impl Tables {
         if self.is_full() {
             self.omitted += 1;
             return;
+        }
+        if message.message_type() == libc::RTM_NEWROUTE && self.dead_gateways.len() < FOREIGN_ROWS {
+            self.dead_gateways.extend(route::dead_gateways(netns, message.payload()));
         }
         match message::decode(netns, message) {
             Ok(Change::Link(link)) => self.link(link),
@@ -408,6 +413,7 @@ impl Tables {
         self.links.append(&mut other.links);
         self.addresses.append(&mut other.addresses);
         self.routes.append(&mut other.routes);
+        self.dead_gateways.append(&mut other.dead_gateways);
         self.neighbors.append(&mut other.neighbors);
         self.peers.append(&mut other.peers);
         self.rules.append(&mut other.rules);
@@ -459,40 +465,4 @@ impl Tables {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::observation::RuleAction;
-
-    #[test]
-    fn a_vrf_that_is_down_selects_no_table() {
-        let vrf = |ifindex, flags| {
-            let facts = LinkFacts {
-                netns: 1,
-                ifindex,
-                ifname: format!("vrf{ifindex}"),
-                kind: Some("vrf".into()),
-                flags,
-                mac: None,
-                master: None,
-                peer: None,
-                lower: None,
-            };
-            LinkChange { facts, other_nsid: None, toggled: false, vrf_table: Some(ifindex) }
-        };
-        let most = Most { rows: 16, neighbors: 16 };
-        let mut tables = Tables { most, ..Tables::default() };
-        tables.link(vrf(77, iff::UP));
-        tables.link(vrf(78, 0));
-        tables.rules.push(Rule {
-            ipv6: false,
-            table: None,
-            priority: 1000,
-            matches_all: false,
-            action: RuleAction::Lookup,
-            suppresses: None,
-        });
-        let selected: Vec<u32> = tables.rules_by_table().iter().map(|rule| rule.table).collect();
-        assert_eq!(selected, [77]);
-        assert_eq!(tables.links.len(), 2);
-    }
-}
+mod tests;

@@ -173,6 +173,21 @@ pub(super) fn routes(netns: NsInum, payload: &[u8], usable: bool) -> Decoded<Rou
     Ok(Routes::Hops(hops.into_iter().map(hop).collect()))
 }
 
+/// The next hops of a default route to which no packet is sent as long as their interfaces are not ready.
+pub(super) fn dead_gateways(netns: NsInum, payload: &[u8]) -> Vec<(u32, IpAddr)> {
+    let hops = |usable| match routes(netns, payload, usable) {
+        Ok(Routes::Hops(hops)) => hops,
+        Ok(Routes::None | Routes::ByObject(..)) | Err(_) => Vec::new(),
+    };
+    let is_long = payload.get(1).is_none_or(|prefix_len| *prefix_len > 1);
+    let mut dead = if is_long { Vec::new() } else { hops(false) };
+    if !dead.is_empty() {
+        let usable = hops(true);
+        dead.retain(|hop| !usable.contains(hop));
+    }
+    dead.iter().filter_map(|hop| Some((hop.ifindex?, hop.gateway?))).collect()
+}
+
 /// A router preference; what RFC 4191 reserves counts as medium.
 fn preference(value: &[u8]) -> i8 {
     match value.first() {

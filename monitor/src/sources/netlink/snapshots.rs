@@ -302,6 +302,7 @@ mod tests {
             links,
             addresses: Vec::new(),
             routes: Vec::new(),
+            dead_gateways: Vec::new(),
             rules: Vec::new(),
             neighbors: Vec::new(),
         };
