@@ -21,6 +21,8 @@ use choice::Table;
 pub enum Use {
     /// Packets go there only where another one is unresolved.
     Spare,
+    /// Packets go to it or to another one, and only the kernel knows to which.
+    Either,
     /// Packets go to it and to the first one in turn, if that is not known to be reachable.
     Alternate,
     /// Packets go there, unless it is unresolved: then others take its place.

@@ -158,26 +158,34 @@ fn used_of_ipv4<'a>(routes: &[&'a RouteFacts]) -> Vec<(&'a RouteFacts, Use)> {
 }
 
 /// `rt6_select` and `fib6_select_path` of net/ipv6: the first route shares packets with all like it, and where its gateway
-/// cannot be resolved others follow, those of worse metrics and shorter prefixes too.
+/// cannot be resolved others follow, those of worse metrics and shorter prefixes too. Once a gateway has failed, equal routes
+/// that share nothing come in turn, and nobody is told which of them it is.
 fn used_of_ipv6<'a>(
     first: &RouteFacts,
     routes: &[&'a RouteFacts],
     hops: usize,
 ) -> Vec<(&'a RouteFacts, Use)> {
-    // What leads to no gateway never fails.
-    if first.gateway.is_none() {
-        return Vec::new();
-    }
     let is_shared = |route: &RouteFacts| route.gateway.is_some() && !route.unshared;
-    let is_like_first = |route: &RouteFacts| {
-        let key = |route: &RouteFacts| (route.destination, route.source, route.metric);
-        is_shared(first) && is_shared(route) && key(route) == key(first)
+    let key = |route: &RouteFacts| (route.destination, route.source, route.metric);
+    let is_like_first = |place: usize, route: &RouteFacts| {
+        place < hops || is_shared(first) && is_shared(route) && key(route) == key(first)
     };
-    let used = if routes.len() == 1 { Use::Only } else { Use::First };
-    let rank = |(place, route): (usize, &'a RouteFacts)| {
-        (route, if place < hops || is_like_first(route) { used } else { Use::Spare })
+    let is_rival = |place: usize, route: &RouteFacts| {
+        key(route) == key(first) && route.preference == first.preference && !is_like_first(place, route)
     };
-    routes.iter().copied().enumerate().map(rank).collect()
+    let has_rivals = routes.iter().enumerate().any(|(place, route)| is_rival(place, route));
+    let used = match (routes.len(), has_rivals) {
+        (1, _) => Use::Only,
+        (_, true) => Use::Either,
+        (_, false) => Use::First,
+    };
+    let rank = |(place, route): (usize, &'a RouteFacts)| match first.gateway {
+        // What leads to no gateway never fails.
+        None => is_rival(place, route).then_some((route, Use::Spare)),
+        Some(_) if is_like_first(place, route) || is_rival(place, route) => Some((route, used)),
+        Some(_) => Some((route, Use::Spare)),
+    };
+    routes.iter().copied().enumerate().filter_map(rank).collect()
 }
 
 /// Adds gateways; one that is used in several ways counts by the surest.
