@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, io};
 
 use hostile::{Hostile, USER};
+use kevtmon_tests::balance::{Balance, stop_and_account, wait_for_balance};
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::mount::Mount;
@@ -109,6 +110,10 @@ fn main() -> io::Result<()> {
     {
         println!("  {reason}: {}", metrics.count("kevtmon_events_lost_total", &[("reason", &reason)]));
     }
+    let account = wait_for_balance(&daemon, Balance::of_all);
+    println!("  account of deletions and refused unmounts: {account:?}");
+    stop_and_account(daemon);
+    println!("  each event is in the output, or told to be discarded");
     drop(holder);
     Ok(())
 }

@@ -4,6 +4,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kevtmon_tests::balance::stop_and_account;
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
@@ -99,12 +100,12 @@ fn whoever_does_not_read_is_cut_off_and_two_hundred_others_get_everything() {
         // What came after the cut is not counted, nor what was on its way and did not arrive.
         assert!(cut_off(&daemon) <= missed.len() as f64, "{} of {}", cut_off(&daemon), missed.len());
 
-        daemon.stop();
+        stop_and_account(&mut daemon);
         read_slowly.extend(numbers(&mut slow, u64::MAX));
         let read = reading.into_iter().map(|thread| thread.join().expect("a reader ends well"));
         read.chain([read_slowly]).collect::<Vec<_>>()
     });
-    let printed = daemon.wait_for_end_of_output();
+    let printed = daemon.events();
     let printed = printed.iter().filter_map(|event| event.number("/seq")).collect::<Vec<_>>();
     let last = printed.last().copied().expect("something was printed");
     expect_all(&printed, 1, last);

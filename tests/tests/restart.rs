@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kevtmon_tests::balance::stop_and_account;
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::lock::Exclusive;
@@ -106,6 +107,7 @@ fn an_incident_that_is_open_when_the_daemon_is_killed_in_a_burst_goes_on() {
     let events = again.events();
     let announced = events.iter().filter(|event| is_of(event, "incident.opened", &sandbox));
     assert_eq!(announced.count(), 0, "it was announced once");
+    stop_and_account(again);
 }
 
 #[test]
@@ -132,6 +134,7 @@ fn what_was_repaired_while_no_daemon_ran_is_resolved() {
     assert_eq!(incident(&again, &["incidents"], &sandbox), None);
     let past = incident(&again, &["incidents", "--all"], &sandbox).unwrap_or_else(|| panic!("it was open"));
     past.expect("/close_reason", "resolved");
+    stop_and_account(again);
 }
 
 #[test]
@@ -157,10 +160,11 @@ fn what_was_deleted_while_no_daemon_ran_is_found_without_a_culprit() {
     assert!(!again.events().iter().any(|event| is_of(event, "incident.opened", &other)));
     pod.set_gateway();
     wait_for(&mut again, "incident.closed", &sandbox).expect("/incident/close_reason", "resolved");
-    again.stop();
+    stop_and_account(&mut again);
     // Nothing of it is left for the next one.
     let last = launch().on_state_of(&again).start();
     assert_eq!(incident(&last, &["incidents"], &sandbox), None);
+    stop_and_account(last);
 }
 
 #[test]
@@ -180,6 +184,7 @@ fn an_interface_that_was_deleted_while_no_daemon_ran_is_missed_without_a_culprit
     opened.expect("/neighbor/reason", "missing");
     opened.expect("/neighbor/ifname", "eth0");
     opened.expect_none("/actor");
+    stop_and_account(again);
 }
 
 #[test]
@@ -201,6 +206,7 @@ fn a_loss_that_is_only_suspected_is_not_forgotten_by_a_restart() {
     opened.expect_actor(ip.pid, "ip");
     opened.expect("/neighbor/cause", "link-deleted");
     opened.expect_none("/incident/found_at_start");
+    stop_and_account(again);
 }
 
 #[test]
@@ -220,6 +226,7 @@ fn what_ended_while_no_daemon_ran_is_over() {
     });
     closed.expect("/incident/id", opened.text("/incident/id"));
     closed.expect("/incident/close_reason", "subject-gone");
+    stop_and_account(again);
 }
 
 #[test]

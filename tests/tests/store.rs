@@ -73,6 +73,7 @@ fn a_daemon_that_is_killed_in_a_storm_loses_its_last_second_at_most() {
     assert!(lost.number("/seq") > newest, "no number is used twice: {lost}");
     pod.delete_gateway();
     again.wait_for_deletion(pod.inum(), GATEWAY);
+    stop_and_account(again);
 }
 
 #[test]
@@ -81,8 +82,8 @@ fn a_daemon_that_stops_well_keeps_everything_and_its_numbers_go_on() {
     let mut daemon = launch().start();
     pod.delete_gateway();
     daemon.wait_for_deletion(pod.inum(), GATEWAY);
-    daemon.stop();
-    let emitted = daemon.wait_for_end_of_output();
+    stop_and_account(&mut daemon);
+    let emitted = daemon.events();
     let mut kept = kept(&daemon);
     // A query answers in the order of times, which differs where an event waited for a name.
     kept.sort_by_key(|event| event.number("/seq"));
@@ -93,6 +94,7 @@ fn a_daemon_that_stops_well_keeps_everything_and_its_numbers_go_on() {
     let mut again = launch().on_state_of(&daemon).start();
     let first = again.wait_for("the gap", |event| event.text("/lost/source") == "daemon");
     assert_eq!(first.number("/seq"), emitted.last().and_then(|event| Some(event.number("/seq")? + 1)));
+    stop_and_account(again);
 }
 
 /// Bytes of the files in a directory whose names begin like this.
@@ -164,7 +166,7 @@ fn a_broken_file_is_moved_aside_and_a_new_one_begun() {
         aside.filter(|file| file.file_name().to_string_lossy().starts_with("events.db.corrupt-")).count(),
         1
     );
-    daemon.stop();
+    stop_and_account(&mut daemon);
     assert!(kept(&daemon).len() >= 2);
 }
 
@@ -177,6 +179,7 @@ fn without_a_usable_state_directory_only_the_store_is_missing() {
     let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
     assert!(ready.has("/daemon/degraded/store"), "{ready}");
     expect_no_store(&mut daemon, &pod, "the event store is unavailable");
+    stop_and_account(daemon);
 }
 
 /// A file system of this size as the state directory of a daemon that is not started yet.
@@ -211,13 +214,13 @@ fn a_disk_that_fills_costs_the_store_until_there_is_room() {
     expect_no_store(&mut daemon, &pod, "the event store failed");
 
     std::fs::remove_file(&ballast).expect("a file can be removed");
-    daemon.stop();
+    stop_and_account(&mut daemon);
     let mut again = launch().on_state_of(&daemon).start();
     let ready = again.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
     assert!(ready.has("/daemon/sources/store"), "{ready}");
     assert!(!ready.has("/daemon/degraded/store"), "{ready}");
     assert!(is_kept(&kept(&again), &before), "{before}");
-    again.stop();
+    stop_and_account(&mut again);
     assert!(is_kept(&kept(&again), &ready), "{ready}");
 }
 
@@ -255,17 +258,17 @@ fn files_of_the_store_that_others_make_immutable_cost_the_store_until_they_are_n
             "{name} cannot be written to"
         );
         expect_no_store(&mut daemon, &pod, "the event store failed");
-        daemon.stop();
+        stop_and_account(&mut daemon);
         let mut again = launch().on_state_of(&daemon).start();
         expect_no_store(&mut again, &pod, "the event store is unavailable");
-        again.stop();
+        stop_and_account(&mut again);
 
         run(&format!("chattr -i {}", file.display()));
         let mut again = launch().on_state_of(&daemon).start();
         let ready = again.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
         assert!(ready.has("/daemon/sources/store") && !ready.has("/daemon/degraded/store"), "{ready}");
         assert!(is_kept(&kept(&again), &before), "{before}");
-        again.stop();
+        stop_and_account(&mut again);
     }
 }
 
@@ -279,11 +282,11 @@ fn a_state_directory_that_others_make_immutable_costs_nothing_that_is_there() {
     pod.delete_gateway();
     let event = daemon.wait_for_deletion(pod.inum(), GATEWAY);
     eventually!(is_kept(&left(&daemon), &event), "it is committed");
-    daemon.stop();
+    stop_and_account(&mut daemon);
     let mut again = launch().on_state_of(&daemon).start();
     again.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
     assert!(is_kept(&kept(&again), &event), "{event}");
-    again.stop();
+    stop_and_account(&mut again);
     run(&format!("chattr -i {}", state.display()));
 }
 
@@ -295,12 +298,12 @@ fn a_disk_that_is_read_only_is_read() {
     let mut first = first.start();
     pod.delete_gateway();
     let before = first.wait_for_deletion(pod.inum(), GATEWAY);
-    first.stop();
+    stop_and_account(&mut first);
     run(&format!("mount -o remount,ro {}", state.display()));
     let mut second = launch().on_state_of(&first).start();
     expect_no_store(&mut second, &pod, "the event store is unavailable");
     assert!(is_kept(&kept(&second), &before), "{before}");
-    second.stop();
+    stop_and_account(&mut second);
     assert!(is_kept(&kept(&second), &before), "also when nobody runs: {before}");
 }
 
@@ -336,7 +339,7 @@ fn a_state_directory_that_is_removed_or_replaced_is_noticed_and_made_anew() {
         pod.set_gateway();
         let ip = pod.delete_gateway();
         daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
-        daemon.stop();
+        stop_and_account(&mut daemon);
         // Its history goes on in the new file, and what was open is in it.
         let kept = daemon.find(&["events", "--since", "1h"]);
         assert!(kept.iter().any(|event| event.number("/actor/pid") == Some(ip.pid.into())));

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kevtmon_tests::balance::stop_and_account;
+use kevtmon_tests::balance::{Balance, assert_accounted_for, stop_and_account, wait_for_balance};
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
@@ -25,9 +25,11 @@ fn stop_in_time(daemon: &mut Daemon) {
     // The processor of a virtual machine may be emulated.
     let is_guest = std::env::var_os("KEVTMON_TEST_GUEST").is_some();
     let most = Duration::from_secs(if is_guest { 30 } else { 20 });
+    wait_for_balance(daemon, Balance::of_all);
     let began = Instant::now();
     daemon.stop();
     assert!(began.elapsed() < most, "it took {:?}: {}", began.elapsed(), daemon.log());
+    assert_accounted_for(&daemon.wait_for_end_of_output());
 }
 
 /// The processes that the daemon has started.
@@ -46,7 +48,7 @@ fn readers_that_do_not_answer_keep_neither_the_daemon_nor_what_it_holds() {
     }
     let address = daemon.address();
     stop_in_time(&mut daemon);
-    launch().listen(address).on_state_of(&daemon).start().stop();
+    stop_and_account(launch().listen(address).on_state_of(&daemon).start());
 }
 
 #[test]
@@ -149,6 +151,7 @@ fn a_process_that_hangs_whoever_reads_it_is_named_and_stops_nothing() {
     drop(wedge);
     next.wait_for("daemon.recovered", |event| event.kind() == "daemon.recovered");
     eventually!(next.metrics().count("kevtmon_proc_readers_stuck", &[]) == 0.0, "it can be read again");
+    stop_and_account(next);
     drop(holder);
 }
 
@@ -226,7 +229,7 @@ fn a_reader_that_not_even_sigkill_ends_keeps_neither_the_daemon_nor_what_it_hold
     assert_eq!(next.metrics().count("kevtmon_proc_readers_stuck", &[]), 1.0);
     finds_a_holder(&mut next);
     assert!(stuck.iter().all(|reader| is_killed(*reader)), "it did not have to wait for them");
-    next.stop();
+    stop_and_account(next);
     drop(wedge);
     eventually!(!stuck.iter().any(|reader| is_killed(*reader)), "they end with what they wait for");
 }
@@ -253,7 +256,7 @@ fn a_process_that_still_holds_a_killed_reader_is_given_no_other() {
     eventually!(daemon.metrics().count("kevtmon_proc_readers_stuck", &[]) == 1.0, "it can be read again");
     let now = killed_and_there(daemon.pid());
     assert!(now.is_subset(&stuck), "{now:?} hang, and {stuck:?} did before: {}", daemon.log());
-    daemon.stop();
+    stop_and_account(daemon);
 }
 
 #[test]
@@ -278,7 +281,7 @@ fn more_readers_that_not_even_sigkill_ends_than_work_at_a_time_leave_the_daemon_
     finds_a_holder(&mut daemon);
     tells_a_deletion(&mut daemon);
     drop(wedges);
-    daemon.stop();
+    stop_and_account(daemon);
 }
 
 #[test]
@@ -307,4 +310,5 @@ fn many_processes_that_hang_whoever_reads_them_are_recognised_together() {
     });
     drop(wedges);
     eventually!(daemon.metrics().count("kevtmon_proc_readers_stuck", &[]) == 0.0, "all can be read again");
+    stop_and_account(daemon);
 }

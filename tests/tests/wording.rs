@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use kevtmon_tests::balance::{stop_and_account, stop_and_account_by_store};
 use kevtmon_tests::daemon::{Daemon, launch, program};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -73,6 +74,7 @@ fn a_refusal_names_who_was_refused_and_different_callers_are_different_lines() {
         let lines = told.iter().filter(|line| line.contains(&format!("by kubelet (pid {caller})"))).count();
         assert_eq!(lines, 1, "{told:#?}");
     }
+    stop_and_account(daemon);
 }
 
 #[test]
@@ -92,6 +94,7 @@ fn a_process_cannot_write_a_part_of_the_sentence_by_its_name() {
     assert!(story.contains(&by), "{by}: {story}");
     let events = daemon.ask(&["events", "--severity", "warning"]).succeeded("events").stdout;
     assert!(events.contains(&format!("← \"kubelet (pid 1)\"({})", ran.pid)), "{events}");
+    stop_and_account(daemon);
 }
 
 /// The answer of the socket to a request, as it came.
@@ -135,6 +138,7 @@ fn no_character_that_hides_or_reorders_text_leaves_the_daemon() {
         assert!(!text.chars().any(|c| c != '\n' && c.is_control() || c == '\u{202e}'), "{text:?}");
         assert!(unbroken(&text).contains(r#""a\u{202e}b\x7f\x9bc" (pid "#), "{text}");
     }
+    stop_and_account_by_store(daemon);
 }
 
 #[test]
@@ -159,6 +163,7 @@ fn a_network_namespace_has_a_story_by_its_name_path_and_number_and_keeps_it() {
     let is_gone = || !daemon.ask(&["state", "--json"]).stdout.contains(&name);
     eventually!(is_gone(), "the namespace has left the model");
     expect_story(&names);
+    stop_and_account(daemon);
 }
 
 #[test]
@@ -195,6 +200,7 @@ fn a_loss_that_is_not_judged_yet_is_told_with_the_reason_and_what_is_over_is_tol
         let text = unbroken(&why(&daemon, word));
         assert!(text.contains("not judged yet") && text.contains("· judged at "), "{text}");
     }
+    stop_and_account(daemon);
 }
 
 /// How many entries the lines of this kind stand for, and how many lines there are.
@@ -257,6 +263,7 @@ fn a_batch_is_few_lines_for_who_follows_the_events_and_the_last_of_it_is_not_kep
     come_and_go(&pod, ENTRIES);
     eventually!(printed().0 == ENTRIES + 1, "all are accounted for");
     assert!(printed().1 < ENTRIES / 10, "{:?}", printed());
+    stop_and_account(daemon);
 }
 
 #[test]
@@ -317,4 +324,5 @@ fn a_terminal_does_not_repeat_below_an_event_what_stands_above_and_no_story_is_w
         }
     }
     drop(holder);
+    stop_and_account_by_store(daemon);
 }
