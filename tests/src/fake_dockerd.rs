@@ -11,6 +11,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use crate::mount::Scratch;
+use crate::pod_sandbox::PodSandbox;
 
 /// A socket that is served until the process ends.
 #[derive(Debug)]
@@ -19,10 +20,23 @@ pub struct FakeDockerd {
     scratch: Scratch,
 }
 
+#[derive(Debug)]
+struct Container {
+    /// 0 once it has ended.
+    pid: u32,
+    labels: Value,
+}
+
+impl Container {
+    fn status(&self) -> &'static str {
+        if self.pid == 0 { "exited" } else { "running" }
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
-    /// Process ids of the containers, by their own.
-    containers: BTreeMap<String, u32>,
+    /// By their ids.
+    containers: BTreeMap<String, Container>,
     subscribers: Vec<UnixStream>,
     /// When the first and when the last request came.
     asked: Option<(Instant, Instant)>,
@@ -60,7 +74,24 @@ impl FakeDockerd {
 
     /// A container with this process runs, which no event tells.
     pub fn put(&self, id: &str, pid: u32) {
-        lock(&self.state).containers.insert(id.to_owned(), pid);
+        lock(&self.state).containers.insert(id.to_owned(), Container { pid, labels: labels() });
+    }
+
+    /// A container of a pod is made and started, as a kubelet has it made.
+    pub fn start_container_of_pod(&self, container: &PodSandbox, namespace: &str, name: &str) {
+        let mut labels = labels();
+        for (key, value) in [
+            ("pod.namespace", namespace),
+            ("pod.name", name),
+            ("pod.uid", container.uid()),
+            ("container.name", "main"),
+            ("docker.type", "container"),
+        ] {
+            labels[format!("io.kubernetes.{key}")] = value.into();
+        }
+        let id = container.id();
+        lock(&self.state).containers.insert(id.to_owned(), Container { pid: container.pid(), labels });
+        self.tell(&["create", "start"], id);
     }
 
     /// A container is made and started.
@@ -69,10 +100,21 @@ impl FakeDockerd {
         self.tell(&["create", "start"], id);
     }
 
-    /// A container ends and is removed.
+    /// A container ends, and stays until it is removed.
+    pub fn end_container(&self, id: &str) {
+        if let Some(container) = lock(&self.state).containers.get_mut(id) {
+            container.pid = 0;
+        }
+        self.tell(&["die"], id);
+    }
+
+    /// A container is removed, and ends first if it runs.
     pub fn remove_container(&self, id: &str) {
-        lock(&self.state).containers.remove(id);
-        self.tell(&["die", "destroy"], id);
+        let removed = lock(&self.state).containers.remove(id);
+        if removed.is_some_and(|container| container.pid != 0) {
+            self.tell(&["die"], id);
+        }
+        self.tell(&["destroy"], id);
     }
 
     /// How many containers were inspected.
@@ -155,12 +197,14 @@ fn serve(mut client: UnixStream, state: &Mutex<State>) {
 fn answer(state: &mut State, path: &str) -> Option<Value> {
     match path {
         "/version" => Some(json!({"Version": "29.0", "Components": [{"Name": "Engine", "Version": "29.0"}]})),
-        "/containers/json" => Some(state.containers.keys().map(|id| entry(id)).collect()),
+        "/containers/json" => {
+            Some(state.containers.iter().map(|(id, container)| entry(id, container)).collect())
+        }
         _ => {
             let id = path.strip_prefix("/containers/")?.strip_suffix("/json")?;
-            let pid = *state.containers.get(id)?;
+            let inspected = inspected(id, state.containers.get(id)?);
             state.inspects += 1;
-            Some(inspected(id, pid))
+            Some(inspected)
         }
     }
 }
@@ -173,22 +217,23 @@ fn labels() -> Value {
     })
 }
 
-fn entry(id: &str) -> Value {
+fn entry(id: &str, container: &Container) -> Value {
     json!({
         "Id": id, "Names": [format!("/{}", name(id))], "Image": "idle:1", "ImageID": format!("sha256:{id}"),
-        "Command": "sleep 1000000", "Created": 1_795_360_624, "Ports": [], "Labels": labels(), "State": "running",
+        "Command": "sleep 1000000", "Created": 1_795_360_624, "Ports": [], "Labels": container.labels, "State": container.status(),
         "Status": "Up 1 second", "HostConfig": {"NetworkMode": "none"},
         "NetworkSettings": {"Networks": {"none": {"IPAddress": "", "GlobalIPv6Address": "", "MacAddress": ""}}},
         "Mounts": [],
     })
 }
 
-fn inspected(id: &str, pid: u32) -> Value {
+fn inspected(id: &str, container: &Container) -> Value {
+    let Container { pid, labels } = container;
     json!({
         "Id": id, "Name": format!("/{}", name(id)), "Image": format!("sha256:{id}"), "Created": "2026-11-22T15:17:04Z",
         "Path": "sleep", "Args": ["1000000"], "RestartCount": 0, "Driver": "overlay2",
-        "State": {"Status": "running", "Running": true, "Pid": pid, "ExitCode": 0, "Error": ""},
-        "Config": {"Image": "idle:1", "Labels": labels(), "Env": ["PATH=/bin:/usr/bin"], "Cmd": ["sleep", "1000000"]},
+        "State": {"Status": container.status(), "Running": *pid != 0, "Pid": pid, "ExitCode": 0, "Error": ""},
+        "Config": {"Image": "idle:1", "Labels": labels, "Env": ["PATH=/bin:/usr/bin"], "Cmd": ["sleep", "1000000"]},
         "HostConfig": {"NetworkMode": "none", "Binds": null, "Memory": 0, "CpuShares": 2},
         "NetworkSettings": {"Networks": {"none": {"IPAddress": "", "GlobalIPv6Address": "", "MacAddress": ""}}},
         "Mounts": [],

@@ -23,7 +23,17 @@ impl PodSandbox {
     /// Starts one in a pod's network.
     #[must_use]
     pub fn of(pod: &Pod) -> Self {
-        let (uid, id) = (uuid(), format!("{}{}", uuid(), uuid()).replace('-', ""));
+        Self::start(uuid(), pod)
+    }
+
+    /// Starts another container of the same pod.
+    #[must_use]
+    pub fn another(&self, pod: &Pod) -> Self {
+        Self::start(self.uid.clone(), pod)
+    }
+
+    fn start(uid: String, pod: &Pod) -> Self {
+        let id = format!("{}{}", uuid(), uuid()).replace('-', "");
         let slice = groups().join(format!("kubepods-besteffort-pod{}.slice", uid.replace('-', "_")));
         let group = slice.join(format!("cri-containerd-{id}.scope"));
         let cleanup =

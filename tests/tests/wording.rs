@@ -9,10 +9,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use kevtmon_tests::balance::{stop_and_account, stop_and_account_by_store};
+use kevtmon_tests::balance::{Balance, stop_and_account, stop_and_account_by_store, wait_for_balance};
 use kevtmon_tests::daemon::{Daemon, launch, program};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
+use kevtmon_tests::fake_dockerd::FakeDockerd;
+use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
@@ -217,7 +219,14 @@ fn counted(text: &str, kind: &str, about: &str) -> (usize, usize) {
 /// Lets this many static entries come, and then go.
 fn come_and_go(pod: &Pod, entries: usize) {
     for (verb, rest) in [("add", " lladdr ee:ee:ee:ee:ee:01 nud permanent"), ("del", "")] {
-        let line = |at: usize| format!("neigh {verb} 10.9.{}.{} dev eth0{rest}\n", at / 250, 1 + at % 250);
+        let line = |at: usize| {
+            format!(
+                "neigh {verb} 10.{}.{}.{} dev eth0{rest}\n",
+                9 + at / 62_500,
+                at / 250 % 250,
+                1 + at % 250
+            )
+        };
         let lines: String = (0..entries).map(line).collect();
         let _ = pod.netns().ip_batch(&lines).succeeded(verb);
     }
@@ -242,6 +251,74 @@ fn a_batch_is_few_lines_with_a_count_on_a_terminal_and_every_event_in_json() {
     assert!(events == ENTRIES && lines < ENTRIES / 10, "{events} in {lines} lines");
     let in_json = daemon.find(&[&["events"][..], &since].concat());
     assert_eq!(in_json.iter().filter(|event| event.is_in(pod.inum())).count(), ENTRIES);
+    stop_and_account_by_store(daemon);
+}
+
+#[test]
+fn sixty_thousand_deletions_of_one_batch_are_one_line_with_a_count() {
+    const ENTRIES: usize = 60_000;
+    // The daemons of other tests would have to tell them, too.
+    let _exclusive = Exclusive::take();
+    let pod = Pod::new();
+    let daemon = launch().start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    come_and_go(&pod, ENTRIES);
+    let labels = [("state", "permanent"), ("origin", "admin")];
+    let deleted = || daemon.metrics().count("kevtmon_kernel_neighbor_deletions_total", &labels);
+    eventually!(deleted() >= ENTRIES as f64, "all are counted");
+    wait_for_balance(&daemon, Balance::of_deletions);
+    let ask = || daemon.ask(&["events", "--kind", "neighbor.deleted", "--since", "1h"]).stdout;
+    let about = format!(" in namespace {} ", pod.netns_name());
+    let told = || daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.deleted")]) as usize;
+    // The first one as ever, and then the rest.
+    let (events, lines) = counted(&ask(), "neighbor.deleted", &about);
+    assert!(events > 1000 && events <= told(), "{events} of {}", told());
+    assert_eq!(lines, 2, "{}", ask());
+    stop_and_account(daemon);
+}
+
+/// How many lines of a story stand for removed containers, and for how many.
+fn removals(story: &Event) -> (usize, u64) {
+    let is_removal = |step: &&serde_json::Value| step["kind"] == "container.removed";
+    let steps: Vec<_> = story.list("/steps").iter().filter(is_removal).collect();
+    let count = |step: &&serde_json::Value| 1 + step["repeated"]["count"].as_u64().unwrap_or_default();
+    (steps.len(), steps.iter().map(count).sum())
+}
+
+#[test]
+fn containers_of_a_pod_that_are_removed_one_after_the_other_are_one_line_of_its_story() {
+    const NUMBER: u64 = 37;
+    let (pod, docker) = (Pod::new(), FakeDockerd::start());
+    let first = PodSandbox::of(&pod);
+    let mut daemon = launch().joining(docker.runtime()).start();
+    eventually!(docker.is_followed(), "the events are read");
+    let containers: Vec<PodSandbox> = (0..NUMBER).map(|_| first.another(&pod)).collect();
+    let mut wait_for = |kind: &str, container: &PodSandbox| {
+        daemon.wait_for(kind, |event| {
+            event.kind() == kind
+                && event.text("/target/container/id") == container.id()
+                && event.text("/target/pod/name") == "etcd1-0"
+        });
+    };
+    for container in &containers {
+        docker.start_container_of_pod(container, "lijiaob", "etcd1-0");
+        wait_for("container.started", container);
+    }
+    for container in &containers {
+        docker.end_container(container.id());
+        wait_for("container.exited", container);
+    }
+    for container in &containers {
+        docker.remove_container(container.id());
+        wait_for("container.removed", container);
+    }
+    let story = daemon.find(&["why", "lijiaob/etcd1-0"]).remove(0);
+    assert_eq!(removals(&story), (1, NUMBER), "{story}");
+    let text = why(&daemon, "lijiaob/etcd1-0");
+    let lines = text.lines().filter(|line| line.ends_with("  container.removed")).count();
+    assert_eq!(lines, 1, "{text}");
+    assert!(text.contains(&format!("… {} more like it until ", NUMBER - 1)), "{text}");
+    stop_and_account(daemon);
 }
 
 #[test]
