@@ -2,22 +2,27 @@
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::actor::Actor;
-use kevtmon_tests::balance::{Balance, assert_accounted_for, stop_and_account, wait_for_balance};
+use kevtmon_tests::balance::stop_and_account;
 use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
-use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
+use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, kubelet_roots, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
+use kevtmon_tests::fake_dockerd::FakeDockerd;
 use kevtmon_tests::lock::Exclusive;
-use kevtmon_tests::mount::Mount;
+use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::pod::{GATEWAY, Pod};
-use kevtmon_tests::process::{Running, comm, hold_by_cwd};
+use kevtmon_tests::pod_sandbox::PodSandbox;
+use kevtmon_tests::process::{Running, comm, hold_by_cwd, idle};
 use kevtmon_tests::storm::ipv4;
+use kevtmon_tests::unique;
 
-/// Times that the pod lost its gateway before the flood.
+/// Times that each pod lost its gateway before the flood.
 const LOSSES: usize = 10;
 /// Neighbor entries that come and go at once in a flood.
 const ROUND: u32 = 500;
@@ -34,19 +39,6 @@ fn user() -> Running {
     process
 }
 
-fn live_in(pod: &Pod) -> Running {
-    let mut command = Command::new("nsenter");
-    command.arg(format!("--net={}", pod.netns().path().display())).args(["sleep", "1000000"]);
-    Running::spawn(command.stdin(Stdio::null()))
-}
-
-fn losses(events: &[Event], pod: &Pod) -> Vec<u64> {
-    let of_pod = events.iter().filter(|event| event.is_deletion(pod.inum(), GATEWAY));
-    let mut numbers: Vec<u64> = of_pod.filter_map(|event| event.number("/seq")).collect();
-    numbers.sort_unstable();
-    numbers
-}
-
 /// Events that the store was given and has taken.
 fn stored(daemon: &Daemon) -> f64 {
     let metrics = daemon.metrics();
@@ -54,27 +46,79 @@ fn stored(daemon: &Daemon) -> f64 {
     metrics.sum("kevtmon_events_total", &[]).unwrap_or_default() - discarded.unwrap_or_default()
 }
 
+/// Refuses unmounts of a mount of his own to an unprivileged user, each of a program of another name, again and again.
+fn unmounts(scratch: &Scratch) -> Running {
+    let script = "mount -t tmpfs s \"$1\" && cd \"$1\" && cp /bin/umount . && i=0\n\
+        while :; do ln -s umount u$i; ./u$i \"$1\" 2>/dev/null; rm u$i; i=$((i + 1)); done";
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=64230", "--regid=64230", "--clear-groups", "--pdeathsig=KILL"]);
+    command.args(["unshare", "-Urm", "--propagation", "private", "sh", "-c", script, "sh"]);
+    Running::spawn(command.arg(scratch.path()).stdin(Stdio::null()))
+}
+
+/// What a node has to tell of a day: pods whose gateways are lost and put back, volumes that are busy for some time,
+/// containers that come and go. The gateway of the last pod stays lost.
+fn day(daemon: &mut Daemon, docker: &FakeDockerd, pods: &[(Pod, PodSandbox)], volume: &Mount) -> Event {
+    let process = Running::spawn(&mut idle());
+    for nth in 0..LOSSES {
+        for (pod, sandbox) in pods {
+            let ip = pod.delete_gateway();
+            daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
+            let is_last = nth + 1 == LOSSES && pods.last().is_some_and(|(_, last)| last.id() == sandbox.id());
+            if !is_last {
+                pod.set_gateway();
+            }
+        }
+        let holder = hold_by_cwd(volume.point());
+        volume.umount_refused();
+        drop(holder);
+        let id = unique::container_id();
+        docker.start_container(&id, process.pid());
+        docker.remove_container(&id);
+        daemon.wait_for("the end of a container", |event| {
+            event.kind() == "container.removed" && event.text("/target/container/id") == id
+        });
+    }
+    let (_, last) = pods.last().expect("there are pods");
+    let is_over = |(_, sandbox): &(Pod, PodSandbox)| {
+        let events = daemon.events();
+        let mut own = events.iter().rev().filter(|event| event.text("/target/container/id") == sandbox.id());
+        own.find(|event| event.kind().starts_with("incident."))
+            .is_some_and(|event| event.has("/incident/closed"))
+    };
+    let others = &pods[..pods.len() - 1];
+    eventually!(others.iter().all(is_over), "the other incidents are closed");
+    daemon.wait_for_incident(last.id())
+}
+
 #[test]
-fn a_flood_in_a_network_of_a_user_displaces_nothing_that_was_before() {
+fn a_flood_of_a_user_displaces_nothing_of_what_a_node_had_to_tell_before() {
     // Other tests would see the flood, and be counted.
     let _exclusive = Exclusive::take();
-    let (pod, user) = (Pod::new(), user());
-    let _process = live_in(&pod);
+    let (volume, user, docker) = (Mount::volume(), user(), FakeDockerd::start());
     let flooded = Pod::at(NetnsPath::of_process(user.pid()));
-    let mut daemon = launch().config(&format!("{WITHOUT_BUDGETS}[store]\nmax_mib = 8\n")).start();
-    daemon.wait_for_gateway(pod.inum(), GATEWAY);
-    for before in 0..LOSSES {
-        pod.delete_gateway();
-        eventually!(losses(&daemon.events(), &pod).len() > before, "the loss is told");
-        if before + 1 < LOSSES {
-            pod.set_gateway();
-        }
+    let pods: Vec<(Pod, PodSandbox)> = (0..4)
+        .map(|_| {
+            let pod = Pod::new();
+            let sandbox = PodSandbox::of(&pod);
+            (pod, sandbox)
+        })
+        .collect();
+    let config = format!("{WITHOUT_BUDGETS}[store]\nmax_mib = 8\n{}", kubelet_roots(volume.kubelet_root()));
+    let mut daemon = launch().config(&config).joining(docker.runtime()).start();
+    pods.iter().for_each(|(pod, _)| daemon.wait_for_gateway(pod.inum(), GATEWAY));
+    let opened = day(&mut daemon, &docker, &pods, &volume);
+    daemon.fence(&pods[0].0);
+    let before = daemon.events();
+    // Of the refused unmounts of one caller the first, second, fourth and eighth are told.
+    for (kind, least) in [("neighbor.deleted", LOSSES), ("container.removed", LOSSES), ("mount.busy", 4)] {
+        let count = before.iter().filter(|event| event.kind() == kind).count();
+        assert!(count >= least, "{count} of {kind}");
     }
-    let opened = daemon.wait_for("the incident", |event| {
-        event.is_incident("incident.opened", "gateway-neighbor-lost") && event.is_in(pod.inum())
-    });
-    let before = losses(&daemon.events(), &pod);
 
+    let scratch = Scratch::new();
+    std::fs::set_permissions(scratch.path(), PermissionsExt::from_mode(0o777)).expect("a mode can be set");
+    let unmounts = unmounts(&scratch);
     let goal = stored(&daemon) + FLOOD;
     eventually!(
         {
@@ -83,17 +127,48 @@ fn a_flood_in_a_network_of_a_user_displaces_nothing_that_was_before() {
         },
         "the flood is stored"
     );
-    wait_for_balance(&daemon, Balance::of_deletions);
-    assert_eq!(losses(&daemon.find(&["events", "--since", "1h"]), &pod), before);
-    let id = opened.text("/incident/id").to_owned();
-    assert!(daemon.ask(&["why", &id]).stdout.contains(GATEWAY), "the open incident is known");
-    daemon.stop();
-    let stream = daemon.wait_for_end_of_output();
-    assert_accounted_for(&stream);
+    drop(unmounts);
+    let expect_before = |daemon: &Daemon| {
+        let kept = daemon.find(&["events", "--since", "1h"]);
+        let kept: BTreeMap<_, _> = kept.iter().map(|event| (event.number("/seq"), event)).collect();
+        for event in &before {
+            let kept = kept.get(&event.number("/seq")).unwrap_or_else(|| panic!("it is displaced: {event}"));
+            assert_eq!(kept.to_string(), event.to_string());
+        }
+        let open = daemon.find(&["incidents"]);
+        let id = opened.text("/incident/id");
+        assert!(open.iter().any(|incident| incident.text("/id") == id), "{id} is open: {open:?}");
+        // With what it rests on.
+        let story = daemon.find(&["why", id]).remove(0);
+        let is_evidence = |step: &serde_json::Value| step["evidence_of"][0] == id;
+        assert!(story.list("/steps").iter().any(is_evidence), "{story}");
+        for (_, sandbox) in &pods {
+            let story = daemon.find(&["why", sandbox.uid()]).remove(0);
+            assert!(!story.list("/steps").is_empty() && !story.list("/incidents").is_empty(), "{story}");
+        }
+    };
+    expect_before(&daemon);
+    stop_and_account(&mut daemon);
+    expect_before(&daemon);
     let kept = daemon.find(&["events", "--since", "1h"]);
-    assert_eq!(losses(&kept, &pod), before, "after the end, too");
-    let flood = kept.iter().filter(|event| event.is_in(flooded.inum())).count();
-    assert!(flood > 100 && (flood as f64) < FLOOD, "{flood} of the flood are left");
+    let numbers: BTreeSet<_> = kept.iter().map(|event| event.number("/seq")).collect();
+    let is_his = |event: &&Event| {
+        event.is_in(flooded.inum())
+            || event.number("/actor/uid") == Some(64_230)
+            || event.text("/actor/userns") == "other"
+    };
+    let (his, of_others): (Vec<Event>, Vec<Event>) =
+        daemon.events().into_iter().partition(|event| is_his(&event));
+    let displaced = |events: &[Event]| {
+        let gone = events.iter().filter(|event| !numbers.contains(&event.number("/seq")));
+        gone.cloned().collect::<Vec<_>>()
+    };
+    // What an output could not take may have been kept.
+    let of_others: Vec<Event> =
+        of_others.into_iter().filter(|event| !event.text("/lost/source").starts_with("sink.")).collect();
+    assert!(displaced(&of_others).is_empty(), "{:#?}", displaced(&of_others));
+    let gone = displaced(&his).len();
+    assert!(gone > 1000 && gone < his.len(), "{gone} of {} of the flood are displaced", his.len());
 }
 
 #[test]

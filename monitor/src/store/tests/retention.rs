@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 
 use super::*;
 use crate::event::{Charge, Severity, Standing, Target};
+use crate::query::record::timestamp;
 use crate::store::index::decode;
 
 /// A deletion of an address of its own.
@@ -101,6 +102,58 @@ fn a_flood_displaces_nothing_that_others_did_nor_what_an_open_incident_rests_on(
     let about = vec![Lookup::exact(Family::Neighbor, "0.0.0.7")];
     let filter = EventFilter { about, ..EventFilter::default() };
     assert_eq!(query(&reader(dir.path()), filter), [7], "it is still found by what it is about");
+}
+
+/// Events of a day, one in 72 seconds: of gateways, mounts and CNI calls of eight pods, and of incidents. One of these stays
+/// open, and rests on the first event.
+fn day() -> Vec<Event> {
+    let event = |seq: u64| {
+        let number = format!("{:016x}", (seq - 1) / 12);
+        let event = match (seq, seq % 12) {
+            (5, _) => incident_resting_on(seq, &[1], Kind::IncidentOpened),
+            (_, 6) => incident(&number, Kind::IncidentOpened, seq),
+            (_, 0) => incident(&number, Kind::IncidentClosed, seq),
+            (_, 1 | 2 | 7) => sample::deletion(),
+            (_, 3 | 4 | 8) => sample::busy(),
+            _ => sample::cni(),
+        };
+        let charge = Charge { standing: Standing::Known, account: format!("pod {}", seq % 8).into() };
+        let time = at(i64::try_from(seq).unwrap() * 72 - 86_400);
+        Event { time, charge, ..numbered(event, seq) }
+    };
+    (1..=1200).map(event).collect()
+}
+
+#[test]
+fn a_day_of_events_survives_a_flood_hour_by_hour() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    let day = day();
+    day.iter().for_each(|event| put(&mut writer, event));
+    for seq in 1201..=40_000 {
+        let account = format!("uid {}", seq % 3);
+        put(&mut writer, &Event { time: at(1), ..deletion(seq, Standing::Foreign, &account) });
+    }
+    writer.commit().unwrap();
+    assert_consistent(&writer);
+    let reader = reader(dir.path());
+    let time_of = |hour: i64| Some(timestamp(&at(hour * 3600 - 86_400)));
+    for hour in 0..24 {
+        let filter = EventFilter { since: time_of(hour), until: time_of(hour + 1), ..EventFilter::default() };
+        let first = 50 * u64::try_from(hour).unwrap();
+        let expected: Vec<u64> = (first..first + 50).filter(|seq| *seq > 0).collect();
+        assert_eq!(query(&reader, filter), expected, "hour {hour}");
+    }
+    let closed: Vec<u64> = day.iter().filter(|it| it.kind == Kind::IncidentClosed).map(|it| it.seq).collect();
+    let about = |kind: Kind| EventFilter { kinds: vec![kind.name().into()], ..EventFilter::default() };
+    assert_eq!(query(&reader, about(Kind::IncidentClosed)), closed);
+    let left = writer.previous_run(writer.previous().unwrap().as_ref()).unwrap();
+    assert_eq!(left.incidents.iter().map(|event| event.seq).collect::<Vec<_>>(), [5]);
+    let all = everything(&reader);
+    assert!(
+        all.contains(&1) && all.contains(&40_000) && !all.contains(&1202),
+        "the flood gives way to itself"
+    );
 }
 
 #[test]
