@@ -129,23 +129,25 @@ fn an_incident_that_a_container_opens_and_closes_without_end_stays_open_until_it
     stop_and_account(daemon);
 }
 
-/// An incident that is open though nothing is wrong, as `incidents` and `why` tell it, and the text of `why`.
-fn lull(daemon: &Daemon, container: &Contained) -> (Event, Event, String) {
+/// What is told while an incident of this container is open though nothing is wrong, given its id. That ends after some
+/// seconds, so that it may take more than one attempt.
+fn in_lull<T>(daemon: &Daemon, container: &Contained, look: impl Fn(&str) -> Option<T>) -> T {
     let set = |lladdr: &str| format!("neigh replace {GATEWAY} lladdr {lladdr} nud permanent dev eth0");
     let come_and_go = [set("02:00:00:00:00:66"), set(GATEWAY_LLADDR)];
-    wait_until("an incident that comes and goes", || {
-        let of_it = |event: &Event| event.text("/target/container/id") == container.sandbox.id();
-        let newest = daemon.find(&["incidents", "--all"]).into_iter().rfind(of_it);
-        let Some(incident) = newest.filter(|incident| !incident.has("/closed")) else {
+    let open = || {
+        let newest = daemon.events().into_iter().rfind(|event| {
+            event.kind().starts_with("incident.")
+                && event.text("/target/container/id") == container.sandbox.id()
+        });
+        newest.filter(|event| event.kind() != "incident.closed")
+    };
+    wait_until("what is told of an incident that comes and goes", || {
+        let Some(incident) = open() else {
             let mut flood = container.repeat_times(&come_and_go, 30);
             eventually!(flood.ended().is_some(), "the flood ends");
             return None;
         };
-        let story = daemon.find(&["why", incident.text("/id")]).remove(0);
-        let text = daemon.ask(&["why", incident.text("/id")]).succeeded("why").stdout;
-        // It is over for good after some seconds, which may be now.
-        let is_one = incident.has("/well_since") && story.has("/verdict/well_since");
-        (is_one && text.contains("comes and goes")).then_some((incident, story, text))
+        look(incident.text("/incident/id"))
     })
 }
 
@@ -155,12 +157,23 @@ fn an_incident_that_is_open_while_nothing_is_wrong_is_told_as_that_and_closed_wi
     let container = Contained::new();
     let mut daemon = launch().start();
     daemon.wait_for_gateway(container.pod.inum(), GATEWAY);
-    let (incident, story, text) = lull(&daemon, &container);
+    let incident = in_lull(&daemon, &container, |id| {
+        let of_it = |incident: &Event| incident.text("/id") == id;
+        let newest = daemon.find(&["incidents", "--all"]).into_iter().rfind(of_it);
+        newest.filter(|incident| incident.has("/well_since"))
+    });
+    let story = in_lull(&daemon, &container, |id| {
+        daemon.find(&["why", id]).into_iter().find(|story| story.has("/verdict/well_since"))
+    });
     for (told, of) in [("/summary", &incident), ("/verdict/sentence", &story)] {
         assert!(of.text(told).contains(" could not reach its gateway "), "{of}");
     }
     assert!(incident.list("/advice").is_empty() && !story.has("/advice"), "{incident} {story}");
     story.expect("/verdict/open", false);
+    let text = in_lull(&daemon, &container, |id| {
+        let text = daemon.ask(&["why", id]).succeeded("why").stdout;
+        Some(text).filter(|text| text.contains("comes and goes"))
+    });
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
         text.contains("comes and goes, open since ") && text.contains("; nothing is wrong since "),
@@ -170,7 +183,7 @@ fn an_incident_that_is_open_while_nothing_is_wrong_is_told_as_that_and_closed_wi
         assert!(!text.contains(present), "{present} in {text}");
     }
     // Nobody sees whether that lasts.
-    let _ = lull(&daemon, &container);
+    in_lull(&daemon, &container, |_| Some(()));
     daemon.stop();
     let last = daemon.events().into_iter().rfind(|event| event.text("/incident/id") == incident.text("/id"));
     let last = last.expect("it was told");
