@@ -90,10 +90,11 @@ fn has_name_of_component() -> bool {
     COMPONENT_COMMS.iter().any(|name| comm[0] == name[0] && comm[1] == name[1])
 }
 
-/// Tells that it was executed; what it is, the daemon reads.
+/// Tells that it was executed; what it is, the daemon reads. One in a container is none, and takes no room from those of
+/// the node.
 #[inline(always)]
 fn component(task: Task) {
-    if !is_root(&task) {
+    if !is_root(&task) || !is_in_initial_pidns(&task) {
         return;
     }
     let Some(room) = lanes::exec(&task) else {
@@ -152,6 +153,11 @@ fn executed(task: Task, filename: u64) {
 fn is_root(task: &Task) -> bool {
     let id = task.id();
     id.euid == 0 && id.uid == 0 && lanes::is_in_initial_userns(task)
+}
+
+#[inline(always)]
+fn is_in_initial_pidns(task: &Task) -> bool {
+    task.address.follow(offset!(task_thread_pid)).get::<u32>(offset!(pid_level)) == 0
 }
 
 #[inline(always)]

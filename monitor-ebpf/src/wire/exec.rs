@@ -101,7 +101,8 @@ pub struct ExitRecord {
     pub status: u32,
 }
 
-/// Root executed a program with the name of a kubelet or runtime. What it really is, is to be looked at.
+/// Root executed a program with the name of a kubelet or runtime in the initial pid namespace. What it really is, is to be
+/// looked at.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct ComponentRecord {
@@ -156,9 +157,11 @@ pub struct ExecOffsets {
     pub signal_flags: u32,
     pub signal_live: u32,
     pub signal_group_exit_code: u32,
+    pub task_thread_pid: u32,
+    pub pid_level: u32,
 }
 
 impl ExecOffsets {
     /// What the programs hold until the daemon fills it in.
-    pub const ZERO: Self = zerocopy::transmute!([0u32; 10]);
+    pub const ZERO: Self = zerocopy::transmute!([0u32; 12]);
 }

@@ -56,6 +56,9 @@ fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
         // atomic_t holds one number.
         signal_live: btf.need("signal_struct.live")?,
         signal_group_exit_code: btf.need("signal_struct.group_exit_code")?,
+        // Since 4.19.
+        task_thread_pid: btf.need("task_struct.thread_pid")?,
+        pid_level: btf.need("pid.level")?,
     };
     Ok(offsets.as_bytes().to_vec())
 }
