@@ -79,7 +79,7 @@ impl EventQueue {
         bounds: Bounds,
     ) -> io::Result<Self> {
         let shared = Arc::new(SinkShared { name, filter, metrics, barrier: OnceLock::new() });
-        let worker = SinkWorker { sink, shared: Arc::clone(&shared), batch_size: 0 };
+        let worker = SinkWorker { sink, shared: Arc::clone(&shared), undelivered: 0 };
         let queue = Queue::start(&format!("sink-{name}"), worker)?;
         Ok(Self { queue, sink: shared, bounds })
     }
@@ -167,8 +167,8 @@ impl Buffer for Events {
 struct SinkWorker<S> {
     sink: S,
     shared: Arc<SinkShared>,
-    /// Events of the batch being delivered.
-    batch_size: usize,
+    /// Events of the batch that the sink was not given yet.
+    undelivered: usize,
 }
 
 impl<S: Sink> SinkWorker<S> {
@@ -181,6 +181,7 @@ impl<S: Sink> SinkWorker<S> {
                 self.sink.flush()?;
                 barrier.wait(event.seq);
             }
+            self.undelivered = self.undelivered.saturating_sub(1);
             self.sink.deliver(&event)?;
         }
         if let Some(gap) = batch.gap.take() {
@@ -194,11 +195,12 @@ impl<S: Sink> Worker for SinkWorker<S> {
     type Buffer = Events;
 
     fn process(&mut self, batch: &mut Events) -> io::Result<Option<Instant>> {
-        self.batch_size = batch.len();
+        let size = batch.len();
+        self.undelivered = size;
         let began = Instant::now();
         self.deliver(batch)?;
-        let is_storm = self.batch_size > SMALL_BATCH;
-        let count = u32::try_from(self.batch_size).unwrap_or(u32::MAX);
+        let is_storm = size > SMALL_BATCH;
+        let count = u32::try_from(size).unwrap_or(u32::MAX);
         Ok(self.sink.time_per_event().filter(|_| is_storm).map(|share| began + share * count))
     }
 
@@ -217,7 +219,8 @@ impl<S: Sink> Worker for SinkWorker<S> {
     fn abort(&mut self, error: &io::Error, unprocessed: &Events) {
         let SinkShared { name, metrics, .. } = &*self.shared;
         tracing::warn!(sink = name, %error, "sink failed; it takes no more events");
-        let count = u64::try_from(self.batch_size + unprocessed.len()).unwrap_or(u64::MAX);
+        let count = self.sink.unwritten() + self.undelivered + unprocessed.len();
+        let count = u64::try_from(count).unwrap_or(u64::MAX);
         if count > 0 {
             metrics.discarded(name, Refused::Closed.reason(), count);
         }

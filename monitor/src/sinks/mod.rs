@@ -53,6 +53,11 @@ pub trait Sink: Send + 'static {
     /// When the sink can take no more, ever.
     fn flush(&mut self) -> io::Result<()>;
 
+    /// After an error: how many of the events that it was given were not written.
+    fn unwritten(&self) -> usize {
+        0
+    }
+
     /// When [`Self::on_time`] is to be called, between two batches of events or while none arrives.
     fn due(&self) -> Option<Instant> {
         None

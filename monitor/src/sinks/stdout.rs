@@ -1,5 +1,6 @@
 //! Standard output: events as JSON or text, nothing else.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::ops::Deref;
@@ -53,7 +54,7 @@ pub(super) fn start(context: &Context<'_>) -> io::Result<Option<Started>> {
     let filter = Filter { min_severity: context.settings.get(&MIN_SEVERITY) };
     // The standard library's handle writes line by line; a duplicate of its descriptor takes whole chunks.
     let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
-    let stream = Stream { style, output, chunk: Vec::new() };
+    let stream = Stream::new(style, output);
     Ok(Some(EventQueue::start("stdout", filter, Arc::clone(context.metrics), stream)?.into()))
 }
 
@@ -110,7 +111,31 @@ impl Deref for Shared {
 struct Stream<W> {
     style: Style,
     output: W,
+    /// What is not written yet.
     chunk: Vec<u8>,
+    /// Where each of the events in it ends.
+    ends: VecDeque<usize>,
+}
+
+impl<W: Write + AsFd> Stream<W> {
+    const fn new(style: Style, output: W) -> Self {
+        Self { style, output, chunk: Vec::new(), ends: VecDeque::new() }
+    }
+
+    /// Writes all of the chunk, and counts the bytes that were.
+    fn write(&mut self, written: &mut usize) -> io::Result<()> {
+        while let Some(rest) = self.chunk.get(*written..).filter(|rest| !rest.is_empty()) {
+            match self.output.write(rest) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => *written += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // Another process may have made the pipe that it shares with us non-blocking.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => await_room(self.output.as_fd())?,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
 }
 
 impl<W: Write + AsFd + Send + 'static> Sink for Stream<W> {
@@ -122,23 +147,22 @@ impl<W: Write + AsFd + Send + 'static> Sink for Stream<W> {
             }
             Style::Pretty(folded) => self.chunk.extend_from_slice(folded.text(event).as_bytes()),
         }
+        self.ends.push_back(self.chunk.len());
         if self.chunk.len() < CHUNK { Ok(()) } else { self.flush() }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let mut rest = self.chunk.as_slice();
-        while !rest.is_empty() {
-            match self.output.write(rest) {
-                Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(written) => rest = &rest[written..],
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // Another process may have made the pipe that it shares with us non-blocking.
-                Err(error) if error.kind() == ErrorKind::WouldBlock => await_room(self.output.as_fd())?,
-                Err(error) => return Err(error),
-            }
-        }
-        self.chunk.clear();
-        Ok(())
+        let mut written = 0;
+        let result = self.write(&mut written);
+        // What was written is not written again, should it be tried once more.
+        self.chunk.drain(..written.min(self.chunk.len()));
+        self.ends.retain(|end| *end > written);
+        self.ends.iter_mut().for_each(|end| *end -= written);
+        result
+    }
+
+    fn unwritten(&self) -> usize {
+        self.ends.len()
     }
 
     fn due(&self) -> Option<Instant> {
@@ -191,7 +215,7 @@ mod tests {
 
     fn sinks(style: Style, metrics: &Arc<Metrics>) -> (Sinks, PipeReader, PipeWriter) {
         let (reader, writer) = pipe().unwrap();
-        let stream = Stream { style, output: writer.try_clone().unwrap(), chunk: Vec::new() };
+        let stream = Stream::new(style, writer.try_clone().unwrap());
         let filter = Filter { min_severity: Severity::Debug };
         let mut sinks = Sinks::default();
         sinks.add(EventQueue::start("stdout", filter, Arc::clone(metrics), stream).unwrap());
@@ -254,6 +278,47 @@ mod tests {
         let expected =
             format!("kevtmon_events_discarded_total{{reason=\"closed\",sink=\"stdout\"}} {count}\n");
         assert!(metrics.gather().unwrap().contains(&expected));
+    }
+
+    /// Takes so many bytes.
+    struct Full {
+        pipe: PipeWriter,
+        left: usize,
+    }
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let taken = bytes.len().min(self.left);
+            self.left -= taken;
+            if taken > 0 { Ok(taken) } else { Err(ErrorKind::StorageFull.into()) }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl AsFd for Full {
+        fn as_fd(&self) -> BorrowedFd<'_> {
+            self.pipe.as_fd()
+        }
+    }
+
+    #[test]
+    fn what_was_written_before_a_disk_was_full_is_not_counted_as_unwritten_nor_written_again() {
+        let event: Arc<SharedEvent> = Arc::new(sample::deletion().into());
+        let line = event.line().len() + 1;
+        let (_reader, pipe) = pipe().unwrap();
+        let mut stream = Stream::new(Style::Json, Full { pipe, left: 2 * line + line / 2 });
+        for _ in 0..5 {
+            stream.deliver(&event).unwrap();
+        }
+        assert_eq!(stream.flush().unwrap_err().kind(), ErrorKind::StorageFull);
+        assert_eq!((stream.unwritten(), stream.chunk.len()), (3, 5 * line - (2 * line + line / 2)));
+        stream.output.left = usize::MAX;
+        stream.flush().unwrap();
+        assert_eq!((stream.unwritten(), stream.chunk.len()), (0, 0));
+        assert_eq!(usize::MAX - stream.output.left, 5 * line - (2 * line + line / 2));
     }
 
     #[test]

@@ -16,16 +16,23 @@ struct Gated {
     delivered: SyncSender<Event>,
     permits: Receiver<io::Result<()>>,
     share: Option<Duration>,
+    unwritten: usize,
 }
 
 impl Sink for Gated {
     fn deliver(&mut self, event: &Arc<SharedEvent>) -> io::Result<()> {
         self.delivered.send(Event::clone(event)).unwrap();
-        self.permits.recv().unwrap_or(Ok(()))
+        let permit = self.permits.recv().unwrap_or(Ok(()));
+        self.unwritten = usize::from(permit.is_err());
+        permit
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+
+    fn unwritten(&self) -> usize {
+        self.unwritten
     }
 
     fn time_per_event(&self) -> Option<Duration> {
@@ -48,7 +55,7 @@ fn rig_with_share(filter: Filter, capacity: usize, share: Option<Duration>) -> R
     let metrics = Arc::new(Metrics::new("0", "0", Own::default()).unwrap());
     let (delivered_in, delivered) = sync_channel(1000);
     let (permits, permits_out) = sync_channel(1000);
-    let sink = Gated { delivered: delivered_in, permits: permits_out, share };
+    let sink = Gated { delivered: delivered_in, permits: permits_out, share, unwritten: 0 };
     // One may fill half of the places.
     let bounds = Bounds { capacity: 2 * capacity, reserved: 256 };
     let queue = EventQueue::start_with_bounds("test", filter, Arc::clone(&metrics), sink, bounds).unwrap();
@@ -183,6 +190,22 @@ fn a_sink_that_fails_is_closed_and_counts_what_it_is_offered() {
         std::thread::yield_now();
     }
     rig.queue.offer(&event(3));
+    let metrics = Arc::clone(&rig.metrics);
+    finish(rig.queue);
+    assert_eq!(discarded(&metrics, "closed"), 3);
+}
+
+#[test]
+fn what_was_delivered_before_a_sink_fails_is_not_counted_as_discarded() {
+    let rig = rig(ALL, 8);
+    rig.queue.offer(&event(1));
+    rig.delivered.recv().unwrap();
+    // One batch, the third of which fails.
+    (2..=6).for_each(|seq| rig.queue.offer(&event(seq)));
+    for permit in [Ok(()), Ok(()), Ok(()), Err(io::ErrorKind::BrokenPipe.into())] {
+        rig.permits.send(permit).unwrap();
+    }
+    assert_eq!(rig.delivered.iter().map(|event| event.seq).collect::<Vec<_>>(), [2, 3, 4]);
     let metrics = Arc::clone(&rig.metrics);
     finish(rig.queue);
     assert_eq!(discarded(&metrics, "closed"), 3);
