@@ -10,8 +10,8 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap};
 use kevtmon_ebpf::Counter;
 use kevtmon_ebpf::lanes::{
-    CONTAINERS_MAX, GATEWAYS_MAX, GatewayKey, Limits, Rate, SOURCES_MAX, SourceBudget, SourceKey, USERS_MAX,
-    counter, lane, shared,
+    CONTAINERS_MAX, GATEWAYS_MAX, GROUPS_OF_NAMESPACE_MAX, GROUPS_TOGETHER, GatewayKey, Limits, Rate,
+    SOURCES_MAX, SourceBudget, SourceKey, USERS_MAX, counter, gateway, lane, shared,
 };
 use kevtmon_ebpf::task::TaskId;
 
@@ -20,7 +20,8 @@ use crate::memory::{Structure, offset, volatile};
 use crate::task::{OFFSETS, Task};
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// A gateway may change so often, on average and at once; the rest is paid from the budget of its namespace.
+/// A gateway may change so often, on average and at once, and be set as often; further changes are paid from the budget of
+/// its namespace.
 const GATEWAY_PER_SECOND: u64 = 64;
 /// User namespaces lie in each other so deep at most (`create_user_ns` in kernel/user_namespace.c).
 const USERNS_DEPTH: u32 = 33;
@@ -32,7 +33,7 @@ pub(crate) static LIMITS: Limits =
 
 /// Written by the daemon: the gateways of the namespaces that it knows.
 #[map]
-static GATEWAYS: HashMap<GatewayKey, u64> = HashMap::with_max_entries(GATEWAYS_MAX, 0);
+static GATEWAYS: HashMap<GatewayKey, [u64; gateway::LANES]> = HashMap::with_max_entries(GATEWAYS_MAX, 0);
 
 /// Written by the daemon: network namespaces of containers in other user namespaces.
 #[map]
@@ -43,7 +44,11 @@ static CONTAINERS: HashMap<u32, u32> = HashMap::with_max_entries(CONTAINERS_MAX,
 #[map]
 static SOURCES: HashMap<SourceKey, SourceBudget> = HashMap::with_max_entries(SOURCES_MAX, 0);
 
-/// The same of unprivileged users, by a map of their own so that they cannot fill that of the others.
+/// How many control groups are told apart, by [`SourceKey::place`]. The daemon counts again when it removes some.
+#[map]
+static GROUPS: HashMap<u64, u64> = HashMap::with_max_entries(SOURCES_MAX, 0);
+
+/// The same as `SOURCES` of unprivileged users, by a map of their own so that they cannot fill that of the others.
 #[map]
 static USERS: HashMap<SourceKey, SourceBudget> = HashMap::with_max_entries(USERS_MAX, 0);
 
@@ -66,11 +71,10 @@ pub(crate) fn is_gateway(entry: &GatewayKey) -> bool {
 pub(crate) fn neighbor(entry: &GatewayKey, user: impl Structure, task: &TaskId) -> Option<Room> {
     // SAFETY: helper without arguments.
     let now = unsafe { bpf_ktime_get_boot_ns() };
-    if let Some(empty_ns) = GATEWAYS.get_ptr_mut(entry) {
-        // SAFETY: a value of the map.
-        if unsafe { take(empty_ns, now, SECOND_NS / GATEWAY_PER_SECOND, SECOND_NS) } {
-            return Some(Room::Gateway);
-        }
+    if let Some(lanes) = GATEWAYS.get_ptr_mut(entry)
+        && take_of_gateway(lanes, gateway::CHANGES, now)
+    {
+        return Some(Room::Gateway);
     }
     let user = outermost(user);
     let level: u32 = user.get(offset!(user_namespace_level));
@@ -85,7 +89,7 @@ pub(crate) fn neighbor(entry: &GatewayKey, user: impl Structure, task: &TaskId) 
             .get_ptr_mut(shared::UNKNOWN)
             // SAFETY: the value of the map.
             .is_none_or(|budget| unsafe {
-                pay_from(budget, &raw const LIMITS.source, now, counter::UNKNOWN, task.tgid)
+                pay_from(budget, &raw const LIMITS.source, 1, now, counter::UNKNOWN, task.tgid)
             });
         return paid.then_some(Room::Unprivileged);
     }
@@ -99,6 +103,36 @@ pub(crate) fn neighbor(entry: &GatewayKey, user: impl Structure, task: &TaskId) 
     pay(&key, now, counter::NAMESPACE, task.tgid).then_some(Room::Namespace)
 }
 
+/// The same of what sets the entry of a known gateway, which is counted as `seen`.
+#[inline(always)]
+pub(crate) fn gateway_set(entry: &GatewayKey, task: &TaskId, seen: Counter) -> Option<Room> {
+    let lanes = GATEWAYS.get_ptr_mut(entry)?;
+    emit::count(seen);
+    // SAFETY: helper without arguments.
+    let now = unsafe { bpf_ktime_get_boot_ns() };
+    if take_of_gateway(lanes, gateway::SETS, now) {
+        return Some(Room::Namespace);
+    }
+    let key = SourceKey {
+        lane: lane::GATEWAY_SET,
+        namespace: entry.netns,
+        uid: 0,
+        cgroup_v1: 0,
+        cgroup_v2: 0,
+    };
+    if let Some(budget) = found(&SOURCES, &key).or_else(|| SHARED_BUDGETS.get_ptr_mut(shared::SOURCES)) {
+        // SAFETY: a value of either map. It is in use.
+        unsafe {
+            if (*budget).empty_ns < now {
+                (*budget).empty_ns = now;
+            }
+            note_over(budget, now, task.tgid);
+        }
+    }
+    emit::count(counter::GATEWAY_SET);
+    None
+}
+
 /// The same of an unmount attempt of this task.
 #[inline(always)]
 pub(crate) fn umount(task: &Task) -> Option<Room> {
@@ -108,17 +142,20 @@ pub(crate) fn umount(task: &Task) -> Option<Room> {
     let user = outermost(task.address.follow(offset!(task_cred)).follow(offset!(cred_user_ns)));
     let level: u32 = user.get(offset!(user_namespace_level));
     let is_initial = level == 0;
-    let mut key = SourceKey { lane: lane::UMOUNT, namespace: 0, uid: id.uid, cgroup_v1: 0, cgroup_v2: 0 };
-    if is_initial {
+    let uid = if is_initial { id.uid } else { user.get(offset!(user_namespace_owner)) };
+    let mut key = SourceKey { lane: lane::UMOUNT_OF_USER, namespace: 0, uid, cgroup_v1: 0, cgroup_v2: 0 };
+    if uid == 0 {
+        (key.cgroup_v1, key.cgroup_v2) = (id.cgroup_v1, id.cgroup_v2);
+        if is_initial {
+            (key.lane, key.namespace) = (lane::UMOUNT_IN_MNTNS, id.mntns);
+        } else {
+            key.lane = lane::UMOUNT_IN_USERNS;
+            key.namespace = user.get(offset!(user_namespace_inum));
+        }
+    } else if is_initial {
         key.namespace = id.userns;
-    } else {
-        key.uid = user.get(offset!(user_namespace_owner));
     }
-    if key.uid == 0 {
-        key.cgroup_v1 = id.cgroup_v1;
-        key.cgroup_v2 = id.cgroup_v2;
-    }
-    let room = if is_initial && key.uid == 0 { Room::Mount } else { Room::Unprivileged };
+    let room = if is_initial && uid == 0 { Room::Mount } else { Room::Unprivileged };
     pay(&key, now, counter::UMOUNT, id.tgid).then_some(room)
 }
 
@@ -156,48 +193,99 @@ fn outermost<S: Structure>(user: S) -> S {
 /// Whether the source has a record left; else it is counted.
 #[inline(always)]
 fn pay(key: &SourceKey, now: u64, over: Counter, tgid: u32) -> bool {
-    if key.uid == 0 {
-        pay_among(&SOURCES, key, shared::SOURCES, &raw const LIMITS.source, now, over, tgid)
-    } else {
-        pay_among(&USERS, key, shared::USERS, &raw const LIMITS.user, now, over, tgid)
+    if key.uid != 0 {
+        let budget = found(&USERS, key).or_else(|| SHARED_BUDGETS.get_ptr_mut(shared::USERS));
+        // SAFETY: a value of either map.
+        return budget
+            .is_none_or(|budget| unsafe { pay_from(budget, &raw const LIMITS.user, 1, now, over, tgid) });
     }
+    let rate = &raw const LIMITS.source;
+    let mut share = 1;
+    if key.is_group() {
+        share = GROUPS_TOGETHER;
+        if let Some(budget) = found_group(key)
+            // SAFETY: a value of the map.
+            && !unsafe { pay_from(budget, rate, 1, now, over, tgid) }
+        {
+            return false;
+        }
+    }
+    let together = SourceKey { cgroup_v1: 0, cgroup_v2: 0, ..*key };
+    let budget = found(&SOURCES, &together).or_else(|| SHARED_BUDGETS.get_ptr_mut(shared::SOURCES));
+    // SAFETY: a value of either map.
+    budget.is_none_or(|budget| unsafe { pay_from(budget, rate, share, now, over, tgid) })
 }
 
+/// The budget of a source, whole if it is new; `None` if there is no room for it.
 #[inline(always)]
-fn pay_among(
-    sources: &HashMap<SourceKey, SourceBudget>,
-    key: &SourceKey,
-    of_rest: u32,
-    rate: *const Rate,
-    now: u64,
-    over: Counter,
-    tgid: u32,
-) -> bool {
-    let found = sources.get_ptr_mut(key).or_else(|| {
+fn found(sources: &HashMap<SourceKey, SourceBudget>, key: &SourceKey) -> Option<*mut SourceBudget> {
+    sources.get_ptr_mut(key).or_else(|| {
         // Fails if another CPU was faster, or where there is no room.
         #[expect(clippy::needless_borrows_for_generic_args, reason = "a value would be copied to the stack")]
         let _ = sources.insert(key, &UNUSED, u64::from(BPF_NOEXIST));
         sources.get_ptr_mut(key)
-    });
-    match found.or_else(|| SHARED_BUDGETS.get_ptr_mut(of_rest)) {
-        // SAFETY: a value of either map.
-        Some(budget) => unsafe { pay_from(budget, rate, now, over, tgid) },
-        None => true,
-    }
+    })
 }
 
+/// The same of a control group; `None` also if too many of its lane and namespace are told apart.
+#[inline(always)]
+fn found_group(key: &SourceKey) -> Option<*mut SourceBudget> {
+    if let Some(budget) = SOURCES.get_ptr_mut(key) {
+        return Some(budget);
+    }
+    let place = key.place();
+    if GROUPS.get_ptr_mut(&place).is_none() {
+        // Fails if another CPU was faster, or where there is no room.
+        #[expect(clippy::needless_borrows_for_generic_args, reason = "a value would be copied to the stack")]
+        let _ = GROUPS.insert(&place, &0, u64::from(BPF_NOEXIST));
+    }
+    let count = GROUPS.get_ptr_mut(&place)?;
+    if volatile(count) >= GROUPS_OF_NAMESPACE_MAX {
+        return None;
+    }
+    #[expect(clippy::needless_borrows_for_generic_args, reason = "a value would be copied to the stack")]
+    if SOURCES.insert(key, &UNUSED, u64::from(BPF_NOEXIST)).is_ok() {
+        // SAFETY: a value of the map.
+        unsafe { emit::add_one(count) };
+    }
+    SOURCES.get_ptr_mut(key)
+}
+
+/// `share`: it costs only such a part of what one record of the rate costs.
+///
 /// # Safety
 /// `budget` must be a value of a map, and `rate` one of [`LIMITS`].
 #[inline(always)]
-unsafe fn pay_from(budget: *mut SourceBudget, rate: *const Rate, now: u64, over: Counter, tgid: u32) -> bool {
+unsafe fn pay_from(
+    budget: *mut SourceBudget,
+    rate: *const Rate,
+    share: u64,
+    now: u64,
+    over: Counter,
+    tgid: u32,
+) -> bool {
     // SAFETY: by the caller's promise.
     let (interval, burst) =
         unsafe { (volatile(&raw const (*rate).interval_ns), volatile(&raw const (*rate).burst_ns)) };
     // SAFETY: by the caller's promise.
     unsafe {
-        if take(&raw mut (*budget).empty_ns, now, interval, burst) {
+        if take(&raw mut (*budget).empty_ns, now, interval / share, burst) {
             return true;
         }
+        note_over(budget, now, tgid);
+    }
+    emit::count(over);
+    false
+}
+
+/// Counts a record over a budget there.
+///
+/// # Safety
+/// `budget` must be a value of a map.
+#[inline(always)]
+unsafe fn note_over(budget: *mut SourceBudget, now: u64, tgid: u32) {
+    // SAFETY: by the caller's promise.
+    unsafe {
         emit::add_one(&raw mut (*budget).throttled);
         // Another CPU may have written a later time than this one.
         if now > (*budget).last_ns.wrapping_add(SECOND_NS) {
@@ -206,8 +294,13 @@ unsafe fn pay_from(budget: *mut SourceBudget, rate: *const Rate, now: u64, over:
         (*budget).last_ns = now;
         (*budget).last_tgid = tgid;
     }
-    emit::count(over);
-    false
+}
+
+/// Whether a gateway has one left in one of its lanes.
+#[inline(always)]
+fn take_of_gateway(lanes: *mut [u64; gateway::LANES], which: usize, now: u64) -> bool {
+    // SAFETY: a value of the map, and a lane of it.
+    unsafe { take(&raw mut (*lanes)[which], now, SECOND_NS / GATEWAY_PER_SECOND, SECOND_NS) }
 }
 
 /// Takes one from a bucket that gets one back every `interval`. One number is the whole bucket, so that two CPUs at

@@ -161,7 +161,7 @@ fn report(neighbour: Typed, program: Program, change: &Change) {
     let Some(task) = is_by_task.then(|| task::current_typed(program)).flatten() else {
         return report_without_task(neighbour, change);
     };
-    if let Some(room) = room_for(neighbour, task.id()) {
+    if let Some(room) = room_for(neighbour, task.id(), change) {
         task::send_details(task, room);
         send(neighbour, task.id(), task.root(), change, room);
     }
@@ -169,14 +169,19 @@ fn report(neighbour: Typed, program: Program, change: &Change) {
 
 #[inline(always)]
 fn report_without_task(neighbour: Typed, change: &Change) {
-    if let Some(room) = room_for(neighbour, &task::NO_TASK) {
+    if let Some(room) = room_for(neighbour, &task::NO_TASK, change) {
         send(neighbour, &task::NO_TASK, 0, change, room);
     }
 }
 
 /// `None` if it is over the budget of its source, and counted.
 #[inline(always)]
-fn room_for(neighbour: Typed, id: &TaskId) -> Option<Room> {
+fn room_for(neighbour: Typed, id: &TaskId, change: &Change) -> Option<Room> {
+    match change.operation {
+        operation::SET => return lanes::gateway_set(&entry(neighbour), id, counter::GATEWAY_SET),
+        operation::RESOLVED => return lanes::gateway_set(&entry(neighbour), id, counter::GATEWAY_RESOLVED),
+        _ => {}
+    }
     let netns = neighbour.follow(offset!(neighbour_dev)).follow(offset!(net_device_nd_net));
     lanes::neighbor(&entry(neighbour), netns.follow(offset!(net_user_ns)), id)
 }
@@ -281,7 +286,10 @@ fn send(neighbour: Typed, id: &TaskId, root: u32, change: &Change, room: Room) {
     if room == Room::Unprivileged {
         marks |= device_mark::NETNS_OF_USER;
     }
-    let lost = room.loss(counter::RING_FULL, counter::USERS_RING_FULL);
+    let lost = match change.operation {
+        operation::SET | operation::RESOLVED => counter::GATEWAY_SET_RING_FULL,
+        _ => room.loss(counter::RING_FULL, counter::USERS_RING_FULL),
+    };
     emit::record::<NeighborRecord>(room, lost, |record| {
         // SAFETY: the ring gave memory for a whole, aligned record, and every field is written.
         unsafe {

@@ -60,6 +60,18 @@ impl Balance {
         }
     }
 
+    /// Of requests that set the entry of a known gateway, while it was no permanent one.
+    #[must_use]
+    pub fn of_gateway_sets(daemon: &Daemon) -> Self {
+        let metrics = daemon.metrics();
+        Self {
+            received: metrics.count("kevtmon_kernel_gateway_sets_total", &[("origin", "admin")]),
+            emitted: metrics.count("kevtmon_events_total", &[("kind", "neighbor.added")]),
+            throttled: throttled(&metrics, &["gateway-set"]),
+            lost: metrics.count("kevtmon_events_lost_total", &[("reason", "gateway-set-ring-full")]),
+        }
+    }
+
     /// Of unmounts that were refused; no others may be over a budget.
     #[must_use]
     pub fn of_refusals(daemon: &Daemon) -> Self {

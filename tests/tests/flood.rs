@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kevtmon_tests::balance::{Balance, assert_accounted_for, stop_and_account, wait_for_balance};
+use kevtmon_tests::balance::{Balance, stop_and_account, wait_for_balance};
 use kevtmon_tests::daemon::{ALL_EVENTS, Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -233,27 +233,21 @@ fn what_is_done_to_a_gateway_without_end_is_beyond_its_lane_as_any_other_of_its_
     const TIMES: usize = 1000;
     let _exclusive = Exclusive::take();
     let pod = Pod::new();
-    let mut daemon = launch().config("[hooks]\nsource_rate = 1\nsource_burst = 1\n").start();
+    let daemon = launch().config("[hooks]\nsource_rate = 1\nsource_burst = 1\n").start();
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
     pod.delete_gateway();
     let gateway = GATEWAY.parse().expect("an address");
     pod.netns().churn(std::iter::repeat_n(gateway, TIMES));
-    // What sets the entry again is told, and over the budget, as well.
-    let with_set = |daemon: &Daemon| {
-        let deletions = Balance::of_deletions(daemon);
-        let told = daemon.metrics().count("kevtmon_events_total", &[("kind", "neighbor.added")]);
-        let (received, emitted) = (deletions.received + TIMES as f64, deletions.emitted + told);
-        Balance { received, emitted, ..deletions }
-    };
-    let balance = wait_for_balance(&daemon, with_set);
-    assert!(balance.received >= 2.0 * TIMES as f64, "{balance:?}");
+    let sets = wait_for_balance(&daemon, Balance::of_gateway_sets);
+    assert!(sets.received >= TIMES as f64 && sets.emitted >= 64.0 && sets.throttled > 0.0, "{sets:?}");
+    let balance = balance(&daemon);
+    assert!(balance.received >= TIMES as f64, "{balance:?}");
     // Its lane's, and one of the namespace.
     assert!(balance.emitted >= 64.0 && balance.throttled > 0.0, "{balance:?}");
-    for event in summaries(&daemon, "namespace") {
+    for event in [summaries(&daemon, "namespace"), summaries(&daemon, "gateway-set")].concat() {
         event.expect("/throttled/netns", pod.inum());
     }
-    daemon.stop();
-    assert_accounted_for(&daemon.wait_for_end_of_output());
+    stop_and_account(daemon);
 }
 
 #[test]

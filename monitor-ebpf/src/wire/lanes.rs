@@ -17,8 +17,10 @@ pub mod counter {
     pub const UNKNOWN: Counter = SHARED.counter(3);
     /// Unmount attempts.
     pub const UMOUNT: Counter = SHARED.counter(4);
-    /// CNI plugins that were executed.
+    /// CNI plugins, and programs with the name of a kubelet or runtime, that were executed.
     pub const EXEC: Counter = SHARED.counter(5);
+    /// Entries of known gateways that were set.
+    pub const GATEWAY_SET: Counter = SHARED.counter(6);
 }
 
 /// Values of [`SourceKey::lane`].
@@ -30,10 +32,16 @@ pub mod lane {
     /// All namespaces that root owns in other user namespaces, unless the daemon knows them as a container's; and
     /// those for which there is no room among the sources of their kind.
     pub const UNKNOWN: u32 = 3;
-    /// Unmount attempts of one user, or of one control group of root's.
-    pub const UMOUNT: u32 = 4;
-    /// CNI plugins that were executed in one control group of root's.
-    pub const EXEC: u32 = 5;
+    /// Unmount attempts of one user who is not root.
+    pub const UMOUNT_OF_USER: u32 = 4;
+    /// Those of one control group of root's, in a mount namespace.
+    pub const UMOUNT_IN_MNTNS: u32 = 5;
+    /// The same in another user namespace of root's.
+    pub const UMOUNT_IN_USERNS: u32 = 6;
+    /// CNI plugins, and programs with the name of a kubelet or runtime, that were executed in one control group of root's.
+    pub const EXEC: u32 = 7;
+    /// What sets the entries of known gateways in one namespace. Each has a lane of its own, of which this is the rest.
+    pub const GATEWAY_SET: u32 = 8;
 }
 
 /// Budgets that many share. Each has one rate: a slow one would put off the others beyond the burst of a fast one.
@@ -52,15 +60,29 @@ pub mod shared {
 pub const GATEWAYS_MAX: u32 = 4096;
 /// Gateways in lane one at most, of one namespace.
 pub const GATEWAYS_OF_NAMESPACE_MAX: usize = 16;
+/// Which lane of a gateway: index into the value of [`GatewayKey`].
+pub mod gateway {
+    /// What ends, fails or changes its entry.
+    pub const CHANGES: usize = 0;
+    /// What sets it: it could be done without end, and takes no place from what ends it.
+    pub const SETS: usize = 1;
+    /// How many there are.
+    pub const LANES: usize = 2;
+}
 /// Sources that are told apart, without unprivileged users.
-pub const SOURCES_MAX: u32 = 1024;
+pub const SOURCES_MAX: u32 = 4096;
+/// Control groups that are told apart within one lane and namespace: who has a cgroup tree of their own can make any number of
+/// groups. The others have what all of them have together.
+pub const GROUPS_OF_NAMESPACE_MAX: u64 = 16;
+/// All control groups of one lane and namespace have so many times as much as one of them.
+pub const GROUPS_TOGETHER: u64 = 4;
 /// Unprivileged users that are told apart. Who has subordinate user ids, or may change his own, can be many of them, and
 /// takes no room from anybody else.
 pub const USERS_MAX: u32 = 256;
 /// Namespaces of containers in other user namespaces that are told apart.
 pub const CONTAINERS_MAX: u32 = 4096;
 
-/// A gateway of a known namespace. The value is the [time when its lane is empty again](SourceBudget::empty_ns).
+/// A gateway of a known namespace. The value is when each of its [lanes](gateway) is [empty again](SourceBudget::empty_ns).
 #[repr(C)]
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout,
@@ -82,15 +104,32 @@ pub struct GatewayKey {
 pub struct SourceKey {
     /// One of [`lane`].
     pub lane: u32,
-    /// The network namespace; of an unmount attempt, the initial user namespace if its caller is there.
+    /// The network namespace; of unmount attempts, the mount namespace of root's, the outermost user namespace below the
+    /// initial one, or of another user the initial one if the caller is there.
     pub namespace: u32,
     /// The user in the initial user namespace: who owns the outermost user namespace below that one, or the caller
     /// there. 0 is no unprivileged user.
     pub uid: u32,
-    /// Control group of a v1 controller.
+    /// Control group of a v1 controller; without any, all of the lane and namespace together.
     pub cgroup_v1: u32,
     /// Control group in the v2 hierarchy.
     pub cgroup_v2: u32,
+}
+
+impl SourceKey {
+    /// Whether it is one of the control groups of its lane and namespace.
+    #[must_use]
+    #[inline(always)]
+    pub const fn is_group(&self) -> bool {
+        self.uid == 0 && (self.cgroup_v1 | self.cgroup_v2) != 0
+    }
+
+    /// Its lane and namespace, under which control groups are counted.
+    #[must_use]
+    #[inline(always)]
+    pub const fn place(&self) -> u64 {
+        (self.lane as u64) << 32 | self.namespace as u64
+    }
 }
 
 /// The budget of a source, and what was over it.

@@ -33,6 +33,12 @@ pub mod counter {
     /// Entries of known gateways removed with their interface, address or namespace while something used them: the kernel
     /// has put away what they were before.
     pub const UNKNOWN_COLLATERAL: Counter = HOOK.counter(8);
+    /// Entries of known gateways, not permanent ones, that were set by request.
+    pub const GATEWAY_SET: Counter = HOOK.counter(9);
+    /// Entries of known gateways that were resolved.
+    pub const GATEWAY_RESOLVED: Counter = HOOK.counter(10);
+    /// Records of both for which the ring had no room.
+    pub const GATEWAY_SET_RING_FULL: Counter = HOOK.counter(11);
 }
 
 /// Longest hardware address that is carried: InfiniBand's 20 bytes (the kernel's `MAX_ADDR_LEN` is 32).

@@ -31,14 +31,19 @@ impl Core {
         let counted = |one: &str| format!("{} {one}{}", over.count, if over.count == 1 { "" } else { "s" });
         let changes = counted("neighbor change");
         let what = match over.lane {
-            Lane::Namespace => {
+            Lane::Namespace | Lane::GatewaySet => {
                 let owner = target.as_ref().map(owner_phrase).filter(|phrase| !phrase.is_empty());
                 let netns = over.netns.filter(|netns| *netns != self.settings.host_netns);
                 let place = owner.unwrap_or_else(|| match netns {
                     Some(netns) => format!(" in net:[{netns}]"),
                     None => " of the host".to_owned(),
                 });
-                format!("{changes}{place}{by}")
+                match over.lane {
+                    Lane::GatewaySet => {
+                        format!("{}{place}, of the neighbor entry of a gateway", counted("setting"))
+                    }
+                    _ => format!("{changes}{place}{by}"),
+                }
             }
             Lane::Owner => format!(
                 "{changes} in namespaces of uid {}",
@@ -55,7 +60,7 @@ impl Core {
         };
         let message = format!("beyond the budget of one source, and only counted: {what}");
         // What users do among themselves concerns nobody else.
-        let of_host = matches!(over.lane, Lane::Namespace | Lane::Exec)
+        let of_host = matches!(over.lane, Lane::Namespace | Lane::Exec | Lane::GatewaySet)
             || over.lane == Lane::Umount && over.uid == Some(0);
         let severity = if of_host { Severity::Warning } else { Severity::Notice };
         let event = Event {
@@ -67,8 +72,9 @@ impl Core {
         if over.lane == Lane::Umount {
             self.look_up_busy_mounts_soon(at);
         }
-        // What became of its gateways is not known otherwise.
-        if let Some(netns) = over.netns.filter(|netns| *netns != self.settings.host_netns) {
+        // What became of its gateways is not known otherwise. The host's namespace is large.
+        let is_host = over.netns == Some(self.settings.host_netns);
+        if let Some(netns) = over.netns.filter(|_| !is_host || over.lane == Lane::GatewaySet) {
             self.request(Request::Netns { netns });
         }
     }

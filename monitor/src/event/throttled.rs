@@ -11,7 +11,9 @@ use super::{Container, Details, Object, Pod, Role, Visitor};
 pub struct Throttled {
     /// Whose budget it was: `namespace` (neighbor changes in one namespace, by one control group), `owner` (neighbor changes
     /// in all namespaces of one unprivileged user), `unknown` (all sources that are not told apart: neighbor changes in other
-    /// user namespaces of root's that are no known container's, and sources beyond the first thousand), `umount` (unmount attempts of one user, those of root by control group),
+    /// user namespaces of root's that are no known container's, and sources beyond the first four thousand), `umount` (unmount attempts of one user, those of root by control group),
+    /// `exec` (CNI plugins, and programs with the name of a kubelet or runtime, that were executed in one control group of
+    /// root's), `gateway-set` (what set the neighbor entries of known gateways in one namespace),
     /// `events` (events of one kind, of one unprivileged account, or of the network of one container, which is `target` then:
     /// the daemon knew them, and counted them only),
     /// `namespaces` (readings of network namespaces that one user has too many of, or that have too many links, addresses or
@@ -28,7 +30,7 @@ pub struct Throttled {
     /// The last one, RFC 3339.
     #[schemars(extend("format" = "date-time"))]
     pub to: String,
-    /// The network namespace, for `namespace`, and for `events` where it was the same; the last one for `namespaces`.
+    /// The network namespace, for `namespace` and `gateway-set`, and for `events` where it was the same; the last one for `namespaces`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub netns: Option<u32>,
     /// The mount namespace, for `events` where it was the same.

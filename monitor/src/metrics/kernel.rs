@@ -13,6 +13,8 @@ use crate::event::Throttled;
 pub enum KernelMetric {
     /// Deletions of neighbor entries, by `state` and `origin`.
     NeighborDeletions,
+    /// Entries of known gateways that were set or resolved, by `origin`.
+    GatewaySets,
     /// Calls refused because a mount is busy, by `syscall`.
     MountBusy,
     /// Records over the budget of their source, by `lane`.
@@ -39,6 +41,7 @@ pub(super) type ReadKernel = Box<dyn Fn() -> Vec<KernelCount> + Send + Sync>;
 /// The metrics, and how their counters are read.
 pub(super) struct KernelMetrics {
     pub(super) neighbor_deletions: IntCounterVec,
+    pub(super) gateway_sets: IntCounterVec,
     pub(super) mount_busy: IntCounterVec,
     pub(super) throttled: IntCounterVec,
     pub(super) cni_ignored: IntCounterVec,
@@ -54,6 +57,11 @@ impl KernelMetrics {
                 "kevtmon_kernel_neighbor_deletions_total",
                 "Neighbor entries deleted by request or as collateral, by their previous state, counted in the kernel.",
                 &["state", "origin"],
+            )?,
+            gateway_sets: registrar.counters(
+                "kevtmon_kernel_gateway_sets_total",
+                "Neighbor entries of known gateways, not permanent ones, that were set by request or resolved, counted in the kernel.",
+                &["origin"],
             )?,
             mount_busy: registrar.counters(
                 "kevtmon_kernel_mount_busy_total",
@@ -84,12 +92,14 @@ impl KernelMetrics {
     /// Replaces what was read before: the kernel's counters are totals.
     pub(super) fn set(&self, counts: &[KernelCount]) {
         self.neighbor_deletions.reset();
+        self.gateway_sets.reset();
         self.mount_busy.reset();
         self.throttled.reset();
         self.cni_ignored.reset();
         for count in counts {
             let metric = match count.metric {
                 KernelMetric::NeighborDeletions => &self.neighbor_deletions,
+                KernelMetric::GatewaySets => &self.gateway_sets,
                 KernelMetric::MountBusy => &self.mount_busy,
                 KernelMetric::Throttled => &self.throttled,
                 KernelMetric::CniIgnored => &self.cni_ignored,

@@ -47,11 +47,15 @@ fn idle() -> Metrics {
             count(KernelMetric::NeighborDeletions, &["learned", "collateral"], 0),
             count(KernelMetric::NeighborDeletions, &["noarp", "admin"], 0),
             count(KernelMetric::NeighborDeletions, &["noarp", "collateral"], 0),
+            count(KernelMetric::GatewaySets, &["admin"], 0),
+            count(KernelMetric::GatewaySets, &["protocol"], 0),
             count(KernelMetric::MountBusy, &["umount2"], 5),
             count(KernelMetric::Throttled, &["namespace"], 0),
             count(KernelMetric::Throttled, &["owner"], 6),
             count(KernelMetric::Throttled, &["unknown"], 0),
             count(KernelMetric::Throttled, &["umount"], 0),
+            count(KernelMetric::Throttled, &["exec"], 0),
+            count(KernelMetric::Throttled, &["gateway-set"], 0),
             count(KernelMetric::CniIgnored, &[], 0),
         ]
     }));

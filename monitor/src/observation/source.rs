@@ -118,7 +118,7 @@ impl Loss {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lane {
-    /// Neighbor changes in one namespace of the host or of a container, by one control group.
+    /// Neighbor changes in one namespace of the host or of a container, by one control group, or by all together.
     Namespace,
     /// Neighbor changes in all namespaces of one unprivileged user.
     Owner,
@@ -129,6 +129,8 @@ pub enum Lane {
     Umount,
     /// CNI plugins that were executed in one control group of root's.
     Exec,
+    /// What set the entries of known gateways in one namespace.
+    GatewaySet,
 }
 
 impl Lane {
@@ -141,6 +143,7 @@ impl Lane {
             Self::Unknown => "unknown",
             Self::Umount => "umount",
             Self::Exec => "exec",
+            Self::GatewaySet => "gateway-set",
         }
     }
 }

@@ -31,6 +31,7 @@ pub(super) const RECORDS: Records = Records {
         over(counter::UNKNOWN, &[Lane::Unknown.name()]),
         over(counter::UMOUNT, &[Lane::Umount.name()]),
         over(counter::EXEC, &[Lane::Exec.name()]),
+        over(counter::GATEWAY_SET, &[Lane::GatewaySet.name()]),
     ],
     losses: &[],
 };
@@ -52,6 +53,8 @@ const fn key_of_shared(index: u32) -> SourceKey {
 pub(super) struct Budgets {
     /// Unprivileged users, and all others.
     sources: [HashMap<MapData, KeyBytes, BudgetBytes>; 2],
+    /// How many control groups the programs tell apart, by `SourceKey::place`.
+    groups: HashMap<MapData, u64, u64>,
     shared: Array<MapData, BudgetBytes>,
     told: BTreeMap<SourceKey, Reported>,
     swept: BootNs,
@@ -69,9 +72,10 @@ struct Reported {
 impl Budgets {
     pub(super) fn new(
         sources: [HashMap<MapData, KeyBytes, BudgetBytes>; 2],
+        groups: HashMap<MapData, u64, u64>,
         shared: Array<MapData, BudgetBytes>,
     ) -> Self {
-        Self { sources, shared, told: BTreeMap::new(), swept: 0 }
+        Self { sources, groups, shared, told: BTreeMap::new(), swept: 0 }
     }
 
     /// Whether something was counted that is not reported.
@@ -121,6 +125,21 @@ impl Budgets {
                 }
             }
         }
+        self.count_groups();
+    }
+
+    /// Counts the control groups that are left. One that is added meanwhile may be missed until the next time.
+    fn count_groups(&mut self) {
+        let keys = self.sources.iter().flat_map(HashMap::keys).flatten();
+        let left = groups_by_place(keys.filter_map(|key| SourceKey::read_from_bytes(&key).ok()));
+        let places: Vec<u64> = self.groups.keys().flatten().collect();
+        for place in places {
+            // Fails only for a place that the programs have no room for, and count again then.
+            let _ = match left.get(&place) {
+                Some(count) => self.groups.insert(place, count, 0),
+                None => self.groups.remove(&place),
+            };
+        }
     }
 }
 
@@ -145,23 +164,29 @@ impl Reported {
     }
 }
 
+fn groups_by_place(keys: impl Iterator<Item = SourceKey>) -> BTreeMap<u64, u64> {
+    let mut groups = BTreeMap::new();
+    for key in keys.filter(SourceKey::is_group) {
+        *groups.entry(key.place()).or_default() += 1;
+    }
+    groups
+}
+
 fn throttled(key: &SourceKey, budget: &SourceBudget, count: u64, from: BootNs) -> Throttled {
     let lane = match key.lane {
         lane::NAMESPACE => Lane::Namespace,
         lane::OWNER => Lane::Owner,
-        lane::UMOUNT => Lane::Umount,
+        lane::UMOUNT_OF_USER | lane::UMOUNT_IN_MNTNS | lane::UMOUNT_IN_USERNS => Lane::Umount,
         lane::EXEC => Lane::Exec,
+        lane::GATEWAY_SET => Lane::GatewaySet,
         _ => Lane::Unknown,
     };
     Throttled {
         lane,
-        netns: (lane == Lane::Namespace).then_some(key.namespace),
+        netns: matches!(lane, Lane::Namespace | Lane::GatewaySet).then_some(key.namespace),
         // Root of another user namespace that root made is not root.
-        uid: match lane {
-            Lane::Owner => Some(key.uid),
-            Lane::Umount => Some(key.uid).filter(|uid| *uid != 0 || key.namespace != 0),
-            Lane::Namespace | Lane::Unknown | Lane::Exec => None,
-        },
+        uid: matches!(key.lane, lane::OWNER | lane::UMOUNT_OF_USER | lane::UMOUNT_IN_MNTNS)
+            .then_some(key.uid),
         cgroup_v1: key.cgroup_v1,
         cgroup_v2: key.cgroup_v2,
         last_tgid: Some(budget.last_tgid).filter(|tgid| *tgid != 0),
@@ -210,6 +235,24 @@ mod tests {
         // The next one has a beginning of its own.
         let next = told.take_due(&KEY, &budget(2501, 300 * S, 300 * S), 300 * S, true).unwrap();
         assert_eq!((next.count, next.from, next.uid, next.netns), (1, 300 * S, Some(1000), None));
+    }
+
+    #[test]
+    fn control_groups_are_counted_by_their_lane_and_namespace() {
+        let key = |lane, namespace, cgroup_v1, uid| SourceKey { lane, namespace, uid, cgroup_v1, ..KEY };
+        let groups = groups_by_place(
+            [
+                key(lane::NAMESPACE, 7, 1, 0),
+                key(lane::NAMESPACE, 7, 2, 0),
+                key(lane::NAMESPACE, 7, 0, 0),
+                key(lane::NAMESPACE, 8, 1, 0),
+                key(lane::UMOUNT_IN_MNTNS, 7, 1, 0),
+                key(lane::UMOUNT_OF_USER, 7, 1, 9),
+            ]
+            .into_iter(),
+        );
+        assert_eq!(groups.values().copied().collect::<Vec<_>>(), [2, 1, 1]);
+        assert_eq!(groups[&key(lane::NAMESPACE, 7, 0, 0).place()], 2);
     }
 
     #[test]

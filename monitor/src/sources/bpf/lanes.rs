@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use aya::maps::{HashMap, MapData, MapError};
-use kevtmon_ebpf::lanes::{GATEWAYS_OF_NAMESPACE_MAX, GatewayKey};
+use kevtmon_ebpf::lanes::{GATEWAYS_OF_NAMESPACE_MAX, GatewayKey, gateway};
 use zerocopy::IntoBytes as _;
 
 use crate::namespace::NsInum;
@@ -13,10 +13,12 @@ use crate::observation::KnownNetns;
 
 /// A key in the form that maps take.
 type GatewayBytes = [u8; size_of::<GatewayKey>()];
+/// When each lane of a gateway is empty again.
+type GatewayLanes = [u64; gateway::LANES];
 
 /// The maps, kept by the daemon as its model of the namespaces changes.
 pub struct Lanes {
-    gateways: HashMap<MapData, GatewayBytes, u64>,
+    gateways: HashMap<MapData, GatewayBytes, GatewayLanes>,
     containers: HashMap<MapData, u32, u32>,
     /// What is in them.
     known: BTreeMap<NsInum, Known>,
@@ -30,7 +32,7 @@ struct Known {
 
 impl Lanes {
     pub(super) fn new(
-        gateways: HashMap<MapData, GatewayBytes, u64>,
+        gateways: HashMap<MapData, GatewayBytes, GatewayLanes>,
         containers: HashMap<MapData, u32, u32>,
     ) -> Self {
         Self { gateways, containers, known: BTreeMap::new() }
@@ -58,7 +60,10 @@ impl Lanes {
         let removed = before.difference(after).map(|key| self.gateways.remove(key));
         let results: Vec<Result<(), MapError>> = removed.collect();
         // One that stays keeps what it has left.
-        let added: Vec<_> = after.difference(before).map(|key| self.gateways.insert(key, 0, 0)).collect();
+        let added: Vec<_> = after
+            .difference(before)
+            .map(|key| self.gateways.insert(key, GatewayLanes::default(), 0))
+            .collect();
         let was = old.is_some_and(|old| old.foreign_userns);
         let is = new.as_ref().is_some_and(|new| new.foreign_userns);
         let container = match (was, is) {

@@ -266,6 +266,7 @@ impl Objects {
                 HashMap::try_from(take(&mut attached, "USERS")?).map_err(map_error("USERS"))?,
                 HashMap::try_from(take(&mut attached, "SOURCES")?).map_err(map_error("SOURCES"))?,
             ],
+            HashMap::try_from(take(&mut attached, "GROUPS")?).map_err(map_error("GROUPS"))?,
             Array::try_from(take(&mut attached, "SHARED_BUDGETS")?).map_err(map_error("SHARED_BUDGETS"))?,
         );
         let lanes = Lanes::new(

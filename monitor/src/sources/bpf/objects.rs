@@ -21,7 +21,7 @@ pub static CORE: Object =
     Object { name: "core", bytes: aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/kevtmon-ebpf.o")) };
 
 /// Maps that all objects share: one ring, its flag, the counters, which tasks were sent, and who may send how much.
-pub(super) const SHARED_MAPS: [&str; 9] = [
+pub(super) const SHARED_MAPS: [&str; 10] = [
     "EVENTS",
     "ARMED",
     "COUNTS",
@@ -29,6 +29,7 @@ pub(super) const SHARED_MAPS: [&str; 9] = [
     "GATEWAYS",
     "CONTAINERS",
     "SOURCES",
+    "GROUPS",
     "USERS",
     "SHARED_BUDGETS",
 ];

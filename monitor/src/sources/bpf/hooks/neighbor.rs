@@ -45,10 +45,13 @@ pub(super) const HOOK: Hook = Hook {
             deletions(counter::NOARP_ADMIN, &["noarp", "admin"]),
             deletions(counter::NOARP_COLLATERAL, &["noarp", "collateral"]),
             deletions(counter::UNKNOWN_COLLATERAL, &["unknown", "collateral"]),
+            sets(counter::GATEWAY_SET, &["admin"]),
+            sets(counter::GATEWAY_RESOLVED, &["protocol"]),
         ],
         losses: &[
             LossCount { counter: counter::RING_FULL, reason: "neighbor-ring-full" },
             LossCount { counter: counter::USERS_RING_FULL, reason: "neighbor-users-ring-full" },
+            LossCount { counter: counter::GATEWAY_SET_RING_FULL, reason: "gateway-set-ring-full" },
         ],
     },
     skipped: "neighbor-run-skipped",
@@ -60,6 +63,10 @@ const fn tp_btf(name: &'static str) -> Program {
 
 const fn deletions(counter: kevtmon_ebpf::Counter, labels: &'static [&'static str]) -> Count {
     Count { counter, metric: KernelMetric::NeighborDeletions, labels }
+}
+
+const fn sets(counter: kevtmon_ebpf::Counter, labels: &'static [&'static str]) -> Count {
+    Count { counter, metric: KernelMetric::GatewaySets, labels }
 }
 
 fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {

@@ -1,0 +1,105 @@
+//! One who can be many has the budget of one: by control groups, by requests that change nothing, by names.
+
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use kevtmon_tests::actor::Actor;
+use kevtmon_tests::balance::{Balance, stop_and_account, wait_for_balance};
+use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
+use kevtmon_tests::component::{Program, start};
+use kevtmon_tests::daemon::{ALL_EVENTS, launch};
+use kevtmon_tests::lock::Exclusive;
+use kevtmon_tests::mount::Scratch;
+use kevtmon_tests::network::NeighbourState;
+use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
+use kevtmon_tests::process::finish;
+use kevtmon_tests::storm::ipv4;
+
+/// Records that a source may write at once in these tests.
+const BURST: u32 = 20;
+
+#[test]
+fn control_groups_without_end_have_no_budget_each() {
+    const GROUPS: u32 = 200;
+    const OF_EACH: u32 = 50;
+    let _exclusive = Exclusive::take();
+    let (pod, scratch) = (Pod::new(), Scratch::new());
+    let batch = scratch.path().join("batch");
+    let lines = |address: String| {
+        format!("neigh replace {address} dev eth0 lladdr 02:00:00:00:00:01\nneigh del {address} dev eth0\n")
+    };
+    let text: String = (0..OF_EACH).map(|index| lines(ipv4(index).to_string())).collect();
+    std::fs::write(&batch, text).expect("a file");
+    let config = format!("[hooks]\nsource_rate = 1\nsource_burst = {BURST}\n{ALL_EVENTS}");
+    let mut daemon = launch().config(&config).start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    let mut actor = Actor::start();
+    actor.act(&format!("netns {}", pod.netns().path().display()));
+    let began = Instant::now();
+    for _ in 0..GROUPS {
+        let groups: Vec<Cgroup> = Hierarchy::all().into_iter().map(Cgroup::new).collect();
+        groups.iter().for_each(|group| group.take(actor.pid()));
+        actor.act(&format!("run ip -batch {}", batch.display()));
+        Hierarchy::all().into_iter().for_each(|hierarchy| Cgroup::release(hierarchy, actor.pid()));
+    }
+    // The gateway has a lane of its own beside all of them.
+    let ip = pod.delete_gateway();
+    daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY).expect_actor(ip.pid, "ip");
+    let balance = wait_for_balance(&daemon, Balance::of_deletions);
+    assert!(balance.received >= f64::from(GROUPS * OF_EACH), "{balance:?}");
+    // All groups of the namespace together have four times as much as one, and what came back of it meanwhile.
+    let most = 4.0 * (f64::from(BURST) + began.elapsed().as_secs_f64()) + 2.0;
+    assert!(balance.emitted >= f64::from(BURST) && balance.emitted <= most, "{balance:?}, at most {most}");
+    stop_and_account(daemon);
+}
+
+#[test]
+fn what_sets_a_gateway_without_end_takes_no_place_of_its_deletion() {
+    const TIMES: u32 = 1000;
+    let _exclusive = Exclusive::take();
+    let pod = Pod::new();
+    let mut daemon = launch().config("[hooks]\nsource_rate = 1\nsource_burst = 1\n").start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    let ip = pod.delete_gateway();
+    daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
+    let set = format!("neigh replace {GATEWAY} dev eth0 lladdr {GATEWAY_LLADDR} nud reachable\n");
+    pod.netns().ip_batch(&set.repeat(TIMES as usize));
+    pod.set_neighbor(GATEWAY, GATEWAY_LLADDR, NeighbourState::Permanent);
+    let ip = pod.delete_gateway();
+    daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY).expect_actor(ip.pid, "ip");
+    let sets = wait_for_balance(&daemon, Balance::of_gateway_sets);
+    assert!(sets.received >= f64::from(TIMES) && sets.throttled > 0.0, "{sets:?}");
+    let told = daemon.wait_for("what is beyond the budget", |event| {
+        event.kind() == "events.throttled" && event.text("/throttled/lane") == "gateway-set"
+    });
+    told.expect("/throttled/netns", pod.inum());
+    told.expect("/target/netns_name", pod.netns_name());
+    let deletions = wait_for_balance(&daemon, Balance::of_deletions);
+    assert!(deletions.throttled < 0.5, "{deletions:?}");
+    stop_and_account(daemon);
+}
+
+#[test]
+fn who_executes_what_is_called_a_kubelet_in_a_container_takes_no_room_of_the_nodes_own() {
+    const TIMES: u32 = 300;
+    let _exclusive = Exclusive::take();
+    let scratch = Scratch::new();
+    let fake = Program::new(&scratch, "fake/kubelet", None);
+    let real = Program::new(&scratch, "real/kubelet", Some("v1.20.2"));
+    let config = format!("[hooks]\nsource_rate = 1\nsource_burst = {BURST}\n");
+    let mut daemon = launch().config(&config).start();
+    // It is root of the node, but in a pid namespace of its own.
+    let script = format!("i=0; while [ $i -lt {TIMES} ]; do \"$0\" -c :; i=$((i + 1)); done");
+    let mut container = Command::new("unshare");
+    container.args(["--pid", "--fork", "--kill-child", "sh", "-c", &script]).arg(fake.path());
+    let _ = finish(container.stdin(Stdio::null()), "unshare".as_ref()).succeeded("the executions");
+    let kubelet = start(&real);
+    daemon.wait_for("the start of the kubelet", |event| {
+        event.kind() == "component.started" && event.number("/component/pid") == Some(kubelet.pid().into())
+    });
+    let throttled = daemon.metrics().count("kevtmon_events_throttled_total", &[("lane", "exec")]);
+    assert!(throttled < 0.5, "{throttled} executions were beyond the budget");
+    stop_and_account(daemon);
+}
