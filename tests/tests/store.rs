@@ -307,16 +307,16 @@ fn a_disk_that_is_read_only_is_read() {
     assert!(is_kept(&kept(&second), &before), "also when nobody runs: {before}");
 }
 
-/// Panics unless the daemon reports that its store is gone, and that it has a new one.
-fn expect_a_new_store(daemon: &mut Daemon) {
+/// Panics unless the daemon reports once what happened to its store, and that it has it again or a new one.
+fn expect_a_new_store(daemon: &mut Daemon, what: &str) {
     let lost = daemon.wait_for("daemon.degraded", |event| {
         event.kind() == "daemon.degraded" && event.has("/daemon/degraded/store")
     });
-    assert!(lost.text("/daemon/degraded/store").contains("removed or replaced"), "{lost}");
+    assert!(lost.text("/daemon/degraded/store").contains(what), "{lost}");
     daemon.wait_for("the return of the store", |event| {
         event.kind() == "daemon.recovered" && event.text("/message") == "store is back"
     });
-    assert_eq!(daemon.log().matches("removed or replaced").count(), 1, "{}", daemon.log());
+    assert_eq!(daemon.log().matches(what).count(), 1, "{}", daemon.log());
     assert_eq!(daemon.metrics().sum("kevtmon_source_up", &[("source", "store")]), Some(1.0));
 }
 
@@ -335,7 +335,7 @@ fn a_state_directory_that_is_removed_or_replaced_is_noticed_and_made_anew() {
         pod.delete_gateway();
         let opened = daemon.wait_for_incident(sandbox.id());
         way(&daemon.state());
-        expect_a_new_store(&mut daemon);
+        expect_a_new_store(&mut daemon, "removed or replaced");
         pod.set_gateway();
         let ip = pod.delete_gateway();
         daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
@@ -348,14 +348,36 @@ fn a_state_directory_that_is_removed_or_replaced_is_noticed_and_made_anew() {
     }
 }
 
+fn truncate(path: &Path) {
+    if let Ok(file) = std::fs::File::options().write(true).open(path) {
+        file.set_len(0).expect("a file can be truncated");
+    }
+}
+
+#[test]
+fn shared_memory_that_others_truncate_is_told_once_and_made_anew() {
+    let pod = Pod::new();
+    let mut daemon = launch().start();
+    pod.delete_gateway();
+    let before = daemon.wait_for_deletion(pod.inum(), GATEWAY);
+    eventually!(is_kept(&left(&daemon), &before), "it is committed");
+    truncate(&daemon.state().join("events.db-shm"));
+    // That is noticed when something is written.
+    pod.set_gateway();
+    expect_a_new_store(&mut daemon, "events.db-shm was truncated");
+    let ip = pod.delete_gateway();
+    let after = daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
+    stop_and_account(&mut daemon);
+    let kept = kept(&daemon);
+    assert!(is_kept(&kept, &before) && is_kept(&kept, &after), "{kept:?}");
+}
+
 #[test]
 fn files_of_the_store_that_others_truncate_do_not_end_the_daemon() {
     let pod = Pod::new();
     let mut daemon = launch().start();
     for name in ["events.db-shm", "events.db-wal", "events.db"] {
-        if let Ok(file) = std::fs::File::options().write(true).open(daemon.state().join(name)) {
-            file.set_len(0).expect("a file can be truncated");
-        }
+        truncate(&daemon.state().join(name));
         for _ in 0..3 {
             pod.set_gateway();
             let ip = pod.delete_gateway();
