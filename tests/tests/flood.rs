@@ -283,6 +283,37 @@ fn a_namespace_of_a_user_with_too_much_in_it_is_left_out_and_that_is_told() {
     let state = daemon.ask(&["state", "--json"]).stdout;
     let is_known = |own: &Own| state.contains(&own.netns.inum().to_string());
     assert!(!is_known(&large) && is_known(&small), "{state}");
+    stop_and_account(daemon);
+}
+
+#[test]
+fn a_user_with_more_namespaces_than_are_kept_hides_no_pod() {
+    /// More than are kept of one user.
+    const NUMBER: usize = 40;
+    const KEPT: usize = 32;
+    let _exclusive = Exclusive::take();
+    let before = Pod::new();
+    let sandbox = PodSandbox::of(&before);
+    let crowd: Vec<Own> = (0..NUMBER).map(|_| Own::of(USER)).collect();
+    let mut daemon = launch().start();
+    let is_refused = || daemon.metrics().count("kevtmon_namespaces_refused_total", &[]) > 0.0;
+    eventually!(is_refused(), "there are too many");
+    crowd.iter().for_each(|own| own.netns.churn((0..FLOOD / 10).map(ipv4)));
+    let after = Pod::new();
+    let later = PodSandbox::of(&after);
+    for (pod, sandbox) in [(&before, &sandbox), (&after, &later)] {
+        daemon.wait_for_gateway(pod.inum(), GATEWAY);
+        let ip = pod.delete_gateway();
+        daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY).expect_actor(ip.pid, "ip");
+        daemon.wait_for_incident(sandbox.id()).expect_actor(ip.pid, "ip");
+    }
+    let told = daemon.wait_for("what is left out", |event| is_summary(event, "namespaces"));
+    told.expect("/severity", "notice");
+    let state = daemon.ask(&["state", "--json"]).stdout;
+    let known = crowd.iter().filter(|own| state.contains(&own.netns.inum().to_string())).count();
+    assert!((1..=KEPT).contains(&known), "{known} of {NUMBER} are known");
+    balance(&daemon);
+    stop_and_account(daemon);
 }
 
 #[test]
