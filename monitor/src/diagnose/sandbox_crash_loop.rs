@@ -1,7 +1,7 @@
 //! The kubelet makes one sandbox of a pod after the other, because the runtime cannot start them.
 //!
-//! Found by the sandboxes alone; those that only claim to be of the pod do not count. While it is open, the lifecycle of these sandboxes is no event of its own: the incident
-//! counts them.
+//! Found by the sandboxes alone; those that only claim to be of the pod do not count. While it is open, the lifecycle of these
+//! sandboxes is no event of its own: the incident counts them.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,7 +16,7 @@ use crate::event::wording::{pod_label, target_label};
 use crate::event::{CloseReason, Confidence, Event, Kind, Severity, Target, form};
 use crate::node::containers::is_live;
 use crate::node::incarnations::current_sandbox;
-use crate::observation::{BootNs, ContainerFacts};
+use crate::observation::{BootNs, ContainerFacts, ContainerState};
 use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
@@ -57,10 +57,11 @@ pub(super) struct SandboxCrashLoop {
 
 /// Whether what happens to a container is told by an open incident alone.
 pub(crate) fn is_folded(incidents: &Incidents, facts: &ContainerFacts) -> bool {
-    // What only claims to be of the pod is not counted either: anybody who can label a container could hide it.
-    let confirmed = facts.pod.as_ref().filter(|pod| facts.sandbox && pod.is_confirmed());
-    let Some(pod) = confirmed else { return false };
-    incidents.iter().any(|open| open.kind() == KIND && open.subject() == pod.uid)
+    let Some(pod) = facts.pod.as_ref().filter(|_| facts.sandbox) else { return false };
+    // Anybody who can label a container could hide what it does. One that was only made does nothing, and the kubelet's own
+    // are claims as well until their checkpoints are written.
+    let may_be = pod.is_confirmed() || facts.state == ContainerState::Created;
+    may_be && incidents.iter().any(|open| open.kind() == KIND && open.subject() == pod.uid)
 }
 
 impl SandboxCrashLoop {
@@ -304,7 +305,7 @@ mod tests {
         }
         assert_eq!((node.open().len(), node.open()[0].count), (1, 10));
         let number = |kind| node.events.iter().filter(|event| event.kind == kind).count();
-        assert_eq!(number(Kind::ContainerCreated), 10, "none is confirmed when it is made");
+        assert_eq!(number(Kind::ContainerCreated), 5, "until it opens: none is confirmed when it is made");
         assert_eq!(number(Kind::ContainerRemoved), 4, "those before it opened");
     }
 

@@ -24,6 +24,8 @@ pub enum ChangeKind {
     Removed,
     /// Its network changed, which matters only while it runs.
     Network,
+    /// The same: it lost one. Of a container that was never started, this tells that its start has failed.
+    Disconnected,
     /// Anything else: an inspect shows what.
     Other,
 }

@@ -332,6 +332,11 @@ impl Containers {
         self.known.get(id).is_some_and(|known| is_live(known.facts.state))
     }
 
+    /// Whether it was made and never started, as far as is known.
+    pub(super) fn is_created(&self, id: &str) -> bool {
+        self.known.get(id).is_some_and(|known| known.facts.state == ContainerState::Created)
+    }
+
     fn entry(&mut self, change: Change, state: ContainerState) -> Option<&mut Known> {
         if !self.known.contains_key(&change.id) {
             let facts = ContainerFacts { state, ..self.own(None, change.facts?) };

@@ -252,7 +252,7 @@ impl<C: RuntimeClient> Session<'_, C> {
             self.containers.out_of_memory(&id);
             return Ok(());
         }
-        if change.kind != ChangeKind::Network {
+        if !matches!(change.kind, ChangeKind::Network | ChangeKind::Disconnected) {
             self.changed.insert(id.clone(), Instant::now());
         }
         let news = match change.kind {
@@ -266,9 +266,13 @@ impl<C: RuntimeClient> Session<'_, C> {
                 self.refresh.forget(&id);
                 return self.removed(id, Some(at)).await;
             }
+            // Its start has failed, and an inspect has the reason.
+            ChangeKind::Disconnected if self.containers.is_created(&id) => None,
             // A container that starts is connected first; its start brings the inspect.
-            ChangeKind::Network if !self.containers.runs(&id) => return Ok(()),
-            ChangeKind::Network | ChangeKind::Other | ChangeKind::OutOfMemory => None,
+            ChangeKind::Network | ChangeKind::Disconnected if !self.containers.runs(&id) => return Ok(()),
+            ChangeKind::Network | ChangeKind::Disconnected | ChangeKind::Other | ChangeKind::OutOfMemory => {
+                None
+            }
             ChangeKind::Paused => {
                 self.containers.await_state(change, ContainerState::Paused, at);
                 None

@@ -34,12 +34,13 @@ pub(super) const ACTIONS: Actions = &[
 const EXIT_CODES: &[&str] = &["exitCode", "containerExitCode"];
 
 /// What happens to a network that is a change of one of its containers.
-const NETWORK_ACTIONS: &[&str] = &["connect", "disconnect"];
+const NETWORK_ACTIONS: Actions =
+    &[("connect", ChangeKind::Network), ("disconnect", ChangeKind::Disconnected)];
 
 /// Only what [`read`] takes, and all of it since `wall`: the daemon answers the request before it has
 /// subscribed us (`getEvents` in moby's router/system), but has kept its last 256 events.
 pub(super) fn subscription(actions: Actions, wall: i64) -> EventsOptions {
-    let actions = actions.iter().map(|(action, _)| *action).chain(NETWORK_ACTIONS.iter().copied());
+    let actions = actions.iter().chain(NETWORK_ACTIONS).map(|(action, _)| *action);
     let filters = HashMap::from([("type", vec!["container", "network"]), ("event", actions.collect())]);
     let since = format!("{}.{:09}", wall / 1_000_000_000, wall % 1_000_000_000);
     EventsOptionsBuilder::default().since(&since).filters(&filters).build()
@@ -54,14 +55,17 @@ pub(super) fn read(actions: Actions, message: EventMessage) -> Result<Option<Cha
     let actor = actor.unwrap_or_default();
     let attributes = actor.attributes.unwrap_or_default();
     let action = action.unwrap_or_default();
+    let known = |actions: Actions| actions.iter().find(|(name, _)| *name == action).map(|(_, kind)| *kind);
     let (id, kind, is_container) = match typ {
-        Some(EventMessageTypeEnum::NETWORK) if NETWORK_ACTIONS.contains(&action.as_str()) => {
-            let Some(id) = attributes.get("container") else { return Ok(None) };
-            (Some(id.clone()), ChangeKind::Network, false)
+        Some(EventMessageTypeEnum::NETWORK) => {
+            let Some((kind, id)) = known(NETWORK_ACTIONS).zip(attributes.get("container")) else {
+                return Ok(None);
+            };
+            (Some(id.clone()), kind, false)
         }
         Some(EventMessageTypeEnum::CONTAINER) => {
-            let Some((_, kind)) = actions.iter().find(|(name, _)| *name == action) else { return Ok(None) };
-            (actor.id, *kind, true)
+            let Some(kind) = known(actions) else { return Ok(None) };
+            (actor.id, kind, true)
         }
         _ => return Ok(None),
     };
@@ -125,14 +129,14 @@ mod tests {
 
     #[test]
     fn a_network_that_is_connected_changes_the_container() {
-        let seen = change(json!({
-            "Type": "network", "Action": "connect", "time": 7,
-            "Actor": {"ID": "n", "Attributes": {"container": ID}},
-        }));
-        assert_eq!(
-            seen.map(|c| (c.kind, c.id, c.wall)),
-            Some((ChangeKind::Network, ID.to_owned(), 7_000_000_000))
-        );
+        for (action, kind) in [("connect", ChangeKind::Network), ("disconnect", ChangeKind::Disconnected)] {
+            let seen = change(json!({
+                "Type": "network", "Action": action, "time": 7,
+                "Actor": {"ID": "n", "Attributes": {"container": ID}},
+            }));
+            let seen = seen.map(|c| (c.kind, c.id, c.wall));
+            assert_eq!(seen, Some((kind, ID.to_owned(), 7_000_000_000)));
+        }
     }
 
     #[test]
