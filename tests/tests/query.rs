@@ -6,7 +6,7 @@ use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
-use kevtmon_tests::process::{Finished, attempt};
+use kevtmon_tests::process::{Finished, attempt, run};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -339,4 +339,25 @@ fn nothing_wrong_and_nothing_known_say_what_is_not_watched() {
     }
     let ran = daemon.ask(&["why", "203.0.113.7"]);
     expect(&ran, NOTHING, &["nothing is known of 203.0.113.7", "Not watched on this node:", "hook.umount"]);
+}
+
+#[test]
+fn a_host_end_that_is_down_is_told_though_no_incident_is_open() {
+    let pod = Pod::new();
+    let mut daemon = launch().start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    let end = pod.host_end();
+    let story = || daemon.find(&["why", &format!("netns:{}", pod.inum())]).remove(0);
+    let is_told = |story: &Event| {
+        let sentence = story.text("/verdict/sentence");
+        sentence.starts_with("nothing passes through eth0 ")
+            && sentence.contains(&format!(": its host end {end} is down"))
+    };
+    assert!(!is_told(&story()), "{}", story());
+    run(&format!("ip link set {end} down"));
+    eventually!(is_told(&story()), "it is told");
+    story().expect("/verdict/open", true);
+    run(&format!("ip link set {end} up"));
+    eventually!(!is_told(&story()), "it is up again");
+    story().expect("/verdict/open", false);
 }

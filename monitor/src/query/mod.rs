@@ -8,6 +8,7 @@
 //! collects what a [`story`] is made of.
 
 pub mod coverage;
+pub mod down;
 pub mod filter;
 pub mod history;
 pub mod key;

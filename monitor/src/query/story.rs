@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Record;
 use super::coverage::{Coverage, Missing, Unseen};
+use super::down;
 use super::history::IncidentView;
 use super::key::keys;
 use super::likeness;
@@ -174,7 +175,8 @@ fn first() -> u32 {
 pub fn build(parts: Parts<'_>) -> Story {
     let ordered = in_causal_order(&parts.incidents);
     let all = steps(&parts);
-    let mut verdict = verdict::conclude(&ordered, &parts.suspected, &all);
+    let down = parts.coverage.state.map_or_else(Vec::new, |state| down::told(state, &parts.subject));
+    let mut verdict = verdict::conclude(&ordered, &parts.suspected, &down, &all);
     if verdict.since.is_none() {
         verdict.unwatched = parts.coverage.unwatched();
     }

@@ -59,7 +59,12 @@ fn is_wrong(incident: &StoryIncident) -> bool {
 
 /// Draws the conclusion.
 #[must_use]
-pub fn conclude(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[Step]) -> Verdict {
+pub fn conclude(
+    incidents: &[StoryIncident],
+    suspected: &[Suspicion],
+    down: &[String],
+    steps: &[Step],
+) -> Verdict {
     let main = main_incident(incidents);
     // What is over does not stand for what may be wrong now.
     if let Some(first) = suspected.first().filter(|_| !main.is_some_and(is_wrong)) {
@@ -72,6 +77,20 @@ pub fn conclude(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[S
             close_reason: None,
             well_since: None,
             judged: Some(first.due.clone()),
+            unwatched: Vec::new(),
+        };
+    }
+    // No incident that is over stands for it either.
+    if !down.is_empty() && !main.is_some_and(is_wrong) {
+        return Verdict {
+            sentence: format!("{}; no open incident is known of it", down.join("; ")),
+            open: true,
+            confidence: Some(Confidence::Certain),
+            since: None,
+            until: None,
+            close_reason: None,
+            well_since: None,
+            judged: None,
             unwatched: Vec::new(),
         };
     }

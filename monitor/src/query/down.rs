@@ -1,0 +1,81 @@
+//! Interfaces through which nothing passes because their other end, on the host, is down. The neighbor entries beyond are
+//! as they were, so that no incident tells it.
+
+use super::key::keys;
+use super::subject::Subject;
+use crate::core::state::{NetnsStatus, NodeState};
+use crate::escape::name;
+use crate::event::wording::place_phrase;
+use crate::event::{Event, Kind, Link, Severity};
+
+/// A sentence for each interface of the subject, or of the namespace that the subject is or leads to.
+pub fn told(state: &NodeState, subject: &Subject) -> Vec<String> {
+    let Some(host) = state.namespaces.iter().find(|namespace| namespace.netns == state.host_netns) else {
+        return Vec::new();
+    };
+    let others = state.namespaces.iter().filter(|namespace| namespace.netns != host.netns);
+    let pairs = others.flat_map(|namespace| namespace.links.iter().map(move |link| (namespace, link)));
+    let sentence = |(namespace, link): (&NetnsStatus, &Link)| {
+        let end = down_end(host, link)?;
+        is_about(subject, namespace, link).then(|| {
+            let place = place_phrase(&namespace.owner, namespace.netns);
+            let (inside, outside) = (name(&link.ifname), name(&end.ifname));
+            format!("nothing passes through {inside}{place}: its host end {outside} is down")
+        })
+    };
+    pairs.filter_map(sentence).collect()
+}
+
+/// The other end of an interface that is in use, if that is on the host and was set down.
+fn down_end<'s>(host: &'s NetnsStatus, link: &Link) -> Option<&'s Link> {
+    if link.up != Some(true) || link.kind.as_deref() != Some("veth") {
+        return None;
+    }
+    let peer = link.peer.as_ref().filter(|peer| peer.netns == Some(host.netns))?;
+    let leads_back = |end: &&Link| {
+        end.ifindex == peer.ifindex
+            && end
+                .peer
+                .as_ref()
+                .is_some_and(|back| (back.netns, back.ifindex) == (Some(link.netns), link.ifindex))
+    };
+    host.links.iter().find(leads_back).filter(|end| end.up == Some(false))
+}
+
+fn is_about(subject: &Subject, namespace: &NetnsStatus, link: &Link) -> bool {
+    let event = Event {
+        target: Some(Box::new(namespace.owner.clone())),
+        link: Some(Box::new(link.clone())),
+        ..Event::new(Kind::LinkChanged, Severity::Info, String::new())
+    };
+    keys(&event).iter().any(|(key, _)| subject.lookups.iter().any(|lookup| lookup.matches(key)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::query::subject::candidates;
+    use crate::query::subject::tests::state;
+
+    fn told_of(state: &NodeState, word: &str) -> Vec<String> {
+        let [subject] = &candidates(word, Some(state), &[])[..] else { panic!("{word}") };
+        told(state, subject)
+    }
+
+    #[test]
+    fn a_host_end_that_is_down_is_told_of_its_pod_only() {
+        let mut state = state();
+        assert!(told_of(&state, "a/web").is_empty(), "both ends are up");
+        let host = state.namespaces.iter_mut().find(|namespace| namespace.netns == state.host_netns).unwrap();
+        host.links.iter_mut().find(|link| link.ifname == "cali-a").unwrap().up = Some(false);
+        let expected = ["nothing passes through eth0 of pod a/web: its host end cali-a is down"];
+        for word in ["a/web", "cali-a"] {
+            assert_eq!(told_of(&state, word), expected, "{word}");
+        }
+        assert!(told_of(&state, "b/web").is_empty(), "another pod's");
+        // Nobody uses it.
+        let inside = state.namespaces.iter_mut().flat_map(|namespace| &mut namespace.links);
+        inside.filter(|link| link.ifname == "eth0").for_each(|link| link.up = Some(false));
+        assert!(told_of(&state, "a/web").is_empty());
+    }
+}
