@@ -78,6 +78,9 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
         count_deletion(old_state, counter::PERMANENT_ADMIN, counter::LEARNED_ADMIN, counter::NOARP_ADMIN);
         change.operation = operation::DELETED;
     }
+    // What has no address differs from nothing.
+    let has_address = old_state & VALID != 0 && new_lladdr.0 != 0;
+    let other = is_by_request && has_address && differs(neighbour, new_lladdr);
     if old_state & PERMANENT == 0 {
         // Without an address the kernel makes no entry, and without OVERRIDE it changes none.
         let is_taken = match old_state & VALID {
@@ -85,15 +88,17 @@ fn neigh_update(ctx: BtfTracePointContext) -> i32 {
             _ => new_lladdr.0 == 0 || flags & OVERRIDE != 0,
         };
         let is_set = !is_to_resolve && new_state & VALID != 0 && is_taken;
+        // Packets go where they went, and the kernel checks that or not as it did.
+        let stays = |states: u8| old_state & states != 0 && new_state & states != 0;
+        let is_same = !other && (stays(LEARNED) || stays(NOARP));
         // Of all entries there would be too much.
-        if !is_set || !lanes::is_gateway(&entry(neighbour)) {
+        if !is_set || is_same || !lanes::is_gateway(&entry(neighbour)) {
             return 0;
         }
         change.operation = if is_by_request { operation::SET } else { operation::RESOLVED };
     } else if is_to_resolve || new_state & VALID == 0 {
         change.new_lladdr = Kernel(0);
     } else {
-        let other = new_lladdr.0 != 0 && differs(neighbour, new_lladdr);
         // Without OVERRIDE the kernel keeps the old address and does nothing.
         if (other && flags & OVERRIDE == 0) || (!other && new_state & PERMANENT != 0) {
             return 0;
