@@ -2,6 +2,7 @@
 
 use std::process::{Command, Stdio};
 
+use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -208,6 +209,28 @@ fn a_private_network_without_a_name_is_named_by_its_process() {
     drop(process);
     let closed = wait_for(&mut daemon, "incident.closed", netns);
     closed.expect("/incident/close_reason", "subject-gone");
+}
+
+#[test]
+fn a_private_network_of_a_service_or_a_control_group_is_named_by_that_too() {
+    for hierarchy in Hierarchy::all() {
+        for group in [Cgroup::of_service(hierarchy), Cgroup::new(hierarchy)] {
+            let mut command = Command::new("unshare");
+            let process = Running::spawn(command.args(["-n", "sleep", "1000000"]).stdin(Stdio::null()));
+            eventually!(comm(process.pid()).as_deref() == Some("sleep"), "it has a network of its own");
+            group.take(process.pid());
+            let pod = Pod::at(NetnsPath::of_process(process.pid()));
+            let mut daemon = launch().start();
+            pod.delete_gateway();
+            let opened = wait_for(&mut daemon, "incident.opened", pod.inum());
+            opened.expect("/target/cgroup", group.path());
+            let is_service = group.name().ends_with(".service");
+            assert_eq!(opened.text("/target/unit"), if is_service { group.name() } else { "" });
+            let named = if is_service { group.name().to_owned() } else { group.path() };
+            let label = format!("the network namespace of sleep (pid {}, {named})", process.pid());
+            assert!(opened.text("/message").starts_with(&label), "{opened}");
+        }
+    }
 }
 
 #[test]

@@ -10,11 +10,12 @@ use kevtmon_tests::actor::{self, Actor};
 use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::network::NeighbourState;
 use kevtmon_tests::patience::wait_until;
 use kevtmon_tests::pod::Pod;
-use kevtmon_tests::process::{comm, run};
+use kevtmon_tests::process::{Running, comm, run};
 use kevtmon_tests::unique;
 use nix::sys::signal::Signal;
 
@@ -77,6 +78,37 @@ fn the_program_that_runs_a_tool_is_blamed_directly_and_through_a_shell() {
     std::fs::write(&script, format!("{}\nexit 0\n", by_shell.command)).expect("a script can be written");
     calico.act(&format!("run sh {}", script.display()));
     expect_by(&by_shell.deletion(&mut daemon), &by);
+}
+
+#[test]
+fn who_enters_a_network_with_tools_is_the_parent_of_what_acts_there() {
+    let (pod, scratch) = (Pod::new(), Scratch::new());
+    let mut command = Command::new("nsenter");
+    let inside = Running::spawn(
+        command.arg(format!("--net={}", pod.netns().path().display())).args(["sleep", "1000000"]),
+    );
+    eventually!(comm(inside.pid()).as_deref() == Some("sleep"), "it is in the network");
+    let mut daemon = launch().start();
+    let mut calico = Actor::run(calico(&scratch));
+    let test = comm(std::process::id()).expect("this process has a name");
+    // It goes by the name under which it is started.
+    let arp = scratch.path().join("arp");
+    std::os::unix::fs::symlink("/usr/bin/busybox", &arp).expect("a link can be made");
+    let arp = |address: &str| format!("{} -i eth0 -d {address}", arp.display());
+
+    let entry = Entry::new(&pod);
+    calico.act(&format!("run nsenter -t {} -n ip neigh del {} dev eth0", inside.pid(), entry.address));
+    let event = entry.deletion(&mut daemon);
+    // What was executed between the fork and `ip` is not known to the kernel.
+    let pid = event.number("/actor/pid").expect("a pid");
+    expect_by(&event, &format!("ip (pid {pid}), a child of calico (pid {})", calico.pid()));
+
+    let entry = Entry::new(&pod);
+    calico.act(&format!("netns {}", pod.netns().path().display()));
+    calico.act(&format!("run {}", arp(&entry.address)));
+    let event = daemon.wait_for_deletion(pod.inum(), &entry.address);
+    event.expect("/actor/comm", "arp");
+    expect_by(&event, &format!("calico (pid {}), run by {test}, by means of arp", calico.pid()));
 }
 
 #[test]

@@ -9,8 +9,9 @@ use kevtmon_tests::balance::stop_and_account;
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::lock::Exclusive;
+use kevtmon_tests::network::NeighbourState;
 use kevtmon_tests::patience::wait_until;
-use kevtmon_tests::pod::{GATEWAY, Pod};
+use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::storm::{Storm, address, storm};
 use nix::sys::signal::Signal;
@@ -268,4 +269,46 @@ fn a_transition_that_was_announced_survives_the_death_of_the_daemon_at_that_mome
     }
     let ids = announced.iter().map(|event| event.text("/incident/id")).collect::<BTreeSet<_>>();
     assert_eq!(ids.len(), 1, "{ids:?}");
+}
+
+/// The gateways that this sandbox has lost, as a run of the daemon has told.
+fn lost(daemon: &Daemon, sandbox: &PodSandbox) -> Vec<String> {
+    let events = daemon.events();
+    let opened = events.iter().filter(|event| is_of(event, "incident.opened", sandbox));
+    opened.map(|event| event.text("/neighbor/address").to_owned()).collect()
+}
+
+#[test]
+fn a_former_gateway_is_missed_neither_before_nor_after_a_restart() {
+    const IMPATIENT: &str = "[incidents]\ngateway_teardown_seconds = 1\ngateway_confirm_seconds = 1\n";
+    const OTHER: &str = "169.254.1.2";
+    let pod = Pod::new();
+    let sandbox = PodSandbox::of(&pod);
+    pod.set_neighbor(OTHER, GATEWAY_LLADDR, NeighbourState::Permanent);
+    let mut daemon = launch().config(IMPATIENT).start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    pod.ip(&format!("route replace default via {OTHER} dev eth0 onlink"));
+    daemon.wait_for_gateway(pod.inum(), OTHER);
+    let ip = pod.delete_gateway();
+    daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY).expect("/neighbor/gateway", false);
+    daemon.stop();
+
+    let mut again = launch().config(IMPATIENT).on_state_of(&daemon).start();
+    again.wait_for_gateway(pod.inum(), OTHER);
+    // The first incident is that of the right one.
+    pod.ip(&format!("neigh del {OTHER} dev eth0"));
+    wait_for(&mut again, "incident.opened", &sandbox).expect("/neighbor/address", OTHER);
+    pod.set_neighbor(OTHER, GATEWAY_LLADDR, NeighbourState::Permanent);
+    wait_for(&mut again, "incident.closed", &sandbox).expect("/incident/close_reason", "resolved");
+    again.stop();
+
+    // Now it becomes a former one while nobody looks.
+    pod.set_gateway();
+    pod.ip(&format!("route replace default via {GATEWAY} dev eth0 onlink"));
+    pod.ip(&format!("neigh del {OTHER} dev eth0"));
+    let mut last = launch().config(IMPATIENT).on_state_of(&again).start();
+    last.wait_for_gateway(pod.inum(), GATEWAY);
+    pod.delete_gateway();
+    wait_for(&mut last, "incident.opened", &sandbox).expect("/neighbor/address", GATEWAY);
+    assert_eq!((lost(&again, &sandbox), lost(&last, &sandbox)), (vec![OTHER.into()], vec![GATEWAY.into()]));
 }
