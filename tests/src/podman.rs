@@ -14,13 +14,26 @@ use crate::reaper::Cleanup;
 /// Image of every container.
 const IMAGE: &str = "kevtmon:1";
 
-/// Limits that a container of a user without all privileges may set, too.
-const LIMITS: [&str; 2] = ["--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000"];
+/// Limits that a user without all privileges may set, too; for the infra containers of pods there is no option.
+const CONFIG: &str = r#"[containers]
+default_ulimits = ["nofile=1024:1024", "nproc=1000:1000"]
+"#;
+
+/// A pod of podman's own kind, which no kubelet knows.
+#[derive(Debug)]
+pub struct PodmanPod {
+    /// Its id.
+    pub id: String,
+    /// Id of the container that holds its namespaces.
+    pub infra: String,
+    /// Id of its other container.
+    pub container: String,
+}
 
 /// A service and its containers.
 #[derive(Debug)]
 pub struct Podman {
-    /// Command and options for its own files.
+    /// Command and options for its own files, with its environment.
     words: Vec<String>,
     service: Mutex<Option<Running>>,
     /// Dropped before the files.
@@ -35,7 +48,11 @@ impl Podman {
         let (podman, runc) = (image::installed("podman")?, image::installed("runc")?);
         let scratch = Scratch::without_mounts();
         let directory = |name: &str| scratch.path().join(name).to_string_lossy().into_owned();
+        let config = directory("containers.conf");
+        std::fs::write(&config, CONFIG).expect("a file can be written");
         let words: Vec<String> = [
+            "env".to_owned(),
+            format!("CONTAINERS_CONF={config}"),
             podman.to_string_lossy().into_owned(),
             format!("--root={}", directory("root")),
             format!("--runroot={}", directory("run")),
@@ -46,8 +63,9 @@ impl Podman {
             "--events-backend=file".to_owned(),
         ]
         .into();
-        let containers =
-            Cleanup::script(&format!("{} rm --all --force --time 0 >/dev/null 2>&1\n", words.join(" ")));
+        let all = words.join(" ");
+        let removal = "rm --all --force --time 0 >/dev/null 2>&1\n";
+        let containers = Cleanup::script(&format!("{all} pod {removal}{all} {removal}"));
         let podman = Self { words, service: Mutex::new(None), _containers: containers, scratch };
         podman.launch();
         let archive = image::archive(&podman.scratch);
@@ -93,7 +111,23 @@ impl Podman {
     /// Starts a container with these options; returns its id.
     #[must_use]
     pub fn start_container(&self, options: &[&str], command: &[&str]) -> String {
-        let words = [&["run", "-d", "--network=none"][..], &LIMITS, options, &[IMAGE], command].concat();
+        self.run_detached(&[&["--network=none"], options].concat(), command)
+    }
+
+    fn run_detached(&self, options: &[&str], command: &[&str]) -> String {
+        let words = [&["run", "-d"][..], options, &[IMAGE], command].concat();
         self.run(&words).succeeded("podman run").stdout.trim().to_owned()
+    }
+
+    /// Starts a pod with a container in its network.
+    #[must_use]
+    pub fn start_pod(&self, command: &[&str]) -> PodmanPod {
+        let image = format!("--infra-image={IMAGE}");
+        let words = ["pod", "create", "--network=none", &image, "--infra-command=sleep 1000000"];
+        let id = self.run(&words).succeeded("podman pod create").stdout.trim().to_owned();
+        let container = self.run_detached(&["--pod", &id], command);
+        let format = "--format={{.InfraContainerID}}";
+        let infra = self.run(&["pod", "inspect", format, &id]).succeeded("podman pod inspect");
+        PodmanPod { id, infra: infra.stdout.trim().to_owned(), container }
     }
 }

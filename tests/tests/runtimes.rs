@@ -15,6 +15,8 @@ use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Scratch;
+use kevtmon_tests::netns::NetnsPath;
+use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::podman::Podman;
 
 /// A socket that leads to another one.
@@ -82,6 +84,13 @@ fn life(events: &[Event], id: &str) -> Vec<String> {
     of_it.map(|event| event.kind().to_owned()).filter(|kind| kind.starts_with("container.")).collect()
 }
 
+/// Waits until the daemon has reported the start of a container.
+fn wait_for_start(daemon: &mut Daemon, id: &str) -> Event {
+    daemon.wait_for("container.started", |event| {
+        event.kind() == "container.started" && event.text("/target/container/id") == id
+    })
+}
+
 /// Waits until the daemon has reported a container's removal.
 fn wait_for_removal(daemon: &mut Daemon, id: &str) {
     daemon.wait_for("container.removed", |event| {
@@ -139,9 +148,7 @@ fn the_life_of_a_container_of_podman_is_reported_by_what_it_calls_it() {
     let runtime = format!("docker={}", podman.socket().display());
     let mut daemon = launch().runtime(runtime).start();
     let id = podman.start_container(&[], &["sleep", "1000000"]);
-    let started = daemon.wait_for("container.started", |event| {
-        event.kind() == "container.started" && event.text("/target/container/id") == id
-    });
+    let started = wait_for_start(&mut daemon, &id);
     started.expect("/target/container/runtime", "podman");
     started.expect("/target/container/pid", podman.pid(&id));
     let _ = podman.run(&["rm", "--force", "--time", "0", &id]).succeeded("podman rm");
@@ -169,6 +176,49 @@ fn a_restart_of_podmans_service_changes_nothing_for_its_containers() {
     let _ = podman.run(&["rm", "--force", "--time", "0", &late]).succeeded("podman rm");
     wait_for_removal(&mut daemon, &late);
     assert_eq!(life(&daemon.events(), &early), [""; 0], "it ran all the time");
+}
+
+#[test]
+fn the_containers_of_a_pod_of_podman_share_a_network_and_go_with_it() {
+    let Some(podman) = Podman::start() else { return };
+    let mut daemon = launch().runtime(format!("docker={}", podman.socket().display())).start();
+    let pod = podman.start_pod(&["sleep", "1000000"]);
+    for id in [&pod.infra, &pod.container] {
+        let started = wait_for_start(&mut daemon, id);
+        started.expect("/target/container/runtime", "podman");
+        started.expect("/target/container/pid", podman.pid(id));
+        started.expect_none("/target/pod");
+    }
+    let network = Pod::at(NetnsPath::of_process(podman.pid(&pod.infra)));
+    assert_eq!(NetnsPath::of_process(podman.pid(&pod.container)).inum(), network.inum(), "it is shared");
+    daemon.wait_for_gateway(network.inum(), GATEWAY);
+    let ip = network.delete_gateway();
+    let deleted = daemon.wait_for_deletion_by(ip.pid, network.inum(), GATEWAY);
+    deleted.expect("/neighbor/gateway", true);
+    deleted.expect("/target/container/runtime", "podman");
+    let owner = deleted.text("/target/container/id");
+    assert!([&*pod.infra, &*pod.container].contains(&owner), "{deleted}");
+    let lost = daemon.wait_for("the lost gateway", |event| {
+        event.is_incident("incident.opened", "gateway-neighbor-lost") && event.is_in(network.inum())
+    });
+    lost.expect("/target/container/id", owner);
+
+    let _ = podman.run(&["pod", "rm", "--force", "--time", "0", &pod.id]).succeeded("podman pod rm");
+    for id in [&pod.infra, &pod.container] {
+        wait_for_removal(&mut daemon, id);
+    }
+    let closed = daemon.wait_for("its end", |event| {
+        event.kind() == "incident.closed" && event.text("/incident/id") == lost.text("/incident/id")
+    });
+    closed.expect("/incident/close_reason", "subject-gone");
+    let is_other = |event: &&Event| {
+        event.kind() == "incident.opened" && event.text("/incident/id") != lost.text("/incident/id")
+    };
+    let of_pod = |event: &&Event| {
+        [&pod.infra, &pod.container].iter().any(|id| event.text("/target/container/id") == **id)
+    };
+    let events = daemon.events();
+    assert!(!events.iter().filter(is_other).any(|event| of_pod(&event)), "its removal is no fault");
 }
 
 #[test]

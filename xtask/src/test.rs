@@ -316,13 +316,14 @@ fn run_as_root(cargo: &mut Command, privilege: Privilege, environment: &[(&str, 
     cargo.args(["--config", &format!("target.'cfg(unix)'.runner = [{}]", runner.join(", "))]);
 }
 
-const PREREQUISITES: [Prerequisite; 10] = [
+const PREREQUISITES: [Prerequisite; 11] = [
     // The culprit of most tests; what the harness itself changes, it changes through rtnetlink.
     program("ip", "iproute2", "deletes and changes what the daemon then names it for"),
     program("iptables", "iptables", "dockerd sets up its bridge with it"),
     program("dockerd", "docker.io", "the tests start one of their own"),
     program("docker", "docker.io", "makes and starts the containers that the tests watch"),
     program("containerd", "containerd", "dockerd starts one of its own, and so do the tests of the CRI"),
+    program("podman", "podman", "the tests start a service of their own, and pods of its kind"),
     program("/usr/lib/cni/ptp", "containernetworking-plugins", "gives pods behind the CRI their network"),
     program("busybox", "busybox-static", "all that is in the containers' image").statically_linked(),
     program("fuser", "psmisc", "what the holders of a mount are compared with"),
