@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-use crate::cri::{self, ContainerConfig, CreateContainer, Id, LinuxPod, Name, PodConfig, PodMetadata};
+use crate::cri::{
+    self, ContainerConfig, CreateContainer, Id, LinuxPod, Name, Namespaces, PodConfig, PodMetadata, Security,
+};
 use crate::dockerd::{END, is_dead};
 use crate::eventually;
 use crate::image;
@@ -166,23 +168,30 @@ state = "{shown}/state"
     /// Runs the sandbox of a new pod.
     #[must_use]
     pub fn run_pod(&self) -> CriPod<'_> {
-        self.run_named(format!("etcd-{}", &uuid()[..8]))
+        self.run_named(format!("etcd-{}", &uuid()[..8]), None)
+    }
+
+    /// Runs the sandbox of a new pod in the network of the host (`hostNetwork`).
+    #[must_use]
+    pub fn run_on_host(&self) -> CriPod<'_> {
+        let security = Security { namespaces: Some(Namespaces { network: cri::NODE }) };
+        self.run_named(format!("proxy-{}", &uuid()[..8]), Some(security))
     }
 
     /// Runs the sandbox of a pod of the same name, as a StatefulSet has it made.
     #[must_use]
     pub fn run_successor(&self, pod: &CriPod<'_>) -> CriPod<'_> {
-        self.run_named(pod.name.clone())
+        self.run_named(pod.name.clone(), None)
     }
 
-    fn run_named(&self, name: String) -> CriPod<'_> {
+    fn run_named(&self, name: String, security: Option<Security>) -> CriPod<'_> {
         let shared = lock::Shared::take();
         let uid = uuid();
         let config = PodConfig {
             metadata: Some(PodMetadata { name: name.clone(), uid: uid.clone(), namespace: NAMESPACE.into() }),
             labels: LABELS.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
             // It does not tell the pod.
-            linux: Some(LinuxPod { cgroup_parent: format!("/{}/pods", self.name) }),
+            linux: Some(LinuxPod { cgroup_parent: format!("/{}/pods", self.name), security }),
         };
         let request = cri::RunPodSandbox { config: Some(config.clone()) };
         let made: Id = cri::ask(&self.socket(), "RunPodSandbox", &request);

@@ -24,12 +24,34 @@ pub struct PodMetadata {
     pub namespace: String,
 }
 
+/// `NamespaceOption`.
+#[derive(Clone, PartialEq, Message)]
+pub struct Namespaces {
+    /// Which network: 0 is one of its own, [`NODE`] the host's.
+    #[prost(int32, tag = "1")]
+    pub network: i32,
+}
+
+/// The host's namespace (`NamespaceMode`).
+pub const NODE: i32 = 2;
+
+/// `LinuxSandboxSecurityContext`.
+#[derive(Clone, PartialEq, Message)]
+pub struct Security {
+    /// Which namespaces the pod has.
+    #[prost(message, optional, tag = "1")]
+    pub namespaces: Option<Namespaces>,
+}
+
 /// `LinuxPodSandboxConfig`.
 #[derive(Clone, PartialEq, Message)]
 pub struct LinuxPod {
     /// Control group of the pod.
     #[prost(string, tag = "1")]
     pub cgroup_parent: String,
+    /// How it is shut off from the host.
+    #[prost(message, optional, tag = "2")]
+    pub security: Option<Security>,
 }
 
 /// `PodSandboxConfig`.

@@ -8,8 +8,9 @@ use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::network::{NeighbourState, Network};
-use kevtmon_tests::pod::GATEWAY_LLADDR;
+use kevtmon_tests::pod::{GATEWAY_LLADDR, Pod};
 use kevtmon_tests::process::{comm, run};
 
 /// What was reported of the life of a container, in order.
@@ -66,6 +67,7 @@ fn the_life_of_a_pod_on_a_bridge_has_the_calls_of_its_plugin() {
     let of_pod = (pod.name().to_owned(), pod.sandbox().to_owned());
     let added = wait_for_call(&mut daemon, "ADD", "bridge", &containerd, (&of_pod.0, &of_pod.1));
     added.expect("/cni/netns_inode", netns);
+    wait_for_life(&mut daemon, "container.started", pod.sandbox());
     let deleted = lose_gateway(&mut daemon, &pod);
     expect_pod(&deleted, &pod);
     pod.remove();
@@ -159,6 +161,43 @@ fn a_lost_gateway_is_that_of_the_pod_also_while_the_runtime_is_gone() {
     for pod in [&pod, &other] {
         assert_eq!(life(&events, pod.sandbox()), [""; 0], "it ran all the time");
     }
+}
+
+#[test]
+fn a_pod_in_the_network_of_the_host_has_no_calls_and_owns_nothing_there() {
+    let containerd = Containerd::start();
+    let mut daemon = launch().runtime(containerd.runtime()).start();
+    let pod = containerd.run_on_host();
+    let host = NetnsPath::of_process(std::process::id());
+    assert_eq!(pod.netns().inum(), host.inum(), "it has no network of its own");
+    let started = wait_for_life(&mut daemon, "container.started", pod.sandbox());
+    expect_pod(&started, &pod);
+    let (id, pid) = pod.start_container("proxy", &["/bin/sleep", "1000000"], &[]);
+    let started = wait_for_life(&mut daemon, "container.started", &id);
+    expect_pod(&started, &pod);
+    started.expect("/target/container/pid", pid);
+
+    // What happens on the host is nothing that happens to the pod.
+    let other = Pod::new();
+    host.set_neighbor(other.host_end(), "192.0.2.9", GATEWAY_LLADDR, NeighbourState::Permanent);
+    let ip = host.run(&format!("ip neigh del 192.0.2.9 dev {}", other.host_end()));
+    let deleted = daemon.wait_for_deletion_by(ip.pid, host.inum(), "192.0.2.9");
+    deleted.expect_none("/neighbor/gateway");
+    deleted.expect_none("/target/pod");
+    deleted.expect_none("/target/container");
+
+    let sandbox = pod.sandbox().to_owned();
+    pod.remove();
+    wait_for_life(&mut daemon, "container.removed", &sandbox);
+    daemon.mount_fence();
+    let events = daemon.events();
+    let is_its = |event: &&Event| {
+        event.has("/cni") && event.text("/cni/container_id") == sandbox
+            || event.kind() == "incident.opened"
+                && [&sandbox, &id].iter().any(|id| event.text("/target/container/id") == **id)
+    };
+    let of_it: Vec<&Event> = events.iter().filter(is_its).collect();
+    assert!(of_it.is_empty(), "no plugin is called for it, and nothing is wrong: {of_it:?}");
 }
 
 #[test]
