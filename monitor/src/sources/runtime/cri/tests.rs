@@ -151,6 +151,32 @@ async fn a_container_is_of_the_pod_that_its_sandbox_was_requested_for() {
 }
 
 #[tokio::test]
+async fn a_sandbox_without_a_container_of_its_own_runs_and_its_pod_is_known() {
+    // As CRI-O has it by default: the namespaces of a pod are held by files, and no process pauses.
+    for info in [r#"{"pid":0,"runtimeSpec":{}}"#, r#"{"runtimeSpec":{}}"#, ""] {
+        let fake = with_pod();
+        fake.set(|state| {
+            (state.name, state.version, state.events) = ("cri-o", "1.30.4", false);
+            state.info.insert(id('b'), info.to_owned());
+        });
+        let mut reports = watch(&fake);
+        let all = reports.snapshot().await;
+        reports.up().await;
+        let (etcd, sandbox) = (&all[0], &all[1]);
+        assert_eq!((sandbox.state, sandbox.tgid, sandbox.netns), (ContainerState::Running, None, None));
+        assert_eq!((etcd.state, etcd.tgid), (ContainerState::Running, Some(me())));
+        assert_eq!(etcd.netns, Proc::default().ns(me(), "net"), "the network of the pod is known by it");
+        let proof = |facts: &ContainerFacts| facts.pod.as_ref().unwrap().proof;
+        assert_eq!((proof(etcd), proof(sandbox)), (PodProof::Cri, PodProof::Cri));
+        assert!(
+            !reports.seen.iter().any(|fact| matches!(fact, Fact::Malformed { .. })),
+            "{:?}",
+            reports.seen
+        );
+    }
+}
+
+#[tokio::test]
 async fn what_an_adapter_reads_from_docker_is_a_claim() {
     let fake = with_pod();
     fake.set(|state| state.name = "docker");
