@@ -47,6 +47,8 @@ struct Start {
     cwd: Place,
     /// With which the caller's mount table had changed last.
     event: u64,
+    /// `CLOCK_BOOTTIME`.
+    began: u64,
     /// What the path led to, once the kernel has resolved it and where it shows that.
     target: MountName,
 }
@@ -62,6 +64,7 @@ impl Start {
         root: Place::NOWHERE,
         cwd: Place::NOWHERE,
         event: u64::MAX,
+        began: 0,
         target: MountName::NONE,
     };
 }
@@ -86,9 +89,9 @@ fn sys_enter_umount(ctx: TracePointContext) -> u32 {
     // SAFETY: as in `sys_exit_umount`.
     let len = unsafe { read_path(path, record) };
     // SAFETY: helpers without arguments.
-    let (key, task) = unsafe {
+    let (key, task, began) = unsafe {
         let key = u64::from(bpf_get_prandom_u32()) << 32 | u64::from(bpf_get_prandom_u32()) | 1;
-        (key, Kernel(bpf_get_current_task()))
+        (key, Kernel(bpf_get_current_task()), bpf_ktime_get_boot_ns())
     };
     let fs = task.follow(offset!(task_fs));
     let start = Start {
@@ -101,6 +104,7 @@ fn sys_enter_umount(ctx: TracePointContext) -> u32 {
         root: Place::read(fs, offset!(fs_root)),
         cwd: Place::read(fs, offset!(fs_pwd)),
         event: MountTable::of(task).event(),
+        began,
         target: MountName::NONE,
     };
     // Without it, the call is reported without its path.
@@ -159,6 +163,7 @@ fn sys_exit_umount(ctx: TracePointContext) -> u32 {
         (*record).result = result as i32;
         (*record).task_root = task.root();
         (*record).target = start.target;
+        (*record).began = start.began;
         MountTable::of(task.address).describe(start.event, &raw mut (*record).table);
         // What has many branches comes last: each would multiply the paths that the verifier walks.
         add_directories(record, &start, task.address);

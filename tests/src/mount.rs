@@ -1,17 +1,22 @@
 //! Mounts of a test, on tmpfs in a directory of their own.
 
 use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
 
 use crate::daemon::Daemon;
 use crate::event::Event;
+use crate::eventually;
 use crate::lock::Turn;
 use crate::pod_sandbox::uuid;
 use crate::process::{Finished, attempt, finish};
 use crate::reaper::Cleanup;
 use crate::unique;
+
+const SETTLED: Duration = Duration::from_millis(1_500);
 
 /// A directory that is removed with all mounts in it.
 #[derive(Debug)]
@@ -123,12 +128,24 @@ impl Mount {
         attempt::<&OsStr>(&["umount".as_ref(), self.point.as_ref()])
     }
 
-    /// Tries to unmount it and is refused.
+    /// Tries to unmount it and is refused, when it cannot seem to be another one by the times of the directories above.
     pub fn umount_refused(&self) -> Finished {
+        settle(self.point.parent().expect("a directory above"));
         let ran = self.umount();
         assert!(!ran.status.success(), "{} was not busy", self.point.display());
         ran
     }
+}
+
+/// Waits until nothing in a directory was changed for longer than the clock of a file system may be late: what was changed
+/// before a call cannot seem to be changed after it then.
+pub fn settle(directory: &Path) {
+    let is_settled = || {
+        let changed = std::fs::metadata(directory).ok()?;
+        let changed = Duration::new(changed.ctime().try_into().ok()?, changed.ctime_nsec().try_into().ok()?);
+        Some(UNIX_EPOCH.elapsed().ok()?.checked_sub(changed)? > SETTLED)
+    };
+    eventually!(is_settled() == Some(true), "{} is settled", directory.display());
 }
 
 impl Default for Mount {

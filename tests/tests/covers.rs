@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
-use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::mount::{Mount, Scratch, settle};
 use kevtmon_tests::process::{Finished, Running, attempt, hold_by_cwd};
 use kevtmon_tests::random::{Random, rounds};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
@@ -190,14 +190,14 @@ impl Place {
         let scratch = Scratch::new();
         let base = scratch.path().join("base");
         let [point, spare, aside, elsewhere] =
-            ["point", "spare", "aside", "elsewhere"].map(|name| base.join(name));
+            ["in/point", "spare", "aside", "elsewhere"].map(|name| base.join(name));
         std::fs::create_dir(&base).expect("a directory can be made");
         tmpfs(&base);
         // Out of what is shared, nothing can be moved.
         mount(None::<&str>, &base, None::<&str>, MsFlags::MS_PRIVATE, None::<&str>)
             .expect("it can be private");
         for path in [&point, &spare, &elsewhere] {
-            std::fs::create_dir(path).expect("a directory can be made");
+            std::fs::create_dir_all(path).expect("directories can be made");
             tmpfs(path);
         }
         std::fs::create_dir(&aside).expect("a directory can be made");
@@ -276,8 +276,7 @@ struct Refused {
 }
 
 /// Has one unmount refused, and some changes made before the daemon has looked, or while it does.
-fn refused(random: &mut Random, daemon: &Daemon) -> (Refused, Place) {
-    let mut place = Place::new();
+fn refused(random: &mut Random, daemon: &Daemon, mut place: Place) -> (Refused, Place) {
     let mut text = String::new();
     for _ in 0..random.below(3) {
         tmpfs(&place.point);
@@ -341,8 +340,11 @@ fn whatever_happens_before_the_look_nothing_false_is_said_for_certain() {
     let mut random = Random::new();
     let mut daemon = launch().config(WITHOUT_BUDGETS).start();
     let mut certain = 0;
-    for _ in 0..rounds(ROUNDS) {
-        let (refused, place) = refused(&mut random, &daemon);
+    // All at once, so that no round has to wait until its directories are older.
+    let places: Vec<Place> = (0..rounds(ROUNDS)).map(|_| Place::new()).collect();
+    for place in places {
+        settle(place.point.parent().expect("a directory above"));
+        let (refused, place) = refused(&mut random, &daemon, place);
         daemon.wait_for(&refused.text, |event| is_refusal_of(event, refused.caller));
         let again = refused_again(&refused, &place);
         if let Some((caller, _)) = &again {

@@ -121,6 +121,8 @@ pub struct UmountRecord {
     pub cwd_changed: u64,
     /// What the kernel found at the path.
     pub target: MountName,
+    /// When the call began, `CLOCK_BOOTTIME`; 0 if its start was not seen.
+    pub began: u64,
     /// The mounts that the caller sees.
     pub table: MountTableRecord,
     /// The caller's root directory.
@@ -137,7 +139,7 @@ impl UmountRecord {
 }
 
 const _: () = assert!(size_of::<DirectoryRecord>() == 8 + 16 * 96);
-const _: () = assert!(UmountRecord::HEAD == 120 + 16 + 40 + 2 * size_of::<DirectoryRecord>());
+const _: () = assert!(UmountRecord::HEAD == 120 + 16 + 8 + 40 + 2 * size_of::<DirectoryRecord>());
 
 /// Where the kernel keeps what only this hook reads.
 #[repr(C)]

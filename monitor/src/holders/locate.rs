@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::mntns_index::{self, Member, MntnsIndex, Seen};
-use super::resolve::{Unresolved, View};
+use super::resolve::replaced::Beginning;
+use super::resolve::{Resolved, Unresolved, View};
 use super::table::Doubt;
 use super::{Deadline, ScanRequest, own_tgid, presence, target};
 use crate::clock::boot_now;
@@ -12,15 +13,23 @@ use crate::observation::{HolderReport, MountFacts, PathDoubt, Verdict};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::mountinfo::Mount;
 
-/// Finds the mount that the path leads to, in the view of a process of the namespace; no mount where nothing is
-/// mounted, `None` where that is not known.
+/// What a path leads to.
+pub(super) struct Found {
+    pub(super) seen: Seen,
+    /// `None` where nothing is mounted.
+    pub(super) mount: Option<Mount>,
+    /// Whether the path may have led elsewhere when the call began.
+    pub(super) may_be_replaced: bool,
+}
+
+/// Finds the mount that the path leads to, in the view of a process of the namespace; `None` where that is not known.
 pub(super) fn locate(
     proc: &Proc,
     request: &ScanRequest,
     members: &[Member],
     deadline: Deadline,
     report: &mut HolderReport,
-) -> Option<(Seen, Option<Mount>)> {
+) -> Option<Found> {
     if let Some(doubt) = request.origin.as_ref().and_then(|origin| origin.doubt) {
         report.blind_spot(None, doubt.reason());
         if doubt != PathDoubt::ReadLate {
@@ -37,7 +46,7 @@ pub(super) fn locate(
         report.path = meant?;
         let seen = seen.next()?;
         let mount = seen.table.at(&report.path).cloned();
-        return mount.is_some().then_some((seen, mount));
+        return mount.is_some().then_some(Found { seen, mount, may_be_replaced: false });
     }
     let mut failed = Unresolved::NoProcess;
     match target::origin(proc, request) {
@@ -45,14 +54,15 @@ pub(super) fn locate(
         Ok(origin) => {
             for seen in seen.take_while(|_| !deadline.is_over()) {
                 let view = View::open(&seen.process, &seen.root, &seen.table);
-                match view.and_then(|view| view.resolve(&origin)) {
-                    Ok(resolved) => {
+                match view.and_then(|view| Ok((view.resolve(&origin)?, view))) {
+                    Ok((resolved, view)) => {
+                        let may_be_replaced = may_be_replaced(request, &view, &resolved);
                         report.path = resolved.path;
                         if seen.root != "/" {
                             let reason = "only processes in a chroot are left in its mount namespace";
                             report.blind_spot(None, reason);
                         }
-                        return Some((seen, resolved.mount));
+                        return Some(Found { mount: resolved.mount, may_be_replaced, seen });
                     }
                     Err(error) => {
                         let is_final = !error.may_be_seen_by_another();
@@ -67,6 +77,13 @@ pub(super) fn locate(
     }
     report.blind_spot(None, &format!("the path cannot be resolved: {}", chain(&failed)));
     None
+}
+
+/// Whether the path of a call may have led elsewhere when the call began.
+fn may_be_replaced(request: &ScanRequest, view: &View<'_>, resolved: &Resolved) -> bool {
+    let Some(origin) = &request.origin else { return false };
+    let is_in_place = |beginning| view.is_in_place(resolved, beginning).ok();
+    origin.began.map(Beginning::at).and_then(is_in_place) != Some(true)
 }
 
 /// Finds a mount again that a scan has found before; no mount where it is gone, `None` where that is not known.
@@ -110,13 +127,15 @@ pub(super) struct Located {
     pub(super) report: HolderReport,
     /// Whether it is what the kernel found during the call, by an id that is never reused.
     pub(super) is_meant: bool,
+    /// Whether the path may have led elsewhere when the call began.
+    pub(super) may_be_replaced: bool,
     /// Why there is none to be found any more.
     pub(super) lost: Option<Doubt>,
 }
 
 impl From<HolderReport> for Located {
     fn from(report: HolderReport) -> Self {
-        Self { report, is_meant: false, lost: None }
+        Self { report, is_meant: false, may_be_replaced: false, lost: None }
     }
 }
 
@@ -128,9 +147,9 @@ pub(super) fn first(proc: &Proc, request: &ScanRequest, deadline: Deadline) -> L
         return found;
     }
     let mut found = Located::from(empty(request));
-    let Some((seen, Some(top))) = locate(proc, request, &members, deadline, &mut found.report) else {
-        return found;
-    };
+    let located = locate(proc, request, &members, deadline, &mut found.report);
+    let Some(Found { seen, mount: Some(top), may_be_replaced }) = located else { return found };
+    found.may_be_replaced = may_be_replaced;
     found.report.resolved = Some(boot_now());
     let namespace = presence::namespace_of(proc, seen.tgid, &seen.process).ok();
     let unique = |mount: &Mount| namespace.as_ref().and_then(|namespace| namespace.unique_id(mount));

@@ -35,6 +35,7 @@ pub(super) fn look(
         // What is found there later is another look's.
         _ if located.report.mount.is_none() => Some(Doubt::NotSeen),
         _ if !located.report.complete => Some(Doubt::Path),
+        _ if located.may_be_replaced => Some(Doubt::Replaced),
         // The number only grows: what it is after the look, it was all the while.
         Some((of_call, now)) => (of_call != now).then_some(Doubt::Changed),
         None => Some(Doubt::NotSeen),

@@ -15,12 +15,15 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
-use nix::sys::stat::{SFlag, fstatat};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
+use nix::sys::stat::SFlag;
 use thiserror::Error;
 
 use crate::sources::procfs::dir::{Dir, mnt_id};
 use crate::sources::procfs::mountinfo::{Mount, MountTable};
+
+mod cached_stat;
+pub(super) mod replaced;
 
 /// `RESOLVE_CACHED` of include/uapi/linux/openat2.h.
 const RESOLVE_CACHED: u64 = 0x20;
@@ -110,6 +113,8 @@ pub(super) struct Resolved {
     pub(super) path: String,
     /// The topmost mount there, if there is any.
     pub(super) mount: Option<Mount>,
+    /// Names from the top to each directory, link and mount that led there.
+    walked: Vec<Vec<String>>,
 }
 
 /// The view of a process: its root directory, and the mounts of its namespace.
@@ -130,6 +135,17 @@ impl<'t> View<'t> {
 
     /// Walks a path.
     pub(super) fn resolve(&self, origin: &Origin) -> Result<Resolved, Unresolved> {
+        let mut walked = Vec::new();
+        let (path, mount) = self.walk(origin, &mut walked)?;
+        Ok(Resolved { path, mount, walked })
+    }
+
+    /// The path, and the topmost mount there.
+    fn walk(
+        &self,
+        origin: &Origin,
+        walked: &mut Vec<Vec<String>>,
+    ) -> Result<(String, Option<Mount>), Unresolved> {
         if origin.path.contains(char::REPLACEMENT_CHARACTER) {
             return Err(Unresolved::NotText);
         }
@@ -138,6 +154,7 @@ impl<'t> View<'t> {
             Some(cwd) => self.anchor(cwd)?,
             None => root.clone().unwrap_or_default(),
         };
+        walked.extend(root.iter().chain([&at]).cloned());
         // What ends in a slash is a directory, so a link there is followed.
         let follow = origin.follow || origin.path.ends_with('/') || origin.path.ends_with("/.");
         let mut rest: VecDeque<String> = names(&origin.path).collect();
@@ -154,6 +171,7 @@ impl<'t> View<'t> {
                 }
                 continue;
             }
+            walked.push(at.iter().chain([&name]).cloned().collect());
             let step = if is_last { self.last(&at, &name)? } else { self.directory(&at, &name)? };
             match step {
                 Step::Link(target) if !is_last || follow => {
@@ -169,12 +187,12 @@ impl<'t> View<'t> {
                 }
                 Step::Directory => at.push(name),
                 Step::Mount(mount) => {
-                    return Ok(Resolved { path: joined(&at, &name), mount: Some(*mount) });
+                    return Ok((joined(&at, &name), Some(*mount)));
                 }
                 // Where a directory above is gone, nothing is mounted below it.
                 Step::Link(_) | Step::Nothing => {
                     let path = rest.iter().fold(joined(&at, &name), |path, name| path + "/" + name);
-                    return Ok(Resolved { path, mount: None });
+                    return Ok((path, None));
                 }
             }
         }
@@ -206,15 +224,15 @@ impl<'t> View<'t> {
             Ok(_) => Ok(Step::Directory),
             Err(Errno::ENOTDIR) => {
                 let found = open_cached(self.top.as_fd(), &below, OFlag::empty(), ResolveFlag::empty());
-                let found = found.map_err(|errno| walk(&path, errno))?;
+                let found = found.map_err(|errno| not_walked(&path, errno))?;
                 match self.link(&found)? {
                     Some(target) => Ok(Step::Link(target)),
-                    None => Err(walk(&path, Errno::ENOTDIR)),
+                    None => Err(not_walked(&path, Errno::ENOTDIR)),
                 }
             }
             Err(Errno::ENOENT) => Ok(Step::Nothing),
             Err(Errno::EAGAIN) => self.uncached_directory(at, name),
-            Err(errno) => Err(walk(&path, errno)),
+            Err(errno) => Err(not_walked(&path, errno)),
         }
     }
 
@@ -229,7 +247,7 @@ impl<'t> View<'t> {
         match opened {
             Ok(_) => Ok(Step::Directory),
             Err(Errno::ENOENT) => Ok(Step::Nothing),
-            Err(_) => Err(walk(&joined(at, name), Errno::EAGAIN)),
+            Err(_) => Err(not_walked(&joined(at, name), Errno::EAGAIN)),
         }
     }
 
@@ -253,20 +271,20 @@ impl<'t> View<'t> {
             Ok(found) => Ok(self.link(&found)?.map_or(Step::Nothing, Step::Link)),
             Err(Errno::ENOENT) => Ok(Step::Nothing),
             Err(Errno::EXDEV) => Err(Unresolved::Changed { path }),
-            Err(errno) => Err(walk(&path, errno)),
+            Err(errno) => Err(not_walked(&path, errno)),
         }
     }
 
     /// The topmost mount at a directory. Its own mount may be it, so the one above tells.
-    fn stack_of(&self, at: &[String]) -> Result<Resolved, Unresolved> {
+    fn stack_of(&self, at: &[String]) -> Result<(String, Option<Mount>), Unresolved> {
         let Some((name, above)) = at.split_last() else {
             let top = mount_of(self.top.as_fd())?;
             let mount = self.table.topmost("/", top).or_else(|| self.table.by_id(top));
-            return Ok(Resolved { path: "/".to_owned(), mount: mount.cloned() });
+            return Ok(("/".to_owned(), mount.cloned()));
         };
         match self.last(above, name)? {
-            Step::Mount(mount) => Ok(Resolved { path: joined(above, name), mount: Some(*mount) }),
-            _ => Ok(Resolved { path: joined(above, name), mount: None }),
+            Step::Mount(mount) => Ok((joined(above, name), Some(*mount))),
+            _ => Ok((joined(above, name), None)),
         }
     }
 
@@ -286,22 +304,20 @@ impl<'t> View<'t> {
         let path = format!("/{}", at.join("/"));
         let below = self.below(&path, at.iter().map(String::as_str))?;
         open_cached(self.top.as_fd(), &below, OFlag::O_DIRECTORY, ResolveFlag::empty())
-            .map_err(|errno| walk(&path, errno))
+            .map_err(|errno| not_walked(&path, errno))
     }
 
     /// Where a link leads; `None` where it is no link.
     fn link(&self, found: &OwnedFd) -> Result<Option<String>, Unresolved> {
-        // From the cache, so that no file server is queried.
-        let flags = AtFlags::AT_EMPTY_PATH | AtFlags::from_bits_retain(libc::AT_STATX_DONT_SYNC);
-        let stat = fstatat(found, "", flags).map_err(|errno| walk("a link", errno))?;
-        if SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits()) != SFlag::S_IFLNK {
+        let mode = cached_stat::mode(found.as_fd()).map_err(|errno| not_walked("a link", errno))?;
+        if SFlag::from_bits_truncate(mode & SFlag::S_IFMT.bits()) != SFlag::S_IFLNK {
             return Ok(None);
         }
         let fstype = self.fstype(found.as_fd());
         if !is_local(&fstype) {
             return Err(Unresolved::Remote { fstype });
         }
-        let target = readlinkat(found, "").map_err(|errno| walk("a link", errno))?;
+        let target = readlinkat(found, "").map_err(|errno| not_walked("a link", errno))?;
         target.into_string().map(Some).map_err(|_| Unresolved::NotText)
     }
 
@@ -331,7 +347,7 @@ fn joined(at: &[String], name: &str) -> String {
     at.iter().map(String::as_str).chain([name]).fold(String::new(), |path, name| path + "/" + name)
 }
 
-fn walk(path: &str, errno: Errno) -> Unresolved {
+fn not_walked(path: &str, errno: Errno) -> Unresolved {
     match errno {
         Errno::EINVAL | Errno::ENOSYS => Unresolved::TooOld,
         errno => Unresolved::Walk { path: path.to_owned(), errno },

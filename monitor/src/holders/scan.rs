@@ -107,9 +107,9 @@ impl<'p> Scan<'p> {
         let members = best_members(&index, request, self.own);
         let (seen, target) = match self.report.mount.clone() {
             None => {
-                let located = locate::locate(self.proc, request, &members, self.deadline, &mut self.report)?;
+                let found = locate::locate(self.proc, request, &members, self.deadline, &mut self.report)?;
                 self.report.resolved = Some(boot_now());
-                located
+                (found.seen, found.mount)
             }
             Some(known) => locate::again(self.proc, &known, &members)?,
         };

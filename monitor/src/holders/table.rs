@@ -34,6 +34,8 @@ pub(super) enum Doubt {
     NotSeen,
     /// The path may have led elsewhere during the call.
     Path,
+    /// A directory or link in the path may have been put there since.
+    Replaced,
 }
 
 impl Doubt {
@@ -44,6 +46,7 @@ impl Doubt {
             Self::Gone => "the mount that was busy had gone before it was looked at",
             Self::Covered => "what is mounted at the path was mounted there after the call",
             Self::NotSeen => "whether the mounts of its namespace changed since the call cannot be seen",
+            Self::Replaced => "a directory or link in its path may have been replaced after the call",
             Self::Path => "its path may have led elsewhere during the call",
         }
     }

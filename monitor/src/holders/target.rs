@@ -128,7 +128,8 @@ mod tests {
         let at =
             |mount_id, path: Option<&str>| Some(CallerDirectory { mount_id, path: path.map(str::to_owned) });
         let with = |path: &str, root, cwd| {
-            let origin = Some(Box::new(PathOrigin { root, cwd, doubt: None, table: None, target: None }));
+            let origin =
+                Some(Box::new(PathOrigin { root, cwd, doubt: None, table: None, target: None, began: None }));
             start(&links, &ScanRequest { origin, ..request(path) })
         };
         let jail = || at(7, Some("/jail"));

@@ -21,6 +21,7 @@ mod file_server;
 mod identity;
 mod parts;
 mod path;
+mod replaced;
 mod sandbox;
 
 /// Long enough that it never ends a scan of a test.

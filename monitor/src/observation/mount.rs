@@ -84,6 +84,9 @@ pub struct PathOrigin {
     /// The mount that the kernel found there itself, where it shows that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<MeantMount>,
+    /// When the call began, if its start was seen; not in older recordings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began: Option<BootNs>,
 }
 
 /// The mount that a call meant.

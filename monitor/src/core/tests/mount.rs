@@ -189,8 +189,14 @@ fn refused_unmounts_are_emitted_at_attempts_1_2_4_8_with_one_scan_in_ten_seconds
 pub(super) fn attempt_below(root: &str, path: &str) -> Fact {
     let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
     let root = CallerDirectory { mount_id: 29, path: Some(root.into()) };
-    let origin =
-        Some(Box::new(PathOrigin { root: Some(root), cwd: None, doubt: None, table: None, target: None }));
+    let origin = Some(Box::new(PathOrigin {
+        root: Some(root),
+        cwd: None,
+        doubt: None,
+        table: None,
+        target: None,
+        began: None,
+    }));
     Fact::Umount(Box::new(UmountAttempt { path: path.into(), origin, ..*attempt }))
 }
 
@@ -244,8 +250,14 @@ fn one_relative_path_in_two_directories_is_two_mounts() {
     let from = |cwd: &str| {
         let Fact::Umount(attempt) = attempt(Some(16)) else { unreachable!() };
         let cwd = CallerDirectory { mount_id: 29, path: Some(cwd.into()) };
-        let origin =
-            Some(Box::new(PathOrigin { root: None, cwd: Some(cwd), doubt: None, table: None, target: None }));
+        let origin = Some(Box::new(PathOrigin {
+            root: None,
+            cwd: Some(cwd),
+            doubt: None,
+            table: None,
+            target: None,
+            began: None,
+        }));
         Fact::Umount(Box::new(UmountAttempt { path: "x".into(), origin, ..*attempt }))
     };
     core.observe(at(10, from("/mnt")));

@@ -180,7 +180,8 @@ fn without_an_answer_which_mount_it_is_nothing_of_an_earlier_one_is_told() {
 fn meaning(unique: u64, attempt: Fact) -> Fact {
     let Fact::Umount(mut attempt) = attempt else { unreachable!() };
     let target = Some(MeantMount { id: 410, unique: Some(unique) });
-    attempt.origin = Some(Box::new(PathOrigin { root: None, cwd: None, doubt: None, table: None, target }));
+    attempt.origin =
+        Some(Box::new(PathOrigin { root: None, cwd: None, doubt: None, table: None, target, began: None }));
     Fact::Umount(attempt)
 }
 

@@ -34,7 +34,7 @@ fn a_relative_path_is_resolved_with_the_callers_directory() {
 }
 
 /// A directory as it is captured of a caller.
-fn captured(path: &Path) -> Option<CallerDirectory> {
+pub(super) fn captured(path: &Path) -> Option<CallerDirectory> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mount = MountTable::parse(&text, "/").covering(path.to_str().unwrap()).unwrap().id;
     let path = Some(path.to_str().unwrap().to_owned());
@@ -43,8 +43,14 @@ fn captured(path: &Path) -> Option<CallerDirectory> {
 
 /// A scan for a caller that has ended.
 fn scan_captured(root: &Path, cwd: &Path, path: &str) -> HolderReport {
-    let origin =
-        PathOrigin { root: captured(root), cwd: captured(cwd), doubt: None, table: None, target: None };
+    let origin = PathOrigin {
+        root: captured(root),
+        cwd: captured(cwd),
+        doubt: None,
+        table: None,
+        target: None,
+        began: None,
+    };
     let (path, origin) = (path.to_owned(), Some(Box::new(origin)));
     let request = ScanRequest { tgid: u32::MAX, path, origin, ..request(root) };
     scan(&Proc::default(), &request, AMPLE)
@@ -99,6 +105,7 @@ fn an_absolute_link_below_a_root_that_is_not_known_leads_nowhere_rather_than_els
         doubt: None,
         table: None,
         target: None,
+        began: None,
     };
     let with_root = || {
         let (path, origin) = ("absolute".to_owned(), Some(Box::new(origin.clone())));
@@ -122,7 +129,14 @@ fn a_directory_that_is_on_another_mount_by_now_is_not_taken_for_the_callers() {
     sandbox.mount("a");
     let above = sandbox.mount("a/vol");
     let _holder = Child::spawn(vec![Step::Chdir(c_path(&above))]);
-    let origin = PathOrigin { root: captured(Path::new("/")), cwd, doubt: None, table: None, target: None };
+    let origin = PathOrigin {
+        root: captured(Path::new("/")),
+        cwd,
+        doubt: None,
+        table: None,
+        target: None,
+        began: None,
+    };
     let request = ScanRequest { path: "vol".to_owned(), origin: Some(Box::new(origin)), ..request(&above) };
     let report = scan(&Proc::default(), &request, AMPLE);
     assert_eq!((report.verdict, report.complete, &report.mount), (Verdict::Incomplete, false, &None));
@@ -141,6 +155,7 @@ fn a_path_that_may_not_be_the_one_of_the_call_is_not_resolved() {
             doubt: Some(doubt),
             table: None,
             target: None,
+            began: None,
         };
         let request = ScanRequest { origin: Some(Box::new(origin)), ..request(&target) };
         let report = scan(&Proc::default(), &request, AMPLE);
@@ -230,7 +245,8 @@ fn the_mount_that_the_kernel_found_is_found_again_below_others_and_no_other_one_
     let identity = scan_path(&target).mount.unwrap().identity().unwrap();
     let meant = MeantMount { id: identity.mount_id.into(), unique: identity.unique };
     let look = |target: MeantMount| {
-        let origin = PathOrigin { root: None, cwd: None, doubt: None, table: None, target: Some(target) };
+        let origin =
+            PathOrigin { root: None, cwd: None, doubt: None, table: None, target: Some(target), began: None };
         // What the path leads to does not matter.
         let request = ScanRequest { origin: Some(Box::new(origin)), ..request(Path::new("/")) };
         first(&Proc::default(), &request, Deadline::after(AMPLE))

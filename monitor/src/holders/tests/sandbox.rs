@@ -14,7 +14,9 @@ static TURN: Mutex<()> = Mutex::new(());
 /// A directory for mounts, which are detached on drop, the last first.
 pub(super) struct MountSandbox {
     mounts: Vec<PathBuf>,
-    dir: tempfile::TempDir,
+    /// In a directory in which nobody else makes anything.
+    top: PathBuf,
+    _dir: tempfile::TempDir,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -22,20 +24,23 @@ impl MountSandbox {
     /// A directory with a private mount of its own, so that nothing propagates out of it.
     pub(super) fn new() -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut sandbox = Self { mounts: Vec::new(), dir: tempfile::tempdir().unwrap(), _turn: turn };
-        mount("sandbox", sandbox.dir.path(), "tmpfs", 0, "");
-        sandbox.mounts.push(sandbox.dir.path().to_owned());
-        mount("", sandbox.dir.path(), "", libc::MS_PRIVATE, "");
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().join("top");
+        std::fs::create_dir(&top).unwrap();
+        let mut sandbox = Self { mounts: Vec::new(), top, _dir: dir, _turn: turn };
+        mount("sandbox", &sandbox.top, "tmpfs", 0, "");
+        sandbox.mounts.push(sandbox.top.clone());
+        mount("", &sandbox.top, "", libc::MS_PRIVATE, "");
         sandbox
     }
 
     /// Makes what is mounted on this sandbox propagate to copies of the sandbox.
     pub(super) fn share(&self) {
-        mount("", self.dir.path(), "", libc::MS_SHARED, "");
+        mount("", &self.top, "", libc::MS_SHARED, "");
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.top.join(name)
     }
 
     /// Mounts a tmpfs at a directory of this name.

@@ -21,7 +21,8 @@ fn at(path: Option<&str>) -> Option<CallerDirectory> {
 
 #[test]
 fn the_same_text_given_elsewhere_is_another_place() {
-    let from = |root, cwd, doubt| Some(PathOrigin { root, cwd, doubt, table: None, target: None });
+    let from =
+        |root, cwd, doubt| Some(PathOrigin { root, cwd, doubt, table: None, target: None, began: None });
     assert_eq!(place("/vol", None), "/vol");
     assert_eq!(place("/vol", from(at(Some("/")), None, None)), "/vol");
     assert_eq!(place("/vol", from(at(Some("/jail")), None, None)), "/jail/vol");

@@ -98,6 +98,7 @@ fn umount(bytes: &[u8]) -> Option<UmountAttempt> {
             doubt: doubt(record, path),
             table: table(&record.table),
             target: target(record.target),
+            began: Some(record.began).filter(|began| *began != 0),
         })),
         flags: record.flags,
         errno: u16::try_from(-i64::from(record.result)).ok().filter(|errno| *errno != 0),

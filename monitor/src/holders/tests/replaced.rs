@@ -1,0 +1,103 @@
+//! Whether what leads to a mount may have been put there after a call began.
+
+use nix::time::{ClockId, clock_gettime};
+
+use super::path::captured;
+use super::*;
+use crate::clock::boot_now;
+use crate::holders::resolve::replaced::LATE_NS;
+
+/// A call before which everything is that was made until now, and nothing that is made from now on, however late the clock of
+/// file systems may be.
+fn begin() -> u64 {
+    let coarse_now = || clock_gettime(ClockId::from_raw(libc::CLOCK_REALTIME_COARSE)).unwrap();
+    let before = coarse_now();
+    while coarse_now() == before {
+        std::thread::yield_now();
+    }
+    let began = boot_now() + LATE_NS;
+    // That clock shows a time before this one until it ticks.
+    let before = coarse_now();
+    while coarse_now() == before {
+        std::thread::yield_now();
+    }
+    began
+}
+
+fn may_be_replaced(path: &Path, began: Option<u64>) -> bool {
+    let root = captured(Path::new("/"));
+    let origin = PathOrigin { root, cwd: None, doubt: None, table: None, target: None, began };
+    let request = ScanRequest { origin: Some(Box::new(origin)), ..request(path) };
+    let found = first(&Proc::default(), &request, Deadline::after(AMPLE));
+    assert!(found.report.mount.is_some(), "{found:?}");
+    found.may_be_replaced
+}
+
+#[test]
+fn what_was_put_into_a_path_after_the_call_leaves_it_in_doubt_and_what_is_beside_does_not() {
+    let mut sandbox = MountSandbox::new();
+    fs::create_dir(sandbox.path("base")).unwrap();
+    for name in ["base/data/vol", "base/other/vol"] {
+        sandbox.mount(name);
+    }
+    let [base, link] = ["base", "base/link"].map(|name| sandbox.path(name));
+    symlink("data", &link).unwrap();
+    let path = link.join("vol");
+    assert!(may_be_replaced(&path, None), "when it began is not known");
+    assert!(!may_be_replaced(&path, Some(begin())));
+
+    let began = begin();
+    fs::create_dir(base.join("beside")).unwrap();
+    fs::write(base.join("other/file"), "x").unwrap();
+    assert!(!may_be_replaced(&path, Some(began)));
+
+    let exchanges: [(&str, fn(&Path)); 4] = [
+        ("another link is renamed to it", |base| {
+            symlink("other", base.join("new")).unwrap();
+            fs::rename(base.join("new"), base.join("link")).unwrap();
+        }),
+        ("it is removed and made again", |base| {
+            fs::remove_file(base.join("link")).unwrap();
+            symlink("data", base.join("link")).unwrap();
+        }),
+        ("a directory is renamed to where it leads", |base| {
+            fs::rename(base.join("data"), base.join("aside")).unwrap();
+            fs::rename(base.join("other"), base.join("data")).unwrap();
+        }),
+        // That could be the mount point, seen from elsewhere.
+        ("a directory is renamed beside the mount", |base| {
+            fs::create_dir(base.join("data/new")).unwrap();
+            fs::rename(base.join("data/new"), base.join("data/old")).unwrap();
+        }),
+    ];
+    for (what, exchange) in exchanges {
+        let began = begin();
+        assert!(!may_be_replaced(&path, Some(began)), "before {what}");
+        exchange(&base);
+        assert!(may_be_replaced(&path, Some(began)), "{what}");
+        assert!(!may_be_replaced(&path, Some(begin())), "after {what}");
+    }
+}
+
+#[test]
+fn the_directories_that_a_path_starts_from_count_too() {
+    let mut sandbox = MountSandbox::new();
+    fs::create_dir(sandbox.path("base")).unwrap();
+    let [one, other] = ["base/one/vol", "base/other/vol"].map(|name| sandbox.mount(name));
+    let cwd = captured(one.parent().unwrap());
+    let doubted = |began| {
+        let (root, cwd) = (captured(Path::new("/")), cwd.clone());
+        let origin = PathOrigin { root, cwd, doubt: None, table: None, target: None, began: Some(began) };
+        let (path, origin) = ("vol".to_owned(), Some(Box::new(origin)));
+        let found =
+            first(&Proc::default(), &ScanRequest { path, origin, ..request(&one) }, Deadline::after(AMPLE));
+        assert!(found.report.mount.is_some(), "{found:?}");
+        found.may_be_replaced
+    };
+    let began = begin();
+    assert!(!doubted(began));
+    let [one, other] = [&one, &other].map(|mount| mount.parent().unwrap());
+    fs::rename(one, sandbox.path("base/aside")).unwrap();
+    fs::rename(other, one).unwrap();
+    assert!(doubted(began));
+}
