@@ -31,6 +31,8 @@ pub mod pod;
 pub mod pod_sandbox;
 pub mod requests;
 pub mod storm;
+pub mod stranger;
+pub mod tree;
 
 pub mod by_name;
 pub mod cluster;

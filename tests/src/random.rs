@@ -22,6 +22,12 @@ impl Random {
         Self { seed, state: seed }
     }
 
+    /// With this seed.
+    #[must_use]
+    pub fn of(seed: u64) -> Self {
+        Self { seed, state: seed }
+    }
+
     /// What repeats the run.
     #[must_use]
     pub fn seed(&self) -> u64 {
