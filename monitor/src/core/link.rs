@@ -177,8 +177,10 @@ impl Core {
 
     fn link_event(&self, at: BootNs, kind: Kind, link: &LinkFacts, change: &[&str], verb: &str) -> Event {
         let target = self.link_target(link);
+        // Of what a story is told, without any runtime too, it is no detail that nothing passes any more.
+        let is_cut = target_label(&target).is_some() && target.userns.is_none() && change.contains(&"down");
         let severity = match kind {
-            Kind::LinkChanged if target.container.is_none() => Severity::Debug,
+            Kind::LinkChanged if target.container.is_none() && !is_cut => Severity::Debug,
             _ => Severity::Info,
         };
         let what = link.kind.as_deref().unwrap_or("link");
