@@ -43,7 +43,8 @@ fn expect(ran: &Finished, code: i32, words: &[&str]) {
 fn expect_left(ran: &Finished, code: i32, daemon: &Daemon) {
     let (socket, state) = (daemon.socket(), daemon.state());
     let (socket, state) = (socket.to_string_lossy(), state.to_string_lossy());
-    expect(ran, code, &["no daemon listens on", &socket, "reading its files in", &state]);
+    let end = "in which there is nothing after ";
+    expect(ran, code, &["no daemon listens on", &socket, "reading its files in", &state, end]);
 }
 
 #[test]
@@ -357,6 +358,10 @@ fn a_host_end_that_is_down_is_told_though_no_incident_is_open() {
     run(&format!("ip link set {end} down"));
     eventually!(is_told(&story()), "it is told");
     story().expect("/verdict/open", true);
+    let is_down = |step: &Value| {
+        step["kind"] == "link.changed" && step["message"].as_str().is_some_and(|text| text.contains(" down"))
+    };
+    eventually!(story().list("/steps").iter().any(is_down), "when it was set down is told");
     run(&format!("ip link set {end} up"));
     eventually!(!is_told(&story()), "it is up again");
     story().expect("/verdict/open", false);

@@ -5,6 +5,8 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 
 use crate::config::{Config, Overrides, STATE_DIR};
 use crate::core::state::NodeState;
@@ -113,7 +115,12 @@ impl ClientArgs {
         };
         match offline(&state_dir) {
             Ok(history) => {
-                remark(&format!("{}; reading its files in {}", chain(&dead), state_dir.display()));
+                let until = history.extent().ok().and_then(|extent| extent.to?.parse::<Timestamp>().ok());
+                let until = until.map_or_else(String::new, |until| {
+                    let clock = Clock { now: Timestamp::now(), zone: TimeZone::system() };
+                    format!(", in which there is nothing after {}", clock.local_and_age(until))
+                });
+                remark(&format!("{}; reading its files in {}{until}", chain(&dead), state_dir.display()));
                 Ok(Source::Files { history, dir: state_dir })
             }
             Err(error) => {
