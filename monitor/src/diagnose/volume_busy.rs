@@ -200,8 +200,9 @@ impl VolumeBusy {
             |part: &&mut BusyPart| part.identity.as_ref().is_some_and(|known| known.is_same(identity));
         let Some(part) = busy.mounts.iter_mut().find(is_it) else { return };
         let is_moved = part.place != place;
+        let from = std::mem::replace(&mut part.place, place.clone());
         if is_moved {
-            (part.identity, part.place) = (Some(identity.clone()), place.clone());
+            part.identity = Some(identity.clone());
             // What was known is of where it was, and so is the advice.
             part.known = None;
         }
@@ -212,6 +213,11 @@ impl VolumeBusy {
         if is_moved {
             let likely = if mount.confidence.is_some() { "likely " } else { "" };
             let summary = format!("{}; it was {likely}moved to {} since", busy.summary, name(&mount.path));
+            // By where it was seen first the model may still know it.
+            let is_needed = from == counted.key || busy.mounts.iter().any(|part| part.place == from);
+            if !is_needed && self.by_mount.get(&from) == Some(&subject) {
+                self.by_mount.remove(&from);
+            }
             self.by_mount.insert(place, subject.clone());
             findings.restate(subject.clone(), summary);
         }
@@ -253,7 +259,11 @@ impl VolumeBusy {
 
     /// Drops a mount that has ended, and closes the incident with the last one.
     fn ended(&mut self, end: &End<'_>, event: Option<&Event>, findings: &mut Findings) {
-        let Some(subject) = self.by_mount.get(end.place).cloned() else {
+        // Where it was moved between two events, it is known by its identity alone.
+        let is_it = |part: &BusyPart| part.identity.is_some() && part.is(end.place, end.identity);
+        let by_identity = || self.busy.iter().find(|(_, busy)| busy.mounts.iter().any(is_it));
+        let subject = self.by_mount.get(end.place).or_else(|| by_identity().map(|(subject, _)| subject));
+        let Some(subject) = subject.cloned() else {
             return;
         };
         let Some(busy) = self.busy.get_mut(&subject) else {

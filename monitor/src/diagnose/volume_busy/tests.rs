@@ -256,6 +256,36 @@ fn a_volume_that_was_moved_away_is_told_where_it_is_and_closes_with_its_mount() 
 }
 
 #[test]
+fn of_a_volume_that_is_moved_again_and_again_only_its_first_and_last_place_are_kept() {
+    let at = |path: &str, errno| {
+        let Fact::Umount(mut attempt) = umount(errno) else { unreachable!() };
+        attempt.path = path.to_owned();
+        Fact::Umount(attempt)
+    };
+    let mut node = terminating();
+    node.scan = |id, path| {
+        let mut report = holders(id, path);
+        report.mount.as_mut().unwrap().unique = Some(77);
+        report
+    };
+    node.observe(umount(Some(16)));
+    for place in 0..20 {
+        node.observe(at(&format!("/moved/{place}"), Some(16)));
+    }
+    // It has an event at attempts 2, 4, 8 and 16.
+    let last = node.last_incident();
+    let summary = &last.incident.as_ref().unwrap().summary;
+    let (_, place) = summary.split_once("; it was moved to ").unwrap_or_else(|| panic!("{summary}"));
+    let place = place.strip_suffix(" since").unwrap().to_owned();
+    let saved = serde_json::to_value(node.core.save().unwrap()).unwrap();
+    let kept = &saved["diagnoses"]["diagnoses"][KIND]["by_mount"];
+    assert_eq!(kept.as_array().map(Vec::len), Some(2), "{kept}");
+    node.observe(at(&place, None));
+    node.run_for(S);
+    assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(CloseReason::Resolved));
+}
+
+#[test]
 fn a_path_through_a_symbolic_link_is_the_same_mount() {
     let through_link = |errno| {
         let Fact::Umount(mut attempt) = umount(errno) else { unreachable!() };
