@@ -345,7 +345,7 @@ fn nothing_wrong_and_nothing_known_say_what_is_not_watched() {
 #[test]
 fn a_host_end_that_is_down_is_told_though_no_incident_is_open() {
     let pod = Pod::new();
-    let mut daemon = launch().start();
+    let daemon = launch().start();
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
     let end = pod.host_end();
     let story = || daemon.find(&["why", &format!("netns:{}", pod.inum())]).remove(0);
