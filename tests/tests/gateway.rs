@@ -234,6 +234,27 @@ fn a_private_network_of_a_service_or_a_control_group_is_named_by_that_too() {
 }
 
 #[test]
+fn a_name_that_another_namespace_has_by_now_is_not_told_of_the_one_before() {
+    let pod = Pod::new();
+    let process = live_in(&pod);
+    let mut daemon = launch().start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    let before = NetnsPath::of_process(process.pid());
+    let (inum, name) = (before.inum(), pod.netns_name().to_owned());
+    run(&format!("ip netns del {name}"));
+    run(&format!("ip netns add {name}"));
+    let named = |inum: u64| daemon.model_of(inum).is_some_and(|model| model["name"] == *name);
+    assert_ne!(pod.inum(), inum);
+    // As a runtime makes it known.
+    let _present = Pod::at(pod.netns().clone());
+    eventually!(named(pod.inum()) && !named(inum), "{name} is the name of another one");
+    before.run(&format!("ip neigh del {GATEWAY} dev eth0"));
+    let opened = wait_for(&mut daemon, "incident.opened", inum);
+    opened.expect_none("/target/netns_name");
+    opened.expect("/target/process/pid", process.pid());
+}
+
+#[test]
 fn a_namespace_in_which_nothing_lives_loses_nothing() {
     let pod = Pod::new();
     let mut daemon = launch().config(IMPATIENT).start();

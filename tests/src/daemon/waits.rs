@@ -44,7 +44,9 @@ impl Daemon {
             .is_some_and(|all| all.iter().any(|component| component["pid"].as_u64() == Some(pid.into())))
     }
 
-    fn model_of(&self, netns: u64) -> Option<serde_json::Value> {
+    /// The model of a namespace, as `kevtmon state --json` shows it.
+    #[must_use]
+    pub fn model_of(&self, netns: u64) -> Option<serde_json::Value> {
         let model: serde_json::Value = serde_json::from_str(&self.ask(&["state", "--json"]).stdout).ok()?;
         let mut namespaces = model["namespaces"].as_array()?.iter();
         namespaces.find(|namespace| namespace["netns"].as_u64() == Some(netns)).cloned()

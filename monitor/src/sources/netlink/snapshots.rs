@@ -24,6 +24,11 @@ impl Stream {
         self.drain().await?;
         let now = Instant::now();
         self.schedule.discovery_done(now, took);
+        let is_renamed = |found: &&DiscoveredNetns| {
+            self.found.get(&found.netns).is_some_and(|before| before.name != found.name)
+        };
+        // Another one may have its name by now.
+        let renamed: HashSet<NsInum> = found.values().filter(is_renamed).map(|found| found.netns).collect();
         self.found = found;
         let named = self.found.values().filter_map(|found| Some((found.nsid?, found.netns)));
         let gained = self.names.discovered(named, all);
@@ -46,6 +51,7 @@ impl Stream {
             let has_owner = self.found.get(netns).is_some_and(DiscoveredNetns::had_processes);
             all || !self.known.contains(netns)
                 || gained.contains(netns)
+                || renamed.contains(netns)
                 || self.wanted.contains_key(netns)
                 || has_owner && self.ownerless.contains(netns)
         };
