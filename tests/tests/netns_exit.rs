@@ -13,6 +13,7 @@ use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR};
 use kevtmon_tests::process::{Running, idle, run};
 use kevtmon_tests::reaper::Cleanup;
 use kevtmon_tests::unique;
+use nix::sys::signal::Signal;
 
 /// Gives `eth0` in a namespace, whatever it is, the address and the static gateway of a pod.
 fn configure(pod: &Netns) {
@@ -134,7 +135,11 @@ fn a_link_that_is_moved_away_is_not_said_to_be_set_down_alone() {
     let ((router, _uplink), (pod, _other)) = (namespace(), namespace());
     connect(&router, &pod);
     let mut daemon = launch().start();
+    daemon.wait_for_gateway(pod.path().inum(), GATEWAY);
+    // Both before the daemon can look: else it may tell the first one before there is the second.
+    daemon.signal(Signal::SIGSTOP);
     let ip = run(&format!("ip -n {} link set eth0 netns {}", pod.name(), router.name()));
+    daemon.signal(Signal::SIGCONT);
 
     let event = daemon.wait_for_deletion(pod.path().inum(), GATEWAY);
     event.expect_actor(ip.pid, "ip");
