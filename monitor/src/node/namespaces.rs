@@ -95,6 +95,9 @@ pub struct Namespace {
     /// Recent default gateways, with the time of their removal.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     former: Vec<(BootNs, (u32, IpAddr))>,
+    /// Those among them that went with their interface or address.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    gone_with_link: BTreeSet<(u32, IpAddr)>,
     /// Interfaces that went, were set down or lost an address since the last snapshot.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     disturbed: BTreeSet<u32>,
@@ -215,6 +218,7 @@ impl Namespaces {
             ranked_since: old.as_ref().map_or(0, |old| old.ranked_since),
             gateways: old.as_ref().map(|old| old.gateways.clone()).unwrap_or_default(),
             former: old.as_ref().map(|old| old.former.clone()).unwrap_or_default(),
+            gone_with_link: old.as_ref().map(|old| old.gone_with_link.clone()).unwrap_or_default(),
             disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
             lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
             switched: old.as_ref().map(|old| old.switched.clone()).unwrap_or_default(),
@@ -391,7 +395,13 @@ impl Namespaces {
         if let Some(namespace) = self.known.get_mut(&change.key.netns) {
             let by_request = change.cause == NeighborCause::Admin;
             let is_gateway = namespace.is_gateway(at, change.key.ifindex, change.key.address, by_request);
+            let key = (change.key.ifindex, change.key.address);
+            let is_new = namespace.gateways.get(key.0, key.1).is_none();
             namespace.gateways.change(at, change, is_gateway, &namespace.in_use);
+            // Its routes were told, and no snapshot has shown its entry.
+            if is_new && namespace.gone_with_link.contains(&key) {
+                namespace.gateways.set_went_with_link(key, true);
+            }
         }
     }
 }

@@ -77,6 +77,12 @@ pub(super) fn is_doubted(node: &NodeView<'_>, key: NeighborKey) -> bool {
     is_former(node, key) && node.namespaces.get(key.netns).is_some_and(Namespace::is_doubted)
 }
 
+/// Whether the entry is not needed until its interface is ready: what took it away is judged then.
+pub(super) fn is_suspended(node: &NodeView<'_>, key: NeighborKey) -> bool {
+    let namespace = node.namespaces.get(key.netns);
+    is_former(node, key) && namespace.is_some_and(|known| known.is_dead_gateway(key.ifindex, key.address))
+}
+
 /// Whether packets take another route for certain: what changes of routes, unlike of entries, while they are read is told.
 pub(super) fn is_left(node: &NodeView<'_>, key: NeighborKey) -> bool {
     let is_told = |namespace: &Namespace| !namespace.is_unheard() && !namespace.is_doubted();

@@ -63,6 +63,8 @@ impl GatewayNeighborLost {
                 && !health::is_left(context.node, key);
             match (fault.phase, result) {
                 (FaultPhase::Open, Recheck::Resolved) if may_be_old => {}
+                (FaultPhase::Suspected { .. }, Recheck::Resolved)
+                    if health::is_suspended(context.node, key) => {}
                 (_, Recheck::Resolved) => self.close(key, CloseReason::Resolved, evidence, findings),
                 (FaultPhase::Open, Recheck::Persists) => {
                     if let Some((reason, what)) = fault.other_reason(context, key).filter(|_| !may_be_old) {

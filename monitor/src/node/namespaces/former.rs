@@ -17,6 +17,12 @@ impl Namespaces {
 }
 
 impl Namespace {
+    /// Whether packets go to a gateway again once its interface is ready.
+    #[must_use]
+    pub fn is_dead_gateway(&self, ifindex: u32, address: IpAddr) -> bool {
+        self.dead_gateways.contains(&(ifindex, address))
+    }
+
     /// The gateways that packets need, or will need once their interface is ready again.
     pub(super) fn missed_gateways(&self) -> BTreeSet<(u32, IpAddr)> {
         let all = self.gateways.iter().map(|(ifindex, address, _)| (ifindex, address));
@@ -69,9 +75,18 @@ impl Namespace {
     /// The routes of an interface that were reported to be gone just before went with it.
     pub(super) fn went_along(&mut self, at: BootNs, ifindex: u32) {
         let just_before = |ceased: BootNs| ceased.saturating_add(SETTLING_NS) >= at;
-        let ceased = self.former.iter().filter(|(ceased, (of, _))| *of == ifindex && just_before(*ceased));
+        // One whose route is there still had ceased to be used for another reason.
+        let has_route = |key: &(u32, IpAddr)| {
+            let leads = |route: &RouteFacts| (route.ifindex, route.gateway) == (Some(key.0), Some(key.1));
+            self.routes.iter().any(leads)
+        };
+        let ceased = self
+            .former
+            .iter()
+            .filter(|(ceased, gateway)| gateway.0 == ifindex && just_before(*ceased) && !has_route(gateway));
         for (_, gateway) in ceased {
             self.gateways.set_went_with_link(*gateway, true);
+            self.gone_with_link.insert(*gateway);
         }
     }
 }

@@ -9,8 +9,8 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::{FORMER_GATEWAY_NS, Namespace, RECENT_MAX};
-use crate::node::routing::{Use, gateways_in_use};
-use crate::observation::BootNs;
+use crate::node::routing::{InUse, Use, gateways_in_use};
+use crate::observation::{BootNs, RouteFacts, iff};
 
 /// Longer than an event waits to be judged.
 const KEPT_NS: BootNs = 2 * FORMER_GATEWAY_NS;
@@ -141,12 +141,26 @@ impl Namespace {
         self.select_gateways_between(self.heard, at, at);
     }
 
+    /// The default gateways by routes, rules and the state of interfaces. By one that is down the kernel sends nothing, and of
+    /// the routes that it lets go or keeps for later some are told after others, and some never.
+    fn selected(&self) -> InUse {
+        let is_down = |route: &RouteFacts| {
+            let link = route.ifindex.and_then(|ifindex| self.links.get(&ifindex));
+            link.is_some_and(|link| link.flags & iff::UP == 0)
+        };
+        if !self.routes.iter().any(is_down) {
+            return gateways_in_use(&self.routes, &self.rules);
+        }
+        let usable: Vec<RouteFacts> = self.routes.iter().filter(|route| !is_down(route)).cloned().collect();
+        gateways_in_use(&usable, &self.rules)
+    }
+
     /// The change was made between the first two times, and is known since the last. Where the first is not told, as in old
     /// recordings, what came is taken for a gateway of before.
     fn select_gateways_between(&mut self, after: Option<BootNs>, until: BootNs, at: BootNs) {
         let known: BTreeMap<(u32, IpAddr), Option<bool>> =
             self.in_use.iter().chain(self.shared.keys()).map(|key| (*key, self.is_sure(*key))).collect();
-        let all = gateways_in_use(&self.routes, &self.rules);
+        let all = self.selected();
         let is_used = |(gateway, used): (&(u32, IpAddr), &Use)| (*used != Use::Spare).then_some(*gateway);
         let before = std::mem::replace(&mut self.in_use, all.iter().filter_map(is_used).collect());
         let shared = all.into_iter().filter(|(_, used)| *used != Use::Only).collect();
@@ -175,9 +189,16 @@ impl Namespace {
                 let with_link = self.disturbed.contains(&ifindex) || !self.is_usable(ifindex, address);
                 self.gateways.set_went_with_link(gateway, with_link);
                 self.former.push((at, gateway));
+                if with_link {
+                    self.gone_with_link.insert(gateway);
+                } else {
+                    self.gone_with_link.remove(&gateway);
+                }
             }
         }
         keep_newest(&mut self.former);
+        let Self { former, gone_with_link, in_use, .. } = self;
+        gone_with_link.retain(|gone| !in_use.contains(gone) && former.iter().any(|(_, one)| one == gone));
         let dropped = self.moves.len().saturating_sub(RECENT_MAX);
         let dropped = self.moves.drain(..dropped).map(|one| one.until).max();
         self.moves_since = self.moves_since.max(old_ones.max(dropped).unwrap_or(0));

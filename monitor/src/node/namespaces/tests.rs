@@ -399,3 +399,59 @@ fn what_the_entry_of_a_gateway_was_is_known_when_its_interface_is_ready_again() 
     assert!(after(&[(2, "10.0.0.1".parse().unwrap())]));
     assert!(!after(&[]), "the route was deleted, and is another one");
 }
+
+/// A change of the entry of a gateway that no snapshot has shown.
+fn deletion_of(gateway: IpAddr) -> NeighborChange {
+    NeighborChange {
+        key: NeighborKey { netns: 7, ifindex: 2, address: gateway },
+        ifname: "eth2".into(),
+        op: NeighborOp::Deleted,
+        cause: NeighborCause::LinkDown,
+        old_state: Some(NudState::PERMANENT),
+        new_state: None,
+        lladdr: permanent("10.0.0.1").lladdr,
+        new_lladdr: None,
+        device_lladdr: None,
+        actor: None,
+        netlink_port: None,
+        netns_of_user: false,
+    }
+}
+
+#[test]
+fn a_gateway_that_was_told_and_went_with_its_interface_before_it_was_read_is_missed() {
+    const S: BootNs = 1_000_000_000;
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let after = |flags| {
+        let mut namespaces = Namespaces::default();
+        let tables = lived_in(Vec::new());
+        let link = LinkFacts { flags, ..tables.links[0].clone() };
+        namespaces.replace(0, tables.clone(), true);
+        namespaces.put_route(5 * S, route("10.0.0.1"));
+        namespaces.put_link(10 * S, link);
+        namespaces.remove_route(10 * S, &route("10.0.0.1"));
+        namespaces.put_neighbor(10 * S, &deletion_of(gateway));
+        // It is up again.
+        namespaces.replace(11 * S, tables, true);
+        !namespaces.get(7).unwrap().is_former_gateway(2, gateway)
+    };
+    assert!(after(0));
+    assert!(!after(iff::UP), "its route was deleted");
+}
+
+#[test]
+fn by_an_interface_that_is_down_no_packet_takes_the_place_of_others() {
+    let mut namespaces = with_two_metrics();
+    let down = LinkFacts { flags: 0, ..lived_in(Vec::new()).links[0].clone() };
+    namespaces.put_link(10, down);
+    namespaces.remove_route(20, &route("10.0.0.1"));
+    assert!(namespaces.get(7).unwrap().gateways_in_use().is_empty());
+}
+
+/// Two gateways by the same interface, one of them for want of the other.
+fn with_two_metrics() -> Namespaces {
+    let mut namespaces = Namespaces::default();
+    let spare = RouteFacts { metric: 10, ..route("10.0.0.2") };
+    namespaces.replace(0, lived_in(vec![route("10.0.0.1"), spare]), true);
+    namespaces
+}
