@@ -61,7 +61,8 @@ pub(crate) fn change(random: &mut Random, world: &World) -> String {
     }
 }
 
-/// What the rule that comes and goes does.
+/// What the rule that comes and goes does. None takes all that comes from here: which packets a rule is for is not looked at by
+/// the daemon.
 fn rule(random: &mut Random) -> String {
     let every = ["goto 101", "goto 102", "goto 60", "unreachable", "lookup main suppress_prefixlength 0"];
     let none = ["iif gone0 lookup 101", "not from all lookup 101"];
@@ -70,10 +71,8 @@ fn rule(random: &mut Random) -> String {
     match random.below(5) {
         0 => (*random.pick(&every)).to_owned(),
         1 => (*random.pick(&none)).to_owned(),
-        2 => format!("fwmark {MARK} {some}"),
-        3 => format!("iif n0 {some}"),
-        // What comes from here.
-        _ => format!("iif lo {some}"),
+        2 => format!("iif n0 {some}"),
+        _ => format!("fwmark {MARK} {some}"),
     }
 }
 

@@ -36,6 +36,8 @@ struct Run {
     /// and those that may be.
     stranded: BTreeSet<Gateway>,
     perhaps_stranded: BTreeSet<Gateway>,
+    /// Those that came into use when their entry had gone: that the kernel has to resolve them is no loss.
+    unresolved: BTreeSet<Gateway>,
     /// All that ever went so.
     disturbed: BTreeSet<Gateway>,
     /// Those that were in use at a time.
@@ -79,6 +81,7 @@ impl Run {
             daemon: launch().config(IMPATIENT).start(),
             stranded: BTreeSet::new(),
             perhaps_stranded: BTreeSet::new(),
+            unresolved: BTreeSet::new(),
             disturbed: BTreeSet::new(),
             lately: Vec::new(),
             unsaid: BTreeSet::new(),
@@ -116,7 +119,8 @@ impl Run {
         let replaced = self.world.families_with_gateway(&in_use);
         let is_missing = |gateway: &&Gateway| !self.world.entries.contains(*gateway);
         let is_alone = |gateway: &&Gateway| in_use.iter().all(|other| is_v6(other) != is_v6(gateway));
-        let is_told = |gateway: &&Gateway| by_turns.get(*gateway) != Some(&true);
+        let is_told =
+            |gateway: &&Gateway| by_turns.get(*gateway) != Some(&true) && !self.unresolved.contains(*gateway);
         let used = in_use.iter().filter(is_told);
         let needed = used.chain(self.stranded.iter().filter(is_alone));
         let needed: BTreeSet<&Gateway> = needed.filter(is_missing).collect();
@@ -142,6 +146,7 @@ impl Run {
         self.perhaps_stranded =
             left.into_iter().filter(|gateway| !in_use.contains(*gateway)).cloned().collect();
         self.stranded.clear();
+        self.unresolved.clear();
     }
 
     /// What is said for certain is so: no packet finds another way as long as the gateway cannot be resolved.
@@ -185,6 +190,7 @@ impl Run {
     /// A link or an address goes, and what depends on it goes along.
     fn disturb(&mut self) {
         let in_use = self.in_use();
+        let by_turns = self.world.by_turns();
         let lines = disturbance(&mut self.random);
         let seen = self.daemon.events().len();
         let ip = self.world.netns.path().ip_batch(&lines);
@@ -210,8 +216,11 @@ impl Run {
             assert!(is_true, "{event} after\n{}", self.shown());
         }
         let left = self.world.truth();
-        self.stranded.extend(in_use.difference(&left).filter(|gateway| gone.contains(*gateway)).cloned());
+        let is_told = |gateway: &&Gateway| gone.contains(*gateway) && !by_turns.contains_key(*gateway);
+        self.stranded.extend(in_use.difference(&left).filter(is_told).cloned());
         self.perhaps_stranded.extend(in_use.difference(&left).cloned());
+        self.unresolved =
+            left.difference(&in_use).filter(|gateway| gone.contains(*gateway)).cloned().collect();
         self.disturbed.extend(in_use.difference(&left).cloned());
         self.settle();
     }
