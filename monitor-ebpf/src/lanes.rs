@@ -29,7 +29,7 @@ const USERNS_DEPTH: u32 = 33;
 /// Written by the daemon before load.
 #[unsafe(export_name = "LIMITS")]
 pub(crate) static LIMITS: Limits =
-    Limits { ring_bytes: 1 << 20, user: Rate::new(1, 1), source: Rate::new(1, 1) };
+    Limits { ring_bytes: 1 << 20, host_mntns: 0, user: Rate::new(1, 1), source: Rate::new(1, 1) };
 
 /// Written by the daemon: the gateways of the namespaces that it knows.
 #[map]
@@ -113,13 +113,8 @@ pub(crate) fn gateway_set(entry: &GatewayKey, task: &TaskId, seen: Counter) -> O
     if take_of_gateway(lanes, gateway::SETS, now) {
         return Some(Room::Namespace);
     }
-    let key = SourceKey {
-        lane: lane::GATEWAY_SET,
-        namespace: entry.netns,
-        uid: 0,
-        cgroup_v1: 0,
-        cgroup_v2: 0,
-    };
+    let key =
+        SourceKey { lane: lane::GATEWAY_SET, namespace: entry.netns, uid: 0, cgroup_v1: 0, cgroup_v2: 0 };
     if let Some(budget) = found(&SOURCES, &key).or_else(|| SHARED_BUDGETS.get_ptr_mut(shared::SOURCES)) {
         // SAFETY: a value of either map. It is in use.
         unsafe {
@@ -146,12 +141,12 @@ pub(crate) fn umount(task: &Task) -> Option<Room> {
     let mut key = SourceKey { lane: lane::UMOUNT_OF_USER, namespace: 0, uid, cgroup_v1: 0, cgroup_v2: 0 };
     if uid == 0 {
         (key.cgroup_v1, key.cgroup_v2) = (id.cgroup_v1, id.cgroup_v2);
-        if is_initial {
-            (key.lane, key.namespace) = (lane::UMOUNT_IN_MNTNS, id.mntns);
-        } else {
-            key.lane = lane::UMOUNT_IN_USERNS;
-            key.namespace = user.get(offset!(user_namespace_inum));
-        }
+        key.lane = match (is_initial, u64::from(id.mntns) == volatile(&raw const LIMITS.host_mntns)) {
+            (true, true) => lane::UMOUNT_ON_HOST,
+            // Whoever may unmount may make any number of mount and user namespaces: they have no budget each.
+            (true, false) => lane::UMOUNT_IN_MNTNS,
+            (false, _) => lane::UMOUNT_IN_USERNS,
+        };
     } else if is_initial {
         key.namespace = id.userns;
     }
@@ -200,20 +195,17 @@ fn pay(key: &SourceKey, now: u64, over: Counter, tgid: u32) -> bool {
             .is_none_or(|budget| unsafe { pay_from(budget, &raw const LIMITS.user, 1, now, over, tgid) });
     }
     let rate = &raw const LIMITS.source;
-    let mut share = 1;
-    if key.is_group() {
-        share = GROUPS_TOGETHER;
-        if let Some(budget) = found_group(key)
-            // SAFETY: a value of the map.
-            && !unsafe { pay_from(budget, rate, 1, now, over, tgid) }
-        {
-            return false;
-        }
+    if key.is_group()
+        && let Some(budget) = found_group(key)
+        // SAFETY: a value of the map.
+        && !unsafe { pay_from(budget, rate, 1, now, over, tgid) }
+    {
+        return false;
     }
     let together = SourceKey { cgroup_v1: 0, cgroup_v2: 0, ..*key };
     let budget = found(&SOURCES, &together).or_else(|| SHARED_BUDGETS.get_ptr_mut(shared::SOURCES));
     // SAFETY: a value of either map.
-    budget.is_none_or(|budget| unsafe { pay_from(budget, rate, share, now, over, tgid) })
+    budget.is_none_or(|budget| unsafe { pay_from(budget, rate, GROUPS_TOGETHER, now, over, tgid) })
 }
 
 /// The budget of a source, whole if it is new; `None` if there is no room for it.

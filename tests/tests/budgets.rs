@@ -1,4 +1,4 @@
-//! One who can be many has the budget of one: by control groups, by requests that change nothing, by names.
+//! One who can be many has the budget of one: by control groups, by requests without end, by names.
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
@@ -11,10 +11,10 @@ use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::component::{Program, start};
 use kevtmon_tests::daemon::{ALL_EVENTS, launch};
 use kevtmon_tests::lock::Exclusive;
-use kevtmon_tests::mount::Scratch;
+use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::network::NeighbourState;
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
-use kevtmon_tests::process::finish;
+use kevtmon_tests::process::{finish, hold_by_cwd};
 use kevtmon_tests::storm::ipv4;
 
 /// Records that a source may write at once in these tests.
@@ -56,6 +56,45 @@ fn control_groups_without_end_have_no_budget_each() {
 }
 
 #[test]
+fn mount_and_user_namespaces_without_end_have_no_budget_each() {
+    const NAMESPACES: u32 = 120;
+    const IN_EACH: u32 = 5;
+    let _exclusive = Exclusive::take();
+    let scratch = Scratch::new();
+    let config = format!("[hooks]\nsource_rate = 1\nsource_burst = {BURST}\n");
+    let mut daemon = launch().config(&config).start();
+    let began = Instant::now();
+    let (there, attempts) = (scratch.path().display(), "umount . 2>/dev/null;".repeat(IN_EACH as usize));
+    for kind in ["-m", "-Urm"] {
+        let script = format!("mount -t tmpfs none {there} && cd {there} && {{ {attempts} true; }}");
+        let all = format!(
+            "i=0; while [ $i -lt {NAMESPACES} ]; do unshare {kind} sh -c \"$0\" || exit; i=$((i + 1)); done"
+        );
+        let mut all_of_them = Command::new("sh");
+        all_of_them.args(["-c", &all, &script]).stdin(Stdio::null());
+        let _ = finish(&mut all_of_them, "sh".as_ref()).succeeded("the attempts");
+    }
+    let most = 4.0 * (f64::from(BURST) + began.elapsed().as_secs_f64()) + 2.0;
+    // The host's own are not among them.
+    let mount = Mount::new();
+    let holder = hold_by_cwd(mount.point());
+    mount.umount_refused();
+    let path = mount.point().to_string_lossy().into_owned();
+    daemon.wait_for("the refusal on the host", |event| {
+        event.kind() == "mount.busy" && event.text("/mount/path") == path
+    });
+    let balance = wait_for_balance(&daemon, Balance::of_refusals);
+    assert!(balance.received >= f64::from(2 * NAMESPACES * IN_EACH), "{balance:?}");
+    let over = daemon.metrics().count("kevtmon_events_throttled_total", &[("lane", "umount")]);
+    assert!(
+        balance.received - over <= 2.0 * most + 1.0,
+        "{over} of {balance:?}, at most {most} of each kind"
+    );
+    stop_and_account(daemon);
+    drop(holder);
+}
+
+#[test]
 fn what_sets_a_gateway_without_end_takes_no_place_of_its_deletion() {
     const TIMES: u32 = 1000;
     let _exclusive = Exclusive::take();
@@ -64,8 +103,9 @@ fn what_sets_a_gateway_without_end_takes_no_place_of_its_deletion() {
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
     let ip = pod.delete_gateway();
     daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
-    let set = format!("neigh replace {GATEWAY} dev eth0 lladdr {GATEWAY_LLADDR} nud reachable\n");
-    pod.netns().ip_batch(&set.repeat(TIMES as usize));
+    // What changes nothing is not looked at.
+    let set = |lladdr| format!("neigh replace {GATEWAY} dev eth0 lladdr {lladdr} nud reachable\n");
+    pod.netns().ip_batch(&(set(GATEWAY_LLADDR) + &set("02:00:00:00:00:0c")).repeat(TIMES as usize / 2));
     pod.set_neighbor(GATEWAY, GATEWAY_LLADDR, NeighbourState::Permanent);
     let ip = pod.delete_gateway();
     daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY).expect_actor(ip.pid, "ip");

@@ -34,14 +34,16 @@ pub mod lane {
     pub const UNKNOWN: u32 = 3;
     /// Unmount attempts of one user who is not root.
     pub const UMOUNT_OF_USER: u32 = 4;
-    /// Those of one control group of root's, in a mount namespace.
-    pub const UMOUNT_IN_MNTNS: u32 = 5;
-    /// The same in another user namespace of root's.
-    pub const UMOUNT_IN_USERNS: u32 = 6;
+    /// Those of one control group of root's, in the host's mount namespace.
+    pub const UMOUNT_ON_HOST: u32 = 5;
+    /// The same in all others.
+    pub const UMOUNT_IN_MNTNS: u32 = 6;
+    /// The same in all other user namespaces of root's.
+    pub const UMOUNT_IN_USERNS: u32 = 7;
     /// CNI plugins, and programs with the name of a kubelet or runtime, that were executed in one control group of root's.
-    pub const EXEC: u32 = 7;
+    pub const EXEC: u32 = 8;
     /// What sets the entries of known gateways in one namespace. Each has a lane of its own, of which this is the rest.
-    pub const GATEWAY_SET: u32 = 8;
+    pub const GATEWAY_SET: u32 = 9;
 }
 
 /// Budgets that many share. Each has one rate: a slow one would put off the others beyond the burst of a fast one.
@@ -74,7 +76,7 @@ pub const SOURCES_MAX: u32 = 4096;
 /// Control groups that are told apart within one lane and namespace: who has a cgroup tree of their own can make any number of
 /// groups. The others have what all of them have together.
 pub const GROUPS_OF_NAMESPACE_MAX: u64 = 16;
-/// All control groups of one lane and namespace have so many times as much as one of them.
+/// All control groups of one lane and namespace, and what belongs to none, have so many times as much together as one group.
 pub const GROUPS_TOGETHER: u64 = 4;
 /// Unprivileged users that are told apart. Who has subordinate user ids, or may change his own, can be many of them, and
 /// takes no room from anybody else.
@@ -104,8 +106,8 @@ pub struct GatewayKey {
 pub struct SourceKey {
     /// One of [`lane`].
     pub lane: u32,
-    /// The network namespace; of unmount attempts, the mount namespace of root's, the outermost user namespace below the
-    /// initial one, or of another user the initial one if the caller is there.
+    /// The network namespace; of unmount attempts of a user who is not root, the initial user namespace if the caller is
+    /// there.
     pub namespace: u32,
     /// The user in the initial user namespace: who owns the outermost user namespace below that one, or the caller
     /// there. 0 is no unprivileged user.
@@ -161,6 +163,8 @@ const _: () = assert!(size_of::<SourceBudget>() == 40);
 pub struct Limits {
     /// Size of the ring.
     pub ring_bytes: u64,
+    /// The host's mount namespace; 0 where it is not known.
+    pub host_mntns: u64,
     /// Of an unprivileged user.
     pub user: Rate,
     /// Of any other source.

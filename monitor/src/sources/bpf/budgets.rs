@@ -176,7 +176,9 @@ fn throttled(key: &SourceKey, budget: &SourceBudget, count: u64, from: BootNs) -
     let lane = match key.lane {
         lane::NAMESPACE => Lane::Namespace,
         lane::OWNER => Lane::Owner,
-        lane::UMOUNT_OF_USER | lane::UMOUNT_IN_MNTNS | lane::UMOUNT_IN_USERNS => Lane::Umount,
+        lane::UMOUNT_OF_USER | lane::UMOUNT_ON_HOST | lane::UMOUNT_IN_MNTNS | lane::UMOUNT_IN_USERNS => {
+            Lane::Umount
+        }
         lane::EXEC => Lane::Exec,
         lane::GATEWAY_SET => Lane::GatewaySet,
         _ => Lane::Unknown,
@@ -185,8 +187,11 @@ fn throttled(key: &SourceKey, budget: &SourceBudget, count: u64, from: BootNs) -
         lane,
         netns: matches!(lane, Lane::Namespace | Lane::GatewaySet).then_some(key.namespace),
         // Root of another user namespace that root made is not root.
-        uid: matches!(key.lane, lane::OWNER | lane::UMOUNT_OF_USER | lane::UMOUNT_IN_MNTNS)
-            .then_some(key.uid),
+        uid: matches!(
+            key.lane,
+            lane::OWNER | lane::UMOUNT_OF_USER | lane::UMOUNT_ON_HOST | lane::UMOUNT_IN_MNTNS
+        )
+        .then_some(key.uid),
         cgroup_v1: key.cgroup_v1,
         cgroup_v2: key.cgroup_v2,
         last_tgid: Some(budget.last_tgid).filter(|tgid| *tgid != 0),
@@ -246,7 +251,7 @@ mod tests {
                 key(lane::NAMESPACE, 7, 2, 0),
                 key(lane::NAMESPACE, 7, 0, 0),
                 key(lane::NAMESPACE, 8, 1, 0),
-                key(lane::UMOUNT_IN_MNTNS, 7, 1, 0),
+                key(lane::UMOUNT_ON_HOST, 7, 1, 0),
                 key(lane::UMOUNT_OF_USER, 7, 1, 9),
             ]
             .into_iter(),

@@ -22,6 +22,7 @@ use super::plugins::Plugins;
 use super::skipped::SkippedRuns;
 use super::{BpfConfig, BpfError, CountReader, counters, task};
 use crate::error_chain::chain;
+use crate::sources::procfs::Proc;
 
 const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
 const TRACEFS: &str = "/sys/kernel/tracing";
@@ -321,8 +322,12 @@ fn load_object(
         return Err(BpfError::NoObject);
     }
     let log_level = if config.log { u8::MAX } else { 0 };
-    let limits =
-        Limits { ring_bytes: config.ring_bytes.into(), user: config.user_rate, source: config.source_rate };
+    let limits = Limits {
+        ring_bytes: config.ring_bytes.into(),
+        host_mntns: Proc::default().first_mntns().map_or(0, u64::from),
+        user: config.user_rate,
+        source: config.source_rate,
+    };
     let key = RandomState::new().build_hasher().finish();
     let mut loader = EbpfLoader::new();
     loader

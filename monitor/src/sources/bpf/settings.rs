@@ -10,8 +10,8 @@ settings! { "hooks":
     /// Size of the ring buffer in KiB; it counts twice as resident memory.
     // Its pages are mapped twice; a smaller one does not survive a burst.
     RING_KIB: u32 = "ring_kib", default 1024, valid Valid::PowerOfTwo(64, 2048);
-    /// Records a second that one source may make on average: one control group in one network namespace, or in unmounting.
-    /// What is beyond that is counted, and summed up in `events.throttled`. Default gateways of pods, containers and the host
+    /// Records a second that one source may make on average: one control group in one network namespace, in unmounting on the
+    /// host or elsewhere, or in executing CNI plugins. All groups there together may make four times as many. What is beyond that is counted, and summed up in `events.throttled`. Default gateways of pods, containers and the host
     /// are exempt up to 64 a second each.
     SOURCE_RATE: u32 = "source_rate", default 2000, valid Valid::Range(1, 1_000_000);
     /// Records that one source may make at once, and has back after a pause.
