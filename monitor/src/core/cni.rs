@@ -31,26 +31,28 @@ impl Core {
             let within = mntns.map(|mntns| (mntns, ancestors.iter().map(|(tgid, _)| *tgid).collect()));
             self.request(Request::CniNetns { id: call.id, path, within });
         }
-        while let Some(call) = self.cni.take_begun() {
-            self.tell_begun(&call);
-        }
+        self.tell_begun(at);
     }
 
-    fn tell_begun(&mut self, call: &Call) {
-        if let Some(seq) = self.emit_cni(call.started, call, None) {
-            self.cni.note_event(call.id, seq);
+    fn tell_begun(&mut self, now: BootNs) {
+        while let Some(call) = self.cni.take_begun(now) {
+            if let Some(seq) = self.emit_cni(call.started, &call, None) {
+                self.cni.note_event(call.id, seq);
+            }
         }
     }
 
     pub(super) fn cni_exit(&mut self, at: BootNs, exit: CniExit) {
         if let Some(call) = self.cni.exited(at, exit) {
-            self.finished(&call);
+            self.finished(call);
         }
     }
 
-    pub(super) fn end_calls(&mut self, now: BootNs) {
+    /// What is due of calls: that they have begun, and that they have ended.
+    pub(super) fn go_on_with_calls(&mut self, now: BootNs) {
+        self.tell_begun(now);
         while let Some(call) = self.cni.take_ended(now) {
-            self.finished(&call);
+            self.finished(call);
         }
     }
 
@@ -60,13 +62,14 @@ impl Core {
         }
     }
 
-    fn finished(&mut self, call: &Call) {
+    fn finished(&mut self, mut call: Call) {
         let Some((at, exit)) = call.ended else { return };
         if !call.is_told {
             let mut begun = call.clone();
             begun.ended = None;
-            self.tell_begun(&begun);
+            call.events.extend(self.emit_cni(call.started, &begun, None));
         }
+        let call = &call;
         let pod = call.first.pod.as_ref();
         let is_del = call.first.command == CniCommand::Del;
         let stale = pod.zip(call.first.container_id.as_deref()).filter(|_| is_del);

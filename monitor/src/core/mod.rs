@@ -291,7 +291,7 @@ impl Core {
     fn tick(&mut self, now: BootNs) {
         self.emit_overdue(now);
         self.process_overdue_umounts(now);
-        self.end_calls(now);
+        self.go_on_with_calls(now);
         self.expire_mounts(now);
         if self.last_expiry.saturating_add(EXPIRY_INTERVAL_NS) <= now {
             self.last_expiry = now;

@@ -4,15 +4,16 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::containers::is_live;
-use super::incarnations;
-use super::view::{NodeView, RuntimeAvailability};
 use crate::event::{Actor, Cni};
 use crate::observation::{BootNs, CniCommand, CniExec, CniExit, CniNetns, CniPod, NsInum};
+
+mod sandboxes;
 
 const SECOND_NS: BootNs = 1_000_000_000;
 /// The next plugin of a chain begins within this time after the one before.
 const CHAIN_NS: BootNs = SECOND_NS / 2;
+/// The loopback's plugin has ended, and another one has begun, after so long.
+const LOOPBACK_NS: BootNs = SECOND_NS;
 /// A call whose end was not seen is forgotten after this time.
 const FORGOTTEN_NS: BootNs = 3600 * SECOND_NS;
 /// Calls under way at most, and plugins of one of them.
@@ -192,8 +193,8 @@ impl CniCalls {
     }
 
     /// A call whose beginning is to be told now: who calls the loopback's plugin first calls that of the network next.
-    pub fn take_begun(&mut self) -> Option<Call> {
-        let call = self.open.iter_mut().find(|call| !call.is_told && !is_loopback(call.named_plugin()))?;
+    pub fn take_begun(&mut self, now: BootNs) -> Option<Call> {
+        let call = self.open.iter_mut().find(|call| call.begins().is_some_and(|due| due <= now))?;
         call.is_told = true;
         Some(call.clone())
     }
@@ -226,7 +227,8 @@ impl CniCalls {
     #[must_use]
     pub fn deadline(&self) -> Option<BootNs> {
         let given_up = self.given_up.as_ref().map(GivenUp::due);
-        self.open.iter().filter_map(Call::due).chain(given_up).min()
+        let begins = self.open.iter().filter_map(Call::begins);
+        self.open.iter().filter_map(Call::due).chain(begins).chain(given_up).min()
     }
 
     /// Removes and returns what was given up, if that is due, or in any case with `all`.
@@ -258,7 +260,7 @@ impl CniCalls {
         call.netns.is_some().then_some(call)
     }
 
-    /// Notes how a call ended; `stale`: whether [it is known to be](NodeView::is_stale).
+    /// Notes how a call ended; `stale`: whether [it is known to be](super::view::NodeView::is_stale).
     pub fn note_end(&mut self, at: BootNs, call: &Call, failed: bool, stale: bool) {
         if call.netns.is_none() && call.first.netns.is_some() {
             if self.unanswered.len() >= UNANSWERED_MAX {
@@ -417,77 +419,15 @@ impl Call {
         }
     }
 
+    /// When its beginning is to be told, if it is not yet.
+    fn begins(&self) -> Option<BootNs> {
+        let waits = if is_loopback(self.named_plugin()) { LOOPBACK_NS } else { 0 };
+        (!self.is_told && self.ended.is_none()).then(|| self.started.saturating_add(waits))
+    }
+
     fn due(&self) -> Option<BootNs> {
         let (at, _) = self.ended.filter(|_| self.running.is_empty())?;
         Some(at.saturating_add(CHAIN_NS))
-    }
-}
-
-impl<'a> NodeView<'a> {
-    /// The newest sandbox of a pod that lives, and when it was made, as far as that is known.
-    #[must_use]
-    pub fn current_sandbox(&self, namespace: &str, name: &str) -> Option<(&'a str, BootNs)> {
-        let of_runtimes = incarnations::current_sandbox(self.containers, namespace, name);
-        let of_calls =
-            self.cni.sandboxes().filter(|(_, known)| known.is_added && known.is_of(namespace, name));
-        of_runtimes
-            .map(|facts| facts.id.as_str())
-            .into_iter()
-            .chain(of_calls.map(|(id, _)| id))
-            .filter(|id| self.is_sandbox_alive(id))
-            .map(|id| (id, self.sandbox_made(id).unwrap_or(0)))
-            .max_by_key(|(id, made)| (*made, *id))
-    }
-
-    /// Whether a sandbox is older than the current one of its pod, which lives; `None` where that is not known.
-    #[must_use]
-    pub fn is_stale(&self, id: &str, pod: &CniPod) -> Option<bool> {
-        let all_known = self.runtimes == RuntimeAvailability::All;
-        let Some((current, current_made)) = self.current_sandbox(&pod.namespace, &pod.name) else {
-            return all_known.then_some(false);
-        };
-        if current == id {
-            return Some(false);
-        }
-        match self.sandbox_made(id) {
-            Some(made) => Some(made < current_made).filter(|_| made != current_made),
-            // Its `ADD` was not seen, so that it is older than one whose was.
-            None => {
-                let is_added = self.cni.get(current).is_some_and(|known| known.added.is_some());
-                (is_added || all_known && current_made > 0).then_some(true)
-            }
-        }
-    }
-
-    /// Whether a sandbox lives and has its network, as far as anything tells.
-    #[must_use]
-    pub fn is_sandbox_alive(&self, id: &str) -> bool {
-        if self.cni.get(id).is_some_and(|known| known.is_deleted) {
-            return false;
-        }
-        match self.containers.get(id) {
-            Some(facts) => is_live(facts.state) && self.has_sandbox(id),
-            None => {
-                self.runtimes != RuntimeAvailability::All
-                    && self.cni.get(id).is_some_and(|known| known.is_added)
-            }
-        }
-    }
-
-    /// Whether a runtime still has a sandbox, in any state.
-    #[must_use]
-    pub fn has_sandbox(&self, id: &str) -> bool {
-        self.containers.is_present(id)
-    }
-
-    /// When a sandbox was made, as far as that is known.
-    #[must_use]
-    pub fn sandbox_made(&self, id: &str) -> Option<BootNs> {
-        let of_runtime = || {
-            let facts = self.containers.get(id)?;
-            facts.started_ns.or_else(|| self.containers.started(id))
-        };
-        self.cni.get(id).and_then(|known| known.added).or_else(of_runtime)
     }
 }
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::event::{ActorSource, Confidence, Join};
+use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{ContainerFacts, TaskKey, TaskRef};
 use crate::tests::model::{self, Model};
 
@@ -98,11 +99,22 @@ fn the_beginning_of_a_call_is_told_once_and_not_by_the_plugin_of_the_loopback() 
     let mut calls = CniCalls::default();
     let mut begun = |tgid, plugin| {
         started(&mut calls, 10, exec(tgid, plugin, CniCommand::Add, ID), &[KUBELET]);
-        calls.take_begun().map(|call| (call.started, call.cni().plugin, call.cni().exit_code))
+        calls.take_begun(10).map(|call| (call.started, call.cni().plugin, call.cni().exit_code))
     };
     assert_eq!(begun(1, "loopback"), None);
     assert_eq!(begun(2, "calico"), Some((10, "/opt/cni/bin/calico".to_owned(), None)));
     assert_eq!(begun(3, "portmap"), None);
+}
+
+#[test]
+fn the_beginning_of_a_call_that_hangs_in_the_loopbacks_plugin_is_told_after_a_while() {
+    let mut calls = CniCalls::default();
+    started(&mut calls, 10, exec(1, "loopback", CniCommand::Add, ID), &[KUBELET]);
+    assert_eq!(calls.take_begun(10 + LOOPBACK_NS - 1), None);
+    assert_eq!(calls.deadline(), Some(10 + LOOPBACK_NS));
+    let begun = calls.take_begun(10 + LOOPBACK_NS).map(|call| (call.started, call.cni().plugin));
+    assert_eq!(begun, Some((10, "/opt/cni/bin/loopback".to_owned())));
+    assert_eq!((calls.take_begun(u64::MAX), calls.deadline()), (None, None));
 }
 
 #[test]
