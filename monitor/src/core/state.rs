@@ -159,6 +159,9 @@ pub struct NetnsStatus {
     /// Its links, by index.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub links: Vec<Link>,
+    /// Whether it may have changed since it was read, and is to be read again.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub stale: bool,
 }
 
 impl Core {
@@ -273,6 +276,7 @@ impl Core {
             gateways: gateways(namespace),
             addresses,
             links: namespace.links.values().map(|link| self.link_state(link)).collect(),
+            stale: namespace.is_stale(),
         }
     }
 

@@ -7,13 +7,17 @@ use crate::core::state::{NetnsStatus, NodeState};
 use crate::escape::name;
 use crate::event::wording::place_phrase;
 use crate::event::{Event, Kind, Link, Severity};
+use crate::observation::SourceKind;
 
-/// A sentence for each interface of the subject, or of the namespace that the subject is or leads to.
+/// A sentence for each interface of the subject, or of the namespace that the subject is or leads to; none where an end may
+/// have been set up again since it was read.
 pub fn told(state: &NodeState, subject: &Subject) -> Vec<String> {
-    let Some(host) = state.namespaces.iter().find(|namespace| namespace.netns == state.host_netns) else {
+    let is_deaf = state.sources.iter().any(|source| source.kind == SourceKind::Netlink && !source.up);
+    let known = || state.namespaces.iter().filter(|namespace| !namespace.stale && !is_deaf);
+    let Some(host) = known().find(|namespace| namespace.netns == state.host_netns) else {
         return Vec::new();
     };
-    let others = state.namespaces.iter().filter(|namespace| namespace.netns != host.netns);
+    let others = known().filter(|namespace| namespace.netns != host.netns);
     let pairs = others.flat_map(|namespace| namespace.links.iter().map(move |link| (namespace, link)));
     let sentence = |(namespace, link): (&NetnsStatus, &Link)| {
         let end = down_end(host, link)?;
@@ -73,6 +77,16 @@ mod tests {
             assert_eq!(told_of(&state, word), expected, "{word}");
         }
         assert!(told_of(&state, "b/web").is_empty(), "another pod's");
+        for index in 0..state.namespaces.len() {
+            let mut stale = state.clone();
+            stale.namespaces[index].stale = true;
+            let is_of_it = state.namespaces[index]
+                .owner
+                .pod
+                .as_ref()
+                .is_none_or(|pod| pod.namespace.as_deref() == Some("a"));
+            assert_eq!(told_of(&stale, "a/web").is_empty(), is_of_it, "{index} may have changed");
+        }
         // Nobody uses it.
         let inside = state.namespaces.iter_mut().flat_map(|namespace| &mut namespace.links);
         inside.filter(|link| link.ifname == "eth0").for_each(|link| link.up = Some(false));

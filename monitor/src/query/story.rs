@@ -177,7 +177,7 @@ pub fn build(parts: Parts<'_>) -> Story {
     let all = steps(&parts);
     let down = parts.coverage.state.map_or_else(Vec::new, |state| down::told(state, &parts.subject));
     let mut verdict = verdict::conclude(&ordered, &parts.suspected, &down, &all);
-    if verdict.since.is_none() {
+    if verdict.since.is_none() && !verdict.open {
         verdict.unwatched = parts.coverage.unwatched();
     }
     let begin = all.iter().map(|step| timestamp(&step.time));

@@ -66,6 +66,34 @@ pub fn conclude(
     steps: &[Step],
 ) -> Verdict {
     let main = main_incident(incidents);
+    // No incident that is over stands for it.
+    if !down.is_empty() && suspected.is_empty() && !main.is_some_and(is_wrong) {
+        let known = if main.is_some_and(|main| main.closed.is_none()) {
+            ""
+        } else {
+            "; no open incident is known of it"
+        };
+        return Verdict {
+            sentence: format!("{}{known}", down.join("; ")),
+            open: true,
+            confidence: Some(Confidence::Certain),
+            since: None,
+            until: None,
+            close_reason: None,
+            well_since: None,
+            judged: None,
+            unwatched: Vec::new(),
+        };
+    }
+    let mut verdict = of_events(incidents, suspected, steps);
+    if !down.is_empty() {
+        verdict.sentence = format!("{}; besides, {}", without_stop(&verdict.sentence), down.join("; "));
+    }
+    verdict
+}
+
+fn of_events(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[Step]) -> Verdict {
+    let main = main_incident(incidents);
     // What is over does not stand for what may be wrong now.
     if let Some(first) = suspected.first().filter(|_| !main.is_some_and(is_wrong)) {
         return Verdict {
@@ -77,20 +105,6 @@ pub fn conclude(
             close_reason: None,
             well_since: None,
             judged: Some(first.due.clone()),
-            unwatched: Vec::new(),
-        };
-    }
-    // No incident that is over stands for it either.
-    if !down.is_empty() && !main.is_some_and(is_wrong) {
-        return Verdict {
-            sentence: format!("{}; no open incident is known of it", down.join("; ")),
-            open: true,
-            confidence: Some(Confidence::Certain),
-            since: None,
-            until: None,
-            close_reason: None,
-            well_since: None,
-            judged: None,
             unwatched: Vec::new(),
         };
     }

@@ -60,6 +60,7 @@ fn namespace(netns: u32, owner: Option<Pod>, links: Vec<Link>) -> NetnsStatus {
         gateways: vec!["169.254.1.1".parse().unwrap()],
         addresses: Vec::new(),
         links,
+        stale: false,
     }
 }
 
