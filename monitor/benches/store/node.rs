@@ -304,6 +304,7 @@ impl Node {
             text: text.to_owned(),
             command: command.to_owned(),
             risk,
+            form: String::new(),
             process: None,
         };
         Incident {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::observation::{SourceKind, SourceStatus};
 
-/// Work that takes longer has got stuck: a batch has a second's events at most.
+/// Work that takes longer has got stuck.
 const STUCK: Duration = Duration::from_secs(10);
 
 /// Whether a sink is up, by what it last reported itself.
@@ -45,7 +45,10 @@ impl Stall {
         }
         if is_stuck {
             let reason = format!("the disk has not answered for {} s", STUCK.as_secs());
-            tracing::warn!(sink = self.source, "{reason}; events are discarded until it does");
+            tracing::warn!(
+                sink = self.source,
+                "{reason}; events wait until it does, and are discarded when the queue is full"
+            );
             return Some(SourceStatus::down(SourceKind::Sink, self.source, reason));
         }
         tracing::info!(sink = self.source, "the disk answers again");

@@ -205,7 +205,8 @@ impl Run {
                 let mut later = events[seen..].iter();
                 later.find(|event| event.is_deletion(inum, address) && gateway_of(event) == *gateway).cloned()
             });
-            let event = found.unwrap_or_else(|| panic!("{address} on {link} went after\n{}", self.shown()));
+            assert!(found.is_some(), "{address} on {link} went after\n{}", self.shown());
+            let Some(event) = found else { continue };
             assert_eq!(event.number("/actor/pid"), Some(pid), "{event} after\n{}", self.shown());
             let was = |(_, used): &(Instant, BTreeSet<Gateway>)| used.contains(gateway);
             let said = event.get("/neighbor/gateway").and_then(Value::as_bool);

@@ -33,6 +33,9 @@ fn may_be_replaced(path: &Path, began: Option<u64>) -> bool {
     found.may_be_replaced
 }
 
+/// What is done below a directory.
+type Exchange = fn(&Path);
+
 #[test]
 fn what_was_put_into_a_path_after_the_call_leaves_it_in_doubt_and_what_is_beside_does_not() {
     let mut sandbox = MountSandbox::new();
@@ -51,7 +54,7 @@ fn what_was_put_into_a_path_after_the_call_leaves_it_in_doubt_and_what_is_beside
     fs::write(base.join("other/file"), "x").unwrap();
     assert!(!may_be_replaced(&path, Some(began)));
 
-    let exchanges: [(&str, fn(&Path)); 4] = [
+    let exchanges: [(&str, Exchange); 4] = [
         ("another link is renamed to it", |base| {
             symlink("other", base.join("new")).unwrap();
             fs::rename(base.join("new"), base.join("link")).unwrap();
