@@ -20,7 +20,7 @@ pub mod counter {
     /// CNI plugins, and programs with the name of a kubelet or runtime, that were executed.
     pub const EXEC: Counter = SHARED.counter(5);
     /// Entries of known gateways that were set.
-    pub const GATEWAY_SET: Counter = SHARED.counter(6);
+    pub const GATEWAY_SET: Counter = SHARED.counter(7);
 }
 
 /// Values of [`SourceKey::lane`].

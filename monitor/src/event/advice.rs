@@ -204,8 +204,9 @@ mod tests {
             literal.split_once('/').is_some_and(|(kind, _)| crate::diagnose::KINDS.contains(&kind))
         };
         let mut steps = BTreeSet::new();
-        for file in std::fs::read_dir(tests).unwrap() {
-            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        let paths = std::fs::read_dir(tests).unwrap().map(|entry| entry.unwrap().path());
+        for path in paths.filter(|path| path.is_file()) {
+            let text = std::fs::read_to_string(path).unwrap();
             for call in text.split(&call).skip(1) {
                 let arguments = call.split([';', '{']).next().unwrap_or_default();
                 let literals = arguments.split('"').skip(1).step_by(2);

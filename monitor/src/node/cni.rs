@@ -227,7 +227,9 @@ impl CniCalls {
     #[must_use]
     pub fn deadline(&self) -> Option<BootNs> {
         let given_up = self.given_up.as_ref().map(GivenUp::due);
-        let begins = self.open.iter().filter_map(Call::begins);
+        // That of others is told at once.
+        let waiting = self.open.iter().filter(|call| is_loopback(call.named_plugin()));
+        let begins = waiting.filter_map(Call::begins);
         self.open.iter().filter_map(Call::due).chain(begins).chain(given_up).min()
     }
 
