@@ -27,8 +27,9 @@ pub use cni::{CniCommand, CniExec, CniExit, CniNetns, CniPod};
 pub use component::{ComponentExit, ComponentFacts};
 pub use kubelet::{KubeletFacts, KubeletNamespace, SandboxCheckpoint};
 pub use mount::{
-    Access, BlindSpot, CallerDirectory, Holder, HolderReport, MeantMount, MountFacts, MountIdentity,
-    MountPresence, MountSyscall, PathDoubt, PathOrigin, Rank, Share, TableMark, UmountAttempt, Verdict,
+    Access, BlindSpot, CallStart, CallerDirectory, Holder, HolderReport, MeantMount, MountFacts,
+    MountIdentity, MountPresence, MountSyscall, PathDoubt, PathOrigin, Rank, Share, TableMark, UmountAttempt,
+    Verdict,
 };
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use net::{

@@ -83,7 +83,7 @@ pub(super) fn locate(
 fn may_be_replaced(request: &ScanRequest, view: &View<'_>, resolved: &Resolved) -> bool {
     let Some(origin) = &request.origin else { return false };
     let is_in_place = |beginning| view.is_in_place(resolved, beginning).ok();
-    origin.began.map(Beginning::at).and_then(is_in_place) != Some(true)
+    origin.began.and_then(Beginning::of).and_then(is_in_place) != Some(true)
 }
 
 /// Finds a mount again that a scan has found before; no mount where it is gone, `None` where that is not known.

@@ -9,7 +9,7 @@
 //! The mount itself is never opened: that would pin it. Which one is meant follows from the mount table, by the id of
 //! the mount that the directory above is on. Directories above are open one at a time, for a moment.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -27,6 +27,9 @@ pub(super) mod replaced;
 
 /// `RESOLVE_CACHED` of include/uapi/linux/openat2.h.
 const RESOLVE_CACHED: u64 = 0x20;
+/// Names that are walked at most: each is looked up from the top, and a path of 4 KiB with links in it has a hundred
+/// thousand.
+const STEPS_MAX: usize = 512;
 /// As the kernel (`MAXSYMLINKS`).
 const LINKS_MAX: usize = 40;
 /// The cache walk also fails when mounts change meanwhile.
@@ -75,6 +78,8 @@ pub(super) enum Unresolved {
     NotText,
     #[error("too many symbolic links")]
     Links,
+    #[error("it leads through more than {STEPS_MAX} names")]
+    Long,
 }
 
 impl Unresolved {
@@ -113,8 +118,8 @@ pub(super) struct Resolved {
     pub(super) path: String,
     /// The topmost mount there, if there is any.
     pub(super) mount: Option<Mount>,
-    /// Names from the top to each directory, link and mount that led there.
-    walked: Vec<Vec<String>>,
+    /// Each directory, link and mount that led there.
+    walked: BTreeSet<String>,
 }
 
 /// The view of a process: its root directory, and the mounts of its namespace.
@@ -135,7 +140,7 @@ impl<'t> View<'t> {
 
     /// Walks a path.
     pub(super) fn resolve(&self, origin: &Origin) -> Result<Resolved, Unresolved> {
-        let mut walked = Vec::new();
+        let mut walked = BTreeSet::new();
         let (path, mount) = self.walk(origin, &mut walked)?;
         Ok(Resolved { path, mount, walked })
     }
@@ -144,7 +149,7 @@ impl<'t> View<'t> {
     fn walk(
         &self,
         origin: &Origin,
-        walked: &mut Vec<Vec<String>>,
+        walked: &mut BTreeSet<String>,
     ) -> Result<(String, Option<Mount>), Unresolved> {
         if origin.path.contains(char::REPLACEMENT_CHARACTER) {
             return Err(Unresolved::NotText);
@@ -154,13 +159,19 @@ impl<'t> View<'t> {
             Some(cwd) => self.anchor(cwd)?,
             None => root.clone().unwrap_or_default(),
         };
-        walked.extend(root.iter().chain([&at]).cloned());
+        for anchor in root.iter().chain([&at]) {
+            walked.extend((1..=anchor.len()).map(|end| format!("/{}", anchor[..end].join("/"))));
+        }
         // What ends in a slash is a directory, so a link there is followed.
         let follow = origin.follow || origin.path.ends_with('/') || origin.path.ends_with("/.");
         let mut rest: VecDeque<String> = names(&origin.path).collect();
-        let mut links = 0;
+        let (mut links, mut steps) = (0, 0);
         while let Some(name) = rest.pop_front() {
             let is_last = rest.is_empty();
+            steps += 1;
+            if steps > STEPS_MAX {
+                return Err(Unresolved::Long);
+            }
             if name == ".." {
                 if is_last {
                     return Err(Unresolved::Parent);
@@ -171,7 +182,7 @@ impl<'t> View<'t> {
                 }
                 continue;
             }
-            walked.push(at.iter().chain([&name]).cloned().collect());
+            walked.insert(joined(&at, &name));
             let step = if is_last { self.last(&at, &name)? } else { self.directory(&at, &name)? };
             match step {
                 Step::Link(target) if !is_last || follow => {

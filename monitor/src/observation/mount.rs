@@ -86,7 +86,16 @@ pub struct PathOrigin {
     pub target: Option<MeantMount>,
     /// When the call began, if its start was seen; not in older recordings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub began: Option<BootNs>,
+    pub began: Option<CallStart>,
+}
+
+/// When a call began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallStart {
+    /// Boot time.
+    pub at: BootNs,
+    /// Offset from boot time to wall-clock time when it was heard of: the latter may be set at any time.
+    pub realtime_offset_ns: i64,
 }
 
 /// The mount that a call meant.

@@ -9,11 +9,12 @@
 //!
 //! File systems take their times from a clock that ticks, so what was changed after the call may have a time before it.
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::{Resolved, Unresolved, View, cached_stat, is_local, mount_of, not_walked, open_cached};
+use super::{Resolved, Unresolved, View, cached_stat, is_local, mount_of, names, not_walked, open_cached};
 use crate::clock::{BootNs, realtime_offset_ns};
+use crate::observation::CallStart;
 use nix::fcntl::{OFlag, ResolveFlag};
 
 const SECOND: i128 = 1_000_000_000;
@@ -21,14 +22,19 @@ const SECOND: i128 = 1_000_000_000;
 /// it is not scheduled by a hypervisor.
 pub(in crate::holders) const LATE_NS: BootNs = 1_000_000_000;
 
+/// A clock that is kept right by its rate alone moves less while a call waits to be looked at.
+const SET_NS: u64 = 100_000_000;
+
 /// The beginning of a call, in the time of file systems.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::holders) struct Beginning(i128);
 
 impl Beginning {
-    /// If the clock was set forward since, what was changed before that seems older than it is.
-    pub(in crate::holders) fn at(began: BootNs) -> Self {
-        Self(i128::from(began) - i128::from(LATE_NS) + i128::from(realtime_offset_ns()))
+    /// `None` if the clock was set since: what was changed before that seems older than it is, or younger.
+    pub(in crate::holders) fn of(start: CallStart) -> Option<Self> {
+        let CallStart { at, realtime_offset_ns: offset } = start;
+        let is_set = realtime_offset_ns().abs_diff(offset) > SET_NS;
+        (!is_set).then(|| Self(i128::from(at) - i128::from(LATE_NS) + i128::from(offset)))
     }
 
     /// Whether something was changed before the call for certain.
@@ -49,13 +55,11 @@ impl View<'_> {
         resolved: &Resolved,
         since: Beginning,
     ) -> Result<bool, Unresolved> {
-        let below = |walked: &&Vec<String>| walked.len() > self.shown.len();
-        let walked = resolved.walked.iter().filter(below);
-        let all = walked.flat_map(|walked| (self.shown.len() + 1..=walked.len()).map(|end| &walked[..end]));
-        let mut all: Vec<&[String]> = all.collect::<BTreeSet<_>>().into_iter().collect();
-        all.sort_by_key(|names| std::cmp::Reverse(names.len()));
-        for names in all {
-            if !self.is_name_in_place(names, since)? {
+        let walked = resolved.walked.iter().map(|path| names(path).collect::<Vec<_>>());
+        let mut walked: Vec<_> = walked.filter(|names| names.len() > self.shown.len()).collect();
+        walked.sort_by_key(|names| Reverse(names.len()));
+        for names in walked {
+            if !self.is_name_in_place(&names, since)? {
                 return Ok(false);
             }
         }

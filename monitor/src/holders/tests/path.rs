@@ -33,6 +33,23 @@ fn a_relative_path_is_resolved_with_the_callers_directory() {
     assert_eq!((late.verdict, late.complete, late.mount), (Verdict::Incomplete, false, None));
 }
 
+#[test]
+fn a_path_through_names_without_end_is_not_followed_to_its_end() {
+    let mut sandbox = MountSandbox::new();
+    let vol = sandbox.mount("vol");
+    fs::create_dir_all(sandbox.path("x/y")).unwrap();
+    symlink("x/y/../..", sandbox.path("link")).unwrap();
+    let (names, links) = ("x/../".repeat(200), "link/".repeat(30));
+    for (way, is_found) in [(names.clone(), true), (names.repeat(3), false), (links + &names, false)] {
+        let path = sandbox.path(&(way + "vol"));
+        let report = scan(&Proc::default(), &request(&path), AMPLE);
+        assert_eq!(report.path == vol.to_str().unwrap(), is_found, "{report:?}");
+        assert_eq!(report.mount.is_some(), is_found);
+        let is_told = report.blind_spots.iter().any(|spot| spot.reason.contains("more than 512 names"));
+        assert_eq!((is_told, report.complete && !is_found), (!is_found, false), "{report:?}");
+    }
+}
+
 /// A directory as it is captured of a caller.
 pub(super) fn captured(path: &Path) -> Option<CallerDirectory> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap();

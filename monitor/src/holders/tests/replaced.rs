@@ -4,8 +4,9 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::path::captured;
 use super::*;
-use crate::clock::boot_now;
+use crate::clock::{boot_now, realtime_offset_ns};
 use crate::holders::resolve::replaced::LATE_NS;
+use crate::observation::CallStart;
 
 /// A call before which everything is that was made until now, and nothing that is made from now on, however late the clock of
 /// file systems may be.
@@ -24,7 +25,15 @@ fn begin() -> u64 {
     began
 }
 
+fn heard(at: u64) -> CallStart {
+    CallStart { at, realtime_offset_ns: realtime_offset_ns() }
+}
+
 fn may_be_replaced(path: &Path, began: Option<u64>) -> bool {
+    is_doubted(path, began.map(heard))
+}
+
+fn is_doubted(path: &Path, began: Option<CallStart>) -> bool {
     let root = captured(Path::new("/"));
     let origin = PathOrigin { root, cwd: None, doubt: None, table: None, target: None, began };
     let request = ScanRequest { origin: Some(Box::new(origin)), ..request(path) };
@@ -83,6 +92,21 @@ fn what_was_put_into_a_path_after_the_call_leaves_it_in_doubt_and_what_is_beside
 }
 
 #[test]
+fn a_path_is_in_doubt_if_the_clock_was_set_since_the_call() {
+    let mut sandbox = MountSandbox::new();
+    let path = sandbox.mount("vol");
+    let CallStart { at, realtime_offset_ns } = heard(begin());
+    for (milliseconds, is_set) in [(0, false), (-10, false), (2_000, true), (-2_000, true)] {
+        let realtime_offset_ns = realtime_offset_ns - milliseconds * 1_000_000;
+        assert_eq!(
+            is_doubted(&path, Some(CallStart { at, realtime_offset_ns })),
+            is_set,
+            "{milliseconds} ms"
+        );
+    }
+}
+
+#[test]
 fn the_directories_that_a_path_starts_from_count_too() {
     let mut sandbox = MountSandbox::new();
     fs::create_dir(sandbox.path("base")).unwrap();
@@ -90,7 +114,8 @@ fn the_directories_that_a_path_starts_from_count_too() {
     let cwd = captured(one.parent().unwrap());
     let doubted = |began| {
         let (root, cwd) = (captured(Path::new("/")), cwd.clone());
-        let origin = PathOrigin { root, cwd, doubt: None, table: None, target: None, began: Some(began) };
+        let origin =
+            PathOrigin { root, cwd, doubt: None, table: None, target: None, began: Some(heard(began)) };
         let (path, origin) = ("vol".to_owned(), Some(Box::new(origin)));
         let found =
             first(&Proc::default(), &ScanRequest { path, origin, ..request(&one) }, Deadline::after(AMPLE));

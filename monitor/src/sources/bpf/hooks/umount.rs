@@ -10,10 +10,12 @@ use kevtmon_ebpf::umount::{
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use super::{Attach, Count, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
+use crate::clock::realtime_offset_ns;
 use crate::metrics::KernelMetric;
 use crate::namespace::NsInum;
 use crate::observation::{
-    CallerDirectory, Fact, MeantMount, MountSyscall, PathDoubt, PathOrigin, TableMark, UmountAttempt,
+    CallStart, CallerDirectory, Fact, MeantMount, MountSyscall, PathDoubt, PathOrigin, TableMark,
+    UmountAttempt,
 };
 use crate::sources::bpf::btf::{Btf, BtfError};
 use crate::sources::bpf::decode::{DecodeError, short};
@@ -98,11 +100,15 @@ fn umount(bytes: &[u8]) -> Option<UmountAttempt> {
             doubt: doubt(record, path),
             table: table(&record.table),
             target: target(record.target),
-            began: Some(record.began).filter(|began| *began != 0),
+            began: began(record),
         })),
         flags: record.flags,
         errno: u16::try_from(-i64::from(record.result)).ok().filter(|errno| *errno != 0),
     })
+}
+
+fn began(record: &UmountRecord) -> Option<CallStart> {
+    (record.began != 0).then(|| CallStart { at: record.began, realtime_offset_ns: realtime_offset_ns() })
 }
 
 /// The one that leaves the least to rely on.
