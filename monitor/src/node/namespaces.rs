@@ -98,6 +98,9 @@ pub struct Namespace {
     /// Those among them that went with their interface or address.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     gone_with_link: BTreeSet<(u32, IpAddr)>,
+    /// Former gateways to which a route still led when others took their place.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    hidden: BTreeSet<(u32, IpAddr)>,
     /// Interfaces that went, were set down or lost an address since the last snapshot.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     disturbed: BTreeSet<u32>,
@@ -219,6 +222,7 @@ impl Namespaces {
             gateways: old.as_ref().map(|old| old.gateways.clone()).unwrap_or_default(),
             former: old.as_ref().map(|old| old.former.clone()).unwrap_or_default(),
             gone_with_link: old.as_ref().map(|old| old.gone_with_link.clone()).unwrap_or_default(),
+            hidden: old.as_ref().map(|old| old.hidden.clone()).unwrap_or_default(),
             disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
             lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
             switched: old.as_ref().map(|old| old.switched.clone()).unwrap_or_default(),

@@ -75,18 +75,21 @@ impl Namespace {
     /// The routes of an interface that were reported to be gone just before went with it.
     pub(super) fn went_along(&mut self, at: BootNs, ifindex: u32) {
         let just_before = |ceased: BootNs| ceased.saturating_add(SETTLING_NS) >= at;
-        // One whose route is there still had ceased to be used for another reason.
-        let has_route = |key: &(u32, IpAddr)| {
-            let leads = |route: &RouteFacts| (route.ifindex, route.gateway) == (Some(key.0), Some(key.1));
-            self.routes.iter().any(leads)
-        };
-        let ceased = self
-            .former
-            .iter()
-            .filter(|(ceased, gateway)| gateway.0 == ifindex && just_before(*ceased) && !has_route(gateway));
-        for (_, gateway) in ceased {
-            self.gateways.set_went_with_link(*gateway, true);
-            self.gone_with_link.insert(*gateway);
+        // One whose route was or is there still had ceased to be used for another reason.
+        let is_other = |gateway: (u32, IpAddr)| self.hidden.contains(&gateway) || self.has_route(gateway);
+        let ceased =
+            self.former.iter().filter(|(ceased, (link, _))| *link == ifindex && just_before(*ceased));
+        let ceased: Vec<_> =
+            ceased.map(|(_, gateway)| *gateway).filter(|gateway| !is_other(*gateway)).collect();
+        for gateway in ceased {
+            self.gateways.set_went_with_link(gateway, true);
+            self.gone_with_link.insert(gateway);
         }
+    }
+
+    /// Whether a route leads to it, in use or not.
+    pub(super) fn has_route(&self, (ifindex, address): (u32, IpAddr)) -> bool {
+        let leads = |route: &RouteFacts| (route.ifindex, route.gateway) == (Some(ifindex), Some(address));
+        self.routes.iter().any(leads)
     }
 }

@@ -189,6 +189,11 @@ impl Namespace {
                 let with_link = self.disturbed.contains(&ifindex) || !self.is_usable(ifindex, address);
                 self.gateways.set_went_with_link(gateway, with_link);
                 self.former.push((at, gateway));
+                if !with_link && self.has_route(gateway) {
+                    self.hidden.insert(gateway);
+                } else {
+                    self.hidden.remove(&gateway);
+                }
                 if with_link {
                     self.gone_with_link.insert(gateway);
                 } else {
@@ -197,8 +202,11 @@ impl Namespace {
             }
         }
         keep_newest(&mut self.former);
-        let Self { former, gone_with_link, in_use, .. } = self;
-        gone_with_link.retain(|gone| !in_use.contains(gone) && former.iter().any(|(_, one)| one == gone));
+        let Self { former, gone_with_link, hidden, in_use, .. } = self;
+        let is_former =
+            |gone: &(u32, IpAddr)| !in_use.contains(gone) && former.iter().any(|(_, one)| one == gone);
+        gone_with_link.retain(is_former);
+        hidden.retain(is_former);
         let dropped = self.moves.len().saturating_sub(RECENT_MAX);
         let dropped = self.moves.drain(..dropped).map(|one| one.until).max();
         self.moves_since = self.moves_since.max(old_ones.max(dropped).unwrap_or(0));

@@ -215,6 +215,27 @@ fn a_route_that_is_deleted_long_after_an_address_of_ipv6_went_did_not_go_with_it
 }
 
 #[test]
+fn what_another_gateway_had_replaced_did_not_go_with_its_link() {
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let was_gateway = |is_replaced: bool| {
+        let own = RouteFacts { metric: 10, ..route("10.0.0.1") };
+        let mut tables = lived_in(vec![own.clone()]);
+        let address = tables.addresses[0].clone();
+        tables.neighbors.push(permanent("10.0.0.1"));
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, tables, true);
+        if is_replaced {
+            namespaces.put_route(10, RouteFacts { ifindex: Some(3), ..route("10.1.0.1") });
+        }
+        namespaces.remove_route(20, &own);
+        namespaces.remove_address(30, &address);
+        namespaces.get(7).unwrap().was_gateway(40, 2, gateway, false)
+    };
+    assert_eq!(was_gateway(false), Some(true));
+    assert_ne!(was_gateway(true), Some(true));
+}
+
+#[test]
 fn a_gateway_of_some_packets_takes_the_place_of_none_that_all_took() {
     let gateway: IpAddr = "10.0.0.1".parse().unwrap();
     let other = RouteFacts { table: 100, ifindex: Some(3), ..route("10.1.0.1") };
