@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Core;
 use super::pending::Pending;
+use crate::diagnose::ModelChange;
 use crate::event::{Actor, Target, Volume};
 use crate::node::mounts::MountKey;
 use crate::node::volume;
@@ -117,9 +118,12 @@ impl Core {
     }
 
     pub(super) fn kubelet(&mut self, at: BootNs, facts: KubeletFacts) {
-        self.kubelets.replace(at, facts);
+        let is_other = self.kubelets.replace(at, facts);
         let held = self.kubelet_lookup.held.take_answered(&());
         self.process_held(held);
+        if is_other {
+            self.diagnose(at, &ModelChange::Kubelets);
+        }
     }
 
     pub(super) fn process_overdue_umounts(&mut self, now: BootNs) {

@@ -406,6 +406,7 @@ impl Diagnosis for GatewayNeighborLost {
             | ModelChange::Components
             | ModelChange::MountGone(_)
             | ModelChange::CniNetns(_)
+            | ModelChange::Kubelets
             | ModelChange::CniFinished(..) => {}
         }
     }

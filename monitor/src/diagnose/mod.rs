@@ -224,6 +224,8 @@ pub enum ModelChange<'a> {
     SandboxMade(&'a str),
     /// Kubelets and runtimes were looked for.
     Components,
+    /// The mount namespaces or root directories of kubelets are others.
+    Kubelets,
     /// A snapshot of all containers of a runtime was applied.
     Runtime,
     /// A runtime no longer answers, or does again.

@@ -387,7 +387,7 @@ impl Diagnosis for VolumeBusy {
     fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
         match change {
             ModelChange::Refused(mount) => self.attempt(context, mount, findings),
-            ModelChange::RuntimeAvailability => self.advise(context, findings),
+            ModelChange::RuntimeAvailability | ModelChange::Kubelets => self.advise(context, findings),
             ModelChange::UmountUndetermined { mount, reason } => self.undetermined(mount, reason, findings),
             ModelChange::MountGone(mount) => {
                 let place = MountKey::new(mount.key.mntns, mount.path());

@@ -11,7 +11,8 @@ use super::{Container, Details, Object, Pod, Role, Visitor};
 pub struct Throttled {
     /// Whose budget it was: `namespace` (neighbor changes in one namespace, by one control group), `owner` (neighbor changes
     /// in all namespaces of one unprivileged user), `unknown` (all sources that are not told apart: neighbor changes in other
-    /// user namespaces of root's that are no known container's, and sources beyond the first four thousand), `umount` (unmount attempts of one user, those of root by control group),
+    /// user namespaces of root's that are no known container's, and sources beyond the first four thousand), `umount` (unmount attempts of one user; those of root by control group,
+    /// and beyond what they may do together without one),
     /// `exec` (CNI plugins, and programs with the name of a kubelet or runtime, that were executed in one control group of
     /// root's), `gateway-set` (what set the neighbor entries of known gateways in one namespace),
     /// `events` (events of one kind, of one unprivileged account, or of the network of one container, which is `target` then:

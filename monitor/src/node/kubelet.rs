@@ -23,9 +23,11 @@ pub struct Kubelets {
 }
 
 impl Kubelets {
-    /// Replaces what was known.
-    pub fn replace(&mut self, at: BootNs, facts: KubeletFacts) {
+    /// Replaces what was known; whether it was other.
+    pub fn replace(&mut self, at: BootNs, facts: KubeletFacts) -> bool {
+        let is_other = self.reported.as_ref().is_none_or(|(_, known)| *known != facts);
         self.reported = Some((at, facts));
+        is_other
     }
 
     /// The mount namespaces of the host.

@@ -30,6 +30,36 @@ fn kubelets(roots: &[&str]) -> Fact {
     })
 }
 
+#[test]
+fn advice_leads_through_the_kubelet_that_runs_now() {
+    let of = |pid| {
+        let roots = vec!["/data/kubelet".to_owned()];
+        let host = KubeletNamespace { mntns: 1, roots, of_kubelet: false, pid: None };
+        let own = KubeletNamespace { mntns: HOST_MNTNS, of_kubelet: true, pid: Some(pid), ..host.clone() };
+        Fact::Kubelet(KubeletFacts { namespaces: vec![host, own] })
+    };
+    let advised = |core: &mut Core| {
+        let incidents = mount::take(core).0.into_iter().filter_map(|event| event.incident);
+        let steps = incidents.flat_map(|incident| incident.advice).map(|step| step.command);
+        steps.filter(|command| command.starts_with("nsenter")).collect::<Vec<_>>()
+    };
+    let mut core = settled();
+    core.observe(at(5, of(7)));
+    core.observe(at(6, task("/system.slice/kubelet.service")));
+    core.observe(at(10, attempt(HOST_MNTNS, Some(16))));
+    let Fact::Holders(mut report) = mount::report(1) else { unreachable!() };
+    report.path = PATH.into();
+    report.mount.as_mut().unwrap().mountpoint = PATH.into();
+    core.observe(at(11, Fact::Holders(report)));
+    let through = |pid: u32| format!("nsenter -t {pid} -m umount --lazy {PATH}");
+    assert_eq!(advised(&mut core), [through(7)]);
+    core.observe(at(20, of(7)));
+    assert!(advised(&mut core).is_empty());
+    core.observe(at(30, of(8)));
+    core.observe(at(2_000 * MS, Fact::Tick));
+    assert_eq!(advised(&mut core), [through(8)]);
+}
+
 fn looked() -> Core {
     let mut core = settled();
     core.observe(at(5, task("/system.slice/kubelet.service")));
