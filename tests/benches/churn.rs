@@ -2,6 +2,7 @@
 //! 50 more each second that are started, delete a neighbor entry at once, and are removed.
 //!
 //! The runtimes are sockets of this process; the processes of the containers, their control groups and what they do are real.
+//! Then the same with a Docker daemon, which starts and removes as many as it can.
 #![expect(
     clippy::print_stdout,
     clippy::disallowed_methods,
@@ -11,16 +12,21 @@
 
 mod usage;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use kevtmon_tests::actor::Actor;
 use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::daemon::{Daemon, WITHOUT_BUDGETS, launch};
+use kevtmon_tests::dockerd::{Dockerd, IMAGE};
+use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::fake_dockerd::FakeDockerd;
+use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::process::{Running, idle};
 use kevtmon_tests::storm::ipv4;
@@ -34,6 +40,8 @@ const CHURN: Duration = Duration::from_secs(60);
 const PER_SECOND: u32 = 50;
 /// Threads that start and remove containers.
 const WORKERS: u32 = 5;
+/// Clients of the Docker daemon at once: more make it no faster.
+const WORKERS_OF_DOCKER: usize = 4;
 /// How long a container is there after it has acted.
 const LIFE: Duration = Duration::from_millis(20);
 
@@ -57,7 +65,9 @@ fn main() -> io::Result<()> {
     println!("{CONTAINERS} containers of {RUNTIMES} runtimes: {inspects} inspected within {:?}", to - from);
     sleep(SETTLE);
     println!("  memory: {}", memory(&daemon)?);
-    churn(&daemon, &runtimes)
+    churn(&daemon, &runtimes)?;
+    drop(daemon);
+    churn_of_docker()
 }
 
 /// A control group for the containers, in which each has its own.
@@ -116,6 +126,54 @@ fn churn(daemon: &Daemon, runtimes: &[FakeDockerd]) -> io::Result<()> {
     println!("  processor: {:.1} % of a core; memory: {}", 100.0 * busy, memory(daemon)?);
     sleep(CHURN);
     println!("  a minute later: {}", memory(daemon)?);
+    Ok(())
+}
+
+/// As many containers as a Docker daemon can start and remove, each of which deletes an entry of its own network.
+fn churn_of_docker() -> io::Result<()> {
+    let (dockerd, scratch) = (Dockerd::start(), Scratch::new());
+    let daemon = launch().runtime(dockerd.runtime()).config(WITHOUT_BUDGETS).start();
+    let (next, began) = (AtomicU32::new(0), Instant::now());
+    let run = || {
+        let mut ids = BTreeMap::new();
+        while began.elapsed() < CHURN {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let (address, file) = (ipv4(index).to_string(), scratch.path().join(index.to_string()));
+            let script = format!(
+                "ip neigh add {address} lladdr 02:00:00:00:00:01 nud permanent dev lo && ip neigh del {address} dev lo"
+            );
+            let cidfile = format!("--cidfile={}", file.display());
+            let options = ["--rm", &cidfile, "--network", "none", "--cap-add", "NET_ADMIN", IMAGE];
+            dockerd.docker(&[&["run"][..], &options, &["sh", "-c", &script]].concat());
+            ids.insert(address, fs::read_to_string(file)?);
+        }
+        io::Result::Ok(ids)
+    };
+    let ids: BTreeMap<String, String> = scope(|scope| {
+        let workers: Vec<_> = (0..WORKERS_OF_DOCKER).map(|_| scope.spawn(run)).collect();
+        let joined = workers.into_iter().map(|worker| worker.join().expect("no worker panics"));
+        joined.collect::<io::Result<Vec<_>>>().map(|all| all.into_iter().flatten().collect())
+    })?;
+    let seconds = began.elapsed().as_secs_f64();
+    let named = || {
+        let events = daemon.events().into_iter().filter(|event| event.kind() == "neighbor.deleted");
+        let is_of_it = |event: &Event| {
+            let id = ids.get(event.text("/neighbor/address"));
+            id.map(String::as_str) == Some(event.text("/actor/container/id"))
+                && event.text("/actor/join") != "missed"
+        };
+        events.filter(is_of_it).count()
+    };
+    let last = || daemon.metrics().count("kevtmon_containers", &[("state", "running")]);
+    eventually!(last() < 0.5, "all removed containers are known to be so");
+    let number = ids.len();
+    println!(
+        "dockerd: {number} containers started and removed in {seconds:.1} s ({:.1}/s): {} named ({:.2} %)",
+        number as f64 / seconds,
+        named(),
+        100.0 * named() as f64 / number as f64
+    );
+    println!("  memory: {}", memory(&daemon)?);
     Ok(())
 }
 
