@@ -10,8 +10,8 @@ use aya_ebpf::macros::map;
 use aya_ebpf::maps::{Array, HashMap};
 use kevtmon_ebpf::Counter;
 use kevtmon_ebpf::lanes::{
-    CONTAINERS_MAX, GATEWAYS_MAX, GROUPS_OF_NAMESPACE_MAX, GROUPS_TOGETHER, GatewayKey, Limits, Rate,
-    SOURCES_MAX, SourceBudget, SourceKey, USERS_MAX, counter, gateway, lane, shared,
+    CONTAINERS_MAX, GATEWAYS_MAX, GROUPS_OF_NAMESPACE_MAX, GROUPS_TOGETHER, GatewayKey, Limits, NO_GROUP,
+    Rate, SOURCES_MAX, SourceBudget, SourceKey, USERS_MAX, counter, gateway, lane, shared,
 };
 use kevtmon_ebpf::task::TaskId;
 
@@ -195,8 +195,9 @@ fn pay(key: &SourceKey, now: u64, over: Counter, tgid: u32) -> bool {
             .is_none_or(|budget| unsafe { pay_from(budget, &raw const LIMITS.user, 1, now, over, tgid) });
     }
     let rate = &raw const LIMITS.source;
-    if key.is_group()
-        && let Some(budget) = found_group(key)
+    // What is in no group is one, too.
+    let own = SourceKey { cgroup_v2: if key.is_group() { key.cgroup_v2 } else { NO_GROUP }, ..*key };
+    if let Some(budget) = found_group(&own)
         // SAFETY: a value of the map.
         && !unsafe { pay_from(budget, rate, 1, now, over, tgid) }
     {
@@ -228,8 +229,8 @@ fn found_group(key: &SourceKey) -> Option<*mut SourceBudget> {
     let place = key.place();
     if GROUPS.get_ptr_mut(&place).is_none() {
         // Fails if another CPU was faster, or where there is no room.
-        #[expect(clippy::needless_borrows_for_generic_args, reason = "a value would be copied to the stack")]
-        let _ = GROUPS.insert(&place, &0, u64::from(BPF_NOEXIST));
+        let none = 0;
+        let _ = GROUPS.insert(&place, none, u64::from(BPF_NOEXIST));
     }
     let count = GROUPS.get_ptr_mut(&place)?;
     if volatile(count) >= GROUPS_OF_NAMESPACE_MAX {

@@ -15,7 +15,8 @@ use crate::umount::OFFSETS;
 
 /// Written by the daemon before load. Addresses of the kernel are nobody's business.
 #[unsafe(export_name = "HANDLE_KEY")]
-static KEY: u64 = 0;
+// Not zero: a constant of the same value, of which a reference is taken, may be made one with it.
+static KEY: u64 = u64::MAX;
 
 /// What the daemon asked for last.
 #[map]

@@ -56,6 +56,22 @@ fn control_groups_without_end_have_no_budget_each() {
 }
 
 #[test]
+fn a_control_group_alone_has_no_more_than_one_budget() {
+    const TIMES: u32 = 1000;
+    let _exclusive = Exclusive::take();
+    let pod = Pod::new();
+    let config = format!("[hooks]\nsource_rate = 1\nsource_burst = {BURST}\n{ALL_EVENTS}");
+    let daemon = launch().config(&config).start();
+    let began = Instant::now();
+    pod.netns().churn((0..TIMES).map(ipv4));
+    let balance = wait_for_balance(&daemon, Balance::of_deletions);
+    assert!(balance.received >= f64::from(TIMES), "{balance:?}");
+    let most = f64::from(BURST) + began.elapsed().as_secs_f64() + 1.0;
+    assert!(balance.emitted <= most, "{balance:?}, at most {most}");
+    stop_and_account(daemon);
+}
+
+#[test]
 fn mount_and_user_namespaces_without_end_have_no_budget_each() {
     const NAMESPACES: u32 = 120;
     const IN_EACH: u32 = 5;

@@ -12,7 +12,7 @@ use kevtmon_tests::daemon::launch;
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
-use kevtmon_tests::mount::{Mount, Scratch, is_about, wait_for};
+use kevtmon_tests::mount::{Mount, Scratch, is_about, settle, wait_for};
 use kevtmon_tests::process::{Running, comm, copy_program, hold_by_cwd, hold_by_fd, idle, run};
 use serde_json::Value;
 
@@ -58,6 +58,7 @@ fn which_mount_a_user_meant_is_only_likely() {
     let command = format!("refused {}", mount.point().display());
     for (uid, confidence) in [(0, "certain"), (1000, "likely")] {
         user.act(&format!("uid {uid} {uid}"));
+        settle(mount.point().parent().expect("a directory above"));
         // Each by itself: the second attempt of one process has an event of its own, too.
         user.act(&command);
         let event = daemon.wait_for(&format!("the refusal of {uid}"), |event| {

@@ -76,7 +76,9 @@ pub const SOURCES_MAX: u32 = 4096;
 /// Control groups that are told apart within one lane and namespace: who has a cgroup tree of their own can make any number of
 /// groups. The others have what all of them have together.
 pub const GROUPS_OF_NAMESPACE_MAX: u64 = 16;
-/// All control groups of one lane and namespace, and what belongs to none, have so many times as much together as one group.
+/// Control group of what belongs to none, or to the root: no other one has this number in both hierarchies.
+pub const NO_GROUP: u32 = u32::MAX;
+/// All control groups of one lane and namespace have so many times as much together as one of them.
 pub const GROUPS_TOGETHER: u64 = 4;
 /// Unprivileged users that are told apart. Who has subordinate user ids, or may change his own, can be many of them, and
 /// takes no room from anybody else.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use aya::maps::{Array, HashMap, MapData};
 use kevtmon_ebpf::Counter;
-use kevtmon_ebpf::lanes::{SourceBudget, SourceKey, counter, lane, shared};
+use kevtmon_ebpf::lanes::{NO_GROUP, SourceBudget, SourceKey, counter, lane, shared};
 use zerocopy::FromBytes as _;
 
 use super::hooks::{Count, Records};
@@ -193,7 +193,7 @@ fn throttled(key: &SourceKey, budget: &SourceBudget, count: u64, from: BootNs) -
         )
         .then_some(key.uid),
         cgroup_v1: key.cgroup_v1,
-        cgroup_v2: key.cgroup_v2,
+        cgroup_v2: if key.cgroup_v2 == NO_GROUP { 0 } else { key.cgroup_v2 },
         last_tgid: Some(budget.last_tgid).filter(|tgid| *tgid != 0),
         count,
         from,
