@@ -80,8 +80,8 @@ pub(crate) fn neighbor(entry: &GatewayKey, user: impl Structure, task: &TaskId) 
     let level: u32 = user.get(offset!(user_namespace_level));
     let owner: u32 = user.get(offset!(user_namespace_owner));
     if level != 0 && owner != 0 {
-        let key = SourceKey { lane: lane::OWNER, namespace: 0, uid: owner, cgroup_v1: 0, cgroup_v2: 0 };
-        return pay(&key, now, counter::OWNER, task.tgid).then_some(Room::Unprivileged);
+        let mut key = SourceKey { lane: lane::OWNER, namespace: 0, uid: owner, cgroup_v1: 0, cgroup_v2: 0 };
+        return pay(&mut key, now, counter::OWNER, task.tgid).then_some(Room::Unprivileged);
     }
     // SAFETY: the map's values are plain numbers.
     if level != 0 && unsafe { CONTAINERS.get(entry.netns) }.is_none() {
@@ -93,14 +93,14 @@ pub(crate) fn neighbor(entry: &GatewayKey, user: impl Structure, task: &TaskId) 
             });
         return paid.then_some(Room::Unprivileged);
     }
-    let key = SourceKey {
+    let mut key = SourceKey {
         lane: lane::NAMESPACE,
         namespace: entry.netns,
         uid: 0,
         cgroup_v1: task.cgroup_v1,
         cgroup_v2: task.cgroup_v2,
     };
-    pay(&key, now, counter::NAMESPACE, task.tgid).then_some(Room::Namespace)
+    pay(&mut key, now, counter::NAMESPACE, task.tgid).then_some(Room::Namespace)
 }
 
 /// The same of what sets the entry of a known gateway, which is counted as `seen`.
@@ -151,7 +151,7 @@ pub(crate) fn umount(task: &Task) -> Option<Room> {
         key.namespace = id.userns;
     }
     let room = if is_initial && uid == 0 { Room::Mount } else { Room::Unprivileged };
-    pay(&key, now, counter::UMOUNT, id.tgid).then_some(room)
+    pay(&mut key, now, counter::UMOUNT, id.tgid).then_some(room)
 }
 
 /// The same of a CNI plugin that this task, which is root's, executed.
@@ -161,8 +161,8 @@ pub(crate) fn exec(task: &Task) -> Option<Room> {
     let now = unsafe { bpf_ktime_get_boot_ns() };
     let id = task.id();
     let (cgroup_v1, cgroup_v2) = (id.cgroup_v1, id.cgroup_v2);
-    let key = SourceKey { lane: lane::EXEC, namespace: 0, uid: 0, cgroup_v1, cgroup_v2 };
-    pay(&key, now, counter::EXEC, id.tgid).then_some(Room::Exec)
+    let mut key = SourceKey { lane: lane::EXEC, namespace: 0, uid: 0, cgroup_v1, cgroup_v2 };
+    pay(&mut key, now, counter::EXEC, id.tgid).then_some(Room::Exec)
 }
 
 /// Whether a task has its rights on the whole node.
@@ -185,9 +185,10 @@ fn outermost<S: Structure>(user: S) -> S {
     user
 }
 
-/// Whether the source has a record left; else it is counted.
+/// Whether the source has a record left; else it is counted. The key is changed, as a second one would not fit on the
+/// stack: before 6.6 that of all calls together is 512 bytes, each rounded up to 32.
 #[inline(always)]
-fn pay(key: &SourceKey, now: u64, over: Counter, tgid: u32) -> bool {
+fn pay(key: &mut SourceKey, now: u64, over: Counter, tgid: u32) -> bool {
     if key.uid != 0 {
         let budget = found(&USERS, key).or_else(|| SHARED_BUDGETS.get_ptr_mut(shared::USERS));
         // SAFETY: a value of either map.
@@ -195,16 +196,17 @@ fn pay(key: &SourceKey, now: u64, over: Counter, tgid: u32) -> bool {
             .is_none_or(|budget| unsafe { pay_from(budget, &raw const LIMITS.user, 1, now, over, tgid) });
     }
     let rate = &raw const LIMITS.source;
-    // What is in no group is one, too.
-    let own = SourceKey { cgroup_v2: if key.is_group() { key.cgroup_v2 } else { NO_GROUP }, ..*key };
-    if let Some(budget) = found_group(&own)
+    if !key.is_group() {
+        key.cgroup_v2 = NO_GROUP;
+    }
+    if let Some(budget) = found_group(key)
         // SAFETY: a value of the map.
         && !unsafe { pay_from(budget, rate, 1, now, over, tgid) }
     {
         return false;
     }
-    let together = SourceKey { cgroup_v1: 0, cgroup_v2: 0, ..*key };
-    let budget = found(&SOURCES, &together).or_else(|| SHARED_BUDGETS.get_ptr_mut(shared::SOURCES));
+    (key.cgroup_v1, key.cgroup_v2) = (0, 0);
+    let budget = found(&SOURCES, key).or_else(|| SHARED_BUDGETS.get_ptr_mut(shared::SOURCES));
     // SAFETY: a value of either map.
     budget.is_none_or(|budget| unsafe { pay_from(budget, rate, GROUPS_TOGETHER, now, over, tgid) })
 }
