@@ -223,6 +223,7 @@ fn found(sources: &HashMap<SourceKey, SourceBudget>, key: &SourceKey) -> Option<
 }
 
 /// The same of a control group; `None` also if too many of its lane and namespace are told apart.
+#[expect(clippy::needless_borrows_for_generic_args, reason = "a value would be copied to the stack")]
 #[inline(always)]
 fn found_group(key: &SourceKey) -> Option<*mut SourceBudget> {
     if let Some(budget) = SOURCES.get_ptr_mut(key) {
@@ -238,7 +239,6 @@ fn found_group(key: &SourceKey) -> Option<*mut SourceBudget> {
     if volatile(count) >= GROUPS_OF_NAMESPACE_MAX {
         return None;
     }
-    #[expect(clippy::needless_borrows_for_generic_args, reason = "a value would be copied to the stack")]
     if SOURCES.insert(key, &UNUSED, u64::from(BPF_NOEXIST)).is_ok() {
         // SAFETY: a value of the map.
         unsafe { emit::add_one(count) };

@@ -15,7 +15,7 @@ use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::fake_dockerd::FakeDockerd;
 use kevtmon_tests::lock::Exclusive;
-use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::mount::{Mount, Scratch, settle};
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::process::{Finished, Running, finish, hold_by_cwd, run};
@@ -51,6 +51,7 @@ fn a_refusal_names_who_was_refused_and_different_callers_are_different_lines() {
     let mount = Mount::new();
     let mut daemon = launch().start();
     let holder = hold_by_cwd(mount.point());
+    settle(mount.point().parent().expect("a directory above"));
     let callers = [(); 2].map(|()| script(&kubelet, "umount \"$0\"; umount \"$0\"", mount.point()).pid);
     let path = mount.point().to_string_lossy().into_owned();
     for caller in callers {

@@ -394,9 +394,7 @@ impl Diagnosis for GatewayNeighborLost {
             }
             ModelChange::RuntimeAvailability => {
                 let namespaces: BTreeSet<NsInum> = self.faults.keys().map(|key| key.netns).collect();
-                for netns in namespaces {
-                    self.advise(context, netns, findings);
-                }
+                namespaces.into_iter().for_each(|netns| self.advise(context, netns, findings));
             }
             ModelChange::Ready => self.reconcile(context, findings),
             ModelChange::Refused(_)
