@@ -398,6 +398,7 @@ impl Namespaces {
     pub fn put_neighbor(&mut self, at: BootNs, change: &NeighborChange) {
         if let Some(namespace) = self.known.get_mut(&change.key.netns) {
             let by_request = change.cause == NeighborCause::Admin;
+            namespace.note_cause(at, change);
             let is_gateway = namespace.is_gateway(at, change.key.ifindex, change.key.address, by_request);
             let key = (change.key.ifindex, change.key.address);
             let is_new = namespace.gateways.get(key.0, key.1).is_none();

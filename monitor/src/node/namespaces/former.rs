@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::super::routing::takes_all;
 use super::{DISTURBED_MAX, Namespace, Namespaces, SETTLING_NS};
-use crate::observation::{AddressFacts, BootNs, NsInum, RouteFacts, iff};
+use crate::observation::{AddressFacts, BootNs, NeighborCause, NeighborChange, NsInum, RouteFacts, iff};
 
 impl Namespaces {
     /// Whether the routes by an interface that has become ready are known only by the next snapshot.
@@ -70,6 +70,15 @@ impl Namespace {
             self.disturbed.pop_first();
         }
         self.went_along(at, ifindex);
+    }
+
+    /// That an interface goes is known by the entries that it takes along before the kernel reports it, which is after its
+    /// routes of IPv6, and on a busy machine much later.
+    pub(super) fn note_cause(&mut self, at: BootNs, change: &NeighborChange) {
+        let with_link = matches!(change.cause, NeighborCause::LinkDown | NeighborCause::LinkDeleted);
+        if with_link && !self.contradicts(change.cause, at, change.key.ifindex) {
+            self.disturb(at, change.key.ifindex);
+        }
     }
 
     /// The routes of an interface that were reported to be gone just before went with it.

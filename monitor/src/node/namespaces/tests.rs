@@ -451,13 +451,35 @@ fn a_gateway_that_was_told_and_went_with_its_interface_before_it_was_read_is_mis
         namespaces.put_route(5 * S, route("10.0.0.1"));
         namespaces.put_link(10 * S, link);
         namespaces.remove_route(10 * S, &route("10.0.0.1"));
-        namespaces.put_neighbor(10 * S, &deletion_of(gateway));
+        let is_down = flags & iff::UP == 0;
+        let cause = if is_down { NeighborCause::LinkDown } else { NeighborCause::Gc };
+        namespaces.put_neighbor(10 * S, &NeighborChange { cause, ..deletion_of(gateway) });
         // It is up again.
         namespaces.replace(11 * S, tables, true);
         !namespaces.get(7).unwrap().is_former_gateway(2, gateway)
     };
     assert!(after(0));
     assert!(!after(iff::UP), "its route was deleted");
+}
+
+#[test]
+fn a_gateway_whose_routes_went_with_its_interface_was_one_before_that_is_reported() {
+    const S: BootNs = 1_000_000_000;
+    let gateway: IpAddr = "fd00::1".parse().unwrap();
+    let was_gateway = |deleted, cause| {
+        let mut tables = lived_in(vec![route("fd00::1")]);
+        tables.neighbors.push(permanent("fd00::1"));
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, tables, true);
+        namespaces.set_heard(7, deleted - 10);
+        namespaces.remove_route(deleted, &route("fd00::1"));
+        let entry = NeighborChange { cause, ..deletion_of(gateway) };
+        namespaces.put_neighbor(10 * S, &entry);
+        namespaces.get(7).unwrap().was_gateway(10 * S, 2, gateway, cause == NeighborCause::Admin)
+    };
+    assert_eq!(was_gateway(10 * S - 5, NeighborCause::LinkDown), Some(true));
+    assert_eq!(was_gateway(10 * S - 5, NeighborCause::Admin), Some(false), "the route had been deleted");
+    assert_eq!(was_gateway(5 * S, NeighborCause::LinkDown), Some(false), "long before");
 }
 
 #[test]
