@@ -140,7 +140,9 @@ fn churn_of_docker() -> io::Result<()> {
             let index = next.fetch_add(1, Ordering::Relaxed);
             let (address, file) = (ipv4(index).to_string(), scratch.path().join(index.to_string()));
             let script = format!(
-                "ip neigh add {address} lladdr 02:00:00:00:00:01 nud permanent dev lo && ip neigh del {address} dev lo"
+                "ip=/bin/ip; $ip link add eth0 type veth peer name eth1 && $ip link set eth0 up && \
+                 $ip neigh add {address} lladdr 02:00:00:00:00:01 nud permanent dev eth0 && \
+                 $ip neigh del {address} dev eth0"
             );
             let cidfile = format!("--cidfile={}", file.display());
             let options = ["--rm", &cidfile, "--network", "none", "--cap-add", "NET_ADMIN", IMAGE];
