@@ -10,14 +10,21 @@ fn parts(proc: &Proc, request: &ScanRequest, budget: Duration) -> Vec<HolderRepo
     let mut progress = Progress::default();
     let mut reports = Vec::new();
     loop {
+        let before = place(&progress);
         let part = scan_part(proc, request, progress, budget);
         reports.push(part.report);
         let Some(left) = part.left else { return reports };
         let written = serde_json::to_string(&left).unwrap();
         progress = serde_json::from_str(&written).unwrap();
         assert_eq!(progress, left);
-        assert!(reports.len() < 5000, "it gets on: {left:?}");
+        // How many parts it takes is a matter of how many processes there are, and of what else the machine does.
+        assert!(reports.len() == 1 || before != place(&left), "each part gets on: {left:?}");
     }
+}
+
+/// How far it came, without what each part changes anyway.
+fn place(progress: &Progress) -> Progress {
+    Progress { found: None, ..progress.clone() }
 }
 
 fn same_but_for_time(report: &HolderReport) -> HolderReport {
@@ -84,9 +91,11 @@ fn who_is_in_the_mount_is_found_before_anybodys_descriptors() {
     let child = Child::spawn(vec![Step::Chdir(c_path(&target))]);
     let all = parts(&Proc::default(), &request(&target), 5 * SHORT);
     let finds = |tgid| all.iter().position(|part| part.holders.iter().any(|holder| holder.tgid == tgid));
-    assert!(finds(child.tgid()) <= finds(by_fd.tgid()), "{} parts", all.len());
-    let last = all.last().unwrap();
-    assert_eq!(held(last).len(), 2, "{last:?}");
+    let [first, then] = [&child, &by_fd].map(|process| finds(process.tgid()).expect("it is found"));
+    assert!(first <= then, "{first} and {then} of {} parts", all.len());
+    let held = held(all.last().unwrap());
+    let of_both = [(child.tgid(), Access::Cwd), (by_fd.tgid(), Access::Fd)];
+    assert!(held.len() == 2 && of_both.iter().all(|of| held.contains(of)), "{held:?}");
 }
 
 #[test]
