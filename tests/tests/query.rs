@@ -1,12 +1,13 @@
 //! The query commands: with a running daemon, on the files of a dead one, and where nothing is found.
 
+use kevtmon_tests::advice::{incident, opened};
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
-use kevtmon_tests::process::{Finished, attempt, run};
+use kevtmon_tests::process::{Finished, attempt, hold_by_cwd, run};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -78,7 +79,17 @@ fn a_dead_daemon_has_left_what_a_live_one_answers() {
     for (question, live) in questions.into_iter().zip(&live) {
         let dead = daemon.ask(question);
         expect_left(&dead, 0, &daemon);
-        assert_eq!(about_it(&dead), about_it(live), "{question:?}");
+        let (dead, live) = (about_it(&dead), about_it(live));
+        if question[0] == "events" {
+            assert_eq!(dead, live, "{question:?}");
+            continue;
+        }
+        // What is open is told otherwise: nobody watches it.
+        let [dead, live] = [dead, live].map(|lines| {
+            let incidents = lines.iter().map(|line| Event::parse(line).unwrap_or_else(|bad| panic!("{bad}")));
+            incidents.map(|incident| incident.text("/id").to_owned()).collect::<Vec<_>>()
+        });
+        assert_eq!(dead, live, "{question:?}");
     }
     let emitted = daemon.find(&["events", "--container", id]);
     assert!(emitted.iter().any(|event| event.to_string() == opened.to_string()), "{opened}");
@@ -88,14 +99,79 @@ fn a_dead_daemon_has_left_what_a_live_one_answers() {
     expect_left(&dead, 0, &daemon);
     let [before, after] =
         [why, dead].map(|ran| Event::parse(&ran.stdout).unwrap_or_else(|bad| panic!("{bad}")));
-    for pointer in ["/verdict/sentence", "/verdict/since", "/incidents/0/id"] {
+    for pointer in ["/verdict/since", "/verdict/open", "/incidents/0/id"] {
         assert!(before.has(pointer), "{pointer} in {before}");
         assert_eq!(before.get(pointer), after.get(pointer), "{pointer}");
     }
+    assert!(before.text("/verdict/sentence").contains(" has lost its gateway "), "{before}");
+    assert!(after.text("/verdict/sentence").contains(" had lost its gateway "), "{after}");
     after.expect("/incidents/0/id", opened.text("/incident/id"));
     let blind = daemon.ask(&["why", uid]);
     expect_left(&blind, 0, &daemon);
     assert!(blind.stdout.contains("no daemon runs: nothing after"), "{}", blind.stdout);
+}
+
+#[test]
+fn what_a_dead_daemon_left_open_is_told_as_it_was_and_advises_nothing_but_to_start_it() {
+    let volume = Mount::volume();
+    let pod = Pod::new();
+    let sandbox = PodSandbox::of(&pod);
+    let mut daemon = launch().kubelet(&volume).start();
+    pod.delete_gateway();
+    let lost = daemon.wait_for_incident(sandbox.id()).text("/incident/id").to_owned();
+    let holder = hold_by_cwd(volume.point());
+    let _ = volume.umount_refused();
+    let path = volume.point().to_string_lossy().into_owned();
+    let busy = opened(&mut daemon, "volume-busy", |event| event.text("/mount/path") == path);
+    let (replace, end) = ("ip neigh replace", format!("kill {}", holder.pid()));
+    let ids = [lost, busy];
+    // All that shows incidents to people, without the line breaks.
+    let shown = |daemon: &Daemon| {
+        let questions: [&[&str]; 4] =
+            [&["why", &ids[0]], &["why", &ids[1]], &["incidents"], &["events", "--kind", "incident."]];
+        questions.map(|question| {
+            let text = daemon.ask(question).succeeded("a question").stdout.replace("\\\n", " ");
+            text.split_whitespace().collect::<Vec<_>>().join(" ")
+        })
+    };
+    let all_advised = |daemon: &Daemon| {
+        let [gateway, volume, both, _] = shown(daemon);
+        gateway.contains(replace) && volume.contains(&end) && both.contains(replace) && both.contains(&end)
+    };
+    eventually!(all_advised(&daemon), "both are advised on while the daemon runs");
+    let is_stored = |id: &String| {
+        let stored = daemon.find_committed(&["events", "--kind", "incident."]);
+        stored.iter().any(|event| event.text("/incident/id") == id)
+    };
+    eventually!(ids.iter().all(is_stored), "both are stored");
+    kill(&mut daemon);
+
+    for id in &ids {
+        let left = incident(&daemon, id);
+        assert!(left.list("/advice").is_empty() && !left.has("/closed"), "{left}");
+        left.expect("/stale/reason", "no daemon runs");
+        assert!(left.has("/stale/since"), "{left}");
+        let story = daemon.find(&["why", id]).remove(0);
+        assert!(!story.has("/advice"), "{story}");
+        story.expect("/verdict/stale/reason", "no daemon runs");
+    }
+    let told = shown(&daemon);
+    for text in &told[..3] {
+        let unknown = "; whether it still is, is not known: no daemon runs";
+        for words in
+            [", and was open at ", ", the last that is known", unknown, "start kevtmon and query again"]
+        {
+            assert!(text.contains(words), "{words}: {text}");
+        }
+    }
+    for text in &told {
+        for words in ["ip neigh replace", "kill ", "umount --lazy", "nsenter"] {
+            assert!(!text.contains(words), "{words}: {text}");
+        }
+    }
+    let verdict = |text: &str| text.split("Verdict").nth(1).unwrap_or_default().to_owned();
+    assert!(verdict(&told[0]).contains(" had lost its gateway "), "{}", told[0]);
+    assert!(verdict(&told[1]).contains(" could not be unmounted"), "{}", told[1]);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use super::filter::{EventFilter, IncidentFilter, MAX_LIMIT, Order, Position};
 use super::record::{Record, RecordError, timestamp};
+use super::stale::Stale;
 use crate::core::state::NodeState;
 use crate::event::{Actor, Event, Incident, Pod, SCHEMA, Target};
 
@@ -186,6 +187,9 @@ pub struct IncidentView {
     /// It is open because it opens again and again, and nothing has been wrong since then, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub well_since: Option<String>,
+    /// It is not known whether it is still so; then it is told in the past tense, without advice.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stale: Option<Stale>,
 }
 
 impl IncidentView {
@@ -198,7 +202,7 @@ impl IncidentView {
         boot_id: String,
         seq: u64,
     ) -> Self {
-        Self { incident, actor, target, boot_id, seq, well_since: None }
+        Self { incident, actor, target, boot_id, seq, well_since: None, stale: None }
     }
 
     /// Parses the newest event of an incident.

@@ -16,6 +16,7 @@ pub mod likeness;
 pub mod lull;
 mod namespace;
 pub mod record;
+pub mod stale;
 pub mod story;
 pub mod subject;
 pub mod time;

@@ -14,6 +14,7 @@ use super::history::IncidentView;
 use super::key::keys;
 use super::likeness;
 use super::record::timestamp;
+use super::stale::Stale;
 use super::subject::Subject;
 use super::verdict::{self, Verdict};
 use crate::diagnose::Suspicion;
@@ -92,6 +93,9 @@ pub struct StoryIncident {
     /// It is open because it opens again and again, and nothing has been wrong since then.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub well_since: Option<String>,
+    /// It is not known whether it is still so.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stale: Option<Stale>,
     /// How often it was seen.
     pub count: u64,
     /// The same in words, with what was counted and over which time; absent if it was seen once.
@@ -258,6 +262,7 @@ fn story_incident(view: &IncidentView, by_id: &BTreeMap<&str, &IncidentView>) ->
         closed: incident.closed,
         close_reason: incident.close_reason,
         well_since: view.well_since.clone(),
+        stale: view.stale.clone(),
         count: incident.count,
         episode: incident.episode,
         ruled_out: incident.ruled_out,

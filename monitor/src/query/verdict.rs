@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::stale::Stale;
 use super::story::{Step, StoryIncident};
 use crate::diagnose::Suspicion;
 use crate::escape::name;
@@ -32,6 +33,9 @@ pub struct Verdict {
     /// It is open because it opens again and again, and nothing has been wrong since then.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub well_since: Option<String>,
+    /// It is open as far as is known: it is not watched now.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stale: Option<Stale>,
     /// When what is not judged yet is judged at the earliest.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub judged: Option<String>,
@@ -81,6 +85,7 @@ pub fn conclude(
             until: None,
             close_reason: None,
             well_since: None,
+            stale: None,
             judged: None,
             unwatched: Vec::new(),
         };
@@ -104,6 +109,7 @@ fn of_events(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[Step
             until: None,
             close_reason: None,
             well_since: None,
+            stale: None,
             judged: Some(first.due.clone()),
             unwatched: Vec::new(),
         };
@@ -117,6 +123,7 @@ fn of_events(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[Step
             until: incident.closed.clone(),
             close_reason: incident.close_reason,
             well_since: incident.well_since.clone(),
+            stale: incident.stale.clone(),
             judged: None,
             unwatched: Vec::new(),
         };
@@ -131,6 +138,7 @@ fn of_events(incidents: &[StoryIncident], suspected: &[Suspicion], steps: &[Step
         until: None,
         close_reason: None,
         well_since: None,
+        stale: None,
         judged: None,
         unwatched: Vec::new(),
     };

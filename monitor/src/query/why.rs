@@ -12,6 +12,7 @@ use super::key::keys;
 use super::lull;
 use super::namespace::of_one_namespace;
 use super::record::{Record, timestamp};
+use super::stale;
 use super::story::{self, Parts, Story};
 use super::subject::{self, Subject, SubjectKind};
 use crate::core::state::NodeState;
@@ -134,8 +135,13 @@ fn tell(
         ids.extend(subject.lookups.iter().map(|lookup| lookup.key().value.clone()));
     }
     let (mut incidents, incidents_omitted) = incidents(history, &records, ids)?;
-    if let Some(state) = state {
-        lull::apply(&mut incidents, state);
+    let extent = history.extent()?;
+    match state {
+        Some(state) => {
+            lull::apply(&mut incidents, state);
+            stale::without_source(&mut incidents, state);
+        }
+        None => stale::without_daemon(&mut incidents, &extent),
     }
     let evidence = evidence(history, &records, &incidents)?;
     let begin = records.iter().chain(&evidence).map(Record::time);
@@ -152,7 +158,6 @@ fn tell(
         }
         None => Vec::new(),
     };
-    let extent = history.extent()?;
     let coverage = Coverage { daemon_events: &daemon_events, state, extent: &extent };
     let suspected = state.map_or_else(Vec::new, |state| suspected(state, &subject, &records));
     let parts =

@@ -6,6 +6,7 @@ use super::{Pretty, Style, escaped, severity_style};
 use crate::event::{CloseReason, Confidence, span};
 use crate::query::history::IncidentView;
 use crate::query::record::timestamp;
+use crate::query::stale::Stale;
 
 /// What belongs to an incident stands below its kind.
 const INDENT: usize = 9;
@@ -24,10 +25,21 @@ pub(super) fn course(
     closed: Option<&str>,
     why: Option<CloseReason>,
     well_since: Option<&str>,
+    stale: Option<&Stale>,
     clock: &Clock,
 ) -> String {
     let opened = timestamp(opened);
     let Some(closed) = closed.map(timestamp) else {
+        if let Some(stale) = stale {
+            let last = stale.since.as_deref().map(|last| clock.local_and_age(timestamp(last)));
+            let last = last
+                .map_or_else(String::new, |last| format!(", and was open at {last}, the last that is known"));
+            return format!(
+                "opened {}{last}; whether it still is, is not known: {}",
+                clock.local_and_age(opened),
+                escaped(&stale.reason)
+            );
+        }
         let open = format!("open since {}", clock.local_and_age(opened));
         return match well_since {
             Some(well) => {
@@ -61,7 +73,8 @@ pub fn text(view: &IncidentView, pretty: &Pretty, clock: &Clock) -> String {
     page.line(&format!("{painted} {}", pretty.paint(Style::Bold, &kind)));
     page.put(INDENT, None, &escaped(&incident.summary));
     let (closed, well_since) = (incident.closed.as_deref(), view.well_since.as_deref());
-    let mut course = course(&incident.opened, closed, incident.close_reason, well_since, clock);
+    let mut course =
+        course(&incident.opened, closed, incident.close_reason, well_since, view.stale.as_ref(), clock);
     if let Some(repeated) = incident.repeated() {
         let last = clock.local_and_age(timestamp(&incident.last_seen));
         course.push_str(&format!(" · {}, last {last}", escaped(&repeated)));
@@ -85,5 +98,8 @@ pub fn text(view: &IncidentView, pretty: &Pretty, clock: &Clock) -> String {
         page.put(INDENT, None, &format!("ruled out: {}", escaped(&incident.ruled_out.join("; "))));
     }
     incident.advice.iter().for_each(|advice| page.advice(INDENT, advice));
+    if let Some(stale) = &view.stale {
+        page.put(INDENT, None, &format!("next: {}", escaped(&stale.next)));
+    }
     page.text
 }

@@ -81,7 +81,14 @@ impl Page<'_> {
         let sure = confidence(incident.confidence);
         self.out.line(&format!("  {kind}  {severity}, {sure}  [{}]", escaped(&incident.id)));
         let (closed, well_since) = (incident.closed.as_deref(), incident.well_since.as_deref());
-        let mut course = course(&incident.opened, closed, incident.close_reason, well_since, self.clock);
+        let mut course = course(
+            &incident.opened,
+            closed,
+            incident.close_reason,
+            well_since,
+            incident.stale.as_ref(),
+            self.clock,
+        );
         if let Some(repeated) = &incident.repeated {
             course.push_str(&format!(", {}", escaped(repeated)));
         }
@@ -141,7 +148,9 @@ impl Page<'_> {
         if let Some(since) = &verdict.since {
             let (until, well_since) = (verdict.until.as_deref(), verdict.well_since.as_deref());
             facts.push(match verdict.open || until.is_some() || well_since.is_some() {
-                true => course(since, until, verdict.close_reason, well_since, self.clock),
+                true => {
+                    course(since, until, verdict.close_reason, well_since, verdict.stale.as_ref(), self.clock)
+                }
                 false if verdict.judged.is_some() => {
                     format!("since {}", self.clock.local_and_age(timestamp(since)))
                 }
@@ -158,8 +167,11 @@ impl Page<'_> {
         if !verdict.unwatched.is_empty() {
             self.out.put(2, None, &not_watched(&verdict.unwatched));
         }
-        if !story.advice.is_empty() {
+        if !story.advice.is_empty() || verdict.stale.is_some() {
             self.section("Next");
+        }
+        if let Some(stale) = &verdict.stale {
+            self.out.put(2, None, &format!("{}.", escaped(&stale.next)));
         }
         story.advice.iter().for_each(|advice| self.out.advice(2, advice));
     }

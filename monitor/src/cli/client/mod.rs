@@ -11,7 +11,9 @@ use jiff::tz::TimeZone;
 use crate::config::{Config, Overrides, STATE_DIR};
 use crate::core::state::NodeState;
 use crate::error_chain::chain;
-use crate::query::history::{Extent, History, HistoryError};
+use crate::query::filter::IncidentFilter;
+use crate::query::history::{Extent, History, HistoryError, IncidentView};
+use crate::query::stale;
 use crate::query::why::{self, Outcome};
 use crate::recording::offline_state::{OfflineStateError, offline_state};
 use crate::render::time::Clock;
@@ -57,6 +59,15 @@ impl Source {
             Self::Daemon(remote) => remote,
             Self::Files { history, .. } => history.as_ref(),
         }
+    }
+
+    /// Incidents, each by its newest event; of those that nobody watches, with the reason.
+    pub(super) fn incidents(&self, filter: &IncidentFilter) -> Result<Vec<IncidentView>, HistoryError> {
+        let mut views = self.history().incidents(filter)?;
+        if let Self::Files { history, .. } = self {
+            stale::without_daemon(&mut views, &history.extent()?);
+        }
+        Ok(views)
     }
 
     /// What happened to the subject: the same code answers in the daemon and on its files.

@@ -162,7 +162,11 @@ impl EventsArgs {
         if self.json {
             return Ok(writeln!(output.out, "{}", json(&found.line))?);
         }
-        let record = Record::read(found.line).map_err(HistoryError::from)?;
+        let mut record = Record::read(found.line).map_err(HistoryError::from)?;
+        // What was advised then may do harm now; `incidents` and `why` have the advice of what is open.
+        if let Some(incident) = &mut record.event.incident {
+            incident.advice.clear();
+        }
         let clock = &output.clock;
         let when = |event: &Event| clock.local_and_age(timestamp(&event.time));
         let text = output.fold.event(Box::new(record.event), &record.kind, when);

@@ -44,7 +44,7 @@ impl IncidentsArgs {
 
     pub(super) fn answer(&self, output: &mut Output<'_>) -> Result<u8, Failure> {
         let filter = self.filter()?;
-        let mut views = output.source.history().incidents(&filter)?;
+        let mut views = output.source.incidents(&filter)?;
         if views.is_empty() {
             let is_narrowed = filter != IncidentFilter { all: self.all, ..IncidentFilter::default() };
             return Ok(output.nothing(match (self.all, is_narrowed) {

@@ -420,7 +420,8 @@ fn no_advice_leads_back_to_what_is_being_read() {
     };
     let advice = vec![step("kevtmon why /m"), step("umount --lazy /m")];
     let open = Incident { advice, evidence: vec![4], ..history::incident("81dbe6ff903f2912", 4) };
-    let story = told(&Memory::of([history::event(4)]).with_incident(open), "81db");
+    let memory = Memory::of([history::event(4)]).with_incident(open);
+    let story = told(&memory.with_state(crate::query::subject::tests::state()), "81db");
     let commands: Vec<&str> = story.advice.iter().map(|step| step.command.as_str()).collect();
     assert_eq!(commands, ["umount --lazy /m"]);
 }

@@ -25,10 +25,10 @@ use crate::http::{
 };
 use crate::query::filter::EventFilter;
 use crate::query::history::{History, HistoryError, Layered, LiveHistory};
-use crate::query::lull;
 use crate::query::why::why;
 use crate::query::wire::{self, VersionAnswer};
 use crate::query::{API, API_HEADER};
+use crate::query::{lull, stale};
 
 /// Timeout for a copy of the model from the core.
 const CORE_TIME: Duration = Duration::from_secs(5);
@@ -105,7 +105,7 @@ impl Answers {
             Ok(filter) => filter,
             Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
         };
-        // Without the model they are told as their events tell them.
+        // Without the model nothing tells what is watched.
         let state = self.model().await.ok();
         if let Some(state) = &state {
             let _ = timeout(CATCH_UP_TIME, self.memory.caught_up(state.seq)).await;
@@ -113,8 +113,12 @@ impl Answers {
         let history = Arc::clone(&self.history);
         searched(move || {
             let mut incidents = history.incidents(&filter)?;
-            if let Some(state) = &state {
-                lull::apply(&mut incidents, state);
+            match &state {
+                Some(state) => {
+                    lull::apply(&mut incidents, state);
+                    stale::without_source(&mut incidents, state);
+                }
+                None => stale::without_model(&mut incidents),
             }
             to_json(&wire::IncidentsAnswer { incidents }).map_err(broken)
         })

@@ -1,0 +1,169 @@
+//! Open incidents that nobody watches: no daemon runs, or what would show their end does not deliver. They are told as they
+//! were, without advice, since a step may be wrong in the state of now.
+
+use serde::{Deserialize, Serialize};
+
+use super::history::{Extent, IncidentView};
+use crate::core::state::NodeState;
+use crate::event::past;
+use crate::observation::{SourceKind, SourceStatus};
+
+/// Why it is not known whether an open incident is still so.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stale {
+    /// The newest time up to which it was surely watched, RFC 3339; absent where that is unknown.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub since: Option<String>,
+    /// What does not watch it, and why.
+    pub reason: String,
+    /// What to do to know more.
+    pub next: String,
+}
+
+/// Marks what was open when the daemon was last alive, of which the history tells.
+pub fn without_daemon<'v>(views: impl IntoIterator<Item = &'v mut IncidentView>, extent: &Extent) {
+    for view in views {
+        let stale = Stale {
+            since: extent.to.clone(),
+            reason: "no daemon runs".to_owned(),
+            next: "start kevtmon and query again".to_owned(),
+        };
+        mark(view, stale);
+    }
+}
+
+/// Marks what is open where the daemon's model of the node, which would show what is watched, cannot be had.
+pub fn without_model<'v>(views: impl IntoIterator<Item = &'v mut IncidentView>) {
+    for view in views {
+        let stale = Stale {
+            since: None,
+            reason: "the daemon does not answer for its model of the node".to_owned(),
+            next: "query again, and see `kevtmon doctor`".to_owned(),
+        };
+        mark(view, stale);
+    }
+}
+
+/// Marks what a source would end that is down.
+pub fn without_source<'v>(views: impl IntoIterator<Item = &'v mut IncidentView>, state: &NodeState) {
+    for view in views {
+        if let Some(source) = silent_source(view, state) {
+            let why = source.reason.as_deref().unwrap_or("no reason given");
+            let stale = Stale {
+                since: None,
+                reason: format!("{} does not deliver: {why}", source.source),
+                next: format!("query again once {} delivers", source.source),
+            };
+            mark(view, stale);
+        }
+    }
+}
+
+fn mark(view: &mut IncidentView, stale: Stale) {
+    if view.is_open() {
+        past::end(&mut view.incident);
+        view.stale = Some(stale);
+    }
+}
+
+/// The source that is down, of what would show that an incident is over.
+fn silent_source<'s>(view: &IncidentView, state: &'s NodeState) -> Option<&'s SourceStatus> {
+    let is_down = |source: &&SourceStatus| !source.up;
+    match view.incident.kind.as_str() {
+        "gateway-neighbor-lost" => {
+            state.sources.iter().filter(is_down).find(|source| source.kind == SourceKind::Netlink)
+        }
+        "orphan-container" | "sandbox-crash-loop" => {
+            let id = &view.target.as_ref()?.container.as_ref()?.id;
+            let known = state.containers.iter().find(|known| known.stale && known.container.id == *id)?;
+            state.sources.iter().filter(is_down).find(|source| known.sources.contains(&source.source))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::state::ContainerStatus;
+    use crate::event::{Advice, Container, Risk};
+    use crate::query::subject::tests::state;
+    use crate::tests::history::{incident, time};
+    use crate::tests::sample;
+
+    fn view(kind: &str) -> IncidentView {
+        let mut incident = incident("a", 1);
+        incident.kind = kind.into();
+        incident.summary = "pod a/b has lost its gateway 10.0.0.1".into();
+        incident.advice = vec![Advice {
+            text: "end it".into(),
+            form: String::new(),
+            command: "kill 7".into(),
+            risk: Risk::Destructive,
+            process: None,
+        }];
+        IncidentView::new(incident, None, None, String::new(), 1)
+    }
+
+    #[test]
+    fn without_a_daemon_what_is_open_was_so_and_what_is_closed_is_as_it_was() {
+        let mut closed = view("volume-busy");
+        closed.incident.closed = Some(time(2));
+        let mut views = [view("gateway-neighbor-lost"), view("volume-busy"), closed.clone()];
+        let extent = Extent { to: Some(time(9)), ..Extent::default() };
+        without_daemon(&mut views, &extent);
+        for view in &views[..2] {
+            assert_eq!(view.stale.as_ref().unwrap().since, extent.to);
+            assert!(view.incident.advice.is_empty() && view.is_open());
+            assert_eq!(view.incident.summary, "pod a/b had lost its gateway 10.0.0.1");
+        }
+        assert_eq!(views[2], closed);
+    }
+
+    #[test]
+    fn only_what_a_silent_source_would_end_is_not_known() {
+        let mut state = state();
+        let docker = "docker:/run/docker.sock";
+        state.sources = vec![
+            SourceStatus::up(SourceKind::Netlink, "netlink"),
+            SourceStatus::down(SourceKind::Runtime, docker, "connection refused"),
+        ];
+        let container = Container {
+            id: "c".into(),
+            name: None,
+            runtime: None,
+            image: None,
+            pid: None,
+            state: None,
+            exit_code: None,
+            oom_killed: None,
+        };
+        let status = |stale| ContainerStatus {
+            container: container.clone(),
+            pod: None,
+            sandbox: false,
+            attempt: None,
+            spec_hash: None,
+            netns: None,
+            mntns: None,
+            ip: Vec::new(),
+            sources: vec![docker.into()],
+            stale,
+        };
+        let marked = |state: &NodeState| {
+            let mut views = ["gateway-neighbor-lost", "orphan-container", "volume-busy"].map(view);
+            views[1].target = sample::deletion().target.map(|target| *target);
+            views[1].target.as_mut().unwrap().container = Some(container.clone());
+            without_source(&mut views, state);
+            views.map(|view| view.stale.map(|stale| stale.reason))
+        };
+        state.containers = vec![status(false)];
+        assert_eq!(marked(&state), [None, None, None], "another source still reports it");
+        state.containers = vec![status(true)];
+        let silent = format!("{docker} does not deliver: connection refused");
+        assert_eq!(marked(&state), [None, Some(silent), None]);
+        state.sources[0] = SourceStatus::down(SourceKind::Netlink, "netlink", "no buffer");
+        let [gateway, _, volume] = marked(&state);
+        assert_eq!((gateway.unwrap().as_str(), volume), ("netlink does not deliver: no buffer", None));
+    }
+}
