@@ -4,12 +4,13 @@
 
 use std::path::{Path, PathBuf};
 
-use kevtmon_tests::advice::{carry_out, resolved};
+use kevtmon_tests::advice::{carry_out, incident, offered, resolved};
 use kevtmon_tests::component::{Program, start_with};
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::pod_sandbox::uuid;
 use kevtmon_tests::reaper::Cleanup;
@@ -85,8 +86,7 @@ fn opened(daemon: &mut Daemon, container: &Container<'_>) -> Event {
 }
 
 /// Runs the advice as it is offered, and waits until the incident is over.
-fn follow(daemon: &mut Daemon, opened: &Event) {
-    let id = opened.text("/incident/id");
+fn follow(daemon: &mut Daemon, id: &str) {
     let _ = carry_out(daemon, id, "orphan-container/remove-by-docker");
     resolved(daemon, id);
 }
@@ -116,7 +116,39 @@ fn one_that_has_ended_is_found_at_the_start_and_goes_by_the_advice() {
     assert!(opened.text("/message").contains(&phrase), "{opened}");
     let command = opened.text("/incident/advice/0/command");
     assert!(command.ends_with(&format!(" rm {}", member.id())), "{opened}");
-    follow(&mut daemon, &opened);
+    follow(&mut daemon, opened.text("/incident/id"));
+}
+
+#[test]
+fn while_its_runtime_does_not_answer_it_is_told_as_it_was_and_nothing_is_to_be_done() {
+    let dockerd = Dockerd::start();
+    let pod = Shim::new(&dockerd);
+    let sandbox = pod.sandbox();
+    let member = pod.member(&sandbox);
+    dockerd.docker(&["stop", "--time", "0", member.id()]);
+    dockerd.docker(&["rm", "--force", sandbox.id()]);
+    let mut daemon = launch().joining(dockerd.runtime()).start();
+    let id = opened(&mut daemon, &member).text("/incident/id").to_owned();
+    let is_offered = |daemon: &Daemon| offered(&incident(daemon, &id), "orphan-container/remove-by-docker");
+    let is_told_as_it_was = |daemon: &Daemon| {
+        let now = incident(daemon, &id);
+        now.has("/stale/reason") && !now.has("/closed") && now.list("/advice").is_empty()
+    };
+    assert!(is_offered(&daemon).is_some());
+    dockerd.kill();
+    eventually!(is_told_as_it_was(&daemon), "the runtime would show that it is over, and does not answer");
+    let story = daemon.find(&["why", &id]).remove(0);
+    let reason = story.text("/verdict/stale/reason");
+    assert!(reason.contains("docker.sock does not deliver: "), "{story}");
+    assert!(story.text("/verdict/sentence").contains(" was still there without its sandbox "), "{story}");
+    assert!(!story.has("/advice"), "{story}");
+    // A daemon to which it was never reported knows of it by its store alone.
+    daemon.stop();
+    let mut daemon = launch().on_state_of(&daemon).runtime(dockerd.runtime()).start();
+    eventually!(is_told_as_it_was(&daemon), "a restart makes it no better known");
+    dockerd.launch();
+    eventually!(is_offered(&daemon).is_some(), "the runtime reports it again");
+    follow(&mut daemon, &id);
 }
 
 #[test]
@@ -140,7 +172,7 @@ fn one_that_runs_is_found_when_its_sandbox_goes_and_its_checkpoint_is_watched() 
     // How bad that is depends on the kubelet of this machine, if there is one.
     assert!(gone.alarms(), "{gone}");
     gone.expect("/incident/confidence", "certain");
-    follow(&mut daemon, &gone);
+    follow(&mut daemon, gone.text("/incident/id"));
 }
 
 #[test]
@@ -162,7 +194,7 @@ fn what_is_left_in_docker_is_not_fatal_for_a_kubelet_that_works_with_another_run
         event.text("/target/container/id") == member.id() && event.text("/message").ends_with(&works_with)
     });
     told.expect("/severity", "warning");
-    follow(&mut daemon, &told);
+    follow(&mut daemon, told.text("/incident/id"));
 }
 
 #[test]
@@ -209,5 +241,5 @@ fn a_pod_that_ends_in_good_order_is_no_trouble() {
     let mut of_it = events.iter().filter(|event| event.text("/target/container/id") == member.id());
     let incident = of_it.find(|event| event.has("/incident"));
     assert!(incident.is_none(), "{incident:?}");
-    follow(&mut daemon, &opened);
+    follow(&mut daemon, opened.text("/incident/id"));
 }

@@ -68,15 +68,24 @@ fn mark(view: &mut IncidentView, stale: Stale) {
 
 /// The source that is down, of what would show that an incident is over.
 fn silent_source<'s>(view: &IncidentView, state: &'s NodeState) -> Option<&'s SourceStatus> {
-    let is_down = |source: &&SourceStatus| !source.up;
+    let mut down = state.sources.iter().filter(|source| !source.up);
     match view.incident.kind.as_str() {
-        "gateway-neighbor-lost" => {
-            state.sources.iter().filter(is_down).find(|source| source.kind == SourceKind::Netlink)
+        "gateway-neighbor-lost" => down.find(|source| source.kind == SourceKind::Netlink),
+        "cni-teardown-failing" | "stale-cni-del" | "cni-netns-mismatch" => {
+            down.find(|source| source.source == "hook.exec")
         }
         "orphan-container" | "sandbox-crash-loop" => {
-            let id = &view.target.as_ref()?.container.as_ref()?.id;
-            let known = state.containers.iter().find(|known| known.stale && known.container.id == *id)?;
-            state.sources.iter().filter(is_down).find(|source| known.sources.contains(&source.source))
+            let container = view.target.as_ref()?.container.as_ref()?;
+            match state.containers.iter().find(|known| known.container.id == container.id) {
+                Some(known) if !known.stale => None,
+                Some(known) => down.find(|source| known.sources.contains(&source.source)),
+                // It was reported to an earlier daemon: by whom is not known, but by no runtime that was never there.
+                None => down.find(|source| {
+                    let is_its = |runtime| source.source.split(':').next() == Some(runtime);
+                    source.kind == SourceKind::Runtime
+                        && (!source.absent || container.runtime.as_deref().is_some_and(is_its))
+                }),
+            }
         }
         _ => None,
     }
@@ -157,10 +166,14 @@ mod tests {
             without_source(&mut views, state);
             views.map(|view| view.stale.map(|stale| stale.reason))
         };
+        let silent = format!("{docker} does not deliver: connection refused");
+        assert_eq!(marked(&state), [None, Some(silent.clone()), None], "it was reported before a restart");
+        state.sources[1].absent = true;
+        assert_eq!(marked(&state), [None, None, None], "it is of no runtime that there is not");
+        state.sources[1].absent = false;
         state.containers = vec![status(false)];
         assert_eq!(marked(&state), [None, None, None], "another source still reports it");
         state.containers = vec![status(true)];
-        let silent = format!("{docker} does not deliver: connection refused");
         assert_eq!(marked(&state), [None, Some(silent), None]);
         state.sources[0] = SourceStatus::down(SourceKind::Netlink, "netlink", "no buffer");
         let [gateway, _, volume] = marked(&state);
