@@ -2,6 +2,7 @@
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
+use kevtmon_tests::actor::Actor;
 use kevtmon_tests::advice::{
     carry_out, incident, is_understood, look, not_carried_out, offered, opened, resolved,
 };
@@ -11,7 +12,7 @@ use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::netns::NetnsPath;
-use kevtmon_tests::pod::Pod;
+use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::{PodSandbox, uuid};
 use kevtmon_tests::podman::Podman;
 use kevtmon_tests::process::run;
@@ -57,6 +58,29 @@ fn a_lost_gateway_is_put_back_by_the_command_that_is_shown() {
     assert!(pod.has_gateway());
     resolved(&mut daemon, &id);
     drop(sandbox);
+}
+
+#[test]
+fn a_namespace_is_entered_only_through_a_process_that_is_in_it() {
+    const SHOW: &str = "gateway-neighbor-lost/show-entry";
+    let pod = Pod::new();
+    let mut actor = Actor::start();
+    let own = format!("/proc/{}/ns/net", std::process::id());
+    actor.act(&format!("netns {}", pod.netns().path().display()));
+    let mut daemon = launch().start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    let id = lose(&mut daemon, &pod);
+    let through = format!("nsenter -t {} -n ip neigh ", actor.pid());
+    let is_through = |step: &str| {
+        offered(&incident(&daemon, &id), step).is_some_and(|command| command.starts_with(&through))
+    };
+    assert!(is_through(SHOW) && is_through(REPLACE));
+    // An agent goes in and comes back: by it, the entry would be made in the network of the host.
+    actor.act(&format!("netns {own}"));
+    for step in [SHOW, REPLACE] {
+        assert_eq!(offered(&incident(&daemon, &id), step), None);
+    }
+    assert!(!daemon.ask(&["why", &id]).succeeded("why").stdout.contains(&through));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -68,6 +69,33 @@ fn a_process_that_holds_a_volume_is_named_only_while_it_runs() {
     let _ = carry_out(&daemon, &id, "volume-busy/end-process");
     eventually!(offered(&incident(&daemon, &id), END).is_none(), "no command names a process that has ended");
     assert!(!daemon.ask(&["why", &id]).succeeded("why").stdout.contains(&kill));
+    eventually!(volume.umount().status.success(), "the mount is free");
+    resolved(&mut daemon, &id);
+}
+
+#[test]
+fn a_process_that_has_let_go_of_a_volume_is_not_to_be_ended() {
+    const END: &str = "volume-busy/end-process";
+    let volume = Mount::volume();
+    let mut daemon = launch().kubelet(&volume).start();
+    let mut command = Command::new("sh");
+    command.args(["-c", "read -r word && cd / && read -r word"]).current_dir(volume.point());
+    let mut holder = Running::spawn(command.stdin(Stdio::piped()));
+    let id = refuse(&mut daemon, &volume);
+    let kill = format!("kill {}", holder.pid());
+    eventually!(offered(&incident(&daemon, &id), END).as_ref() == Some(&kill), "who holds it is known");
+    assert!(daemon.ask(&["why", &id]).succeeded("why").stdout.contains(&kill));
+
+    let mut input = holder.child().stdin.take().expect("standard input is a pipe");
+    input.write_all(b"go\n").expect("it reads");
+    let cwd = format!("/proc/{}/cwd", holder.pid());
+    eventually!(std::fs::read_link(&cwd).is_ok_and(|at| at == Path::new("/")), "it has left");
+    assert!(offered(&incident(&daemon, &id), END).is_none(), "it does not hold it any more");
+    let why = daemon.ask(&["why", &id]).succeeded("why");
+    assert!(!why.stdout.contains(&kill), "{}", why.stdout);
+    let remark = format!("process {} has ended, or is no longer in what it was found in", holder.pid());
+    assert!(why.stderr.contains(&remark), "{}", why.stderr);
+    assert!(holder.ended().is_none());
     eventually!(volume.umount().status.success(), "the mount is free");
     resolved(&mut daemon, &id);
 }

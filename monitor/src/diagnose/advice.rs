@@ -1,9 +1,9 @@
 //! Commands that an operator can paste: names that come from the node are quoted.
 
 use crate::escape::is_hidden;
-use crate::event::{Advice, Container, Form, NamedProcess, Pod, form};
+use crate::event::{Advice, Container, Form, NamedProcess, Pod, ProcessLink, form};
 use crate::node::view::NodeView;
-use crate::observation::BootNs;
+use crate::observation::{BootNs, NsInum};
 
 /// A command and its form.
 pub(super) type Command = (&'static Form, Vec<String>);
@@ -30,9 +30,15 @@ pub(super) fn is_offered(kind: &str, steps: &[Advice]) -> bool {
         .all(|step| forms(step).is_some_and(|form| form.kinds.contains(&kind)))
 }
 
-/// The step names a process, seen then. The command is dropped from answers once another one has the id.
-pub(super) fn of_process(advice: Advice, pid: u32, seen: BootNs) -> Advice {
-    Advice { process: Some(NamedProcess { pid, seen_ns: seen.to_string() }), ..advice }
+/// The step is about a process, seen then. It is dropped from answers once another one has the id, or none of the links is
+/// as it was.
+pub(super) fn of_process(advice: Advice, pid: u32, seen: BootNs, links: Vec<ProcessLink>) -> Advice {
+    Advice { process: Some(NamedProcess { pid, seen_ns: seen.to_string(), links }), ..advice }
+}
+
+/// The link that shows that a process is in a namespace, of the type `net` or `mnt`: the command enters that of the process.
+pub(super) fn in_namespace(kind: &str, inum: NsInum) -> Vec<ProcessLink> {
+    vec![ProcessLink { link: format!("ns/{kind}"), target: format!("{kind}:[{inum}]") }]
 }
 
 /// The command that restarts a container by the tool of its own runtime, with a new network. None where no tool is known

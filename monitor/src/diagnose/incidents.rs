@@ -202,7 +202,11 @@ impl OpenIncident {
         advice: Vec<Advice>,
         is_known: bool,
     ) -> bool {
-        let commands = |steps: &[Advice]| steps.iter().map(|step| step.command.clone()).collect::<Vec<_>>();
+        // By other links it is told whether it still uses what it used.
+        let links = |step: &Advice| step.process.as_ref().map(|process| process.links.clone());
+        let commands = |steps: &[Advice]| {
+            steps.iter().map(|step| (step.command.clone(), links(step))).collect::<Vec<_>>()
+        };
         let taken_back = |now: &Vec<String>| self.incident.ruled_out.iter().any(|cause| !now.contains(cause));
         let is_other = commands(&advice) != commands(&self.incident.advice);
         let is_notable = is_other || is_known && ruled_out.as_ref().is_some_and(taken_back);

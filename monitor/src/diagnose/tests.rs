@@ -207,7 +207,7 @@ fn other_commands_are_emitted_and_the_same_ones_are_not() {
             form: String::new(),
             command: command.into(),
             risk: Risk::Read,
-            process: Some(NamedProcess { pid: 7, seen_ns: seen.into() }),
+            process: Some(NamedProcess { pid: 7, seen_ns: seen.into(), links: Vec::new() }),
         }],
     };
     let mut engine = engine();

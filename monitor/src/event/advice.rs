@@ -16,13 +16,13 @@ pub struct Advice {
     pub command: String,
     /// The risk of the command.
     pub risk: Risk,
-    /// The process that the command names by its id; absent where it names none.
+    /// The process that the command is about, by its id or as what holds; absent where it is about none.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub process: Option<NamedProcess>,
 }
 
-/// A process that a command names. The command is of use only while the process that has the id is still this one, that
-/// is, while it started before `seen_ns`.
+/// A process that a command is about. The command is of use only while the process that has the id is still this one, that
+/// is, while it started before `seen_ns`, and while one of its links leads where it led.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct NamedProcess {
     /// Process id.
@@ -30,6 +30,27 @@ pub struct NamedProcess {
     /// When it was seen, on the boot clock, nanoseconds.
     #[schemars(regex(pattern = "^[0-9]+$"))]
     pub seen_ns: String,
+    /// What the command is for: that one of these links is as it was. Empty where its life alone counts.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub links: Vec<ProcessLink>,
+}
+
+/// A link below `/proc/PID`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ProcessLink {
+    /// Its name: `cwd`, `root`, `exe`, `fd/3`, `ns/net`, `ns/mnt`.
+    pub link: String,
+    /// What it leads to, or what is above that.
+    pub target: String,
+}
+
+impl ProcessLink {
+    /// Whether this is where it leads to.
+    #[must_use]
+    pub fn leads_to(&self, now: &str) -> bool {
+        let above = self.target.trim_end_matches('/');
+        now.strip_prefix(above).is_some_and(|below| below.is_empty() || below.starts_with('/'))
+    }
 }
 
 /// The risk of a command.

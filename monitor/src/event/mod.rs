@@ -34,7 +34,7 @@ mod throttled;
 mod time;
 pub(crate) mod wording;
 
-pub use advice::{Advice, Form, NamedProcess, Risk, form};
+pub use advice::{Advice, Form, NamedProcess, ProcessLink, Risk, form};
 pub use charge::{Charge, Standing};
 pub use cni::Cni;
 pub use component::Component;

@@ -54,7 +54,7 @@ impl IncidentsArgs {
                 (true, true) => "no matching incidents",
             }));
         }
-        processes::retain_current(views.iter_mut().map(|view| &mut view.incident.advice));
+        let others = processes::retain_current(views.iter_mut().map(|view| &mut view.incident.advice));
         for view in &views {
             match self.json {
                 true => output.json(view)?,
@@ -63,6 +63,7 @@ impl IncidentsArgs {
                 }
             }
         }
+        output.remark_others(&others);
         Ok(exit::OK)
     }
 }

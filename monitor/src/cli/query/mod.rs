@@ -1,5 +1,6 @@
 //! The query commands. Input: arguments. Output: text or JSON on standard output, remarks on standard error.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
@@ -183,6 +184,15 @@ impl Output<'_> {
     fn remark(&mut self, what: &dyn Display) {
         // There is nowhere left to report that standard error cannot be written.
         let _ = writeln!(self.err, "kevtmon: {what}");
+    }
+
+    /// Prints which processes are no longer what was found.
+    fn remark_others(&mut self, pids: &BTreeSet<u32>) {
+        for pid in pids {
+            self.remark(&format!(
+                "process {pid} has ended, or is no longer in what it was found in: no step about it is shown"
+            ));
+        }
     }
 
     /// Prints that nothing was found, and where it was searched.

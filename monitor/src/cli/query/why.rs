@@ -32,13 +32,14 @@ impl WhyArgs {
         }
         match output.source.why(word)? {
             Outcome::Story(mut story) => {
-                processes::retain_current([&mut story.advice]);
+                let others = processes::retain_current([&mut story.advice]);
                 match self.json {
                     true => output.json(&story)?,
                     false => {
                         output.out.write_all(story::text(&story, &output.pretty, &output.clock).as_bytes())?
                     }
                 }
+                output.remark_others(&others);
                 Ok(exit::OK)
             }
             Outcome::Ambiguous(subjects) => {

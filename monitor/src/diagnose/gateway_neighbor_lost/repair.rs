@@ -2,7 +2,7 @@
 
 use super::{Fault, FaultReason};
 use crate::diagnose::Context;
-use crate::diagnose::advice::{advice, list_sandboxes, of_process, restart};
+use crate::diagnose::advice::{advice, in_namespace, list_sandboxes, restart};
 use crate::escape::name;
 use crate::event::{Actor, Advice, Container, Form, NamedProcess, Pod, Target, form};
 use crate::node::view::NodeView;
@@ -86,14 +86,15 @@ impl Inside {
     fn of(context: &Context<'_>, key: NeighborKey, target: &Target) -> Option<Self> {
         let owner = context.node.namespaces.get(key.netns)?.owner.as_ref().map(|owner| owner.tgid);
         let container = target.container.as_ref().and_then(|container| container.pid);
-        Some(Self(NamedProcess { pid: container.or(owner)?, seen_ns: context.now.to_string() }))
+        let links = in_namespace("net", key.netns);
+        Some(Self(NamedProcess { pid: container.or(owner)?, seen_ns: context.now.to_string(), links }))
     }
 
     fn advice(&self, form: &'static Form, text: &str, words: &[&str]) -> Advice {
-        let NamedProcess { pid, seen_ns } = &self.0;
+        let NamedProcess { pid, .. } = &self.0;
         let pid_text = pid.to_string();
         let command = [&["nsenter", "-t", &pid_text, "-n", "ip"][..], words].concat();
-        of_process(advice(form, text, &command), *pid, seen_ns.parse().unwrap_or_default())
+        Advice { process: Some(self.0.clone()), ..advice(form, text, &command) }
     }
 }
 

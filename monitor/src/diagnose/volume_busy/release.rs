@@ -1,12 +1,15 @@
 //! What to do about a busy volume, and what does not hold it.
 
-use crate::diagnose::advice::{advice, of_process, replace_in_pod, restart};
+use crate::diagnose::advice::{advice, in_namespace, of_process, replace_in_pod, restart};
 use crate::escape::name;
 use crate::event::wording::{pod_label, users};
-use crate::event::{Advice, Confidence, Event, Form, Mount, MountHolder, Pod, form};
+use crate::event::{Advice, Confidence, Event, Form, Mount, MountHolder, Pod, ProcessLink, form};
 use crate::node::kubelet::Way;
 use crate::node::view::NodeView;
-use crate::observation::{Access, BootNs, Verdict};
+use crate::observation::{Access, BootNs, NsInum, Verdict};
+
+/// Maximum number of links by which it is seen whether a process still uses a mount.
+const LINKS_MAX: usize = 8;
 
 /// File systems with a server that can be gone: whoever looks at a mount of theirs may wait for ever.
 const SERVED: [&str; 9] = ["9p", "afs", "ceph", "cifs", "glusterfs", "lustre", "nfs", "nfs4", "smb3"];
@@ -30,16 +33,18 @@ pub(super) fn steps(
     let deepest = mount.child_mounts.iter().max_by_key(|child| child.matches('/').count());
     if let Some(child) = deepest {
         let text = "unmount what is mounted below it";
-        let inside = (form::UNMOUNT_INSIDE, way);
+        let inside = (form::UNMOUNT_INSIDE, way, mount.mntns);
         steps.extend(umount(form::UNMOUNT, inside, text, &["umount", child]));
     }
     if let Some(holder) = users(holders).next() {
-        steps.push(release(node, holder, mount, seen));
+        // Whatever it ends or restarts, it does so to somebody who may have let go by now.
+        let links = links(holders, holder.pid, &mount.path);
+        steps.push(of_process(release(node, holder, mount), holder.pid, seen, links));
     }
     // Nothing was mounted there any more; who knows what is by now.
     if verdict != Some(Verdict::NotAMount) {
         let text = "detach it though it is in use; what holds it goes on using it unseen";
-        let inside = (form::DETACH_INSIDE, way);
+        let inside = (form::DETACH_INSIDE, way, mount.mntns);
         steps.extend(umount(form::DETACH, inside, text, &["umount", "--lazy", &mount.path]));
     }
     steps
@@ -49,7 +54,7 @@ pub(super) fn steps(
 /// into that namespace is known.
 fn umount(
     here: &'static Form,
-    (inside, way): (&'static Form, Way),
+    (inside, way, mntns): (&'static Form, Way, NsInum),
     text: &str,
     words: &[&str],
 ) -> Option<Advice> {
@@ -58,7 +63,7 @@ fn umount(
         Way::Through { pid, seen } => {
             let pid_text = pid.to_string();
             let command = [&["nsenter", "-t", &pid_text, "-m"], words].concat();
-            Some(of_process(advice(inside, text, &command), pid, seen))
+            Some(of_process(advice(inside, text, &command), pid, seen, in_namespace("mnt", mntns)))
         }
         Way::Unknown => None,
     }
@@ -80,8 +85,28 @@ fn look(mount: &Mount, holders: &[MountHolder], way: Way) -> Advice {
     advice(form::TELL_VOLUME, text, &["kevtmon", "why", &mount.path])
 }
 
-/// How to make a holder release the mount, in the least disruptive way. `seen`: before it was found.
-fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount, seen: BootNs) -> Advice {
+/// What a process has in the mount, each of which is enough. Empty where something of it is no link.
+fn links(holders: &[MountHolder], pid: u32, mountpoint: &str) -> Vec<ProcessLink> {
+    let link = |holder: &MountHolder| {
+        let link = match holder.access {
+            Access::Cwd => "cwd".to_owned(),
+            Access::Root => "root".to_owned(),
+            Access::Exe => "exe".to_owned(),
+            Access::Fd => format!("fd/{}", holder.fd?),
+            Access::Mmap | Access::Mount | Access::ChildMount => return None,
+        };
+        let path = holder.path.as_deref()?;
+        let held = ProcessLink { link, target: mountpoint.to_owned() };
+        // In the mount namespace of another, the mount is at another place.
+        Some(if held.leads_to(path) { held } else { ProcessLink { target: path.to_owned(), ..held } })
+    };
+    let all: Option<Vec<ProcessLink>> =
+        users(holders).filter(|holder| holder.pid == pid).take(LINKS_MAX).map(link).collect();
+    all.unwrap_or_default()
+}
+
+/// How to make a holder release the mount, in the least disruptive way.
+fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount) -> Advice {
     // The pod of the volume is being deleted already.
     let deleted = mount.volume.as_ref().map(|volume| volume.pod_uid.as_str());
     let pod = Pod::confirmed(holder.pod.as_ref());
@@ -112,7 +137,7 @@ fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount, seen: BootN
             if serves.confidence == Some(Confidence::Certain) { "loses" } else { "likely loses" },
             name(&serves.mountpoint)
         );
-        return of_process(advice(form::END_SERVER, &text, &["kill", &pid]), holder.pid, seen);
+        return advice(form::END_SERVER, &text, &["kill", &pid]);
     }
     match holder.unit.as_deref().filter(|unit| unit.ends_with(".service")) {
         Some(unit) => {
@@ -122,15 +147,14 @@ fn release(node: &NodeView<'_>, holder: &MountHolder, mount: &Mount, seen: BootN
             // The first process of a process namespace ignores every signal that it does not handle, but this one.
             let is_first =
                 holder.container.as_ref().is_some_and(|container| container.pid == Some(holder.pid));
-            let step = match is_first {
+            match is_first {
                 true => advice(
                     form::END_CONTAINER,
                     "end the container that holds it by its first process",
                     &["kill", "-KILL", &pid],
                 ),
                 false => advice(form::END_PROCESS, "end the process that holds it", &["kill", &pid]),
-            };
-            of_process(step, holder.pid, seen)
+            }
         }
     }
 }
@@ -194,7 +218,7 @@ mod tests {
         let mut holder = event.holders.as_ref().unwrap()[0].clone();
         (holder.pid, holder.container, holder.pod) = (7, Some(container), pod);
         (holder.unit, holder.serves) = (None, None);
-        release(&model.view(), &holder, event.mount.as_ref().unwrap(), 0).command
+        release(&model.view(), &holder, event.mount.as_ref().unwrap()).command
     }
 
     fn unnamed(uid: &str) -> Option<Pod> {
@@ -317,7 +341,7 @@ mod tests {
             let own = steps.into_iter().filter(|step| step.command.contains("/m"));
             own.map(|step| (step.command, step.process)).collect::<Vec<_>>()
         };
-        let kubelet = Some(NamedProcess { pid: 7, seen_ns: "9".into() });
+        let kubelet = Some(NamedProcess { pid: 7, seen_ns: "9".into(), links: in_namespace("mnt", 5) });
         let look = ("kevtmon why /m".to_owned(), None);
         let expected = [
             look.clone(),

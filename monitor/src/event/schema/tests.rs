@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::event::{
-    Advice, AncestorRef, CloseReason, Confidence, Incident, Kind, LinkPeer, NamedProcess, Risk, Serves,
-    Severity,
+    Advice, AncestorRef, CloseReason, Confidence, Incident, Kind, LinkPeer, NamedProcess, ProcessLink, Risk,
+    Serves, Severity,
 };
 use crate::tests::sample;
 use crate::tests::schema::{assert_valid, errors};
@@ -153,7 +153,11 @@ fn closed_incident(event: &Event) -> Incident {
             form: "show-users".into(),
             command: "ls /proc/7".into(),
             risk: Risk::Read,
-            process: Some(NamedProcess { pid: 7, seen_ns: "1".into() }),
+            process: Some(NamedProcess {
+                pid: 7,
+                seen_ns: "1".into(),
+                links: vec![ProcessLink { link: "cwd".into(), target: "/m".into() }],
+            }),
         }],
         evidence: vec![1],
         evidence_omitted: 1,
