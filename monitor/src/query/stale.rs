@@ -20,15 +20,19 @@ pub struct Stale {
     pub next: String,
 }
 
+impl Stale {
+    /// Of what was known last to a daemon that does not run.
+    #[must_use]
+    pub fn without_daemon(since: Option<String>) -> Self {
+        let (reason, next) = ("no daemon runs".to_owned(), "start kevtmon and query again".to_owned());
+        Self { since, reason, next }
+    }
+}
+
 /// Marks what was open when the daemon was last alive, of which the history tells.
 pub fn without_daemon<'v>(views: impl IntoIterator<Item = &'v mut IncidentView>, extent: &Extent) {
     for view in views {
-        let stale = Stale {
-            since: extent.to.clone(),
-            reason: "no daemon runs".to_owned(),
-            next: "start kevtmon and query again".to_owned(),
-        };
-        mark(view, stale);
+        mark(view, Stale::without_daemon(extent.to.clone()));
     }
 }
 

@@ -9,10 +9,11 @@ use crate::escape;
 use crate::event::Pod;
 use crate::observation::SourceStatus;
 use crate::query::record::timestamp;
+use crate::query::stale::Stale;
 
-/// The model of the node as tables.
+/// The model of the node as tables; `stale`: why it may be otherwise by now.
 #[must_use]
-pub fn text(state: &NodeState, pretty: &Pretty, clock: &Clock) -> String {
+pub fn text(state: &NodeState, stale: Option<&Stale>, pretty: &Pretty, clock: &Clock) -> String {
     let mut text = String::new();
     let mut line = |line: &str| {
         text.push_str(line.trim_end());
@@ -21,10 +22,12 @@ pub fn text(state: &NodeState, pretty: &Pretty, clock: &Clock) -> String {
     let head = format!("node {}", escaped(&state.node));
     let head = wrap::shortened(&head, HEAD);
     let rest = format!(
-        "at {}, kevtmon {}{}",
+        "{}at {}, kevtmon {}{}{}",
+        if stale.is_some() { "as it was " } else { "" },
         clock.local_and_age(timestamp(&state.time)),
         escaped(&state.version),
         if state.ready { "" } else { ", not ready yet" },
+        stale.map_or_else(String::new, |stale| format!("; {}", escaped(&stale.reason))),
     );
     let mut rest = wrap::lines(&rest, head.chars().count() + 1, INDENT).into_iter();
     line(&format!("{} {}", pretty.paint(Style::Bold, &head), rest.next().unwrap_or_default()));
@@ -34,18 +37,23 @@ pub fn text(state: &NodeState, pretty: &Pretty, clock: &Clock) -> String {
         line(&pretty.paint(Style::Bold, &format!("{title} ({})", table.rows.len())));
         table.lines().iter().for_each(|row| line(row));
     };
-    table("Sources", &sources(state));
+    table("Sources", &sources(state, stale.is_some()));
     table("Pods", &pods(state));
     table("Containers", &containers(state));
     table("Network namespaces", &namespaces(state));
     text
 }
 
-fn sources(state: &NodeState) -> Table {
+fn sources(state: &NodeState, is_past: bool) -> Table {
     let row = |status: &SourceStatus| {
         vec![
             Cell::of(&status.source),
-            Cell::of(if status.up { "up" } else { "down" }),
+            Cell::of(match (status.up, is_past) {
+                (true, false) => "up",
+                (false, false) => "down",
+                (true, true) => "was up",
+                (false, true) => "was down",
+            }),
             Cell::known(status.rung.as_deref()),
             Cell::known(status.reason.as_deref()),
         ]

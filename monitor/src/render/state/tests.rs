@@ -8,7 +8,7 @@ use crate::query::subject;
 
 fn shown(state: &NodeState) -> String {
     let clock = Clock { now: "2026-01-02T03:05:00Z".parse().unwrap(), zone: TimeZone::UTC };
-    text(state, &Pretty { colour: false, zone: TimeZone::UTC }, &clock)
+    text(state, None, &Pretty { colour: false, zone: TimeZone::UTC }, &clock)
 }
 
 /// The lines of one of its tables.
