@@ -406,6 +406,21 @@ fn whatever_another_command_prints_leads_to_the_story() {
 }
 
 #[test]
+fn the_story_of_a_host_end_that_is_gone_is_that_of_the_pod_it_led_to() {
+    let (pod, _sandbox, mut daemon, opened) = pod_with_incident();
+    let host_end = pod.host_end().to_owned();
+    let _ = run(&format!("ip link del {host_end}")).succeeded("ip");
+    daemon.wait_for("the end of the interface", |event| {
+        event.kind() == "link.deleted" && event.text("/link/ifname") == host_end
+    });
+    let is_gone = || !daemon.ask(&["state", "--json"]).stdout.contains(&format!("\"{host_end}\""));
+    eventually!(is_gone(), "the daemon knows that it is gone");
+    let story = daemon.find(&["why", &host_end]).remove(0);
+    story.expect("/incidents/0/id", opened.text("/incident/id"));
+    assert!(story.text("/verdict/sentence").contains(" gateway "), "{story}");
+}
+
+#[test]
 fn nothing_wrong_and_nothing_known_say_what_is_not_watched() {
     let pod = Pod::new();
     let _sandbox = PodSandbox::of(&pod);

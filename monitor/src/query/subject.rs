@@ -14,9 +14,9 @@ use self::found::{
 use super::Record;
 use super::filter::is_uid;
 use super::key::{Family, Key, Lookup};
-use crate::core::state::NodeState;
+use crate::core::state::{NetnsStatus, NodeState};
 use crate::escape::name;
-use crate::event::{Container, Pod, Role, Visitor};
+use crate::event::{Container, Event, Link, Pod, Role, Target, Visitor};
 
 mod found;
 
@@ -126,6 +126,9 @@ pub fn candidates(word: &str, state: Option<&NodeState>, records: &[Record]) -> 
     }
     for record in records {
         record.event.visit(&mut known);
+        if let Some(state) = state {
+            known.take_other_end(&record.event, state);
+        }
     }
     let mut subjects = known.subjects(state);
     let path = word.strip_prefix("path:").or_else(|| word.starts_with('/').then_some(word));
@@ -200,6 +203,8 @@ struct Known<'a> {
     existing: usize,
     /// By namespace and name: one that is created again has another index.
     interfaces: BTreeMap<(u32, String), BTreeSet<u32>>,
+    /// The last other ends of those that are gone, by namespace and index.
+    other_ends: BTreeMap<(u32, String), (u32, u32)>,
     processes: BTreeMap<u32, String>,
     addresses: BTreeSet<IpAddr>,
     volumes: BTreeSet<String>,
@@ -316,6 +321,23 @@ impl Known<'_> {
         }
     }
 
+    /// What an interface that is gone has led to. The number of a namespace is given again, so only one that is the same.
+    fn take_other_end(&mut self, event: &Event, state: &NodeState) {
+        let Some(link) = event.link.as_deref().filter(|_| event.boot_id == state.boot_id) else { return };
+        let key = (link.netns, link.ifname.clone());
+        let Some((netns, ifindex)) = link.peer.as_ref().and_then(|peer| Some((peer.netns?, peer.ifindex)))
+        else {
+            return;
+        };
+        let Some(target) = &event.target else { return };
+        let is_same = |known: &NetnsStatus| known.netns == netns && is_owner(known, target);
+        let is_it = |known: &Link| known.netns == link.netns && known.ifname == link.ifname;
+        let is_there = state.namespaces.iter().flat_map(|namespace| &namespace.links).any(is_it);
+        if !is_there && self.interfaces.contains_key(&key) && state.namespaces.iter().any(is_same) {
+            self.other_ends.insert(key, (netns, ifindex));
+        }
+    }
+
     fn take_process(&mut self, pid: u32, comm: &str) {
         if self.is_meant(Family::Pid, &pid.to_string()) {
             self.processes.entry(pid).or_insert_with(|| comm.to_owned());
@@ -329,7 +351,7 @@ impl Known<'_> {
         let interfaces = self
             .interfaces
             .iter()
-            .map(|((netns, ifname), indexes)| interface_subject(*netns, ifname, indexes, state));
+            .map(|(key, indexes)| interface_subject(key, indexes, self.other_ends.get(key).copied(), state));
         let processes = self.processes.iter().map(|(pid, comm)| Subject {
             kind: SubjectKind::Process,
             label: format!("process {pid} ({})", name(comm)),
@@ -412,6 +434,15 @@ impl Visitor for Known<'_> {
     }
 
     fn incident(&mut self, _role: Role, _id: &str) {}
+}
+
+/// Whether the owner of a namespace that there is was this one.
+fn is_owner(known: &NetnsStatus, told: &Target) -> bool {
+    let same = |known: Option<&String>, told: Option<&String>| known.is_some() && known == told;
+    let container = |owner: &Target| owner.container.as_ref().map(|container| container.id.clone());
+    same(known.cookie.as_ref(), told.netns_cookie.as_ref())
+        || same(container(&known.owner).as_ref(), container(told).as_ref())
+        || same(known.owner.confirmed_pod().map(|pod| &pod.uid), told.confirmed_pod().map(|pod| &pod.uid))
 }
 
 /// An incident as a subject.

@@ -185,9 +185,9 @@ pub(super) fn interfaces_of(state: &NodeState, netns: u32) -> Vec<Lookup> {
 }
 
 pub(super) fn interface_subject(
-    netns: u32,
-    ifname: &str,
+    &(netns, ref ifname): &(u32, String),
     indexes: &BTreeSet<u32>,
+    other_end: Option<(u32, u32)>,
     state: Option<&NodeState>,
 ) -> Subject {
     let mut lookups: Vec<Lookup> = indexes
@@ -203,6 +203,9 @@ pub(super) fn interface_subject(
     lookups.extend(peers.filter_map(|peer| {
         Some(Lookup::exact(Family::Interface, format!("{}/{}", peer.netns?, peer.ifindex)))
     }));
+    let lookup =
+        |(netns, ifindex): (u32, u32)| Lookup::exact(Family::Interface, format!("{netns}/{ifindex}"));
+    lookups.extend(other_end.map(lookup));
     let owner = namespace.and_then(|namespace| namespace.owner.confirmed_pod());
     let container = namespace
         .and_then(|namespace| namespace.owner.container.as_ref())
