@@ -84,6 +84,20 @@ fn a_namespace_is_entered_only_through_a_process_that_is_in_it() {
 }
 
 #[test]
+fn an_entry_is_not_to_be_put_back_where_its_interface_is_gone() {
+    const SHOW: &str = "gateway-neighbor-lost/show-entry";
+    let pod = Pod::new();
+    let _sandbox = PodSandbox::of(&pod);
+    let mut daemon = launch().start();
+    let id = lose(&mut daemon, &pod);
+    let is_offered = |step: &str| offered(&incident(&daemon, &id), step).is_some();
+    assert!(is_offered(SHOW) && is_offered(REPLACE));
+    let _ = pod.ip("link del eth0").succeeded("ip");
+    eventually!(!is_offered(SHOW) && !is_offered(REPLACE), "there is nothing to put it on");
+    assert!(!incident(&daemon, &id).has("/closed"));
+}
+
+#[test]
 fn an_entry_is_not_to_be_put_back_while_the_host_end_is_down() {
     let pod = Pod::new();
     let _sandbox = PodSandbox::of(&pod);

@@ -406,6 +406,26 @@ fn whatever_another_command_prints_leads_to_the_story() {
 }
 
 #[test]
+fn a_default_route_that_was_deleted_is_told_though_no_incident_is_open() {
+    let pod = Pod::new();
+    let daemon = launch().start();
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    let story = || daemon.find(&["why", &format!("netns:{}", pod.inum())]).remove(0);
+    let is_told = |story: &Event| {
+        let sentence = story.text("/verdict/sentence");
+        sentence.starts_with("no gateway in ")
+            && sentence.contains(&format!(" is in use: the default route via {GATEWAY} was deleted"))
+    };
+    assert!(!is_told(&story()), "{}", story());
+    let _ = pod.ip("route del default").succeeded("ip");
+    eventually!(is_told(&story()), "it is told");
+    story().expect("/verdict/open", true);
+    let _ = pod.ip(&format!("route add default via {GATEWAY}")).succeeded("ip");
+    eventually!(!is_told(&story()), "it is there again");
+    story().expect("/verdict/open", false);
+}
+
+#[test]
 fn the_story_of_a_host_end_that_is_gone_is_that_of_the_pod_it_led_to() {
     let (pod, _sandbox, mut daemon, opened) = pod_with_incident();
     let host_end = pod.host_end().to_owned();

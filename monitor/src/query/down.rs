@@ -1,13 +1,35 @@
-//! Interfaces through which nothing passes because their other end, on the host, is down. The neighbor entries beyond are
-//! as they were, so that no incident tells it.
+//! Why nothing passes though no incident tells it: the other end of an interface, on the host, is down, or the route to the
+//! gateway was deleted. The neighbor entries are as they were.
 
 use super::key::keys;
+use super::record::Record;
 use super::subject::Subject;
 use crate::core::state::{NetnsStatus, NodeState};
 use crate::escape::name;
 use crate::event::wording::place_phrase;
 use crate::event::{Event, Kind, Link, Severity};
 use crate::observation::SourceKind;
+
+/// A sentence for each namespace of the subject that has an interface up and lost its last gateway with the default route.
+pub fn without_route(state: &NodeState, subject: &Subject, records: &[Record]) -> Vec<String> {
+    let is_deaf = state.sources.iter().any(|source| source.kind == SourceKind::Netlink && !source.up);
+    let is_without =
+        |known: &&NetnsStatus| !known.stale && known.netns != state.host_netns && known.gateways.is_empty();
+    let sentence = |namespace: &NetnsStatus| {
+        let is_up = |link: &&Link| link.up == Some(true) && link.ifname != "lo";
+        namespace.links.iter().filter(is_up).find(|link| is_about(subject, namespace, link))?;
+        let routes = records.iter().map(|record| &record.event).filter(|event| {
+            event.boot_id == state.boot_id
+                && event.route.as_ref().is_some_and(|route| route.netns == namespace.netns)
+        });
+        let last = routes.max_by_key(|event| event.seq).filter(|event| event.kind == Kind::RouteDeleted)?;
+        let route = last.route.as_deref().filter(|route| route.destination == "default")?;
+        let via = route.gateway.map_or_else(String::new, |gateway| format!(" via {gateway}"));
+        let place = place_phrase(&namespace.owner, namespace.netns);
+        Some(format!("no gateway{place} is in use: the default route{via} was deleted"))
+    };
+    state.namespaces.iter().filter(|_| !is_deaf).filter(is_without).filter_map(sentence).collect()
+}
 
 /// A sentence for each interface of the subject, or of the namespace that the subject is or leads to; none where an end may
 /// have been set up again since it was read.

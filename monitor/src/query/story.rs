@@ -179,7 +179,11 @@ fn first() -> u32 {
 pub fn build(parts: Parts<'_>) -> Story {
     let ordered = in_causal_order(&parts.incidents);
     let all = steps(&parts);
-    let down = parts.coverage.state.map_or_else(Vec::new, |state| down::told(state, &parts.subject));
+    let down = parts.coverage.state.map_or_else(Vec::new, |state| {
+        let mut down = down::told(state, &parts.subject);
+        down.extend(down::without_route(state, &parts.subject, &parts.records));
+        down
+    });
     let mut verdict = verdict::conclude(&ordered, &parts.suspected, &down, &all);
     if verdict.since.is_none() && !verdict.open {
         verdict.unwatched = parts.coverage.unwatched();
