@@ -42,7 +42,7 @@ pub fn without_model<'v>(views: impl IntoIterator<Item = &'v mut IncidentView>) 
         let stale = Stale {
             since: None,
             reason: "the daemon does not answer for its model of the node".to_owned(),
-            next: "query again, and see `kevtmon doctor`".to_owned(),
+            next: "query again".to_owned(),
         };
         mark(view, stale);
     }
@@ -131,6 +131,10 @@ mod tests {
             assert_eq!(view.incident.summary, "pod a/b had lost its gateway 10.0.0.1");
         }
         assert_eq!(views[2], closed);
+        let mut views = [view("gateway-neighbor-lost"), closed.clone()];
+        without_model(&mut views);
+        assert!(views[0].stale.is_some() && views[0].incident.advice.is_empty());
+        assert_eq!(views[1], closed);
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub(super) fn steps(
     }
     // Nothing was mounted there any more; who knows what is by now.
     if verdict != Some(Verdict::NotAMount) {
-        let text = "detach it though it is in use; what holds it goes on using it unseen";
+        let text = "detach it even while it is in use; what holds it then goes on using it unseen";
         let inside = (form::DETACH_INSIDE, way, mount.mntns);
         steps.extend(umount(form::DETACH, inside, text, &["umount", "--lazy", &mount.path]));
     }
