@@ -19,6 +19,9 @@ const MAX_HOLDERS: usize = 20;
 /// Sections that are remembered: of an event, and of a few incidents that follow it.
 const ABOVE: usize = 32;
 
+/// Longest command that an actor has run, in columns of a terminal.
+const RUN_MAX: usize = 4 * wrap::WIDTH;
+
 /// A label of a detail and the blanks around it.
 const DETAIL: usize = 7;
 /// Time and severity are this wide.
@@ -255,15 +258,19 @@ impl Transcript {
     }
 }
 
-/// Lines that fit a terminal. Commands stay whole, so that they can be pasted.
+/// Lines that fit a terminal. Commands stay whole, so that they can be pasted; of what somebody has run, which may be 4 KiB of
+/// anything, the middle is left out.
 fn wrapped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.lines() {
         let plain = wrap::plain(line);
-        let is_command = plain
-            .strip_prefix(BELOW_KIND)
-            .is_some_and(|detail| detail.starts_with("do ") || detail.trim_start().starts_with("$ "));
-        if is_command || plain.chars().count() <= wrap::WIDTH {
+        let detail = plain.strip_prefix(BELOW_KIND).unwrap_or_default();
+        let (is_step, is_run) = (detail.starts_with("do "), detail.trim_start().starts_with("$ "));
+        if is_run && plain.chars().count() > RUN_MAX {
+            out.extend([&*wrap::shortened(&plain, RUN_MAX), "\n"]);
+            continue;
+        }
+        if is_step || is_run || plain.chars().count() <= wrap::WIDTH {
             out.extend([line, "\n"]);
             continue;
         }

@@ -151,3 +151,16 @@ fn on_a_terminal_everything_but_commands_is_broken_to_its_width() {
         assert_eq!(Transcript::new(pretty.clone()).wrapped().text(&short), pretty.text(&short));
     }
 }
+
+#[test]
+fn what_a_user_has_run_fills_no_terminal() {
+    let mut busy = sample::busy();
+    let actor = busy.actor.as_mut().unwrap();
+    actor.cmdline = Some(format!("umount {} /m", "A".repeat(4000)));
+    let pretty = Pretty { colour: false, zone: TimeZone::UTC };
+    let wrapped = Transcript::new(pretty.clone()).wrapped().text(&busy);
+    let run = wrapped.lines().find(|line| line.trim_start().starts_with("$ ")).unwrap();
+    assert_eq!(run.chars().count(), 4 * wrap::WIDTH, "{run}");
+    assert!(run.contains("$ umount AAA") && run.contains("A…A") && run.ends_with("A /m"), "{run}");
+    assert!(Transcript::new(pretty).text(&busy).contains(&"A".repeat(4000)), "a file has it whole");
+}
