@@ -358,7 +358,7 @@ fn whatever_another_command_prints_leads_to_the_story() {
     let pod = Pod::new();
     let sandbox = PodSandbox::of(&pod);
     let mut daemon = launch().kubelet(&volume).start();
-    let holder = kevtmon_tests::process::hold_by_cwd(volume.point());
+    let holder = hold_by_cwd(volume.point());
     pod.delete_gateway();
     volume.umount_refused();
     let gateway = daemon.wait_for("the gateway", |event| {
