@@ -108,7 +108,7 @@ fn a_dead_daemon_has_left_what_a_live_one_answers() {
     after.expect("/incidents/0/id", opened.text("/incident/id"));
     let blind = daemon.ask(&["why", uid]);
     expect_left(&blind, 0, &daemon);
-    assert!(blind.stdout.contains("no daemon runs: nothing after"), "{}", blind.stdout);
+    assert!(blind.stdout.contains("no daemon answers: nothing after"), "{}", blind.stdout);
 }
 
 #[test]
@@ -149,15 +149,15 @@ fn what_a_dead_daemon_left_open_is_told_as_it_was_and_advises_nothing_but_to_sta
     for id in &ids {
         let left = incident(&daemon, id);
         assert!(left.list("/advice").is_empty() && !left.has("/closed"), "{left}");
-        left.expect("/stale/reason", "no daemon runs");
+        left.expect("/stale/reason", "no daemon answers");
         assert!(left.has("/stale/since"), "{left}");
         let story = daemon.find(&["why", id]).remove(0);
         assert!(!story.has("/advice"), "{story}");
-        story.expect("/verdict/stale/reason", "no daemon runs");
+        story.expect("/verdict/stale/reason", "no daemon answers");
     }
     let told = shown(&daemon);
     for text in &told[..3] {
-        let unknown = "; whether it still is, is not known: no daemon runs";
+        let unknown = "; whether it still is, is not known: no daemon answers";
         for words in
             [", and was open at ", ", the last that is known", unknown, "start kevtmon and query again"]
         {
@@ -183,13 +183,13 @@ fn a_dead_daemon_leaves_the_state_of_the_node_as_it_was_recorded_last() {
     let ran = daemon.ask(&["state"]);
     expect_left(&ran, 0, &daemon);
     let text = ran.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-    for words in [" as it was at ", "no daemon runs", "netlink was up"] {
+    for words in [" as it was at ", "no daemon answers", "netlink was up"] {
         assert!(text.contains(words), "{words}: {text}");
     }
     let ran = daemon.ask(&["state", "--json"]);
     expect_left(&ran, 0, &daemon);
     let left: Value = ran.stdout.parse().expect("JSON");
-    assert_eq!((&left["stale"]["reason"], live.get("stale")), (&"no daemon runs".into(), None));
+    assert_eq!((&left["stale"]["reason"], live.get("stale")), (&"no daemon answers".into(), None));
     for same in ["node", "boot_id", "version", "ready", "sources"] {
         assert_eq!(left[same], live[same], "{same}");
     }

@@ -110,7 +110,7 @@ impl Coverage<'_> {
     #[must_use]
     pub fn unwatched(&self) -> Vec<String> {
         let mut unwatched = self.state.map_or_else(
-            || vec!["anything now (no daemon runs)".to_owned()],
+            || vec!["anything now (no daemon answers)".to_owned()],
             |state| state.sources.iter().filter_map(unwatched_by).collect(),
         );
         let names_containers =

@@ -1,4 +1,4 @@
-//! Open incidents that nobody watches: no daemon runs, or what would show their end does not deliver. They are told as they
+//! Open incidents that nobody watches: no daemon answers, or what would show their end does not deliver. They are told as they
 //! were, without advice, since a step may be wrong in the state of now.
 
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ impl Stale {
     /// Of what was known last to a daemon that does not run.
     #[must_use]
     pub fn without_daemon(since: Option<String>) -> Self {
-        let (reason, next) = ("no daemon runs".to_owned(), "start kevtmon and query again".to_owned());
+        let (reason, next) = ("no daemon answers".to_owned(), "start kevtmon and query again".to_owned());
         Self { since, reason, next }
     }
 }

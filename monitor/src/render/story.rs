@@ -198,8 +198,8 @@ impl Page<'_> {
         };
         match what {
             Missing::Daemon => match at(from) {
-                Some(last) => format!("no daemon runs: nothing after {last} was seen"),
-                None => "no daemon runs".to_owned(),
+                Some(last) => format!("no daemon answers: nothing after {last} is known"),
+                None => "no daemon answers".to_owned(),
             },
             Missing::Gap => format!("the daemon did not watch{window}"),
             Missing::Source { source, reason } => format!("{}: {}{window}", escaped(source), escaped(reason)),

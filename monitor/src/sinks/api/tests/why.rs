@@ -108,7 +108,7 @@ fn a_dead_daemons_files_give_the_same_text() {
     assert_eq!(events(&alive.out), events(&dead.out));
     assert!(alive.out.contains("open since") && !dead.out.contains("open since"), "{}", dead.out);
     assert!(alive.out.contains("led to this") && alive.out.contains(" more like it until "), "{}", alive.out);
-    assert!(dead.out.contains("no daemon runs") && !alive.out.contains("no daemon runs"));
+    assert!(dead.out.contains("no daemon answers") && !alive.out.contains("no daemon answers"));
 }
 
 #[test]
