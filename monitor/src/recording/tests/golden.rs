@@ -63,6 +63,20 @@ fn every_fixture_says_what_was_reviewed() {
     }
 }
 
+/// A kubelet that deletes a pod in peace takes the gateway of its sandbox along, as in the failures.
+#[test]
+fn only_what_is_a_failure_raises_an_incident() {
+    let is_quiet = |path: &PathBuf| {
+        let (said, _) = answer(&fs::read(path).unwrap());
+        assert!(said.contains("daemon.stopping"), "{} is whole", path.display());
+        !said.contains("incident.opened")
+    };
+    let quiet: Vec<PathBuf> = fixtures().into_iter().filter(is_quiet).collect();
+    let [only] = &quiet[..] else { panic!("one fixture is of no failure: {quiet:?}") };
+    let (said, _) = answer(&fs::read(only).unwrap());
+    assert!(only.ends_with("graceful-deletion.ndjson") && said.contains("static gateway"), "{only:?}");
+}
+
 #[test]
 fn a_replay_gives_the_same_bytes_twice() {
     for path in fixtures() {
