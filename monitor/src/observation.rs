@@ -34,7 +34,7 @@ pub use mount::{
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use net::{
     AddressFacts, LinkFacts, NetnsOwner, NetnsSnapshot, PeerLink, RouteFacts, RuleAction, RuleFacts,
-    TABLE_MAIN, iff,
+    TABLE_LOCAL, TABLE_MAIN, iff,
 };
 pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
 pub(crate) use runtime::source_or;
@@ -119,6 +119,9 @@ pub enum Fact {
         #[serde(default)]
         moved_to: Option<PeerLink>,
     },
+    /// Somebody had the kernel delete this route, or put it in the place of others: what follows did not go with an interface
+    /// (live; the kernel says by `nlmsg_pid` who asked).
+    RouteAsked(RouteFacts),
     /// A route appeared (live).
     Route(RouteFacts),
     /// A route was deleted (live).

@@ -9,16 +9,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::observation::{RouteFacts, RuleAction, RuleFacts, TABLE_MAIN};
+use crate::observation::{RouteFacts, RuleAction, RuleFacts, TABLE_LOCAL, TABLE_MAIN};
 
 mod choice;
 
-use choice::Table;
+use choice::{Reach, Table};
 
 /// How sure it is that packets go to a default gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Use {
+    /// Packets go to what is no gateway, or there, and only the kernel knows.
+    Perhaps,
     /// Packets go there only where another one is unresolved.
     Spare,
     /// Packets go to it or to another one, and only the kernel knows to which.
@@ -76,39 +78,43 @@ pub fn gateways_in_use(routes: &[RouteFacts], rules: &[RuleFacts]) -> InUse {
 /// The gateways of the tables that some packet to one half of all addresses reaches, by the rules of a family in their
 /// order.
 fn reached(rules: &[RuleFacts], tables: &BTreeMap<(bool, u32), Table<'_>>, half: usize) -> Vec<InUse> {
-    let mut is_reached = vec![false; rules.len()];
-    is_reached.iter_mut().take(1).for_each(|first| *first = true);
+    let mut reach = vec![Reach::No; rules.len()];
+    reach.iter_mut().take(1).for_each(|first| *first = Reach::Surely);
     let mut gateways = Vec::new();
     // Many rules may look in few tables.
-    let mut ends: BTreeMap<(u32, Option<u32>), bool> = BTreeMap::new();
+    let mut found: BTreeMap<(u32, Option<u32>, Reach), Reach> = BTreeMap::new();
     for (at, rule) in rules.iter().enumerate() {
-        if !is_reached[at] {
+        let own = reach[at];
+        if own == Reach::No {
             continue;
         }
-        let mut goes_on = !rule.matches_all;
+        let mut next = if rule.matches_all { Reach::No } else { Reach::Surely };
         match rule.action {
             RuleAction::Lookup => {
                 // Prefixes are 0 or 1 long.
                 let suppresses = rule.suppresses.map(|shortest| shortest.min(1));
-                goes_on |= !*ends.entry((rule.table, suppresses)).or_insert_with(|| {
+                next = next.max(*found.entry((rule.table, suppresses, own)).or_insert_with(|| {
                     let table = tables.get(&(rule.ipv6, rule.table));
-                    let choice = table.map(|table| table.choice(rule, half)).unwrap_or_default();
+                    let mut choice = table.map(|table| table.choice(rule, half)).unwrap_or_default();
+                    if own == Reach::Perhaps {
+                        choice.gateways.values_mut().for_each(|used| *used = (*used).min(Use::Either));
+                    }
                     gateways.push(choice.gateways);
-                    choice.ends
-                });
+                    choice.next
+                }));
             }
             RuleAction::Goto(target) => {
                 // The kernel lets no rule lead backwards (net/core/fib_rules.c).
                 match rules.iter().skip(at + 1).position(|rule| rule.priority == target) {
-                    Some(skipped) => is_reached[at + 1 + skipped] = true,
-                    None => goes_on = true,
+                    Some(skipped) => reach[at + 1 + skipped] = own.max(reach[at + 1 + skipped]),
+                    None => next = Reach::Surely,
                 }
             }
             RuleAction::Refuse => {}
-            RuleAction::Nothing => goes_on = true,
+            RuleAction::Nothing => next = Reach::Surely,
         }
-        if let Some(next) = is_reached.get_mut(at + 1).filter(|_| goes_on) {
-            *next = true;
+        if let Some(following) = reach.get_mut(at + 1) {
+            *following = next.min(own).max(*following);
         }
     }
     gateways
@@ -123,6 +129,17 @@ pub fn is_selected(route: &RouteFacts, rules: &[RuleFacts]) -> bool {
 /// Whether a rule for all packets selects the table of a route.
 pub(super) fn takes_all(route: &RouteFacts, rules: &[RuleFacts]) -> bool {
     is_led_to(route, rules, |rule| rule.matches_all)
+}
+
+/// Whether packets of a family come to any table that could have a default route.
+pub(super) fn leads_anywhere(rules: &[RuleFacts], ipv6: bool) -> bool {
+    let mut of_family = rules.iter().filter(|rule| rule.ipv6 == ipv6).peekable();
+    let is_open = of_family.peek().is_none();
+    let gateway: IpAddr = if ipv6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+    let tables = of_family.filter(|rule| rule.action == RuleAction::Lookup && rule.table != TABLE_LOCAL);
+    let routes =
+        tables.map(|rule| RouteFacts { table: rule.table, ..RouteFacts::default_via(0, gateway, 1) });
+    is_open || !gateways_in_use(&routes.collect::<Vec<_>>(), rules).is_empty()
 }
 
 fn is_led_to(route: &RouteFacts, rules: &[RuleFacts], by: impl Fn(&RuleFacts) -> bool) -> bool {

@@ -96,6 +96,9 @@ impl AddressFacts {
 /// `RT_TABLE_MAIN` of `include/uapi/linux/rtnetlink.h`.
 pub const TABLE_MAIN: u32 = 254;
 
+/// `RT_TABLE_LOCAL`, of the node's own addresses.
+pub const TABLE_LOCAL: u32 = 255;
+
 /// One next hop of a route. Of tables other than the main one only default routes are observed, and of default routes also
 /// those that lead nowhere.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,6 +140,9 @@ pub struct RouteFacts {
     /// Whether packets go on to the next rule (`RTN_THROW`).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub throws: bool,
+    /// Whether packets go nowhere (`RTN_BLACKHOLE`, `RTN_UNREACHABLE`, `RTN_PROHIBIT`): no rule suppresses that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub refuses: bool,
 }
 
 impl RouteFacts {
@@ -157,6 +163,7 @@ impl RouteFacts {
             preference: 0,
             unshared: false,
             throws: false,
+            refuses: false,
         }
     }
 }

@@ -14,14 +14,26 @@ pub(super) struct Table<'a> {
     halves: [Vec<&'a RouteFacts>; 2],
 }
 
+/// Whether packets come to a rule.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Reach {
+    No,
+    /// Only the kernel knows.
+    Perhaps,
+    #[default]
+    Surely,
+}
+
 /// What a table does with packets.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Choice {
     pub(super) gateways: InUse,
-    /// No packet goes on to the next rule.
-    pub(super) ends: bool,
+    /// Whether packets go on to the next rule.
+    pub(super) next: Reach,
     /// The length of the prefix that was found.
     prefix_len: u32,
+    /// Packets go nowhere.
+    refuses: bool,
 }
 
 /// Packets that the same routes match.
@@ -45,14 +57,14 @@ impl<'a> Table<'a> {
         let of_routes = all.map(|route| Class { tos: route.tos, source: route.source });
         let classes: BTreeSet<Class> = of_routes.chain([Class::default()]).collect();
         let has_sources = rule.ipv6 && classes.len() > 1;
-        let mut together = Choice { ends: true, ..Choice::default() };
+        let mut together = Choice { next: Reach::No, ..Choice::default() };
         for class in classes {
             let mut one = self.choice_of(class, rule.ipv6, half).taken_by(rule);
             // Every source may have a route of its own: then no packet has none.
             if has_sources && class == Class::default() {
                 one.gateways.values_mut().for_each(|used| *used = (*used).min(Use::First));
             }
-            together.ends &= one.ends;
+            together.next = one.next.max(together.next);
             add(&mut together.gateways, one.gateways);
         }
         together
@@ -75,9 +87,10 @@ impl<'a> Table<'a> {
 }
 
 impl Choice {
-    /// What a rule takes of it.
+    /// What a rule takes of it. A route by which packets go nowhere is an error to the kernel, which it looks at before it
+    /// suppresses anything (net/core/fib_rules.c, `fib_rules_lookup`).
     fn taken_by(self, rule: &RuleFacts) -> Self {
-        match rule.suppresses.is_some_and(|shortest| self.prefix_len <= shortest) {
+        match rule.suppresses.is_some_and(|shortest| self.prefix_len <= shortest) && !self.refuses {
             true => Self::default(),
             false => self,
         }
@@ -107,8 +120,8 @@ fn chosen(routes: &[&RouteFacts], ipv6: bool) -> Choice {
     let prefix_len = first.destination.map_or(0, |(_, prefix_len)| prefix_len.into());
     let hops = hops_of_first(routes);
     let used: Vec<(&RouteFacts, Use)> = match (first.gateway, ipv6) {
-        _ if first.throws => return Choice { prefix_len, ..Choice::default() },
         (_, true) => used_of_ipv6(first, routes, hops),
+        _ if first.throws => Vec::new(),
         // Of a group of nexthop objects the kernel leaves out a member that it could not resolve (net/ipv4/nexthop.c,
         // `nexthop_select_path_hthr`); of another multipath route, and of half a default route, it looks for no other one.
         _ if first.hop > 0 => {
@@ -124,7 +137,16 @@ fn chosen(routes: &[&RouteFacts], ipv6: bool) -> Choice {
         &mut gateways,
         used.into_iter().filter_map(|(route, used)| Some(((route.ifindex?, route.gateway?), used))),
     );
-    Choice { gateways, ends: true, prefix_len }
+    let is_equal = |other: &&RouteFacts| key(other) == key(first) && other.preference == first.preference;
+    let next = match (
+        first.throws,
+        ipv6 && routes.iter().any(|other| is_equal(other) && other.throws != first.throws),
+    ) {
+        (_, true) => Reach::Perhaps,
+        (true, false) => Reach::Surely,
+        (false, false) => Reach::No,
+    };
+    Choice { gateways, next, prefix_len, refuses: first.refuses }
 }
 
 /// `fib_select_default` of net/ipv4/fib_semantics.c: of equal routes it takes the first with a reachable gateway or without
@@ -157,6 +179,11 @@ fn used_of_ipv4<'a>(routes: &[&'a RouteFacts]) -> Vec<(&'a RouteFacts, Use)> {
     candidates.into_iter().enumerate().map(rank).collect()
 }
 
+/// What routes have in common of which the kernel takes one after the other, or all.
+fn key(route: &RouteFacts) -> impl PartialEq {
+    (route.destination, route.source, route.metric)
+}
+
 /// `rt6_select` and `fib6_select_path` of net/ipv6: the first route shares packets with all like it, and where its gateway
 /// cannot be resolved others follow, those of worse metrics and shorter prefixes too. Once a gateway has failed, equal routes
 /// that share nothing come in turn, and nobody is told which of them it is.
@@ -166,7 +193,6 @@ fn used_of_ipv6<'a>(
     hops: usize,
 ) -> Vec<(&'a RouteFacts, Use)> {
     let is_shared = |route: &RouteFacts| route.gateway.is_some() && !route.unshared;
-    let key = |route: &RouteFacts| (route.destination, route.source, route.metric);
     let is_like_first = |place: usize, route: &RouteFacts| {
         place < hops || is_shared(first) && is_shared(route) && key(route) == key(first)
     };
@@ -180,8 +206,7 @@ fn used_of_ipv6<'a>(
         (_, false) => Use::First,
     };
     let rank = |(place, route): (usize, &'a RouteFacts)| match first.gateway {
-        // What leads to no gateway never fails.
-        None => is_rival(place, route).then_some((route, Use::Spare)),
+        None => is_rival(place, route).then_some((route, Use::Perhaps)),
         Some(_) if is_like_first(place, route) || is_rival(place, route) => Some((route, used)),
         Some(_) => Some((route, Use::Spare)),
     };

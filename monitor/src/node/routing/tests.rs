@@ -14,7 +14,7 @@ fn rule(ipv6: bool, table: u32) -> RuleFacts {
 
 /// Those that packets go to, all entries being fine.
 fn in_use(routes: &[RouteFacts], rules: &[RuleFacts]) -> Vec<String> {
-    let gateways = gateways_in_use(routes, rules).into_iter().filter(|(_, used)| *used != Use::Spare);
+    let gateways = gateways_in_use(routes, rules).into_iter().filter(|(_, used)| *used > Use::Spare);
     gateways.map(|((ifindex, gateway), _)| format!("{gateway}%{ifindex}")).collect()
 }
 
@@ -129,7 +129,7 @@ fn equal_ipv6_routes_with_gateways_share_unless_a_device_comes_first() {
     let both = |used| expected(&[("fe80::1", used), ("fe80::2", used)]);
     assert_eq!(ranked(&[a.clone(), b.clone()]), both(Use::First));
     assert_eq!(ranked(&[a.clone(), device.clone(), b.clone()]), both(Use::Either));
-    assert_eq!(ranked(&[device.clone(), a.clone(), b.clone()]), both(Use::Spare));
+    assert_eq!(ranked(&[device.clone(), a.clone(), b.clone()]), both(Use::Perhaps));
     let preferred = RouteFacts { preference: 1, ..b.clone() };
     assert_eq!(ranked(&[device, preferred]), expected(&[("fe80::2", Use::First)]));
     let advertised = [&a, &b].map(|route| RouteFacts { unshared: true, ..route.clone() });
@@ -164,6 +164,14 @@ fn packets_go_on_behind_a_route_that_throws_and_a_rule_that_suppresses() {
     let throws = RouteFacts { gateway: None, ifindex: None, throws: true, ..other.clone() };
     let worse = RouteFacts { metric: 7, ..other.clone() };
     assert_eq!(in_use(&[throws, worse, via("10.0.0.1", 2)], &[first, main]), ["10.0.0.1%2"]);
+    // Of equal routes of IPv6 one or the other.
+    let of_v6 = |rule| RuleFacts { ipv6: true, ..rule };
+    let equal = RouteFacts { table: 100, ..via("fe80::2", 3) };
+    let throws = RouteFacts { gateway: None, throws: true, ipv6: true, ..equal.clone() };
+    let routes = [throws, equal, via("fe80::1", 2)];
+    let perhaps =
+        [((2, "fe80::1".parse().unwrap()), Use::Either), ((3, "fe80::2".parse().unwrap()), Use::Perhaps)];
+    assert_eq!(gateways_in_use(&routes, &[first, main].map(of_v6)), InUse::from(perhaps));
     // As wg-quick has it.
     let quick = RuleFacts { priority: 32_764, suppresses: Some(0), ..main };
     let marked = RuleFacts { priority: 32_765, matches_all: false, ..first };
@@ -171,6 +179,10 @@ fn packets_go_on_behind_a_route_that_throws_and_a_rule_that_suppresses() {
     let routes = [via("10.0.0.1", 2), tunnel];
     assert_eq!(in_use(&routes, &[quick, marked, main]), ["10.0.0.1%2"], "of what is not marked");
     assert_eq!(in_use(&routes, &[quick, RuleFacts { matches_all: true, ..marked }, main]), [""; 0]);
+    let refuses =
+        RouteFacts { gateway: None, ifindex: None, refuses: true, table: TABLE_MAIN, ..other.clone() };
+    let of_table = RouteFacts { table: 100, ..via("10.0.0.3", 3) };
+    assert_eq!(in_use(&[refuses, of_table], &[quick, marked, main]), [""; 0], "nothing suppresses an error");
     let halves = ["0.0.0.0", "128.0.0.0"].map(|to| half(to, "10.8.0.1"));
     assert_eq!(in_use(&halves, &[quick]), ["10.8.0.1%9"]);
     assert_eq!(in_use(&halves, &[RuleFacts { suppresses: Some(1), ..quick }]), [""; 0]);

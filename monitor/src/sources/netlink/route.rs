@@ -122,6 +122,7 @@ pub(super) fn routes(netns: NsInum, payload: &[u8], usable: bool) -> Decoded<Rou
         preference: 0,
         unshared: ipv6 && header.protocol == RouteProtocol::Ra,
         throws: header.kind == RouteType::Throw,
+        refuses: matches!(header.kind, RouteType::BlackHole | RouteType::Unreachable | RouteType::Prohibit),
     };
     let (mut destination, mut object) = (None, None);
     let mut hop = NextHop::default();
