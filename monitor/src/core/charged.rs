@@ -34,7 +34,9 @@ impl Core {
             Fact::LinkGone { netns, .. }
             | Fact::NetnsHeard { netns, .. }
             | Fact::NetnsStale { netns, .. } => self.charge_netns(*netns, false),
-            Fact::Route(route) | Fact::RouteGone(route) => self.charge_netns(route.netns, false),
+            Fact::RouteAsked(route) | Fact::Route(route) | Fact::RouteGone(route) => {
+                self.charge_netns(route.netns, false)
+            }
             Fact::Address(address) | Fact::AddressGone(address) => self.charge_netns(address.netns, false),
             Fact::ComponentExecuted { .. } => self.charge_users(),
             Fact::Holders(report) => self.charge_asker(report.id),

@@ -161,6 +161,7 @@ impl Core {
             }
             Fact::Link(link) => self.link(at, *link),
             Fact::LinkGone { netns, ifindex, moved_to } => self.link_gone(at, netns, ifindex, moved_to),
+            Fact::RouteAsked(route) => self.namespaces.ask(&route),
             Fact::Route(route) => self.route(at, route),
             Fact::RouteGone(route) => self.route_gone(at, &route),
             Fact::NetnsHeard { netns, until } => self.namespaces.set_heard(netns, until),

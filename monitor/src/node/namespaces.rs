@@ -79,7 +79,7 @@ pub struct Namespace {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     dead_gateways: BTreeSet<(u32, IpAddr)>,
     /// Further ones, so that which of them are in use is not known until the next snapshot.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "moves::is_zero")]
     routes_omitted: usize,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     rules: Vec<RuleFacts>,
@@ -98,9 +98,12 @@ pub struct Namespace {
     /// Those among them that went with their interface or address.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     gone_with_link: BTreeSet<(u32, IpAddr)>,
-    /// Former gateways to which a route still led when others took their place.
+    /// Former gateways to which a route still led when others took their place, or whose route somebody deleted.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     hidden: BTreeSet<(u32, IpAddr)>,
+    /// Gateways whose routes somebody deleted or replaced since the last snapshot.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    challenged: BTreeSet<(u32, IpAddr)>,
     /// Interfaces that went, were set down or lost an address since the last snapshot.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     disturbed: BTreeSet<u32>,
@@ -223,6 +226,7 @@ impl Namespaces {
             former: old.as_ref().map(|old| old.former.clone()).unwrap_or_default(),
             gone_with_link: old.as_ref().map(|old| old.gone_with_link.clone()).unwrap_or_default(),
             hidden: old.as_ref().map(|old| old.hidden.clone()).unwrap_or_default(),
+            challenged: BTreeSet::new(),
             disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
             lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
             switched: old.as_ref().map(|old| old.switched.clone()).unwrap_or_default(),
@@ -409,11 +413,6 @@ impl Namespaces {
             }
         }
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(number: &usize) -> bool {
-    *number == 0
 }
 
 impl Namespace {

@@ -1,13 +1,18 @@
 //! What became of a default gateway that is used no more: replaced, deleted on purpose, or gone with its interface.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::super::routing::takes_all;
+use super::super::routing::{leads_anywhere, takes_all};
 use super::{DISTURBED_MAX, Namespace, Namespaces, SETTLING_NS};
 use crate::observation::{AddressFacts, BootNs, NeighborCause, NeighborChange, NsInum, RouteFacts, iff};
 
 impl Namespaces {
+    /// Somebody has a default route deleted, or put in the place of others.
+    pub fn ask(&mut self, route: &RouteFacts) {
+        self.known.get_mut(&route.netns).into_iter().for_each(|namespace| namespace.challenge(route));
+    }
+
     /// Whether the routes by an interface that has become ready are known only by the next snapshot.
     #[must_use]
     pub fn has_dead_gateway(&self, netns: NsInum, ifindex: u32) -> bool {
@@ -36,21 +41,42 @@ impl Namespace {
     /// deleted and left interface and address in place.
     #[must_use]
     pub fn is_former_gateway(&self, ifindex: u32, address: IpAddr) -> bool {
+        let on_purpose = || match self.gateways.get(ifindex, address) {
+            Some(gateway) => !gateway.went_with_link,
+            None => self.hidden.contains(&(ifindex, address)) || self.is_usable(ifindex, address),
+        };
+        let is_needed = || leads_anywhere(&self.rules, address.is_ipv6());
+        !self.in_use.contains(&(ifindex, address))
+            && (self.is_replaced(address) || on_purpose() || !is_needed())
+    }
+
+    /// Whether packets of all kinds of a family have a default gateway.
+    fn is_replaced(&self, family: IpAddr) -> bool {
         let is_up = |ifindex: &u32| self.links.get(ifindex).is_some_and(|link| link.flags & iff::UP != 0);
-        let same_family = |other: &IpAddr| other.is_ipv4() == address.is_ipv4();
         // What only some packets take, by a rule of theirs, replaces nothing.
         let is_for_all = |key: &(u32, IpAddr)| {
             let leads = |route: &&RouteFacts| (route.ifindex, route.gateway) == (Some(key.0), Some(key.1));
             self.routes.iter().filter(leads).any(|route| takes_all(route, &self.rules))
         };
-        let is_other = |key: &&(u32, IpAddr)| same_family(&key.1) && is_up(&key.0);
-        let replaced = || self.in_use.iter().filter(is_other).any(is_for_all);
-        let on_purpose = || {
-            let went_with_link =
-                self.gateways.get(ifindex, address).is_some_and(|gateway| gateway.went_with_link);
-            !went_with_link && self.is_usable(ifindex, address)
-        };
-        !self.in_use.contains(&(ifindex, address)) && (replaced() || on_purpose())
+        let is_other = |key: &&(u32, IpAddr)| key.1.is_ipv4() == family.is_ipv4() && is_up(&key.0);
+        self.in_use.iter().filter(is_other).any(is_for_all)
+    }
+
+    /// One that went with its interface and had a successor since is not needed any more, also when that one goes.
+    pub(super) fn forget_replaced(&mut self) {
+        let [v4, v6] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
+            .map(|family: IpAddr| self.is_replaced(family));
+        let is_replaced = |address: IpAddr| if address.is_ipv4() { v4 } else { v6 };
+        let of_before: Vec<_> = (self.gateways.iter())
+            .filter(|(ifindex, address, gateway)| {
+                gateway.went_with_link
+                    && is_replaced(*address)
+                    && !self.in_use.contains(&(*ifindex, *address))
+            })
+            .map(|(ifindex, address, _)| (ifindex, address))
+            .collect();
+        of_before.into_iter().for_each(|key| self.gateways.set_went_with_link(key, false));
+        self.gone_with_link.retain(|(_, address)| !is_replaced(*address));
     }
 
     /// Whether an interface can carry packets of this family.

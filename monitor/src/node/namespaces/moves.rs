@@ -54,7 +54,10 @@ impl Namespace {
         // Its interface or address took it along, together with the entry.
         let went_along = || self.gateways.get(ifindex, address).is_some_and(|gateway| gateway.went_with_link);
         if !by_request && self.is_gateway(at, ifindex, address, false) && went_along() {
-            return Some(true);
+            // Of equal routes nobody knows which one the kernel took.
+            let just_before = |one: &&Move| one.until.saturating_add(FORMER_GATEWAY_NS) >= at;
+            let last = self.moves.iter().rev().filter(just_before).find(|one| one.gateway == key);
+            return last.is_none_or(|last| !last.was_unsure).then_some(true);
         }
         let mut was = self.is_sure(key).or_else(|| self.is_taken_in_turn(at, key));
         for later in self.moves.iter().rev().filter(|one| one.gateway == key && at < one.until) {
@@ -70,7 +73,8 @@ impl Namespace {
 
     /// Whether packets go to a gateway, for all that routes tell; `None` where it depends on neighbor entries.
     fn is_sure(&self, key: (u32, IpAddr)) -> Option<bool> {
-        let is_unsure = matches!(self.shared.get(&key), Some(Use::Alternate | Use::Either | Use::Spare));
+        let is_unsure =
+            matches!(self.shared.get(&key), Some(Use::Alternate | Use::Either | Use::Spare | Use::Perhaps));
         (!is_unsure).then(|| self.in_use.contains(&key))
     }
 
@@ -80,7 +84,8 @@ impl Namespace {
         if at < self.ranked_since {
             return None;
         }
-        let own = *self.shared.get(&(ifindex, address)).filter(|own| **own != Use::Either)?;
+        let own =
+            *self.shared.get(&(ifindex, address)).filter(|own| !matches!(own, Use::Either | Use::Perhaps))?;
         let is_before = |other: &&(u32, IpAddr)| {
             other.1.is_ipv4() == address.is_ipv4() && self.shared.get(other).is_none_or(|used| *used > own)
         };
@@ -133,12 +138,41 @@ impl Namespace {
         let dropped = self.unseen.len().saturating_sub(RECENT_MAX);
         let dropped = self.unseen.drain(..dropped).map(|(_, last)| last).max();
         self.moves_since = self.moves_since.max(old_ones.max(dropped).unwrap_or(0));
-        self.select_gateways_between(after.or(self.heard), until, seen);
+        let outdone = old.map(|old| self.outdone(old)).unwrap_or_default();
+        if let Some(old) = old.filter(|_| self.outdated) {
+            // It may have been read before what they were challenged by.
+            self.challenged.clone_from(&old.challenged);
+        }
+        self.select_gateways_between(after.or(self.heard), until, seen, &outdone);
+    }
+
+    /// Somebody has a route deleted that is there, or else put in the place of others.
+    pub(super) fn challenge(&mut self, route: &RouteFacts) {
+        let is_there = self.routes.contains(route);
+        let meant = self.routes.iter().filter(|other| match is_there {
+            true => *other == route,
+            false => place(other) == place(route),
+        });
+        self.challenged.extend(meant.filter_map(|route| route.ifindex.zip(route.gateway)));
+    }
+
+    /// Gateways of before whose route somebody deleted or replaced since, or which no rule leads to any more.
+    fn outdone(&self, old: &Self) -> BTreeSet<(u32, IpAddr)> {
+        let gone = old.routes.iter().filter(|route| !self.routes.contains(route));
+        let gone = gone.filter_map(|route| route.ifindex.zip(route.gateway));
+        let mut outdone: BTreeSet<_> = gone.filter(|gateway| old.challenged.contains(gateway)).collect();
+        if self.rules != old.rules {
+            let still = gateways_in_use(&old.routes, &self.rules);
+            outdone.extend(old.in_use.iter().filter(|gateway| !still.contains_key(gateway)));
+        }
+        outdone
     }
 
     /// Recomputes the gateways in use after a change of routes or rules.
     pub(super) fn select_gateways(&mut self, at: BootNs) {
-        self.select_gateways_between(self.heard, at, at);
+        let is_gone = |gateway: &(u32, IpAddr)| !self.has_route(*gateway);
+        let by_itself = self.challenged.iter().copied().filter(is_gone).collect();
+        self.select_gateways_between(self.heard, at, at, &by_itself);
     }
 
     /// The default gateways by routes, rules and the state of interfaces. By one that is down the kernel sends nothing, and of
@@ -156,12 +190,19 @@ impl Namespace {
     }
 
     /// The change was made between the first two times, and is known since the last. Where the first is not told, as in old
-    /// recordings, what came is taken for a gateway of before.
-    fn select_gateways_between(&mut self, after: Option<BootNs>, until: BootNs, at: BootNs) {
+    /// recordings, what came is taken for a gateway of before. `by_itself`: those
+    /// whose route did not go with an interface.
+    fn select_gateways_between(
+        &mut self,
+        after: Option<BootNs>,
+        until: BootNs,
+        at: BootNs,
+        by_itself: &BTreeSet<(u32, IpAddr)>,
+    ) {
         let known: BTreeMap<(u32, IpAddr), Option<bool>> =
             self.in_use.iter().chain(self.shared.keys()).map(|key| (*key, self.is_sure(*key))).collect();
         let all = self.selected();
-        let is_used = |(gateway, used): (&(u32, IpAddr), &Use)| (*used != Use::Spare).then_some(*gateway);
+        let is_used = |(gateway, used): (&(u32, IpAddr), &Use)| (*used > Use::Spare).then_some(*gateway);
         let before = std::mem::replace(&mut self.in_use, all.iter().filter_map(is_used).collect());
         let shared = all.into_iter().filter(|(_, used)| *used != Use::Only).collect();
         let ranked = std::mem::replace(&mut self.shared, shared);
@@ -186,10 +227,12 @@ impl Namespace {
             }
             if before.contains(&gateway) && !self.in_use.contains(&gateway) {
                 let (ifindex, address) = gateway;
-                let with_link = self.disturbed.contains(&ifindex) || !self.is_usable(ifindex, address);
+                let by_itself = by_itself.contains(&gateway);
+                let with_link =
+                    !by_itself && (self.disturbed.contains(&ifindex) || !self.is_usable(ifindex, address));
                 self.gateways.set_went_with_link(gateway, with_link);
                 self.former.push((at, gateway));
-                if !with_link && self.has_route(gateway) {
+                if by_itself || !with_link && self.has_route(gateway) {
                     self.hidden.insert(gateway);
                 } else {
                     self.hidden.remove(&gateway);
@@ -210,13 +253,18 @@ impl Namespace {
         let dropped = self.moves.len().saturating_sub(RECENT_MAX);
         let dropped = self.moves.drain(..dropped).map(|one| one.until).max();
         self.moves_since = self.moves_since.max(old_ones.max(dropped).unwrap_or(0));
+        self.forget_replaced();
         self.name_gateways();
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-pub(super) fn is_zero(time: &BootNs) -> bool {
-    *time == 0
+/// Where a route is among others: there the kernel replaces one by another.
+fn place(route: &RouteFacts) -> impl PartialEq {
+    (route.table, route.ipv6, route.destination, route.source, route.tos, route.metric)
+}
+
+pub(super) fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
+    *number == T::default()
 }
 
 /// Drops the oldest recent changes where there are too many.

@@ -1,6 +1,7 @@
 use super::*;
 use crate::observation::{NeighborCause, NeighborEntry, NeighborKey, NeighborOp, NudState};
 
+mod former;
 mod histories;
 
 fn route(gateway: &str) -> RouteFacts {
@@ -196,67 +197,6 @@ fn lived_in(routes: Vec<RouteFacts>) -> NetnsSnapshot {
     NetnsSnapshot { links: vec![link(2), link(3)], addresses, ..snapshot(routes) }
 }
 
-#[test]
-fn a_route_that_is_deleted_long_after_an_address_of_ipv6_went_did_not_go_with_it() {
-    const HOUR: BootNs = 3_600_000_000_000;
-    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
-    let after = |address: &str| {
-        let mut namespaces = Namespaces::default();
-        let mut tables = lived_in(vec![route("10.0.0.1")]);
-        let address = AddressFacts { address: address.parse().unwrap(), ..tables.addresses[0].clone() };
-        tables.addresses.push(address.clone());
-        namespaces.replace(0, tables, true);
-        namespaces.remove_address(10, &address);
-        namespaces.remove_route(HOUR, &route("10.0.0.1"));
-        namespaces.get(7).unwrap().is_former_gateway(2, gateway)
-    };
-    assert!(after("fd00::8"), "a temporary address that expired");
-    assert!(!after("10.0.0.8"), "the next snapshot tells");
-}
-
-#[test]
-fn what_another_gateway_had_replaced_did_not_go_with_its_link() {
-    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
-    let was_gateway = |is_replaced: bool| {
-        let own = RouteFacts { metric: 10, ..route("10.0.0.1") };
-        let mut tables = lived_in(vec![own.clone()]);
-        let address = tables.addresses[0].clone();
-        tables.neighbors.push(permanent("10.0.0.1"));
-        let mut namespaces = Namespaces::default();
-        namespaces.replace(0, tables, true);
-        if is_replaced {
-            namespaces.put_route(10, RouteFacts { ifindex: Some(3), ..route("10.1.0.1") });
-        }
-        namespaces.remove_route(20, &own);
-        namespaces.remove_address(30, &address);
-        namespaces.get(7).unwrap().was_gateway(40, 2, gateway, false)
-    };
-    assert_eq!(was_gateway(false), Some(true));
-    assert_ne!(was_gateway(true), Some(true));
-}
-
-#[test]
-fn a_gateway_of_some_packets_takes_the_place_of_none_that_all_took() {
-    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
-    let other = RouteFacts { table: 100, ifindex: Some(3), ..route("10.1.0.1") };
-    let rule = |table, matches_all| {
-        let action = crate::observation::RuleAction::Lookup;
-        RuleFacts { ipv6: false, table, priority: table, matches_all, action, suppresses: None }
-    };
-    let former = |matches_all| {
-        let rules = vec![rule(100, matches_all), rule(254, true)];
-        let mut tables = lived_in(vec![route("10.0.0.1"), other.clone()]);
-        let mut namespaces = Namespaces::default();
-        tables.rules.clone_from(&rules);
-        namespaces.replace(0, tables, true);
-        let gone = NetnsSnapshot { rules, addresses: Vec::new(), ..lived_in(vec![other.clone()]) };
-        namespaces.replace(1_000_000_000, gone, true);
-        namespaces.get(7).unwrap().is_former_gateway(2, gateway)
-    };
-    assert!(!former(false));
-    assert!(former(true));
-}
-
 fn permanent(gateway: &str) -> NeighborEntry {
     let lladdr = Some(crate::observation::LlAddr(vec![2, 0, 0, 0, 0, 1]));
     NeighborEntry { ifindex: 2, address: gateway.parse().unwrap(), state: NudState::PERMANENT, lladdr }
@@ -437,49 +377,6 @@ fn deletion_of(gateway: IpAddr) -> NeighborChange {
         netlink_port: None,
         netns_of_user: false,
     }
-}
-
-#[test]
-fn a_gateway_that_was_told_and_went_with_its_interface_before_it_was_read_is_missed() {
-    const S: BootNs = 1_000_000_000;
-    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
-    let after = |flags| {
-        let mut namespaces = Namespaces::default();
-        let tables = lived_in(Vec::new());
-        let link = LinkFacts { flags, ..tables.links[0].clone() };
-        namespaces.replace(0, tables.clone(), true);
-        namespaces.put_route(5 * S, route("10.0.0.1"));
-        namespaces.put_link(10 * S, link);
-        namespaces.remove_route(10 * S, &route("10.0.0.1"));
-        let is_down = flags & iff::UP == 0;
-        let cause = if is_down { NeighborCause::LinkDown } else { NeighborCause::Gc };
-        namespaces.put_neighbor(10 * S, &NeighborChange { cause, ..deletion_of(gateway) });
-        // It is up again.
-        namespaces.replace(11 * S, tables, true);
-        !namespaces.get(7).unwrap().is_former_gateway(2, gateway)
-    };
-    assert!(after(0));
-    assert!(!after(iff::UP), "its route was deleted");
-}
-
-#[test]
-fn a_gateway_whose_routes_went_with_its_interface_was_one_before_that_is_reported() {
-    const S: BootNs = 1_000_000_000;
-    let gateway: IpAddr = "fd00::1".parse().unwrap();
-    let was_gateway = |deleted, cause| {
-        let mut tables = lived_in(vec![route("fd00::1")]);
-        tables.neighbors.push(permanent("fd00::1"));
-        let mut namespaces = Namespaces::default();
-        namespaces.replace(0, tables, true);
-        namespaces.set_heard(7, deleted - 10);
-        namespaces.remove_route(deleted, &route("fd00::1"));
-        let entry = NeighborChange { cause, ..deletion_of(gateway) };
-        namespaces.put_neighbor(10 * S, &entry);
-        namespaces.get(7).unwrap().was_gateway(10 * S, 2, gateway, cause == NeighborCause::Admin)
-    };
-    assert_eq!(was_gateway(10 * S - 5, NeighborCause::LinkDown), Some(true));
-    assert_eq!(was_gateway(10 * S - 5, NeighborCause::Admin), Some(false), "the route had been deleted");
-    assert_eq!(was_gateway(5 * S, NeighborCause::LinkDown), Some(false), "long before");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::message::{self, Change, LinkChange};
 use super::nsid::PeerLookup;
 use super::stream::{SendResult, Stream, changes_routes};
 use crate::node::routing::is_default;
-use crate::observation::{BootNs, Fact, NsInum, Observation, PeerLink, Source};
+use crate::observation::{BootNs, Fact, NsInum, Observation, PeerLink, RouteFacts, Source};
 
 impl Stream {
     /// Handles messages, from the namespace with this nsid in the host namespace, or from the host itself.
@@ -62,7 +62,7 @@ impl Stream {
         if !self.known.contains(&netns) && !self.is_reading(netns) {
             return Ok(());
         }
-        let told = matches!(change, Change::RouteGone(_));
+        let told = matches!(change, Change::RouteGone { .. });
         let stale = Self::is_doubted(&change).then_some(Fact::NetnsStale { netns, told });
         let facts: Vec<Fact> = self.facts(netns, change).into_iter().chain(stale).collect();
         let heard = Fact::NetnsHeard { netns, until: self.heard };
@@ -79,9 +79,9 @@ impl Stream {
             Change::Link(link) => link.toggled || link.vrf_table.is_some(),
             Change::LinkGone { was_vrf, .. } => *was_vrf,
             Change::AddressGone(address) => address.address.is_ipv4(),
-            Change::Route { routes, alone } => !*alone && routes.iter().any(is_default),
+            Change::Route { routes, alone, .. } => !*alone && routes.iter().any(is_default),
             // Whether its interface and address went with it is seen once all is done.
-            Change::RouteGone(routes) => routes.iter().any(is_default),
+            Change::RouteGone { routes, .. } => routes.iter().any(is_default),
             // Rare, and what they lead to is not in the message: the namespace is read again.
             Change::RouteByObject { .. } | Change::Nexthop(_) | Change::Rule(_) | Change::RoutingGone => true,
             _ => false,
@@ -115,8 +115,12 @@ impl Stream {
                 memory.into_iter().for_each(|memory| memory.address_gone(netns, address.ifindex));
                 vec![Fact::AddressGone(address)]
             }
-            Change::Route { routes, .. } => routes.into_iter().map(Fact::Route).collect(),
-            Change::RouteGone(routes) => routes.into_iter().map(Fact::RouteGone).collect(),
+            Change::Route { routes, replaces, .. } => {
+                asked(&routes, replaces).chain(routes.iter().cloned().map(Fact::Route)).collect()
+            }
+            Change::RouteGone { routes, asked: is_asked } => {
+                asked(&routes, is_asked).chain(routes.iter().cloned().map(Fact::RouteGone)).collect()
+            }
             Change::Neighbor { entry, port } => {
                 let change = memory.and_then(|memory| memory.set(netns, &entry, port));
                 change.into_iter().map(|change| Fact::Neighbor(Box::new(change))).collect()
@@ -160,4 +164,9 @@ impl Stream {
         }
         Fact::Link(Box::new(facts))
     }
+}
+
+/// That somebody asked for a change of default routes.
+fn asked(routes: &[RouteFacts], is_asked: bool) -> impl Iterator<Item = Fact> {
+    routes.iter().filter(move |route| is_asked && is_default(route)).cloned().map(Fact::RouteAsked)
 }

@@ -3,7 +3,9 @@
 //! Only the attributes that are used are decoded. A newer kernel's form of another attribute, or a name
 //! that is not UTF-8, must not lose the message: a container could otherwise hide its changes.
 
-use netlink_packet_core::{NLM_F_EXCL, NetlinkBuffer, NlasIterator, parse_i32, parse_ip, parse_u32};
+use netlink_packet_core::{
+    NLM_F_EXCL, NLM_F_REPLACE, NetlinkBuffer, NlasIterator, parse_i32, parse_ip, parse_u32,
+};
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::AddressHeader;
 use netlink_packet_route::link::LinkHeader;
@@ -63,12 +65,17 @@ pub(super) enum Change {
     Address(AddressFacts),
     AddressGone(AddressFacts),
     /// One fact per next hop. `alone`: there was no other one of the same metric; else one may have made way without a message
-    /// of its own, and which comes first is not told.
+    /// of its own, and which comes first is not told. `replaces`: on request.
     Route {
         routes: Vec<RouteFacts>,
         alone: bool,
+        replaces: bool,
     },
-    RouteGone(Vec<RouteFacts>),
+    /// `asked`: on request.
+    RouteGone {
+        routes: Vec<RouteFacts>,
+        asked: bool,
+    },
     /// A route by nexthop object only, without the address that the object has (`nexthop_compat_mode` 0).
     RouteByObject {
         route: RouteFacts,
@@ -139,6 +146,9 @@ pub(super) fn decode(netns: NsInum, message: &NetlinkBuffer<&[u8]>) -> Result<Ch
     let kind = message.message_type();
     let payload = message.payload();
     let alone = message.flags() & NLM_F_EXCL != 0;
+    // Port 0 is the kernel's own.
+    let asked = message.port_number() != 0;
+    let replaces = asked && message.flags() & NLM_F_REPLACE != 0;
     match kind {
         libc::RTM_NEWLINK => link(netns, payload),
         libc::RTM_DELLINK => link_gone(payload),
@@ -150,12 +160,12 @@ pub(super) fn decode(netns: NsInum, message: &NetlinkBuffer<&[u8]>) -> Result<Ch
         }
         libc::RTM_NEWROUTE => route::routes(netns, payload, true).map(|routes| match routes {
             Routes::None => Change::Other,
-            Routes::Hops(routes) => Change::Route { routes, alone },
+            Routes::Hops(routes) => Change::Route { routes, alone, replaces },
             Routes::ByObject(route, nexthop) => Change::RouteByObject { route, nexthop },
         }),
         libc::RTM_DELROUTE => route::routes(netns, payload, false).map(|routes| match routes {
             Routes::None => Change::Other,
-            Routes::Hops(routes) => Change::RouteGone(routes),
+            Routes::Hops(routes) => Change::RouteGone { routes, asked },
             Routes::ByObject(..) => Change::RoutingGone,
         }),
         RTM_NEWNEXTHOP => route::nexthop(payload).map(Change::Nexthop),

@@ -455,7 +455,11 @@ impl Stream {
             return self.send(observation).await;
         }
         match observation.fact {
-            Fact::Route(_) | Fact::RouteGone(_) | Fact::NetnsHeard { .. } | Fact::NetnsStale { .. } => {
+            Fact::RouteAsked(_)
+            | Fact::Route(_)
+            | Fact::RouteGone(_)
+            | Fact::NetnsHeard { .. }
+            | Fact::NetnsStale { .. } => {
                 self.send(observation.clone()).await?;
             }
             _ => {}

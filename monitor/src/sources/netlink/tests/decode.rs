@@ -63,7 +63,8 @@ fn every_message_of_a_datagram_is_read() {
     let mut datagram = bytes(RouteNetlinkMessage::NewRoute(route()), NLM_F_EXCL, 0);
     datagram.extend(bytes(RouteNetlinkMessage::NewNeighbour(neighbor()), 0, 77));
     let changes = decoded(&datagram).unwrap();
-    let [Change::Route { routes, alone: true }, Change::Neighbor { entry, port: 77 }] = &changes[..] else {
+    let [Change::Route { routes, alone: true, .. }, Change::Neighbor { entry, port: 77 }] = &changes[..]
+    else {
         panic!("{changes:?}")
     };
     assert_eq!((routes[0].gateway, routes[0].destination), (Some(address("10.0.0.1")), None));
@@ -90,6 +91,7 @@ fn of_other_tables_only_default_routes_are_observed_and_only_unicast_ones() {
     unreachable.header.kind = RouteType::Unreachable;
     let [Change::Route { routes, .. }] = &decode(unreachable.clone())[..] else { panic!("no route") };
     assert_eq!((routes[0].gateway, routes[0].ifindex), (None, None), "it hides worse ones");
+    assert!(routes[0].refuses && !routes[0].throws, "packets go nowhere");
     unreachable.header.kind = RouteType::Throw;
     let [Change::Route { routes, .. }] = &decode(unreachable.clone())[..] else { panic!("no route") };
     assert!(routes[0].throws, "packets go on to the next rule");

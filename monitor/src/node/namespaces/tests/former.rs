@@ -1,0 +1,223 @@
+//! Gateways of before: which of them are still needed.
+
+use super::*;
+use crate::observation::RuleAction;
+
+const S: BootNs = 1_000_000_000;
+
+#[test]
+fn a_route_that_is_deleted_long_after_an_address_of_ipv6_went_did_not_go_with_it() {
+    const HOUR: BootNs = 3_600_000_000_000;
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let after = |address: &str| {
+        let mut namespaces = Namespaces::default();
+        let mut tables = lived_in(vec![route("10.0.0.1")]);
+        let address = AddressFacts { address: address.parse().unwrap(), ..tables.addresses[0].clone() };
+        tables.addresses.push(address.clone());
+        namespaces.replace(0, tables, true);
+        namespaces.remove_address(10, &address);
+        namespaces.remove_route(HOUR, &route("10.0.0.1"));
+        namespaces.get(7).unwrap().is_former_gateway(2, gateway)
+    };
+    assert!(after("fd00::8"), "a temporary address that expired");
+    assert!(!after("10.0.0.8"), "the next snapshot tells");
+}
+
+#[test]
+fn what_another_gateway_had_replaced_did_not_go_with_its_link() {
+    let gateway: IpAddr = "fd00::1".parse().unwrap();
+    let was_gateway = |is_replaced: bool| {
+        let own = RouteFacts { metric: 10, ..route("fd00::1") };
+        let mut tables = lived_in(vec![own.clone()]);
+        let address = tables.addresses[1].clone();
+        tables.neighbors.push(permanent("fd00::1"));
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, tables, true);
+        if is_replaced {
+            namespaces.put_route(10, RouteFacts { ifindex: Some(3), ..route("fd01::1") });
+        }
+        namespaces.remove_route(20, &own);
+        namespaces.remove_address(30, &address);
+        namespaces.get(7).unwrap().was_gateway(40, 2, gateway, false)
+    };
+    assert_eq!(was_gateway(false), Some(true));
+    assert_ne!(was_gateway(true), Some(true));
+}
+
+#[test]
+fn a_gateway_of_some_packets_takes_the_place_of_none_that_all_took() {
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let other = RouteFacts { table: 100, ifindex: Some(3), ..route("10.1.0.1") };
+    let rule = |table, matches_all| {
+        let action = RuleAction::Lookup;
+        RuleFacts { ipv6: false, table, priority: table, matches_all, action, suppresses: None }
+    };
+    let former = |matches_all| {
+        let rules = vec![rule(100, matches_all), rule(254, true)];
+        let mut tables = lived_in(vec![route("10.0.0.1"), other.clone()]);
+        let mut namespaces = Namespaces::default();
+        tables.rules.clone_from(&rules);
+        namespaces.replace(0, tables, true);
+        let gone = NetnsSnapshot { rules, addresses: Vec::new(), ..lived_in(vec![other.clone()]) };
+        namespaces.replace(1_000_000_000, gone, true);
+        namespaces.get(7).unwrap().is_former_gateway(2, gateway)
+    };
+    assert!(!former(false));
+    assert!(former(true));
+}
+
+#[test]
+fn a_gateway_that_was_told_and_went_with_its_interface_before_it_was_read_is_missed() {
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let after = |flags| {
+        let mut namespaces = Namespaces::default();
+        let tables = lived_in(Vec::new());
+        let link = LinkFacts { flags, ..tables.links[0].clone() };
+        namespaces.replace(0, tables.clone(), true);
+        namespaces.put_route(5 * S, route("10.0.0.1"));
+        namespaces.put_link(10 * S, link);
+        namespaces.remove_route(10 * S, &route("10.0.0.1"));
+        let is_down = flags & iff::UP == 0;
+        let cause = if is_down { NeighborCause::LinkDown } else { NeighborCause::Gc };
+        namespaces.put_neighbor(10 * S, &NeighborChange { cause, ..deletion_of(gateway) });
+        // It is up again.
+        namespaces.replace(11 * S, tables, true);
+        !namespaces.get(7).unwrap().is_former_gateway(2, gateway)
+    };
+    assert!(after(0));
+    assert!(!after(iff::UP), "its route was deleted");
+}
+
+#[test]
+fn a_gateway_whose_routes_went_with_its_interface_was_one_before_that_is_reported() {
+    let gateway: IpAddr = "fd00::1".parse().unwrap();
+    let was_gateway = |deleted, cause| {
+        let mut tables = lived_in(vec![route("fd00::1")]);
+        tables.neighbors.push(permanent("fd00::1"));
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, tables, true);
+        namespaces.set_heard(7, deleted - 10);
+        namespaces.remove_route(deleted, &route("fd00::1"));
+        let entry = NeighborChange { cause, ..deletion_of(gateway) };
+        namespaces.put_neighbor(10 * S, &entry);
+        namespaces.get(7).unwrap().was_gateway(10 * S, 2, gateway, cause == NeighborCause::Admin)
+    };
+    assert_eq!(was_gateway(10 * S - 5, NeighborCause::LinkDown), Some(true));
+    assert_eq!(was_gateway(10 * S - 5, NeighborCause::Admin), Some(false), "the route had been deleted");
+    assert_eq!(was_gateway(5 * S, NeighborCause::LinkDown), Some(false), "long before");
+}
+
+#[test]
+fn what_somebody_deleted_is_not_needed_though_its_interface_goes_right_after() {
+    let [gateway, other] = ["10.0.0.1", "fd00::1"].map(|address| address.parse().unwrap());
+    let mut tables = lived_in(vec![route("10.0.0.1"), route("fd00::1")]);
+    tables.neighbors = vec![permanent("10.0.0.1"), permanent("fd00::1")];
+    let mut namespaces = Namespaces::default();
+    namespaces.replace(0, tables.clone(), true);
+    namespaces.ask(&route("10.0.0.1"));
+    for gateway in ["10.0.0.1", "fd00::1"] {
+        namespaces.remove_route(10, &route(gateway));
+    }
+    namespaces.put_link(20, LinkFacts { flags: 0, ..tables.links[0].clone() });
+    let namespace = namespaces.get(7).unwrap();
+    assert!(namespace.is_former_gateway(2, gateway), "somebody had it deleted");
+    assert!(!namespace.is_former_gateway(2, other), "the kernel itself");
+}
+
+#[test]
+fn what_had_a_successor_is_not_needed_when_that_one_goes_as_well() {
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let is_former = |has_successor: bool| {
+        let mut namespaces = Namespaces::default();
+        let mut tables = lived_in(vec![route("10.0.0.1")]);
+        tables.neighbors = vec![permanent("10.0.0.1")];
+        namespaces.replace(0, tables.clone(), true);
+        let down = |at: usize| LinkFacts { flags: 0, ..tables.links[at].clone() };
+        let lost = |at| NetnsSnapshot {
+            links: vec![down(at), tables.links[1 - at].clone()],
+            ..lived_in(Vec::new())
+        };
+        namespaces.replace(S, lost(0), true);
+        namespaces.replace(2 * S, lived_in(Vec::new()), true);
+        if has_successor {
+            namespaces.put_route(10 * S, RouteFacts { ifindex: Some(3), ..route("10.1.0.1") });
+        }
+        namespaces.put_link(20 * S, down(1));
+        namespaces.replace(21 * S, lost(1), true);
+        namespaces.get(7).unwrap().is_former_gateway(2, gateway)
+    };
+    assert!(is_former(true));
+    assert!(!is_former(false));
+}
+
+#[test]
+fn what_was_replaced_just_before_its_interface_went_was_replaced() {
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let is_former = |by: RouteFacts, asked: bool| {
+        let mut namespaces = Namespaces::default();
+        let mut tables = lived_in(vec![route("10.0.0.1")]);
+        tables.neighbors = vec![permanent("10.0.0.1")];
+        let address = tables.addresses[0].clone();
+        namespaces.replace(0, tables, true);
+        if asked {
+            namespaces.ask(&by);
+        }
+        namespaces.put_route(5, by.clone());
+        namespaces.remove_address(10, &address);
+        namespaces.replace(20, lived_in(vec![by]), true);
+        namespaces.remove_address(30, &address);
+        namespaces.get(7).unwrap().is_former_gateway(2, gateway)
+    };
+    let nowhere = RouteFacts { gateway: None, ifindex: None, refuses: true, ..route("10.0.0.1") };
+    assert!(is_former(nowhere.clone(), true), "by a route that takes its place");
+    assert!(!is_former(nowhere.clone(), false), "by one that came later");
+    assert!(!is_former(RouteFacts { metric: 7, ..nowhere }, true), "by none");
+}
+
+#[test]
+fn of_equal_routes_nobody_says_which_one_went_with_the_interface() {
+    let gateway: IpAddr = "fd00::1".parse().unwrap();
+    let was_gateway = |has_equal: bool| {
+        let own = RouteFacts { unshared: true, ..route("fd00::1") };
+        let equal = RouteFacts { unshared: true, ifindex: Some(3), ..route("fd00::2") };
+        let mut tables = lived_in(if has_equal { vec![own.clone(), equal] } else { vec![own.clone()] });
+        tables.neighbors.push(permanent("fd00::1"));
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, tables, true);
+        namespaces.set_heard(7, 10 * S - 10);
+        namespaces.remove_route(10 * S - 5, &own);
+        namespaces.put_neighbor(10 * S, &deletion_of(gateway));
+        namespaces.get(7).unwrap().was_gateway(10 * S, 2, gateway, false)
+    };
+    assert_eq!(was_gateway(false), Some(true));
+    assert_eq!(was_gateway(true), None);
+}
+
+#[test]
+fn what_no_rule_led_to_when_its_interface_went_is_not_needed() {
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let is_former = |action| {
+        let rule = |priority, action| RuleFacts {
+            ipv6: false,
+            table: 254,
+            priority,
+            matches_all: true,
+            action,
+            suppresses: None,
+        };
+        let with_rules = |rules: &[RuleFacts], routes| NetnsSnapshot {
+            rules: rules.to_vec(),
+            neighbors: vec![permanent("10.0.0.1")],
+            ..lived_in(routes)
+        };
+        let main = rule(100, RuleAction::Lookup);
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, with_rules(&[main], vec![route("10.0.0.1")]), true);
+        let address = lived_in(Vec::new()).addresses[0].clone();
+        namespaces.remove_address(10, &address);
+        namespaces.replace(20, with_rules(&[rule(50, action), main], Vec::new()), true);
+        namespaces.get(7).unwrap().is_former_gateway(2, gateway)
+    };
+    assert!(is_former(RuleAction::Refuse));
+    assert!(!is_former(RuleAction::Nothing));
+}
