@@ -328,7 +328,8 @@ impl World {
 
     /// The next hops of the nexthop objects.
     fn objects(&self) -> Objects {
-        let all = self.answers("-4", "nexthop show\n");
+        // Without a family: it would leave out those of the other one.
+        let all = self.answers("", "nexthop show\n");
         let id = |object: &Value| object["id"].as_u64().unwrap_or_default();
         let single: BTreeMap<u64, Gateway> =
             all.iter().filter_map(|object| Some((id(object), gateway(object)?))).collect();
@@ -346,7 +347,9 @@ impl World {
 
     /// What one process of `ip` prints, also where some of the lines fail.
     fn answers(&self, family: &str, lines: &str) -> Vec<Value> {
-        let answer = self.netns.path().ip(&[family, "-j", "-force", "-batch", "-"], lines);
+        let family = Some(family).filter(|family| !family.is_empty());
+        let arguments: Vec<&str> = family.into_iter().chain(["-j", "-force", "-batch", "-"]).collect();
+        let answer = self.netns.path().ip(&arguments, lines);
         let lists = serde_json::Deserializer::from_str(&answer.stdout).into_iter::<Vec<Value>>();
         lists.map_while(Result::ok).flatten().collect()
     }
