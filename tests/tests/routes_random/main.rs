@@ -127,9 +127,7 @@ impl Run {
         let is_replaced = |gateway: &&Gateway| replaced.contains(&is_v6(gateway));
         let left = self.stranded.iter().chain(&self.perhaps_stranded);
         let left: Vec<&Gateway> = left.filter(|gateway| !is_replaced(gateway)).collect();
-        // A route that was deleted so shortly before its link may have gone with it.
-        let lately: Vec<Gateway> = self.lately.iter().flat_map(|(_, used)| used.iter().cloned()).collect();
-        let perhaps = in_use.iter().chain(by_turns.keys()).chain(left.iter().copied()).chain(&lately);
+        let perhaps = in_use.iter().chain(by_turns.keys()).chain(left.iter().copied());
         let possible: BTreeSet<&Gateway> = perhaps.filter(is_missing).chain(needed.iter().copied()).collect();
         let opened =
             || -> BTreeSet<Gateway> { open(&self.daemon.events(), &self.world).into_keys().collect() };

@@ -43,7 +43,8 @@ impl Namespace {
     pub fn is_former_gateway(&self, ifindex: u32, address: IpAddr) -> bool {
         let on_purpose = || match self.gateways.get(ifindex, address) {
             Some(gateway) => !gateway.went_with_link,
-            None => self.hidden.contains(&(ifindex, address)) || self.is_usable(ifindex, address),
+            // Those that are needed are kept.
+            None => !self.gone_with_link.contains(&(ifindex, address)),
         };
         let is_needed = || leads_anywhere(&self.rules, address.is_ipv6());
         !self.in_use.contains(&(ifindex, address))

@@ -144,6 +144,13 @@ impl Namespace {
             self.challenged.clone_from(&old.challenged);
         }
         self.select_gateways_between(after.or(self.heard), until, seen, &outdone);
+        // Messages of other routes may have come first, when an interface was known to be down and these routes were not.
+        for gateway in outdone.difference(&self.in_use) {
+            self.gateways.set_went_with_link(*gateway, false);
+            if self.gone_with_link.remove(gateway) {
+                self.hidden.insert(*gateway);
+            }
+        }
     }
 
     /// Somebody has a route deleted that is there, or else put in the place of others.

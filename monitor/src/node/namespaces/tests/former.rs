@@ -155,7 +155,7 @@ fn what_was_replaced_just_before_its_interface_went_was_replaced() {
     let gateway: IpAddr = "10.0.0.1".parse().unwrap();
     let is_former = |by: RouteFacts, asked: bool| {
         let mut namespaces = Namespaces::default();
-        let mut tables = lived_in(vec![route("10.0.0.1")]);
+        let mut tables = lived_in(vec![route("10.0.0.1"), route("fd00::1")]);
         tables.neighbors = vec![permanent("10.0.0.1")];
         let address = tables.addresses[0].clone();
         namespaces.replace(0, tables, true);
@@ -164,6 +164,10 @@ fn what_was_replaced_just_before_its_interface_went_was_replaced() {
         }
         namespaces.put_route(5, by.clone());
         namespaces.remove_address(10, &address);
+        let link = lived_in(Vec::new()).links[0].clone();
+        namespaces.put_link(11, LinkFacts { flags: 0, ..link.clone() });
+        namespaces.remove_route(12, &route("fd00::1"));
+        namespaces.put_link(13, link);
         namespaces.replace(20, lived_in(vec![by]), true);
         namespaces.remove_address(30, &address);
         namespaces.get(7).unwrap().is_former_gateway(2, gateway)
