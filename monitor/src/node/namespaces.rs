@@ -98,6 +98,9 @@ pub struct Namespace {
     /// Those among them that went with their interface or address.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     gone_with_link: BTreeSet<(u32, IpAddr)>,
+    /// Those among them that have had a successor since.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    succeeded: BTreeSet<(u32, IpAddr)>,
     /// Former gateways to which a route still led when others took their place, or whose route somebody deleted.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     hidden: BTreeSet<(u32, IpAddr)>,
@@ -194,8 +197,8 @@ impl Namespaces {
         self.known.iter().map(|(netns, namespace)| (*netns, namespace))
     }
 
-    /// Replaces a namespace by a snapshot and returns its previous state. Gateways of missing routes become recent ones;
-    /// a peer that the snapshot does not name is kept. `settled`: nothing in the snapshot counts as a recent change.
+    /// Replaces a namespace by a snapshot and returns its previous state. Gateways of missing routes become recent ones; a
+    /// peer that it does not name is kept. `settled`: nothing in the snapshot counts as a recent change.
     pub fn replace(&mut self, at: BootNs, mut snapshot: NetnsSnapshot, settled: bool) -> Option<Namespace> {
         let old = self.known.remove(&snapshot.netns);
         if let Some(old) = &old {
@@ -225,6 +228,7 @@ impl Namespaces {
             gateways: old.as_ref().map(|old| old.gateways.clone()).unwrap_or_default(),
             former: old.as_ref().map(|old| old.former.clone()).unwrap_or_default(),
             gone_with_link: old.as_ref().map(|old| old.gone_with_link.clone()).unwrap_or_default(),
+            succeeded: old.as_ref().map(|old| old.succeeded.clone()).unwrap_or_default(),
             hidden: old.as_ref().map(|old| old.hidden.clone()).unwrap_or_default(),
             challenged: BTreeSet::new(),
             disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
@@ -252,10 +256,9 @@ impl Namespaces {
         }
         new.select_after(at, old.as_ref());
         new.disturbed.clear();
-        let missed = new.missed_gateways();
         // On a busy machine a reading may take longer; what was heard before it was sent is in it.
         let read = new.heard.map_or(at, |heard| at.min(heard.saturating_add(READ_DURATION_NS)));
-        new.gateways.replace((read, at), &new.in_use, &missed, &snapshot.neighbors);
+        new.gateways.replace((read, at), &new.in_use, &new.missed_gateways(), &snapshot.neighbors);
         new.name_gateways();
         self.known.insert(snapshot.netns, new);
         old
@@ -401,10 +404,9 @@ impl Namespaces {
     /// Applies a live change of a neighbor entry, if that is a gateway's.
     pub fn put_neighbor(&mut self, at: BootNs, change: &NeighborChange) {
         if let Some(namespace) = self.known.get_mut(&change.key.netns) {
-            let by_request = change.cause == NeighborCause::Admin;
             namespace.note_cause(at, change);
-            let is_gateway = namespace.is_gateway(at, change.key.ifindex, change.key.address, by_request);
             let key = (change.key.ifindex, change.key.address);
+            let is_gateway = namespace.is_gateway(at, key.0, key.1, change.cause == NeighborCause::Admin);
             let is_new = namespace.gateways.get(key.0, key.1).is_none();
             namespace.gateways.change(at, change, is_gateway, &namespace.in_use);
             // Its routes were told, and no snapshot has shown its entry.

@@ -77,7 +77,7 @@ impl Namespace {
             .map(|(ifindex, address, _)| (ifindex, address))
             .collect();
         of_before.into_iter().for_each(|key| self.gateways.set_went_with_link(key, false));
-        self.gone_with_link.retain(|(_, address)| !is_replaced(*address));
+        self.succeeded.extend(self.gone_with_link.extract_if(.., |(_, address)| is_replaced(*address)));
     }
 
     /// Whether an interface can carry packets of this family.

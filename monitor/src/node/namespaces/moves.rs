@@ -52,7 +52,10 @@ impl Namespace {
             return None;
         }
         // Its interface or address took it along, together with the entry.
-        let went_along = || self.gateways.get(ifindex, address).is_some_and(|gateway| gateway.went_with_link);
+        let went_along = || {
+            self.succeeded.contains(&key)
+                || self.gateways.get(ifindex, address).is_some_and(|gateway| gateway.went_with_link)
+        };
         if !by_request && self.is_gateway(at, ifindex, address, false) && went_along() {
             // Of equal routes nobody knows which one the kernel took.
             let just_before = |one: &&Move| one.until.saturating_add(FORMER_GATEWAY_NS) >= at;
@@ -252,10 +255,11 @@ impl Namespace {
             }
         }
         keep_newest(&mut self.former);
-        let Self { former, gone_with_link, hidden, in_use, .. } = self;
+        let Self { former, gone_with_link, succeeded, hidden, in_use, .. } = self;
         let is_former =
             |gone: &(u32, IpAddr)| !in_use.contains(gone) && former.iter().any(|(_, one)| one == gone);
         gone_with_link.retain(is_former);
+        succeeded.retain(is_former);
         hidden.retain(is_former);
         let dropped = self.moves.len().saturating_sub(RECENT_MAX);
         let dropped = self.moves.drain(..dropped).map(|one| one.until).max();

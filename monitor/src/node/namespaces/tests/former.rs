@@ -225,3 +225,22 @@ fn what_no_rule_led_to_when_its_interface_went_is_not_needed() {
     assert!(is_former(RuleAction::Refuse));
     assert!(!is_former(RuleAction::Nothing));
 }
+
+#[test]
+fn what_others_replace_at_once_was_a_gateway_until_its_interface_went() {
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let other = RouteFacts { ifindex: Some(3), metric: 7, ..route("10.1.0.1") };
+    let mut tables = lived_in(vec![route("10.0.0.1"), other.clone()]);
+    tables.neighbors = vec![permanent("10.0.0.1")];
+    let address = tables.addresses[0].clone();
+    let mut namespaces = Namespaces::default();
+    namespaces.replace(0, tables, true);
+    // The kernel tells of the address before it deletes the entry.
+    namespaces.set_heard(7, 10 * S - 20);
+    namespaces.remove_address(10 * S - 10, &address);
+    namespaces.set_stale(10 * S - 10, 7, true);
+    namespaces.replace(10 * S + 5, lived_in(vec![other]), true);
+    let namespace = namespaces.get(7).unwrap();
+    assert_eq!(namespace.was_gateway(10 * S, 2, gateway, false), Some(true));
+    assert!(namespace.is_former_gateway(2, gateway));
+}
