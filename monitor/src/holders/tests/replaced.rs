@@ -17,9 +17,9 @@ fn begin() -> u64 {
         std::thread::yield_now();
     }
     let began = boot_now() + LATE_NS;
-    // That clock shows a time before this one until it ticks.
-    let before = coarse_now();
-    while coarse_now() == before {
+    let now = clock_gettime(ClockId::CLOCK_REALTIME).unwrap();
+    // That clock shows a time before this one until it ticks, and after a tick that came late still an earlier one.
+    while coarse_now() <= now {
         std::thread::yield_now();
     }
     began
