@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{FORMER_GATEWAY_NS, Namespace, RECENT_MAX};
+use super::{FORMER_GATEWAY_NS, Namespace, RECENT_MAX, ROUTES_MAX};
 use crate::node::routing::{InUse, Use, gateways_in_use};
 use crate::observation::{BootNs, RouteFacts, iff};
 
@@ -164,6 +164,10 @@ impl Namespace {
             false => place(other) == place(route),
         });
         self.challenged.extend(meant.filter_map(|route| route.ifindex.zip(route.gateway)));
+        // Without a snapshot in between a user can go on for ever.
+        while self.challenged.len() > ROUTES_MAX {
+            self.challenged.pop_first();
+        }
     }
 
     /// Gateways of before whose route somebody deleted or replaced since, or which no rule leads to any more.

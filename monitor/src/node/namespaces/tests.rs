@@ -330,6 +330,10 @@ fn what_a_user_does_in_a_namespace_of_his_own_leaves_little_behind() {
         if number % 2 == 0 {
             namespaces.remove_route(at, &route);
         }
+        let passing = RouteFacts { gateway: Some(address), ..route };
+        namespaces.put_route(at, passing.clone());
+        namespaces.ask(&passing);
+        namespaces.remove_route(at, &passing);
         namespaces.put_link(at, link(10 + number));
         namespaces.remove_link(at, 7, 10 + number);
     }
@@ -339,6 +343,7 @@ fn what_a_user_does_in_a_namespace_of_his_own_leaves_little_behind() {
     assert_eq!(namespaces.get(7).unwrap().was_gateway(BootNs::MAX, 2, gateway, true), None);
     let namespace = namespaces.get(7).unwrap();
     assert!(namespace.routes.len() <= ROUTES_MAX && namespace.addresses.is_empty());
+    assert!((1..=ROUTES_MAX).contains(&namespace.challenged.len()));
     assert!(namespace.former.len() <= RECENT_MAX && namespace.bereft.len() <= RECENT_MAX);
     assert!(namespace.disturbed.len() <= DISTURBED_MAX && namespace.switched.len() <= 2);
 }
