@@ -93,7 +93,7 @@ fn who_enters_a_network_with_tools_is_the_parent_of_what_acts_there() {
     let test = comm(std::process::id()).expect("this process has a name");
     // It goes by the name under which it is started.
     let arp = scratch.path().join("arp");
-    std::os::unix::fs::symlink("/usr/bin/busybox", &arp).expect("a link can be made");
+    std::os::unix::fs::symlink(kevtmon_tests::image::find("busybox"), &arp).expect("a link can be made");
     let arp = |address: &str| format!("{} -i eth0 -d {address}", arp.display());
 
     let entry = Entry::new(&pod);
