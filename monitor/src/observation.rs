@@ -121,7 +121,14 @@ pub enum Fact {
     },
     /// Somebody had the kernel delete this route, or put it in the place of others: what follows did not go with an interface
     /// (live; the kernel says by `nlmsg_pid` who asked).
-    RouteAsked(RouteFacts),
+    RouteAsked {
+        /// The route that is deleted, or the new one.
+        #[serde(flatten)]
+        route: RouteFacts,
+        /// It takes the place of others (`NLM_F_REPLACE`), whether it was among them or not.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        replaces: bool,
+    },
     /// A route appeared (live).
     Route(RouteFacts),
     /// A route was deleted (live).

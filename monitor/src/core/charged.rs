@@ -34,7 +34,7 @@ impl Core {
             Fact::LinkGone { netns, .. }
             | Fact::NetnsHeard { netns, .. }
             | Fact::NetnsStale { netns, .. } => self.charge_netns(*netns, false),
-            Fact::RouteAsked(route) | Fact::Route(route) | Fact::RouteGone(route) => {
+            Fact::RouteAsked { route, .. } | Fact::Route(route) | Fact::RouteGone(route) => {
                 self.charge_netns(route.netns, false)
             }
             Fact::Address(address) | Fact::AddressGone(address) => self.charge_netns(address.netns, false),

@@ -161,7 +161,7 @@ impl Core {
             }
             Fact::Link(link) => self.link(at, *link),
             Fact::LinkGone { netns, ifindex, moved_to } => self.link_gone(at, netns, ifindex, moved_to),
-            Fact::RouteAsked(route) => self.namespaces.ask(&route),
+            Fact::RouteAsked { route, replaces } => self.namespaces.ask(&route, replaces),
             Fact::Route(route) => self.route(at, route),
             Fact::RouteGone(route) => self.route_gone(at, &route),
             Fact::NetnsHeard { netns, until } => self.namespaces.set_heard(netns, until),

@@ -145,16 +145,7 @@ mod tests {
             SourceStatus::up(SourceKind::Netlink, "netlink"),
             SourceStatus::down(SourceKind::Runtime, docker, "connection refused"),
         ];
-        let container = Container {
-            id: "c".into(),
-            name: None,
-            runtime: None,
-            image: None,
-            pid: None,
-            state: None,
-            exit_code: None,
-            oom_killed: None,
-        };
+        let container = Container::of_id("c".into());
         let status = |stale| ContainerStatus {
             container: container.clone(),
             pod: None,

@@ -9,8 +9,11 @@ use crate::observation::{AddressFacts, BootNs, NeighborCause, NeighborChange, Ns
 
 impl Namespaces {
     /// Somebody has a default route deleted, or put in the place of others.
-    pub fn ask(&mut self, route: &RouteFacts) {
-        self.known.get_mut(&route.netns).into_iter().for_each(|namespace| namespace.challenge(route));
+    pub fn ask(&mut self, route: &RouteFacts, replaces: bool) {
+        self.known
+            .get_mut(&route.netns)
+            .into_iter()
+            .for_each(|namespace| namespace.challenge(route, replaces));
     }
 
     /// Whether the routes by an interface that has become ready are known only by the next snapshot.
@@ -65,6 +68,10 @@ impl Namespace {
 
     /// One that went with its interface and had a successor since is not needed any more, also when that one goes.
     pub(super) fn forget_replaced(&mut self) {
+        let has_gone = self.gateways.iter().any(|(_, _, gateway)| gateway.went_with_link);
+        if !has_gone && self.gone_with_link.is_empty() {
+            return;
+        }
         let [v4, v6] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()]
             .map(|family: IpAddr| self.is_replaced(family));
         let is_replaced = |address: IpAddr| if address.is_ipv4() { v4 } else { v6 };

@@ -156,10 +156,11 @@ impl Namespace {
         }
     }
 
-    /// Somebody has a route deleted that is there, or else put in the place of others.
-    pub(super) fn challenge(&mut self, route: &RouteFacts) {
-        let is_there = self.routes.contains(route);
-        let meant = self.routes.iter().filter(|other| match is_there {
+    /// Somebody has a route deleted, or put in the place of others. The equal ones of IPv6 go when one of them replaces them;
+    /// what is deleted may be known otherwise than it is told.
+    pub(super) fn challenge(&mut self, route: &RouteFacts, replaces: bool) {
+        let is_one = !replaces && self.routes.contains(route);
+        let meant = self.routes.iter().filter(|other| match is_one {
             true => *other == route,
             false => place(other) == place(route),
         });

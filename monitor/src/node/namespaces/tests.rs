@@ -332,7 +332,7 @@ fn what_a_user_does_in_a_namespace_of_his_own_leaves_little_behind() {
         }
         let passing = RouteFacts { gateway: Some(address), ..route };
         namespaces.put_route(at, passing.clone());
-        namespaces.ask(&passing);
+        namespaces.ask(&passing, false);
         namespaces.remove_route(at, &passing);
         namespaces.put_link(at, link(10 + number));
         namespaces.remove_link(at, 7, 10 + number);

@@ -116,10 +116,10 @@ impl Stream {
                 vec![Fact::AddressGone(address)]
             }
             Change::Route { routes, replaces, .. } => {
-                asked(&routes, replaces).chain(routes.iter().cloned().map(Fact::Route)).collect()
+                asked(&routes, replaces, true).chain(routes.iter().cloned().map(Fact::Route)).collect()
             }
             Change::RouteGone { routes, asked: is_asked } => {
-                asked(&routes, is_asked).chain(routes.iter().cloned().map(Fact::RouteGone)).collect()
+                asked(&routes, is_asked, false).chain(routes.iter().cloned().map(Fact::RouteGone)).collect()
             }
             Change::Neighbor { entry, port } => {
                 let change = memory.and_then(|memory| memory.set(netns, &entry, port));
@@ -167,6 +167,7 @@ impl Stream {
 }
 
 /// That somebody asked for a change of default routes.
-fn asked(routes: &[RouteFacts], is_asked: bool) -> impl Iterator<Item = Fact> {
-    routes.iter().filter(move |route| is_asked && is_default(route)).cloned().map(Fact::RouteAsked)
+fn asked(routes: &[RouteFacts], is_asked: bool, replaces: bool) -> impl Iterator<Item = Fact> {
+    let defaults = routes.iter().filter(move |route| is_asked && is_default(route)).cloned();
+    defaults.map(move |route| Fact::RouteAsked { route, replaces })
 }

@@ -74,8 +74,9 @@ impl Stream {
         heard: BootNs,
         reading: Result<Box<Reading>, ReadError>,
     ) -> SendResult {
-        let is_route =
-            |one: &Observation| matches!(one.fact, Fact::RouteAsked(_) | Fact::Route(_) | Fact::RouteGone(_));
+        let is_route = |one: &Observation| {
+            matches!(one.fact, Fact::RouteAsked { .. } | Fact::Route(_) | Fact::RouteGone(_))
+        };
         let (routes, pending): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.pending).into_iter().partition(is_route);
         let now = Instant::now();

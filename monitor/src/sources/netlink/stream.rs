@@ -455,7 +455,7 @@ impl Stream {
             return self.send(observation).await;
         }
         match observation.fact {
-            Fact::RouteAsked(_)
+            Fact::RouteAsked { .. }
             | Fact::Route(_)
             | Fact::RouteGone(_)
             | Fact::NetnsHeard { .. }

@@ -114,7 +114,7 @@ fn what_somebody_deleted_is_not_needed_though_its_interface_goes_right_after() {
     tables.neighbors = vec![permanent("10.0.0.1"), permanent("fd00::1")];
     let mut namespaces = Namespaces::default();
     namespaces.replace(0, tables.clone(), true);
-    namespaces.ask(&route("10.0.0.1"));
+    namespaces.ask(&route("10.0.0.1"), false);
     for gateway in ["10.0.0.1", "fd00::1"] {
         namespaces.remove_route(10, &route(gateway));
     }
@@ -160,7 +160,7 @@ fn what_was_replaced_just_before_its_interface_went_was_replaced() {
         let address = tables.addresses[0].clone();
         namespaces.replace(0, tables, true);
         if asked {
-            namespaces.ask(&by);
+            namespaces.ask(&by, true);
         }
         namespaces.put_route(5, by.clone());
         namespaces.remove_address(10, &address);
@@ -176,6 +176,29 @@ fn what_was_replaced_just_before_its_interface_went_was_replaced() {
     assert!(is_former(nowhere.clone(), true), "by a route that takes its place");
     assert!(!is_former(nowhere.clone(), false), "by one that came later");
     assert!(!is_former(RouteFacts { metric: 7, ..nowhere }, true), "by none");
+}
+
+#[test]
+fn equal_routes_go_together_when_one_of_them_replaces_them() {
+    let gateway: IpAddr = "fd00::1".parse().unwrap();
+    let was_gateway = |is_replaced: bool| {
+        let [own, equal] = [(2, "fd00::1"), (3, "fd01::1")]
+            .map(|(by, gateway)| RouteFacts { ifindex: Some(by), ..route(gateway) });
+        let mut tables = lived_in(vec![own, equal.clone()]);
+        tables.neighbors.push(permanent("fd00::1"));
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, tables.clone(), true);
+        if is_replaced {
+            namespaces.ask(&equal, true);
+            namespaces.put_route(10, equal.clone());
+            namespaces.set_stale(10, 7, false);
+        }
+        namespaces.put_link(20, LinkFacts { flags: 0, ..tables.links[0].clone() });
+        namespaces.replace(30, lived_in(vec![equal]), true);
+        namespaces.get(7).unwrap().was_gateway(25, 2, gateway, false)
+    };
+    assert_eq!(was_gateway(false), Some(true));
+    assert_ne!(was_gateway(true), Some(true));
 }
 
 #[test]

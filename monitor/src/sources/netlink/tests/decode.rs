@@ -1,4 +1,4 @@
-use netlink_packet_core::{NLM_F_EXCL, NetlinkMessage};
+use netlink_packet_core::{NLM_F_EXCL, NLM_F_REPLACE, NetlinkMessage};
 use netlink_packet_route::link::{InfoData, InfoKind, InfoVrf, LinkAttribute, LinkInfo, LinkMessage};
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage, NeighbourState};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType};
@@ -69,6 +69,25 @@ fn every_message_of_a_datagram_is_read() {
     };
     assert_eq!((routes[0].gateway, routes[0].destination), (Some(address("10.0.0.1")), None));
     assert_eq!((entry.state, entry.address), (NudState::PERMANENT, address("169.254.1.1")));
+}
+
+#[test]
+fn who_asked_for_a_change_of_routes_is_told_by_the_port() {
+    let put = |flags, port| match &decoded(&bytes(RouteNetlinkMessage::NewRoute(route()), flags, port))
+        .unwrap()[..]
+    {
+        [Change::Route { replaces, .. }] => *replaces,
+        other => panic!("{other:?}"),
+    };
+    assert!(put(NLM_F_REPLACE, 77));
+    assert!(!put(NLM_F_REPLACE, 0), "the kernel itself");
+    assert!(!put(0, 77), "beside others");
+    let gone = |port| match &decoded(&bytes(RouteNetlinkMessage::DelRoute(route()), 0, port)).unwrap()[..] {
+        [Change::RouteGone { asked, .. }] => *asked,
+        other => panic!("{other:?}"),
+    };
+    assert!(gone(77));
+    assert!(!gone(0), "it went with its interface");
 }
 
 #[test]
