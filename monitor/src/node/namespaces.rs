@@ -9,7 +9,7 @@ use super::gateways::{Gateway, Gateways, KnownEntry, READ_DURATION_NS};
 use super::routing::{InUse, is_default, is_selected};
 use crate::observation::{
     AddressFacts, BootNs, LinkFacts, NeighborCause, NeighborChange, NetnsOwner, NetnsSnapshot, NsInum,
-    RouteFacts, RuleFacts, iff,
+    RouteFacts, RuleFacts,
 };
 
 /// The next hop of a deleted route still counts as a gateway for this time: the kernel deletes routes and neighbor
@@ -104,9 +104,9 @@ pub struct Namespace {
     /// Former gateways to which a route still led when others took their place, or whose route somebody deleted.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     hidden: BTreeSet<(u32, IpAddr)>,
-    /// Gateways whose routes somebody deleted or replaced since the last snapshot.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    challenged: BTreeSet<(u32, IpAddr)>,
+    /// Routes that somebody deleted or replaced since the last snapshot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    challenged: Vec<RouteFacts>,
     /// Interfaces that went, were set down or lost an address since the last snapshot.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     disturbed: BTreeSet<u32>,
@@ -116,6 +116,9 @@ pub struct Namespace {
     /// When an interface was last set up or down, had ARP switched on or off, or got or lost an address.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     switched: BTreeMap<u32, BootNs>,
+    /// Those that were set up again recently, with the time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    risen: Vec<(BootNs, u32)>,
     /// When a link or route was last added or changed.
     changed: BootNs,
     /// Whether the kernel sends no messages about it: it is known as of the last snapshot.
@@ -230,10 +233,11 @@ impl Namespaces {
             gone_with_link: old.as_ref().map(|old| old.gone_with_link.clone()).unwrap_or_default(),
             succeeded: old.as_ref().map(|old| old.succeeded.clone()).unwrap_or_default(),
             hidden: old.as_ref().map(|old| old.hidden.clone()).unwrap_or_default(),
-            challenged: BTreeSet::new(),
+            challenged: Vec::new(),
             disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
             lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
             switched: old.as_ref().map(|old| old.switched.clone()).unwrap_or_default(),
+            risen: old.as_ref().map(|old| old.risen.clone()).unwrap_or_default(),
             changed: old.as_ref().map_or(changed, |old| old.changed),
             unheard: snapshot.unheard,
             stale: None,
@@ -296,76 +300,6 @@ impl Namespaces {
         self.known.remove(&netns);
     }
 
-    /// Adds or changes a link, if there is room for it; returns its previous state.
-    pub fn put_link(&mut self, at: BootNs, link: LinkFacts) -> Option<LinkFacts> {
-        if !self.has_room_for(&link) {
-            return None;
-        }
-        let namespace = self.known.get_mut(&link.netns)?;
-        let ifindex = link.ifindex;
-        let (mac, flags, has_other) = (link.mac.clone(), link.flags, link.has_other());
-        namespace.changed = at;
-        let is_up = flags & iff::UP != 0;
-        let old = namespace.links.insert(ifindex, link);
-        if !is_up && old.as_ref().is_some_and(|old| old.flags & iff::UP != 0) {
-            namespace.disturb(at, ifindex);
-        }
-        if let Some(old) = old.as_ref().filter(|old| old.has_other() && !has_other) {
-            namespace.keep_bereft(at, old.clone());
-        }
-        if old.as_ref().is_some_and(|old| old.mac != mac) {
-            namespace.lladdr_changed.insert(ifindex, at);
-        }
-        if old.as_ref().is_none_or(|old| interface::is_switched(old.flags, flags)) {
-            namespace.switched.insert(ifindex, at);
-        }
-        old
-    }
-
-    /// Removes and returns a link.
-    pub fn remove_link(&mut self, at: BootNs, netns: NsInum, ifindex: u32) -> Option<LinkFacts> {
-        let namespace = self.known.get_mut(&netns)?;
-        namespace.disturb(at, ifindex);
-        namespace.lladdr_changed.remove(&ifindex);
-        namespace.switched.remove(&ifindex);
-        namespace.addresses.retain(|address| address.ifindex != ifindex);
-        let link = namespace.links.remove(&ifindex)?;
-        if link.has_other() {
-            namespace.keep_bereft(at, link.clone());
-        }
-        Some(link)
-    }
-
-    /// Adds an address; returns false if there is no room for it.
-    pub fn put_address(&mut self, at: BootNs, address: AddressFacts) -> bool {
-        let Some(namespace) = self.known.get_mut(&address.netns) else { return true };
-        if namespace.addresses.contains(&address) {
-            return true;
-        }
-        let has_room = namespace.has_room(namespace.addresses.len());
-        if has_room {
-            namespace.switched.insert(address.ifindex, at);
-            namespace.addresses.insert(address);
-        }
-        has_room
-    }
-
-    /// Removes an address.
-    pub fn remove_address(&mut self, at: BootNs, address: &AddressFacts) {
-        if let Some(namespace) = self.known.get_mut(&address.netns) {
-            namespace.addresses.remove(address);
-            // Of one that went before nobody asks any more.
-            if namespace.links.contains_key(&address.ifindex) {
-                namespace.switched.insert(address.ifindex, at);
-            }
-            match address.address {
-                IpAddr::V4(_) => namespace.disturb(at, address.ifindex),
-                // One of IPv6 takes no default route along that is not reported, and no snapshot follows.
-                IpAddr::V6(_) => namespace.went_along(at, address.ifindex),
-            }
-        }
-    }
-
     /// Adds a default route; returns whether it is new.
     pub fn put_route(&mut self, at: BootNs, route: RouteFacts) -> bool {
         let Some(namespace) = self.known.get_mut(&route.netns) else { return false };
@@ -395,6 +329,7 @@ impl Namespaces {
             *omitted = omitted.saturating_sub(usize::from(is_default(route)));
             namespace.keep_doubting(at);
         }
+        namespace.unchallenge(route);
         if found && is_selected(route, &namespace.rules) {
             namespace.select_gateways(at);
         }

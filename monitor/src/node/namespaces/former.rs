@@ -117,7 +117,8 @@ impl Namespace {
 
     /// The routes of an interface that were reported to be gone just before went with it.
     pub(super) fn went_along(&mut self, at: BootNs, ifindex: u32) {
-        let just_before = |ceased: BootNs| ceased.saturating_add(SETTLING_NS) >= at;
+        let just_before =
+            |ceased: BootNs| ceased.saturating_add(SETTLING_NS) >= at && !self.has_risen(ifindex, ceased, at);
         // One whose route was or is there still had ceased to be used for another reason.
         let is_other = |gateway: (u32, IpAddr)| self.hidden.contains(&gateway) || self.has_route(gateway);
         let ceased =

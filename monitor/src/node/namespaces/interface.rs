@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use super::{FORMER_GATEWAY_NS, Namespace, Namespaces, SETTLING_NS};
-use crate::observation::{BootNs, LinkFacts, LlAddr, NeighborCause, NsInum, iff};
+use crate::observation::{AddressFacts, BootNs, LinkFacts, LlAddr, NeighborCause, NsInum, iff};
 
 /// How long the former peer of a link is kept: the kernel reports that it is gone, then what goes with it.
 const FORMER_PEER_NS: u64 = 2_000_000_000;
@@ -15,6 +15,79 @@ pub(super) fn is_switched(before: u32, now: u32) -> bool {
 }
 
 impl Namespaces {
+    /// Adds or changes a link, if there is room for it; returns its previous state.
+    pub fn put_link(&mut self, at: BootNs, link: LinkFacts) -> Option<LinkFacts> {
+        if !self.has_room_for(&link) {
+            return None;
+        }
+        let namespace = self.known.get_mut(&link.netns)?;
+        let ifindex = link.ifindex;
+        let (mac, flags, has_other) = (link.mac.clone(), link.flags, link.has_other());
+        namespace.changed = at;
+        let is_up = flags & iff::UP != 0;
+        let old = namespace.links.insert(ifindex, link);
+        if !is_up && old.as_ref().is_some_and(|old| old.flags & iff::UP != 0) {
+            namespace.disturb(at, ifindex);
+        }
+        if let Some(old) = old.as_ref().filter(|old| old.has_other() && !has_other) {
+            namespace.keep_bereft(at, old.clone());
+        }
+        if old.as_ref().is_some_and(|old| old.mac != mac) {
+            namespace.lladdr_changed.insert(ifindex, at);
+        }
+        if old.as_ref().is_none_or(|old| is_switched(old.flags, flags)) {
+            namespace.switched.insert(ifindex, at);
+        }
+        if is_up && old.as_ref().is_some_and(|old| old.flags & iff::UP == 0) {
+            namespace.note_risen(at, ifindex);
+        }
+        old
+    }
+
+    /// Removes and returns a link.
+    pub fn remove_link(&mut self, at: BootNs, netns: NsInum, ifindex: u32) -> Option<LinkFacts> {
+        let namespace = self.known.get_mut(&netns)?;
+        namespace.disturb(at, ifindex);
+        namespace.lladdr_changed.remove(&ifindex);
+        namespace.switched.remove(&ifindex);
+        namespace.addresses.retain(|address| address.ifindex != ifindex);
+        let link = namespace.links.remove(&ifindex)?;
+        if link.has_other() {
+            namespace.keep_bereft(at, link.clone());
+        }
+        Some(link)
+    }
+
+    /// Adds an address; returns false if there is no room for it.
+    pub fn put_address(&mut self, at: BootNs, address: AddressFacts) -> bool {
+        let Some(namespace) = self.known.get_mut(&address.netns) else { return true };
+        if namespace.addresses.contains(&address) {
+            return true;
+        }
+        let has_room = namespace.has_room(namespace.addresses.len());
+        if has_room {
+            namespace.switched.insert(address.ifindex, at);
+            namespace.addresses.insert(address);
+        }
+        has_room
+    }
+
+    /// Removes an address.
+    pub fn remove_address(&mut self, at: BootNs, address: &AddressFacts) {
+        if let Some(namespace) = self.known.get_mut(&address.netns) {
+            namespace.addresses.remove(address);
+            // Of one that went before nobody asks any more.
+            if namespace.links.contains_key(&address.ifindex) {
+                namespace.switched.insert(address.ifindex, at);
+            }
+            match address.address {
+                IpAddr::V4(_) => namespace.disturb(at, address.ifindex),
+                // One of IPv6 takes no default route along that is not reported, and no snapshot follows.
+                IpAddr::V6(_) => namespace.went_along(at, address.ifindex),
+            }
+        }
+    }
+
     /// A link that has gone was moved to another namespace.
     pub fn set_left(&mut self, at: BootNs, netns: NsInum, ifindex: u32) {
         let Some(namespace) = self.known.get_mut(&netns) else { return };
@@ -85,16 +158,34 @@ impl Namespace {
         was_so && self.switched.get(&ifindex).is_none_or(|switched| switched.saturating_add(SETTLING_NS) < at)
     }
 
+    /// Whether an interface was set up again after a time, and before another: what went with it before that is not what
+    /// goes with it now.
+    pub(super) fn has_risen(&self, ifindex: u32, after: BootNs, until: BootNs) -> bool {
+        self.risen.iter().any(|(risen, of)| *of == ifindex && after < *risen && *risen <= until)
+    }
+
+    fn note_risen(&mut self, at: BootNs, ifindex: u32) {
+        self.risen.retain(|(risen, _)| risen.saturating_add(FORMER_GATEWAY_NS) >= at);
+        self.risen.push((at, ifindex));
+        super::moves::keep_newest(&mut self.risen);
+    }
+
     /// Notes which interfaces a snapshot shows in another state than an older one.
     pub(super) fn note_switched(&mut self, at: BootNs, old: &Self) {
         let known: BTreeSet<u32> = self.links.keys().copied().collect();
         self.switched.retain(|ifindex, _| known.contains(ifindex));
+        let mut risen = Vec::new();
         for (ifindex, link) in &self.links {
             let same = old.links.get(ifindex).is_some_and(|old| !is_switched(old.flags, link.flags));
             if !same || self.has_ipv4(*ifindex) != old.has_ipv4(*ifindex) {
                 self.switched.insert(*ifindex, at);
             }
+            let was_down = old.links.get(ifindex).is_some_and(|old| old.flags & iff::UP == 0);
+            if was_down && link.flags & iff::UP != 0 {
+                risen.push(*ifindex);
+            }
         }
+        risen.into_iter().for_each(|ifindex| self.note_risen(at, ifindex));
     }
 
     fn has_ipv4(&self, ifindex: u32) -> bool {

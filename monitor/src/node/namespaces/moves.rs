@@ -53,8 +53,10 @@ impl Namespace {
         }
         // Its interface or address took it along, together with the entry.
         let went_along = || {
-            self.succeeded.contains(&key)
-                || self.gateways.get(ifindex, address).is_some_and(|gateway| gateway.went_with_link)
+            let ceased = self.former.iter().rev().find(|(_, gateway)| *gateway == key);
+            let went = self.succeeded.contains(&key)
+                || self.gateways.get(ifindex, address).is_some_and(|gateway| gateway.went_with_link);
+            went && ceased.is_none_or(|(ceased, _)| !self.has_risen(ifindex, *ceased, at))
         };
         if !by_request && self.is_gateway(at, ifindex, address, false) && went_along() {
             // Of equal routes nobody knows which one the kernel took.
@@ -150,7 +152,7 @@ impl Namespace {
         // Messages of other routes may have come first, when an interface was known to be down and these routes were not.
         for gateway in outdone.difference(&self.in_use) {
             self.gateways.set_went_with_link(*gateway, false);
-            if self.gone_with_link.remove(gateway) {
+            if self.gone_with_link.remove(gateway) | self.succeeded.remove(gateway) {
                 self.hidden.insert(*gateway);
             }
         }
@@ -164,29 +166,41 @@ impl Namespace {
             true => *other == route,
             false => place(other) == place(route),
         });
-        self.challenged.extend(meant.filter_map(|route| route.ifindex.zip(route.gateway)));
+        let meant: Vec<RouteFacts> = meant.filter(|one| !self.challenged.contains(one)).cloned().collect();
+        self.challenged.extend(meant);
         // Without a snapshot in between a user can go on for ever.
-        while self.challenged.len() > ROUTES_MAX {
-            self.challenged.pop_first();
+        self.challenged.drain(..self.challenged.len().saturating_sub(ROUTES_MAX));
+    }
+
+    /// A route went. Where nobody had asked for that, what its gateway lost before by request matters no more.
+    pub(super) fn unchallenge(&mut self, route: &RouteFacts) {
+        let routes = &self.routes;
+        if !self.challenged.iter().any(|asked| place(asked) == place(route)) {
+            self.challenged
+                .retain(|asked| way(asked).is_none() || way(asked) != way(route) || routes.contains(asked));
         }
     }
 
-    /// Gateways of before whose route somebody deleted or replaced since, or which no rule leads to any more.
+    /// Gateways of before whose routes somebody deleted or replaced since, or which no rule leads to any more.
     fn outdone(&self, old: &Self) -> BTreeSet<(u32, IpAddr)> {
-        let gone = old.routes.iter().filter(|route| !self.routes.contains(route));
-        let gone = gone.filter_map(|route| route.ifindex.zip(route.gateway));
-        let mut outdone: BTreeSet<_> = gone.filter(|gateway| old.challenged.contains(gateway)).collect();
-        if self.rules != old.rules {
-            let still = gateways_in_use(&old.routes, &self.rules);
-            outdone.extend(old.in_use.iter().filter(|gateway| !still.contains_key(gateway)));
+        let is_asked = |route: &&RouteFacts| !self.routes.contains(route) && old.challenged.contains(route);
+        let mut outdone: BTreeSet<_> = old.routes.iter().filter(is_asked).filter_map(way).collect();
+        if outdone.is_empty() && self.rules == old.rules {
+            return outdone;
         }
+        let left: Vec<RouteFacts> = old.routes.iter().filter(|route| !is_asked(route)).cloned().collect();
+        let still = gateways_in_use(&left, &self.rules);
+        if self.rules != old.rules {
+            outdone.extend(&old.in_use);
+        }
+        outdone.retain(|gateway| still.get(gateway).is_none_or(|used| *used <= Use::Spare));
         outdone
     }
 
     /// Recomputes the gateways in use after a change of routes or rules.
     pub(super) fn select_gateways(&mut self, at: BootNs) {
-        let is_gone = |gateway: &(u32, IpAddr)| !self.has_route(*gateway);
-        let by_itself = self.challenged.iter().copied().filter(is_gone).collect();
+        let asked = self.challenged.iter().filter_map(way);
+        let by_itself = asked.filter(|gateway| !self.has_route(*gateway)).collect();
         self.select_gateways_between(self.heard, at, at, &by_itself);
     }
 
@@ -272,6 +286,11 @@ impl Namespace {
         self.forget_replaced();
         self.name_gateways();
     }
+}
+
+/// The next hop of a route that leads to one.
+fn way(route: &RouteFacts) -> Option<(u32, IpAddr)> {
+    route.ifindex.zip(route.gateway)
 }
 
 /// Where a route is among others: there the kernel replaces one by another.

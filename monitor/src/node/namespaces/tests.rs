@@ -1,5 +1,5 @@
 use super::*;
-use crate::observation::{NeighborCause, NeighborEntry, NeighborKey, NeighborOp, NudState};
+use crate::observation::{NeighborCause, NeighborEntry, NeighborKey, NeighborOp, NudState, iff};
 
 mod former;
 mod histories;

@@ -1,7 +1,7 @@
 //! Gateways of before: which of them are still needed.
 
 use super::*;
-use crate::observation::RuleAction;
+use crate::observation::{RuleAction, iff};
 
 const S: BootNs = 1_000_000_000;
 
@@ -176,6 +176,86 @@ fn what_was_replaced_just_before_its_interface_went_was_replaced() {
     assert!(is_former(nowhere.clone(), true), "by a route that takes its place");
     assert!(!is_former(nowhere.clone(), false), "by one that came later");
     assert!(!is_former(RouteFacts { metric: 7, ..nowhere }, true), "by none");
+}
+
+#[test]
+fn one_of_two_routes_that_is_deleted_on_request_is_no_end_of_their_gateway() {
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let is_former = |deleted: &[u32]| {
+        let routes: Vec<RouteFacts> =
+            [10, 20].map(|metric| RouteFacts { metric, ..route("10.0.0.1") }).to_vec();
+        let mut tables = lived_in(routes.clone());
+        tables.neighbors.push(permanent("10.0.0.1"));
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, tables.clone(), true);
+        for route in routes.iter().filter(|route| deleted.contains(&route.metric)) {
+            namespaces.ask(route, false);
+            namespaces.remove_route(10, route);
+        }
+        let down = LinkFacts { flags: 0, ..tables.links[0].clone() };
+        namespaces.put_link(20, down.clone());
+        let links = vec![down, tables.links[1].clone()];
+        namespaces.replace(30, NetnsSnapshot { links, ..lived_in(Vec::new()) }, true);
+        namespaces.get(7).unwrap().is_former_gateway(2, gateway)
+    };
+    for deleted in [&[10][..], &[20]] {
+        assert!(!is_former(deleted), "{deleted:?}: the other one went with the link");
+    }
+    assert!(is_former(&[10, 20]));
+}
+
+#[test]
+fn what_was_replaced_is_no_gateway_though_the_link_is_told_to_be_down_first() {
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let was_gateway = |is_asked: bool| {
+        let [own, other] = [(2, "10.0.0.1"), (3, "10.1.0.1")]
+            .map(|(by, gateway)| RouteFacts { ifindex: Some(by), ..route(gateway) });
+        let v6 = RouteFacts { destination: Some(("::".parse().unwrap(), 1)), ..route("fd00::1") };
+        let mut tables = lived_in(vec![own, v6.clone()]);
+        tables.neighbors.push(permanent("10.0.0.1"));
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, tables.clone(), true);
+        if is_asked {
+            namespaces.ask(&other, true);
+        }
+        namespaces.put_route(10, other.clone());
+        namespaces.set_stale(10, 7, false);
+        namespaces.put_link(20, LinkFacts { flags: 0, ..tables.links[0].clone() });
+        namespaces.remove_route(21, &v6);
+        namespaces.replace(30, lived_in(vec![other]), true);
+        namespaces.get(7).unwrap().was_gateway(19, 2, gateway, false)
+    };
+    assert_eq!(was_gateway(false), Some(true));
+    assert_ne!(was_gateway(true), Some(true));
+}
+
+#[test]
+fn what_went_before_an_interface_was_set_up_again_does_not_go_with_it_once_more() {
+    let gateway: IpAddr = "fd00::1".parse().unwrap();
+    let after = |is_up_between: bool| {
+        let mut tables = lived_in(vec![route("fd00::1")]);
+        tables.neighbors.push(permanent("fd00::1"));
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, tables.clone(), true);
+        let down = LinkFacts { flags: 0, ..tables.links[0].clone() };
+        namespaces.put_link(10, down.clone());
+        namespaces.remove_route(11, &route("fd00::1"));
+        let successor = RouteFacts { ifindex: Some(3), ..route("fd01::1") };
+        namespaces.put_route(20, successor.clone());
+        if is_up_between {
+            namespaces.put_link(30, tables.links[0].clone());
+        }
+        namespaces.remove_route(40, &successor);
+        namespaces.put_link(S / 2, down);
+        // It is up once more when the entry is told.
+        namespaces.put_link(S / 2 + 2, tables.links[0].clone());
+        let entry = NeighborChange { cause: NeighborCause::LinkDown, ..deletion_of(gateway) };
+        namespaces.put_neighbor(S / 2 + 1, &entry);
+        let namespace = namespaces.get(7).unwrap();
+        (namespace.is_former_gateway(2, gateway), namespace.was_gateway(S / 2 + 1, 2, gateway, false))
+    };
+    assert_eq!(after(true), (true, Some(false)));
+    assert_eq!(after(false).1, Some(true), "its entry may be told late");
 }
 
 #[test]
