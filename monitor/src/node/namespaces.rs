@@ -116,7 +116,7 @@ pub struct Namespace {
     /// When an interface was last set up or down, had ARP switched on or off, or got or lost an address.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     switched: BTreeMap<u32, BootNs>,
-    /// Those that were set up again recently, with the time.
+    /// Those that were set up or got an address again recently, with the time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     risen: Vec<(BootNs, u32)>,
     /// When a link or route was last added or changed.

@@ -119,8 +119,11 @@ impl Namespace {
     pub(super) fn went_along(&mut self, at: BootNs, ifindex: u32) {
         let just_before =
             |ceased: BootNs| ceased.saturating_add(SETTLING_NS) >= at && !self.has_risen(ifindex, ceased, at);
-        // One whose route was or is there still had ceased to be used for another reason.
-        let is_other = |gateway: (u32, IpAddr)| self.hidden.contains(&gateway) || self.has_route(gateway);
+        // One whose route was or is there still had ceased to be used for another reason; one that has gone so already and
+        // had a successor is not needed again.
+        let is_other = |gateway: (u32, IpAddr)| {
+            self.hidden.contains(&gateway) || self.succeeded.contains(&gateway) || self.has_route(gateway)
+        };
         let ceased =
             self.former.iter().filter(|(ceased, (link, _))| *link == ifindex && just_before(*ceased));
         let ceased: Vec<_> =

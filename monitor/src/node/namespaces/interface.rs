@@ -67,6 +67,7 @@ impl Namespaces {
         let has_room = namespace.has_room(namespace.addresses.len());
         if has_room {
             namespace.switched.insert(address.ifindex, at);
+            namespace.note_risen(at, address.ifindex);
             namespace.addresses.insert(address);
         }
         has_room
@@ -158,8 +159,8 @@ impl Namespace {
         was_so && self.switched.get(&ifindex).is_none_or(|switched| switched.saturating_add(SETTLING_NS) < at)
     }
 
-    /// Whether an interface was set up again after a time, and before another: what went with it before that is not what
-    /// goes with it now.
+    /// Whether an interface was set up or got an address again after a time, and before another: what went with it before
+    /// that is not what goes with it now.
     pub(super) fn has_risen(&self, ifindex: u32, after: BootNs, until: BootNs) -> bool {
         self.risen.iter().any(|(risen, of)| *of == ifindex && after < *risen && *risen <= until)
     }
@@ -177,11 +178,12 @@ impl Namespace {
         let mut risen = Vec::new();
         for (ifindex, link) in &self.links {
             let same = old.links.get(ifindex).is_some_and(|old| !is_switched(old.flags, link.flags));
-            if !same || self.has_ipv4(*ifindex) != old.has_ipv4(*ifindex) {
+            let [had_ipv4, has_ipv4] = [old, &*self].map(|one| one.has_ipv4(*ifindex));
+            if !same || has_ipv4 != had_ipv4 {
                 self.switched.insert(*ifindex, at);
             }
             let was_down = old.links.get(ifindex).is_some_and(|old| old.flags & iff::UP == 0);
-            if was_down && link.flags & iff::UP != 0 {
+            if was_down && link.flags & iff::UP != 0 || has_ipv4 && !had_ipv4 {
                 risen.push(*ifindex);
             }
         }

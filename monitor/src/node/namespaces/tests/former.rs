@@ -259,6 +259,32 @@ fn what_went_before_an_interface_was_set_up_again_does_not_go_with_it_once_more(
 }
 
 #[test]
+fn what_went_with_an_address_that_came_back_does_not_go_again_with_its_interface() {
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let after = |had_successor: bool| {
+        let successor = RouteFacts { ifindex: Some(3), metric: 7, ..route("10.1.0.1") };
+        let routes = [Some(route("10.0.0.1")), had_successor.then(|| successor.clone())];
+        let mut tables = lived_in(routes.into_iter().flatten().collect());
+        tables.neighbors = vec![permanent("10.0.0.1")];
+        let address = tables.addresses[0].clone();
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, tables.clone(), true);
+        namespaces.remove_address(10, &address);
+        let left = had_successor.then(|| successor.clone());
+        let without = NetnsSnapshot { addresses: Vec::new(), ..lived_in(left.into_iter().collect()) };
+        namespaces.replace(20, without, true);
+        namespaces.put_address(25, address);
+        namespaces.ask(&successor, false);
+        namespaces.remove_route(30, &successor);
+        namespaces.put_link(S / 2, LinkFacts { flags: 0, ..tables.links[0].clone() });
+        let namespace = namespaces.get(7).unwrap();
+        (namespace.is_former_gateway(2, gateway), namespace.was_gateway(S / 2 + 1, 2, gateway, false))
+    };
+    assert_eq!(after(true), (true, Some(false)));
+    assert_eq!(after(false), (false, Some(false)), "it is needed, but no route led to it");
+}
+
+#[test]
 fn equal_routes_go_together_when_one_of_them_replaces_them() {
     let gateway: IpAddr = "fd00::1".parse().unwrap();
     let was_gateway = |is_replaced: bool| {
