@@ -19,10 +19,10 @@ use choice::{Reach, Table};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Use {
-    /// Packets go to what is no gateway, or there, and only the kernel knows.
-    Perhaps,
     /// Packets go there only where another one is unresolved.
     Spare,
+    /// Packets go to what is no gateway, or there, and only the kernel knows.
+    Perhaps,
     /// Packets go to it or to another one, and only the kernel knows to which.
     Either,
     /// Packets go to it and to the first one in turn, if that is not known to be reachable.

@@ -193,7 +193,7 @@ impl Namespace {
         if self.rules != old.rules {
             outdone.extend(&old.in_use);
         }
-        outdone.retain(|gateway| still.get(gateway).is_none_or(|used| *used <= Use::Spare));
+        outdone.retain(|gateway| still.get(gateway).is_none_or(|used| *used <= Use::Perhaps));
         outdone
     }
 
@@ -231,7 +231,7 @@ impl Namespace {
         let known: BTreeMap<(u32, IpAddr), Option<bool>> =
             self.in_use.iter().chain(self.shared.keys()).map(|key| (*key, self.is_sure(*key))).collect();
         let all = self.selected();
-        let is_used = |(gateway, used): (&(u32, IpAddr), &Use)| (*used > Use::Spare).then_some(*gateway);
+        let is_used = |(gateway, used): (&(u32, IpAddr), &Use)| (*used > Use::Perhaps).then_some(*gateway);
         let before = std::mem::replace(&mut self.in_use, all.iter().filter_map(is_used).collect());
         let shared = all.into_iter().filter(|(_, used)| *used != Use::Only).collect();
         let ranked = std::mem::replace(&mut self.shared, shared);

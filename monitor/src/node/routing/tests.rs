@@ -14,7 +14,7 @@ fn rule(ipv6: bool, table: u32) -> RuleFacts {
 
 /// Those that packets go to, all entries being fine.
 fn in_use(routes: &[RouteFacts], rules: &[RuleFacts]) -> Vec<String> {
-    let gateways = gateways_in_use(routes, rules).into_iter().filter(|(_, used)| *used > Use::Spare);
+    let gateways = gateways_in_use(routes, rules).into_iter().filter(|(_, used)| *used > Use::Perhaps);
     gateways.map(|((ifindex, gateway), _)| format!("{gateway}%{ifindex}")).collect()
 }
 
@@ -137,6 +137,17 @@ fn equal_ipv6_routes_with_gateways_share_unless_a_device_comes_first() {
     let worse = RouteFacts { metric: 5, ..b.clone() };
     assert_eq!(ranked(&[a.clone(), worse]), expected(&[("fe80::1", Use::First), ("fe80::2", Use::Spare)]));
     assert_eq!(ranked(&[a]), expected(&[("fe80::1", Use::Only)]));
+}
+
+#[test]
+fn what_may_be_taken_in_one_table_is_not_certainly_spare_for_another() {
+    let refusing = RouteFacts { gateway: None, ifindex: Some(1), table: 101, ..via("fe80::1", 2) };
+    let equal = RouteFacts { table: 101, ..via("fe80::1", 2) };
+    let [first, behind] =
+        [("fe80::2", 5), ("fe80::1", 9)].map(|(address, metric)| RouteFacts { metric, ..via(address, 2) });
+    let some = RuleFacts { matches_all: false, ..rule(true, 101) };
+    let found = gateways_in_use(&[refusing, equal, first, behind], &[some, rule(true, 254)]);
+    assert_eq!(found.get(&(2, "fe80::1".parse().unwrap())), Some(&Use::Perhaps));
 }
 
 #[test]
