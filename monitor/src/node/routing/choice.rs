@@ -15,25 +15,24 @@ pub(super) struct Table<'a> {
 }
 
 /// Whether packets come to a rule.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reach {
     No,
     /// Only the kernel knows.
     Perhaps,
-    #[default]
     Surely,
 }
 
 /// What a table does with packets.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct Choice {
     pub(super) gateways: InUse,
     /// Whether packets go on to the next rule.
     pub(super) next: Reach,
     /// The length of the prefix that was found.
     prefix_len: u32,
-    /// Packets go nowhere.
-    refuses: bool,
+    /// Whether packets go nowhere.
+    refuses: Reach,
 }
 
 /// Packets that the same routes match.
@@ -86,13 +85,21 @@ impl<'a> Table<'a> {
     }
 }
 
+/// Of a table without a default route.
+impl Default for Choice {
+    fn default() -> Self {
+        Self { gateways: InUse::new(), next: Reach::Surely, prefix_len: 0, refuses: Reach::No }
+    }
+}
+
 impl Choice {
     /// What a rule takes of it. A route by which packets go nowhere is an error to the kernel, which it looks at before it
     /// suppresses anything (net/core/fib_rules.c, `fib_rules_lookup`).
     fn taken_by(self, rule: &RuleFacts) -> Self {
-        match rule.suppresses.is_some_and(|shortest| self.prefix_len <= shortest) && !self.refuses {
-            true => Self::default(),
-            false => self,
+        match (rule.suppresses.is_some_and(|shortest| self.prefix_len <= shortest), self.refuses) {
+            (false, _) | (true, Reach::Surely) => self,
+            (true, Reach::Perhaps) => Self { next: Reach::Perhaps, ..Self::default() },
+            (true, Reach::No) => Self::default(),
         }
     }
 }
@@ -138,15 +145,13 @@ fn chosen(routes: &[&RouteFacts], ipv6: bool) -> Choice {
         used.into_iter().filter_map(|(route, used)| Some(((route.ifindex?, route.gateway?), used))),
     );
     let is_equal = |other: &&RouteFacts| key(other) == key(first) && other.preference == first.preference;
-    let next = match (
-        first.throws,
-        ipv6 && routes.iter().any(|other| is_equal(other) && other.throws != first.throws),
-    ) {
-        (_, true) => Reach::Perhaps,
-        (true, false) => Reach::Surely,
-        (false, false) => Reach::No,
+    // Which of equal routes of IPv6 is taken, only the kernel knows.
+    let reach = |of: fn(&RouteFacts) -> bool| match of(first) {
+        _ if ipv6 && routes.iter().any(|other| is_equal(other) && of(other) != of(first)) => Reach::Perhaps,
+        true => Reach::Surely,
+        false => Reach::No,
     };
-    Choice { gateways, next, prefix_len, refuses: first.refuses }
+    Choice { gateways, next: reach(|route| route.throws), prefix_len, refuses: reach(|route| route.refuses) }
 }
 
 /// `fib_select_default` of net/ipv4/fib_semantics.c: of equal routes it takes the first with a reachable gateway or without

@@ -194,6 +194,14 @@ fn packets_go_on_behind_a_route_that_throws_and_a_rule_that_suppresses() {
         RouteFacts { gateway: None, ifindex: None, refuses: true, table: TABLE_MAIN, ..other.clone() };
     let of_table = RouteFacts { table: 100, ..via("10.0.0.3", 3) };
     assert_eq!(in_use(&[refuses, of_table], &[quick, marked, main]), [""; 0], "nothing suppresses an error");
+    // Of equal routes of IPv6 it may be the other one that is taken, and suppressed.
+    let refuses = RouteFacts { gateway: None, refuses: true, ipv6: true, ..via("fe80::1", 2) };
+    let behind = RouteFacts { table: 100, ..via("fe80::2", 3) };
+    for routes in [[refuses.clone(), via("fe80::1", 2)], [via("fe80::1", 2), refuses]] {
+        let routes = [routes.to_vec(), vec![behind.clone()]].concat();
+        let found = gateways_in_use(&routes, &[quick, marked, main].map(of_v6));
+        assert_eq!(found.get(&(3, "fe80::2".parse().unwrap())), Some(&Use::Either), "{found:?}");
+    }
     let halves = ["0.0.0.0", "128.0.0.0"].map(|to| half(to, "10.8.0.1"));
     assert_eq!(in_use(&halves, &[quick]), ["10.8.0.1%9"]);
     assert_eq!(in_use(&halves, &[RuleFacts { suppresses: Some(1), ..quick }]), [""; 0]);
