@@ -44,6 +44,8 @@ struct Run {
     lately: Vec<(Instant, BTreeSet<Gateway>)>,
     /// Losses of which nothing was said at once, since routes had not been heard of.
     unsaid: BTreeSet<Gateway>,
+    /// Whether rules changed in this round: they are read again, and a route that goes before that was never known to be used.
+    ruled: bool,
     paused: usize,
     unknown: usize,
 }
@@ -85,6 +87,7 @@ impl Run {
             disturbed: BTreeSet::new(),
             lately: Vec::new(),
             unsaid: BTreeSet::new(),
+            ruled: false,
             paused: 0,
             unknown: 0,
         }
@@ -97,6 +100,7 @@ impl Run {
     /// A random change of routes.
     fn change(&mut self) {
         let line = change(&mut self.random, &self.world);
+        self.ruled |= line.contains(" rule ");
         let mark = if self.world.ip(&line) { " " } else { "!" };
         self.history.push(format!("{mark} {line}"));
         self.perhaps_stranded.append(&mut self.stranded);
@@ -217,7 +221,9 @@ impl Run {
             assert!(is_true, "{event} after\n{}", self.shown());
         }
         let left = self.world.truth();
-        let is_told = |gateway: &&Gateway| gone.contains(*gateway) && !by_turns.contains_key(*gateway);
+        let ruled = self.ruled;
+        let is_told =
+            |gateway: &&Gateway| !ruled && gone.contains(*gateway) && !by_turns.contains_key(*gateway);
         self.stranded.extend(in_use.difference(&left).filter(is_told).cloned());
         self.perhaps_stranded.extend(in_use.difference(&left).cloned());
         self.unresolved =
@@ -227,6 +233,7 @@ impl Run {
     }
 
     fn round(&mut self) {
+        self.ruled = false;
         for _ in 0..=self.random.below(4) {
             self.change();
         }
