@@ -35,7 +35,7 @@ mod wording;
 
 use fault::{Fault, FaultPhase, FaultReason, GatewayOwner, key, subject};
 use health::Health;
-use other_ways::{has_alternative, is_replaceable};
+use other_ways::{is_replaceable, may_be_harmless};
 use rereads::RereadSchedule;
 use undecided::Undecided;
 

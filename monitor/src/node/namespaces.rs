@@ -104,6 +104,12 @@ pub struct Namespace {
     /// Former gateways to which a route still led when others took their place, or whose route somebody deleted.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     hidden: BTreeSet<(u32, IpAddr)>,
+    /// Those of which nobody knows whether they went with their interface: who deleted or replaced routes was not heard.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    perhaps_deleted: BTreeSet<(u32, IpAddr)>,
+    /// Whether messages were lost since the last snapshot.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    missed: bool,
     /// Routes that somebody deleted or replaced since the last snapshot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     challenged: Vec<RouteFacts>,
@@ -233,6 +239,8 @@ impl Namespaces {
             gone_with_link: old.as_ref().map(|old| old.gone_with_link.clone()).unwrap_or_default(),
             succeeded: old.as_ref().map(|old| old.succeeded.clone()).unwrap_or_default(),
             hidden: old.as_ref().map(|old| old.hidden.clone()).unwrap_or_default(),
+            perhaps_deleted: old.as_ref().map(|old| old.perhaps_deleted.clone()).unwrap_or_default(),
+            missed: old.as_ref().is_some_and(|old| old.missed || old.unheard),
             challenged: Vec::new(),
             disturbed: old.as_ref().map(|old| old.disturbed.clone()).unwrap_or_default(),
             lladdr_changed: old.as_ref().map(|old| old.lladdr_changed.clone()).unwrap_or_default(),
@@ -259,10 +267,12 @@ impl Namespaces {
             new.note_switched(at, old);
         }
         new.select_after(at, old.as_ref());
+        new.missed = new.missed && new.outdated;
         new.disturbed.clear();
         // On a busy machine a reading may take longer; what was heard before it was sent is in it.
         let read = new.heard.map_or(at, |heard| at.min(heard.saturating_add(READ_DURATION_NS)));
         new.gateways.replace((read, at), &new.in_use, &new.missed_gateways(), &snapshot.neighbors);
+        new.forget_doubts();
         new.name_gateways();
         self.known.insert(snapshot.netns, new);
         old
@@ -285,7 +295,10 @@ impl Namespaces {
 
     /// Messages that were sent since a time were lost: no routes are known until the next snapshot.
     pub fn set_all_stale(&mut self, at: BootNs, since: BootNs) {
-        self.known.values_mut().for_each(|namespace| namespace.set_stale(at, since, false));
+        for namespace in self.known.values_mut() {
+            namespace.set_stale(at, since, false);
+            namespace.missed = true;
+        }
     }
 
     /// All messages about a namespace that were sent until then were observed.

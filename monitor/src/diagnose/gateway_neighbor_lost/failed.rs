@@ -1,6 +1,6 @@
 //! Learned entries that cannot be resolved: an incident if that lasts.
 
-use super::{Fault, FaultPhase, FaultReason, GatewayNeighborLost, GatewayOwner, has_alternative, subject};
+use super::{Fault, FaultPhase, FaultReason, GatewayNeighborLost, GatewayOwner, may_be_harmless, subject};
 use crate::diagnose::Context;
 use crate::diagnose::finding::{Count, Findings, IncidentObjects, Repeat};
 use crate::event::{CloseReason, Confidence, EVIDENCE_MAX, Event};
@@ -53,7 +53,7 @@ impl GatewayNeighborLost {
             owner,
             ifname: event.neighbor.as_ref().map(|entry| entry.ifname.clone()).unwrap_or_default(),
             reason: FaultReason::Failed,
-            confidence: match has_alternative(context.node, key) {
+            confidence: match may_be_harmless(context.node, key) {
                 true => Confidence::Likely,
                 false => Confidence::Certain,
             },

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 
 use super::health::Health;
-use super::{has_alternative, health, repair, wording};
+use super::{health, may_be_harmless, repair, wording};
 use crate::diagnose::Context;
 use crate::diagnose::finding::{Count, IncidentObjects, Report};
 use crate::event::wording::target_label;
@@ -165,7 +165,7 @@ impl Fault {
         let known = neighbor.is_some_and(|entry| is_wrong(context, entry));
         let is_doubted = is_of_unknown_state(event)
             || replaced && !known
-            || neighbor.is_some_and(|entry| has_alternative(context.node, key(entry)));
+            || neighbor.is_some_and(|entry| may_be_harmless(context.node, key(entry)));
         let mut objects = IncidentObjects { target: Some(Box::new(target)), ..IncidentObjects::of(event) };
         if let Some(entry) = &mut objects.neighbor {
             entry.reason = Some(reason.name().to_owned());
@@ -222,7 +222,7 @@ impl Fault {
     /// Something else is wrong with the entry than before, and nobody was seen doing it.
     pub(super) fn turn(&mut self, context: &Context<'_>, reason: FaultReason, entry: Neighbor, what: String) {
         self.reason = reason;
-        let is_doubted = reason == FaultReason::WrongLladdr || has_alternative(context.node, key(&entry));
+        let is_doubted = reason == FaultReason::WrongLladdr || may_be_harmless(context.node, key(&entry));
         self.confidence = if is_doubted { Confidence::Likely } else { Confidence::Certain };
         self.what_happened = what;
         self.last = context.now;

@@ -7,7 +7,7 @@ use super::persistence::Recheck;
 use super::{
     CHECK_ALL_DELAY, Fault, FaultPhase, FaultReason, GATEWAY_CONFIRM, GATEWAY_TEARDOWN, GATEWAY_YOUNG_POD,
     GatewayNeighborLost, GatewayOwner, LEARNED_GATEWAY_FAILED, NETWORK_SETUP, PENDING_EVENT, REREAD_INTERVAL,
-    REREAD_RETRY, REREADS_PER_SECOND, SECOND, UNUSED_AFTER, has_alternative, seconds, subject,
+    REREAD_RETRY, REREADS_PER_SECOND, SECOND, UNUSED_AFTER, may_be_harmless, seconds, subject,
 };
 use crate::diagnose::finding::{Count, Findings, IncidentObjects, Repeat, Report};
 use crate::diagnose::{CAPACITY, Context, STARTUP_GRACE};
@@ -263,7 +263,7 @@ impl GatewayNeighborLost {
             return self.escalations.set(&key, context.now + STARTUP_GRACE);
         }
         match fault.recheck(context, key) {
-            Recheck::Persists if !has_alternative(context.node, key) => {
+            Recheck::Persists if !may_be_harmless(context.node, key) => {
                 let severity = fault.owner.severity(Severity::Critical);
                 findings.repeat(repeat_of(fault, key, Some(severity)));
             }
@@ -338,7 +338,7 @@ impl GatewayNeighborLost {
             owner,
             ifname,
             reason: found.reason,
-            confidence: match has_alternative(context.node, key) {
+            confidence: match may_be_harmless(context.node, key) {
                 true => found.confidence.min(Confidence::Likely),
                 false => found.confidence,
             },

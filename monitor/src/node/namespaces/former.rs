@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::super::routing::{leads_anywhere, takes_all};
-use super::{DISTURBED_MAX, Namespace, Namespaces, SETTLING_NS};
+use super::{DISTURBED_MAX, Namespace, Namespaces, ROUTES_MAX, SETTLING_NS};
 use crate::observation::{AddressFacts, BootNs, NeighborCause, NeighborChange, NsInum, RouteFacts, iff};
 
 impl Namespaces {
@@ -52,6 +52,24 @@ impl Namespace {
         let is_needed = || leads_anywhere(&self.rules, address.is_ipv6());
         !self.in_use.contains(&(ifindex, address))
             && (self.is_replaced(address) || on_purpose() || !is_needed())
+    }
+
+    /// Whether nobody knows that its route went with its interface, and was not deleted on purpose just before.
+    #[must_use]
+    pub fn may_have_been_deleted(&self, ifindex: u32, address: IpAddr) -> bool {
+        self.perhaps_deleted.contains(&(ifindex, address))
+    }
+
+    pub(super) fn doubt(&mut self, gateway: (u32, IpAddr)) {
+        if self.perhaps_deleted.len() < ROUTES_MAX {
+            self.perhaps_deleted.insert(gateway);
+        }
+    }
+
+    pub(super) fn forget_doubts(&mut self) {
+        let Self { gateways, gone_with_link, .. } = self;
+        self.perhaps_deleted
+            .retain(|key| gateways.get(key.0, key.1).is_some() || gone_with_link.contains(key));
     }
 
     /// Whether packets of all kinds of a family have a default gateway.
@@ -131,6 +149,9 @@ impl Namespace {
         for gateway in ceased {
             self.gateways.set_went_with_link(gateway, true);
             self.gone_with_link.insert(gateway);
+            if self.missed {
+                self.doubt(gateway);
+            }
         }
     }
 

@@ -62,7 +62,8 @@ impl Namespace {
             // Of equal routes nobody knows which one the kernel took.
             let just_before = |one: &&Move| one.until.saturating_add(FORMER_GATEWAY_NS) >= at;
             let last = self.moves.iter().rev().filter(just_before).find(|one| one.gateway == key);
-            return last.is_none_or(|last| !last.was_unsure).then_some(true);
+            let is_sure = !self.perhaps_deleted.contains(&key) && last.is_none_or(|last| !last.was_unsure);
+            return is_sure.then_some(true);
         }
         let mut was = self.is_sure(key).or_else(|| self.is_taken_in_turn(at, key));
         for later in self.moves.iter().rev().filter(|one| one.gateway == key && at < one.until) {
@@ -271,9 +272,13 @@ impl Namespace {
                 } else {
                     self.gone_with_link.remove(&gateway);
                 }
+                if with_link && self.missed {
+                    self.doubt(gateway);
+                }
             }
         }
         keep_newest(&mut self.former);
+        self.perhaps_deleted.retain(|gateway| !self.in_use.contains(gateway));
         let Self { former, gone_with_link, succeeded, hidden, in_use, .. } = self;
         let is_former =
             |gone: &(u32, IpAddr)| !in_use.contains(gone) && former.iter().any(|(_, one)| one == gone);

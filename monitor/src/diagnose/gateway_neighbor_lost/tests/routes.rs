@@ -124,6 +124,29 @@ fn a_route_that_went_with_its_interface_stays_missed_when_the_interface_is_up_ag
 }
 
 #[test]
+fn what_may_have_been_deleted_on_purpose_while_messages_were_lost_is_not_certain() {
+    let confidence = |is_lost: bool| {
+        let mut node = TestNode::with_running_pod();
+        node.tables.get_mut(&ETCD).unwrap().addresses = vec![address_of(ETCD, 2)];
+        node.observe_netns(ETCD);
+        let tables = node.tables.get_mut(&ETCD).unwrap();
+        (tables.links, tables.routes, tables.addresses) = Default::default();
+        if is_lost {
+            node.observe(Fact::NetnsMissed { since: 1 });
+        }
+        node.delete_entry(ETCD, NeighborCause::LinkDeleted);
+        node.observe(Fact::LinkGone { netns: ETCD, ifindex: 2, moved_to: None });
+        node.observe_netns(ETCD);
+        node.run_for(600 * S);
+        assert_eq!(node.open().len(), 1, "{:?}", node.kinds());
+        let incident = node.last_incident().incident.clone().unwrap();
+        (incident.confidence, incident.severity)
+    };
+    assert_eq!(confidence(false), (Confidence::Certain, Severity::Critical));
+    assert_eq!(confidence(true), (Confidence::Likely, Severity::Warning));
+}
+
+#[test]
 fn a_learned_gateway_that_went_with_its_interface_is_missed_too() {
     let mut node = TestNode::booted(Resume::default());
     node.add_pod(ETCD, "cali9118ebbb10b", NudState(0x02));

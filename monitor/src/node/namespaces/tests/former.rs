@@ -179,6 +179,34 @@ fn what_was_replaced_just_before_its_interface_went_was_replaced() {
 }
 
 #[test]
+fn what_went_with_its_interface_may_have_been_deleted_where_messages_were_lost() {
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let after = |is_lost: bool| {
+        let mut namespaces = Namespaces::default();
+        let mut tables = lived_in(vec![route("10.0.0.1")]);
+        tables.neighbors = vec![permanent("10.0.0.1")];
+        let address = tables.addresses[0].clone();
+        namespaces.replace(0, tables.clone(), true);
+        if is_lost {
+            namespaces.set_all_stale(10, 5);
+        }
+        namespaces.remove_address(20, &address);
+        namespaces.replace(30, lived_in(Vec::new()), true);
+        let of = |namespaces: &Namespaces| {
+            let namespace = namespaces.get(7).unwrap();
+            (namespace.is_former_gateway(2, gateway), namespace.may_have_been_deleted(2, gateway))
+        };
+        let gone = of(&namespaces);
+        namespaces.replace(40, tables, true);
+        namespaces.remove_address(50, &address);
+        namespaces.replace(60, lived_in(Vec::new()), true);
+        (gone, of(&namespaces))
+    };
+    assert_eq!(after(false), ((false, false), (false, false)));
+    assert_eq!(after(true), ((false, true), (false, false)), "until it is in use again");
+}
+
+#[test]
 fn one_of_two_routes_that_is_deleted_on_request_is_no_end_of_their_gateway() {
     let gateway: IpAddr = "10.0.0.1".parse().unwrap();
     let is_former = |deleted: &[u32]| {
