@@ -43,6 +43,7 @@ mod sieve;
 #[cfg(test)]
 mod tests;
 mod turns;
+mod waits_in;
 mod wire;
 
 pub(super) use serve::reading;
