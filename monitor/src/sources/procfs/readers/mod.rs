@@ -16,7 +16,6 @@
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::os::fd::OwnedFd;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -31,12 +30,14 @@ use crate::observation::Fact;
 use crate::sources::{Sender, observed_now};
 use child::{Child, Ended};
 use hanging::Describe;
+use lost::keep;
 use set_aside::SetAside;
 use sieve::{Sieve, Sifted};
 use turns::{Turn, Turns};
 
 mod child;
 mod hanging;
+mod lost;
 mod serve;
 mod set_aside;
 mod sieve;
@@ -54,8 +55,6 @@ const READERS: usize = 8;
 /// Readers besides that were killed and do not end, since the kernel waits for what they read. They work no more, but each
 /// costs memory; of further ones each takes the place of one that works.
 const LOST: usize = 16;
-/// A reader that was killed, and is still there after this time, is lost.
-const LOST_AFTER: Duration = Duration::from_secs(1);
 /// A reader that had nothing to do for this long is ended.
 const IDLE: Duration = Duration::from_secs(5);
 /// How often a job is begun anew because a reader hung.
@@ -147,6 +146,8 @@ struct State {
     aside: SetAside,
     /// Readers that were killed and are still there, by process id.
     killed: BTreeSet<u32>,
+    /// How many of them keep the place of one that would work.
+    missing: usize,
     /// Whether a task ends idle readers.
     sweeping: bool,
     /// Whether a task looks at what is set aside.
@@ -330,10 +331,10 @@ impl Inner {
 
     /// Ends a reader, which keeps its place and `turn` until it is gone; if it is lost, others take its place.
     fn end<T: Send + 'static>(self: &Arc<Self>, child: Child, slot: OwnedSemaphorePermit, turn: T) {
-        let (id, inner, lost) = (child.id(), Arc::downgrade(self), Arc::clone(&self.lost));
+        let (id, inner) = (child.id(), Arc::downgrade(self));
         self.state().killed.insert(id);
         tokio::spawn(async move {
-            keep(slot, lost, child.end(turn)).await;
+            keep(slot, &inner, child.end(turn)).await;
             if let Some(inner) = inner.upgrade() {
                 inner.state().killed.remove(&id);
             }
@@ -440,24 +441,12 @@ impl Inner {
         self.describe().await;
         let (count, status) = {
             let state = self.state();
-            (state.aside.len(), state.aside.status())
+            (state.aside.len(), state.aside.status(state.missing, READERS))
         };
         report.metrics.proc_readers_stuck(count);
         // Sending fails only during shutdown, when the core's queue is closed.
         let _ = report.tx.send(observed_now(Fact::Source(status))).await;
     }
-}
-
-/// Keeps the place of a reader that was killed until it is gone; one among those that are lost, if it does not end.
-async fn keep(mut place: OwnedSemaphorePermit, lost: Arc<Semaphore>, gone: impl Future<Output = ()>) {
-    let mut gone = pin!(gone);
-    if timeout(LOST_AFTER, &mut gone).await.is_err() {
-        if let Ok(other) = lost.try_acquire_owned() {
-            place = other;
-        }
-        gone.await;
-    }
-    drop(place);
 }
 
 /// Calls `work` at this interval until it returns false or nobody asks readers any more.

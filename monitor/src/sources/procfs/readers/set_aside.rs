@@ -94,11 +94,28 @@ impl SetAside {
         (self.0.len() != before, due)
     }
 
-    /// As the status of a source, which is degraded while anything is set aside.
-    pub(super) fn status(&self) -> SourceStatus {
-        let up = SourceStatus::up(SourceKind::Processes, SOURCE);
+    /// As the status of a source, which is degraded while anything is set aside, or so many of all readers are missing, and
+    /// down without any.
+    pub(super) fn status(&self, missing: usize, readers: usize) -> SourceStatus {
+        let lack = match missing {
+            0 => None,
+            _ if missing < readers => {
+                Some(format!("{missing} of {readers} readers of /proc were killed and do not end"))
+            }
+            _ => Some(
+                "no reader of /proc is left: they were killed and do not end, and nothing is read of processes until one does"
+                    .to_owned(),
+            ),
+        };
+        let reasons: Vec<String> = lack.into_iter().chain(self.left_out()).collect();
+        let reason = (!reasons.is_empty()).then(|| reasons.join("; "));
+        SourceStatus { up: missing < readers, reason, ..SourceStatus::up(SourceKind::Processes, SOURCE) }
+    }
+
+    /// What is left out, in words.
+    fn left_out(&self) -> Option<String> {
         if self.0.is_empty() {
-            return up;
+            return None;
         }
         let named = self.0.iter().take(NAMED).map(|(tgid, entry)| match &entry.description {
             Some(description) => description.phrase(*tgid),
@@ -111,7 +128,7 @@ impl SetAside {
         if self.0.len() > NAMED {
             reason.push_str(&format!("; and {} more", self.0.len() - NAMED));
         }
-        SourceStatus { reason: Some(reason), ..up }
+        Some(reason)
     }
 }
 

@@ -11,7 +11,7 @@ use nix::unistd::{Pid, mkfifo};
 use serde::Deserialize;
 
 use super::*;
-use crate::observation::Observation;
+use crate::observation::{Observation, SourceStatus};
 use crate::sources::procfs::own::Own;
 use crate::tests::patience::{PATIENCE, until};
 
@@ -322,14 +322,16 @@ async fn a_disk_that_hangs_keeps_one_reader_of_each_kind_until_it_answers() {
 
 #[tokio::test]
 async fn readers_that_not_even_sigkill_ends_leave_their_places_to_others_up_to_a_number() {
-    let readers = Readers::from(Proc::default());
+    let (tx, mut rx) = tokio::sync::mpsc::channel(64);
+    let metrics = Arc::new(Metrics::new("1", "r", Own::default()).unwrap());
+    let readers = Readers::reporting(Proc::default(), tx, metrics);
     let Inner { slots, lost, .. } = &*readers.0;
     let (release, released) = tokio::sync::watch::channel(());
     let kill_all = || {
         while let Ok(slot) = Arc::clone(slots).try_acquire_owned() {
-            let mut released = released.clone();
+            let (mut released, inner) = (released.clone(), Arc::downgrade(&readers.0));
             let gone = async move { drop(released.changed().await) };
-            tokio::spawn(keep(slot, Arc::clone(lost), gone));
+            tokio::spawn(async move { keep(slot, &inner, gone).await });
         }
     };
     for killed in (READERS..=LOST).step_by(READERS) {
@@ -338,7 +340,27 @@ async fn readers_that_not_even_sigkill_ends_leave_their_places_to_others_up_to_a
         until("their places are free", || slots.available_permits() == READERS).await;
     }
     kill_all();
+    for missing in 1..=READERS {
+        let status = status(rx.recv().await.unwrap());
+        assert_eq!(status.up, missing < READERS, "{status:?}");
+        assert!(status.reason.unwrap().contains(if missing < READERS { "do not end" } else { "no reader" }));
+    }
+    let none = readers.ask(Names(vec![std::process::id()]), Duration::from_millis(20)).await;
+    assert!(matches!(none, Err(Unread::Late | Unread::Busy)), "{none:?}");
+
     release.send(()).unwrap();
     until("all are gone", || lost.available_permits() == LOST).await;
     until("all places are free", || slots.available_permits() == READERS).await;
+    let mut last = None;
+    for _ in 0..READERS {
+        last = Some(status(rx.recv().await.unwrap()));
+    }
+    assert_eq!(last.map(|last| (last.up, last.reason)), Some((true, None)));
+}
+
+fn status(observation: Observation) -> SourceStatus {
+    match observation.fact {
+        Fact::Source(status) => status,
+        other => panic!("{other:?}"),
+    }
 }
