@@ -31,6 +31,7 @@ use crate::sources::{Sender, observed_now};
 use child::{Child, Ended};
 use hanging::Describe;
 use lost::keep;
+use scout::Scout;
 use set_aside::SetAside;
 use sieve::{Sieve, Sifted};
 use turns::{Turn, Turns};
@@ -38,6 +39,7 @@ use turns::{Turn, Turns};
 mod child;
 mod hanging;
 mod lost;
+mod scout;
 mod serve;
 mod set_aside;
 mod sieve;
@@ -55,6 +57,8 @@ const READERS: usize = 8;
 /// Readers besides that were killed and do not end, since the kernel waits for what they read. They work no more, but each
 /// costs memory; of further ones each takes the place of one that works.
 const LOST: usize = 16;
+/// When fewer places of lost ones are free, a [scout](Scout) reads every process before a job does.
+const SCARCE: usize = READERS;
 /// A reader that had nothing to do for this long is ended.
 const IDLE: Duration = Duration::from_secs(5);
 /// How often a job is begun anew because a reader hung.
@@ -132,6 +136,7 @@ struct Inner {
     proc: Proc,
     slots: Arc<Semaphore>,
     lost: Arc<Semaphore>,
+    scout: Scout,
     state: Mutex<State>,
     /// When all processes that hang were looked for last.
     sifted: tokio::sync::Mutex<Option<Instant>>,
@@ -188,8 +193,8 @@ impl Readers {
 
     fn new(proc: Proc, report: Option<Report>) -> Self {
         let (slots, lost) = (Arc::new(Semaphore::new(READERS)), Arc::new(Semaphore::new(LOST)));
-        let (state, sifted, reporting) = Default::default();
-        Self(Arc::new(Inner { proc, slots, lost, state, sifted, reporting, report }))
+        let (scout, state, sifted, reporting) = Default::default();
+        Self(Arc::new(Inner { proc, slots, lost, scout, state, sifted, reporting, report }))
     }
 
     /// The /proc that is read.
@@ -265,6 +270,9 @@ impl Inner {
             let slots = Arc::clone(&self.slots);
             let left = patience.saturating_sub(begun.elapsed());
             let Ok(Ok(slot)) = timeout(left, slots.acquire_owned()).await else { return Err(Unread::Busy) };
+            if self.is_scarce() && self.sift(Instant::now()).await {
+                self.has_set_aside();
+            }
             let proc = self.proc.without(self.state().aside.pids());
             let mut child = self.take(background).map_err(Unread::Failed)?;
             let asked = Instant::now();
@@ -361,17 +369,27 @@ impl Inner {
     fn has_set_aside(self: &Arc<Self>) {
         let inner = Arc::clone(self);
         tokio::spawn(async move { inner.report().await });
+        self.review_from_now_on();
+    }
+
+    fn review_from_now_on(self: &Arc<Self>) {
         if !std::mem::replace(&mut self.state().reviewing, true) {
             tokio::spawn(repeat(Arc::downgrade(self), REVIEW, Self::review));
         }
     }
 
-    /// Sets all others aside that hang, unless they were looked for after a time.
-    async fn sift(self: &Arc<Self>, since: Instant) {
+    /// Whether few more readers may be lost.
+    fn is_scarce(&self) -> bool {
+        self.lost.available_permits() < SCARCE
+    }
+
+    /// Sets all others aside that hang, unless they were looked for after a time; whether there are any.
+    async fn sift(self: &Arc<Self>, since: Instant) -> bool {
         let mut sifted = self.sifted.lock().await;
+        let mut any = false;
         while sifted.is_none_or(|at| at <= since) {
             let (began, proc) = (Instant::now(), self.proc.without(self.state().aside.pids()));
-            let Some(Sifted { hanging, .. }) = self.once(&Sieve { pids: None }, &proc).await else { return };
+            let Some(Sifted { hanging, .. }) = self.sieve(&Sieve { pids: None }, &proc).await else { break };
             // There may be more where it had no threads left.
             *sifted = (hanging.len() < sieve::THREADS).then_some(began);
             if !hanging.is_empty() {
@@ -379,9 +397,19 @@ impl Inner {
             }
             let mut state = self.state();
             for tgid in hanging {
-                state.aside.add(tgid);
+                any |= state.aside.add(tgid);
             }
         }
+        any
+    }
+
+    /// Has processes sieved; where places are scarce, without the risk of one more.
+    async fn sieve(self: &Arc<Self>, job: &Sieve, proc: &Proc) -> Option<Sifted> {
+        if !self.is_scarce() {
+            return self.once(job, proc).await;
+        }
+        self.review_from_now_on();
+        self.scout.ask(job, proc).await
     }
 
     /// Finds out what can be read of those that a message names.
@@ -396,7 +424,7 @@ impl Inner {
 
     /// Which of the processes that were set aside can be read again.
     async fn answering(self: &Arc<Self>, tgids: Vec<u32>) -> Vec<u32> {
-        match self.once(&Sieve { pids: Some(tgids.clone()) }, &self.proc).await {
+        match self.sieve(&Sieve { pids: Some(tgids.clone()) }, &self.proc).await {
             Some(Sifted { hanging, unread }) => {
                 let answers = |tgid: &u32| !hanging.contains(tgid) && !unread.contains(tgid);
                 tgids.into_iter().filter(answers).collect()
@@ -418,7 +446,8 @@ impl Inner {
     async fn review(self: Arc<Self>) -> bool {
         // Each of them would hold the next reader, too, until none is left.
         let killed = self.state().killed.clone();
-        let holding: BTreeSet<u32> = killed.into_iter().flat_map(child::read_by_threads).collect();
+        let mut holding = self.scout.holding().await;
+        holding.extend(killed.into_iter().flat_map(child::read_by_threads));
         let (mut changed, due) = self.state().aside.review(Instant::now(), sieve::THREADS, &holding);
         if !due.is_empty() {
             for tgid in self.answering(due).await {
@@ -429,8 +458,9 @@ impl Inner {
         if changed {
             self.report().await;
         }
+        let has_scout = self.is_scarce() || self.scout.end().await;
         let mut state = self.state();
-        state.reviewing = !state.aside.is_empty();
+        state.reviewing = has_scout || !state.aside.is_empty();
         state.reviewing
     }
 

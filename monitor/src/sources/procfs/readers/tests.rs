@@ -358,6 +358,31 @@ async fn readers_that_not_even_sigkill_ends_leave_their_places_to_others_up_to_a
     assert_eq!(last.map(|last| (last.up, last.reason)), Some((true, None)));
 }
 
+#[tokio::test]
+async fn where_few_more_may_be_lost_a_process_that_hangs_is_met_by_a_thread_that_costs_no_place() {
+    let root = tempfile::tempdir().unwrap();
+    let [stuck, fine] = living();
+    hanging(root.path(), stuck);
+    readable(root.path(), fine);
+    let readers = Readers::from(Proc::new(root.path()));
+    let Inner { lost, scout, .. } = &*readers.0;
+    let taken: Vec<_> = (SCARCE..=LOST).map(|_| Arc::clone(lost).try_acquire_owned().unwrap()).collect();
+    // Begun once: the job has met nothing that hangs.
+    assert_eq!(readers.ask(Steps(0, vec![fine, stuck]), PATIENCE).await.unwrap().reply, 0);
+    assert_eq!(readers.0.state().aside.pids(), [stuck]);
+    assert!(readers.0.state().killed.is_empty());
+    let id = scout.id().await.unwrap();
+    assert_eq!(child::read_by_threads(id), [stuck]);
+
+    // It goes on there, so that the process is not tried again, until it can be read.
+    drop(fs::File::options().read(true).write(true).open(root.path().join(format!("{stuck}/stat"))).unwrap());
+    fs::remove_file(root.path().join(format!("{stuck}/stat"))).unwrap();
+    readable(root.path(), stuck);
+    until("it is read again", || readers.0.state().aside.is_empty()).await;
+    drop(taken);
+    until("the scout is ended", || Proc::default().stat(id).is_none()).await;
+}
+
 fn status(observation: Observation) -> SourceStatus {
     match observation.fact {
         Fact::Source(status) => status,
