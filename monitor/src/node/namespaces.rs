@@ -327,6 +327,7 @@ impl Namespaces {
         namespace.routes.push(route);
         if matters {
             namespace.select_gateways(at);
+            namespace.forget_replaced();
         }
         true
     }

@@ -84,7 +84,8 @@ impl Namespace {
         self.in_use.iter().filter(is_other).any(is_for_all)
     }
 
-    /// One that went with its interface and had a successor since is not needed any more, also when that one goes.
+    /// One that went with its interface and had a successor since is not needed any more, also when that one goes. To be asked
+    /// when routes were read or added: those that the kernel takes along are told one by one.
     pub(super) fn forget_replaced(&mut self) {
         let has_gone = self.gateways.iter().any(|(_, _, gateway)| gateway.went_with_link);
         if !has_gone && self.gone_with_link.is_empty() {

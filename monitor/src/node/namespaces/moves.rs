@@ -150,6 +150,7 @@ impl Namespace {
             self.challenged.clone_from(&old.challenged);
         }
         self.select_gateways_between(after.or(self.heard), until, seen, &outdone);
+        self.forget_replaced();
         // Messages of other routes may have come first, when an interface was known to be down and these routes were not.
         for gateway in outdone.difference(&self.in_use) {
             self.gateways.set_went_with_link(*gateway, false);
@@ -288,7 +289,6 @@ impl Namespace {
         let dropped = self.moves.len().saturating_sub(RECENT_MAX);
         let dropped = self.moves.drain(..dropped).map(|one| one.until).max();
         self.moves_since = self.moves_since.max(old_ones.max(dropped).unwrap_or(0));
-        self.forget_replaced();
         self.name_gateways();
     }
 }

@@ -313,6 +313,28 @@ fn what_went_with_an_address_that_came_back_does_not_go_again_with_its_interface
 }
 
 #[test]
+fn what_the_kernel_takes_along_as_well_is_no_successor() {
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let is_former = |is_read_between: bool| {
+        let other = RouteFacts { ifindex: Some(3), metric: 7, ..route("10.1.0.1") };
+        let mut tables = lived_in(vec![route("10.0.0.1"), other.clone()]);
+        tables.neighbors = vec![permanent("10.0.0.1")];
+        let mut namespaces = Namespaces::default();
+        namespaces.replace(0, tables.clone(), true);
+        let down = LinkFacts { flags: 0, ..tables.links[0].clone() };
+        namespaces.put_link(10, down.clone());
+        if is_read_between {
+            let links = [&[down], &tables.links[1..]].concat();
+            namespaces.replace(12, NetnsSnapshot { links, ..lived_in(vec![other.clone()]) }, true);
+        }
+        namespaces.remove_route(14, &other);
+        namespaces.get(7).unwrap().is_former_gateway(2, gateway)
+    };
+    assert!(!is_former(false));
+    assert!(is_former(true));
+}
+
+#[test]
 fn equal_routes_go_together_when_one_of_them_replaces_them() {
     let gateway: IpAddr = "fd00::1".parse().unwrap();
     let was_gateway = |is_replaced: bool| {
