@@ -8,7 +8,9 @@ use std::process::Stdio;
 use kevtmon_tests::advice::carry_out;
 use kevtmon_tests::cni_call::{OK, PLUGINS, args, call, finished, plugins, wait_for_end};
 use kevtmon_tests::component::{Component, Program, start_as};
+use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
@@ -152,6 +154,56 @@ fn a_large_environment_is_read_to_its_end_and_its_secrets_stay_where_they_are() 
     }
     assert!(looked > 4096, "{looked} bytes");
     assert!(daemon.events().iter().all(|event| !event.to_string().contains(SECRET)));
+}
+
+#[test]
+fn what_is_beyond_what_is_read_of_an_environment_is_said_to_be_cut() {
+    let scratch = Scratch::new();
+    let mut daemon = plugins_with(&scratch, &[("plugin", OK), ("fence", OK)]);
+    let lost = |daemon: &Daemon| {
+        let labels = [("source", "bpf"), ("reason", "exec-environment-cut")];
+        daemon.metrics().sum("kevtmon_events_lost_total", &labels).unwrap_or(0.0)
+    };
+    let before = lost(&daemon);
+    // In the order of their names: behind the call, or before it.
+    let ids = ["Z", "A"].map(|first| {
+        let id = unique::container_id();
+        let mut plugin = call(scratch.path().join("plugin"), "DEL", &id);
+        for number in 0..140 {
+            plugin.env(format!("{first}{number:03}"), "x".repeat(1000));
+        }
+        finished(plugin);
+        id
+    });
+    let end = wait_for_end(&mut daemon, &ids[0], "DEL");
+    end.expect("/cni/truncated", true);
+    end.expect("/cni/pod", "etcd1-0");
+    let events = fence(&mut daemon, &scratch);
+    assert_eq!(of(&events, &ids[1]).len(), 0);
+    eventually!(lost(&daemon) >= before + 1.0, "a call of which nothing was read is counted");
+}
+
+#[test]
+fn what_a_container_executes_inside_itself_says_nothing() {
+    let scratch = Scratch::new();
+    let mut daemon = plugins_with(&scratch, &[("plugin", OK), ("fence", OK)]);
+    let volume = format!("{0}:{0}", scratch.path().display());
+    let container = Container::idle(Dockerd::shared(), &["--network", "none", "--volume", &volume]);
+    let ignored =
+        |daemon: &Daemon| daemon.metrics().sum("kevtmon_kernel_cni_ignored_total", &[]).unwrap_or(0.0);
+    let (before, id) = (ignored(&daemon), unique::container_id());
+    let args = args("etcd1-0", UID, &id);
+    let words = format!(
+        "CNI_COMMAND=DEL CNI_CONTAINERID={id} CNI_NETNS=/proc/1/ns/net CNI_IFNAME=eth0 CNI_ARGS='{args}' exec {}",
+        scratch.path().join("plugin").display()
+    );
+    let ran = container.exec(&[], &["sh", "-c", &words]);
+    assert_eq!(ran.status.code(), Some(0), "{ran:?}");
+    let events = fence(&mut daemon, &scratch);
+    assert_eq!(of(&events, &id).len(), 0);
+    eventually!(ignored(&daemon) > before, "it is counted");
+    let is_about = |event: &Event| event.alarms() && event.text("/cni/container_id") == id;
+    assert!(!events.iter().any(is_about), "{events:?}");
 }
 
 #[test]

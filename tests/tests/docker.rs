@@ -326,6 +326,33 @@ fn a_docker_daemon_that_is_killed_and_comes_back_is_joined_again() {
 }
 
 #[test]
+fn a_restart_of_docker_is_nothing_to_twenty_containers() {
+    let dockerd = Dockerd::start();
+    let all: Vec<Container<'_>> =
+        std::iter::repeat_with(|| Container::idle(&dockerd, &["--network", "none"])).take(20).collect();
+    let daemon = daemon_of(&dockerd);
+    let running = || daemon.metrics().count("kevtmon_containers", &[("state", "running")]);
+    let up = || daemon.metrics().count("kevtmon_source_up", &[("source", "docker")]);
+    eventually!(running() == 20.0, "all are known");
+    for _ in 0..2 {
+        dockerd.kill();
+        eventually!(up() == 0.0, "the loss of docker is counted");
+        assert_eq!(running(), 20.0, "what is known stays");
+        dockerd.launch();
+        eventually!(up() == 1.0, "docker is back");
+    }
+    assert_eq!(running(), 20.0);
+    let is_told = |event: &&Event| event.kind().starts_with("container.") || event.alarms();
+    let events = daemon.events();
+    let told: Vec<&Event> = events
+        .iter()
+        .filter(is_told)
+        .filter(|event| all.iter().any(|one| event.text("/target/container/id") == one.id()))
+        .collect();
+    assert!(told.is_empty(), "{told:?}");
+}
+
+#[test]
 fn a_docker_daemon_that_comes_later_is_found() {
     let dockerd = Dockerd::prepare();
     let mut daemon = launch().runtime(dockerd.runtime()).start();

@@ -18,6 +18,7 @@ use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::podman::Podman;
+use kevtmon_tests::reaper::Cleanup;
 
 /// A socket that leads to another one.
 struct Proxy {
@@ -219,6 +220,64 @@ fn the_containers_of_a_pod_of_podman_share_a_network_and_go_with_it() {
     };
     let events = daemon.events();
     assert!(!events.iter().filter(is_other).any(|event| of_pod(&event)), "its removal is no fault");
+}
+
+/// Where podman's service of root listens as Debian has it.
+const PODMAN: &str = "/run/podman/podman.sock";
+
+#[test]
+fn podman_is_found_by_itself() {
+    let Some(podman) = Podman::start() else { return };
+    let id = podman.start_container(&[], &["sleep", "1000000"]);
+    let usual = Path::new(PODMAN);
+    assert!(!usual.exists(), "{PODMAN} is in use on this machine: its podman would be found");
+    let _cleanup = Cleanup::script(&format!("rm -f {PODMAN}; rmdir /run/podman 2>/dev/null\n"));
+    let mut daemon = launch().runtime("auto").start();
+    std::fs::create_dir_all("/run/podman").expect("a directory can be made");
+    symlink(podman.socket(), usual).expect("a link can be made");
+    let source = || {
+        let state = daemon.find(&["state"]);
+        let sources = state[0].list("/sources");
+        let found = sources.iter().find(|source| source["source"] == format!("docker:{PODMAN}"));
+        found.map(|source| source["up"] == true)
+    };
+    eventually!(source() == Some(true), "podman is found");
+    let late = podman.start_container(&[], &["sleep", "1000000"]);
+    let started = wait_for_start(&mut daemon, &late);
+    started.expect("/target/container/runtime", "podman");
+    let network = Pod::at(NetnsPath::of_process(podman.pid(&id)));
+    daemon.wait_for_gateway(network.inum(), GATEWAY);
+    let ip = network.delete_gateway();
+    let deleted = daemon.wait_for_deletion_by(ip.pid, network.inum(), GATEWAY);
+    deleted.expect("/target/container/id", id.as_str());
+}
+
+#[test]
+fn labels_of_a_container_of_podman_are_a_claim() {
+    let Some(podman) = Podman::start() else { return };
+    let mut daemon = launch().joining(format!("docker={}", podman.socket().display())).start();
+    let labels = [
+        "--label=io.kubernetes.pod.namespace=shop",
+        "--label=io.kubernetes.pod.name=web-0",
+        "--label=io.kubernetes.pod.uid=0f7e8a52-6e3b-11e8-9a2c-525400c5d0aa",
+        "--label=io.kubernetes.container.name=POD",
+        "--label=io.kubernetes.docker.type=podsandbox",
+    ];
+    let id = podman.start_container(&labels, &["sleep", "1000000"]);
+    wait_for_start(&mut daemon, &id).expect("/target/pod/claimed", true);
+    let network = Pod::at(NetnsPath::of_process(podman.pid(&id)));
+    daemon.wait_for_gateway(network.inum(), GATEWAY);
+    let ip = network.delete_gateway();
+    let deleted = daemon.wait_for_deletion_by(ip.pid, network.inum(), GATEWAY);
+    let opened = daemon.wait_for("the lost gateway", |event| {
+        event.is_incident("incident.opened", "gateway-neighbor-lost") && event.is_in(network.inum())
+    });
+    for event in [&deleted, &opened] {
+        event.expect("/target/container/id", id.as_str());
+        event.expect("/target/pod/claimed", true);
+        assert!(event.text("/message").contains("(claims to be pod shop/web-0)"), "{event}");
+    }
+    assert!(daemon.find(&["events", "--pod", "shop/web-0"]).is_empty());
 }
 
 #[test]
