@@ -137,6 +137,24 @@ fn what_has_another_reason_is_no_storm() {
 }
 
 #[test]
+fn three_containers_of_one_pod_are_no_storm() {
+    let mut node = replaced(Some("v1.7.16"), Some("v1.9.11"));
+    for (number, name) in [(6, "etcd"), (7, "proxy"), (8, "log")] {
+        let of_first = |attempt, state, hash| {
+            let facts = member(number, attempt, state, hash);
+            let pod = member(1, attempt, state, hash).pod;
+            let pod = pod.map(|pod| PodIdentity { container_name: Some(name.into()), ..pod });
+            Fact::Container(Box::new(ContainerFacts { pod, ..facts }))
+        };
+        node.observe(of_first(0, ContainerState::Exited, OLD));
+        node.run_for(2 * S);
+        node.observe(of_first(1, ContainerState::Running, NEW));
+    }
+    let recreated = node.events.iter().filter(|event| event.kind == Kind::ContainerRecreated).count();
+    assert_eq!((recreated, node.open().len()), (3, 0));
+}
+
+#[test]
 fn two_pods_or_a_slow_pace_or_no_kubelet_that_has_just_started_are_no_storm() {
     let mut node = replaced(None, None);
     (1..=2).for_each(|pod| recreate(&mut node, pod, |_| {}));

@@ -371,6 +371,34 @@ async fn a_restart_of_the_daemon_gives_a_new_snapshot_and_a_resync() {
 }
 
 #[tokio::test]
+async fn a_restart_in_the_middle_of_a_snapshot_leaves_no_half_of_it() {
+    let mut fake = FakeDocker::started();
+    ['a', 'b', 'c'].into_iter().for_each(|digit| fake.put(&id(digit), "running", me()));
+    fake.mood(Mood::InspectWaits);
+    let mut reports = Reports::by(&fake);
+    until("one is inspected", || fake.inspects() > 0).await;
+    fake.answer_inspects(1);
+    until("another one is", || fake.inspects() > 1).await;
+    fake.stop(true).await;
+    let whole = reports.until(|fact| match fact {
+        Fact::Source(status) if !status.up => Some(true),
+        Fact::RuntimeSnapshot { containers, .. } => Some(containers.len() == 3),
+        _ => None,
+    });
+    assert!(whole.await, "{:?}", reports.seen);
+    fake.mood(Mood::Well);
+    fake.remove(&id('b'));
+    fake.start();
+    reports.until_listed(|listed| listed.iter().map(|facts| &facts.id).eq([&id('a'), &id('c')])).await;
+    reports.up().await;
+    assert!(
+        !reports.seen.iter().any(|fact| matches!(fact, Fact::ContainerGone { .. })),
+        "{:?}",
+        reports.seen
+    );
+}
+
+#[tokio::test]
 async fn however_the_event_stream_ends_it_is_read_anew() {
     let fake = FakeDocker::started();
     let mut reports = Reports::by(&fake);
