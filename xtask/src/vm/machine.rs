@@ -13,8 +13,11 @@ use super::kernels::Kernel;
 use super::qemu::Qemu;
 use crate::workspace;
 
-/// How long a machine may take: two minutes were measured on two busy cores.
-const PATIENCE: Duration = Duration::from_secs(900);
+/// How long a machine may take: a quarter of an hour was measured with two on two cores.
+const PATIENCE: Duration = Duration::from_secs(2400);
+
+/// How long it may print nothing: no test takes as long, and one that hangs shall not keep the verdict of the others.
+const SILENCE: Duration = Duration::from_secs(600);
 
 /// How process 1 begins its last line.
 const VERDICT: &str = "guest: ";
@@ -53,7 +56,7 @@ pub(crate) fn run(
     let mut text = String::new();
     let mut verdict = None;
     let end = loop {
-        match console.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        match console.recv_timeout(deadline.saturating_duration_since(Instant::now()).min(SILENCE)) {
             Ok(line) => {
                 if line.starts_with("test ") && !line.starts_with("test result") {
                     writeln!(output, "{}: {line}", kernel.name)?;
