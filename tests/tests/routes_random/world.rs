@@ -275,7 +275,15 @@ impl World {
         };
         let objects = self.objects();
         let taken = self.answers(family, &lines);
-        taken.iter().filter(counts).flat_map(|route| hops(route, &objects)).collect()
+        let used = |route: &Value| {
+            let hops = hops(route, &objects);
+            // What is asked for is the route. The kernel shares packets among its next hops if it is the one that it found; where
+            // it takes an equal one instead, IPv4 takes the first of that (net/ipv4/fib_semantics.c, `fib_select_default`).
+            let is_instead = !v6 && first_like(route, &all).is_some_and(|first| !is_same(first, route));
+            let number = if is_instead { 1 } else { hops.len() };
+            hops.into_iter().take(number).collect::<Vec<_>>()
+        };
+        taken.iter().filter(counts).flat_map(used).collect()
     }
 
     /// The families in which packets of every kind have a gateway, whatever else there is.
@@ -363,10 +371,27 @@ pub(crate) fn halves(v6: bool) -> [&'static str; 2] {
     if v6 { ["::/1", "8000::/1"] } else { ["0.0.0.0/1", "128.0.0.0/1"] }
 }
 
+/// The first of the routes that are like one to the kernel and can be used.
+fn first_like<'a>(route: &Value, all: &'a [Value]) -> Option<&'a Value> {
+    let key = |route: &Value| ["dst", "table", "metric", "tos"].map(|name| route[name].clone());
+    let is_unusable = |route: &Value| match route["nexthops"].as_array() {
+        Some(hops) => hops.iter().all(is_dead),
+        None => is_dead(route),
+    };
+    all.iter().find(|other| key(other) == key(route) && !is_unusable(other))
+}
+
+/// Whether two have the same next hops.
+fn is_same(one: &Value, other: &Value) -> bool {
+    ["nexthops", "nhid", "gateway", "via", "dev"].iter().all(|name| one[*name] == other[*name])
+}
+
+fn is_dead(hop: &Value) -> bool {
+    hop["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "dead"))
+}
+
 /// The next hops of a route as `ip -j` prints it.
 fn hops(route: &Value, objects: &Objects) -> Vec<Gateway> {
-    let is_dead =
-        |hop: &Value| hop["flags"].as_array().is_some_and(|flags| flags.iter().any(|flag| flag == "dead"));
     let hop = |hop: &Value| gateway(hop).filter(|_| !is_dead(hop));
     match (route["nexthops"].as_array(), route["nhid"].as_u64()) {
         (Some(several), _) => several.iter().filter_map(hop).collect(),
