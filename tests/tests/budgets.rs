@@ -10,10 +10,14 @@ use kevtmon_tests::balance::{Balance, stop_and_account, wait_for_balance};
 use kevtmon_tests::cgroup::{Cgroup, Hierarchy};
 use kevtmon_tests::component::{Program, start};
 use kevtmon_tests::daemon::{ALL_EVENTS, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::eventually;
 use kevtmon_tests::lock::Exclusive;
 use kevtmon_tests::mount::{Mount, Scratch};
+use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::network::NeighbourState;
 use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
+use kevtmon_tests::podman::Podman;
 use kevtmon_tests::process::{finish, hold_by_cwd};
 use kevtmon_tests::storm::ipv4;
 
@@ -68,6 +72,44 @@ fn a_control_group_alone_has_no_more_than_one_budget() {
     assert!(balance.received >= f64::from(TIMES), "{balance:?}");
     let most = f64::from(BURST) + began.elapsed().as_secs_f64() + 1.0;
     assert!(balance.emitted <= most, "{balance:?}, at most {most}");
+    stop_and_account(daemon);
+}
+
+#[test]
+fn a_containers_namespace_in_another_user_namespace_has_a_budget_of_its_own() {
+    const TIMES: u32 = 200;
+    let Some(podman) = Podman::start() else { return };
+    let _exclusive = Exclusive::take();
+    let id = podman.start_container(&["--uidmap=0:100000:65536"], &["sleep", "1000000"]);
+    let netns = NetnsPath::of_process(podman.pid(&id));
+    netns.network(|network| {
+        network.add_bridge("eth0")?;
+        network.add_address("eth0", [10, 76, 0, 1].into(), 8)?;
+        network.set_up("eth0", true)
+    });
+    let config = format!("[hooks]\nsource_rate = 1\nsource_burst = {BURST}\n");
+    let mut daemon = launch().config(&config).start();
+    daemon.wait_for_netns(netns.inum());
+    let is_summary = |event: &Event| event.kind() == "events.throttled";
+    netns.churn((0..TIMES).map(ipv4));
+    let told = daemon.wait_for("a summary", is_summary);
+    told.expect("/throttled/lane", "unknown");
+    assert!(!told.has("/throttled/netns"), "of it nobody knows anything: {told}");
+    stop_and_account(daemon);
+
+    let mut daemon =
+        launch().joining(format!("docker={}", podman.socket().display())).config(&config).start();
+    let is_its_own =
+        |event: &Event| is_summary(event) && event.number("/throttled/netns") == Some(netns.inum());
+    let flooded = || {
+        netns.churn((0..TIMES).map(ipv4));
+        daemon.events().into_iter().any(|event| is_its_own(&event))
+    };
+    eventually!(flooded(), "it is a container's, as the runtime says");
+    let told = daemon.wait_for("a summary", is_its_own);
+    told.expect("/throttled/lane", "namespace");
+    told.expect("/target/container/id", &*id);
+    told.expect("/severity", "warning");
     stop_and_account(daemon);
 }
 

@@ -235,15 +235,17 @@ fn what_is_done_to_a_gateway_without_end_is_beyond_its_lane_as_any_other_of_its_
     let pod = Pod::new();
     let daemon = launch().config("[hooks]\nsource_rate = 1\nsource_burst = 1\n").start();
     daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    let begun = Instant::now();
     pod.delete_gateway();
     let gateway = GATEWAY.parse().expect("an address");
     pod.netns().churn(std::iter::repeat_n(gateway, TIMES));
+    // At once and a second: 64 of the lane, and one of the namespace.
+    let allowed = 65.0 * (1.0 + begun.elapsed().as_secs_f64());
     let sets = wait_for_balance(&daemon, Balance::of_gateway_sets);
     assert!(sets.received >= TIMES as f64 && sets.emitted >= 64.0 && sets.throttled > 0.0, "{sets:?}");
     let balance = balance(&daemon);
     assert!(balance.received >= TIMES as f64, "{balance:?}");
-    // Its lane's, and one of the namespace.
-    assert!(balance.emitted >= 64.0 && balance.throttled > 0.0, "{balance:?}");
+    assert!((64.0..=allowed).contains(&balance.emitted) && balance.throttled > 0.0, "{balance:?} {allowed}");
     for event in [summaries(&daemon, "namespace"), summaries(&daemon, "gateway-set")].concat() {
         event.expect("/throttled/netns", pod.inum());
     }
@@ -251,7 +253,7 @@ fn what_is_done_to_a_gateway_without_end_is_beyond_its_lane_as_any_other_of_its_
 }
 
 #[test]
-fn namespaces_of_other_user_namespaces_of_root_share_one_budget_until_they_are_a_containers() {
+fn namespaces_of_other_user_namespaces_of_root_share_one_budget() {
     let _exclusive = Exclusive::take();
     let (first, second) = (Own::of(0), Own::of(0));
     let daemon =
