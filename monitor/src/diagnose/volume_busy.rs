@@ -51,7 +51,7 @@ struct BusyVolume {
     mounts: Vec<BusyPart>,
     /// Attempts that the model no longer counts, of mounts that ended.
     former: u64,
-    /// Whether one of those was only likely the mount that was busy.
+    /// Whether one of those was only likely the mount that was busy, or more were busy than are kept.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_likely_gone: bool,
     /// As in the newest report.
@@ -151,6 +151,8 @@ impl VolumeBusy {
             let before = counted.map_or(0, |busy| busy.attempts() - busy.recent_attempts());
             let identity = identity.cloned();
             busy.mounts.push(BusyPart { place: place.clone(), identity, before, known: None });
+        } else {
+            busy.is_likely_gone = true;
         }
         let part = busy.mounts.iter_mut().find(|part| part.is(&place, identity));
         let known = part.and_then(|part| Known::update(&mut part.known, event));

@@ -225,6 +225,31 @@ fn a_mount_that_is_only_likely_the_busy_one_resolves_nothing_when_it_goes() {
 }
 
 #[test]
+fn a_volume_with_more_busy_mounts_than_are_kept_is_only_likely_over_when_those_have_gone() {
+    let within = |mntns, errno| {
+        let Fact::Umount(mut attempt) = umount(errno) else { unreachable!() };
+        attempt.mntns = mntns;
+        Fact::Umount(attempt)
+    };
+    let last_kept = 1000 + u32::try_from(MOUNTS_MAX).unwrap();
+    for (last, reason) in [(last_kept, CloseReason::Resolved), (last_kept + 1, CloseReason::LikelyGone)] {
+        let mut node = terminating();
+        for mntns in 1001..=last {
+            node.observe(within(mntns, Some(16)));
+            node.run_for(S);
+        }
+        for mntns in 1001..=last_kept {
+            assert_eq!(node.open().len(), 1, "{mntns} is there");
+            node.mounted = false;
+            node.observe(within(mntns, None));
+            node.mounted = true;
+            node.run_for(S);
+        }
+        assert_eq!(node.last_incident().incident.as_ref().unwrap().close_reason, Some(reason));
+    }
+}
+
+#[test]
 fn a_volume_that_was_moved_away_is_told_where_it_is_and_closes_with_its_mount() {
     let at = |path: &str, errno| {
         let Fact::Umount(mut attempt) = umount(errno) else { unreachable!() };
