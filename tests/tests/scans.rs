@@ -9,9 +9,10 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kevtmon_tests::balance::stop_and_account;
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, kubelet_roots, launch};
 use kevtmon_tests::event::Event;
 use kevtmon_tests::mount::{Mount, Scratch, is_about};
+use kevtmon_tests::pod_sandbox::uuid;
 use kevtmon_tests::process::{Running, busy_loop, hold_by_cwd, hold_by_fd, idle};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -108,13 +109,15 @@ fn crowd(descriptors: u64) -> Vec<Running> {
 #[test]
 fn descriptors_without_end_hide_no_holder_and_are_looked_at_in_the_end() {
     let _alone = one_at_a_time();
-    let mut daemon = launch().start();
+    let scratch = Scratch::new();
+    let root = scratch.path().join("kubelet");
+    let mut daemon = launch().config(&kubelet_roots(&root)).start();
     let is_cut = |event: &Event| event.to_string().contains("the time for one scan ran out");
     let mut crowds = Vec::new();
     let (mount, culprit, first) = (0..CROWDS)
         .find_map(|nth| {
             crowds.extend(crowd(DESCRIPTORS << nth));
-            let mount = Mount::new();
+            let mount = Mount::at(&root.join(format!("pods/{}/volumes/kubernetes.io~rbd/data", uuid())));
             let culprit = hold_by_fd(&mount.file());
             mount.umount_refused();
             let first = wait_for_holders(&mut daemon, &mount);
@@ -122,12 +125,19 @@ fn descriptors_without_end_hide_no_holder_and_are_looked_at_in_the_end() {
             is_cut(&first).then_some((mount, culprit, first))
         })
         .expect("one scan has not the time for all descriptors");
+    let opened = wait_for(&mut daemon, "incident.opened", mount.point());
+    assert!(opened.text("/message").contains(&format!("(pid {})", culprit.pid())), "{opened}");
+    opened.expect("/incident/confidence", "likely");
     let seq = first.number("/completes").or_else(|| first.number("/seq"));
     let later = daemon.wait_for("the rest of the scan", |event| {
         let is_later = is_about(event, "mount.busy", mount.point()) && event.number("/completes") == seq;
         is_later && !is_cut(event)
     });
     assert!(holds(&later, culprit.pid()), "{later}");
+    daemon.wait_for("an incident that is certain", |event| {
+        let is_certain = event.text("/incident/confidence") == "certain";
+        is_about(event, "incident.updated", mount.point()) && is_certain
+    });
     stop_and_account(daemon);
 }
 
