@@ -38,6 +38,8 @@ const LIMIT: Duration = Duration::from_secs(40);
 const IMPATIENT: &str = "[incidents]\ngateway_teardown_seconds = 1\ngateway_confirm_seconds = 1\n";
 /// A route that was deleted by itself so shortly before its link may have gone with it.
 const TOGETHER: Duration = Duration::from_secs(3);
+/// A namespace is read again after this time at the latest: once a second, and a reading takes its time.
+const READ_AGAIN: Duration = Duration::from_millis(1500);
 
 /// A run of the test.
 struct Run {
@@ -57,8 +59,8 @@ struct Run {
     lately: Vec<(Instant, BTreeSet<Gateway>)>,
     /// Losses of which nothing was said at once, since routes had not been heard of.
     unsaid: BTreeSet<Gateway>,
-    /// Whether rules changed in this round: they are read again, and a route that goes before that was never known to be used.
-    ruled: bool,
+    /// When rules changed: they are read again, and a route that goes before that was never known to be used.
+    ruled: Option<Instant>,
     paused: usize,
     unknown: usize,
 }
@@ -99,7 +101,7 @@ impl Run {
             disturbed: BTreeSet::new(),
             lately: Vec::new(),
             unsaid: BTreeSet::new(),
-            ruled: false,
+            ruled: None,
             paused: 0,
             unknown: 0,
         }
@@ -112,7 +114,9 @@ impl Run {
     /// A random change of routes.
     fn change(&mut self) {
         let line = change(&mut self.random, &self.world);
-        self.ruled |= line.contains(" rule ");
+        if line.contains(" rule ") {
+            self.ruled = Some(Instant::now());
+        }
         let mark = if self.world.ip(&line) { " " } else { "!" };
         self.history.push(format!("{mark} {line}"));
         self.perhaps_stranded.append(&mut self.stranded);
@@ -206,7 +210,7 @@ impl Run {
     /// A link or an address goes, and what depends on it goes along.
     fn disturb(&mut self) {
         let in_use = self.in_use();
-        let by_turns = self.world.by_turns();
+        let (by_turns, alternates) = (self.world.by_turns(), self.world.alternates());
         let lines = disturbance(&mut self.random);
         let seen = self.daemon.events().len();
         let ip = self.world.netns.path().ip_batch(&lines);
@@ -233,9 +237,9 @@ impl Run {
             assert!(is_true, "{event} after\n{}", self.shown());
         }
         let left = self.world.truth();
-        let ruled = self.ruled;
-        let is_told =
-            |gateway: &&Gateway| !ruled && gone.contains(*gateway) && !by_turns.contains_key(*gateway);
+        let ruled = self.ruled.is_some_and(|changed| changed.elapsed() < READ_AGAIN);
+        let is_in_turn = |gateway: &Gateway| by_turns.contains_key(gateway) || alternates.contains(gateway);
+        let is_told = |gateway: &&Gateway| !ruled && gone.contains(*gateway) && !is_in_turn(gateway);
         self.stranded.extend(in_use.difference(&left).filter(is_told).cloned());
         self.perhaps_stranded.extend(in_use.difference(&left).cloned());
         self.unresolved =
@@ -245,7 +249,6 @@ impl Run {
     }
 
     fn round(&mut self) {
-        self.ruled = false;
         for _ in 0..=self.random.below(4) {
             self.change();
         }

@@ -321,6 +321,18 @@ impl World {
         by_turns
     }
 
+    /// The gateways of IPv4 routes that the kernel takes in turn with an equal one before them, and tells nobody; none is
+    /// among them that is also of a first one.
+    pub(crate) fn alternates(&self) -> BTreeSet<Gateway> {
+        let (objects, all) = (self.objects(), self.answers("-4", "route show table all\n"));
+        let is_first = |route: &&Value| first_like(route, &all).is_some_and(|first| is_same(first, route));
+        let (first, others): (Vec<&Value>, Vec<&Value>) = all.iter().partition(is_first);
+        let hops_of = |routes: Vec<&Value>| -> BTreeSet<Gateway> {
+            routes.into_iter().flat_map(|route| hops(route, &objects)).collect()
+        };
+        &hops_of(others) - &hops_of(first)
+    }
+
     /// Whether the kernel takes a gateway or not for reasons that are not in the routes: others can take its place, or it
     /// can take theirs.
     pub(crate) fn depends_on_others(&self, gateway: &Gateway) -> bool {
