@@ -33,7 +33,7 @@ pub(crate) const REQUEST_MAX: usize = 128 * 1024;
 /// Mounts one in a new directory. It is served until it is unmounted and nobody uses it, or this process ends.
 pub fn mount_served(point: &Path) {
     let device = mounted(point);
-    std::thread::spawn(move || serve(device, answer));
+    std::thread::spawn(move || serve(device, |opcode, _| answer(opcode)));
 }
 
 /// Mounts one that nobody serves; the device, which ends it when it is closed.
@@ -45,11 +45,24 @@ pub fn mount_unserved(point: &Path) -> File {
 /// Mounts one whose server can stop to answer, as if its process was stopped.
 #[must_use]
 pub fn mount_halting(point: &Path) -> Server {
-    let device = mounted(point);
+    halting(mounted(point), |opcode, _| answer(opcode))
+}
+
+/// Mounts one whose server can stop to answer, with a directory at every name of each directory. The kernel remembers for so
+/// many seconds that it is there.
+#[must_use]
+pub fn mount_halting_above(point: &Path, seconds: u64) -> Server {
+    halting(mounted(point), move |opcode, node| match opcode {
+        LOOKUP => (0, directory(node + 1, seconds)),
+        _ => answer(opcode),
+    })
+}
+
+fn halting(device: File, answer: impl Fn(u32, u64) -> (i32, Vec<u8>) + Send + 'static) -> Server {
     let server = Server::default();
     let own = server.clone();
     std::thread::spawn(move || {
-        serve(device, |opcode| {
+        serve(device, |opcode, node| {
             if own.is_halted.load(Ordering::SeqCst) && opcode != DESTROY {
                 own.asked.fetch_add(1, Ordering::SeqCst);
                 let end = Instant::now() + patience();
@@ -59,7 +72,7 @@ pub fn mount_halting(point: &Path) -> Server {
                 }
                 return (libc::EIO, Vec::new());
             }
-            answer(opcode)
+            answer(opcode, node)
         });
     });
     server
@@ -98,7 +111,7 @@ pub fn mount_link(point: &Path, target: &Path) -> Link {
     let (release, released) = sync_channel::<()>(1);
     let (tell_asked, asked) = sync_channel(1);
     std::thread::spawn(move || {
-        serve(device, |opcode| match opcode {
+        serve(device, |opcode, _| match opcode {
             LOOKUP => {
                 // Nobody may listen any more.
                 let _ = tell_asked.send(());
@@ -143,7 +156,8 @@ pub(crate) fn mounted(point: &Path) -> File {
     device
 }
 
-fn serve(mut device: File, answer: impl Fn(u32) -> (i32, Vec<u8>)) {
+/// `answer`: by the kind of request, and the number of the file that it is about.
+fn serve(mut device: File, answer: impl Fn(u32, u64) -> (i32, Vec<u8>)) {
     let mut request = vec![0; REQUEST_MAX];
     while let Ok(len) = device.read(&mut request) {
         if len < HEADER {
@@ -153,7 +167,8 @@ fn serve(mut device: File, answer: impl Fn(u32) -> (i32, Vec<u8>)) {
         if UNANSWERED.contains(&opcode) {
             continue;
         }
-        let (error, body) = answer(opcode);
+        let node = u64::from_ne_bytes(request[16..24].try_into().unwrap_or_default());
+        let (error, body) = answer(opcode, node);
         let mut reply = Vec::with_capacity(16 + body.len());
         let whole = u32::try_from(16 + body.len()).unwrap_or_default();
         reply.extend(whole.to_ne_bytes());
@@ -167,10 +182,21 @@ fn serve(mut device: File, answer: impl Fn(u32) -> (i32, Vec<u8>)) {
 
 /// `fuse_entry_out` of node 2, a link.
 fn link() -> Vec<u8> {
+    entry(2, 0o120_777)
+}
+
+/// `fuse_entry_out` of a directory that is there for so many seconds.
+fn directory(node: u64, seconds: u64) -> Vec<u8> {
+    let mut body = entry(node, 0o040_755);
+    body[16..24].copy_from_slice(&seconds.to_ne_bytes());
+    body
+}
+
+fn entry(node: u64, mode: u32) -> Vec<u8> {
     let mut body = vec![0; ENTRY_OUT];
-    body[..8].copy_from_slice(&2_u64.to_ne_bytes());
-    body[40..48].copy_from_slice(&2_u64.to_ne_bytes());
-    body[100..104].copy_from_slice(&0o120_777_u32.to_ne_bytes());
+    body[..8].copy_from_slice(&node.to_ne_bytes());
+    body[40..48].copy_from_slice(&node.to_ne_bytes());
+    body[100..104].copy_from_slice(&mode.to_ne_bytes());
     body[104..108].copy_from_slice(&1_u32.to_ne_bytes());
     body
 }

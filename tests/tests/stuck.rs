@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use kevtmon_tests::balance::{Balance, assert_accounted_for, stop_and_account, wait_for_balance};
 use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::eventually;
+use kevtmon_tests::fuse::mount_halting_above;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::process::hold_by_cwd;
@@ -60,6 +61,45 @@ fn started_in_a_mount_namespace_of_its_own_it_says_so() {
     let pins = || daemon.metrics().count("kevtmon_self_pins", &[]);
     eventually!(pins() == 1.0, "nothing but its mount namespace stays, when namespaces have been read");
     stop_and_account(daemon);
+}
+
+#[test]
+fn a_file_server_that_does_not_answer_above_a_busy_mount_is_not_asked() {
+    // Whether the kernel remembers the directory until the daemon looks, or would have to ask for it.
+    for remembered in [1000, 0] {
+        let scratch = Scratch::new();
+        let above = scratch.path().join("served");
+        let server = mount_halting_above(&above, remembered);
+        let mount = Mount::at(&above.join("pod/volume"));
+        let holder = hold_by_cwd(mount.point());
+        let mut daemon = launch().start();
+        let process = Pid::from_raw(daemon.pid().cast_signed());
+        // The server answers who unmounts, and not the daemon.
+        kill(process, Signal::SIGSTOP).expect("it runs");
+        let refused = mount.umount();
+        assert!(!refused.status.success(), "{} was not busy", mount.point().display());
+        server.halt();
+        kill(process, Signal::SIGCONT).expect("it is stopped");
+        let event = daemon.wait_for_holders("mount.busy", |event| {
+            event.kind() == "mount.busy" && event.number("/actor/pid") == Some(refused.pid.into())
+        });
+        finds_a_holder(&mut daemon);
+        assert_eq!(server.asked_in_vain(), 0, "somebody waited for the server: {event}");
+        server.resume();
+        event.expect("/mount/path", &*mount.point().to_string_lossy());
+        let holders = event.list("/holders").iter().map(|held| held["pid"].as_u64()).collect::<Vec<_>>();
+        if remembered > 0 {
+            assert_eq!(holders, [Some(holder.pid().into())], "{event}");
+        } else {
+            // Which mount it was can only be known from the server.
+            assert!(holders.is_empty(), "{event}");
+            event.expect("/holders_verdict", "incomplete");
+            let reason = event.text("/holders_unreadable/0/reason");
+            assert!(reason.contains("cannot look up") && reason.contains("/served/pod"), "{event}");
+        }
+        assert_eq!(daemon.metrics().count("kevtmon_proc_readers_stuck", &[]), 0.0);
+        stop_and_account(daemon);
+    }
 }
 
 /// Each counts what hangs on the whole machine.
