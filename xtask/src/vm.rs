@@ -44,7 +44,7 @@ const FORKER: &str = "forker";
 const WEDGE: &str = "wedge";
 
 /// The test executables that depend on the kernel, each with what it leaves out: no runtime is in the guest.
-const TESTS: [(&str, &[&str]); 10] = [
+const TESTS: [(&str, &[&str]); 11] = [
     ("hooks", &[]),
     // An entry must be used in the very moment in which another processor removes it, which emulation gives seldom.
     ("neighbor", &["--skip=used_at_that_moment"]),
@@ -59,6 +59,7 @@ const TESTS: [(&str, &[&str]); 10] = [
     // Macvlan is a module that no other test needs.
     ("netns_exit", &["--skip=lower"]),
     ("stuck", &["--skip=started_in_a_mount_namespace"]),
+    ("vrf", &[]),
 ];
 
 const PREREQUISITES: [Prerequisite; 3] = [
