@@ -14,6 +14,7 @@ use crate::unique;
 pub struct Container<'d> {
     dockerd: &'d Dockerd,
     name: String,
+    image: String,
     id: String,
     pid: u32,
     removed: bool,
@@ -45,7 +46,7 @@ impl<'d> Container<'d> {
         let id = dockerd.docker(&words).stdout.trim().to_owned();
         assert_eq!(id.len(), 64, "docker run prints the id");
         let pid = pid(dockerd, &name).expect("a container that was started has a process");
-        Self { dockerd, name, id, pid, removed: false, _shared: shared }
+        Self { dockerd, name, image: image.to_owned(), id, pid, removed: false, _shared: shared }
     }
 
     /// Starts the sandbox of the pod of this name in the namespace `lijiaob`, as a kubelet does, with further options and
@@ -80,6 +81,12 @@ impl<'d> Container<'d> {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What it was made of.
+    #[must_use]
+    pub fn image(&self) -> &str {
+        &self.image
     }
 
     /// Its first process, on the host.

@@ -15,6 +15,7 @@ pub mod key;
 pub mod likeness;
 pub mod lull;
 mod namespace;
+pub mod now;
 pub mod record;
 pub mod stale;
 pub mod story;

@@ -13,6 +13,7 @@ use super::down;
 use super::history::IncidentView;
 use super::key::keys;
 use super::likeness;
+use super::now;
 use super::record::timestamp;
 use super::stale::Stale;
 use super::subject::Subject;
@@ -51,6 +52,9 @@ pub struct Story {
     pub node: String,
     /// What it is about.
     pub subject: Subject,
+    /// What is known of a container or a pod at this moment.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub now: Vec<String>,
     /// Incidents, each after its causes.
     pub incidents: Vec<StoryIncident>,
     /// Incidents that were left out because there are too many.
@@ -202,8 +206,10 @@ pub fn build(parts: Parts<'_>) -> Story {
         .map(|view| view.incident.advice.iter().filter(|step| !leads_here(step)).cloned().collect());
     let (steps, steps_omitted) = shortened(folded(all));
     let node = parts.coverage.state.map_or(&parts.coverage.extent.node, |state| &state.node).clone();
+    let now = parts.coverage.state.map_or_else(Vec::new, |state| now::told(state, &parts.subject));
     Story {
         node,
+        now,
         subject: parts.subject,
         incidents: ordered,
         incidents_omitted: parts.incidents_omitted,

@@ -26,6 +26,7 @@ pub fn candidates(subjects: &[Subject]) -> String {
 pub fn text(story: &Story, pretty: &Pretty, clock: &Clock) -> String {
     let mut page = Page { out: Paragraphs::new(pretty), clock };
     page.head(&format!("{} on {}", escaped(&story.subject.label), escaped(&story.node)));
+    page.now(&story.now);
     page.causes(story);
     page.steps(story);
     page.suspected(story);
@@ -51,6 +52,14 @@ impl Page<'_> {
 
     fn dim(&mut self, indent: usize, words: &str) {
         self.out.put(indent, Some(Style::Dim), words);
+    }
+
+    fn now(&mut self, facts: &[String]) {
+        if facts.is_empty() {
+            return;
+        }
+        self.section("Known now");
+        facts.iter().for_each(|fact| self.out.put(2, None, &escaped(fact)));
     }
 
     fn causes(&mut self, story: &Story) {
