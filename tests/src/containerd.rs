@@ -206,7 +206,20 @@ state = "{shown}/state"
         task.split_whitespace().nth(1).and_then(|pid| pid.parse().ok()).expect("a process id")
     }
 
-    /// Runs containerd's own client on what the CRI has made; returns what it prints.
+    /// Starts a container of which the CRI knows nothing, beside those that it has made, with these options of `ctr run`;
+    /// returns its id and first process.
+    #[must_use]
+    pub fn start_aside(&self, options: &[&str]) -> (String, u32) {
+        let id = format!("{}{}", uuid(), uuid()).replace('-', "");
+        let group = format!("/{}/{id}", self.name);
+        let own = ["run", "--detach", "--snapshotter", "native", "--cgroup", &group];
+        let words = [&own[..], options, &[IMAGE, &id, "/bin/sleep", "1000000"]].concat();
+        self.ctr(&words);
+        let pid = self.pid(&id);
+        (id, pid)
+    }
+
+    /// Runs containerd's own client in the namespace of the CRI; returns what it prints.
     fn ctr(&self, arguments: &[&str]) -> String {
         let socket = self.socket();
         let words = ["ctr", "-a", &socket.to_string_lossy(), "-n", "k8s.io"];

@@ -10,7 +10,7 @@ use kevtmon_tests::eventually;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::network::{NeighbourState, Network};
-use kevtmon_tests::pod::{GATEWAY_LLADDR, Pod};
+use kevtmon_tests::pod::{GATEWAY, GATEWAY_LLADDR, Pod};
 use kevtmon_tests::process::{comm, run};
 
 /// What was reported of the life of a container, in order.
@@ -198,6 +198,53 @@ fn a_pod_in_the_network_of_the_host_has_no_calls_and_owns_nothing_there() {
     };
     let of_it: Vec<&Event> = events.iter().filter(is_its).collect();
     assert!(of_it.is_empty(), "no plugin is called for it, and nothing is wrong: {of_it:?}");
+}
+
+#[test]
+fn labels_of_a_container_that_the_cri_has_not_made_are_nobodys_word() {
+    let containerd = Containerd::start();
+    let mut daemon = launch().runtime(containerd.runtime()).start();
+    let pod = containerd.run_pod();
+    wait_for_life(&mut daemon, "container.started", pod.sandbox());
+    let forged = [
+        "--label=io.cri-containerd.kind=container".to_owned(),
+        "--label=io.kubernetes.container.name=etcd".to_owned(),
+        format!("--label=io.kubernetes.pod.namespace={NAMESPACE}"),
+        format!("--label=io.kubernetes.pod.name={}", pod.name()),
+        format!("--label=io.kubernetes.pod.uid={}", pod.uid()),
+        "--annotation=io.kubernetes.cri.container-type=container".to_owned(),
+        format!("--annotation=io.kubernetes.cri.sandbox-id={}", pod.sandbox()),
+        format!("--annotation=io.kubernetes.cri.sandbox-namespace={NAMESPACE}"),
+        format!("--annotation=io.kubernetes.cri.sandbox-name={}", pod.name()),
+        format!("--annotation=io.kubernetes.cri.sandbox-uid={}", pod.uid()),
+    ];
+    let (id, pid) = containerd.start_aside(&forged.each_ref().map(String::as_str));
+    let network = Pod::at(NetnsPath::of_process(pid));
+    let tells_of_no_pod = |daemon: &mut Daemon| {
+        daemon.wait_for_gateway(network.inum(), GATEWAY);
+        let ip = network.delete_gateway();
+        let deleted = daemon.wait_for_deletion_by(ip.pid, network.inum(), GATEWAY);
+        let opened = daemon.wait_for("the lost gateway", |event| {
+            event.is_incident("incident.opened", "gateway-neighbor-lost") && event.is_in(network.inum())
+        });
+        for event in [&deleted, &opened] {
+            event.expect("/target/container/id", &*id);
+            event.expect_none("/target/pod");
+            assert!(!event.text("/message").contains(pod.name()), "{event}");
+        }
+        network.set_gateway();
+        daemon.wait_for("it is back", |event| {
+            event.is_incident("incident.closed", "gateway-neighbor-lost") && event.is_in(network.inum())
+        });
+        assert!(daemon.find(&["incidents", "--pod", &pod.full_name()]).is_empty());
+    };
+    tells_of_no_pod(&mut daemon);
+    containerd.kill();
+    eventually!(daemon.metrics().count("kevtmon_source_up", &[("source", "cri")]) == 0.0, "it is missed");
+    tells_of_no_pod(&mut daemon);
+    // Neither does one tell of it that has nothing but what containerd left on the disk.
+    tells_of_no_pod(&mut launch().runtime(containerd.runtime()).start());
+    containerd.launch();
 }
 
 #[test]
