@@ -379,3 +379,43 @@ fn a_link_or_a_route_that_goes_is_a_harm_as_a_gateway_is() {
         }
     }
 }
+
+#[test]
+fn what_two_workers_of_a_kubelet_do_at_the_same_time_is_one_story() {
+    let mut node = before_the_pod();
+    node.call(CniCommand::Add, OLD, 0);
+    // Of a deletion by force, the network of the next sandbox may be there before the first attempt to take that of the old.
+    start_pod(&mut node);
+    let begin = |node: &mut TestNode, workers: [u32; 2]| {
+        for worker in workers {
+            node.observe(task(worker, "/opt/cni/bin/calico"));
+            node.observe(exec(worker, CniCommand::Del, OLD));
+            node.run_for(30 * MS);
+        }
+    };
+    for workers in [[31_001, 31_002], [31_003, 31_004]] {
+        begin(&mut node, workers);
+        for worker in workers {
+            node.observe(exit(worker, 1));
+            node.run_for(30 * MS);
+        }
+        node.run_for(15 * S);
+    }
+    let [stale] = &node.of_kind(KIND)[..] else { panic!("{:?}", node.kinds()) };
+    assert_eq!((stale.count, stale.severity), (4, Severity::Warning), "{}", stale.summary);
+
+    // The clean-up of containers, a minute later: one of two takes the network, and not its own.
+    node.run_for(50 * S);
+    let workers = [31_005, 31_006];
+    begin(&mut node, workers);
+    node.delete_entry(ETCD, NeighborCause::Admin);
+    for (worker, code) in workers.into_iter().zip([0, 1]) {
+        node.observe(exit(worker, code));
+        node.run_for(30 * MS);
+    }
+    node.run_for(S);
+    let (stale, lost) = (node.of_kind(KIND), node.of_kind("gateway-neighbor-lost"));
+    assert_eq!((stale.len(), lost.len()), (1, 1), "{:?}", node.kinds());
+    assert_eq!(lost[0].caused_by, [stale[0].id.as_str()]);
+    assert!(stale[0].summary.contains("static gateway ARP"), "{}", stale[0].summary);
+}
