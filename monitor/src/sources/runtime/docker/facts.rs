@@ -145,11 +145,18 @@ impl Described {
     }
 }
 
-/// An error of the runtime as one line, masked and cut; `None` where there is none.
+/// An error of the runtime as one line, masked, and without its middle if it is long: what failed in the end comes last. `None`
+/// where there is none.
 fn reason(error: &str) -> Option<String> {
     let text: String = error.split_whitespace().flat_map(|word| [word, "\0"]).collect();
     let masked = redact::command_line(text.as_bytes())?;
-    Some(masked.chars().take(ERROR_MAX).collect())
+    let length = masked.chars().count();
+    if length <= ERROR_MAX {
+        return Some(masked);
+    }
+    let begin: String = masked.chars().take(ERROR_MAX / 3).collect();
+    let end: String = masked.chars().skip(length - (ERROR_MAX - ERROR_MAX / 3 - 1)).collect();
+    Some(format!("{begin}…{end}"))
 }
 
 fn bare(name: &str) -> &str {
@@ -308,6 +315,20 @@ mod tests {
         let answer = json!({"Id": ID, "State": state, "Config": {"Labels": labels}});
         let facts = from_inspect(serde_json::from_value(answer).unwrap()).unwrap().facts;
         assert_eq!(facts.incarnation.error.as_deref(), Some("OCI runtime create failed: --token *** EOF"));
+    }
+
+    #[test]
+    fn of_a_long_error_the_beginning_and_the_end_are_kept() {
+        let long = format!("failed to create shim task: {} no such file", "/x".repeat(ERROR_MAX));
+        let told = reason(&long).unwrap();
+        assert_eq!(told.chars().count(), ERROR_MAX);
+        assert!(
+            told.starts_with("failed to create shim task: /x") && told.ends_with("/x no such file"),
+            "{told}"
+        );
+        assert!(told.contains('…'));
+        let exact = "a".repeat(ERROR_MAX);
+        assert_eq!(reason(&exact), Some(exact));
     }
 
     #[test]
