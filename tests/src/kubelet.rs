@@ -61,6 +61,7 @@ exec sleep 1000000
 
 /// Starts runc. Without CAP_SYS_RESOURCE it cannot make a process less likely to be killed than itself.
 const RUNC: &str = r#"#!/bin/sh
+[ ! -e "$0.broken" ] || exit 1
 previous=
 for word; do
     [ "$previous" = --bundle ] && sed -i 's/"oomScoreAdj":-[0-9]*/"oomScoreAdj":0/' "$word/config.json"
@@ -256,6 +257,14 @@ impl KubeletNode {
     pub fn wait_for_end(&mut self) -> ExitStatus {
         let mut kubelet = self.kubelet.take().expect("the kubelet runs");
         wait_until("the kubelet ends by itself", || kubelet.ended())
+    }
+
+    /// Has the runtime fail, until the guard is dropped.
+    #[must_use]
+    pub fn break_runtime(&self) -> Cleanup {
+        let file = self.path("runc.broken");
+        fs::write(&file, "").expect("a file can be written");
+        Cleanup::script(&format!("rm -f {}\n", file.display()))
     }
 
     /// What the kubelet has logged.

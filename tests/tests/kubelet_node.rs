@@ -13,6 +13,7 @@ use kevtmon_tests::network::{NeighbourState, Network};
 use kevtmon_tests::pod::GATEWAY_LLADDR;
 use kevtmon_tests::pod_sandbox::uuid;
 use kevtmon_tests::process::attempt;
+use serde_json::json;
 
 fn expect_pod(event: &Event, pod: &NodePod) {
     event.expect("/target/pod/namespace", &*pod.namespace);
@@ -132,7 +133,7 @@ fn a_container_without_its_sandbox_keeps_the_kubelet_from_starting_until_the_adv
             && event.text("/component/version") == KubeletNode::VERSION
     });
     in_loop.expect("/incident/count", 3);
-    in_loop.expect("/incident/caused_by", serde_json::json!([id]));
+    in_loop.expect("/incident/caused_by", json!([id]));
 
     // The command as it is offered; the client of the tests' own dockerd comes first on the path.
     let command = worse.text("/incident/advice/0/command").to_owned();
@@ -266,7 +267,7 @@ fn what_ends_one_container_of_each_of_three_pods_is_told_as_that_and_is_no_incid
     let probed = run(
         "probed",
         &uuid(),
-        &serde_json::json!({"livenessProbe": {
+        &json!({"livenessProbe": {
             "exec": {"command": probe}, "periodSeconds": 1, "failureThreshold": 1,
         }}),
     );
@@ -274,13 +275,13 @@ fn what_ends_one_container_of_each_of_three_pods_is_told_as_that_and_is_no_incid
     let greedy = run(
         "greedy",
         &uuid(),
-        &serde_json::json!({
+        &json!({
             "command": ["/bin/sh", "-c", greedy],
             "resources": {"limits": {"memory": "16Mi"}},
         }),
     );
     let uid = uuid();
-    let renewed = run("renewed", &uid, &serde_json::json!({}));
+    let renewed = run("renewed", &uid, &json!({}));
     for pod in [&probed, &greedy, &renewed] {
         wait_for_life(&mut daemon, "container.started", &pod.app);
     }
@@ -288,7 +289,7 @@ fn what_ends_one_container_of_each_of_three_pods_is_told_as_that_and_is_no_incid
         node.dockerd().docker(&["exec", &pod.app, "/bin/sh", "-c", "echo >/data/end"]);
     }
     let image = node.dockerd().labelled_image(&[("version", "2")]);
-    node.write_manifest("renewed", Some(&uid), &serde_json::json!({"image": image}));
+    node.write_manifest("renewed", Some(&uid), &json!({"image": image}));
 
     for (pod, reason) in [(&probed, "exited"), (&greedy, "exited"), (&renewed, "image-changed")] {
         let told = daemon.wait_for(&pod.name, |event| is_recreation_of(event, pod));
@@ -313,4 +314,40 @@ fn what_ends_one_container_of_each_of_three_pods_is_told_as_that_and_is_no_incid
         .filter(|event| event.kind() == "incident.opened" && of_it(event))
         .collect();
     assert!(opened.is_empty(), "{opened:?}");
+}
+
+#[test]
+#[ignore = "needs a kubelet"]
+fn sandboxes_that_the_runtime_of_a_kubelet_cannot_start_are_one_incident() {
+    let node = KubeletNode::start();
+    let mut daemon = launch().joining(node.dockerd().runtime()).start();
+    let broken = node.break_runtime();
+    node.write_manifest("loop", None, &json!({}));
+    let is_it = |event: &Event| event.text("/incident/kind") == "sandbox-crash-loop";
+    let opened = daemon.wait_for("the crash loop", |event| is_it(event) && event.kind() == "incident.opened");
+    opened.expect("/severity", "warning");
+    opened.expect("/target/pod/namespace", node.namespace());
+    let name = opened.text("/target/pod/name").to_owned();
+    assert!(name.starts_with("loop-"), "{opened}");
+    let grown = daemon.wait_for("the kubelet goes on", |event| {
+        is_it(event) && event.number("/incident/count").is_some_and(|count| count >= 8)
+    });
+    assert_eq!(grown.text("/incident/id"), opened.text("/incident/id"));
+    let summary = grown.text("/incident/summary");
+    assert!(summary.contains("OCI runtime create failed") && summary.contains("exit status 1"), "{grown}");
+
+    drop(broken);
+    let pod = node.wait_for_static_pod("loop", &[]);
+    assert_eq!(pod.name, name);
+    wait_for_life(&mut daemon, "container.started", &pod.app);
+    let events = daemon.events();
+    let of_pod = events.iter().filter(|event| event.text("/target/pod/uid") == pod.uid);
+    let made = of_pod.clone().filter(|event| event.kind() == "container.created").count();
+    let counted = grown.number("/incident/count").expect("a number");
+    assert!((made as u64) < counted, "{made} events of {counted} sandboxes and more");
+    let incidents = of_pod.filter(|event| event.kind() == "incident.opened");
+    assert_eq!(
+        incidents.map(|event| event.text("/incident/kind")).collect::<Vec<_>>(),
+        ["sandbox-crash-loop"]
+    );
 }
