@@ -37,7 +37,8 @@ fn container(known: &ContainerStatus) -> String {
     let state = container.state.as_deref().unwrap_or("in an unknown state");
     let runtime = container.runtime.as_deref();
     let word = match (known.stale, runtime) {
-        (true, Some(runtime)) => format!(", as {runtime} said last: it does not answer"),
+        // Its own word, or what its files say.
+        (true, Some(runtime)) => format!(", as was known last: {runtime} does not answer"),
         (true, None) => ", as was known last".to_owned(),
         (false, Some(runtime)) => format!(", as {runtime} says"),
         (false, None) => String::new(),
@@ -149,7 +150,7 @@ mod tests {
             told_of(&state, "eeeeeeeeeeee"),
             ["running, as docker says; image nginx:1, pid 812, net:[71]", "of pod a/web"]
         );
-        let expected = ["exited, as docker said last: it does not answer; exit code 137, image nginx:1"];
+        let expected = ["exited, as was known last: docker does not answer; exit code 137, image nginx:1"];
         assert_eq!(told_of(&state, "web-f"), expected);
         state.containers[0].sandbox = true;
         assert_eq!(told_of(&state, "web-e")[1], "sandbox of pod a/web");
