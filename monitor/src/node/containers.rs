@@ -2,8 +2,9 @@
 //! mounts are removed later than they are.
 //!
 //! One container may be reported by several sources: through a proxy, a link to the socket, or a runtime on top of
-//! another. The first source describes it, and the newest report of any source gives its state, so that a source that
-//! lags behind changes nothing.
+//! another. The first source describes it, and the newest change by any source gives its state, so that a source that
+//! lags behind changes nothing. One that repeats what another has contradicted since is overruled, as two that disagree
+//! would else have the container start and exit with each of their lists; unless it shows that the process still runs.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -48,6 +49,26 @@ struct KnownContainer {
     /// Source and time of the last change.
     #[serde(default)]
     changed: (String, BootNs),
+    /// The sources that another one has overruled, with what they reported last.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    overruled: Vec<Overruled>,
+}
+
+/// What a source reports of a container, to the contrary of what counts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Overruled {
+    source: String,
+    state: ContainerState,
+    tgid: Option<u32>,
+}
+
+impl Overruled {
+    /// Whether it is only repeated by this report.
+    fn is_repeated_by(&self, source: &str, facts: &ContainerFacts) -> bool {
+        // A list tells no process of one that has ended.
+        let is_same_run = facts.tgid.is_none() || facts.tgid == self.tgid;
+        self.source == source && self.state == facts.state && is_same_run
+    }
 }
 
 impl KnownContainer {
@@ -56,6 +77,31 @@ impl KnownContainer {
         let (by, at) = &self.changed;
         let lag = if self.removed.is_some() { LAG_NS } else { 0 };
         by != source && read < at.saturating_add(lag)
+    }
+
+    /// Whether a source only repeats what another one has contradicted, and does not show that the process runs that the
+    /// other one believes to be over.
+    fn is_overruled(&self, source: &str, facts: &ContainerFacts) -> bool {
+        let shows_process = is_live(facts.state) && facts.tgid.is_some() && facts.started_ns.is_some();
+        !(shows_process && !is_live(self.facts.state))
+            && self.removed.is_none()
+            && self.overruled.iter().any(|known| known.is_repeated_by(source, facts))
+    }
+
+    /// Which sources are overruled once this one has reported another state.
+    fn overruled_by(&mut self, source: &str, state: ContainerState) -> Vec<Overruled> {
+        let mut overruled = std::mem::take(&mut self.overruled);
+        if self.facts.state != state {
+            let (state, tgid) = (self.facts.state, self.facts.tgid);
+            for other in &self.sources {
+                if !overruled.iter().any(|known| known.source == *other) {
+                    overruled.push(Overruled { source: other.clone(), state, tgid });
+                }
+            }
+        }
+        overruled.retain(|known| known.source != source && known.state != state);
+        overruled.shrink_to_fit();
+        overruled
     }
 
     /// Merges a report of a source that is not the one that describes the container.
@@ -214,9 +260,10 @@ impl Containers {
     ) -> Option<Transition> {
         let source = facts.source().to_owned();
         let mut sources = Vec::new();
+        let mut overruled = Vec::new();
         let (mut from, mut started) = (None, None);
         if let Some(mut old) = self.known.remove(&facts.id) {
-            if old.is_ahead_of(&source, read) {
+            if old.is_ahead_of(&source, read) || old.is_overruled(&source, &facts) {
                 note(&mut old.sources, source);
                 self.known.insert(facts.id, old);
                 return None;
@@ -228,6 +275,7 @@ impl Containers {
                 if old.sources.first().is_some_and(|first| *first != source) {
                     facts = old.merge(facts);
                 }
+                overruled = old.overruled_by(&source, facts.state);
                 sources = old.sources;
             }
             if let (Some(before), Some(pod)) = (&mut old.facts.pod, &mut facts.pod)
@@ -259,7 +307,8 @@ impl Containers {
             self.by_netns.insert((netns, facts.id.clone()));
         }
         let transition = Transition { id: facts.id.clone(), from, to: Some(facts.state) };
-        let known = KnownContainer { facts, removed: None, started, sources, changed: (source, read) };
+        let known =
+            KnownContainer { facts, removed: None, started, sources, changed: (source, read), overruled };
         self.known.insert(transition.id.clone(), Box::new(known));
         (transition.from != transition.to).then_some(transition)
     }
@@ -273,6 +322,7 @@ impl Containers {
             return None;
         }
         known.sources.shrink_to_fit();
+        known.overruled = Vec::new();
         known.removed = Some(at);
         known.changed = (source.to_owned(), at);
         let from = Some(std::mem::replace(&mut known.facts.state, ContainerState::Exited));

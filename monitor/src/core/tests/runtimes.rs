@@ -209,6 +209,44 @@ fn a_socket_that_lags_behind_brings_no_container_back() {
 }
 
 #[test]
+fn two_sockets_that_disagree_do_not_have_a_container_exit_with_each_list() {
+    let a = running('a');
+    // Nobody could look for its process.
+    let unseen = ContainerFacts { started_ns: None, ..a.clone() };
+    for (shown, on_a, on_b) in [(true, &a, &exited(&a)), (false, &unseen, &exited(&a))] {
+        let mut node = Node::watching(&[on_a], &[]);
+        let states = |node: &Node| node.core.state(9).containers.remove(0).container.state;
+        for round in 1..6 {
+            node.lists(round * 60 * SECOND, A, &[on_a]);
+            node.lists(round * 60 * SECOND + 5, B, &[on_b]);
+        }
+        // What the second one says first may be news; the process that still runs shows that it is not.
+        let (kinds, state) = match shown {
+            true => (vec![Kind::ContainerExited, Kind::ContainerStarted], "running"),
+            false => (vec![Kind::ContainerExited], "exited"),
+        };
+        assert_eq!((node.kinds(), states(&node).as_deref()), (kinds, Some(state)));
+        // Whichever of them is the first to change: that is news.
+        let (source, facts, kind) = match shown {
+            true => (A, exited(&a), Kind::ContainerExited),
+            false => (B, a.clone(), Kind::ContainerStarted),
+        };
+        node.reports(400 * SECOND, source, &facts);
+        assert_eq!(node.kinds(), [kind]);
+        for round in 7..9 {
+            node.lists(round * 60 * SECOND, A, &[if shown { &facts } else { on_a }]);
+            node.lists(round * 60 * SECOND + 5, B, &[if shown { on_b } else { &facts }]);
+        }
+        assert_eq!(node.kinds(), [], "they agree");
+        node.reports(600 * SECOND, B, &exited(&a));
+        node.reports(600 * SECOND + 5, A, &exited(&a));
+        node.reports(601 * SECOND, A, &ContainerFacts { tgid: Some(99), ..a.clone() });
+        let next = [Kind::ContainerExited, Kind::ContainerStarted];
+        assert_eq!(node.kinds(), next[usize::from(shown)..], "the next run is news, too");
+    }
+}
+
+#[test]
 fn a_container_that_another_socket_lists_long_after_its_removal_exists() {
     let a = running('a');
     let mut node = Node::watching(&[&a], &[&a]);
