@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::pod_proof::Proofs;
+use crate::node::cgroup;
 use crate::observation::{BootNs, ContainerFacts, NsInum, PodProof};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::{Answer, Job, Readers};
@@ -23,16 +24,63 @@ pub(in crate::sources) struct Identity {
     pub(super) mntns: Option<NsInum>,
     /// Whether it could not be read, so that nothing is known.
     pub(super) unread: bool,
+    /// Of which container it is, by its control group.
+    pub(super) group: Group,
 }
 
 impl Identity {
-    const UNREAD: Self = Self { start_ns: None, netns: None, mntns: None, unread: true };
+    const UNREAD: Self =
+        Self { start_ns: None, netns: None, mntns: None, unread: true, group: Group::Unnamed };
+}
+
+/// What the control group of a process says of the container that is said to have it. Root made the group: a runtime that
+/// says otherwise names ids of another process namespace, or lies.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Group {
+    /// It names no container, or was not looked at.
+    #[default]
+    Unnamed,
+    /// It names the container.
+    Own,
+    /// It names the sandbox of its pod: a virtual machine has all containers of it.
+    OfSandbox,
+    /// It names only others.
+    Other,
+}
+
+/// The container that is said to have a process.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Said {
+    id: String,
+    sandbox: Option<String>,
+}
+
+impl Said {
+    /// By a runtime, of this container.
+    pub(super) fn of(facts: &ContainerFacts) -> Self {
+        let sandbox = facts.pod.as_ref().and_then(|pod| pod.sandbox_id.clone());
+        Self { id: facts.id.clone(), sandbox }
+    }
+
+    fn group(&self, path: &str) -> Group {
+        // A container may be inside of another one, whose id comes first.
+        if cgroup::container_id(path).is_none() {
+            Group::Unnamed
+        } else if path.contains(&self.id) {
+            Group::Own
+        } else if self.sandbox.as_ref().is_some_and(|sandbox| path.contains(sandbox)) {
+            Group::OfSandbox
+        } else {
+            Group::Other
+        }
+    }
 }
 
 /// Reads processes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sources) struct Identify {
     processes: Vec<u32>,
+    said: Option<Said>,
 }
 
 impl Job for Identify {
@@ -45,6 +93,11 @@ impl Job for Identify {
             netns: proc.ns(*tgid, "net"),
             mntns: proc.ns(*tgid, "mnt"),
             unread: proc.is_aside(*tgid),
+            group: self
+                .said
+                .as_ref()
+                .and_then(|said| Some(said.group(&proc.cgroup(*tgid)?)))
+                .unwrap_or_default(),
         };
         self.processes.iter().map(identity).collect::<Vec<_>>().into()
     }
@@ -68,10 +121,11 @@ impl Job for Prove {
 }
 
 /// Reads these processes, in this order, and notes what confirms the pods of these containers. Where nobody can look now,
-/// they stay claims until the next time.
+/// they stay claims until the next time. `said`: the container that is said to have them.
 pub(super) async fn identify(
     readers: &Readers,
     tgids: Vec<u32>,
+    said: Option<Said>,
     claimants: Vec<&mut ContainerFacts>,
 ) -> Vec<Identity> {
     prove(readers, claimants).await;
@@ -79,7 +133,7 @@ pub(super) async fn identify(
     if count == 0 {
         return Vec::new();
     }
-    match readers.ask(Identify { processes: tgids }, PATIENCE).await {
+    match readers.ask(Identify { processes: tgids, said }, PATIENCE).await {
         Ok(Answer { reply, .. }) => reply,
         Err(error) => {
             tracing::warn!(%error, "cannot read the processes of containers");

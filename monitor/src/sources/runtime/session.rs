@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::change::{Change, ChangeKind, boot_time, wall_now};
 use super::client::{Changes, Inspection, Listed, RuntimeClient, RuntimeError};
 use super::containers::{Containers, is_live};
-use super::process::identify;
+use super::process::{Group, Identity, Said, identify};
 use super::refresh::{InspectReply, Refresh};
 use super::source::Options;
 use super::state_files::StateFiles;
@@ -228,7 +228,7 @@ impl<C: RuntimeClient> Session<'_, C> {
         }
         let tgids = self.containers.processes();
         let claimants = self.containers.claimants(&mut listed);
-        let found = identify(self.readers, tgids.clone(), claimants).await;
+        let found = identify(self.readers, tgids.clone(), None, claimants).await;
         let processes = tgids.into_iter().zip(found).collect();
         for id in
             self.containers.replace(listed, malformed == 0, &processes, |id| self.changed.contains_key(id))
@@ -245,7 +245,7 @@ impl<C: RuntimeClient> Session<'_, C> {
 
     async fn changed(&mut self, mut change: Change) -> Result<(), End> {
         if !self.containers.knows(&change.id) {
-            identify(self.readers, Vec::new(), self.containers.claimants(&mut change.facts)).await;
+            identify(self.readers, Vec::new(), None, self.containers.claimants(&mut change.facts)).await;
         }
         let (id, at) = (change.id.clone(), boot_time(change.wall));
         if change.kind == ChangeKind::OutOfMemory {
@@ -298,9 +298,19 @@ impl<C: RuntimeClient> Session<'_, C> {
                     facts.as_ref().is_some_and(|facts| self.containers.runs(&id) != is_live(facts.state));
                 let at = since.filter(|_| is_news).map(boot_time).or(at);
                 let tgid = facts.as_ref().and_then(|facts| facts.tgid);
+                let said = facts.as_ref().map(Said::of);
                 let claimants = self.containers.claimants(&mut facts);
-                let process = identify(self.readers, tgid.into_iter().collect(), claimants).await.pop();
-                let process = process.unwrap_or_default();
+                let process = identify(self.readers, tgid.into_iter().collect(), said, claimants).await.pop();
+                let mut process = process.unwrap_or_default();
+                match (&mut facts, process.group) {
+                    (Some(facts), Group::OfSandbox) => facts.joined_netns = true,
+                    (Some(facts), Group::Other) => {
+                        tracing::warn!(container = %id, ?tgid, "the first process that its runtime names is of another container");
+                        (facts.tgid, process) = (None, Identity::default());
+                        self.malformed(1).await?;
+                    }
+                    _ => {}
+                }
                 let news = facts.and_then(|facts| self.containers.inspected(facts, process, requested));
                 self.report(at.or_else(|| Some(boot_time(requested))), news).await
             }

@@ -2,6 +2,7 @@
 
 mod fake;
 mod malformed;
+mod rivals;
 
 use std::io;
 use std::path::PathBuf;
