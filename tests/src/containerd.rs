@@ -23,6 +23,9 @@ use crate::unique;
 /// Image of every container and sandbox.
 const IMAGE: &str = "kevtmon.test/idle:1";
 
+/// The namespace of containerd's in which the CRI makes containers.
+const CRI: &str = "k8s.io";
+
 /// Where Debian has the CNI plugins (package containernetworking-plugins).
 const PLUGINS: &str = "/usr/lib/cni";
 
@@ -201,7 +204,11 @@ state = "{shown}/state"
 
     /// The first process of a container, on the host.
     fn pid(&self, id: &str) -> u32 {
-        let tasks = self.ctr(&["tasks", "ls"]);
+        self.pid_in(CRI, id)
+    }
+
+    fn pid_in(&self, namespace: &str, id: &str) -> u32 {
+        let tasks = self.ctr_in(namespace, &["tasks", "ls"]);
         let task = tasks.lines().find(|line| line.starts_with(id)).expect("the container has a process");
         task.split_whitespace().nth(1).and_then(|pid| pid.parse().ok()).expect("a process id")
     }
@@ -210,19 +217,36 @@ state = "{shown}/state"
     /// returns its id and first process.
     #[must_use]
     pub fn start_aside(&self, options: &[&str]) -> (String, u32) {
+        self.start_in(CRI, options)
+    }
+
+    /// The same in another namespace of containerd's, in which nothing is yet.
+    #[must_use]
+    pub fn start_elsewhere(&self, namespace: &str, options: &[&str]) -> (String, u32) {
+        let saved = self.scratch.path().join("saved.tar");
+        self.ctr_in(namespace, &["images", "import", "--snapshotter", "native", &saved.to_string_lossy()]);
+        self.start_in(namespace, options)
+    }
+
+    fn start_in(&self, namespace: &str, options: &[&str]) -> (String, u32) {
         let id = format!("{}{}", uuid(), uuid()).replace('-', "");
         let group = format!("/{}/{id}", self.name);
         let own = ["run", "--detach", "--snapshotter", "native", "--cgroup", &group];
         let words = [&own[..], options, &[IMAGE, &id, "/bin/sleep", "1000000"]].concat();
-        self.ctr(&words);
-        let pid = self.pid(&id);
+        self.ctr_in(namespace, &words);
+        let pid = self.pid_in(namespace, &id);
         (id, pid)
     }
 
     /// Runs containerd's own client in the namespace of the CRI; returns what it prints.
     fn ctr(&self, arguments: &[&str]) -> String {
+        self.ctr_in(CRI, arguments)
+    }
+
+    /// Runs containerd's own client in a namespace of containerd's; returns what it prints.
+    pub fn ctr_in(&self, namespace: &str, arguments: &[&str]) -> String {
         let socket = self.socket();
-        let words = ["ctr", "-a", &socket.to_string_lossy(), "-n", "k8s.io"];
+        let words = ["ctr", "-a", &socket.to_string_lossy(), "-n", namespace];
         let words = [&words[..], arguments].concat();
         attempt(&words).succeeded(&format!("{words:?}")).stdout
     }

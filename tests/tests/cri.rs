@@ -248,6 +248,39 @@ fn labels_of_a_container_that_the_cri_has_not_made_are_nobodys_word() {
 }
 
 #[test]
+fn a_container_elsewhere_in_containerd_that_enters_the_network_of_a_pod_is_none_of_it() {
+    let containerd = Containerd::start();
+    let mut daemon = launch().runtime(containerd.runtime()).start();
+    let pod = containerd.run_pod();
+    wait_for_life(&mut daemon, "container.started", pod.sandbox());
+    let netns = pod.netns();
+    let options = [
+        format!("--label=io.kubernetes.sandbox.id={}", pod.sandbox()),
+        format!("--label=io.kubernetes.pod.uid={}", pod.uid()),
+        format!("--with-ns=network:{}", netns.path().display()),
+        "--cap-add=CAP_NET_ADMIN".to_owned(),
+    ];
+    let (id, pid) = containerd.start_elsewhere("moby", &options.each_ref().map(String::as_str));
+    assert_eq!(NetnsPath::of_process(pid).inum(), netns.inum(), "it is in the network of the pod");
+    let gateway = netns.network(Network::default_gateway).to_string();
+    netns.set_neighbor("eth0", &gateway, GATEWAY_LLADDR, NeighbourState::Permanent);
+    let del = ["/bin/ip", "neigh", "del", &gateway, "dev", "eth0"];
+    containerd.ctr_in("moby", &[&["tasks", "exec", "--exec-id=del", &id], &del[..]].concat());
+    let deleted = daemon.wait_for_deletion(netns.inum(), &gateway);
+    expect_pod(&deleted, &pod);
+    deleted.expect("/target/container/id", pod.sandbox());
+    deleted.expect("/actor/comm", "ip");
+    deleted.expect("/actor/confidence", "certain");
+    deleted.expect("/actor/container/id", &*id);
+    // No runtime that is watched knows it.
+    deleted.expect("/actor/join", "missed");
+    deleted.expect_none("/actor/pod");
+    let state = daemon.find(&["state"]).remove(0);
+    let known = state.list("/pods").iter().find(|known| known["uid"] == pod.uid()).expect("the pod is known");
+    assert_eq!(known["containers"], serde_json::json!([pod.sandbox()]));
+}
+
+#[test]
 fn the_sandboxes_of_the_name_of_a_pod_are_listed_through_the_cri() {
     let containerd = Containerd::start();
     let older = containerd.run_pod();
