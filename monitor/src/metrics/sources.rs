@@ -39,7 +39,7 @@ impl SourceMetrics {
         resyncs.with_label_values(&["overrun"]);
         let malformed = registrar.counters(
             "kevtmon_malformed_total",
-            "Answers, messages and entries of lists of a runtime that could not be read.",
+            "Answers, messages and entries of lists of a runtime that could not be read, or that name the process of another container.",
             &["source"],
         )?;
         Ok(Self {

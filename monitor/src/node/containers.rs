@@ -83,8 +83,9 @@ impl KnownContainer {
     /// other one believes to be over.
     fn is_overruled(&self, source: &str, facts: &ContainerFacts) -> bool {
         let shows_process = is_live(facts.state) && facts.tgid.is_some() && facts.started_ns.is_some();
-        !(shows_process && !is_live(self.facts.state))
-            && self.removed.is_none()
+        let is_disproof = shows_process && !is_live(self.facts.state);
+        self.removed.is_none()
+            && !is_disproof
             && self.overruled.iter().any(|known| known.is_repeated_by(source, facts))
     }
 
