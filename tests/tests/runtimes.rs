@@ -14,6 +14,7 @@ use kevtmon_tests::daemon::{Daemon, Launch, launch};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
+use kevtmon_tests::fake_dockerd::FakeDockerd;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::netns::NetnsPath;
 use kevtmon_tests::pod::{GATEWAY, Pod};
@@ -315,6 +316,34 @@ fn a_container_that_is_seen_through_several_sockets_is_one() {
     assert_eq!(life(&events, early.id()), [""; 0]);
     assert_eq!(events.iter().filter(|event| event.kind() == "container.removed").count(), 3);
     drop(late);
+}
+
+#[test]
+fn an_engine_that_names_the_process_of_a_container_of_another_one_owns_nothing_of_it() {
+    let (dockerd, fake) = (Dockerd::start(), FakeDockerd::start());
+    let container = Container::idle(&dockerd, &["--network", "none"]);
+    // Of two that are equal otherwise the greater id would win.
+    let other = "f".repeat(64);
+    fake.put(&other, container.pid());
+    let mut daemon = watching(&[&dockerd.socket(), &fake.socket()]).start();
+    for source in ["docker", "docker-2"] {
+        daemon.wait_for_source(source);
+    }
+    let network = Pod::at(container.netns());
+    daemon.wait_for_gateway(network.inum(), GATEWAY);
+    let ip = network.delete_gateway();
+    let deleted = daemon.wait_for_deletion_by(ip.pid, network.inum(), GATEWAY);
+    let lost = daemon.wait_for("the lost gateway", |event| {
+        event.is_incident("incident.opened", "gateway-neighbor-lost") && event.is_in(network.inum())
+    });
+    for event in [&deleted, &lost] {
+        event.expect("/target/container/id", container.id());
+    }
+    let state = daemon.find(&["state"]).remove(0);
+    let known = state.list("/containers").iter().find(|known| known["id"] == *other).expect("it is listed");
+    assert_eq!((known.get("pid"), known.get("netns")), (None, None), "{known}");
+    let malformed = |source| daemon.metrics().count("kevtmon_malformed_total", &[("source", source)]);
+    assert!(malformed("docker") == 0.0 && malformed("docker-2") >= 1.0);
 }
 
 #[test]
