@@ -109,7 +109,7 @@ mod tests {
     use super::*;
     use crate::event::{Container, Pod};
     use crate::query::subject::candidates;
-    use crate::query::subject::tests::state;
+    use crate::query::subject::tests::{alone, state};
 
     fn told_of(state: &NodeState, word: &str) -> Vec<String> {
         let [subject] = &candidates(word, Some(state), &[])[..] else { panic!("{word}") };
@@ -124,18 +124,7 @@ mod tests {
             state: Some(state.into()),
             ..Container::of_id(String::from(id).repeat(64))
         };
-        ContainerStatus {
-            container,
-            pod: None,
-            sandbox: false,
-            attempt: None,
-            spec_hash: None,
-            netns: None,
-            mntns: None,
-            ip: Vec::new(),
-            sources: Vec::new(),
-            stale: false,
-        }
+        alone(container)
     }
 
     #[test]

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use crate::core::state::ContainerStatus;
     use crate::event::{Advice, Container, Risk};
-    use crate::query::subject::tests::state;
+    use crate::query::subject::tests::{alone, state};
     use crate::tests::history::{incident, time};
     use crate::tests::sample;
 
@@ -146,18 +146,8 @@ mod tests {
             SourceStatus::down(SourceKind::Runtime, docker, "connection refused"),
         ];
         let container = Container::of_id("c".into());
-        let status = |stale| ContainerStatus {
-            container: container.clone(),
-            pod: None,
-            sandbox: false,
-            attempt: None,
-            spec_hash: None,
-            netns: None,
-            mntns: None,
-            ip: Vec::new(),
-            sources: vec![docker.into()],
-            stale,
-        };
+        let status =
+            |stale| ContainerStatus { sources: vec![docker.into()], stale, ..alone(container.clone()) };
         let marked = |state: &NodeState| {
             let mut views = ["gateway-neighbor-lost", "orphan-container", "volume-busy"].map(view);
             views[1].target = sample::deletion().target.map(|target| *target);

@@ -181,7 +181,8 @@ fn a_name_means_the_container_that_has_it_or_had_it_last() {
     assert_eq!(by_address[0].handle, "container:cccccccccccc");
 }
 
-fn placed(container: Container, ip: &str) -> ContainerStatus {
+/// A container of which nothing else is known.
+pub(crate) fn alone(container: Container) -> ContainerStatus {
     ContainerStatus {
         container,
         pod: None,
@@ -190,10 +191,14 @@ fn placed(container: Container, ip: &str) -> ContainerStatus {
         spec_hash: None,
         netns: None,
         mntns: None,
-        ip: vec![ip.parse().unwrap()],
+        ip: Vec::new(),
         sources: Vec::new(),
         stale: false,
     }
+}
+
+fn placed(container: Container, ip: &str) -> ContainerStatus {
+    ContainerStatus { ip: vec![ip.parse().unwrap()], ..alone(container) }
 }
 
 #[test]
