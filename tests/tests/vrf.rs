@@ -1,6 +1,8 @@
 //! The gateway of a default route in the table of a VRF. The kernels of virtual machines have VRFs; others may not, and
 //! there is nothing to see there.
 
+#![expect(clippy::print_stderr, reason = "what cannot run here is told, and runs in a guest")]
+
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::daemon::launch;

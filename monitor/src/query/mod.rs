@@ -8,6 +8,7 @@
 //! collects what a [`story`] is made of.
 
 pub mod coverage;
+pub mod current;
 pub mod down;
 pub mod filter;
 pub mod history;
@@ -15,7 +16,7 @@ pub mod key;
 pub mod likeness;
 pub mod lull;
 mod namespace;
-pub mod now;
+
 pub mod record;
 pub mod stale;
 pub mod story;

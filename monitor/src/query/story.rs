@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use super::Record;
 use super::coverage::{Coverage, Missing, Unseen};
+use super::current;
 use super::down;
 use super::history::IncidentView;
 use super::key::keys;
 use super::likeness;
-use super::now;
+
 use super::record::timestamp;
 use super::stale::Stale;
 use super::subject::Subject;
@@ -206,7 +207,7 @@ pub fn build(parts: Parts<'_>) -> Story {
         .map(|view| view.incident.advice.iter().filter(|step| !leads_here(step)).cloned().collect());
     let (steps, steps_omitted) = shortened(folded(all));
     let node = parts.coverage.state.map_or(&parts.coverage.extent.node, |state| &state.node).clone();
-    let now = parts.coverage.state.map_or_else(Vec::new, |state| now::told(state, &parts.subject));
+    let now = parts.coverage.state.map_or_else(Vec::new, |state| current::told(state, &parts.subject));
     Story {
         node,
         now,
