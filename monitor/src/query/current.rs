@@ -2,7 +2,7 @@
 
 use super::key::{Family, Key};
 use super::subject::{Subject, SubjectKind};
-use crate::core::state::{ContainerStatus, NodeState, PodStatus};
+use crate::core::state::{ContainerStatus, NetnsStatus, NodeState, PodStatus};
 use crate::escape::name;
 use crate::event::wording::pod_label;
 
@@ -24,8 +24,10 @@ pub fn told(state: &NodeState, subject: &Subject) -> Vec<String> {
         }
         SubjectKind::Pod => {
             let own = state.pods.iter().filter(|known| is_it(Family::Uid, &known.pod.uid));
-            own.flat_map(|known| [network(known)].into_iter().flatten().chain(containers(state, known)))
-                .collect()
+            own.flat_map(|known| {
+                [network(state, known)].into_iter().flatten().chain(containers(state, known))
+            })
+            .collect()
         }
         _ => Vec::new(),
     }
@@ -65,7 +67,9 @@ fn owner(known: &ContainerStatus) -> Option<String> {
     })
 }
 
-fn network(known: &PodStatus) -> Option<String> {
+fn network(state: &NodeState, known: &PodStatus) -> Option<String> {
+    let is_it = |namespace: &&NetnsStatus| Some(namespace.netns) == known.netns;
+    let is_stale = state.namespaces.iter().find(is_it).is_some_and(|namespace| namespace.stale);
     let list = |words: Vec<String>, one: &str, several: &str| {
         let what = if words.len() == 1 { one } else { several };
         (!words.is_empty()).then(|| format!("{what} {}", words.join(", ")))
@@ -81,7 +85,8 @@ fn network(known: &PodStatus) -> Option<String> {
         ),
     ];
     let facts: Vec<String> = facts.into_iter().flatten().collect();
-    (!facts.is_empty()).then(|| facts.join(", "))
+    let word = if is_stale { "; as was read last, and may have changed since" } else { "" };
+    (!facts.is_empty()).then(|| format!("{}{word}", facts.join(", ")))
 }
 
 fn containers(state: &NodeState, known: &PodStatus) -> Vec<String> {
@@ -161,6 +166,11 @@ mod tests {
         );
         assert_eq!(told_of(&state, "b/web"), ["net:[72], address 10.0.0.2"]);
         assert!(told_of(&state, "cali-a").is_empty(), "it is none");
+        state.namespaces.iter_mut().find(|namespace| namespace.netns == 72).unwrap().stale = true;
+        assert_eq!(
+            told_of(&state, "b/web"),
+            ["net:[72], address 10.0.0.2; as was read last, and may have changed since"]
+        );
     }
 
     #[test]
