@@ -10,6 +10,8 @@ use crate::sources::procfs::own::forget_peak;
 /// What a start or a storm leaves to be done, such as the first reconciliations and commits, is over after so many heartbeats:
 /// half a minute.
 const AFTERMATH: u32 = 6;
+/// And what is remembered of it, removed containers for ten minutes, is forgotten after so many.
+const FORGOTTEN: u32 = 126;
 
 impl Daemon {
     /// What is due every few seconds.
@@ -35,8 +37,8 @@ impl Daemon {
         // What a start or a storm needed.
         let is_settled = self.core.is_ready() && !std::mem::replace(&mut self.has_settled, true);
         let is_over = self.storm_detector.has_calmed() || is_settled;
-        let is_aftermath_over = self.aftermath == 1;
-        self.aftermath = if is_over { AFTERMATH } else { self.aftermath.saturating_sub(1) };
+        let is_aftermath_over = [FORGOTTEN - AFTERMATH + 1, 1].contains(&self.aftermath);
+        self.aftermath = if is_over { FORGOTTEN } else { self.aftermath.saturating_sub(1) };
         if is_over || is_aftermath_over {
             allocator::release_free_memory();
             allocator::release_program();
