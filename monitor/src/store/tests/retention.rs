@@ -254,3 +254,29 @@ fn shares_are_the_same_after_a_restart() {
     assert_eq!(writer.accounts.all(), before);
     assert_eq!(before.len(), 101);
 }
+
+#[test]
+fn accounts_without_end_share_a_bounded_number_of_places() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    for seq in 1..=3000 {
+        put(&mut writer, &deletion(seq, Standing::Known, &format!("container {seq}")));
+    }
+    // What is of another standing has room of its own.
+    put(&mut writer, &deletion(3001, Standing::Node, "cron.service"));
+    writer.commit().unwrap();
+    let accounts = |writer: &Writer, standing: Standing| -> i64 {
+        let count = "SELECT count(*) FROM accounts WHERE standing = ?1";
+        writer.connection.query_row(count, [standing as i64], |row| row.get(0)).unwrap()
+    };
+    let known = accounts(&writer, Standing::Known);
+    assert!((1024..=1024 + 64).contains(&known), "{known}");
+    let named = "SELECT count(*) FROM accounts WHERE name = 'cron.service'";
+    assert_eq!(writer.connection.query_row(named, [], |row| row.get::<_, i64>(0)).unwrap(), 1);
+    // The same when the file is opened again.
+    writer.stop().unwrap();
+    let (mut writer, _) = resume(dir.path(), BOOT);
+    put(&mut writer, &deletion(4000, Standing::Known, "one more"));
+    writer.commit().unwrap();
+    assert!(accounts(&writer, Standing::Known) <= 1024 + 64);
+}
