@@ -29,6 +29,7 @@ use kevtmon_tests::fake_dockerd::FakeDockerd;
 use kevtmon_tests::mount::Scratch;
 use kevtmon_tests::pod::Pod;
 use kevtmon_tests::process::{Running, idle};
+use kevtmon_tests::random::rounds;
 use kevtmon_tests::storm::ipv4;
 use kevtmon_tests::unique;
 use usage::{memory, processor_seconds};
@@ -38,6 +39,8 @@ const CONTAINERS: usize = 250;
 const SETTLE: Duration = Duration::from_secs(10);
 const CHURN: Duration = Duration::from_secs(60);
 const PER_SECOND: u32 = 50;
+/// Unless `KEVTMON_TEST_ROUNDS` says otherwise.
+const ROUNDS: u64 = 4;
 /// Threads that start and remove containers.
 const WORKERS: u32 = 5;
 /// Clients of the Docker daemon at once: more make it no faster.
@@ -65,8 +68,8 @@ fn main() -> io::Result<()> {
     println!("{CONTAINERS} containers of {RUNTIMES} runtimes: {inspects} inspected within {:?}", to - from);
     sleep(SETTLE);
     println!("  memory: {}", memory(&daemon)?);
-    // What removed containers leave is kept for ten minutes, up to a number: the second time adds nothing to it.
-    for _ in 0..2 {
+    // What removed containers leave is kept for ten minutes, up to a number: more rounds add nothing to it.
+    for _ in 0..rounds(ROUNDS) {
         churn(&daemon, &runtimes)?;
     }
     drop(daemon);
