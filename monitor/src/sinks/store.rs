@@ -217,9 +217,9 @@ impl StoreFile {
         of_most.min_by_key(|(_, event)| event.seq).map(|(id, _)| id)
     }
 
-    /// Why it looks damaged: where the index of the log was lost, or the file was replaced, nothing is wrong with it.
+    /// Why it fails: where the index of the log was lost, or the file was replaced, nothing is wrong with it.
     fn cause(&mut self, error: StoreError) -> StoreError {
-        let writer = self.writer.as_mut().filter(|_| error.is_damage());
+        let writer = self.writer.as_mut().filter(|_| matches!(error, StoreError::Failed { .. }));
         writer.and_then(|writer| writer.check_in_place().err()).unwrap_or(error)
     }
 

@@ -22,6 +22,7 @@ impl Writer {
     /// # Errors
     /// When it cannot be copied.
     pub fn checkpoint(&mut self) -> Result<Log, StoreError> {
+        self.in_place.check_index()?;
         let pragma = |mode: &str| {
             self.connection
                 .query_row(&format!("PRAGMA wal_checkpoint({mode})"), [], |row| {
@@ -36,6 +37,7 @@ impl Writer {
             return Ok(Log::Short);
         }
         let (frames, copied) = pragma("PASSIVE")?;
+        self.in_place.check_index()?;
         let long = self.limits.max_bytes / 8;
         match copied < frames && bytes(frames) > long {
             true => Ok(Log::Held),

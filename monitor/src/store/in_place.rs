@@ -16,9 +16,14 @@ type Identity = (u64, u64);
 pub(super) struct InPlace {
     path: PathBuf,
     log: PathBuf,
+    index: PathBuf,
     file_identity: Identity,
     /// Not there before the first transaction.
     log_identity: Option<Identity>,
+    /// Bytes of the index; it only grows.
+    index_bytes: u64,
+    /// Pages of it that were lost before.
+    replaced: u64,
 }
 
 impl InPlace {
@@ -28,20 +33,34 @@ impl InPlace {
         Ok(Self {
             path: path.to_owned(),
             log: with_suffix(path, "-wal"),
+            index: with_suffix(path, "-shm"),
             file_identity: identity(path).map_err(failed)?,
             log_identity: None,
+            index_bytes: 0,
+            replaced: truncation::replaced(),
         })
     }
 
     pub(super) fn check(&mut self) -> Result<(), StoreError> {
-        if truncation::happened() {
-            return Err(StoreError::Truncated { path: with_suffix(&self.path, "-shm") });
-        }
+        self.check_index()?;
         expect(&self.path, self.file_identity)?;
         match self.log_identity {
             Some(known) => expect(&self.log, known)?,
             None => self.log_identity = identity(&self.log).ok(),
         }
+        Ok(())
+    }
+
+    /// Checks that the index of the log has lost nothing. SQLite would take empty pages of it for what is in the log, and
+    /// copy that into the file.
+    ///
+    /// It is looked at by its path: SQLite's locks on it would go with any descriptor of it that this process closes.
+    pub(super) fn check_index(&mut self) -> Result<(), StoreError> {
+        let bytes = fs::metadata(&self.index).map_or(self.index_bytes, |metadata| metadata.len());
+        if bytes < self.index_bytes || truncation::replaced() != self.replaced {
+            return Err(StoreError::Truncated { path: self.index.clone() });
+        }
+        self.index_bytes = bytes;
         Ok(())
     }
 }

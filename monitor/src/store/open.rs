@@ -147,6 +147,8 @@ fn inspect(path: &Path) -> Result<(), StoreError> {
 fn set_up(connection: &mut Connection, limits: Limits) -> rusqlite::Result<()> {
     connection.busy_timeout(BUSY)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
+    // Whoever closes it because something is wrong must not copy the log.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     // Only before the first table is made does this take effect.

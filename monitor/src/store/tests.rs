@@ -13,6 +13,7 @@ use crate::query::history::Page;
 use crate::query::key::{Family, Lookup};
 use crate::tests::sample;
 
+mod damage;
 mod older;
 mod pods;
 mod questions;

@@ -1,14 +1,14 @@
 //! Survives that somebody truncates the index of SQLite's log, or makes it immutable.
 //!
 //! The index is a file that SQLite maps into memory. An access to a page that is not there any more raises SIGBUS,
-//! whose default is the end of the process. Instead an empty page is put in its place, and the next commit fails: the
-//! index is made anew from the log when the store is opened again.
+//! whose default is the end of the process. Instead an empty page is put in its place. Nothing may be committed or copied
+//! by such an index: the store is closed, and the index made anew from the log when it is opened again.
 //!
 //! The same signal comes where the disk fails under the program itself. Empty pages in place of its constants would be
 //! told as facts, so that ends it.
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{c_int, c_void, siginfo_t};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
@@ -25,7 +25,7 @@ unsafe extern "C" {
     safe static _end: u8;
 }
 
-static HAPPENED: AtomicBool = AtomicBool::new(false);
+static REPLACED: AtomicU64 = AtomicU64::new(0);
 
 /// Survives truncations from now on.
 ///
@@ -37,9 +37,9 @@ pub fn survive_truncation() -> nix::Result<()> {
     unsafe { sigaction(Signal::SIGBUS, &action) }.map(drop)
 }
 
-/// Whether a page was replaced since the last call.
-pub(super) fn happened() -> bool {
-    HAPPENED.swap(false, Ordering::Relaxed)
+/// How many pages were replaced so far.
+pub(super) fn replaced() -> u64 {
+    REPLACED.load(Ordering::Relaxed)
 }
 
 extern "C" fn replace_page(_signal: c_int, info: *mut siginfo_t, _context: *mut c_void) {
@@ -54,7 +54,7 @@ extern "C" fn replace_page(_signal: c_int, info: *mut siginfo_t, _context: *mut 
         unsafe { libc::mmap(start, PAGE, access, flags, -1, 0) == start }
     };
     if is_replaced {
-        HAPPENED.store(true, Ordering::Relaxed);
+        REPLACED.fetch_add(1, Ordering::Relaxed);
     } else {
         // SAFETY: restores the default, which ends the process when the access is repeated.
         unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
@@ -76,7 +76,7 @@ mod tests {
     fn code_and_constants_are_of_the_program_and_what_it_allocates_is_not() {
         for address in [
             "a constant".as_ptr().addr(),
-            ptr::from_ref(&HAPPENED).addr(),
+            ptr::from_ref(&REPLACED).addr(),
             survive_truncation as *const () as usize,
         ] {
             assert!(is_of_program(address), "{address:#x}");

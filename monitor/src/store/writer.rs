@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OptionalExtension as _, params};
 
 use super::accounts::Accounts;
@@ -13,7 +14,7 @@ use super::open::{self, Quarantined};
 use super::pods::Written;
 use super::retention::Progress;
 use super::runs::PreviousRun;
-use super::{Limits, StoreError, failed, lookup, time};
+use super::{Limits, StoreError, failed, lookup, time, truncation};
 use crate::clock::boot_now;
 use crate::escape::{append_json, to_json};
 use crate::event::{Event, Incident, Severity};
@@ -23,7 +24,7 @@ pub struct Writer {
     pub(super) connection: Connection,
     pub(super) path: PathBuf,
     _lock: File,
-    in_place: InPlace,
+    pub(super) in_place: InPlace,
     pub(super) limits: Limits,
     pub(super) boot_id: String,
     kinds: HashMap<String, i64>,
@@ -63,18 +64,32 @@ impl Writer {
         limits: Limits,
         boot_id: &str,
     ) -> Result<(Self, PreviousRun, Vec<Quarantined>), StoreError> {
+        Self::start(directory, limits, boot_id, Self::take_over)
+    }
+
+    /// Opens or creates the store and begins a run. What shows to be damaged then is quarantined.
+    fn start<T>(
+        directory: &Path,
+        limits: Limits,
+        boot_id: &str,
+        begin: impl Fn(&mut Self) -> Result<T, StoreError>,
+    ) -> Result<(Self, T, Vec<Quarantined>), StoreError> {
+        let begin = |writer: &mut Self| {
+            writer.accounts = Accounts::read(&writer.connection).map_err(failed("open"))?;
+            begin(writer)
+        };
         let (mut writer, mut quarantined) = Self::open(directory, limits, boot_id)?;
-        let previous_run = match writer.take_over() {
+        let begun = match begin(&mut writer) {
             Err(error) if error.is_damage() => {
                 quarantined.push(writer.quarantine(&error)?);
                 let (fresh, more) = Self::open(directory, limits, boot_id)?;
                 quarantined.extend(more);
                 writer = fresh;
-                writer.take_over()?
+                begin(&mut writer)?
             }
-            previous_run => previous_run?,
+            begun => begun?,
         };
-        Ok((writer, previous_run, quarantined))
+        Ok((writer, begun, quarantined))
     }
 
     fn take_over(&mut self) -> Result<PreviousRun, StoreError> {
@@ -102,11 +117,16 @@ impl Writer {
         next_seq: u64,
         is_open: impl Fn(&Incident) -> bool,
     ) -> Result<(Self, Vec<Quarantined>), StoreError> {
-        let (mut writer, quarantined) = Self::open(directory, limits, boot_id)?;
-        let previous = writer.previous()?;
-        writer.begin_run(previous.as_ref(), next_seq)?;
-        writer.expire_incidents(previous.as_ref(), |event| {
-            event.incident.as_ref().is_some_and(|incident| is_open(incident))
+        let (writer, (), quarantined) = Self::start(directory, limits, boot_id, |writer| {
+            // What was copied before the loss was seen may be nonsense.
+            if truncation::replaced() > 0 {
+                writer.check()?;
+            }
+            let previous = writer.previous()?;
+            writer.begin_run(previous.as_ref(), next_seq)?;
+            writer.expire_incidents(previous.as_ref(), |event| {
+                event.incident.as_ref().is_some_and(|incident| is_open(incident))
+            })
         })?;
         Ok((writer, quarantined))
     }
@@ -115,7 +135,7 @@ impl Writer {
         let opened = open::open(directory, limits)?;
         let writer = Self {
             in_place: InPlace::new(&opened.path)?,
-            accounts: Accounts::read(&opened.connection).map_err(failed("open"))?,
+            accounts: Accounts::default(),
             progress: Progress::default(),
             connection: opened.connection,
             path: opened.path,
@@ -254,7 +274,11 @@ impl Writer {
     /// When it cannot be written.
     pub fn stop(mut self) -> Result<(), StoreError> {
         self.end(true)?;
+        self.in_place.check_index()?;
         // The last connection copies the log into the file and removes it.
+        self.connection
+            .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)
+            .map_err(failed("close"))?;
         self.connection.close().map_err(|(_connection, source)| StoreError::Failed { op: "close", source })
     }
 
@@ -276,6 +300,7 @@ impl Writer {
             .prepare_cached("UPDATE meta SET value = ?1 WHERE name = 'lag' AND value <> ?1")
             .and_then(|mut put| put.execute([self.lag]))
             .map_err(failed("write"))?;
+        self.in_place.check_index()?;
         self.connection.execute_batch("COMMIT").map_err(failed("commit"))?;
         self.in_transaction = false;
         self.pending_bytes = 0;
@@ -284,6 +309,7 @@ impl Writer {
 
     pub(super) fn begin(&mut self) -> Result<(), StoreError> {
         if !self.in_transaction {
+            self.in_place.check_index()?;
             self.connection.execute_batch("BEGIN IMMEDIATE").map_err(failed("write"))?;
             self.in_transaction = true;
         }

@@ -327,7 +327,7 @@ fn a_disk_that_becomes_read_only_is_told_once_and_what_it_holds_can_be_read() {
     rig.deliver([numbered(1)]);
     rig.commit();
     // The descriptors that SQLite holds keep a file system from being remounted, so the writer is let go first.
-    rig.sink.destination.writer = None;
+    rig.sink.destination.writer.take().unwrap().stop().unwrap();
     rig.sink.check(Err(StoreError::Missing { directory: disk.path().to_owned() }));
     let log = disk.path().join(format!("{FILE}-wal"));
     assert!(!log.exists(), "the last connection took the log along");
