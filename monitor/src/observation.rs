@@ -22,6 +22,7 @@ mod net;
 mod process;
 mod runtime;
 mod source;
+mod unmounter;
 
 pub use cni::{CniCommand, CniExec, CniExit, CniNetns, CniPod};
 pub use component::{ComponentExit, ComponentFacts};
@@ -40,6 +41,7 @@ pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskP
 pub(crate) use runtime::source_or;
 pub use runtime::{ContainerExit, ContainerFacts, ContainerState, Incarnation, PodIdentity, PodProof};
 pub use source::{KnownNetns, Lane, Loss, SourceKind, SourceStatus, Throttled};
+pub use unmounter::{FileServer, UnmountedMount, Unmounter};
 
 /// One fact from one source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -203,6 +205,11 @@ pub enum Fact {
     },
     /// One of those has ended.
     ComponentExited(ComponentExit),
+    /// The processes that unmount something and wait in the kernel.
+    Unmounters {
+        /// All of them.
+        unmounters: Vec<Unmounter>,
+    },
     /// Root executed a program that has the name of one.
     ComponentExecuted {
         /// The process (thread group).

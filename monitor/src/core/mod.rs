@@ -40,6 +40,7 @@ mod saved;
 pub mod state;
 mod status;
 mod throttled;
+mod unmounter;
 
 use pending::Pending;
 pub use saved::Saved;
@@ -179,6 +180,7 @@ impl Core {
                 self.answered(at, &neighbor::Awaited::Process(state.tgid), state.alive);
             }
             Fact::Components { components } => self.components(at, components),
+            Fact::Unmounters { unmounters } => self.unmounters(at, unmounters),
             Fact::ComponentExecuted { tgid } => self.request(Request::Component { tgid }),
             Fact::ComponentExited(exit) => self.component_exited(at, &exit),
             Fact::Source(status) => self.source(at, status),

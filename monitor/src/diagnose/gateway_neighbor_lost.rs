@@ -402,6 +402,7 @@ impl Diagnosis for GatewayNeighborLost {
             | ModelChange::UmountUndetermined { .. }
             | ModelChange::SandboxMade(_)
             | ModelChange::Components
+            | ModelChange::Unmounters(_)
             | ModelChange::MountGone(_)
             | ModelChange::CniNetns(_)
             | ModelChange::Kubelets

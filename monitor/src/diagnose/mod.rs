@@ -46,6 +46,7 @@ mod spec_hash_storm;
 mod stale_cni_del;
 mod suspicion;
 mod timers;
+mod umount_hung;
 mod volume_busy;
 
 pub use engine::{Engine, IncidentChange, RestoreError, Saved};
@@ -54,9 +55,10 @@ pub use flapping::Lull;
 pub use incidents::{Incidents, OpenIncident};
 pub(crate) use sandbox_crash_loop::is_folded;
 pub use suspicion::Suspicion;
+pub use umount_hung::Waiting;
 
 /// Every kind, in the order of [`all`].
-pub const KINDS: [&str; 9] = [
+pub const KINDS: [&str; 10] = [
     cni_teardown_failing::KIND,
     gateway_neighbor_lost::KIND,
     orphan_container::KIND,
@@ -66,6 +68,7 @@ pub const KINDS: [&str; 9] = [
     kubelet_crash_loop::KIND,
     spec_hash_storm::KIND,
     sandbox_crash_loop::KIND,
+    umount_hung::KIND,
 ];
 
 /// Severities that incidents of a kind have.
@@ -77,7 +80,8 @@ pub fn severities(kind: &str) -> &'static [Severity] {
         | cni_netns_mismatch::KIND
         | kubelet_crash_loop::KIND
         | spec_hash_storm::KIND
-        | sandbox_crash_loop::KIND => &[Severity::Warning],
+        | sandbox_crash_loop::KIND
+        | umount_hung::KIND => &[Severity::Warning],
         _ => &[Severity::Info, Severity::Warning, Severity::Critical],
     }
 }
@@ -93,6 +97,7 @@ pub fn counted(kind: &str) -> &'static str {
         sandbox_crash_loop::KIND => "sandboxes",
         kubelet_crash_loop::KIND => "ends of the kubelet",
         spec_hash_storm::KIND => "containers",
+        umount_hung::KIND => "unmounts",
         _ => "observations",
     }
 }
@@ -109,6 +114,7 @@ pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
         kubelet_crash_loop::THRESHOLDS,
         spec_hash_storm::THRESHOLDS,
         sandbox_crash_loop::THRESHOLDS,
+        umount_hung::THRESHOLDS,
     ];
     all.into_iter().flatten().copied()
 }
@@ -139,6 +145,7 @@ pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
         Box::new(kubelet_crash_loop::KubeletCrashLoop::new(thresholds)),
         Box::new(spec_hash_storm::SpecHashStorm::new(thresholds)),
         Box::new(sandbox_crash_loop::SandboxCrashLoop::new(thresholds)),
+        Box::new(umount_hung::UmountHung::new(thresholds)),
     ]
 }
 
@@ -224,6 +231,8 @@ pub enum ModelChange<'a> {
     SandboxMade(&'a str),
     /// Kubelets and runtimes were looked for.
     Components,
+    /// The processes that unmount something and wait in the kernel.
+    Unmounters(&'a [Waiting]),
     /// The mount namespaces or root directories of kubelets are others.
     Kubelets,
     /// A snapshot of all containers of a runtime was applied.

@@ -163,6 +163,7 @@ pub mod form {
             ["stale-cni-del"];
         SHOW_RECREATIONS = "show-recreations", Read, "kevtmon events --kind container.recreated",
             ["spec-hash-storm"];
+        CONTINUE_SERVER = "continue-server", Restart, "kill -CONT PID", ["umount-hung"];
         TELL_POD = "tell-pod", Read, "kevtmon why POD", ["sandbox-crash-loop"];
     }
 }

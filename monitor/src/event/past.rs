@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 41] = [
+const TENSES: [(&str, &str); 45] = [
     (" is still there without its sandbox ", " was still there without its sandbox "),
     (
         ", of which there is a checkpoint: with that, a kubelet can start and clean up",
@@ -52,6 +52,10 @@ const TENSES: [(&str, &str); 41] = [
     ("; the runtime says ", "; the runtime said "),
     ("the kubelet ends again and again ", "the kubelet ended again and again "),
     (": busy", ": it was busy"),
+    (", waits in the kernel", ", waited in the kernel"),
+    (" and has not ended after ", " and had not ended after "),
+    ("), is stopped", "), was stopped"),
+    ("), is running", "), was running"),
 ];
 
 /// What is added to a summary where an unmount succeeded that may have ended it; the reason follows.

@@ -4,6 +4,7 @@
 //! file system is mounted there, and not for certain.
 
 use std::io;
+use std::time::Duration;
 
 use super::Deadline;
 use crate::sources::procfs::Proc;
@@ -106,6 +107,31 @@ pub(super) fn is_unserved(proc: &Proc, mount: &Mount, deadline: &Deadline) -> bo
         }
     }
     true
+}
+
+/// The process that serves a FUSE file system, and whether the kernel shows that. Elsewhere arguments tell, which are believed
+/// only of root of the node.
+pub(crate) fn server_of(proc: &Proc, mount: &Mount, budget: Duration) -> Option<(u32, bool)> {
+    let deadline = Deadline::after(budget);
+    let (mut links, mut told) = (Buffer::default(), None);
+    for tgid in proc.pids().ok()? {
+        if deadline.is_over() {
+            break;
+        }
+        let Ok(process) = proc.dir(tgid) else { continue };
+        let open = devices(&process, &mut links, FDS_MAX).unwrap_or_default();
+        if open.iter().flatten().any(|number| is_of(*number, mount)) {
+            return Some((tgid, true));
+        }
+        let is_hidden = open.first().is_some_and(Option::is_none);
+        if told.is_none()
+            && is_hidden
+            && served(&process).is_some_and(|served| served.mountpoint == mount.mountpoint)
+        {
+            told = Some((tgid, false));
+        }
+    }
+    told
 }
 
 fn connection(fdinfo: &str) -> Option<u32> {

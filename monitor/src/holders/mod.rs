@@ -43,6 +43,7 @@ mod target;
 mod tests;
 pub mod worker;
 
+pub(crate) use file_server::server_of;
 pub use jobs::jobs;
 
 /// Holders, and child mounts, that one report lists.

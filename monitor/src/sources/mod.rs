@@ -11,6 +11,7 @@ pub mod netlink;
 pub mod procfs;
 mod programs;
 pub mod runtime;
+pub mod unmounters;
 
 /// What readers of /proc do for sources.
 pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
@@ -27,6 +28,7 @@ pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
         entry::<kubelet::Look>(),
         entry::<cni::FindNetns>(),
         entry::<components::Look>(),
+        entry::<unmounters::Look>(),
     ];
     procfs::readers::JOBS.into_iter().chain(own)
 }

@@ -14,6 +14,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use kevtmon_tests::fuse::mount_served;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{
@@ -50,6 +51,11 @@ fn act(words: &[&str]) -> io::Result<()> {
         ["run", program, ref arguments @ ..] => run(program, arguments),
         // Has an unmount refused; the path may have single spaces.
         ["refused", ref path @ ..] => refused(&path.join(" ")),
+        // Mounts a FUSE file system, and serves it.
+        ["serve", path] => {
+            mount_served(Path::new(path));
+            Ok(())
+        }
         // Opens a new file in a thread that shares its list of open files with no other.
         ["hold-apart", ref path @ ..] => hold_apart(path.join(" ")),
         // Binds a socket to a name, and keeps it.

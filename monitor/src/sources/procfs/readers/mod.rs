@@ -51,6 +51,7 @@ mod wire;
 
 pub(super) use serve::reading;
 pub use serve::{ARGUMENT, BACKGROUND, Entry, asker, entry, note, reading_none, serve};
+pub(crate) use waits_in::WAITS;
 
 /// Readers at a time.
 const READERS: usize = 8;

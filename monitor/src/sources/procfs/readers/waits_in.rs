@@ -5,9 +5,9 @@
 
 /// A kind of file systems that have servers.
 #[derive(Debug)]
-pub(super) struct Waits {
+pub(crate) struct Waits {
     /// In words.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// How functions of theirs begin, and of nobody else's.
     functions: &'static [&'static str],
     /// Their types in a list of mounts; each also with a dot and more after it.
@@ -16,19 +16,19 @@ pub(super) struct Waits {
 
 impl Waits {
     /// Whether it is a function of theirs.
-    pub(super) fn is_in(&self, function: &str) -> bool {
+    pub(crate) fn is_in(&self, function: &str) -> bool {
         self.functions.iter().any(|begin| function.trim_end().starts_with(begin))
     }
 
     /// Whether it is a type of theirs.
-    pub(super) fn is_of(&self, fstype: &str) -> bool {
+    pub(crate) fn is_of(&self, fstype: &str) -> bool {
         let (kind, _) = fstype.split_once('.').unwrap_or((fstype, ""));
         self.types.contains(&kind)
     }
 }
 
 /// All of them.
-pub(super) const WAITS: [Waits; 8] = [
+pub(crate) const WAITS: [Waits; 8] = [
     // Linux's client of NFS waits in its own functions and in those of its RPC.
     Waits { name: "NFS", functions: &["nfs_", "nfs3_", "nfs4_", "rpc_wait_"], types: &["nfs", "nfs4"] },
     Waits {

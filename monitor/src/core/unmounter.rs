@@ -1,0 +1,32 @@
+//! Processes that unmount something and wait in the kernel.
+
+use super::Core;
+use crate::diagnose::{ModelChange, Waiting};
+use crate::event::ActorSource;
+use crate::observation::{BootNs, TaskRef, Unmounter};
+
+impl Core {
+    pub(super) fn unmounters(&mut self, at: BootNs, unmounters: Vec<Unmounter>) {
+        let waiting: Vec<Waiting> = unmounters.into_iter().map(|found| self.waiting(at, found)).collect();
+        self.diagnose(at, &ModelChange::Unmounters(&waiting));
+    }
+
+    fn waiting(&mut self, at: BootNs, found: Unmounter) -> Waiting {
+        self.tasks.restore(&found.task);
+        let key = found.task.key;
+        let task = TaskRef { key, tid: key.tgid, comm: found.comm, context: None };
+        let mut actor = self.actor(&task, false);
+        actor.source = ActorSource::Proc;
+        let volume = found
+            .mount
+            .as_ref()
+            .and_then(|mount| self.kubelets.volume(at, found.task.mntns, &mount.mountpoint));
+        Waiting {
+            since: key.start_ns,
+            target: volume.map(|volume| Box::new(self.node().target_of_pod(&volume.pod_uid))),
+            actor: Box::new(actor),
+            waits_for: found.waits_for,
+            mount: found.mount,
+        }
+    }
+}

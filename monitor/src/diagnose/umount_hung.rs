@@ -1,0 +1,276 @@
+//! An unmount does not come to its end: its process waits in the kernel for a file system whose server does not answer,
+//! before the system call or within it. Whoever waits for the process waits as well: a kubelet for the end of a pod.
+//!
+//! Found by the state of the process alone.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::advice::{advice, of_process};
+use super::finding::{Count, Findings, IncidentObjects, Report};
+use super::timers::Timers;
+use super::{Context, Diagnosis, ModelChange, SECOND, seconds};
+use crate::escape::name;
+use crate::event::wording::{actor_phrase, target_label};
+use crate::event::{Actor, CloseReason, Confidence, Event, Severity, Target, form};
+use crate::observation::{BootNs, FileServer, UnmountedMount};
+use crate::settings::{Thresholds, Unit, thresholds};
+
+/// As users filter and alert on it.
+pub(super) const KIND: &str = "umount-hung";
+
+thresholds! {
+    /// A process that unmounts something and waits in the kernel hangs once it is this old.
+    AFTER = "umount_hung_seconds", default 30, Unit::Seconds;
+}
+
+/// A process that unmounts something and waits in the kernel.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// When the process started.
+    pub since: BootNs,
+    /// The process.
+    pub actor: Box<Actor>,
+    /// The pod whose volume it is to unmount.
+    pub target: Option<Box<Target>>,
+    /// The kind of file systems in whose code it waits.
+    pub waits_for: Option<String>,
+    /// What it is to unmount, by its arguments.
+    pub mount: Option<UnmountedMount>,
+}
+
+/// The diagnosis.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct UmountHung {
+    #[serde(skip)]
+    thresholds: Thresholds,
+    waiting: BTreeMap<String, Waiting>,
+    /// What each open incident says; nothing yet of one that an earlier run of the daemon opened.
+    open: BTreeMap<String, String>,
+    timers: Timers<String>,
+}
+
+impl UmountHung {
+    pub(super) fn new(thresholds: &Thresholds) -> Self {
+        let (waiting, open) = (BTreeMap::new(), BTreeMap::new());
+        Self { thresholds: thresholds.clone(), waiting, open, timers: Timers::default() }
+    }
+
+    fn replace(&mut self, context: &Context<'_>, list: &[Waiting], findings: &mut Findings) {
+        self.waiting = list.iter().map(|waiting| (subject(&waiting.actor), waiting.clone())).collect();
+        let over = self.open.keys().filter(|subject| !self.waiting.contains_key(*subject)).cloned();
+        for subject in over.collect::<Vec<_>>() {
+            self.open.remove(&subject);
+            findings.close(subject, CloseReason::Resolved, None);
+        }
+        let after = seconds(self.thresholds.get(&AFTER));
+        for (subject, waiting) in &self.waiting {
+            self.timers.set(subject, waiting.since.saturating_add(after).max(context.now));
+        }
+        self.review(context, findings);
+    }
+
+    fn review(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        let after = seconds(self.thresholds.get(&AFTER));
+        while let Some(subject) = self.timers.take_due(context.now) {
+            let Some(waiting) = self.waiting.get(&subject) else { continue };
+            let known = self.open.get(&subject);
+            let summary = summary(waiting, after);
+            if known == Some(&summary) {
+                continue;
+            }
+            let is_new = self.open.insert(subject.clone(), summary.clone()).is_none();
+            let steps =
+                server(waiting).filter(|server| server.is_stopped && server.is_certain).map(|server| {
+                    let text = format!("let {}, which serves this file system, go on", name(&server.comm));
+                    let command = ["kill", "-CONT", &server.tgid.to_string()].map(str::to_owned);
+                    of_process(
+                        advice(form::CONTINUE_SERVER, &text, &command),
+                        server.tgid,
+                        context.now,
+                        Vec::new(),
+                    )
+                });
+            findings.report(Report {
+                severity: Severity::Warning,
+                confidence: Confidence::Certain,
+                summary,
+                ruled_out: None,
+                advice: Some(steps.into_iter().collect()),
+                objects: IncidentObjects {
+                    actor: Some(waiting.actor.clone()),
+                    target: waiting.target.clone(),
+                    ..IncidentObjects::default()
+                },
+                first: waiting.since,
+                last: context.now,
+                evidence: Vec::new(),
+                count: Count::Total(u64::from(is_new)),
+                found_at_start: false,
+                caused_by: Vec::new(),
+                subject,
+            });
+        }
+    }
+}
+
+/// Its process, which the id alone does not tell.
+fn subject(actor: &Actor) -> String {
+    format!("{}@{}", actor.pid, actor.start_time_ns)
+}
+
+fn server(waiting: &Waiting) -> Option<&FileServer> {
+    waiting.mount.as_ref()?.server.as_ref()
+}
+
+/// `after`: so old it is at least.
+fn summary(waiting: &Waiting, after: BootNs) -> String {
+    let mut text = actor_phrase(&waiting.actor);
+    if let Some(mount) = &waiting.mount {
+        text.push_str(&format!(", told to unmount {}", name(&mount.mountpoint)));
+        if let Some(pod) = waiting.target.as_deref().and_then(target_label) {
+            text.push_str(&format!(" of {pod}"));
+        }
+    }
+    let what = waiting.waits_for.as_deref().map_or_else(String::new, |kind| format!(" for {kind}"));
+    text.push_str(&format!(", waits in the kernel{what} and has not ended after {} s", after / SECOND));
+    if let Some(server) = server(waiting) {
+        let which = if server.is_certain { "the server" } else { "what is likely the server" };
+        let state = if server.is_stopped { "is stopped" } else { "is running" };
+        text.push_str(&format!(
+            "; {which} of that mount, {} (pid {}), {state}",
+            name(&server.comm),
+            server.tgid
+        ));
+    }
+    text
+}
+
+impl Diagnosis for UmountHung {
+    fn kind(&self) -> &'static str {
+        KIND
+    }
+
+    fn event(&mut self, _context: &Context<'_>, _event: &Event, _findings: &mut Findings) {}
+
+    fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
+        if let ModelChange::Unmounters(list) = change {
+            self.replace(context, list, findings);
+        }
+    }
+
+    fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        self.review(context, findings);
+    }
+
+    fn deadline(&self) -> Option<BootNs> {
+        self.timers.next()
+    }
+
+    fn resume(&mut self, _context: &Context<'_>, event: &Event) -> Option<String> {
+        let subject = subject(event.actor.as_deref()?);
+        self.open.insert(subject.clone(), String::new());
+        Some(subject)
+    }
+
+    saved_without_thresholds!();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::Resume;
+    use crate::diagnose::tests::harness::*;
+    use crate::event::Kind;
+    use crate::observation::*;
+
+    fn node(resume: Resume) -> TestNode {
+        let mut node = TestNode::booted(resume);
+        node.start(Vec::new());
+        node.events.clear();
+        node
+    }
+
+    fn unmounter(tgid: u32, start_ns: BootNs, is_stopped: bool) -> Unmounter {
+        let ancestor = Ancestor { tgid: 900, comm: "kubelet".into(), ..Ancestor::default() };
+        Unmounter {
+            task: TaskFacts {
+                key: TaskKey { tgid, start_ns, exec_id: 0 },
+                place: TaskPlace::default(),
+                uid: 0,
+                exe: Some("/usr/bin/umount".into()),
+                cmdline: Some("umount /v".into()),
+                netns: HOST,
+                mntns: 2,
+                cgroup: Some("/system.slice/kubelet.service".into()),
+                ancestors: vec![ancestor],
+            },
+            comm: "umount".into(),
+            waits_for: Some("FUSE".into()),
+            mount: Some(UnmountedMount {
+                mountpoint: "/v".into(),
+                fstype: "fuse.glusterfs".into(),
+                source: "server:/vol".into(),
+                server: Some(FileServer { tgid: 17, comm: "glusterfs".into(), is_stopped, is_certain: true }),
+            }),
+        }
+    }
+
+    fn observe(node: &mut TestNode, unmounters: Vec<Unmounter>) {
+        node.observe(Fact::Unmounters { unmounters });
+    }
+
+    #[test]
+    fn an_unmount_that_waits_for_its_file_system_is_an_incident_until_its_process_is_gone() {
+        let mut node = node(Resume::default());
+        let hung = unmounter(50, node.now, true);
+        observe(&mut node, vec![hung.clone()]);
+        node.run_for(29 * S);
+        assert_eq!(node.kinds(), [""; 0], "it may be slow");
+        node.run_for(2 * S);
+        let incident = &node.open()[0];
+        assert_eq!((incident.severity, incident.confidence), (Severity::Warning, Confidence::Certain));
+        assert_eq!(
+            incident.summary,
+            "umount (pid 50), a child of kubelet (pid 900), told to unmount /v, waits in the kernel for FUSE and has not \
+             ended after 30 s; the server of that mount, glusterfs (pid 17), is stopped"
+        );
+        assert_eq!(incident.advice[0].command, "kill -CONT 17");
+        // The server goes on, and does not answer all the same.
+        observe(&mut node, vec![unmounter(50, hung.task.key.start_ns, false)]);
+        let incident = &node.open()[0];
+        assert!(incident.summary.ends_with("glusterfs (pid 17), is running"), "{}", incident.summary);
+        assert_eq!((&incident.advice[..], incident.count), (&[][..], 1));
+        observe(&mut node, Vec::new());
+        let (kind, incident) = *node.incidents().last().unwrap();
+        assert_eq!((kind, incident.close_reason), (Kind::IncidentClosed, Some(CloseReason::Resolved)));
+    }
+
+    #[test]
+    fn one_that_comes_to_its_end_or_another_of_its_id_is_none() {
+        let mut node = node(Resume::default());
+        for _ in 0..4 {
+            let started = node.now;
+            observe(&mut node, vec![unmounter(50, started, true)]);
+            node.run_for(20 * S);
+        }
+        observe(&mut node, Vec::new());
+        node.run_for(60 * S);
+        assert_eq!(node.kinds(), [""; 0]);
+    }
+
+    #[test]
+    fn what_hung_before_the_daemon_started_is_found_and_what_ended_meanwhile_is_closed() {
+        let mut node = node(Resume::default());
+        node.run_for(60 * S);
+        let started = node.now - 40 * S;
+        observe(&mut node, vec![unmounter(50, started, true), unmounter(51, started, true)]);
+        assert_eq!(node.open().len(), 2);
+        let mut next = self::node(node.resume_state());
+        observe(&mut next, vec![unmounter(50, started, true)]);
+        let open = next.open();
+        assert_eq!(open.len(), 1);
+        assert!(open[0].summary.starts_with("umount (pid 50)"), "{}", open[0].summary);
+    }
+}

@@ -1,0 +1,55 @@
+//! Processes that unmount something, and wait in the kernel.
+
+use serde::{Deserialize, Serialize};
+
+use super::{BootNs, TaskFacts};
+
+/// A process of root of the node that runs a program which unmounts, and that waits in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unmounter {
+    /// The process; its start is known to 10 ms.
+    pub task: TaskFacts,
+    /// Command name.
+    pub comm: String,
+    /// The kind of file systems in whose code it waits, where the kernel shows that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
+    /// What is mounted at a path among its arguments, as its own mount namespace shows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount: Option<UnmountedMount>,
+}
+
+impl Unmounter {
+    /// Which process it is: the id alone is another one's later.
+    #[must_use]
+    pub fn key(&self) -> (u32, BootNs) {
+        (self.task.key.tgid, self.task.key.start_ns)
+    }
+}
+
+/// A mount whose path a process was given to unmount.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnmountedMount {
+    /// Where it is mounted.
+    pub mountpoint: String,
+    /// Type of its file system.
+    pub fstype: String,
+    /// What is mounted.
+    pub source: String,
+    /// The process that serves it, of FUSE.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<FileServer>,
+}
+
+/// The process that serves a FUSE file system.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileServer {
+    /// Process id (thread group).
+    pub tgid: u32,
+    /// Command name.
+    pub comm: String,
+    /// Stopped by a signal or a tracer, so that it answers nothing.
+    pub is_stopped: bool,
+    /// Whether the kernel shows that it is the one, rather than its arguments.
+    pub is_certain: bool,
+}

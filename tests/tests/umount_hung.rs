@@ -1,0 +1,73 @@
+//! An unmount that does not come to its end.
+
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+
+use std::process::{Command, Stdio};
+
+use kevtmon_tests::actor::Actor;
+use kevtmon_tests::advice::{carry_out, opened, resolved};
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::eventually;
+use kevtmon_tests::mount::Scratch;
+use kevtmon_tests::process::Running;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const IMPATIENT: &str = "[incidents]\numount_hung_seconds = 1\n";
+
+fn umount(path: &str) -> Running {
+    Running::spawn(Command::new("umount").arg(path).stdin(Stdio::null()).stderr(Stdio::null()))
+}
+
+/// A FUSE file system whose server is a process of its own.
+fn served(scratch: &Scratch) -> (Actor, String) {
+    let point = scratch.path().join("fuse");
+    let mut server = Actor::start();
+    server.act(&format!("serve {}", point.display()));
+    (server, point.display().to_string())
+}
+
+fn signal(server: &Actor, signal: Signal) {
+    kill(Pid::from_raw(server.pid().try_into().expect("a process id")), signal).expect("it runs");
+}
+
+fn of_process(daemon: &mut Daemon, pid: u32) -> String {
+    opened(daemon, "umount-hung", |event| event.number("/actor/pid") == Some(pid.into()))
+}
+
+#[test]
+fn an_unmount_whose_file_server_is_stopped_is_told_and_ends_when_the_server_goes_on() {
+    let scratch = Scratch::new();
+    let (server, point) = served(&scratch);
+    let mut daemon = launch().config(IMPATIENT).start();
+    signal(&server, Signal::SIGSTOP);
+    let mut hung = umount(&point);
+    let id = of_process(&mut daemon, hung.pid());
+    let incident = kevtmon_tests::advice::incident(&daemon, &id);
+    let summary = incident.text("/summary");
+    for words in ["umount (pid", &format!("told to unmount {point}"), "waits in the kernel for FUSE"] {
+        assert!(summary.contains(words), "{summary}");
+    }
+    assert!(summary.contains(&format!("(pid {}), is stopped", server.pid())), "{summary}");
+    assert_eq!(incident.text("/confidence"), "certain");
+    // Older kernels do not show whose a file system is: then nobody is said to be stopped for certain, and nothing is advised.
+    match summary.contains("what is likely the server") {
+        true => signal(&server, Signal::SIGCONT),
+        false => drop(carry_out(&daemon, &id, "umount-hung/continue-server")),
+    }
+    eventually!(hung.ended().is_some(), "it comes to its end");
+    resolved(&mut daemon, &id);
+}
+
+#[test]
+fn an_unmount_that_hung_before_the_daemon_started_is_found_and_one_that_is_killed_is_over() {
+    let scratch = Scratch::new();
+    let (server, point) = served(&scratch);
+    signal(&server, Signal::SIGSTOP);
+    let hung = umount(&point);
+    let mut daemon = launch().config(IMPATIENT).start();
+    let id = of_process(&mut daemon, hung.pid());
+    drop(hung);
+    resolved(&mut daemon, &id);
+    signal(&server, Signal::SIGCONT);
+}
