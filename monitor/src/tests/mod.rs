@@ -1,6 +1,7 @@
 //! Shared by the tests of several modules: one event of each shape, a history in memory, a model of a node, the check of
-//! the schema, and waits.
+//! the schema, waits, and a process of its own.
 
+pub(crate) mod alone;
 pub(crate) mod history;
 pub(crate) mod model;
 pub(crate) mod patience;

@@ -14,6 +14,7 @@ use crate::query::filter::{EventFilter, IncidentFilter};
 use crate::sinks::{Sink, Sinks};
 use crate::sources::procfs::own::Own;
 use crate::store::{FILE, Reader};
+use crate::tests::alone::alone;
 use crate::tests::sample;
 
 const BOOT: &str = "5a3c6b5e-0d0f-4d5c-9c58-0f2b6a1f7c11";
@@ -157,22 +158,24 @@ fn a_file_that_is_removed_or_replaced_is_noticed_and_made_anew() {
 
 #[test]
 fn an_index_of_the_log_that_is_truncated_is_survived() {
-    crate::store::survive_truncation().unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    let mut rig = rig(dir.path());
-    rig.deliver([numbered(1), incident("a", Kind::IncidentOpened, 2)]);
-    rig.commit();
-    fs::File::options().write(true).open(dir.path().join("events.db-shm")).unwrap().set_len(0).unwrap();
-    for seq in 3..6 {
-        rig.deliver([numbered(seq)]);
+    alone(module_path!(), "an_index_of_the_log_that_is_truncated_is_survived", || {
+        crate::store::survive_truncation().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mut rig = rig(dir.path());
+        rig.deliver([numbered(1), incident("a", Kind::IncidentOpened, 2)]);
         rig.commit();
-    }
-    let reported = rig.reported();
-    let [(false, reason), (true, _)] = &reported[..] else { panic!("{reported:?}") };
-    assert!(reason.contains("events.db-shm was truncated"), "{reason}");
-    let kept = stored(dir.path());
-    assert!(kept.contains(&1) && kept.contains(&5), "{kept:?}");
-    assert_eq!(open_incidents(dir.path()), ["a"]);
+        fs::File::options().write(true).open(dir.path().join("events.db-shm")).unwrap().set_len(0).unwrap();
+        for seq in 3..6 {
+            rig.deliver([numbered(seq)]);
+            rig.commit();
+        }
+        let reported = rig.reported();
+        let [(false, reason), (true, _)] = &reported[..] else { panic!("{reported:?}") };
+        assert!(reason.contains("events.db-shm was truncated"), "{reason}");
+        let kept = stored(dir.path());
+        assert!(kept.contains(&1) && kept.contains(&5), "{kept:?}");
+        assert_eq!(open_incidents(dir.path()), ["a"]);
+    });
 }
 
 fn stored(directory: &Path) -> Vec<u64> {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::store::open::with_suffix;
 use crate::store::truncation::survive_truncation;
+use crate::tests::alone::alone;
 
 fn truncate_index(dir: &Path) {
     let index = with_suffix(&dir.join(FILE), "-shm");
@@ -39,38 +40,42 @@ fn assert_whole(dir: &Path) {
 
 #[test]
 fn a_log_is_not_copied_by_an_index_that_lost_its_pages() {
-    type End = fn(Writer) -> Result<(), StoreError>;
-    let ends: [End; 4] = [
-        |writer| writer.stop(),
-        |mut writer| writer.commit(),
-        |mut writer| writer.checkpoint().map(drop),
-        |writer| {
-            drop(writer);
-            Err(StoreError::Truncated { path: "-shm".into() })
-        },
-    ];
-    for end in ends {
-        let dir = tempfile::tempdir().unwrap();
-        let writer = with_a_log(dir.path());
-        truncate_index(dir.path());
-        let failed = end(writer).unwrap_err();
-        assert!(matches!(failed, StoreError::Truncated { .. }), "{failed}");
-        assert_whole(dir.path());
-    }
+    alone(module_path!(), "a_log_is_not_copied_by_an_index_that_lost_its_pages", || {
+        type End = fn(Writer) -> Result<(), StoreError>;
+        let ends: [End; 4] = [
+            |writer| writer.stop(),
+            |mut writer| writer.commit(),
+            |mut writer| writer.checkpoint().map(drop),
+            |writer| {
+                drop(writer);
+                Err(StoreError::Truncated { path: "-shm".into() })
+            },
+        ];
+        for end in ends {
+            let dir = tempfile::tempdir().unwrap();
+            let writer = with_a_log(dir.path());
+            truncate_index(dir.path());
+            let failed = end(writer).unwrap_err();
+            assert!(matches!(failed, StoreError::Truncated { .. }), "{failed}");
+            assert_whole(dir.path());
+        }
+    });
 }
 
 #[test]
 fn an_index_that_is_lost_within_a_transaction_costs_that_transaction_only() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut writer = with_a_log(dir.path());
-    insert(&mut writer, 501..=600);
-    truncate_index(dir.path());
-    // What SQLite makes of it depends on which page it needs next.
-    writer.commit().unwrap_err();
-    let cause = writer.check_in_place().unwrap_err();
-    assert!(matches!(cause, StoreError::Truncated { .. }), "{cause}");
-    drop(writer);
-    assert_whole(dir.path());
+    alone(module_path!(), "an_index_that_is_lost_within_a_transaction_costs_that_transaction_only", || {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = with_a_log(dir.path());
+        insert(&mut writer, 501..=600);
+        truncate_index(dir.path());
+        // What SQLite makes of it depends on which page it needs next.
+        writer.commit().unwrap_err();
+        let cause = writer.check_in_place().unwrap_err();
+        assert!(matches!(cause, StoreError::Truncated { .. }), "{cause}");
+        drop(writer);
+        assert_whole(dir.path());
+    });
 }
 
 #[test]
