@@ -120,6 +120,7 @@ impl Core {
             access: holder.access,
             path: holder.path,
             fd: holder.fd,
+            tid: holder.tid,
             unit: owner.unit,
             mntns: holder.mntns,
             container: owner.container,

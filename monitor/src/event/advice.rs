@@ -38,7 +38,7 @@ pub struct NamedProcess {
 /// A link below `/proc/PID`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ProcessLink {
-    /// Its name: `cwd`, `root`, `exe`, `fd/3`, `ns/net`, `ns/mnt`.
+    /// Its name: `cwd`, `root`, `exe`, `fd/3`, `task/7/fd/3`, `ns/net`, `ns/mnt`.
     pub link: String,
     /// What it leads to, or what is above that.
     pub target: String,

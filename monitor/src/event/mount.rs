@@ -112,6 +112,9 @@ pub struct MountHolder {
     /// Descriptor number.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub fd: Option<u32>,
+    /// The thread in whose list of descriptors that is, where `/proc/PID/fd` does not show it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tid: Option<u32>,
     /// systemd unit.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unit: Option<String>,

@@ -11,16 +11,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString};
 use std::io;
 
-use serde::{Deserialize, Serialize};
-
 use super::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
 use super::searched::ScanTargets;
 use super::{Deadline, file_server};
 use crate::observation::{Access, Holder, NsInum};
 use crate::sources::procfs::Proc;
-use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
+use crate::sources::procfs::dir::{Buffer, Dir, is_gone};
 
+mod descriptors;
 mod hidden;
+
+use descriptors::FIRST_MAPS;
+pub(super) use descriptors::{Extent, Owner, Rest};
 
 /// One way in which a process pins the target.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +31,8 @@ pub(super) struct Pin {
     /// Name of the file; none if the kernel cannot show it.
     pub(super) path: Option<String>,
     pub(super) fd: Option<u32>,
+    /// The thread in whose table that is, where the directory of the process does not show it.
+    pub(super) tid: Option<u32>,
 }
 
 /// The result for one process.
@@ -71,16 +75,20 @@ fn on(id: io::Result<Option<u64>>, targets: &ScanTargets<'_>, fits: impl FnOnce(
 }
 
 impl Visit {
-    fn add(&mut self, access: Access, path: Option<String>, fd: Option<u32>) {
-        if !self.pins.iter().any(|pin| pin.access == access) {
-            self.pins.push(Pin { access, path, fd });
+    fn add(&mut self, pin: Pin) {
+        if !self.has(pin.access) {
+            self.pins.push(pin);
         }
+    }
+
+    fn has(&self, access: Access) -> bool {
+        self.pins.iter().any(|pin| pin.access == access)
     }
 
     /// Records a pin, or a doubt whether it is one.
     fn decide(&mut self, on: On, access: Access, path: &str) {
         match on {
-            On::Searched => self.add(access, Some(path.to_owned()), None),
+            On::Searched => self.add(Pin { access, path: Some(path.to_owned()), fd: None, tid: None }),
             On::Unknown if !self.doubts.contains(&access) => self.doubts.push(access),
             On::Unknown | On::Other => {}
         }
@@ -93,72 +101,6 @@ impl Visit {
     }
 }
 
-/// Descriptors between two looks at the clock.
-const FDS_PER_LOOK: u32 = 256;
-
-/// Numbers that may be unused among the lowest ones before the rest is listed.
-const MAX_GAPS: u64 = 8;
-
-/// How much of one process is looked at before all others were.
-const FIRST_FDS: u32 = 256;
-/// Some 2,500 mappings.
-const FIRST_MAPS: u64 = 256 << 10;
-
-/// What of the files of a process was not looked at yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Rest {
-    /// Descriptors from this one on.
-    fd: Option<u32>,
-    /// Whether its mappings are to be read.
-    maps: bool,
-}
-
-impl Rest {
-    /// Everything.
-    pub(super) const ALL: Self = Self { fd: Some(0), maps: true };
-
-    fn is_any(self) -> bool {
-        self.fd.is_some() || self.maps
-    }
-}
-
-/// How much of one process is looked at.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Extent<'d> {
-    /// The first files, which nearly all processes have no more of.
-    First,
-    /// All that is left, until then.
-    Until(&'d Deadline),
-}
-
-/// The descriptors of a process.
-struct Files<'a> {
-    main: &'a Dir,
-    list: Dir,
-    targets: &'a ScanTargets<'a>,
-    extent: Extent<'a>,
-    /// Looked at.
-    count: u32,
-}
-
-impl Files<'_> {
-    /// Whether no more of them are to be looked at now.
-    fn is_enough(&self) -> bool {
-        match self.extent {
-            Extent::First => self.count >= FIRST_FDS,
-            Extent::Until(deadline) => self.count % FDS_PER_LOOK == FDS_PER_LOOK - 1 && deadline.is_over(),
-        }
-    }
-}
-
-/// What a descriptor is.
-enum State {
-    Closed,
-    Open,
-    /// Open on a searched mount: no need to look at another one.
-    Held,
-}
-
 /// Reads processes, with buffers for all.
 #[derive(Debug, Default)]
 pub(super) struct Visitor {
@@ -166,14 +108,29 @@ pub(super) struct Visitor {
     text: Vec<u8>,
     /// Inodes of sockets that are bound to a name on a searched mount, by network namespace.
     bound: BTreeMap<String, BTreeSet<u64>>,
+    /// Whether /proc shows the ids of our own pid namespace.
+    own_ids: bool,
+}
+
+/// The thread that has the files of a process: the first one may have ended.
+struct Main {
+    tid: u32,
+    /// Its directory, if it is not the first one.
+    dir: Option<Dir>,
+    exe: io::Result<String>,
 }
 
 impl Visitor {
+    /// `own_ids`: /proc shows the ids of our own pid namespace.
+    pub(super) fn new(own_ids: bool) -> Self {
+        Self { own_ids, ..Self::default() }
+    }
+
     /// Looks at what is quick: executable, and the directories of the first threads. `None` when it ended, and for a
     /// kernel thread.
     pub(super) fn links(&mut self, tgid: u32, process: &Dir, targets: &ScanTargets<'_>) -> Option<Visit> {
-        let (thread, exe) = self.main(tgid, process)?;
-        let main = thread.as_ref().unwrap_or(process);
+        let Main { dir, exe, .. } = self.main(tgid, process)?;
+        let main = dir.as_ref().unwrap_or(process);
         let mut visit = Visit::default();
         visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
         if let Some(exe) = visit.read(exe)
@@ -189,18 +146,19 @@ impl Visitor {
         Some(visit)
     }
 
-    /// Looks at the directories of the threads that [`Self::links`] leaves out, after this one. Returns at which it
-    /// stopped, if it did.
+    /// Looks at the directories of the threads that [`Self::links`] leaves out, after this one, and at the first descriptors of
+    /// those that have some of their own. Returns at which it stopped, if it did, and adds what is left of the descriptors.
     pub(super) fn crowd(
         &mut self,
         (tgid, after): (u32, u32),
         process: &Dir,
         targets: &ScanTargets<'_>,
-        deadline: &Deadline,
+        (rest, deadline): (&mut Rest, &Deadline),
     ) -> (Visit, Option<u32>) {
         let mut visit = Visit::default();
         let main = self.main(tgid, process);
-        let main = main.as_ref().and_then(|(thread, _)| thread.as_ref()).unwrap_or(process);
+        let mut tables = self.tables(main.as_ref().map_or(tgid, |main| main.tid));
+        let main = main.as_ref().and_then(|main| main.dir.as_ref()).unwrap_or(process);
         visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
         let mut tids = threads(tgid, process, &mut self.buffer);
         let mut tids = tids.split_off(MAX_THREADS.min(tids.len()));
@@ -209,7 +167,11 @@ impl Visitor {
             if count > MAX_THREADS && deadline.is_over() {
                 return (visit, Some(tid - 1));
             }
+            if count % MAX_THREADS == 0 {
+                tables.begin();
+            }
             self.thread(process, tid, targets, &mut visit);
+            self.own_table(process, Owner { tgid, tid }, targets, (&mut tables, rest), &mut visit);
         }
         (visit, None)
     }
@@ -223,16 +185,14 @@ impl Visitor {
         targets: &ScanTargets<'_>,
         (rest, extent): (Rest, Extent<'_>),
     ) -> Option<(Visit, Option<Rest>)> {
-        let (thread, exe) = self.main(tgid, process)?;
-        let main = thread.as_ref().unwrap_or(process);
+        let Main { tid, dir, exe } = self.main(tgid, process)?;
+        let main = dir.as_ref().unwrap_or(process);
         let mut visit = Visit::default();
         visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
-        let mut left = rest;
-        if let Some(fd) = rest.fd {
-            left.fd = self.descriptors(main, fd, targets, extent, &mut visit);
-            if left.fd.is_some() && matches!(extent, Extent::Until(_)) {
-                return Some((visit, Some(left)));
-            }
+        let mut left = rest.clone();
+        let owner = Owner { tgid, tid };
+        if !self.all_descriptors(owner, (process, main), targets, (&mut left, extent), &mut visit) {
+            return Some((visit, Some(left)));
         }
         if rest.maps {
             // Not again as a mapping.
@@ -240,21 +200,20 @@ impl Visitor {
             let most = if matches!(extent, Extent::First) { FIRST_MAPS } else { u64::MAX };
             left.maps = !self.mappings(main, (exe.as_deref(), most), targets, &mut visit);
         }
-        Some((visit, Some(left).filter(|left| left.is_any())))
+        Some((visit, Some(left).filter(Rest::is_any)))
     }
 
-    /// The executable of a process, and the thread that has its files if it is not the first one: that may have ended.
-    fn main(&mut self, tgid: u32, process: &Dir) -> Option<(Option<Dir>, io::Result<String>)> {
+    fn main(&mut self, tgid: u32, process: &Dir) -> Option<Main> {
         let exe = process.link(c"exe", &mut self.buffer).map(Cow::into_owned);
         if !exe.as_ref().is_err_and(is_gone) {
-            return Some((None, exe));
+            return Some(Main { tid: tgid, dir: None, exe });
         }
         let others = threads(tgid, process, &mut self.buffer).into_iter().filter(|tid| *tid != tgid);
         for tid in others.take(MAX_THREADS) {
             let Some(thread) = task_dir(process, tid) else { continue };
             let exe = thread.link(c"exe", &mut self.buffer).map(Cow::into_owned);
             if !exe.as_ref().is_err_and(is_gone) {
-                return Some((Some(thread), exe));
+                return Some(Main { tid, dir: Some(thread), exe });
             }
         }
         None
@@ -276,85 +235,6 @@ impl Visitor {
                 visit.decide(on, access, &path);
             }
         }
-    }
-
-    /// The first descriptor of the process, from this one on, that is open on a searched mount. Returns with which one
-    /// to go on, if not all were looked at.
-    ///
-    /// Listing them would take an eighth of the whole scan. So where the kernel shows how many there are they
-    /// are tried from zero, as long as nearly all numbers are in use.
-    fn descriptors(
-        &mut self,
-        main: &Dir,
-        from: u32,
-        targets: &ScanTargets<'_>,
-        extent: Extent<'_>,
-        visit: &mut Visit,
-    ) -> Option<u32> {
-        let list = visit.read(main.at(c"fd"))?;
-        let mut files = Files { main, list, targets, extent, count: 0 };
-        let size = files.list.size();
-        let (mut next, mut open) = (from, 0);
-        while from == 0 && open < size && u64::from(next) <= open + MAX_GAPS {
-            if files.is_enough() {
-                return Some(next);
-            }
-            match self.descriptor(&mut files, next, visit) {
-                State::Closed => {}
-                State::Open => open += 1,
-                State::Held => return None,
-            }
-            next += 1;
-        }
-        if from == 0 && open >= size && size > 0 {
-            return None;
-        }
-        if from > 0 {
-            visit.read(files.list.list_from(next))?;
-        }
-        let mut fds = Vec::new();
-        loop {
-            fds.clear();
-            if !visit.read(files.list.more_numbers(&mut self.buffer, &mut fds))? {
-                return None;
-            }
-            for fd in fds.iter().copied().filter(|fd| *fd >= next) {
-                if files.is_enough() {
-                    return Some(fd);
-                }
-                if let State::Held = self.descriptor(&mut files, fd, visit) {
-                    return None;
-                }
-            }
-        }
-    }
-
-    fn descriptor(&mut self, files: &mut Files<'_>, fd: u32, visit: &mut Visit) -> State {
-        files.count += 1;
-        let name = NumberName::new(fd);
-        let path = match files.list.link(name.as_c_str(), &mut self.buffer) {
-            Ok(path) if files.targets.selects(&path) => Some(path.into_owned()),
-            Ok(_) => return State::Open,
-            Err(error) if is_gone(&error) => return State::Closed,
-            // Where the kernel cannot show the name, the mount id alone decides.
-            Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => None,
-            Err(_) => {
-                visit.refused = true;
-                return State::Open;
-            }
-        };
-        let info = visit.read(files.main.at(c"fdinfo"));
-        let info = info.and_then(|info| visit.read(info.text(name.as_c_str(), &mut self.text)));
-        let held = match (info.as_deref().map(mnt_id), &path) {
-            (Some(Some(id)), _) => files.targets.has(id),
-            (Some(None), Some(path)) => files.targets.names(visit.ns, path),
-            _ => false,
-        };
-        if held {
-            visit.add(Access::Fd, path, Some(fd));
-            return State::Held;
-        }
-        State::Open
     }
 
     /// The first mapping of a file on a searched mount, but for the executable itself, within so many bytes. False if there
@@ -424,7 +304,7 @@ pub(super) fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: 
     if !process.is_there(&mut Vec::new()) {
         return Vec::new();
     }
-    let holder = |Pin { access, path, fd }| Holder {
+    let holder = |Pin { access, path, fd, tid }| Holder {
         tgid,
         comm: stat.comm.clone(),
         cmdline: cmdline.clone(),
@@ -432,6 +312,7 @@ pub(super) fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: 
         access,
         path,
         fd,
+        tid,
         start_ns: Some(stat.start_ns),
         uid,
         cgroup: cgroup.clone(),

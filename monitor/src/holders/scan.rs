@@ -85,10 +85,11 @@ impl<'p> Scan<'p> {
             HolderReport { complete: true, verdict: Verdict::Incomplete, ..skipped }
         };
         let report = progress.found.take().map_or_else(new, |found| *found);
+        let own = own_tgid(proc);
         Self {
             proc,
-            visitor: Visitor::default(),
-            own: own_tgid(proc),
+            visitor: Visitor::new(own == Some(std::process::id())),
+            own,
             progress,
             elapsed_before: report.elapsed_ns,
             report,
@@ -323,27 +324,28 @@ impl<'p> Scan<'p> {
             Stage::Own | Stage::Near | Stage::Far => (self.visitor.links(tgid, process, targets), true),
             Stage::NearFiles | Stage::FarFiles => {
                 let found = self.visitor.files(tgid, process, targets, (Rest::ALL, Extent::First));
-                self.progress.rest.extend(found.as_ref().and_then(|(_, rest)| Some((tgid, (*rest)?))));
-                (found.map(|(visit, _)| visit), true)
+                let (visit, rest) = found.map_or((None, None), |(visit, rest)| (Some(visit), rest));
+                self.progress.rest.extend(rest.map(|rest| (tgid, rest)));
+                (visit, true)
             }
             Stage::Crowds => {
                 let after = self.progress.crowds.get(&tgid).copied().unwrap_or_default();
-                let (visit, at) = self.visitor.crowd((tgid, after), process, targets, &deadline);
+                let mut rest = self.progress.rest.get(&tgid).cloned().unwrap_or(Rest::NONE);
+                let (visit, at) = self.visitor.crowd((tgid, after), process, targets, (&mut rest, &deadline));
+                self.progress.rest.extend(rest.is_any().then_some((tgid, rest)));
                 self.progress.crowds.extend(at.map(|at| (tgid, at)));
                 (Some(visit), at.is_none())
             }
             Stage::Rest => {
-                let Some(rest) = self.progress.rest.get(&tgid).copied() else { return true };
+                let Some(rest) = self.progress.rest.get(&tgid).cloned() else { return true };
                 let found = self.visitor.files(tgid, process, targets, (rest, Extent::Until(&deadline)));
-                let rest = found.as_ref().and_then(|(_, rest)| *rest);
+                let (visit, rest) = found.map_or((None, None), |(visit, rest)| (Some(visit), rest));
+                let is_done = rest.is_none();
                 self.progress.rest.extend(rest.map(|rest| (tgid, rest)));
-                (found.map(|(visit, _)| visit), rest.is_none())
+                (visit, is_done)
             }
             Stage::Hidden if !is_near => (self.visitor.sockets(tgid, process, &deadline), true),
-            Stage::Hidden => {
-                let own_ids = self.own == Some(std::process::id());
-                (self.visitor.hidden(tgid, process, targets, (own_ids, &deadline)), true)
-            }
+            Stage::Hidden => (self.visitor.hidden(tgid, process, targets, &deadline), true),
         };
         if let Some(visit) = visit {
             self.take(tgid, process, visit, is_near);
@@ -398,7 +400,7 @@ impl<'p> Scan<'p> {
                 .min();
             let Some((_, tgid)) = oldest else { continue };
             let Ok(process) = self.proc.dir(tgid) else { continue };
-            let pin = |path| Pin { access: Access::Mount, path: Some(path), fd: None };
+            let pin = |path| Pin { access: Access::Mount, path: Some(path), fd: None, tid: None };
             holders.extend(describe(self.proc, tgid, &process, ns, paths.into_iter().map(pin).collect()));
         }
         holders

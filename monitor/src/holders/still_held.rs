@@ -13,6 +13,7 @@ use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::sys::stat::fstatat;
 use serde::{Deserialize, Serialize};
 
+use super::mntns_index::task_dir;
 use super::pins::mapped_file;
 use super::resolve::is_local;
 use super::searched::{answers_at_once, is_device};
@@ -87,6 +88,11 @@ pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Dead
 /// Whether it holds on; `None` where that cannot be seen.
 fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts, is_attached: bool) -> Option<bool> {
     let (mut buffer, mut text) = (Buffer::default(), Vec::new());
+    let thread = holder.tid.map(|tid| task_dir(process, tid));
+    if let Some(None) = thread {
+        return Some(false);
+    }
+    let task = thread.as_ref().and_then(Option::as_ref).unwrap_or(process);
     // A copy in another mount namespace has an id of its own.
     let is_in_copy = is_attached && holder.mntns.is_some_and(|mntns| mntns != mount.mntns);
     let path = holder.path.as_deref()?;
@@ -101,15 +107,14 @@ fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts, is_att
     match holder.access {
         Access::Fd => {
             let name = NumberName::new(holder.fd?);
-            let link = match process
-                .at(c"fd")
-                .and_then(|fds| Ok(fds.link(name.as_c_str(), &mut buffer)?.into_owned()))
-            {
-                Ok(link) => link,
-                Err(error) => return is_gone(&error).then_some(false),
-            };
+            let link =
+                match task.at(c"fd").and_then(|fds| Ok(fds.link(name.as_c_str(), &mut buffer)?.into_owned()))
+                {
+                    Ok(link) => link,
+                    Err(error) => return is_gone(&error).then_some(false),
+                };
             let info =
-                process.at(c"fdinfo").and_then(|dir| Ok(dir.text(name.as_c_str(), &mut text)?.into_owned()));
+                task.at(c"fdinfo").and_then(|dir| Ok(dir.text(name.as_c_str(), &mut text)?.into_owned()));
             // An id is reused once nobody holds the mount.
             Some((is_in_copy || mnt_id(&info.ok()?)? == mount.id) && link == now)
         }

@@ -17,6 +17,7 @@ use crate::sources::procfs::mountinfo::MountTable;
 use crate::sources::procfs::statmount::MountNamespace;
 use sandbox::{Child, MountSandbox, Step, c_path, umount};
 
+mod descriptors;
 mod file_server;
 mod identity;
 mod parts;

@@ -325,6 +325,9 @@ pub struct Holder {
     pub path: Option<String>,
     /// The descriptor, for [`Access::Fd`].
     pub fd: Option<u32>,
+    /// The thread in whose list of descriptors that is, where `/proc/PID/fd` does not show it; not in older recordings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tid: Option<u32>,
     /// Start of the process on the boot clock, to tell it from a later one with its id; not in older recordings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_ns: Option<BootNs>,

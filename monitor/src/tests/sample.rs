@@ -137,6 +137,7 @@ pub(crate) fn busy() -> Event {
         access,
         path: None,
         fd: None,
+        tid: None,
         unit: None,
         mntns: None,
         container: None,

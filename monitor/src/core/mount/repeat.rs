@@ -107,7 +107,8 @@ impl Core {
     pub(super) fn looked_again(&mut self, umount: QueuedUmount, again: HolderReport) {
         let is_user = |holder: &Holder| !matches!(holder.access, Access::Mount | Access::ChildMount);
         let is_same = |one: &Holder, other: &Holder| {
-            (one.tgid, one.access, &one.path, one.fd) == (other.tgid, other.access, &other.path, other.fd)
+            (one.tgid, one.access, &one.path) == (other.tgid, other.access, &other.path)
+                && (one.fd, one.tid) == (other.fd, other.tid)
         };
         let is_still = |known: &Holder| {
             // Of more than these the report does not tell.

@@ -31,6 +31,7 @@ pub(super) fn found(id: u64, mount: u64) -> Fact {
             access: Access::Cwd,
             path: Some("/mnt/x".into()),
             fd: None,
+            tid: None,
             start_ns: None,
             uid: None,
             cgroup: Some("/system.slice/run-r1.scope".into()),

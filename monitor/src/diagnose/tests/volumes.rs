@@ -51,6 +51,7 @@ pub(in crate::diagnose) fn holders(id: u64, path: &str) -> HolderReport {
             access: Access::Fd,
             path: Some(format!("{path}/.lock")),
             fd: Some(9),
+            tid: None,
             start_ns: None,
             uid: Some(0),
             cgroup: Some("/system.slice/run-r77.scope".into()),

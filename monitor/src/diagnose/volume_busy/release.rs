@@ -92,7 +92,10 @@ fn links(holders: &[MountHolder], pid: u32, mountpoint: &str) -> Vec<ProcessLink
             Access::Cwd => "cwd".to_owned(),
             Access::Root => "root".to_owned(),
             Access::Exe => "exe".to_owned(),
-            Access::Fd => format!("fd/{}", holder.fd?),
+            Access::Fd => match holder.tid {
+                Some(tid) => format!("task/{tid}/fd/{}", holder.fd?),
+                None => format!("fd/{}", holder.fd?),
+            },
             Access::Mmap | Access::Mount | Access::ChildMount => return None,
         };
         let path = holder.path.as_deref()?;

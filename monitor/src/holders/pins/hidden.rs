@@ -1,18 +1,18 @@
-//! What the list of a process' open files does not show: files of a thread that has a list of its own, files that are
-//! registered with an io_uring(7), the names to which sockets are bound, and files that wait in a socket (`SCM_RIGHTS`).
+//! What the list of a process' open files does not show: files that are registered with an io_uring(7), the names to which
+//! sockets are bound, and files that wait in a socket (`SCM_RIGHTS`).
 //!
 //! Of rings and names the kernel tells only the name, of files in a socket only how many (since 5.10): these are doubts.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use super::{Extent, FDS_PER_LOOK, Visit, Visitor};
+use super::descriptors::FDS_PER_LOOK;
+use super::{Visit, Visitor};
 use crate::holders::Deadline;
 use crate::holders::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
 use crate::holders::searched::ScanTargets;
 use crate::observation::Access;
 use crate::sources::procfs::dir::{Dir, NumberName};
-use crate::sources::procfs::kcmp;
 use crate::sources::procfs::mountinfo::unescape;
 
 /// What `/proc/PID/fd` shows of a ring.
@@ -30,10 +30,37 @@ impl Visitor {
         process: &Dir,
         deadline: &Deadline,
     ) -> Option<Visit> {
-        let (thread, _) = self.main(tgid, process)?;
         let mut visit = Visit::default();
-        self.find_sent_files(thread.as_ref().unwrap_or(process), deadline, &mut visit);
+        self.each_table((tgid, process), deadline, &mut visit, |visitor, task, visit| {
+            visitor.find_sent_files(task, deadline, visit);
+        })?;
         Some(visit)
+    }
+
+    /// Calls this with a thread for each table of descriptors of a process, the main one first. `None` when it ended.
+    fn each_table(
+        &mut self,
+        (tgid, process): (u32, &Dir),
+        deadline: &Deadline,
+        visit: &mut Visit,
+        mut look: impl FnMut(&mut Self, &Dir, &mut Visit),
+    ) -> Option<()> {
+        let main = self.main(tgid, process)?;
+        look(self, main.dir.as_ref().unwrap_or(process), visit);
+        let mut tables = self.tables(main.tid);
+        let others = threads(tgid, process, &mut self.buffer).into_iter().filter(|tid| *tid != main.tid);
+        for (count, tid) in (1..).zip(others) {
+            if tables.is_new(tid)
+                && let Some(task) = task_dir(process, tid)
+            {
+                look(self, &task, visit);
+            }
+            if count % MAX_THREADS == 0 && deadline.is_over() {
+                visit.has_more_sockets = true;
+                break;
+            }
+        }
+        Some(())
     }
 
     /// Finds out whether files wait in a socket of the process, of which anybody can have as many as he likes.
@@ -60,34 +87,22 @@ impl Visitor {
         }
     }
 
-    /// Looks at all that. `own_ids`: /proc shows the ids of our own pid namespace.
+    /// Looks at all that.
     pub(in crate::holders) fn hidden(
         &mut self,
         tgid: u32,
         process: &Dir,
         targets: &ScanTargets<'_>,
-        (own_ids, deadline): (bool, &Deadline),
+        deadline: &Deadline,
     ) -> Option<Visit> {
-        let (thread, _) = self.main(tgid, process)?;
-        let main = thread.as_ref().unwrap_or(process);
         let mut visit = Visit::default();
-        visit.ns = visit.read(namespace(main, &mut self.buffer)).flatten().unwrap_or_default();
-        let files = main.at(c"fd").map_or(0, |files| files.size());
-        for tid in threads(tgid, process, &mut self.buffer).into_iter().take(MAX_THREADS) {
-            let Some(task) = task_dir(process, tid).filter(|_| tid != tgid) else { continue };
-            let shares = own_ids.then(|| kcmp::share_files(tgid, tid)).flatten();
-            let shares = shares.or_else(|| Some(task.at(c"fd").ok()?.size() == files));
-            if shares == Some(false)
-                && self.descriptors(&task, 0, targets, Extent::First, &mut visit).is_some()
-                && visit.pins.is_empty()
-            {
+        visit.ns = visit.read(namespace(process, &mut self.buffer)).flatten().unwrap_or_default();
+        self.each_table((tgid, process), deadline, &mut visit, |visitor, task, visit| {
+            if visitor.is_named_by_others(task, targets, visit) {
                 visit.doubts.push(Access::Fd);
             }
-        }
-        if self.is_named_by_others(main, targets, &mut visit) {
-            visit.doubts.push(Access::Fd);
-        }
-        self.find_sent_files(main, deadline, &mut visit);
+            visitor.find_sent_files(task, deadline, visit);
+        })?;
         Some(visit)
     }
 

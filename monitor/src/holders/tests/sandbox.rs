@@ -116,6 +116,8 @@ pub(super) enum Step {
     Detach(CString),
     /// A second thread with a current directory of its own.
     ThreadIn(CString),
+    /// As many threads, of which the last one opens this in a table of descriptors of its own.
+    Apart(CString, usize),
     /// The first thread ends, so it is the last step.
     EndLeader,
 }
@@ -204,7 +206,10 @@ unsafe fn act(steps: &[Step], ready_out: c_int, wait: c_int) -> ! {
                         ) == 0
                 }
                 Step::Detach(path) => libc::umount2(path.as_ptr(), libc::MNT_DETACH) == 0,
-                Step::ThreadIn(path) => start_thread(path),
+                Step::ThreadIn(path) => start_thread(path, live_in),
+                Step::Apart(path, count) => {
+                    (1..*count).all(|_| start_thread(path, live)) && start_thread(path, live_apart)
+                }
                 Step::EndLeader => {
                     libc::write(ready_out, c"!".as_ptr().cast(), 1);
                     libc::syscall(libc::SYS_exit, 0);
@@ -222,29 +227,49 @@ unsafe fn act(steps: &[Step], ready_out: c_int, wait: c_int) -> ! {
     }
 }
 
-/// Starts a thread that goes to a directory of its own, and waits until it is there.
+/// What a thread executes.
+type Life = extern "C" fn(*mut c_void) -> *mut c_void;
+
+/// Starts a thread with a path, and waits until it is ready.
 ///
 /// # Safety
 /// Only in a forked child.
-unsafe fn start_thread(path: &CString) -> bool {
+unsafe fn start_thread(path: &CString, life: Life) -> bool {
     let (mut ends, mut thread, mut byte) = ([0; 2], 0, 0_u8);
     // SAFETY: the thread reads its argument before it writes the byte that is awaited here.
     unsafe {
         libc::pipe(ends.as_mut_ptr());
         let argument = (path.as_ptr(), ends[1]);
-        libc::pthread_create(&raw mut thread, ptr::null(), live_in, (&raw const argument).cast_mut().cast())
-            == 0
+        libc::pthread_create(&raw mut thread, ptr::null(), life, (&raw const argument).cast_mut().cast()) == 0
             && libc::read(ends[0], (&raw mut byte).cast(), 1) == 1
+            && libc::close(ends[0]) == 0
             && byte == b'!'
     }
 }
 
+/// Goes to the directory.
 extern "C" fn live_in(argument: *mut c_void) -> *mut c_void {
+    // SAFETY: two system calls, the second with a string of the process.
+    live_on(argument, |path| unsafe { libc::unshare(libc::CLONE_FS) == 0 && libc::chdir(path) == 0 })
+}
+
+/// Opens the file where no other thread does.
+extern "C" fn live_apart(argument: *mut c_void) -> *mut c_void {
+    // SAFETY: two system calls, the second with a string of the process.
+    live_on(argument, |path| unsafe {
+        libc::unshare(libc::CLONE_FILES) == 0 && libc::open(path, libc::O_RDONLY) >= 0
+    })
+}
+
+extern "C" fn live(argument: *mut c_void) -> *mut c_void {
+    live_on(argument, |_| true)
+}
+
+fn live_on(argument: *mut c_void, begin: impl Fn(*const c_char) -> bool) -> *mut c_void {
     // SAFETY: the argument that start_thread made, which waits for the byte.
     unsafe {
         let (path, ready_out): (*const c_char, c_int) = argument.cast::<(*const c_char, c_int)>().read();
-        let there = libc::unshare(libc::CLONE_FS) == 0 && libc::chdir(path) == 0;
-        let answer = if there { c"!" } else { c"?" };
+        let answer = if begin(path) { c"!" } else { c"?" };
         libc::write(ready_out, answer.as_ptr().cast(), 1);
         loop {
             libc::pause();

@@ -1,0 +1,88 @@
+//! Descriptors that are not in the table of the process.
+
+use super::*;
+use crate::holders::pins::{Extent, Rest, Visitor};
+use crate::holders::searched::{ScanTargets, SearchedMount};
+use crate::sources::procfs::dir::Dir;
+
+/// What the own table of a thread that opens this shows, and what is left of it after the first look.
+fn visited(own_ids: bool, target: &Path, child: &Child) -> (Vec<(Option<u32>, Option<u32>)>, bool) {
+    let process: Dir = Proc::default().dir(child.tgid()).unwrap();
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let table = MountTable::parse(&table, "/");
+    let mount = table.iter().find(|mount| Path::new(&mount.mountpoint) == target).unwrap();
+    let mounts = vec![SearchedMount { ns: own_mntns(), mount }];
+    let targets = ScanTargets { mounts, tables: [(own_mntns(), &table)].into() };
+    let found = Visitor::new(own_ids).files(child.tgid(), &process, &targets, (Rest::ALL, Extent::First));
+    let (visit, rest) = found.unwrap();
+    (visit.pins.into_iter().map(|pin| (pin.tid, pin.fd)).collect(), rest.is_some())
+}
+
+#[test]
+fn a_descriptor_in_the_own_table_of_a_thread_is_found_with_that_thread() {
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
+    let child = Child::spawn(vec![Step::Apart(c_path(&target), 3)]);
+    assert_eq!(umount(&target, 0), Err(libc::EBUSY));
+    let report = scan_path(&target);
+    assert_eq!(held(&report), [(child.tgid(), Access::Fd)]);
+    let (tid, fd) = (report.holders[0].tid.unwrap(), report.holders[0].fd.unwrap());
+    assert_ne!(tid, child.tgid());
+    let link = fs::read_link(format!("/proc/{}/task/{tid}/fd/{fd}", child.tgid())).unwrap();
+    assert_eq!(link, target);
+    // Whether kcmp(2) tells anything or not.
+    for own_ids in [true, false] {
+        assert_eq!(visited(own_ids, &target, &child), (vec![(Some(tid), Some(fd))], false), "{own_ids}");
+    }
+}
+
+#[test]
+fn a_table_of_its_own_is_found_however_many_threads_a_process_has_and_whoever_else_holds_the_mount() {
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
+    let other = Child::spawn(vec![Step::Chdir(c_path(&target))]);
+    let child = Child::spawn(vec![Step::Apart(c_path(&target), 200)]);
+    let mut expected = [(other.tgid(), Access::Cwd), (child.tgid(), Access::Fd)];
+    expected.sort_unstable();
+    let mut found = held(&scan_path(&target));
+    found.sort_unstable();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn what_an_own_table_has_very_many_of_is_looked_at_later() {
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
+    let other = c_path(&sandbox.path(""));
+    let mut steps: Vec<Step> = (0..300).map(|_| Step::Open(other.clone(), libc::O_RDONLY)).collect();
+    // The table is a copy of that of the process, and has one more.
+    steps.push(Step::Apart(c_path(&target), 2));
+    let child = Child::spawn(steps);
+    for own_ids in [true, false] {
+        assert_eq!(visited(own_ids, &target, &child), (vec![], true), "{own_ids}");
+    }
+    assert_eq!(held(&scan_path(&target)), [(child.tgid(), Access::Fd)]);
+}
+
+#[test]
+fn who_still_holds_a_mount_by_a_table_of_its_own_is_seen() {
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
+    let child = Child::spawn(vec![Step::Apart(c_path(&target), 2)]);
+    let report = scan_path(&target);
+    let request = |holders| StillHeldRequest {
+        id: 7,
+        mount: report.mount.clone().unwrap(),
+        holders,
+        is_attached: true,
+    };
+    let still = |holders| {
+        let deadline = Deadline::after(AMPLE);
+        still_held::still_held(&Proc::default(), &request(holders), deadline).holders
+    };
+    assert_eq!(still(report.holders.clone()), report.holders);
+    let elsewhere = Holder { tid: None, ..report.holders[0].clone() };
+    assert_eq!(still(vec![elsewhere]), [], "the process itself does not have it");
+    drop(child);
+    assert_eq!(still(report.holders.clone()), []);
+}
