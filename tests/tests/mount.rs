@@ -8,7 +8,7 @@ use std::process::Command;
 
 use kevtmon_tests::actor::Actor;
 use kevtmon_tests::container::Container;
-use kevtmon_tests::daemon::launch;
+use kevtmon_tests::daemon::{Daemon, launch};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::event::Event;
 use kevtmon_tests::eventually;
@@ -240,26 +240,105 @@ fn a_relative_path_is_reported_as_an_absolute_one() {
 }
 
 #[test]
-fn what_no_list_of_open_files_shows_is_found_or_at_least_doubted() {
+fn what_no_list_of_open_files_shows_is_at_least_doubted() {
     let mut daemon = launch().start();
-    let mut held = |act: &str| {
-        let mount = Mount::new();
-        let mut actor = Actor::start();
-        actor.act(&format!("{act} {}", mount.point().join("held").display()));
-        mount.umount_refused();
-        // The scan may go on after its first event.
-        let event = daemon.wait_for(act, |event| {
-            let knows = |list: &str| event.list(list).iter().any(|found| found["pid"] == actor.pid());
-            is_about(event, "mount.busy", mount.point())
-                && (knows("/holders") || knows("/holders_unreadable"))
-        });
-        (event, actor.pid())
-    };
-    let (event, pid) = held("hold-apart");
-    assert_eq!(holder(&event, pid, "fd")["comm"], "actor", "{event}");
-    for act in ["bind", "register", "send"] {
-        let (event, _) = held(act);
+    for act in ["register", "send"] {
+        let (event, pid) = held_by_actor(&mut daemon, &[], act);
         event.expect("/holders_complete", false);
         event.expect("/holders_verdict", "incomplete");
+        assert!(event.list("/holders_unreadable").iter().any(|found| found["pid"] == pid), "{act}: {event}");
     }
+}
+
+/// What is told of a mount that an actor holds by such an act on a new file in it, after these preparations, and who that is.
+fn held_by_actor(daemon: &mut Daemon, before: &[&str], act: &str) -> (Event, u32) {
+    let mount = Mount::new();
+    let mut actor = Actor::start();
+    let pid = std::process::id().to_string();
+    let in_mount = |act: &str| act.replace("DIR", &mount.point().to_string_lossy()).replace("SELF", &pid);
+    for act in before {
+        actor.act(&in_mount(act));
+    }
+    let act = in_mount(act);
+    match act.contains(' ') {
+        true => actor.act(&act),
+        false => actor.act(&format!("{act} {}", mount.point().join("held").display())),
+    }
+    mount.umount_refused();
+    // The scan may go on after its first event.
+    let event = daemon.wait_for(&act, |event| {
+        let knows = |list: &str| event.list(list).iter().any(|found| found["pid"] == actor.pid());
+        is_about(event, "mount.busy", mount.point()) && (knows("/holders") || knows("/holders_unreadable"))
+    });
+    (event, actor.pid())
+}
+
+#[test]
+fn a_thread_with_a_list_of_open_files_of_its_own_holds_a_mount_beside_others() {
+    let mount = Mount::new();
+    let mut daemon = launch().start();
+    let other = hold_by_cwd(mount.point());
+    let mut actor = Actor::start();
+    actor.act(&format!("hold-apart {}", mount.point().join("held").display()));
+    mount.umount_refused();
+    let event = wait_for(&mut daemon, "mount.busy", mount.point());
+    holder(&event, other.pid(), "cwd");
+    let found = holder(&event, actor.pid(), "fd");
+    let link = format!("/proc/{}/task/{}/fd/{}", actor.pid(), found["tid"], found["fd"]);
+    assert_eq!(std::fs::read_link(&link).ok(), Some(mount.point().join("held")), "{event}");
+}
+
+#[test]
+fn a_bound_socket_holds_a_mount_whatever_its_name_and_network_namespace() {
+    let mut daemon = launch().start();
+    let cases: [(&[&str], &str); 5] = [
+        (&[], "bind"),
+        (&[], "bind-relative held DIR"),
+        (&[], "accept"),
+        (&["unshare net"], "bind"),
+        // No process is left in the namespace of the socket.
+        (&["unshare net", "thread other bind DIR/held"], "netns /proc/SELF/ns/net"),
+    ];
+    for (before, act) in cases {
+        let (event, pid) = held_by_actor(&mut daemon, before, act);
+        event.expect("/holders_verdict", "processes");
+        let found = holder(&event, pid, "socket");
+        assert!(found["path"].as_str().is_some_and(|path| path.ends_with("/pod volume/held")), "{event}");
+        assert!(event.text("/message").contains("with a socket that is bound to a file"), "{event}");
+    }
+}
+
+#[test]
+fn a_bound_socket_of_a_thread_with_open_files_of_its_own_is_named_or_doubted() {
+    /// `PIDFD_THREAD` of include/uapi/linux/pidfd.h, since 6.9.
+    const THREAD: libc::c_uint = 0x80;
+    // SAFETY: takes two integers; the descriptor that it makes is left to the end of the process.
+    let is_shown = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), THREAD) } >= 0;
+    let mut daemon = launch().start();
+    let (event, pid) = held_by_actor(&mut daemon, &[], "apart bind DIR/held");
+    if is_shown {
+        let found = holder(&event, pid, "socket");
+        assert!(found["tid"].is_u64() && found["tid"] != pid, "{event}");
+    } else {
+        event.expect("/holders_complete", false);
+    }
+}
+
+#[test]
+fn a_socket_in_another_mount_of_the_same_file_system_holds_only_that_one() {
+    let mount = Mount::new();
+    let other = mount.point().parent().expect("a directory above").join("other");
+    std::fs::create_dir(&other).expect("a directory can be made");
+    let bind: [&std::ffi::OsStr; 4] =
+        ["mount".as_ref(), "--bind".as_ref(), mount.point().as_ref(), other.as_ref()];
+    let _ = kevtmon_tests::process::attempt(&bind).succeeded("mount");
+    let mut daemon = launch().start();
+    let mut innocent = Actor::start();
+    innocent.act(&format!("bind {}", other.join("sock").display()));
+    let culprit = hold_by_cwd(mount.point());
+    mount.umount_refused();
+    let event = wait_for(&mut daemon, "mount.busy", mount.point());
+    holder(&event, culprit.pid(), "cwd");
+    let is_named = event.list("/holders").iter().any(|holder| holder["pid"] == innocent.pid());
+    assert!(!is_named, "{event}");
 }

@@ -206,6 +206,7 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
         Access::Root => " as its root directory",
         Access::Exe => " as its executable",
         Access::Mmap => " with a mapped file",
+        Access::Socket => " with a socket that is bound to a file",
         Access::Mount => " by a copy in its mount namespace",
         Access::ChildMount => " by a mount below it",
     });

@@ -12,6 +12,7 @@
 //! [`scan`] tells in which order processes are looked into, and how a scan goes on whose time ran out; [`worker`] whose
 //! request comes first.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
@@ -110,4 +111,9 @@ fn thread_time() -> Duration {
 /// The daemon's own id as this /proc shows it, which may be of another pid namespace.
 fn own_tgid(proc: &Proc) -> Option<u32> {
     std::fs::read_link(proc.root().join("self")).ok()?.to_str()?.parse().ok()
+}
+
+/// The directory of this process in this /proc, if that shows the ids of our own pid namespace.
+fn own_directory(proc: &Proc) -> Option<PathBuf> {
+    (own_tgid(proc) == Some(std::process::id())).then(|| proc.root().join("self"))
 }

@@ -7,9 +7,9 @@
 //! for a network file system. Opens nothing that is named.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString};
 use std::io;
+use std::path::PathBuf;
 
 use super::mntns_index::{MAX_THREADS, namespace, task_dir, threads};
 use super::searched::ScanTargets;
@@ -20,9 +20,12 @@ use crate::sources::procfs::dir::{Buffer, Dir, is_gone};
 
 mod descriptors;
 mod hidden;
+mod sockets;
 
 use descriptors::FIRST_MAPS;
 pub(super) use descriptors::{Extent, Owner, Rest};
+use sockets::Sockets;
+pub(super) use sockets::{bound_file, is_closed};
 
 /// One way in which a process pins the target.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,10 +109,9 @@ impl Visit {
 pub(super) struct Visitor {
     buffer: Buffer,
     text: Vec<u8>,
-    /// Inodes of sockets that are bound to a name on a searched mount, by network namespace.
-    bound: BTreeMap<String, BTreeSet<u64>>,
-    /// Whether /proc shows the ids of our own pid namespace.
-    own_ids: bool,
+    sockets: Sockets,
+    /// The directory of this process in /proc, if that shows the ids of our own pid namespace.
+    own: Option<PathBuf>,
 }
 
 /// The thread that has the files of a process: the first one may have ended.
@@ -121,9 +123,9 @@ struct Main {
 }
 
 impl Visitor {
-    /// `own_ids`: /proc shows the ids of our own pid namespace.
-    pub(super) fn new(own_ids: bool) -> Self {
-        Self { own_ids, ..Self::default() }
+    /// `own`: the directory of this process in /proc, if that shows the ids of our own pid namespace.
+    pub(super) fn new(own: Option<PathBuf>) -> Self {
+        Self { own, ..Self::default() }
     }
 
     /// Looks at what is quick: executable, and the directories of the first threads. `None` when it ended, and for a
@@ -325,6 +327,8 @@ pub(super) fn describe(proc: &Proc, tgid: u32, process: &Dir, ns: NsInum, pins: 
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::holders::searched::SearchedMount;
     use crate::sources::procfs::mountinfo::MountTable;

@@ -12,7 +12,9 @@ use super::pins::{Extent, Pin, Rest, Visit, Visitor, describe};
 use super::progress::{Progress, Stage};
 use super::propagation::{self, MountCopy, NamespaceMounts};
 use super::searched::{ScanTargets, SearchedMount};
-use super::{Deadline, MAX_LISTED, PresenceRequest, ScanRequest, file_server, own_tgid, presence};
+use super::{
+    Deadline, MAX_LISTED, PresenceRequest, ScanRequest, file_server, own_directory, own_tgid, presence,
+};
 use crate::clock::boot_now;
 use crate::observation::{Access, Holder, HolderReport, MountPresence, NsInum, Verdict};
 use crate::sources::procfs::Proc;
@@ -88,7 +90,7 @@ impl<'p> Scan<'p> {
         let own = own_tgid(proc);
         Self {
             proc,
-            visitor: Visitor::new(own == Some(std::process::id())),
+            visitor: Visitor::new(own_directory(proc)),
             own,
             progress,
             elapsed_before: report.elapsed_ns,
@@ -359,7 +361,13 @@ impl<'p> Scan<'p> {
             self.add_unreadable(tgid, near);
         }
         if !visit.doubts.is_empty() && visit.pins.is_empty() && process.is_there(&mut Vec::new()) {
-            self.blind_to(tgid, "it uses something of this name, but on which mount cannot be told");
+            let is_socket = |access: &Access| *access == Access::Socket;
+            if visit.doubts.iter().any(is_socket) {
+                self.blind_to(tgid, "a socket of it is bound to a file, but on which mount cannot be told");
+            }
+            if !visit.doubts.iter().all(is_socket) {
+                self.blind_to(tgid, "it uses something of this name, but on which mount cannot be told");
+            }
         }
         if visit.is_sent_files && process.is_there(&mut Vec::new()) {
             self.blind_to(

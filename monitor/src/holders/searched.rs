@@ -8,6 +8,7 @@ use super::resolve::is_local;
 use crate::observation::NsInum;
 use crate::sources::procfs::dir::Dir;
 use crate::sources::procfs::mountinfo::{Mount, MountTable, is_below, is_fuse};
+use crate::sources::unix_sockets;
 
 /// A mount whose use is looked for: the target, or a copy that would be unmounted along with it.
 #[derive(Debug, Clone, Copy)]
@@ -61,6 +62,11 @@ impl ScanTargets<'_> {
     /// Whether a mount is a searched one: its id is unique over all namespaces.
     pub(super) fn has(&self, id: u64) -> bool {
         self.mounts.iter().any(|searched| searched.mount.id == id)
+    }
+
+    /// Whether a file system, by the kernel's number, is that of a searched mount.
+    pub(super) fn is_of(&self, device: u32) -> bool {
+        self.mounts.iter().any(|searched| unix_sockets::device(&searched.mount.device) == Some(device))
     }
 
     /// Whether a mapping, by its name and the device in hexadecimal, may be of a file on a searched mount.

@@ -14,10 +14,10 @@ use nix::sys::stat::fstatat;
 use serde::{Deserialize, Serialize};
 
 use super::mntns_index::task_dir;
-use super::pins::mapped_file;
+use super::pins::{Owner, bound_file, is_closed, mapped_file};
 use super::resolve::is_local;
 use super::searched::{answers_at_once, is_device};
-use super::{Deadline, Holder, HolderReport};
+use super::{Deadline, Holder, HolderReport, own_directory};
 use crate::observation::{Access, MountFacts, Verdict};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone, mnt_id};
@@ -117,6 +117,16 @@ fn holds(proc: &Proc, process: &Dir, holder: &Holder, mount: &MountFacts, is_att
                 task.at(c"fdinfo").and_then(|dir| Ok(dir.text(name.as_c_str(), &mut text)?.into_owned()));
             // An id is reused once nobody holds the mount.
             Some((is_in_copy || mnt_id(&info.ok()?)? == mount.id) && link == now)
+        }
+        Access::Socket => {
+            let owner = Owner { tgid: holder.tgid, tid: holder.tid.unwrap_or(holder.tgid) };
+            let own = own_directory(proc);
+            match bound_file(own.as_deref(), (task, owner), holder.fd?) {
+                Ok(file) => {
+                    Some(file.is_some_and(|file| (is_in_copy || file.mount == mount.id) && file.path == now))
+                }
+                Err(error) => is_closed(&error).then_some(false),
+            }
         }
         Access::Cwd | Access::Root | Access::Exe => {
             let (file, name) = match holder.access {

@@ -24,6 +24,7 @@ mod parts;
 mod path;
 mod replaced;
 mod sandbox;
+mod sockets;
 
 /// Long enough that it never ends a scan of a test.
 const AMPLE: Duration = Duration::from_secs(60);

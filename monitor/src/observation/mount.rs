@@ -302,6 +302,8 @@ pub enum Access {
     Exe,
     /// A mapped file.
     Mmap,
+    /// A unix socket that is bound to a file.
+    Socket,
     /// A copy of the mount in another mount namespace: keeps the file system, but refuses no unmount by itself.
     Mount,
     /// A mount below it.
@@ -323,7 +325,7 @@ pub struct Holder {
     pub access: Access,
     /// What it holds, as the kernel names it.
     pub path: Option<String>,
-    /// The descriptor, for [`Access::Fd`].
+    /// The descriptor, for [`Access::Fd`] and [`Access::Socket`].
     pub fd: Option<u32>,
     /// The thread in whose list of descriptors that is, where `/proc/PID/fd` does not show it; not in older recordings.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -369,6 +369,7 @@ fn holder_line(holder: &MountHolder, mountpoint: &str, width: usize) -> String {
         (Access::Root, _) => "root".to_owned(),
         (Access::Exe, _) => "exe".to_owned(),
         (Access::Mmap, _) => "mmap".to_owned(),
+        (Access::Socket, _) => "socket".to_owned(),
         (Access::Mount, _) => "mount".to_owned(),
         (Access::ChildMount, _) => "child".to_owned(),
     };

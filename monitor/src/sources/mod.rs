@@ -11,6 +11,7 @@ pub mod netlink;
 pub mod procfs;
 mod programs;
 pub mod runtime;
+pub mod unix_sockets;
 pub mod unmounters;
 
 /// What readers of /proc do for sources.

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -42,8 +43,9 @@ fn act(words: &[&str]) -> io::Result<()> {
         ["netns", path] => Ok(setns(File::open(path)?, CloneFlags::CLONE_NEWNET)?),
         // Goes into new namespaces.
         ["unshare", "mnt"] => Ok(unshare(CloneFlags::CLONE_NEWNS)?),
+        ["unshare", "net"] => Ok(unshare(CloneFlags::CLONE_NEWNET)?),
         ["unshare", "user"] => Ok(unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET)?),
-        ["chroot", path] => Ok(nix::unistd::chroot(Path::new(path))?),
+        ["chroot", ref path @ ..] => Ok(nix::unistd::chroot(Path::new(&path.join(" ")))?),
         ["uid", real, effective] => set_uid(number(real)?, number(effective)?),
         // From now on orphans among its descendants are its children.
         ["subreaper"] => subreaper(),
@@ -60,6 +62,21 @@ fn act(words: &[&str]) -> io::Result<()> {
         ["hold-apart", ref path @ ..] => hold_apart(path.join(" ")),
         // Binds a socket to a name, and keeps it.
         ["bind", ref path @ ..] => bind(&path.join(" ")),
+        // The same with a name below the directory that it is in until then.
+        ["bind-relative", name, ref directory @ ..] => bind_relative(name, &directory.join(" ")),
+        // Accepts a connection to such a socket, and closes all others: the file is that of the connection now.
+        ["accept", ref path @ ..] => accept(&path.join(" ")),
+        // Does another of these in a thread that shares its list of open files with no other, and goes on to live.
+        ["apart", ref what @ ..] => apart(what),
+        // Opens a directory or file only to know where it is.
+        ["locate", ref path @ ..] => locate(&path.join(" ")),
+        // Maps a new file, and closes it.
+        ["map", ref path @ ..] => map(&path.join(" ")),
+        // Opens a new file.
+        ["open", ref path @ ..] => open(&path.join(" ")),
+        ["cd", ref path @ ..] => std::env::set_current_dir(path.join(" ")),
+        // Goes to a directory in a thread that shares its directories with no other.
+        ["cd-apart", ref path @ ..] => cd_apart(path.join(" ")),
         // Sends a new file to itself, closes it, and never receives it.
         ["send", ref path @ ..] => send(&path.join(" ")),
         // Registers a new file with a ring, and closes it.
@@ -114,22 +131,77 @@ fn in_thread(name: &str, what: &[&str]) -> io::Result<()> {
     })
 }
 
-fn hold_apart(path: String) -> io::Result<()> {
+/// Does something in a thread, which lives on.
+fn in_lasting_thread(act: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
     let (tell, told) = std::sync::mpsc::sync_channel(1);
     std::thread::spawn(move || {
-        let opened = unshare(CloneFlags::CLONE_FILES).map_err(io::Error::from);
-        let opened = opened.and_then(|()| File::create(path));
-        let kept = opened.map(|file| (file, tell.send(Ok(())))).map_err(|error| tell.send(Err(error)));
+        let _ = tell.send(act());
         loop {
             std::thread::park();
-            std::hint::black_box(&kept);
         }
     });
     told.recv().map_err(io::Error::other)?
 }
 
+fn hold_apart(path: String) -> io::Result<()> {
+    in_lasting_thread(move || {
+        unshare(CloneFlags::CLONE_FILES)?;
+        open(&path)
+    })
+}
+
+fn apart(what: &[&str]) -> io::Result<()> {
+    let what: Vec<String> = what.iter().map(|word| (*word).to_owned()).collect();
+    in_lasting_thread(move || {
+        unshare(CloneFlags::CLONE_FILES)?;
+        act(&what.iter().map(String::as_str).collect::<Vec<_>>())
+    })
+}
+
+fn cd_apart(path: String) -> io::Result<()> {
+    in_lasting_thread(move || {
+        unshare(CloneFlags::CLONE_FS)?;
+        std::env::set_current_dir(path)
+    })
+}
+
+fn open(path: &str) -> io::Result<()> {
+    std::mem::forget(File::create(path)?);
+    Ok(())
+}
+
+fn locate(path: &str) -> io::Result<()> {
+    std::mem::forget(File::options().read(true).custom_flags(libc::O_PATH).open(path)?);
+    Ok(())
+}
+
+fn map(path: &str) -> io::Result<()> {
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(path)?;
+    file.set_len(4096)?;
+    // SAFETY: maps a new range of memory, which nothing in this program uses.
+    let mapped = unsafe {
+        libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
+    };
+    if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 fn bind(path: &str) -> io::Result<()> {
     std::mem::forget(std::os::unix::net::UnixListener::bind(path)?);
+    Ok(())
+}
+
+fn bind_relative(name: &str, directory: &str) -> io::Result<()> {
+    let back = std::env::current_dir()?;
+    std::env::set_current_dir(directory)?;
+    let bound = bind(name);
+    std::env::set_current_dir(back)?;
+    bound
+}
+
+fn accept(path: &str) -> io::Result<()> {
+    let listener = std::os::unix::net::UnixListener::bind(path)?;
+    let other = UnixStream::connect(path)?;
+    std::mem::forget((listener.accept()?, other));
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use crate::workspace;
 const SERIES: [&str; 2] = ["linux-image-amd64", "linux-image-6.12-amd64"];
 
 /// What the tests need and not every kernel of Debian has built in. They depend on no other module.
-const MODULES: [&str; 3] = ["fuse.ko", "veth.ko", "vrf.ko"];
+const MODULES: [&str; 4] = ["fuse.ko", "unix_diag.ko", "veth.ko", "vrf.ko"];
 
 /// A kernel that can be started.
 #[derive(Debug)]

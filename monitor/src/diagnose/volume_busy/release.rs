@@ -96,7 +96,7 @@ fn links(holders: &[MountHolder], pid: u32, mountpoint: &str) -> Vec<ProcessLink
                 Some(tid) => format!("task/{tid}/fd/{}", holder.fd?),
                 None => format!("fd/{}", holder.fd?),
             },
-            Access::Mmap | Access::Mount | Access::ChildMount => return None,
+            Access::Mmap | Access::Socket | Access::Mount | Access::ChildMount => return None,
         };
         let path = holder.path.as_deref()?;
         let held = ProcessLink { link, target: mountpoint.to_owned() };

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Pin, Visit, Visitor};
+use super::{Pin, Visit, Visitor, sockets};
 use crate::holders::Deadline;
 use crate::holders::mntns_index::{MAX_THREADS, task_dir, threads};
 use crate::holders::searched::ScanTargets;
@@ -72,21 +72,23 @@ pub(in crate::holders) struct Owner {
 impl Owner {
     /// The thread, if the directory of the process does not show its table: another one is shown there, or none where the first
     /// thread ended.
-    fn apart(self) -> Option<u32> {
+    pub(super) fn apart(self) -> Option<u32> {
         (self.tid != self.tgid).then_some(self.tid)
     }
 }
 
 /// One table of descriptors.
-struct Files<'a> {
+pub(super) struct Files<'a> {
     /// The thread that has it.
-    task: &'a Dir,
-    owner: Owner,
-    list: Dir,
-    targets: &'a ScanTargets<'a>,
+    pub(super) task: &'a Dir,
+    pub(super) owner: Owner,
+    pub(super) list: Dir,
+    pub(super) targets: &'a ScanTargets<'a>,
     extent: Extent<'a>,
     /// Looked at.
     count: u32,
+    /// Whether the sockets of its network namespace are known, as far as they can be.
+    pub(super) is_netns_listed: bool,
 }
 
 impl Files<'_> {
@@ -138,7 +140,7 @@ impl Tables {
 impl Visitor {
     /// The tables of a process of which only that of this thread is known.
     pub(super) fn tables(&self, tid: u32) -> Tables {
-        Tables { tids: vec![tid], own_ids: self.own_ids, count: 0 }
+        Tables { tids: vec![tid], own_ids: self.own.is_some(), count: 0 }
     }
 
     /// Looks at all tables of a process: the first descriptors, or what is left of them; false if there was no time for that.
@@ -211,7 +213,7 @@ impl Visitor {
         visit: &mut Visit,
     ) -> (Option<u32>, u32) {
         let Some(list) = visit.read(task.at(c"fd")) else { return (None, count) };
-        let mut files = Files { task, owner, list, targets, extent, count };
+        let mut files = Files { task, owner, list, targets, extent, count, is_netns_listed: false };
         (self.descriptors_of(&mut files, from, visit), files.count)
     }
 
@@ -257,7 +259,12 @@ impl Visitor {
         let name = NumberName::new(fd);
         let path = match files.list.link(name.as_c_str(), &mut self.buffer) {
             Ok(path) if files.targets.selects(&path) => Some(path.into_owned()),
-            Ok(_) => return State::Open,
+            Ok(path) => {
+                if let Some(inode) = sockets::inode(&path) {
+                    self.socket(files, (fd, inode), visit);
+                }
+                return State::Open;
+            }
             Err(error) if is_gone(&error) => return State::Closed,
             // Where the kernel cannot show the name, the mount id alone decides.
             Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => None,

@@ -1,10 +1,9 @@
-//! What the list of a process' open files does not show: files that are registered with an io_uring(7), the names to which
-//! sockets are bound, and files that wait in a socket (`SCM_RIGHTS`).
+//! What the list of a process' open files does not show: files that are registered with an io_uring(7), and files that wait
+//! in a socket (`SCM_RIGHTS`).
 //!
-//! Of rings and names the kernel tells only the name, of files in a socket only how many (since 5.10): these are doubts.
+//! Of rings the kernel tells only the names, of files in a socket only how many (since 5.10): these are doubts.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 
 use super::descriptors::FDS_PER_LOOK;
 use super::{Visit, Visitor};
@@ -98,7 +97,7 @@ impl Visitor {
         let mut visit = Visit::default();
         visit.ns = visit.read(namespace(process, &mut self.buffer)).flatten().unwrap_or_default();
         self.each_table((tgid, process), deadline, &mut visit, |visitor, task, visit| {
-            if visitor.is_named_by_others(task, targets, visit) {
+            if visitor.is_named_by_ring(task, targets, visit) {
                 visit.doubts.push(Access::Fd);
             }
             visitor.find_sent_files(task, deadline, visit);
@@ -106,43 +105,23 @@ impl Visitor {
         Some(visit)
     }
 
-    /// Whether a socket or ring of the process has a name that may be on a searched mount.
-    fn is_named_by_others(&mut self, main: &Dir, targets: &ScanTargets<'_>, visit: &mut Visit) -> bool {
-        let Some(list) = visit.read(main.at(c"fd")) else { return false };
+    /// Whether a file that is registered with a ring has a name that may be on a searched mount.
+    fn is_named_by_ring(&mut self, task: &Dir, targets: &ScanTargets<'_>, visit: &mut Visit) -> bool {
+        let Some(list) = visit.read(task.at(c"fd")) else { return false };
         let mut fds = Vec::new();
         if visit.read(list.numbers(&mut self.buffer, &mut fds)).is_none() {
             return false;
         }
-        let bound = self.bound(main, targets);
         fds.into_iter().any(|fd| {
             let name = NumberName::new(fd);
-            let Ok(link) = list.link(name.as_c_str(), &mut self.buffer) else { return false };
-            if link == RING {
-                let info = main.at(c"fdinfo");
-                let info = info.and_then(|info| Ok(info.text(name.as_c_str(), &mut self.text)?.into_owned()));
-                return info.is_ok_and(|info| {
-                    registered(&info).any(|path| path.is_none_or(|path| targets.selects(&path)))
-                });
-            }
-            let inode = link.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
-            inode.and_then(|inode| inode.parse().ok()).is_some_and(|inode: u64| bound.contains(&inode))
+            let is_ring = list.link(name.as_c_str(), &mut self.buffer).is_ok_and(|link| link == RING);
+            let info = task.at(c"fdinfo").ok().filter(|_| is_ring);
+            let info =
+                info.and_then(|info| Some(info.text(name.as_c_str(), &mut self.text).ok()?.into_owned()));
+            info.is_some_and(|info| {
+                registered(&info).any(|path| path.is_none_or(|path| targets.selects(&path)))
+            })
         })
-    }
-
-    /// Inodes of the sockets in the network namespace of a process that are bound to a name on a searched mount; the
-    /// namespace is read once.
-    fn bound(&mut self, main: &Dir, targets: &ScanTargets<'_>) -> BTreeSet<u64> {
-        let Ok(netns) = main.link(c"ns/net", &mut self.buffer).map(Cow::into_owned) else {
-            return BTreeSet::new();
-        };
-        if let Some(known) = self.bound.get(&netns) {
-            return known.clone();
-        }
-        let table = main.text(c"net/unix", &mut self.text).unwrap_or_default();
-        let named = sockets(&table).filter(|(_, path)| targets.selects(path));
-        let inodes: BTreeSet<u64> = named.map(|(inode, _)| inode).collect();
-        self.bound.insert(netns, inodes.clone());
-        inodes
     }
 }
 
@@ -161,15 +140,6 @@ fn registered(fdinfo: &str) -> impl Iterator<Item = Option<Cow<'_, str>>> {
 fn sent_files(fdinfo: &str) -> u32 {
     let count = fdinfo.lines().find_map(|line| line.strip_prefix("scm_fds:"));
     count.and_then(|count| count.trim().parse().ok()).unwrap_or_default()
-}
-
-/// Inode and path of each socket in `/proc/PID/net/unix` that has one.
-fn sockets(table: &str) -> impl Iterator<Item = (u64, &str)> {
-    table.lines().filter_map(|line| {
-        let (head, _) = line.split_at(line.find(" /")?);
-        let inode = head.split_ascii_whitespace().nth(6)?.parse().ok()?;
-        Some((inode, &line[head.len() + 1..]))
-    })
 }
 
 #[cfg(test)]
@@ -200,14 +170,5 @@ mod tests {
         let older = "UserFiles:\t2\n    0: file\n    1: <none>\nUserBufs:\t0\n";
         assert_eq!(registered(older).collect::<Vec<_>>(), [None]);
         assert_eq!(registered("pos:\t0\n").count(), 0);
-    }
-
-    #[test]
-    fn a_bound_socket_has_an_inode_and_a_path() {
-        let table = "Num       RefCount Protocol Flags    Type St Inode Path\n\
-                     0000000012345678: 00000002 00000000 00010000 0001 01 4711 /v/my sock\n\
-                     0000000012345679: 00000002 00000000 00010000 0001 01 4712 @/v/abstract\n\
-                     000000001234567a: 00000003 00000000 00000000 0001 03 4713\n";
-        assert_eq!(sockets(table).collect::<Vec<_>>(), [(4711, "/v/my sock")]);
     }
 }

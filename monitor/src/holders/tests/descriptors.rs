@@ -1,21 +1,32 @@
 //! Descriptors that are not in the table of the process.
 
 use super::*;
-use crate::holders::pins::{Extent, Rest, Visitor};
+use crate::holders::pins::{Extent, Rest, Visit, Visitor};
 use crate::holders::searched::{ScanTargets, SearchedMount};
-use crate::sources::procfs::dir::Dir;
+/// What the first files of a process show, and whether some are left.
+pub(super) fn visit(own_ids: bool, target: &Path, child: &Child) -> (Visit, bool) {
+    let process = Proc::default().dir(child.tgid()).unwrap();
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let table = MountTable::parse(&table, "/");
+    let mount = table.iter().filter(|mount| Path::new(&mount.mountpoint) == target).last().unwrap();
+    let mounts = vec![SearchedMount { ns: own_mntns(), mount }];
+    let targets = ScanTargets { mounts, tables: [(own_mntns(), &table)].into() };
+    let mut visitor = Visitor::new(own_ids.then(|| "/proc/self".into()));
+    let (visit, rest) = visitor.files(child.tgid(), &process, &targets, (Rest::ALL, Extent::First)).unwrap();
+    (visit, rest.is_some())
+}
+
+/// Who of these still holds a mount that is not detached.
+pub(super) fn still(report: &HolderReport, holders: &[Holder]) -> HolderReport {
+    let (mount, holders) = (report.mount.clone().unwrap(), holders.to_vec());
+    let request = StillHeldRequest { id: 7, mount, holders, is_attached: true };
+    still_held::still_held(&Proc::default(), &request, Deadline::after(AMPLE))
+}
 
 /// What the own table of a thread that opens this shows, and what is left of it after the first look.
 fn visited(own_ids: bool, target: &Path, child: &Child) -> (Vec<(Option<u32>, Option<u32>)>, bool) {
-    let process: Dir = Proc::default().dir(child.tgid()).unwrap();
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let table = MountTable::parse(&table, "/");
-    let mount = table.iter().find(|mount| Path::new(&mount.mountpoint) == target).unwrap();
-    let mounts = vec![SearchedMount { ns: own_mntns(), mount }];
-    let targets = ScanTargets { mounts, tables: [(own_mntns(), &table)].into() };
-    let found = Visitor::new(own_ids).files(child.tgid(), &process, &targets, (Rest::ALL, Extent::First));
-    let (visit, rest) = found.unwrap();
-    (visit.pins.into_iter().map(|pin| (pin.tid, pin.fd)).collect(), rest.is_some())
+    let (visit, is_left) = visit(own_ids, target, child);
+    (visit.pins.into_iter().map(|pin| (pin.tid, pin.fd)).collect(), is_left)
 }
 
 #[test]
@@ -70,19 +81,9 @@ fn who_still_holds_a_mount_by_a_table_of_its_own_is_seen() {
     let target = sandbox.mount("vol");
     let child = Child::spawn(vec![Step::Apart(c_path(&target), 2)]);
     let report = scan_path(&target);
-    let request = |holders| StillHeldRequest {
-        id: 7,
-        mount: report.mount.clone().unwrap(),
-        holders,
-        is_attached: true,
-    };
-    let still = |holders| {
-        let deadline = Deadline::after(AMPLE);
-        still_held::still_held(&Proc::default(), &request(holders), deadline).holders
-    };
-    assert_eq!(still(report.holders.clone()), report.holders);
+    assert_eq!(still(&report, &report.holders).holders, report.holders);
     let elsewhere = Holder { tid: None, ..report.holders[0].clone() };
-    assert_eq!(still(vec![elsewhere]), [], "the process itself does not have it");
+    assert_eq!(still(&report, &[elsewhere]).holders, [], "the process itself does not have it");
     drop(child);
-    assert_eq!(still(report.holders.clone()), []);
+    assert_eq!(still(&report, &report.holders).holders, []);
 }

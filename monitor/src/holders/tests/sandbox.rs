@@ -109,6 +109,8 @@ pub(super) enum Step {
     /// Opens at this descriptor.
     OpenAt(CString, c_int),
     Map(CString),
+    /// Binds a socket to this name.
+    Bind(CString),
     Chdir(CString),
     Chroot(CString),
     /// A mount namespace of its own, with this propagation from the old one.
@@ -193,6 +195,7 @@ unsafe fn act(steps: &[Step], ready_out: c_int, wait: c_int) -> ! {
                     libc::close(fd);
                     mapped != libc::MAP_FAILED
                 }
+                Step::Bind(path) => bind(path),
                 Step::Chdir(path) => libc::chdir(path.as_ptr()) == 0,
                 Step::Chroot(path) => libc::chroot(path.as_ptr()) == 0,
                 Step::Unshare(propagation) => {
@@ -224,6 +227,22 @@ unsafe fn act(steps: &[Step], ready_out: c_int, wait: c_int) -> ! {
         let mut byte = 0_u8;
         libc::read(wait, (&raw mut byte).cast(), 1);
         libc::_exit(0)
+    }
+}
+
+/// # Safety
+/// Only in a forked child.
+unsafe fn bind(path: &CString) -> bool {
+    let family = libc::sa_family_t::try_from(libc::AF_UNIX).unwrap_or_default();
+    let mut address = libc::sockaddr_un { sun_family: family, sun_path: [0; 108] };
+    for (to, from) in address.sun_path.iter_mut().zip(path.as_bytes()) {
+        *to = *from as c_char;
+    }
+    let length = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or_default();
+    // SAFETY: the address lives for the call, and is as long as is said.
+    unsafe {
+        let socket = libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0);
+        libc::bind(socket, (&raw const address).cast(), length) == 0
     }
 }
 

@@ -5,11 +5,13 @@
 //! memory at once; no file of another process stays open. The texts are not parsed here.
 
 use std::borrow::Cow;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::Path;
 
 use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{Mode, fstat, fstatat};
@@ -132,6 +134,34 @@ impl Dir {
         // SAFETY: zeros are a valid one, and the kernel has written it.
         let found = unsafe { found.assume_init() };
         Ok((found.stx_mask & libc::STATX_MNT_ID != 0).then_some(found.stx_mnt_id))
+    }
+
+    /// The protocol of a socket among the entries of `/proc/PID/fd`, such as `UNIX-STREAM` or `TCP`; the socket itself answers.
+    /// `own`: the directory of this process in /proc.
+    ///
+    /// # Errors
+    /// As getxattr(2); `ENOTSUP` for what is no socket.
+    pub fn socket_protocol<'b>(
+        &self,
+        own: &Path,
+        entry: NumberName,
+        buffer: &'b mut Buffer,
+    ) -> io::Result<Cow<'b, str>> {
+        reading(self.1);
+        let directory = own.join("fd").join(self.0.as_raw_fd().to_string());
+        let path = directory.join(entry.as_c_str().to_str().unwrap_or_default());
+        let path = CString::new(path.into_os_string().into_vec())?;
+        // SAFETY: both names end with NUL and the kernel writes at most the length of the buffer, which is borrowed mutably.
+        let len = unsafe {
+            libc::getxattr(
+                path.as_ptr(),
+                c"system.sockprotoname".as_ptr(),
+                buffer.0.as_mut_ptr().cast(),
+                buffer.0.len(),
+            )
+        };
+        let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+        Ok(String::from_utf8_lossy(buffer.0[..len].split(|byte| *byte == 0).next().unwrap_or_default()))
     }
 
     /// A whole file, read at once and closed.

@@ -15,6 +15,9 @@ use tokio::time::sleep;
 const STATUS_LOOKS: usize = 100;
 const STATUS_PAUSE: Duration = Duration::from_millis(20);
 
+/// `PIDFD_THREAD` of include/uapi/linux/pidfd.h.
+const PIDFD_THREAD: libc::c_uint = 0x80;
+
 /// A process. It pins no more than the number.
 #[derive(Debug)]
 pub struct PidFd(OwnedFd);
@@ -25,12 +28,31 @@ impl PidFd {
     /// # Errors
     /// As pidfd_open(2): `ESRCH` where there is none, `ENOSYS` before 5.3.
     pub fn open(tgid: u32) -> io::Result<Self> {
-        let pid = libc::pid_t::try_from(tgid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+        Self::opened(tgid, 0)
+    }
+
+    /// The thread that has this number now.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; `EINVAL` before 6.9.
+    pub fn open_thread(tid: u32) -> io::Result<Self> {
+        Self::opened(tid, PIDFD_THREAD)
+    }
+
+    fn opened(id: u32, flags: libc::c_uint) -> io::Result<Self> {
+        let pid = libc::pid_t::try_from(id).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
         // SAFETY: takes two integers, and returns a new descriptor (close-on-exec) or -1.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-        let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
-        // SAFETY: the kernel has just made this descriptor for us; nothing else uses it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) };
+        Ok(Self(owned(fd)?))
+    }
+
+    /// A copy of one of its descriptors. What that is stays open until the copy is closed.
+    ///
+    /// # Errors
+    /// As pidfd_getfd(2): `EBADF` where it has none of this number, `ENOSYS` before 5.6.
+    pub fn copy_of(&self, fd: u32) -> io::Result<OwnedFd> {
+        // SAFETY: takes three integers, and returns a new descriptor (close-on-exec) or -1.
+        owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.0.as_raw_fd(), fd, 0) })
     }
 
     /// Whether the process has ended; a zombie has.
@@ -39,6 +61,13 @@ impl PidFd {
         let mut polled = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         poll(&mut polled, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
+}
+
+/// What a system call has returned that makes a descriptor.
+fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: the kernel has just made this descriptor for us; nothing else uses it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Waits until the process has ended, and tells its wait status where the kernel does (since 6.15).
