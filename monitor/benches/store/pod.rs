@@ -129,6 +129,7 @@ impl Instance {
             access: Access::Fd,
             path: Some(format!("{path}/member/wal/{number}.wal")),
             fd: Some(11 + number),
+            tid: None,
             unit: None,
             mntns: Some(HOST_MNTNS + 7),
             container: Some(self.main.clone()),

@@ -111,6 +111,7 @@ fn extremes() -> Event {
     (mount.child_mounts, mount.unserved) = (vec!["/mnt/x/y".into()], true);
     event.holders = busy.holders;
     for holder in event.holders.iter_mut().flatten() {
+        holder.tid = Some(7);
         (holder.cmdline, holder.exe) = (Some("etcd".into()), Some("/etcd".into()));
         (holder.path, holder.fd) = (Some("/x".into()), Some(3));
         (holder.unit, holder.mntns) = (Some("x.service".into()), Some(4));

@@ -23,8 +23,11 @@ pub(super) fn still(report: &HolderReport, holders: &[Holder]) -> HolderReport {
     still_held::still_held(&Proc::default(), &request, Deadline::after(AMPLE))
 }
 
+/// Descriptor, and the thread that has it.
+type Found = (Option<u32>, Option<u32>);
+
 /// What the own table of a thread that opens this shows, and what is left of it after the first look.
-fn visited(own_ids: bool, target: &Path, child: &Child) -> (Vec<(Option<u32>, Option<u32>)>, bool) {
+fn visited(own_ids: bool, target: &Path, child: &Child) -> (Vec<Found>, bool) {
     let (visit, is_left) = visit(own_ids, target, child);
     (visit.pins.into_iter().map(|pin| (pin.tid, pin.fd)).collect(), is_left)
 }
