@@ -65,7 +65,8 @@ pub(crate) enum Room {
     Unprivileged = 4,
     /// The beginning of CNI calls, with large environments.
     Exec = 5,
-    /// Neighbor entries of the host and of containers, and the end of CNI calls: what was begun is not left open.
+    /// Neighbor entries of the host and of containers, names that root could not remove, and the end of CNI calls: what was
+    /// begun is not left open.
     Namespace = 6,
     /// Those of known gateways.
     Gateway = 7,

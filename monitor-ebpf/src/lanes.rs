@@ -131,6 +131,19 @@ pub(crate) fn gateway_set(entry: &GatewayKey, task: &TaskId, seen: Counter) -> O
 /// The same of an unmount attempt of this task.
 #[inline(always)]
 pub(crate) fn umount(task: &Task) -> Option<Room> {
+    mount_call(task, 0, Room::Mount, counter::UMOUNT)
+}
+
+/// The same of a name that this task could not remove or rename. That takes no rights on mounts, so root of a container can do
+/// it.
+#[inline(always)]
+pub(crate) fn remove(task: &Task) -> Option<Room> {
+    mount_call(task, lane::REMOVE_AFTER_UMOUNT, Room::Namespace, counter::REMOVE)
+}
+
+/// `after`: from the lanes of unmount attempts to those of this call.
+#[inline(always)]
+fn mount_call(task: &Task, after: u32, of_root: Room, over: Counter) -> Option<Room> {
     // SAFETY: helper without arguments.
     let now = unsafe { bpf_ktime_get_boot_ns() };
     let id = task.id();
@@ -150,8 +163,9 @@ pub(crate) fn umount(task: &Task) -> Option<Room> {
     } else if is_initial {
         key.namespace = id.userns;
     }
-    let room = if is_initial && uid == 0 { Room::Mount } else { Room::Unprivileged };
-    pay(&mut key, now, counter::UMOUNT, id.tgid).then_some(room)
+    key.lane += after;
+    let room = if is_initial && uid == 0 { of_root } else { Room::Unprivileged };
+    pay(&mut key, now, over, id.tgid).then_some(room)
 }
 
 /// The same of a CNI plugin that this task, which is root's, executed.

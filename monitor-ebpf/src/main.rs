@@ -20,6 +20,7 @@ mod memory;
 mod mount_table;
 mod neighbor;
 mod path;
+mod remove;
 mod task;
 mod umount;
 

@@ -6,8 +6,8 @@ use kevtmon_ebpf::task::ARGV_CAPACITY;
 
 /// One offset: a field of the `OFFSETS` of the file that reads it.
 macro_rules! offset {
-    ($field:ident) => {
-        $crate::memory::volatile(&raw const OFFSETS.$field)
+    ($field:ident $([$index:expr])?) => {
+        $crate::memory::volatile(&raw const OFFSETS.$field $([$index])?)
     };
 }
 pub(crate) use offset;

@@ -35,6 +35,12 @@ impl Place {
         (self.mnt ^ other.mnt) | (self.dentry ^ other.dentry)
     }
 
+    /// The first where `mask` is all ones, the second where it is zero.
+    #[inline(always)]
+    pub(crate) fn either(mask: u64, first: Self, second: Self) -> Self {
+        Self { mnt: either(mask, first.mnt, second.mnt), dentry: either(mask, first.dentry, second.dentry) }
+    }
+
     /// Reads a `struct path` that is embedded in `structure`, `path` bytes from its start.
     #[inline(always)]
     pub(crate) fn read(structure: Kernel, path: u32) -> Self {
@@ -114,7 +120,7 @@ impl Place {
 
 /// All ones if equal, else zero. What the compiler can see through it makes a comparison of, and that is a branch.
 #[inline(always)]
-fn equal(slot: &mut u64, a: u64, b: u64) -> u64 {
+pub(crate) fn equal(slot: &mut u64, a: u64, b: u64) -> u64 {
     let difference = a ^ b;
     let negative = opaque(slot, difference.wrapping_neg());
     !opaque(slot, (((difference | negative) as i64) >> 63) as u64)
@@ -133,6 +139,6 @@ fn opaque(slot: &mut u64, value: u64) -> u64 {
 
 /// The first where `mask` is all ones, the second where it is zero.
 #[inline(always)]
-fn either(mask: u64, first: u64, second: u64) -> u64 {
+pub(crate) fn either(mask: u64, first: u64, second: u64) -> u64 {
     (first & mask) | (second & !mask)
 }

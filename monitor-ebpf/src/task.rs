@@ -74,11 +74,12 @@ pub(crate) enum Program {
     NeighUpdate,
     NeighCleanup,
     Umount,
+    Remove,
     Exec,
 }
 
 impl Program {
-    const COUNT: u32 = 4;
+    const COUNT: u32 = 5;
 }
 
 /// The current task.

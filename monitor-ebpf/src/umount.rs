@@ -87,7 +87,7 @@ fn sys_enter_umount(ctx: TracePointContext) -> u32 {
         return 0;
     };
     // SAFETY: as in `sys_exit_umount`.
-    let len = unsafe { read_path(path, record) };
+    let len = unsafe { read_whole_path(path, record) };
     // SAFETY: helpers without arguments.
     let (key, task, began) = unsafe {
         let key = u64::from(bpf_get_prandom_u32()) << 32 | u64::from(bpf_get_prandom_u32()) | 1;
@@ -203,7 +203,7 @@ unsafe fn add_directories(record: *mut UmountRecord, start: &Start, current: Ker
 unsafe fn add_path(record: *mut UmountRecord, start: &Start) -> u64 {
     // SAFETY: by the caller's promise.
     unsafe {
-        let len = read_path(start.path, record);
+        let len = read_whole_path(start.path, record);
         let digest = digest(record, start.key);
         let mut marks = 0;
         if start.path == 0 {
@@ -226,7 +226,7 @@ unsafe fn add_path(record: *mut UmountRecord, start: &Start) -> u64 {
 /// # Safety
 /// `into` must be valid for writes.
 #[inline(always)]
-unsafe fn add_directory(into: *mut DirectoryRecord, place: Place) {
+pub(crate) unsafe fn add_directory(into: *mut DirectoryRecord, place: Place) {
     // SAFETY: by the caller's promise.
     unsafe {
         (*into).mount_id = place.mount().get(offset!(mount_id));
@@ -239,13 +239,23 @@ unsafe fn add_directory(into: *mut DirectoryRecord, place: Place) {
 /// # Safety
 /// `record` must be valid for writes.
 #[inline(always)]
-unsafe fn read_path(path: u64, record: *mut UmountRecord) -> u64 {
-    // SAFETY: by the caller's promise; the helpers check the source. The first one fails, and then writes zeros.
-    let copied = unsafe {
-        let into = (&raw mut (*record).path).cast();
-        bpf_probe_read_kernel(into, PATH_CAPACITY as u32, core::ptr::null());
-        bpf_probe_read_user_str(into, PATH_CAPACITY as u32, path as *const _)
-    };
+unsafe fn read_whole_path(path: u64, record: *mut UmountRecord) -> u64 {
+    // SAFETY: by the caller's promise. The helper fails, and then writes zeros.
+    unsafe {
+        let into: *mut u8 = (&raw mut (*record).path).cast();
+        bpf_probe_read_kernel(into.cast(), PATH_CAPACITY as u32, core::ptr::null());
+        read_path(path, into)
+    }
+}
+
+/// Reads a path from the caller's memory; returns its length, 0 if it cannot be read.
+///
+/// # Safety
+/// `into` must be valid for writes of `PATH_CAPACITY` bytes.
+#[inline(always)]
+pub(crate) unsafe fn read_path(path: u64, into: *mut u8) -> u64 {
+    // SAFETY: by the caller's promise; the helper checks the source.
+    let copied = unsafe { bpf_probe_read_user_str(into.cast(), PATH_CAPACITY as u32, path as *const _) };
     if copied <= 0 || copied > PATH_CAPACITY as i64 {
         return 0;
     }

@@ -21,6 +21,8 @@ pub mod counter {
     pub const EXEC: Counter = SHARED.counter(5);
     /// Entries of known gateways that were set.
     pub const GATEWAY_SET: Counter = SHARED.counter(7);
+    /// Names that could not be removed or renamed.
+    pub const REMOVE: Counter = SHARED.counter(8);
 }
 
 /// Values of [`SourceKey::lane`].
@@ -44,6 +46,16 @@ pub mod lane {
     pub const EXEC: u32 = 8;
     /// What sets the entries of known gateways in one namespace. Each has a lane of its own, of which this is the rest.
     pub const GATEWAY_SET: u32 = 9;
+    /// From the lanes of unmount attempts to those of names that could not be removed or renamed, which are as many.
+    pub const REMOVE_AFTER_UMOUNT: u32 = 6;
+    /// Refused removals of one user who is not root.
+    pub const REMOVE_OF_USER: u32 = UMOUNT_OF_USER + REMOVE_AFTER_UMOUNT;
+    /// Those of one control group of root's, in the host's mount namespace.
+    pub const REMOVE_ON_HOST: u32 = UMOUNT_ON_HOST + REMOVE_AFTER_UMOUNT;
+    /// The same in all others.
+    pub const REMOVE_IN_MNTNS: u32 = UMOUNT_IN_MNTNS + REMOVE_AFTER_UMOUNT;
+    /// The same in all other user namespaces of root's.
+    pub const REMOVE_IN_USERNS: u32 = UMOUNT_IN_USERNS + REMOVE_AFTER_UMOUNT;
 }
 
 /// Budgets that many share. Each has one rate: a slow one would put off the others beyond the burst of a fast one.

@@ -7,6 +7,7 @@ mod counter;
 pub mod exec;
 pub mod lanes;
 pub mod neighbor;
+pub mod remove;
 pub mod task;
 pub mod umount;
 

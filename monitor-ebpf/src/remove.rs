@@ -1,0 +1,132 @@
+//! rmdir(2), unlink(2), rename(2) and what they are called with descriptors: refused with EBUSY.
+//!
+//! They are frequent, so nothing is done when they begin: one program runs when they return, and it goes on only for those
+//! that were refused. The arguments are still where the kernel saved the registers of the caller. What they point to is read
+//! then, as the kernel itself has just done: of callers that could have changed it meanwhile the daemon is told enough to
+//! be less certain.
+
+use aya_ebpf::helpers::generated::{bpf_get_current_task_btf, bpf_ktime_get_boot_ns, bpf_task_pt_regs};
+use aya_ebpf::macros::{map, tracepoint};
+use aya_ebpf::maps::PerCpuArray;
+use aya_ebpf::programs::TracePointContext;
+use aya_log_ebpf::debug;
+use kevtmon_ebpf::Header;
+use kevtmon_ebpf::remove::{KIND_REMOVE, RemoveOffsets, RemoveRecord, call, counter};
+
+use crate::memory::{Kernel, Structure as _, offset, volatile};
+use crate::mount_table::MountTable;
+use crate::path::{Place, either, equal};
+use crate::task::{self, Program};
+use crate::umount::{add_directory, read_path};
+use crate::{emit, lanes, umount};
+
+const EBUSY: i64 = -16;
+
+/// Written by the daemon before load.
+#[unsafe(export_name = "REMOVE_OFFSETS")]
+static OFFSETS: RemoveOffsets = RemoveOffsets::ZERO;
+
+/// A record is larger than the stack of a program.
+#[map]
+static REMOVE_SCRATCH: PerCpuArray<RemoveRecord> = PerCpuArray::with_max_entries(1, 0);
+
+/// What a call was given.
+struct Arguments {
+    path: u64,
+    /// Where a relative path starts: a descriptor, or a negative number for the current directory.
+    directory: u64,
+    second_path: u64,
+    second_directory: u64,
+    flags: u64,
+}
+
+/// `syscalls:sys_exit_*` of all of them: `int __syscall_nr` at 8, `long ret` at 16.
+#[tracepoint(category = "syscalls", name = "sys_exit_unlinkat")]
+fn sys_exit_remove(ctx: TracePointContext) -> u32 {
+    // SAFETY: offset of the tracepoint's format, which the verifier bounds.
+    let Ok(EBUSY) = (unsafe { ctx.read_at::<i64>(16) }) else {
+        return 0;
+    };
+    // SAFETY: as above.
+    let Ok(number) = (unsafe { ctx.read_at::<u32>(8) }) else {
+        return 0;
+    };
+    let mut index = 0;
+    while index < call::COUNT {
+        if number == offset!(calls[index]) {
+            emit::count(counter::BUSY[index]);
+        }
+        index += 1;
+    }
+    debug!(&ctx, "system call {} was refused: busy", number);
+    let Some(task) = task::current(Program::Remove) else {
+        return 0;
+    };
+    let (Some(room), Some(record)) = (lanes::remove(&task), REMOVE_SCRATCH.get_ptr_mut(0)) else {
+        return 0;
+    };
+    let table = MountTable::of(task.address);
+    let given = arguments(number);
+    let cwd = Place::read(
+        task.address.follow(volatile(&raw const umount::OFFSETS.task_fs)),
+        volatile(&raw const umount::OFFSETS.fs_pwd),
+    );
+    // SAFETY: the slot holds a whole record, and tracepoints of system calls do not nest on a CPU with
+    // migration disabled; the copy into the ring ends within it.
+    unsafe {
+        (*record).header = Header { kind: KIND_REMOVE, reserved: 0, boot_ns: bpf_ktime_get_boot_ns() };
+        (*record).task = *task.id();
+        (*record).mntns = task.id().mntns;
+        (*record).task_root = task.root();
+        (*record).number = number;
+        (*record).flags = given.flags as u32;
+        table.describe(table.event(), &raw mut (*record).table);
+        add_directory(&raw mut (*record).root, Place::root_of(task.address));
+        add_directory(&raw mut (*record).start, directory(task.address, given.directory, cwd));
+        let second = directory(task.address, given.second_directory, cwd);
+        add_directory(&raw mut (*record).second_start, second);
+        // What has many branches comes last: each would multiply the paths that the verifier walks.
+        task::send_details(task, room);
+        let paths: *mut u8 = (&raw mut (*record).paths).cast();
+        let len = read_path(given.path, paths);
+        (*record).path_len = len as u32;
+        let second_len = read_path(given.second_path, paths.add(len as usize));
+        (*record).second_len = second_len as u32;
+        let lost = room.loss(counter::RING_FULL, counter::USERS_RING_FULL);
+        emit::copied(room, lost, record, RemoveRecord::HEAD as u64 + len + second_len);
+    }
+    0
+}
+
+/// The arguments of the call that returns, without a branch for each.
+#[inline(always)]
+fn arguments(number: u32) -> Arguments {
+    // SAFETY: of the current task, which is in a system call. Since 5.15.
+    let registers = Kernel(unsafe { bpf_task_pt_regs(bpf_get_current_task_btf()) } as u64);
+    let slot = &mut 0;
+    let mut is = |which: usize| equal(slot, number.into(), offset!(calls[which]).into());
+    let unlinkat = is(call::UNLINKAT);
+    let renameat2 = is(call::RENAMEAT2);
+    let renames_at = is(call::RENAMEAT) | renameat2;
+    let takes_directories = unlinkat | renames_at;
+    let argument = |which: usize| registers.get::<u64>(offset!(arguments[which]));
+    let cwd = u64::MAX;
+    Arguments {
+        path: either(takes_directories, argument(1), argument(0)),
+        directory: either(takes_directories, argument(0), cwd),
+        second_path: (argument(1) & is(call::RENAME)) | (argument(3) & renames_at),
+        second_directory: either(renames_at, argument(2), cwd),
+        flags: (argument(2) & unlinkat) | (argument(4) & renameat2),
+    }
+}
+
+/// The directory that a descriptor stands for. It was open during the call.
+#[inline(always)]
+fn directory(task: Kernel, descriptor: u64, cwd: Place) -> Place {
+    let number = descriptor as i32;
+    let is_cwd = (i64::from(number) >> 63) as u64;
+    let files = task.follow(offset!(task_files)).follow(offset!(files_fdt)).follow(offset!(fdtable_fd));
+    let slot = files.0.wrapping_add((i64::from(number) as u64).wrapping_mul(8));
+    let file = Kernel(slot).follow(0);
+    Place::either(is_cwd, cwd, Place::read(file, volatile(&raw const task::OFFSETS.file_path)))
+}
