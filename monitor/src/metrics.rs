@@ -30,6 +30,7 @@ mod sinks;
 mod sources;
 
 pub use kernel::{KernelCount, KernelMetric};
+pub use mount::IgnoredRefusals;
 
 use cni::CniMetrics;
 use containers::ContainerMetrics;
@@ -196,9 +197,9 @@ impl Metrics {
         self.sources.name_later(source, label);
     }
 
-    /// Sets how many refused unmounts had no event of their own.
-    pub fn umounts_ignored(&self, total: u64) {
-        self.mount.set_ignored(total);
+    /// Sets how many refused calls had no event of their own.
+    pub fn refusals_ignored(&self, totals: IgnoredRefusals) {
+        self.mount.set_ignored(totals);
     }
 
     /// Counts events that a sink did not take.

@@ -29,8 +29,8 @@ pub use component::{ComponentExit, ComponentFacts};
 pub use kubelet::{KubeletFacts, KubeletNamespace, SandboxCheckpoint};
 pub use mount::{
     Access, BlindSpot, CallStart, CallerDirectory, Holder, HolderReport, MeantMount, MountFacts,
-    MountIdentity, MountPresence, MountSyscall, PathDoubt, PathOrigin, Rank, Share, TableMark, UmountAttempt,
-    Verdict,
+    MountIdentity, MountPresence, MountSyscall, PathDoubt, PathOrigin, Rank, SecondPath, Share, TableMark,
+    UmountAttempt, Verdict,
 };
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use net::{

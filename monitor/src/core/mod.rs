@@ -42,6 +42,7 @@ mod status;
 mod throttled;
 mod unmounter;
 
+pub use mount::Benign;
 use pending::Pending;
 pub use saved::Saved;
 

@@ -4,6 +4,8 @@
 //! succeeds ends a busy mount only if that very mount is gone afterwards: what was unmounted may have been a cover that
 //! was mounted on top of it. What waits for such an answer holds back the later events of its mount.
 //!
+//! A name that cannot be removed or renamed because something is mounted there is an attempt on that mount as well.
+//!
 //! Anybody who has mounts of his own can call any number of them by any number of names, from any number of processes.
 //! What that costs is bounded per account: unmounts that wait, scans, and events of mounts that no scan has found.
 
@@ -18,6 +20,7 @@ use crate::observation::{
     BootNs, HolderReport, MountIdentity, Request, Source, TaskFacts, UmountAttempt, Verdict,
 };
 use allowance::Allowances;
+pub use names::Benign;
 use queue::UmountQueue;
 use repeat::Repeat;
 
@@ -28,13 +31,12 @@ mod events;
 mod expiry;
 mod late;
 mod lookup;
+mod names;
 mod outlived;
 mod queue;
 mod repeat;
 
 const EBUSY: u16 = 16;
-const MNT_DETACH: u32 = 2;
-const UMOUNT_NOFOLLOW: u32 = 8;
 /// At most one scan of a mount in this time: a runtime retries 50 times in 5 s.
 const SCAN_INTERVAL_NS: u64 = 10_000_000_000;
 /// An event is held back this long for one answer; a scan has a shorter time budget of its own.
@@ -92,6 +94,9 @@ pub(super) struct HolderScans {
     next_expiry: BootNs,
     /// Refused attempts that had no event of their own.
     ignored: u64,
+    /// The same of names, where no mount is the reason.
+    #[serde(default)]
+    benign: Benign,
 }
 
 /// A scan that was made.
@@ -169,7 +174,7 @@ impl QueuedUmount {
     }
 
     fn is_lazy(&self) -> bool {
-        self.attempt.flags & MNT_DETACH != 0
+        self.attempt.is_lazy()
     }
 
     /// Whether the kernel says that it meant another mount than this one, such as a cover.
@@ -249,6 +254,10 @@ impl Core {
             return;
         }
         self.holder_scans.pass(at);
+        if attempt.is_nameless() {
+            self.holder_scans.benign.nameless += 1;
+            return;
+        }
         let key = MountKey::new(attempt.mntns, &attempt.place());
         let (caller, account) = (self.caller(&attempt), self.account(&attempt));
         let (source, task) = (self.source, self.tasks.copy(&attempt.actor));
@@ -435,7 +444,7 @@ impl Core {
             tgid: attempt.actor.key.tgid,
             path: attempt.path.clone(),
             origin: attempt.origin.clone(),
-            follow: attempt.flags & UMOUNT_NOFOLLOW == 0,
+            follow: attempt.follows(),
             mount_only,
             share,
         });

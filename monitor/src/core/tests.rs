@@ -15,6 +15,7 @@ mod kubelet;
 mod late;
 mod link;
 mod mount;
+mod names;
 mod order;
 mod recreations;
 mod runtimes;

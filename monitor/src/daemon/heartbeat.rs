@@ -3,6 +3,8 @@
 use super::{CLOCK_STEP_NS, Daemon};
 use crate::allocator;
 use crate::clock::{boot_now, realtime_offset_ns};
+use crate::core::Benign;
+use crate::metrics::IgnoredRefusals;
 use crate::observation::{Fact, Observation, Source};
 use crate::sources::observed_now;
 use crate::sources::procfs::own::forget_peak;
@@ -32,7 +34,9 @@ impl Daemon {
             self.observe(observed_now(Fact::Source(status)));
         }
         self.metrics.incidents_discarded(self.core.incidents_discarded());
-        self.metrics.umounts_ignored(self.core.umounts_ignored());
+        let Benign { cgroup, nameless } = self.core.benign_refusals();
+        let repeated = self.core.umounts_ignored();
+        self.metrics.refusals_ignored(IgnoredRefusals { repeated, cgroup, nameless });
         self.health.tick(now);
         // What a start or a storm needed.
         let is_settled = self.core.is_ready() && !std::mem::replace(&mut self.has_settled, true);

@@ -1,6 +1,6 @@
 //! A pod's volume cannot be unmounted, so the pod stays in Terminating.
 //!
-//! Opens with the first refused unmount below a kubelet's pod directory and closes when that very mount is gone. All
+//! Opens with the first refused unmount or removal below a kubelet's pod directory and closes when that very mount is gone. All
 //! attempts are one incident. It needs the umount hook: no source lists the mounts of pods.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE, seconds};
 use crate::escape::name;
 use crate::event::past::UNDETERMINED;
 use crate::event::wording::{
-    copies_phrase, holders_phrase, owner_phrase, pod_label, repeated_actor_phrase, users,
+    copies_phrase, holders_phrase, mount_point_phrase, owner_phrase, pod_label, repeated_actor_phrase, users,
 };
 use crate::event::{CloseReason, Event, Kind, Mount, MountHolder, Severity, Volume};
 use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
@@ -369,6 +369,8 @@ impl Diagnosis for VolumeBusy {
 
     fn event(&mut self, context: &Context<'_>, event: &Event, findings: &mut Findings) {
         match (event.kind, &event.mount) {
+            // No mount is the reason of that one.
+            (Kind::MountBusy, Some(mount)) if !mount.is_umount() && mount.identity.is_none() => {}
             (Kind::MountBusy, Some(mount)) => self.refused(context, event, mount, findings),
             (Kind::MountReleased | Kind::MountDetached, Some(mount)) => {
                 // Without a refused attempt before, it is not known which mount was unmounted.
@@ -469,13 +471,15 @@ fn summary(event: &Event, mount: &Mount, volume: &Volume, known: Option<&Known>)
         Some(pod) if !pod.is_empty() => pod,
         _ => format!(" of pod {}", name(&volume.pod_uid)),
     };
+    let is_umount = mount.is_umount();
     let held = |holders: &[MountHolder], verdict| {
         let serves = users(holders).next().and_then(|holder| holder.serves.as_ref());
         let serves =
             serves.filter(|serves| serves.mountpoint != mount.path).map_or_else(String::new, |serves| {
                 format!(", which {} a volume of pod {}", serves.verb(), pod_label(&serves.pod))
             });
-        format!("{}{serves}", holders_phrase(holders, verdict))
+        let phrase = if is_umount { holders_phrase(holders, verdict) } else { mount_point_phrase(holders) };
+        format!("{phrase}{serves}")
     };
     let verdict = event.holders_verdict.unwrap_or(Verdict::Skipped);
     let now = held(event.holders.as_deref().unwrap_or_default(), verdict);
@@ -484,7 +488,8 @@ fn summary(event: &Event, mount: &Mount, volume: &Volume, known: Option<&Known>)
     let unserved = mount.unserved_phrase();
     let (volume, plugin) = (name(&volume.name), name(&volume.plugin));
     let likely = if mount.confidence.is_some() { "what is likely " } else { "" };
-    format!("{likely}volume {volume} ({plugin}){pod} cannot be unmounted{caller}: {now}{before}{unserved}")
+    let what = if is_umount { "unmounted" } else { "removed" };
+    format!("{likely}volume {volume} ({plugin}){pod} cannot be {what}{caller}: {now}{before}{unserved}")
 }
 
 #[cfg(test)]

@@ -156,14 +156,21 @@ pub(crate) fn is_umount_program(comm: &str, exe: Option<&str>) -> bool {
     is_called(comm, exe, is_one)
 }
 
-/// Who tries to unmount, by process id and command name: the nearest process above the program that unmounts, which is
-/// another process each time.
+/// Whether a program removes or renames what it is given, on behalf of whoever runs it.
+pub(crate) fn is_remove_program(comm: &str, exe: Option<&str>) -> bool {
+    is_called(comm, exe, |name| matches!(name, "rm" | "rmdir" | "unlink" | "mv" | "busybox"))
+}
+
+/// Who tries to unmount or remove, by process id and command name: the nearest process above the program that does it, which
+/// is another process each time.
 pub(crate) fn umount_caller(actor: &Actor) -> (u32, &str) {
     let own = (actor.pid, actor.comm.as_str());
-    if !is_umount_program(&actor.comm, actor.exe.as_deref()) {
+    let is_tool =
+        |comm: &str, exe: Option<&str>| is_umount_program(comm, exe) || is_remove_program(comm, exe);
+    if !is_tool(&actor.comm, actor.exe.as_deref()) {
         return own;
     }
-    let is_caller = |above: &&AncestorRef| !is_umount_program(&above.comm, above.exe.as_deref());
+    let is_caller = |above: &&AncestorRef| !is_tool(&above.comm, above.exe.as_deref());
     let caller = actor.ancestors.iter().find(is_caller).or(actor.ancestors.last());
     caller.map_or(own, |caller| (caller.pid, caller.comm.as_str()))
 }

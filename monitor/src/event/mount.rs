@@ -4,12 +4,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Confidence, Container, Details, Object, Pod, Role, Visitor};
-use crate::observation::{Access, MountIdentity};
+use crate::observation::{Access, MountIdentity, MountSyscall};
 
 /// A mount and the call that was made on it, for `mount.*`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Mount {
-    /// `umount2`, …
+    /// `umount2`; of what something is mounted on: `rmdir`, `unlink`, `unlinkat`, `rename`, `renameat`, `renameat2`.
     pub syscall: String,
     /// Absolute path.
     pub path: String,
@@ -37,14 +37,14 @@ pub struct Mount {
     /// that is certain, and where none was found.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub confidence: Option<Confidence>,
-    /// How often this caller was refused on this mount, that is, the nearest process above the program that unmounts; once
+    /// How often this caller was refused on this mount, by this system call, that is, the nearest process above the program that does it; once
     /// it is released or detached, how often all callers were.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub attempts: Option<u64>,
     /// The pod volume that is mounted there.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub volume: Option<Volume>,
-    /// Mount points of file systems mounted below it.
+    /// Mount points of file systems mounted below it; first its own, where that is why a name cannot be removed or renamed.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub child_mounts: Vec<String>,
     /// No process was found that serves this FUSE file system: whoever uses it gets `ENOTCONN`. Absent where one was found, and where
@@ -54,6 +54,11 @@ pub struct Mount {
 }
 
 impl Mount {
+    /// Whether the call was about the mount, rather than about the name that it is on.
+    pub(crate) fn is_umount(&self) -> bool {
+        self.syscall == MountSyscall::Umount2.name()
+    }
+
     /// What else a sentence about its holders says: that its server is gone.
     pub(crate) fn unserved_phrase(&self) -> &'static str {
         if self.unserved {

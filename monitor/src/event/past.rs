@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 45] = [
+const TENSES: [(&str, &str); 47] = [
     (" is still there without its sandbox ", " was still there without its sandbox "),
     (
         ", of which there is a checkpoint: with that, a kubelet can start and clean up",
@@ -39,7 +39,9 @@ const TENSES: [(&str, &str); 45] = [
     (", and its file system is still mounted in ", ", and its file system was still mounted in "),
     ("what is likely ", "what was likely "),
     (" cannot be unmounted", " could not be unmounted"),
+    (" cannot be removed", " could not be removed"),
     (": held by ", ": it was held by "),
+    (" a file system is mounted there", " a file system was mounted there"),
     (", which serves a volume of ", ", which served a volume of "),
     (", which likely serves a volume of ", ", which likely served a volume of "),
     (": another file system is mounted below it", ": another file system was mounted below it"),

@@ -220,6 +220,15 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
     text
 }
 
+/// Why what a mount is on cannot be removed or renamed, with who uses that mount.
+pub(crate) fn mount_point_phrase(holders: &[MountHolder]) -> String {
+    let reason = "a file system is mounted there";
+    match users(holders).next() {
+        Some(_) => format!("{reason}, {}", holders_phrase(holders, Verdict::Processes)),
+        None => reason.to_owned(),
+    }
+}
+
 /// The mount namespaces that have a copy of a mount, by the first one; `None` where there is none.
 pub(crate) fn copies_phrase(holders: &[MountHolder]) -> Option<String> {
     let copies = || holders.iter().filter(|holder| holder.access == Access::Mount);

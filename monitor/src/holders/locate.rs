@@ -147,6 +147,11 @@ pub(super) fn first(proc: &Proc, request: &ScanRequest, deadline: Deadline) -> L
         return found;
     }
     let mut found = Located::from(empty(request));
+    if let Some(group) = cgroup(proc, request, &members) {
+        (found.report.path, found.report.inside) = (group.path, Some(group.fstype));
+        found.report.verdict = Verdict::NotAMount;
+        return found;
+    }
     let located = locate(proc, request, &members, deadline, &mut found.report);
     let Some(Found { seen, mount: Some(top), may_be_replaced }) = located else { return found };
     found.may_be_replaced = may_be_replaced;
@@ -199,6 +204,25 @@ fn meant(proc: &Proc, request: &ScanRequest, members: &[Member]) -> Option<Locat
         None => found.lost = Some(Doubt::Gone),
     }
     Some(found)
+}
+
+/// A directory in a hierarchy of control groups, which is busy as long as processes are in it.
+struct Cgroup {
+    path: String,
+    fstype: String,
+}
+
+/// Where a path leads that is below the mount point of such a hierarchy, and on nothing that is mounted below that. There are no
+/// links in it, nor in the path of a mount point; so the text alone tells, which nothing is to be looked up for.
+fn cgroup(proc: &Proc, request: &ScanRequest, members: &[Member]) -> Option<Cgroup> {
+    let path = target::text(request)?;
+    let mut seen = members
+        .iter()
+        .take(mntns_index::MAX_TRIES)
+        .filter_map(|member| mntns_index::seen_by(proc, *member, request.mntns));
+    let seen = seen.find(|seen| seen.root == "/")?;
+    let on = seen.table.covering(&path).filter(|on| on.mountpoint != path)?;
+    matches!(on.fstype.as_str(), "cgroup" | "cgroup2").then(|| Cgroup { path, fstype: on.fstype.clone() })
 }
 
 fn empty(request: &ScanRequest) -> HolderReport {

@@ -28,6 +28,16 @@ pub(super) fn origin(proc: &Proc, request: &ScanRequest) -> Result<Origin, Unres
     Ok(Origin { root, cwd, path: request.path.clone(), follow: request.follow })
 }
 
+/// The path of a call from the topmost mount of its namespace, as text: without what its links lead to. `None` where it is not
+/// known where it starts, or if it leads upwards.
+pub(super) fn text(request: &ScanRequest) -> Option<String> {
+    let origin = request.origin.as_ref().filter(|origin| origin.doubt.is_none())?;
+    let start = if request.path.starts_with('/') { &origin.root } else { &origin.cwd };
+    let start = captured(start.as_ref())?;
+    let leads_up = request.path.split('/').any(|name| name == "..");
+    (!leads_up).then(|| normalise(&format!("{}/{}", start.path, request.path)))
+}
+
 fn captured(directory: Option<&CallerDirectory>) -> Option<Anchor> {
     let directory = directory?;
     Some(Anchor { path: directory.path.clone()?, mount_id: Some(u64::from(directory.mount_id)) })
@@ -89,7 +99,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
-    use crate::observation::PathOrigin;
+    use crate::observation::{PathDoubt, PathOrigin};
 
     /// Namespace 1, in which caller 42 has these links.
     fn proc(links: &[(&str, &str)]) -> (tempfile::TempDir, Proc) {
@@ -137,6 +147,22 @@ mod tests {
         assert_eq!(with("vol", jail(), at(7, Some("/in"))), Some(("/jail".into(), Some("/in".into()))));
         assert_eq!(with("vol", jail(), at(7, None)), None, "a directory that was removed");
         assert_eq!(with("/vol", None, None), None);
+    }
+
+    #[test]
+    fn the_text_of_a_path_is_one_from_the_topmost_mount_unless_it_leads_upwards() {
+        let at = |path: &str| Some(CallerDirectory { mount_id: 7, path: Some(path.to_owned()) });
+        let of = |path: &str, doubt| {
+            let (root, cwd) = (at("/"), at("/sys/fs/cgroup"));
+            let origin =
+                Some(Box::new(PathOrigin { root, cwd, doubt, table: None, target: None, began: None }));
+            text(&ScanRequest { origin, ..request(path) })
+        };
+        assert_eq!(of("a/./b/", None).as_deref(), Some("/sys/fs/cgroup/a/b"));
+        assert_eq!(of("//sys/fs/cgroup/a", None).as_deref(), Some("/sys/fs/cgroup/a"));
+        assert_eq!(of("a/../b", None), None);
+        assert_eq!(of("a", Some(PathDoubt::Changed)), None);
+        assert_eq!(text(&request("/a")), None, "without an origin it is about no call");
     }
 
     #[test]

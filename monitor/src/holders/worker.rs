@@ -430,6 +430,9 @@ impl Scan {
             report.blind_spot(None, lost.reason());
             return Done { reply: Some(Fact::Holders(Box::new(report))), took, left: None };
         }
+        if report.inside.is_some() {
+            return Done { reply: Some(Fact::Holders(Box::new(report))), took, left: None };
+        }
         self.progress.found = report.mount.is_some().then(|| Box::new(report));
         self.doubt = doubt;
         // The scan itself is not to wait for that.

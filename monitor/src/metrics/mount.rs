@@ -1,4 +1,4 @@
-//! Refused unmounts, and the scans for what holds the mount.
+//! Refused unmounts and removals, and the scans for what holds the mount.
 
 use prometheus::{Histogram, IntCounterVec};
 
@@ -11,6 +11,21 @@ const EBUSY: u16 = 16;
 
 /// Attempts of one caller between the 1st, 2nd, 4th, 8th, …
 const REPEATED: &str = "repeated";
+/// Removals of control groups.
+const CGROUP: &str = "cgroup";
+/// Removals of `/`, `.` and `..`.
+const NAMELESS: &str = "nameless";
+
+/// Refused calls that emit no event of their own.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct IgnoredRefusals {
+    /// Attempts of one caller between the 1st, 2nd, 4th, 8th, …
+    pub repeated: u64,
+    /// Removals of control groups with processes, or with others below them.
+    pub cgroup: u64,
+    /// Removals and renames of paths that end in no name.
+    pub nameless: u64,
+}
 
 pub(super) struct MountMetrics {
     busy: IntCounterVec,
@@ -34,7 +49,9 @@ impl MountMetrics {
             "Calls refused because a mount is busy that emit no event of their own.",
             &["reason"],
         )?;
-        busy_ignored.with_label_values(&[REPEATED]);
+        for reason in [REPEATED, CGROUP, NAMELESS] {
+            busy_ignored.with_label_values(&[reason]);
+        }
         Ok(Self {
             busy,
             busy_ignored,
@@ -51,9 +68,12 @@ impl MountMetrics {
         })
     }
 
-    pub(super) fn set_ignored(&self, total: u64) {
-        let counter = self.busy_ignored.with_label_values(&[REPEATED]);
-        counter.inc_by(total.saturating_sub(counter.get()));
+    pub(super) fn set_ignored(&self, totals: IgnoredRefusals) {
+        let IgnoredRefusals { repeated, cgroup, nameless } = totals;
+        for (reason, total) in [(REPEATED, repeated), (CGROUP, cgroup), (NAMELESS, nameless)] {
+            let counter = self.busy_ignored.with_label_values(&[reason]);
+            counter.inc_by(total.saturating_sub(counter.get()));
+        }
     }
 
     #[expect(

@@ -81,7 +81,7 @@ fn used() -> Metrics {
         metrics.latency(&Event { source, ..sample::deletion() }, 42_000_100_000);
     }
     metrics.observation(&seen(Fact::Holders(Box::new(HolderReport::skipped(1, "/mnt/x")))));
-    metrics.umounts_ignored(3);
+    metrics.refusals_ignored(IgnoredRefusals { repeated: 3, ..IgnoredRefusals::default() });
     metrics.discarded("stdout", "closed", 2);
     metrics
 }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
-use crate::observation::{BootNs, MountIdentity, NsInum, PathOrigin, UmountAttempt};
+use crate::observation::{BootNs, MountIdentity, MountSyscall, NsInum, PathOrigin, UmountAttempt};
 use index::Index;
 
 mod index;
@@ -50,13 +50,17 @@ impl MountKey {
     }
 }
 
-/// Who tries to unmount: the nearest process above the program that unmounts, which is another process each time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+/// Who tries to unmount, or to remove what something is mounted on: the nearest process above the program that does it, which
+/// is another process each time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caller {
     /// Process id.
     pub tgid: u32,
     /// Its start, since process ids are reused.
     pub start_ns: BootNs,
+    /// By which system call.
+    #[serde(default = "MountSyscall::umount2", skip_serializing_if = "MountSyscall::is_umount")]
+    pub syscall: MountSyscall,
 }
 
 /// Who is charged for a busy mount, so that nobody's mounts displace those of others.

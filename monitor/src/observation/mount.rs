@@ -1,167 +1,16 @@
 //! Calls that a busy mount refuses, and what pins the mount.
 
-use std::borrow::Cow;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BootNs, NsInum, TaskRef};
-use crate::names::names;
+use super::{BootNs, NsInum};
 
-names! {
-    /// A system call that the kernel refuses while a mount is busy.
-    MountSyscall {
-        /// umount(2) and umount2(2), which are one system call.
-        Umount2 = "umount2",
-    }
-}
+pub use call::{
+    CallStart, CallerDirectory, MeantMount, MountSyscall, PathDoubt, PathOrigin, SecondPath, TableMark,
+    UmountAttempt,
+};
 
-impl MountSyscall {
-    /// The only one in recordings that do not name it.
-    const fn umount2() -> Self {
-        Self::Umount2
-    }
-}
-
-/// A call that the kernel refuses while a mount is busy, whether it did or not.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct UmountAttempt {
-    /// The system call.
-    #[serde(default = "MountSyscall::umount2")]
-    pub syscall: MountSyscall,
-    /// Who called.
-    pub actor: TaskRef,
-    /// The caller's mount namespace.
-    pub mntns: NsInum,
-    /// As the caller gave it; may be relative. Empty where it could not be read.
-    pub path: String,
-    /// Where the path starts from; not in older recordings.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub origin: Option<Box<PathOrigin>>,
-    /// `MNT_*` and `UMOUNT_*`.
-    pub flags: u32,
-    /// Positive errno; `None` when the call succeeded.
-    pub errno: Option<u16>,
-}
-
-impl UmountAttempt {
-    /// What tells the path from the same text given elsewhere: the path from the topmost mount of the namespace, with
-    /// its links. It begins with an ellipsis where that is not known, so that it is like no path that is.
-    #[must_use]
-    pub fn place(&self) -> Cow<'_, str> {
-        let Some(origin) = &self.origin else { return Cow::Borrowed(&self.path) };
-        let is_absolute = self.path.starts_with('/');
-        let start = if is_absolute { &origin.root } else { &origin.cwd };
-        match start.as_ref().and_then(|directory| directory.path.as_deref()) {
-            Some(start) if origin.doubt.is_none_or(|doubt| doubt == PathDoubt::ReadLate) => match start {
-                "/" if is_absolute => Cow::Borrowed(&self.path),
-                start => Cow::Owned(format!(
-                    "{}/{}",
-                    start.trim_end_matches('/'),
-                    self.path.trim_start_matches('/')
-                )),
-            },
-            _ => Cow::Owned(format!("…{}", self.path)),
-        }
-    }
-}
-
-/// Where the path of a call starts from, captured during the call: callers end within milliseconds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PathOrigin {
-    /// The caller's root directory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub root: Option<CallerDirectory>,
-    /// The caller's current directory; only for a relative path.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cwd: Option<CallerDirectory>,
-    /// Why the path may not be the one that the kernel used.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub doubt: Option<PathDoubt>,
-    /// The mounts that the call has seen; `None` where they changed during the call, and in older recordings.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub table: Option<TableMark>,
-    /// The mount that the kernel found there itself, where it shows that.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub target: Option<MeantMount>,
-    /// When the call began, if its start was seen; not in older recordings.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub began: Option<CallStart>,
-}
-
-/// When a call began.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CallStart {
-    /// Boot time.
-    pub at: BootNs,
-    /// Offset from boot time to wall-clock time when it was heard of: the latter may be set at any time.
-    pub realtime_offset_ns: i64,
-}
-
-/// The mount that a call meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MeantMount {
-    /// Mount id; reused as soon as the mount is gone.
-    pub id: u64,
-    /// The id that is never reused, since 6.8.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub unique: Option<u64>,
-}
-
-/// What tells the mount table of a namespace, as a call has seen it, from what it becomes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TableMark {
-    /// Stands for the namespace; means something to the programs of this run of the daemon only.
-    pub handle: u64,
-    /// Number of the namespace that is never reused.
-    pub id: u64,
-    /// Number of the last change of the table.
-    pub event: u64,
-    /// Highest unique id of a mount in it, since 6.8.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub newest: Option<u64>,
-}
-
-/// A directory as the kernel names it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CallerDirectory {
-    /// Id of the mount that it is on.
-    pub mount_id: u32,
-    /// Its path, across mounts, from the topmost mount of its mount namespace; `None` for a directory that was removed,
-    /// or is too deep or has too long a name to be captured.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub path: Option<String>,
-}
-
-names! {
-    /// Why the path of a call may not be the one that the kernel used.
-    PathDoubt {
-        /// The call began before it was observed.
-        StartUnseen = "start-unseen",
-        /// The path cannot be read any more.
-        Unread = "unread",
-        /// The path in the caller's memory was overwritten during the call.
-        Changed = "changed",
-        /// The path could only be read after the call.
-        ReadLate = "read-late",
-        /// The caller's root or current directory was replaced during the call.
-        DirectoryChanged = "directory-changed",
-    }
-}
-
-impl PathDoubt {
-    /// As a reason for an answer that is not complete.
-    #[must_use]
-    pub fn reason(self) -> &'static str {
-        match self {
-            Self::StartUnseen => "the start of the call was not observed, so its path is unknown",
-            Self::Unread => "the path of the call could not be read from the caller's memory",
-            Self::Changed => "the caller overwrote the path during the call",
-            Self::ReadLate => "the path of the call could be read only after it",
-            Self::DirectoryChanged => "the caller's root or current directory was replaced during the call",
-        }
-    }
-}
+mod call;
 
 /// Who comes first where places are few.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -357,7 +206,7 @@ pub enum Verdict {
     /// Only copies in other mount namespaces are left of what was detached. In older recordings also of a refused
     /// unmount, though they are no reason for that.
     MountNamespace,
-    /// Only mounts below it hold it.
+    /// Only mounts below it hold it; of a name that cannot be removed or renamed, the mount on it.
     ChildMount,
     /// It is still busy, and no process was found to hold it: the kernel does (a swap file, a loop device, an export), or a
     /// socket, with a file that is on its way from one process to another.
@@ -408,6 +257,9 @@ pub struct HolderReport {
     pub complete: bool,
     /// The conclusion.
     pub verdict: Verdict,
+    /// Type of the file system that the path is in, where nothing is mounted there and only tasks keep it busy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inside: Option<String>,
     /// How long the scan took.
     pub elapsed_ns: u64,
     /// Whether the scan goes on, because its time ran out: another report with the same id follows, which has all that
@@ -463,6 +315,15 @@ impl HolderReport {
         is_gone
     }
 
+    /// Makes it one about a name that could not be removed or renamed: what is mounted there is the reason, whoever uses it.
+    pub fn explain_removal(&mut self) {
+        let Some(mount) = &self.mount else { return };
+        self.verdict = Verdict::ChildMount;
+        if !self.child_mounts.contains(&mount.mountpoint) {
+            self.child_mounts.insert(0, mount.mountpoint.clone());
+        }
+    }
+
     /// The reply to a request for which no scan is made.
     #[must_use]
     pub fn skipped(id: u64, path: impl Into<String>) -> Self {
@@ -479,6 +340,7 @@ impl HolderReport {
             blind_spots: Vec::new(),
             complete: false,
             verdict: Verdict::Skipped,
+            inside: None,
             elapsed_ns: 0,
             goes_on: false,
             unserved: false,

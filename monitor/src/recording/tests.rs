@@ -233,6 +233,7 @@ fn busy(path: &str) -> Fact {
         origin: None,
         flags: 0,
         errno: Some(16),
+        second: None,
     }))
 }
 

@@ -67,6 +67,9 @@ impl Core {
 
     pub(super) fn scanned(&mut self, at: BootNs, umount: QueuedUmount, report: HolderReport) {
         let (before, caller) = (umount.mount, umount.caller);
+        if self.is_no_mount_point(&umount, &report) {
+            return self.advance(before);
+        }
         if umount.is_outlived_by(&report) {
             self.emit_outlived(&umount, &report);
             return self.advance(before);

@@ -2,23 +2,25 @@
 
 use super::QueuedUmount;
 use crate::core::Core;
-use crate::event::culprit::is_umount_program;
+use crate::event::culprit::{is_remove_program, is_umount_program};
 use crate::node::cgroup;
 use crate::node::mounts::{Account, Caller};
 use crate::observation::{NsInum, Rank, Share, UmountAttempt};
 
 impl Core {
-    /// The nearest process above the program that unmounts.
+    /// The nearest process above the program that unmounts or removes.
     pub(super) fn caller(&self, attempt: &UmountAttempt) -> Caller {
-        let actor = &attempt.actor;
-        let own = Caller { tgid: actor.key.tgid, start_ns: actor.key.start_ns };
+        let (actor, syscall) = (&attempt.actor, attempt.syscall);
+        let is_tool = if syscall.is_umount() { is_umount_program } else { is_remove_program };
+        let of = |tgid, start_ns| Caller { tgid, start_ns, syscall };
+        let own = of(actor.key.tgid, actor.key.start_ns);
         let facts = self.tasks.get(actor);
-        if !is_umount_program(&actor.comm, facts.and_then(|facts| facts.exe.as_deref())) {
+        if !is_tool(&actor.comm, facts.and_then(|facts| facts.exe.as_deref())) {
             return own;
         }
         let ancestors = facts.map_or(&[][..], |facts| &facts.ancestors);
-        let above = ancestors.iter().find(|above| !is_umount_program(&above.comm, above.exe.as_deref()));
-        above.or(ancestors.last()).map_or(own, |above| Caller { tgid: above.tgid, start_ns: above.start_ns })
+        let above = ancestors.iter().find(|above| !is_tool(&above.comm, above.exe.as_deref()));
+        above.or(ancestors.last()).map_or(own, |above| of(above.tgid, above.start_ns))
     }
 
     pub(super) fn account(&self, attempt: &UmountAttempt) -> Account {

@@ -4,17 +4,26 @@ use super::late::Earlier;
 use super::{EBUSY, QueuedUmount, Scan};
 use crate::core::Core;
 use crate::escape::name;
-use crate::event::wording::{actor_phrase, copies_phrase, holders_phrase, owner_phrase, users};
+use crate::event::wording::{
+    actor_phrase, copies_phrase, holders_phrase, mount_point_phrase, owner_phrase, users,
+};
 use crate::event::{
     Actor, Confidence, Event, Kind, Mount, MountHolder, Severity, Target, Unreadable, Volume,
 };
 use crate::node::mounts::BusyMount;
-use crate::observation::{BootNs, HolderReport, MountIdentity, UmountAttempt, Verdict};
+use crate::observation::{BootNs, HolderReport, MountIdentity, MountSyscall, UmountAttempt, Verdict};
 
 /// `MNT_*` and `UMOUNT_*` of include/linux/fs.h.
-const FLAGS: [(u32, &str); 4] =
-    [(1, "MNT_FORCE"), (2, "MNT_DETACH"), (4, "MNT_EXPIRE"), (8, "UMOUNT_NOFOLLOW")];
+const UMOUNT_FLAGS: &[(u32, &str)] =
+    &[(1, "MNT_FORCE"), (2, "MNT_DETACH"), (4, "MNT_EXPIRE"), (8, "UMOUNT_NOFOLLOW")];
+/// Of unlinkat(2), include/uapi/linux/fcntl.h.
+const UNLINK_FLAGS: &[(u32, &str)] = &[(0x200, "AT_REMOVEDIR")];
+/// Of renameat2(2), include/uapi/linux/fs.h.
+const RENAME_FLAGS: &[(u32, &str)] =
+    &[(1, "RENAME_NOREPLACE"), (2, "RENAME_EXCHANGE"), (4, "RENAME_WHITEOUT")];
 const MS: BootNs = 1_000_000;
+/// Of a refused removal.
+const NO_MOUNT_POINT: &str = "nothing was mounted there when that was looked for, so the reason is not known";
 
 /// What is known of the mount of an event.
 #[derive(Debug, Clone, Copy, Default)]
@@ -40,7 +49,12 @@ impl Core {
         let age = scan.filter(|scan| scan.at < *at).map(|scan| (at - scan.at) / MS);
         let mut report = scan.map(|scan| scan.report.clone());
         let call = earlier.map_or(*at, |earlier| earlier.call);
-        let is_gone = report.as_mut().is_some_and(|report| report.put_younger_last(call));
+        let is_umount = attempt.syscall.is_umount();
+        // Who uses what is mounted there refuses no removal, whenever it was started.
+        let is_gone = report.as_mut().is_some_and(|report| is_umount && report.put_younger_last(call));
+        if let Some(report) = report.as_mut().filter(|_| !is_umount) {
+            report.explain_removal();
+        }
         let busy = self.busy_mounts.get(umount.mount);
         // What was found there earlier may not be what this path led to. Older recordings do not ask.
         let is_found = report.as_ref().is_some_and(|report| report.mount.is_some());
@@ -77,10 +91,19 @@ impl Core {
         // Set off by commas, if it has some itself.
         let comma = if by.contains(", ") { "," } else { "" };
         let by_now = if is_gone { "by now " } else { "" };
-        let holders_phrase = holders_phrase(&holders, verdict);
+        let holders_phrase = match (is_umount, is_found) {
+            (false, true) => mount_point_phrase(&holders),
+            (false, false) if verdict == Verdict::NotAMount => NO_MOUNT_POINT.to_owned(),
+            (false, false) => "whether something is mounted there was not found out".to_owned(),
+            _ => holders_phrase(&holders, verdict),
+        };
+        let what = if is_umount { "umount" } else { attempt.syscall.name() };
         let later = if earlier.is_some() { " (found later)" } else { "" };
         let message =
-            format!("umount of {subject} by {by}{comma} refused: {by_now}{holders_phrase}{unserved}{later}");
+            format!("{what} of {subject} by {by}{comma} refused: {by_now}{holders_phrase}{unserved}{later}");
+        // Programs that replace a file which is mounted into their container are everyday life.
+        let is_trouble = is_umount || is_found && umount.account.host;
+        let severity = if is_trouble { Severity::Warning } else { Severity::Notice };
         let event = Event {
             actor: Some(Box::new(actor)),
             target: target.map(Box::new),
@@ -91,7 +114,7 @@ impl Core {
             holders_unreadable: unreadable,
             holders_verdict: Some(verdict),
             completes: earlier.map(|earlier| earlier.seq),
-            ..self.event(*at, Kind::MountBusy, Severity::Warning, message)
+            ..self.event(*at, Kind::MountBusy, severity, message)
         };
         self.emit(event)
     }
@@ -239,7 +262,12 @@ fn is_resolved(report: &HolderReport) -> bool {
 }
 
 fn flags(attempt: &UmountAttempt) -> Vec<String> {
-    let set = FLAGS.iter().filter(|(bit, _)| attempt.flags & bit != 0);
+    let flags = match attempt.syscall {
+        MountSyscall::Umount2 => UMOUNT_FLAGS,
+        MountSyscall::Unlinkat => UNLINK_FLAGS,
+        _ => RENAME_FLAGS,
+    };
+    let set = flags.iter().filter(|(bit, _)| attempt.flags & bit != 0);
     set.map(|(_, name)| (*name).to_owned()).collect()
 }
 

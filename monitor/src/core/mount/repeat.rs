@@ -1,7 +1,7 @@
 //! Holders that are told again: within ten seconds of a scan, and only where the path still leads to the mount that was
 //! scanned. Another one may have been mounted there since.
 
-use super::{Answer, QueuedUmount, SCAN_INTERVAL_NS, Scan, UMOUNT_NOFOLLOW};
+use super::{Answer, QueuedUmount, SCAN_INTERVAL_NS, Scan};
 use crate::core::Core;
 use crate::observation::{
     Access, BootNs, Holder, HolderReport, MountFacts, MountIdentity, MountPresence, Request, Verdict,
@@ -61,7 +61,7 @@ impl Core {
             tgid: attempt.actor.key.tgid,
             path: attempt.path.clone(),
             origin: attempt.origin.clone(),
-            follow: attempt.flags & UMOUNT_NOFOLLOW == 0,
+            follow: attempt.follows(),
             identity,
             share,
         });

@@ -26,6 +26,7 @@ fn call(mntns: NsInum, path: &str, errno: Option<u16>) -> Fact {
         origin: None,
         flags: 0,
         errno,
+        second: None,
     }))
 }
 

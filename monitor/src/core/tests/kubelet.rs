@@ -16,6 +16,7 @@ fn attempt(mntns: NsInum, errno: Option<u16>) -> Fact {
         origin: None,
         flags: 0,
         errno,
+        second: None,
     }))
 }
 

@@ -12,6 +12,7 @@ pub(super) fn attempt(errno: Option<u16>) -> Fact {
         origin: None,
         flags: 0,
         errno,
+        second: None,
     }))
 }
 

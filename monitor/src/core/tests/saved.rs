@@ -181,6 +181,7 @@ fn a_full_node_with_pending_events_is_saved_and_restored() {
         origin: None,
         flags: 0,
         errno: Some(16),
+        second: None,
     };
     let facts = [
         Fact::Lost(Loss { source: "bpf".into(), reason: "ring-full".into(), count: Some(1) }),

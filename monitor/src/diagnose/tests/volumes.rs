@@ -23,6 +23,7 @@ pub(in crate::diagnose) fn umount(errno: Option<u16>) -> Fact {
         origin: None,
         flags: 0,
         errno,
+        second: None,
     }))
 }
 

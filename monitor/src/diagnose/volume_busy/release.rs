@@ -32,7 +32,7 @@ pub(super) fn steps(
     let mut steps = vec![look(mount, holders, way)];
     let deepest = mount.child_mounts.iter().max_by_key(|child| child.matches('/').count());
     if let Some(child) = deepest {
-        let text = "unmount what is mounted below it";
+        let text = if *child == mount.path { "unmount it" } else { "unmount what is mounted below it" };
         let inside = (form::UNMOUNT_INSIDE, way, mount.mntns);
         steps.extend(umount(form::UNMOUNT, inside, text, &["umount", child]));
     }

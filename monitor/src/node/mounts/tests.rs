@@ -3,10 +3,10 @@
 use super::*;
 
 const S: u64 = 1_000_000_000;
-const KUBELET: Caller = Caller { tgid: 1893, start_ns: 5 };
+const KUBELET: Caller = Caller { tgid: 1893, start_ns: 5, syscall: MountSyscall::Umount2 };
 
 fn caller(tgid: u32) -> Caller {
-    Caller { tgid, start_ns: 1 }
+    Caller { tgid, start_ns: 1, ..KUBELET }
 }
 
 fn account(host: bool, name: &str) -> Account {

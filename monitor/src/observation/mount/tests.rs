@@ -1,5 +1,5 @@
 use super::*;
-use crate::observation::TaskKey;
+use crate::observation::{TaskKey, TaskRef};
 
 fn place(path: &str, origin: Option<PathOrigin>) -> String {
     let key = TaskKey { tgid: 1, start_ns: 1, exec_id: 1 };
@@ -11,6 +11,7 @@ fn place(path: &str, origin: Option<PathOrigin>) -> String {
         origin: origin.map(Box::new),
         flags: 0,
         errno: None,
+        second: None,
     };
     attempt.place().into_owned()
 }

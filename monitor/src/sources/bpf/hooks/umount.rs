@@ -56,7 +56,7 @@ const fn syscall(name: &'static str) -> Program {
     Program { object: &objects::CORE, name, attach: Attach::Tracepoint { category: "syscalls", name } }
 }
 
-fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
+pub(super) fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
     let offsets = UmountOffsets {
         task_fs: btf.need("task_struct.fs")?,
         fs_root: btf.need("fs_struct.root")?,
@@ -104,6 +104,7 @@ fn umount(bytes: &[u8]) -> Option<UmountAttempt> {
         })),
         flags: record.flags,
         errno: u16::try_from(-i64::from(record.result)).ok().filter(|errno| *errno != 0),
+        second: None,
     })
 }
 
@@ -129,7 +130,7 @@ fn doubt(record: &UmountRecord, path: &[u8]) -> Option<PathDoubt> {
 }
 
 /// `None` where it is not known which state of the table the call has seen.
-fn table(record: &MountTableRecord) -> Option<TableMark> {
+pub(super) fn table(record: &MountTableRecord) -> Option<TableMark> {
     let MountTableRecord { handle, id, event, newest, changed, .. } = *record;
     let newest = Some(newest).filter(|newest| *newest != 0);
     (changed == 0).then_some(TableMark { handle, id, event, newest })
@@ -141,7 +142,7 @@ fn target(MountName { unique, mount_id, .. }: MountName) -> Option<MeantMount> {
     (mount_id != 0).then_some(MeantMount { id: mount_id.into(), unique })
 }
 
-fn directory(record: &DirectoryRecord) -> Option<CallerDirectory> {
+pub(super) fn directory(record: &DirectoryRecord) -> Option<CallerDirectory> {
     (record.mount_id != 0).then(|| CallerDirectory { mount_id: record.mount_id, path: full_path(record) })
 }
 
