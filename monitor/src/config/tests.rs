@@ -76,6 +76,7 @@ bin_dirs = ["/opt/k3s/bin"]
 [hooks]
 neighbor = "netlink"
 umount = "off"
+remove = "off"
 exec = "off"
 ring_kib = 512
 source_rate = 500

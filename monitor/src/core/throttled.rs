@@ -51,6 +51,7 @@ impl Core {
             ),
             Lane::Unknown => format!("{} of sources that are not told apart", counted("record")),
             Lane::Umount => format!("{}{by}", counted("unmount attempt")),
+            Lane::Remove => format!("{}{by} because of a mount", counted("refused removal")),
             Lane::Exec => {
                 format!(
                     "{}{by} of CNI plugins or of programs with the name of a kubelet or runtime",
@@ -61,7 +62,7 @@ impl Core {
         let message = format!("beyond the budget of one source, and only counted: {what}");
         // What users do among themselves concerns nobody else.
         let of_host = matches!(over.lane, Lane::Namespace | Lane::Exec | Lane::GatewaySet)
-            || over.lane == Lane::Umount && over.uid == Some(0);
+            || matches!(over.lane, Lane::Umount | Lane::Remove) && over.uid == Some(0);
         let severity = if of_host { Severity::Warning } else { Severity::Notice };
         let event = Event {
             target: target.map(Box::new),

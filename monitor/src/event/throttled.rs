@@ -12,7 +12,7 @@ pub struct Throttled {
     /// Whose budget it was: `namespace` (neighbor changes in one namespace, by one control group), `owner` (neighbor changes
     /// in all namespaces of one unprivileged user), `unknown` (all sources that are not told apart: neighbor changes in other
     /// user namespaces of root's that are no known container's, and sources beyond the first four thousand), `umount` (unmount attempts of one user; those of root by control group,
-    /// and beyond what they may do together without one),
+    /// and beyond what they may do together without one), `remove` (the same of names that could not be removed or renamed),
     /// `exec` (CNI plugins, and programs with the name of a kubelet or runtime, that were executed in one control group of
     /// root's), `gateway-set` (what set the neighbor entries of known gateways in one namespace),
     /// `events` (events of one kind, of one unprivileged account, or of the network of one container, which is `target` then:
@@ -37,7 +37,7 @@ pub struct Throttled {
     /// The mount namespace, for `events` where it was the same.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mntns: Option<u32>,
-    /// The user in the initial user namespace, for `owner` and `umount`, and for `events` where it was the same.
+    /// The user in the initial user namespace, for `owner`, `umount` and `remove`, and for `events` where it was the same.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub uid: Option<u32>,
     /// The control group of the processes, where it is one and its path is known.

@@ -127,6 +127,8 @@ pub enum Lane {
     Unknown,
     /// Unmount attempts of one user, of root by control group.
     Umount,
+    /// The same of names that could not be removed or renamed.
+    Remove,
     /// CNI plugins that were executed in one control group of root's.
     Exec,
     /// What set the entries of known gateways in one namespace.
@@ -142,6 +144,7 @@ impl Lane {
             Self::Owner => "owner",
             Self::Unknown => "unknown",
             Self::Umount => "umount",
+            Self::Remove => "remove",
             Self::Exec => "exec",
             Self::GatewaySet => "gateway-set",
         }

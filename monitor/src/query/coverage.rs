@@ -118,8 +118,6 @@ impl Coverage<'_> {
         if self.state.is_some_and(|state| !names_containers(state)) {
             unwatched.push("the names of containers and pods (no runtime is configured)".to_owned());
         }
-        // The reason why a container cannot be removed may be one of these, and no hook is there for them.
-        unwatched.push("files and directories that cannot be removed or renamed (not observed)".to_owned());
         if let Some(from) = &self.extent.from {
             let from = timestamp(from).strftime("%Y-%m-%d %H:%M:%SZ");
             unwatched.push(format!("anything before {from} (not remembered)"));
@@ -230,6 +228,7 @@ fn unwatched_by(status: &SourceStatus) -> Option<String> {
     let what = match (status.kind, name) {
         (SourceKind::Hook, "hook.neighbor") => "who changes neighbor entries".to_owned(),
         (SourceKind::Hook, "hook.umount") => "unmounts that are refused".to_owned(),
+        (SourceKind::Hook, "hook.remove") => "mount points that cannot be removed or renamed".to_owned(),
         (SourceKind::Hook, _) => format!("what {name} would see"),
         (SourceKind::Netlink, _) => "links, addresses, routes and neighbor entries".to_owned(),
         (SourceKind::Runtime, _) => format!("the containers of {name}"),

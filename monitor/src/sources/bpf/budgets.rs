@@ -30,6 +30,7 @@ pub(super) const RECORDS: Records = Records {
         over(counter::OWNER, &[Lane::Owner.name()]),
         over(counter::UNKNOWN, &[Lane::Unknown.name()]),
         over(counter::UMOUNT, &[Lane::Umount.name()]),
+        over(counter::REMOVE, &[Lane::Remove.name()]),
         over(counter::EXEC, &[Lane::Exec.name()]),
         over(counter::GATEWAY_SET, &[Lane::GatewaySet.name()]),
     ],
@@ -179,6 +180,9 @@ fn throttled(key: &SourceKey, budget: &SourceBudget, count: u64, from: BootNs) -
         lane::UMOUNT_OF_USER | lane::UMOUNT_ON_HOST | lane::UMOUNT_IN_MNTNS | lane::UMOUNT_IN_USERNS => {
             Lane::Umount
         }
+        lane::REMOVE_OF_USER | lane::REMOVE_ON_HOST | lane::REMOVE_IN_MNTNS | lane::REMOVE_IN_USERNS => {
+            Lane::Remove
+        }
         lane::EXEC => Lane::Exec,
         lane::GATEWAY_SET => Lane::GatewaySet,
         _ => Lane::Unknown,
@@ -189,7 +193,13 @@ fn throttled(key: &SourceKey, budget: &SourceBudget, count: u64, from: BootNs) -
         // Root of another user namespace that root made is not root.
         uid: matches!(
             key.lane,
-            lane::OWNER | lane::UMOUNT_OF_USER | lane::UMOUNT_ON_HOST | lane::UMOUNT_IN_MNTNS
+            lane::OWNER
+                | lane::UMOUNT_OF_USER
+                | lane::UMOUNT_ON_HOST
+                | lane::UMOUNT_IN_MNTNS
+                | lane::REMOVE_OF_USER
+                | lane::REMOVE_ON_HOST
+                | lane::REMOVE_IN_MNTNS
         )
         .then_some(key.uid),
         cgroup_v1: key.cgroup_v1,

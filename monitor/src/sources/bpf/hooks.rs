@@ -5,6 +5,7 @@ mod choice;
 mod exec;
 mod ladder;
 mod neighbor;
+mod remove;
 mod umount;
 
 pub use choice::{Choice, HookChoices};
@@ -22,7 +23,7 @@ use crate::namespace::NsInum;
 use crate::observation::{BootNs, Fact};
 
 /// Every hook, in the order in which they are attached and shown.
-pub const HOOKS: &[&Hook] = &[&neighbor::HOOK, &umount::HOOK, &exec::HOOK];
+pub const HOOKS: &[&Hook] = &[&neighbor::HOOK, &umount::HOOK, &remove::HOOK, &exec::HOOK];
 
 /// A kind of kernel activity that is observed, and the ways to observe it.
 #[derive(Debug)]
@@ -84,6 +85,8 @@ pub enum Attach {
         /// Its name there.
         name: &'static str,
     },
+    /// The return of each of these system calls, by its tracepoint of tracefs: `sys_exit_NAME`.
+    Returns(&'static [&'static str]),
     /// The start of a kernel function (`fentry`). What it adds can be done without: some kernels refuse it, and then the rung
     /// has the other programs only.
     Function(&'static str),

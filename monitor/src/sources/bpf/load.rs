@@ -183,7 +183,8 @@ impl Objects {
         if let Some((_, Err(error))) = hook.offsets.and_then(|offsets| resolved(offsets.global)) {
             return Err(AttachError::Offsets(error.clone()));
         }
-        if programs.iter().any(|program| matches!(program.attach, Attach::Tracepoint { .. })) {
+        let is_traced = |attach| matches!(attach, Attach::Tracepoint { .. } | Attach::Returns(_));
+        if programs.iter().any(|program| is_traced(program.attach)) {
             mount_tracefs().map_err(AttachError::NoTracefs)?;
         }
         let needed = || programs.iter().filter(|program| !is_extra(program));
@@ -209,7 +210,9 @@ impl Objects {
             Attach::BtfTracepoint(name) => {
                 <&mut BtfTracePoint>::try_from(found).and_then(|found| found.load(name, types))
             }
-            Attach::Tracepoint { .. } => <&mut TracePoint>::try_from(found).and_then(TracePoint::load),
+            Attach::Tracepoint { .. } | Attach::Returns(_) => {
+                <&mut TracePoint>::try_from(found).and_then(TracePoint::load)
+            }
             Attach::Function(name) => {
                 <&mut FEntry>::try_from(found).and_then(|found| found.load(name, types))
             }
@@ -227,6 +230,11 @@ impl Objects {
             Attach::Tracepoint { category, name } => {
                 <&mut TracePoint>::try_from(found).and_then(|found| found.attach(category, name).map(drop))
             }
+            Attach::Returns(calls) => <&mut TracePoint>::try_from(found).and_then(|found| {
+                calls
+                    .iter()
+                    .try_for_each(|call| found.attach("syscalls", &format!("sys_exit_{call}")).map(drop))
+            }),
             Attach::Function(_) => <&mut FEntry>::try_from(found).and_then(|found| found.attach().map(drop)),
             Attach::OnRequest => Ok(()),
         }
@@ -238,7 +246,9 @@ impl Objects {
         // Fails only for one that was not loaded.
         let _ = match program.attach {
             Attach::BtfTracepoint(_) => <&mut BtfTracePoint>::try_from(found).and_then(BtfTracePoint::unload),
-            Attach::Tracepoint { .. } => <&mut TracePoint>::try_from(found).and_then(TracePoint::unload),
+            Attach::Tracepoint { .. } | Attach::Returns(_) => {
+                <&mut TracePoint>::try_from(found).and_then(TracePoint::unload)
+            }
             Attach::Function(_) => <&mut FEntry>::try_from(found).and_then(FEntry::unload),
             Attach::OnRequest => <&mut RawTracePoint>::try_from(found).and_then(RawTracePoint::unload),
         };

@@ -45,7 +45,7 @@ fn every_record_and_counter_belongs_to_one_hook() {
     assert_unique(counts().map(|count| (format!("{:?}", count.metric), count.labels)));
     assert_unique(losses().map(|loss| loss.reason));
     let of_users = losses().filter(|loss| loss.reason.ends_with(Loss::OF_USERS)).count();
-    assert_eq!(of_users, 3, "of neighbors, unmounts and tasks");
+    assert_eq!(of_users, 4, "of neighbors, unmounts, removals and tasks");
     for hook in HOOKS {
         assert!(!hook.records.kinds.is_empty() && !hook.records.losses.is_empty(), "{}", hook.name);
     }
