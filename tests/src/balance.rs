@@ -38,8 +38,8 @@ impl Balance {
         Self {
             received: deletions.received + metrics.count("kevtmon_kernel_mount_busy_total", &[]),
             emitted: deletions.emitted + metrics.count("kevtmon_mount_busy_total", &[]),
-            throttled: deletions.throttled + throttled(&metrics, &["umount", "unknown"]),
-            lost: deletions.lost + lost(&metrics, "mount"),
+            throttled: deletions.throttled + throttled(&metrics, &["umount", "remove", "unknown"]),
+            lost: deletions.lost + lost(&metrics, "mount") + lost(&metrics, "remove"),
         }
     }
 
@@ -83,8 +83,8 @@ impl Balance {
             received: metrics.count("kevtmon_kernel_mount_busy_total", &[]),
             emitted: metrics.count("kevtmon_events_total", &[("kind", "mount.busy")]) - later as f64
                 + metrics.count("kevtmon_mount_busy_ignored_total", &[]),
-            throttled: throttled(&metrics, &["umount", "unknown", "events"]),
-            lost: lost(&metrics, "mount"),
+            throttled: throttled(&metrics, &["umount", "remove", "unknown", "events"]),
+            lost: lost(&metrics, "mount") + lost(&metrics, "remove"),
         }
     }
 
@@ -189,7 +189,7 @@ fn assert_told(by_then: &Scrape, stream: &[Event]) {
     let is_folded = |event: &Event| event.text("/throttled/lane") == "events";
     let is_of_kernel = |event: &Event| !is_folded(event) && event.text("/throttled/lane") != "namespaces";
     let told = sum(&is_of_kernel, "/throttled/count");
-    let counted = throttled(by_then, &["namespace", "owner", "unknown", "umount", "exec"]);
+    let counted = throttled(by_then, &["namespace", "owner", "unknown", "umount", "remove", "exec"]);
     assert!(told >= counted, "{told} of {counted} records over budgets are told");
     let (told, counted) = (sum(&is_folded, "/throttled/count"), throttled(by_then, &["events"]));
     assert!(told >= counted, "{told} of {counted} events over budgets are told");

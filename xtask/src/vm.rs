@@ -44,11 +44,12 @@ const FORKER: &str = "forker";
 const WEDGE: &str = "wedge";
 
 /// The test executables that depend on the kernel, each with what it leaves out: no runtime is in the guest.
-const TESTS: [(&str, &[&str]); 11] = [
+const TESTS: [(&str, &[&str]); 12] = [
     ("hooks", &[]),
     // An entry must be used in the very moment in which another processor removes it, which emulation gives seldom.
     ("neighbor", &["--skip=used_at_that_moment"]),
     ("mount", &["--skip=container"]),
+    ("remove", &[]),
     ("covers", &[]),
     ("identity", &[]),
     // No plugins of others are in the guest.
