@@ -9,6 +9,7 @@ mod latency;
 mod neighbors;
 mod replay;
 mod store;
+mod syscalls;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -40,6 +41,8 @@ enum Name {
     Replay,
     /// Events per second that the event store takes, and how fast queries are with a million of them
     Store,
+    /// How much longer system calls take that no mount refuses: removals and renames, and one that has nothing to do with them
+    Syscalls,
 }
 
 pub(crate) fn bench(options: &Options) -> Result<()> {
@@ -77,6 +80,9 @@ pub(crate) fn bench(options: &Options) -> Result<()> {
     }
     if wanted(Name::Neighbors) {
         neighbors::neighbors(&daemon)?;
+    }
+    if wanted(Name::Syscalls) {
+        syscalls::syscalls(&daemon)?;
     }
     Ok(())
 }

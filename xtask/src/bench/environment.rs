@@ -118,11 +118,19 @@ pub(super) struct Daemon {
 impl Daemon {
     /// Returns once it is ready.
     pub(super) fn start(binary: &Path) -> Result<Self> {
+        Self::configured(binary, "")
+    }
+
+    /// The same with this configuration.
+    pub(super) fn configured(binary: &Path, config: &str) -> Result<Self> {
         let state = tempfile::tempdir()?;
+        let file = state.path().join("kevtmon.toml");
+        std::fs::write(&file, config)?;
         // Freed just before it is used again, on an address from which no other process takes ports meanwhile.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let mut child = Command::new(binary)
-            .args(["run", "--output", "json", "--runtime", "none"])
+            .args(["run", "--output", "json", "--runtime", "none", "--config"])
+            .arg(file)
             .args(["--listen", &format!("127.0.0.1:{port}")])
             .arg("--socket")
             .arg(state.path().join("kevtmon.sock"))
