@@ -80,6 +80,17 @@ pub fn judge(mask: u64) -> Result<Privileges, PrivilegeError> {
     Ok(Privileges { hooks: (has(BPF) && has(PERFMON)) || has(SYS_ADMIN), all_namespaces: has(NET_BROADCAST) })
 }
 
+/// The capabilities that are missing to see what every process holds, with what each is for; `None` if none is.
+#[must_use]
+pub fn missing_to_see_holders(own: &Own) -> Option<String> {
+    let mask = own.effective_capabilities()?;
+    let is_missing = |(capability, _): &(Capability, &str)| {
+        [SYS_PTRACE, DAC_READ_SEARCH].contains(capability) && mask & (1 << capability.bit) == 0
+    };
+    let missing: Vec<_> = REQUIRED.into_iter().filter(is_missing).collect();
+    (!missing.is_empty()).then(|| list(&missing))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

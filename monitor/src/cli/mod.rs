@@ -13,6 +13,7 @@ use crate::error_chain::chain;
 pub mod bundle;
 pub mod client;
 pub mod exit;
+pub mod holders;
 pub mod logging;
 pub mod query;
 pub mod reader;
@@ -21,6 +22,7 @@ pub mod replay;
 pub mod run;
 
 pub use bundle::BundleArgs;
+pub use holders::HoldersArgs;
 pub use replay::ReplayArgs;
 pub use run::RunArgs;
 
@@ -44,6 +46,16 @@ pub enum Command {
     Replay(ReplayArgs),
     /// Write the recording of an incident, with state and configuration, into one file
     Bundle(BundleArgs),
+    /// List the processes that hold a mount, or use what lies below a path: as `fuser -vm`, but it never hangs
+    ///
+    /// One line a process: user, pid, how it holds it (fd, cwd, root, exe, mmap), command, container or systemd unit, and pod.
+    /// Processes in other mount namespaces are found, too. A copy of the mount in another mount namespace keeps the file
+    /// system in use, but refuses no unmount. Of a path that is no mount point, the users of what lies below it are listed.
+    ///
+    /// Works without a daemon; with one, containers and pods have names. Nothing at PATH is opened or looked at.
+    ///
+    /// Exit code: 0 something was found, 1 nothing, 2 the answer is incomplete, or the path does not exist.
+    Holders(HoldersArgs),
     #[command(flatten)]
     #[expect(missing_docs, reason = "clap would show it in the help")]
     Query(query::Query),
@@ -60,6 +72,7 @@ impl Cli {
             Command::Run(args) => args.run(),
             Command::Replay(args) => args.run(),
             Command::Bundle(args) => args.run(),
+            Command::Holders(args) => args.run(),
             Command::Query(query) => query.run(),
             Command::Reference(reference) => reference.run(),
         }

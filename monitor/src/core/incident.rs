@@ -85,7 +85,7 @@ impl Core {
             kubelets: &self.kubelets,
             cni: &self.cni,
             host_netns: self.settings.host_netns,
-            runtimes: super::join::runtimes(&self.statuses, self.ready),
+            runtimes: super::join::runtimes(self.statuses.values(), self.ready),
             statuses: &self.statuses,
         };
         (&mut self.engine, node)

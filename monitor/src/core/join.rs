@@ -1,8 +1,6 @@
 //! Joins kernel identities (tasks, network namespaces, cgroups) with containers and pods.
 
-use std::collections::BTreeMap;
-
-use super::Core;
+use super::{Core, held};
 use crate::event::culprit;
 use crate::event::{
     Actor, ActorSource, AncestorRef, Confidence, Join, MountHolder, Serves, Target, UserNamespace,
@@ -12,7 +10,6 @@ use crate::observation::{
     BootNs, ContainerFacts, Holder, NsInum, SourceKind, SourceStatus, TaskContext, TaskFacts, TaskPlace,
     TaskRef,
 };
-use crate::settings::Cmdline;
 
 impl Core {
     /// The task that the kernel recorded as current, as an actor; `late`: the event was held back for it.
@@ -105,41 +102,21 @@ impl Core {
     pub(super) fn mount_holder(&self, at: BootNs, holder: Holder) -> MountHolder {
         let owner = self.node().owner(holder.cgroup.as_deref());
         // No number of a namespace is 0: one that could not be read is nobody's.
-        let serves = holder.serves.and_then(|mountpoint| {
+        let serves = holder.serves.clone().and_then(|mountpoint| {
             let volume = self.kubelets.volume(at, holder.mntns.unwrap_or(0), &mountpoint)?;
             let confidence = if holder.serves_for_certain { Confidence::Certain } else { Confidence::Likely };
             let pod = self.node().pod_of(&volume.pod_uid);
             Some(Serves { mountpoint, pod, confidence: Some(confidence) })
         });
-        MountHolder {
-            pid: holder.tgid,
-            uid: holder.uid,
-            comm: holder.comm,
-            cmdline: self.shown_cmdline(holder.cmdline.as_deref(), owner.join),
-            exe: holder.exe,
-            access: holder.access,
-            path: holder.path,
-            fd: holder.fd,
-            tid: holder.tid,
-            unit: owner.unit,
-            mntns: holder.mntns,
-            container: owner.container,
-            pod: owner.pod,
-            serves,
-        }
+        held::mount_holder(holder, owner, serves, self.settings.cmdline)
     }
 
     fn shown_cmdline(&self, cmdline: Option<&str>, join: Join) -> Option<String> {
-        let shown = match self.settings.cmdline {
-            Cmdline::Off => false,
-            Cmdline::Host => join == Join::Host,
-            Cmdline::All => true,
-        };
-        cmdline.filter(|_| shown).map(str::to_owned)
+        held::shown_cmdline(self.settings.cmdline, cmdline, join)
     }
 
     pub(super) fn runtimes(&self) -> RuntimeAvailability {
-        runtimes(&self.statuses, self.ready)
+        runtimes(self.statuses.values(), self.ready)
     }
 }
 
@@ -150,8 +127,11 @@ fn as_first_seen(facts: &TaskFacts) -> TaskContext {
 }
 
 /// `ready`: whether every source has reported.
-pub(super) fn runtimes(statuses: &BTreeMap<String, SourceStatus>, ready: bool) -> RuntimeAvailability {
-    let mut all = statuses.values().filter(|status| status.kind == SourceKind::Runtime && !status.absent);
+pub(super) fn runtimes<'s>(
+    statuses: impl Iterator<Item = &'s SourceStatus> + Clone,
+    ready: bool,
+) -> RuntimeAvailability {
+    let mut all = statuses.filter(|status| status.kind == SourceKind::Runtime && !status.absent);
     match (all.clone().any(|status| status.up), ready && all.all(|status| status.up)) {
         (false, _) => RuntimeAvailability::None,
         (true, false) => RuntimeAvailability::Some,

@@ -28,6 +28,7 @@ mod cni;
 mod component;
 mod container;
 mod fold;
+pub mod held;
 mod incident;
 mod join;
 mod kubelet;

@@ -144,7 +144,7 @@ pub mod form {
             ["gateway-neighbor-lost", "volume-busy"];
         STOP_BY_CRICTL = "stop-by-crictl", Restart, "crictl [--runtime-endpoint SOCKET] stop CONTAINER",
             ["volume-busy"];
-        SHOW_USERS = "show-users", Read, "fuser -vm PATH", ["volume-busy"];
+        SHOW_USERS = "show-users", Read, "kevtmon holders PATH", ["volume-busy"];
         TELL_VOLUME = "tell-volume", Read, "kevtmon why PATH", ["volume-busy"];
         UNMOUNT = "unmount", Destructive, "umount PATH", ["volume-busy"];
         DETACH = "detach", Destructive, "umount --lazy PATH", ["volume-busy"];

@@ -226,6 +226,7 @@ mod tests {
             Verdict::ChildMount,
             Verdict::Kernel,
             Verdict::Transient,
+            Verdict::None,
             Verdict::NotAMount,
             Verdict::Skipped,
             Verdict::Incomplete,

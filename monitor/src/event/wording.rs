@@ -190,7 +190,7 @@ pub(crate) fn holders_phrase(holders: &[MountHolder], verdict: Verdict) -> Strin
             }
             Verdict::Skipped => "its holders were not looked for",
             Verdict::Incomplete => "no holder found, but not everything could be read",
-            Verdict::Processes | Verdict::MountNamespace => "no holder found",
+            Verdict::Processes | Verdict::MountNamespace | Verdict::None => "no holder found",
         };
         return match copies_phrase(holders) {
             Some(copies) => {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::ask::InitialNamespace;
 use super::locate::{Located, first};
 use super::presence::presence;
 use super::progress::Progress;
@@ -16,7 +17,8 @@ use crate::sources::procfs::readers::{Answer, Entry, Job, entry};
 
 /// What readers do for this module.
 pub fn jobs() -> impl Iterator<Item = Entry> {
-    [entry::<Scan>(), entry::<Locate>(), entry::<Presence>(), entry::<StillHeld>()].into_iter()
+    let scans = [entry::<Scan>(), entry::<Locate>(), entry::<Presence>(), entry::<StillHeld>()];
+    scans.into_iter().chain([entry::<InitialNamespace>()])
 }
 
 /// An answer, and the processor time that it took.

@@ -16,7 +16,7 @@ use crate::sources::procfs::mountinfo::Mount;
 /// What a path leads to.
 pub(super) struct Found {
     pub(super) seen: Seen,
-    /// `None` where nothing is mounted.
+    /// `None` where nothing is mounted; on demand, where nothing is.
     pub(super) mount: Option<Mount>,
     /// Whether the path may have led elsewhere when the call began.
     pub(super) may_be_replaced: bool,
@@ -57,12 +57,19 @@ pub(super) fn locate(
                 match view.and_then(|view| Ok((view.resolve(&origin)?, view))) {
                     Ok((resolved, view)) => {
                         let may_be_replaced = may_be_replaced(request, &view, &resolved);
-                        report.path = resolved.path;
+                        report.path.clone_from(&resolved.path);
                         if seen.root != "/" {
                             let reason = "only processes in a chroot are left in its mount namespace";
                             report.blind_spot(None, reason);
                         }
-                        return Some(Found { mount: resolved.mount, may_be_replaced, seen });
+                        let Resolved { mut mount, lies_on, .. } = resolved;
+                        if let Some(id) = lies_on.filter(|_| request.on_demand) {
+                            mount = seen.table.by_id(id).cloned();
+                            if mount.is_none() {
+                                report.blind_spot(None, "the mount that the path lies on cannot be seen");
+                            }
+                        }
+                        return Some(Found { mount, may_be_replaced, seen });
                     }
                     Err(error) => {
                         let is_final = !error.may_be_seen_by_another();

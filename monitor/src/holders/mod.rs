@@ -21,9 +21,11 @@ use serde::{Deserialize, Serialize};
 use crate::observation::{Holder, HolderReport, NsInum, PathOrigin};
 use crate::sources::procfs::Proc;
 
+pub use ask::{Whose, ask, initial_namespace};
 pub use presence::PresenceRequest;
 pub use still_held::StillHeldRequest;
 
+mod ask;
 mod file_server;
 mod jobs;
 mod locate;
@@ -36,6 +38,7 @@ mod progress;
 mod propagation;
 mod resolve;
 mod scan;
+mod scope;
 mod searched;
 mod still_held;
 mod table;
@@ -67,6 +70,10 @@ pub struct ScanRequest {
     pub follow: bool,
     /// Whether only what is mounted there is asked, and not who holds it.
     pub mount_only: bool,
+    /// Whether somebody wants to know it though no unmount was refused: then all holders are looked for, of a path that is
+    /// no mount point those of what lies below it, and nothing is known to be busy.
+    #[serde(default)]
+    pub on_demand: bool,
 }
 
 /// How much longer than its budget work may take where others use the processor, or the kernel waits.

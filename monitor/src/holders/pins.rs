@@ -65,9 +65,9 @@ enum On {
 }
 
 /// Decides by the mount id, and where there is none by whether the name would fit.
-fn on(id: io::Result<Option<u64>>, targets: &ScanTargets<'_>, fits: impl FnOnce() -> bool) -> On {
+fn on(id: io::Result<Option<u64>>, path: &str, targets: &ScanTargets<'_>, fits: impl FnOnce() -> bool) -> On {
     match id {
-        Ok(Some(id)) if targets.has(id) => On::Searched,
+        Ok(Some(id)) if targets.has(id, Some(path)) => On::Searched,
         Ok(Some(_)) => On::Other,
         Err(error) if is_gone(&error) => On::Other,
         Ok(None) | Err(_) => match fits() {
@@ -259,7 +259,7 @@ impl Visitor {
             }
             let id = map_file(line);
             let id = id.map_or(Ok(None), |name| targets.mount_id(visit.ns, main, &name, path));
-            let on = on(id, targets, || targets.maps(visit.ns, path, device));
+            let on = on(id, path, targets, || targets.maps(visit.ns, path, device));
             visit.decide(on, Access::Mmap, &path.replace("\\012", "\n"));
             if on == On::Searched {
                 return true;
@@ -273,7 +273,7 @@ impl Visitor {
 fn on_mount(link: &CStr, path: &str, task: &Dir, ns: NsInum, targets: &ScanTargets<'_>) -> Option<On> {
     targets
         .selects(path)
-        .then(|| on(targets.mount_id(ns, task, link, path), targets, || targets.names(ns, path)))
+        .then(|| on(targets.mount_id(ns, task, link, path), path, targets, || targets.names(ns, path)))
 }
 
 /// The link below a process' directory that leads to what a line of its `maps` maps.
@@ -360,7 +360,7 @@ mod tests {
         let table = MountTable::parse("1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - tmpfs t rw\n", "/");
         let mounts = vec![SearchedMount { ns: 7, mount: table.by_id(2).unwrap() }];
         let targets = ScanTargets { mounts, tables: BTreeMap::from([(7, &table)]) };
-        let decided = |id, fits| on(id, &targets, || fits);
+        let decided = |id, fits| on(id, "/v", &targets, || fits);
         assert_eq!(decided(Ok(Some(2)), false), On::Searched);
         assert_eq!(decided(Ok(Some(1)), true), On::Other, "below what is mounted at /v");
         assert_eq!(decided(Ok(None), true), On::Unknown);

@@ -26,8 +26,13 @@ pub(super) struct MountCopy<'a> {
     pub(super) propagated: bool,
 }
 
-/// Every other mount of the same directory of the same file system. The first view is the target's own.
-pub(super) fn copies<'a>(views: &'a [NamespaceMounts], target: &Mount) -> Vec<MountCopy<'a>> {
+/// Every other mount of the same directory of the same file system, or what else `touches` it. The first view is the
+/// target's own.
+pub(super) fn copies<'a>(
+    views: &'a [NamespaceMounts],
+    target: &Mount,
+    touches: impl Fn(&Mount) -> bool,
+) -> Vec<MountCopy<'a>> {
     let attachment = views.first().and_then(|view| view.table.attachment(target));
     let groups = attachment
         .as_ref()
@@ -35,7 +40,7 @@ pub(super) fn copies<'a>(views: &'a [NamespaceMounts], target: &Mount) -> Vec<Mo
         .map(|group| receivers(group, views));
     let mut copies = Vec::new();
     for view in views {
-        for mount in view.table.iter().filter(|mount| mount.id != target.id && mount.is_copy_of(target)) {
+        for mount in view.table.iter().filter(|mount| mount.id != target.id && touches(mount)) {
             let propagated = match (&groups, &attachment, view.table.attachment(mount)) {
                 (Some(groups), Some(attachment), Some(other)) => {
                     let member = |group: Option<u64>| group.is_some_and(|group| groups.contains(&group));
@@ -91,7 +96,8 @@ mod tests {
             .map(|(ns, text)| NamespaceMounts { ns, table: MountTable::parse(text, "/") })
             .collect();
         let target = views[0].table.by_id(2).unwrap();
-        copies(&views, target).iter().map(|copy| (copy.mount.id, copy.propagated)).collect()
+        let copies = copies(&views, target, |mount| mount.is_copy_of(target));
+        copies.iter().map(|copy| (copy.mount.id, copy.propagated)).collect()
     }
 
     const SHARED: &str = "1 0 8:1 / / rw shared:1 - ext4 d rw\n2 1 0:9 / /vol rw shared:2 - tmpfs t rw\n";

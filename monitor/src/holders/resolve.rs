@@ -118,6 +118,8 @@ pub(super) struct Resolved {
     pub(super) path: String,
     /// The topmost mount there, if there is any.
     pub(super) mount: Option<Mount>,
+    /// Where there is none: the mount that it lies on, if there is something at the path.
+    pub(super) lies_on: Option<u64>,
     /// Each directory, link and mount that led there.
     walked: BTreeSet<String>,
 }
@@ -141,16 +143,17 @@ impl<'t> View<'t> {
     /// Walks a path.
     pub(super) fn resolve(&self, origin: &Origin) -> Result<Resolved, Unresolved> {
         let mut walked = BTreeSet::new();
-        let (path, mount) = self.walk(origin, &mut walked)?;
-        Ok(Resolved { path, mount, walked })
+        let (path, end) = self.walk(origin, &mut walked)?;
+        let (mount, lies_on) = match end {
+            Step::Mount(mount) => (Some(*mount), None),
+            Step::Other { lies_on } => (None, Some(lies_on)),
+            Step::Directory | Step::Link(_) | Step::Nothing => (None, None),
+        };
+        Ok(Resolved { path, mount, lies_on, walked })
     }
 
-    /// The path, and the topmost mount there.
-    fn walk(
-        &self,
-        origin: &Origin,
-        walked: &mut BTreeSet<String>,
-    ) -> Result<(String, Option<Mount>), Unresolved> {
+    /// The path, and what is there.
+    fn walk(&self, origin: &Origin, walked: &mut BTreeSet<String>) -> Result<(String, Step), Unresolved> {
         if origin.path.contains(char::REPLACEMENT_CHARACTER) {
             return Err(Unresolved::NotText);
         }
@@ -197,13 +200,10 @@ impl<'t> View<'t> {
                     names(&target).rev().for_each(|name| rest.push_front(name));
                 }
                 Step::Directory => at.push(name),
-                Step::Mount(mount) => {
-                    return Ok((joined(&at, &name), Some(*mount)));
-                }
                 // Where a directory above is gone, nothing is mounted below it.
-                Step::Link(_) | Step::Nothing => {
+                step => {
                     let path = rest.iter().fold(joined(&at, &name), |path, name| path + "/" + name);
-                    return Ok((path, None));
+                    return Ok((path, step));
                 }
             }
         }
@@ -279,7 +279,7 @@ impl<'t> View<'t> {
         }
         drop(directory);
         match opened {
-            Ok(found) => Ok(self.link(&found)?.map_or(Step::Nothing, Step::Link)),
+            Ok(found) => Ok(self.link(&found)?.map_or(Step::Other { lies_on: parent }, Step::Link)),
             Err(Errno::ENOENT) => Ok(Step::Nothing),
             Err(Errno::EXDEV) => Err(Unresolved::Changed { path }),
             Err(errno) => Err(not_walked(&path, errno)),
@@ -287,16 +287,14 @@ impl<'t> View<'t> {
     }
 
     /// The topmost mount at a directory. Its own mount may be it, so the one above tells.
-    fn stack_of(&self, at: &[String]) -> Result<(String, Option<Mount>), Unresolved> {
+    fn stack_of(&self, at: &[String]) -> Result<(String, Step), Unresolved> {
         let Some((name, above)) = at.split_last() else {
             let top = mount_of(self.top.as_fd())?;
             let mount = self.table.topmost("/", top).or_else(|| self.table.by_id(top));
-            return Ok(("/".to_owned(), mount.cloned()));
+            let mount = mount.cloned().map(Box::new);
+            return Ok(("/".to_owned(), mount.map_or(Step::Other { lies_on: top }, Step::Mount)));
         };
-        match self.last(above, name)? {
-            Step::Mount(mount) => Ok((joined(above, name), Some(*mount))),
-            _ => Ok((joined(above, name), None)),
-        }
+        Ok((joined(above, name), self.last(above, name)?))
     }
 
     /// A path as it is looked up from the root directory.
@@ -345,6 +343,10 @@ enum Step {
     /// With its target.
     Link(String),
     Mount(Box<Mount>),
+    /// At the end of a path, what is neither a link nor a mount; on this mount.
+    Other {
+        lies_on: u64,
+    },
     /// No directory, link or mount that would lead on.
     Nothing,
 }

@@ -3,6 +3,7 @@
 //! Each part begins with the list of processes and the mount tables, and goes on with the [`Stage`] at which the last
 //! one stopped. Within a stage it goes by turns of the users whose processes they are.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use super::mntns_index::{self, MntnsIndex, Seen};
 use super::pins::{Extent, Pin, Rest, Visit, Visitor, describe};
 use super::progress::{Progress, Stage};
 use super::propagation::{self, MountCopy, NamespaceMounts};
+use super::scope::Scope;
 use super::searched::{ScanTargets, SearchedMount};
 use super::{
     Deadline, MAX_LISTED, PresenceRequest, ScanRequest, file_server, own_directory, own_tgid, presence,
@@ -19,7 +21,7 @@ use crate::clock::boot_now;
 use crate::observation::{Access, Holder, HolderReport, MountPresence, NsInum, Verdict};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Dir, is_gone};
-use crate::sources::procfs::mountinfo::{Mount, is_fuse};
+use crate::sources::procfs::mountinfo::{Mount, is_below, is_fuse};
 use crate::sources::procfs::readers;
 
 /// The list of processes is never longer than this takes; a reader would be ended soon after.
@@ -54,6 +56,8 @@ pub(super) struct Scan<'p> {
     proc: &'p Proc,
     visitor: Visitor,
     own: Option<u32>,
+    /// Whether all holders are looked for.
+    on_demand: bool,
     progress: Progress,
     pub(super) report: HolderReport,
     deadline: Deadline,
@@ -92,6 +96,7 @@ impl<'p> Scan<'p> {
             proc,
             visitor: Visitor::new(own_directory(proc)),
             own,
+            on_demand: request.on_demand,
             progress,
             elapsed_before: report.elapsed_ns,
             report,
@@ -126,12 +131,16 @@ impl<'p> Scan<'p> {
             let unique = locate::unique_id(self.proc, &seen, &target);
             self.report.mount = Some(target.facts(request.mntns, unique));
         }
-        let children = seen.table.children(target.id).map(|child| child.mountpoint.clone());
+        let path = if request.on_demand { self.report.path.clone() } else { target.mountpoint.clone() };
+        let scope = Scope::new(&target, &path);
+        let place = &scope.searched().mountpoint;
+        let children = seen.table.children(target.id).filter(|child| is_below(&child.mountpoint, place));
+        let children = children.map(|child| child.mountpoint.clone());
         self.report.child_mounts = children.take(MAX_LISTED).collect();
         self.deadline = all;
         self.deadline.allow(budget / STAGES_MIN);
         self.note();
-        Some(self.search((request, budget), &index, seen, &target))
+        Some(self.search((request, budget), &index, seen, &scope))
     }
 
     /// The mount is not there, or not any more.
@@ -153,25 +162,26 @@ impl<'p> Scan<'p> {
         (request, budget): (&ScanRequest, Duration),
         index: &MntnsIndex,
         seen: Seen,
-        target: &Mount,
+        scope: &Scope<'_>,
     ) -> Outcome {
+        let target = scope.target;
         let own = NamespaceMounts { ns: request.mntns, table: seen.table };
         let mut is_done = true;
         if self.progress.stage == Stage::Own {
-            let mounts = vec![SearchedMount { ns: own.ns, mount: target }];
+            let mounts = vec![SearchedMount { ns: own.ns, mount: scope.searched() }];
             let targets = ScanTargets { mounts, tables: BTreeMap::from([(own.ns, &own.table)]) };
             let tgids = self.processes_of(index, |ns| ns == request.mntns);
             is_done = self.stage(index, &tgids, &tgids, &targets);
         }
         let (views, has_all) = match is_done {
-            true => self.views(own, index, target),
+            true => self.views(own, index, scope),
             false => (vec![own], false),
         };
-        let copies = propagation::copies(&views, target);
+        let copies = propagation::copies(&views, target, |mount| scope.touches(mount));
         if has_all {
-            self.count_unreadable(index, target);
+            self.count_unreadable(index, scope);
             self.deadline.allow(budget / STAGES_MIN);
-            is_done = self.stages(request, index, &views, target, &copies);
+            is_done = self.stages(request, index, &views, scope, &copies);
         }
         let is_done = is_done && has_all;
         if is_done && is_fuse(&target.fstype) {
@@ -179,7 +189,10 @@ impl<'p> Scan<'p> {
         }
         Outcome {
             verdict: self.verdict(is_done, request.tgid),
-            namespaces: self.namespaces(request.mntns, &copies, index),
+            namespaces: {
+                let copies = copies.iter().filter(|copy| scope.has_all_of(copy.mount));
+                self.namespaces(request.mntns, copies, index)
+            },
             is_done,
         }
     }
@@ -190,12 +203,13 @@ impl<'p> Scan<'p> {
         request: &ScanRequest,
         index: &MntnsIndex,
         views: &[NamespaceMounts],
-        target: &Mount,
+        scope: &Scope<'_>,
         copies: &[MountCopy<'_>],
     ) -> bool {
-        let mut mounts = vec![SearchedMount { ns: request.mntns, mount: target }];
-        let propagated = copies.iter().filter(|copy| copy.propagated);
-        mounts.extend(propagated.map(|copy| SearchedMount { ns: copy.ns, mount: copy.mount }));
+        let others: Vec<(NsInum, Cow<'_, Mount>)> =
+            copies.iter().filter_map(|copy| scope.of_other(copy)).collect();
+        let mut mounts = vec![SearchedMount { ns: request.mntns, mount: scope.searched() }];
+        mounts.extend(others.iter().map(|(ns, mount)| SearchedMount { ns: *ns, mount }));
         let has_copies = mounts.len() > 1;
         let targets =
             ScanTargets { mounts, tables: views.iter().map(|view| (view.ns, &view.table)).collect() };
@@ -205,7 +219,7 @@ impl<'p> Scan<'p> {
         far.retain(|tgid| !near.contains(tgid));
         let begun = self.progress.stage;
         for stage in Stage::ALL.into_iter().skip_while(|stage| *stage < begun) {
-            if stage == Stage::Own || stage.is_last_resort() && !self.report.holders.is_empty() {
+            if stage == Stage::Own || stage.is_last_resort() && self.is_explained() {
                 continue;
             }
             let was_own = self.progress.stage == Stage::Own;
@@ -244,8 +258,9 @@ impl<'p> Scan<'p> {
         &mut self,
         own: NamespaceMounts,
         index: &MntnsIndex,
-        target: &Mount,
+        scope: &Scope<'_>,
     ) -> (Vec<NamespaceMounts>, bool) {
+        let target = scope.target;
         let device = format!(" {} ", target.device);
         let (mut views, mut is_whole, mut looked) = (vec![own], true, false);
         for (ns, members) in &index.namespaces {
@@ -265,7 +280,7 @@ impl<'p> Scan<'p> {
                 self.doubt_what_is_hidden(&shown, target);
             }
             let table = shown.table;
-            let has_copy = table.iter().any(|mount| mount.is_copy_of(target));
+            let has_copy = table.iter().any(|mount| scope.touches(mount));
             self.progress.namespaces.insert(*ns, has_copy);
             if has_copy {
                 views.push(NamespaceMounts { ns: *ns, table });
@@ -273,6 +288,11 @@ impl<'p> Scan<'p> {
             self.note_in_time();
         }
         (views, is_whole)
+    }
+
+    /// Whether it is known why the mount is busy: then those are not looked for who use it from elsewhere.
+    fn is_explained(&self) -> bool {
+        !self.on_demand && !self.report.holders.is_empty()
     }
 
     /// Does what is left of a stage; false when there is no time for all of it.
@@ -290,7 +310,7 @@ impl<'p> Scan<'p> {
             _ => tgids.iter().copied().collect(),
         };
         let is_wanted = |tgid: &u32| near.contains(tgid) || !matches!(stage, Stage::Crowds | Stage::Rest);
-        let may_be_far = self.report.holders.is_empty();
+        let may_be_far = !self.is_explained();
         let left = left.into_iter().filter(|tgid| may_be_far || is_wanted(tgid));
         let left: Vec<u32> = left.filter(|tgid| !self.progress.done.contains(tgid)).collect();
         let mut looked = false;
@@ -392,9 +412,14 @@ impl<'p> Scan<'p> {
 
     /// Each other namespace with a copy, by its oldest process. None of them refuses an unmount by itself:
     /// one that the unmount does not reach never does, and for one that it reaches the users were looked for.
-    fn namespaces(&self, own: NsInum, copies: &[MountCopy<'_>], index: &MntnsIndex) -> Vec<Holder> {
+    fn namespaces<'c>(
+        &self,
+        own: NsInum,
+        copies: impl Iterator<Item = &'c MountCopy<'c>>,
+        index: &MntnsIndex,
+    ) -> Vec<Holder> {
         let mut mountpoints: BTreeMap<NsInum, Vec<String>> = BTreeMap::new();
-        for copy in copies.iter().filter(|copy| copy.ns != own) {
+        for copy in copies.filter(|copy| copy.ns != own) {
             mountpoints.entry(copy.ns).or_default().push(copy.mount.mountpoint.clone());
         }
         let mut holders = Vec::new();
@@ -430,7 +455,10 @@ impl<'p> Scan<'p> {
             Some(presence::presence(self.proc, &request, self.deadline))
         });
         match still {
-            Some(MountPresence { present: Some(true), .. }) if self.report.complete => Verdict::Kernel,
+            Some(MountPresence { present: Some(true), .. }) if self.report.complete => match self.on_demand {
+                true => Verdict::None,
+                false => Verdict::Kernel,
+            },
             Some(MountPresence { present: Some(false), .. }) => Verdict::Transient,
             Some(MountPresence { reason: Some(reason), .. }) => {
                 self.report.blind_spot(None, &reason);

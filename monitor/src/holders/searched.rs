@@ -14,6 +14,7 @@ use crate::sources::unix_sockets;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SearchedMount<'a> {
     pub(super) ns: NsInum,
+    /// With another mount point than in the table where only what lies below that is searched for.
     pub(super) mount: &'a Mount,
 }
 
@@ -59,9 +60,22 @@ impl ScanTargets<'_> {
         self.mounts.iter().any(|searched| is_below(path, &searched.mount.mountpoint))
     }
 
-    /// Whether a mount is a searched one: its id is unique over all namespaces.
-    pub(super) fn has(&self, id: u64) -> bool {
-        self.mounts.iter().any(|searched| searched.mount.id == id)
+    /// Whether a file of this name is searched for, on the mount with this id, which is unique over all namespaces. Where
+    /// only a part of the mount is, one whose name cannot be shown is not.
+    pub(super) fn has(&self, id: u64, path: Option<&str>) -> bool {
+        self.mounts.iter().filter(|searched| searched.mount.id == id).any(|searched| {
+            !self.is_part(searched) || path.is_some_and(|path| is_below(path, &searched.mount.mountpoint))
+        })
+    }
+
+    /// Whether a part of the mount with this id is searched for.
+    pub(super) fn has_part_of(&self, id: u64) -> bool {
+        self.mounts.iter().any(|searched| searched.mount.id == id && self.is_part(searched))
+    }
+
+    fn is_part(&self, searched: &SearchedMount<'_>) -> bool {
+        let whole = self.tables.get(&searched.ns).and_then(|table| table.by_id(searched.mount.id));
+        whole.is_some_and(|whole| whole.mountpoint != searched.mount.mountpoint)
     }
 
     /// Whether a file system, by the kernel's number, is that of a searched mount.
@@ -131,6 +145,27 @@ mod tests {
         assert!(targets.maps(7, "/v/x", "00:09"));
         assert!(targets.maps(8, "/v/x", "00:09"), "a mapping that came from the namespace of the mount");
         assert!(!targets.maps(7, "/v/x", "00:08") && !targets.maps(7, "/v/in/x", "00:09"));
+    }
+
+    #[test]
+    fn of_a_part_of_a_mount_the_name_decides_and_of_a_whole_one_the_id() {
+        let table = mount("1 0 8:1 / / rw - ext4 d rw\n2 1 0:9 / /v rw - tmpfs t rw\n");
+        let (whole, part) =
+            (table.by_id(2).unwrap(), Mount { mountpoint: "/v/a".into(), ..whole_of(&table) });
+        let has = |mount, path| {
+            let mounts = vec![SearchedMount { ns: 7, mount }];
+            let targets = ScanTargets { mounts, tables: BTreeMap::from([(7, &table)]) };
+            (targets.has(2, path), targets.has_part_of(2))
+        };
+        assert_eq!(has(whole, Some("/elsewhere")), (true, false), "named from the root of another namespace");
+        assert_eq!(has(whole, None), (true, false));
+        assert_eq!(has(&part, Some("/v/a/b")), (true, true));
+        assert_eq!(has(&part, Some("/v/ab")), (false, true));
+        assert_eq!(has(&part, None), (false, true));
+    }
+
+    fn whole_of(table: &MountTable) -> Mount {
+        table.by_id(2).unwrap().clone()
     }
 
     #[test]

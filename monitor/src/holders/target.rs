@@ -122,6 +122,7 @@ mod tests {
             origin: None,
             follow: true,
             mount_only: false,
+            on_demand: false,
         }
     }
 

@@ -17,6 +17,7 @@ use crate::sources::procfs::mountinfo::MountTable;
 use crate::sources::procfs::statmount::MountNamespace;
 use sandbox::{Child, MountSandbox, Step, c_path, umount};
 
+mod demand;
 mod descriptors;
 mod file_server;
 mod identity;
@@ -35,16 +36,9 @@ fn own_mntns() -> NsInum {
 }
 
 fn request(path: &Path) -> ScanRequest {
-    let path = path.to_str().unwrap().to_owned();
-    ScanRequest {
-        id: 7,
-        mntns: own_mntns(),
-        tgid: std::process::id(),
-        path,
-        origin: None,
-        follow: true,
-        mount_only: false,
-    }
+    let (id, tgid, path, origin) = (7, std::process::id(), path.to_str().unwrap().to_owned(), None);
+    let (follow, mount_only, on_demand) = (true, false, false);
+    ScanRequest { id, mntns: own_mntns(), tgid, path, origin, follow, mount_only, on_demand }
 }
 
 /// A scan of one part.
@@ -346,7 +340,7 @@ const VOL: u64 = 900_002;
 
 fn fake_request() -> ScanRequest {
     let (path, origin) = ("/vol".to_owned(), None);
-    ScanRequest { id: 1, mntns: 1, tgid: 99, path, origin, follow: true, mount_only: false }
+    ScanRequest { id: 1, mntns: 1, tgid: 99, path, origin, follow: true, mount_only: false, on_demand: false }
 }
 
 impl FakeProc {

@@ -10,6 +10,7 @@ pub mod incarnations;
 pub mod kubelet;
 pub mod mounts;
 pub mod namespaces;
+pub mod owner;
 pub mod pods;
 pub mod routing;
 pub mod tasks;

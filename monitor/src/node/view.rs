@@ -12,6 +12,7 @@ use super::containers::{Containers, is_live};
 use super::kubelet::Kubelets;
 use super::mounts::BusyMounts;
 use super::namespaces::{Namespace, Namespaces};
+use super::owner::{self, CgroupOwner, Described, Names};
 use super::pods::PodNames;
 use crate::event::{Container, Join, Pod, Target, TargetProcess, UserNamespace};
 use crate::observation::{
@@ -58,19 +59,6 @@ pub enum RuntimeAvailability {
     All,
 }
 
-/// The owner of a cgroup.
-#[derive(Debug)]
-pub struct CgroupOwner {
-    /// The container.
-    pub container: Option<Container>,
-    /// Its pod.
-    pub pod: Option<Pod>,
-    /// The systemd unit.
-    pub unit: Option<String>,
-    /// Result of the join.
-    pub join: Join,
-}
-
 impl NodeView<'_> {
     /// Whether a source does not deliver: nothing answers at its socket.
     #[must_use]
@@ -81,46 +69,7 @@ impl NodeView<'_> {
     /// The owner of a cgroup path.
     #[must_use]
     pub fn owner(&self, cgroup: Option<&str>) -> CgroupOwner {
-        let Some(path) = cgroup else {
-            return CgroupOwner { container: None, pod: None, unit: None, join: Join::Missed };
-        };
-        let identity = cgroup::identify(path);
-        let Some(id) = identity.container_id else {
-            return CgroupOwner { container: None, pod: None, unit: identity.unit, join: Join::Host };
-        };
-        let uid = identity.pod_uid;
-        match self.containers.get(&id) {
-            Some(facts) => CgroupOwner {
-                container: Some(container(facts)),
-                pod: self.pod_in_cgroup(facts, uid),
-                unit: identity.unit,
-                // A process of it may outlive its removal, or its act be told after it.
-                join: if self.containers.is_present(&id) { Join::Ok } else { Join::Late },
-            },
-            None => CgroupOwner {
-                container: Some(Container {
-                    runtime: identity.runtime.map(|runtime| runtime.name().to_owned()),
-                    ..Container::of_id(id)
-                }),
-                pod: uid.map(|uid| self.pod_of_uid(uid)),
-                unit: identity.unit,
-                // Without a runtime the cgroup is the only information there is.
-                join: if self.runtimes == RuntimeAvailability::None { Join::Ok } else { Join::Missed },
-            },
-        }
-    }
-
-    /// The pod of a process of this container whose control group is below that of the pod with this uid. Root made
-    /// the group, so it outweighs labels.
-    fn pod_in_cgroup(&self, facts: &ContainerFacts, uid: Option<String>) -> Option<Pod> {
-        let labelled = self.pod(facts);
-        match uid {
-            Some(uid) if labelled.as_ref().is_some_and(|pod| pod.uid == uid) => {
-                labelled.map(|pod| Pod { claimed: false, ..pod })
-            }
-            Some(uid) if labelled.as_ref().is_none_or(|pod| pod.claimed) => Some(self.pod_of_uid(uid)),
-            _ => labelled,
-        }
+        owner::owner(self, cgroup)
     }
 
     /// The owner of a network namespace.
@@ -259,6 +208,25 @@ pub(crate) fn container(facts: &ContainerFacts) -> Container {
         state: Some(facts.state.name().to_owned()),
         exit_code: exit.and_then(|exit| exit.code),
         oom_killed: exit.and_then(|exit| exit.oom_killed),
+    }
+}
+
+impl Names for NodeView<'_> {
+    fn container(&self, id: &str) -> Option<Described> {
+        let facts = self.containers.get(id)?;
+        Some(Described {
+            container: container(facts),
+            pod: self.pod(facts),
+            is_present: self.containers.is_present(id),
+        })
+    }
+
+    fn pod(&self, uid: String) -> Pod {
+        self.pod_of_uid(uid)
+    }
+
+    fn runtimes(&self) -> RuntimeAvailability {
+        self.runtimes
     }
 }
 

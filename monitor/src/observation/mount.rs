@@ -213,6 +213,8 @@ pub enum Verdict {
     Kernel,
     /// It went, or was detached, and no process was found to hold it.
     Transient,
+    /// Nothing was found to hold it, and nobody says that it is busy.
+    None,
     /// Nothing is mounted at the path.
     NotAMount,
     /// The scan was not made.

@@ -157,6 +157,7 @@ impl Pretty {
             Some(Verdict::ChildMount) => "only mounts below it hold it",
             Some(Verdict::Kernel) => "no process was found to hold it: the kernel or a socket may",
             Some(Verdict::Transient) => "no process was found to hold it any more",
+            Some(Verdict::None) => "nothing was found to hold it",
             Some(Verdict::NotAMount) => "nothing is mounted there",
             Some(Verdict::Skipped) => "holders were not looked for again",
             Some(Verdict::Incomplete) => "no holder found, but not everything could be read",

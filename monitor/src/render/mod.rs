@@ -14,6 +14,7 @@ pub use event::Transcript;
 mod fold;
 pub use fold::Fold;
 
+pub mod holders;
 pub mod incident;
 mod paragraph;
 pub mod state;

@@ -3,13 +3,12 @@
 use super::late::Earlier;
 use super::{EBUSY, QueuedUmount, Scan};
 use crate::core::Core;
+use crate::core::held::unreadable;
 use crate::escape::name;
 use crate::event::wording::{
     actor_phrase, copies_phrase, holders_phrase, mount_point_phrase, owner_phrase, users,
 };
-use crate::event::{
-    Actor, Confidence, Event, Kind, Mount, MountHolder, Severity, Target, Unreadable, Volume,
-};
+use crate::event::{Actor, Confidence, Event, Kind, Mount, MountHolder, Severity, Target, Volume};
 use crate::node::mounts::BusyMount;
 use crate::observation::{BootNs, HolderReport, MountIdentity, MountSyscall, UmountAttempt, Verdict};
 
@@ -269,24 +268,6 @@ fn flags(attempt: &UmountAttempt) -> Vec<String> {
     };
     let set = flags.iter().filter(|(bit, _)| attempt.flags & bit != 0);
     set.map(|(_, name)| (*name).to_owned()).collect()
-}
-
-/// What could not be looked into. A list of holders that is incomplete always has a reason.
-fn unreadable(report: Option<&HolderReport>, complete: bool, verdict: Verdict) -> Vec<Unreadable> {
-    let spots = report.map_or(&[][..], |report| &report.blind_spots);
-    let mut unreadable: Vec<Unreadable> = spots
-        .iter()
-        .map(|spot| Unreadable { pid: spot.tgid, comm: spot.comm.clone(), reason: spot.reason.clone() })
-        .collect();
-    if !complete && unreadable.is_empty() {
-        let reason = match verdict {
-            Verdict::NotAMount => "nothing was mounted there any more when its holders were looked for",
-            Verdict::Skipped => "its holders were not looked for in time",
-            _ => "the processes of the node could not be listed",
-        };
-        unreadable.push(Unreadable { pid: None, comm: None, reason: reason.to_owned() });
-    }
-    unreadable
 }
 
 /// A pod volume by its name, any other mount by its path.

@@ -11,9 +11,6 @@ use crate::observation::{Access, BootNs, NsInum, Verdict};
 /// Maximum number of links by which it is seen whether a process still uses a mount.
 const LINKS_MAX: usize = 8;
 
-/// File systems with a server that can be gone: whoever looks at a mount of theirs may wait for ever.
-const SERVED: [&str; 9] = ["9p", "afs", "ceph", "cifs", "glusterfs", "lustre", "nfs", "nfs4", "smb3"];
-
 pub(super) fn advice_for(node: &NodeView<'_>, event: &Event, mount: &Mount) -> Vec<Advice> {
     let age = event.holders_age_ms.unwrap_or_default().saturating_mul(1_000_000);
     let holders = event.holders.as_deref().unwrap_or_default();
@@ -69,20 +66,13 @@ fn umount(
     }
 }
 
-/// How to see what holds it, by a command that finds something and does not hang.
+/// How to see what holds it. What `kevtmon holders` looks at by itself is the mount namespace of process 1.
 fn look(mount: &Mount, holders: &[MountHolder], way: Way) -> Advice {
-    let fstype = mount.fstype.as_deref().unwrap_or_default();
-    let can_hang = fstype.starts_with("fuse") || SERVED.contains(&fstype);
-    let in_it = |holder: &MountHolder| !matches!(holder.access, Access::Mount | Access::ChildMount);
-    let is_elsewhere = way != Way::Host;
-    if !can_hang && !is_elsewhere && holders.iter().any(in_it) {
-        return advice(form::SHOW_USERS, "see who holds it now", &["fuser", "-vm", &mount.path]);
+    let is_held = !holders.is_empty() || !mount.child_mounts.is_empty();
+    if way == Way::Host && is_held {
+        return advice(form::SHOW_USERS, "see who holds it now", &["kevtmon", "holders", &mount.path]);
     }
-    let text = match can_hang {
-        true => "see what was found; fuser and lsof can hang on this file system",
-        false => "see what was found; fuser and lsof do not see it",
-    };
-    advice(form::TELL_VOLUME, text, &["kevtmon", "why", &mount.path])
+    advice(form::TELL_VOLUME, "see what was found", &["kevtmon", "why", &mount.path])
 }
 
 /// What a process has in the mount, each of which is enough. Empty where something of it is no link.
@@ -300,17 +290,21 @@ mod tests {
     }
 
     #[test]
-    fn no_command_hangs_on_a_server_that_is_gone_and_none_is_blind() {
+    fn who_holds_it_is_looked_for_again_where_anybody_was_found() {
         let event = sample::busy();
         let (mount, holders) = (event.mount.unwrap(), event.holders.unwrap());
-        let with = |fstype: &str, access| {
-            let mount = Mount { fstype: Some(fstype.into()), path: "/m".into(), ..(*mount).clone() };
-            look(&mount, &[MountHolder { access, ..holders[0].clone() }], Way::Host).command
-        };
-        assert_eq!(with("ext4", Access::Fd), "fuser -vm /m");
-        assert_eq!(with("fuse.glusterfs", Access::Fd), "kevtmon why /m");
-        assert_eq!(with("nfs4", Access::Cwd), "kevtmon why /m");
-        assert_eq!(with("ext4", Access::Mount), "kevtmon why /m", "fuser looks at no other mount namespace");
+        let mount = Mount { path: "/m/a b".into(), child_mounts: Vec::new(), ..*mount };
+        let below = Mount { child_mounts: vec!["/m/a b/c".into()], ..mount.clone() };
+        let copy = MountHolder { access: Access::Mount, ..holders[0].clone() };
+        for (mount, holders, way, command) in [
+            (&mount, &holders[..], Way::Host, "kevtmon holders '/m/a b'"),
+            (&mount, &[copy], Way::Host, "kevtmon holders '/m/a b'"),
+            (&below, &[], Way::Host, "kevtmon holders '/m/a b'"),
+            (&mount, &[], Way::Host, "kevtmon why '/m/a b'"),
+            (&mount, &holders[..], Way::Unknown, "kevtmon why '/m/a b'"),
+        ] {
+            assert_eq!(look(mount, holders, way).command, command);
+        }
     }
 
     #[test]
@@ -362,7 +356,7 @@ mod tests {
         let steps = advice_for(&Model::default().view(), &event, event.mount.as_ref().unwrap());
         let commands: Vec<&str> = steps.iter().map(|step| step.command.as_str()).collect();
         assert!(
-            commands[0].starts_with("kevtmon why") && commands[1].starts_with("umount --lazy"),
+            commands[0].starts_with("kevtmon holders") && commands[1].starts_with("umount --lazy"),
             "{commands:?}"
         );
         assert_eq!(commands.len(), 2, "{commands:?}");

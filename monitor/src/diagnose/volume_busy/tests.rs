@@ -48,7 +48,7 @@ fn the_first_refused_unmount_opens_with_pod_volume_and_who_holds_it() {
     let path = volume_path();
     assert_eq!(
         commands,
-        [format!("kevtmon why {path}"), "kill 94549".into(), format!("umount --lazy {path}")]
+        [format!("kevtmon holders {path}"), "kill 94549".into(), format!("umount --lazy {path}")]
     );
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Pin, Visit, Visitor, sockets};
+use super::{On, Pin, Visit, Visitor, sockets};
 use crate::holders::Deadline;
 use crate::holders::mntns_index::{MAX_THREADS, task_dir, threads};
 use crate::holders::searched::ScanTargets;
@@ -276,7 +276,11 @@ impl Visitor {
         let info = visit.read(files.task.at(c"fdinfo"));
         let info = info.and_then(|info| visit.read(info.text(name.as_c_str(), &mut self.text)));
         let held = match (info.as_deref().map(mnt_id), &path) {
-            (Some(Some(id)), _) => files.targets.has(id),
+            (Some(Some(id)), None) if files.targets.has_part_of(id) => {
+                visit.decide(On::Unknown, Access::Fd, "");
+                false
+            }
+            (Some(Some(id)), path) => files.targets.has(id, path.as_deref()),
             (Some(None), Some(path)) => files.targets.names(visit.ns, path),
             _ => false,
         };

@@ -84,7 +84,7 @@ impl Visitor {
             }
         };
         match bound_file(self.own.as_deref(), (files.task, files.owner), fd) {
-            Ok(Some(file)) if files.targets.has(file.mount) => {
+            Ok(Some(file)) if files.targets.has(file.mount, Some(&file.path)) => {
                 let (path, tid) = (Some(file.path), files.owner.apart());
                 visit.add(Pin { access: Access::Socket, path, fd: Some(fd), tid });
             }

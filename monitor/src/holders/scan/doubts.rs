@@ -2,6 +2,7 @@
 
 use super::Scan;
 use crate::holders::mntns_index::{self, MntnsIndex, Shown};
+use crate::holders::scope::Scope;
 use crate::sources::procfs::dir::is_gone;
 use crate::sources::procfs::mountinfo::Mount;
 use crate::sources::procfs::statmount::MountNamespace;
@@ -21,11 +22,11 @@ impl Scan<'_> {
 
     /// Counts the processes that may not be read. Those that see the mount, or whose mounts cannot be known
     /// either, could be what is looked for.
-    pub(super) fn count_unreadable(&mut self, index: &MntnsIndex, target: &Mount) {
+    pub(super) fn count_unreadable(&mut self, index: &MntnsIndex, scope: &Scope<'_>) {
         let own = self.own;
         for tgid in index.unreadable.iter().copied().filter(|tgid| Some(*tgid) != own) {
             let blind = match mntns_index::mounts_of_unreadable(self.proc, tgid) {
-                Ok(table) => table.iter().any(|mount| mount.is_copy_of(target)),
+                Ok(table) => table.iter().any(|mount| scope.touches(mount)),
                 Err(error) if is_gone(&error) => continue,
                 Err(_) => self.proc.is_alive(tgid),
             };

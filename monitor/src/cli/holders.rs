@@ -1,0 +1,260 @@
+//! `holders`: who holds a mount, or uses what lies below a path. Looks itself; a daemon only gives names.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read as _, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
+use std::{fs, process, thread};
+
+use clap::Args;
+
+use super::client::ClientArgs;
+use super::{exit, fail, remark};
+use crate::config::{Config, Overrides};
+use crate::core::held::{Held, View};
+use crate::core::state::NodeState;
+use crate::error_chain::chain;
+use crate::escape::{name, to_json};
+use crate::holders::{self, ScanRequest, Whose};
+use crate::observation::{HolderReport, NsInum};
+use crate::privilege;
+use crate::regular_file;
+use crate::render;
+use crate::settings::Cmdline;
+use crate::sources::procfs::own::Own;
+use crate::sources::procfs::readers::Readers;
+use crate::sources::procfs::{Proc, parse_ns};
+
+/// Longest time for a scan.
+const SCAN: Duration = Duration::from_secs(9);
+/// Longest wait for the mount namespace of process 1.
+const NAMESPACE: Duration = Duration::from_secs(1);
+/// Longest wait for names after the scan.
+const NAMES: Duration = Duration::from_millis(500);
+/// What is read of the list of users, in bytes.
+const USERS: u64 = 1 << 20;
+
+/// Arguments of `holders`.
+#[derive(Debug, Args)]
+pub struct HoldersArgs {
+    /// The mount point, or another path; as process 1 sees it
+    #[arg(value_name = "PATH")]
+    pub path: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// PATH is as this process sees it, in its own mount namespace
+    #[arg(long)]
+    pub here: bool,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "clap would show it in the help")]
+    pub client: ClientArgs,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error("the path is not UTF-8")]
+    NotText,
+    #[error("the path is empty")]
+    Empty,
+    #[error("cannot read /proc/self; is /proc mounted?")]
+    NoProc(#[source] io::Error),
+    #[error(
+        "{path} is relative, and this process is in another mount namespace than process 1: give an absolute path, or --here"
+    )]
+    Relative { path: String },
+    #[error("cannot start")]
+    Start(#[source] io::Error),
+    #[error("cannot write JSON")]
+    Json(#[source] serde_json::Error),
+    #[error("cannot write")]
+    Write(#[source] io::Error),
+}
+
+/// The process that asks.
+struct Caller {
+    tgid: u32,
+    mntns: NsInum,
+}
+
+impl HoldersArgs {
+    /// Prints the holders; returns the exit code.
+    #[must_use]
+    pub fn run(&self) -> u8 {
+        match self.answer() {
+            Ok(code) => code,
+            // The reader closed the pipe, as head does.
+            Err(Failure::Write(error)) if error.kind() == ErrorKind::BrokenPipe => exit::OK,
+            Err(error) => fail(&error, exit::QUERY),
+        }
+    }
+
+    fn answer(&self) -> Result<u8, Failure> {
+        let node = self.node();
+        let (report, view) = self.scan()?;
+        let cmdline = Config::load(&Overrides { node_name: Some("holders".into()), ..Overrides::default() })
+            .map_or(Cmdline::Host, |config| config.policy().cmdline);
+        let mut held = Held::new(report.clone(), view, None, cmdline);
+        if held.lacks_names() {
+            let reason = match node.recv_timeout(NAMES) {
+                Ok(Ok(node)) => {
+                    held = Held::new(report, view, Some(&node), cmdline);
+                    held.lacks_names().then(|| "the daemon does not know all of them".to_owned())
+                }
+                Ok(Err(reason)) => Some(reason),
+                Err(_) => Some("the daemon does not respond".to_owned()),
+            };
+            if let Some(reason) = reason {
+                remark(&format!("containers and pods have no names here: {reason}"));
+            }
+        }
+        self.print(&held)?;
+        Ok(self.conclude(&held))
+    }
+
+    /// The model of the node, by a thread: neither the daemon nor its files are waited for.
+    fn node(&self) -> Receiver<Result<NodeState, String>> {
+        let (send, receive) = sync_channel(1);
+        let client = self.client.clone();
+        thread::spawn(move || {
+            let mut remarks = Vec::new();
+            let node = match client.connect(&mut remarks) {
+                Ok(source) => source.state().map_err(|error| chain(&error)),
+                Err(_) => Ok(None),
+            };
+            let remarks = String::from_utf8_lossy(&remarks);
+            let reason = || remarks.trim().trim_start_matches("kevtmon: ").to_owned();
+            // The receiver is gone if all have names.
+            let _ = send.send(node.and_then(|node| node.ok_or_else(reason)));
+        });
+        receive
+    }
+
+    fn scan(&self) -> Result<(HolderReport, View), Failure> {
+        let path = self.path.to_str().ok_or(Failure::NotText)?.to_owned();
+        if path.is_empty() {
+            return Err(Failure::Empty);
+        }
+        let caller = Caller::new().map_err(Failure::NoProc)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(Failure::Start)?;
+        let readers = Readers::from(Proc::default());
+        let scanned = runtime.block_on(async {
+            let initial = match self.here {
+                true => Ok(Some((caller.mntns, Whose::Caller))),
+                false => holders::initial_namespace(&readers, NAMESPACE).await,
+            };
+            let known = initial.as_ref().ok().copied().flatten();
+            let (mntns, whose) = known.unwrap_or((caller.mntns, Whose::Caller));
+            let (tgid, view) = match whose {
+                Whose::Caller => (caller.tgid, View::Caller),
+                // In its own namespace, it is this process that gives the path.
+                Whose::Init if mntns == caller.mntns => (caller.tgid, View::Init),
+                Whose::Kernel if mntns == caller.mntns => (caller.tgid, View::Kernel),
+                Whose::Init => (1, View::Init),
+                Whose::Kernel => (2, View::Kernel),
+            };
+            if tgid != caller.tgid && self.path.is_relative() {
+                return Err(Failure::Relative { path: name(&path).into_owned() });
+            }
+            let request = ScanRequest {
+                id: 0,
+                mntns,
+                tgid,
+                path,
+                origin: None,
+                follow: true,
+                mount_only: false,
+                on_demand: true,
+            };
+            let mut report = holders::ask(&readers, request, SCAN).await;
+            if known.is_none() {
+                let why = initial.err().map_or_else(
+                    || "the mount namespace of process 1 may not be read".to_owned(),
+                    |error| format!("the mount namespace of process 1 is not known: {}", chain(&error)),
+                );
+                report.blind_spot(None, &format!("{why}; this is that of this process"));
+            }
+            Ok((report, view))
+        });
+        // A reader that hangs is not waited for.
+        runtime.shutdown_background();
+        scanned
+    }
+
+    fn print(&self, held: &Held) -> Result<(), Failure> {
+        let text = match self.json {
+            true => format!("{}\n", to_json(held).map_err(Failure::Json)?),
+            false => render::holders::text(held, &users(Path::new("/etc/passwd"))),
+        };
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Failure::Write)
+    }
+
+    /// The exit code, with the reason if there is no answer, or not all of it.
+    fn conclude(&self, held: &Held) -> u8 {
+        if held.exists == Some(false) {
+            remark(&format!("{} does not exist", name(&held.path)));
+            return exit::QUERY;
+        }
+        if !held.holders_complete {
+            if held.mount.is_none() {
+                for missing in render::holders::missing(held) {
+                    remark(&format!("{}: {missing}", name(&held.path)));
+                }
+            }
+            if let Some(missing) = privilege::missing_to_see_holders(&Own::default()) {
+                remark(&format!("missing capabilities: {missing}; run as root"));
+            }
+            return exit::QUERY;
+        }
+        if held.is_held() { exit::OK } else { exit::FAILED }
+    }
+}
+
+impl Caller {
+    /// By the links that lead to whoever reads them, so /proc may be of another process namespace.
+    fn new() -> io::Result<Self> {
+        let invalid = || io::Error::from(ErrorKind::InvalidData);
+        let tgid = fs::read_link("/proc/self")?;
+        let mntns = fs::read_link("/proc/self/ns/mnt")?;
+        Ok(Self {
+            tgid: tgid.to_str().and_then(|tgid| tgid.parse().ok()).unwrap_or_else(process::id),
+            mntns: mntns.to_str().and_then(parse_ns).ok_or_else(invalid)?,
+        })
+    }
+}
+
+/// The names of users, by their ids, out of a list as passwd(5) describes it.
+fn users(list: &Path) -> BTreeMap<u32, String> {
+    let mut text = String::new();
+    if let Ok(file) = regular_file::open(list) {
+        // Without the list, or the end of it, users are numbers.
+        let _ = file.take(USERS).read_to_string(&mut text);
+    }
+    let user = |line: &str| {
+        let mut fields = line.split(':');
+        let user = fields.next().filter(|user| !user.is_empty())?;
+        Some((fields.nth(1)?.parse().ok()?, user.to_owned()))
+    };
+    // Of several names the first one counts.
+    text.lines().rev().filter_map(user).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_have_the_first_name_of_their_id() {
+        let dir = tempfile::tempdir().unwrap();
+        let list = dir.path().join("passwd");
+        fs::write(&list, "root:x:0:0::/:/bin/sh\ntoor:x:0:0::/:/bin/sh\nbad\n:x:7:\neve:x:1000:1000::/:\n")
+            .unwrap();
+        let expected = [(0, "root".to_owned()), (1000, "eve".to_owned())];
+        assert_eq!(users(&list).into_iter().collect::<Vec<_>>(), expected);
+        assert!(users(&dir.path().join("none")).is_empty());
+    }
+}
