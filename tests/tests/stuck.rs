@@ -11,12 +11,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kevtmon_tests::balance::{Balance, assert_accounted_for, stop_and_account, wait_for_balance};
-use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::daemon::{Daemon, launch, program};
 use kevtmon_tests::eventually;
 use kevtmon_tests::fuse::mount_halting_above;
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::pod::{GATEWAY, Pod};
-use kevtmon_tests::process::hold_by_cwd;
+use kevtmon_tests::process::{attempt, hold_by_cwd};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -192,6 +192,21 @@ fn a_process_that_hangs_whoever_reads_it_is_named_and_stops_nothing() {
     eventually!(next.metrics().count("kevtmon_proc_readers_stuck", &[]) == 0.0, "it can be read again");
     stop_and_account(next);
     drop(holder);
+}
+
+#[test]
+fn who_holds_a_mount_is_told_beside_a_process_that_hangs_whoever_reads_it() {
+    let _alone = one_at_a_time();
+    let mount = Mount::new();
+    let Some(wedge) = Wedge::of_cmdline(mount.point()) else {
+        return eprintln!("skipped: only in a virtual machine");
+    };
+    let holder = hold_by_cwd(mount.point());
+    let ran = attempt(&[program().as_os_str(), "holders".as_ref(), mount.point().as_os_str()]);
+    assert_eq!(ran.status.code(), Some(2), "one of them is not known: {} {}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains(&format!(" {}  cwd", holder.pid())), "{}", ran.stdout);
+    let missing = format!("(pid {}): whoever reads it hangs", wedge.victim);
+    assert!(ran.stdout.contains(&missing), "{missing} in {}", ran.stdout);
 }
 
 /// The daemon's readers that SIGKILL has not ended.

@@ -12,24 +12,27 @@ use clap::Args;
 use super::client::ClientArgs;
 use super::{exit, fail, remark};
 use crate::config::{Config, Overrides};
-use crate::core::held::{Held, View};
+use crate::core::held::{Held, Known, View};
 use crate::core::state::NodeState;
 use crate::error_chain::chain;
 use crate::escape::{name, to_json};
 use crate::holders::{self, ScanRequest, Whose};
-use crate::observation::{HolderReport, NsInum};
+use crate::observation::{HolderReport, KubeletFacts, NsInum};
 use crate::privilege;
 use crate::regular_file;
 use crate::render;
 use crate::settings::Cmdline;
+use crate::sources::kubelet::{KubeletFinder, ROOTS};
 use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::procfs::{Proc, parse_ns};
 
 /// Longest time for a scan.
-const SCAN: Duration = Duration::from_secs(9);
+const SCAN: Duration = Duration::from_secs(8);
 /// Longest wait for the mount namespace of process 1.
 const NAMESPACE: Duration = Duration::from_secs(1);
+/// Longest look for kubelets.
+const KUBELETS: Duration = Duration::from_secs(1);
 /// Longest wait for names after the scan.
 const NAMES: Duration = Duration::from_millis(500);
 /// What is read of the list of users, in bytes.
@@ -57,8 +60,6 @@ pub struct HoldersArgs {
 enum Failure {
     #[error("the path is not UTF-8")]
     NotText,
-    #[error("the path is empty")]
-    Empty,
     #[error("cannot read /proc/self; is /proc mounted?")]
     NoProc(#[source] io::Error),
     #[error(
@@ -71,6 +72,14 @@ enum Failure {
     Json(#[source] serde_json::Error),
     #[error("cannot write")]
     Write(#[source] io::Error),
+}
+
+/// What was found.
+struct Scanned {
+    report: HolderReport,
+    view: View,
+    /// The kubelets of the node, if volumes of pods may be concerned.
+    kubelets: Option<KubeletFacts>,
 }
 
 /// The process that asks.
@@ -93,14 +102,17 @@ impl HoldersArgs {
 
     fn answer(&self) -> Result<u8, Failure> {
         let node = self.node();
-        let (report, view) = self.scan()?;
-        let cmdline = Config::load(&Overrides { node_name: Some("holders".into()), ..Overrides::default() })
-            .map_or(Cmdline::Host, |config| config.policy().cmdline);
-        let mut held = Held::new(report.clone(), view, None, cmdline);
+        let config =
+            Config::load(&Overrides { node_name: Some("holders".into()), ..Overrides::default() }).ok();
+        let cmdline = config.as_ref().map_or(Cmdline::Host, |config| config.policy().cmdline);
+        let roots = config.map_or_else(ROOTS.default, |config| config.get(&ROOTS));
+        let Scanned { report, view, kubelets } = self.scan(&KubeletFinder::new(&roots))?;
+        let known = Known { node: None, kubelets: kubelets.as_ref() };
+        let mut held = Held::new(report.clone(), view, known, cmdline);
         if held.lacks_names() {
             let reason = match node.recv_timeout(NAMES) {
                 Ok(Ok(node)) => {
-                    held = Held::new(report, view, Some(&node), cmdline);
+                    held = Held::new(report, view, Known { node: Some(&node), ..known }, cmdline);
                     held.lacks_names().then(|| "the daemon does not know all of them".to_owned())
                 }
                 Ok(Err(reason)) => Some(reason),
@@ -132,11 +144,8 @@ impl HoldersArgs {
         receive
     }
 
-    fn scan(&self) -> Result<(HolderReport, View), Failure> {
+    fn scan(&self, finder: &KubeletFinder) -> Result<Scanned, Failure> {
         let path = self.path.to_str().ok_or(Failure::NotText)?.to_owned();
-        if path.is_empty() {
-            return Err(Failure::Empty);
-        }
         let caller = Caller::new().map_err(Failure::NoProc)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(Failure::Start)?;
@@ -177,7 +186,10 @@ impl HoldersArgs {
                 );
                 report.blind_spot(None, &format!("{why}; this is that of this process"));
             }
-            Ok((report, view))
+            let may_be_volume =
+                report.path.contains("/pods/") || report.holders.iter().any(|h| h.serves.is_some());
+            let kubelets = if may_be_volume { finder.look_once(&readers, KUBELETS).await } else { None };
+            Ok(Scanned { report, view, kubelets })
         });
         // A reader that hangs is not waited for.
         runtime.shutdown_background();

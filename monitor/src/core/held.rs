@@ -4,10 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use super::join::runtimes;
 use super::state::NodeState;
-use crate::event::{Join, MountHolder, Pod, Serves, Unreadable};
+use crate::event::{Confidence, Join, MountHolder, Pod, Serves, Unreadable, Volume};
+use crate::node::kubelet::Kubelets;
 use crate::node::owner::{CgroupOwner, Described, Names, owner};
 use crate::node::view::RuntimeAvailability;
-use crate::observation::{Holder, HolderReport, MountFacts, MountIdentity, Verdict};
+use crate::observation::{BootNs, Holder, HolderReport, KubeletFacts, MountFacts, MountIdentity, Verdict};
 use crate::settings::Cmdline;
 
 /// A holder in the public schema, with the owner of its control group.
@@ -33,6 +34,20 @@ pub(super) fn mount_holder(
         pod: owner.pod,
         serves,
     }
+}
+
+/// The volume that a holder is the file server of; `pod`: of a uid.
+pub(super) fn serves(
+    kubelets: &Kubelets,
+    at: BootNs,
+    holder: &Holder,
+    pod: impl FnOnce(&str) -> Pod,
+) -> Option<Serves> {
+    let mountpoint = holder.serves.clone()?;
+    // No number of a namespace is 0: one that could not be read is nobody's.
+    let volume = kubelets.volume(at, holder.mntns.unwrap_or(0), &mountpoint)?;
+    let confidence = if holder.serves_for_certain { Confidence::Certain } else { Confidence::Likely };
+    Some(Serves { mountpoint, pod: pod(&volume.pod_uid), confidence: Some(confidence) })
 }
 
 /// A command line, if those of such processes are shown.
@@ -91,6 +106,9 @@ pub struct Held {
     /// The mount.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mount: Option<HeldMount>,
+    /// The pod whose volume the path leads to.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub pod: Option<Pod>,
     /// Who holds it.
     pub holders: Vec<MountHolder>,
     /// Holders that are not listed.
@@ -121,6 +139,9 @@ pub struct HeldMount {
     /// Which mount it is.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub identity: Option<MountIdentity>,
+    /// The pod volume that the path leads to.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub volume: Option<Volume>,
     /// Mount points of file systems mounted below it, or below the path.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub child_mounts: Vec<String>,
@@ -136,22 +157,27 @@ fn is_zero(number: &u32) -> bool {
 impl Held {
     /// What a scan on demand found. `node`: the model of the node, for the names of containers and pods.
     #[must_use]
-    pub fn new(report: HolderReport, view: View, node: Option<&NodeState>, cmdline: Cmdline) -> Self {
+    pub fn new(report: HolderReport, view: View, known: Known<'_>, cmdline: Cmdline) -> Self {
         let unreadable = unreadable(Some(&report), report.complete, report.verdict);
         let HolderReport { path, mount, child_mounts, unserved, complete, verdict, .. } = report;
         let is_resolved = mount.is_some() || verdict == Verdict::NotAMount && complete;
         let below = mount.as_ref().is_some_and(|mount| mount.mountpoint != path);
-        let known = Known(node);
+        let mut kubelets = Kubelets::default();
+        kubelets.replace(0, known.kubelets.cloned().unwrap_or_default());
         let join = |holder: Holder| {
             let owner = owner(&known, holder.cgroup.as_deref());
-            mount_holder(holder, owner, None, cmdline)
+            let serves = serves(&kubelets, 0, &holder, |uid| known.pod(uid.to_owned()));
+            mount_holder(holder, owner, serves, cmdline)
         };
+        let volume = mount.as_ref().and_then(|mount| kubelets.volume(0, mount.mntns, &path));
+        let pod = volume.as_ref().map(|volume| known.pod(volume.pod_uid.clone()));
         Self {
             view,
             path,
             exists: is_resolved.then_some(mount.is_some()),
             below,
-            mount: mount.map(|mount| HeldMount::new(mount, child_mounts, unserved)),
+            mount: mount.map(|mount| HeldMount { volume, ..HeldMount::new(mount, child_mounts, unserved) }),
+            pod,
             holders: report.holders.into_iter().map(join).collect(),
             holders_omitted: report.holders_omitted,
             holders_complete: complete,
@@ -171,10 +197,11 @@ impl Held {
     #[must_use]
     pub fn lacks_names(&self) -> bool {
         let is_nameless = |holder: &MountHolder| {
+            let pods = holder.pod.iter().chain(holder.serves.iter().map(|serves| &serves.pod));
             holder.container.as_ref().is_some_and(|container| container.name.is_none())
-                || holder.pod.as_ref().is_some_and(|pod| pod.name.is_none())
+                || pods.into_iter().any(|pod| pod.name.is_none())
         };
-        self.holders.iter().any(is_nameless)
+        self.pod.as_ref().is_some_and(|pod| pod.name.is_none()) || self.holders.iter().any(is_nameless)
     }
 }
 
@@ -187,23 +214,30 @@ impl HeldMount {
             source: facts.source,
             device: facts.device,
             mntns: facts.mntns,
+            volume: None,
             child_mounts,
             unserved,
         }
     }
 }
 
-/// The model of the node, if it could be had.
-struct Known<'a>(Option<&'a NodeState>);
+/// What is known of the node.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Known<'a> {
+    /// Its model, if that could be had.
+    pub node: Option<&'a NodeState>,
+    /// Its kubelets; without them nothing is a volume of a pod.
+    pub kubelets: Option<&'a KubeletFacts>,
+}
 
 impl Names for Known<'_> {
     fn container(&self, id: &str) -> Option<Described> {
-        let known = self.0?.containers.iter().find(|known| known.container.id == id)?;
+        let known = self.node?.containers.iter().find(|known| known.container.id == id)?;
         Some(Described { container: known.container.clone(), pod: known.pod.clone(), is_present: true })
     }
 
     fn pod(&self, uid: String) -> Pod {
-        let mut pods = self.0.into_iter().flat_map(|node| &node.pods).map(|known| &known.pod);
+        let mut pods = self.node.into_iter().flat_map(|node| &node.pods).map(|known| &known.pod);
         let known = pods.find(|pod| pod.uid == uid).cloned();
         known.unwrap_or(Pod {
             namespace: None,
@@ -217,6 +251,109 @@ impl Names for Known<'_> {
     }
 
     fn runtimes(&self) -> RuntimeAvailability {
-        self.0.map_or(RuntimeAvailability::None, |node| runtimes(node.sources.iter(), node.ready))
+        self.node.map_or(RuntimeAvailability::None, |node| runtimes(node.sources.iter(), node.ready))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Container;
+    use crate::observation::{Access, KubeletNamespace};
+    use crate::query::subject::tests::{alone, state};
+
+    const UID: &str = "5c948341-c030-4996-b888-f032577d97b0";
+
+    fn holder(cgroup: &str, serves: Option<&str>) -> Holder {
+        Holder {
+            tgid: 7,
+            comm: "x".into(),
+            cmdline: Some("x --y".into()),
+            exe: None,
+            access: Access::Cwd,
+            path: None,
+            fd: None,
+            start_ns: None,
+            uid: Some(0),
+            cgroup: Some(cgroup.into()),
+            mntns: Some(1),
+            serves: serves.map(str::to_owned),
+            serves_for_certain: false,
+        }
+    }
+
+    fn report(path: &str, mountpoint: Option<&str>) -> HolderReport {
+        let mount = mountpoint.map(|mountpoint| MountFacts {
+            id: 2,
+            parent: Some(1),
+            unique: None,
+            mountpoint: mountpoint.into(),
+            root: "/".into(),
+            fstype: "ext4".into(),
+            source: "d".into(),
+            device: "8:1".into(),
+            mntns: 1,
+        });
+        let verdict = if mount.is_some() { Verdict::None } else { Verdict::NotAMount };
+        HolderReport { mount, complete: true, verdict, ..HolderReport::skipped(0, path) }
+    }
+
+    fn held(report: HolderReport, known: Known<'_>) -> Held {
+        Held::new(report, View::Init, known, Cmdline::Host)
+    }
+
+    #[test]
+    fn a_container_has_its_name_and_pod_where_the_model_is_at_hand() {
+        let id = "e".repeat(64);
+        let cgroup = format!("/kubepods/pod{UID}/{id}");
+        let report = || HolderReport { holders: vec![holder(&cgroup, None)], ..report("/v", Some("/v")) };
+        let without = held(report(), Known::default());
+        assert!(without.lacks_names() && without.is_held());
+        assert_eq!(without.holders[0].container.as_ref().unwrap().id, id);
+        let pod = without.holders[0].pod.clone().unwrap();
+        assert_eq!((pod.uid.as_str(), pod.name), (UID, None));
+
+        let mut node = state();
+        let mut known = alone(Container { name: Some("web".into()), ..Container::of_id(id) });
+        let pod = Pod { uid: UID.into(), claimed: true, ..node.pods[0].pod.clone() };
+        known.pod = Some(pod);
+        node.containers = vec![known];
+        let named = held(report(), Known { node: Some(&node), kubelets: None });
+        assert!(!named.lacks_names());
+        let [holder] = &named.holders[..] else { panic!("{named:?}") };
+        assert_eq!(holder.container.as_ref().unwrap().name.as_deref(), Some("web"));
+        assert!(!holder.pod.as_ref().unwrap().claimed, "its control group confirms it");
+        assert_eq!(holder.cmdline, None, "that of a container");
+    }
+
+    #[test]
+    fn a_path_is_a_volume_only_below_the_root_of_a_kubelet_that_is_known() {
+        let path = format!("/k/pods/{UID}/volumes/kubernetes.io~rbd/data");
+        let holder = || holder("/system.slice/x.service", Some(&path));
+        let report = || HolderReport { holders: vec![holder()], ..report(&path, Some(&path)) };
+        let namespace = KubeletNamespace { mntns: 1, roots: vec!["/k".into()], of_kubelet: false, pid: None };
+        let kubelets = KubeletFacts { namespaces: vec![namespace] };
+        let told = held(report(), Known { node: None, kubelets: Some(&kubelets) });
+        assert_eq!(told.mount.unwrap().volume.unwrap().name, "data");
+        assert_eq!(told.pod.unwrap().uid, UID);
+        let serves = told.holders[0].serves.clone().unwrap();
+        assert_eq!((serves.pod.uid.as_str(), serves.confidence), (UID, Some(Confidence::Likely)));
+        assert_eq!(told.holders[0].cmdline.as_deref(), Some("x --y"));
+        let unknown = held(report(), Known::default());
+        assert_eq!((unknown.mount.unwrap().volume, unknown.pod), (None, None));
+        assert_eq!(unknown.holders[0].serves, None);
+    }
+
+    #[test]
+    fn a_path_that_could_not_be_looked_up_is_not_said_to_be_missing() {
+        let missing = held(report("/x", None), Known::default());
+        assert_eq!((missing.exists, missing.is_held(), missing.below), (Some(false), false, false));
+        let mut unresolved = report("/x", None);
+        unresolved.blind_spot(None, "the path cannot be resolved");
+        assert_eq!(held(unresolved, Known::default()).exists, None);
+        let below = held(report("/x/y", Some("/x")), Known::default());
+        assert_eq!((below.exists, below.below), (Some(true), true));
+        let above = HolderReport { child_mounts: vec!["/x/z".into()], ..report("/x", Some("/x")) };
+        assert!(held(above, Known::default()).is_held());
     }
 }

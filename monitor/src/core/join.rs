@@ -2,9 +2,7 @@
 
 use super::{Core, held};
 use crate::event::culprit;
-use crate::event::{
-    Actor, ActorSource, AncestorRef, Confidence, Join, MountHolder, Serves, Target, UserNamespace,
-};
+use crate::event::{Actor, ActorSource, AncestorRef, Confidence, Join, MountHolder, Target, UserNamespace};
 use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{
     BootNs, ContainerFacts, Holder, NsInum, SourceKind, SourceStatus, TaskContext, TaskFacts, TaskPlace,
@@ -101,13 +99,7 @@ impl Core {
     /// A holder of a mount, with its container and pod.
     pub(super) fn mount_holder(&self, at: BootNs, holder: Holder) -> MountHolder {
         let owner = self.node().owner(holder.cgroup.as_deref());
-        // No number of a namespace is 0: one that could not be read is nobody's.
-        let serves = holder.serves.clone().and_then(|mountpoint| {
-            let volume = self.kubelets.volume(at, holder.mntns.unwrap_or(0), &mountpoint)?;
-            let confidence = if holder.serves_for_certain { Confidence::Certain } else { Confidence::Likely };
-            let pod = self.node().pod_of(&volume.pod_uid);
-            Some(Serves { mountpoint, pod, confidence: Some(confidence) })
-        });
+        let serves = held::serves(&self.kubelets, at, &holder, |uid| self.node().pod_of(uid));
         held::mount_holder(holder, owner, serves, self.settings.cmdline)
     }
 

@@ -16,15 +16,39 @@ const GAP: &str = "  ";
 /// Mounts below it, and processes that could not be read, that are named.
 const NAMED: usize = 4;
 
+/// Which of them are file servers of volumes of pods.
+fn servers<'a>(processes: &'a [Process<'_>]) -> impl Iterator<Item = String> + 'a {
+    processes.iter().filter_map(|process| {
+        let serves = process.holder.serves.as_ref()?;
+        let (server, pid) = (name(&process.holder.comm), process.holder.pid);
+        let mountpoint = name(&serves.mountpoint);
+        let pod = pod_label(&serves.pod);
+        Some(format!("{server} (pid {pid}) {} a volume of pod {pod}: {mountpoint}", serves.verb()))
+    })
+}
+
+/// Where nothing was found; what the kernel holds by itself no list of files shows.
+const NOBODY: &str =
+    "no process was found to hold it; a swap file, a loop device or an export of it is not seen";
+
 /// The answer as text, empty where no mount was found; `users`: the names of users of the host.
 #[must_use]
 pub fn text(held: &Held, users: &BTreeMap<u32, String>) -> String {
     let Some(mount) = &held.mount else { return String::new() };
     let mut lines = vec![head(held, mount)];
+    if let (Some(volume), Some(pod)) = (&mount.volume, &held.pod) {
+        lines.push(format!(
+            "volume {} ({}) of pod {}",
+            name(&volume.name),
+            name(&volume.plugin),
+            pod_label(pod)
+        ));
+    }
     let processes = processes(&held.holders);
     if !processes.is_empty() {
         lines.extend(table(&processes, users));
     }
+    lines.extend(servers(&processes));
     lines.extend(notes(held, mount, processes.iter().any(Process::is_user)));
     lines.extend(missing(held).map(|missing| format!("incomplete: {missing}")));
     lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
@@ -156,7 +180,7 @@ fn notes(held: &Held, mount: &HeldMount, is_used: bool) -> Vec<String> {
     if !is_used {
         notes.push(match (held.holders_verdict, held.holders.is_empty()) {
             (Verdict::Transient, _) => "it went before every process was looked at".to_owned(),
-            (_, true) => "no process was found to hold it".to_owned(),
+            (_, true) => NOBODY.to_owned(),
             (_, false) => {
                 "no process was found to use it; a copy keeps its file system and refuses no unmount"
                     .to_owned()
@@ -234,9 +258,11 @@ mod tests {
                 device: "0:9".to_owned(),
                 mntns: 7,
                 identity: None,
+                volume: None,
                 child_mounts: Vec::new(),
                 unserved: false,
             }),
+            pod: None,
             holders,
             holders_omitted: 0,
             holders_complete: true,
@@ -298,7 +324,7 @@ mod tests {
         assert_eq!(
             shown(&held)[1..],
             [
-                "no process was found to hold it",
+                NOBODY,
                 "incomplete: x (pid 1), x (pid 2), x (pid 3), x (pid 4) and 2 more: it hangs",
                 "incomplete: no time",
             ]

@@ -40,6 +40,8 @@ const LINKS_MAX: usize = 40;
 const FORMER_MAX: usize = 8;
 /// Longest name in the key of a label, and longest value (apimachinery's validation).
 const LABEL_MAX: usize = 63;
+/// Process 1.
+const INIT: u32 = 1;
 /// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -189,6 +191,13 @@ impl KubeletFinder {
                 let _ = tx.send(observed_now(Fact::Kubelet(facts))).await;
             }
         });
+    }
+
+    /// Has a reader of /proc look once, for whoever runs for a moment only; its own mount namespace, which may be anybody's, is
+    /// none of the host's by that.
+    pub async fn look_once(&self, readers: &Readers, patience: Duration) -> Option<KubeletFacts> {
+        let job = Look { configured: self.configured.clone(), former: VecDeque::new(), daemon: INIT };
+        Some(readers.ask(job, patience).await.ok()?.reply.facts)
     }
 
     /// What the last look that was asked for found.
