@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
 use std::time::Duration;
-use std::{fs, process, thread};
 
 use clap::Args;
 
@@ -16,16 +16,16 @@ use crate::core::held::{Held, Known, View};
 use crate::core::state::NodeState;
 use crate::error_chain::chain;
 use crate::escape::{name, to_json};
-use crate::holders::{self, ScanRequest, Whose};
-use crate::observation::{HolderReport, KubeletFacts, NsInum};
+use crate::holders::{self, Caller, ScanRequest, Whose};
+use crate::observation::{HolderReport, KubeletFacts};
 use crate::privilege;
 use crate::regular_file;
 use crate::render;
 use crate::settings::Cmdline;
 use crate::sources::kubelet::{KubeletFinder, ROOTS};
+use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
-use crate::sources::procfs::{Proc, parse_ns};
 
 /// Longest time for a scan.
 const SCAN: Duration = Duration::from_secs(8);
@@ -60,7 +60,7 @@ pub struct HoldersArgs {
 enum Failure {
     #[error("the path is not UTF-8")]
     NotText,
-    #[error("cannot read /proc/self; is /proc mounted?")]
+    #[error("cannot read the links of this process; is /proc mounted?")]
     NoProc(#[source] io::Error),
     #[error(
         "{path} is relative, and this process is in another mount namespace than process 1: give an absolute path, or --here"
@@ -80,12 +80,6 @@ struct Scanned {
     view: View,
     /// The kubelets of the node, if volumes of pods may be concerned.
     kubelets: Option<KubeletFacts>,
-}
-
-/// The process that asks.
-struct Caller {
-    tgid: u32,
-    mntns: NsInum,
 }
 
 impl HoldersArgs {
@@ -146,7 +140,7 @@ impl HoldersArgs {
 
     fn scan(&self, finder: &KubeletFinder) -> Result<Scanned, Failure> {
         let path = self.path.to_str().ok_or(Failure::NotText)?.to_owned();
-        let caller = Caller::new().map_err(Failure::NoProc)?;
+        let caller = Caller::this_process().map_err(Failure::NoProc)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(Failure::Start)?;
         let readers = Readers::from(Proc::default());
@@ -226,19 +220,6 @@ impl HoldersArgs {
     }
 }
 
-impl Caller {
-    /// By the links that lead to whoever reads them, so /proc may be of another process namespace.
-    fn new() -> io::Result<Self> {
-        let invalid = || io::Error::from(ErrorKind::InvalidData);
-        let tgid = fs::read_link("/proc/self")?;
-        let mntns = fs::read_link("/proc/self/ns/mnt")?;
-        Ok(Self {
-            tgid: tgid.to_str().and_then(|tgid| tgid.parse().ok()).unwrap_or_else(process::id),
-            mntns: mntns.to_str().and_then(parse_ns).ok_or_else(invalid)?,
-        })
-    }
-}
-
 /// The names of users, by their ids, out of a list as passwd(5) describes it.
 fn users(list: &Path) -> BTreeMap<u32, String> {
     let mut text = String::new();
@@ -257,6 +238,8 @@ fn users(list: &Path) -> BTreeMap<u32, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -1,13 +1,14 @@
 //! Who holds a path, on demand: a request goes in; the report of a scan that was continued to its end, or until the time
 //! was over, comes out. Without the rests and the places of the [worker](super::worker): whoever asks waits for it.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::ScanRequest;
 use super::jobs::{Measured, Scan, Scanned, Terms};
 use super::progress::Progress;
+use super::{ScanRequest, own_tgid};
 use crate::error_chain::chain;
 use crate::observation::{HolderReport, NsInum};
 use crate::sources::procfs::Proc;
@@ -37,6 +38,28 @@ pub async fn ask(readers: &Readers, request: ScanRequest, limit: Duration) -> Ho
                 return report;
             }
         }
+    }
+}
+
+/// A process that asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caller {
+    /// Process id, as /proc shows it, which may be of another process namespace.
+    pub tgid: u32,
+    /// Mount namespace.
+    pub mntns: NsInum,
+}
+
+impl Caller {
+    /// This process.
+    ///
+    /// # Errors
+    /// Where /proc does not show it.
+    pub fn this_process() -> io::Result<Self> {
+        let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+        let proc = Proc::default();
+        let tgid = own_tgid(&proc).ok_or_else(invalid)?;
+        Ok(Self { tgid, mntns: proc.ns(tgid, "mnt").ok_or_else(invalid)? })
     }
 }
 

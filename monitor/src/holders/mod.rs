@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::observation::{Holder, HolderReport, NsInum, PathOrigin};
 use crate::sources::procfs::Proc;
 
-pub use ask::{Whose, ask, initial_namespace};
+pub use ask::{Caller, Whose, ask, initial_namespace};
 pub use presence::PresenceRequest;
 pub use still_held::StillHeldRequest;
 
@@ -52,6 +52,8 @@ pub use jobs::jobs;
 
 /// Holders, and child mounts, that one report lists.
 pub const MAX_LISTED: usize = 256;
+/// The same of a report on demand, which nobody keeps.
+const MAX_LISTED_ON_DEMAND: usize = 4096;
 
 /// A request to scan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,6 +76,13 @@ pub struct ScanRequest {
     /// no mount point those of what lies below it, and nothing is known to be busy.
     #[serde(default)]
     pub on_demand: bool,
+}
+
+impl ScanRequest {
+    /// Holders that the report lists.
+    fn most_listed(&self) -> usize {
+        if self.on_demand { MAX_LISTED_ON_DEMAND } else { MAX_LISTED }
+    }
 }
 
 /// How much longer than its budget work may take where others use the processor, or the kernel waits.

@@ -15,7 +15,7 @@ use super::propagation::{self, MountCopy, NamespaceMounts};
 use super::scope::Scope;
 use super::searched::{ScanTargets, SearchedMount};
 use super::{
-    Deadline, MAX_LISTED, PresenceRequest, ScanRequest, file_server, own_directory, own_tgid, presence,
+    Deadline, PresenceRequest, ScanRequest, file_server, own_directory, own_tgid, presence,
 };
 use crate::clock::boot_now;
 use crate::observation::{Access, Holder, HolderReport, MountPresence, NsInum, Verdict};
@@ -58,6 +58,7 @@ pub(super) struct Scan<'p> {
     own: Option<u32>,
     /// Whether all holders are looked for.
     on_demand: bool,
+    most_listed: usize,
     progress: Progress,
     pub(super) report: HolderReport,
     deadline: Deadline,
@@ -97,6 +98,7 @@ impl<'p> Scan<'p> {
             visitor: Visitor::new(own_directory(proc)),
             own,
             on_demand: request.on_demand,
+            most_listed: request.most_listed(),
             progress,
             elapsed_before: report.elapsed_ns,
             report,
@@ -136,7 +138,7 @@ impl<'p> Scan<'p> {
         let place = &scope.searched().mountpoint;
         let children = seen.table.children(target.id).filter(|child| is_below(&child.mountpoint, place));
         let children = children.map(|child| child.mountpoint.clone());
-        self.report.child_mounts = children.take(MAX_LISTED).collect();
+        self.report.child_mounts = children.take(self.most_listed).collect();
         self.deadline = all;
         self.deadline.allow(budget / STAGES_MIN);
         self.note();
@@ -402,7 +404,7 @@ impl<'p> Scan<'p> {
             |access| self.report.holders.iter().any(|holder| holder.tgid == tgid && holder.access == access);
         let new = visit.pins.into_iter().filter(|pin| !known(pin.access)).collect();
         for holder in describe(self.proc, tgid, process, visit.ns, new) {
-            if self.report.holders.len() < MAX_LISTED {
+            if self.report.holders.len() < self.most_listed {
                 self.report.holders.push(holder);
             } else {
                 self.report.holders_omitted += 1;
@@ -494,7 +496,7 @@ impl<'p> Scan<'p> {
         let left = (!outcome.is_done).then(|| self.progress_now());
         let mut report = self.report;
         report.verdict = outcome.verdict;
-        let room = MAX_LISTED.saturating_sub(report.holders.len());
+        let room = self.most_listed.saturating_sub(report.holders.len());
         let omitted = outcome.namespaces.len().saturating_sub(room);
         report.holders_omitted += u32::try_from(omitted).unwrap_or(u32::MAX);
         report.holders.extend(outcome.namespaces.into_iter().take(room));

@@ -7,7 +7,7 @@ use crate::core::held::{Held, HeldMount, View};
 use crate::escape::name;
 use crate::event::wording::{pod_label, short_id};
 use crate::event::{Container, MountHolder, Pod, Unreadable};
-use crate::observation::{Access, Verdict};
+use crate::observation::{Access, HolderReport, Verdict};
 
 /// What is absent.
 const DASH: &str = "-";
@@ -169,7 +169,7 @@ fn pod(pod: &Pod) -> String {
 fn notes(held: &Held, mount: &HeldMount, is_used: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if held.holders_omitted > 0 {
-        notes.push(format!("and {} more", held.holders_omitted));
+        notes.push(format!("and {} more ways in which processes hold it, not listed", held.holders_omitted));
     }
     if !mount.child_mounts.is_empty() {
         notes.push(format!("mounted below it: {}", listed(mount.child_mounts.iter().map(|path| name(path)))));
@@ -199,7 +199,9 @@ pub fn missing(held: &Held) -> impl Iterator<Item = String> {
             None => reasons.push((&unreadable.reason, vec![unreadable])),
         }
     }
-    let line = |(reason, of): (&str, Vec<&Unreadable>)| {
+    // The list is bounded.
+    let is_cut = held.holders_unreadable.len() >= HolderReport::BLIND_SPOTS;
+    let line = move |(reason, of): (&str, Vec<&Unreadable>)| {
         let label = |unreadable: &&Unreadable| {
             let pid = unreadable.pid?;
             let comm = unreadable.comm.as_deref().map_or_else(|| "process".into(), name);
@@ -208,6 +210,7 @@ pub fn missing(held: &Held) -> impl Iterator<Item = String> {
         let labels: Vec<String> = of.iter().filter_map(label).collect();
         match labels.is_empty() {
             true => escaped(reason),
+            false if is_cut => format!("{}, and possibly others: {}", listed(labels.iter()), escaped(reason)),
             false => format!("{}: {}", listed(labels.iter()), escaped(reason)),
         }
     };
@@ -329,5 +332,8 @@ mod tests {
                 "incomplete: no time",
             ]
         );
+        held.holders_unreadable = (1..=16).map(of).collect();
+        let cut = "incomplete: x (pid 1), x (pid 2), x (pid 3), x (pid 4) and 12 more, and possibly others: it hangs";
+        assert_eq!(shown(&held)[2], cut);
     }
 }
