@@ -273,6 +273,7 @@ mod tests {
             access: Access::Cwd,
             path: None,
             fd: None,
+            tid: None,
             start_ns: None,
             uid: Some(0),
             cgroup: Some(cgroup.into()),

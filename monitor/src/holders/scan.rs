@@ -14,9 +14,7 @@ use super::progress::{Progress, Stage};
 use super::propagation::{self, MountCopy, NamespaceMounts};
 use super::scope::Scope;
 use super::searched::{ScanTargets, SearchedMount};
-use super::{
-    Deadline, PresenceRequest, ScanRequest, file_server, own_directory, own_tgid, presence,
-};
+use super::{Deadline, PresenceRequest, ScanRequest, file_server, own_directory, own_tgid, presence};
 use crate::clock::boot_now;
 use crate::observation::{Access, Holder, HolderReport, MountPresence, NsInum, Verdict};
 use crate::sources::procfs::Proc;
@@ -378,28 +376,7 @@ impl<'p> Scan<'p> {
     }
 
     fn take(&mut self, tgid: u32, process: &Dir, visit: Visit, near: bool) {
-        // The kernel also refuses what it can no longer find.
-        if visit.refused && process.is_there(&mut Vec::new()) {
-            self.add_unreadable(tgid, near);
-        }
-        if !visit.doubts.is_empty() && visit.pins.is_empty() && process.is_there(&mut Vec::new()) {
-            let is_socket = |access: &Access| *access == Access::Socket;
-            if visit.doubts.iter().any(is_socket) {
-                self.blind_to(tgid, "a socket of it is bound to a file, but on which mount cannot be told");
-            }
-            if !visit.doubts.iter().all(is_socket) {
-                self.blind_to(tgid, "it uses something of this name, but on which mount cannot be told");
-            }
-        }
-        if visit.is_sent_files && process.is_there(&mut Vec::new()) {
-            self.blind_to(
-                tgid,
-                "a socket of it has files that nobody has received yet, on mounts that are not known",
-            );
-        }
-        if visit.has_more_sockets && process.is_there(&mut Vec::new()) {
-            self.blind_to(tgid, "it has more sockets than there was time to look for files in");
-        }
+        self.doubt(tgid, process, &visit, near);
         let known =
             |access| self.report.holders.iter().any(|holder| holder.tgid == tgid && holder.access == access);
         let new = visit.pins.into_iter().filter(|pin| !known(pin.access)).collect();

@@ -46,7 +46,7 @@ pub fn text(held: &Held, users: &BTreeMap<u32, String>) -> String {
     }
     let processes = processes(&held.holders);
     if !processes.is_empty() {
-        lines.extend(table(&processes, users));
+        lines.extend(table(&processes, users, held.below));
     }
     lines.extend(servers(&processes));
     lines.extend(notes(held, mount, processes.iter().any(Process::is_user)));
@@ -84,19 +84,23 @@ impl Process<'_> {
         self.accesses.iter().any(|access| *access != Access::Mount)
     }
 
-    fn access(&self) -> String {
-        if !self.is_user() {
-            return "copy, refuses no unmount".to_owned();
+    /// `below`: whether it is about what lies below a path.
+    fn access(&self, below: bool) -> String {
+        match (self.is_user(), below) {
+            (true, _) => {
+                self.accesses.iter().map(|access| access_name(*access)).collect::<Vec<_>>().join(",")
+            }
+            (false, false) => "copy, refuses no unmount".to_owned(),
+            (false, true) => "has it mounted".to_owned(),
         }
-        self.accesses.iter().map(|access| access_name(*access)).collect::<Vec<_>>().join(",")
     }
 }
 
-/// As in JSON, but for copies, which have no plain name there.
+/// As in JSON.
 fn access_name(access: Access) -> String {
     match serde_json::to_value(access) {
-        Ok(serde_json::Value::String(plain)) if access != Access::Mount => plain,
-        _ => "copy".to_owned(),
+        Ok(serde_json::Value::String(plain)) => plain,
+        _ => DASH.to_owned(),
     }
 }
 
@@ -115,14 +119,14 @@ fn processes(holders: &[MountHolder]) -> Vec<Process<'_>> {
     processes
 }
 
-fn table(processes: &[Process<'_>], users: &BTreeMap<u32, String>) -> Vec<String> {
+fn table(processes: &[Process<'_>], users: &BTreeMap<u32, String>, below: bool) -> Vec<String> {
     let header = ["USER", "PID", "ACCESS", "COMMAND", "CONTAINER/UNIT", "POD"].map(str::to_owned);
     let row = |process: &Process<'_>| {
         let holder = process.holder;
         [
             user(holder, users),
             holder.pid.to_string(),
-            process.access(),
+            process.access(below),
             name(&holder.comm).into_owned(),
             holder.container.as_ref().map_or_else(|| unit(holder), container),
             holder.pod.as_ref().map_or_else(|| DASH.to_owned(), pod),
@@ -178,14 +182,17 @@ fn notes(held: &Held, mount: &HeldMount, is_used: bool) -> Vec<String> {
         notes.push("no process was found to serve it: its file server is likely gone (ENOTCONN)".to_owned());
     }
     if !is_used {
-        notes.push(match (held.holders_verdict, held.holders.is_empty()) {
-            (Verdict::Transient, _) => "it went before every process was looked at".to_owned(),
-            (_, true) => NOBODY.to_owned(),
-            (_, false) => {
+        let note = match (held.holders_verdict, held.holders.is_empty(), held.below) {
+            (Verdict::Transient, ..) => "it went before every process was looked at",
+            (_, true, _) => NOBODY,
+            (_, false, false) => {
                 "no process was found to use it; a copy keeps its file system and refuses no unmount"
-                    .to_owned()
             }
-        });
+            (_, false, true) => {
+                "no process was found to use it; in other mount namespaces it, or what lies below, is mounted"
+            }
+        };
+        notes.push(note.to_owned());
     }
     notes
 }
@@ -240,6 +247,7 @@ mod tests {
             access,
             path: None,
             fd: None,
+            tid: None,
             unit: None,
             mntns: None,
             container: None,
@@ -315,6 +323,13 @@ mod tests {
         let head = "\"/mnt/a b/c\" is no mount point; it is on \"/mnt/a b\" (tmpfs none) in the mount namespace of \
                     process 1 (mnt:[7]); who uses what lies below it, through any mount:";
         assert_eq!(shown(&held)[0], head);
+        held.holders = vec![holder(70, "sleep", Access::Mount)];
+        let lines = shown(&held);
+        assert!(lines[2].starts_with("root   70  has it mounted  sleep"), "{lines:?}");
+        assert!(
+            lines[3].starts_with("no process was found to use it; in other mount namespaces"),
+            "{lines:?}"
+        );
     }
 
     #[test]

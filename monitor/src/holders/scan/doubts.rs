@@ -2,8 +2,10 @@
 
 use super::Scan;
 use crate::holders::mntns_index::{self, MntnsIndex, Shown};
+use crate::holders::pins::Visit;
 use crate::holders::scope::Scope;
-use crate::sources::procfs::dir::is_gone;
+use crate::observation::Access;
+use crate::sources::procfs::dir::{Dir, is_gone};
 use crate::sources::procfs::mountinfo::Mount;
 use crate::sources::procfs::statmount::MountNamespace;
 
@@ -34,6 +36,32 @@ impl Scan<'_> {
             if blind {
                 self.blind_to(tgid, "its descriptors may not be read");
             }
+        }
+    }
+
+    /// What could not be told of a process that was looked at.
+    pub(super) fn doubt(&mut self, tgid: u32, process: &Dir, visit: &Visit, near: bool) {
+        // The kernel also refuses what it can no longer find.
+        if visit.refused && process.is_there(&mut Vec::new()) {
+            self.add_unreadable(tgid, near);
+        }
+        if !visit.doubts.is_empty() && visit.pins.is_empty() && process.is_there(&mut Vec::new()) {
+            let is_socket = |access: &Access| *access == Access::Socket;
+            if visit.doubts.iter().any(is_socket) {
+                self.blind_to(tgid, "a socket of it is bound to a file, but on which mount cannot be told");
+            }
+            if !visit.doubts.iter().all(is_socket) {
+                self.blind_to(tgid, "it uses something of this name, but on which mount cannot be told");
+            }
+        }
+        if visit.is_sent_files && process.is_there(&mut Vec::new()) {
+            self.blind_to(
+                tgid,
+                "a socket of it has files that nobody has received yet, on mounts that are not known",
+            );
+        }
+        if visit.has_more_sockets && process.is_there(&mut Vec::new()) {
+            self.blind_to(tgid, "it has more sockets than there was time to look for files in");
         }
     }
 
