@@ -1,0 +1,221 @@
+//! Random holders of random mounts: whom the daemon names is compared with what the test has made, and with whom fuser(1) and
+//! lsof(8) find.
+//!
+//! `KEVTMON_TEST_SEED` is another seed (`random`: another one each time, which is printed), `KEVTMON_TEST_ROUNDS` makes it
+//! longer.
+
+#![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use kevtmon_tests::actor::{self, Actor};
+use kevtmon_tests::daemon::{Daemon, launch};
+use kevtmon_tests::event::Event;
+use kevtmon_tests::mount::{Mount, Scratch, is_about};
+use kevtmon_tests::process::{Running, attempt, copy_program, hold_by_cwd, hold_by_fd};
+use kevtmon_tests::random::{Random, rounds, seeds};
+
+const SEEDS: [u64; 1] = [20_261_124];
+/// Situations of each.
+const ROUNDS: u64 = 40;
+
+/// Names of mount points and of directories in them: what mountinfo and the links of /proc escape, or seem to say.
+const NAMES: [&str; 6] = ["vol", "pod volume", "back\\slash", "old (deleted)", "v:[4711]", "größe"];
+
+/// An act of [`Actor`] with a file or directory in the mount, and how the daemon calls what it holds by that.
+const ACTS: [(&str, &str); 11] = [
+    ("open FILE", "fd"),
+    ("locate DIR", "fd"),
+    ("apart open FILE", "fd"),
+    ("cd DIR", "cwd"),
+    ("cd-apart DIR", "cwd"),
+    ("map FILE", "mmap"),
+    ("bind FILE", "socket"),
+    ("bind-relative NAME DIR", "socket"),
+    ("accept FILE", "socket"),
+    ("apart bind FILE", "socket"),
+    // The last one: other paths mean nothing after it.
+    ("chroot DIR", "root"),
+];
+
+/// A process that holds the mount.
+struct Holder {
+    actor: Actor,
+    acts: Vec<String>,
+    /// How.
+    ways: BTreeSet<&'static str>,
+}
+
+/// A mount, who holds it, and who does not.
+struct Situation {
+    mount: Mount,
+    holders: Vec<Holder>,
+    innocents: Vec<Running>,
+    other: Option<PathBuf>,
+}
+
+impl Situation {
+    fn new(random: &mut Random, above: &Path, name: &str) -> Self {
+        let point = above.join(name);
+        let mut innocents = Vec::new();
+        if random.one_in(3) {
+            // What is mounted there covers the directory that it is in.
+            innocents.push(hold_by_cwd(&point));
+        }
+        let mount = Mount::at(&point);
+        let other = above.join("other");
+        let other = random.one_in(3).then(|| {
+            let bind: [&OsStr; 4] = ["mount".as_ref(), "--bind".as_ref(), point.as_ref(), other.as_ref()];
+            let _ = attempt(&bind).succeeded("mount");
+            innocents.push(hold_by_cwd(&other));
+            innocents.push(hold_by_fd(&other.join("file")));
+            other
+        });
+        let holders = (0..1 + random.below(3)).map(|number| Holder::new(random, &point, number)).collect();
+        Self { mount, holders, innocents, other }
+    }
+
+    fn shown(&self) -> String {
+        let holder = |holder: &Holder| format!("{}: {}", holder.actor.pid(), holder.acts.join("; "));
+        let innocents: Vec<u32> = self.innocents.iter().map(Running::pid).collect();
+        let holders: Vec<String> = self.holders.iter().map(holder).collect();
+        format!("{}\nnot by {innocents:?}, but by\n{}", self.mount.point().display(), holders.join("\n"))
+    }
+
+    /// What a program of others finds that lists the users of a mount by their ids.
+    fn found_by(&self, command: &[&str]) -> BTreeSet<u32> {
+        let words = command.iter().map(OsStr::new).chain([self.mount.point().as_os_str()]);
+        let found = attempt(&words.collect::<Vec<_>>()).stdout;
+        let pids = found.split_ascii_whitespace().filter_map(|word| word.parse().ok());
+        // By the number of the file system they find those of other mounts of it, too.
+        let is_innocent = |pid: &u32| self.innocents.iter().any(|innocent| innocent.pid() == *pid);
+        pids.filter(|pid| !is_innocent(pid) && is_here(*pid)).collect()
+    }
+
+    /// Returns how many each of the others has found.
+    fn check(&self, daemon: &mut Daemon) -> [usize; 2] {
+        let theirs =
+            [&["fuser", "-m"][..], &["lsof", "-w", "-t", "--"]].map(|command| self.found_by(command));
+        self.mount.umount_refused();
+        // On a busy machine the scan goes on after its first event.
+        let what = format!("the holders of {}", self.shown());
+        let event = daemon.wait_for(&what, |event| {
+            is_about(event, "mount.busy", self.mount.point())
+                && self.holders.iter().all(|holder| holder.is_told(event))
+        });
+        event.expect("/holders_verdict", "processes");
+        let named = |pid: u32| ways(&event, pid);
+        for holder in &self.holders {
+            let found = named(holder.actor.pid());
+            let is_true = |way: &String| holder.ways.contains(&**way);
+            assert!(found.iter().all(is_true), "{found:?} in {event}\nof {}", self.shown());
+        }
+        for pid in theirs.iter().flatten() {
+            assert!(!named(*pid).is_empty(), "{pid} of {theirs:?} in {event}\nof {}", self.shown());
+        }
+        for innocent in &self.innocents {
+            assert!(named(innocent.pid()).is_empty(), "{event}\nof {}", self.shown());
+        }
+        theirs.map(|found| found.len())
+    }
+}
+
+impl Drop for Situation {
+    fn drop(&mut self) {
+        self.holders.clear();
+        self.innocents.clear();
+        for point in self.other.iter().map(PathBuf::as_path).chain([self.mount.point()]) {
+            let detach: [&OsStr; 3] = ["umount".as_ref(), "-l".as_ref(), point.as_ref()];
+            drop(attempt(&detach));
+        }
+    }
+}
+
+impl Holder {
+    fn new(random: &mut Random, point: &Path, number: usize) -> Self {
+        let inside = point.join(random.pick(&NAMES)).join(random.pick(&NAMES));
+        std::fs::create_dir_all(&inside).expect("a directory can be made");
+        let (mut acts, mut ways) = (Vec::new(), BTreeSet::new());
+        let mut actor = if random.one_in(5) {
+            let program = inside.join(format!("actor{number}"));
+            copy_program(&actor::program(), &program);
+            ways.insert("exe");
+            acts.push("run".to_owned());
+            Actor::run(program)
+        } else {
+            Actor::start()
+        };
+        let mut act = |act: String| {
+            actor.act(&act);
+            acts.push(act);
+        };
+        if random.one_in(4) {
+            act("unshare net".to_owned());
+        }
+        let mut chosen: Vec<usize> = (0..1 + random.below(3)).map(|_| random.below(ACTS.len())).collect();
+        chosen.sort_unstable();
+        chosen.dedup();
+        for (place, chosen) in chosen.into_iter().enumerate() {
+            let (what, way) = ACTS[chosen];
+            let name = format!("held{number}.{place}");
+            let file = inside.join(&name);
+            let what = what.replace("FILE", &file.to_string_lossy()).replace("NAME", &name);
+            act(what.replace("DIR", &inside.to_string_lossy()));
+            ways.insert(way);
+            if random.one_in(4) {
+                // There is none of a directory.
+                let _ = std::fs::remove_file(file);
+            }
+        }
+        Self { actor, acts, ways }
+    }
+
+    /// Whether an event tells all ways in which it holds the mount.
+    fn is_told(&self, event: &Event) -> bool {
+        let told = ways(event, self.actor.pid());
+        // Behind a descriptor that holds the mount, others of the process are not looked at.
+        let is_beside = |way: &str| way == "socket" && told.contains("fd");
+        self.ways.iter().all(|way| told.contains(*way) || is_beside(way))
+    }
+}
+
+/// How a process holds the mount of an event.
+fn ways(event: &Event, pid: u32) -> BTreeSet<String> {
+    let holders = event.list("/holders").iter().filter(|holder| holder["pid"] == pid);
+    let ways = holders.filter_map(|holder| holder["access"].as_str());
+    ways.filter(|access| *access != "mount").map(str::to_owned).collect()
+}
+
+/// Whether it lives in the mount namespace of the test: one elsewhere has a copy of the mount.
+fn is_here(pid: u32) -> bool {
+    let of = |pid: &str| Some(std::fs::metadata(format!("/proc/{pid}/ns/mnt")).ok()?.ino());
+    of(&pid.to_string()).is_some_and(|ns| of("self") == Some(ns))
+}
+
+#[test]
+fn whoever_holds_a_mount_is_named_and_nobody_else() {
+    for mut random in seeds(&SEEDS) {
+        let scratch = Scratch::new();
+        let count = rounds(ROUNDS);
+        let places: Vec<(PathBuf, &str)> = (0..count)
+            .map(|number| (scratch.path().join(number.to_string()), *random.pick(&NAMES)))
+            .collect();
+        // All at once: what was changed of late makes it uncertain where a path leads.
+        for (above, name) in &places {
+            for directory in [name, "other"] {
+                std::fs::create_dir_all(above.join(directory)).expect("a directory can be made");
+            }
+        }
+        let mut daemon = launch().start();
+        let mut found = [0, 0];
+        for (above, name) in &places {
+            let theirs = Situation::new(&mut random, above, name).check(&mut daemon);
+            found = [found[0] + theirs[0], found[1] + theirs[1]];
+        }
+        assert!(found.iter().all(|found| *found > 0), "fuser and lsof found {found:?}");
+        println!("fuser found {}, lsof {}", found[0], found[1]);
+    }
+}
