@@ -24,7 +24,7 @@ pub(super) const HOOK: Hook = Hook {
     observes: "names that cannot be removed or renamed",
     rungs: &[Rung {
         name: "tracepoint",
-        note: Some("makes each of these calls some nanoseconds longer"),
+        note: Some("makes each of these calls some tens of nanoseconds longer"),
         mechanism: Mechanism::Programs(&[Program {
             object: &objects::CORE,
             name: "sys_exit_remove",
