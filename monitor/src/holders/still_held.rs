@@ -51,7 +51,9 @@ pub(super) fn still_held(proc: &Proc, request: &StillHeldRequest, deadline: Dead
             break;
         }
         let Ok(process) = proc.dir(tgid) else { continue };
-        let Some(stat) = proc.stat(tgid).filter(|stat| stat.state != 'Z') else { continue };
+        // Other threads live on where the first one has ended.
+        let lives = || process.task_count().is_some_and(|count| count > 1);
+        let Some(stat) = proc.stat(tgid).filter(|stat| stat.state != 'Z' || lives()) else { continue };
         for holder in holders {
             if holder.start_ns.is_some_and(|start| start != stat.start_ns) {
                 continue;

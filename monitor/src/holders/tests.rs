@@ -148,22 +148,6 @@ fn the_directory_of_a_thread_is_found() {
 }
 
 #[test]
-fn a_process_whose_first_thread_ended_is_found_through_another() {
-    let mut sandbox = MountSandbox::new();
-    let target = sandbox.mount("vol");
-    let child = Child::spawn(vec![
-        Step::Open(c_path(&target), libc::O_RDONLY),
-        Step::ThreadIn(c_path(&sandbox.path(""))),
-        Step::EndLeader,
-    ]);
-    while Proc::default().stat(child.tgid()).unwrap().state != 'Z' {
-        std::thread::yield_now();
-    }
-    assert_eq!(umount(&target, 0), Err(libc::EBUSY));
-    assert_eq!(held(&scan_path(&target)), [(child.tgid(), Access::Fd)]);
-}
-
-#[test]
 fn a_mapped_file_is_found_after_its_descriptor_is_closed() {
     let mut sandbox = MountSandbox::new();
     let target = sandbox.mount("vol");

@@ -90,3 +90,23 @@ fn who_still_holds_a_mount_by_a_table_of_its_own_is_seen() {
     drop(child);
     assert_eq!(still(&report, &report.holders).holders, []);
 }
+
+#[test]
+fn a_process_whose_first_thread_ended_is_found_through_another() {
+    let mut sandbox = MountSandbox::new();
+    let target = sandbox.mount("vol");
+    let child = Child::spawn(vec![
+        Step::Open(c_path(&target), libc::O_RDONLY),
+        Step::ThreadIn(c_path(&sandbox.path(""))),
+        Step::EndLeader,
+    ]);
+    while Proc::default().stat(child.tgid()).unwrap().state != 'Z' {
+        std::thread::yield_now();
+    }
+    assert_eq!(umount(&target, 0), Err(libc::EBUSY));
+    let report = scan_path(&target);
+    assert_eq!(held(&report), [(child.tgid(), Access::Fd)]);
+    // The list of the process itself is empty by now.
+    assert!(report.holders[0].tid.is_some_and(|tid| tid != child.tgid()));
+    assert_eq!(still(&report, &report.holders).holders, report.holders);
+}
