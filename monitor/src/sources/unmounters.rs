@@ -21,19 +21,9 @@ use crate::observation::{
     Ancestor, Fact, FileServer, TaskFacts, TaskKey, TaskPlace, UnmountedMount, Unmounter,
 };
 
-/// Programs that unmount: those of util-linux, of FUSE, NFS and SMB, of systemd.
-const NAMES: [&str; 10] = [
-    "umount",
-    "fusermount",
-    "fusermount3",
-    "mount.nfs",
-    "mount.cifs",
-    "mount.ceph",
-    "umount.glusterfs",
-    "umount.udisks2",
-    "systemd-mount",
-    "systemd-shutdown",
-];
+/// Programs that unmount where they are called so: those of util-linux, FUSE and NFS, and those of many names.
+const NAMES: [&str; 7] =
+    ["umount", "fusermount", "fusermount3", "mount.nfs", "mount.nfs4", "busybox", "toybox"];
 /// Longest wait for a reader.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often all processes are looked at.
@@ -100,6 +90,9 @@ fn unmounter(proc: &Proc, tgid: u32, (links, text): &mut (Buffer, Vec<u8>)) -> O
         return None;
     }
     let stat = proc.stat(tgid)?;
+    if !is_unmounting(&stat.comm, &dir.text(c"cmdline", text).ok()?) {
+        return None;
+    }
     let function = dir.text(c"wchan", text).ok()?.into_owned();
     let waits = WAITS.iter().find(|kind| kind.is_in(&function));
     if waits.is_none() && stat.state != 'D' {
@@ -126,6 +119,21 @@ fn unmounter(proc: &Proc, tgid: u32, (links, text): &mut (Buffer, Vec<u8>)) -> O
         waits_for: waits.map(|kind| kind.name.to_owned()),
         mount,
     })
+}
+
+/// Whether a program of that name unmounts. The same ones mount: those of NFS by another name, that of FUSE with other
+/// arguments.
+fn is_unmounting(comm: &str, arguments: &str) -> bool {
+    let mut arguments = arguments.split('\0').skip(1);
+    match comm {
+        "umount" => true,
+        "fusermount" | "fusermount3" => arguments.any(|argument| {
+            // What follows an `o` is its value.
+            let mut short = argument.strip_prefix('-').unwrap_or_default().chars().take_while(|c| *c != 'o');
+            argument == "--unmount" || !argument.starts_with("--") && short.any(|c| c == 'u')
+        }),
+        _ => comm.starts_with("umount."),
+    }
 }
 
 /// Its parent, which need not have started it.
@@ -180,6 +188,22 @@ mod tests {
         assert_eq!(meant("umount\0-f\0/v/\0"), Some("/v"));
         assert_eq!(meant("umount\0/v\0/w\0/none\0"), Some("/w"));
         assert_eq!(meant("/v\0w\0"), None);
+    }
+
+    #[test]
+    fn what_mounts_is_not_taken_to_unmount() {
+        for (comm, arguments, expected) in [
+            ("umount", "umount\0/v\0", true),
+            ("umount.nfs4", "umount.nfs4\0/v\0", true),
+            ("mount.nfs", "mount.nfs\0server:/x\0/v\0", false),
+            ("fusermount3", "fusermount3\0-u\0-z\0/v\0", true),
+            ("fusermount", "fusermount\0-uz\0/v\0", true),
+            ("fusermount", "fusermount\0-o\0rw\0--\0/mnt/u\0", false),
+            ("fusermount", "fusermount\0-ouser=a\0/v\0", false),
+            ("busybox", "busybox\0mount\0", false),
+        ] {
+            assert_eq!(is_unmounting(comm, arguments), expected, "{arguments:?}");
+        }
     }
 
     #[test]
