@@ -402,12 +402,32 @@ fn private_copy() -> Running {
     copy
 }
 
+/// A loop device on a file of a mount.
+struct Loop(String);
+
+impl Loop {
+    fn on(mount: &Mount) -> Self {
+        let file = mount.point().join("disk");
+        std::fs::File::create(&file).and_then(|file| file.set_len(1 << 20)).expect("a file");
+        let file = file.to_str().expect("a path of UTF-8");
+        let made = attempt(&["losetup", "--find", "--show", file]).succeeded("losetup");
+        Self(made.stdout.trim().to_owned())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        // Nobody else detaches it; a test that fails is to leave none behind.
+        let _ = attempt(&["losetup", "--detach", &self.0]);
+    }
+}
+
 #[test]
 fn a_private_copy_in_another_namespace_is_not_what_an_unmount_is_refused_for() {
     let mount = Mount::new();
     let copy = private_copy();
-    // The kernel keeps the mount for a socket that is bound in it; no link of the process leads there.
-    let _socket = std::os::unix::net::UnixListener::bind(mount.point().join("s")).expect("a socket");
+    // The kernel itself keeps the mount for a loop device; no process has the file open.
+    let _device = Loop::on(&mount);
     let mut daemon = launch().start();
     mount.umount_refused();
     let busy = wait_for(&mut daemon, "mount.busy", mount.point());
