@@ -39,7 +39,7 @@ use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::runtime::{checkpoint, still_runs};
-use crate::sources::{Sender, bpf, cni, components, observed_now, unmounters};
+use crate::sources::{Sender, bpf, cni, components, observed_now};
 use crate::store::{self, PreviousRun};
 
 use lanes::Touched;
@@ -243,7 +243,7 @@ impl Daemon {
         self.observe(observed_now(Fact::Kubelet(self.kubelets.configured())));
         self.kubelets.look_and_send(&self.readers, &self.observations);
         self.components = Some(components::start(self.readers.clone(), self.observations.clone()));
-        unmounters::start(self.readers.clone(), self.observations.clone());
+        holders::unmounters::start(self.readers.clone(), self.observations.clone());
         if let Some(last_alive) = previous.alive {
             self.observe(observed_now(Fact::Restarted { last_alive }));
         }

@@ -111,7 +111,7 @@ pub(super) fn is_unserved(proc: &Proc, mount: &Mount, deadline: &Deadline) -> bo
 
 /// The process that serves a FUSE file system, and whether the kernel shows that. Elsewhere arguments tell, which are believed
 /// only of root of the node.
-pub(crate) fn server_of(proc: &Proc, mount: &Mount, budget: Duration) -> Option<(u32, bool)> {
+pub(super) fn server_of(proc: &Proc, mount: &Mount, budget: Duration) -> Option<(u32, bool)> {
     let deadline = Deadline::after(budget);
     let (mut links, mut told) = (Buffer::default(), None);
     for tgid in proc.pids().ok()? {

@@ -10,6 +10,7 @@ use super::presence::presence;
 use super::progress::Progress;
 use super::scan::{Part, scan};
 use super::still_held::still_held;
+use super::unmounters::Look as Unmounters;
 use super::{Deadline, PresenceRequest, ScanRequest, StillHeldRequest, thread_time};
 use crate::observation::{HolderReport, MountPresence};
 use crate::sources::procfs::Proc;
@@ -18,7 +19,7 @@ use crate::sources::procfs::readers::{Answer, Entry, Job, entry};
 /// What readers do for this module.
 pub fn jobs() -> impl Iterator<Item = Entry> {
     let scans = [entry::<Scan>(), entry::<Locate>(), entry::<Presence>(), entry::<StillHeld>()];
-    scans.into_iter().chain([entry::<InitialNamespace>()])
+    scans.into_iter().chain([entry::<InitialNamespace>(), entry::<Unmounters>()])
 }
 
 /// An answer, and the processor time that it took.

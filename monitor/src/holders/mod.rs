@@ -45,9 +45,9 @@ mod table;
 mod target;
 #[cfg(test)]
 mod tests;
+pub mod unmounters;
 pub mod worker;
 
-pub(crate) use file_server::server_of;
 pub use jobs::jobs;
 
 /// Holders, and child mounts, that one report lists.

@@ -9,10 +9,9 @@ pub mod components;
 pub mod kubelet;
 pub mod netlink;
 pub mod procfs;
-mod programs;
+pub(crate) mod programs;
 pub mod runtime;
 pub mod unix_sockets;
-pub mod unmounters;
 
 /// What readers of /proc do for sources.
 pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
@@ -29,7 +28,6 @@ pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
         entry::<kubelet::Look>(),
         entry::<cni::FindNetns>(),
         entry::<components::Look>(),
-        entry::<unmounters::Look>(),
     ];
     procfs::readers::JOBS.into_iter().chain(own)
 }

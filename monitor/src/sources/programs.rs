@@ -77,7 +77,7 @@ pub(super) fn flag<'a>(arguments: &[&'a str], names: &[&str]) -> Option<&'a str>
 }
 
 /// Which of these names a path ends with.
-pub(super) fn named(exe: &str, names: &[&'static str]) -> Option<&'static str> {
+pub(crate) fn named(exe: &str, names: &[&'static str]) -> Option<&'static str> {
     let path = exe.strip_suffix(" (deleted)").unwrap_or(exe);
     let name = path.rsplit('/').next()?;
     names.iter().copied().find(|known| *known == name)

@@ -9,17 +9,17 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
-use super::procfs::Proc;
-use super::procfs::dir::{Buffer, Dir};
-use super::procfs::mountinfo::{Mount, MountTable, is_fuse};
-use super::procfs::readers::{Answer, Job, Readers, WAITS};
-use super::procfs::root::is_root_of_node;
-use super::programs::named;
-use super::{Sender, observed_now};
-use crate::holders::server_of;
+use super::file_server::server_of;
 use crate::observation::{
     Ancestor, Fact, FileServer, TaskFacts, TaskKey, TaskPlace, UnmountedMount, Unmounter,
 };
+use crate::sources::procfs::Proc;
+use crate::sources::procfs::dir::{Buffer, Dir};
+use crate::sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
+use crate::sources::procfs::readers::{Answer, Job, Readers, WAITS};
+use crate::sources::procfs::root::is_root_of_node;
+use crate::sources::programs::named;
+use crate::sources::{Sender, observed_now};
 
 /// Programs that unmount where they are called so: those of util-linux, FUSE and NFS, and those of many names.
 const NAMES: [&str; 7] =
