@@ -3,7 +3,7 @@
 //! In: the client's answers and changes. Out: one snapshot, then changes in the order of each container's
 //! events, then a snapshot after each periodic list. `source.rs` reconnects after a failure.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::future::{Future, pending};
 use std::path::Path;
 use std::pin::Pin;
@@ -45,9 +45,10 @@ type Answer<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// A list under way.
 struct Listing {
-    requested: Instant,
-    /// The same on the boot clock.
+    /// When it was requested.
     read: BootNs,
+    /// The containers that changed since: it may not include that.
+    changed: HashSet<String>,
     answer: Answer<Result<Listed, RuntimeError>>,
 }
 
@@ -71,8 +72,6 @@ pub(super) struct Session<'a, C> {
     listing: Option<Listing>,
     /// When the last list was requested.
     read: BootNs,
-    /// When containers changed last: a list that was requested before does not include it.
-    changed: HashMap<String, Instant>,
     /// The event stream, or why there is none.
     events: Result<Changes, RuntimeError>,
     client: C,
@@ -119,7 +118,6 @@ pub(super) async fn run<C: RuntimeClient>(
         inspects: FuturesUnordered::new(),
         listing: None,
         read: boot_now(),
-        changed: HashMap::new(),
         events,
         client,
         live: false,
@@ -168,7 +166,7 @@ impl<C: RuntimeClient> Session<'_, C> {
     fn list(&mut self) {
         let (client, patience) = (self.client.clone(), self.options.timeout);
         let answer = Box::pin(async move { bounded(patience, client.list()).await });
-        self.listing = Some(Listing { requested: Instant::now(), read: boot_now(), answer });
+        self.listing = Some(Listing { read: boot_now(), changed: HashSet::new(), answer });
     }
 
     /// Lists from now on, at the interval for runtimes without events.
@@ -219,9 +217,8 @@ impl<C: RuntimeClient> Session<'_, C> {
     }
 
     async fn listed(&mut self, answer: Result<Listed, RuntimeError>) -> Result<(), End> {
-        let Some(listing) = self.listing.take() else { return Ok(()) };
-        self.read = listing.read;
-        self.changed.retain(|_, changed| *changed >= listing.requested);
+        let Some(Listing { read, changed, .. }) = self.listing.take() else { return Ok(()) };
+        self.read = read;
         let Listed { containers: mut listed, malformed } = answer?;
         if malformed > 0 {
             self.malformed(malformed).await?;
@@ -230,9 +227,7 @@ impl<C: RuntimeClient> Session<'_, C> {
         let claimants = self.containers.claimants(&mut listed);
         let found = identify(self.readers, tgids.clone(), None, claimants).await;
         let processes = tgids.into_iter().zip(found).collect();
-        for id in
-            self.containers.replace(listed, malformed == 0, &processes, |id| self.changed.contains_key(id))
-        {
+        for id in self.containers.replace(listed, malformed == 0, &processes, |id| changed.contains(id)) {
             self.refresh.request(&id, None);
         }
         if self.live {
@@ -252,8 +247,10 @@ impl<C: RuntimeClient> Session<'_, C> {
             self.containers.out_of_memory(&id);
             return Ok(());
         }
-        if !matches!(change.kind, ChangeKind::Network | ChangeKind::Disconnected) {
-            self.changed.insert(id.clone(), Instant::now());
+        if let Some(listing) = &mut self.listing
+            && !matches!(change.kind, ChangeKind::Network | ChangeKind::Disconnected)
+        {
+            listing.changed.insert(id.clone());
         }
         let news = match change.kind {
             ChangeKind::Created => self.containers.created(change),
