@@ -2,24 +2,25 @@
 //! give some back.
 
 use std::borrow::Borrow;
-use std::collections::{BTreeSet, HashMap};
-use std::hash::Hash;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The shares of all who have one.
 #[derive(Debug, Clone)]
 pub struct Shares<K> {
-    by_holder: HashMap<K, u64>,
+    /// A tree, as all maps are in which many come and go: a hash table is made twice as large for the places of those that
+    /// went, though no more are in it.
+    by_holder: BTreeMap<K, u64>,
     by_size: BTreeSet<(u64, K)>,
     total: u64,
 }
 
 impl<K> Default for Shares<K> {
     fn default() -> Self {
-        Self { by_holder: HashMap::new(), by_size: BTreeSet::new(), total: 0 }
+        Self { by_holder: BTreeMap::new(), by_size: BTreeSet::new(), total: 0 }
     }
 }
 
-impl<K: Ord + Hash + Clone> Shares<K> {
+impl<K: Ord + Clone> Shares<K> {
     /// Enlarges a share.
     pub fn add(&mut self, holder: &K, size: u64) {
         self.total = self.total.saturating_add(size);
@@ -38,7 +39,7 @@ impl<K: Ord + Hash + Clone> Shares<K> {
     pub fn of<Q>(&self, holder: &Q) -> u64
     where
         K: Borrow<Q>,
-        Q: Hash + Eq + ?Sized,
+        Q: Ord + ?Sized,
     {
         self.by_holder.get(holder).copied().unwrap_or(0)
     }

@@ -6,7 +6,7 @@
 //! lags behind changes nothing. One that repeats what another has contradicted since is overruled, as two that disagree
 //! would else have the container start and exit with each of their lists; unless it shows that the process still runs.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -18,9 +18,6 @@ const RETENTION_NS: u64 = 600 * 1_000_000_000;
 /// Removed containers that are kept: more than a busy node removes in that time, and not for each that a loop makes.
 const REMOVED_MAX: usize = 2048;
 
-/// A map with this many places for each container gives most of them back.
-const SPARSE: usize = 8;
-
 /// How far a source may lag behind another one that reported a removal. Only a newer report than that shows that the
 /// container still exists.
 const LAG_NS: u64 = 10 * 1_000_000_000;
@@ -29,8 +26,8 @@ const LAG_NS: u64 = 10 * 1_000_000_000;
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(from = "Vec<KnownContainer>")]
 pub struct Containers {
-    /// Boxed, since half of the places of a map are empty.
-    known: HashMap<String, Box<KnownContainer>>,
+    /// Boxed, since some of the places of a map are empty.
+    known: BTreeMap<String, Box<KnownContainer>>,
     /// Ids by network namespace, looked up for every neighbor event; one tree, since most namespaces have few.
     by_netns: BTreeSet<(NsInum, String)>,
 }
@@ -130,9 +127,7 @@ impl KnownContainer {
 
 impl Serialize for Containers {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut known: Vec<&KnownContainer> = self.known.values().map(Box::as_ref).collect();
-        known.sort_unstable_by_key(|known| &known.facts.id);
-        to.collect_seq(known)
+        to.collect_seq(self.known.values())
     }
 }
 
@@ -386,9 +381,6 @@ impl Containers {
         for known in self.known.values_mut().filter(|known| known.removed.is_some()) {
             // What it was of use for was told when it came.
             known.facts.incarnation.error = None;
-        }
-        if self.known.capacity() > SPARSE * self.known.len().max(SPARSE) {
-            self.known.shrink_to(2 * self.known.len());
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
 use serde::{Deserialize, Serialize, Serializer};
@@ -24,7 +24,7 @@ const CAPACITY: usize = KEPT + KEPT / 4;
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(from = "SavedTasks<'static>")]
 pub struct Tasks {
-    known: HashMap<(TaskKey, TaskPlace), KnownTask>,
+    known: BTreeMap<(TaskKey, TaskPlace), Box<KnownTask>>,
     uses: Cell<u64>,
 }
 
@@ -69,7 +69,7 @@ fn is_zero(number: &u32) -> bool {
 
 impl<'a> From<&'a Tasks> for SavedTasks<'a> {
     fn from(tasks: &'a Tasks) -> Self {
-        let mut known: Vec<&KnownTask> = tasks.known.values().collect();
+        let mut known: Vec<&KnownTask> = tasks.known.values().map(Box::as_ref).collect();
         known.sort_unstable_by_key(|known| known.used.get());
         let (mut ancestors, mut texts) = (Interner::default(), Interner::default());
         let row = |KnownTask { facts, .. }: &'a KnownTask| {
@@ -166,7 +166,7 @@ impl Tasks {
             self.remove_least_recently_used();
         }
         let used = Cell::new(self.next_use());
-        self.known.insert((facts.key, facts.place), KnownTask { facts, used });
+        self.known.insert((facts.key, facts.place), Box::new(KnownTask { facts, used }));
     }
 
     /// Details of a task where it acted; marks them as used.
@@ -219,6 +219,8 @@ impl Tasks {
 mod tests {
     use super::*;
     use crate::observation::TaskContext;
+    #[cfg(target_env = "gnu")]
+    use crate::tests::{alone::alone, heap::assert_stays};
 
     fn acting(facts: &TaskFacts) -> TaskRef {
         let context = TaskContext { place: facts.place, ..TaskContext::default() };
@@ -314,5 +316,16 @@ mod tests {
             assert_eq!(exe(2).as_deref(), Some("/bin/sh"));
             assert_eq!(exe(3), None);
         }
+    }
+
+    #[cfg(target_env = "gnu")]
+    #[test]
+    fn tasks_that_come_and_go_take_no_more_memory_than_those_that_are_kept() {
+        alone(module_path!(), "tasks_that_come_and_go_take_no_more_memory_than_those_that_are_kept", || {
+            let mut tasks = Tasks::default();
+            assert_stays(CAPACITY as u64, |tgid| {
+                tasks.insert(TaskFacts { exe: Some("/bin/ip".into()), ..task(u32::try_from(tgid).unwrap()) });
+            });
+        });
     }
 }

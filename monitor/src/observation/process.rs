@@ -62,7 +62,7 @@ impl TaskContext {
 }
 
 /// What the details of a task depend on besides the program.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TaskPlace {
     /// Mount namespace; 0 for a task that exits.
     pub mntns: NsInum,

@@ -1,6 +1,6 @@
 //! Who the stored events are charged to, and how much of the store each has.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash as _, Hasher as _};
 
@@ -22,8 +22,8 @@ pub(super) type AccountId = i64;
 /// All accounts of the file, and what the events of each that are in a block count.
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
-    ids: HashMap<Charge, AccountId>,
-    standings: HashMap<AccountId, Standing>,
+    ids: BTreeMap<Charge, AccountId>,
+    standings: BTreeMap<AccountId, Standing>,
     shares: Shares<AccountId>,
 }
 
@@ -106,7 +106,7 @@ impl Accounts {
         }
         let mut delete = connection.prepare_cached("DELETE FROM accounts WHERE account = ?1")?;
         let shares = &self.shares;
-        for (_, id) in self.ids.extract_if(|_, id| shares.of(id) == 0) {
+        for (_, id) in self.ids.extract_if(.., |_, id| shares.of(id) == 0) {
             self.standings.remove(&id);
             delete.execute([id])?;
         }

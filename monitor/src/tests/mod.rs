@@ -1,7 +1,9 @@
 //! Shared by the tests of several modules: one event of each shape, a history in memory, a model of a node, the check of
-//! the schema, waits, and a process of its own.
+//! the schema, waits, a process of its own, and the heap of that.
 
 pub(crate) mod alone;
+#[cfg(target_env = "gnu")]
+pub(crate) mod heap;
 pub(crate) mod history;
 pub(crate) mod model;
 pub(crate) mod patience;

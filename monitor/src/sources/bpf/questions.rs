@@ -3,7 +3,7 @@
 //! Anybody can act as another process each time. So a user has a budget, and of root each control group, since root of a
 //! container is root, too; and who can be many of them is bounded by the budget of all.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::observation::TaskFacts;
@@ -34,7 +34,7 @@ impl Rate {
 }
 
 /// Whose question it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Account {
     /// A user who is not root.
     User(u32),
@@ -72,7 +72,7 @@ impl Bucket {
 /// The budgets.
 #[derive(Debug)]
 pub(super) struct Questions {
-    accounts: HashMap<Account, Bucket>,
+    accounts: BTreeMap<Account, Bucket>,
     users: Bucket,
     groups: Bucket,
     in_vain: Bucket,
@@ -81,7 +81,7 @@ pub(super) struct Questions {
 impl Questions {
     pub(super) fn new(now: Instant) -> Self {
         let whole = Bucket { empty: now };
-        Self { accounts: HashMap::new(), users: whole, groups: whole, in_vain: whole }
+        Self { accounts: BTreeMap::new(), users: whole, groups: whole, in_vain: whole }
     }
 
     /// Whether this account has a question left now, which is taken.

@@ -4,7 +4,7 @@
 //! whether a process is still the same). Out: the facts that are new. Itself it reads nothing, and it sends the runtime no
 //! request.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::change::Change;
 use super::process::Identity;
@@ -13,7 +13,7 @@ use crate::observation::{BootNs, ContainerExit, ContainerFacts, ContainerState, 
 /// What is known.
 #[derive(Debug)]
 pub(super) struct Containers {
-    known: HashMap<String, Known>,
+    known: BTreeMap<String, Known>,
     /// Name of the source.
     source: String,
     /// What answers at the socket.
@@ -76,7 +76,7 @@ impl Known {
 
 impl Containers {
     pub(super) fn new(source: String) -> Self {
-        Self { known: HashMap::new(), source, runtime: String::new() }
+        Self { known: BTreeMap::new(), source, runtime: String::new() }
     }
 
     /// Name of the source.
@@ -175,7 +175,7 @@ impl Containers {
         keep: impl Fn(&str) -> bool,
     ) -> Vec<String> {
         let mut before = std::mem::take(&mut self.known);
-        self.known = before.extract_if(|id, _| keep(id)).collect();
+        self.known = before.extract_if(.., |id, _| keep(id)).collect();
         let mut unclear = Vec::new();
         for mut facts in listed {
             if keep(&facts.id) {

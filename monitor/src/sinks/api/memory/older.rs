@@ -1,7 +1,7 @@
 //! Events that no reader of the stream still needs. Where they are too many, the oldest of whoever has most of them goes,
 //! so that nobody displaces what others did.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use super::Kept;
 use crate::event::Charge;
@@ -16,7 +16,7 @@ const OVERHEAD: usize = 128;
 
 #[derive(Default)]
 pub(super) struct Older {
-    by_charge: HashMap<Charge, VecDeque<Kept>>,
+    by_charge: BTreeMap<Charge, VecDeque<Kept>>,
     /// What they count.
     shares: Shares<Charge>,
     events: usize,
@@ -74,6 +74,8 @@ mod tests {
     use crate::event::{Severity, Standing};
     use crate::query::filter::Position;
     use crate::query::history::Found;
+    #[cfg(target_env = "gnu")]
+    use crate::tests::{alone::alone, heap::assert_stays};
 
     fn kept(seq: u64) -> Kept {
         let position = Position { time: Timestamp::UNIX_EPOCH, seq };
@@ -111,5 +113,23 @@ mod tests {
         }
         assert!(older.iter().any(|kept| (1000..50_000).contains(&kept.found.position.seq)));
         assert!(!older.iter().any(|kept| kept.found.position.seq < 200));
+    }
+
+    #[cfg(target_env = "gnu")]
+    #[test]
+    fn accounts_that_come_and_go_take_no_more_memory_than_those_that_fill_it() {
+        alone(
+            module_path!(),
+            "accounts_that_come_and_go_take_no_more_memory_than_those_that_fill_it",
+            || {
+                let mut older = Older::default();
+                let full = BYTES / size(&kept(0));
+                assert_stays(full as u64, |seq| {
+                    let account = format!("{seq:064x}").into();
+                    older.push(Charge { standing: Standing::Known, account }, kept(seq));
+                });
+                assert_eq!(older.events, full);
+            },
+        );
     }
 }
