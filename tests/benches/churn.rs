@@ -3,6 +3,9 @@
 //!
 //! The runtimes are sockets of this process; the processes of the containers, their control groups and what they do are real.
 //! Then the same with a Docker daemon, which starts and removes as many as it can.
+//!
+//! It takes some thousand containers until all that is bounded is full: what is remembered of removed containers, the events
+//! in memory, and the store, which is the last. Only after that does memory show whether it grows, and that is told by itself.
 #![expect(
     clippy::print_stdout,
     clippy::disallowed_methods,
@@ -39,8 +42,8 @@ const CONTAINERS: usize = 250;
 const SETTLE: Duration = Duration::from_secs(10);
 const CHURN: Duration = Duration::from_secs(60);
 const PER_SECOND: u32 = 50;
-/// Unless `KEVTMON_TEST_ROUNDS` says otherwise.
-const ROUNDS: u64 = 4;
+/// Unless `KEVTMON_TEST_ROUNDS` says otherwise. About half of them fill the store.
+const ROUNDS: u64 = 10;
 /// Threads that start and remove containers.
 const WORKERS: u32 = 5;
 /// Clients of the Docker daemon at once: more make it no faster.
@@ -68,10 +71,11 @@ fn main() -> io::Result<()> {
     println!("{CONTAINERS} containers of {RUNTIMES} runtimes: {inspects} inspected within {:?}", to - from);
     sleep(SETTLE);
     println!("  memory: {}", memory(&daemon)?);
-    // What removed containers leave is kept for ten minutes, up to a number: more rounds add nothing to it.
+    let mut after = Vec::new();
     for _ in 0..rounds(ROUNDS) {
-        churn(&daemon, &runtimes)?;
+        after.push(churn(&daemon, &runtimes)?);
     }
+    tell_growth(&after);
     drop(daemon);
     churn_of_docker()
 }
@@ -83,7 +87,55 @@ struct Place {
     pod: Pod,
 }
 
-fn churn(daemon: &Daemon, runtimes: &[FakeDockerd]) -> io::Result<()> {
+/// What there is a minute after a round.
+#[derive(Clone, Copy)]
+struct After {
+    /// Private memory of the daemon, in KiB.
+    anonymous: f64,
+    /// Bytes of the store.
+    stored: f64,
+}
+
+impl After {
+    fn of(daemon: &Daemon) -> io::Result<Self> {
+        let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid()))?;
+        let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let anonymous = anonymous.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+        let stored = daemon.metrics().count("kevtmon_store_bytes", &[]);
+        Ok(Self { anonymous: anonymous.expect("the kernel tells it"), stored })
+    }
+
+    /// Whether the store has not grown since the round before, but for its log.
+    fn is_full(self, before: Self) -> bool {
+        self.stored < before.stored * 1.1
+    }
+}
+
+/// How memory grows from round to round, once nothing is left to be filled: the slope of the line that fits best.
+fn tell_growth(after: &[After]) {
+    let full = after.windows(2).position(|two| two[1].is_full(two[0])).map(|index| index + 1);
+    let Some(full) = full.filter(|full| after.len() > full + 1) else {
+        println!("memory: too few rounds to tell whether it grows once all that is bounded is full");
+        return;
+    };
+    let since = &after[full..];
+    let middle = (since.len() - 1) as f64 / 2.0;
+    let deviations = since.iter().enumerate().map(|(index, after)| (index as f64 - middle, after.anonymous));
+    let (above, below) = deviations.fold((0.0, 0.0), |(above, below), (by, anonymous)| {
+        (by.mul_add(anonymous, above), by.mul_add(by, below))
+    });
+    let least = since.iter().map(|after| after.anonymous).fold(f64::INFINITY, f64::min);
+    let most = since.iter().map(|after| after.anonymous).fold(0.0, f64::max);
+    println!(
+        "memory: the store is full from round {} on; RssAnon a minute after that round and the {} that followed: {least} to \
+         {most} kB, by {:+.0} kB from one to the next",
+        full + 1,
+        since.len() - 1,
+        above / below
+    );
+}
+
+fn churn(daemon: &Daemon, runtimes: &[FakeDockerd]) -> io::Result<After> {
     let hierarchy = *Hierarchy::all().first().expect("there are control groups");
     let place = Place { parent: Cgroup::new(hierarchy), pod: Pod::new() };
     let number = PER_SECOND * u32::try_from(CHURN.as_secs()).expect("a short time");
@@ -131,8 +183,9 @@ fn churn(daemon: &Daemon, runtimes: &[FakeDockerd]) -> io::Result<()> {
     );
     println!("  processor: {:.1} % of a core; memory: {}", 100.0 * busy, memory(daemon)?);
     sleep(CHURN);
-    println!("  a minute later: {}", memory(daemon)?);
-    Ok(())
+    let after = After::of(daemon)?;
+    println!("  a minute later: {}; store {:.1} MiB", memory(daemon)?, after.stored / f64::from(1 << 20));
+    Ok(after)
 }
 
 /// As many containers as a Docker daemon can start and remove, each of which deletes an entry of its own network.
