@@ -27,8 +27,8 @@ pub(super) struct InPlace {
 }
 
 impl InPlace {
-    /// The file that was opened at this path.
-    pub(super) fn new(path: &Path) -> Result<Self, StoreError> {
+    /// The file that was opened at this path; `replaced`: pages that were lost before.
+    pub(super) fn new(path: &Path, replaced: u64) -> Result<Self, StoreError> {
         let failed = |source| StoreError::File { path: path.to_owned(), source };
         Ok(Self {
             path: path.to_owned(),
@@ -37,7 +37,7 @@ impl InPlace {
             file_identity: identity(path).map_err(failed)?,
             log_identity: None,
             index_bytes: 0,
-            replaced: truncation::replaced(),
+            replaced,
         })
     }
 
@@ -58,6 +58,7 @@ impl InPlace {
     pub(super) fn check_index(&mut self) -> Result<(), StoreError> {
         let bytes = fs::metadata(&self.index).map_or(self.index_bytes, |metadata| metadata.len());
         if bytes < self.index_bytes || truncation::replaced() != self.replaced {
+            truncation::note();
             return Err(StoreError::Truncated { path: self.index.clone() });
         }
         self.index_bytes = bytes;

@@ -29,6 +29,7 @@ mod retention;
 mod runs;
 mod schema;
 pub mod settings;
+mod shared_index;
 mod streams;
 mod time;
 mod truncation;

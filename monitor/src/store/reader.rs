@@ -16,6 +16,7 @@ use serde::Deserialize;
 use super::index;
 use super::lookup::{self, ALL, Range};
 use super::schema::{self, VERSION};
+use super::shared_index;
 use super::streams::{self, Streams, stands_under};
 use super::{FILE, StoreError, failed, open, time};
 use crate::query::filter::{EventFilter, IncidentFilter, Order, Position};
@@ -33,6 +34,8 @@ const UNSORTED: usize = 4096;
 /// Reads the store, while it is written to or not.
 pub struct Reader {
     connection: Connection,
+    /// Behind the connection, which is closed first.
+    _open: shared_index::Open,
 }
 
 /// A row that may be wanted.
@@ -47,7 +50,7 @@ impl Reader {
     /// # Errors
     /// When there is none, it cannot be read, or it was written by a newer program.
     pub fn open_read_only(directory: &Path) -> Result<Self, StoreError> {
-        let mut newer = None;
+        let (mut newer, is_open) = (None, shared_index::Open::new());
         for name in [FILE.to_owned(), open::beside_newer()] {
             let path = directory.join(name);
             match std::fs::symlink_metadata(&path) {
@@ -59,7 +62,7 @@ impl Reader {
                 Ok((_, found)) if found > VERSION => {
                     newer = Some(StoreError::Newer { path, found, known: VERSION });
                 }
-                Ok((connection, _)) => return Ok(Self { connection }),
+                Ok((connection, _)) => return Ok(Self { connection, _open: is_open }),
                 Err(source) => return Err(StoreError::Failed { op: "open", source }),
             }
         }

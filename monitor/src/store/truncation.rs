@@ -8,7 +8,7 @@
 //! told as facts, so that ends it.
 
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use libc::{c_int, c_void, siginfo_t};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
@@ -26,6 +26,7 @@ unsafe extern "C" {
 }
 
 static REPLACED: AtomicU64 = AtomicU64::new(0);
+static IS_SEEN: AtomicBool = AtomicBool::new(false);
 
 /// Survives truncations from now on.
 ///
@@ -40,6 +41,16 @@ pub fn survive_truncation() -> nix::Result<()> {
 /// How many pages were replaced so far.
 pub(super) fn replaced() -> u64 {
     REPLACED.load(Ordering::Relaxed)
+}
+
+/// An index was found to be truncated, whether it was accessed since or not.
+pub(super) fn note() {
+    IS_SEEN.store(true, Ordering::Relaxed);
+}
+
+/// Whether any index was ever truncated.
+pub(super) fn has_happened() -> bool {
+    replaced() > 0 || IS_SEEN.load(Ordering::Relaxed)
 }
 
 extern "C" fn replace_page(_signal: c_int, info: *mut siginfo_t, _context: *mut c_void) {

@@ -14,7 +14,7 @@ use super::open::{self, Quarantined};
 use super::pods::Written;
 use super::retention::Progress;
 use super::runs::PreviousRun;
-use super::{Limits, StoreError, failed, lookup, time, truncation};
+use super::{FILE, Limits, StoreError, failed, lookup, shared_index, time, truncation};
 use crate::clock::boot_now;
 use crate::escape::{append_json, to_json};
 use crate::event::{Event, Incident, Severity};
@@ -117,9 +117,14 @@ impl Writer {
         next_seq: u64,
         is_open: impl Fn(&Incident) -> bool,
     ) -> Result<(Self, Vec<Quarantined>), StoreError> {
+        // Else it would go on with what is left of the index.
+        let alone = truncation::has_happened().then(shared_index::without_readers);
+        if let Some(None) = alone {
+            return Err(StoreError::Truncated { path: open::with_suffix(&directory.join(FILE), "-shm") });
+        }
         let (writer, (), quarantined) = Self::start(directory, limits, boot_id, |writer| {
             // What was copied before the loss was seen may be nonsense.
-            if truncation::replaced() > 0 {
+            if truncation::has_happened() {
                 writer.check()?;
             }
             let previous = writer.previous()?;
@@ -132,9 +137,10 @@ impl Writer {
     }
 
     fn open(directory: &Path, limits: Limits, boot_id: &str) -> Result<(Self, Vec<Quarantined>), StoreError> {
+        let replaced = truncation::replaced();
         let opened = open::open(directory, limits)?;
         let writer = Self {
-            in_place: InPlace::new(&opened.path)?,
+            in_place: InPlace::new(&opened.path, replaced)?,
             accounts: Accounts::default(),
             progress: Progress::default(),
             connection: opened.connection,

@@ -95,3 +95,23 @@ fn a_damaged_file_is_set_aside_where_it_is_opened_again() {
     writer.commit().unwrap();
     assert_eq!(everything(&reader(dir.path())), [501]);
 }
+
+#[test]
+fn an_index_that_lost_pages_is_not_used_again_while_a_query_has_it() {
+    alone(module_path!(), "an_index_that_lost_pages_is_not_used_again_while_a_query_has_it", || {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = with_a_log(dir.path());
+        let query = reader(dir.path());
+        query.begin_snapshot().unwrap();
+        // Its beginning stays, so that it seems to be whole.
+        let index = with_suffix(&dir.path().join(FILE), "-shm");
+        fs::File::options().write(true).open(index).unwrap().set_len(4096).unwrap();
+        let failed = writer.commit().unwrap_err();
+        assert!(matches!(failed, StoreError::Truncated { .. }), "{failed}");
+        drop(writer);
+        let refused = Writer::reopen(dir.path(), SMALL, BOOT, 501, |_| true).err();
+        assert!(matches!(refused, Some(StoreError::Truncated { .. })), "{refused:?}");
+        drop(query);
+        assert_whole(dir.path());
+    });
+}
