@@ -161,7 +161,7 @@ pub async fn run(
         container_events: EventRate::of_containers(config.values()),
         sources: sources.names(&metrics, &sink_sources),
     };
-    let recorder = start_recorder(&config, options.record.as_ref(), &metrics)?;
+    let (recorder, unrecorded) = start_recorder(&config, options.record.as_ref(), &metrics, &tx)?;
     let scanner = holders::worker::spawn(readers.clone(), tx.clone(), Limits::default())
         .map_err(|source| DaemonError::Start { what: "the holder scan", source })?;
     let (netns_tx, netns_rx) = mpsc::channel(NETNS_QUEUE);
@@ -192,7 +192,8 @@ pub async fn run(
         aftermath: 0,
         is_configured: true,
     };
-    let statuses = statuses.into_iter().chain(private_mntns.map(own_mounts)).chain(own_cgroups()).collect();
+    let lacks = private_mntns.map(own_mounts).into_iter().chain(own_cgroups()).chain(unrecorded);
+    let statuses = statuses.into_iter().chain(lacks).collect();
     daemon.resume(&previous_run, statuses, &memory);
     let (reading, mut netlink) = sources.start(&mut daemon, netns_rx, barriers_rx, tx);
     let ended = daemon.work(&mut rx, questions, &mut signals, &mut netlink, reload).await;

@@ -396,11 +396,14 @@ fn without_a_writable_state_directory_the_daemon_runs_and_says_so_once() {
     let launch = launch();
     File::create(launch.directory().join("state")).expect("a file can be made");
     let mut daemon = launch.start();
+    let ready = daemon.wait_for("daemon.ready", |event| event.kind() == "daemon.ready");
+    assert!(ready.text("/daemon/degraded/recorder").starts_with("cannot write: "), "{ready}");
     pod.delete_gateway();
     daemon.wait_for_deletion(pod.inum(), GATEWAY);
     daemon.stop();
     let said = daemon.log();
     assert_eq!(said.matches("no flight recorder").count(), 1, "{said}");
+    assert!(!said.contains("recording resumes"), "it is said once: {said}");
 }
 
 #[test]

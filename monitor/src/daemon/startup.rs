@@ -12,7 +12,7 @@ use super::{Daemon, DaemonError, Options};
 use crate::clock::boot_now;
 use crate::config::{Config, NODE_NAME, Runtimes, SOCKETS, STATE_DIR};
 use crate::metrics::Metrics;
-use crate::observation::NsInum;
+use crate::observation::{Fact, NsInum, SourceStatus};
 use crate::query::history::LiveHistory;
 use crate::recording::format::Writer;
 use crate::recording::recorder::{Record, RecordError, Recorder};
@@ -21,7 +21,6 @@ use crate::sinks::api::{self, Identity, Memory, Question, SOCKET};
 use crate::sinks::health::Health;
 use crate::sinks::listen::LISTEN;
 use crate::sinks::prometheus;
-use crate::sources::Sender;
 use crate::sources::bpf::LoadedHooks;
 use crate::sources::bpf::hooks::{HOOKS, HookStatus};
 use crate::sources::kubelet::POD_LABELS;
@@ -29,6 +28,7 @@ use crate::sources::netlink::{Barrier, NetlinkConfig, NetlinkSource};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::runtime::{self, RuntimeSocket};
+use crate::sources::{Sender, observed_now};
 use crate::store::{Archive, Limits};
 
 /// Files that the daemon holds open by itself.
@@ -151,19 +151,27 @@ impl Sources {
     }
 }
 
+/// The recorder, and what it cannot do.
 pub(super) fn start_recorder(
     config: &Config,
     record: Option<&Record>,
     metrics: &Arc<Metrics>,
-) -> Result<Recorder, RecordError> {
+    core: &Sender,
+) -> Result<(Recorder, Option<SourceStatus>), RecordError> {
     // A path that is not Unicode cannot be serialized; everything else works with it.
     let shown = serde_json::to_value(config).unwrap_or_default();
-    let mut recorder = Recorder::new(Writer::this_build(shown), boot_now(), Arc::clone(metrics));
+    let core = core.clone();
+    let tell = move |status| {
+        // The core ends together with its queue.
+        let _ = core.blocking_send(observed_now(Fact::Source(status)));
+    };
+    let recorder = Recorder::new(Writer::this_build(shown), boot_now(), Arc::clone(metrics));
+    let (mut recorder, mut failure) = (recorder.telling(tell), None);
     if let Some(record) = record {
         recorder.add_file(record)?;
     }
     if let Some(limits) = FlightLimits::from_values(config.values()) {
-        recorder.add_flight(&config.get(&STATE_DIR), &limits)?;
+        failure = recorder.add_flight(&config.get(&STATE_DIR), &limits)?;
     }
-    Ok(recorder)
+    Ok((recorder, failure))
 }

@@ -13,6 +13,9 @@ use crate::core::state::NodeState;
 use crate::event::{Kind, Lost, SourceStates, Unreadable};
 use crate::observation::{SourceKind, SourceStatus};
 
+/// Nothing is seen by these, so that nothing is hidden while they are down: the configuration file, and recordings.
+const UNSEEING: [&str; 3] = ["configuration", "record", "recorder"];
+
 /// A gap in what could be seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unseen {
@@ -156,6 +159,7 @@ impl Coverage<'_> {
         }
         missing
             .into_iter()
+            .filter(|((source, _), _)| !UNSEEING.contains(&source.as_str()))
             .filter(|(_, (_, to))| to.as_ref().is_none_or(|to| timestamp(to) >= since))
             .map(|((source, reason), (from, to))| Unseen {
                 what: Missing::Source { source, reason },
@@ -284,6 +288,12 @@ mod tests {
         let expected = Unseen { what: source, from: Some(time(5)), to: Some(time(9)) };
         assert_eq!(unseen(&said, 3), [expected]);
         assert_eq!(unseen(&said, 10), [], "it was back before");
+    }
+
+    #[test]
+    fn a_recording_or_configuration_that_is_down_hides_nothing() {
+        let down = [("configuration", "no regular file"), ("recorder", "cannot write"), ("record", "full")];
+        assert_eq!(unseen(&[daemon(1, Kind::DaemonReady, &down)], 0), []);
     }
 
     #[test]

@@ -12,6 +12,7 @@
 
 mod budgets;
 pub mod bundle;
+mod flight;
 pub mod format;
 mod incident_windows;
 pub mod offline_state;

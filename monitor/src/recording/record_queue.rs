@@ -80,7 +80,7 @@ struct Records {
 }
 
 impl RecordQueue {
-    /// Starts the thread.
+    /// Starts the thread, which tells why nothing can be written, and that it can again. `failed`: the former was told.
     ///
     /// # Errors
     /// When no thread can be started.
@@ -88,8 +88,11 @@ impl RecordQueue {
         name: &'static str,
         bounds: RecordBounds,
         writer: impl SegmentWriter,
+        failed: bool,
+        tell: impl Fn(Option<String>) + Send + 'static,
     ) -> io::Result<Self> {
-        let worker = RecordWorker { name, writer, is_broken: false, is_reported: false, lost: 0 };
+        let tell = Box::new(tell);
+        let worker = RecordWorker { name, writer, tell, is_broken: failed, is_reported: failed, lost: 0 };
         Ok(Self { name, bounds, queue: Queue::start(name, worker)? })
     }
 
@@ -212,13 +215,19 @@ impl Buffer for Records {
     }
 }
 
+/// Why a recording is down.
+pub(super) fn cannot_write(error: &io::Error) -> String {
+    format!("cannot write: {error}")
+}
+
 /// Writes what was queued. After a failure nothing is written until a part starts: it would follow an
 /// unreported gap.
 struct RecordWorker<W> {
     name: &'static str,
     writer: W,
+    tell: Box<dyn Fn(Option<String>) + Send>,
     is_broken: bool,
-    /// Whether the failure was logged.
+    /// Whether the failure was told.
     is_reported: bool,
     /// Lines of the last batch that could not be written.
     lost: u64,
@@ -268,11 +277,15 @@ impl<W: SegmentWriter> Worker for RecordWorker<W> {
         let written = Instant::now();
         batch.clear();
         match outcome {
-            Ok(()) => self.is_reported &= self.is_broken,
+            Ok(()) if !self.is_broken && mem::take(&mut self.is_reported) => {
+                tracing::info!(recording = self.name, "recording goes on");
+                (self.tell)(None);
+            }
             Err(error) if !mem::replace(&mut self.is_reported, true) => {
                 tracing::warn!(recording = self.name, %error, "cannot write; recording resumes with a gap");
+                (self.tell)(Some(cannot_write(&error)));
             }
-            Err(_) => {}
+            Ok(()) | Err(_) => {}
         }
         Ok(written.checked_add(WRITE_INTERVAL))
     }

@@ -12,24 +12,27 @@ use jiff::Timestamp;
 use thiserror::Error;
 
 use super::budgets::Budgets;
+use super::flight::{Flight, FlightConfig};
 use super::format::{self, PartPosition, Writer};
-use super::record_queue::{PartStart, RecordBounds, RecordQueue};
+use super::record_queue::{PartStart, RecordBounds, RecordQueue, SegmentWriter, cannot_write};
 use super::rotating_file::{self, RotatingFile};
 use super::segments::Segments;
 use super::settings::FlightLimits;
 use crate::core::Core;
 use crate::event::{Charge, Event, Kind};
 use crate::metrics::Metrics;
-use crate::observation::{BootNs, Fact, Observation, Source};
+use crate::observation::{BootNs, Fact, Observation, Source, SourceKind, SourceStatus};
 use crate::queue::{Gap, Refused};
 
+/// The flight recorder in metrics, and among the sources of `daemon.*` events.
+const FLIGHT: &str = "recorder";
 const MIB: usize = 1 << 20;
 const SECOND: BootNs = 1_000_000_000;
 /// The flight recorder divides its time and its space by this many segments.
 const SEGMENTS: u64 = 5;
 /// A segment takes at most this fraction of the flight recorder's space.
 const SEGMENT_SHARE: u64 = 8;
-/// A writer that failed is tried again after this long.
+/// A writer that failed is tried again at once, as its files may only have been removed, and then after this long.
 const RETRY_INTERVAL: BootNs = 60 * SECOND;
 /// How long the state directory is waited for at the start.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -91,6 +94,7 @@ pub struct Recorder {
     writer: Writer,
     run: BootNs,
     metrics: Arc<Metrics>,
+    tell: Arc<dyn Fn(SourceStatus) + Send + Sync>,
     tracks: Vec<Track>,
     line: Vec<u8>,
 }
@@ -119,6 +123,8 @@ struct Track {
     bytes: u64,
     /// What is missing since recording was interrupted.
     gap: Option<Gap>,
+    /// When a writer that failed was tried again last.
+    retried: Option<BootNs>,
     /// Whether an incident opened in the gap, which is then ended as soon as possible.
     is_urgent: bool,
     budgets: Budgets,
@@ -132,7 +138,26 @@ impl Recorder {
     /// Records nothing yet; `run` is when the daemon started.
     #[must_use]
     pub fn new(writer: Writer, run: BootNs, metrics: Arc<Metrics>) -> Self {
-        Self { writer, run, metrics, tracks: Vec::new(), line: Vec::new() }
+        Self { writer, run, metrics, tell: Arc::new(drop), tracks: Vec::new(), line: Vec::new() }
+    }
+
+    /// Tells from now on that a recording cannot be written, and that it can again. Called in a thread that may block.
+    #[must_use]
+    pub fn telling(self, tell: impl Fn(SourceStatus) + Send + Sync + 'static) -> Self {
+        Self { tell: Arc::new(tell), ..self }
+    }
+
+    /// `failed`: it is known, and told, that nothing can be written yet.
+    fn start_queue(
+        &self,
+        name: &'static str,
+        bounds: RecordBounds,
+        writer: impl SegmentWriter,
+        failed: bool,
+    ) -> Result<RecordQueue, RecordError> {
+        let tell = Arc::clone(&self.tell);
+        let tell = move |failure: Option<String>| tell(status(name, failure));
+        RecordQueue::start(name, bounds, writer, failed, tell).map_err(RecordError::Thread)
     }
 
     /// Records everything to a file.
@@ -149,39 +174,42 @@ impl Recorder {
             one_file_per_part: false,
             has_budgets: false,
         };
-        let queue = RecordQueue::start("record", bounds, file).map_err(RecordError::Thread)?;
+        let queue = self.start_queue("record", bounds, file, false)?;
         self.tracks.push(Track::new(queue, rotation));
         Ok(())
     }
 
-    /// Keeps the last minutes in the state directory. Where that cannot be written, a warning is logged and the daemon
-    /// runs without.
+    /// Keeps the last minutes in the state directory. Where that cannot be written, a warning is logged, and it is tried again
+    /// while the daemon runs without; then this is its status.
     ///
     /// # Errors
     /// When no thread can be started.
-    pub fn add_flight(&mut self, state_dir: &Path, limits: &FlightLimits) -> Result<(), RecordError> {
+    pub fn add_flight(
+        &mut self,
+        state_dir: &Path,
+        limits: &FlightLimits,
+    ) -> Result<Option<SourceStatus>, RecordError> {
         let age = Duration::from_secs(60 * u64::from(limits.minutes));
-        let max = u64::from(limits.max_mib) << 20;
-        let segments = match open_segments(state_dir, age, max).map_err(RecordError::Thread)? {
-            Ok(segments) => segments,
-            Err(error) => {
-                tracing::warn!(directory = %state_dir.display(), %error, "no flight recorder: cannot write to the state directory");
-                return Ok(());
-            }
-        };
+        let max_bytes = u64::from(limits.max_mib) << 20;
+        let config = FlightConfig { state_dir: state_dir.to_owned(), age, max_bytes };
+        let opened = open_segments(&config).map_err(RecordError::Thread)?.inspect_err(|error| {
+            tracing::warn!(directory = %state_dir.display(), %error, "no flight recorder: cannot write to the state directory");
+        });
+        let failure = opened.as_ref().err().map(cannot_write);
+        let flight = Flight { config, segments: opened.ok() };
         // A second of a storm is kept and written at once; what exceeds it is discarded, so that a storm does not
         // take the disk from others.
         let bounds = RecordBounds { capacity: MIB, urgent: usize::MAX };
         let rotation = Rotation {
-            file_bytes: max / SEGMENT_SHARE,
+            file_bytes: max_bytes / SEGMENT_SHARE,
             part_age: u64::from(limits.minutes) * 60 * SECOND / SEGMENTS,
             gap_interval: 10 * SECOND,
             one_file_per_part: true,
             has_budgets: true,
         };
-        let queue = RecordQueue::start("recorder", bounds, segments).map_err(RecordError::Thread)?;
+        let queue = self.start_queue(FLIGHT, bounds, flight, failure.is_some())?;
         self.tracks.push(Track::new(queue, rotation));
-        Ok(())
+        Ok(failure.map(|reason| status(FLIGHT, Some(reason))))
     }
 
     /// Whether anything is recorded at all.
@@ -243,13 +271,20 @@ impl Recorder {
     }
 }
 
+fn status(name: &str, failure: Option<String>) -> SourceStatus {
+    match failure {
+        None => SourceStatus::up(SourceKind::Sink, name),
+        Some(reason) => SourceStatus::down(SourceKind::Sink, name, reason),
+    }
+}
+
 /// Opens the segments, unless the disk does not answer: it must not keep the daemon from starting.
-fn open_segments(state_dir: &Path, age: Duration, max: u64) -> io::Result<io::Result<Segments>> {
+fn open_segments(config: &FlightConfig) -> io::Result<io::Result<Segments>> {
     let (sent, opened) = sync_channel(1);
-    let state_dir = state_dir.to_owned();
+    let config = config.clone();
     thread::Builder::new().name("recorder-open".to_owned()).spawn(move || {
         // If it took too long, nothing waits for it any more; what was opened is closed again.
-        let _ = sent.send(Segments::open(&state_dir, age, max));
+        let _ = sent.send(config.open());
     })?;
     let late = |_| io::Error::new(io::ErrorKind::TimedOut, "the disk does not answer");
     Ok(opened.recv_timeout(OPEN_TIMEOUT).map_err(late).and_then(|opened| opened))
@@ -264,6 +299,7 @@ impl Track {
             part_started: 0,
             bytes: 0,
             gap: None,
+            retried: None,
             is_urgent: false,
             budgets: Budgets::default(),
             unrecorded: (0, 0),
@@ -274,12 +310,14 @@ impl Track {
     /// Whether a gap, if there is one, may end now.
     fn can_resume(&self, at: BootNs) -> bool {
         let Some(gap) = &self.gap else { return true };
-        let interval = match gap.refused {
-            Refused::Failed | Refused::Down => RETRY_INTERVAL,
-            Refused::Full if self.is_urgent => SECOND,
-            Refused::Full | Refused::Budget | Refused::Closed => self.rotation.gap_interval,
+        let due = match gap.refused {
+            Refused::Failed | Refused::Down => self.retried.map_or(0, |at| at.saturating_add(RETRY_INTERVAL)),
+            Refused::Full if self.is_urgent => self.part_started.saturating_add(SECOND),
+            Refused::Full | Refused::Budget | Refused::Closed => {
+                self.part_started.saturating_add(self.rotation.gap_interval)
+            }
         };
-        at >= self.part_started.saturating_add(interval) && self.queue.is_empty()
+        at >= due && self.queue.is_empty()
     }
 
     fn is_part_due(&self, at: BootNs) -> bool {
@@ -291,6 +329,9 @@ impl Track {
 
     fn start_part(&mut self, writer: &Writer, run: BootNs, core: &Core, at: BootNs) {
         self.tell_unrecorded(at);
+        if matches!(self.gap, Some(Gap { refused: Refused::Failed | Refused::Down, .. })) {
+            self.retried = Some(at);
+        }
         let gap = self.gap.take().map(|gap| format::Gap {
             discarded: gap.discarded + self.queue.take_lost(),
             reason: gap.refused.reason().to_owned(),

@@ -27,6 +27,7 @@ use crate::tests::sample;
 
 mod bundle;
 mod charges;
+mod flight;
 pub(super) mod golden;
 mod story;
 
@@ -144,7 +145,7 @@ fn plain() -> Event {
     sample::daemon(Severity::Info)
 }
 
-fn incident(id: &str, opened: u32) -> Incident {
+pub(super) fn incident(id: &str, opened: u32) -> Incident {
     Incident {
         id: id.into(),
         kind: "volume-busy".into(),
@@ -311,31 +312,6 @@ fn a_file_that_cannot_be_made_is_an_error_that_names_it() {
         assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
         live.finish();
     }
-}
-
-#[test]
-fn a_state_directory_that_cannot_be_written_costs_only_the_flight_recorder() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("file");
-    fs::write(&file, "").unwrap();
-    let mut live = Live::new();
-    live.recorder.add_flight(&file.join("state"), &FLIGHT).unwrap();
-    live.begin();
-    assert!(!live.finish().is_empty());
-}
-
-#[test]
-fn a_second_daemon_leaves_the_flight_recorder_to_the_first() {
-    let dir = tempfile::tempdir().unwrap();
-    let (mut first, mut second) = (Live::new(), Live::new());
-    first.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    second.recorder.add_flight(dir.path(), &FLIGHT).unwrap();
-    second.begin();
-    second.finish();
-    assert_eq!(numbered(&dir.path().join("recorder")).unwrap(), []);
-    first.begin();
-    first.finish();
-    assert_eq!(numbered(&dir.path().join("recorder")).unwrap().len(), 1);
 }
 
 #[test]

@@ -37,7 +37,8 @@ fn gated() -> (RecordQueue, SyncSender<io::Result<()>>, Seen) {
     let (permit, permits) = sync_channel(100);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let writer = Gated { permits, seen: Arc::clone(&seen) };
-    let queue = RecordQueue::start("test", RecordBounds { capacity: 10, urgent: 1 }, writer).unwrap();
+    let queue =
+        RecordQueue::start("test", RecordBounds { capacity: 10, urgent: 1 }, writer, false, drop).unwrap();
     (queue, permit, seen)
 }
 
@@ -77,7 +78,7 @@ fn one_account_takes_as_many_bytes_as_are_left_free_and_no_more() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let writer = Gated { permits, seen: Arc::clone(&seen) };
     let bounds = RecordBounds { capacity: 1000, urgent: usize::MAX };
-    let queue = RecordQueue::start("test", bounds, writer).unwrap();
+    let queue = RecordQueue::start("test", bounds, writer, false, drop).unwrap();
     // It waits for its permit.
     queue.put(b"0\n", &Charge::default()).unwrap();
     eventually("the thread is busy", || queue.is_empty());
@@ -93,4 +94,24 @@ fn one_account_takes_as_many_bytes_as_are_left_free_and_no_more() {
     queue.put(b"12345678\n", &Charge::default()).unwrap();
     drop(permit);
     queue.finish(Instant::now() + PATIENCE);
+}
+
+#[test]
+fn that_nothing_can_be_written_is_told_once_and_so_is_that_it_can_again() {
+    let (permit, permits) = sync_channel(100);
+    let writer = Gated { permits, seen: Arc::default() };
+    let bounds = RecordBounds { capacity: 10, urgent: 1 };
+    let (tell, told) = sync_channel(100);
+    let queue =
+        RecordQueue::start("test", bounds, writer, false, move |why| tell.send(why).unwrap()).unwrap();
+    for _ in 0..2 {
+        permit.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
+        queue.start_part(PartStart::SameFile, b"head\n");
+        eventually("it is tried", || queue.is_empty() && queue.take_lost() > 0);
+    }
+    permit.send(Ok(())).unwrap();
+    queue.start_part(PartStart::SameFile, b"head\n");
+    queue.finish(Instant::now() + PATIENCE);
+    let told: Vec<Option<String>> = told.iter().collect();
+    assert_eq!(told, [Some("cannot write: no storage space".to_owned()), None]);
 }
