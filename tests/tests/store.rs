@@ -320,6 +320,17 @@ fn expect_a_new_store(daemon: &mut Daemon, what: &str) {
     assert_eq!(daemon.metrics().sum("kevtmon_source_up", &[("source", "store")]), Some(1.0));
 }
 
+/// Panics unless what leads to an incident that opens now is recorded.
+fn expect_a_bundle(daemon: &mut Daemon) {
+    let pod = Pod::new();
+    let sandbox = PodSandbox::of(&pod);
+    daemon.wait_for_gateway(pod.inum(), GATEWAY);
+    pod.delete_gateway();
+    let opened = daemon.wait_for_incident(sandbox.id());
+    let bundle = || daemon.ask(&["bundle", opened.text("/incident/id")]).stdout;
+    eventually!(bundle().lines().count() > 2, "there is a bundle, with a recording behind its header");
+}
+
 #[test]
 fn a_state_directory_that_is_removed_or_replaced_is_noticed_and_made_anew() {
     let remove = |state: &Path| std::fs::remove_dir_all(state).expect("a directory can be removed");
@@ -339,6 +350,7 @@ fn a_state_directory_that_is_removed_or_replaced_is_noticed_and_made_anew() {
         pod.set_gateway();
         let ip = pod.delete_gateway();
         daemon.wait_for_deletion_by(ip.pid, pod.inum(), GATEWAY);
+        expect_a_bundle(&mut daemon);
         stop_and_account(&mut daemon);
         // Its history goes on in the new file, and what was open is in it.
         let kept = daemon.find(&["events", "--since", "1h"]);

@@ -53,10 +53,13 @@ impl IncidentWindows {
     pub(super) fn freeze(&mut self, incident: &Incident, segments: &[PathBuf]) {
         let Some(window) = self.window(incident) else { return };
         self.growing.retain(|(known, _)| *known != window);
-        let frozen = remove(&window).and_then(|()| create_directory(&window)).and_then(|()| {
-            write_incident(&window, incident)?;
-            segments.iter().try_for_each(|segment| link(segment, &window))
-        });
+        let frozen: io::Result<()> =
+            remove(&window).and_then(|()| create_directory(&window)).and_then(|()| {
+                write_incident(&window, incident)?;
+                // One that somebody removed costs none of the others.
+                let linked = segments.iter().map(|segment| link(segment, &window));
+                linked.filter(|linked| !is_gone(linked)).collect()
+            });
         if let Err(error) = frozen {
             tracing::warn!(incident = incident.id, %error, "cannot keep the recording of an incident");
         }
@@ -180,6 +183,10 @@ fn write_incident(window: &Path, incident: &Incident) -> io::Result<()> {
     let new = window.join(".incident.json.new");
     create_private(&new)?.write_all(&serde_json::to_vec(incident)?)?;
     fs::rename(&new, window.join(INCIDENT))
+}
+
+fn is_gone(linked: &io::Result<()>) -> bool {
+    linked.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// A hard link follows its segment; a copy is made again when the segment is complete.

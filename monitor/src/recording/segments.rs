@@ -165,6 +165,7 @@ pub(super) fn numbered(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recording::tests::incident;
 
     #[test]
     fn a_directory_that_was_removed_is_made_anew_with_the_next_part() {
@@ -177,7 +178,13 @@ mod tests {
         assert_eq!(segments.write_lines(b"b\n").unwrap_err().kind(), ErrorKind::NotFound);
         segments.start_part(PartStart::NewFile).unwrap();
         segments.write_lines(b"c\n").unwrap();
-        let written = numbered(&state.join(DIRECTORY)).unwrap();
-        assert_eq!(written.iter().map(|(_, path)| fs::read(path).unwrap()).collect::<Vec<_>>(), [b"c\n"]);
+        let written = |directory: &Path| -> Vec<Vec<u8>> {
+            numbered(directory).unwrap().iter().map(|(_, path)| fs::read(path).unwrap()).collect()
+        };
+        assert_eq!(written(&state.join(DIRECTORY)), [b"c\n"]);
+        // So is the window of an incident that opens then, with what there is.
+        let incident = incident("a1", 0);
+        segments.update_incident(&incident, true);
+        assert_eq!(written(&state.join("incidents").join(&incident.id)), [b"c\n"]);
     }
 }
