@@ -15,22 +15,32 @@ use kevtmon_tests::process::{finish_with_input, hold_by_cwd};
 use kevtmon_tests::scrape::Scrape;
 
 /// Families that dashboards and alerts rely on.
-const PROMISED: [&str; 19] = [
+const PROMISED: [&str; 29] = [
     "kevtmon_build_info",
     "kevtmon_events_total",
     "kevtmon_events_lost_total",
     "kevtmon_events_discarded_total",
+    "kevtmon_events_throttled_total",
     "kevtmon_joins_total",
     "kevtmon_kernel_neighbor_deletions_total",
     "kevtmon_kernel_mount_busy_total",
     "kevtmon_neighbor_deletions_total",
     "kevtmon_mount_busy_total",
+    "kevtmon_mount_busy_ignored_total",
     "kevtmon_link_changes_total",
     "kevtmon_veth_devices",
+    "kevtmon_cni_invocations_total",
+    "kevtmon_container_recreations_total",
+    "kevtmon_incidents_open",
+    "kevtmon_incidents_total",
+    "kevtmon_incident_info_omitted",
     "kevtmon_holders_scan_seconds",
     "kevtmon_event_latency_seconds",
     "kevtmon_netlink_resyncs_total",
     "kevtmon_source_up",
+    "kevtmon_proc_readers_stuck",
+    "kevtmon_store_bytes",
+    "kevtmon_store_errors_total",
     "kevtmon_hook_info",
     "kevtmon_self_pins",
     "kevtmon_core_last_tick_timestamp_seconds",
