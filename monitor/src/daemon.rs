@@ -5,6 +5,7 @@ mod heartbeat;
 mod lanes;
 mod order;
 mod programs;
+mod reload;
 mod signals;
 mod startup;
 mod surroundings;
@@ -26,7 +27,7 @@ use crate::event::{Event, Kind};
 use crate::holders::worker::{Limits, Scanner};
 use crate::holders::{self, PresenceRequest, ScanRequest, StillHeldRequest};
 use crate::metrics::{Metrics, MetricsError};
-use crate::observation::{Fact, NsInum, Observation, Request, SourceKind, SourceStatus};
+use crate::observation::{Fact, NsInum, Observation, Request, SourceStatus};
 use crate::recording::recorder::{Record, RecordError, Recorder};
 use crate::settings::{EventRate, Settings};
 use crate::sinks::api::{ApiError, Memory, Question};
@@ -44,6 +45,7 @@ use crate::store::{self, PreviousRun};
 
 use lanes::Touched;
 use programs::Reading;
+use reload::Reload;
 use signals::Signals;
 use startup::{Servers, Sources, own_files, start_recorder};
 use surroundings::{own_cgroups, own_mounts};
@@ -64,9 +66,6 @@ const DRAIN: Duration = Duration::from_secs(3);
 const RECORDER_DRAIN: Duration = Duration::from_secs(1);
 /// The core's wall clock is updated when it is off by more than this, since NTP slews the clock all the time.
 const CLOCK_STEP_NS: u64 = 10_000;
-
-/// The configuration among the sources of `daemon.*` events.
-const CONFIGURATION: &str = "configuration";
 
 /// Why the daemon could not start, or ended.
 #[derive(Debug, Error)]
@@ -128,7 +127,7 @@ pub struct Options {
 pub async fn run(
     config: Config,
     options: Options,
-    reload: impl Fn() -> Result<Config, String>,
+    reload: impl Fn() -> reload::Outcome + Clone + Send + 'static,
 ) -> Result<(), DaemonError> {
     let own = Own::default().with_directories(own_files(&config, &options));
     let private_mntns = own.private_mntns();
@@ -264,9 +263,10 @@ impl Daemon {
         mut questions: mpsc::Receiver<Question>,
         signals: &mut Signals,
         netlink: &mut tokio::task::JoinHandle<()>,
-        reload: impl Fn() -> Result<Config, String>,
+        reload: impl Fn() -> reload::Outcome + Clone + Send + 'static,
     ) -> Result<(), DaemonError> {
         let mut batch = Vec::with_capacity(BATCH);
+        let mut reload = Reload::new(reload);
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -299,7 +299,8 @@ impl Daemon {
                 }
                 _ = signals.terminate.recv() => return Ok(()),
                 _ = signals.interrupt.recv() => return Ok(()),
-                _ = signals.hangup.recv() => self.reload(reload()),
+                _ = signals.hangup.recv() => reload.begin(),
+                config = reload.next() => self.reload(config),
                 _ = &mut *netlink => return Err(DaemonError::SourceEnded),
             }
             if std::mem::take(&mut self.has_judged) {
@@ -414,34 +415,6 @@ impl Daemon {
             gauges.refused_namespaces,
             gauges.routes_omitted,
         );
-    }
-
-    /// With a configuration that cannot be used the old one stays, and the daemon is degraded until the next one.
-    fn reload(&mut self, config: Result<Config, String>) {
-        let status = match &config {
-            Ok(_) => SourceStatus::up(SourceKind::Configuration, CONFIGURATION),
-            Err(reason) => {
-                tracing::error!("{reason}; keeping the old configuration");
-                SourceStatus::down(SourceKind::Configuration, CONFIGURATION, reason)
-            }
-        };
-        if status.up != std::mem::replace(&mut self.is_configured, status.up) {
-            self.observe(observed_now(Fact::Source(status)));
-        }
-        if let Ok(config) = config {
-            self.reconfigure(&config);
-        }
-    }
-
-    fn reconfigure(&mut self, config: &Config) {
-        let mut settings = self.core.settings().clone();
-        config.policy().apply_to(&mut settings);
-        self.observe(observed_now(Fact::Settings(Box::new(settings))));
-        if self.config.adopt(config) {
-            tracing::warn!("configuration reloaded; changes of settings other than `cmdline` need a restart");
-        } else {
-            tracing::info!("configuration reloaded");
-        }
     }
 
     /// Processes the observations made before shutdown, as far as they arrive in time.

@@ -12,6 +12,7 @@ use kevtmon_tests::eventually;
 use kevtmon_tests::pod::{GATEWAY, Pod};
 use kevtmon_tests::pod_sandbox::PodSandbox;
 use kevtmon_tests::process::Running;
+use nix::sys::signal::Signal;
 
 /// Has the daemon tell of two changes of an incident, who is to blame for the loss included.
 fn expect_service(daemon: &mut Daemon) {
@@ -106,4 +107,29 @@ fn a_disk_that_does_not_answer_keeps_no_daemon_from_its_start() {
     wait_for_balance(&daemon, Balance::of_all);
     stop_and_account(daemon);
     drop(disk);
+}
+
+#[test]
+fn a_disk_that_does_not_answer_keeps_the_daemon_at_its_old_configuration_until_it_does() {
+    let prepared = launch();
+    let directory = prepared.directory().join("etc");
+    let mut disk = Disk::mount(&directory);
+    let file = directory.join("kevtmon.toml");
+    std::fs::write(&file, "cmdline = \"host\"\n").expect("a file can be made");
+    let mut daemon = prepared.argument("--config").argument(&file).start();
+    disk.stop();
+    daemon.signal(Signal::SIGHUP);
+    let degraded = daemon.wait_for("daemon.degraded", |event| {
+        event.kind() == "daemon.degraded" && event.has("/daemon/degraded/configuration")
+    });
+    assert!(
+        degraded.text("/message").ends_with("the disk of the configuration does not answer"),
+        "{degraded}"
+    );
+    expect_service(&mut daemon);
+    disk.resume();
+    daemon.wait_for("the return of the configuration", |event| {
+        event.kind() == "daemon.recovered" && event.text("/message") == "configuration is back"
+    });
+    stop_and_account(daemon);
 }

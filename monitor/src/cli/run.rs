@@ -110,7 +110,7 @@ impl RunArgs {
             colour: io::stdout().is_terminal()
                 && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty()),
         };
-        let reload = || Config::load(&overrides).map_err(|error| chain(&error));
+        let reload = move || Config::load(&overrides).map_err(|error| chain(&error));
         let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => return fail(&error, exit::FAILED),
