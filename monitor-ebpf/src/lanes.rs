@@ -128,6 +128,32 @@ pub(crate) fn gateway_set(entry: &GatewayKey, task: &TaskId, seen: Counter) -> O
     None
 }
 
+/// Whether something is written.
+pub(crate) enum Paid {
+    /// It is, in this part of the ring.
+    Yes(Room),
+    /// It is over its budget, and counted.
+    Over,
+    /// There is nothing that it would add to.
+    Unwanted,
+}
+
+/// The same of what a task does to an interface in a namespace, which `user` owns. Of those that users make for themselves no
+/// message tells.
+#[inline(always)]
+pub(crate) fn link(netns: u32, user: impl Structure, task: &TaskId) -> Paid {
+    let level: u32 = user.get(offset!(user_namespace_level));
+    // SAFETY: the map's values are plain numbers.
+    if level != 0 && unsafe { CONTAINERS.get(netns) }.is_none() {
+        return Paid::Unwanted;
+    }
+    // SAFETY: helper without arguments.
+    let now = unsafe { bpf_ktime_get_boot_ns() };
+    let (cgroup_v1, cgroup_v2) = (task.cgroup_v1, task.cgroup_v2);
+    let mut key = SourceKey { lane: lane::LINK, namespace: netns, uid: 0, cgroup_v1, cgroup_v2 };
+    if pay(&mut key, now, counter::LINK, task.tgid) { Paid::Yes(Room::Namespace) } else { Paid::Over }
+}
+
 /// The same of an unmount attempt of this task.
 #[inline(always)]
 pub(crate) fn umount(task: &Task) -> Option<Room> {

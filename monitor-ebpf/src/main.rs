@@ -16,6 +16,7 @@
 mod emit;
 mod exec;
 mod lanes;
+mod link;
 mod memory;
 mod mount_table;
 mod neighbor;

@@ -76,10 +76,13 @@ pub(crate) enum Program {
     Umount,
     Remove,
     Exec,
+    QdiscReset,
+    QdiscDestroy,
+    QdiscCreate,
 }
 
 impl Program {
-    const COUNT: u32 = 5;
+    const COUNT: u32 = 8;
 }
 
 /// The current task.

@@ -35,12 +35,12 @@ use crate::sinks::health::Health;
 use crate::sinks::prometheus::HttpError;
 use crate::sinks::{self, Context, Running, Sinks, StartError};
 use crate::sources::kubelet::{KubeletFinder, ROOTS};
-use crate::sources::netlink::{Barrier, NetlinkError};
+use crate::sources::netlink::NetlinkError;
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::runtime::{checkpoint, still_runs};
-use crate::sources::{Sender, bpf, cni, components, observed_now};
+use crate::sources::{Barrier, Sender, bpf, cni, components, observed_now};
 use crate::store::{self, PreviousRun};
 
 use lanes::Touched;
@@ -175,6 +175,7 @@ pub async fn run(
         scanner,
         netns: netns_tx,
         barriers,
+        acts: None,
         kubelets,
         observations: tx.clone(),
         readers,
@@ -210,6 +211,8 @@ struct Daemon {
     scanner: Scanner,
     netns: mpsc::Sender<NsInum>,
     barriers: mpsc::Sender<Barrier>,
+    /// The same of the records of acts on links; `None` where there are none.
+    acts: Option<mpsc::Sender<Barrier>>,
     kubelets: KubeletFinder,
     observations: Sender,
     readers: Readers,
@@ -279,6 +282,8 @@ impl Daemon {
                     let mut later = Vec::new();
                     if batch.iter().any(order::is_of_neighbor) {
                         later = self.take_messages(&mut batch, rx).await;
+                    } else if batch.iter().any(order::is_of_link) {
+                        later = self.take_acts(&mut batch, rx).await;
                     }
                     for observation in batch.drain(..) {
                         self.observe(observation);

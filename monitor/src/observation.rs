@@ -34,8 +34,8 @@ pub use mount::{
 };
 pub use neighbor::{LlAddr, NeighborCause, NeighborChange, NeighborEntry, NeighborOp, NudState};
 pub use net::{
-    AddressFacts, LinkFacts, NetnsOwner, NetnsSnapshot, PeerLink, RouteFacts, RuleAction, RuleFacts,
-    TABLE_LOCAL, TABLE_MAIN, iff,
+    AddressFacts, LinkAct, LinkFacts, LinkOp, NetnsOwner, NetnsSnapshot, PeerLink, RouteFacts, RuleAction,
+    RuleFacts, TABLE_LOCAL, TABLE_MAIN, iff,
 };
 pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
 pub(crate) use runtime::source_or;
@@ -111,6 +111,8 @@ pub enum Fact {
     },
     /// A link appeared or changed (live).
     Link(Box<LinkFacts>),
+    /// Somebody set a link up or down, deleted or moved it: a message tells it, too, without who did it.
+    LinkAct(Box<LinkAct>),
     /// A link was deleted, or left the namespace (live).
     LinkGone {
         /// Namespace it was in.

@@ -17,9 +17,13 @@ fn every_hook_is_on_its_best_rung() {
     let mut daemon = launch().start();
     let ready = ready(&mut daemon);
     let metrics = daemon.metrics();
-    for (hook, rung) in
-        [("neighbor", "tp_btf"), ("umount", "tracepoint"), ("remove", "tracepoint"), ("exec", "tp_btf")]
-    {
+    for (hook, rung) in [
+        ("neighbor", "tp_btf"),
+        ("umount", "tracepoint"),
+        ("remove", "tracepoint"),
+        ("link", "tp_btf"),
+        ("exec", "tp_btf"),
+    ] {
         ready.expect(&format!("/daemon/sources/hook.{hook}"), rung);
         let labels = [("hook", hook), ("rung", rung)];
         assert_eq!(metrics.sum("kevtmon_hook_info", &labels), Some(1.0), "{}", metrics.text);

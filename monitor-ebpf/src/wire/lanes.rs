@@ -23,6 +23,8 @@ pub mod counter {
     pub const GATEWAY_SET: Counter = SHARED.counter(7);
     /// Names that could not be removed or renamed.
     pub const REMOVE: Counter = SHARED.counter(8);
+    /// What was done to interfaces.
+    pub const LINK: Counter = SHARED.counter(9);
 }
 
 /// Values of [`SourceKey::lane`].
@@ -56,6 +58,8 @@ pub mod lane {
     pub const REMOVE_IN_MNTNS: u32 = UMOUNT_IN_MNTNS + REMOVE_AFTER_UMOUNT;
     /// The same in all other user namespaces of root's.
     pub const REMOVE_IN_USERNS: u32 = UMOUNT_IN_USERNS + REMOVE_AFTER_UMOUNT;
+    /// What one control group does to interfaces in one namespace of the host or of a container.
+    pub const LINK: u32 = REMOVE_IN_USERNS + 1;
 }
 
 /// Budgets that many share. Each has one rate: a slow one would put off the others beyond the burst of a fast one.

@@ -6,6 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 mod counter;
 pub mod exec;
 pub mod lanes;
+pub mod link;
 pub mod neighbor;
 pub mod remove;
 pub mod task;

@@ -77,6 +77,7 @@ bin_dirs = ["/opt/k3s/bin"]
 neighbor = "netlink"
 umount = "off"
 remove = "off"
+link = "off"
 exec = "off"
 ring_kib = 512
 source_rate = 500

@@ -4,11 +4,12 @@ use super::Core;
 use super::neighbor::Awaited;
 use crate::diagnose::ModelChange;
 use crate::escape::name;
-use crate::event::wording::{owner_phrase, place_phrase, target_label};
-use crate::event::{Event, Kind, Link, LinkPeer, Route, Severity, Target};
+use crate::event::wording::{actor_phrase, owner_phrase, place_phrase, target_label};
+use crate::event::{Actor, Confidence, Event, Kind, Link, LinkPeer, Route, Severity, Target};
 use crate::node::routing::is_default;
 use crate::observation::{
-    AddressFacts, BootNs, LinkFacts, NetnsSnapshot, NsInum, PeerLink, Request, RouteFacts, TABLE_MAIN, iff,
+    AddressFacts, BootNs, LinkFacts, LinkOp, NetnsSnapshot, NsInum, PeerLink, Request, RouteFacts,
+    TABLE_MAIN, iff,
 };
 
 /// How long it is kept that a namespace has ended: what goes with it in others is told right after.
@@ -33,6 +34,8 @@ impl Core {
         }
         let is_outdated = snapshot.is_outdated;
         let old = self.namespaces.replace(at, snapshot, !self.ready);
+        // Messages may have been lost that these acts belong to.
+        self.link_acts.forget(netns);
         if is_host {
             self.namespaces.set_unbounded(netns);
         }
@@ -49,11 +52,11 @@ impl Core {
             for link in old.links.values() {
                 match links.get(&link.ifindex) {
                     Some(new) => self.emit_link_change(at, link, new),
-                    None => self.emit_link(at, Kind::LinkDeleted, link, &[], "deleted"),
+                    None => self.emit_link(at, Kind::LinkDeleted, link, &[], "deleted", None),
                 }
             }
             for link in links.values().filter(|link| !old.links.contains_key(&link.ifindex)) {
-                self.emit_link(at, Kind::LinkCreated, link, &[], "created");
+                self.emit_link(at, Kind::LinkCreated, link, &[], "created", None);
             }
             for route in old.routes.iter().filter(|route| !routes.contains(route)) {
                 self.emit_route(at, Kind::RouteDeleted, route, "deleted");
@@ -71,6 +74,7 @@ impl Core {
     pub(super) fn netns_gone(&mut self, at: BootNs, netns: NsInum) {
         self.namespaces.remove(netns);
         self.containers.forget_netns(netns);
+        self.link_acts.forget_namespace(netns);
         self.ended_netns.retain(|(ended, _)| ended.saturating_add(ENDED_NS) >= at);
         self.ended_netns.push_back((at, netns));
         if self.ended_netns.len() > ENDED_MAX {
@@ -80,6 +84,7 @@ impl Core {
     }
 
     pub(super) fn link(&mut self, at: BootNs, mut link: LinkFacts) {
+        self.link_acts.set_told(at);
         let Some(namespace) = self.namespaces.get(link.netns) else {
             // The snapshot will include the link.
             return self.overfull(at, link.netns);
@@ -107,8 +112,14 @@ impl Core {
                 }
                 self.emit_link_change(at, &old, &link);
             }
-            None => self.emit_link(at, Kind::LinkCreated, &link, &[], "created"),
+            None => self.emit_link(at, Kind::LinkCreated, &link, &[], "created", None),
         }
+    }
+
+    /// Who did it, if that is known.
+    fn link_actor(&mut self, at: BootNs, link: &LinkFacts, op: LinkOp) -> Option<Actor> {
+        let (task, confidence) = self.link_acts.take(at, link.netns, link.ifindex, op)?;
+        Some(Actor { confidence, ..self.actor(&task, false) })
     }
 
     pub(super) fn address(&mut self, at: BootNs, address: AddressFacts) {
@@ -128,12 +139,20 @@ impl Core {
 
     fn emit_link_change(&mut self, at: BootNs, old: &LinkFacts, new: &LinkFacts) {
         let change = changes(old, new);
-        if !change.is_empty() {
-            self.emit_link(at, Kind::LinkChanged, new, &change, &format!("changed: {}", change.join(", ")));
+        if change.is_empty() {
+            return;
         }
+        // The carrier follows; what else has changed may be another one's doing.
+        let is_all = change.iter().all(|one| ["up", "down", "carrier-up", "carrier-down"].contains(one));
+        let op = if change.contains(&"down") { LinkOp::Closed } else { LinkOp::Opened };
+        let is_by_somebody = change.contains(&"up") || change.contains(&"down");
+        let actor = if is_by_somebody { self.link_actor(at, new, op) } else { None };
+        let verb = format!("changed: {}", change.join(", "));
+        self.emit_link(at, Kind::LinkChanged, new, &change, &verb, actor.filter(|_| is_all));
     }
 
     pub(super) fn link_gone(&mut self, at: BootNs, netns: NsInum, ifindex: u32, moved_to: Option<PeerLink>) {
+        self.link_acts.set_told(at);
         let Some(link) = self.namespaces.remove_link(at, netns, ifindex) else {
             return;
         };
@@ -148,13 +167,17 @@ impl Core {
                     Some((_, label)) => format!("moved to the namespace of {label}"),
                     None => "moved to another namespace".to_owned(),
                 };
-                let mut event = self.link_event(at, Kind::LinkMoved, &link, &["netns"], &verb);
+                let actor = self.link_actor(at, &link, LinkOp::Moved);
+                let mut event = self.link_event(at, Kind::LinkMoved, &link, &["netns"], &verb, actor);
                 if let Some(link) = &mut event.link {
                     link.moved_to = Some(LinkPeer { ifindex: peer.ifindex, netns: peer.netns, ifname: None });
                 }
                 self.emit(event);
             }
-            None => self.emit_link(at, Kind::LinkDeleted, &link, &[], "deleted"),
+            None => {
+                let actor = self.link_actor(at, &link, LinkOp::Deleted);
+                self.emit_link(at, Kind::LinkDeleted, &link, &[], "deleted", actor);
+            }
         }
     }
 
@@ -170,12 +193,28 @@ impl Core {
         }
     }
 
-    fn emit_link(&mut self, at: BootNs, kind: Kind, link: &LinkFacts, change: &[&str], verb: &str) {
-        let event = self.link_event(at, kind, link, change, verb);
+    fn emit_link(
+        &mut self,
+        at: BootNs,
+        kind: Kind,
+        link: &LinkFacts,
+        change: &[&str],
+        verb: &str,
+        actor: Option<Actor>,
+    ) {
+        let event = self.link_event(at, kind, link, change, verb, actor);
         self.emit(event);
     }
 
-    fn link_event(&self, at: BootNs, kind: Kind, link: &LinkFacts, change: &[&str], verb: &str) -> Event {
+    fn link_event(
+        &self,
+        at: BootNs,
+        kind: Kind,
+        link: &LinkFacts,
+        change: &[&str],
+        verb: &str,
+        actor: Option<Actor>,
+    ) -> Event {
         let target = self.link_target(link);
         // Of what a story is told, without any runtime too, it is no detail that nothing passes any more.
         let is_cut = target_label(&target).is_some() && target.userns.is_none() && change.contains(&"down");
@@ -191,8 +230,13 @@ impl Core {
             Some(there) => format!(" with its other end in {there}"),
             None => owner,
         };
-        let message = format!("{what} {}{owner} {verb}", name(&link.ifname));
+        let by = actor.as_ref().map_or_else(String::new, |actor| {
+            let likely = if actor.confidence == Confidence::Certain { "" } else { ", likely" };
+            format!("{likely} by {}", actor_phrase(actor))
+        });
+        let message = format!("{what} {}{owner} {verb}{by}", name(&link.ifname));
         Event {
+            actor: actor.map(Box::new),
             target: Some(Box::new(target)),
             link: Some(Box::new(Link {
                 up: matches!(kind, Kind::LinkCreated | Kind::LinkChanged)

@@ -14,6 +14,7 @@ use crate::node::components::Components;
 use crate::node::containers::Containers;
 pub use crate::node::gateways::KnownEntry;
 use crate::node::kubelet::Kubelets;
+use crate::node::link_acts::LinkActs;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::{Crowd, Namespaces};
 use crate::node::pods::PodNames;
@@ -108,6 +109,7 @@ pub struct Core {
     last_expiry: BootNs,
     /// Namespaces that ended of late.
     ended_netns: VecDeque<(BootNs, NsInum)>,
+    link_acts: LinkActs,
     /// When the previous run of this boot was last alive.
     previously_alive: Option<BootNs>,
     /// Source of the observation that is being processed.
@@ -163,6 +165,7 @@ impl Core {
                 self.netns_gone(at, netns);
             }
             Fact::Link(link) => self.link(at, *link),
+            Fact::LinkAct(act) => self.link_acts.put(at, *act),
             Fact::LinkGone { netns, ifindex, moved_to } => self.link_gone(at, netns, ifindex, moved_to),
             Fact::RouteAsked { route, replaces } => self.namespaces.ask(&route, replaces),
             Fact::Route(route) => self.route(at, route),

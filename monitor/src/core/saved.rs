@@ -17,6 +17,7 @@ use crate::node::components::Components;
 use crate::node::containers::Containers;
 use crate::node::gateways::KnownEntry;
 use crate::node::kubelet::Kubelets;
+use crate::node::link_acts::LinkActs;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::{Crowd, Namespaces};
 use crate::node::pods::PodNames;
@@ -40,6 +41,7 @@ pub struct Saved<'a> {
     degraded: BTreeSet<String>,
     #[serde(skip_serializing_if = "VecDeque::is_empty")]
     ended_netns: VecDeque<(BootNs, NsInum)>,
+    link_acts: Cow<'a, LinkActs>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     to_resume: Vec<Event>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -115,6 +117,7 @@ impl Core {
             accounts: Accounts::default(),
             last_expiry: saved.last_expiry,
             ended_netns: saved.ended_netns,
+            link_acts: saved.link_acts.into_owned(),
             previously_alive: saved.previously_alive,
             source: Source::default(),
             output: VecDeque::new(),
@@ -157,6 +160,7 @@ impl Core {
             previous_entries,
             last_expiry,
             ended_netns,
+            link_acts,
             previously_alive,
             source: _,
             output: _,
@@ -167,6 +171,7 @@ impl Core {
             ready: *ready,
             last_expiry: *last_expiry,
             ended_netns: ended_netns.clone(),
+            link_acts: Cow::Borrowed(link_acts),
             previously_alive: *previously_alive,
             statuses: statuses.clone(),
             degraded: degraded.clone(),

@@ -31,7 +31,7 @@ impl Core {
         let counted = |one: &str| format!("{} {one}{}", over.count, if over.count == 1 { "" } else { "s" });
         let changes = counted("neighbor change");
         let what = match over.lane {
-            Lane::Namespace | Lane::GatewaySet => {
+            Lane::Namespace | Lane::GatewaySet | Lane::Link => {
                 let owner = target.as_ref().map(owner_phrase).filter(|phrase| !phrase.is_empty());
                 let netns = over.netns.filter(|netns| *netns != self.settings.host_netns);
                 let place = owner.unwrap_or_else(|| match netns {
@@ -42,6 +42,7 @@ impl Core {
                     Lane::GatewaySet => {
                         format!("{}{place}, of the neighbor entry of a gateway", counted("setting"))
                     }
+                    Lane::Link => format!("{}{place}{by}", counted("interface change")),
                     _ => format!("{changes}{place}{by}"),
                 }
             }
@@ -61,7 +62,7 @@ impl Core {
         };
         let message = format!("beyond the budget of one source, and only counted: {what}");
         // What users do among themselves concerns nobody else.
-        let of_host = matches!(over.lane, Lane::Namespace | Lane::Exec | Lane::GatewaySet)
+        let of_host = matches!(over.lane, Lane::Namespace | Lane::Exec | Lane::GatewaySet | Lane::Link)
             || matches!(over.lane, Lane::Umount | Lane::Remove) && over.uid == Some(0);
         let severity = if of_host { Severity::Warning } else { Severity::Notice };
         let event = Event {

@@ -1,6 +1,6 @@
 //! Loads the eBPF programs that the configuration selects, and reads their records until shutdown.
 
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::{Daemon, DaemonError};
@@ -9,7 +9,7 @@ use crate::error_chain::chain;
 use crate::observation::{Fact, Loss, NsInum};
 use crate::sources::bpf::{self, BpfConfig, BpfSource, LoadedHooks};
 use crate::sources::procfs::readers::Readers;
-use crate::sources::{Sender, observed_now};
+use crate::sources::{Barrier, Sender, observed_now};
 
 /// Attaches every hook at the best rung that configuration and kernel allow.
 pub(super) fn load_hooks(config: &Config, log: bool) -> Result<LoadedHooks, DaemonError> {
@@ -28,10 +28,16 @@ pub(super) struct Reading {
 
 impl Reading {
     /// Starts the task.
-    pub(super) fn start(programs: BpfSource, readers: Readers, host_netns: NsInum, tx: Sender) -> Self {
+    pub(super) fn start(
+        programs: BpfSource,
+        readers: Readers,
+        host_netns: NsInum,
+        tx: Sender,
+        barriers: mpsc::Receiver<Barrier>,
+    ) -> Self {
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
-            if let Err(error) = programs.run(readers, host_netns, tx.clone(), stopped).await {
+            if let Err(error) = programs.run(readers, host_netns, tx.clone(), barriers, stopped).await {
                 tracing::error!(error = chain(&error), "cannot read the kernel programs");
                 let loss = Loss { source: "bpf".into(), reason: "unreadable".into(), count: None };
                 // Sending fails only during shutdown, when the core's queue is closed.
@@ -67,7 +73,9 @@ impl Daemon {
             }
             let counts = programs.counts();
             self.metrics.set_kernel_counters(Box::new(move || counts()));
-            Reading::start(programs, self.readers.clone(), host_netns, tx.clone())
+            let (acts, barriers) = mpsc::channel(1);
+            self.acts = Some(acts);
+            Reading::start(programs, self.readers.clone(), host_netns, tx.clone(), barriers)
         });
         for status in &hooks.statuses {
             self.observe(observed_now(Fact::Source(status.source_status())));

@@ -24,11 +24,11 @@ use crate::sinks::prometheus;
 use crate::sources::bpf::LoadedHooks;
 use crate::sources::bpf::hooks::{HOOKS, HookStatus};
 use crate::sources::kubelet::POD_LABELS;
-use crate::sources::netlink::{Barrier, NetlinkConfig, NetlinkSource};
+use crate::sources::netlink::{NetlinkConfig, NetlinkSource};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::runtime::{self, RuntimeSocket};
-use crate::sources::{Sender, observed_now};
+use crate::sources::{Barrier, Sender, observed_now};
 use crate::store::{Archive, Limits};
 
 /// Files that the daemon holds open by itself.

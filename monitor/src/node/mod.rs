@@ -8,6 +8,7 @@ pub mod containers;
 pub mod gateways;
 pub mod incarnations;
 pub mod kubelet;
+pub mod link_acts;
 pub mod mounts;
 pub mod namespaces;
 pub mod owner;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{BootNs, LlAddr, NeighborEntry, NsInum};
+use super::{BootNs, LlAddr, NeighborEntry, NsInum, TaskRef};
 
 /// Interface flags of `include/uapi/linux/if.h` that the project looks at.
 pub mod iff {
@@ -342,4 +342,34 @@ mod tests {
             assert_eq!(subnet.has_in_subnet(other.parse().unwrap()), expected, "{subnet:?} {other}");
         }
     }
+}
+
+/// What a task did to an interface. It happened before the message that tells of it was sent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkAct {
+    /// Namespace that the interface is in, or leaves.
+    pub netns: NsInum,
+    /// Its index there.
+    pub ifindex: u32,
+    /// What was done.
+    pub op: LinkOp,
+    /// How many acts in that namespace were not reported so far: another number than before tells that some are missing.
+    #[serde(default)]
+    pub missing: u32,
+    /// Who did it.
+    pub actor: TaskRef,
+}
+
+/// What is done to an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LinkOp {
+    /// Set up for the first time since it is in its namespace.
+    Opened,
+    /// Set down while it was up, also where it is to be deleted or moved.
+    Closed,
+    /// Deleted.
+    Deleted,
+    /// Moved to another namespace.
+    Moved,
 }

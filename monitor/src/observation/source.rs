@@ -133,6 +133,8 @@ pub enum Lane {
     Exec,
     /// What set the entries of known gateways in one namespace.
     GatewaySet,
+    /// What one control group did to interfaces in one namespace of the host or of a container.
+    Link,
 }
 
 impl Lane {
@@ -147,6 +149,7 @@ impl Lane {
             Self::Remove => "remove",
             Self::Exec => "exec",
             Self::GatewaySet => "gateway-set",
+            Self::Link => "link",
         }
     }
 }

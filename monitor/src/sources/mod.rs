@@ -36,6 +36,10 @@ pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
 /// buffers and counts what it cannot.
 pub type Sender = tokio::sync::mpsc::Sender<Observation>;
 
+/// Answered once all that the kernel had given to a source by then was delivered: messages and records of the kernel
+/// programs come by different ways.
+pub type Barrier = tokio::sync::oneshot::Sender<()>;
+
 /// An observation of the daemon itself, with the current time.
 #[must_use]
 pub fn observed_now(fact: Fact) -> Observation {

@@ -33,6 +33,7 @@ pub(super) const RECORDS: Records = Records {
         over(counter::REMOVE, &[Lane::Remove.name()]),
         over(counter::EXEC, &[Lane::Exec.name()]),
         over(counter::GATEWAY_SET, &[Lane::GatewaySet.name()]),
+        over(counter::LINK, &[Lane::Link.name()]),
     ],
     losses: &[],
 };
@@ -185,11 +186,12 @@ fn throttled(key: &SourceKey, budget: &SourceBudget, count: u64, from: BootNs) -
         }
         lane::EXEC => Lane::Exec,
         lane::GATEWAY_SET => Lane::GatewaySet,
+        lane::LINK => Lane::Link,
         _ => Lane::Unknown,
     };
     Throttled {
         lane,
-        netns: matches!(lane, Lane::Namespace | Lane::GatewaySet).then_some(key.namespace),
+        netns: matches!(lane, Lane::Namespace | Lane::GatewaySet | Lane::Link).then_some(key.namespace),
         // Root of another user namespace that root made is not root.
         uid: matches!(
             key.lane,

@@ -4,6 +4,7 @@
 mod choice;
 mod exec;
 mod ladder;
+mod link;
 mod neighbor;
 mod remove;
 mod umount;
@@ -23,7 +24,7 @@ use crate::namespace::NsInum;
 use crate::observation::{BootNs, Fact};
 
 /// Every hook, in the order in which they are attached and shown.
-pub const HOOKS: &[&Hook] = &[&neighbor::HOOK, &umount::HOOK, &remove::HOOK, &exec::HOOK];
+pub const HOOKS: &[&Hook] = &[&neighbor::HOOK, &umount::HOOK, &remove::HOOK, &link::HOOK, &exec::HOOK];
 
 /// A kind of kernel activity that is observed, and the ways to observe it.
 #[derive(Debug)]

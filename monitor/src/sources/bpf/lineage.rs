@@ -38,6 +38,8 @@ pub(super) struct Lineages {
     questions: Questions,
     /// The first one is the task that was asked about, if any was.
     waiting: VecDeque<Observation>,
+    /// How many were taken in so far.
+    added: u64,
     asked: Option<Asked>,
 }
 
@@ -53,15 +55,26 @@ struct Asked {
 impl Lineages {
     pub(super) fn new(readers: Readers) -> Self {
         let questions = Questions::new(Instant::now());
-        Self { readers, known: HashMap::new(), questions, waiting: VecDeque::new(), asked: None }
+        Self { readers, known: HashMap::new(), questions, waiting: VecDeque::new(), added: 0, asked: None }
     }
 
     /// Takes an observation in; [`next`](Self::next) gives it back.
     pub(super) fn add(&mut self, observation: Observation) {
         self.waiting.push_back(observation);
+        self.added += 1;
         if self.waiting.len() >= WAITING_MAX {
             self.give_up();
         }
+    }
+
+    /// How many observations were taken in so far.
+    pub(super) fn added(&self) -> u64 {
+        self.added
+    }
+
+    /// How many of them were given back.
+    pub(super) fn given(&self) -> u64 {
+        self.added - self.waiting.len() as u64
     }
 
     /// The oldest observation, unless it waits for [`completed`](Self::completed).

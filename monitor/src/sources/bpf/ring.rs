@@ -5,12 +5,13 @@
 //! between has seen the flag and wakes it. A record that was being written during the drain has not, hence the
 //! safety timer. After many records it pauses, so that a storm is read in batches.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 
 use super::account::Account;
@@ -19,7 +20,7 @@ use super::load::BpfSource;
 use super::{BpfError, Decoder};
 use crate::observation::{Fact, Loss, NsInum};
 use crate::sources::procfs::readers::Readers;
-use crate::sources::{Sender, observed_now};
+use crate::sources::{Barrier, Sender, observed_now};
 
 /// Longest sleep without a wake-up while records come.
 const SAFETY: Duration = Duration::from_millis(100);
@@ -42,6 +43,7 @@ impl BpfSource {
         readers: Readers,
         host_netns: NsInum,
         tx: Sender,
+        barriers: mpsc::Receiver<Barrier>,
         stop: oneshot::Receiver<()>,
     ) -> Result<(), BpfError> {
         // Polled through a descriptor of its own, since reading borrows the ring.
@@ -51,13 +53,14 @@ impl BpfSource {
             .map_err(|error| BpfError::Poll(error.into()))?;
         let _logs: Vec<_> = std::mem::take(&mut self.loggers).into_iter().map(forward_log).collect();
         let mut lineages = Lineages::new(readers);
+        let mut barriers = Barriers { asked: Vec::new(), drained: VecDeque::new(), rx: barriers };
         let mut decoder = Decoder::new(host_netns);
         let mut account = Account::new(
             self.budgets.take().ok_or(BpfError::NoMap("SOURCES"))?,
             std::mem::take(&mut self.skipped),
         );
         tokio::select! {
-            () = self.read(&poll, &mut lineages, &mut decoder, &tx, &mut account) => {}
+            () = self.read(&poll, &mut lineages, &mut decoder, &tx, &mut account, &mut barriers) => {}
             _ = stop => {
                 lineages.give_up();
                 let _ = self.drain(&mut lineages, &mut decoder, &tx, &mut account).await.is_some()
@@ -75,6 +78,7 @@ impl BpfSource {
         decoder: &mut Decoder,
         tx: &Sender,
         account: &mut Account,
+        barriers: &mut Barriers,
     ) {
         let mut longest = SAFETY;
         loop {
@@ -82,20 +86,23 @@ impl BpfSource {
                 tracing::error!(%error, "cannot arm the ring; reading it every {SAFETY:?}");
                 longest = SAFETY;
             }
+            barriers.ask();
             let Some(read) = self.drain(lineages, decoder, tx, account).await else { return };
+            barriers.answer(lineages);
             if !self.report(account, tx, false).await {
                 return;
             }
             if read > 0 {
                 longest = SAFETY;
             }
-            if read > BATCH {
+            if read > BATCH && !barriers.is_waiting() {
                 sleep(PAUSE).await;
             } else if read == 0 {
                 let due = account.due().map(|due| due.saturating_duration_since(Instant::now()));
                 let wait = due.map_or(longest, |due| due.min(longest));
                 tokio::select! {
                     () = lineages.completed() => {}
+                    barrier = barriers.rx.recv(), if !barriers.rx.is_closed() => barriers.asked.extend(barrier),
                     ready = timeout(wait, poll.readable()) => match ready {
                         Ok(Ok(mut ready)) => ready.clear_ready(),
                         Ok(Err(_)) => {}
@@ -159,6 +166,40 @@ impl BpfSource {
             }
         }
         true
+    }
+}
+
+/// Who waits until the records of before were handed over.
+struct Barriers {
+    rx: mpsc::Receiver<Barrier>,
+    /// The ring was not drained since.
+    asked: Vec<Barrier>,
+    /// It was, and so many observations had come by then.
+    drained: VecDeque<(u64, Barrier)>,
+}
+
+impl Barriers {
+    /// Takes those that wait by now, before a drain.
+    fn ask(&mut self) {
+        while let Ok(barrier) = self.rx.try_recv() {
+            self.asked.push(barrier);
+        }
+    }
+
+    /// Answers those of which all was handed over, after a drain.
+    fn answer(&mut self, lineages: &Lineages) {
+        self.drained.extend(self.asked.drain(..).map(|barrier| (lineages.added(), barrier)));
+        let is_over = |(until, _): &(u64, Barrier)| *until <= lineages.given();
+        while self.drained.front().is_some_and(is_over)
+            && let Some((_, barrier)) = self.drained.pop_front()
+        {
+            // Who asked may have given up.
+            let _ = barrier.send(());
+        }
+    }
+
+    fn is_waiting(&self) -> bool {
+        !self.asked.is_empty() || !self.rx.is_empty()
     }
 }
 

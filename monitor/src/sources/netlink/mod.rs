@@ -30,7 +30,7 @@ pub(super) use discover::{Discover, Open};
 use std::io;
 use std::path::PathBuf;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use self::socket::Subscription;
 use self::stream::Stream;
@@ -62,7 +62,7 @@ impl Default for NetlinkConfig {
 
 /// Answered once every message that the kernel had sent by then was delivered: messages and records of the kernel programs
 /// come by different ways.
-pub type Barrier = oneshot::Sender<()>;
+pub use super::Barrier;
 
 /// Netlink cannot be listened to.
 #[derive(Debug, thiserror::Error)]

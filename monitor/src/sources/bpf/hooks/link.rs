@@ -1,0 +1,97 @@
+//! Interfaces: who set one up or down, deleted or moved it. What happened, netlink tells.
+
+use kevtmon_ebpf::link::{KIND_LINK, LinkOffsets, LinkRecord, counter, operation};
+use zerocopy::IntoBytes as _;
+
+use super::{Attach, Decode, Hook, LossCount, Mechanism, Offsets, Program, Records, Rung};
+use crate::namespace::NsInum;
+use crate::observation::{Fact, LinkAct, LinkOp};
+use crate::sources::bpf::btf::{Btf, BtfError};
+use crate::sources::bpf::decode::{DecodeError, layout, short};
+use crate::sources::bpf::objects;
+use crate::sources::bpf::task::actor;
+
+pub(super) const HOOK: Hook = Hook {
+    name: "link",
+    observes: "changes of interfaces",
+    rungs: &[Rung {
+        name: "tp_btf",
+        note: None,
+        mechanism: Mechanism::Programs(&[
+            tp_btf("qdisc_reset"),
+            tp_btf("qdisc_destroy"),
+            tp_btf("qdisc_create"),
+        ]),
+    }],
+    offsets: Some(Offsets { global: "LINK_OFFSETS", resolve: offsets }),
+    records: Records {
+        kinds: &[(KIND_LINK, Decode::Fact(decode))],
+        counts: &[],
+        losses: &[LossCount { counter: counter::RING_FULL, reason: "link-ring-full" }],
+    },
+    skipped: "link-run-skipped",
+};
+
+const fn tp_btf(name: &'static str) -> Program {
+    Program { object: &objects::CORE, name, attach: Attach::BtfTracepoint(name) }
+}
+
+fn offsets(btf: &Btf<'_>) -> Result<Vec<u8>, BtfError> {
+    let offsets = LinkOffsets {
+        qdisc_dev_queue: btf.need("Qdisc.dev_queue")?,
+        qdisc_flags: btf.need("Qdisc.flags")?,
+        netdev_queue_dev: btf.need("netdev_queue.dev")?,
+        netdev_queue_qdisc: btf.need("netdev_queue.qdisc_sleeping")?,
+        net_device_tx: btf.need("net_device._tx")?,
+        net_device_qdisc: btf.need("net_device.qdisc")?,
+        net_device_state: btf.need("net_device.state")?,
+        net_device_flags: btf.need("net_device.flags")?,
+        net_device_listed: btf.need("net_device.dev_list.prev")?,
+        net_device_unreg_list: btf.need("net_device.unreg_list.next")?,
+        net_device_ifindex: btf.need("net_device.ifindex")?,
+        net_device_nd_net: btf.need("net_device.nd_net.net")?,
+        net_ns_inum: btf.need("net.ns.inum")?,
+        net_user_ns: btf.need("net.user_ns")?,
+    };
+    Ok(offsets.as_bytes().to_vec())
+}
+
+fn decode(bytes: &[u8], _host_netns: NsInum) -> Result<Fact, DecodeError> {
+    let record: &LinkRecord = layout(bytes)?;
+    let op = match record.operation {
+        operation::OPENED => LinkOp::Opened,
+        operation::CLOSED => LinkOp::Closed,
+        operation::DELETED => LinkOp::Deleted,
+        operation::MOVED => LinkOp::Moved,
+        other => return Err(DecodeError::Value { field: "operation", value: other.into() }),
+    };
+    let actor = actor(&record.task, record.task_root).ok_or_else(|| short(bytes))?;
+    let LinkRecord { netns, ifindex, missing, .. } = *record;
+    Ok(Fact::LinkAct(Box::new(LinkAct { netns, ifindex, op, missing, actor })))
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros as _;
+
+    use super::*;
+    use crate::sources::bpf::record;
+
+    fn sent(operation: u8) -> LinkRecord {
+        let mut record = LinkRecord::new_zeroed();
+        record.header.kind = KIND_LINK;
+        (record.netns, record.ifindex, record.operation) = (3, 2, operation);
+        record.task.tgid = 7;
+        record
+    }
+
+    #[test]
+    fn an_act_has_its_interface_and_its_actor() {
+        let fact = |operation| record(sent(operation).as_bytes(), 1).map(|seen| seen.fact);
+        let Ok(Fact::LinkAct(act)) = fact(operation::CLOSED) else { panic!("it is one") };
+        assert_eq!((act.netns, act.ifindex, act.op, act.actor.key.tgid), (3, 2, LinkOp::Closed, 7));
+        assert_eq!(fact(9), Err(DecodeError::Value { field: "operation", value: 9 }));
+        let nobody = LinkRecord { task: kevtmon_ebpf::task::TaskId::new_zeroed(), ..sent(operation::MOVED) };
+        assert!(record(nobody.as_bytes(), 1).is_err(), "nobody is named");
+    }
+}
