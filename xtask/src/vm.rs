@@ -44,7 +44,7 @@ const FORKER: &str = "forker";
 const WEDGE: &str = "wedge";
 
 /// The test executables that depend on the kernel, each with what it leaves out: no runtime is in the guest.
-const TESTS: [(&str, &[&str]); 12] = [
+const TESTS: [(&str, &[&str]); 13] = [
     ("hooks", &[]),
     // An entry must be used in the very moment in which another processor removes it, which emulation gives seldom.
     ("neighbor", &["--skip=used_at_that_moment"]),
@@ -61,6 +61,8 @@ const TESTS: [(&str, &[&str]); 12] = [
     ("netns_exit", &["--skip=lower"]),
     ("stuck", &["--skip=started_in_a_mount_namespace"]),
     ("vrf", &[]),
+    // `tc` is not in the guest.
+    ("link_actor", &["--skip=queues"]),
 ];
 
 const PREREQUISITES: [Prerequisite; 3] = [
