@@ -27,16 +27,24 @@ pub struct LinkActs {
     /// When the last message was read: each act of before is known by then, and one that is not may have been told already.
     #[serde(default)]
     told: BootNs,
-    /// As the last act of each namespace had it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    missing: BTreeMap<NsInum, u32>,
+    missing: BTreeMap<NsInum, Missing>,
+}
+
+/// What is missing of the acts in a namespace.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+struct Missing {
+    /// As the last act had it.
+    count: u32,
+    /// Until then an act may be taken for another one on the same interface that is missing, whose message is still to come.
+    doubted_until: BootNs,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Waiting {
     at: BootNs,
     act: LinkAct,
-    /// Others of this namespace may be missing right before it.
+    /// Others of this namespace may be missing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_after_loss: bool,
 }
@@ -45,23 +53,40 @@ impl LinkActs {
     /// Keeps an act.
     pub fn put(&mut self, at: BootNs, act: LinkAct) {
         if at <= self.told {
-            return;
+            // Its own message may be still to come.
+            return self.miss(at, act.netns, Some(act.missing));
         }
         self.waiting.retain(|waiting| waiting.at.saturating_add(KEPT_NS) >= at);
         let of_it = |waiting: &Waiting| waiting.act.netns == act.netns;
         if self.waiting.iter().filter(|waiting| of_it(waiting)).count() >= ACTS_OF_NETNS_MAX {
             let oldest = self.waiting.iter().position(of_it);
             oldest.and_then(|oldest| self.waiting.remove(oldest));
+            self.miss(at, act.netns, None);
         }
-        if self.waiting.len() >= ACTS_MAX {
-            self.waiting.pop_front();
+        if self.waiting.len() >= ACTS_MAX
+            && let Some(displaced) = self.waiting.pop_front()
+        {
+            self.miss(at, displaced.act.netns, None);
         }
-        if self.missing.len() >= NAMESPACES_MAX && !self.missing.contains_key(&act.netns) {
+        let known = self.missing.get(&act.netns).copied().unwrap_or_default();
+        if known.count != act.missing {
+            self.miss(at, act.netns, Some(act.missing));
+        }
+        let is_after_loss = self.missing.get(&act.netns).is_some_and(|known| at < known.doubted_until);
+        self.waiting.push_back(Waiting { at, act, is_after_loss });
+    }
+
+    /// An act in a namespace is missing, one that was not reported (then `count` are) or not kept.
+    fn miss(&mut self, at: BootNs, netns: NsInum, count: Option<u32>) {
+        for waiting in self.waiting.iter_mut().filter(|waiting| waiting.act.netns == netns) {
+            waiting.is_after_loss = true;
+        }
+        if self.missing.len() >= NAMESPACES_MAX && !self.missing.contains_key(&netns) {
             self.missing.pop_first();
         }
-        let before = self.missing.insert(act.netns, act.missing).unwrap_or_default();
-        let is_after_loss = before != act.missing;
-        self.waiting.push_back(Waiting { at, act, is_after_loss });
+        let known = self.missing.entry(netns).or_default();
+        known.count = count.unwrap_or(known.count);
+        known.doubted_until = known.doubted_until.max(at.saturating_add(KEPT_NS));
     }
 
     /// Each act of before a message that was read then is taken to be known.
@@ -137,7 +162,21 @@ mod tests {
         acts.set_told(2 * S);
         acts.put(S, act(7, 1, 2, LinkOp::Closed, 0));
         acts.put(3 * S, act(8, 1, 2, LinkOp::Closed, 0));
-        assert_eq!(taken(&mut acts, 3 * S, 1, LinkOp::Closed), Some((8, Confidence::Certain)));
+        // The message of the first may be still to come.
+        assert_eq!(taken(&mut acts, 3 * S, 1, LinkOp::Closed), Some((8, Confidence::Likely)));
+        acts.put(12 * S, act(8, 1, 2, LinkOp::Closed, 0));
+        assert_eq!(taken(&mut acts, 12 * S, 1, LinkOp::Closed), Some((8, Confidence::Certain)));
+    }
+
+    #[test]
+    fn who_is_left_where_others_were_displaced_is_only_likely_the_one() {
+        let mut acts = LinkActs::default();
+        acts.put(S, act(7, 1, 2, LinkOp::Closed, 0));
+        acts.put(S, act(8, 1, 2, LinkOp::Closed, 0));
+        for ifindex in 3..=65 {
+            acts.put(S, act(7, 1, ifindex, LinkOp::Closed, 0));
+        }
+        assert_eq!(taken(&mut acts, S, 1, LinkOp::Closed), Some((8, Confidence::Likely)));
     }
 
     #[test]
@@ -156,10 +195,17 @@ mod tests {
         let mut acts = LinkActs::default();
         acts.put(S, act(7, 1, 2, LinkOp::Closed, 3));
         assert_eq!(taken(&mut acts, S, 1, LinkOp::Closed), Some((7, Confidence::Likely)));
+        acts.put(S, act(8, 1, 9, LinkOp::Closed, 3));
         acts.put(S, act(7, 1, 2, LinkOp::Closed, 3));
-        assert_eq!(taken(&mut acts, S, 1, LinkOp::Closed), Some((7, Confidence::Certain)));
-        acts.put(S, act(7, 1, 2, LinkOp::Closed, 0));
-        assert_eq!(taken(&mut acts, S, 1, LinkOp::Closed), Some((7, Confidence::Likely)), "counted anew");
+        assert_eq!(taken(&mut acts, S, 1, LinkOp::Closed), Some((7, Confidence::Likely)), "of any interface");
+        acts.put(12 * S, act(7, 1, 2, LinkOp::Closed, 3));
+        assert_eq!(taken(&mut acts, 12 * S, 1, LinkOp::Closed), Some((7, Confidence::Certain)));
+        acts.put(12 * S, act(7, 1, 2, LinkOp::Closed, 0));
+        assert_eq!(
+            taken(&mut acts, 12 * S, 1, LinkOp::Closed),
+            Some((7, Confidence::Likely)),
+            "counted anew"
+        );
         acts.put(S, act(7, 2, 2, LinkOp::Closed, 0));
         assert_eq!(taken(&mut acts, S, 2, LinkOp::Closed), Some((7, Confidence::Certain)), "another one's");
     }
