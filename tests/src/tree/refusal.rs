@@ -105,7 +105,7 @@ impl Tree<'_> {
 }
 
 impl Refused {
-    /// Whether an event says which mount it was, if it was looked up; panics if it says something false.
+    /// Whether an event says which mount it was, if that could be found out; panics if it says something false.
     ///
     /// # Panics
     /// See above.
@@ -121,7 +121,8 @@ impl Refused {
             }
             assert!(matches!(verdict, "incomplete" | "not-a-mount"), "{text}: {event}");
             assert!(event.has("/holders_unreadable/0/reason"), "{text}: {event}");
-            return Some(false);
+            // What has changed before it was looked at may be told by no path.
+            return (!self.is_changed).then_some(false);
         }
         let listed = event.list("/holders").iter().filter(|holder| holder["access"] == "cwd");
         let listed: BTreeSet<u64> = listed.filter_map(|holder| holder["pid"].as_u64()).collect();
