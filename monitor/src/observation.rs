@@ -15,6 +15,7 @@ use crate::settings::Settings;
 
 mod cni;
 mod component;
+mod file_server;
 mod kubelet;
 mod mount;
 mod neighbor;
@@ -26,6 +27,7 @@ mod unmounter;
 
 pub use cni::{CniCommand, CniExec, CniExit, CniNetns, CniPod};
 pub use component::{ComponentExit, ComponentFacts};
+pub use file_server::{FileServer, ServerState};
 pub use kubelet::{KubeletFacts, KubeletNamespace, SandboxCheckpoint};
 pub use mount::{
     Access, BlindSpot, CallStart, CallerDirectory, Holder, HolderReport, MeantMount, MountFacts,
@@ -41,7 +43,7 @@ pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskP
 pub(crate) use runtime::source_or;
 pub use runtime::{ContainerExit, ContainerFacts, ContainerState, Incarnation, PodIdentity, PodProof};
 pub use source::{KnownNetns, Lane, Loss, SourceKind, SourceStatus, Throttled};
-pub use unmounter::{FileServer, UnmountedMount, Unmounter};
+pub use unmounter::{UnmountedMount, Unmounter};
 
 /// One fact from one source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -42,6 +42,12 @@ pub fn mount_unserved(point: &Path) -> File {
     mounted(point)
 }
 
+/// The same by a device of this name.
+#[must_use]
+pub fn mount_unserved_by(device: &Path, point: &Path) -> File {
+    mounted_by(device, point)
+}
+
 /// Mounts one whose server can stop to answer, as if its process was stopped.
 #[must_use]
 pub fn mount_halting(point: &Path) -> Server {
@@ -148,8 +154,12 @@ impl Link {
 
 /// Mounts one in a new directory, that whoever reads the device serves.
 pub(crate) fn mounted(point: &Path) -> File {
+    mounted_by(Path::new("/dev/fuse"), point)
+}
+
+fn mounted_by(device: &Path, point: &Path) -> File {
     std::fs::create_dir_all(point).expect("a directory can be made");
-    let device = File::options().read(true).write(true).open("/dev/fuse").expect("there is FUSE");
+    let device = File::options().read(true).write(true).open(device).expect("there is FUSE");
     let options = format!("fd={},rootmode=40000,user_id=0,group_id=0,allow_other", device.as_raw_fd());
     mount(Some("kevtmon"), point, Some("fuse.kevtmon"), MsFlags::empty(), Some(&*options))
         .expect("FUSE can be mounted");

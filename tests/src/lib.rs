@@ -24,6 +24,7 @@ pub mod unique;
 
 pub mod disk;
 pub mod fuse;
+pub mod glusterfs;
 pub mod mount;
 pub mod netns;
 pub mod network;

@@ -3,13 +3,14 @@
 #![allow(clippy::expect_used, reason = "a test whose set-up fails must fail")]
 
 use std::ffi::OsStr;
+use std::os::fd::AsRawFd;
 use std::process::{Command, Stdio};
 
 use kevtmon_tests::container::Container;
 use kevtmon_tests::daemon::{launch, program};
 use kevtmon_tests::dockerd::Dockerd;
 use kevtmon_tests::eventually;
-use kevtmon_tests::fuse::mount_halting;
+use kevtmon_tests::fuse::{mount_halting, mount_unserved_by};
 use kevtmon_tests::mount::{Mount, Scratch};
 use kevtmon_tests::process::{Finished, attempt, comm, finish, hold_by_cwd, hold_by_fd, run};
 use serde_json::Value;
@@ -287,4 +288,26 @@ fn a_file_server_that_does_not_answer_is_not_asked() {
     assert_eq!(server.asked_in_vain(), 0, "somebody waited for the server");
     server.resume();
     drop(held);
+}
+
+#[test]
+fn the_server_of_a_file_system_is_known_by_its_connection_though_the_device_is_in_no_directory() {
+    let scratch = Scratch::new();
+    let devices = Mount::at(&scratch.path().join("dev"));
+    let (device, point) = (devices.point().join("fuse"), scratch.path().join("served"));
+    run(&format!("mknod {} c 10 229", device.display()));
+    let server = mount_unserved_by(&device, &point);
+    // Then it is in no directory.
+    run(&format!("umount --lazy {}", devices.point().display()));
+    let ran = holders(&["--json".as_ref(), point.as_os_str()]);
+    let answer = json(&ran);
+    let info = format!("/proc/self/fdinfo/{}", server.as_raw_fd());
+    let is_shown = std::fs::read_to_string(info).expect("a descriptor").contains("fuse_connection");
+    assert_eq!(answer["mount"]["unserved"], Value::Null, "{answer}");
+    let servers = answer["mount"]["servers"].as_array().cloned().unwrap_or_default();
+    let pids: Vec<&Value> = servers.iter().map(|server| &server["pid"]).collect();
+    match is_shown {
+        true => assert_eq!(pids, [&Value::from(std::process::id())], "{answer}"),
+        false => assert_eq!(pids, [&Value::Null; 0], "{answer}"),
+    }
 }

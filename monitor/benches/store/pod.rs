@@ -119,6 +119,7 @@ impl Instance {
             }),
             child_mounts: Vec::new(),
             unserved: false,
+            servers: Vec::new(),
         }));
         let holder = |number: u32| MountHolder {
             pid: self.main.pid.unwrap_or_default() + number,

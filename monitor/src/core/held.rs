@@ -4,11 +4,13 @@ use serde::{Deserialize, Serialize};
 
 use super::join::runtimes;
 use super::state::NodeState;
-use crate::event::{Confidence, Join, MountHolder, Pod, Serves, Unreadable, Volume};
+use crate::event::{Confidence, Join, MountHolder, MountServer, Pod, Serves, Unreadable, Volume};
 use crate::node::kubelet::Kubelets;
 use crate::node::owner::{CgroupOwner, Described, Names, owner};
 use crate::node::view::RuntimeAvailability;
-use crate::observation::{BootNs, Holder, HolderReport, KubeletFacts, MountFacts, MountIdentity, Verdict};
+use crate::observation::{
+    BootNs, FileServer, Holder, HolderReport, KubeletFacts, MountFacts, MountIdentity, Verdict,
+};
 use crate::settings::Cmdline;
 
 /// A holder in the public schema, with the owner of its control group.
@@ -33,6 +35,21 @@ pub(super) fn mount_holder(
         container: owner.container,
         pod: owner.pod,
         serves,
+    }
+}
+
+/// A file server in the public schema, with the owner of its control group.
+pub(super) fn mount_server(server: FileServer, owner: CgroupOwner) -> MountServer {
+    MountServer {
+        pid: server.tgid,
+        uid: server.uid,
+        comm: server.comm,
+        state: server.state,
+        waits_for: server.waits_for,
+        unit: owner.unit,
+        container: owner.container,
+        pod: owner.pod,
+        confidence: if server.is_certain { Confidence::Certain } else { Confidence::Likely },
     }
 }
 
@@ -148,6 +165,9 @@ pub struct HeldMount {
     /// No process was found that serves this FUSE file system.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub unserved: bool,
+    /// Processes that serve this FUSE file system.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub servers: Vec<MountServer>,
 }
 
 fn is_zero(number: &u32) -> bool {
@@ -159,7 +179,7 @@ impl Held {
     #[must_use]
     pub fn new(report: HolderReport, view: View, known: Known<'_>, cmdline: Cmdline) -> Self {
         let unreadable = unreadable(Some(&report), report.complete, report.verdict);
-        let HolderReport { path, mount, child_mounts, unserved, complete, verdict, .. } = report;
+        let HolderReport { path, mount, child_mounts, unserved, servers, complete, verdict, .. } = report;
         let is_resolved = mount.is_some() || verdict == Verdict::NotAMount && complete;
         let below = mount.as_ref().is_some_and(|mount| mount.mountpoint != path);
         let mut kubelets = Kubelets::default();
@@ -171,12 +191,22 @@ impl Held {
         };
         let volume = mount.as_ref().and_then(|mount| kubelets.volume(0, mount.mntns, &path));
         let pod = volume.as_ref().map(|volume| known.pod(volume.pod_uid.clone()));
+        let server = |server: FileServer| {
+            let owner = owner(&known, server.cgroup.as_deref());
+            mount_server(server, owner)
+        };
+        let servers = servers.into_iter().map(server).collect();
         Self {
             view,
             path,
             exists: is_resolved.then_some(mount.is_some()),
             below,
-            mount: mount.map(|mount| HeldMount { volume, ..HeldMount::new(mount, child_mounts, unserved) }),
+            mount: mount.map(|mount| HeldMount {
+                volume,
+                unserved,
+                servers,
+                ..HeldMount::new(mount, child_mounts)
+            }),
             pod,
             holders: report.holders.into_iter().map(join).collect(),
             holders_omitted: report.holders_omitted,
@@ -206,7 +236,7 @@ impl Held {
 }
 
 impl HeldMount {
-    fn new(facts: MountFacts, child_mounts: Vec<String>, unserved: bool) -> Self {
+    fn new(facts: MountFacts, child_mounts: Vec<String>) -> Self {
         Self {
             identity: facts.identity(),
             path: facts.mountpoint,
@@ -216,7 +246,8 @@ impl HeldMount {
             mntns: facts.mntns,
             volume: None,
             child_mounts,
-            unserved,
+            unserved: false,
+            servers: Vec::new(),
         }
     }
 }

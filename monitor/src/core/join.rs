@@ -2,11 +2,13 @@
 
 use super::{Core, held};
 use crate::event::culprit;
-use crate::event::{Actor, ActorSource, AncestorRef, Confidence, Join, MountHolder, Target, UserNamespace};
+use crate::event::{
+    Actor, ActorSource, AncestorRef, Confidence, Join, MountHolder, MountServer, Target, UserNamespace,
+};
 use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{
-    BootNs, ContainerFacts, Holder, NsInum, SourceKind, SourceStatus, TaskContext, TaskFacts, TaskPlace,
-    TaskRef,
+    BootNs, ContainerFacts, FileServer, Holder, NsInum, SourceKind, SourceStatus, TaskContext, TaskFacts,
+    TaskPlace, TaskRef,
 };
 
 impl Core {
@@ -101,6 +103,13 @@ impl Core {
         let owner = self.node().owner(holder.cgroup.as_deref());
         let serves = held::serves(&self.kubelets, at, &holder, |uid| self.node().pod_of(uid));
         held::mount_holder(holder, owner, serves, self.settings.cmdline)
+    }
+
+    pub(super) fn mount_servers(&self, servers: &[FileServer]) -> Vec<MountServer> {
+        let join = |server: &FileServer| {
+            held::mount_server(server.clone(), self.node().owner(server.cgroup.as_deref()))
+        };
+        servers.iter().map(join).collect()
     }
 
     fn shown_cmdline(&self, cmdline: Option<&str>, join: Join) -> Option<String> {

@@ -21,11 +21,14 @@ impl Core {
             .mount
             .as_ref()
             .and_then(|mount| self.kubelets.volume(at, found.task.mntns, &mount.mountpoint));
+        let server = found.mount.as_ref().and_then(|mount| mount.server.as_ref());
+        let server = server.and_then(|server| self.mount_servers(std::slice::from_ref(server)).pop());
         Waiting {
             since: key.start_ns,
             target: volume.map(|volume| Box::new(self.node().target_of_pod(&volume.pod_uid))),
             actor: Box::new(actor),
             waits_for: found.waits_for,
+            server: server.map(Box::new),
             mount: found.mount,
         }
     }

@@ -1,7 +1,7 @@
 //! Commands that an operator can paste: names that come from the node are quoted.
 
-use crate::escape::is_hidden;
-use crate::event::{Advice, Container, Form, NamedProcess, Pod, ProcessLink, form};
+use crate::escape::{is_hidden, name};
+use crate::event::{Advice, Container, Form, MountServer, NamedProcess, Pod, ProcessLink, form};
 use crate::node::view::NodeView;
 use crate::observation::{BootNs, NsInum};
 
@@ -34,6 +34,13 @@ pub(super) fn is_offered(kind: &str, steps: &[Advice]) -> bool {
 /// as it was.
 pub(super) fn of_process(advice: Advice, pid: u32, seen: BootNs, links: Vec<ProcessLink>) -> Advice {
     Advice { process: Some(NamedProcess { pid, seen_ns: seen.to_string(), links }), ..advice }
+}
+
+/// Lets a stopped file server go on; `seen`: when it was.
+pub(super) fn continue_server(server: &MountServer, seen: BootNs) -> Advice {
+    let text = format!("let {}, which serves this file system, go on", name(&server.comm));
+    let pid = server.pid.to_string();
+    of_process(advice(form::CONTINUE_SERVER, &text, &["kill", "-CONT", &pid]), server.pid, seen, Vec::new())
 }
 
 /// The link that shows that a process is in a namespace, of the type `net` or `mnt`: the command enters that of the process.

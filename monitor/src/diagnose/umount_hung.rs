@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::advice::{advice, of_process};
+use super::advice::continue_server;
 use super::finding::{Count, Findings, IncidentObjects, Report};
 use super::timers::Timers;
 use super::{Context, Diagnosis, ModelChange, SECOND, seconds};
 use crate::escape::name;
 use crate::event::wording::{actor_phrase, target_label};
-use crate::event::{Actor, CloseReason, Confidence, Event, Severity, Target, form};
-use crate::observation::{BootNs, FileServer, UnmountedMount};
+use crate::event::{Actor, CloseReason, Confidence, Event, MountServer, Severity, Target};
+use crate::observation::{BootNs, ServerState, UnmountedMount};
 use crate::settings::{Thresholds, Unit, thresholds};
 
 /// As users filter and alert on it.
@@ -38,6 +38,8 @@ pub struct Waiting {
     pub waits_for: Option<String>,
     /// What it is to unmount, by its arguments.
     pub mount: Option<UnmountedMount>,
+    /// The process that serves that.
+    pub server: Option<Box<MountServer>>,
 }
 
 /// The diagnosis.
@@ -81,17 +83,10 @@ impl UmountHung {
                 continue;
             }
             let is_new = self.open.insert(subject.clone(), summary.clone()).is_none();
-            let steps =
-                server(waiting).filter(|server| server.is_stopped && server.is_certain).map(|server| {
-                    let text = format!("let {}, which serves this file system, go on", name(&server.comm));
-                    let command = ["kill", "-CONT", &server.tgid.to_string()].map(str::to_owned);
-                    of_process(
-                        advice(form::CONTINUE_SERVER, &text, &command),
-                        server.tgid,
-                        context.now,
-                        Vec::new(),
-                    )
-                });
+            let stopped = server(waiting).filter(|server| {
+                server.state == ServerState::Stopped && server.confidence == Confidence::Certain
+            });
+            let steps = stopped.map(|server| continue_server(server, context.now));
             findings.report(Report {
                 severity: Severity::Warning,
                 confidence: Confidence::Certain,
@@ -120,8 +115,8 @@ fn subject(actor: &Actor) -> String {
     format!("{}@{}", actor.pid, actor.start_time_ns)
 }
 
-fn server(waiting: &Waiting) -> Option<&FileServer> {
-    waiting.mount.as_ref()?.server.as_ref()
+fn server(waiting: &Waiting) -> Option<&MountServer> {
+    waiting.server.as_deref()
 }
 
 /// `after`: so old it is at least.
@@ -136,13 +131,11 @@ fn summary(waiting: &Waiting, after: BootNs) -> String {
     let what = waiting.waits_for.as_deref().map_or_else(String::new, |kind| format!(" for {kind}"));
     text.push_str(&format!(", waits in the kernel{what} and has not ended after {} s", after / SECOND));
     if let Some(server) = server(waiting) {
-        let which = if server.is_certain { "the server" } else { "what is likely the server" };
-        let state = if server.is_stopped { "is stopped" } else { "is running" };
-        text.push_str(&format!(
-            "; {which} of that mount, {} (pid {}), {state}",
-            name(&server.comm),
-            server.tgid
-        ));
+        let which = match server.confidence {
+            Confidence::Certain => "the server",
+            _ => "what is likely the server",
+        };
+        text.push_str(&format!("; {which} of that mount, {}, {}", server.label(), server.state_phrase()));
     }
     text
 }
@@ -212,7 +205,15 @@ mod tests {
                 mountpoint: "/v".into(),
                 fstype: "fuse.glusterfs".into(),
                 source: "server:/vol".into(),
-                server: Some(FileServer { tgid: 17, comm: "glusterfs".into(), is_stopped, is_certain: true }),
+                server: Some(FileServer {
+                    tgid: 17,
+                    comm: "glusterfs".into(),
+                    state: if is_stopped { ServerState::Stopped } else { ServerState::Running },
+                    waits_for: None,
+                    is_certain: true,
+                    uid: Some(0),
+                    cgroup: None,
+                }),
             }),
         }
     }

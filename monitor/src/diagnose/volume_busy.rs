@@ -485,11 +485,11 @@ fn summary(event: &Event, mount: &Mount, volume: &Volume, known: Option<&Known>)
     let now = held(event.holders.as_deref().unwrap_or_default(), verdict);
     let before = known
         .map_or_else(String::new, |known| format!("; as last seen, {}", held(&known.holders, known.verdict)));
-    let unserved = mount.unserved_phrase();
+    let server = mount.server_phrase();
     let (volume, plugin) = (name(&volume.name), name(&volume.plugin));
     let likely = if mount.confidence.is_some() { "what is likely " } else { "" };
     let what = if is_umount { "unmounted" } else { "removed" };
-    format!("{likely}volume {volume} ({plugin}){pod} cannot be {what}{caller}: {now}{before}{unserved}")
+    format!("{likely}volume {volume} ({plugin}){pod} cannot be {what}{caller}: {now}{before}{server}")
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Confidence, Container, Details, Object, Pod, Role, Visitor};
+use super::file_server;
+use super::{Confidence, Container, Details, MountServer, Object, Pod, Role, Visitor, servers_phrase};
 use crate::observation::{Access, MountIdentity, MountSyscall};
 
 /// A mount and the call that was made on it, for `mount.*`.
@@ -51,6 +52,9 @@ pub struct Mount {
     /// that is not known.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub unserved: bool,
+    /// Processes that serve this FUSE file system, eight at most. Absent where none was found or not all could be looked at in time.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub servers: Vec<MountServer>,
 }
 
 impl Mount {
@@ -59,13 +63,12 @@ impl Mount {
         self.syscall == MountSyscall::Umount2.name()
     }
 
-    /// What else a sentence about its holders says: that its server is gone.
-    pub(crate) fn unserved_phrase(&self) -> &'static str {
+    /// What else a sentence about its holders says: that its server is gone, or does not run.
+    pub(crate) fn server_phrase(&self) -> String {
         if self.unserved {
-            "; no process was found to serve it, its file server likely gone (ENOTCONN)"
-        } else {
-            ""
+            return "; no process was found to serve it, its file server likely gone (ENOTCONN)".to_owned();
         }
+        servers_phrase(&self.servers).map_or_else(String::new, |phrase| format!("; {phrase}"))
     }
 }
 
@@ -166,6 +169,10 @@ impl Object for Mount {
         if let Some(device) = &self.device {
             visitor.device(Role::Object, device);
         }
+        for server in &self.servers {
+            visitor.process(Role::Server, server.pid, &server.comm);
+            visitor.owner(Role::Server, server.container.as_ref(), server.pod.as_ref());
+        }
     }
 
     fn describe(&self, details: &mut dyn Details) {
@@ -186,6 +193,7 @@ impl Object for Mount {
         words.push(format!("{}{flags}{errno}{attempt}", self.syscall));
         details.line("mount", &self.path);
         details.line("", &words.join(" · "));
+        file_server::describe(&self.servers, details);
     }
 }
 

@@ -38,6 +38,8 @@ pub enum Role {
     Actor,
     /// It holds the mount.
     Holder,
+    /// It serves the file system.
+    Server,
     /// It is the other end.
     Peer,
 }

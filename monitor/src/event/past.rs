@@ -4,7 +4,7 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 47] = [
+const TENSES: [(&str, &str); 49] = [
     (" is still there without its sandbox ", " was still there without its sandbox "),
     (
         ", of which there is a checkpoint: with that, a kubelet can start and clean up",
@@ -54,10 +54,12 @@ const TENSES: [(&str, &str); 47] = [
     ("; the runtime says ", "; the runtime said "),
     ("the kubelet ends again and again ", "the kubelet ended again and again "),
     (": busy", ": it was busy"),
-    (", waits in the kernel", ", waited in the kernel"),
+    (" waits in the kernel", " waited in the kernel"),
     (" and has not ended after ", " and had not ended after "),
-    ("), is stopped", "), was stopped"),
-    ("), is running", "), was running"),
+    (" is stopped", " was stopped"),
+    (" is running", " was running"),
+    (" processes that may serve it do not run: ", " processes that may serve it did not run: "),
+    (" is held by a tracer", " was held by a tracer"),
 ];
 
 /// What is added to a summary where an unmount succeeded that may have ended it; the reason follows.
@@ -66,8 +68,9 @@ pub(crate) const UNDETERMINED: &str =
 const WAS_UNDETERMINED: &str = "; an unmount there had succeeded, and whether it was gone was not known";
 
 /// The same of what was checked and found healthy.
-const HEALTHY: [(&str, &str); 7] = [
+const HEALTHY: [(&str, &str); 8] = [
     (" is up", " was up"),
+    (" is not stopped", " was not stopped"),
     (" is in place", " was in place"),
     (" are the same", " were the same"),
     (" still has the MAC address ", " still had the MAC address "),

@@ -139,6 +139,20 @@ fn user_process_phrase(uid: Option<u32>, comm: &str, pid: u32) -> Option<String>
     Some(format!("a process of uid {uid} called {} (pid {pid})", name(comm)))
 }
 
+/// A process by its name and id, with its pod or container; on the host any user chooses the names of his.
+pub(crate) fn process_phrase(
+    uid: Option<u32>,
+    comm: &str,
+    pid: u32,
+    container: Option<&Container>,
+    pod: Option<&Pod>,
+) -> String {
+    let uid = uid.filter(|_| container.is_none());
+    let process = user_process_phrase(uid, comm, pid);
+    let process = process.unwrap_or_else(|| format!("{} (pid {pid})", name(comm)));
+    format!("{process}{}", process_owner_phrase(container, pod))
+}
+
 /// The owner of a process as the end of a phrase, ` of pod NAMESPACE/NAME`; empty for the host.
 fn process_owner_phrase(container: Option<&Container>, pod: Option<&Pod>) -> String {
     match (pod, container) {

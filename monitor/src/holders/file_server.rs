@@ -4,15 +4,19 @@
 //! file system is mounted there, and not for certain.
 
 use std::io;
-use std::time::Duration;
 
 use super::Deadline;
-use crate::sources::procfs::Proc;
-use crate::sources::procfs::dir::{Buffer, Dir, NumberName, is_gone};
+use crate::sources::procfs::dir::{Buffer, Dir, NumberName};
 use crate::sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
 use crate::sources::procfs::root::is_root_of_node;
 
-const DEVICE: &str = "/dev/fuse";
+pub(super) use serving::{Serving, server_of, serving};
+
+mod serving;
+mod state;
+
+/// What the device is called, also where its directory was detached; elsewhere only the connection tells that it is one.
+const CALLED: [&str; 2] = ["/dev/fuse", "/fuse"];
 /// Descriptors of a holder that are looked at, the lowest ones: a server opens the device before it serves anything.
 const FDS_MAX: usize = 1024;
 /// `MINORBITS` of include/linux/kdev_t.h.
@@ -68,70 +72,59 @@ fn named<'c>(cmdline: &'c str, table: &MountTable) -> Option<&'c str> {
 
 /// The connections that a process has open, as far as the kernel shows them; `None` without the device.
 fn connections(process: &Dir, links: &mut Buffer) -> Option<Vec<u32>> {
-    let open = devices(process, links, FDS_MAX).ok().filter(|open| !open.is_empty())?;
-    Some(open.into_iter().flatten().collect())
+    let Devices { open, .. } = devices(process, links, FDS_MAX, None).ok()?;
+    (!open.is_empty()).then(|| open.into_iter().flatten().collect())
 }
 
-/// Each descriptor of the device that a process has, with its connection where the kernel shows it (`fuse_connection` in
-/// fdinfo).
-fn devices(process: &Dir, links: &mut Buffer, most: usize) -> io::Result<Vec<Option<u32>>> {
+/// Descriptors of the device that a process has.
+struct Devices {
+    /// Each with its connection where the kernel shows it (`fuse_connection` in fdinfo). One that is not mounted yet has none.
+    open: Vec<Option<u32>>,
+    /// Whether all descriptors of the process were looked at.
+    is_whole: bool,
+}
+
+/// Looks for the device among the first descriptors of a process.
+fn devices(
+    process: &Dir,
+    links: &mut Buffer,
+    most: usize,
+    deadline: Option<&Deadline>,
+) -> io::Result<Devices> {
     let (list, info) = (process.at(c"fd")?, process.at(c"fdinfo")?);
     let (mut numbers, mut text) = (Vec::new(), Vec::new());
-    list.numbers(links, &mut numbers)?;
-    numbers.sort_unstable();
-    let mut found = Vec::new();
-    for fd in numbers.into_iter().take(most) {
-        let name = NumberName::new(fd);
-        if list.link(name.as_c_str(), links).is_ok_and(|link| link == DEVICE) {
-            let shown = info.text(name.as_c_str(), &mut text).ok();
-            found.push(shown.and_then(|shown| connection(&shown)));
+    let (mut open, mut looked) = (Vec::new(), 0);
+    loop {
+        numbers.clear();
+        let goes_on = list.more_numbers(links, &mut numbers)?;
+        for fd in &numbers {
+            if looked >= most {
+                return Ok(Devices { open, is_whole: false });
+            }
+            looked += 1;
+            let name = NumberName::new(*fd);
+            let Ok(link) = list.link(name.as_c_str(), links) else { continue };
+            if !may_be_device(&link) {
+                continue;
+            }
+            let is_called_so = CALLED.contains(&&*link);
+            let shown = info.text(name.as_c_str(), &mut text).ok().and_then(|shown| connection(&shown));
+            open.extend((shown.is_some() || is_called_so).then_some(shown));
+        }
+        if !goes_on {
+            return Ok(Devices { open, is_whole: true });
+        }
+        if deadline.is_some_and(Deadline::is_over) {
+            return Ok(Devices { open, is_whole: false });
         }
     }
-    Ok(found)
 }
 
-/// Whether no process has the connection of a FUSE file system open: its server is gone, and every access to it fails
-/// (`ENOTCONN`). False where that is not known: who hangs his readers or may not be read may be it, and older kernels do
-/// not show whose a connection is. Only the first process keeps its files to itself on many nodes; it serves none.
-pub(super) fn is_unserved(proc: &Proc, mount: &Mount, deadline: &Deadline) -> bool {
-    let mut links = Buffer::default();
-    for tgid in proc.pids().unwrap_or_else(|_| vec![0]) {
-        if deadline.is_over() || proc.is_aside(tgid) {
-            return false;
-        }
-        let open = proc.dir(tgid).and_then(|process| devices(&process, &mut links, usize::MAX));
-        match open {
-            Ok(open) if open.iter().all(|shown| shown.is_some_and(|number| !is_of(number, mount))) => {}
-            Err(error) if tgid == 1 || is_gone(&error) => {}
-            _ => return false,
-        }
-    }
-    true
-}
-
-/// The process that serves a FUSE file system, and whether the kernel shows that. Elsewhere arguments tell, which are believed
-/// only of root of the node.
-pub(super) fn server_of(proc: &Proc, mount: &Mount, budget: Duration) -> Option<(u32, bool)> {
-    let deadline = Deadline::after(budget);
-    let (mut links, mut told) = (Buffer::default(), None);
-    for tgid in proc.pids().ok()? {
-        if deadline.is_over() {
-            break;
-        }
-        let Ok(process) = proc.dir(tgid) else { continue };
-        let open = devices(&process, &mut links, FDS_MAX).unwrap_or_default();
-        if open.iter().flatten().any(|number| is_of(*number, mount)) {
-            return Some((tgid, true));
-        }
-        let is_hidden = open.first().is_some_and(Option::is_none);
-        if told.is_none()
-            && is_hidden
-            && served(&process).is_some_and(|served| served.mountpoint == mount.mountpoint)
-        {
-            told = Some((tgid, false));
-        }
-    }
-    told
+/// Whether the target of a descriptor may be the device: where what it was opened on was detached since, its path is shown
+/// from the top of that.
+fn may_be_device(link: &str) -> bool {
+    let link = link.strip_suffix(" (deleted)").unwrap_or(link);
+    link == "/" || link.ends_with("/fuse")
 }
 
 fn connection(fdinfo: &str) -> Option<u32> {
@@ -180,6 +173,21 @@ mod tests {
             (&[7, 40], "", Some("/other")),
         ] {
             assert_eq!(connected(connections, cmdline, &table), place, "{connections:?} {cmdline:?}");
+        }
+    }
+
+    #[test]
+    fn the_device_is_found_where_its_directory_was_detached() {
+        for (link, expected) in [
+            ("/dev/fuse", true),
+            ("/fuse", true),
+            ("/dev/fuse (deleted)", true),
+            ("/", true),
+            ("/dev/fused", false),
+            ("/dev/null", false),
+            ("fuse", false),
+        ] {
+            assert_eq!(may_be_device(link), expected, "{link}");
         }
     }
 

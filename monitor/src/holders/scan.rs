@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use super::file_server::{Serving, serving};
 use super::locate::{self, best_members};
 use super::mntns_index::{self, MntnsIndex, Seen};
 use super::pins::{Extent, Pin, Rest, Visit, Visitor, describe};
@@ -14,7 +15,7 @@ use super::progress::{Progress, Stage};
 use super::propagation::{self, MountCopy, NamespaceMounts};
 use super::scope::Scope;
 use super::searched::{ScanTargets, SearchedMount};
-use super::{Deadline, PresenceRequest, ScanRequest, file_server, own_directory, own_tgid, presence};
+use super::{Deadline, PresenceRequest, ScanRequest, own_directory, own_tgid, presence};
 use crate::clock::boot_now;
 use crate::observation::{Access, Holder, HolderReport, MountPresence, NsInum, Verdict};
 use crate::sources::procfs::Proc;
@@ -184,8 +185,11 @@ impl<'p> Scan<'p> {
             is_done = self.stages(request, index, &views, scope, &copies);
         }
         let is_done = is_done && has_all;
-        if is_done && is_fuse(&target.fstype) {
-            self.report.unserved = file_server::is_unserved(self.proc, target, &self.deadline);
+        if is_fuse(&target.fstype) && (is_done || self.report.servers.is_empty()) {
+            self.deadline.allow(budget / STAGES_MIN);
+            let order = |tgids| index.by_turns(tgids);
+            let Serving { servers, is_unserved } = serving(self.proc, target, order, &self.deadline);
+            (self.report.servers, self.report.unserved) = (servers, is_unserved);
         }
         Outcome {
             verdict: self.verdict(is_done, request.tgid),

@@ -10,9 +10,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 
 use super::file_server::server_of;
-use crate::observation::{
-    Ancestor, Fact, FileServer, TaskFacts, TaskKey, TaskPlace, UnmountedMount, Unmounter,
-};
+use crate::observation::{Ancestor, Fact, TaskFacts, TaskKey, TaskPlace, UnmountedMount, Unmounter};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::dir::{Buffer, Dir};
 use crate::sources::procfs::mountinfo::{Mount, MountTable, is_fuse};
@@ -156,11 +154,6 @@ fn mount(proc: &Proc, dir: &Dir, text: &mut Vec<u8>) -> Option<UnmountedMount> {
     let arguments = dir.text(c"cmdline", text).ok()?;
     let mount = meant(&arguments, &table)?;
     let server = is_fuse(&mount.fstype).then(|| server_of(proc, mount, SEARCH)).flatten();
-    let server = server.and_then(|(tgid, is_certain)| {
-        let stat = proc.stat(tgid)?;
-        let is_stopped = matches!(stat.state, 'T' | 't');
-        Some(FileServer { tgid, comm: stat.comm, is_stopped, is_certain })
-    });
     Some(UnmountedMount {
         mountpoint: mount.mountpoint.clone(),
         fstype: mount.fstype.clone(),

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BootNs, NsInum};
+use super::{BootNs, FileServer, NsInum};
 
 pub use call::{
     CallStart, CallerDirectory, MeantMount, MountSyscall, PathDoubt, PathOrigin, SecondPath, TableMark,
@@ -255,6 +255,9 @@ pub struct HolderReport {
     /// Whether no process was found that serves it, a FUSE file system; false also where that is not known.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unserved: bool,
+    /// Processes that serve it, a FUSE file system; none where none was found, and in older recordings.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub servers: Vec<FileServer>,
     /// Whether every process that could pin it was read within the time budget.
     pub complete: bool,
     /// The conclusion.
@@ -346,6 +349,7 @@ impl HolderReport {
             elapsed_ns: 0,
             goes_on: false,
             unserved: false,
+            servers: Vec::new(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BootNs, TaskFacts};
+use super::{BootNs, FileServer, TaskFacts};
 
 /// A process of root of the node that runs a program which unmounts, and that waits in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,17 +39,4 @@ pub struct UnmountedMount {
     /// The process that serves it, of FUSE.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<FileServer>,
-}
-
-/// The process that serves a FUSE file system.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileServer {
-    /// Process id (thread group).
-    pub tgid: u32,
-    /// Command name.
-    pub comm: String,
-    /// Stopped by a signal or a tracer, so that it answers nothing.
-    pub is_stopped: bool,
-    /// Whether the kernel shows that it is the one, rather than its arguments.
-    pub is_certain: bool,
 }

@@ -6,7 +6,7 @@ use super::escaped;
 use crate::core::held::{Held, HeldMount, View};
 use crate::escape::name;
 use crate::event::wording::{pod_label, short_id};
-use crate::event::{Container, MountHolder, Pod, Unreadable};
+use crate::event::{Container, MountHolder, Pod, Unreadable, servers_phrase};
 use crate::observation::{Access, HolderReport, Verdict};
 
 /// What is absent.
@@ -181,6 +181,7 @@ fn notes(held: &Held, mount: &HeldMount, is_used: bool) -> Vec<String> {
     if mount.unserved {
         notes.push("no process was found to serve it: its file server is likely gone (ENOTCONN)".to_owned());
     }
+    notes.extend(servers_phrase(&mount.servers));
     if !is_used {
         let note = match (held.holders_verdict, held.holders.is_empty(), held.below) {
             (Verdict::Transient, ..) => "it went before every process was looked at",
@@ -272,6 +273,7 @@ mod tests {
                 volume: None,
                 child_mounts: Vec::new(),
                 unserved: false,
+                servers: Vec::new(),
             }),
             pod: None,
             holders,

@@ -251,6 +251,7 @@ fn remark(step: &Step, incidents: &[StoryIncident]) -> String {
         words.extend(step.roles.iter().map(|role| match role {
             Role::Actor => "it did this".to_owned(),
             Role::Holder => "it holds the mount or a copy of it".to_owned(),
+            Role::Server => "it serves the file system".to_owned(),
             Role::Peer => "it is the other end".to_owned(),
             Role::Target | Role::Object => String::new(),
         }));

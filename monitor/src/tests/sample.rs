@@ -181,6 +181,7 @@ pub(crate) fn busy() -> Event {
             }),
             child_mounts: Vec::new(),
             unserved: false,
+            servers: Vec::new(),
         })),
         holders: Some(vec![
             MountHolder {

@@ -85,7 +85,7 @@ impl Core {
         if actor.confidence != Confidence::Certain || mount.confidence.is_some() {
             subject = format!("what is likely {subject}");
         }
-        let unserved = mount.unserved_phrase();
+        let server = mount.server_phrase();
         let by = actor_phrase(&actor);
         // Set off by commas, if it has some itself.
         let comma = if by.contains(", ") { "," } else { "" };
@@ -99,7 +99,7 @@ impl Core {
         let what = if is_umount { "umount" } else { attempt.syscall.name() };
         let later = if earlier.is_some() { " (found later)" } else { "" };
         let message =
-            format!("{what} of {subject} by {by}{comma} refused: {by_now}{holders_phrase}{unserved}{later}");
+            format!("{what} of {subject} by {by}{comma} refused: {by_now}{holders_phrase}{server}{later}");
         // Programs that replace a file which is mounted into their container are everyday life.
         let is_trouble = is_umount || is_found && umount.account.host;
         let severity = if is_trouble { Severity::Warning } else { Severity::Notice };
@@ -251,6 +251,10 @@ impl Core {
                 false => Vec::new(),
             },
             unserved: report.is_some_and(|report| report.unserved) && attempt.errno.is_some(),
+            servers: match attempt.errno {
+                Some(_) => self.mount_servers(report.map_or(&[][..], |report| &report.servers)),
+                None => Vec::new(),
+            },
         }
     }
 }

@@ -1,12 +1,12 @@
 //! What to do about a busy volume, and what does not hold it.
 
-use crate::diagnose::advice::{advice, in_namespace, of_process, replace_in_pod, restart};
+use crate::diagnose::advice::{advice, continue_server, in_namespace, of_process, replace_in_pod, restart};
 use crate::escape::name;
 use crate::event::wording::{pod_label, users};
 use crate::event::{Advice, Confidence, Event, Form, Mount, MountHolder, Pod, ProcessLink, form};
 use crate::node::kubelet::Way;
 use crate::node::view::NodeView;
-use crate::observation::{Access, BootNs, NsInum, Verdict};
+use crate::observation::{Access, BootNs, NsInum, ServerState, Verdict};
 
 /// Maximum number of links by which it is seen whether a process still uses a mount.
 const LINKS_MAX: usize = 8;
@@ -27,6 +27,12 @@ pub(super) fn steps(
 ) -> Vec<Advice> {
     let way = node.kubelets.way(mount.mntns);
     let mut steps = vec![look(mount, holders, way)];
+    let stopped = mount
+        .servers
+        .iter()
+        .find(|server| server.state == ServerState::Stopped && server.confidence == Confidence::Certain);
+    // It answers nobody, nor whoever is to let go.
+    steps.extend(stopped.map(|server| continue_server(server, seen)));
     let deepest = mount.child_mounts.iter().max_by_key(|child| child.matches('/').count());
     if let Some(child) = deepest {
         let text = if *child == mount.path { "unmount it" } else { "unmount what is mounted below it" };
@@ -162,6 +168,12 @@ pub(super) fn ruled_out(event: &Event, mount: &Mount) -> Vec<String> {
     let held_by = |access: Access| holders.iter().any(|holder| holder.access == access);
     if scanned && mount.child_mounts.is_empty() && !held_by(Access::ChildMount) {
         healthy.push("nothing is mounted below it".to_owned());
+    }
+    if let [server] = &mount.servers[..]
+        && !server.is_troubled()
+        && server.confidence == Confidence::Certain
+    {
+        healthy.push(format!("the file server of that mount, {}, is not stopped", server.label()));
     }
     if event.holders_complete != Some(true) || !scanned {
         return healthy;

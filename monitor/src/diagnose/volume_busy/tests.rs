@@ -166,6 +166,51 @@ fn a_file_server_that_is_gone_is_told_of_the_volume() {
 }
 
 #[test]
+fn a_file_server_that_is_stopped_is_let_go_on_where_the_kernel_shows_whose_it_is() {
+    fn served(id: u64, path: &str, state: ServerState, is_certain: bool) -> HolderReport {
+        let server = FileServer {
+            tgid: 17,
+            comm: "glusterfs".into(),
+            state,
+            waits_for: None,
+            is_certain,
+            uid: Some(0),
+            cgroup: None,
+        };
+        HolderReport { servers: vec![server], ..holders(id, path) }
+    }
+    let told = |scan: fn(u64, &str) -> HolderReport| {
+        let mut node = terminating();
+        node.scan = scan;
+        node.observe(umount(Some(16)));
+        let opened = node.last_incident().clone();
+        let incident = opened.incident.unwrap();
+        let step = incident.advice.iter().find(|step| step.form == "continue-server").cloned();
+        (opened.message, step, incident.ruled_out)
+    };
+    let (summary, step, _) = told(|id, path| served(id, path, ServerState::Stopped, true));
+    assert!(
+        summary.ends_with("; the file server of that mount, glusterfs (pid 17), is stopped"),
+        "{summary}"
+    );
+    let step = step.unwrap();
+    assert_eq!((step.command.as_str(), step.process.unwrap().pid), ("kill -CONT 17", 17));
+    let (summary, step, _) = told(|id, path| served(id, path, ServerState::Stopped, false));
+    assert!(
+        summary.ends_with("; what is likely the file server of that mount, glusterfs (pid 17), is stopped"),
+        "{summary}"
+    );
+    assert_eq!(step, None);
+    let (summary, step, healthy) = told(|id, path| served(id, path, ServerState::Running, true));
+    assert!(!summary.contains("file server"), "{summary}");
+    assert_eq!(step, None);
+    assert!(
+        healthy.contains(&"the file server of that mount, glusterfs (pid 17), is not stopped".to_owned()),
+        "{healthy:?}"
+    );
+}
+
+#[test]
 fn a_cover_that_is_unmounted_closes_nothing() {
     for cover in [umount(None), lazily()] {
         let mut node = busy();

@@ -109,6 +109,17 @@ fn extremes() -> Event {
     let busy = sample::busy();
     let mount = event.mount.insert(busy.mount.unwrap());
     (mount.child_mounts, mount.unserved) = (vec!["/mnt/x/y".into()], true);
+    mount.servers = vec![crate::event::MountServer {
+        pid: 7,
+        uid: Some(0),
+        comm: "glusterfs".into(),
+        state: crate::observation::ServerState::Waiting,
+        waits_for: Some("NFS".into()),
+        unit: Some("x.scope".into()),
+        container: Some(container.clone()),
+        pod: Some(pod.clone()),
+        confidence: Confidence::Certain,
+    }];
     event.holders = busy.holders;
     for holder in event.holders.iter_mut().flatten() {
         holder.tid = Some(7);

@@ -1,5 +1,7 @@
 //! Mounts whose file server does not answer, or is gone.
 
+use std::os::fd::AsRawFd;
+
 use super::*;
 
 #[test]
@@ -30,4 +32,18 @@ fn a_file_server_that_is_gone_is_told_from_one_that_does_not_answer() {
     let report = scan_path(&target);
     assert_eq!(held(&report), [(holder.tgid(), Access::Fd)]);
     assert!(report.unserved, "{report:?}");
+}
+
+#[test]
+fn who_has_the_connection_open_is_the_server() {
+    let mut sandbox = MountSandbox::new();
+    let (target, server) = sandbox.mount_hung_fuse("volume");
+    let info = format!("/proc/self/fdinfo/{}", server.as_raw_fd());
+    let is_shown = fs::read_to_string(info).unwrap().contains("fuse_connection");
+    let report = scan_path(&target);
+    let servers: Vec<u32> = report.servers.iter().map(|server| server.tgid).collect();
+    // Nothing else tells it: no argument names the mount.
+    assert_eq!(servers.contains(&std::process::id()), is_shown, "{report:#?}");
+    drop(server);
+    assert_eq!(scan_path(&target).servers, []);
 }
