@@ -20,6 +20,8 @@ use crate::process::{Running, attempt, write_script};
 use crate::reaper::Cleanup;
 use crate::unique;
 
+mod volume;
+
 /// Where dockershim keeps its checkpoints.
 const CHECKPOINTS: &str = "/var/lib/dockershim/sandbox";
 
@@ -301,6 +303,16 @@ impl KubeletNode {
     /// Has the kubelet run a static pod. With the same `uid` a pod that is there is changed, else it is another one: the
     /// kubelet takes a hash of the manifest. In `container` are the settings of its container that differ.
     pub fn write_manifest(&self, name: &str, uid: Option<&str>, container: &serde_json::Value) {
+        self.write_pod(name, uid, container, None);
+    }
+
+    fn write_pod(
+        &self,
+        name: &str,
+        uid: Option<&str>,
+        container: &serde_json::Value,
+        volumes: Option<serde_json::Value>,
+    ) {
         let mut manifest = serde_json::json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": name, "namespace": self.namespace},
@@ -311,6 +323,9 @@ impl KubeletNode {
         });
         if let Some(uid) = uid {
             manifest["metadata"]["uid"] = uid.into();
+        }
+        if let Some(volumes) = volumes {
+            manifest["spec"]["volumes"] = volumes;
         }
         for (key, value) in container.as_object().into_iter().flatten() {
             manifest["spec"]["containers"][0][key] = value.clone();

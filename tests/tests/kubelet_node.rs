@@ -68,6 +68,49 @@ fn a_pod_is_known_from_its_start_to_its_end_and_its_lost_gateway_names_it() {
     assert!(opened.is_empty(), "a pod that ends in good order: {opened:?}");
 }
 
+#[test]
+#[ignore = "needs a kubelet"]
+fn a_pod_whose_volume_is_held_from_outside_stays_until_that_one_lets_go() {
+    let node = KubeletNode::start();
+    let mut daemon = launch().joining(node.dockerd().runtime()).start();
+    daemon.wait_for_component(node.kubelet_pid());
+    let (pod, volume) = node.run_pod_with_memory("web");
+    wait_for_life(&mut daemon, "container.started", &pod.app);
+    let holder = node.hold_by_cwd(&volume);
+    node.remove_pod("web", &pod);
+    let opened = daemon.wait_for("the incident", |event| {
+        event.is_incident("incident.opened", "volume-busy") && event.text("/target/pod/uid") == pod.uid
+    });
+    opened.expect("/target/pod/namespace", &*pod.namespace);
+    opened.expect("/target/pod/name", &*pod.name);
+    opened.expect("/mount/volume/plugin", "kubernetes.io/empty-dir");
+    opened.expect("/mount/volume/name", "data");
+    opened.expect("/mount/path", &*volume.to_string_lossy());
+    let id = opened.text("/incident/id").to_owned();
+    // The kubelet retries, so that its holder is told by one event at the latest.
+    let told = daemon.wait_for("who holds it", |event| {
+        let is_it = |held: &serde_json::Value| held["pid"] == holder.pid() && held["access"] == "cwd";
+        event.text("/incident/id") == id && event.list("/holders").iter().any(is_it)
+    });
+    let summary = told.text("/incident/summary");
+    let by = format!("held by sleep (pid {}) as its current directory", holder.pid());
+    assert!(summary.contains(&by) && summary.contains(&pod.full_name()), "{told}");
+    assert!(summary.contains(&format!("kubelet (pid {})", node.kubelet_pid())), "{told}");
+    assert!(node.log().contains("target is busy"), "{}", node.log());
+
+    drop(holder);
+    let closed = daemon
+        .wait_for("its end", |event| event.kind() == "incident.closed" && event.text("/incident/id") == id);
+    closed.expect("/incident/close_reason", "resolved");
+    let all = daemon.events();
+    let opened = all.iter().filter(|event| event.is_incident("incident.opened", "volume-busy"));
+    assert_eq!(
+        opened.filter(|event| event.text("/target/pod/uid") == pod.uid).count(),
+        1,
+        "retries are no incidents"
+    );
+}
+
 /// The part of the configuration that lets a container be without its sandbox for a second only.
 const SOON: &str = "[incidents]\norphan_container_seconds = 1\n";
 /// How a kubelet of this generation ends that finds a container without its sandbox.
