@@ -40,7 +40,7 @@ use crate::sources::procfs::Proc;
 use crate::sources::procfs::own::Own;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::runtime::{checkpoint, still_runs};
-use crate::sources::{Barrier, Sender, bpf, cni, components, observed_now};
+use crate::sources::{Barrier, Sender, bpf, cni, components, observed_now, pod_remains};
 use crate::store::{self, PreviousRun};
 
 use lanes::Touched;
@@ -182,6 +182,7 @@ pub async fn run(
         lanes: None,
         plugins: None,
         components: None,
+        pod_processes: None,
         replies: VecDeque::new(),
         config,
         offset_ns: realtime_offset_ns(),
@@ -221,6 +222,8 @@ struct Daemon {
     plugins: Option<bpf::Plugins>,
     /// Takes processes that may be kubelets or runtimes.
     components: Option<mpsc::Sender<u32>>,
+    /// Takes pods whose processes are to be listed.
+    pod_processes: Option<pod_remains::Wanted>,
     /// Answers that need no waiting, and the observation that is processed.
     replies: VecDeque<Observation>,
     config: Config,
@@ -244,9 +247,7 @@ impl Daemon {
         self.observe(observed_now(Fact::Clock { realtime_offset_ns: self.offset_ns }));
         // Before any source: without it every path is believed.
         self.observe(observed_now(Fact::Kubelet(self.kubelets.configured())));
-        self.kubelets.look_and_send(&self.readers, &self.observations);
-        self.components = Some(components::start(self.readers.clone(), self.observations.clone()));
-        holders::unmounters::start(self.readers.clone(), self.observations.clone());
+        self.follow_state();
         if let Some(last_alive) = previous.alive {
             self.observe(observed_now(Fact::Restarted { last_alive }));
         }
@@ -377,6 +378,7 @@ impl Daemon {
             }
             Request::Component { tgid } => components::look_at(self.components.as_ref(), tgid),
             Request::Kubelet => self.kubelets.look_and_send(&self.readers, &self.observations),
+            Request::PodProcesses { pods } => pod_remains::list_of(self.pod_processes.as_ref(), pods),
             Request::SandboxCheckpoints { sandboxes } => {
                 checkpoint::look_and_send(&self.readers, &self.observations, sandboxes);
             }

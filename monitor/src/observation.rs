@@ -20,6 +20,7 @@ mod kubelet;
 mod mount;
 mod neighbor;
 mod net;
+mod pod_remains;
 mod process;
 mod runtime;
 mod source;
@@ -39,6 +40,7 @@ pub use net::{
     AddressFacts, LinkAct, LinkFacts, LinkOp, NetnsOwner, NetnsSnapshot, PeerLink, RouteFacts, RuleAction,
     RuleFacts, TABLE_LOCAL, TABLE_MAIN, iff,
 };
+pub use pod_remains::{PodCgroup, PodProcess, PodRemains};
 pub use process::{Ancestor, ProcessState, TaskContext, TaskFacts, TaskKey, TaskPlace, TaskRef};
 pub(crate) use runtime::source_or;
 pub use runtime::{ContainerExit, ContainerFacts, ContainerState, Incarnation, PodIdentity, PodProof};
@@ -214,6 +216,11 @@ pub enum Fact {
         /// All of them.
         unmounters: Vec<Unmounter>,
     },
+    /// What there is of each pod that has a directory on the node.
+    PodRemains {
+        /// All of them.
+        pods: Vec<PodRemains>,
+    },
     /// Root executed a program that has the name of one.
     ComponentExecuted {
         /// The process (thread group).
@@ -289,6 +296,12 @@ pub enum Request {
         path: String,
         /// Where that is not the host's: the mount namespace in which it does, and the processes above the plugin.
         within: Option<(NsInum, Vec<u32>)>,
+    },
+    /// List the processes and mounts of these pods with what there is of all, though they have processes; replaces what was
+    /// requested before. The reply is `Fact::PodRemains`.
+    PodProcesses {
+        /// Uids of the pods.
+        pods: Vec<String>,
     },
     /// Whether there are checkpoints of these sandboxes; the reply is `Fact::SandboxCheckpoints`.
     SandboxCheckpoints {

@@ -35,6 +35,7 @@ impl Core {
         if is_new || is_confirmed_now {
             self.recreated(at, &id);
         }
+        self.review_pod(at, &id);
         self.diagnose(at, &ModelChange::Container(&id));
         self.answered(at, &Awaited::Container(id), true);
     }
@@ -43,6 +44,7 @@ impl Core {
         if let Some(transition) = self.containers.remove(at, id, source) {
             self.emit_transition(at, &transition);
         }
+        self.review_pod(at, id);
         self.diagnose(at, &ModelChange::Container(id));
     }
 
@@ -81,6 +83,7 @@ impl Core {
         for id in ids {
             self.answered(at, &Awaited::Container(id), true);
         }
+        self.pods_on_node.review_all(at, &self.containers);
         self.diagnose(at, &ModelChange::Runtime);
     }
 

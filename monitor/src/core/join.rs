@@ -91,6 +91,7 @@ impl Core {
             pods: &self.pods,
             busy_mounts: &self.busy_mounts,
             kubelets: &self.kubelets,
+            pods_on_node: &self.pods_on_node,
             cni: &self.cni,
             host_netns: self.settings.host_netns,
             runtimes: self.runtimes(),

@@ -17,6 +17,7 @@ use crate::node::kubelet::Kubelets;
 use crate::node::link_acts::LinkActs;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::{Crowd, Namespaces};
+use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
 use crate::observation::{
@@ -37,6 +38,7 @@ mod link;
 mod mount;
 mod neighbor;
 mod pending;
+mod pod_remains;
 mod recreation;
 mod saved;
 pub mod state;
@@ -92,6 +94,7 @@ pub struct Core {
     ready: bool,
     pods: PodNames,
     kubelets: Kubelets,
+    pods_on_node: PodsOnNode,
     cni: CniCalls,
     kubelet_lookup: kubelet::KubeletLookup,
     pending_neighbors: Pending<neighbor::Awaited, neighbor::PendingChange>,
@@ -186,6 +189,7 @@ impl Core {
             }
             Fact::Components { components } => self.components(at, components),
             Fact::Unmounters { unmounters } => self.unmounters(at, unmounters),
+            Fact::PodRemains { pods } => self.pod_remains(at, pods),
             Fact::ComponentExecuted { tgid } => self.request(Request::Component { tgid }),
             Fact::ComponentExited(exit) => self.component_exited(at, &exit),
             Fact::Source(status) => self.source(at, status),

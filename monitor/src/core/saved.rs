@@ -20,6 +20,7 @@ use crate::node::kubelet::Kubelets;
 use crate::node::link_acts::LinkActs;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::{Crowd, Namespaces};
+use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
 use crate::node::tasks::Tasks;
 use crate::observation::{BootNs, NsInum, Source, SourceStatus};
@@ -59,6 +60,7 @@ pub struct Saved<'a> {
     components: Cow<'a, Components>,
     pods: Cow<'a, PodNames>,
     kubelets: Cow<'a, Kubelets>,
+    pods_on_node: Cow<'a, PodsOnNode>,
     cni: Cow<'a, CniCalls>,
     kubelet_lookup: kubelet::KubeletLookup,
     tasks: Cow<'a, Tasks>,
@@ -104,6 +106,7 @@ impl Core {
             ready: saved.ready,
             pods: saved.pods.into_owned(),
             kubelets: saved.kubelets.into_owned(),
+            pods_on_node: saved.pods_on_node.into_owned(),
             cni: saved.cni.into_owned(),
             kubelet_lookup: saved.kubelet_lookup,
             pending_neighbors: saved.pending_neighbors,
@@ -146,6 +149,7 @@ impl Core {
             ready,
             pods,
             kubelets,
+            pods_on_node,
             cni,
             kubelet_lookup,
             pending_neighbors,
@@ -190,6 +194,7 @@ impl Core {
             components: Cow::Borrowed(components),
             pods: Cow::Borrowed(pods),
             kubelets: Cow::Borrowed(kubelets),
+            pods_on_node: Cow::Borrowed(pods_on_node),
             cni: Cow::Borrowed(cni),
             kubelet_lookup: kubelet_lookup.clone(),
             tasks: Cow::Borrowed(tasks),

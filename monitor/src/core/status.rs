@@ -23,6 +23,9 @@ impl Core {
                 self.emit_status_change(at, &status);
             }
             if was_up.is_some_and(|was_up| was_up != status.up) && status.kind == SourceKind::Runtime {
+                if status.up {
+                    self.pods_on_node.note_recovery(at);
+                }
                 self.diagnose(at, &ModelChange::RuntimeAvailability);
             }
             return;

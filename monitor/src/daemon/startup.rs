@@ -11,6 +11,7 @@ use super::programs::{self, Reading};
 use super::{Daemon, DaemonError, Options};
 use crate::clock::boot_now;
 use crate::config::{Config, NODE_NAME, Runtimes, SOCKETS, STATE_DIR};
+use crate::holders::unmounters;
 use crate::metrics::Metrics;
 use crate::observation::{Fact, NsInum, SourceStatus};
 use crate::query::history::LiveHistory;
@@ -28,7 +29,7 @@ use crate::sources::netlink::{NetlinkConfig, NetlinkSource};
 use crate::sources::procfs::Proc;
 use crate::sources::procfs::readers::Readers;
 use crate::sources::runtime::{self, RuntimeSocket};
-use crate::sources::{Barrier, Sender, observed_now};
+use crate::sources::{Barrier, Sender, components, observed_now, pod_remains};
 use crate::store::{Archive, Limits};
 
 /// Files that the daemon holds open by itself.
@@ -174,4 +175,16 @@ pub(super) fn start_recorder(
         failure = recorder.add_flight(&config.get(&STATE_DIR), &limits)?;
     }
     Ok((recorder, failure))
+}
+
+impl Daemon {
+    /// Starts what looks at the state of the node from time to time.
+    pub(super) fn follow_state(&mut self) {
+        let (readers, observations) = (&self.readers, &self.observations);
+        self.kubelets.look_and_send(readers, observations);
+        self.components = Some(components::start(readers.clone(), observations.clone()));
+        unmounters::start(readers.clone(), observations.clone());
+        let kubelets = self.kubelets.clone();
+        self.pod_processes = Some(pod_remains::start(readers.clone(), kubelets, observations.clone()));
+    }
 }

@@ -397,16 +397,7 @@ impl Diagnosis for GatewayNeighborLost {
                 namespaces.into_iter().for_each(|netns| self.advise(context, netns, findings));
             }
             ModelChange::Ready => self.reconcile(context, findings),
-            ModelChange::Refused(_)
-            | ModelChange::SandboxCheckpoints(_)
-            | ModelChange::UmountUndetermined { .. }
-            | ModelChange::SandboxMade(_)
-            | ModelChange::Components
-            | ModelChange::Unmounters(_)
-            | ModelChange::MountGone(_)
-            | ModelChange::CniNetns(_)
-            | ModelChange::Kubelets
-            | ModelChange::CniFinished(..) => {}
+            _ => {}
         }
     }
 

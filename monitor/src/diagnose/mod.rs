@@ -12,7 +12,7 @@ use crate::event::{Event, Severity, WallClock};
 use crate::node::cni::Call;
 use crate::node::mounts::BusyMount;
 use crate::node::view::NodeView;
-use crate::observation::{BootNs, NeighborKey, NsInum, SandboxCheckpoint};
+use crate::observation::{BootNs, MountFacts, NeighborKey, NsInum, SandboxCheckpoint};
 use crate::settings::{Threshold, Thresholds};
 
 /// `save` and `restore` of a diagnosis whose other fields than `thresholds` are its complete state.
@@ -41,6 +41,7 @@ mod identity;
 mod incidents;
 mod kubelet_crash_loop;
 mod orphan_container;
+mod pod_stuck_terminating;
 mod sandbox_crash_loop;
 mod spec_hash_storm;
 mod stale_cni_del;
@@ -56,9 +57,10 @@ pub use incidents::{Incidents, OpenIncident};
 pub(crate) use sandbox_crash_loop::is_folded;
 pub use suspicion::Suspicion;
 pub use umount_hung::Waiting;
+pub use volume_busy::LEFT_VOLUME;
 
 /// Every kind, in the order of [`all`].
-pub const KINDS: [&str; 10] = [
+pub const KINDS: [&str; 11] = [
     cni_teardown_failing::KIND,
     gateway_neighbor_lost::KIND,
     orphan_container::KIND,
@@ -69,6 +71,7 @@ pub const KINDS: [&str; 10] = [
     spec_hash_storm::KIND,
     sandbox_crash_loop::KIND,
     umount_hung::KIND,
+    pod_stuck_terminating::KIND,
 ];
 
 /// Severities that incidents of a kind have.
@@ -81,7 +84,8 @@ pub fn severities(kind: &str) -> &'static [Severity] {
         | kubelet_crash_loop::KIND
         | spec_hash_storm::KIND
         | sandbox_crash_loop::KIND
-        | umount_hung::KIND => &[Severity::Warning],
+        | umount_hung::KIND
+        | pod_stuck_terminating::KIND => &[Severity::Warning],
         _ => &[Severity::Info, Severity::Warning, Severity::Critical],
     }
 }
@@ -115,6 +119,7 @@ pub fn thresholds() -> impl Iterator<Item = &'static Threshold> {
         spec_hash_storm::THRESHOLDS,
         sandbox_crash_loop::THRESHOLDS,
         umount_hung::THRESHOLDS,
+        pod_stuck_terminating::THRESHOLDS,
     ];
     all.into_iter().flatten().copied()
 }
@@ -146,6 +151,7 @@ pub fn all(thresholds: &Thresholds) -> Vec<Box<dyn Diagnosis>> {
         Box::new(spec_hash_storm::SpecHashStorm::new(thresholds)),
         Box::new(sandbox_crash_loop::SandboxCrashLoop::new(thresholds)),
         Box::new(umount_hung::UmountHung::new(thresholds)),
+        Box::new(pod_stuck_terminating::PodStuckTerminating::new(thresholds)),
     ]
 }
 
@@ -233,6 +239,17 @@ pub enum ModelChange<'a> {
     Components,
     /// The processes that unmount something and wait in the kernel.
     Unmounters(&'a [Waiting]),
+    /// Pods that have a directory were looked at.
+    PodRemains,
+    /// Who uses a volume that is mounted though its pod is over, by the id of the request.
+    LeftVolume {
+        /// The id.
+        id: u64,
+        /// The mount that was found at its path.
+        mount: Option<&'a MountFacts>,
+        /// Who holds that.
+        found: &'a IncidentObjects,
+    },
     /// The mount namespaces or root directories of kubelets are others.
     Kubelets,
     /// A snapshot of all containers of a runtime was applied.

@@ -1,7 +1,8 @@
 //! A pod's volume cannot be unmounted, so the pod stays in Terminating.
 //!
 //! Opens with the first refused unmount or removal below a kubelet's pod directory and closes when that very mount is gone. All
-//! attempts are one incident. It needs the umount hook: no source lists the mounts of pods.
+//! attempts are one incident. So is what the state shows, of whatever reason: a volume that stays mounted once no container
+//! of its pod runs.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +13,23 @@ use super::timers::Timers;
 use super::{CAPACITY, Context, Diagnosis, ModelChange, STARTUP_GRACE, seconds};
 use crate::escape::name;
 use crate::event::past::UNDETERMINED;
-use crate::event::wording::{
-    copies_phrase, holders_phrase, mount_point_phrase, owner_phrase, pod_label, repeated_actor_phrase, users,
-};
-use crate::event::{CloseReason, Event, Kind, Mount, MountHolder, Severity, Volume};
+use crate::event::wording::copies_phrase;
+use crate::event::{CloseReason, Event, Kind, Mount, Severity, Volume};
 use crate::node::mounts::{BusyMount, BusyMounts, MountKey};
-use crate::observation::{BootNs, MountIdentity, Verdict};
+use crate::observation::{BootNs, MountIdentity};
 use crate::settings::{Thresholds, Unit, thresholds};
 use known::Known;
+use left::{Mounted, StillMounted};
+use wording::summary;
 
 mod known;
+mod left;
 mod release;
+mod severity;
+mod wording;
+
+pub use left::LEFT_VOLUME;
+pub(super) use left::mount_object;
 
 /// As users filter and alert on it.
 pub(super) const KIND: &str = "volume-busy";
@@ -39,6 +46,9 @@ thresholds! {
     CRITICAL_AFTER = "volume_busy_critical_seconds", default 15 * 60, Unit::Seconds;
     /// Without a further attempt to unmount it, the incident of a busy volume expires after this time.
     EXPIRE_AFTER = "volume_busy_expire_seconds", default 30 * 60, Unit::Seconds;
+    /// A volume that is mounted though no container of its pod has run for this time is reported, whether a refused attempt to
+    /// unmount it was seen or not.
+    LEFT_AFTER = "volume_busy_mounted_seconds", default 180, Unit::Seconds;
 }
 
 /// A busy volume.
@@ -57,6 +67,9 @@ struct BusyVolume {
     /// As in the newest report.
     #[serde(default)]
     summary: String,
+    /// What its state shows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    left: Option<StillMounted>,
 }
 
 /// A busy mount of a volume.
@@ -113,6 +126,9 @@ pub(super) struct VolumeBusy {
     by_mount: BTreeMap<MountKey, String>,
     /// When an incident escalates or expires.
     timers: Timers<String>,
+    /// Volumes that are mounted by their state.
+    #[serde(default)]
+    mounted: Mounted,
 }
 
 impl VolumeBusy {
@@ -122,6 +138,7 @@ impl VolumeBusy {
             busy: BTreeMap::new(),
             by_mount: BTreeMap::new(),
             timers: Timers::default(),
+            mounted: Mounted::default(),
         }
     }
 
@@ -143,6 +160,7 @@ impl VolumeBusy {
             former: 0,
             is_likely_gone: false,
             summary: String::new(),
+            left: None,
         });
         let counted = context.node.busy_mounts.find(&place, identity).map(|(_, counted)| counted);
         if let Some(part) = busy.mounts.iter_mut().find(|part| part.is(&place, identity)) {
@@ -289,6 +307,7 @@ impl VolumeBusy {
         };
         let summary = std::mem::take(&mut busy.summary);
         self.forget(&subject);
+        self.mounted.note_end(&subject, event.map_or(0, |event| event.at));
         let Some(event) = event else { return findings.close(subject, reason, None) };
         let copies = copies_phrase(event.holders.as_deref().unwrap_or_default());
         let summary = match (reason, copies) {
@@ -327,39 +346,6 @@ impl VolumeBusy {
         self.busy.remove(subject);
         self.by_mount.retain(|_, of| of != subject);
     }
-
-    /// The severity by now; it never falls while the incident is open.
-    fn severity(&mut self, context: &Context<'_>, subject: &str) -> Severity {
-        let Some(busy) = self.busy.get_mut(subject) else {
-            return Severity::Info;
-        };
-        let age = context.now.saturating_sub(busy.first);
-        let severity = if age >= seconds(self.thresholds.get(&CRITICAL_AFTER)) {
-            Severity::Critical
-        } else if age >= seconds(self.thresholds.get(&WARNING_AFTER))
-            || busy.attempts(context.node.busy_mounts) >= u64::from(self.thresholds.get(&WARNING_ATTEMPTS))
-        {
-            Severity::Warning
-        } else {
-            Severity::Info
-        };
-        busy.severity = busy.severity.max(severity);
-        busy.severity
-    }
-
-    fn set_timer(&mut self, subject: &str) {
-        let Some(busy) = self.busy.get(subject) else {
-            return;
-        };
-        let escalates_after = match busy.severity {
-            Severity::Critical => None,
-            Severity::Warning => Some(self.thresholds.get(&CRITICAL_AFTER)),
-            _ => Some(self.thresholds.get(&WARNING_AFTER)),
-        };
-        let escalates = escalates_after.map(|after| busy.first.saturating_add(seconds(after)));
-        let expires = busy.last.saturating_add(seconds(self.thresholds.get(&EXPIRE_AFTER)));
-        self.timers.set(&subject.to_owned(), escalates.map_or(expires, |escalates| escalates.min(expires)));
-    }
 }
 
 impl Diagnosis for VolumeBusy {
@@ -390,8 +376,20 @@ impl Diagnosis for VolumeBusy {
 
     fn change(&mut self, context: &Context<'_>, change: &ModelChange<'_>, findings: &mut Findings) {
         match change {
+            ModelChange::PodRemains
+            | ModelChange::Container(_)
+            | ModelChange::Runtime
+            | ModelChange::Ready => {
+                self.review_mounted(context, findings);
+            }
+            ModelChange::LeftVolume { id, mount, found } => {
+                self.left_scanned(context, *id, *mount, found, findings);
+            }
             ModelChange::Refused(mount) => self.attempt(context, mount, findings),
-            ModelChange::RuntimeAvailability | ModelChange::Kubelets => self.advise(context, findings),
+            ModelChange::RuntimeAvailability | ModelChange::Kubelets => {
+                self.advise(context, findings);
+                self.review_mounted(context, findings);
+            }
             ModelChange::UmountUndetermined { mount, reason } => self.undetermined(mount, reason, findings),
             ModelChange::MountGone(mount) => {
                 let place = MountKey::new(mount.key.mntns, mount.path());
@@ -405,6 +403,9 @@ impl Diagnosis for VolumeBusy {
     }
 
     fn tick(&mut self, context: &Context<'_>, findings: &mut Findings) {
+        if self.mounted.is_due(context.now) {
+            self.review_mounted(context, findings);
+        }
         while let Some(subject) = self.timers.take_due(context.now) {
             let Some(busy) = self.busy.get(&subject) else { continue };
             if context.ready.is_none() {
@@ -413,7 +414,7 @@ impl Diagnosis for VolumeBusy {
             }
             let (before, last) = (busy.severity, busy.last);
             let expires = last.saturating_add(seconds(self.thresholds.get(&EXPIRE_AFTER)));
-            if expires <= context.now {
+            if expires <= context.now && !self.renew_mounted(context, &subject) {
                 self.forget(&subject);
                 findings.close(subject, CloseReason::Expired, None);
                 continue;
@@ -428,12 +429,15 @@ impl Diagnosis for VolumeBusy {
     }
 
     fn deadline(&self) -> Option<BootNs> {
-        self.timers.next()
+        self.timers.next().into_iter().chain(self.mounted.due()).min()
     }
 
     fn resume(&mut self, context: &Context<'_>, event: &Event) -> Option<String> {
         let (mount, incident) = (event.mount.as_ref()?, event.incident.as_ref()?);
         let subject = subject(mount.volume.as_ref()?);
+        if mount.syscall.is_empty() {
+            return Some(self.resume_mounted(context, event, subject));
+        }
         let key = MountKey::new(mount.mntns, &mount.path);
         let busy = BusyVolume {
             first: context.clock.boot_ns(&incident.first_seen).unwrap_or(context.now),
@@ -449,6 +453,7 @@ impl Diagnosis for VolumeBusy {
             former: 0,
             is_likely_gone: false,
             summary: incident.summary.clone(),
+            left: None,
         };
         self.busy.insert(subject.clone(), busy);
         self.by_mount.insert(key, subject.clone());
@@ -461,35 +466,6 @@ impl Diagnosis for VolumeBusy {
 
 fn subject(volume: &Volume) -> String {
     format!("{}/{}/{}", volume.pod_uid, volume.plugin, volume.name)
-}
-
-/// `known`: who holds it as found earlier, where this event does not tell.
-fn summary(event: &Event, mount: &Mount, volume: &Volume, known: Option<&Known>) -> String {
-    let caller = event.actor.as_deref().map(repeated_actor_phrase);
-    let caller = caller.map_or_else(String::new, |caller| format!(" by {caller}"));
-    let pod = match event.target.as_deref().map(owner_phrase) {
-        Some(pod) if !pod.is_empty() => pod,
-        _ => format!(" of pod {}", name(&volume.pod_uid)),
-    };
-    let is_umount = mount.is_umount();
-    let held = |holders: &[MountHolder], verdict| {
-        let serves = users(holders).next().and_then(|holder| holder.serves.as_ref());
-        let serves =
-            serves.filter(|serves| serves.mountpoint != mount.path).map_or_else(String::new, |serves| {
-                format!(", which {} a volume of pod {}", serves.verb(), pod_label(&serves.pod))
-            });
-        let phrase = if is_umount { holders_phrase(holders, verdict) } else { mount_point_phrase(holders) };
-        format!("{phrase}{serves}")
-    };
-    let verdict = event.holders_verdict.unwrap_or(Verdict::Skipped);
-    let now = held(event.holders.as_deref().unwrap_or_default(), verdict);
-    let before = known
-        .map_or_else(String::new, |known| format!("; as last seen, {}", held(&known.holders, known.verdict)));
-    let server = mount.server_phrase();
-    let (volume, plugin) = (name(&volume.name), name(&volume.plugin));
-    let likely = if mount.confidence.is_some() { "what is likely " } else { "" };
-    let what = if is_umount { "unmounted" } else { "removed" };
-    format!("{likely}volume {volume} ({plugin}){pod} cannot be {what}{caller}: {now}{before}{server}")
 }
 
 #[cfg(test)]

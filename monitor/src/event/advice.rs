@@ -164,7 +164,7 @@ pub mod form {
         SHOW_RECREATIONS = "show-recreations", Read, "kevtmon events --kind container.recreated",
             ["spec-hash-storm"];
         CONTINUE_SERVER = "continue-server", Restart, "kill -CONT PID", ["umount-hung", "volume-busy"];
-        TELL_POD = "tell-pod", Read, "kevtmon why POD", ["sandbox-crash-loop"];
+        TELL_POD = "tell-pod", Read, "kevtmon why POD", ["sandbox-crash-loop", "pod-stuck-terminating"];
     }
 }
 

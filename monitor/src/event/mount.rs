@@ -11,6 +11,8 @@ use crate::observation::{Access, MountIdentity, MountSyscall};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Mount {
     /// `umount2`; of what something is mounted on: `rmdir`, `unlink`, `unlinkat`, `rename`, `renameat`, `renameat2`.
+    /// Absent where no call was seen: a volume that is mounted though no container of its pod runs.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
     pub syscall: String,
     /// Absolute path.
     pub path: String,
@@ -190,7 +192,9 @@ impl Object for Mount {
             (Some(1), None) => ", refused once before".to_owned(),
             (Some(attempts), None) => format!(", refused {attempts} times before"),
         };
-        words.push(format!("{}{flags}{errno}{attempt}", self.syscall));
+        if !self.syscall.is_empty() {
+            words.push(format!("{}{flags}{errno}{attempt}", self.syscall));
+        }
         details.line("mount", &self.path);
         details.line("", &words.join(" · "));
         file_server::describe(&self.servers, details);

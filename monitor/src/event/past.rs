@@ -4,7 +4,21 @@ use super::Incident;
 
 /// What summaries say in the present tense, and the same in the past tense. The longer phrase stands before a shorter
 /// one that it contains.
-const TENSES: [(&str, &str); 49] = [
+const TENSES: [(&str, &str); 62] = [
+    (" is still mounted, though ", " was still mounted, though "),
+    (" is still on this node, though ", " was still on this node, though "),
+    (" has run for ", " had run for "),
+    ("and why is not known", "and why was not known"),
+    (" does not end: ", " did not end: "),
+    (" was killed and does not end", " had been killed and did not end"),
+    (", as it waits in the kernel", ", as it waited in the kernel"),
+    (", as other threads of it do not", ", as other threads of it did not"),
+    (" is left of it, and waits in the kernel", " was left of it, and waited in the kernel"),
+    (" is left of it", " was left of it"),
+    ("a process is left in its control group", "a process was left in its control group"),
+    (" fails again and again", " failed again and again"),
+    (") is mounted", ") was mounted"),
+    (" was found that uses it", " was found that used it"),
     (" is still there without its sandbox ", " was still there without its sandbox "),
     (
         ", of which there is a checkpoint: with that, a kubelet can start and clean up",
@@ -18,7 +32,6 @@ const TENSES: [(&str, &str); 49] = [
     (" can start all the same", " could start all the same"),
     (", which is not its current sandbox,", ", which was not its current sandbox,"),
     ("; a retry may take the network", "; a retry could have taken the network"),
-    (" fails again and again: ", " failed again and again: "),
     (" has lost its gateway ", " had lost its gateway "),
     (" cannot reach its gateway ", " could not reach its gateway "),
     (": nothing answers its ", ": nothing answered its "),
@@ -68,7 +81,10 @@ pub(crate) const UNDETERMINED: &str =
 const WAS_UNDETERMINED: &str = "; an unmount there had succeeded, and whether it was gone was not known";
 
 /// The same of what was checked and found healthy.
-const HEALTHY: [(&str, &str); 8] = [
+const HEALTHY: [(&str, &str); 11] = [
+    ("none of its volumes is mounted", "none of its volumes was mounted"),
+    ("no process is in ", "no process was in "),
+    (" has succeeded", " had succeeded"),
     (" is up", " was up"),
     (" is not stopped", " was not stopped"),
     (" is in place", " was in place"),

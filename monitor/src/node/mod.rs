@@ -12,6 +12,7 @@ pub mod link_acts;
 pub mod mounts;
 pub mod namespaces;
 pub mod owner;
+pub mod pod_remains;
 pub mod pods;
 pub mod routing;
 pub mod tasks;

@@ -13,6 +13,7 @@ use super::kubelet::Kubelets;
 use super::mounts::BusyMounts;
 use super::namespaces::{Namespace, Namespaces};
 use super::owner::{self, CgroupOwner, Described, Names};
+use super::pod_remains::PodsOnNode;
 use super::pods::PodNames;
 use crate::event::{Container, Join, Pod, Target, TargetProcess, UserNamespace};
 use crate::observation::{
@@ -38,6 +39,8 @@ pub struct NodeView<'a> {
     pub busy_mounts: &'a BusyMounts,
     /// Mount namespaces of the host and of kubelets.
     pub kubelets: &'a Kubelets,
+    /// Pods that have a directory.
+    pub pods_on_node: &'a PodsOnNode,
     /// CNI calls.
     pub cni: &'a CniCalls,
     /// The host's network namespace.

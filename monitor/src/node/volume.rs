@@ -58,8 +58,9 @@ fn below_pods<'a>(mut parts: impl Iterator<Item = &'a str>) -> Option<Volume> {
     Some(Volume { pod_uid, plugin, name: name.to_owned() })
 }
 
-/// Whether it is a UUID, or the 32 hex digits of a static pod.
-fn is_uid(text: &str) -> bool {
+/// Whether it is a UUID, or the 32 hex digits of a static pod: the name of a pod's directory.
+#[must_use]
+pub fn is_uid(text: &str) -> bool {
     let groups: Vec<usize> = text.split('-').map(str::len).collect();
     matches!(groups[..], [8, 4, 4, 4, 12] | [32])
         && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')

@@ -124,6 +124,8 @@ struct Lookup {
     stage: Stage,
     /// Root directories in the host's mount namespace of kubelets that were found once.
     former: VecDeque<String>,
+    /// What the last look found.
+    facts: Option<KubeletFacts>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -178,6 +180,12 @@ impl KubeletFinder {
         KubeletFacts { namespaces: own.into_iter().map(namespace).collect() }
     }
 
+    /// What the last look found, else what is known without one.
+    #[must_use]
+    pub fn known(&self) -> KubeletFacts {
+        self.lookup().facts.clone().unwrap_or_else(|| self.configured())
+    }
+
     /// Has a reader of /proc look, and sends what it finds: one look at a time, and no answer that was begun before the
     /// last question.
     pub fn look_and_send(&self, readers: &Readers, tx: &Sender) {
@@ -211,6 +219,7 @@ impl KubeletFinder {
             let facts = match found {
                 Ok(Answer { reply: Found { facts, former }, .. }) => {
                     lookup.former = former;
+                    lookup.facts = Some(facts.clone());
                     Some(facts)
                 }
                 Err(error) => {

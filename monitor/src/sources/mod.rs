@@ -8,6 +8,7 @@ pub mod cni;
 pub mod components;
 pub mod kubelet;
 pub mod netlink;
+pub mod pod_remains;
 pub mod procfs;
 pub(crate) mod programs;
 pub mod runtime;
@@ -28,6 +29,7 @@ pub fn jobs() -> impl Iterator<Item = procfs::readers::Entry> {
         entry::<kubelet::Look>(),
         entry::<cni::FindNetns>(),
         entry::<components::Look>(),
+        entry::<pod_remains::Look>(),
     ];
     procfs::readers::JOBS.into_iter().chain(own)
 }

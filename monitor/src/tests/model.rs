@@ -8,6 +8,7 @@ use crate::node::containers::Containers;
 use crate::node::kubelet::Kubelets;
 use crate::node::mounts::BusyMounts;
 use crate::node::namespaces::Namespaces;
+use crate::node::pod_remains::PodsOnNode;
 use crate::node::pods::PodNames;
 use crate::node::view::{NodeView, RuntimeAvailability};
 use crate::observation::{
@@ -22,6 +23,7 @@ pub(crate) struct Model {
     pub(crate) pods: PodNames,
     pub(crate) busy_mounts: BusyMounts,
     pub(crate) kubelets: Kubelets,
+    pub(crate) pods_on_node: PodsOnNode,
     pub(crate) cni: CniCalls,
     pub(crate) statuses: BTreeMap<String, SourceStatus>,
 }
@@ -36,6 +38,7 @@ impl Model {
             pods: &self.pods,
             busy_mounts: &self.busy_mounts,
             kubelets: &self.kubelets,
+            pods_on_node: &self.pods_on_node,
             cni: &self.cni,
             host_netns: 1,
             runtimes: RuntimeAvailability::All,

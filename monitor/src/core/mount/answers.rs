@@ -2,7 +2,7 @@
 
 use super::{Answer, QueuedUmount, RETURN_NS, SETTLE_NS, Scan};
 use crate::core::Core;
-use crate::diagnose::ModelChange;
+use crate::diagnose::{LEFT_VOLUME, ModelChange};
 use crate::node::mounts::BusyId;
 use crate::observation::{Access, BootNs, Holder, HolderReport, MountPresence, Request, TaskRef, Verdict};
 
@@ -30,6 +30,9 @@ impl Core {
 
     pub(in crate::core) fn holders(&mut self, at: BootNs, report: HolderReport) {
         self.holder_scans.pass(at);
+        if report.id & LEFT_VOLUME != 0 {
+            return self.left_volume(at, report);
+        }
         if let Some(mount) = self.holder_scans.lookups.remove(&report.id) {
             if report.verdict == Verdict::NotAMount && report.complete {
                 self.vanished(at, mount);

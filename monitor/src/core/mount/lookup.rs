@@ -133,7 +133,9 @@ impl Core {
     pub(in crate::core) fn resume_busy_mounts(&mut self, events: &[Event]) {
         for event in events {
             let (Some(mount), Some(incident)) = (&event.mount, &event.incident) else { continue };
-            if event.boot_id != self.settings.boot_id || incident.closed.is_some() {
+            // What was found by its state alone was not refused.
+            let is_refused = !mount.syscall.is_empty();
+            if !is_refused || event.boot_id != self.settings.boot_id || incident.closed.is_some() {
                 continue;
             }
             let key = MountKey::new(mount.mntns, &mount.path);

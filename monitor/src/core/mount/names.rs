@@ -32,6 +32,10 @@ impl Core {
         if report.inside.is_some() {
             self.forget_unidentified(umount);
             self.holder_scans.benign.cgroup += 1;
+            // Its end has to wait for the group of a pod itself.
+            if umount.account.host {
+                self.cgroup_refused(&report.path);
+            }
             return true;
         }
         let Some(second) = attempt.second.as_deref().filter(|_| report.verdict == Verdict::NotAMount) else {

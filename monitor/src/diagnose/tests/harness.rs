@@ -189,7 +189,7 @@ impl TestNode {
 
     fn answer(&mut self, request: Request) {
         match request {
-            Request::CniNetns { .. } | Request::Component { .. } => {}
+            Request::CniNetns { .. } | Request::Component { .. } | Request::PodProcesses { .. } => {}
             Request::Kubelet => self.observe(Fact::Kubelet(KubeletFacts::default())),
             Request::Netns { netns } => self.observe_netns(netns),
             Request::ProcessState { tgid, .. } => {

@@ -66,6 +66,38 @@ pub(in crate::diagnose) fn holders(id: u64, path: &str) -> HolderReport {
     }
 }
 
+/// The pod of that volume, with no process any more; `is_mounted`: with its volume.
+pub(in crate::diagnose) fn cam_remains(is_mounted: bool) -> PodRemains {
+    PodRemains {
+        uid: CAM_UID.into(),
+        directory: format!("{KUBELET}pods/{CAM_UID}"),
+        mntns: MNTNS,
+        cgroup: PodCgroup::Empty,
+        containers: Vec::new(),
+        started: true,
+        mounts: is_mounted.then(|| holders(0, &volume_path()).mount).flatten().into_iter().collect(),
+        mounts_omitted: 0,
+        processes: Vec::new(),
+        name: None,
+    }
+}
+
+/// The same pod while it runs.
+pub(in crate::diagnose) fn cam_running() -> PodRemains {
+    PodRemains { cgroup: PodCgroup::Populated, ..cam_remains(false) }
+}
+
+/// What there is of pods.
+pub(in crate::diagnose) fn pods_seen(pods: Vec<PodRemains>) -> Fact {
+    Fact::PodRemains { pods }
+}
+
+/// A sandbox of that pod.
+pub(in crate::diagnose) fn cam_sandbox(state: ContainerState) -> ContainerFacts {
+    let id = "c".repeat(64);
+    ContainerFacts { state, ..sandbox(&id, 4_026_532_300, "cam", "cam1-78b6fc6bc8-cjsw5", CAM_UID) }
+}
+
 pub(in crate::diagnose) fn not_a_mount(id: u64, path: &str) -> HolderReport {
     HolderReport { verdict: Verdict::NotAMount, complete: true, ..HolderReport::skipped(id, path) }
 }

@@ -6,6 +6,7 @@ use crate::diagnose::tests::harness::*;
 use crate::observation::*;
 
 mod known;
+mod left;
 
 /// The pod is Terminating: its containers are gone.
 fn terminating() -> TestNode {

@@ -95,6 +95,15 @@ pub(super) fn most_telling_of(proc: &Path, text: &str, (v1, v2): (u32, u32)) -> 
     most_specific(found.iter().map(String::as_str)).map(str::to_owned)
 }
 
+/// The hierarchies that tell which processes are in a control group: v2, and of v1 the one whose groups are captured. To be
+/// called by a reader.
+#[must_use]
+pub fn hierarchies(proc: &Path) -> Vec<PathBuf> {
+    let mounted = mounted(proc).unwrap_or_default();
+    let of = |controllers: &str| mounted.iter().find_map(|mounted| root(mounted, controllers));
+    of("").into_iter().chain(V1_CONTROLLERS.iter().find_map(|name| of(name))).collect()
+}
+
 /// Where hierarchies may be mounted, as this process sees it.
 fn mounted(proc: &Path) -> Option<Vec<PathBuf>> {
     Some(match ENTERED.get() {

@@ -1,0 +1,140 @@
+//! What the end of a pod has to pass.
+
+use crate::diagnose::{Context, cni_teardown_failing};
+use crate::escape::name;
+use crate::event::Volume;
+use crate::event::wording::short_id;
+use crate::node::pod_remains::PodOnNode;
+use crate::node::view::NodeView;
+use crate::observation::{BootNs, PodCgroup, PodProcess};
+
+/// The gates of one pod.
+#[derive(Debug)]
+pub(super) struct Gates<'a> {
+    pod: &'a PodOnNode,
+    /// Processes that were killed and are there.
+    killed: Vec<&'a PodProcess>,
+    volumes: Vec<Volume>,
+    /// Sandboxes whose `DEL` fails.
+    failing: Vec<String>,
+    /// Whether one has succeeded of another.
+    is_deleted: bool,
+}
+
+impl<'a> Gates<'a> {
+    pub(super) fn of(context: &'a Context<'a>, uid: &str, pod: &'a PodOnNode) -> Self {
+        let node = context.node;
+        let is_failing = |open: &&crate::diagnose::OpenIncident| {
+            open.kind() == cni_teardown_failing::KIND && is_sandbox_of(node, open.subject(), uid)
+        };
+        let mut calls = node.cni.sandboxes().filter(|(id, _)| is_sandbox_of(node, id, uid));
+        let mut volumes: Vec<Volume> = Vec::new();
+        for (volume, _) in pod.volumes() {
+            // Each of its sub-paths is a mount of its own.
+            if !volumes.contains(&volume) {
+                volumes.push(volume);
+            }
+        }
+        Self {
+            pod,
+            killed: pod.seen.processes.iter().filter(|process| process.killed).collect(),
+            volumes,
+            failing: context
+                .incidents
+                .iter()
+                .filter(is_failing)
+                .map(|open| open.subject().to_owned())
+                .collect(),
+            is_deleted: calls.any(|(_, calls)| calls.is_deleted),
+        }
+    }
+
+    pub(super) fn is_killed(&self) -> bool {
+        !self.killed.is_empty()
+    }
+
+    fn is_over(&self) -> bool {
+        self.pod.over.is_some()
+    }
+
+    /// Whether anything keeps the pod from its end.
+    pub(super) fn is_shut(&self) -> bool {
+        let is_kept = !self.volumes.is_empty() || !self.failing.is_empty() || self.pod.has_left_processes();
+        self.is_killed() || self.is_over() && is_kept
+    }
+
+    /// Since when that should have gone.
+    pub(super) fn since(&self, node: &NodeView<'_>) -> Option<BootNs> {
+        let killed = self.pod.killed.iter().map(|(_, _, first)| *first).min();
+        let over = self.pod.over_since(node).filter(|_| self.is_shut());
+        killed.into_iter().chain(over).min()
+    }
+
+    /// Those that are shut, and by whom.
+    pub(super) fn shut(&self) -> String {
+        let mut shut = Vec::new();
+        if let Some(first) = self.killed.first() {
+            let why = match first.state {
+                'Z' => ", as other threads of it do not",
+                _ => ", as it waits in the kernel",
+            };
+            shut.push(format!(
+                "{} was killed and does not end{why}{}",
+                process(first),
+                more(self.killed.len())
+            ));
+        } else if self.pod.has_left_processes() {
+            shut.push(match self.pod.seen.processes.first() {
+                Some(first) => {
+                    let waits = if first.state == 'D' { ", and waits in the kernel" } else { "" };
+                    format!("{} is left of it{waits}{}", process(first), more(self.pod.seen.processes.len()))
+                }
+                None => "a process is left in its control group".to_owned(),
+            });
+            if self.pod.refused > 0 {
+                shut.push("its control group could not be removed (EBUSY)".to_owned());
+            }
+        }
+        if self.is_over() {
+            shut.extend(
+                self.failing
+                    .iter()
+                    .map(|id| format!("the CNI DEL of its sandbox {} fails again and again", short_id(id))),
+            );
+            if let Some(volume) = self.volumes.first() {
+                let (volume, plugin) = (name(&volume.name), name(&volume.plugin));
+                shut.push(format!("volume {volume} ({plugin}) is mounted{}", more(self.volumes.len())));
+            }
+        }
+        shut.join("; ")
+    }
+
+    /// Those that are open.
+    pub(super) fn open(&self) -> Vec<String> {
+        let mut open = Vec::new();
+        if matches!(self.pod.seen.cgroup, PodCgroup::Empty | PodCgroup::Absent) {
+            open.push("no process is in its control group".to_owned());
+        }
+        if self.is_over() && self.pod.seen.mounts.is_empty() && !self.pod.has_left_processes() {
+            open.push("none of its volumes is mounted".to_owned());
+        }
+        if self.failing.is_empty() && self.is_deleted {
+            open.push("a CNI DEL of its sandbox has succeeded".to_owned());
+        }
+        open
+    }
+}
+
+fn process(process: &PodProcess) -> String {
+    format!("process {} (pid {})", name(&process.comm), process.tgid)
+}
+
+fn more(number: usize) -> String {
+    if number > 1 { format!(" (and {} more)", number - 1) } else { String::new() }
+}
+
+/// Whether a container is a sandbox of this pod.
+pub(super) fn is_sandbox_of(node: &NodeView<'_>, id: &str, uid: &str) -> bool {
+    let pod = node.containers.get(id).and_then(|facts| facts.pod.as_ref());
+    pod.is_some_and(|pod| pod.uid == uid && pod.is_confirmed())
+}
